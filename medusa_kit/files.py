@@ -1,0 +1,33 @@
+"""Writing files so that a crash, a full disk or Ctrl-C never leaves a half-written one."""
+
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def atomic_write(path: Path) -> Iterator[Path]:
+    """Yield a temporary path beside `path`; rename it to `path` on success, remove it on failure.
+
+    Works for a file and for a folder: whatever the body leaves under the temporary name is moved,
+    an old folder of that name being replaced.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.tmp"
+    try:
+        yield temporary
+        if path.is_dir():
+            old = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.old"
+            path.replace(old)
+            temporary.replace(path)
+            shutil.rmtree(old)
+        else:
+            temporary.replace(path)
+    finally:
+        if temporary.is_dir():
+            shutil.rmtree(temporary, ignore_errors=True)
+        else:
+            temporary.unlink(missing_ok=True)

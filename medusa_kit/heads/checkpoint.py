@@ -1,0 +1,146 @@
+"""Heads on disk: `heads.safetensors` and a `config.json` that says what they are, for which base.
+
+Loading checks every tensor's name and shape and the base's fingerprint, and says what differs.
+"""
+
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from medusa_kit import console
+from medusa_kit.base_model import BaseModel
+from medusa_kit.errors import CheckpointError, IncompatibleBaseError
+from medusa_kit.files import atomic_write
+from medusa_kit.heads.kinds import PROJECTIONS, HeadsConfig, MedusaHeads
+
+CONFIG_NAME = "config.json"
+WEIGHTS_NAME = "heads.safetensors"
+FORMAT = "medusa-kit-heads"
+
+
+def save_heads(heads: MedusaHeads, folder: Path, dtype: torch.dtype | None = None) -> None:
+    """Write heads into `folder` (made if missing; other files in it stay).
+
+    `dtype`: what the weights are stored in, theirs unless given.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {
+        name: (tensor.to(dtype) if dtype and tensor.is_floating_point() else tensor).contiguous()
+        for name, tensor in heads.state_dict().items()
+    }
+    with atomic_write(folder / WEIGHTS_NAME) as temporary:
+        save_file(tensors, temporary, metadata={"format": FORMAT})
+    with atomic_write(folder / CONFIG_NAME) as temporary:
+        text = json.dumps({"format": FORMAT, **heads.config.as_dict()}, indent=2)
+        temporary.write_text(text + "\n")
+
+
+def read_config(folder: Path) -> HeadsConfig:
+    """The config of the heads in `folder`. Raises CheckpointError, naming the key that is wrong."""
+    path = Path(folder) / CONFIG_NAME
+    if not path.is_file():
+        raise CheckpointError(
+            f"no heads at {folder}: {CONFIG_NAME} is missing",
+            hint="train some with `medusa-kit train`, or name the folder that holds them",
+        )
+    try:
+        raw = json.loads(path.read_text())
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} is no JSON: {error}") from error
+    if not isinstance(raw, dict) or raw.pop("format", None) != FORMAT:
+        raise CheckpointError(
+            f"{path} does not describe medusa-kit heads",
+            hint="heads of another tool have to be converted first",
+        )
+    return _config_from(raw, path)
+
+
+def _config_from(raw: dict[str, Any], path: Path) -> HeadsConfig:
+    known = {field.name for field in fields(HeadsConfig)}
+    if unknown := sorted(set(raw) - known):
+        raise CheckpointError(f"{path} has unknown keys: {', '.join(unknown)}")
+    try:
+        config = HeadsConfig(**raw)
+    except TypeError as error:
+        raise CheckpointError(f"{path} lacks a key: {error}") from error
+    if config.kind != "medusa":
+        raise CheckpointError(f"{path}: head kind {config.kind!r} is unknown; expected 'medusa'")
+    if config.projection not in PROJECTIONS:
+        raise CheckpointError(
+            f"{path}: projection {config.projection!r} is unknown; "
+            f"expected one of {', '.join(PROJECTIONS)}"
+        )
+    return config
+
+
+def load_heads(folder: Path, base: BaseModel, force: bool = False) -> MedusaHeads:
+    """Heads from `folder`, in the base's dtype and on its device, ready to draft.
+
+    `force` puts them on a base with another fingerprint; sizes must fit all the same.
+    Raises CheckpointError (missing, cut off, wrong tensors), IncompatibleBaseError (wrong base).
+    """
+    folder = Path(folder)
+    config = read_config(folder)
+    _check_base(config, base, force)
+    tensors = _read_tensors(folder / WEIGHTS_NAME)
+    heads = MedusaHeads(config, base, tensors.get("column_ids"))
+    _check_tensors(heads.state_dict(), tensors, folder / WEIGHTS_NAME)
+    heads.load_state_dict(tensors)
+    heads.requires_grad_(False)
+    return heads.eval()
+
+
+def _check_base(config: HeadsConfig, base: BaseModel, force: bool) -> None:
+    info = base.info
+    pairs: dict[str, tuple[object, object]] = {
+        "hidden size": (config.hidden_size, info.hidden_size),
+        "vocabulary size": (config.vocab_size, info.vocab_size),
+    }
+    if not force:
+        pairs["architecture"] = (config.base_model_type, info.model_type)
+        pairs["fingerprint"] = (config.base_fingerprint, info.fingerprint)
+    differing = [f"{what} {ours!r} ≠ {theirs!r}" for what, (ours, theirs) in pairs.items()
+                 if ours != theirs]  # fmt: skip
+    if differing:
+        raise IncompatibleBaseError(
+            f"these heads were trained for {config.base_model_name!r} and do not fit "
+            f"{info.name!r}: {'; '.join(differing)} (heads ≠ base)",
+            hint="load the base they were trained on"
+            + ("" if force else ", or force them if it is the same model with changed weights"),
+        )
+    if config.base_quantized != info.quantized:
+        console.warn(
+            "the heads were trained on a "
+            f"{'quantised' if config.base_quantized else 'full-precision'} copy of this base: "
+            "text stays exact, acceptance may be lower"
+        )
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise CheckpointError(f"{path} is missing", hint="the folder is incomplete: copy it again")
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read: {error}", hint="the file is cut off or damaged: copy it again"
+        ) from error
+
+
+def _check_tensors(expected: dict[str, Tensor], found: dict[str, Tensor], path: Path) -> None:
+    problems = [f"{name} is missing" for name in expected if name not in found]
+    problems += [f"{name} is unexpected" for name in found if name not in expected]
+    problems += [
+        f"{name} has shape {tuple(found[name].shape)}, expected {tuple(tensor.shape)}"
+        for name, tensor in expected.items()
+        if name in found and found[name].shape != tensor.shape
+    ]
+    if problems:
+        raise CheckpointError(f"{path} does not match its config: {'; '.join(problems[:8])}")

@@ -1,0 +1,236 @@
+"""Medusa heads (arXiv 2401.10774, §2.1.1): K guesses further ahead from one hidden state.
+
+heads[k], k from 0, reads the hidden state at token t and predicts token t + 2 + k; token t + 1 is
+the base model's own. A head is L residual blocks x + SiLU(Wx + b), W and b zero at the start, then
+a projection to the vocabulary, so that an untrained head equals the base's own output embedding.
+
+Projections: `shared`, the base's output embedding itself; `reduced`, chosen rows of it (nothing to
+save but their ids); `own`, a trainable copy for each head.
+
+Shapes: D hidden, V vocabulary, K heads, R columns of the projection (V, or the reduced ids),
+X any leading shape, B batch, C candidates kept for each head.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from medusa_kit.base_model import BaseModel
+from medusa_kit.errors import ConfigError
+from medusa_kit.version import __version__
+
+Projection = Literal["shared", "own", "reduced"]
+PROJECTIONS: tuple[Projection, ...] = ("shared", "own", "reduced")
+
+
+@dataclass(frozen=True)
+class HeadsConfig:
+    """All that is needed to rebuild heads and to refuse the wrong base; written as config.json."""
+
+    num_heads: int
+    num_blocks: int
+    projection: Projection
+    hidden_size: int
+    vocab_size: int
+    reduced_size: int | None
+    base_model_name: str
+    base_model_revision: str | None
+    base_model_type: str
+    base_fingerprint: str
+    base_quantized: bool = False
+    kind: Literal["medusa"] = "medusa"
+    kit_version: str = __version__
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class ResidualBlock(nn.Module):
+    """x + SiLU(Wx + b), the identity until trained. Keeps the shape x_XD."""
+
+    def __init__(self, hidden_size: int, **factory: Any) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden_size, hidden_size, **factory)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x_XD: Tensor) -> Tensor:
+        return x_XD + F.silu(self.linear(x_XD))
+
+
+class MedusaHeads(nn.Module):
+    """K heads on one base model. Build with `for_base`, or load with `load_heads`."""
+
+    column_ids: Tensor | None
+    _columns_V: Tensor | None
+
+    def __init__(
+        self, config: HeadsConfig, base: BaseModel, reduced_ids: Tensor | None = None
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self._base = (base,)  # in a tuple, so that the base is no submodule of the heads
+        factory = {"device": base.device, "dtype": base.dtype}
+        self.blocks = nn.ModuleList(
+            nn.ModuleList(
+                ResidualBlock(config.hidden_size, **factory) for _ in range(config.num_blocks)
+            )
+            for _ in range(config.num_heads)
+        )
+        self.projections = nn.ModuleList()
+        if config.projection == "own":
+            self.projections.extend(_copy_of_embedding(base) for _ in range(config.num_heads))
+        ids_R = None if reduced_ids is None else reduced_ids.to(base.device, torch.int64)
+        self.register_buffer("column_ids", ids_R)
+        self._bind_columns()
+
+    @classmethod
+    def for_base(
+        cls,
+        base: BaseModel,
+        num_heads: int = 4,
+        num_blocks: int = 1,
+        projection: Projection = "shared",
+        reduced_ids: Tensor | None = None,
+    ) -> "MedusaHeads":
+        """Untrained heads for `base`. `reduced_ids`: token ids for `reduced`, ascending, unique.
+
+        Raises ConfigError when the numbers make no heads.
+        """
+        if num_heads < 1 or num_blocks < 1:
+            raise ConfigError(
+                f"num_heads={num_heads}, num_blocks={num_blocks}: both must be at least 1"
+            )
+        if projection not in PROJECTIONS:
+            raise ConfigError(
+                f"projection {projection!r} is unknown; expected one of {', '.join(PROJECTIONS)}"
+            )
+        _check_reduced_ids(projection, reduced_ids, base.info.vocab_size)
+        config = HeadsConfig(
+            num_heads=num_heads,
+            num_blocks=num_blocks,
+            projection=projection,
+            hidden_size=base.info.hidden_size,
+            vocab_size=base.info.vocab_size,
+            reduced_size=None if reduced_ids is None else len(reduced_ids),
+            base_model_name=base.info.name,
+            base_model_revision=base.info.revision,
+            base_model_type=base.info.model_type,
+            base_fingerprint=base.info.fingerprint,
+            base_quantized=base.info.quantized,
+        )
+        return cls(config, base, reduced_ids)
+
+    @property
+    def base(self) -> BaseModel:
+        return self._base[0]
+
+    @property
+    def num_heads(self) -> int:
+        return self.config.num_heads
+
+    def trainable_parameters(self) -> list[nn.Parameter]:
+        return list(self.parameters())
+
+    def transform(self, hidden_XD: Tensor, k: int) -> Tensor:
+        """The residual blocks of head k: z_XD."""
+        z_XD = hidden_XD
+        for block in self.blocks[k]:  # type: ignore[attr-defined]
+            z_XD = block(z_XD)
+        return z_XD
+
+    def project(self, z_XD: Tensor, k: int) -> Tensor:
+        """logits_XR of head k over the projection's columns, with the base's scale and soft cap."""
+        if self.config.projection == "own":
+            return self.base.scale_logits(self.projections[k](z_XD))
+        if self.config.projection == "shared":
+            return self.base.head_logits(z_XD)
+        weight_RD, bias_R = self._reduced_rows(z_XD.dtype)
+        return self.base.scale_logits(F.linear(z_XD, weight_RD, bias_R))
+
+    def forward(self, hidden_XD: Tensor) -> Tensor:
+        """logits_KXR of all heads at once: for drafting, where X is a row or a few."""
+        z_KXD = torch.stack([self.transform(hidden_XD, k) for k in range(self.num_heads)])
+        if self.config.projection == "own":
+            return torch.stack([self.project(z_XD, k) for k, z_XD in enumerate(z_KXD)])
+        return self.project(z_KXD, 0)
+
+    def candidates(self, hidden_BD: Tensor, count: int) -> Tensor:
+        """The `count` likeliest token ids of each head, best first: ids_KBC.
+
+        Order: logit descending, token id ascending, the rule that calibration counts ranks by.
+        """
+        logits_KBR = self(hidden_BD)
+        top = torch.topk(logits_KBR, count, dim=-1)
+        columns_KBC = top.indices
+        # topk leaves the order of equal logits open; equal ones are rare, so sort only when met.
+        equal_inside = (top.values[..., 1:] == top.values[..., :-1]).any()
+        crowded = (logits_KBR >= top.values[..., -1:]).sum(-1).max() > count
+        if equal_inside or crowded:
+            columns_KBC = logits_KBR.argsort(dim=-1, descending=True, stable=True)[..., :count]
+        return columns_KBC if self.column_ids is None else self.column_ids[columns_KBC]
+
+    def to_columns(self, token_ids: Tensor) -> Tensor:
+        """The projection's column for each token id, same shape; -1 where it has none."""
+        if self._columns_V is None:
+            return token_ids
+        columns = self._columns_V[token_ids.clamp_min(0)]
+        return columns.masked_fill(token_ids < 0, -1)
+
+    @property
+    def num_columns(self) -> int:
+        return self.config.reduced_size or self.config.vocab_size
+
+    def _bind_columns(self) -> None:
+        self._columns_V = None
+        self._reduced: tuple[Tensor, Tensor | None] | None = None
+        if self.column_ids is not None:
+            columns_V = torch.full((self.config.vocab_size,), -1, device=self.column_ids.device)
+            columns_V[self.column_ids] = torch.arange(
+                len(self.column_ids), device=self.column_ids.device
+            )
+            self._columns_V = columns_V
+
+    def _reduced_rows(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """The chosen rows of the base's output embedding, gathered once a dtype."""
+        if self._reduced is None or self._reduced[0].dtype != dtype:
+            embedding = self.base.output_embedding
+            weight_RD = embedding.weight.detach()[self.column_ids].to(dtype)
+            bias = getattr(embedding, "bias", None)
+            bias_R = None if bias is None else bias.detach()[self.column_ids].to(dtype)
+            self._reduced = (weight_RD, bias_R)
+        return self._reduced
+
+
+def _copy_of_embedding(base: BaseModel) -> nn.Linear:
+    """A trainable Linear with the weights (and bias) of the base's output embedding."""
+    embedding = base.output_embedding
+    bias = getattr(embedding, "bias", None)
+    vocab_size, hidden_size = embedding.weight.shape
+    copy = nn.Linear(
+        hidden_size, vocab_size, bias=bias is not None, device=base.device, dtype=base.dtype
+    )
+    with torch.no_grad():
+        copy.weight.copy_(embedding.weight)
+        if bias is not None:
+            copy.bias.copy_(bias)
+    return copy
+
+
+def _check_reduced_ids(projection: str, reduced_ids: Tensor | None, vocab_size: int) -> None:
+    if (projection == "reduced") != (reduced_ids is not None):
+        raise ConfigError(
+            f"projection {projection!r} with {'no' if reduced_ids is None else 'given'} reduced "
+            "ids: reduced ids belong to the reduced projection, and it needs them"
+        )
+    if reduced_ids is None:
+        return
+    inside = len(reduced_ids) > 0 and reduced_ids[0] >= 0 and reduced_ids[-1] < vocab_size
+    if not inside or (reduced_ids.diff() <= 0).any():
+        raise ConfigError(
+            f"reduced ids must be ascending, unique and within 0..{vocab_size - 1}",
+            hint="sort them with torch.unique",
+        )

@@ -1,0 +1,69 @@
+"""Logits of one head in the dtypes that training and drafting share, and the rank of the truth.
+
+A rank is a token's place by logit descending, then token id ascending: the order drafts are made in.
+
+Shapes: D hidden, K heads, R columns of the projection, P positions, C positions of one chunk,
+X any leading shape.
+"""
+
+import torch
+from torch import Tensor
+
+from medusa_kit.heads.kinds import MedusaHeads
+
+UNAVAILABLE = -1  # no true token there: past the end of the answer
+MISSING = 32767  # the true token is outside the projection, or its rank beyond num_ranks
+
+
+def head_parameter_dtype(heads: MedusaHeads) -> torch.dtype:
+    return next(heads.parameters()).dtype
+
+
+def project_rows(heads: MedusaHeads, z_XD: Tensor, k: int) -> Tensor:
+    """logits_XR of head k from z in any dtype.
+
+    Frozen projections are rows of the base, so they run in its dtype even while the blocks train
+    in float32; `own` ones run in their own.
+    """
+    own = heads.config.projection == "own"
+    dtype = head_parameter_dtype(heads) if own else heads.base.dtype
+    return heads.project(z_XD.to(dtype), k)
+
+
+@torch.no_grad()
+def token_ranks(
+    heads: MedusaHeads,
+    hidden_PD: Tensor,
+    targets_PK: Tensor,
+    num_ranks: int,
+    chunk_positions: int = 1024,
+) -> Tensor:
+    """ranks_PK (int16, on the CPU): at which rank, from 0, each head has its target token.
+
+    targets_PK: token ids, -1 where there is none. Ranks from `num_ranks` on, and targets outside
+    the projection, become MISSING; absent targets UNAVAILABLE. The largest block of logits is
+    [chunk_positions, R].
+    """
+    ranks_PK = torch.full(targets_PK.shape, UNAVAILABLE, dtype=torch.int16)
+    dtype = head_parameter_dtype(heads)
+    for start in range(0, len(hidden_PD), chunk_positions):
+        rows = slice(start, start + chunk_positions)
+        hidden_CD = hidden_PD[rows].to(heads.base.device, dtype)
+        targets_CK = targets_PK[rows].to(heads.base.device, torch.int64)
+        for k in range(heads.num_heads):
+            logits_CR = project_rows(heads, heads.transform(hidden_CD, k), k)
+            ranks_C = _ranks(logits_CR, heads.to_columns(targets_CK[:, k]), num_ranks)
+            ranks_C = ranks_C.masked_fill(targets_CK[:, k] < 0, UNAVAILABLE)
+            ranks_PK[rows, k] = ranks_C.to("cpu", torch.int16)
+    return ranks_PK
+
+
+def _ranks(logits_CR: Tensor, columns_C: Tensor, num_ranks: int) -> Tensor:
+    """Columns ascend in token id, so an equal logit further left comes first."""
+    index_C1 = columns_C.clamp_min(0)[:, None]
+    truth_C1 = logits_CR.gather(1, index_C1)
+    column_R = torch.arange(logits_CR.shape[1], device=logits_CR.device)
+    above_C = (logits_CR > truth_C1).sum(1)
+    tied_C = ((logits_CR == truth_C1) & (column_R < index_C1)).sum(1)
+    ranks_C = above_C + tied_C
+    return ranks_C.masked_fill((columns_C < 0) | (ranks_C >= num_ranks), MISSING)

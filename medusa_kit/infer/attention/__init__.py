@@ -1,0 +1,75 @@
+"""Tree attention, registered with transformers under the name `medusa_tree`.
+
+Outside a tree step (training, calibration, plain forwards) it is transformers' own SDPA attention
+with its own masks.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from medusa_kit.errors import IncompatibleBaseError
+from medusa_kit.infer.attention.sdpa import explicit, tree_sdpa
+from medusa_kit.infer.tree_step import StepHolder, current_step, hang_on
+
+ATTENTION_NAME = "medusa_tree"
+
+
+def medusa_tree(
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: [B, heads, T, head dim] in, [B, T, heads, ·] out."""
+    step = current_step(module)
+    sinks = kwargs.get("s_aux")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if step is None and (softcap is not None or sinks is not None):  # SDPA has neither
+        if attention_mask is None:
+            T, L = query.shape[2], key.shape[2]
+            attention_mask = query.new_ones(1, 1, T, L, dtype=torch.bool).tril(L - T)
+        out = explicit(query, key, value, attention_mask, scale, softcap, sinks)
+        return out.transpose(1, 2).contiguous(), None
+    if step is None:
+        from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **kwargs
+        )
+    return tree_sdpa(query, key, value, step, scale, sliding_window, softcap, sinks), None
+
+
+def install_tree_attention(model: Any) -> StepHolder:
+    """Switch `model` to tree attention; the holder returned is where a step is put.
+
+    Raises IncompatibleBaseError for model classes that do not use the attention interface.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
+    AttentionInterface.register(ATTENTION_NAME, medusa_tree)
+    # Without a mask function of the same name transformers would drop padding silently.
+    AttentionMaskInterface.register(ATTENTION_NAME, sdpa_mask)
+    try:
+        model.set_attn_implementation(ATTENTION_NAME)
+    except ValueError as error:
+        raise _not_switchable(model) from error
+    if model.config._attn_implementation != ATTENTION_NAME:
+        raise _not_switchable(model)
+    return hang_on(model)
+
+
+def _not_switchable(model: Any) -> IncompatibleBaseError:
+    return IncompatibleBaseError(
+        f"{type(model).__name__} does not let its attention be exchanged, so trees cannot be "
+        "verified on it",
+        hint="transformers' own generate still works on this model; medusa-kit needs one that uses "
+        "transformers' attention interface",
+    )

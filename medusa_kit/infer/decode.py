@@ -1,0 +1,178 @@
+"""Decoding, the page to read first: propose a tree, verify it in one forward, accept, commit.
+
+Every drafter goes through this loop; plain decoding is the drafter that proposes the root alone.
+The root is the base model's own next token: emitted when it is chosen, committed by the next step.
+
+Shapes: B batch, N nodes with root, D hidden, V vocabulary.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from medusa_kit.errors import ConfigError, ContextLengthError
+from medusa_kit.infer.acceptance import accept
+from medusa_kit.infer.drafters.base import Draft, Drafter, State, StepResult
+from medusa_kit.infer.sampling import SamplingParams, TokenChooser
+from medusa_kit.infer.stream import StopStrings
+from medusa_kit.infer.verifier import Verifier
+
+
+@dataclass
+class Row:
+    """One request on its way: what was asked, what has been emitted, how the steps went."""
+
+    prompt_ids: list[int]
+    chooser: TokenChooser
+    max_new_tokens: int
+    stop_ids: frozenset[int]
+    stop_strings: StopStrings | None = None
+    token_ids: list[int] = field(default_factory=list)
+    finish_reason: str | None = None
+    num_steps: int = 0
+    depth_counts: dict[int, int] = field(default_factory=dict)  # accepted depth -> steps
+
+    def take(self, tokens: Sequence[int]) -> list[int]:
+        """Emit tokens up to the first stop; what is behind it is dropped. Returns those emitted."""
+        for count, token in enumerate(tokens, start=1):
+            self.token_ids.append(token)
+            if token in self.stop_ids or (self.stop_strings and self.stop_strings.push(token)):
+                self.finish_reason = "stop"
+            elif len(self.token_ids) >= self.max_new_tokens:
+                self.finish_reason = "length"
+            if self.finish_reason:
+                return list(tokens[:count])
+        return list(tokens)
+
+    def count_step(self, num_emitted: int, path_length: int) -> None:
+        """A cut step counts the accepted nodes that were still emitted."""
+        depth = min(num_emitted, path_length)
+        self.num_steps += 1
+        self.depth_counts[depth] = self.depth_counts.get(depth, 0) + 1
+
+
+Emitted = list[tuple[Row, list[int]]]
+
+
+def make_row(
+    verifier: Verifier,
+    prompt_ids: Sequence[int],
+    sampling: SamplingParams,
+    max_new_tokens: int,
+    stop_strings: StopStrings | None = None,
+) -> Row:
+    """A row ready to decode; the tokens asked for are cut to what the context holds.
+
+    Raises ContextLengthError for a prompt that fills the context, ConfigError for an empty one.
+    """
+    context = verifier.base.info.context_length
+    if max_new_tokens < 1:
+        raise ConfigError(f"max_new_tokens {max_new_tokens} is out of range; expected 1 or more")
+    if not prompt_ids:
+        raise ConfigError("the prompt has no token", hint="give some text")
+    if len(prompt_ids) >= context:
+        raise ContextLengthError(
+            f"the prompt has {len(prompt_ids)} tokens; the model's context holds {context}, "
+            "answer included",
+            hint="shorten the prompt",
+        )
+    return Row(
+        list(prompt_ids),
+        TokenChooser(verifier.base.model, sampling, len(prompt_ids)),
+        min(max_new_tokens, context - len(prompt_ids)),
+        verifier.base.stop_token_ids,
+        stop_strings,
+    )
+
+
+@torch.inference_mode()
+def decode(verifier: Verifier, drafter: Drafter, rows: Sequence[Row]) -> Iterator[Emitted]:
+    """Decode rows together until all have finished; yields what each step emitted."""
+    longest = max(len(row.prompt_ids) + row.max_new_tokens for row in rows)
+    cache = verifier.new_cache(len(rows), longest + drafter.num_nodes - 1)
+    hidden_BD, logits_BV = verifier.prefill(cache, [row.prompt_ids for row in rows])
+    roots = [row.chooser.choose(logits_BV[i], row.prompt_ids) for i, row in enumerate(rows)]
+    yield [(row, row.take([root])) for row, root in zip(rows, roots, strict=True)]
+
+    state = State([list(row.prompt_ids) for row in rows], roots, hidden_BD)
+    drafter.begin(state)
+    rows = list(rows)
+    while True:
+        alive = [index for index, row in enumerate(rows) if row.finish_reason is None]
+        if not alive:
+            return
+        if len(alive) < len(rows):
+            rows, state = [rows[i] for i in alive], _select(state, alive)
+            cache.select_rows(alive)
+            drafter.select_rows(alive)
+
+        draft = drafter.propose(state)
+        hidden_BND, logits_BNV = verifier.forward(
+            cache, draft.tokens_BN, draft.depths_BN, draft.sees_BNN
+        )
+        tokens_BN = draft.tokens_BN.tolist()
+        paths, next_roots = _accept_rows(verifier, rows, state, draft, tokens_BN, logits_BNV)
+        cache.commit([[0, *path] for path in paths])
+        drafter.observe(StepResult(draft, paths, hidden_BND, logits_BNV))
+
+        emitted: Emitted = []
+        for index, (row, path, root) in enumerate(zip(rows, paths, next_roots, strict=True)):
+            accepted = [tokens_BN[index][node] for node in path]
+            state.tokens[index] += [state.roots_B[index], *accepted]
+            kept = row.take([*accepted, root])
+            row.count_step(len(kept), len(path))
+            emitted.append((row, kept))
+        last_nodes = torch.tensor([path[-1] if path else 0 for path in paths])
+        hidden_BD = hidden_BND[torch.arange(len(rows)), last_nodes]
+        state = State(state.tokens, next_roots, hidden_BD)
+        yield emitted
+
+
+def _accept_rows(
+    verifier: Verifier,
+    rows: Sequence[Row],
+    state: State,
+    draft: Draft,
+    tokens_BN: list[list[int]],
+    logits_BNV: Tensor,
+) -> tuple[list[list[int]], list[int]]:
+    """Each row's accepted nodes and next root."""
+    likeliest: list[list[int]] = []
+    if any(row.chooser.takes_argmax for row in rows):
+        likeliest = logits_BNV.argmax(-1).tolist()  # all nodes of all rows in one transfer
+    last_position = verifier.base.info.context_length - 1
+    paths, next_roots = [], []
+    for index in range(len(rows)):
+        parents = draft.topologies[index].parents
+
+        def choose(node: int, index: int = index, parents: tuple[int, ...] = parents) -> int:
+            if rows[index].chooser.takes_argmax:
+                return likeliest[index][node]
+            behind = [tokens_BN[index][n] for n in _path_to(node, parents)]
+            prefix = [*state.tokens[index], *behind]
+            return rows[index].chooser.choose(logits_BNV[index, node], prefix)
+
+        max_depth = last_position - len(state.tokens[index])
+        path, root = accept(tokens_BN[index], parents, choose, max_depth)
+        paths.append(path)
+        next_roots.append(root)
+    return paths, next_roots
+
+
+def _path_to(node: int, parents: Sequence[int]) -> list[int]:
+    """Nodes from the root to `node`, both included."""
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
+
+
+def _select(state: State, rows: Sequence[int]) -> State:
+    return State(
+        [state.tokens[row] for row in rows],
+        [state.roots_B[row] for row in rows],
+        state.hidden_BD[torch.tensor(rows, device=state.hidden_BD.device)],
+    )

@@ -1,0 +1,1 @@
+"""Drafters: every way of guessing ahead, one file each, behind one interface (base.py)."""

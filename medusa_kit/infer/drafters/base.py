@@ -1,0 +1,95 @@
+"""What a drafter is: it proposes a tree of tokens for each row, and may watch what became of it.
+
+Topology is data: a parents row for each batch row. Node 0 is the root, the base model's own next
+token; a parent comes before its children; UNUSED marks a slot that holds nothing.
+
+Shapes: B batch, N nodes with root, D hidden, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+ROOT, UNUSED = -1, -2
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Parents of one tree with what follows from them: depths_N and sees_NN (ancestors, itself)."""
+
+    parents: tuple[int, ...]
+    depths_N: Tensor
+    sees_NN: Tensor
+
+    @classmethod
+    def from_parents(cls, parents: Sequence[int], device: torch.device) -> "Topology":
+        N = len(parents)
+        depths, sees_NN = [0] * N, torch.eye(N, dtype=torch.bool)
+        for node, parent in enumerate(parents):
+            if parent >= 0:
+                depths[node] = depths[parent] + 1
+                sees_NN[node] |= sees_NN[parent]
+        return cls(tuple(parents), torch.tensor(depths, device=device), sees_NN.to(device))
+
+
+@dataclass(frozen=True)
+class Draft:
+    """tokens_BN, and the topology of each row (the same object where rows share one)."""
+
+    tokens_BN: Tensor
+    topologies: Sequence[Topology]
+
+    @property
+    def depths_BN(self) -> Tensor:
+        return torch.stack([topology.depths_N for topology in self.topologies])
+
+    @property
+    def sees_BNN(self) -> Tensor:
+        return torch.stack([topology.sees_NN for topology in self.topologies])
+
+
+@dataclass
+class State:
+    """Where the rows stand before a step. `tokens[b]`: prompt and committed tokens of row b."""
+
+    tokens: list[list[int]]
+    roots_B: list[int]
+    hidden_BD: Tensor  # read at the last committed token; its next token is the root
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What verifying a draft showed, for drafters that learn from it."""
+
+    draft: Draft
+    paths: Sequence[Sequence[int]]  # accepted nodes of each row, root not included
+    hidden_BND: Tensor
+    logits_BNV: Tensor
+
+
+class Drafter(Protocol):
+    """`begin` once; `propose` and `observe` each step; `select_rows` when a row has finished."""
+
+    name: str
+    num_nodes: int  # the most it proposes for a row, root included
+
+    def begin(self, state: State) -> None: ...
+
+    def propose(self, state: State) -> Draft: ...
+
+    def observe(self, step: StepResult) -> None: ...
+
+    def select_rows(self, rows: Sequence[int]) -> None: ...
+
+
+class StatelessDrafter:
+    """A drafter that keeps nothing between steps."""
+
+    def begin(self, state: State) -> None: ...
+
+    def observe(self, step: StepResult) -> None: ...
+
+    def select_rows(self, rows: Sequence[int]) -> None: ...

@@ -1,0 +1,36 @@
+"""Medusa heads as a drafter: one pass of the heads fills a static tree (arXiv 2401.10774, §2.1.2).
+
+The node at depth d with rank r holds the r-th likeliest token of heads[d - 1].
+
+Shapes: B batch, N nodes with root, K heads, C candidates of a head.
+"""
+
+import torch
+
+from medusa_kit.heads import MedusaHeads
+from medusa_kit.infer.drafters.base import Draft, State, StatelessDrafter, Topology
+from medusa_kit.tree.candidate_tree import CandidateTree
+
+
+class MedusaDrafter(StatelessDrafter):
+    name = "medusa"
+
+    def __init__(self, heads: MedusaHeads, tree: CandidateTree) -> None:
+        """Raises TreeError when the tree is deeper than there are heads, or wider than a head."""
+        tree.check_fits(heads.num_heads, heads.num_columns)
+        self.heads, self.tree = heads, tree
+        self.num_nodes = tree.num_nodes
+        device = heads.base.device
+        self._topology = Topology.from_parents(tree.parents, device)
+        self._head_N = torch.tensor([depth - 1 for depth in tree.depths[1:]], device=device)
+        self._rank_N = torch.tensor(tree.ranks[1:], device=device)
+
+    @torch.inference_mode()
+    def propose(self, state: State) -> Draft:
+        roots_B1 = torch.tensor(state.roots_B, device=state.hidden_BD.device)[:, None]
+        tokens_BN = roots_B1
+        if self.num_nodes > 1:
+            ids_KBC = self.heads.candidates(state.hidden_BD, self.tree.num_ranks)
+            guesses_NB = ids_KBC[self._head_N, :, self._rank_N]
+            tokens_BN = torch.cat([roots_B1, guesses_NB.T], dim=1)
+        return Draft(tokens_BN, [self._topology] * len(state.roots_B))

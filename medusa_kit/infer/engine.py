@@ -1,0 +1,246 @@
+"""The engine: a base model with heads and a tree, ready to generate. What the CLI and users call.
+
+Shapes: B batch, N nodes with root.
+"""
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from medusa_kit.base_model import BaseModel
+from medusa_kit.data.chat import encode_prompt
+from medusa_kit.errors import ConfigError, nearest
+from medusa_kit.heads import MedusaHeads
+from medusa_kit.infer.decode import Row, decode, make_row
+from medusa_kit.infer.drafters.base import Drafter
+from medusa_kit.infer.drafters.medusa import MedusaDrafter
+from medusa_kit.infer.drafters.plain import PlainDrafter
+from medusa_kit.infer.packed_linear import pack_for_rows
+from medusa_kit.infer.sampling import SamplingParams
+from medusa_kit.infer.stream import StopStrings, TextStream, cut_at_stop
+from medusa_kit.infer.tree_check import TreeCheck
+from medusa_kit.infer.verifier import Verifier
+from medusa_kit.tree.candidate_tree import CandidateTree
+
+DRAFTERS = ("medusa", "none")
+Prompt = str | list[dict[str, str]] | list[int]
+
+
+@dataclass(frozen=True)
+class GenerationStats:
+    """How an answer came about. `acceptance_by_depth[d - 1]`: share of steps at depth d."""
+
+    drafter: str
+    prompt_tokens: int
+    new_tokens: int
+    num_steps: int
+    acceptance_length: float  # (new tokens - 1) / verify forwards; plain decoding is exactly 1
+    acceptance_by_depth: list[float]
+    seconds: float
+    tokens_per_second: float
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class GenerationResult:
+    """`token_ids`: the new tokens only, the stop token included. `text`: without it."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str  # stop | length
+    stats: GenerationStats
+
+
+@dataclass
+class Engine:
+    """Generates text exactly as the base model would, faster. Build with `medusa_kit.load`."""
+
+    verifier: Verifier
+    check: TreeCheck
+    heads: MedusaHeads | None = None
+    tree: CandidateTree = field(default_factory=CandidateTree.root_only)
+    heads_source: str | None = None
+
+    @property
+    def base(self) -> BaseModel:
+        return self.verifier.base
+
+    def generate(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        *,
+        max_new_tokens: int = 256,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        stop: str | Sequence[str] | None = None,
+        drafter: str | None = None,
+        batch_size: int = 8,
+    ) -> Any:
+        """Answer one prompt (GenerationResult) or a list of prompts (a list of them).
+
+        A prompt is a list of chat messages, a string or a list of token ids. `drafter`: medusa
+        (the default where there are heads) or none, plain decoding through the same loop.
+        Raises ConfigError, ContextLengthError.
+        """
+        prompts, single = _as_prompts(prompt)
+        sampling = SamplingParams(temperature, top_k, top_p, seed)
+        stops = _as_stops(stop)
+        results = []
+        for start in range(0, len(prompts), batch_size):
+            rows = [
+                self._row(one, sampling, max_new_tokens, stops)
+                for one in prompts[start : start + batch_size]
+            ]
+            results += self._run(rows, self._drafter(drafter, len(rows)), stops)
+        return results[0] if single else results
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int = 256,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        stop: str | Sequence[str] | None = None,
+        drafter: str | None = None,
+    ) -> "Streaming":
+        """Iterate over pieces of the answer; the object's `result` is there at the end."""
+        stops = _as_stops(stop)
+        sampling = SamplingParams(temperature, top_k, top_p, seed)
+        row = self._row(prompt, sampling, max_new_tokens, stops)
+        return Streaming(self, row, self._drafter(drafter, 1), stops)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt, through the chat template where there is one."""
+        if isinstance(prompt, list) and (not prompt or isinstance(prompt[0], int)):
+            ids = [int(token) for token in prompt]  # type: ignore[arg-type]
+            _check_ids(ids, self.base.info.vocab_size)
+            return ids
+        if self.base.tokenizer is None:
+            raise ConfigError(
+                "this base model came without a tokenizer", hint="give token ids as the prompt"
+            )
+        return encode_prompt(self.base.tokenizer, prompt)
+
+    def use_tree(self, tree: CandidateTree) -> None:
+        """Decode with another tree from now on. Raises TreeError where the heads cannot fill it."""
+        if self.heads is not None:
+            tree.check_fits(self.heads.num_heads, self.heads.num_columns)
+        self.tree = tree
+
+    def _row(
+        self, prompt: Prompt, sampling: SamplingParams, max_new_tokens: int, stops: tuple[str, ...]
+    ) -> Row:
+        watcher = StopStrings(self.base.tokenizer, stops) if stops else None
+        return make_row(self.verifier, self.encode(prompt), sampling, max_new_tokens, watcher)
+
+    def _drafter(self, name: str | None, batch_size: int) -> Drafter:
+        name = name or ("medusa" if self.heads is not None else "none")
+        if name == "none":
+            return PlainDrafter(self.base.device)
+        if name != "medusa":
+            raise ConfigError(
+                f"drafter {name!r} is unknown; expected one of {', '.join(DRAFTERS)}",
+                hint=f"did you mean {nearest(name, DRAFTERS) or 'medusa'}?",
+            )
+        if self.heads is None:
+            raise ConfigError(
+                f"there are no heads for {self.base.info.name!r}, so nothing to draft with",
+                hint="train some with `medusa-kit train`, or decode with drafter none",
+            )
+        pack_for_rows(self.base.model, self.tree.num_nodes * batch_size)
+        return MedusaDrafter(self.heads, self.tree)
+
+    def _run(
+        self, rows: list[Row], drafter: Drafter, stops: tuple[str, ...]
+    ) -> list[GenerationResult]:
+        start = time.perf_counter()
+        finished: dict[int, float] = {}
+        for emitted in decode(self.verifier, drafter, rows):
+            for row, _ in emitted:
+                if row.finish_reason:
+                    finished.setdefault(id(row), time.perf_counter() - start)
+        return [self._result(row, drafter.name, finished[id(row)], stops) for row in rows]
+
+    def _result(
+        self, row: Row, drafter: str, seconds: float, stops: tuple[str, ...]
+    ) -> GenerationResult:
+        text = ""
+        if self.base.tokenizer is not None:
+            text = self.base.tokenizer.decode(row.token_ids, skip_special_tokens=True)
+        deepest = max(row.depth_counts, default=0)
+        at_least = [
+            sum(n for depth, n in row.depth_counts.items() if depth >= d)
+            for d in range(1, deepest + 1)
+        ]
+        stats = GenerationStats(
+            drafter=drafter,
+            prompt_tokens=len(row.prompt_ids),
+            new_tokens=len(row.token_ids),
+            num_steps=row.num_steps,
+            acceptance_length=(len(row.token_ids) - 1) / row.num_steps if row.num_steps else 1.0,
+            acceptance_by_depth=[count / row.num_steps for count in at_least],
+            seconds=seconds,
+            tokens_per_second=len(row.token_ids) / seconds if seconds else 0.0,
+        )
+        reason = row.finish_reason or "cancelled"
+        return GenerationResult(cut_at_stop(text, stops), list(row.token_ids), reason, stats)
+
+
+class Streaming:
+    """An answer as it comes. Stopping early is fine: `result` then holds what there is."""
+
+    def __init__(self, engine: Engine, row: Row, drafter: Drafter, stops: tuple[str, ...]) -> None:
+        self._engine, self._row, self._drafter, self._stops = engine, row, drafter, stops
+        self._seconds = 0.0
+
+    def __iter__(self) -> Iterator[str]:
+        start = time.perf_counter()
+        text = TextStream(self._engine.base.tokenizer, self._stops)
+        for emitted in decode(self._engine.verifier, self._drafter, [self._row]):
+            self._seconds = time.perf_counter() - start
+            if piece := text.push([t for _, tokens in emitted for t in self._shown(tokens)]):
+                yield piece
+        if piece := text.finish():
+            yield piece
+
+    def _shown(self, tokens: list[int]) -> list[int]:
+        return [token for token in tokens if token not in self._row.stop_ids]
+
+    @property
+    def result(self) -> GenerationResult:
+        return self._engine._result(self._row, self._drafter.name, self._seconds, self._stops)
+
+
+def _as_prompts(prompt: Any) -> tuple[list[Prompt], bool]:
+    """(prompts, whether one was given): messages, text and ids are one; a list of those is many."""
+    if hasattr(prompt, "tolist"):  # a tensor of ids
+        prompt = prompt.tolist()
+    if isinstance(prompt, str) or not isinstance(prompt, Sequence):
+        return [prompt], True
+    items = list(prompt)
+    if not items:
+        raise ConfigError("there is no prompt", hint="give messages, a string or token ids")
+    if isinstance(items[0], dict | int):
+        return [items], True
+    return items, False
+
+
+def _as_stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if "" in stops:
+        raise ConfigError("a stop string is empty", hint="leave it out")
+    return stops
+
+
+def _check_ids(ids: list[int], vocab_size: int) -> None:
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            raise ConfigError(f"token id {token} is out of range; expected 0..{vocab_size - 1}")

@@ -1,0 +1,125 @@
+"""`medusa_kit.load`: base model, heads and tree, checked and put together."""
+
+import importlib.resources
+import json
+from pathlib import Path
+from typing import Any
+
+from medusa_kit import console
+from medusa_kit.base_model import BaseModel, load_base_model
+from medusa_kit.errors import ConfigError
+from medusa_kit.heads import MedusaHeads, load_heads
+from medusa_kit.infer.engine import Engine
+from medusa_kit.infer.packed_linear import install_packed_linears
+from medusa_kit.infer.tree_check import check_trees
+from medusa_kit.infer.verifier import Verifier
+from medusa_kit.tree.candidate_tree import CandidateTree, load_tree
+
+TREE_NAME = "tree.json"
+PAIRED_FOLDER = "medusa_heads"  # heads that lie inside their base's own folder
+UNTRAINED_HEADS = 4
+
+
+def load(
+    name: str,
+    *,
+    heads: str | Path | MedusaHeads | None = "auto",
+    tree: CandidateTree | str | Path | list[list[int]] | None = None,
+    dtype: str = "float32",
+    device: str = "auto",
+    revision: str | None = None,
+    force: bool = False,
+) -> Engine:
+    """An engine for the base model `name` (a Hub id, folder, GGUF file or the embedded one).
+
+    `heads`: auto (paired with the base, else shipped with the kit, else none), None, a folder, a
+    Hub id, or `untrained`. `tree`: a tree, its file or a list of choices; else the one beside the
+    heads. `force` puts heads on a base with another fingerprint.
+    Raises CheckpointError, IncompatibleBaseError, TreeError, ConfigError.
+    """
+    base = load_base_model(name, dtype=dtype, device=device, revision=revision)
+    return build_engine(base, heads=heads, tree=tree, force=force)
+
+
+def build_engine(
+    base: BaseModel,
+    *,
+    heads: str | Path | MedusaHeads | None = None,
+    tree: CandidateTree | str | Path | list[list[int]] | None = None,
+    force: bool = False,
+) -> Engine:
+    """The same around a base model already loaded; trees are proved on it first."""
+    install_packed_linears(base.model)
+    verifier = Verifier(base)
+    engine = Engine(verifier, check_trees(verifier))
+    folder: Path | None = None
+    if isinstance(heads, MedusaHeads):
+        engine.heads = heads
+    elif heads == "untrained":
+        engine.heads = MedusaHeads.for_base(base, UNTRAINED_HEADS).requires_grad_(False)
+    elif heads is not None:
+        folder = find_heads(base, heads)
+        engine.heads = load_heads(folder, base, force) if folder else None
+    engine.heads_source = str(folder) if folder else None
+    if engine.heads is not None:
+        engine.use_tree(_tree_for(engine.heads, tree, folder))
+    elif tree is not None:
+        raise ConfigError(
+            f"a tree needs heads to fill it, and there are none for {base.info.name!r}",
+            hint="name the heads' folder",
+        )
+    return engine
+
+
+def find_heads(base: BaseModel, heads: str | Path) -> Path | None:
+    """The folder that `heads` stands for; None when `auto` finds nothing."""
+    if heads == "auto":
+        paired = Path(base.info.name).expanduser() / PAIRED_FOLDER
+        if (paired / "config.json").is_file():
+            return paired
+        return shipped_heads(base.info.fingerprint)
+    path = Path(heads).expanduser()
+    if path.is_dir() or path.is_absolute() or str(heads).startswith((".", "~")):
+        return path  # load_heads says what is missing in it
+    if str(heads).count("/") == 1:
+        return _from_hub(str(heads))
+    return path
+
+
+def shipped_heads(fingerprint: str) -> Path | None:
+    """Heads that lie in the package for the base with this fingerprint."""
+    root = Path(str(importlib.resources.files("medusa_kit"))) / "assets" / "heads"
+    for config in sorted(root.glob("*/config.json")):
+        if json.loads(config.read_text())["base_fingerprint"] == fingerprint:
+            return config.parent
+    return None
+
+
+def _from_hub(repository: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    from medusa_kit.errors import CheckpointError
+
+    try:
+        return Path(snapshot_download(repository, allow_patterns=["*.json", "*.safetensors"]))
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        raise CheckpointError(
+            f"cannot fetch heads {repository!r} from the Hub: {error}",
+            hint="check the name and the network, or give a local folder",
+        ) from error
+
+
+def _tree_for(heads: MedusaHeads, tree: Any, folder: Path | None) -> CandidateTree:
+    if isinstance(tree, CandidateTree):
+        return tree
+    if isinstance(tree, list):
+        return CandidateTree.from_choices(tree)
+    path = Path(tree) if tree is not None else folder / TREE_NAME if folder else None
+    if path is not None and (tree is not None or path.is_file()):
+        return load_tree(path)[0]
+    console.note(
+        "no tree.json beside the heads: drafting each head's best guess in a chain "
+        "(`medusa-kit tree-search` finds the tree that suits this machine)"
+    )
+    return CandidateTree.chain(heads.num_heads)

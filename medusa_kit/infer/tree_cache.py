@@ -1,0 +1,130 @@
+"""The tree cache: preallocated keys and values, a length for each row, and commit.
+
+A forward writes its N nodes behind each row's committed tokens; `commit` keeps the accepted ones,
+gathered to the front, and forgets the rest. Nothing else is ever moved or shrunk: a sliding layer
+masks by position instead.
+
+Shapes: B batch, G key/value heads, S slots, E head dim, N nodes with root.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, CacheLayerMixin
+
+from medusa_kit.errors import ContextLengthError
+
+
+class TreeCacheLayer(CacheLayerMixin):
+    """One layer's slots. The rows' lengths belong to the cache and are shared by all layers."""
+
+    def __init__(self, index: int, cache: "TreeCache") -> None:
+        super().__init__()
+        self.index = index
+        self.cache = cache
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        self.keys, self.values = self.cache.allocate(self.index, key_states, value_states)
+        self.is_initialized = True
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write N nodes [B, G, N, E] behind each row; return the slots in sight [B, G, L, E]."""
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        assert self.keys is not None
+        assert self.values is not None
+        lengths, N = self.cache.lengths, key_states.shape[2]
+        if min(lengths) == max(lengths):
+            self.keys[:, :, lengths[0] : lengths[0] + N] = key_states
+            self.values[:, :, lengths[0] : lengths[0] + N] = value_states
+        else:
+            for row, length in enumerate(lengths):
+                self.keys[row, :, length : length + N] = key_states[row]
+                self.values[row, :, length : length + N] = value_states[row]
+        in_sight = max(lengths) + N
+        return self.keys[:, :, :in_sight], self.values[:, :, :in_sight]
+
+    def get_seq_length(self) -> int:
+        return max(self.cache.lengths)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_seq_length() + query_length, 0
+
+    def get_max_length(self) -> int:
+        return self.cache.num_slots
+
+
+class TreeCache(Cache):
+    """Keys and values of B rows with S slots each; `lengths[b]` tokens are committed in row b."""
+
+    def __init__(self, num_layers: int, batch_size: int, num_slots: int) -> None:
+        super().__init__(layers=[TreeCacheLayer(index, self) for index in range(num_layers)])
+        self.lengths = [0] * batch_size
+        self.num_slots = num_slots
+        # One block for all layers of a shape, [layers, 2, B, G, S, E]: a commit is one gather.
+        self._block: Tensor | None = None
+        self._strays: list[tuple[Tensor, Tensor]] = []
+
+    def allocate(self, index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Zeroed slots for layer `index` in the shape of its first keys and values."""
+        B, G, _, E = keys.shape
+        shape = (len(self.layers), 2, B, G, self.num_slots, E)
+        if self._block is None:
+            self._block = keys.new_zeros(shape)
+        if values.shape == keys.shape and self._block.shape == shape:
+            return self._block[index, 0], self._block[index, 1]
+        own_keys = keys.new_zeros(B, G, self.num_slots, E)
+        own_values = values.new_zeros(*values.shape[:2], self.num_slots, values.shape[3])
+        self._strays.append((own_keys, own_values))
+        return own_keys, own_values
+
+    def check_room(self, num_nodes: int) -> None:
+        if max(self.lengths) + num_nodes > self.num_slots:
+            raise ContextLengthError(
+                f"{num_nodes} nodes behind {max(self.lengths)} tokens need more than the cache's "
+                f"{self.num_slots} slots"
+            )
+
+    @torch.inference_mode()
+    def commit(self, kept: Sequence[Sequence[int]]) -> None:
+        """Keep these nodes (ascending) of each row's last forward; forget the other nodes."""
+        for row, nodes in enumerate(kept):
+            self._move(row, self.lengths[row], nodes)
+            self.lengths[row] += len(nodes)
+
+    def _move(self, row: int, start: int, nodes: Sequence[int]) -> None:
+        settled = 0  # nodes 0, 1, ... already lie where they belong
+        while settled < len(nodes) and nodes[settled] == settled:
+            settled += 1
+        if settled == len(nodes):
+            return
+        source = torch.tensor(nodes[settled:]) + start
+        target = slice(start + settled, start + len(nodes))
+        if self._block is not None:
+            slots = self._block[:, :, row]
+            slots[..., target, :] = slots.index_select(3, source.to(slots.device))
+        for pair in self._strays:
+            for tensor in pair:
+                slots = tensor[row]
+                slots[:, target] = slots.index_select(1, source.to(slots.device))
+
+    @torch.inference_mode()
+    def select_rows(self, rows: Sequence[int]) -> None:
+        """Go on with these rows only (a finished row leaves the batch)."""
+        index = torch.tensor(rows)
+        self.lengths = [self.lengths[row] for row in rows]
+        old, old_strays = self._block, self._strays
+        self._strays = []
+        if old is not None:
+            self._block = old.index_select(2, index.to(old.device))
+        moved = {id(k): (k[index.to(k.device)], v[index.to(v.device)]) for k, v in old_strays}
+        for position, layer in enumerate(self.layers):
+            if id(layer.keys) in moved:
+                layer.keys, layer.values = moved[id(layer.keys)]
+                self._strays.append((layer.keys, layer.values))
+            elif layer.keys is not None and self._block is not None:
+                layer.keys, layer.values = self._block[position, 0], self._block[position, 1]

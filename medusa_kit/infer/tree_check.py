@@ -1,0 +1,117 @@
+"""Proof at load that trees can be verified on a model, and how large rounding is.
+
+A random tree on two rows of different length is scored through the tree cache and tree attention;
+each root-to-node path is scored again as plain text by the model with transformers' own attention
+and no cache. Lists of architectures miss what this catches: families that drop what they are
+passed, mix neighbours by slot order, or place tokens by something other than position ids.
+
+Shapes: B batch, T tokens, N nodes with root, V vocabulary.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from medusa_kit.base_model import RELATIVE_TOLERANCE, BaseModel
+from medusa_kit.errors import IncompatibleBaseError
+from medusa_kit.infer.drafters.base import Topology
+from medusa_kit.infer.verifier import Verifier
+
+PROMPT_LENGTHS = (5, 11)
+# Two trees in turn: the second stands on what was kept of the first, so commit is proved as well.
+PARENTS = (-1, 0, 0, 1, 2, 2)
+KEPT = (0, 2, 5)
+IMPOSSIBLE = {
+    "mamba": "it carries a state from token to token",
+    "rwkv": "it carries a state from token to token",
+    "lfm2": "its short convolutions mix neighbouring slots",
+    "bloom": "its ALiBi biases follow slot order, not position ids",
+    "mpt": "its ALiBi biases follow slot order, not position ids",
+    "stablelm": "it does not pass on what tree attention needs",
+    "llama4": "its chunked attention masks by slot",
+}
+
+
+@dataclass(frozen=True)
+class TreeCheck:
+    """`noise`: the largest logit difference seen, doubled: a top-2 margin below it may flip."""
+
+    relative_error: float
+    noise: float
+
+
+@torch.inference_mode()
+def check_trees(verifier: Verifier) -> TreeCheck:
+    """Raises IncompatibleBaseError, with the measured error, where a tree's logits are wrong."""
+    base = verifier.base
+    try:
+        absolute, relative = _measure(verifier)
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise _refusal(base, f"a tree forward failed: {error}") from error
+    allowed = RELATIVE_TOLERANCE[base.dtype]
+    if not relative <= allowed:  # also when it is NaN
+        raise _refusal(
+            base, f"its logits on a tree are off by {relative:.1e} of their spread "
+            f"(allowed {allowed:.0e})"
+        )  # fmt: skip
+    return TreeCheck(relative, 2 * absolute)
+
+
+def _measure(verifier: Verifier) -> tuple[float, float]:
+    base = verifier.base
+    generator = torch.Generator().manual_seed(0)
+    prompts = [_random_ids(base, length, generator) for length in PROMPT_LENGTHS]
+    topology = Topology.from_parents(PARENTS, base.device)
+    N, B = len(PARENTS), len(prompts)
+    cache = verifier.new_cache(B, max(PROMPT_LENGTHS) + 2 * N)
+    verifier.prefill(cache, prompts)
+    expected, actual = [], []
+    for _ in range(2):
+        trees = [_random_ids(base, N, generator) for _ in prompts]
+        _, logits_BNV = verifier.forward(
+            cache,
+            torch.tensor(trees, device=base.device),
+            topology.depths_N.expand(B, N),
+            topology.sees_NN.expand(B, N, N),
+        )
+        for row in range(B):
+            paths = [_path(node, prompts[row], trees[row], topology) for node in range(N)]
+            actual.append(logits_BNV[row])
+            expected.append(_plain_logits(base, paths))
+        cache.commit([KEPT] * B)
+        prompts = [p + [t[n] for n in KEPT] for p, t in zip(prompts, trees, strict=True)]
+    expected_XV, actual_XV = torch.cat(expected).double(), torch.cat(actual).double()
+    absolute = float((actual_XV - expected_XV).abs().max())
+    return absolute, absolute / float(expected_XV.std().clamp_min(1e-12))
+
+
+def _random_ids(base: BaseModel, count: int, generator: torch.Generator) -> list[int]:
+    size = min(base.info.vocab_size, base.config.vocab_size)
+    return torch.randint(0, size, (count,), generator=generator).tolist()
+
+
+def _path(node: int, prompt: list[int], tree: list[int], topology: Topology) -> list[int]:
+    seen = topology.sees_NN[node].nonzero().flatten().tolist()
+    return prompt + [tree[i] for i in seen]
+
+
+def _plain_logits(base: BaseModel, paths: list[list[int]]) -> Tensor:
+    """Logits behind the last token of each path, one plain forward a path: logits_NV."""
+    return torch.cat(
+        [
+            base.model(torch.tensor([path], device=base.device), use_cache=False).logits[:, -1]
+            for path in paths
+        ]
+    )
+
+
+def _refusal(base: BaseModel, what: str) -> IncompatibleBaseError:
+    family = base.info.model_type
+    why = next((why for name, why in IMPOSSIBLE.items() if family.startswith(name)), None)
+    return IncompatibleBaseError(
+        f"trees cannot be verified on {base.info.name!r} ({family}): {what}",
+        hint=why
+        or "use transformers' own generate for this model; the family may mix tokens by "
+        "slot order or ignore position ids",
+    )

@@ -1,0 +1,100 @@
+"""What one forward over a tree has to know: where each row stands and which nodes see which.
+
+The step hangs on the attention modules while the model runs, so that the attention function finds
+it whatever keywords a model family passes on or drops.
+
+Shapes: B batch, N nodes with root, L cache slots in sight (longest row + N), M repeats of the mask.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass
+class TreeStep:
+    """One forward: N nodes behind `lengths[b]` committed tokens in each row.
+
+    `depths_BN`: position of a node = length + depth. `sees_BNN`: node i sees node j (its ancestors
+    and itself). A prompt is a tree too, the one without branches.
+    """
+
+    lengths: Sequence[int]
+    depths_BN: Tensor
+    sees_BNN: Tensor
+    causal_prompt: bool = False  # all rows empty and a plain chain: a causal kernel will do
+    _masks: dict[tuple[int | None, int], Tensor] = field(default_factory=dict)
+
+    @property
+    def num_nodes(self) -> int:
+        return self.depths_BN.shape[1]
+
+    @property
+    def num_slots(self) -> int:
+        return max(self.lengths) + self.num_nodes
+
+    def sees_all(self, window: int | None) -> bool:
+        """Whether no slot in sight is hidden: one node a row, rows of one length, no window."""
+        even = min(self.lengths) == max(self.lengths)
+        return self.num_nodes == 1 and even and not self._window_bites(window)
+
+    def is_causal(self, window: int | None) -> bool:
+        return self.causal_prompt and not self._window_bites(window)
+
+    def mask(self, window: int | None, repeats: int = 1) -> Tensor:
+        """Which slots each node attends to, bool [B, 1, M·N, L], the N nodes repeated M times.
+
+        `window`: a sliding layer sees the `window` newest positions, itself included; positions
+        count, not slots, since sibling nodes share a position.
+        """
+        effective = window if self._window_bites(window) else None
+        key = (effective, repeats)
+        if key not in self._masks:
+            mask_BNL = self._build_mask(effective)
+            self._masks[key] = mask_BNL.repeat(1, repeats, 1).unsqueeze(1)
+        return self._masks[key]
+
+    def _window_bites(self, window: int | None) -> bool:
+        return window is not None and self.num_slots > window
+
+    def _build_mask(self, window: int | None) -> Tensor:
+        device = self.depths_BN.device
+        lengths_B11 = torch.tensor(self.lengths, device=device)[:, None, None]
+        slots_L = torch.arange(self.num_slots, device=device)
+        mask_BNL = (slots_L < lengths_B11).expand(-1, self.num_nodes, -1).clone()
+        if window is not None:
+            oldest_BN1 = lengths_B11 + self.depths_BN[:, :, None] - window + 1
+            mask_BNL &= slots_L >= oldest_BN1
+        for row, length in enumerate(self.lengths):
+            sees_NN = self.sees_BNN[row]
+            if window is not None:
+                distance_NN = self.depths_BN[row][:, None] - self.depths_BN[row][None, :]
+                sees_NN = sees_NN & (distance_NN < window)
+            mask_BNL[row, :, length : length + self.num_nodes] = sees_NN
+        return mask_BNL
+
+
+class StepHolder:
+    """The step that a model is running right now, or None; one holder for each model."""
+
+    def __init__(self) -> None:
+        self.step: TreeStep | None = None
+
+
+HOLDER_ATTRIBUTE = "medusa_step_holder"
+
+
+def hang_on(model: Any) -> StepHolder:
+    """Give every module of `model` the same holder."""
+    holder = StepHolder()
+    for module in model.modules():
+        setattr(module, HOLDER_ATTRIBUTE, holder)
+    return holder
+
+
+def current_step(module: Any) -> TreeStep | None:
+    holder: StepHolder | None = getattr(module, HOLDER_ATTRIBUTE, None)
+    return holder.step if holder else None

@@ -1,0 +1,91 @@
+"""The verifier: the base model, run over the nodes of a tree behind a cached prefix.
+
+Shapes: B batch, T tokens, N nodes with root, D hidden, V vocabulary.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from medusa_kit.base_model import BaseModel
+from medusa_kit.infer.attention import install_tree_attention
+from medusa_kit.infer.tree_cache import TreeCache
+from medusa_kit.infer.tree_step import TreeStep
+
+PREFILL_CHUNK = 512  # tokens of a prompt in one forward: bounds the mask and the activations
+
+
+class Verifier:
+    """Runs trees on a base model. Logits come from the model's own forward."""
+
+    def __init__(self, base: BaseModel) -> None:
+        self.base = base
+        self._holder = install_tree_attention(base.model)
+
+    def new_cache(self, batch_size: int, num_slots: int) -> TreeCache:
+        return TreeCache(self.base.info.num_layers, batch_size, num_slots)
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        cache: TreeCache,
+        tokens_BN: Tensor,
+        depths_BN: Tensor,
+        sees_BNN: Tensor,
+        *,
+        causal_prompt: bool = False,
+        keep: Tensor | int = 0,
+    ) -> tuple[Tensor, Tensor]:
+        """Score every node: (hidden_BND, logits_BNV). The nodes lie in the cache, not committed.
+
+        `keep`: which nodes need hidden states and logits (indices, or 0 for all).
+        Nodes past the context's last position get that position; they can never be accepted.
+        """
+        cache.check_room(tokens_BN.shape[1])
+        lengths_B1 = torch.tensor(cache.lengths, device=depths_BN.device)[:, None]
+        positions_BN = (lengths_B1 + depths_BN).clamp_max(self.base.info.context_length - 1)
+        self._holder.step = TreeStep(tuple(cache.lengths), depths_BN, sees_BNN, causal_prompt)
+        try:
+            return self.base.hidden_and_logits(
+                tokens_BN,
+                # A 4-D mask is passed through unread: the step builds each layer's own.
+                attention_mask=tokens_BN.new_ones(1, 1, 1, 1, dtype=torch.bool),
+                position_ids=positions_BN,
+                past_key_values=cache,
+                use_cache=True,
+                **({} if isinstance(keep, int) else {"logits_to_keep": keep}),
+            )
+        finally:
+            self._holder.step = None
+
+    @torch.inference_mode()
+    def prefill(self, cache: TreeCache, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        """Commit the prompts; (hidden_BD, logits_BV) at each row's last prompt token."""
+        device = self.base.device
+        hidden: list[Tensor | None] = [None] * len(prompts)
+        logits: list[Tensor | None] = [None] * len(prompts)
+        longest = max(len(prompt) for prompt in prompts)
+        for start in range(0, longest, PREFILL_CHUNK):
+            chunks = [list(prompt[start : start + PREFILL_CHUNK]) for prompt in prompts]
+            T = max(len(chunk) for chunk in chunks)
+            tokens_BT = torch.tensor([c + [0] * (T - len(c)) for c in chunks], device=device)
+            depths_BT = torch.arange(T, device=device).expand(len(prompts), T)
+            sees_TT = torch.ones(T, T, dtype=torch.bool, device=device).tril()
+            ends = {row: len(chunk) - 1 for row, chunk in enumerate(chunks)
+                    if chunk and start + len(chunk) == len(prompts[row])}  # fmt: skip
+            wanted = sorted(set(ends.values()) or {0})
+            hidden_BWD, logits_BWV = self.forward(
+                cache,
+                tokens_BT,
+                depths_BT,
+                sees_TT.expand(len(prompts), T, T),
+                causal_prompt=start == 0,
+                keep=torch.tensor(wanted, device=device),
+            )
+            cache.commit([range(len(chunk)) for chunk in chunks])
+            for row, end in ends.items():
+                hidden[row] = hidden_BWD[row, wanted.index(end)]
+                logits[row] = logits_BWV[row, wanted.index(end)]
+        assert all(h is not None for h in hidden)
+        return torch.stack(hidden), torch.stack(logits)  # type: ignore[arg-type]

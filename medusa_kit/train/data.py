@@ -1,0 +1,90 @@
+"""Encoded conversations -> what each head should predict at each position.
+
+heads[k] (from 0) at token t predicts token t + 2 + k; the base's own guess is token t + 1.
+
+Shapes: T tokens of one example, P positions used, K heads, M examples.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from medusa_kit.data.chat import EncodedExample
+from medusa_kit.errors import DataError
+
+
+@dataclass(frozen=True)
+class HeadTargets:
+    """One example, ready for training."""
+
+    input_ids: list[int]
+    positions_P: np.ndarray  # int64: the tokens whose hidden state is read
+    targets_PK: np.ndarray  # int32 token ids, -1 where the head has nothing to learn
+
+
+def head_targets(example: EncodedExample, num_heads: int) -> HeadTargets:
+    """Positions and targets of one example.
+
+    A position t counts when token t + 1 is one the model wrote (loss_mask). Head k has a target
+    when tokens t + 2 .. t + 2 + k all exist and are such tokens too: no head looks past the end of
+    a turn.
+    """
+    ids_T = np.asarray(example.input_ids, dtype=np.int32)
+    written_T = np.asarray(example.loss_mask, dtype=bool)
+    positions_P = np.flatnonzero(written_T[1:])
+    targets_PK = np.full((len(positions_P), num_heads), -1, dtype=np.int32)
+    unbroken_P = np.ones(len(positions_P), dtype=bool)
+    for k in range(num_heads):
+        places_P = positions_P + 2 + k
+        inside_P = places_P < len(ids_T)
+        unbroken_P &= inside_P
+        unbroken_P[inside_P] &= written_T[places_P[inside_P]]
+        targets_PK[unbroken_P, k] = ids_T[places_P[unbroken_P]]
+    return HeadTargets(example.input_ids, positions_P, targets_PK)
+
+
+def prepare(examples: Sequence[EncodedExample], num_heads: int) -> list[HeadTargets]:
+    """Targets of all examples; those in which no head has anything to learn are left out."""
+    prepared = [head_targets(example, num_heads) for example in examples]
+    return [item for item in prepared if (item.targets_PK >= 0).any()]
+
+
+def split(
+    items: Sequence[HeadTargets], eval_fraction: float, seed: int
+) -> tuple[list[HeadTargets], list[HeadTargets]]:
+    """(training, held out) by whole examples, the same for the same seed.
+
+    Raises DataError when there are not enough examples for one on each side.
+    """
+    if len(items) < 2:
+        raise DataError(
+            f"{len(items)} usable examples; training needs at least 2, one of them held out",
+            hint="an example needs an assistant turn of 2 tokens or more; "
+            "`medusa-kit data inspect` shows what is trained on",
+        )
+    generator = torch.Generator().manual_seed(seed)
+    order_M = torch.randperm(len(items), generator=generator).tolist()
+    held_out = min(max(round(len(items) * eval_fraction), 1), len(items) - 1)
+    chosen = set(order_M[:held_out])
+    training = [item for index, item in enumerate(items) if index not in chosen]
+    return training, [items[index] for index in sorted(chosen)]
+
+
+def most_frequent_ids(
+    items: Sequence[HeadTargets], size: int, stop_token_ids: frozenset[int]
+) -> torch.Tensor:
+    """Ascending token ids for a reduced projection: the most frequent targets, and every stop token.
+
+    At most `size` ids; fewer when the data has fewer different tokens. Equal counts: smaller id.
+    """
+    counts: Counter[int] = Counter()
+    for item in items:
+        ids, numbers = np.unique(item.targets_PK[:, 0], return_counts=True)
+        counts.update(dict(zip(ids.tolist(), numbers.tolist(), strict=True)))
+    del counts[-1]
+    ranked = sorted(counts, key=lambda token: (-counts[token], token))
+    kept = list(stop_token_ids) + [token for token in ranked if token not in stop_token_ids]
+    return torch.tensor(sorted(kept[:size]), dtype=torch.int64)

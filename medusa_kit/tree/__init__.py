@@ -1,0 +1,27 @@
+"""Candidate trees: their shape, the statistics they are searched from, search, replay, drawing.
+
+Pure Python and numpy: no torch, no model. Step times come in as a plain table.
+"""
+
+from medusa_kit.tree.candidate_tree import CandidateTree, Path, load_tree, save_tree
+from medusa_kit.tree.render import render_tree
+from medusa_kit.tree.replay import ReplayResult, replay
+from medusa_kit.tree.search import SearchResult, best_trees, choose, ranked_paths
+from medusa_kit.tree.statistics import MISSING, NOT_AVAILABLE, RankStatistics
+
+__all__ = [
+    "MISSING",
+    "NOT_AVAILABLE",
+    "CandidateTree",
+    "Path",
+    "RankStatistics",
+    "ReplayResult",
+    "SearchResult",
+    "best_trees",
+    "choose",
+    "load_tree",
+    "ranked_paths",
+    "render_tree",
+    "replay",
+    "save_tree",
+]

@@ -1,0 +1,94 @@
+"""Decoding with a tree, replayed on rank statistics instead of the model.
+
+A guess is accepted exactly where its head had the true token at that rank, so the ranks alone say
+how far each step goes: start at an answer's first row, look up how deep the tree follows the ranks
+there, jump past the accepted tokens and the next root, repeat. On the same text the count is that
+of real greedy decoding.
+
+Shapes: P positions (rows of all answers), K heads, N nodes with root, R ranks, A answers.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from medusa_kit.tree.candidate_tree import CandidateTree
+from medusa_kit.tree.statistics import RankStatistics
+
+
+@dataclass(frozen=True, eq=False)
+class ReplayResult:
+    """What decoding every answer with the tree comes to.
+
+    acceptance_length     (tokens emitted - 1) / verify forwards, over all answers; 1.0 when no
+                          answer needs a forward
+    num_steps             verify forwards
+    tokens                tokens emitted, the first one of each answer (from prefill) included
+    steps_by_depth        steps whose accepted path has exactly d nodes, d from 0 to the tree's depth
+    acceptance_by_depth   share of steps that reach at least depth d, d from 1
+    starts_P              bool, rows at which a step starts
+
+    1 + sum(acceptance_by_depth) exceeds acceptance_length by at most one token an answer: a path
+    accepted up to the very last token leaves no next root to emit.
+    """
+
+    acceptance_length: float
+    num_steps: int
+    tokens: int
+    steps_by_depth: list[int]
+    acceptance_by_depth: list[float]
+    starts_P: np.ndarray
+
+
+def replay(tree: CandidateTree, statistics: RankStatistics) -> ReplayResult:
+    """Decode every answer of `statistics` with `tree`.
+
+    Raises TreeError when the tree is deeper than there are heads in the statistics, or uses ranks
+    that they do not hold.
+    """
+    tree.check_fits(statistics.num_heads, statistics.num_ranks)
+    depths_P = _accepted_depths(tree, statistics.ranks_PK)
+    starts_P = _step_starts(depths_P, statistics)
+    num_steps = int(starts_P.sum())
+    tokens = statistics.num_positions
+    steps_by_depth = np.bincount(depths_P[starts_P], minlength=tree.depth + 1)
+    reached = np.cumsum(steps_by_depth[::-1])[::-1][1:]
+    return ReplayResult(
+        acceptance_length=(tokens - statistics.num_answers) / num_steps if num_steps else 1.0,
+        num_steps=num_steps,
+        tokens=tokens,
+        steps_by_depth=steps_by_depth.tolist(),
+        acceptance_by_depth=(reached / max(num_steps, 1)).tolist(),
+        starts_P=starts_P,
+    )
+
+
+def _accepted_depths(tree: CandidateTree, ranks_PK: np.ndarray) -> np.ndarray:
+    """int64 [P]: length of the longest path of the tree that the ranks at each row begin with."""
+    # One extra node, "fallen off the tree", and one extra rank, "not in the tree", save all tests.
+    off, other = tree.num_nodes, tree.num_ranks
+    child_NR = np.full((tree.num_nodes + 1, tree.num_ranks + 1), off)
+    for node, (parent, rank) in enumerate(zip(tree.parents, tree.ranks, strict=True)):
+        if parent >= 0:
+            child_NR[parent, rank] = node
+    node_P = np.zeros(len(ranks_PK), dtype=np.int64)
+    depths_P = np.zeros(len(ranks_PK), dtype=np.int64)
+    for ranks_P in ranks_PK.T[: tree.depth]:
+        in_tree_P = (ranks_P >= 0) & (ranks_P < tree.num_ranks)
+        node_P = child_NR[node_P, np.where(in_tree_P, ranks_P, other)]
+        depths_P += node_P != off
+    return depths_P
+
+
+def _step_starts(depths_P: np.ndarray, statistics: RankStatistics) -> np.ndarray:
+    """bool [P]: rows at which a step starts, all answers advancing together."""
+    starts_P = np.zeros(statistics.num_positions, dtype=bool)
+    # An answer's last token needs no forward of its own.
+    last_A = statistics.starts + statistics.lengths() - 1
+    row_A = statistics.starts
+    while len(row_A):
+        going_A = row_A < last_A
+        row_A, last_A = row_A[going_A], last_A[going_A]
+        starts_P[row_A] = True
+        row_A = row_A + 1 + depths_P[row_A]
+    return starts_P

@@ -1,0 +1,202 @@
+"""Rank statistics: at which rank each head had the true token, at every calibration position.
+
+Rank = place by logit descending, token id ascending, from 0: the rule drafting uses. Answers lie
+one after the other. An answer of T tokens has T rows, the first being its last prompt token: row p
+(from 0) sits just before answer token p, its root, and head k's true token there is answer token
+p + 1 + k. Past the end of the answer there is none.
+
+Shapes: P positions (rows of all answers), K heads, R ranks, A answers.
+"""
+
+import json
+import pathlib
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from medusa_kit.errors import CheckpointError, TreeError
+from medusa_kit.files import atomic_write
+
+NOT_AVAILABLE = -1  # the answer ends before that token
+MISSING = 32767  # not among the head's first num_ranks guesses, or not in its projection
+
+FORMAT = "medusa-kit-statistics"
+VERSION = 1
+
+
+@dataclass(frozen=True, eq=False)
+class RankStatistics:
+    """Ranks of the true tokens.
+
+    ranks_PK    int16 (other integers are converted), NOT_AVAILABLE past the end of the answer;
+                ranks >= num_ranks are stored as MISSING
+    starts      int64, first row of each answer, rising, starts[0] == 0
+    num_ranks   guesses of each head that were looked at, 1 to 32767
+    meta        where the numbers come from (base model, fingerprint, heads, text); JSON values
+
+    Raises CheckpointError when these contradict each other.
+    """
+
+    ranks_PK: np.ndarray
+    starts: np.ndarray
+    num_ranks: int
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        ranks_PK, starts = np.asarray(self.ranks_PK), np.asarray(self.starts)
+        _check_arrays(ranks_PK, starts, self.num_ranks)
+        ranks_PK = np.where(ranks_PK >= self.num_ranks, MISSING, ranks_PK).astype(np.int16)
+        object.__setattr__(self, "ranks_PK", ranks_PK)
+        object.__setattr__(self, "starts", starts.astype(np.int64))
+        _check_ends(ranks_PK, self.lengths())
+
+    @property
+    def num_positions(self) -> int:
+        return int(self.ranks_PK.shape[0])
+
+    @property
+    def num_heads(self) -> int:
+        return int(self.ranks_PK.shape[1])
+
+    @property
+    def num_answers(self) -> int:
+        return len(self.starts)
+
+    def lengths(self) -> np.ndarray:
+        """int64 [A]: rows, which is tokens, of each answer."""
+        return np.diff(self.starts, append=self.num_positions)
+
+    def marginals(self, weights_P: np.ndarray | None = None) -> np.ndarray:
+        """float64 [K, R]: how often head k had the true token at rank r, where there is one.
+
+        What the paper searches its tree from (arXiv 2401.10774, §2.3.3). `weights_P` counts some
+        positions more than others.
+        """
+        shares_KR = np.zeros((self.num_heads, self.num_ranks))
+        for k in range(self.num_heads):
+            ranks_P = self.ranks_PK[:, k]
+            known_P = ranks_P != NOT_AVAILABLE
+            found_P = known_P & (ranks_P != MISSING)
+            weights = None if weights_P is None else weights_P[found_P]
+            counts_R = np.bincount(ranks_P[found_P], weights, minlength=self.num_ranks)
+            total = known_P.sum() if weights_P is None else weights_P[known_P].sum()
+            shares_KR[k] = counts_R / total if total else 0.0
+        return shares_KR
+
+    def split(self, fraction: float, seed: int) -> tuple["RankStatistics", "RankStatistics"]:
+        """(fit, held_out) by whole answers; `fraction` of the answers, at least one, are held out.
+
+        The same seed gives the same split. Answers keep their order. Raises TreeError for fewer
+        than two answers or a fraction outside (0, 1).
+        """
+        if not 0.0 < fraction < 1.0:
+            raise TreeError(f"held-out fraction {fraction}, expected a number between 0 and 1")
+        if self.num_answers < 2:
+            raise TreeError(
+                f"statistics of {self.num_answers} answers cannot be split, expected at least 2",
+                hint="calibrate on more answers",
+            )
+        num_held_out = min(max(round(fraction * self.num_answers), 1), self.num_answers - 1)
+        shuffled_A = np.random.default_rng(seed).permutation(self.num_answers)
+        held_out, fit = np.sort(shuffled_A[:num_held_out]), np.sort(shuffled_A[num_held_out:])
+        return self._answers(fit), self._answers(held_out)
+
+    def _answers(self, answers: np.ndarray) -> "RankStatistics":
+        """Only these answers, in the order given."""
+        lengths_A = self.lengths()[answers]
+        ends_A = np.cumsum(lengths_A)
+        first_A = self.starts[answers]
+        rows_P = np.arange(lengths_A.sum()) + np.repeat(first_A - (ends_A - lengths_A), lengths_A)
+        return replace(self, ranks_PK=self.ranks_PK[rows_P], starts=ends_A - lengths_A)
+
+    @classmethod
+    def concat(cls, parts: Sequence["RankStatistics"]) -> "RankStatistics":
+        """The answers of all parts, in order. Parts must agree in heads, num_ranks and meta."""
+        if not parts:
+            raise CheckpointError("no statistics to join, expected at least one part")
+        first = parts[0]
+        for part in parts[1:]:
+            for name in ("num_heads", "num_ranks", "meta"):
+                ours, theirs = getattr(first, name), getattr(part, name)
+                if ours != theirs:
+                    raise CheckpointError(
+                        f"statistics with {name} {theirs} do not join those with {name} {ours}",
+                        hint="join only statistics of the same heads on the same base model",
+                    )
+        sizes = [part.num_positions for part in parts]
+        offsets = np.cumsum([0, *sizes[:-1]])
+        starts = [part.starts + offset for part, offset in zip(parts, offsets, strict=True)]
+        ranks_PK = np.concatenate([part.ranks_PK for part in parts])
+        return replace(first, ranks_PK=ranks_PK, starts=np.concatenate(starts))
+
+    def save(self, path: str | pathlib.Path) -> None:
+        """Write one .npz file, atomically."""
+        header = {"format": FORMAT, "version": VERSION, "num_ranks": self.num_ranks}
+        text = json.dumps({**header, "meta": self.meta})
+        with atomic_write(pathlib.Path(path)) as temporary, temporary.open("wb") as file:
+            np.savez_compressed(
+                file, ranks_PK=self.ranks_PK, starts=self.starts, header=np.array(text)
+            )
+
+    @classmethod
+    def load(cls, path: str | pathlib.Path) -> "RankStatistics":
+        """Read what `save` wrote. Raises CheckpointError when the file is missing or malformed."""
+        try:
+            with np.load(pathlib.Path(path), allow_pickle=False) as arrays:
+                header = json.loads(str(arrays["header"]))
+                if (header["format"], header["version"]) != (FORMAT, VERSION):
+                    raise CheckpointError(f"format {header['format']} {header['version']}")
+                return cls(
+                    arrays["ranks_PK"], arrays["starts"], header["num_ranks"], header["meta"]
+                )
+        except CheckpointError as error:
+            raise CheckpointError(f"{path}: {error.message}", hint=error.hint) from error
+        except FileNotFoundError as error:
+            raise CheckpointError(f"{path}: no such statistics file") from error
+        except _UNREADABLE as error:
+            raise CheckpointError(
+                f"{path}: not a medusa-kit statistics file ({error})", hint="run calibration again"
+            ) from error
+
+
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, AttributeError)
+_UNREADABLE += (zipfile.BadZipFile, IndexError)
+
+
+def _check_arrays(ranks_PK: np.ndarray, starts: np.ndarray, num_ranks: Any) -> None:
+    if type(num_ranks) is not int or not 1 <= num_ranks <= MISSING:
+        raise CheckpointError(f"num_ranks is {num_ranks!r}, expected a number from 1 to {MISSING}")
+    if ranks_PK.ndim != 2 or not np.issubdtype(ranks_PK.dtype, np.integer):
+        raise CheckpointError(
+            f"ranks have shape {ranks_PK.shape} and dtype {ranks_PK.dtype}, "
+            "expected integers [positions, heads]"
+        )
+    num_positions = len(ranks_PK)
+    # An empty list of answers comes as floats from np.asarray([]).
+    whole = np.issubdtype(starts.dtype, np.integer) or starts.size == 0
+    bounds = [*starts.tolist(), num_positions] if starts.ndim == 1 else []
+    rising = all(low < high for low, high in zip(bounds, bounds[1:], strict=False))
+    if not bounds or not whole or not rising or bounds[0] != 0:
+        raise CheckpointError(
+            f"first rows of the answers are {starts}, "
+            f"expected rising whole numbers from 0 to below {num_positions}"
+        )
+
+
+def _check_ends(ranks_PK: np.ndarray, lengths_A: np.ndarray) -> None:
+    """Ranks must be there exactly where the answer still has a token for that head."""
+    num_positions, num_heads = ranks_PK.shape
+    ends_P = np.repeat(np.cumsum(lengths_A), lengths_A)
+    left_P = ends_P - np.arange(num_positions)  # rows from this one to the answer's last
+    past_end_PK = np.arange(1, num_heads + 1) >= left_P[:, None]
+    wrong = np.argwhere(((ranks_PK == NOT_AVAILABLE) != past_end_PK) | (ranks_PK < NOT_AVAILABLE))
+    if len(wrong):
+        row, k = wrong[0].tolist()
+        expected = str(NOT_AVAILABLE) if past_end_PK[row, k] else "a rank >= 0"
+        raise CheckpointError(
+            f"head {k} has rank {ranks_PK[row, k]} at row {row}, expected {expected} there: "
+            f"the answer goes on for {left_P[row] - 1} more tokens after the row's own"
+        )
