@@ -9,6 +9,7 @@ leading shape.
 """
 
 import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -276,6 +277,9 @@ def pick_device(device: str) -> torch.device:
 
 def quiet_transformers() -> None:
     """Its progress bars and warnings are about loading, and would stand among our own lines."""
+    if not torch.cuda.is_available():
+        # DeepSpeed, which transformers imports where installed, else warns about this on stdout.
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
     from transformers.utils import logging
 
     logging.set_verbosity_error()

@@ -32,10 +32,10 @@ class HeadsSection(Section):
     """What the heads are made of."""
 
     kind: Literal["medusa"] = "medusa"
-    num_heads: int = Field(4, ge=1)
-    num_blocks: int = Field(1, ge=1)
+    num_heads: int = Field(default=4, ge=1)
+    num_blocks: int = Field(default=1, ge=1)
     projection: Literal["shared", "own", "reduced"] = "shared"
-    reduced_size: int | None = Field(None, ge=1)  # tokens a reduced projection keeps
+    reduced_size: int | None = Field(default=None, ge=1)  # tokens a reduced projection keeps
 
     @model_validator(mode="after")
     def _reduced_size_belongs_to_reduced(self) -> "HeadsSection":
@@ -51,29 +51,29 @@ class DataSection(Section):
     """Which text is trained on."""
 
     sources: list[str] = Field(min_length=1)  # files, looked up beside the recipe, then as given
-    max_length: int = Field(2048, ge=4)  # tokens a row keeps, at most the model's context
-    eval_fraction: float = Field(0.02, gt=0, lt=1)  # share of rows held out
-    limit: int | None = Field(None, ge=2)  # rows read over all sources
+    max_length: int = Field(default=2048, ge=4)  # tokens a row keeps, at most the model's context
+    eval_fraction: float = Field(default=0.02, gt=0, lt=1)  # share of rows held out
+    limit: int | None = Field(default=None, ge=2)  # rows read over all sources
     on_error: Literal["skip", "fail"] = "skip"  # a row that cannot be encoded
 
 
 class TrainSection(Section):
     """The optimisation. Positions, not rows, make a batch."""
 
-    epochs: int = Field(1, ge=1)
-    micro_batch_positions: int = Field(4096, ge=1)
-    accumulation: int = Field(1, ge=1)  # micro-batches an update
-    learning_rate: float = Field(1e-3, gt=0)
-    warmup_ratio: float = Field(0.05, ge=0, lt=1)
-    weight_decay: float = Field(0.0, ge=0)
-    head_decay: float = Field(0.8, gt=0, le=1)  # head k (from 1) weighs head_decay ** k
-    grad_clip: float = Field(1.0, gt=0)
-    chunk_positions: int = Field(1024, ge=1)  # rows of logits that exist at once
+    epochs: int = Field(default=1, ge=1)
+    micro_batch_positions: int = Field(default=4096, ge=1)
+    accumulation: int = Field(default=1, ge=1)  # micro-batches an update
+    learning_rate: float = Field(default=1e-3, gt=0)
+    warmup_ratio: float = Field(default=0.05, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0)
+    head_decay: float = Field(default=0.8, gt=0, le=1)  # head k (from 1) weighs head_decay ** k
+    grad_clip: float = Field(default=1.0, gt=0)
+    chunk_positions: int = Field(default=1024, ge=1)  # rows of logits that exist at once
     features: Literal["memory", "live"] = "memory"  # hidden states once, or every epoch
-    feature_batch_tokens: int = Field(8192, ge=1)  # padded tokens a forward of the base
-    log_every: int = Field(10, ge=1)
-    eval_every: int = Field(200, ge=1)
-    save_every: int = Field(200, ge=1)
+    feature_batch_tokens: int = Field(default=8192, ge=1)  # padded tokens a forward of the base
+    log_every: int = Field(default=10, ge=1)
+    eval_every: int = Field(default=200, ge=1)
+    save_every: int = Field(default=200, ge=1)
 
 
 class DeepspeedSection(Section):
@@ -91,7 +91,7 @@ class TrainRecipe(Section):
 
     stage: Literal["medusa1"] = "medusa1"
     output_dir: str
-    seed: int = Field(0, ge=0)
+    seed: int = Field(default=0, ge=0)
     base: BaseSection
     heads: HeadsSection = HeadsSection()
     data: DataSection

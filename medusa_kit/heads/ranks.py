@@ -1,6 +1,6 @@
 """Logits of one head in the dtypes that training and drafting share, and the rank of the truth.
 
-A rank is a token's place by logit descending, then token id ascending: the order drafts are made in.
+A rank is a token's place by logit descending, then token id ascending: the order of drafting.
 
 Shapes: D hidden, K heads, R columns of the projection, P positions, C positions of one chunk,
 X any leading shape.

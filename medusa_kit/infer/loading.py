@@ -51,24 +51,35 @@ def build_engine(
     """The same around a base model already loaded; trees are proved on it first."""
     install_packed_linears(base.model)
     verifier = Verifier(base)
-    engine = Engine(verifier, check_trees(verifier))
+    plain = Engine(verifier, check_trees(verifier))
+    return with_heads(plain, heads, tree=tree, force=force)
+
+
+def with_heads(
+    engine: Engine,
+    heads: str | Path | MedusaHeads | None,
+    *,
+    tree: CandidateTree | str | Path | list[list[int]] | None = None,
+    force: bool = False,
+) -> Engine:
+    """Another engine around the same base model and verifier, with these heads and this tree."""
+    base = engine.base
     folder: Path | None = None
-    if isinstance(heads, MedusaHeads):
-        engine.heads = heads
-    elif heads == "untrained":
-        engine.heads = MedusaHeads.for_base(base, UNTRAINED_HEADS).requires_grad_(False)
-    elif heads is not None:
+    if heads == "untrained":
+        heads = MedusaHeads.for_base(base, UNTRAINED_HEADS).requires_grad_(False)
+    if isinstance(heads, str | Path):
         folder = find_heads(base, heads)
-        engine.heads = load_heads(folder, base, force) if folder else None
-    engine.heads_source = str(folder) if folder else None
-    if engine.heads is not None:
-        engine.use_tree(_tree_for(engine.heads, tree, folder))
-    elif tree is not None:
+        heads = load_heads(folder, base, force) if folder else None
+    if heads is None and tree is not None:
         raise ConfigError(
             f"a tree needs heads to fill it, and there are none for {base.info.name!r}",
             hint="name the heads' folder",
         )
-    return engine
+    result = Engine(engine.verifier, engine.check, heads)
+    result.heads_source = str(folder) if folder else None
+    if heads is not None:
+        result.use_tree(_tree_for(heads, tree, folder))
+    return result
 
 
 def find_heads(base: BaseModel, heads: str | Path) -> Path | None:

@@ -19,24 +19,23 @@ from torch.nn import functional as F
 from medusa_kit import console
 
 PACKED_ROWS = range(2, 65)  # one row is a matrix-vector product, which plain torch does well
-SHARE_OF_MEMORY = 0.4  # packing copies the weights: the most of the free memory it may take
+KEPT_PACKS = 2  # two trees in turn (a benchmark, a comparison) do not repack every time
+SHARE_OF_MEMORY = 0.2  # each pack copies the weights: the most of the free memory one may take
 
 
 class PackedLinear(nn.Linear):
-    """nn.Linear whose weight is also kept packed for the row count last asked for."""
+    """nn.Linear whose weight is also kept packed, for the row counts last asked for."""
 
-    _packed: tuple[int, Tensor] | None = None
-    pack_for: int = 0  # row count to pack for; set for all layers by `pack_for_rows`
+    packs: dict[int, Tensor | None]  # row count -> packed weight, made at first use
 
     def forward(self, x_XD: Tensor) -> Tensor:
         rows = x_XD.numel() // self.in_features
-        if rows != self.pack_for or x_XD.requires_grad:
+        if rows not in self.packs or x_XD.requires_grad:
             return F.linear(x_XD, self.weight, self.bias)
-        if self._packed is None or self._packed[0] != rows:
-            packed = torch.ops.mkl._mkl_reorder_linear_weight(self.weight.detach(), rows)
-            self._packed = (rows, packed)
+        if self.packs[rows] is None:
+            self.packs[rows] = torch.ops.mkl._mkl_reorder_linear_weight(self.weight.detach(), rows)
         flat = x_XD.reshape(rows, self.in_features)
-        out = torch.ops.mkl._mkl_linear(flat, self._packed[1], self.weight, self.bias, rows)
+        out = torch.ops.mkl._mkl_linear(flat, self.packs[rows], self.weight, self.bias, rows)
         return out.view(*x_XD.shape[:-1], self.out_features)
 
 
@@ -59,19 +58,23 @@ def install_packed_linears(model: Any) -> bool:
     for layer in layers:
         if layer.weight.dtype == torch.float32 and layer.weight.device.type == "cpu":
             layer.__class__ = PackedLinear
+            layer.packs = {}
     return True
 
 
 def pack_for_rows(model: Any, rows: int) -> None:
     """Pack for `rows` rows from now on, at the next forward of that many.
 
-    A count that packing does not serve leaves things as they are: such forwards go unpacked.
+    A count that packing does not serve leaves things as they are: such forwards go unpacked. The
+    oldest count asked for is forgotten when there are more than KEPT_PACKS.
     """
     if rows not in PACKED_ROWS:
         return
     for layer in model.modules():
-        if isinstance(layer, PackedLinear):
-            layer.pack_for = rows
+        if isinstance(layer, PackedLinear) and rows not in layer.packs:
+            while len(layer.packs) >= KEPT_PACKS:
+                del layer.packs[next(iter(layer.packs))]
+            layer.packs[rows] = None
 
 
 def free_memory() -> int:

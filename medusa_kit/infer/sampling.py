@@ -63,6 +63,10 @@ class TokenChooser:
 
     def choose(self, logits_V: Tensor, prefix: Sequence[int]) -> int:
         """The token behind `prefix`, whose last token gave `logits_V`."""
+        return int(self.scores(logits_V, prefix).argmax(-1))
+
+    def scores(self, logits_V: Tensor, prefix: Sequence[int]) -> Tensor:
+        """scores_V whose argmax is the token: processed logits, and noise when sampling."""
         scores_1V = logits_V[None].float()
         if self._processors:
             prefix_1T = torch.tensor([list(prefix)], device=logits_V.device)
@@ -70,7 +74,7 @@ class TokenChooser:
         if not self.params.greedy:
             noise_V = gumbel_noise(self.params.seed, len(prefix), scores_1V.shape[-1])
             scores_1V = scores_1V + noise_V.to(scores_1V.device)
-        return int(scores_1V.argmax(-1))
+        return scores_1V[0]
 
 
 def gumbel_noise(seed: int, position: int, size: int) -> Tensor:

@@ -76,7 +76,7 @@ def split(
 def most_frequent_ids(
     items: Sequence[HeadTargets], size: int, stop_token_ids: frozenset[int]
 ) -> torch.Tensor:
-    """Ascending token ids for a reduced projection: the most frequent targets, and every stop token.
+    """Ascending token ids for a reduced projection: the likeliest targets, and every stop token.
 
     At most `size` ids; fewer when the data has fewer different tokens. Equal counts: smaller id.
     """
@@ -88,3 +88,9 @@ def most_frequent_ids(
     ranked = sorted(counts, key=lambda token: (-counts[token], token))
     kept = list(stop_token_ids) + [token for token in ranked if token not in stop_token_ids]
     return torch.tensor(sorted(kept[:size]), dtype=torch.int64)
+
+
+def coverage(items: Sequence[HeadTargets], ids_R: torch.Tensor) -> float:
+    """Share of all heads' targets that are among `ids_R`."""
+    targets = np.concatenate([item.targets_PK.ravel() for item in items])
+    return float(np.isin(targets[targets >= 0], ids_R.numpy()).mean())

@@ -148,9 +148,13 @@ def _deepspeed_config(recipe: TrainRecipe) -> dict[str, Any]:
 def _import_deepspeed(device: torch.device) -> Any:
     """Import it for this device, before it looks around for itself."""
     os.environ.setdefault("DS_ACCELERATOR", device.type)
-    import deepspeed
-    from deepspeed.utils import logger
-
+    try:
+        import deepspeed
+        from deepspeed.utils import logger
+    except Exception as error:  # it looks for compilers and devices while it is imported
+        raise ConfigError(
+            f"deepspeed cannot be imported here: {error}", hint="add deepspeed.enabled=false"
+        ) from error
     logger.setLevel(logging.ERROR)
     # One process has nobody to share memory with, and the op would be compiled at first use.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False

@@ -8,6 +8,8 @@ Shapes: B batch, T tokens, D hidden, K heads, P positions.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -30,10 +32,8 @@ class FeatureStore:
     def __len__(self) -> int:
         return len(self.hidden_PD)
 
-    def epoch(
-        self, seed: int, num_batches: int, first: int = 0
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """(hidden_PD, targets_PK) of each micro-batch from number `first` on, positions shuffled."""
+    def epoch(self, seed: int, num_batches: int, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """(hidden_PD, targets_PK) of each micro-batch from `first` on, positions shuffled."""
         order_P = torch.randperm(len(self), generator=torch.Generator().manual_seed(seed))
         order_P = order_P.to(self.hidden_PD.device)
         for start, end in cuts(len(self), num_batches)[first:]:
@@ -56,9 +56,7 @@ class LiveFeatures:
     def __len__(self) -> int:
         return self._length
 
-    def epoch(
-        self, seed: int, num_batches: int, first: int = 0
-    ) -> Iterator[tuple[Tensor, Tensor]]:
+    def epoch(self, seed: int, num_batches: int, first: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """As FeatureStore.epoch."""
         order = torch.randperm(len(self.items), generator=torch.Generator().manual_seed(seed))
         groups = batches([self.items[i] for i in order.tolist()], self.batch_tokens)
@@ -83,7 +81,7 @@ class LiveFeatures:
 def cuts(total: int, parts: int) -> list[tuple[int, int]]:
     """`parts` nearly equal (start, end) ranges that cover 0..total."""
     edges = [index * total // parts for index in range(parts + 1)]
-    return list(zip(edges[:-1], edges[1:], strict=True))
+    return list(pairwise(edges))
 
 
 def batches(items: Sequence[HeadTargets], batch_tokens: int) -> list[list[HeadTargets]]:
@@ -111,7 +109,7 @@ def collect_features(
     targets_PK = torch.empty(total, num_heads, dtype=torch.int32, **place)
     done = 0
     by_length = sorted(items, key=lambda item: -len(item.input_ids))
-    with console.progress(description, total, unit="positions") as bar:
+    with console.progress(description, total, unit="tok") as bar:
         for group in batches(by_length, batch_tokens):
             hidden, targets = _run(base, group)
             rows = slice(done, done + len(hidden))
@@ -121,17 +119,17 @@ def collect_features(
     return FeatureStore(hidden_PD, targets_PK)
 
 
-def _storage(base: BaseModel, num_positions: int) -> dict[str, object]:
+def _storage(base: BaseModel, num_positions: int) -> dict[str, Any]:
     """Tensor options of the store, after a note on its size; the GPU where it fits, else pinned."""
     num_bytes = num_positions * base.info.hidden_size * base.dtype.itemsize
-    place: dict[str, object] = {"device": base.device}
+    place: dict[str, Any] = {"device": base.device}
     if base.device.type == "cuda":
         free_bytes, _ = torch.cuda.mem_get_info(base.device)
         if num_bytes > DEVICE_SHARE * free_bytes:
             place = {"device": "cpu", "pin_memory": True}
+    where = "host" if torch.device(place["device"]).type == "cpu" else "GPU"
     console.note(
-        f"{num_positions:,} positions, {num_bytes / 1e9:.2f} GB of hidden states "
-        f"in {'GPU' if place['device'] != 'cpu' and base.device.type == 'cuda' else 'host'} memory"
+        f"{num_positions:,} positions: {num_bytes / 1e9:.3f} GB of hidden states in {where} memory"
     )
     return place
 

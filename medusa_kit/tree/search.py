@@ -18,6 +18,7 @@ import heapq
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 
@@ -62,19 +63,176 @@ def ranked_paths(
     Raises TreeError for max_nodes < 1, no positions, or weights that are not P numbers >= 0 with a
     sum above 0.
     """
-    _check_nodes(max_nodes)
     weights_P = _checked_weights(weights_P, statistics)
+    if max_nodes < 1 or not 0.0 <= smoothing < math.inf:
+        raise TreeError(
+            f"a search for {max_nodes} nodes with smoothing {smoothing}, "
+            "expected at least 1 node, the root, and a finite smoothing >= 0"
+        )
+    ranked = list(islice(_by_falling_value(statistics, weights_P, smoothing), max_nodes - 1))
+    return [path for path, _ in ranked], [value for _, value in ranked]
+
+
+def _by_falling_value(
+    statistics: RankStatistics, weights_P: np.ndarray, smoothing: float
+) -> Iterator[tuple[Path, float]]:
+    """All paths and their values, most valuable first, expanding only what has been passed on."""
+    ranks_PK = statistics.ranks_PK
     marginals_KR = statistics.marginals(weights_P)
-    paths: list[Path] = []
-    values: list[float] = []
-    # (-value, depth, path, row numbers of the parent, its child counts): pops most valuable first.
-    # The path is unique, so the comparison never gets to the arrays.
+    # Each entry keeps its parent's rows; its own are picked out only if it is ever popped. Paths
+    # are unique, so comparing two entries never reaches the rows.
     heap: list[tuple[float, int, Path, np.ndarray]] = []
-    path, value, rows = (), 1.0, np.arange(statistics.num_positions)
-    while len(paths) < max_nodes - 1:
-        depth = len(path)
-        if depth < statistics.num_heads:
-            ranks = statistics.ranks_PK[rows, depth]
-            counts_R = _counts(ranks, weights_P[rows], statistics.num_ranks)
-            parent_count = weights_P[rows].sum()
-    return paths, values
+    heapq.heappush(heap, (-1.0, 0, (), np.arange(statistics.num_positions)))
+    while heap:
+        negative_value, depth, path, rows = heapq.heappop(heap)
+        if path:
+            rows = rows[ranks_PK[rows, depth - 1] == path[-1]]
+            yield path, -negative_value
+        if depth == statistics.num_heads:
+            continue
+        shares_R = _child_shares(
+            ranks_PK[rows, depth], weights_P[rows], smoothing, marginals_KR[depth]
+        )
+        for rank, share in enumerate(shares_R.tolist()):
+            heapq.heappush(heap, (negative_value * share, depth + 1, (*path, rank), rows))
+
+
+def _child_shares(
+    ranks_P: np.ndarray, weights_P: np.ndarray, smoothing: float, marginal_R: np.ndarray
+) -> np.ndarray:
+    """float64 [R]: smoothed P(rank | parent path) from the rows that begin with the parent path.
+
+    Rows whose answer has ended or whose token was not found count in the total: nothing can be
+    accepted there.
+    """
+    found_P = (ranks_P >= 0) & (ranks_P < len(marginal_R))
+    counts_R = np.bincount(ranks_P[found_P], weights_P[found_P], minlength=len(marginal_R))
+    total = weights_P.sum() + smoothing
+    if total == 0.0:
+        return np.zeros(len(marginal_R))
+    # Sums in another order may differ in the last digit; a child must not beat its parent by that.
+    return np.minimum((counts_R + smoothing * marginal_R) / total, 1.0)
+
+
+def best_trees(
+    statistics: RankStatistics,
+    sizes: Sequence[int],
+    held_out: RankStatistics | None = None,
+    rounds: int = 8,
+) -> dict[int, SearchResult]:
+    """For each number of nodes in `sizes` (root included), the tree that replays longest.
+
+    Searched on `statistics`, judged by replay on `held_out` (without it, on `statistics` itself,
+    which flatters). Tried are: every position weighted alike, under each of SMOOTHINGS; then, with
+    the best of these smoothings, only the positions at which steps of the tree before really
+    start, at most `rounds` times. That second part is a heuristic and may cycle.
+
+    Raises TreeError when `sizes` is empty, a size is below 1 or beyond all the paths of these heads
+    and ranks, or there are no positions.
+    """
+    judge = statistics if held_out is None else held_out
+    _check_sizes(sizes, statistics)
+    if judge.num_positions == 0:
+        raise TreeError("held-out statistics hold no position", hint="hold out more answers")
+    ranked = {s: ranked_paths(statistics, max(sizes), smoothing=s) for s in SMOOTHINGS}
+    best = {}
+    for size in sorted(set(sizes)):
+        uniform = {
+            s: _judged(
+                paths[: size - 1], values[: size - 1], judge, f"all positions, smoothing {s:g}"
+            )
+            for s, (paths, values) in ranked.items()
+        }
+        smoothing = max(uniform, key=lambda s: uniform[s].replayed_length)
+        first = uniform[smoothing]
+        others = _reweighted(first.tree, statistics, judge, smoothing, rounds)
+        # max keeps the earlier, simpler candidate on a tie.
+        best[size] = max([first, *others], key=lambda result: result.replayed_length)
+    return best
+
+
+def _reweighted(
+    tree: CandidateTree,
+    statistics: RankStatistics,
+    judge: RankStatistics,
+    smoothing: float,
+    rounds: int,
+) -> Iterator[SearchResult]:
+    """Search again where steps of the last tree start, until a tree comes back."""
+    seen = {tree}
+    for number in range(1, rounds + 1):
+        visits_P = replay(tree, statistics).starts_P
+        if not visits_P.any():
+            return
+        paths, values = ranked_paths(statistics, tree.num_nodes, visits_P, smoothing)
+        method = f"visited positions, round {number}, smoothing {smoothing:g}"
+        result = _judged(paths, values, judge, method)
+        tree = result.tree
+        if tree in seen:
+            return
+        seen.add(tree)
+        yield result
+
+
+def _judged(
+    paths: list[Path], values: list[float], judge: RankStatistics, method: str
+) -> SearchResult:
+    tree = CandidateTree(tuple(paths))
+    value_of = dict(zip(paths, values, strict=True))
+    return SearchResult(
+        tree=tree,
+        promised_length=1.0 + math.fsum(values),
+        replayed_length=replay(tree, judge).acceptance_length,
+        method=method if paths else "plain decoding",
+        values_N=(1.0, *(value_of[path] for path in tree.paths)),
+    )
+
+
+def choose(results: Mapping[int, SearchResult], step_seconds: Mapping[int, float]) -> int:
+    """The number of nodes that emits most tokens a second: highest replayed length / step time.
+
+    `step_seconds[N]` is the time of one whole step (draft, forward, acceptance) with N nodes. Plain
+    decoding, N = 1 and length exactly 1, always competes and wins ties; then fewer nodes do.
+
+    Raises TreeError when the time for N = 1 or for a tree is missing or not above 0.
+    """
+    lengths = {size: result.replayed_length for size, result in results.items()} | {1: 1.0}
+    for size in lengths:
+        seconds = step_seconds.get(size)
+        if seconds is None or not 0.0 < seconds < math.inf:
+            raise TreeError(
+                f"step time for {size} nodes is {seconds}, expected seconds above 0",
+                hint="measure a step for every tree, and for plain decoding (1 node)",
+            )
+    return max(sorted(lengths), key=lambda size: lengths[size] / step_seconds[size])
+
+
+def _check_sizes(sizes: Sequence[int], statistics: RankStatistics) -> None:
+    if not sizes:
+        raise TreeError("no tree sizes to search, expected at least one number of nodes")
+    heads, ranks = statistics.num_heads, statistics.num_ranks
+    most = 1 + sum(ranks**depth for depth in range(1, heads + 1))
+    for size in sizes:
+        if not 1 <= size <= most:
+            raise TreeError(
+                f"a tree of {size} nodes cannot exist; expected 1 to {most} "
+                f"({heads} heads with {ranks} ranks, and the root)"
+            )
+
+
+def _checked_weights(weights_P: np.ndarray | None, statistics: RankStatistics) -> np.ndarray:
+    num_positions = statistics.num_positions
+    if num_positions == 0:
+        raise TreeError(
+            "statistics hold no position, nothing to search a tree from",
+            hint="calibrate on at least one answer",
+        )
+    if weights_P is None:
+        return np.ones(num_positions)
+    weights_P = np.asarray(weights_P, dtype=np.float64)
+    if weights_P.shape != (num_positions,):
+        raise TreeError(f"weights have shape {weights_P.shape}, expected ({num_positions},)")
+    total = weights_P.sum()
+    if not (0.0 < total < math.inf and weights_P.min() >= 0.0):
+        raise TreeError(f"weights sum to {total}, expected numbers >= 0 with a sum above 0")
+    return weights_P

@@ -1,0 +1,3 @@
+from medusa_kit.cli import main
+
+main()

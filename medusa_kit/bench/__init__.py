@@ -1,0 +1,1 @@
+"""Proof and measurement against plain transformers on an untouched second model."""

@@ -1,0 +1,119 @@
+"""Verify: are our tokens the base model's own, one by one?
+
+Greedy answers are held against transformers generate on an untouched second model; sampled ones
+against one-node decoding with the same seed. At a first difference the margin between the two
+likeliest tokens tells rounding (below the noise measured at load) from a bug.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from medusa_kit import console
+from medusa_kit.bench.oracle import Oracle
+from medusa_kit.infer.engine import Engine, Prompt
+from medusa_kit.infer.sampling import SamplingParams, TokenChooser
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first place where an answer leaves the oracle's."""
+
+    prompt: int
+    position: int  # in the answer, from 0
+    expected: int | None
+    actual: int | None
+    margin: float
+    noise: float
+
+    @property
+    def is_rounding(self) -> bool:
+        return self.margin < self.noise
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    num_prompts: int
+    num_tokens: int
+    differences: list[Difference]
+    noise: float
+    acceptance_length: float
+
+    @property
+    def bugs(self) -> list[Difference]:
+        return [difference for difference in self.differences if not difference.is_rounding]
+
+    @property
+    def identical(self) -> int:
+        return self.num_prompts - len(self.differences)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "identical": self.identical, "bugs": len(self.bugs)}
+
+
+def verify(
+    engine: Engine,
+    oracle: Oracle,
+    prompts: Sequence[Prompt],
+    *,
+    max_new_tokens: int = 128,
+    sampling: SamplingParams | None = None,
+    drafter: str | None = None,
+) -> VerifyReport:
+    """Compare every answer token by token; greedy unless `sampling` says otherwise."""
+    sampling = sampling or SamplingParams()
+    differences, num_tokens, num_steps = [], 0, 0
+    with console.progress("verifying", len(prompts), "prompts") as bar:
+        for index, prompt in enumerate(prompts):
+            ids = engine.encode(prompt)
+            ours = engine.generate(
+                ids, max_new_tokens=max_new_tokens, drafter=drafter, **asdict(sampling)
+            )
+            if sampling.greedy:
+                expected, _ = oracle.generate(ids, max_new_tokens)
+            else:
+                plain = engine.generate(
+                    ids, max_new_tokens=max_new_tokens, drafter="none", **asdict(sampling)
+                )
+                expected = plain.token_ids
+            num_tokens += len(ours.token_ids)
+            num_steps += ours.stats.num_steps
+            if ours.token_ids != expected:
+                differences.append(
+                    _difference(engine, oracle, sampling, index, ids, ours.token_ids, expected)
+                )
+            bar.advance(note=f"{len(differences)} differ")
+    length = (num_tokens - len(prompts)) / num_steps if num_steps else 1.0
+    return VerifyReport(len(prompts), num_tokens, differences, engine.check.noise, length)
+
+
+def _difference(
+    engine: Engine,
+    oracle: Oracle,
+    sampling: SamplingParams,
+    index: int,
+    prompt_ids: Sequence[int],
+    ours: Sequence[int],
+    expected: Sequence[int],
+) -> Difference:
+    position = first_difference(ours, expected)
+    prefix = [*prompt_ids, *expected[:position]]
+    chooser = TokenChooser(oracle.base.model, sampling, len(prompt_ids))
+    best = chooser.scores(oracle.logits(prefix), prefix).topk(2).values
+    scale = 1.0 if sampling.greedy else 1.0 / sampling.temperature
+    return Difference(
+        index,
+        position,
+        expected[position] if position < len(expected) else None,
+        ours[position] if position < len(ours) else None,
+        float(best[0] - best[1]),
+        engine.check.noise * scale,
+    )
+
+
+def first_difference(ours: Sequence[int], expected: Sequence[int]) -> int:
+    """The first position at which two lists differ; the shorter one's length if it is a prefix."""
+    for position, (a, b) in enumerate(zip(ours, expected, strict=False)):
+        if a != b:
+            return position
+    return min(len(ours), len(expected))

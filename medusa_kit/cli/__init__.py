@@ -1,0 +1,60 @@
+"""The command line: one module a command, each parses, calls one function and reports.
+
+No torch or transformers at import: they load inside commands, so that `--help` is instant.
+"""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from medusa_kit.cli import bench, chat, data, generate, train, tree_search, verify
+from medusa_kit.console import err
+from medusa_kit.errors import MedusaKitError
+from medusa_kit.version import __version__
+
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="medusa-kit",
+    help="Make a language model you already have answer faster, with the same words.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.add_typer(data.app, name="data")
+app.command("train")(train.train)
+app.command("tree-search")(tree_search.tree_search)
+app.command("generate")(generate.generate)
+app.command("chat")(chat.chat)
+app.command("verify")(verify.verify)
+app.command("bench")(bench.bench)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line; our errors become a message and their exit code."""
+    try:
+        app()
+    except MedusaKitError as error:
+        err.print(f"error: {error.message}", style="bold red", markup=False, highlight=False)
+        if error.hint:
+            err.print(f"hint: {error.hint}", style="cyan", markup=False, highlight=False)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        err.print("interrupted", style="yellow")
+        sys.exit(INTERRUPTED)

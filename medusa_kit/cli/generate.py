@@ -1,0 +1,91 @@
+"""`medusa-kit generate`: answer one prompt, or a file of them."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from medusa_kit import console
+from medusa_kit.cli import options
+from medusa_kit.errors import UsageError
+
+
+def generate(
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; or give --file.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="Prompts: JSONL, JSON or text, one a line.")
+    ] = None,
+    model: options.Model = options.DEFAULT_MODEL,
+    heads: options.Heads = "auto",
+    tree: options.Tree = None,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    max_new_tokens: options.MaxNewTokens = 256,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    seed: options.Seed = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop string; may be repeated.")] = None,
+    drafter: Annotated[str | None, typer.Option(help="medusa or none (plain decoding).")] = None,
+    batch_size: Annotated[int, typer.Option(help="Prompts decoded together.")] = 1,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="One JSON line an answer, statistics included.")
+    ] = False,
+    dtype: options.DType = "float32",
+    device: options.Device = "auto",
+    force: options.Force = False,
+) -> None:
+    """Answer one prompt, or a file of them: text or JSON lines with statistics on stdout."""
+    if (prompt is None) == (file is None):
+        raise UsageError("give either a prompt or --file, and not both")
+    if batch_size < 1:
+        raise UsageError(f"batch size {batch_size} is out of range; expected 1 or more")
+    import medusa_kit
+
+    prompts = _prompts(prompt, file, system)
+    engine = medusa_kit.load(
+        model, heads=options.heads_argument(heads), tree=tree, dtype=dtype, device=device,
+        force=force,
+    )  # fmt: skip
+    for start in range(0, len(prompts), batch_size):
+        batch = prompts[start : start + batch_size]
+        results = engine.generate(
+            batch, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k,
+            top_p=top_p, seed=seed, stop=stop, drafter=drafter, batch_size=batch_size,
+        )  # fmt: skip
+        for messages, result in zip(batch, results, strict=True):
+            typer.echo(_as_json(messages, result) if as_json else result.text)
+            stats = result.stats
+            console.note(
+                f"{stats.new_tokens} tokens, {stats.tokens_per_second:.1f} tokens/s, "
+                f"acceptance length {stats.acceptance_length:.2f} ({stats.drafter})"
+            )
+
+
+def _prompts(prompt: str | None, file: Path | None, system: str | None) -> list[Any]:
+    from medusa_kit.data.readers import Conversation, read_rows
+    from medusa_kit.errors import DataError
+
+    first = [{"role": "system", "content": system}] if system else []
+    if prompt is not None:
+        return [[*first, {"role": "user", "content": prompt}]]
+    prompts = []
+    for row in read_rows(str(file)):
+        if not isinstance(row, Conversation):
+            raise DataError(f"{file}: row {row.row} is an answer, expected a prompt")
+        messages = row.messages
+        while messages and messages[-1]["role"] == "assistant":
+            messages = messages[:-1]
+        prompts.append([*first, *messages])
+    return prompts
+
+
+def _as_json(messages: Any, result: Any) -> str:
+    record = {
+        "messages": messages,
+        "text": result.text,
+        "token_ids": result.token_ids,
+        "finish_reason": result.finish_reason,
+        "stats": result.stats.as_dict(),
+    }
+    return json.dumps(record, ensure_ascii=False)

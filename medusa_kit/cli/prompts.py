@@ -1,0 +1,44 @@
+"""Reading prompts for commands: a file or data set, else the ones that come with the kit."""
+
+import importlib.resources
+from pathlib import Path
+from typing import Any
+
+from medusa_kit.errors import DataError
+
+OWN_PROMPTS = "verify_prompts.jsonl"
+
+
+def read_prompts(source: str | None, limit: int | None) -> list[list[dict[str, str]]]:
+    """Messages of each prompt, up to its first user turn (MT-bench's first turn).
+
+    Raises DataError for a source without prompts.
+    """
+    from medusa_kit.data.readers import Conversation, read_rows
+
+    if source is None:
+        root = Path(str(importlib.resources.files("medusa_kit")))
+        source = str(root / "assets" / OWN_PROMPTS)
+    prompts = []
+    for row in read_rows(source, limit=limit):
+        if not isinstance(row, Conversation):
+            raise DataError(f"{source}: row {row.row} is an answer, expected a prompt")
+        prompts.append(first_turn(row.messages))
+    return prompts
+
+
+def first_turn(messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    """The messages up to and including the first of the user."""
+    for index, message in enumerate(messages):
+        if message["role"] == "user":
+            return messages[: index + 1]
+    raise DataError("a conversation has no user turn")
+
+
+def load_both(model: str, **options: Any) -> tuple[Any, Any]:
+    """(engine, oracle): the base model twice, once as ours and once untouched."""
+    from medusa_kit.bench.oracle import Oracle
+    from medusa_kit.infer.loading import load
+
+    engine = load(model, **options)
+    return engine, Oracle.beside(engine.base)

@@ -1,0 +1,165 @@
+"""`medusa-kit tree-search`: the candidate tree that suits this model on this machine."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from medusa_kit import console
+from medusa_kit.cli import options
+from medusa_kit.errors import ConfigError, DataError, TreeError, UsageError
+
+STATISTICS_NAME = "statistics.npz"
+PLOT_NAME = "tree.png"
+
+
+def tree_search(
+    model: options.Model = options.DEFAULT_MODEL,
+    heads: options.Heads = "auto",
+    prompts: Annotated[
+        str | None,
+        typer.Option(help="Calibration prompts, answered by the model first (file or data set)."),
+    ] = None,
+    answers: Annotated[
+        Path | None, typer.Option(help="Saved answers, as `data generate` writes them.")
+    ] = None,
+    statistics: Annotated[
+        Path | None, typer.Option(help="Saved statistics; the ones beside the heads unless given.")
+    ] = None,
+    nodes: Annotated[
+        int | None, typer.Option(help="Fix the tree's nodes, root included, whatever the speed.")
+    ] = None,
+    choices: Annotated[
+        Path | None, typer.Option(help="Judge this tree instead (a medusa_choices list).")
+    ] = None,
+    sizes: Annotated[str, typer.Option(help="Sizes to compare, root included.")] = (
+        "1,2,3,4,6,8,10,12,16,24,32,48,64"
+    ),
+    output: Annotated[
+        Path | None, typer.Option(help="Folder for the results; the heads' own unless given.")
+    ] = None,
+    max_new_tokens: options.MaxNewTokens = 192,
+    limit: Annotated[int | None, typer.Option(help="Take this many prompts or answers.")] = None,
+    batch_size: Annotated[int, typer.Option(help="Prompts answered together.")] = 16,
+    dtype: options.DType = "float32",
+    device: options.Device = "auto",
+    force: options.Force = False,
+) -> None:
+    """Find the tree with the most tokens a second: statistics, sorting, replay, step times."""
+    if sum(given is not None for given in (prompts, answers, statistics)) > 1:
+        raise UsageError("give only one of --prompts, --answers and --statistics")
+    from medusa_kit.infer.loading import load
+    from medusa_kit.infer.tree_search import judge_tree, search_tree
+
+    engine = load(
+        model, heads=options.heads_argument(heads), dtype=dtype, device=device, force=force
+    )
+    if engine.heads is None:
+        raise ConfigError(
+            f"there are no heads for {model!r}, so there is no tree to find",
+            hint="train some with `medusa-kit train`, or name their folder with --heads",
+        )
+    folder = _output_folder(output, engine)
+    stats = _statistics(engine, folder, prompts, answers, statistics, limit, max_new_tokens,
+                        batch_size)  # fmt: skip
+    if choices is not None:
+        search = judge_tree(engine, stats, _read_choices(choices))
+    else:
+        search = search_tree(engine, stats, _sizes(sizes), nodes)
+    _report(engine, search, folder)
+
+
+def _output_folder(output: Path | None, engine: Any) -> Path:
+    if output is not None:
+        return output
+    if engine.heads_source is None:
+        raise UsageError("these heads lie in no folder", hint="name one with --output")
+    return Path(engine.heads_source)
+
+
+def _sizes(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError as error:
+        raise UsageError(f"sizes {text!r}: expected numbers with commas between") from error
+
+
+def _statistics(
+    engine: Any,
+    folder: Path,
+    prompts: str | None,
+    answers: Path | None,
+    statistics: Path | None,
+    limit: int | None,
+    max_new_tokens: int,
+    batch_size: int,
+) -> Any:
+    from medusa_kit.data.readers import AnswerRow, read_rows
+    from medusa_kit.infer.calibrate import calibrate
+    from medusa_kit.infer.self_distill import generate_answers
+    from medusa_kit.tree.statistics import RankStatistics
+
+    if prompts is not None:
+        answers = folder / "calibration_answers.jsonl"
+        generate_answers(
+            engine.base, read_rows(prompts, limit=limit), answers,
+            max_new_tokens=max_new_tokens, batch_size=batch_size,
+        )  # fmt: skip
+    if answers is None:
+        path = statistics or Path(engine.heads_source or folder) / STATISTICS_NAME
+        if not path.is_file():
+            raise UsageError(
+                f"no statistics at {path}", hint="give --prompts or --answers to calibrate on"
+            )
+        return RankStatistics.load(path)
+    rows = list(read_rows(str(answers), limit=limit))
+    if wrong := next((row for row in rows if not isinstance(row, AnswerRow)), None):
+        raise DataError(
+            f"{answers}: row {wrong.row} holds no token ids",
+            hint="answers come from `medusa-kit data generate`; give prompts as --prompts",
+        )
+    found = calibrate(engine.base, engine.heads, rows)
+    found.save(folder / STATISTICS_NAME)
+    return found
+
+
+def _read_choices(path: Path) -> Any:
+    from medusa_kit.tree.candidate_tree import load_tree
+
+    if not path.is_file():
+        raise TreeError(f"no tree file at {path}")
+    return load_tree(path)[0]
+
+
+def _report(engine: Any, search: Any, folder: Path) -> None:
+    from medusa_kit.infer.loading import TREE_NAME
+    from medusa_kit.tree.candidate_tree import save_tree
+    from medusa_kit.tree.render import render_tree
+
+    rows = [
+        (
+            f"{row.num_nodes}{' ←' if row is search.chosen else ''}",
+            f"{row.acceptance_length:.3f}",
+            f"{row.step_seconds * 1e3:.1f}",
+            f"{row.speed_up:.2f} ×",
+        )
+        for row in search.rows
+    ]
+    columns = ("nodes", "acceptance length", "step, ms", "predicted speed-up")
+    console.out.print(console.table("Trees, by replay on held-out answers", columns, rows))
+    console.out.print(render_tree(search.chosen.tree), markup=False, highlight=False)
+    if search.chosen.num_nodes == 1:
+        console.warn("no tree gains on this machine: the engine will decode plainly")
+    save_tree(search.chosen.tree, folder / TREE_NAME, search.as_extra(engine))
+    console.note(f"wrote {folder / TREE_NAME}")
+    _plot(search, folder / PLOT_NAME)
+
+
+def _plot(search: Any, path: Path) -> None:
+    try:
+        from medusa_kit.infer.plots import plot_trees
+    except ImportError:
+        console.note("no plot: matplotlib is not installed (pip install 'medusa-kit[plot]')")
+        return
+    plot_trees(search.rows, search.chosen, path)
+    console.note(f"wrote {path}")

@@ -1,0 +1,88 @@
+"""`medusa-kit verify`: are the tokens the base model's own?"""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from medusa_kit import console
+from medusa_kit.cli import options
+from medusa_kit.cli.prompts import load_both, read_prompts
+from medusa_kit.files import atomic_write
+
+
+def verify(
+    model: options.Model = options.DEFAULT_MODEL,
+    heads: options.Heads = "auto",
+    tree: options.Tree = None,
+    prompts: Annotated[
+        str | None, typer.Option(help="Prompts (file or data set); the kit's own unless given.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(help="Take this many prompts.")] = None,
+    max_new_tokens: options.MaxNewTokens = 128,
+    temperature: Annotated[
+        float, typer.Option(help="Temperature of the sampled half; 0 leaves it out.")
+    ] = 0.8,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    seed: options.Seed = 0,
+    drafter: Annotated[str | None, typer.Option(help="medusa or none.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the report as JSON.")] = None,
+    dtype: options.DType = "float32",
+    device: options.Device = "auto",
+    force: options.Force = False,
+) -> None:
+    """Compare token by token with plain transformers on an untouched second model.
+
+    Greedy answers against transformers generate, sampled ones against one-node decoding with the
+    same seed. Exit code 1 when a difference is more than rounding.
+    """
+    from medusa_kit.bench.verify import verify as run
+    from medusa_kit.infer.sampling import SamplingParams
+
+    sampled = SamplingParams(temperature, top_k, top_p, seed) if temperature > 0 else None
+    asked = read_prompts(prompts, limit)
+    engine, oracle = load_both(
+        model, heads=options.heads_argument(heads), tree=tree, dtype=dtype, device=device,
+        force=force,
+    )  # fmt: skip
+    reports = {"greedy": run(engine, oracle, asked, max_new_tokens=max_new_tokens, drafter=drafter)}
+    if sampled is not None:
+        reports["sampled"] = run(
+            engine, oracle, asked, max_new_tokens=max_new_tokens, sampling=sampled, drafter=drafter
+        )
+    _print(engine, reports)
+    if output is not None:
+        with atomic_write(output) as temporary:
+            record = {name: report.as_dict() for name, report in reports.items()}
+            temporary.write_text(json.dumps(record, indent=2) + "\n")
+    if any(report.bugs for report in reports.values()):
+        console.err.print("error: a difference is more than rounding", style="bold red")
+        raise typer.Exit(1)
+
+
+def _print(engine: Any, reports: dict[str, Any]) -> None:
+    rows = [
+        (
+            name,
+            report.num_prompts,
+            report.num_tokens,
+            report.identical,
+            len(report.differences) - len(report.bugs),
+            len(report.bugs),
+            f"{report.acceptance_length:.3f}",
+        )
+        for name, report in reports.items()
+    ]
+    columns = ("decoding", "prompts", "tokens", "identical", "rounding", "bugs", "accept. length")
+    title = f"{engine.base.info.name}, noise {engine.check.noise:.1e}"
+    console.out.print(console.table(title, columns, rows))
+    for name, report in reports.items():
+        for d in report.differences:
+            console.out.print(
+                f"{name}: prompt {d.prompt}, token {d.position}: expected {d.expected}, got "
+                f"{d.actual}; top-2 margin {d.margin:.2e}, noise {d.noise:.2e}: "
+                f"{'rounding' if d.is_rounding else 'BUG'}",
+                highlight=False,
+            )

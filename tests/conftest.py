@@ -1,0 +1,38 @@
+"""Shared fixtures: tiny seeded models of every family, built in code; no network, no GPU."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+from tiny_models import tiny_base  # noqa: E402
+
+from medusa_kit.base_model import BaseModel, load_base_model, quiet_transformers  # noqa: E402
+
+quiet_transformers()
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def llama() -> BaseModel:
+    """A tiny Llama with grouped-query heads, float32."""
+    return tiny_base("llama")
+
+
+@pytest.fixture
+def chat_base() -> BaseModel:
+    """A tiny Llama with a byte tokenizer and a ChatML template."""
+    return load_base_model("debug-tiny", device="cpu")
+
+
+@pytest.fixture(scope="session")
+def shared_cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")

@@ -1,0 +1,225 @@
+"""The promise: greedy answers equal plain transformers generate, token for token, in fp32.
+
+The oracle is a second model of the same seed, asked through transformers' own generate; the answers
+come from the engine. Heads are random, so that some guesses hold and most do not, and a second kind
+of drafter knows the answer in part, so that long paths are accepted too.
+"""
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+from tiny_models import CONTEXT, FAMILIES, STOP, VOCAB, tiny_base, tiny_model
+
+from medusa_kit.heads import MedusaHeads
+from medusa_kit.infer.decode import decode, make_row
+from medusa_kit.infer.drafters.base import Draft, State, StatelessDrafter, Topology
+from medusa_kit.infer.engine import Engine
+from medusa_kit.infer.loading import build_engine
+from medusa_kit.infer.sampling import SamplingParams
+from medusa_kit.tree.candidate_tree import CandidateTree
+
+TREES = {
+    "root": CandidateTree.root_only(),
+    "chain": CandidateTree.chain(3),
+    "wide": CandidateTree([(rank,) for rank in range(9)]),
+    "bushy": CandidateTree([(0,), (1,), (2,), (5,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 3)]),
+}
+
+
+def plain_answer(family: str, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
+    ids = torch.tensor([list(prompt)])
+    out = tiny_model(family).generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, do_sample=False
+    )
+    return out[0, len(prompt) :].tolist()
+
+
+def random_prompt(length: int, seed: int) -> list[int]:
+    generator = random.Random(seed)
+    return [generator.randrange(3, VOCAB) for _ in range(length)]
+
+
+def random_heads(engine: Engine) -> MedusaHeads:
+    """Heads that guess badly but not never."""
+    heads = MedusaHeads.for_base(engine.base, num_heads=3, num_blocks=1)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in heads.parameters():
+        parameter.data.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+    return heads.requires_grad_(False)
+
+
+class PartlyKnowing(StatelessDrafter):
+    """Knows the true answer and drafts it among noise: random trees that hold the truth to a
+    random depth, a new topology for each row and step, slots unused at random."""
+
+    name = "partly-knowing"
+    num_nodes = 12
+
+    def __init__(self, truths: dict[tuple[int, ...], list[int]], seed: int = 0) -> None:
+        self.truths, self.random = truths, random.Random(seed)
+        self.most_accepted = 0
+
+    def propose(self, state: State) -> Draft:
+        rows = [self._row(tokens, root) for tokens, root in
+                zip(state.tokens, state.roots_B, strict=True)]  # fmt: skip
+        topologies = [Topology.from_parents(parents, torch.device("cpu")) for _, parents in rows]
+        return Draft(torch.tensor([tokens for tokens, _ in rows]), topologies)
+
+    def _row(self, committed: list[int], root: int) -> tuple[list[int], list[int]]:
+        prompt = next(p for p in self.truths if tuple(committed[: len(p)]) == p)
+        done = len(committed) - len(prompt) + 1
+        truth = self.truths[prompt][done : done + self.random.randrange(6)]
+        tokens, parents, tip = [root], [-1], 0
+        for token in truth:
+            while self.random.random() < 0.4 and len(tokens) < self.num_nodes - 6:
+                tokens.append(self.random.choice([t for t in range(VOCAB) if t != token]))
+                parents.append(self.random.randrange(len(parents)))
+                if (tokens[-1], parents[-1]) in zip(tokens[:-1], parents[:-1], strict=True):
+                    parents[-1] = -2  # a sibling with the same token: leave the slot unused
+            tokens.append(token)
+            parents.append(tip)
+            tip = len(tokens) - 1
+        while len(tokens) < self.num_nodes:
+            tokens.append(self.random.randrange(VOCAB))
+            parents.append(-2)
+        return tokens, parents
+
+    def observe(self, step: Any) -> None:
+        self.most_accepted = max(self.most_accepted, *(len(path) for path in step.paths))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_heads_and_trees(family: str) -> None:
+    engine = build_engine(tiny_base(family))
+    engine.heads = random_heads(engine)
+    for seed, length in enumerate((1, 4, 23)):
+        prompt = random_prompt(length, seed)
+        expected = plain_answer(family, prompt, 24)
+        for name, tree in TREES.items():
+            engine.use_tree(tree)
+            assert engine.generate(prompt, max_new_tokens=24).token_ids == expected, name
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_random_trees_with_deep_acceptance_in_a_batch(family: str) -> None:
+    """Rows of different length advance by different amounts; each gets what it gets alone."""
+    engine = build_engine(tiny_base(family))
+    prompts = [random_prompt(length, length) for length in (3, 17, 9)]
+    truths = {tuple(p): plain_answer(family, p, 30) for p in prompts}
+    drafter = PartlyKnowing(truths)
+    rows = [make_row(engine.verifier, p, SamplingParams(), 30) for p in prompts]
+    for _ in decode(engine.verifier, drafter, rows):
+        pass
+    assert [row.token_ids for row in rows] == list(truths.values())
+    assert drafter.most_accepted >= 3
+    assert sum(row.num_steps for row in rows) < sum(len(row.token_ids) for row in rows) - 3
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral-sliding", "gpt2", "gemma3"])
+def test_near_the_contexts_end(family: str) -> None:
+    """The last tokens of the context come out as plainly, and nothing comes after them."""
+    engine = build_engine(tiny_base(family))
+    prompt = random_prompt(CONTEXT - 11, 5)
+    expected = plain_answer(family, prompt, 11)
+    truth = {tuple(prompt): expected + random_prompt(8, 1)}
+    row = make_row(engine.verifier, prompt, SamplingParams(), 50)
+    for _ in decode(engine.verifier, PartlyKnowing(truth), [row]):
+        pass
+    assert row.token_ids == expected
+    if STOP not in expected:
+        assert row.finish_reason == "length"
+        assert len(prompt) + len(row.token_ids) == CONTEXT
+
+
+def test_stop_token_inside_an_accepted_path() -> None:
+    """A draft that runs on past the stop token is cut at it, as plain decoding stops there."""
+    engine = build_engine(tiny_base("llama"))
+    for seed in range(40):
+        prompt = random_prompt(5, seed)
+        free = plain_answer_without_stop(prompt, 20)
+        stop = free[6]
+        if stop in free[:6]:
+            continue
+        engine.base.model.generation_config.eos_token_id = [stop]
+        row = make_row(engine.verifier, prompt, SamplingParams(), 20)
+        for _ in decode(engine.verifier, Oracle(free), [row]):
+            pass
+        assert row.token_ids == free[:7]
+        assert row.finish_reason == "stop"
+        assert row.num_steps < 4
+        return
+    raise AssertionError("no prompt found whose answer has a fresh token at place 6")
+
+
+def plain_answer_without_stop(prompt: Sequence[int], count: int) -> list[int]:
+    model = tiny_model("llama")
+    model.generation_config.eos_token_id = None
+    ids = torch.tensor([list(prompt)])
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False
+    )
+    return out[0, len(prompt) :].tolist()
+
+
+class Oracle(StatelessDrafter):
+    """Drafts the true continuation as a chain of five."""
+
+    name, num_nodes = "oracle", 6
+
+    def __init__(self, truth: list[int]) -> None:
+        self.truth, self.prompt_length = truth, 5
+
+    def propose(self, state: State) -> Draft:
+        done = len(state.tokens[0]) - self.prompt_length
+        chain = [state.roots_B[0], *self.truth[done + 1 : done + 6]]
+        chain += [0] * (6 - len(chain))
+        parents = [-1, *range(len(chain) - 1)]
+        return Draft(torch.tensor([chain]), [Topology.from_parents(parents, torch.device("cpu"))])
+
+
+def test_oracle_drafts_are_accepted_to_full_depth() -> None:
+    engine = build_engine(tiny_base("llama"))
+    prompt = random_prompt(5, 3)
+    truth = plain_answer_without_stop(prompt, 31)
+    engine.base.model.generation_config.eos_token_id = None
+    row = make_row(engine.verifier, prompt, SamplingParams(), 31)
+    for _ in decode(engine.verifier, Oracle(truth), [row]):
+        pass
+    assert row.token_ids == truth
+    assert row.num_steps == 5  # 1 from the prompt, then 6 a step
+    assert row.depth_counts == {5: 5}
+
+
+def test_wrong_drafts_cost_a_step_each() -> None:
+    engine = build_engine(tiny_base("llama"))
+    engine.base.model.generation_config.eos_token_id = None
+    prompt = random_prompt(5, 3)
+    truth = plain_answer_without_stop(prompt, 20)
+    wrong = [(token + 1) % VOCAB for token in truth]
+    row = make_row(engine.verifier, prompt, SamplingParams(), 20)
+    for _ in decode(engine.verifier, Oracle(wrong), [row]):
+        pass
+    assert row.token_ids == truth
+    assert row.num_steps == 19
+
+
+def test_repetition_penalty_of_the_base_is_applied_along_the_path() -> None:
+    """A penalty in the base's generation config changes the answer, each node by its own prefix."""
+    prompt = random_prompt(6, 2)
+    reference = tiny_model("llama")
+    reference.generation_config.repetition_penalty = 1.6
+    ids = torch.tensor([prompt])
+    out = reference.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False
+    )
+    expected = out[0, 6:].tolist()
+    assert expected != plain_answer("llama", prompt, 24)
+    engine = build_engine(tiny_base("llama"))
+    engine.base.model.generation_config.repetition_penalty = 1.6
+    row = make_row(engine.verifier, prompt, SamplingParams(), 24)
+    for _ in decode(engine.verifier, PartlyKnowing({tuple(prompt): expected}), [row]):
+        pass
+    assert row.token_ids == expected

@@ -1,0 +1,107 @@
+"""DeepSpeed against plain torch, in a child process: importing it warns, prints and sets state."""
+
+import importlib.util
+import json
+import math
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from medusa_kit.errors import ConfigError
+from medusa_kit.heads import MedusaHeads
+from medusa_kit.train import engine as engine_module
+from medusa_kit.train.engine import make_engine
+from medusa_kit.train.loop import TrainingLoop
+from medusa_kit.train.loss import LossModule
+
+CHILD = """
+import json, torch
+from transformers import LlamaConfig, LlamaForCausalLM
+from medusa_kit.base_model import wrap_model
+from medusa_kit.config import TrainRecipe
+from medusa_kit.heads import MedusaHeads
+from medusa_kit.train.engine import make_engine
+from medusa_kit.train.loss import LossModule
+
+torch.manual_seed(0)
+base = wrap_model(LlamaForCausalLM(LlamaConfig(
+    vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
+    num_attention_heads=2, num_key_value_heads=2)))
+hidden = torch.randn(8, 20, 16)
+targets = torch.randint(-1, 50, (8, 20, 3))
+losses = {}
+for enabled in (False, True):
+    recipe = TrainRecipe.model_validate({
+        "output_dir": "unused", "base": {"model": "unused"}, "data": {"sources": ["unused"]},
+        "train": {"accumulation": 2, "grad_clip": 0.1, "weight_decay": 0.1},
+        "deepspeed": {"enabled": enabled}})
+    module = LossModule(MedusaHeads.for_base(base, 3, 1, "own"), 0.8, 7)
+    engine = make_engine(module, recipe)
+    losses[str(enabled)] = []
+    for update in range(4):
+        for micro in (0, 1):
+            result = engine.forward(hidden[2 * update + micro], targets[2 * update + micro])
+            engine.backward(result.loss)
+            losses[str(enabled)].append(result.loss.item())
+        engine.update(0.05 / (update + 1))
+        engine.load_state(engine.state())
+    engine.close()
+print(json.dumps(losses))
+"""
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed"
+)
+def test_deepspeed_gives_the_losses_of_plain_torch_and_keeps_stdout_clean():
+    child = subprocess.run(
+        [sys.executable, "-c", CHILD], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert child.returncode == 0, child.stderr[-2000:]
+    losses = json.loads(child.stdout)  # fails if anything else was printed there
+    assert losses["True"] == pytest.approx(losses["False"], rel=1e-6)
+    assert losses["False"][-1] != losses["False"][0]
+
+
+def test_a_missing_deepspeed_says_what_to_do(monkeypatch, make_recipe):
+    monkeypatch.setattr(engine_module.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="not installed") as caught:
+        make_engine(None, make_recipe(deepspeed={"enabled": True}))
+    assert "deepspeed.enabled=false" in caught.value.hint
+    assert "medusa-kit[train]" in caught.value.hint
+
+
+def test_accumulated_micro_batches_average_and_the_norm_is_clipped(tiny_base, make_recipe):
+    """One plain update against AdamW's first step, whose size is the learning rate."""
+    module = LossModule(MedusaHeads.for_base(tiny_base(), 1), 0.8, 8)
+    engine = make_engine(module, make_recipe(train={"accumulation": 2, "grad_clip": 1e-3}))
+    hidden_PD, targets_PK = torch.randn(10, 16), torch.randint(0, 32, (10, 1))
+    for rows in (slice(0, 5), slice(5, 10)):
+        engine.backward(engine.forward(hidden_PD[rows], targets_PK[rows]).loss)
+    accumulated = [parameter.grad.clone() for parameter in module.parameters()]
+    module.zero_grad()
+    module(hidden_PD, targets_PK).loss.backward()
+    for parameter, gradient in zip(module.parameters(), accumulated, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
+    engine.update(0.01)
+    norm = math.sqrt(
+        sum(float(s["exp_avg"].square().sum()) for s in engine.optimizer.state.values())
+    )
+    assert norm == pytest.approx(0.1 * 1e-3, rel=1e-3)  # (1 - beta1) times the clipped gradient
+
+
+def test_learning_rate_warms_up_and_follows_a_cosine():
+    options = SimpleNamespace(learning_rate=2.0, warmup_ratio=0.1)
+    run = SimpleNamespace(recipe=SimpleNamespace(train=options), num_updates=100)
+    rates = []
+    for run.step in range(100):
+        rates.append(TrainingLoop._learning_rate(run))
+    assert rates[0] == pytest.approx(0.2)
+    assert rates[9] == pytest.approx(2.0)
+    assert rates[10] == pytest.approx(2.0)
+    assert rates[55] == pytest.approx(1.0)
+    assert rates[99] < 0.001
+    assert rates[10:] == sorted(rates[10:], reverse=True)

@@ -1,0 +1,87 @@
+import numpy as np
+import pytest
+from medusa_kit.data.chat import EncodedExample
+
+from medusa_kit.errors import DataError
+from medusa_kit.train.data import coverage, head_targets, most_frequent_ids, prepare, split
+
+
+def brute_force(ids, mask, num_heads):
+    """Position by position, straight from the definition."""
+    positions, targets = [], []
+    for t in range(len(ids) - 1):
+        if not mask[t + 1]:
+            continue
+        positions.append(t)
+        row = []
+        for k in range(num_heads):
+            between = range(t + 2, t + 3 + k)
+            seen = all(place < len(ids) and mask[place] for place in between)
+            row.append(ids[t + 2 + k] if seen else -1)
+        targets.append(row)
+    return positions, targets
+
+
+def test_head_k_predicts_the_token_k_plus_2_ahead():
+    """A counting sequence: the target is the position's own token plus k + 2."""
+    example = EncodedExample(list(range(100, 120)), [True] * 20, 1)
+    item = head_targets(example, 4)
+    for t, targets in zip(item.positions_P, item.targets_PK, strict=True):
+        for k, target in enumerate(targets):
+            assert target == (100 + t + k + 2 if t + k + 2 < 20 else -1)
+
+
+def test_targets_equal_brute_force_on_random_turns():
+    generator = np.random.default_rng(0)
+    for _ in range(50):
+        length = int(generator.integers(1, 40))
+        ids = generator.integers(0, 1000, length).tolist()
+        mask = (generator.random(length) < 0.7).tolist()
+        item = head_targets(EncodedExample(ids, mask, 1), 5)
+        positions, targets = brute_force(ids, mask, 5)
+        assert item.positions_P.tolist() == positions
+        assert item.targets_PK.tolist() == targets
+
+
+def test_no_head_looks_across_a_turn():
+    mask = [False, False, True, True, True, False, False, True, True]
+    item = head_targets(EncodedExample(list(range(9)), mask, 1), 3)
+    assert item.positions_P.tolist() == [1, 2, 3, 6, 7]
+    assert item.targets_PK.tolist() == [
+        [3, 4, -1],
+        [4, -1, -1],
+        [-1, -1, -1],
+        [8, -1, -1],
+        [-1, -1, -1],
+    ]
+
+
+def test_split_is_by_whole_rows_and_repeats():
+    rows = prepare([EncodedExample([i] * 9, [True] * 9, i) for i in range(50)], 2)
+    training, held_out = split(rows, 0.1, seed=3)
+    assert len(held_out) == 5
+    names = [item.input_ids[0] for item in training + held_out]
+    assert sorted(names) == list(range(50))
+    again = split(rows, 0.1, seed=3)[1]
+    assert [item.input_ids for item in again] == [item.input_ids for item in held_out]
+    other = split(rows, 0.1, seed=4)[1]
+    assert [item.input_ids for item in other] != [item.input_ids for item in held_out]
+
+
+def test_too_little_data_is_refused():
+    nothing_to_learn = EncodedExample([1, 2, 3], [False, False, True], 1)
+    usable = EncodedExample([1, 2, 3, 4], [False, True, True, True], 2)
+    with pytest.raises(DataError, match="1 usable"):
+        split(prepare([nothing_to_learn, usable], 2), 0.5, 0)
+    with pytest.raises(DataError, match="0 usable"):
+        split(prepare([], 2), 0.5, 0)
+
+
+def test_reduced_ids_are_the_most_frequent_and_every_stop_token():
+    ids = [9, 9, 7, 7, 7, 5, 5, 3, 7, 9, 5]
+    items = prepare([EncodedExample([0, 0, *ids], [True] * (len(ids) + 2), 1)], 2)
+    assert most_frequent_ids(items, 3, frozenset([2])).tolist() == [2, 5, 7]  # 5 ties with 9
+    assert most_frequent_ids(items, 100, frozenset([2])).tolist() == [2, 3, 5, 7, 9]
+    assert coverage(items, most_frequent_ids(items, 3, frozenset([2]))) == pytest.approx(
+        sum(target in (5, 7) for target in ids + ids[1:]) / (2 * len(ids) - 1)
+    )

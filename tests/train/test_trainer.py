@@ -1,0 +1,214 @@
+import errno
+import json
+import os
+import signal
+
+import pytest
+import torch
+
+from medusa_kit.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    IncompatibleBaseError,
+    MedusaKitError,
+)
+from medusa_kit.heads import load_heads
+from medusa_kit.train import loop
+from medusa_kit.train.run_folder import RunFolder
+from medusa_kit.train.trainer import train_heads
+
+
+class Crash(Exception):
+    pass
+
+
+def crash_after(monkeypatch, updates, action=None):
+    """Let the run do so many updates, then raise (or act) in the middle of the next one."""
+    original, done = loop.TrainingLoop._update, []
+
+    def update(self, batches):
+        if len(done) == updates:
+            if action is None:
+                raise Crash
+            action()
+        done.append(1)
+        original(self, batches)
+
+    monkeypatch.setattr(loop.TrainingLoop, "_update", update)
+    return lambda: monkeypatch.setattr(loop.TrainingLoop, "_update", original)
+
+
+def metrics(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def trained_weights(base, folder):
+    return load_heads(folder, base).state_dict()
+
+
+def assert_same_weights(ours, theirs):
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, theirs[name]), name
+
+
+@pytest.mark.parametrize("projection", ["shared", "own", "reduced"])
+def test_training_learns_to_count_and_leaves_the_base_alone(
+    tiny_base, counting_rows, make_recipe, projection
+):
+    base = tiny_base()
+    before = base.weights_digest()
+    reduced = {"reduced_size": 24} if projection == "reduced" else {}
+    recipe = make_recipe(
+        heads={"num_heads": 2, "num_blocks": 2, "projection": projection, **reduced},
+        train={"epochs": 30, "learning_rate": 0.03},
+    )
+    report = train_heads(base, counting_rows(), recipe)
+    assert base.weights_digest() == before
+    losses = [line["loss"] for line in metrics(RunFolder(recipe).path) if "loss" in line]
+    assert losses[-1] < 0.6 * losses[0]
+    assert report.scores.top1[0] > 0.3  # guessing gets 1 in 23
+    assert report.scores.top5[0] >= report.scores.top1[0]
+    heads = load_heads(report.heads_folder, base)
+    assert heads.config.projection == projection
+
+
+@pytest.mark.parametrize("features", ["memory", "live"])
+def test_a_crashed_run_resumes_to_the_same_weights(
+    tiny_base, counting_rows, make_recipe, monkeypatch, tmp_path, features
+):
+    base, train = tiny_base(), {"features": features, "accumulation": 2, "epochs": 5}
+    straight = make_recipe(output_dir=str(tmp_path / "straight"), train=train)
+    expected = trained_weights(base, train_heads(base, counting_rows(), straight).heads_folder)
+
+    recipe = make_recipe(train=train)
+    mend = crash_after(monkeypatch, 6)
+    with pytest.raises(Crash):
+        train_heads(base, counting_rows(), recipe)
+    mend()
+    resumed_at = []
+    original = loop.TrainingLoop.updates
+    monkeypatch.setattr(
+        loop.TrainingLoop, "updates", lambda self: resumed_at.append(self.step) or original(self)
+    )
+    report = train_heads(base, counting_rows(), recipe)
+    assert resumed_at == [4]  # save_every
+    assert_same_weights(trained_weights(base, report.heads_folder), expected)
+    steps = [line["step"] for line in metrics(tmp_path / "run")]
+    assert steps == [line["step"] for line in metrics(tmp_path / "straight")]
+    assert not (tmp_path / "run/checkpoint").exists()
+
+
+def test_ctrl_c_saves_after_the_update_and_the_next_run_goes_on(
+    tiny_base, counting_rows, make_recipe, monkeypatch, tmp_path, capsys
+):
+    base = tiny_base()
+    straight = make_recipe(output_dir=str(tmp_path / "straight"))
+    expected = trained_weights(base, train_heads(base, counting_rows(), straight).heads_folder)
+    recipe = make_recipe()
+    mend = crash_after(monkeypatch, 6, lambda: os.kill(os.getpid(), signal.SIGINT))
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        train_heads(base, counting_rows(), recipe)
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert "stopped after update 7" in capsys.readouterr().err
+    mend()
+    report = train_heads(base, counting_rows(), recipe)
+    captured = capsys.readouterr()
+    assert "going on from update 7" in captured.err
+    assert captured.out == ""
+    assert_same_weights(trained_weights(base, report.heads_folder), expected)
+
+
+def test_another_recipe_or_a_finished_run_is_refused(tiny_base, counting_rows, make_recipe):
+    base, recipe = tiny_base(), make_recipe()
+    train_heads(base, counting_rows(), recipe)
+    with pytest.raises(ConfigError, match="finished"):
+        RunFolder(recipe).open()
+    with pytest.raises(ConfigError, match=r"train\.learning_rate: 0\.5 ≠ 0\.01"):
+        RunFolder(make_recipe(train={"learning_rate": 0.5})).open()
+    RunFolder(make_recipe(train={"learning_rate": 0.5})).open(fresh=True)
+    assert not (RunFolder(recipe).path / "run.json").exists()
+
+
+def test_a_checkpoint_of_other_data_or_another_base_is_refused(
+    tiny_base, counting_rows, make_recipe, monkeypatch
+):
+    base, recipe = tiny_base(), make_recipe()
+    mend = crash_after(monkeypatch, 6)
+    with pytest.raises(Crash):
+        train_heads(base, counting_rows(), recipe)
+    mend()
+    with pytest.raises(ConfigError, match="data changed"):
+        train_heads(base, counting_rows(count=13), recipe)
+    other = tiny_base()
+    other.model.lm_head.weight.data += 1
+    changed = type(base)(other.model, None, "other", "memory")
+    with pytest.raises(IncompatibleBaseError, match="fingerprint"):
+        train_heads(changed, counting_rows(), recipe)
+    (RunFolder(recipe).path / "checkpoint/state.pt").write_bytes(b"half a file")
+    with pytest.raises(CheckpointError, match=r"state\.pt"):
+        train_heads(base, counting_rows(), recipe)
+
+
+def test_a_full_disk_keeps_the_last_checkpoint(tiny_base, counting_rows, make_recipe, monkeypatch):
+    base, recipe, save, calls = tiny_base(), make_recipe(), torch.save, []
+
+    def full_the_second_time(state, path):
+        calls.append(path)
+        if len(calls) == 2:
+            path.write_bytes(b"half")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(state, path)
+
+    monkeypatch.setattr(torch, "save", full_the_second_time)
+    with pytest.raises(MedusaKitError, match=r"No space left.*step 4 is safe"):
+        train_heads(base, counting_rows(), recipe)
+    assert RunFolder(recipe).load()["step"] == 4
+    leftovers = [path.name for path in (RunFolder(recipe).path / "checkpoint").iterdir()]
+    assert leftovers == ["state.pt"]
+
+
+def test_a_loss_that_is_not_finite_names_the_update(
+    tiny_base, counting_rows, make_recipe, monkeypatch
+):
+    base = tiny_base()
+
+    def poison(self, batches):
+        if self.step == 2:
+            batches[0][0].fill_(float("nan"))
+        original(self, batches)
+
+    original = loop.TrainingLoop._update
+    monkeypatch.setattr(loop.TrainingLoop, "_update", poison)
+    with pytest.raises(MedusaKitError, match="loss is nan at update 3"):
+        train_heads(base, counting_rows(), make_recipe())
+
+
+def test_a_changed_base_is_noticed(tiny_base, counting_rows, make_recipe, monkeypatch):
+    base = tiny_base()
+    original = loop.TrainingLoop.updates
+
+    def careless(self):
+        original(self)
+        base.model.model.norm.weight.data[0] += 1
+
+    monkeypatch.setattr(loop.TrainingLoop, "updates", careless)
+    with pytest.raises(MedusaKitError, match="changed the base"):
+        train_heads(base, counting_rows(), make_recipe())
+
+
+def test_no_usable_rows_fail_before_anything_is_written(tiny_base, make_recipe, tmp_path):
+    with pytest.raises(DataError, match="0 usable"):
+        train_heads(tiny_base(), [], make_recipe())
+    assert not (tmp_path / "run").exists()
+
+
+def test_wandb_without_the_package_says_what_to_install(
+    tiny_base, counting_rows, make_recipe, monkeypatch
+):
+    monkeypatch.setitem(__import__("sys").modules, "wandb", None)
+    with pytest.raises(ConfigError, match="wandb") as caught:
+        train_heads(tiny_base(), counting_rows(), make_recipe(logging={"wandb": True}))
+    assert "logging.wandb=false" in caught.value.hint
