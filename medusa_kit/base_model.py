@@ -260,6 +260,20 @@ def load_base_model(
     return BaseModel(model.to(pick_device(device)), tokenizer, name, source, revision)
 
 
+def load_tokenizer(name: str, revision: str | None = None) -> Any:
+    """Only the tokenizer of a base model. Raises CheckpointError."""
+    from transformers import AutoTokenizer
+
+    quiet_transformers()
+    source, place = _resolve(name)
+    if source == "debug":
+        return embedded.byte_tokenizer()
+    try:
+        return AutoTokenizer.from_pretrained(place, revision=revision)
+    except Exception as error:  # as for models
+        raise CheckpointError(f"cannot load a tokenizer from {place!r}: {error}") from error
+
+
 def pick_device(device: str) -> torch.device:
     """`auto`, `cpu`, `cuda` or `cuda:N`. Raises ConfigError for one that is not there."""
     if device == "auto":

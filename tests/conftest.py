@@ -9,9 +9,9 @@ import torch
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 
-from tiny_models import tiny_base  # noqa: E402
+from tiny_models import tiny_base
 
-from medusa_kit.base_model import BaseModel, load_base_model, quiet_transformers  # noqa: E402
+from medusa_kit.base_model import BaseModel, load_base_model, quiet_transformers
 
 quiet_transformers()
 

@@ -118,7 +118,8 @@ def _statistics(
             f"{answers}: row {wrong.row} holds no token ids",
             hint="answers come from `medusa-kit data generate`; give prompts as --prompts",
         )
-    found = calibrate(engine.base, engine.heads, rows)
+    given = [row for row in rows if isinstance(row, AnswerRow)]
+    found = calibrate(engine.base, engine.heads, given)
     found.save(folder / STATISTICS_NAME)
     return found
 

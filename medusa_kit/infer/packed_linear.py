@@ -10,7 +10,7 @@ Shapes: X rows, D in, O out.
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +58,7 @@ def install_packed_linears(model: Any) -> bool:
     for layer in layers:
         if layer.weight.dtype == torch.float32 and layer.weight.device.type == "cpu":
             layer.__class__ = PackedLinear
-            layer.packs = {}
+            cast(PackedLinear, layer).packs = {}
     return True
 
 

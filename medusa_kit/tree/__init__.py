@@ -1,11 +1,12 @@
 """Candidate trees: their shape, the statistics they are searched from, search, replay, drawing.
 
-Pure Python and numpy: no torch, no model. Step times come in as a plain table.
+Pure Python and numpy: no torch, no model. Step times come in as a plain table. The function
+`replay` is imported from its module, whose name it would hide here.
 """
 
 from medusa_kit.tree.candidate_tree import CandidateTree, Path, load_tree, save_tree
 from medusa_kit.tree.render import render_tree
-from medusa_kit.tree.replay import ReplayResult, replay
+from medusa_kit.tree.replay import ReplayResult
 from medusa_kit.tree.search import SearchResult, best_trees, choose, ranked_paths
 from medusa_kit.tree.statistics import MISSING, NOT_AVAILABLE, RankStatistics
 
@@ -22,6 +23,5 @@ __all__ = [
     "load_tree",
     "ranked_paths",
     "render_tree",
-    "replay",
     "save_tree",
 ]

@@ -24,7 +24,7 @@ class ReplayResult:
                           answer needs a forward
     num_steps             verify forwards
     tokens                tokens emitted, the first one of each answer (from prefill) included
-    steps_by_depth        steps whose accepted path has exactly d nodes, d from 0 to the tree's depth
+    steps_by_depth        steps whose accepted path has exactly d nodes, d from 0 to tree.depth
     acceptance_by_depth   share of steps that reach at least depth d, d from 1
     starts_P              bool, rows at which a step starts
 

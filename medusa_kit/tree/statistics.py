@@ -10,9 +10,12 @@ Shapes: P positions (rows of all answers), K heads, R ranks, A answers.
 
 import json
 import pathlib
+import struct
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -145,13 +148,8 @@ class RankStatistics:
     def load(cls, path: str | pathlib.Path) -> "RankStatistics":
         """Read what `save` wrote. Raises CheckpointError when the file is missing or malformed."""
         try:
-            with np.load(pathlib.Path(path), allow_pickle=False) as arrays:
-                header = json.loads(str(arrays["header"]))
-                if (header["format"], header["version"]) != (FORMAT, VERSION):
-                    raise CheckpointError(f"format {header['format']} {header['version']}")
-                return cls(
-                    arrays["ranks_PK"], arrays["starts"], header["num_ranks"], header["meta"]
-                )
+            with pathlib.Path(path).open("rb") as file:
+                return cls(*_read_fields(np.load(file, allow_pickle=False)))
         except CheckpointError as error:
             raise CheckpointError(f"{path}: {error.message}", hint=error.hint) from error
         except FileNotFoundError as error:
@@ -162,8 +160,22 @@ class RankStatistics:
             ) from error
 
 
-_UNREADABLE = (OSError, ValueError, KeyError, TypeError, EOFError, AttributeError)
-_UNREADABLE += (zipfile.BadZipFile, IndexError)
+# What numpy, zipfile, zlib and json raise on files that are cut off, damaged or something else.
+_UNREADABLE = (
+    *(OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error, struct.error, MemoryError),
+)
+
+
+def _read_fields(arrays: Any) -> tuple[np.ndarray, np.ndarray, int, dict[str, Any]]:
+    """The fields of RankStatistics, in order, from an opened .npz file."""
+    header = json.loads(str(arrays["header"]))
+    found = (header["format"], header["version"])
+    if found != (FORMAT, VERSION):
+        raise CheckpointError(
+            f"format {found[0]!r} version {found[1]!r}, expected {FORMAT!r} version {VERSION}"
+        )
+    return arrays["ranks_PK"], arrays["starts"], header["num_ranks"], dict(header["meta"])
 
 
 def _check_arrays(ranks_PK: np.ndarray, starts: np.ndarray, num_ranks: Any) -> None:
@@ -178,7 +190,7 @@ def _check_arrays(ranks_PK: np.ndarray, starts: np.ndarray, num_ranks: Any) -> N
     # An empty list of answers comes as floats from np.asarray([]).
     whole = np.issubdtype(starts.dtype, np.integer) or starts.size == 0
     bounds = [*starts.tolist(), num_positions] if starts.ndim == 1 else []
-    rising = all(low < high for low, high in zip(bounds, bounds[1:], strict=False))
+    rising = all(low < high for low, high in pairwise(bounds))
     if not bounds or not whole or not rising or bounds[0] != 0:
         raise CheckpointError(
             f"first rows of the answers are {starts}, "

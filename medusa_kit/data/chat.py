@@ -1,0 +1,195 @@
+"""Chat messages -> token ids and the loss mask, always through the model's own chat template.
+
+The mask is True on the tokens the assistant wrote, its end-of-turn token included. It comes from
+the template's {% generation %} marks where it has them, else from rendering the conversation up to
+each turn; never from searching text.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from medusa_kit.data.readers import AnswerRow, Conversation, Message
+from medusa_kit.errors import DataError
+
+
+@dataclass(frozen=True)
+class EncodedExample:
+    """`loss_mask[t]`: token t was written by the assistant, so it is something to predict."""
+
+    input_ids: list[int]
+    loss_mask: list[bool]
+    row: int
+
+
+@dataclass
+class EncodeReport:
+    """What became of the rows."""
+
+    skipped: list[tuple[int, str]] = field(default_factory=list)  # (row, reason)
+    truncated: int = 0
+    tokens: int = 0
+    trained_tokens: int = 0
+
+
+def encode_prompt(tokenizer: Any, prompt: Sequence[Message] | str) -> list[int]:
+    """Token ids of a prompt, ready for the answer.
+
+    A string is one user message where there is a template, plain text where there is none. Raises
+    DataError where the template refuses, or for several messages without a template.
+    """
+    if isinstance(prompt, str):
+        if not getattr(tokenizer, "chat_template", None):
+            return list(tokenizer(prompt).input_ids)
+        prompt = [{"role": "user", "content": prompt}]
+    if not getattr(tokenizer, "chat_template", None):
+        if len(prompt) == 1:
+            return list(tokenizer(prompt[0]["content"]).input_ids)
+        raise DataError(
+            f"{len(prompt)} messages, but this tokenizer has no chat template",
+            hint="give plain text, or a model with a chat template",
+        )
+    return _render(tokenizer, prompt, add_generation_prompt=True)
+
+
+def encode_conversation(
+    tokenizer: Any, messages: Sequence[Message], row: int = 0
+) -> EncodedExample:
+    """A whole conversation and its loss mask, ending with the last assistant turn.
+
+    Raises DataError, naming the row, where there is no assistant turn or the template refuses.
+    """
+    last = max((i for i, m in enumerate(messages) if m["role"] == "assistant"), default=None)
+    if last is None:
+        raise DataError(f"row {row} has no assistant turn, so there is nothing to train on")
+    if not getattr(tokenizer, "chat_template", None):
+        raise DataError(
+            "this tokenizer has no chat template, so a conversation has no tokens",
+            hint="train on answers from `medusa-kit data generate`",
+        )
+    messages = list(messages[: last + 1])
+    try:
+        if "{% generation" in tokenizer.chat_template or "{%- generation" in (
+            tokenizer.chat_template
+        ):
+            ids, mask = _masked_by_template(tokenizer, messages)
+        else:
+            ids, mask = _masked_by_prefixes(tokenizer, messages)
+    except DataError as error:
+        raise DataError(f"row {row}: {error.message}", hint=error.hint) from error
+    if not any(mask):
+        raise DataError(f"row {row}: the assistant wrote no token")
+    return EncodedExample(ids, mask, row)
+
+
+def _masked_by_template(
+    tokenizer: Any, messages: Sequence[Message]
+) -> tuple[list[int], list[bool]]:
+    encoded = tokenizer.apply_chat_template(
+        messages, return_dict=True, return_assistant_tokens_mask=True
+    )
+    ids, mask = list(encoded["input_ids"]), [bool(m) for m in encoded["assistant_masks"]]
+    stops = _special_ids(tokenizer)
+    for position in range(1, len(ids)):  # the end-of-turn token may stand outside the marks
+        follows = mask[position - 1] and not mask[position]
+        if follows and ids[position] in stops and ids[position - 1] not in stops:
+            mask[position] = True
+    end = max((i for i, written in enumerate(mask) if written), default=-1) + 1
+    return ids[:end], mask[:end]
+
+
+def _masked_by_prefixes(
+    tokenizer: Any, messages: Sequence[Message]
+) -> tuple[list[int], list[bool]]:
+    """Each assistant turn is what its rendering adds to the rendering of the turns before it."""
+    ids = _render(tokenizer, messages)
+    mask, end = [False] * len(ids), 0
+    for index, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        before = _render(tokenizer, messages[:index], add_generation_prompt=True)
+        until = _render(tokenizer, messages[: index + 1])
+        if ids[: len(before)] != before or ids[: len(until)] != until:
+            raise DataError(
+                "the chat template renders earlier turns differently once later ones follow, so "
+                "the assistant's tokens cannot be told apart",
+                hint="use single turns, or a template with {% generation %} marks",
+            )
+        end = _end_of_turn(tokenizer, until, len(before))
+        mask[len(before) : end] = [True] * (end - len(before))
+    return ids[:end], mask[:end]
+
+
+def _end_of_turn(tokenizer: Any, ids: Sequence[int], start: int) -> int:
+    """One past the turn's last special token: behind it stands only the template's own tail."""
+    specials = _special_ids(tokenizer)
+    for position in range(len(ids) - 1, start - 1, -1):
+        if ids[position] in specials:
+            return position + 1
+    return len(ids)
+
+
+def _special_ids(tokenizer: Any) -> set[int]:
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return {*tokenizer.all_special_ids, *(i for i, t in added.items() if t.special)}
+
+
+def _render(
+    tokenizer: Any, messages: Sequence[Message], add_generation_prompt: bool = False
+) -> list[int]:
+    from jinja2.exceptions import TemplateError
+
+    try:
+        ids = tokenizer.apply_chat_template(
+            list(messages), add_generation_prompt=add_generation_prompt, return_dict=False
+        )
+    except (TemplateError, ValueError, TypeError, KeyError, IndexError) as error:
+        raise DataError(f"the chat template refuses the conversation: {error}") from error
+    return list(ids)
+
+
+def encode_rows(
+    rows: Iterable[Conversation | AnswerRow],
+    tokenizer: Any,
+    max_length: int,
+    on_error: str = "skip",
+) -> tuple[list[EncodedExample], EncodeReport]:
+    """Encode all rows, cut at `max_length` tokens; bad rows are skipped and counted, or fatal.
+
+    Raises DataError with on_error="fail", or when no row is left with anything to train on.
+    """
+    examples, report = [], EncodeReport()
+    for row in rows:
+        try:
+            example = _encode_row(row, tokenizer)
+            if len(example.input_ids) > max_length:
+                report.truncated += 1
+                example = _cut(example, max_length)
+        except DataError as error:
+            if on_error == "fail":
+                raise
+            report.skipped.append((row.row, error.message))
+            continue
+        examples.append(example)
+        report.tokens += len(example.input_ids)
+        report.trained_tokens += sum(example.loss_mask)
+    if not examples:
+        reason = f", the first: {report.skipped[0][1]}" if report.skipped else ""
+        raise DataError(f"no row is left to train on ({len(report.skipped)} skipped{reason})")
+    return examples, report
+
+
+def _encode_row(row: Conversation | AnswerRow, tokenizer: Any) -> EncodedExample:
+    if isinstance(row, Conversation):
+        return encode_conversation(tokenizer, row.messages, row.row)
+    if not row.response_ids:
+        raise DataError(f"row {row.row} has an empty answer")
+    mask = [False] * len(row.prompt_ids) + [True] * len(row.response_ids)
+    return EncodedExample([*row.prompt_ids, *row.response_ids], mask, row.row)
+
+
+def _cut(example: EncodedExample, max_length: int) -> EncodedExample:
+    mask = example.loss_mask[:max_length]
+    if not any(mask):
+        raise DataError(f"row {example.row}: the first {max_length} tokens hold no assistant token")
+    return EncodedExample(example.input_ids[:max_length], mask, example.row)

@@ -1,0 +1,166 @@
+"""Rows from files and data sets, whatever their format: conversations, or answers with token ids.
+
+Told apart row by row: ShareGPT (`conversations`: from, value), OpenAI (`messages`: role, content),
+a single `prompt`, MT-bench's `turns`, the kit's own answer rows (`prompt_ids`, `response_ids`), and
+plain text, a prompt a line. A source that is no path is the name of a `datasets` data set,
+`name[/config][:split]` with an owner before the name where there is one.
+"""
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from medusa_kit.errors import DataError
+
+Message = dict[str, str]
+ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
+         "model": "assistant", "system": "system", "tool": "tool"}  # fmt: skip
+FILE_KINDS = (".jsonl", ".json", ".txt")
+FINISH_REASONS = ("stop", "length")
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages in OpenAI's form. `row` counts from 1, as an editor counts lines."""
+
+    messages: list[Message]
+    row: int
+    id: str | None
+    source: str
+
+
+@dataclass(frozen=True)
+class AnswerRow:
+    """An answer the base model wrote: its own tokens, the stop token included."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    finish_reason: str  # stop | length
+    id: str | None
+    row: int
+    sampling: dict[str, Any] | None = None
+
+
+def read_rows(source: str, limit: int | None = None) -> Iterator[Conversation | AnswerRow]:
+    """Rows of a file or data set, in order, at most `limit`.
+
+    Raises DataError for a missing, empty or broken source; a row of no known format is named by its
+    number and keys.
+    """
+    path = Path(source).expanduser()
+    looks_like_path = path.suffix in FILE_KINDS or source.startswith((".", "/", "~"))
+    if path.is_file():
+        raw = _read_file(path)
+    elif looks_like_path and not path.is_dir():
+        raise DataError(f"no data file at {source}", hint="check the path")
+    else:
+        raw = _read_data_set(source)
+    rows = (_row(item, number, source) for number, item in raw)
+    first = next(rows, None)
+    if first is None:
+        raise DataError(f"{source} holds no row", hint="give at least one prompt or conversation")
+    yield from itertools.islice(itertools.chain([first], rows), limit)
+
+
+def _read_file(path: Path) -> Iterator[tuple[int, Any]]:
+    if path.suffix == ".json":
+        yield from _read_json(path)
+        return
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            if path.suffix == ".txt":
+                yield number, line.strip()
+                continue
+            try:
+                yield number, json.loads(line)
+            except json.JSONDecodeError as error:
+                raise DataError(f"{path}:{number} is no JSON: {error.msg}") from error
+
+
+def _read_json(path: Path) -> Iterator[tuple[int, Any]]:
+    try:
+        items = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path}:{error.lineno} is no JSON: {error.msg}") from error
+    if not isinstance(items, list):
+        raise DataError(f"{path} holds a {type(items).__name__}, expected a list of rows")
+    yield from enumerate(items, start=1)
+
+
+def _read_data_set(source: str) -> Iterator[tuple[int, Any]]:
+    try:
+        import datasets
+    except ImportError as error:
+        raise DataError(
+            f"{source!r} is no file, and reading it as a data set needs the package datasets",
+            hint="pip install 'medusa-kit[train]', or give a .jsonl, .json or .txt file",
+        ) from error
+    name, _, split = source.partition(":")
+    parts = name.split("/")
+    config = parts.pop() if len(parts) == 3 else None
+    try:
+        rows = datasets.load_dataset("/".join(parts) if config else name, config,
+                                     split=split or "train")  # fmt: skip
+    except Exception as error:  # datasets raises many kinds: missing, offline, wrong split
+        raise DataError(
+            f"cannot load the data set {source!r}: {error}",
+            hint="name[/config][:split] as on the Hub, a folder, or a file",
+        ) from error
+    yield from enumerate(rows, start=1)
+
+
+def _row(item: Any, number: int, source: str) -> Conversation | AnswerRow:
+    where = f"{source}:{number}"
+    if isinstance(item, str):
+        return Conversation([{"role": "user", "content": item}], number, None, source)
+    if not isinstance(item, dict):
+        raise DataError(f"{where} holds a {type(item).__name__}, expected an object or a string")
+    identity = item.get("id", item.get("question_id"))
+    identity = None if identity is None else str(identity)
+    if "response_ids" in item:
+        return _answer(item, identity, number, where)
+    return Conversation(_messages(item, where), number, identity, source)
+
+
+def _messages(item: dict[str, Any], where: str) -> list[Message]:
+    if "messages" in item:
+        return [_message(turn, "role", "content", where) for turn in item["messages"]]
+    if "conversations" in item:
+        return [_message(turn, "from", "value", where) for turn in item["conversations"]]
+    if item.get("turns"):
+        return [{"role": "user", "content": str(item["turns"][0])}]
+    if isinstance(item.get("prompt"), str):
+        return [{"role": "user", "content": item["prompt"]}]
+    raise DataError(
+        f"{where} is of no known format; its keys are {', '.join(map(repr, item)) or 'none'}",
+        hint="expected messages, conversations, prompt, turns or response_ids",
+    )
+
+
+def _message(turn: Any, role_key: str, content_key: str, where: str) -> Message:
+    try:
+        role, content = turn[role_key], turn[content_key]
+    except (KeyError, TypeError) as error:
+        raise DataError(f"{where}: a turn lacks {role_key!r} or {content_key!r}") from error
+    if role not in ROLES:
+        raise DataError(f"{where}: role {role!r} is unknown; expected one of {', '.join(ROLES)}")
+    if not isinstance(content, str):
+        raise DataError(f"{where}: content is a {type(content).__name__}, expected text")
+    return {"role": ROLES[role], "content": content}
+
+
+def _answer(item: dict[str, Any], identity: str | None, number: int, where: str) -> AnswerRow:
+    prompt_ids, response_ids = item.get("prompt_ids"), item["response_ids"]
+    for name, ids in (("prompt_ids", prompt_ids), ("response_ids", response_ids)):
+        if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
+            raise DataError(f"{where}: {name} must be a list of token ids")
+    reason = item.get("finish_reason")
+    if reason not in FINISH_REASONS:
+        raise DataError(f"{where}: finish_reason {reason!r}; expected one of {FINISH_REASONS}")
+    assert isinstance(prompt_ids, list)
+    return AnswerRow(prompt_ids, response_ids, reason, identity, number, item.get("sampling"))

@@ -1,0 +1,103 @@
+"""Answers from an OpenAI-compatible server, so that a large base can be served elsewhere.
+
+The server sends text; token ids come from re-encoding it, or from vLLM's own `token_ids` where
+asked for.
+"""
+
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass, field
+from typing import Any
+
+from medusa_kit.data.readers import Message
+from medusa_kit.errors import MedusaKitError, UsageError
+from medusa_kit.infer.sampling import SamplingParams
+
+RETRIES = 5
+FIRST_WAIT_SECONDS = 1.0  # doubled at every retry
+RETRYABLE = {429, 500, 502, 503, 504}
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where and how to ask. The key comes from the environment, never from a flag."""
+
+    url: str  # up to and including /v1
+    model: str
+    api_key_env: str = "OPENAI_API_KEY"
+    max_new_tokens: int = 256
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    return_token_ids: bool = False  # vLLM's extension
+    timeout_seconds: float = 600.0
+    first_wait_seconds: float = FIRST_WAIT_SECONDS
+
+    def answer(self, messages: list[Message], tokenizer: Any) -> tuple[list[int], str, bool]:
+        """(response ids, finish reason, whether they were re-tokenised) for a conversation.
+
+        Raises MedusaKitError when the server refuses or stays away.
+        """
+        choice = self._post(self._body(messages))["choices"][0]
+        reason = "stop" if choice.get("finish_reason") == "stop" else "length"
+        if self.return_token_ids:
+            if not choice.get("token_ids"):
+                raise UsageError(
+                    f"{self.url} sends no token_ids",
+                    hint="only vLLM does; leave out --return-token-ids",
+                )
+            return [int(token) for token in choice["token_ids"]], reason, False
+        text = choice["message"]["content"] or ""
+        ids = list(tokenizer(text, add_special_tokens=False).input_ids)
+        if reason == "stop" and tokenizer.eos_token_id is not None:
+            ids.append(tokenizer.eos_token_id)
+        return ids, reason, True
+
+    def _body(self, messages: list[Message]) -> dict[str, Any]:
+        body: dict[str, Any] = {
+            "model": self.model,
+            "messages": messages,
+            "max_tokens": self.max_new_tokens,
+            "temperature": self.sampling.temperature,
+            "seed": self.sampling.seed,
+        }
+        if self.sampling.top_p is not None:
+            body["top_p"] = self.sampling.top_p
+        if self.sampling.top_k is not None:
+            body["top_k"] = self.sampling.top_k  # an extension that vLLM and others know
+        if self.return_token_ids:
+            body["return_token_ids"] = True
+        return body
+
+    def _post(self, body: dict[str, Any]) -> Any:
+        headers = {"Content-Type": "application/json"}
+        if key := os.environ.get(self.api_key_env):
+            headers["Authorization"] = f"Bearer {key}"
+        request = urllib.request.Request(
+            self.url.rstrip("/") + "/chat/completions", json.dumps(body).encode(), headers
+        )
+        for attempt in range(RETRIES + 1):
+            try:
+                with urllib.request.urlopen(request, timeout=self.timeout_seconds) as response:
+                    return json.load(response)
+            except urllib.error.HTTPError as error:
+                if error.code not in RETRYABLE or attempt == RETRIES:
+                    raise self._refused(error) from error
+            except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+                if attempt == RETRIES:
+                    raise MedusaKitError(
+                        f"{self.url} cannot be reached: {error}", hint="is the server running?"
+                    ) from error
+            time.sleep(self.first_wait_seconds * 2**attempt)
+        raise AssertionError("the last attempt returns or raises")
+
+    def _refused(self, error: urllib.error.HTTPError) -> MedusaKitError:
+        hints = {
+            401: f"put the key into the environment variable {self.api_key_env}",
+            404: f"does the server serve the model {self.model!r}, and does the URL end in /v1?",
+        }
+        detail = error.read().decode(errors="replace")[:200]
+        return MedusaKitError(
+            f"{self.url} answers {error.code}: {detail}", hint=hints.get(error.code)
+        )

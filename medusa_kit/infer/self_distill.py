@@ -1,0 +1,239 @@
+"""Self-distillation data: prompts in, the base model's own answers out (arXiv 2401.10774, §2.3.2).
+
+Answers are written in batches by transformers' own generate, or fetched from a server; each batch
+is appended at once, so an interrupted run loses at most one and goes on where it stopped.
+
+Shapes: B batch, T tokens.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from medusa_kit import console
+from medusa_kit.base_model import BaseModel
+from medusa_kit.data.chat import encode_prompt
+from medusa_kit.data.readers import AnswerRow, Conversation, Message
+from medusa_kit.errors import ConfigError, DataError
+from medusa_kit.infer.answer_file import AnswerFile
+from medusa_kit.infer.sampling import SamplingParams
+
+SORTED_BATCHES = 8  # prompts are sorted by length within this many batches, to pad little
+# Fetches one answer: (response ids, finish reason, whether the ids were re-tokenised from text).
+Fetch = Callable[[list[Message]], tuple[list[int], str, bool]]
+
+
+@dataclass
+class GenerateReport:
+    """What a run added; `skipped`: (row, reason)."""
+
+    written: int = 0
+    already_there: int = 0
+    tokens: int = 0
+    stopped: int = 0  # answers that ended by themselves
+    skipped: list[tuple[int, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Task:
+    id: str
+    row: int
+    messages: list[Message]
+    prompt_ids: list[int]
+
+
+def generate_answers(
+    base: BaseModel,
+    rows: Iterable[Conversation | AnswerRow],
+    out_path: Path,
+    *,
+    max_new_tokens: int = 256,
+    batch_size: int = 16,
+    sampling: SamplingParams | None = None,
+    turns: str = "first",
+    on_error: str = "skip",
+) -> GenerateReport:
+    """Append the model's answers to `out_path`, going on where an earlier run stopped.
+
+    Raises ConfigError when the file holds answers made with other settings, DataError for a bad
+    row with on_error="fail", MedusaKitError for a full disk.
+    """
+    sampling = sampling or SamplingParams()
+    settings = {
+        "base_fingerprint": base.info.fingerprint,
+        "max_new_tokens": max_new_tokens,
+        "turns": turns,
+        "sampling": _sampling_record(sampling),
+    }
+    out = AnswerFile(out_path, settings)
+    room = base.info.context_length - max_new_tokens
+    report = GenerateReport()
+    tasks = _tasks(base.tokenizer, rows, turns, on_error, room, out.done, report)
+    with console.progress("answering", len(tasks), "prompts") as bar:
+        for batch in _batches(tasks, batch_size):
+            answers = _answer_batch(base, batch, max_new_tokens, sampling)
+            records = [
+                _record(task, ids, reason, sampling)
+                for task, (ids, reason) in zip(batch, answers, strict=True)
+            ]
+            out.append(records)
+            _count(report, records)
+            bar.advance(len(batch), f"{report.tokens:,} tokens")
+    return report
+
+
+def fetch_answers(
+    tokenizer: Any,
+    rows: Iterable[Conversation | AnswerRow],
+    out_path: Path,
+    fetch: Fetch,
+    settings: dict[str, Any],
+    *,
+    sampling: SamplingParams,
+    concurrency: int = 8,
+    turns: str = "first",
+    on_error: str = "skip",
+) -> GenerateReport:
+    """The same from a server: `fetch` answers one conversation; several run at once.
+
+    `settings` name the server's model and limits; they are kept beside the file and compared.
+    """
+    from concurrent.futures import ThreadPoolExecutor
+
+    record = {**settings, "turns": turns, "sampling": _sampling_record(sampling)}
+    out = AnswerFile(out_path, record)
+    report = GenerateReport()
+    tasks = _tasks(tokenizer, rows, turns, on_error, None, out.done, report)
+    with (
+        console.progress("fetching", len(tasks), "prompts") as bar,
+        ThreadPoolExecutor(concurrency) as pool,
+    ):
+        for start in range(0, len(tasks), concurrency):
+            batch = tasks[start : start + concurrency]
+            records = []
+            fetched = pool.map(lambda task: fetch(task.messages), batch)
+            for task, (ids, reason, again) in zip(batch, fetched, strict=True):
+                extra = {"retokenized": True} if again else {}
+                records.append({**_record(task, ids, reason, sampling), **extra})
+            out.append(records)
+            _count(report, records)
+            bar.advance(len(batch), f"{report.tokens:,} tokens")
+    return report
+
+
+def asked_messages(messages: Sequence[Message], turns: str) -> list[Message]:
+    """What the model is asked: up to the first user turn, or up to the last one.
+
+    Raises DataError for a conversation without a user turn, ConfigError for another `turns`.
+    """
+    if turns not in ("first", "last"):
+        raise ConfigError(f"turns {turns!r} is unknown; expected first or last")
+    users = [index for index, message in enumerate(messages) if message["role"] == "user"]
+    if not users:
+        raise DataError("the conversation has no user turn")
+    return list(messages[: (users[0] if turns == "first" else users[-1]) + 1])
+
+
+def _tasks(
+    tokenizer: Any,
+    rows: Iterable[Conversation | AnswerRow],
+    turns: str,
+    on_error: str,
+    room: int | None,
+    done: set[str],
+    report: GenerateReport,
+) -> list[_Task]:
+    tasks = []
+    for row in rows:
+        try:
+            if not isinstance(row, Conversation):
+                raise DataError("it is an answer already, expected a prompt")
+            identity = row.id or f"{Path(row.source).stem}:{row.row}"
+            if identity in done:
+                report.already_there += 1
+                continue
+            messages = asked_messages(row.messages, turns)
+            ids = encode_prompt(tokenizer, messages)
+            if room is not None and len(ids) > room:
+                raise DataError(f"the prompt has {len(ids)} tokens; there is room for {room}")
+        except DataError as error:
+            if on_error == "fail":
+                raise DataError(f"row {row.row}: {error.message}", hint=error.hint) from error
+            report.skipped.append((row.row, error.message))
+            continue
+        tasks.append(_Task(identity, row.row, messages, ids))
+    if not tasks and not report.already_there:
+        reason = f", the first: {report.skipped[0][1]}" if report.skipped else ""
+        raise DataError(f"no prompt is left to answer ({len(report.skipped)} skipped{reason})")
+    return tasks
+
+
+def _batches(tasks: Sequence[_Task], batch_size: int) -> Iterator[list[_Task]]:
+    """Tasks in file order by groups, inside a group by prompt length."""
+    group = batch_size * SORTED_BATCHES
+    for start in range(0, len(tasks), group):
+        ordered = sorted(tasks[start : start + group], key=lambda task: len(task.prompt_ids))
+        for first in range(0, len(ordered), batch_size):
+            yield ordered[first : first + batch_size]
+
+
+@torch.inference_mode()
+def _answer_batch(
+    base: BaseModel, batch: Sequence[_Task], max_new_tokens: int, sampling: SamplingParams
+) -> list[tuple[list[int], str]]:
+    """(response ids with the stop token, finish reason) of each prompt."""
+    from transformers import GenerationConfig, set_seed
+
+    stops = base.stop_token_ids
+    pad = min(stops, default=0)
+    T = max(len(task.prompt_ids) for task in batch)
+    ids_BT = torch.full((len(batch), T), pad)
+    mask_BT = torch.zeros(len(batch), T, dtype=torch.int64)
+    for row, task in enumerate(batch):
+        ids_BT[row, T - len(task.prompt_ids) :] = torch.tensor(task.prompt_ids)
+        mask_BT[row, T - len(task.prompt_ids) :] = 1
+    drawn: dict[str, Any] = {"do_sample": False}
+    if not sampling.greedy:
+        set_seed((sampling.seed + batch[0].row) % 2**32)  # a resumed run draws as a whole one
+        drawn = {"do_sample": True, "temperature": sampling.temperature,
+                 "top_k": sampling.top_k or 0, "top_p": sampling.top_p or 1.0}  # fmt: skip
+    config = GenerationConfig(
+        max_new_tokens=max_new_tokens, eos_token_id=sorted(stops) or None, pad_token_id=pad, **drawn
+    )
+    out_BT = base.model.generate(
+        ids_BT.to(base.device), attention_mask=mask_BT.to(base.device), generation_config=config
+    )
+    return [_cut_at_stop(row, stops) for row in out_BT[:, T:].tolist()]
+
+
+def _cut_at_stop(ids: list[int], stops: frozenset[int]) -> tuple[list[int], str]:
+    for position, token in enumerate(ids):
+        if token in stops:
+            return ids[: position + 1], "stop"
+    return ids, "length"
+
+
+def _sampling_record(sampling: SamplingParams) -> dict[str, Any]:
+    if sampling.greedy:
+        return {"temperature": 0.0}
+    return {"temperature": sampling.temperature, "top_k": sampling.top_k,
+            "top_p": sampling.top_p, "seed": sampling.seed}  # fmt: skip
+
+
+def _record(task: _Task, ids: list[int], reason: str, sampling: SamplingParams) -> dict[str, Any]:
+    return {
+        "id": task.id,
+        "prompt_ids": task.prompt_ids,
+        "response_ids": ids,
+        "finish_reason": reason,
+        "sampling": _sampling_record(sampling),
+    }
+
+
+def _count(report: GenerateReport, records: Sequence[dict[str, Any]]) -> None:
+    report.written += len(records)
+    report.tokens += sum(len(record["response_ids"]) for record in records)
+    report.stopped += sum(record["finish_reason"] == "stop" for record in records)

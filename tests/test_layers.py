@@ -1,0 +1,112 @@
+"""The house rules that a reader relies on: one-way imports, file and function sizes, lazy CLI."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "medusa_kit"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+# A module may import from its own tier's package and from lower tiers; train and infer are on one
+# tier and never import each other.
+TIERS = [
+    {"errors", "console", "files", "version"},
+    {"config", "tree", "embedded"},
+    {"base_model", "heads", "data"},
+    {"train", "infer"},
+    {"bench", "serve", "hub"},
+    {"cli", "demo", "__main__"},
+]
+SIBLINGS_ALLOWED = {("heads", "base_model"), ("config", "embedded"), ("demo", "cli"),
+                    ("__main__", "cli")}  # fmt: skip
+MAX_LINES, MAX_FUNCTION_LINES = 400, 60
+
+
+def part_of(path: Path) -> str:
+    """The name of the top-level module or package a file belongs to."""
+    relative = path.relative_to(PACKAGE)
+    return relative.parts[0].removesuffix(".py")
+
+
+def tier_of(part: str) -> int:
+    return next(index for index, tier in enumerate(TIERS) if part in tier)
+
+
+def imported_parts(path: Path) -> set[str]:
+    """Top-level parts of medusa_kit that a file imports, inside functions and TYPE_CHECKING too."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "medusa_kit" and len(parts) > 1:
+                found.add(parts[1])
+    return found - {"__version__"}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_run_one_way(path: Path) -> None:
+    own = part_of(path)
+    if own == "__init__":  # the package's lazy public names
+        return
+    for other in imported_parts(path):
+        if other == own or (own, other) in SIBLINGS_ALLOWED:
+            continue
+        assert tier_of(other) < tier_of(own), f"{own} must not import {other}"
+
+
+def test_tree_needs_no_torch() -> None:
+    for path in (PACKAGE / "tree").glob("*.py"):
+        text = path.read_text()
+        assert "import torch" not in text, path
+        assert "transformers" not in {n.split(".")[0] for n in _absolute_imports(path)}, path
+
+
+def _absolute_imports(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return names
+
+
+def test_deepspeed_lives_in_one_file() -> None:
+    users = [p for p in MODULES if any(n.startswith("deepspeed") for n in _absolute_imports(p))]
+    assert [str(p.relative_to(PACKAGE)) for p in users] == ["train/engine.py"]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_files_and_functions_stay_small(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= MAX_LINES
+    assert len(path.relative_to(PACKAGE).parts) <= 3, "at most two folders deep"
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            lines = (node.end_lineno or 0) - node.lineno + 1
+            assert lines <= MAX_FUNCTION_LINES, f"{node.name} has {lines} lines"
+
+
+def test_help_loads_no_heavy_library() -> None:
+    """What makes --help slow is torch and transformers; neither may load for it."""
+    code = (
+        "import sys\n"
+        "from typer.testing import CliRunner\n"
+        "from medusa_kit.cli import app\n"
+        "result = CliRunner().invoke(app, ['--help'])\n"
+        "assert result.exit_code == 0, result.output\n"
+        "assert 'tree-search' in result.output\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'pydantic', 'matplotlib'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,172 @@
+import json
+
+import numpy as np
+import pytest
+from rank_tables import random_statistics
+
+from medusa_kit.errors import CheckpointError, TreeError
+from medusa_kit.tree.statistics import MISSING, NOT_AVAILABLE, RankStatistics
+
+# Two answers, of 3 tokens and of 1.
+RANKS = [[0, 5], [32767, -1], [-1, -1], [-1, -1]]
+STARTS = [0, 3]
+
+
+def small(ranks=RANKS, starts=STARTS, num_ranks=4, meta=None) -> RankStatistics:
+    return RankStatistics(np.array(ranks), np.array(starts), num_ranks, meta or {})
+
+
+def same(a: RankStatistics, b: RankStatistics) -> bool:
+    return (
+        np.array_equal(a.ranks_PK, b.ranks_PK)
+        and np.array_equal(a.starts, b.starts)
+        and (a.num_ranks, a.meta) == (b.num_ranks, b.meta)
+    )
+
+
+def answers(statistics: RankStatistics) -> list[list[list[int]]]:
+    return [part.tolist() for part in np.split(statistics.ranks_PK, statistics.starts[1:])]
+
+
+def test_fields():
+    statistics = small()
+    assert (statistics.num_positions, statistics.num_heads, statistics.num_answers) == (4, 2, 2)
+    assert statistics.lengths().tolist() == [3, 1]
+    assert (statistics.ranks_PK.dtype, statistics.starts.dtype) == (np.int16, np.int64)
+    assert (MISSING, NOT_AVAILABLE) == (32767, -1)
+
+
+def test_ranks_beyond_the_last_are_missing():
+    assert small(num_ranks=6).ranks_PK[0].tolist() == [0, 5]
+    assert small(num_ranks=5).ranks_PK[0].tolist() == [0, MISSING]
+    # 65536 is 0 in 16 bits.
+    assert small([[65536, 0], [1, -1], [-1, -1]], [0]).ranks_PK[0].tolist() == [MISSING, 0]
+
+
+def test_marginals_count_missing_but_not_the_end():
+    # Head 0 has a true token in two rows, found once; head 1 in one row, at rank 2.
+    statistics = small([[0, 2], [32767, -1], [-1, -1], [-1, -1]])
+    assert statistics.marginals().tolist() == [[0.5, 0, 0, 0], [0, 0, 1.0, 0]]
+
+
+def test_marginals_with_weights():
+    weighted = small().marginals(np.array([3.0, 1.0, 7.0, 7.0]))
+    assert weighted.tolist() == [[0.75, 0, 0, 0], [0, 0, 0, 0]]
+    assert small().marginals(np.zeros(4)).tolist() == [[0] * 4] * 2
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_ranks": 0}, "num_ranks is 0"),
+        ({"num_ranks": 32768}, "num_ranks is 32768"),
+        ({"ranks": [0, 1]}, r"shape \(2,\)"),
+        ({"ranks": [[0.0, 1.0]], "starts": [0]}, "float64"),
+        ({"starts": [1, 3]}, "first rows"),
+        ({"starts": [0, 3, 3]}, "first rows"),
+        ({"starts": [0, 4]}, "first rows"),
+        ({"starts": [0.0, 3.0]}, "first rows"),
+        ({"starts": 0}, "first rows"),
+        ({"starts": [0]}, "head 1 has rank -1 at row 1, expected a rank >= 0"),
+        ({"starts": [0, 2]}, "head 1 has rank 32767 at row 0, expected -1"),
+        ({"ranks": [[-2, 0], [0, -1], [-1, -1], [-1, -1]]}, "head 0 has rank -2 at row 0"),
+    ],
+)
+def test_contradictions_are_refused(change, message):
+    with pytest.raises(CheckpointError, match=message):
+        small(**change)
+
+
+def test_no_answers_at_all():
+    empty = RankStatistics(np.zeros((0, 2), dtype=np.int16), np.array([]), 4)
+    assert (empty.num_positions, empty.num_answers) == (0, 0)
+    assert empty.marginals().tolist() == [[0] * 4] * 2
+
+
+def test_file_round_trip(tmp_path):
+    statistics = random_statistics(0, [4, 1, 9])
+    statistics.save(tmp_path / "statistics.npz")
+    assert same(RankStatistics.load(tmp_path / "statistics.npz"), statistics)
+    assert [file.name for file in tmp_path.iterdir()] == ["statistics.npz"]
+
+
+def test_name_is_kept_as_given(tmp_path):
+    small().save(tmp_path / "ranks")
+    assert same(RankStatistics.load(tmp_path / "ranks"), small())
+
+
+def test_malformed_files_are_refused(tmp_path):
+    path = tmp_path / "statistics.npz"
+    with pytest.raises(CheckpointError, match="no such statistics file"):
+        RankStatistics.load(path)
+    small().save(path)
+    whole = path.read_bytes()
+    for content in (b"", b"not a zip", whole[: len(whole) // 2], whole[:-30]):
+        path.write_bytes(content)
+        with pytest.raises(CheckpointError, match=r"statistics\.npz: not a medusa-kit statistics"):
+            RankStatistics.load(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ranks_PK": None}, "not a medusa-kit statistics file"),
+        ({"header": None}, "not a medusa-kit statistics file"),
+        ({"header": "[]"}, "not a medusa-kit statistics file"),
+        ({"header": "{"}, "not a medusa-kit statistics file"),
+        ({"version": 2}, "format 'medusa-kit-statistics' version 2"),
+        ({"starts": [0, 2]}, "head 1 has rank 32767 at row 0"),
+    ],
+)
+def test_files_with_other_content_are_refused(tmp_path, change, message):
+    version = change.pop("version", 1)
+    header = {"format": "medusa-kit-statistics", "version": version, "num_ranks": 4, "meta": {}}
+    arrays = {"ranks_PK": RANKS, "starts": STARTS, "header": json.dumps(header)} | change
+    np.savez(tmp_path / "file.npz", **{k: np.array(v) for k, v in arrays.items() if v is not None})
+    with pytest.raises(CheckpointError, match=rf"file\.npz: .*{message}"):
+        RankStatistics.load(tmp_path / "file.npz")
+
+
+def test_split_deals_out_whole_answers():
+    statistics = random_statistics(1, [5, 1, 7, 3, 2, 8, 4, 6, 9, 10])
+    fit, held_out = statistics.split(0.3, seed=4)
+    assert (fit.num_answers, held_out.num_answers) == (7, 3)
+    together = answers(fit) + answers(held_out)
+    assert sorted(together, key=len) == sorted(answers(statistics), key=len)
+    assert fit.meta == held_out.meta == statistics.meta
+    again = statistics.split(0.3, seed=4)
+    assert same(fit, again[0])
+    assert same(held_out, again[1])
+    others = [answers(statistics.split(0.3, seed)[1]) for seed in range(5)]
+    assert any(other != others[0] for other in others)
+
+
+def test_split_leaves_neither_part_empty():
+    statistics = random_statistics(1, [5, 3])
+    for fraction in (0.01, 0.99):
+        parts = statistics.split(fraction, seed=0)
+        assert [part.num_answers for part in parts] == [1, 1]
+    with pytest.raises(TreeError, match="1 answers cannot be split"):
+        parts[0].split(0.5, seed=0)
+    for fraction in (0.0, 1.0, -0.5):
+        with pytest.raises(TreeError, match="held-out fraction"):
+            statistics.split(fraction, seed=0)
+
+
+def test_concat_is_the_answers_in_order():
+    first, second = random_statistics(1, [5, 1]), random_statistics(1, [3, 4, 2])
+    joined = RankStatistics.concat([first, second])
+    assert answers(joined) == answers(first) + answers(second)
+    assert same(RankStatistics.concat([first]), first)
+
+
+def test_concat_refuses_strangers():
+    ours = random_statistics(1, [5])
+    with pytest.raises(CheckpointError, match="num_heads 2"):
+        RankStatistics.concat([ours, random_statistics(1, [5], num_heads=2)])
+    with pytest.raises(CheckpointError, match="num_ranks 4"):
+        RankStatistics.concat([ours, random_statistics(1, [5], num_ranks=4)])
+    with pytest.raises(CheckpointError, match="seed 2"):
+        RankStatistics.concat([ours, random_statistics(2, [5])])
+    with pytest.raises(CheckpointError, match="at least one part"):
+        RankStatistics.concat([])
