@@ -9,6 +9,11 @@ from medusa_kit.errors import DataError
 OWN_PROMPTS = "verify_prompts.jsonl"
 
 
+def asset(name: str) -> Path:
+    """A file that comes with the kit."""
+    return Path(str(importlib.resources.files("medusa_kit"))) / "assets" / name
+
+
 def read_prompts(source: str | None, limit: int | None) -> list[list[dict[str, str]]]:
     """Messages of each prompt, up to its first user turn (MT-bench's first turn).
 
@@ -16,9 +21,7 @@ def read_prompts(source: str | None, limit: int | None) -> list[list[dict[str, s
     """
     from medusa_kit.data.readers import Conversation, read_rows
 
-    if source is None:
-        root = Path(str(importlib.resources.files("medusa_kit")))
-        source = str(root / "assets" / OWN_PROMPTS)
+    source = source or str(asset(OWN_PROMPTS))
     prompts = []
     for row in read_rows(source, limit=limit):
         if not isinstance(row, Conversation):

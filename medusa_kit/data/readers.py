@@ -54,7 +54,7 @@ def read_rows(source: str, limit: int | None = None) -> Iterator[Conversation | 
     looks_like_path = path.suffix in FILE_KINDS or source.startswith((".", "/", "~"))
     if path.is_file():
         raw = _read_file(path)
-    elif looks_like_path and not path.is_dir():
+    elif looks_like_path and not _is_folder(source):
         raise DataError(f"no data file at {source}", hint="check the path")
     else:
         raw = _read_data_set(source)
@@ -65,11 +65,19 @@ def read_rows(source: str, limit: int | None = None) -> Iterator[Conversation | 
     yield from itertools.islice(itertools.chain([first], rows), limit)
 
 
+def _is_folder(source: str) -> bool:
+    return Path(source.partition(":")[0]).expanduser().is_dir()
+
+
 def _read_file(path: Path) -> Iterator[tuple[int, Any]]:
-    if path.suffix == ".json":
-        yield from _read_json(path)
-        return
-    with path.open(encoding="utf-8") as lines:
+    try:
+        yield from _read_json(path) if path.suffix == ".json" else _read_lines(path)
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is no UTF-8 text: {error}", hint="convert it to UTF-8") from error
+
+
+def _read_lines(path: Path) -> Iterator[tuple[int, Any]]:
+    with path.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
@@ -84,7 +92,7 @@ def _read_file(path: Path) -> Iterator[tuple[int, Any]]:
 
 def _read_json(path: Path) -> Iterator[tuple[int, Any]]:
     try:
-        items = json.loads(path.read_text(encoding="utf-8"))
+        items = json.loads(path.read_text(encoding="utf-8-sig"))
     except json.JSONDecodeError as error:
         raise DataError(f"{path}:{error.lineno} is no JSON: {error.msg}") from error
     if not isinstance(items, list):
@@ -102,7 +110,7 @@ def _read_data_set(source: str) -> Iterator[tuple[int, Any]]:
         ) from error
     name, _, split = source.partition(":")
     parts = name.split("/")
-    config = parts.pop() if len(parts) == 3 else None
+    config = parts.pop() if len(parts) == 3 and not _is_folder(source) else None
     try:
         rows = datasets.load_dataset("/".join(parts) if config else name, config,
                                      split=split or "train")  # fmt: skip
@@ -128,12 +136,13 @@ def _row(item: Any, number: int, source: str) -> Conversation | AnswerRow:
 
 
 def _messages(item: dict[str, Any], where: str) -> list[Message]:
-    if "messages" in item:
-        return [_message(turn, "role", "content", where) for turn in item["messages"]]
-    if "conversations" in item:
-        return [_message(turn, "from", "value", where) for turn in item["conversations"]]
+    for key, role_key, content_key in (("messages", "role", "content"),
+                                       ("conversations", "from", "value")):  # fmt: skip
+        if item.get(key) is not None:
+            turns = _listed(item, key, where)
+            return [_message(turn, role_key, content_key, where) for turn in turns]
     if item.get("turns"):
-        return [{"role": "user", "content": str(item["turns"][0])}]
+        return [{"role": "user", "content": str(_listed(item, "turns", where)[0])}]
     if isinstance(item.get("prompt"), str):
         return [{"role": "user", "content": item["prompt"]}]
     raise DataError(
@@ -142,12 +151,18 @@ def _messages(item: dict[str, Any], where: str) -> list[Message]:
     )
 
 
+def _listed(item: dict[str, Any], key: str, where: str) -> list[Any]:
+    if not isinstance(item[key], list):
+        raise DataError(f"{where}: {key} is a {type(item[key]).__name__}, expected a list")
+    return item[key]
+
+
 def _message(turn: Any, role_key: str, content_key: str, where: str) -> Message:
     try:
         role, content = turn[role_key], turn[content_key]
     except (KeyError, TypeError) as error:
         raise DataError(f"{where}: a turn lacks {role_key!r} or {content_key!r}") from error
-    if role not in ROLES:
+    if not isinstance(role, str) or role not in ROLES:
         raise DataError(f"{where}: role {role!r} is unknown; expected one of {', '.join(ROLES)}")
     if not isinstance(content, str):
         raise DataError(f"{where}: content is a {type(content).__name__}, expected text")

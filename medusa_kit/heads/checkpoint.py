@@ -15,9 +15,9 @@ from torch import Tensor
 
 from medusa_kit import console
 from medusa_kit.base_model import BaseModel
-from medusa_kit.errors import CheckpointError, IncompatibleBaseError
+from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
 from medusa_kit.files import atomic_write
-from medusa_kit.heads.kinds import PROJECTIONS, HeadsConfig, MedusaHeads
+from medusa_kit.heads.kinds import PROJECTIONS, HeadsConfig, MedusaHeads, check_reduced_ids
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "heads.safetensors"
@@ -77,6 +77,10 @@ def _config_from(raw: dict[str, Any], path: Path) -> HeadsConfig:
             f"{path}: projection {config.projection!r} is unknown; "
             f"expected one of {', '.join(PROJECTIONS)}"
         )
+    for name in ("num_heads", "num_blocks", "hidden_size", "vocab_size"):
+        value = getattr(config, name)
+        if type(value) is not int or value < 1:
+            raise CheckpointError(f"{path}: {name} is {value!r}, expected a whole number from 1 on")
     return config
 
 
@@ -90,6 +94,7 @@ def load_heads(folder: Path, base: BaseModel, force: bool = False) -> MedusaHead
     config = read_config(folder)
     _check_base(config, base, force)
     tensors = _read_tensors(folder / WEIGHTS_NAME)
+    _check_columns(config, tensors.get("column_ids"), folder / WEIGHTS_NAME)
     heads = MedusaHeads(config, base, tensors.get("column_ids"))
     _check_tensors(heads.state_dict(), tensors, folder / WEIGHTS_NAME)
     heads.load_state_dict(tensors)
@@ -132,6 +137,22 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(
             f"{path} cannot be read: {error}", hint="the file is cut off or damaged: copy it again"
         ) from error
+
+
+def _check_columns(config: HeadsConfig, ids_R: Tensor | None, path: Path) -> None:
+    """The heads are built around their column ids, so these are checked before all else."""
+    size = None if ids_R is None else tuple(ids_R.shape)
+    if size != (None if config.reduced_size is None else (config.reduced_size,)):
+        raise CheckpointError(
+            f"{path} has column_ids of shape {size}; the config's reduced_size is "
+            f"{config.reduced_size}"
+        )
+    if ids_R is not None and ids_R.dtype != torch.int64:
+        raise CheckpointError(f"{path} has column_ids of {ids_R.dtype}, expected torch.int64")
+    try:
+        check_reduced_ids(config.projection, ids_R, config.vocab_size)
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: column_ids: {error.message}") from error
 
 
 def _check_tensors(expected: dict[str, Tensor], found: dict[str, Tensor], path: Path) -> None:

@@ -108,7 +108,7 @@ class MedusaHeads(nn.Module):
             raise ConfigError(
                 f"projection {projection!r} is unknown; expected one of {', '.join(PROJECTIONS)}"
             )
-        _check_reduced_ids(projection, reduced_ids, base.info.vocab_size)
+        check_reduced_ids(projection, reduced_ids, base.info.vocab_size)
         config = HeadsConfig(
             num_heads=num_heads,
             num_blocks=num_blocks,
@@ -220,7 +220,8 @@ def _copy_of_embedding(base: BaseModel) -> nn.Linear:
     return copy
 
 
-def _check_reduced_ids(projection: str, reduced_ids: Tensor | None, vocab_size: int) -> None:
+def check_reduced_ids(projection: str, reduced_ids: Tensor | None, vocab_size: int) -> None:
+    """Raises ConfigError for ids that are missing, out of place, out of range or unsorted."""
     if (projection == "reduced") != (reduced_ids is not None):
         raise ConfigError(
             f"projection {projection!r} with {'no' if reduced_ids is None else 'given'} reduced "
