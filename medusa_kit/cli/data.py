@@ -13,7 +13,8 @@ from medusa_kit.errors import UsageError
 app = typer.Typer(help="Make training data from prompts, and look at it.", no_args_is_help=True)
 
 Source = Annotated[
-    str, typer.Argument(help="A .jsonl, .json or .txt file, or a data set's name[/config][:split].")
+    str,
+    typer.Argument(help="A .jsonl, .json or .txt file, or a data set, NAME or NAME/CONFIG:SPLIT."),
 ]
 OnError = Annotated[str, typer.Option(help="A row that cannot be used: skip (and count) or fail.")]
 
@@ -53,37 +54,52 @@ def generate(
     Interrupted, the same command goes on where it stopped.
     """
     _check_on_error(on_error)
-    from medusa_kit.data.readers import read_rows
     from medusa_kit.infer.openai_client import Endpoint
     from medusa_kit.infer.sampling import SamplingParams
-    from medusa_kit.infer.self_distill import fetch_answers, generate_answers
 
     sampling = SamplingParams(temperature, top_k, top_p, seed)
-    rows = read_rows(source, limit=limit)
+    how = {"sampling": sampling, "turns": turns, "on_error": on_error}
     try:
-        if endpoint is not None:
-            from medusa_kit.base_model import load_tokenizer
-
+        if endpoint is None:
+            sizes = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
+            report = _generate_here(source, limit, output, model, dtype, device, {**sizes, **how})
+        else:
             server = Endpoint(endpoint, served_model or model, api_key_env, max_new_tokens,
                               sampling, return_token_ids)  # fmt: skip
-            tokenizer = load_tokenizer(model)
-            report = fetch_answers(
-                tokenizer, rows, output, lambda messages: server.answer(messages, tokenizer),
-                {"endpoint_model": server.model, "max_new_tokens": max_new_tokens},
-                sampling=sampling, concurrency=concurrency, turns=turns, on_error=on_error,
-            )  # fmt: skip
-        else:
-            from medusa_kit.base_model import load_base_model
-
-            base = load_base_model(model, dtype=dtype, device=device)
-            report = generate_answers(
-                base, rows, output, max_new_tokens=max_new_tokens, batch_size=batch_size,
-                sampling=sampling, turns=turns, on_error=on_error,
-            )  # fmt: skip
+            report = _fetch(source, limit, output, model, server, concurrency, how)
     except KeyboardInterrupt:
         console.warn(f"stopped; what is in {output} is safe, the same command goes on from there")
         raise
     _summary(report, output)
+
+
+def _generate_here(
+    source: str, limit: int | None, output: Path, model: str, dtype: str, device: str,
+    how: dict[str, Any],
+) -> Any:  # fmt: skip
+    from medusa_kit.base_model import load_base_model
+    from medusa_kit.data.readers import read_rows
+    from medusa_kit.infer.self_distill import generate_answers
+
+    base = load_base_model(model, dtype=dtype, device=device)
+    return generate_answers(base, read_rows(source, limit=limit), output, **how)
+
+
+def _fetch(
+    source: str, limit: int | None, output: Path, model: str, server: Any, concurrency: int,
+    how: dict[str, Any],
+) -> Any:  # fmt: skip
+    from medusa_kit.base_model import load_tokenizer
+    from medusa_kit.data.readers import read_rows
+    from medusa_kit.infer.self_distill import fetch_answers
+
+    tokenizer = load_tokenizer(model)
+    settings = {"endpoint_model": server.model, "max_new_tokens": server.max_new_tokens}
+    return fetch_answers(
+        tokenizer, read_rows(source, limit=limit), output,
+        lambda messages: server.answer(messages, tokenizer), settings,
+        concurrency=concurrency, **how,
+    )  # fmt: skip
 
 
 def _summary(report: Any, output: Path) -> None:

@@ -5,12 +5,16 @@ the template's {% generation %} marks where it has them, else from rendering the
 each turn; never from searching text.
 """
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from medusa_kit.data.readers import AnswerRow, Conversation, Message
 from medusa_kit.errors import DataError
+
+GENERATION_MARK = re.compile(r"{%[-+]?\s*generation\b")
 
 
 @dataclass(frozen=True)
@@ -69,9 +73,7 @@ def encode_conversation(
         )
     messages = list(messages[: last + 1])
     try:
-        if "{% generation" in tokenizer.chat_template or "{%- generation" in (
-            tokenizer.chat_template
-        ):
+        if GENERATION_MARK.search(tokenizer.chat_template):
             ids, mask = _masked_by_template(tokenizer, messages)
         else:
             ids, mask = _masked_by_prefixes(tokenizer, messages)
@@ -85,15 +87,21 @@ def encode_conversation(
 def _masked_by_template(
     tokenizer: Any, messages: Sequence[Message]
 ) -> tuple[list[int], list[bool]]:
-    encoded = tokenizer.apply_chat_template(
-        messages, return_dict=True, return_assistant_tokens_mask=True
-    )
+    with _refusals():
+        encoded = tokenizer.apply_chat_template(
+            messages, return_dict=True, return_assistant_tokens_mask=True,
+            tokenizer_kwargs={"return_offsets_mapping": True},
+        )  # fmt: skip
     ids, mask = list(encoded["input_ids"]), [bool(m) for m in encoded["assistant_masks"]]
-    stops = _special_ids(tokenizer)
-    for position in range(1, len(ids)):  # the end-of-turn token may stand outside the marks
-        follows = mask[position - 1] and not mask[position]
-        if follows and ids[position] in stops and ids[position - 1] not in stops:
-            mask[position] = True
+    offsets, stops = encoded["offset_mapping"], _special_ids(tokenizer)
+    for position in range(1, len(ids)):
+        if not mask[position - 1] or mask[position]:
+            continue
+        # transformers leaves out all but the first token of a run's last character
+        same_character = offsets[position][0] < offsets[position - 1][1]
+        # the end-of-turn token may stand outside the marks
+        ends_turn = ids[position] in stops and ids[position - 1] not in stops
+        mask[position] = same_character or ends_turn
     end = max((i for i, written in enumerate(mask) if written), default=-1) + 1
     return ids[:end], mask[:end]
 
@@ -137,15 +145,22 @@ def _special_ids(tokenizer: Any) -> set[int]:
 def _render(
     tokenizer: Any, messages: Sequence[Message], add_generation_prompt: bool = False
 ) -> list[int]:
-    from jinja2.exceptions import TemplateError
-
-    try:
+    with _refusals():
         ids = tokenizer.apply_chat_template(
             list(messages), add_generation_prompt=add_generation_prompt, return_dict=False
         )
+    return list(ids)
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """What a template raises about a conversation is a fault of the row."""
+    from jinja2.exceptions import TemplateError
+
+    try:
+        yield
     except (TemplateError, ValueError, TypeError, KeyError, IndexError) as error:
         raise DataError(f"the chat template refuses the conversation: {error}") from error
-    return list(ids)
 
 
 def encode_rows(

@@ -6,31 +6,36 @@ import pytest
 
 from medusa_kit.data.chat import encode_conversation, encode_prompt, encode_rows
 from medusa_kit.data.readers import AnswerRow, Conversation
-from medusa_kit.embedded import byte_tokenizer
+from medusa_kit.embedded import CHATML_TEMPLATE, byte_tokenizer
 from medusa_kit.errors import DataError
 
 Messages = list[dict[str, str]]
 
+# Jinja drops a newline right behind a tag, so newlines of the text stand in quotes.
+TAIL = "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 MARKED = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
-    "{% if message['role'] == 'assistant' %}{% generation %}{{ message['content'] }}<|im_end|>"
-    "{% endgeneration %}{% else %}{{ message['content'] }}<|im_end|>{% endif %}\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
+    "{% if message['role'] == 'assistant' %}"
+    "{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}"
+    "{% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\n' }}" + TAIL
 )
-# The end-of-turn token stands behind the marks; the minus trims white space in Jinja.
-MARKED_WITHOUT_END = MARKED.replace("<|im_end|>{% endgeneration %}", "{%- endgeneration %}<|im_end|>")
-MARKED_WITHOUT_END = MARKED_WITHOUT_END.replace("{% generation %}", "{%- generation %}")
-ALTERNATING = (
-    "{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
-    "{{ raise_exception('roles must alternate user/assistant') }}{% endif %}"
-) + MARKED.removeprefix("{% for message in messages %}").replace(
-    "{% generation %}", "").replace("{% endgeneration %}", "")  # fmt: skip
+END_OUTSIDE = MARKED.replace(
+    "{% generation %}{{ message['content'] + '<|im_end|>' }}{% endgeneration %}",
+    "{%-generation-%}{{ message['content'] }}{%-endgeneration-%}{{ '<|im_end|>' }}",
+)
+MARKED_ALTERNATING = MARKED.replace(
+    "{% for message in messages %}",
+    "{% for message in messages %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate user/assistant') }}{% endif %}",
+)
+ALTERNATING = MARKED_ALTERNATING.replace("{% generation %}", "").replace("{% endgeneration %}", "")
 FORGETFUL = (  # as templates do that drop earlier thoughts: only the last turn keeps its text
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
     "{% if loop.last or message['role'] != 'assistant' %}{{ message['content'] }}"
-    "{% else %}{{ message['content'].split('</think>')[-1] }}{% endif %}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    "{% else %}{{ message['content'].split('</think>')[-1] }}{% endif %}{{ '<|im_end|>\n' }}" + TAIL
 )
+TEMPLATES = {"plain": CHATML_TEMPLATE, "marked": MARKED, "end outside the marks": END_OUTSIDE}
 
 
 def tokenizer_with(template: str | None) -> Any:
@@ -93,13 +98,10 @@ CONVERSATIONS = {
 
 
 @pytest.mark.parametrize("name", CONVERSATIONS)
-@pytest.mark.parametrize("template", ["plain", "marked", "end outside the marks"])
+@pytest.mark.parametrize("template", TEMPLATES)
 def test_the_mask_is_the_one_built_by_hand(name: str, template: str) -> None:
-    if template == "end outside the marks" and name == "white space":
-        pytest.skip("the minus signs of this template eat the white space")
-    tokenizer = {"plain": byte_tokenizer(), "marked": tokenizer_with(MARKED),
-                 "end outside the marks": tokenizer_with(MARKED_WITHOUT_END)}[template]  # fmt: skip
     ids, mask = by_hand(CONVERSATIONS[name])
+    tokenizer = tokenizer_with(TEMPLATES[template])
     example = encode_conversation(tokenizer, CONVERSATIONS[name], row=4)
     assert example.input_ids == ids
     assert example.loss_mask == mask
@@ -109,7 +111,7 @@ def test_the_mask_is_the_one_built_by_hand(name: str, template: str) -> None:
 def test_what_follows_the_last_answer_is_left_out() -> None:
     messages = chat(("user", "q"), ("assistant", "a"), ("user", "thanks"))
     ids, mask = by_hand(messages[:2])
-    for template in (byte_tokenizer().chat_template, MARKED):
+    for template in TEMPLATES.values():
         example = encode_conversation(tokenizer_with(template), messages)
         assert (example.input_ids, example.loss_mask) == (ids, mask)
 
@@ -151,6 +153,25 @@ def test_a_template_that_edits_earlier_turns() -> None:
     assert encode_conversation(tokenizer, silent).loss_mask == by_hand(silent)[1]
 
 
+@pytest.mark.parametrize("mark", ["{% generation %}", "{%- generation -%}", "{%generation%}"])
+def test_marks_tell_the_answer_even_where_earlier_turns_are_edited(mark: str) -> None:
+    template = FORGETFUL.replace(
+        "{{ message['content'].split('</think>')[-1] }}",
+        mark + "{{ message['content'].split('</think>')[-1] }}{% endgeneration %}",
+    ).replace(
+        "!= 'assistant' %}{{ message['content'] }}",
+        "!= 'assistant' %}{% if message['role'] == 'assistant' %}"
+        + mark + "{{ message['content'] }}{% endgeneration %}"
+        "{% else %}{{ message['content'] }}{% endif %}",
+    )  # fmt: skip
+    thinking = chat(("user", "q"), ("assistant", "<think>hm</think>a"), ("user", "r"),
+                    ("assistant", "<think>so</think>b"))  # fmt: skip
+    seen = chat(("user", "q"), ("assistant", "a"), ("user", "r"),
+                ("assistant", "<think>so</think>b"))  # fmt: skip
+    example = encode_conversation(tokenizer_with(template), thinking)
+    assert (example.input_ids, example.loss_mask) == by_hand(seen)
+
+
 @pytest.mark.parametrize(
     "messages", [chat(("user", "q")), chat(("system", "s"), ("user", "q")), []]
 )
@@ -167,22 +188,20 @@ def conversation(messages: Messages, row: int) -> Conversation:
 
 
 REFUSED = chat(("assistant", "I start"), ("user", "q"), ("assistant", "a"))
-MARKED_ALTERNATING = ALTERNATING.replace("message['content'] }}<|im_end|>",
-                                         "message['content'] }}<|im_end|>", 1)  # fmt: skip
 
 
-@pytest.mark.parametrize("template", [ALTERNATING, "{# {% generation #}" + ALTERNATING])
+@pytest.mark.parametrize("template", [ALTERNATING, MARKED_ALTERNATING])
 def test_a_template_that_refuses(template: str) -> None:
     tokenizer = tokenizer_with(template)
     good = CONVERSATIONS["one turn"]
     rows = [conversation(good, 1), conversation(REFUSED, 2), conversation(good, 3)]
-    with pytest.raises(DataError, match="row 2: .*roles must alternate"):
+    with pytest.raises(DataError, match=r"row 2: .*roles must alternate"):
         encode_rows(rows, tokenizer, 2048, on_error="fail")
-    if "generation" not in template:
-        examples, report = encode_rows(rows, tokenizer, 2048)
-        assert [example.row for example in examples] == [1, 3]
-        assert [row for row, _ in report.skipped] == [2]
-        assert "roles must alternate" in report.skipped[0][1]
+    examples, report = encode_rows(rows, tokenizer, 2048)
+    assert [example.row for example in examples] == [1, 3]
+    assert [example.loss_mask for example in examples] == [by_hand(good)[1]] * 2
+    assert [row for row, _ in report.skipped] == [2]
+    assert "roles must alternate" in report.skipped[0][1]
 
 
 def test_rows_are_counted() -> None:
