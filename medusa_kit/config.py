@@ -36,6 +36,7 @@ class HeadsSection(Section):
     num_blocks: int = Field(default=1, ge=1)
     projection: Literal["shared", "own", "reduced"] = "shared"
     reduced_size: int | None = Field(default=None, ge=1)  # tokens a reduced projection keeps
+    save_dtype: Literal["float32", "bfloat16", "float16"] | None = None  # the base's, unless given
 
     @model_validator(mode="after")
     def _reduced_size_belongs_to_reduced(self) -> "HeadsSection":

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 from medusa_kit import console
-from medusa_kit.base_model import BaseModel, load_base_model
+from medusa_kit.base_model import DTYPES, BaseModel, load_base_model
 from medusa_kit.config import TrainRecipe
 from medusa_kit.data.chat import EncodedExample, encode_rows
 from medusa_kit.data.readers import read_rows
@@ -91,7 +91,8 @@ def train_heads(
             "training changed the base model's weights, which must stay as they are",
             hint="this is a bug in medusa-kit: please report it with the recipe",
         )
-    save_heads(heads, folder.heads, dtype=base.dtype)
+    save_dtype = recipe.heads.save_dtype
+    save_heads(heads, folder.heads, DTYPES[save_dtype] if save_dtype else base.dtype)
     report = TrainReport(folder.heads, loop.step, loop.num_positions, loop.elapsed(), scores)
     folder.finish(_summary(report, recipe, base, digest))
     return report
