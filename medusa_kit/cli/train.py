@@ -20,9 +20,10 @@ def train(
 ) -> None:
     """Train Medusa heads on a frozen base model. Run it again after Ctrl-C to go on."""
     from medusa_kit.config import load_recipe
+    from medusa_kit.infer.tree_check import prove_trees
     from medusa_kit.train.trainer import train as run_training
 
-    report = run_training(load_recipe(recipe, overrides or []), fresh)
+    report = run_training(load_recipe(recipe, overrides or []), fresh, prove_trees)
     scores = report.scores
     rows = [
         (f"{k} (token +{k + 2})", f"{loss:.3f}", f"{top1:.1%}", f"{top5:.1%}")

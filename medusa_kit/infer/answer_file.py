@@ -53,7 +53,7 @@ class AnswerFile:
                 "rows were made",
                 hint="choose another output file",
             )
-        there = json.loads(self._meta.read_text())
+        there = self._read_settings()
         differing = [
             f"{key}: {settings.get(key)!r} ≠ {there.get(key)!r}"
             for key in sorted({*settings, *there})
@@ -65,6 +65,15 @@ class AnswerFile:
                 + "; ".join(differing),
                 hint="choose another output file",
             )
+
+    def _read_settings(self) -> dict[str, Any]:
+        try:
+            there = json.loads(self._meta.read_text())
+        except ValueError as error:  # no JSON, or no text
+            raise DataError(f"{self._meta} is no JSON: {error}") from error
+        if not isinstance(there, dict):
+            raise DataError(f"{self._meta} holds a {type(there).__name__}, expected settings")
+        return there
 
     def _write_settings(self, settings: dict[str, Any]) -> None:
         with atomic_write(self._meta) as temporary:
@@ -79,5 +88,5 @@ class AnswerFile:
         for number, line in enumerate(raw[:whole].splitlines(), start=1):
             try:
                 self.done.add(str(json.loads(line)["id"]))
-            except (json.JSONDecodeError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError) as error:
                 raise DataError(f"{self.path}:{number} is no answer row: {error}") from error

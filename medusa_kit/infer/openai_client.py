@@ -4,6 +4,7 @@ The server sends text; token ids come from re-encoding it, or from vLLM's own `t
 asked for.
 """
 
+import http.client
 import json
 import os
 import time
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from medusa_kit.data.readers import Message
-from medusa_kit.errors import MedusaKitError, UsageError
+from medusa_kit.errors import ConfigError, MedusaKitError, UsageError
 from medusa_kit.infer.sampling import SamplingParams
 
 RETRIES = 5
@@ -34,12 +35,23 @@ class Endpoint:
     timeout_seconds: float = 600.0
     first_wait_seconds: float = FIRST_WAIT_SECONDS
 
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise ConfigError(
+                f"endpoint {self.url!r} is no URL; expected http://… or https://…, up to /v1"
+            )
+
     def answer(self, messages: list[Message], tokenizer: Any) -> tuple[list[int], str, bool]:
         """(response ids, finish reason, whether they were re-tokenised) for a conversation.
 
         Raises MedusaKitError when the server refuses or stays away.
         """
-        choice = self._post(self._body(messages))["choices"][0]
+        reply = self._post(self._body(messages))
+        try:
+            choice = reply["choices"][0]
+            text = choice["message"]["content"] or ""
+        except (KeyError, IndexError, TypeError) as error:
+            raise self._no_completion(reply) from error
         reason = "stop" if choice.get("finish_reason") == "stop" else "length"
         if self.return_token_ids:
             if not choice.get("token_ids"):
@@ -48,7 +60,6 @@ class Endpoint:
                     hint="only vLLM does; leave out --return-token-ids",
                 )
             return [int(token) for token in choice["token_ids"]], reason, False
-        text = choice["message"]["content"] or ""
         ids = list(tokenizer(text, add_special_tokens=False).input_ids)
         if reason == "stop" and tokenizer.eos_token_id is not None:
             ids.append(tokenizer.eos_token_id)
@@ -80,17 +91,27 @@ class Endpoint:
         for attempt in range(RETRIES + 1):
             try:
                 with urllib.request.urlopen(request, timeout=self.timeout_seconds) as response:
-                    return json.load(response)
+                    raw = response.read()
+                break
             except urllib.error.HTTPError as error:
                 if error.code not in RETRYABLE or attempt == RETRIES:
                     raise self._refused(error) from error
-            except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
+            except (OSError, http.client.HTTPException) as error:
                 if attempt == RETRIES:
                     raise MedusaKitError(
                         f"{self.url} cannot be reached: {error}", hint="is the server running?"
                     ) from error
             time.sleep(self.first_wait_seconds * 2**attempt)
-        raise AssertionError("the last attempt returns or raises")
+        try:
+            return json.loads(raw)
+        except ValueError as error:
+            raise self._no_completion(raw) from error
+
+    def _no_completion(self, reply: Any) -> MedusaKitError:
+        return MedusaKitError(
+            f"{self.url} sends no chat completion: {str(reply)[:200]}",
+            hint="does the URL end in /v1, and is the server OpenAI-compatible?",
+        )
 
     def _refused(self, error: urllib.error.HTTPError) -> MedusaKitError:
         hints = {

@@ -72,16 +72,22 @@ def generate_answers(
     room = base.info.context_length - max_new_tokens
     report = GenerateReport()
     tasks = _tasks(base.tokenizer, rows, turns, on_error, room, out.done, report)
-    with console.progress("answering", len(tasks), "prompts") as bar:
+    with console.progress("answering", len(tasks), "prompts", done=report.already_there) as bar:
         for batch in _batches(tasks, batch_size):
-            answers = _answer_batch(base, batch, max_new_tokens, sampling)
+            missing = [task for task in batch if task.id not in out.done]
+            if not missing:
+                continue
+            # Draws depend on the whole batch, so a resumed run makes it again as it was.
+            asked = missing if sampling.greedy else batch
+            answers = _answer_batch(base, asked, max_new_tokens, sampling)
             records = [
                 _record(task, ids, reason, sampling)
-                for task, (ids, reason) in zip(batch, answers, strict=True)
+                for task, (ids, reason) in zip(asked, answers, strict=True)
+                if task.id not in out.done
             ]
             out.append(records)
             _count(report, records)
-            bar.advance(len(batch), f"{report.tokens:,} tokens")
+            bar.advance(len(records), f"{report.tokens:,} tokens")
     return report
 
 
@@ -107,6 +113,7 @@ def fetch_answers(
     out = AnswerFile(out_path, record)
     report = GenerateReport()
     tasks = _tasks(tokenizer, rows, turns, on_error, None, out.done, report)
+    tasks = [task for task in tasks if task.id not in out.done]
     with (
         console.progress("fetching", len(tasks), "prompts") as bar,
         ThreadPoolExecutor(concurrency) as pool,
@@ -146,15 +153,16 @@ def _tasks(
     done: set[str],
     report: GenerateReport,
 ) -> list[_Task]:
-    tasks = []
+    """All prompts that can be answered, those already answered included: batches depend on all."""
+    tasks: list[_Task] = []
+    seen: set[str] = set()
     for row in rows:
         try:
             if not isinstance(row, Conversation):
                 raise DataError("it is an answer already, expected a prompt")
             identity = row.id or f"{Path(row.source).stem}:{row.row}"
-            if identity in done:
-                report.already_there += 1
-                continue
+            if identity in seen:  # rows of a source may share an id; answers must not
+                identity = f"{identity}#{row.row}"
             messages = asked_messages(row.messages, turns)
             ids = encode_prompt(tokenizer, messages)
             if room is not None and len(ids) > room:
@@ -165,7 +173,9 @@ def _tasks(
             report.skipped.append((row.row, error.message))
             continue
         tasks.append(_Task(identity, row.row, messages, ids))
-    if not tasks and not report.already_there:
+        seen.add(identity)
+        report.already_there += identity in done
+    if not tasks:
         reason = f", the first: {report.skipped[0][1]}" if report.skipped else ""
         raise DataError(f"no prompt is left to answer ({len(report.skipped)} skipped{reason})")
     return tasks

@@ -41,6 +41,11 @@ class TreeCheck:
     noise: float
 
 
+def prove_trees(base: BaseModel) -> TreeCheck:
+    """`check_trees` for a base that is about to be trained on: heads need trees to be of use."""
+    return check_trees(Verifier(base))
+
+
 @torch.inference_mode()
 def check_trees(verifier: Verifier) -> TreeCheck:
     """Raises IncompatibleBaseError, with the measured error, where a tree's logits are wrong."""

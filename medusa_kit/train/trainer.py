@@ -4,7 +4,7 @@ recipe -> base, encoded rows -> positions and targets -> features -> updates -> 
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,11 +37,16 @@ class TrainReport:
     scores: HeadScores  # on held-out rows
 
 
-def train(recipe: TrainRecipe, fresh: bool = False) -> TrainReport:
+def train(
+    recipe: TrainRecipe, fresh: bool = False, prove: Callable[[BaseModel], object] | None = None
+) -> TrainReport:
     """Train heads as `recipe` says, going on from its checkpoint where there is one.
 
-    `fresh` removes an older run's checkpoint from output_dir first. Raises ConfigError (recipe,
-    output_dir in use), DataError (no usable rows), MedusaKitError (loss not finite, full disk).
+    `fresh` removes an older run's checkpoint from output_dir first. `prove` is called with the base
+    before any work and refuses it by raising (trees that cannot be verified on it).
+
+    Raises ConfigError (recipe, output_dir in use), DataError (no usable rows), MedusaKitError (loss
+    not finite, full disk).
     """
     RunFolder(recipe).open(fresh)
     base = load_base_model(
@@ -50,6 +55,8 @@ def train(recipe: TrainRecipe, fresh: bool = False) -> TrainReport:
         device=recipe.base.device,
         revision=recipe.base.revision,
     )
+    if prove is not None:
+        prove(base)
     return train_heads(base, load_examples(base, recipe), recipe)
 
 
