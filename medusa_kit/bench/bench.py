@@ -111,7 +111,7 @@ def bench(
     results = [MethodResult(name) for name in methods]
     runs = list(methods.values())
     for run in runs:  # warm up: kernels, packed weights, caches
-        run(prompts[0])
+        run(list(prompts[0]))
     with console.progress("benchmarking", len(prompts), "prompts") as bar:
         for index, ids in enumerate(prompts):
             answers: list[list[int]] = [[] for _ in runs]

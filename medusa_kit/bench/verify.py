@@ -1,8 +1,9 @@
 """Verify: are our tokens the base model's own, one by one?
 
 Greedy answers are held against transformers generate on an untouched second model; sampled ones
-against one-node decoding with the same seed. At a first difference the margin between the two
-likeliest tokens tells rounding (below the noise measured at load) from a bug.
+against one-node decoding with the same seed. At a first difference the margin, how far the worse of
+the two tokens lies below the likeliest, tells rounding (below the noise measured at load) from a
+bug: a tie between two tokens excuses neither a third nor an answer of another length.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ class Difference:
     position: int  # in the answer, from 0
     expected: int | None
     actual: int | None
-    margin: float
+    margin: float  # infinite where one answer has ended
     noise: float
 
     @property
@@ -97,18 +98,15 @@ def _difference(
     expected: Sequence[int],
 ) -> Difference:
     position = first_difference(ours, expected)
-    prefix = [*prompt_ids, *expected[:position]]
-    chooser = TokenChooser(oracle.base.model, sampling, len(prompt_ids))
-    best = chooser.scores(oracle.logits(prefix), prefix).topk(2).values
+    tokens = [ids[position] if position < len(ids) else None for ids in (expected, ours)]
+    margin = float("inf")
+    if None not in tokens:
+        prefix = [*prompt_ids, *expected[:position]]
+        chooser = TokenChooser(oracle.base.model, sampling, len(prompt_ids))
+        scores_V = chooser.scores(oracle.logits(prefix), prefix)
+        margin = float(scores_V.max() - scores_V[tokens].min())
     scale = 1.0 if sampling.greedy else 1.0 / sampling.temperature
-    return Difference(
-        index,
-        position,
-        expected[position] if position < len(expected) else None,
-        ours[position] if position < len(ours) else None,
-        float(best[0] - best[1]),
-        engine.check.noise * scale,
-    )
+    return Difference(index, position, tokens[0], tokens[1], margin, engine.check.noise * scale)
 
 
 def first_difference(ours: Sequence[int], expected: Sequence[int]) -> int:

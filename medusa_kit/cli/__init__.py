@@ -51,10 +51,14 @@ def main() -> None:
     try:
         app()
     except MedusaKitError as error:
-        err.print(f"error: {error.message}", style="bold red", markup=False, highlight=False)
+        _print(f"error: {error.message}", "bold red")
         if error.hint:
-            err.print(f"hint: {error.hint}", style="cyan", markup=False, highlight=False)
+            _print(f"hint: {error.hint}", "cyan")
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         err.print("interrupted", style="yellow")
         sys.exit(INTERRUPTED)
+
+
+def _print(line: str, style: str) -> None:
+    err.print(line, style=style, markup=False, highlight=False, soft_wrap=True)

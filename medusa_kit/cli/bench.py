@@ -22,7 +22,7 @@ def bench(
     prompts: Annotated[
         str | None, typer.Option(help="Prompts (file or data set); the kit's own unless given.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Take this many prompts.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Take this many prompts.")] = None,
     max_new_tokens: options.MaxNewTokens = 128,
     output: Annotated[
         Path | None, typer.Option(help="Folder for bench.json and bench.png.")

@@ -126,6 +126,9 @@ class Chat:
             console.warn("there is no answer yet to compare with")
             return
         prompt, result = self.last
+        if not result.token_ids:
+            console.warn("the last answer was stopped before its first token")
+            return
         settings = {**self.settings, "max_new_tokens": len(result.token_ids), "drafter": "none"}
         try:
             plain = self.engine.generate(prompt, **settings)

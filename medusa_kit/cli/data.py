@@ -25,12 +25,12 @@ def generate(
     output: Annotated[Path, typer.Option("--output", "-o", help="Answers, one JSON line each.")],
     model: options.Model = options.DEFAULT_MODEL,
     max_new_tokens: options.MaxNewTokens = 256,
-    batch_size: Annotated[int, typer.Option(help="Prompts answered together.")] = 16,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts answered together.")] = 16,
     temperature: options.Temperature = 0.0,
     top_k: options.TopK = None,
     top_p: options.TopP = None,
     seed: options.Seed = 0,
-    limit: Annotated[int | None, typer.Option(help="Take this many prompts.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Take this many prompts.")] = None,
     turns: Annotated[str, typer.Option(help="Answer the first or the last user turn.")] = "first",
     on_error: OnError = "skip",
     endpoint: Annotated[
@@ -42,7 +42,7 @@ def generate(
     api_key_env: Annotated[
         str, typer.Option(help="Environment variable that holds the server's key.")
     ] = "OPENAI_API_KEY",
-    concurrency: Annotated[int, typer.Option(help="Requests to the server at once.")] = 8,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests to the server at once.")] = 8,
     return_token_ids: Annotated[
         bool, typer.Option("--return-token-ids", help="Ask the server for token ids (vLLM).")
     ] = False,
@@ -68,7 +68,9 @@ def generate(
                               sampling, return_token_ids)  # fmt: skip
             report = _fetch(source, limit, output, model, server, concurrency, how)
     except KeyboardInterrupt:
-        console.warn(f"stopped; what is in {output} is safe, the same command goes on from there")
+        console.warn(
+            f"stopped; {_rows_in(output)} rows are safe in {output}; run the same command to go on"
+        )
         raise
     _summary(report, output)
 
@@ -102,6 +104,10 @@ def _fetch(
     )  # fmt: skip
 
 
+def _rows_in(path: Path) -> int:
+    return path.read_bytes().count(b"\n") if path.is_file() else 0
+
+
 def _summary(report: Any, output: Path) -> None:
     console.note(
         f"{report.written} answers written to {output}, {report.already_there} were there already; "
@@ -117,9 +123,13 @@ def _summary(report: Any, output: Path) -> None:
 def inspect(
     source: Source,
     model: options.Model = options.DEFAULT_MODEL,
-    row: Annotated[int, typer.Option(help="Which row to print, from 1.")] = 1,
-    limit: Annotated[int, typer.Option(help="Rows the share trained on is counted over.")] = 1000,
-    max_length: Annotated[int, typer.Option(help="Rows are cut at this many tokens.")] = 2048,
+    row: Annotated[int, typer.Option(min=1, help="Which row to print, from 1.")] = 1,
+    limit: Annotated[
+        int, typer.Option(min=1, help="Rows the share trained on is counted over.")
+    ] = 1000,
+    max_length: Annotated[
+        int, typer.Option(min=1, help="Rows are cut at this many tokens.")
+    ] = 2048,
     on_error: OnError = "skip",
 ) -> None:
     """Print a conversation with masked and trained tokens apart, and the share trained on."""

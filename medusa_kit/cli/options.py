@@ -24,7 +24,7 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Force = Annotated[
     bool, typer.Option("--force", help="Put heads on a base with another fingerprint.")
 ]
-MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", help="Longest answer.")]
+MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", min=1, help="Longest answer.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy; above 0 samples, exactly.")]
 TopK = Annotated[int | None, typer.Option(help="Sample among the K likeliest tokens.")]
 TopP = Annotated[float | None, typer.Option(help="Sample within this share of probability.")]

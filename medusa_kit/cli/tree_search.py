@@ -27,7 +27,8 @@ def tree_search(
         Path | None, typer.Option(help="Saved statistics; the ones beside the heads unless given.")
     ] = None,
     nodes: Annotated[
-        int | None, typer.Option(help="Fix the tree's nodes, root included, whatever the speed.")
+        int | None,
+        typer.Option(min=1, help="Fix the tree's nodes, root included, whatever the speed."),
     ] = None,
     choices: Annotated[
         Path | None, typer.Option(help="Judge this tree instead (a medusa_choices list).")
@@ -39,8 +40,10 @@ def tree_search(
         Path | None, typer.Option(help="Folder for the results; the heads' own unless given.")
     ] = None,
     max_new_tokens: options.MaxNewTokens = 192,
-    limit: Annotated[int | None, typer.Option(help="Take this many prompts or answers.")] = None,
-    batch_size: Annotated[int, typer.Option(help="Prompts answered together.")] = 16,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Take this many prompts or answers.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Prompts answered together.")] = 16,
     dtype: options.DType = "float32",
     device: options.Device = "auto",
     force: options.Force = False,

@@ -19,7 +19,7 @@ def verify(
     prompts: Annotated[
         str | None, typer.Option(help="Prompts (file or data set); the kit's own unless given.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(help="Take this many prompts.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Take this many prompts.")] = None,
     max_new_tokens: options.MaxNewTokens = 128,
     temperature: Annotated[
         float, typer.Option(help="Temperature of the sampled half; 0 leaves it out.")
@@ -41,16 +41,16 @@ def verify(
     from medusa_kit.bench.verify import verify as run
     from medusa_kit.infer.sampling import SamplingParams
 
-    sampled = SamplingParams(temperature, top_k, top_p, seed) if temperature > 0 else None
+    sampling = SamplingParams(temperature, top_k, top_p, seed)
     asked = read_prompts(prompts, limit)
     engine, oracle = load_both(
         model, heads=options.heads_argument(heads), tree=tree, dtype=dtype, device=device,
         force=force,
     )  # fmt: skip
     reports = {"greedy": run(engine, oracle, asked, max_new_tokens=max_new_tokens, drafter=drafter)}
-    if sampled is not None:
+    if not sampling.greedy:
         reports["sampled"] = run(
-            engine, oracle, asked, max_new_tokens=max_new_tokens, sampling=sampled, drafter=drafter
+            engine, oracle, asked, max_new_tokens=max_new_tokens, sampling=sampling, drafter=drafter
         )
     _print(engine, reports)
     if output is not None:
@@ -82,7 +82,7 @@ def _print(engine: Any, reports: dict[str, Any]) -> None:
         for d in report.differences:
             console.out.print(
                 f"{name}: prompt {d.prompt}, token {d.position}: expected {d.expected}, got "
-                f"{d.actual}; top-2 margin {d.margin:.2e}, noise {d.noise:.2e}: "
+                f"{d.actual}; margin {d.margin:.2e}, noise {d.noise:.2e}: "
                 f"{'rounding' if d.is_rounding else 'BUG'}",
                 highlight=False,
             )

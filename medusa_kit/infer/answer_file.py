@@ -20,6 +20,8 @@ class AnswerFile:
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
         """Raises ConfigError when the file was made with other settings, DataError when broken."""
         self.path = Path(path)
+        if self.path.is_dir():
+            raise ConfigError(f"{path} is a folder; expected a file to write answers to")
         self._meta = self.path.with_name(self.path.name + ".meta.json")
         self.done: set[str] = set()
         if self.path.is_file() and self.path.stat().st_size:

@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from medusa_kit.data.readers import Message
-from medusa_kit.errors import ConfigError, MedusaKitError, UsageError
+from medusa_kit.errors import ConfigError, DataError, MedusaKitError, UsageError
 from medusa_kit.infer.sampling import SamplingParams
 
 RETRIES = 5
 FIRST_WAIT_SECONDS = 1.0  # doubled at every retry
 RETRYABLE = {429, 500, 502, 503, 504}
+ROWS_FAULT = {400, 413, 422}  # this request is refused, for instance as too long; others may pass
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,8 @@ class Endpoint:
     def answer(self, messages: list[Message], tokenizer: Any) -> tuple[list[int], str, bool]:
         """(response ids, finish reason, whether they were re-tokenised) for a conversation.
 
-        Raises MedusaKitError when the server refuses or stays away.
+        Raises DataError when the server refuses this conversation, MedusaKitError when it refuses
+        us or stays away.
         """
         reply = self._post(self._body(messages))
         try:
@@ -119,6 +121,5 @@ class Endpoint:
             404: f"does the server serve the model {self.model!r}, and does the URL end in /v1?",
         }
         detail = error.read().decode(errors="replace")[:200]
-        return MedusaKitError(
-            f"{self.url} answers {error.code}: {detail}", hint=hints.get(error.code)
-        )
+        kind = DataError if error.code in ROWS_FAULT else MedusaKitError
+        return kind(f"{self.url} answers {error.code}: {detail}", hint=hints.get(error.code))

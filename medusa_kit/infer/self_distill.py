@@ -22,6 +22,7 @@ from medusa_kit.infer.answer_file import AnswerFile
 from medusa_kit.infer.sampling import SamplingParams
 
 SORTED_BATCHES = 8  # prompts are sorted by length within this many batches, to pad little
+HOPELESS_REFUSALS = 8  # rows a server refuses before any answer: it is not the rows then
 # Fetches one answer: (response ids, finish reason, whether the ids were re-tokenised from text).
 Fetch = Callable[[list[Message]], tuple[list[int], str, bool]]
 
@@ -103,9 +104,10 @@ def fetch_answers(
     turns: str = "first",
     on_error: str = "skip",
 ) -> GenerateReport:
-    """The same from a server: `fetch` answers one conversation; several run at once.
+    """The same from a server: `fetch` answers one conversation; `concurrency` run at once.
 
-    `settings` name the server's model and limits; they are kept beside the file and compared.
+    A row that the server refuses (DataError) is skipped or fatal. `settings` name the server's
+    model and limits; they are kept beside the file and compared.
     """
     from concurrent.futures import ThreadPoolExecutor
 
@@ -114,20 +116,29 @@ def fetch_answers(
     report = GenerateReport()
     tasks = _tasks(tokenizer, rows, turns, on_error, None, out.done, report)
     tasks = [task for task in tasks if task.id not in out.done]
-    with (
-        console.progress("fetching", len(tasks), "prompts") as bar,
-        ThreadPoolExecutor(concurrency) as pool,
-    ):
-        for start in range(0, len(tasks), concurrency):
-            batch = tasks[start : start + concurrency]
-            records = []
-            fetched = pool.map(lambda task: fetch(task.messages), batch)
-            for task, (ids, reason, again) in zip(batch, fetched, strict=True):
+    pool, refused = ThreadPoolExecutor(concurrency), 0
+    waiting = [(task, pool.submit(fetch, task.messages)) for task in tasks]
+    try:
+        with console.progress("fetching", len(tasks), "prompts") as bar:
+            for task, answer in waiting:  # in file order, so that a resumed file is the same
+                try:
+                    ids, reason, again = answer.result()
+                except DataError as error:
+                    refused += 1
+                    hopeless = not out.done and refused == min(len(tasks), HOPELESS_REFUSALS)
+                    if on_error == "fail" or hopeless:
+                        raise DataError(
+                            f"row {task.row}: {error.message}", hint=error.hint
+                        ) from error
+                    report.skipped.append((task.row, error.message))
+                    continue
                 extra = {"retokenized": True} if again else {}
-                records.append({**_record(task, ids, reason, sampling), **extra})
-            out.append(records)
-            _count(report, records)
-            bar.advance(len(batch), f"{report.tokens:,} tokens")
+                records = [{**_record(task, ids, reason, sampling), **extra}]
+                out.append(records)
+                _count(report, records)
+                bar.advance(1, f"{report.tokens:,} tokens")
+    finally:
+        pool.shutdown(cancel_futures=True)
     return report
 
 

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,7 +13,7 @@ import pytest
 
 from medusa_kit.data.readers import AnswerRow, Conversation, Message, read_rows
 from medusa_kit.embedded import byte_tokenizer
-from medusa_kit.errors import ConfigError, MedusaKitError, UsageError
+from medusa_kit.errors import ConfigError, DataError, MedusaKitError, UsageError
 from medusa_kit.infer.openai_client import RETRIES, Endpoint
 from medusa_kit.infer.sampling import SamplingParams
 from medusa_kit.infer.self_distill import GenerateReport, fetch_answers
@@ -245,16 +246,16 @@ def test_a_stopped_fetch_goes_on(server: StandIn, tmp_path: Path) -> None:
     run(server, tmp_path / "whole.jsonl")
     out, before = tmp_path / "answers.jsonl", len(server.requests)
     server.reply = lambda number, body: (
-        (400, b"odd") if body["messages"][-1]["content"] == "q4" else echo(number, body)
+        (401, b"odd") if body["messages"][-1]["content"] == "q4" else echo(number, body)
     )
-    with pytest.raises(MedusaKitError, match="answers 400"):
+    with pytest.raises(MedusaKitError, match="answers 401"):
         run(server, out)
-    assert len(out.read_text().splitlines()) == 2, "whole batches only"
+    assert len(out.read_text().splitlines()) == 3, "what came before is there"
     server.reply = echo
     before = len(server.requests)
     report = run(server, out)
-    assert (report.written, report.already_there) == (3, 2)
-    assert len(server.requests) - before == 3, "what is there is not asked for again"
+    assert (report.written, report.already_there) == (2, 3)
+    assert len(server.requests) - before == 2, "what is there is not asked for again"
     assert out.read_text() == (tmp_path / "whole.jsonl").read_text()
 
 
@@ -262,3 +263,42 @@ def test_a_fetch_with_other_settings_is_refused(server: StandIn, tmp_path: Path)
     run(server, tmp_path / "answers.jsonl", count=1)
     with pytest.raises(ConfigError, match="turns: 'last' ≠ 'first'"):
         run(server, tmp_path / "answers.jsonl", count=1, turns="last")
+
+
+def refuse(question: str) -> Callable[[int, dict[str, Any]], Reply]:
+    return lambda number, body: (
+        (400, b"too long") if body["messages"][-1]["content"] == question else echo(number, body)
+    )
+
+
+def test_a_row_the_server_refuses_is_skipped_or_fatal(server: StandIn, tmp_path: Path) -> None:
+    server.reply = refuse("q3")
+    report = run(server, tmp_path / "skip.jsonl")
+    assert (report.written, [row for row, _ in report.skipped]) == (4, [3])
+    assert "answers 400: too long" in report.skipped[0][1]
+    assert [row.id for row in read_rows(str(tmp_path / "skip.jsonl"))] == [
+        f"prompts:{row}" for row in (1, 2, 4, 5)
+    ]
+    with pytest.raises(DataError, match=r"row 3: .* answers 400"):
+        run(server, tmp_path / "fail.jsonl", on_error="fail")
+
+
+def test_a_first_row_may_be_refused(server: StandIn, tmp_path: Path) -> None:
+    server.reply = refuse("q1")
+    report = run(server, tmp_path / "answers.jsonl")
+    assert (report.written, [row for row, _ in report.skipped]) == (4, [1])
+
+
+def test_a_server_that_refuses_every_row_ends_the_run(server: StandIn, tmp_path: Path) -> None:
+    """A request that no row would get through must not be repeated for every row."""
+
+    def slow(number: int, body: dict[str, Any]) -> Reply:
+        time.sleep(0.02)
+        return 400, b"unknown field"
+
+    server.reply = slow
+    with pytest.raises(DataError, match=r"row 8: .*unknown field"):
+        run(server, tmp_path / "many.jsonl", count=50)
+    assert len(server.requests) < 50
+    with pytest.raises(DataError, match=r"row 2: .*unknown field"):
+        run(server, tmp_path / "few.jsonl", count=2)

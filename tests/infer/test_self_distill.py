@@ -236,6 +236,8 @@ def test_another_base_is_refused(base: BaseModel, tmp_path: Path) -> None:
 
 
 def test_files_that_cannot_be_taken_up(base: BaseModel, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is a folder"):
+        generate_answers(base, prompts(1), tmp_path, max_new_tokens=TOKENS)
     out = tmp_path / "answers.jsonl"
     out.write_text('{"id": "a"}\n')
     with pytest.raises(ConfigError, match=r"answers\.jsonl\.meta\.json is missing"):

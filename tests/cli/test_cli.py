@@ -1,0 +1,276 @@
+"""The command line on the debug model: what it prints where, and what it exits with."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_debug_model import MODEL, PLAIN, ROOT, plain_text
+
+from medusa_kit.base_model import load_base_model
+from medusa_kit.infer.engine import Engine
+from medusa_kit.version import __version__
+
+COMMANDS = ["train", "tree-search", "generate", "chat", "verify", "bench", "data",
+            "data generate", "data inspect"]  # fmt: skip
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+# Help, version, exit codes.
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help(run: Run, command: str) -> None:
+    code, out, err = run(*command.split(), "--help")
+    assert code == 0
+    assert re.search(rf"Usage: .*medusa-kit {command}\W*OPTIONS", out)
+    assert err == ""
+
+
+def test_help_of_generate_shows_defaults(run: Run) -> None:
+    _, out, _ = run("generate", "--help")
+    assert "--max-new-tokens" in out
+    assert "[default: 256]" in out
+
+
+def test_version(run: Run) -> None:
+    assert run("--version") == (0, f"{__version__}\n", "")
+
+
+@pytest.mark.parametrize("command", [[], ["data"]])
+def test_nothing_said_shows_the_help(run: Run, command: list[str]) -> None:
+    code, out, err = run(*command)
+    assert code == 2
+    assert "Usage: " in out + err
+
+
+def test_exit_codes_of_the_program() -> None:
+    """Once as a real process: 2 for a wrong call, and nothing but the error on stderr."""
+    wrong = [sys.executable, "-m", "medusa_kit", "train", "nowhere.yaml"]
+    done = subprocess.run(wrong, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.startswith("error: no recipe at nowhere.yaml\nhint: ")
+    assert "Traceback" not in done.stderr
+
+
+WRONG_CALLS: dict[str, tuple[list[str], str]] = {
+    "no prompt": (["generate", *PLAIN], "give either a prompt or --file"),
+    "two prompts": (["generate", "hi", "--file", "x.txt", *PLAIN], "give either a prompt or"),
+    "batch size": (["generate", "hi", *PLAIN, "--batch-size", "0"], "batch size 0"),
+    "no token": (["generate", "hi", *MODEL, "-n", "0"], "-n"),
+    "temperature": (["generate", "hi", *PLAIN, "--temperature", "-1"], "temperature -1.0"),
+    "greedy top-k": (["generate", "hi", *PLAIN, "--top-k", "3"], "no meaning when decoding greed"),
+    "drafter": (["generate", "hi", *PLAIN, "--drafter", "hydra"], "drafter 'hydra' is unknown"),
+    "no heads to draft": (["generate", "hi", *PLAIN, "--drafter", "medusa"], "nothing to draft"),
+    "a tree without heads": (["generate", "hi", *PLAIN, "--tree", "t.json"], "a tree needs heads"),
+    "dtype": (["generate", "hi", *MODEL, "--dtype", "int3"], "dtype 'int3' is unknown"),
+    "device": (["generate", "hi", "-m", "debug-tiny", "--device", "tpu"], "device 'tpu'"),
+    "on-error": (["data", "generate", "p.txt", "-o", "a", *MODEL, "--on-error", "x"], "'x'"),
+    "output a folder": (["data", "generate", "PROMPTS", "-o", ".", *MODEL], "is a folder"),
+    "turns": (["data", "generate", "PROMPTS", "-o", "a", *MODEL, "--turns", "all"], "turns 'all'"),
+    "no batch": (["data", "generate", "p.txt", "-o", "a", "--batch-size", "0"], "--batch-size"),
+    "no request": (["data", "generate", "p.txt", "-o", "a", "--concurrency", "0"], "--concurr"),
+    "no URL": (["data", "generate", "p.txt", "-o", "a", "--endpoint", "here"], "'here' is no URL"),
+    "row 0": (["data", "inspect", "p.txt", "--row", "0"], "--row"),
+    "limit 0": (["verify", *MODEL, "--limit", "0"], "--limit"),
+    "limit below 0": (["bench", *MODEL, "--limit", "-1"], "--limit"),
+    "verify temperature": (["verify", *MODEL, "--temperature", "-1"], "temperature -1.0"),
+    "verify top-k": (["verify", *MODEL, "--temperature", "0", "--top-k", "3"], "no meaning"),
+    "two sources": (["tree-search", *MODEL, "--prompts", "a", "--answers", "b"], "give only one"),
+    "no heads to search": (["tree-search", *MODEL, "--heads", "none"], "no heads for 'debug-tiny'"),
+    "no folder": (["tree-search", *MODEL, "--heads", "untrained"], "lie in no folder"),
+    "no statistics": (["tree-search", *MODEL, "--heads", "untrained", "--output", "o"],
+                      "no statistics at o"),
+    "no node": (["tree-search", *MODEL, "--nodes", "0"], "--nodes"),
+    "unknown command": (["tain"], "No such command 'tain'"),
+    "unknown option": (["generate", "hi", "--modle", "x"], "No such option"),
+    "unknown recipe key": (["train", str(ROOT / "recipes/debug.yaml"), "train.epoch=1"], "epochs"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG_CALLS)
+def test_wrong_calls_exit_with_2(
+    run: Run, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    arguments, message = WRONG_CALLS[case]
+    monkeypatch.chdir(tmp_path)
+    code, out, err = run(*(str(prompts) if a == "PROMPTS" else a for a in arguments))
+    assert code == 2
+    assert out == ""
+    assert message in err
+
+
+FAILED_RUNS: dict[str, tuple[list[str], str]] = {
+    "no file": (["generate", "--file", "nowhere.txt", *PLAIN], "no data file at nowhere.txt"),
+    "empty file": (["generate", "--file", "empty.txt", *PLAIN], "error: empty.txt holds no row"),
+    "no heads": (["generate", "hi", *MODEL, "--heads", "./h"], "error: no heads at h"),
+    "no model": (["generate", "hi", "-m", "./m"], "error: no model at m"),
+    "prompt too long": (["generate", "x" * 2000, *PLAIN], "the model's context holds 1024"),
+    "no assistant": (["data", "inspect", "PROMPTS", *MODEL[:2]], "no row is left to train on"),
+    "answers of text": (["tree-search", *MODEL, "--heads", "untrained", "--output", "o",
+                         "--answers", "PROMPTS"], "row 1 holds no token ids"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", FAILED_RUNS)
+def test_failed_runs_exit_with_1(
+    run: Run, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    arguments, message = FAILED_RUNS[case]
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.txt").touch()
+    code, out, err = run(*(str(prompts) if a == "PROMPTS" else a for a in arguments))
+    assert code == 1
+    assert out == ""
+    assert message in err
+
+
+def test_a_failed_run_gives_a_hint_on_stderr(run: Run) -> None:
+    code, out, err = run("generate", "hi", *MODEL, "--heads", "./nowhere")
+    assert (code, out) == (1, "")
+    assert err.splitlines()[-1].startswith("hint: train some with `medusa-kit train`")
+
+
+def test_long_errors_stay_on_one_line(run: Run, tmp_path: Path) -> None:
+    """So that a script can read them, however narrow the terminal is."""
+    place = tmp_path / ("a" * 200) / "nowhere.txt"
+    code, _, err = run("generate", "--file", place, *PLAIN)
+    assert code == 1
+    assert err.splitlines()[0] == f"error: no data file at {place}"
+
+
+def test_ctrl_c_exits_with_130(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*args: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Engine, "generate", interrupt)
+    code, out, err = run("generate", "hi", *PLAIN)
+    assert (code, out) == (130, "")
+    assert "Traceback" not in err
+
+
+# generate.
+
+
+def test_generate_text(run: Run) -> None:
+    code, out, err = run("generate", "Name a tree.", *PLAIN)
+    assert code == 0
+    assert out == plain_text("Name a tree.") + "\n"
+    assert "8 tokens" in err
+    assert "acceptance length 1.00 (none)" in err
+
+
+def test_generate_with_heads_says_the_same(run: Run) -> None:
+    code, out, err = run("generate", "Name a tree.", *MODEL, "--heads", "untrained", "-n", "8")
+    assert code == 0
+    assert out == plain_text("Name a tree.") + "\n"
+    assert "(medusa)" in err
+    assert "no tree.json beside the heads" in err
+
+
+def test_generate_json_from_a_file(run: Run, prompts: Path) -> None:
+    asked = ["--file", prompts, "--system", "Be short.", "--json", "--batch-size", "2"]
+    code, out, _ = run("generate", *asked, *PLAIN)
+    assert code == 0
+    records = [json.loads(line) for line in out.splitlines()]
+    assert [record["messages"][-1]["content"] for record in records] == [
+        "Name a tree.", "Count to three.", "Say hello."
+    ]  # fmt: skip
+    for record in records:
+        assert record["messages"][0] == {"role": "system", "content": "Be short."}
+        assert len(record["token_ids"]) == record["stats"]["new_tokens"] <= 8
+        assert record["stats"]["acceptance_length"] == 1.0
+        assert record["finish_reason"] in ("stop", "length")
+    assert run("generate", *asked[:-1], "1", *PLAIN)[1].count("\n") == 3
+
+
+def test_generate_leaves_out_an_answer_that_is_there(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "chat.jsonl"
+    turns = [{"role": "user", "content": "Name a tree."}, {"role": "assistant", "content": "oak"}]
+    path.write_text(json.dumps({"messages": turns}) + "\n")
+    code, out, _ = run("generate", "--file", path, *PLAIN)
+    assert (code, out) == (0, plain_text("Name a tree.") + "\n")
+
+
+def test_generate_refuses_answers_as_prompts(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    row = {"prompt_ids": [1], "response_ids": [2], "finish_reason": "stop"}
+    path.write_text(json.dumps(row) + "\n")
+    code, out, err = run("generate", "--file", path, *PLAIN)
+    assert (code, out) == (1, "")
+    assert "row 1 is an answer, expected a prompt" in err
+
+
+def test_sampled_text_depends_on_the_seed_alone(run: Run) -> None:
+    sampled = ["generate", "hi", *MODEL, "-n", "8", "--temperature", "1.0", "--heads"]
+    plain = run(*sampled, "none", "--seed", "1")[1]
+    assert run(*sampled, "untrained", "--seed", "1")[1] == plain
+    assert run(*sampled, "none", "--seed", "2")[1] != plain
+
+
+# data.
+
+
+def test_data_generate_and_inspect(run: Run, prompts: Path, tmp_path: Path) -> None:
+    answers = tmp_path / "answers.jsonl"
+    made = ["data", "generate", prompts, "-o", answers, *MODEL, "-n", "8"]
+    code, out, err = run(*made, "--limit", "2")
+    assert (code, out) == (0, "")
+    assert f"2 answers written to {answers}, 0 were there already; 16 tokens" in err
+    _, _, err = run(*made)
+    assert "1 answers written" in err
+    assert "2 were there already" in err
+    code, out, err = run(*made[:-1], "9")
+    assert (code, out) == (2, "")
+    assert "max_new_tokens: 9 ≠ 8" in err
+
+    code, out, _ = run("data", "inspect", answers, *MODEL[:2], "--row", "2")
+    assert code == 0
+    base = load_base_model("debug-tiny", device="cpu")
+    record = json.loads(answers.read_text().splitlines()[1])
+    shown = base.tokenizer.decode(record["prompt_ids"]), base.tokenizer.decode(
+        record["response_ids"])  # fmt: skip
+    assert f"{shown[0]}⟦{shown[1]}⟧" in out
+    assert f"row 2: 8 of {len(record['prompt_ids']) + 8} tokens trained on" in out
+    assert "3 rows: 24 of " in out
+    code, out, err = run("data", "inspect", answers, *MODEL[:2], "--row", "4")
+    assert (code, out) == (2, "")
+    assert "row 4 cannot be shown: the source has no such row" in err
+
+
+def test_data_inspect_shows_markup_as_it_is(run: Run, tmp_path: Path) -> None:
+    """Square brackets are no colours, and special tokens are shown."""
+    path = tmp_path / "chat.jsonl"
+    turns = [{"role": "user", "content": "[red]q[/red]"}, {"role": "assistant", "content": "[b]a"}]
+    rows = [{"messages": turns[:1]}, {"messages": turns}]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, out, _ = run("data", "inspect", path, *MODEL[:2], "--row", "2")
+    assert code == 0
+    assert (
+        "<|im_start|>user\n[red]q[/red]<|im_end|>\n<|im_start|>assistant\n⟦[b]a<|im_end|>⟧" in out
+    )
+    assert "1 skipped, 0 truncated" in out
+    code, _, err = run("data", "inspect", path, *MODEL[:2], "--row", "1")
+    assert code == 2
+    assert "row 1 cannot be shown: row 1 has no assistant turn" in err
+    code, _, err = run("data", "inspect", path, *MODEL[:2], "--on-error", "fail")
+    assert code == 1
+
+
+def test_an_interrupted_data_generate_says_how_to_go_on(
+    run: Run, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*args: Any, **options: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("medusa_kit.infer.self_distill._answer_batch", interrupt)
+    code, out, err = run("data", "generate", prompts, "-o", tmp_path / "a.jsonl", *MODEL)
+    assert (code, out) == (130, "")
+    assert "warning: stopped; " in err
+    assert "the same command" in err

@@ -1,0 +1,141 @@
+"""The chat in the terminal, typed by a stand-in for `input`."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from cli_debug_model import MODEL, plain_answer, plain_text
+
+from medusa_kit.infer.engine import Engine
+
+Run = Callable[..., tuple[int, str, str]]
+Talk = Callable[..., tuple[int, str, str]]
+
+
+class Typed:
+    """Stands for `input`: types the lines, then end of file; an exception is raised instead."""
+
+    def __init__(self, *lines: str | type[BaseException]) -> None:
+        self.lines = list(lines)
+
+    def __call__(self, prompt: str = "") -> str:
+        if not self.lines:
+            raise EOFError
+        line = self.lines.pop(0)
+        if isinstance(line, str):
+            return line
+        raise line
+
+
+@pytest.fixture
+def chat(run: Run, monkeypatch: pytest.MonkeyPatch) -> Talk:
+    def talk(lines: list[str | type[BaseException]], *options: object) -> tuple[int, str, str]:
+        monkeypatch.setattr("builtins.input", Typed(*lines))
+        return run("chat", *MODEL, "-n", "8", *options)
+
+    return talk
+
+
+def test_chat_answers_and_leaves_at_the_end_of_file(chat: Talk) -> None:
+    code, out, err = chat(["Name a tree.", "", "   "], "--heads", "none")
+    assert code == 0
+    assert out == plain_text("Name a tree.") + "\n\n"
+    assert "no heads: plain decoding" in err
+    assert "8 tokens, " in err
+    assert "acceptance length 1.00 (length)" in err
+
+
+@pytest.mark.parametrize("leave", ["/exit", "/quit"])
+def test_chat_leaves_when_told(chat: Talk, leave: str) -> None:
+    code, out, _ = chat([leave, "never reached"], "--heads", "none")
+    assert (code, out) == (0, "")
+
+
+def asked_of(monkeypatch: pytest.MonkeyPatch) -> list[list[dict[str, str]]]:
+    """The conversations that reach the engine, in order."""
+    asked: list[list[dict[str, str]]] = []
+    original = Engine.stream
+
+    def stream(self: Engine, prompt: Any, **options: Any) -> Any:
+        asked.append([dict(message) for message in prompt])
+        return original(self, prompt, **options)
+
+    monkeypatch.setattr(Engine, "stream", stream)
+    return asked
+
+
+def test_chat_remembers_until_it_is_told_to_forget(
+    chat: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = asked_of(monkeypatch)
+    lines = ["a", "b", "/reset", "c", "/system Be kind.", "d", "/system", "e"]
+    code, _, _ = chat(lines, "--heads", "none", "--system", "Be short.")
+    assert code == 0
+    roles = [[message["role"] for message in messages] for messages in asked]
+    assert roles == [["system", "user"], ["system", "user", "assistant", "user"],
+                     ["system", "user"], ["system", "user"], ["user"]]  # fmt: skip
+    assert asked[1][2]["content"] == plain_answer(asked[0])
+    assert [messages[0]["content"] for messages in asked[2:]] == ["Be short.", "Be kind.", "e"]
+    assert [messages[-1]["content"] for messages in asked] == ["a", "b", "c", "d", "e"]
+
+
+def test_chat_commands(chat: Talk, trained: Path) -> None:
+    lines = ["/help", "/tree", "/compare", "Name a tree.", "/compare", "/nonsense"]
+    code, out, err = chat(lines, "--heads", trained)
+    assert code == 0
+    assert "/system TEXT" in out
+    assert "root (" in out
+    assert plain_text("Name a tree.") in out
+    assert "warning: there is no answer yet to compare with" in err
+    assert "3 heads, a tree of " in err
+    assert "as fast, the same tokens" in err
+    assert "warning: /nonsense is no command; /help lists them" in err
+
+
+def test_ctrl_c_stops_the_answer_and_not_the_program(
+    chat: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What there is of the answer is kept; at the prompt Ctrl-C only clears the line."""
+    asked = asked_of(monkeypatch)
+    original, interrupted = typer.echo, []
+
+    def echo(message: Any = "", **options: Any) -> None:
+        original(message, **options)
+        if asked and not interrupted:
+            interrupted.append(1)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("medusa_kit.cli.chat.typer.echo", echo)
+    code, out, err = chat(["a", KeyboardInterrupt, "b"], "--heads", "none")
+    assert code == 0
+    assert out.count(" …\n") == 1
+    assert "(cancelled)" in err
+    assert "(length)" in err
+    kept = asked[1][1]["content"]
+    assert asked[1] == [{"role": "user", "content": "a"}, {"role": "assistant", "content": kept},
+                        {"role": "user", "content": "b"}]  # fmt: skip
+    assert kept
+    assert len(kept) < len(plain_text("a"))
+    assert plain_text("a").startswith(kept)
+
+
+def test_comparing_with_an_answer_stopped_before_its_first_token(
+    chat: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*args: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("medusa_kit.infer.engine.decode", interrupt)
+    code, _, err = chat(["a", "/compare"], "--heads", "none")
+    assert code == 0
+    assert "stopped before its first token" in err
+
+
+def test_a_conversation_that_fills_the_context_can_be_reset(chat: Talk) -> None:
+    code, out, err = chat(["x" * 1100, "/reset", "Name a tree."], "--heads", "none")
+    assert code == 0
+    assert "the model's context holds 1024" in err
+    assert "/reset forgets the conversation" in err
+    assert plain_text("Name a tree.") in out

@@ -1,0 +1,142 @@
+"""From a recipe to a bench by the commands themselves, on one run folder."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_debug_model import MODEL, ROOT
+
+from medusa_kit.base_model import load_base_model
+from medusa_kit.heads import MedusaHeads, load_heads, save_heads
+from medusa_kit.infer.engine import Engine
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+def test_training_leaves_heads_that_load(trained: Path) -> None:
+    base = load_base_model("debug-tiny", device="cpu")
+    heads = load_heads(trained, base)
+    assert heads.num_heads == 3
+    assert any(parameter.abs().max() > 0 for parameter in heads.parameters())
+    assert (trained.parent / "metrics.jsonl").is_file()
+
+
+def test_training_again_is_refused_and_fresh_starts_over(
+    run: Run, trained: Path, tmp_path: Path
+) -> None:
+    recipe = ["train", ROOT / "recipes/debug.yaml", "train.epochs=1", "deepspeed.enabled=false",
+              "base.device=cpu", f"output_dir={tmp_path}"]  # fmt: skip
+    code, out, _ = run(*recipe)
+    assert code == 0
+    assert "held-out rows" in out
+    assert "2 (token +4)" in out
+    code, out, err = run(*recipe)
+    assert (code, out) == (2, "")
+    assert "finished" in err
+    assert run(*recipe, "--fresh")[0] == 0
+
+
+def test_tree_search_leaves_a_tree(trained: Path) -> None:
+    record = json.loads((trained / "tree.json").read_text())
+    assert record["base_model"] == "debug-tiny"
+    assert record["calibration_positions"] == 3 * 16
+    assert [row["num_nodes"] for row in record["table"]] == [1, 2, 4]
+    for name in ("statistics.npz", "tree.png", "calibration_answers.jsonl"):
+        assert (trained / name).stat().st_size > 0
+
+
+def test_tree_search_from_statistics(run: Run, trained: Path, tmp_path: Path) -> None:
+    common = ["tree-search", *MODEL, "--heads", trained, "--output", tmp_path, "--sizes", "1,3"]
+    for source in (["--statistics", trained / "statistics.npz"], [],
+                   ["--answers", trained / "calibration_answers.jsonl"]):  # fmt: skip
+        code, out, err = run(*common, *source, "--nodes", "3")
+        assert code == 0
+        assert "3 ←" in out
+        assert "2 nodes" not in out
+        assert f"wrote {tmp_path / 'tree.json'}" in err
+        tree = json.loads((tmp_path / "tree.json").read_text())
+        assert [row["num_nodes"] for row in tree["table"]] == [1, 3]
+    code, out, err = run(*common, "--statistics", tmp_path / "nowhere.npz")
+    assert (code, out) == (2, "")
+    assert "no statistics at" in err
+
+
+def test_choices_are_judged(run: Run, trained: Path, tmp_path: Path) -> None:
+    choices = tmp_path / "choices.json"
+    judge = ["tree-search", *MODEL, "--heads", trained, "--output", tmp_path, "--choices", choices]
+    choices.write_text("[[0], [1], [0, 0]]")
+    code, out, _ = run(*judge)
+    assert code == 0
+    assert "4 ←" in out
+    choices.write_text("[[0], [0, 0], [0, 0, 0], [0, 0, 0, 0]]")
+    (tmp_path / "tree.json").unlink()
+    code, out, err = run(*judge)
+    assert (code, out) == (2, "")
+    assert "the tree has depth 4, expected at most 3" in err
+    assert not (tmp_path / "tree.json").exists()
+    code, _, err = run(*judge[:-1], tmp_path / "nowhere.json")
+    assert (code, "no tree file at" in err) == (2, True)
+
+
+def test_statistics_of_other_heads_are_refused(run: Run, trained: Path, tmp_path: Path) -> None:
+    base = load_base_model("debug-tiny", device="cpu")
+    save_heads(MedusaHeads.for_base(base, 2), tmp_path)
+    code, out, err = run("tree-search", *MODEL, "--heads", tmp_path, "--statistics",
+                         trained / "statistics.npz")  # fmt: skip
+    assert (code, out) == (2, "")
+    assert "the statistics are of 3 heads; these are 2" in err
+
+
+def test_verify(run: Run, trained: Path, prompts: Path, tmp_path: Path) -> None:
+    report = tmp_path / "deep" / "verify.json"
+    asked = ["verify", *MODEL, "--heads", trained, "--prompts", prompts, "-n", "8", "--limit", "2"]
+    code, out, _ = run(*asked, "--output", report)
+    assert code == 0
+    record = json.loads(report.read_text())
+    assert list(record) == ["greedy", "sampled"]
+    for part in record.values():
+        assert (part["num_prompts"], part["identical"], part["bugs"]) == (2, 2, 0)
+        assert part["num_tokens"] == 16
+    assert "greedy" in out
+    assert "sampled" in out
+    code, out, _ = run(*asked, "--temperature", "0")
+    assert code == 0
+    assert "sampled" not in out
+
+
+def test_verify_fails_on_a_bug(
+    run: Run, trained: Path, prompts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = Engine.generate
+
+    def wrong(self: Engine, prompt: Any, **options: Any) -> Any:
+        result = original(self, prompt, **options)
+        result.token_ids[1] = (result.token_ids[1] + 1) % 256
+        return result
+
+    monkeypatch.setattr(Engine, "generate", wrong)
+    code, out, err = run("verify", *MODEL, "--heads", trained, "--prompts", prompts, "-n", "4",
+                         "--temperature", "0")  # fmt: skip
+    assert code == 1
+    assert "prompt 0, token 1: expected " in out
+    assert out.count("BUG") == 3
+    assert "error: a difference is more than rounding" in err
+
+
+def test_bench(run: Run, trained: Path, prompts: Path, tmp_path: Path) -> None:
+    code, out, err = run("bench", *MODEL, "--heads", f"ours={trained}", "--heads",
+                         "fresh=untrained", "--prompts", prompts, "--limit", "2", "-n", "8",
+                         "--output", tmp_path / "bench")  # fmt: skip
+    assert code == 0
+    record = json.loads((tmp_path / "bench/bench.json").read_text())
+    names = ["transformers generate", "transformers prompt lookup", "medusa-kit, one node",
+             "ours", "fresh"]  # fmt: skip
+    assert [method["name"] for method in record["methods"]] == names
+    assert [method["identical"] for method in record["methods"]] == [2] * 5
+    assert record["base"]["name"] == "debug-tiny"
+    assert (tmp_path / "bench/bench.png").read_bytes().startswith(b"\x89PNG")
+    assert f"wrote {tmp_path / 'bench/bench.png'}" in err
+    for name in names:
+        assert name in out
