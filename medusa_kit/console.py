@@ -3,6 +3,7 @@
 Colour switches itself off when the stream is no terminal or NO_COLOR is set (rich does both).
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -14,6 +15,7 @@ from rich.progress import (
     ProgressColumn,
     SpinnerColumn,
     Task,
+    TaskID,
     TextColumn,
     TimeRemainingColumn,
 )
@@ -22,6 +24,7 @@ from rich.text import Text
 
 out = Console()
 err = Console(stderr=True)
+LOG_SECONDS = 20.0  # between lines of progress where stderr is no terminal
 
 
 def note(message: str) -> None:
@@ -58,7 +61,7 @@ class _RateColumn(ProgressColumn):
 class ProgressBar:
     """One line of progress. `advance(amount, note)`; the note stands behind the rate."""
 
-    def __init__(self, progress: Progress, task_id: int) -> None:
+    def __init__(self, progress: Progress, task_id: TaskID) -> None:
         self._progress = progress
         self._task_id = task_id
 
@@ -67,11 +70,40 @@ class ProgressBar:
         self._progress.update(self._task_id, advance=amount, **fields)  # type: ignore[arg-type]
 
 
+class LogBar(ProgressBar):
+    """The same for a log file: a line now and then instead of one that moves."""
+
+    def __init__(self, description: str, total: float | None, unit: str, done: int) -> None:
+        self._head, self._unit, self._total = description, unit, total
+        self._done, self._start = float(done), float(done)
+        self._began = self._said = time.monotonic()
+        self._note = ""
+
+    def advance(self, amount: float = 1, note: str | None = None) -> None:
+        self._done += amount
+        self._note = self._note if note is None else note
+        now = time.monotonic()
+        if now - self._said >= LOG_SECONDS or self._done == self._total:
+            self._said = now
+            self._say(max(now - self._began, 1e-9))
+
+    def _say(self, seconds: float) -> None:
+        rate = (self._done - self._start) / seconds
+        line = f"{self._head}: {self._done:,.0f}"
+        if self._total is not None:
+            left = (self._total - self._done) / rate if rate else 0.0
+            line += f" of {self._total:,.0f}, {left:,.0f} s left"
+        note(f"{line}, {rate:,.1f} {self._unit}/s {self._note}".rstrip())
+
+
 @contextmanager
 def progress(
     description: str, total: float | None, unit: str = "it", done: int = 0
 ) -> Iterator[ProgressBar]:
-    """A progress bar with rate and time left on stderr; `done` is what an earlier run finished."""
+    """Progress with rate and time left on stderr; `done` is what an earlier run finished."""
+    if not err.is_terminal:
+        yield LogBar(description, total, unit, done)
+        return
     bar = Progress(
         SpinnerColumn(),
         TextColumn("{task.description}"),
