@@ -56,7 +56,10 @@ def lively_chat_base() -> BaseModel:
 
 
 def decode_all(
-    engine: Engine, drafter: Drafter, prompts: Iterable[list[int]], tokens: int,
+    engine: Engine,
+    drafter: Drafter,
+    prompts: Iterable[list[int]],
+    tokens: int,
     sampling: Iterable[SamplingParams],
 ) -> list[Row]:
     """Rows decoded together, each with its own sampling parameters."""  # fmt: skip

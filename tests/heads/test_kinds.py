@@ -142,6 +142,17 @@ def test_ties_really_occur_in_the_test_above() -> None:
     assert torch.equal(third_KB, first_KB + 64)
 
 
+def test_the_last_candidate_is_the_smallest_of_equal_ids(llama: BaseModel) -> None:
+    """No two that are taken are equal, but the last has equals that are left out."""
+    llama.output_embedding.weight.data.zero_()
+    hidden_1D = torch.randn(1, 32)
+    for token, size in ((50, 3.0), (60, 2.0), (70, 1.0)):
+        llama.output_embedding.weight.data[token] = size * hidden_1D[0]
+    heads = make_heads(llama, "shared", num_heads=1)
+    for count, expected in ((3, [50, 60, 70]), (4, [50, 60, 70, 0]), (6, [50, 60, 70, 0, 1, 2])):
+        assert heads.candidates(hidden_1D, count)[0, 0].tolist() == expected
+
+
 def test_columns_of_token_ids(llama: BaseModel) -> None:
     reduced = make_heads(llama, "reduced")
     token_ids = torch.tensor([[0, 3, 5], [95, -1, 10]])

@@ -125,6 +125,12 @@ def test_sampled_answers_are_reproducible_by_seed(base: BaseModel, tmp_path: Pat
     assert run("other.jsonl", seed=4) != first
 
 
+def test_the_same_prompt_twice_is_drawn_twice(base: BaseModel, tmp_path: Path) -> None:
+    generate_answers(base, [prompt("tree", row) for row in (1, 2, 3)], tmp_path / "a.jsonl",
+                     max_new_tokens=TOKENS, batch_size=1, sampling=SAMPLED)  # fmt: skip
+    assert len({tuple(row.response_ids) for row in rows_of(tmp_path / "a.jsonl")}) == 3
+
+
 class Stopped(Exception):
     pass
 
