@@ -1,5 +1,6 @@
 """Writing files so that a crash, a full disk or Ctrl-C never leaves a half-written one."""
 
+import os
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -25,9 +26,18 @@ def atomic_write(path: Path) -> Iterator[Path]:
             temporary.replace(path)
             shutil.rmtree(old)
         else:
+            if temporary.is_file():
+                temporary.chmod(_ordinary_mode())
             temporary.replace(path)
     finally:
         if temporary.is_dir():
             shutil.rmtree(temporary, ignore_errors=True)
         else:
             temporary.unlink(missing_ok=True)
+
+
+def _ordinary_mode() -> int:
+    """The mode of a file that open() creates; safetensors leaves its files to their owner alone."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return 0o666 & ~mask

@@ -1,0 +1,54 @@
+"""Writing to a temporary name and renaming: what is there before, during, after and on failure."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from medusa_kit.files import atomic_write
+
+
+def test_the_old_file_stands_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "a.json"
+    with atomic_write(path) as temporary:
+        temporary.write_text("old")
+    with atomic_write(path) as temporary:
+        temporary.write_text("new")
+        assert path.read_text() == "old"
+        assert temporary.parent == path.parent
+    assert path.read_text() == "new"
+    assert [p.name for p in path.parent.iterdir()] == ["a.json"]
+
+
+def test_a_failure_keeps_the_old_one_and_leaves_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_text("old")
+
+    def write_half() -> None:
+        with atomic_write(path) as temporary:
+            temporary.write_text("half")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        write_half()
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_folder_replaces_the_old_folder_whole(tmp_path: Path) -> None:
+    path = tmp_path / "folder"
+    for name in ("one", "two"):
+        with atomic_write(path) as temporary:
+            temporary.mkdir()
+            (temporary / name).write_text(name)
+    assert [p.name for p in path.iterdir()] == ["two"]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_files_are_readable_by_whom_ordinary_files_are(tmp_path: Path) -> None:
+    (tmp_path / "ordinary").write_text("")
+    with atomic_write(tmp_path / "heads.safetensors") as temporary:
+        save_file({"a": torch.zeros(2)}, temporary)  # on its own readable by the owner alone
+    modes = {path.stat().st_mode for path in tmp_path.iterdir()}
+    assert len(modes) == 1
