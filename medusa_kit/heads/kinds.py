@@ -151,19 +151,19 @@ class MedusaHeads(nn.Module):
         weight_RD, bias_R = self._reduced_rows(z_XD.dtype)
         return self.base.scale_logits(F.linear(z_XD, weight_RD, bias_R))
 
-    def forward(self, hidden_XD: Tensor) -> Tensor:
-        """logits_KXR of all heads at once: for drafting, where X is a row or a few."""
-        z_KXD = torch.stack([self.transform(hidden_XD, k) for k in range(self.num_heads)])
+    def forward(self, hidden_XD: Tensor, first: int | None = None) -> Tensor:
+        """logits_KXR of the `first` heads (all) at once: for drafting, where X is a row or few."""
+        z_KXD = torch.stack([self.transform(hidden_XD, k) for k in range(first or self.num_heads)])
         if self.config.projection == "own":
             return torch.stack([self.project(z_XD, k) for k, z_XD in enumerate(z_KXD)])
         return self.project(z_KXD, 0)
 
-    def candidates(self, hidden_BD: Tensor, count: int) -> Tensor:
-        """The `count` likeliest token ids of each head, best first: ids_KBC.
+    def candidates(self, hidden_BD: Tensor, count: int, first: int | None = None) -> Tensor:
+        """The `count` likeliest token ids of each of the `first` heads (all), best first: ids_KBC.
 
         Order: logit descending, token id ascending, the rule that calibration counts ranks by.
         """
-        logits_KBR = self(hidden_BD)
+        logits_KBR = self(hidden_BD, first)
         top = torch.topk(logits_KBR, count, dim=-1)
         columns_KBC = top.indices
         # topk leaves the order of equal logits open; equal ones are rare, so sort only when met.

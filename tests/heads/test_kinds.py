@@ -153,6 +153,15 @@ def test_the_last_candidate_is_the_smallest_of_equal_ids(llama: BaseModel) -> No
         assert heads.candidates(hidden_1D, count)[0, 0].tolist() == expected
 
 
+def test_a_shallow_tree_asks_the_first_heads_only(llama: BaseModel) -> None:
+    heads, hidden_BD = make_heads(llama, "reduced"), torch.randn(3, 32)
+    for parameter in heads.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    all_KBC = heads.candidates(hidden_BD, 5)
+    assert len(all_KBC) == heads.num_heads > 2
+    assert torch.equal(heads.candidates(hidden_BD, 5, first=2), all_KBC[:2])
+
+
 def test_columns_of_token_ids(llama: BaseModel) -> None:
     reduced = make_heads(llama, "reduced")
     token_ids = torch.tensor([[0, 3, 5], [95, -1, 10]])

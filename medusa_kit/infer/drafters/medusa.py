@@ -30,7 +30,8 @@ class MedusaDrafter(StatelessDrafter):
         roots_B1 = torch.tensor(state.roots_B, device=state.hidden_BD.device)[:, None]
         tokens_BN = roots_B1
         if self.num_nodes > 1:
-            ids_KBC = self.heads.candidates(state.hidden_BD, self.tree.num_ranks)
+            tree = self.tree  # heads below its deepest node need not run
+            ids_KBC = self.heads.candidates(state.hidden_BD, tree.num_ranks, tree.depth)
             guesses_NB = ids_KBC[self._head_N, :, self._rank_N]
             tokens_BN = torch.cat([roots_B1, guesses_NB.T], dim=1)
         return Draft(tokens_BN, [self._topology] * len(state.roots_B))
