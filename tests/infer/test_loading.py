@@ -1,0 +1,115 @@
+"""Heads and trees find their base: shipped, paired, named, given; errors say what is missing."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from small_engines import BUSHY, random_heads
+from tiny_models import tiny_base
+
+import medusa_kit
+from medusa_kit.base_model import BaseModel
+from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError, TreeError
+from medusa_kit.heads import save_heads
+from medusa_kit.infer import loading
+from medusa_kit.infer.loading import build_engine, find_heads
+from medusa_kit.tree.candidate_tree import CandidateTree, save_tree
+
+
+@pytest.fixture
+def heads_folder(llama: BaseModel, tmp_path: Path) -> Path:
+    folder = tmp_path / "heads"
+    save_heads(random_heads(llama), folder)
+    return folder
+
+
+def test_tree_beside_the_heads_unless_another_is_given(
+    llama: BaseModel, heads_folder: Path, tmp_path: Path
+) -> None:
+    save_tree(BUSHY, heads_folder / "tree.json", {})
+    save_tree(CandidateTree.chain(2), tmp_path / "other.json", {})
+    (tmp_path / "choices.json").write_text("[[0], [1]]")
+    assert build_engine(llama, heads=heads_folder).tree == BUSHY
+    for given, expected in [
+        (CandidateTree.chain(1), CandidateTree.chain(1)),
+        ([[0], [0, 0]], CandidateTree.chain(2)),
+        (tmp_path / "other.json", CandidateTree.chain(2)),
+        (str(tmp_path / "choices.json"), CandidateTree([(0,), (1,)])),
+    ]:
+        assert build_engine(llama, heads=heads_folder, tree=given).tree == expected
+
+
+def test_without_a_tree_a_chain_and_a_note(
+    llama: BaseModel, heads_folder: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert build_engine(llama, heads=heads_folder).tree == CandidateTree.chain(3)
+    assert "tree-search" in capsys.readouterr().err
+
+
+def test_loaded_heads_draft_as_the_saved_ones(llama: BaseModel, heads_folder: Path) -> None:
+    engine = build_engine(llama, heads=heads_folder)
+    hidden = torch.randn(4, 32)
+    assert engine.heads is not None
+    assert torch.equal(
+        engine.heads.candidates(hidden, 5), random_heads(llama).candidates(hidden, 5)
+    )
+    assert engine.heads_source == str(heads_folder)
+
+
+def test_auto_takes_paired_heads_then_shipped_ones_then_none(
+    chat_base: BaseModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert find_heads(chat_base, "auto") is None
+    shipped = tmp_path / "package" / "assets" / "heads" / "tiny"
+    save_heads(random_heads(chat_base), shipped)
+    monkeypatch.setattr(loading.importlib.resources, "files", lambda _: tmp_path / "package")
+    assert find_heads(chat_base, "auto") == shipped
+    for part in (chat_base.model, chat_base.tokenizer):
+        part.save_pretrained(tmp_path / "base")
+    same = medusa_kit.load(str(tmp_path / "base"), device="cpu")
+    assert same.heads_source == str(shipped)  # by fingerprint, wherever the weights lie
+    shutil.copytree(shipped, tmp_path / "base" / "medusa_heads")
+    paired = medusa_kit.load(str(tmp_path / "base"), device="cpu")
+    assert paired.heads_source == str(tmp_path / "base" / "medusa_heads")
+    other = tiny_base("llama", seed=1)
+    assert find_heads(other, "auto") is None
+
+
+def test_heads_of_another_base_are_refused_unless_forced(
+    heads_folder: Path,
+) -> None:
+    other = tiny_base("llama", seed=1)
+    with pytest.raises(IncompatibleBaseError, match="fingerprint"):
+        build_engine(other, heads=heads_folder)
+    assert build_engine(other, heads=heads_folder, force=True).heads is not None
+
+
+def test_missing_and_impossible(llama: BaseModel, heads_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="nowhere"):
+        build_engine(llama, heads=tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="a tree needs heads"):
+        build_engine(llama, heads=None, tree=[[0]])
+    with pytest.raises(TreeError, match="depth 4"):
+        build_engine(llama, heads=heads_folder, tree=[[0], [0, 0], [0, 0, 0], [0, 0, 0, 0]])
+    with pytest.raises(TreeError, match=r"gone\.json"):
+        build_engine(llama, heads=heads_folder, tree=tmp_path / "gone.json")
+
+
+def test_untrained_heads_draft_the_bases_own_next_token(llama: BaseModel) -> None:
+    heads = build_engine(llama, heads="untrained").heads
+    assert heads is not None
+    hidden = torch.randn(3, 32)
+    expected = llama.head_logits(hidden).argmax(-1)
+    for column in heads.candidates(hidden, 1):
+        assert torch.equal(column[:, 0], expected)
+
+
+def test_the_shipped_heads_know_their_base() -> None:
+    root = Path(medusa_kit.__file__).parent / "assets" / "heads"
+    for config in root.glob("*/config.json"):
+        assert loading.shipped_heads(json.loads(config.read_text())["base_fingerprint"]) == (
+            config.parent
+        )
+    assert loading.shipped_heads("no such fingerprint") is None

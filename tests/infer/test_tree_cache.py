@@ -1,0 +1,100 @@
+"""The tree cache against plain Python lists of what each row should hold."""
+
+import random
+
+import pytest
+import torch
+
+from medusa_kit.errors import ContextLengthError
+from medusa_kit.infer.tree_cache import TreeCache
+
+LAYERS, B, G, E, SLOTS = 3, 3, 2, 4, 64
+
+
+def written(generator: torch.Generator, rows: int, nodes: int, size: int = E) -> torch.Tensor:
+    return torch.randn(rows, G, nodes, size, generator=generator)
+
+
+class Mirror:
+    """Drives a cache and keeps, as lists, what it ought to hold: rows[layer][row] = [(k, v)]."""
+
+    def __init__(self, value_sizes: list[int]) -> None:
+        self.cache = TreeCache(LAYERS, B, SLOTS)
+        self.value_sizes = value_sizes
+        self.generator = torch.Generator().manual_seed(0)
+        self.rows: list[list[list[tuple[torch.Tensor, torch.Tensor]]]] = [
+            [[] for _ in range(B)] for _ in range(LAYERS)
+        ]
+
+    def step(self, nodes: int, kept: list[list[int]]) -> None:
+        new = []
+        for layer, size in enumerate(self.value_sizes):
+            keys = written(self.generator, len(kept), nodes)
+            values = written(self.generator, len(kept), nodes, size)
+            seen_keys, seen_values = self.cache.update(keys, values, layer)
+            assert seen_keys.shape[2] == seen_values.shape[2] == max(self.cache.lengths) + nodes
+            for row, length in enumerate(self.cache.lengths):
+                fresh = [(keys[row, :, n], values[row, :, n]) for n in range(nodes)]
+                self._assert_row(self.rows[layer][row] + fresh, seen_keys[row], seen_values[row])
+                assert length == len(self.rows[layer][row])
+            new.append((keys, values))
+        for layer, (keys, values) in enumerate(new):
+            for row, kept_nodes in enumerate(kept):
+                self.rows[layer][row] += [
+                    (keys[row, :, n].clone(), values[row, :, n].clone()) for n in kept_nodes
+                ]
+        self.cache.commit(kept)
+
+    def select(self, rows: list[int]) -> None:
+        self.cache.select_rows(rows)
+        self.rows = [[layer[row] for row in rows] for layer in self.rows]
+
+    def _assert_row(self, expected: list, keys: torch.Tensor, values: torch.Tensor) -> None:
+        for slot, (key, value) in enumerate(expected):
+            assert torch.equal(keys[:, slot], key)
+            assert torch.equal(values[:, slot], value)
+
+
+@pytest.mark.parametrize(
+    "value_sizes", [[E, E, E], [E, E, 6]], ids=["one block", "one layer of another shape"]
+)
+@torch.inference_mode()  # as decoding runs
+def test_every_slot_holds_what_was_committed(value_sizes: list[int]) -> None:
+    mirror = Mirror(value_sizes)
+    mirror.step(5, [[0, 1, 2, 3, 4], [0, 1, 2], [0]])  # prompts of different length
+    mirror.step(6, [[0, 2, 5], [0], [0, 1, 4]])
+    mirror.step(1, [[0], [0], [0]])
+    mirror.select([2, 0])
+    mirror.step(6, [[0, 3], [0, 1, 2, 5]])
+    mirror.step(4, [[0, 1], [0, 3]])
+    mirror.select([1])
+    mirror.step(7, [[0, 6]])
+    mirror.step(1, [[0]])
+
+
+@torch.inference_mode()
+def test_random_walks() -> None:
+    draw = random.Random(0)
+    mirror = Mirror([E, E, E])
+    for _ in range(8):
+        nodes = draw.randint(1, 7)
+        deeper = [sorted(draw.sample(range(1, nodes), draw.randint(0, nodes - 1)))
+                  for _ in range(B)]  # fmt: skip
+        mirror.step(nodes, [[0, *more] for more in deeper])
+
+
+def test_keys_never_move_to_new_memory() -> None:
+    cache = TreeCache(1, 1, SLOTS)
+    first, _ = cache.update(torch.ones(1, G, 5, E), torch.ones(1, G, 5, E), 0)
+    cache.commit([[0, 1, 4]])
+    again, _ = cache.update(torch.ones(1, G, 3, E), torch.ones(1, G, 3, E), 0)
+    assert first.data_ptr() == again.data_ptr()
+
+
+def test_no_room_is_said_before_anything_is_written() -> None:
+    cache = TreeCache(1, 2, 8)
+    cache.update(torch.ones(2, G, 6, E), torch.ones(2, G, 6, E), 0)
+    cache.commit([[0, 1, 2, 3, 4, 5], [0]])
+    cache.check_room(2)
+    with pytest.raises(ContextLengthError, match="3 nodes behind 6 tokens"):
+        cache.check_room(3)

@@ -1,0 +1,87 @@
+"""The check at load: lets through what is right, refuses what is wrong, and says how wrong."""
+
+import pytest
+import torch
+from tiny_models import FAMILIES, tiny_base
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from medusa_kit.base_model import wrap_model
+from medusa_kit.errors import IncompatibleBaseError
+from medusa_kit.infer import tree_step
+from medusa_kit.infer.tree_cache import TreeCache
+from medusa_kit.infer.tree_check import check_trees, prove_trees
+from medusa_kit.infer.verifier import Verifier
+
+MAMBA = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}
+BLOOM = {"vocab_size": 96, "hidden_size": 32, "n_layer": 2, "n_head": 4}
+
+
+def random_model(model_type: str, arguments: dict) -> object:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(model_type, **arguments)
+    return AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_right_model_passes_with_little_noise(family: str) -> None:
+    check = prove_trees(tiny_base(family))
+    assert check.relative_error < 1e-4
+    assert 0 < check.noise < 1e-2
+
+
+@pytest.mark.parametrize(
+    ("model_type", "arguments"), [("mamba", MAMBA), ("bloom", BLOOM)], ids=["state", "alibi"]
+)
+def test_families_that_cannot_hold_a_tree_are_refused_with_the_reason(
+    model_type: str, arguments: dict
+) -> None:
+    with pytest.raises(IncompatibleBaseError) as caught:
+        prove_trees(wrap_model(random_model(model_type, arguments), None, model_type))
+    assert model_type in str(caught.value).lower()
+    assert caught.value.hint
+
+
+def test_a_mask_that_lets_siblings_see_each_other_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when a family drops the tree's mask and falls back on a causal one."""
+    right = tree_step.TreeStep._build_mask
+
+    def causal(step: tree_step.TreeStep, window: int | None) -> torch.Tensor:
+        N = step.num_nodes
+        chain = torch.ones(N, N, dtype=torch.bool).tril().expand_as(step.sees_BNN)
+        return right(tree_step.TreeStep(step.lengths, step.depths_BN, chain), window)
+
+    monkeypatch.setattr(tree_step.TreeStep, "_build_mask", causal)
+    with pytest.raises(IncompatibleBaseError, match=r"logits on a tree are off by \d"):
+        prove_trees(tiny_base("llama"))
+
+
+def test_a_commit_that_keeps_the_wrong_nodes_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def careless(cache: TreeCache, row: int, start: int, nodes: list[int]) -> None: ...
+
+    monkeypatch.setattr(TreeCache, "_move", careless)
+    with pytest.raises(IncompatibleBaseError, match="off by"):
+        prove_trees(tiny_base("llama"))
+
+
+def test_positions_by_slot_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a family counts positions itself instead of reading position_ids."""
+    verifier = Verifier(tiny_base("llama"))
+    model = verifier.base.model
+    original = model.model.rotary_emb.forward
+
+    def by_slot(x: torch.Tensor, position_ids: torch.Tensor) -> object:
+        first = position_ids[:, :1]
+        return original(x, first + torch.arange(position_ids.shape[1])[None])
+
+    monkeypatch.setattr(model.model.rotary_emb, "forward", by_slot)
+    with pytest.raises(IncompatibleBaseError, match="off by"):
+        check_trees(verifier)
+
+
+def test_nan_is_no_small_error() -> None:
+    base = tiny_base("llama")
+    base.model.lm_head.weight.data[3, 3] = float("nan")
+    with pytest.raises(IncompatibleBaseError):
+        prove_trees(base)

@@ -1,0 +1,107 @@
+"""Which tree is chosen, given step times; what it is chosen from; what a search refuses."""
+
+import math
+
+import numpy as np
+import pytest
+from rank_tables import random_statistics
+from small_engines import engine_with_heads
+
+from medusa_kit.errors import ConfigError
+from medusa_kit.infer import tree_search as module
+from medusa_kit.infer.engine import Engine
+from medusa_kit.infer.step_time import measure_step_times
+from medusa_kit.infer.tree_search import judge_tree, search_tree
+from medusa_kit.tree.candidate_tree import CandidateTree
+from medusa_kit.tree.replay import replay
+from medusa_kit.tree.statistics import RankStatistics
+
+SIZES = (1, 2, 4, 8, 16)
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return engine_with_heads()
+
+
+@pytest.fixture(scope="module")
+def statistics() -> RankStatistics:
+    return random_statistics(0, [40] * 30, num_ranks=6, missing=0.3)
+
+
+def with_times(monkeypatch: pytest.MonkeyPatch, milliseconds: dict[int, float]) -> None:
+    monkeypatch.setattr(
+        module, "measure_step_times", lambda _, trees: {n: milliseconds[n] for n in trees}
+    )
+
+
+@pytest.mark.parametrize("cost", [0.0, 0.05, 0.15, 5.0])
+def test_the_fastest_tree_wins_not_the_longest(
+    engine: Engine, statistics: RankStatistics, cost: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    times = {n: 1.0 + cost * (n - 1) for n in SIZES}
+    with_times(monkeypatch, times)
+    search = search_tree(engine, statistics, SIZES)
+    assert [row.num_nodes for row in search.rows] == list(SIZES)
+    for row in search.rows:
+        assert row.tree.num_nodes == row.num_nodes
+        assert row.speed_up == pytest.approx(row.acceptance_length * times[1] / row.step_seconds)
+    assert search.chosen.speed_up == max(row.speed_up for row in search.rows)
+    expected = {0.0: 16, 5.0: 1}.get(cost)
+    assert expected is None or search.chosen.num_nodes == expected
+
+
+def test_lengths_come_from_answers_the_search_has_not_seen(
+    engine: Engine, statistics: RankStatistics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_times(monkeypatch, {n: 1.0 for n in SIZES})
+    _, held_out = statistics.split(module.HELD_OUT, seed=0)
+    for row in search_tree(engine, statistics, SIZES).rows:
+        assert row.acceptance_length == replay(row.tree, held_out).acceptance_length
+
+
+def test_a_fixed_size_is_taken_whatever_its_speed(
+    engine: Engine, statistics: RankStatistics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_times(monkeypatch, {n: float(n) for n in (*SIZES, 5)})
+    search = search_tree(engine, statistics, SIZES, fixed_size=5)
+    assert search.chosen.num_nodes == 5
+    table = search.as_extra(engine)
+    assert table["base_fingerprint"] == engine.base.info.fingerprint
+    assert [row["num_nodes"] for row in table["table"]] == [1, 2, 4, 5, 8, 16]
+    assert table["acceptance_length"] == pytest.approx(search.chosen.acceptance_length, abs=1e-4)
+
+
+def test_a_given_tree_is_judged_on_all_answers(
+    engine: Engine, statistics: RankStatistics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = CandidateTree([(0,), (1,), (0, 0)])
+    with_times(monkeypatch, {1: 1.0, 4: 1.25})
+    search = judge_tree(engine, statistics, tree)
+    assert search.chosen.tree == tree
+    length = replay(tree, statistics).acceptance_length
+    assert search.chosen.acceptance_length == length
+    assert search.chosen.speed_up == pytest.approx(length / 1.25)
+    assert math.isnan(search.chosen.promised_length)
+
+
+def test_measured_steps_leave_the_engine_as_it_was(engine: Engine) -> None:
+    prompt = [5, 6, 7, 8]
+    before = engine.generate(prompt, max_new_tokens=10).token_ids
+    trees = {1: CandidateTree.root_only(), 4: CandidateTree([(0,), (1,), (0, 0)])}
+    seconds = measure_step_times(engine, trees, prefix_lengths=(8, 500), repeats=2)
+    assert set(seconds) == {1, 4}
+    assert all(0 < second < 60 for second in seconds.values())
+    assert engine.generate(prompt, max_new_tokens=10).token_ids == before
+
+
+def test_statistics_of_other_heads_or_bases_are_refused(engine: Engine) -> None:
+    with pytest.raises(ConfigError, match="of 2 heads; these are 3"):
+        search_tree(engine, random_statistics(0, [9, 9], num_heads=2))
+    own = random_statistics(0, [9, 9])
+    foreign = RankStatistics(own.ranks_PK, np.array(own.starts), own.num_ranks,
+                             {"base_fingerprint": "other", "base_model": "B"})  # fmt: skip
+    with pytest.raises(ConfigError, match="another base"):
+        search_tree(engine, foreign)
+    with pytest.raises(ConfigError, match="no heads"):
+        search_tree(Engine(engine.verifier, engine.check), own)

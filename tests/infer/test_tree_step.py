@@ -1,0 +1,82 @@
+"""The mask of a tree step against the rule written as loops over single slots."""
+
+import pytest
+import torch
+
+from medusa_kit.infer.drafters.base import Topology
+from medusa_kit.infer.tree_step import TreeStep, current_step, hang_on
+
+CPU = torch.device("cpu")
+PARENTS = (-1, 0, 0, 1, 2, 2, 3)
+OTHER = (-1, 0, 1, 2, 3, 0, 5)
+
+
+def make_step(lengths: list[int], trees: list[tuple[int, ...]]) -> TreeStep:
+    topologies = [Topology.from_parents(parents, CPU) for parents in trees]
+    return TreeStep(
+        lengths,
+        torch.stack([topology.depths_N for topology in topologies]),
+        torch.stack([topology.sees_NN for topology in topologies]),
+    )
+
+
+def path_to(node: int, parents: tuple[int, ...]) -> list[int]:
+    return ([] if node == 0 else path_to(parents[node], parents)) + [node]
+
+
+def expected_mask(
+    lengths: list[int], trees: list[tuple[int, ...]], window: int | None
+) -> torch.Tensor:
+    """Row by row, slot by slot: a slot holds a token at a position; ancestors only, window last."""
+    N = len(trees[0])
+    mask = torch.zeros(len(lengths), N, max(lengths) + N, dtype=torch.bool)
+    for row, (length, parents) in enumerate(zip(lengths, trees, strict=True)):
+        for node in range(N):
+            path = path_to(node, parents)
+            position_of = {slot: slot for slot in range(length)}
+            position_of |= {length + n: length + depth for depth, n in enumerate(path)}
+            own = length + len(path) - 1
+            for slot, position in position_of.items():
+                mask[row, node, slot] = window is None or own - position < window
+    return mask
+
+
+@pytest.mark.parametrize("window", [None, 1, 2, 3, 5, 8, 11, 1000])
+def test_mask_is_the_rule_for_rows_of_different_length_and_tree(window: int | None) -> None:
+    lengths, trees = [9, 4, 0], [PARENTS, OTHER, PARENTS]
+    mask = make_step(lengths, trees).mask(window)
+    assert mask.shape == (3, 1, 7, 16)
+    assert torch.equal(mask[:, 0], expected_mask(lengths, trees, window))
+
+
+def test_repeats_lie_one_after_the_other() -> None:
+    step = make_step([3, 2], [PARENTS, OTHER])
+    assert torch.equal(step.mask(4, repeats=3), torch.cat([step.mask(4)] * 3, dim=2))
+
+
+def test_a_mask_is_built_once_and_never_shared_by_two_windows() -> None:
+    step = make_step([9], [PARENTS])
+    assert step.mask(3) is step.mask(3)
+    assert not torch.equal(step.mask(3), step.mask(None))
+    assert step.mask(500) is step.mask(None)  # such a window hides nothing
+
+
+def test_sees_all_only_where_every_slot_is_seen() -> None:
+    one = (-1,)
+    for lengths, trees, window in [
+        ([5, 5], [one, one], None),
+        ([5, 5], [one, one], 6),
+        ([5, 5], [one, one], 5),
+        ([5, 4], [one, one], None),
+        ([5], [PARENTS], None),
+    ]:
+        whole = bool(expected_mask(lengths, trees, window).all())
+        assert make_step(lengths, trees).sees_all(window) is whole
+
+
+def test_every_module_of_a_model_finds_the_step_and_strangers_find_none() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.Linear(2, 2)))
+    holder = hang_on(model)
+    holder.step = make_step([1], [PARENTS])
+    assert all(current_step(module) is holder.step for module in model.modules())
+    assert current_step(torch.nn.Linear(2, 2)) is None
