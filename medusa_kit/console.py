@@ -3,6 +3,8 @@
 Colour switches itself off when the stream is no terminal or NO_COLOR is set (rich does both).
 """
 
+import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +24,8 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
-out = Console()
+WIDTH_OF_LOGS = 100  # columns where stdout is no terminal and COLUMNS is not set
+out = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_OF_LOGS)
 err = Console(stderr=True)
 LOG_SECONDS = 20.0  # between lines of progress where stderr is no terminal
 
@@ -41,10 +44,18 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) 
     """A table ready for `out.print`: first column left, the others right; cells by str()."""
     result = Table(title=title, title_justify="left", title_style="bold")
     for index, column in enumerate(columns):
-        result.add_column(column, justify="left" if index == 0 else "right")
+        first = index == 0
+        result.add_column(column, justify="left" if first else "right", no_wrap=first)
     for row in rows:
         result.add_row(*(Text(str(cell)) for cell in row))
     return result
+
+
+def _rate(per_second: float, unit: str) -> str:
+    """Units a second, or seconds a unit where that says more."""
+    if per_second >= 1:
+        return f"{per_second:,.1f} {unit}/s"
+    return f"{1 / per_second:,.1f} s each" if per_second else f"– {unit}/s"
 
 
 class _RateColumn(ProgressColumn):
@@ -53,9 +64,7 @@ class _RateColumn(ProgressColumn):
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
         unit = task.fields.get("unit", "it")
-        return Text(
-            f"{speed:,.1f} {unit}/s" if speed else f"– {unit}/s", style="progress.data.speed"
-        )
+        return Text(_rate(speed or 0.0, unit), style="progress.data.speed")
 
 
 class ProgressBar:
@@ -93,7 +102,7 @@ class LogBar(ProgressBar):
         if self._total is not None:
             left = (self._total - self._done) / rate if rate else 0.0
             line += f" of {self._total:,.0f}, {left:,.0f} s left"
-        note(f"{line}, {rate:,.1f} {self._unit}/s {self._note}".rstrip())
+        note(f"{line}, {_rate(rate, self._unit)} {self._note}".rstrip())
 
 
 @contextmanager
