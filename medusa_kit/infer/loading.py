@@ -10,6 +10,7 @@ from medusa_kit.base_model import BaseModel, load_base_model
 from medusa_kit.errors import ConfigError
 from medusa_kit.heads import MedusaHeads, load_heads
 from medusa_kit.infer.engine import Engine
+from medusa_kit.infer.fused_norm import install_fused_norms
 from medusa_kit.infer.packed_linear import install_packed_linears
 from medusa_kit.infer.tree_check import check_trees
 from medusa_kit.infer.verifier import Verifier
@@ -50,6 +51,7 @@ def build_engine(
 ) -> Engine:
     """The same around a base model already loaded; trees are proved on it first."""
     install_packed_linears(base.model)
+    install_fused_norms(base.model)
     verifier = Verifier(base)
     plain = Engine(verifier, check_trees(verifier))
     return with_heads(plain, heads, tree=tree, force=force)

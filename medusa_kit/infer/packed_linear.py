@@ -27,16 +27,33 @@ class PackedLinear(nn.Linear):
     """nn.Linear whose weight is also kept packed, for the row counts last asked for."""
 
     packs: dict[int, Tensor | None]  # row count -> packed weight, made at first use
+    _multiply: Any  # torch.ops.mkl._mkl_linear
 
     def forward(self, x_XD: Tensor) -> Tensor:
+        # A step calls this hundreds of times, so the usual case comes first and does little.
         rows = x_XD.numel() // self.in_features
-        if rows not in self.packs or x_XD.requires_grad:
+        packed = self.packs.get(rows)
+        if packed is not None and not x_XD.requires_grad:
+            return self._multiply(x_XD, packed, self.weight, self.bias, rows)
+        return self._seldom(x_XD, rows)
+
+    def _seldom(self, x_XD: Tensor, rows: int) -> Tensor:
+        """Pack first, use the pack of a larger row count, or multiply plainly."""
+        size = None if rows == 1 or x_XD.requires_grad else self._packed_rows(rows)
+        if size is None:
             return F.linear(x_XD, self.weight, self.bias)
-        if self.packs[rows] is None:
-            self.packs[rows] = torch.ops.mkl._mkl_reorder_linear_weight(self.weight.detach(), rows)
-        flat = x_XD.reshape(rows, self.in_features)
-        out = torch.ops.mkl._mkl_linear(flat, self.packs[rows], self.weight, self.bias, rows)
-        return out.view(*x_XD.shape[:-1], self.out_features)
+        packed = self.packs[size]
+        if packed is None:
+            packed = torch.ops.mkl._mkl_reorder_linear_weight(self.weight.detach(), size)
+            self.packs[size] = packed
+        flat = F.pad(x_XD.reshape(rows, self.in_features), (0, 0, 0, size - rows))
+        out = self._multiply(flat, packed, self.weight, self.bias, size)
+        return out[:rows].view(*x_XD.shape[:-1], self.out_features)
+
+    def _packed_rows(self, rows: int) -> int | None:
+        """The row count to use a pack of: a batch whose rows finish shrinks from step to step."""
+        fitting = [packed for packed in self.packs if rows <= packed <= 2 * rows]
+        return min(fitting, default=None) if rows in PACKED_ROWS else None
 
 
 def install_packed_linears(model: Any) -> bool:
@@ -58,7 +75,9 @@ def install_packed_linears(model: Any) -> bool:
     for layer in layers:
         if layer.weight.dtype == torch.float32 and layer.weight.device.type == "cpu":
             layer.__class__ = PackedLinear
-            cast(PackedLinear, layer).packs = {}
+            packing = cast(PackedLinear, layer)
+            packing.packs = {}
+            packing._multiply = torch.ops.mkl._mkl_linear.default
     return True
 
 

@@ -1,17 +1,14 @@
 """Self-distillation data: prompts in, the base model's own answers out (arXiv 2401.10774, §2.3.2).
 
-Answers are written in batches by transformers' own generate, or fetched from a server; each batch
-is appended at once, so an interrupted run loses at most one and goes on where it stopped.
-
-Shapes: B batch, T tokens.
+Answers are written in batches by plain decoding, or fetched from a server; each batch is appended
+at once, so an interrupted run loses at most one and goes on where it stopped.
 """
 
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from medusa_kit import console
 from medusa_kit.base_model import BaseModel
@@ -19,7 +16,12 @@ from medusa_kit.data.chat import encode_prompt
 from medusa_kit.data.readers import AnswerRow, Conversation, Message
 from medusa_kit.errors import ConfigError, DataError
 from medusa_kit.infer.answer_file import AnswerFile
+from medusa_kit.infer.decode import decode, make_row
+from medusa_kit.infer.drafters.plain import PlainDrafter
+from medusa_kit.infer.fused_norm import install_fused_norms
+from medusa_kit.infer.packed_linear import install_packed_linears, pack_for_rows
 from medusa_kit.infer.sampling import SamplingParams
+from medusa_kit.infer.verifier import Verifier
 
 SORTED_BATCHES = 8  # prompts are sorted by length within this many batches, to pad little
 HOPELESS_REFUSALS = 8  # rows a server refuses before any answer: it is not the rows then
@@ -60,7 +62,8 @@ def generate_answers(
     """Append the model's answers to `out_path`, going on where an earlier run stopped.
 
     Raises ConfigError when the file holds answers made with other settings, DataError for a bad
-    row with on_error="fail", MedusaKitError for a full disk.
+    row with on_error="fail", IncompatibleBaseError for a model that takes no tree (heads would be
+    of no use to it), MedusaKitError for a full disk.
     """
     sampling = sampling or SamplingParams()
     settings = {
@@ -73,18 +76,18 @@ def generate_answers(
     room = base.info.context_length - max_new_tokens
     report = GenerateReport()
     tasks = _tasks(base.tokenizer, rows, turns, on_error, room, out.done, report)
+    install_packed_linears(base.model)
+    install_fused_norms(base.model)
+    verifier = Verifier(base)
     with console.progress("answering", len(tasks), "prompts", done=report.already_there) as bar:
         for batch in _batches(tasks, batch_size):
             missing = [task for task in batch if task.id not in out.done]
             if not missing:
                 continue
-            # Draws depend on the whole batch, so a resumed run makes it again as it was.
-            asked = missing if sampling.greedy else batch
-            answers = _answer_batch(base, asked, max_new_tokens, sampling)
+            answers = _answer_batch(verifier, missing, max_new_tokens, sampling)
             records = [
                 _record(task, ids, reason, sampling)
-                for task, (ids, reason) in zip(asked, answers, strict=True)
-                if task.id not in out.done
+                for task, (ids, reason) in zip(missing, answers, strict=True)
             ]
             out.append(records)
             _count(report, records)
@@ -164,7 +167,7 @@ def _tasks(
     done: set[str],
     report: GenerateReport,
 ) -> list[_Task]:
-    """All prompts that can be answered, those already answered included: batches depend on all."""
+    """All prompts that can be answered, those already answered included: their order is by all."""
     tasks: list[_Task] = []
     seen: set[str] = set()
     for row in rows:
@@ -201,40 +204,26 @@ def _batches(tasks: Sequence[_Task], batch_size: int) -> Iterator[list[_Task]]:
             yield ordered[first : first + batch_size]
 
 
-@torch.inference_mode()
 def _answer_batch(
-    base: BaseModel, batch: Sequence[_Task], max_new_tokens: int, sampling: SamplingParams
+    verifier: Verifier, batch: Sequence[_Task], max_new_tokens: int, sampling: SamplingParams
 ) -> list[tuple[list[int], str]]:
-    """(response ids with the stop token, finish reason) of each prompt."""
-    from transformers import GenerationConfig, set_seed
+    """(response ids with the stop token, finish reason) of each prompt, by plain decoding.
 
-    stops = base.stop_token_ids
-    pad = min(stops, default=0)
-    T = max(len(task.prompt_ids) for task in batch)
-    ids_BT = torch.full((len(batch), T), pad)
-    mask_BT = torch.zeros(len(batch), T, dtype=torch.int64)
-    for row, task in enumerate(batch):
-        ids_BT[row, T - len(task.prompt_ids) :] = torch.tensor(task.prompt_ids)
-        mask_BT[row, T - len(task.prompt_ids) :] = 1
-    drawn: dict[str, Any] = {"do_sample": False}
-    if not sampling.greedy:
-        set_seed((sampling.seed + batch[0].row) % 2**32)  # a resumed run draws as a whole one
-        drawn = {"do_sample": True, "temperature": sampling.temperature,
-                 "top_k": sampling.top_k or 0, "top_p": sampling.top_p or 1.0}  # fmt: skip
-    config = GenerationConfig(
-        max_new_tokens=max_new_tokens, eos_token_id=sorted(stops) or None, pad_token_id=pad, **drawn
-    )
-    out_BT = base.model.generate(
-        ids_BT.to(base.device), attention_mask=mask_BT.to(base.device), generation_config=config
-    )
-    return [_cut_at_stop(row, stops) for row in out_BT[:, T:].tolist()]
-
-
-def _cut_at_stop(ids: list[int], stops: frozenset[int]) -> tuple[list[int], str]:
-    for position, token in enumerate(ids):
-        if token in stops:
-            return ids[: position + 1], "stop"
-    return ids, "length"
+    A prompt draws by its own seed, so that its answer is the same in every batch.
+    """
+    rows = [
+        make_row(
+            verifier,
+            task.prompt_ids,
+            replace(sampling, seed=(sampling.seed << 32) + zlib.crc32(task.id.encode())),
+            max_new_tokens,
+        )
+        for task in batch
+    ]
+    pack_for_rows(verifier.base.model, len(rows))
+    for _ in decode(verifier, PlainDrafter(verifier.base.device), rows):
+        pass
+    return [(row.token_ids, row.finish_reason or "length") for row in rows]
 
 
 def _sampling_record(sampling: SamplingParams) -> dict[str, Any]:

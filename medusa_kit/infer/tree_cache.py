@@ -42,9 +42,9 @@ class TreeCacheLayer(CacheLayerMixin):
             self.keys[:, :, lengths[0] : lengths[0] + N] = key_states
             self.values[:, :, lengths[0] : lengths[0] + N] = value_states
         else:
-            for row, length in enumerate(lengths):
-                self.keys[row, :, length : length + N] = key_states[row]
-                self.values[row, :, length : length + N] = value_states[row]
+            rows_B1, slots_BN = self.cache.places(N, self.keys.device)
+            self.keys[rows_B1, :, slots_BN] = key_states.transpose(1, 2)
+            self.values[rows_B1, :, slots_BN] = value_states.transpose(1, 2)
         in_sight = max(lengths) + N
         return self.keys[:, :, :in_sight], self.values[:, :, :in_sight]
 
@@ -68,6 +68,17 @@ class TreeCache(Cache):
         # One block for all layers of a shape, [layers, 2, B, G, S, E]: a commit is one gather.
         self._block: Tensor | None = None
         self._strays: list[tuple[Tensor, Tensor]] = []
+        self._places: tuple[Any, tuple[Tensor, Tensor]] | None = None
+
+    def places(self, num_nodes: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """(rows_B1, slots_BN) that a forward of N nodes writes to, the same for all layers."""
+        key = (tuple(self.lengths), num_nodes, device)
+        if self._places is None or self._places[0] != key:
+            rows_B1 = torch.arange(len(self.lengths), device=device)[:, None]
+            lengths_B1 = torch.tensor(self.lengths, device=device)[:, None]
+            slots_BN = lengths_B1 + torch.arange(num_nodes, device=device)
+            self._places = key, (rows_B1, slots_BN)
+        return self._places[1]
 
     def allocate(self, index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Zeroed slots for layer `index` in the shape of its first keys and values."""

@@ -26,7 +26,7 @@ class TreeStep:
     depths_BN: Tensor
     sees_BNN: Tensor
     causal_prompt: bool = False  # all rows empty and a plain chain: a causal kernel will do
-    _masks: dict[tuple[int | None, int], Tensor] = field(default_factory=dict)
+    _masks: dict[Any, Tensor] = field(default_factory=dict)
 
     @property
     def num_nodes(self) -> int:
@@ -55,6 +55,16 @@ class TreeStep:
         if key not in self._masks:
             mask_BNL = self._build_mask(effective)
             self._masks[key] = mask_BNL.repeat(1, repeats, 1).unsqueeze(1)
+        return self._masks[key]
+
+    def additive_mask(self, window: int | None, repeats: int, dtype: torch.dtype) -> Tensor:
+        """The same as numbers to add to scores, 0 and -inf, made once for all layers."""
+        effective = window if self._window_bites(window) else None
+        key = (effective, repeats, dtype)
+        if key not in self._masks:
+            mask = self.mask(window, repeats)
+            zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+            self._masks[key] = zeros.masked_fill_(~mask, float("-inf"))
         return self._masks[key]
 
     def _window_bites(self, window: int | None) -> bool:
@@ -88,8 +98,8 @@ HOLDER_ATTRIBUTE = "medusa_step_holder"
 
 
 def hang_on(model: Any) -> StepHolder:
-    """Give every module of `model` the same holder."""
-    holder = StepHolder()
+    """Give every module of `model` the same holder, the one it has if it has one."""
+    holder = getattr(model, HOLDER_ATTRIBUTE, None) or StepHolder()
     for module in model.modules():
         setattr(module, HOLDER_ATTRIBUTE, holder)
     return holder

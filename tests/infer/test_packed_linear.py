@@ -23,7 +23,8 @@ def test_products_are_those_of_the_weight(rows: int) -> None:
     first, last = model[0], model[2]
     assert install_packed_linears(model)
     pack_for_rows(model, rows)
-    for shape in ((rows, 24), (1, rows, 24), (rows, 1, 24), (rows + 1, 24)):
+    fewer = max(rows // 2, 1)  # a batch whose rows finish one after the other
+    for shape in ((rows, 24), (1, rows, 24), (rows, 1, 24), (rows + 1, 24), (fewer, 24)):
         x = torch.randn(*shape)
         expected = F.silu(x.double() @ first.weight.double().T + first.bias.double())
         expected = expected @ last.weight.double().T
@@ -43,6 +44,16 @@ def test_only_the_last_row_counts_asked_for_are_kept() -> None:
         pack_for_rows(model, rows)
         model(torch.randn(rows, 24).requires_grad_(False))
     assert [list(layer.packs) for layer in (model[0], model[2])] == [[8, 16]] * 2
+
+
+@needs_mkl
+def test_fewer_rows_use_the_nearest_larger_pack() -> None:
+    model = small_model()
+    install_packed_linears(model)
+    for rows in (6, 20):
+        pack_for_rows(model, rows)
+    used = [model[0]._packed_rows(rows) for rows in (1, 2, 3, 6, 7, 9, 10, 20, 21, 64)]
+    assert used == [None, None, 6, 6, None, None, 20, 20, None, None]
 
 
 @needs_mkl

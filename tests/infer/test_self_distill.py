@@ -11,6 +11,7 @@ import torch
 from medusa_kit.base_model import BaseModel, load_base_model, wrap_model
 from medusa_kit.data.readers import AnswerRow, Conversation, read_rows
 from medusa_kit.errors import ConfigError, DataError, MedusaKitError
+from medusa_kit.infer import self_distill
 from medusa_kit.infer.sampling import SamplingParams
 from medusa_kit.infer.self_distill import asked_messages, generate_answers
 
@@ -45,8 +46,12 @@ def rows_of(path: Path) -> list[AnswerRow]:
 
 
 def plain_answer(base: BaseModel, ids: list[int], tokens: int = TOKENS) -> list[int]:
+    """By transformers' own generate on a second model with stock attention."""
     ids_1T = torch.tensor([ids])
-    out_1T = base.model.generate(
+    second = load_base_model("debug-tiny", device="cpu").model
+    second.load_state_dict(base.model.state_dict())
+    second.generation_config = base.model.generation_config
+    out_1T = second.generate(
         ids_1T, attention_mask=torch.ones_like(ids_1T), max_new_tokens=tokens, do_sample=False
     )
     return out_1T[0, len(ids) :].tolist()
@@ -125,6 +130,16 @@ def test_sampled_answers_are_reproducible_by_seed(base: BaseModel, tmp_path: Pat
     assert run("other.jsonl", seed=4) != first
 
 
+def test_a_draw_is_the_same_in_every_batch_and_order(base: BaseModel, tmp_path: Path) -> None:
+    answers = []
+    for batch_size, rows in ((1, prompts()), (4, prompts()), (4, prompts()[::-1])):
+        out = tmp_path / f"{len(answers)}.jsonl"
+        generate_answers(base, rows, out, max_new_tokens=TOKENS, batch_size=batch_size,
+                         sampling=SAMPLED)  # fmt: skip
+        answers.append({row.id: row.response_ids for row in rows_of(out)})
+    assert answers[0] == answers[1] == answers[2]
+
+
 def test_the_same_prompt_twice_is_drawn_twice(base: BaseModel, tmp_path: Path) -> None:
     generate_answers(base, [prompt("tree", row) for row in (1, 2, 3)], tmp_path / "a.jsonl",
                      max_new_tokens=TOKENS, batch_size=1, sampling=SAMPLED)  # fmt: skip
@@ -135,19 +150,17 @@ class Stopped(Exception):
     pass
 
 
-def stop_after(
-    monkeypatch: pytest.MonkeyPatch, base: BaseModel, batches: int, error: type[BaseException]
-) -> None:
+def stop_after(monkeypatch: pytest.MonkeyPatch, batches: int, error: type[BaseException]) -> None:
     """Let the model answer so many batches, then raise."""
-    original, calls = base.model.generate, []
+    original, calls = self_distill.decode, []
 
-    def generate(*args: Any, **options: Any) -> Any:
+    def decode(*args: Any, **options: Any) -> Any:
         if len(calls) == batches:
             raise error
         calls.append(1)
         return original(*args, **options)
 
-    monkeypatch.setattr(base.model, "generate", generate)
+    monkeypatch.setattr(self_distill, "decode", decode)
 
 
 @pytest.mark.parametrize("error", [Stopped, KeyboardInterrupt])
@@ -162,7 +175,7 @@ def test_a_stopped_run_goes_on_to_the_same_file(
     generate_answers(base, prompts(), tmp_path / "whole.jsonl", **options)
     out = tmp_path / "stopped.jsonl"
     with monkeypatch.context() as patch:
-        stop_after(patch, base, batches, error)
+        stop_after(patch, batches, error)
         with pytest.raises(error):
             generate_answers(base, prompts(), out, **options)
     assert (len(rows_of(out)) if batches else out.exists()) == batches
@@ -206,7 +219,7 @@ def test_prompts_that_share_an_id_are_all_answered_once(
     rows = [prompt("one", 1, "same"), prompt("two", 2, "same"), prompt("three", 3, "other")]
     out = tmp_path / "answers.jsonl"
     with monkeypatch.context() as patch:
-        stop_after(patch, base, 1, Stopped)
+        stop_after(patch, 1, Stopped)
         with pytest.raises(Stopped):
             generate_answers(base, rows, out, max_new_tokens=TOKENS, batch_size=1)
     generate_answers(base, rows, out, max_new_tokens=TOKENS, batch_size=1)

@@ -80,3 +80,4 @@ def test_every_module_of_a_model_finds_the_step_and_strangers_find_none() -> Non
     holder.step = make_step([1], [PARENTS])
     assert all(current_step(module) is holder.step for module in model.modules())
     assert current_step(torch.nn.Linear(2, 2)) is None
+    assert hang_on(model) is holder  # a second verifier on one model must not cut off the first

@@ -46,7 +46,8 @@ def _packed(
 ) -> Tensor:
     B, H, N, E = query_BHNE.shape
     G = key_BGLE.shape[1]
-    mask = None if step.sees_all(window) else step.mask(window, repeats=H // G)
+    whole = step.sees_all(window)
+    mask = None if whole else step.additive_mask(window, H // G, query_BHNE.dtype)
     packed = query_BHNE.reshape(B, G, H // G * N, E)
     out = F.scaled_dot_product_attention(packed, key_BGLE, value_BGLE, attn_mask=mask, scale=scale)
     return out.reshape(B, H, N, out.shape[-1])
