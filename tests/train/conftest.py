@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from medusa_kit.data.chat import EncodedExample
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from medusa_kit.base_model import wrap_model
 from medusa_kit.config import TrainRecipe
+from medusa_kit.data.chat import EncodedExample
 
 VOCABULARY = 32
 CYCLE = 23

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
-from medusa_kit.data.chat import EncodedExample
 
+from medusa_kit.data.chat import EncodedExample
 from medusa_kit.errors import DataError
 from medusa_kit.train.data import coverage, head_targets, most_frequent_ids, prepare, split
 
