@@ -21,8 +21,8 @@ import medusa_kit
 from medusa_kit import console
 from medusa_kit.infer import attention
 from medusa_kit.infer.acceptance import accept
+from medusa_kit.infer.drafters import draft_with
 from medusa_kit.infer.drafters.base import State
-from medusa_kit.infer.drafters.medusa import MedusaDrafter
 from medusa_kit.infer.drafters.plain import PlainDrafter
 from medusa_kit.infer.packed_linear import pack_for_rows
 from medusa_kit.infer.tree_cache import TreeCacheLayer
@@ -65,7 +65,7 @@ def instrumented(model: Any, spent: Spent) -> Iterator[None]:
 def step_parts(engine: Any, tree: CandidateTree, prefix: int, repeats: int) -> Spent:
     """Median seconds of each part of a step of `tree` behind `prefix` tokens."""
     plain = tree.num_nodes == 1
-    drafter = PlainDrafter(engine.base.device) if plain else MedusaDrafter(engine.heads, tree)
+    drafter = PlainDrafter(engine.base.device) if plain else draft_with(engine.heads, tree)
     pack_for_rows(engine.base.model, tree.num_nodes)
     cache = engine.verifier.new_cache(1, prefix + tree.num_nodes)
     prompt = torch.randint(0, engine.base.info.vocab_size, (prefix,)).tolist()

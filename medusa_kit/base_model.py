@@ -105,6 +105,22 @@ class BaseModel:
         """Output embedding with its bias, then the model's own scale and soft cap: logits_XV."""
         return self.scale_logits(self.output_embedding(hidden_XD))
 
+    @property
+    def embedding_size(self) -> int:
+        """Numbers in an input embedding; the hidden size nearly always."""
+        return int(self.model.get_input_embeddings().weight.shape[1])
+
+    @torch.no_grad()
+    def token_embeddings(self, token_ids_X: Tensor) -> Tensor:
+        """embeddings_XE of the input, each scaled to unit RMS; ids below 0 read as token 0.
+
+        Families scale their embeddings differently, some by the size of the model; scaled alike
+        they suit the same heads and learning rates.
+        """
+        embeddings_XE = self.model.get_input_embeddings()(token_ids_X.clamp_min(0))
+        mean_square_X1 = embeddings_XE.float().square().mean(-1, keepdim=True)
+        return embeddings_XE * mean_square_X1.clamp_min(1e-12).rsqrt().to(embeddings_XE.dtype)
+
     @torch.no_grad()
     def hidden_states(
         self, input_ids_BT: Tensor, attention_mask_BT: Tensor | None = None

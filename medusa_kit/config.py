@@ -31,7 +31,7 @@ class BaseSection(Section):
 class HeadsSection(Section):
     """What the heads are made of."""
 
-    kind: Literal["medusa"] = "medusa"
+    kind: Literal["medusa", "rooted", "hydra"] = "medusa"  # what a head reads; see heads/kinds.py
     num_heads: int = Field(default=4, ge=1)
     num_blocks: int = Field(default=1, ge=1)
     projection: Literal["shared", "own", "reduced"] = "shared"
@@ -68,6 +68,9 @@ class TrainSection(Section):
     warmup_ratio: float = Field(default=0.05, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0)
     head_decay: float = Field(default=0.8, gt=0, le=1)  # head k (from 1) weighs head_decay ** k
+    loss: Literal["cross_entropy", "soft"] = "cross_entropy"  # see train/loss.py
+    soft_share: float | None = Field(default=None, gt=0, le=1)  # of the loss; with loss "soft"
+    soft_top: int = Field(default=32, ge=1)  # likeliest tokens of the base that are kept
     grad_clip: float = Field(default=1.0, gt=0)
     chunk_positions: int = Field(default=1024, ge=1)  # rows of logits that exist at once
     features: Literal["memory", "live"] = "memory"  # hidden states once, or every epoch
@@ -75,6 +78,15 @@ class TrainSection(Section):
     log_every: int = Field(default=10, ge=1)
     eval_every: int = Field(default=200, ge=1)
     save_every: int = Field(default=200, ge=1)
+
+    @model_validator(mode="after")
+    def _soft_share_belongs_to_soft(self) -> "TrainSection":
+        if (self.loss == "soft") != (self.soft_share is not None):
+            raise ValueError(
+                f"loss {self.loss!r} with soft_share {self.soft_share}; soft_share goes with loss "
+                "'soft', and only with it"
+            )
+        return self
 
 
 class DeepspeedSection(Section):

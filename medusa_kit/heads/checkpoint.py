@@ -4,6 +4,7 @@ Loading checks every tensor's name and shape and the base's fingerprint, and say
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,8 @@ from medusa_kit import console
 from medusa_kit.base_model import BaseModel
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
 from medusa_kit.files import atomic_write
-from medusa_kit.heads.kinds import PROJECTIONS, HeadsConfig, MedusaHeads, check_reduced_ids
+from medusa_kit.heads.config import KINDS, PROJECTIONS, HeadsConfig, check_reduced_ids
+from medusa_kit.heads.kinds import MedusaHeads
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "heads.safetensors"
@@ -70,18 +72,20 @@ def _config_from(raw: dict[str, Any], path: Path) -> HeadsConfig:
         config = HeadsConfig(**raw)
     except TypeError as error:
         raise CheckpointError(f"{path} lacks a key: {error}") from error
-    if config.kind != "medusa":
-        raise CheckpointError(f"{path}: head kind {config.kind!r} is unknown; expected 'medusa'")
-    if config.projection not in PROJECTIONS:
-        raise CheckpointError(
-            f"{path}: projection {config.projection!r} is unknown; "
-            f"expected one of {', '.join(PROJECTIONS)}"
-        )
+    _check_choice(path, "head kind", config.kind, KINDS)
+    _check_choice(path, "projection", config.projection, PROJECTIONS)
     for name in ("num_heads", "num_blocks", "hidden_size", "vocab_size"):
         value = getattr(config, name)
         if type(value) is not int or value < 1:
             raise CheckpointError(f"{path}: {name} is {value!r}, expected a whole number from 1 on")
     return config
+
+
+def _check_choice(path: Path, what: str, value: str, known: Sequence[str]) -> None:
+    if value not in known:
+        raise CheckpointError(
+            f"{path}: {what} {value!r} is unknown; expected one of {', '.join(known)}"
+        )
 
 
 def load_heads(folder: Path, base: BaseModel, force: bool = False) -> MedusaHeads:

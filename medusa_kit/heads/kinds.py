@@ -1,18 +1,24 @@
 """Medusa heads (arXiv 2401.10774, §2.1.1): K guesses further ahead from one hidden state.
 
-heads[k], k from 0, reads the hidden state at token t and predicts token t + 2 + k; token t + 1 is
-the base model's own. A head is L residual blocks x + SiLU(Wx + b), W and b zero at the start, then
-a projection to the vocabulary, so that an untrained head equals the base's own output embedding.
+heads[k], k from 0, reads the hidden state at token t and predicts token t + 2 + k; token t + 1, the
+root, is the base model's own. A head is L residual blocks x + SiLU(Wx + b), W and b zero at the
+start, then a projection to the vocabulary, so that an untrained head equals the base's own output
+embedding.
+
+Kinds: a `medusa` head reads the hidden state alone. A `rooted` one also reads the root, known
+before the heads run. A `hydra` one (Hydra, arXiv 2402.05109, §3) reads all tokens before its own,
+t + 1 .. t + 1 + k: better guesses, one small pass for each depth of the tree. Their first block is
+x + SiLU(W[x; e] + b), e being the base's input embeddings of those tokens, each scaled to unit RMS.
 
 Projections: `shared`, the base's output embedding itself; `reduced`, chosen rows of it (nothing to
 save but their ids); `own`, a trainable copy for each head.
 
 Shapes: D hidden, V vocabulary, K heads, R columns of the projection (V, or the reduced ids),
-X any leading shape, B batch, C candidates kept for each head.
+X any leading shape, B batch, C candidates kept for each head, J tokens of the path, E what is read
+of them.
 """
 
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,45 +26,28 @@ from torch.nn import functional as F
 
 from medusa_kit.base_model import BaseModel
 from medusa_kit.errors import ConfigError
-from medusa_kit.version import __version__
-
-Projection = Literal["shared", "own", "reduced"]
-PROJECTIONS: tuple[Projection, ...] = ("shared", "own", "reduced")
-
-
-@dataclass(frozen=True)
-class HeadsConfig:
-    """All that is needed to rebuild heads and to refuse the wrong base; written as config.json."""
-
-    num_heads: int
-    num_blocks: int
-    projection: Projection
-    hidden_size: int
-    vocab_size: int
-    reduced_size: int | None
-    base_model_name: str
-    base_model_revision: str | None
-    base_model_type: str
-    base_fingerprint: str
-    base_quantized: bool = False
-    kind: Literal["medusa"] = "medusa"
-    kit_version: str = __version__
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+from medusa_kit.heads.config import (
+    KINDS,
+    PROJECTIONS,
+    HeadsConfig,
+    Kind,
+    Projection,
+    check_reduced_ids,
+)
 
 
 class ResidualBlock(nn.Module):
-    """x + SiLU(Wx + b), the identity until trained. Keeps the shape x_XD."""
+    """x + SiLU(W[x; e] + b), the identity until trained. Keeps the shape x_XD."""
 
-    def __init__(self, hidden_size: int, **factory: Any) -> None:
+    def __init__(self, hidden_size: int, read_size: int = 0, **factory: Any) -> None:
         super().__init__()
-        self.linear = nn.Linear(hidden_size, hidden_size, **factory)
+        self.linear = nn.Linear(hidden_size + read_size, hidden_size, **factory)
         nn.init.zeros_(self.linear.weight)
         nn.init.zeros_(self.linear.bias)
 
-    def forward(self, x_XD: Tensor) -> Tensor:
-        return x_XD + F.silu(self.linear(x_XD))
+    def forward(self, x_XD: Tensor, read_XE: Tensor | None = None) -> Tensor:
+        inputs = x_XD if read_XE is None else torch.cat([x_XD, read_XE], dim=-1)
+        return x_XD + F.silu(self.linear(inputs))
 
 
 class MedusaHeads(nn.Module):
@@ -75,10 +64,8 @@ class MedusaHeads(nn.Module):
         self._base = (base,)  # in a tuple, so that the base is no submodule of the heads
         factory = {"device": base.device, "dtype": base.dtype}
         self.blocks = nn.ModuleList(
-            nn.ModuleList(
-                ResidualBlock(config.hidden_size, **factory) for _ in range(config.num_blocks)
-            )
-            for _ in range(config.num_heads)
+            _blocks(config, config.num_read(k) * base.embedding_size, factory)
+            for k in range(config.num_heads)
         )
         self.projections = nn.ModuleList()
         if config.projection == "own":
@@ -95,6 +82,7 @@ class MedusaHeads(nn.Module):
         num_blocks: int = 1,
         projection: Projection = "shared",
         reduced_ids: Tensor | None = None,
+        kind: Kind = "medusa",
     ) -> "MedusaHeads":
         """Untrained heads for `base`. `reduced_ids`: token ids for `reduced`, ascending, unique.
 
@@ -104,10 +92,14 @@ class MedusaHeads(nn.Module):
             raise ConfigError(
                 f"num_heads={num_heads}, num_blocks={num_blocks}: both must be at least 1"
             )
-        if projection not in PROJECTIONS:
-            raise ConfigError(
-                f"projection {projection!r} is unknown; expected one of {', '.join(PROJECTIONS)}"
-            )
+        for what, value, known in (
+            ("projection", projection, PROJECTIONS),
+            ("head kind", kind, KINDS),
+        ):
+            if value not in known:
+                raise ConfigError(
+                    f"{what} {value!r} is unknown; expected one of {', '.join(known)}"
+                )
         check_reduced_ids(projection, reduced_ids, base.info.vocab_size)
         config = HeadsConfig(
             num_heads=num_heads,
@@ -121,6 +113,7 @@ class MedusaHeads(nn.Module):
             base_model_type=base.info.model_type,
             base_fingerprint=base.info.fingerprint,
             base_quantized=base.info.quantized,
+            kind=kind,
         )
         return cls(config, base, reduced_ids)
 
@@ -135,10 +128,25 @@ class MedusaHeads(nn.Module):
     def trainable_parameters(self) -> list[nn.Parameter]:
         return list(self.parameters())
 
-    def transform(self, hidden_XD: Tensor, k: int) -> Tensor:
-        """The residual blocks of head k: z_XD."""
-        z_XD = hidden_XD
-        for block in self.blocks[k]:  # type: ignore[attr-defined]
+    @property
+    def one_pass(self) -> bool:
+        """Whether all heads can run before any node of the tree but the root is filled."""
+        return self.config.kind != "hydra"
+
+    def transform(self, hidden_XD: Tensor, k: int, path_XJ: Tensor | None = None) -> Tensor:
+        """The residual blocks of head k: z_XD.
+
+        path_XJ: token ids from the root on, at least as many as head k reads; below 0 for none
+        (such rows come out as something, and mean nothing). Not needed where it reads none.
+        """
+        first, *others = list(self.blocks[k])  # type: ignore[call-overload]
+        num_read, read_XE = self.config.num_read(k), None
+        if num_read:
+            assert path_XJ is not None, f"{self.config.kind} heads read the path"
+            read_XE = self.base.token_embeddings(path_XJ[..., :num_read]).flatten(-2)
+            read_XE = read_XE.to(hidden_XD.dtype)
+        z_XD = first(hidden_XD, read_XE)
+        for block in others:
             z_XD = block(z_XD)
         return z_XD
 
@@ -151,27 +159,47 @@ class MedusaHeads(nn.Module):
         weight_RD, bias_R = self._reduced_rows(z_XD.dtype)
         return self.base.scale_logits(F.linear(z_XD, weight_RD, bias_R))
 
-    def forward(self, hidden_XD: Tensor, first: int | None = None) -> Tensor:
-        """logits_KXR of the `first` heads (all) at once: for drafting, where X is a row or few."""
-        z_KXD = torch.stack([self.transform(hidden_XD, k) for k in range(first or self.num_heads)])
+    def forward(
+        self, hidden_XD: Tensor, first: int | None = None, roots_X: Tensor | None = None
+    ) -> Tensor:
+        """logits_KXR of the `first` heads (all) at once: for drafting, where X is a row or few.
+
+        Only for kinds that run in one pass; `rooted` ones need the roots' ids.
+        """
+        path_XJ = None if roots_X is None else roots_X[..., None]
+        z_KXD = torch.stack(
+            [self.transform(hidden_XD, k, path_XJ) for k in range(first or self.num_heads)]
+        )
         if self.config.projection == "own":
             return torch.stack([self.project(z_XD, k) for k, z_XD in enumerate(z_KXD)])
         return self.project(z_KXD, 0)
 
-    def candidates(self, hidden_BD: Tensor, count: int, first: int | None = None) -> Tensor:
+    def candidates(
+        self,
+        hidden_BD: Tensor,
+        count: int,
+        first: int | None = None,
+        roots_B: Tensor | None = None,
+    ) -> Tensor:
         """The `count` likeliest token ids of each of the `first` heads (all), best first: ids_KBC.
 
         Order: logit descending, token id ascending, the rule that calibration counts ranks by.
         """
-        logits_KBR = self(hidden_BD, first)
-        top = torch.topk(logits_KBR, count, dim=-1)
-        columns_KBC = top.indices
+        return self._best(self(hidden_BD, first, roots_B), count)
+
+    def candidates_behind(self, k: int, hidden_XD: Tensor, path_XJ: Tensor, count: int) -> Tensor:
+        """The `count` likeliest token ids of head k behind each path, best first: ids_XC."""
+        return self._best(self.project(self.transform(hidden_XD, k, path_XJ), k), count)
+
+    def _best(self, logits_XR: Tensor, count: int) -> Tensor:
+        top = torch.topk(logits_XR, count, dim=-1)
+        columns_XC = top.indices
         # topk leaves the order of equal logits open; equal ones are rare, so sort only when met.
         equal_inside = (top.values[..., 1:] == top.values[..., :-1]).any()
-        crowded = (logits_KBR >= top.values[..., -1:]).sum(-1).max() > count
+        crowded = (logits_XR >= top.values[..., -1:]).sum(-1).max() > count
         if equal_inside or crowded:
-            columns_KBC = logits_KBR.argsort(dim=-1, descending=True, stable=True)[..., :count]
-        return columns_KBC if self.column_ids is None else self.column_ids[columns_KBC]
+            columns_XC = logits_XR.argsort(dim=-1, descending=True, stable=True)[..., :count]
+        return columns_XC if self.column_ids is None else self.column_ids[columns_XC]
 
     def to_columns(self, token_ids: Tensor) -> Tensor:
         """The projection's column for each token id, same shape; -1 where it has none."""
@@ -205,6 +233,12 @@ class MedusaHeads(nn.Module):
         return self._reduced
 
 
+def _blocks(config: HeadsConfig, read_size: int, factory: dict[str, Any]) -> nn.ModuleList:
+    """The blocks of one head; the first reads `read_size` numbers of the path besides."""
+    sizes = [read_size] + [0] * (config.num_blocks - 1)
+    return nn.ModuleList(ResidualBlock(config.hidden_size, size, **factory) for size in sizes)
+
+
 def _copy_of_embedding(base: BaseModel) -> nn.Linear:
     """A trainable Linear with the weights (and bias) of the base's output embedding."""
     embedding = base.output_embedding
@@ -218,20 +252,3 @@ def _copy_of_embedding(base: BaseModel) -> nn.Linear:
         if bias is not None:
             copy.bias.copy_(bias)
     return copy
-
-
-def check_reduced_ids(projection: str, reduced_ids: Tensor | None, vocab_size: int) -> None:
-    """Raises ConfigError for ids that are missing, out of place, out of range or unsorted."""
-    if (projection == "reduced") != (reduced_ids is not None):
-        raise ConfigError(
-            f"projection {projection!r} with {'no' if reduced_ids is None else 'given'} reduced "
-            "ids: reduced ids belong to the reduced projection, and it needs them"
-        )
-    if reduced_ids is None:
-        return
-    inside = len(reduced_ids) > 0 and reduced_ids[0] >= 0 and reduced_ids[-1] < vocab_size
-    if not inside or (reduced_ids.diff() <= 0).any():
-        raise ConfigError(
-            f"reduced ids must be ascending, unique and within 0..{vocab_size - 1}",
-            hint="sort them with torch.unique",
-        )

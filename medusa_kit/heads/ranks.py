@@ -2,8 +2,8 @@
 
 A rank is a token's place by logit descending, then token id ascending: the order of drafting.
 
-Shapes: D hidden, K heads, R columns of the projection, P positions, C positions of one chunk,
-X any leading shape.
+Shapes: D hidden, K heads, J = K + 1 tokens ahead, R columns of the projection, P positions,
+C positions of one chunk, X any leading shape.
 """
 
 import torch
@@ -34,26 +34,28 @@ def project_rows(heads: MedusaHeads, z_XD: Tensor, k: int) -> Tensor:
 def token_ranks(
     heads: MedusaHeads,
     hidden_PD: Tensor,
-    targets_PK: Tensor,
+    ahead_PJ: Tensor,
     num_ranks: int,
     chunk_positions: int = 1024,
 ) -> Tensor:
     """ranks_PK (int16, on the CPU): at which rank, from 0, each head has its target token.
 
-    targets_PK: token ids, -1 where there is none. Ranks from `num_ranks` on, and targets outside
-    the projection, become MISSING; absent targets UNAVAILABLE. The largest block of logits is
-    [chunk_positions, R].
+    ahead_PJ: the true tokens ahead of each position, the root and then each head's target; -1 where
+    there is none. Heads that read the path are given the true one. Ranks from `num_ranks` on, and
+    targets outside the projection, become MISSING; absent targets UNAVAILABLE. The largest block of
+    logits is [chunk_positions, R].
     """
-    ranks_PK = torch.full(targets_PK.shape, UNAVAILABLE, dtype=torch.int16)
+    ranks_PK = torch.full(ahead_PJ[:, 1:].shape, UNAVAILABLE, dtype=torch.int16)
     dtype = head_parameter_dtype(heads)
     for start in range(0, len(hidden_PD), chunk_positions):
         rows = slice(start, start + chunk_positions)
         hidden_CD = hidden_PD[rows].to(heads.base.device, dtype)
-        targets_CK = targets_PK[rows].to(heads.base.device, torch.int64)
+        ahead_CJ = ahead_PJ[rows].to(heads.base.device, torch.int64)
         for k in range(heads.num_heads):
-            logits_CR = project_rows(heads, heads.transform(hidden_CD, k), k)
-            ranks_C = _ranks(logits_CR, heads.to_columns(targets_CK[:, k]), num_ranks)
-            ranks_C = ranks_C.masked_fill(targets_CK[:, k] < 0, UNAVAILABLE)
+            logits_CR = project_rows(heads, heads.transform(hidden_CD, k, ahead_CJ), k)
+            targets_C = ahead_CJ[:, k + 1]
+            ranks_C = _ranks(logits_CR, heads.to_columns(targets_C), num_ranks)
+            ranks_C = ranks_C.masked_fill(targets_C < 0, UNAVAILABLE)
             ranks_PK[rows, k] = ranks_C.to("cpu", torch.int16)
     return ranks_PK
 

@@ -2,7 +2,7 @@
 
 One teacher-forced forward an answer; every position from the last prompt token on counts.
 
-Shapes: B batch, T tokens, D hidden, K heads, P positions.
+Shapes: B batch, T tokens, D hidden, K heads, J = K + 1 tokens ahead, P positions.
 """
 
 from collections.abc import Iterator, Sequence
@@ -46,9 +46,9 @@ def calibrate(
             for row, index in enumerate(batch):
                 answer = usable[index]
                 first, count = len(answer.prompt_ids) - 1, len(answer.response_ids)
-                targets_PK = answer_targets(answer.response_ids, heads.num_heads)
+                ahead_PJ = tokens_ahead(answer.response_ids, heads.num_heads)
                 hidden_PD = hidden_BTD[row, first : first + count]
-                ranks[index] = token_ranks(heads, hidden_PD, targets_PK, num_ranks).numpy()
+                ranks[index] = token_ranks(heads, hidden_PD, ahead_PJ, num_ranks).numpy()
             bar.advance(len(batch))
     starts = np.cumsum([0] + [len(r) for r in ranks[:-1]])
     meta = {
@@ -59,11 +59,11 @@ def calibrate(
     return RankStatistics(np.concatenate(ranks), starts, min(num_ranks, heads.num_columns), meta)
 
 
-def answer_targets(response_ids: Sequence[int], num_heads: int) -> Tensor:
-    """targets_PK: row p sits before answer token p, its root; head k's truth is token p + 1 + k."""
+def tokens_ahead(response_ids: Sequence[int], num_heads: int) -> Tensor:
+    """ahead_PJ: row p sits before answer token p, its root; head k's truth is token p + 1 + k."""
     T = len(response_ids)
     padded = torch.tensor([*response_ids, *[UNAVAILABLE] * num_heads])
-    return torch.stack([padded[1 + k : 1 + k + T] for k in range(num_heads)], dim=1)
+    return torch.stack([padded[j : j + T] for j in range(num_heads + 1)], dim=1)
 
 
 def _size(answer: AnswerRow) -> int:

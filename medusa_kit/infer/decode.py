@@ -14,7 +14,7 @@ from torch import Tensor
 
 from medusa_kit.errors import ConfigError, ContextLengthError
 from medusa_kit.infer.acceptance import accept
-from medusa_kit.infer.drafters.base import Draft, Drafter, State, StepResult
+from medusa_kit.infer.drafters.base import Draft, Drafter, State, StepResult, path_to
 from medusa_kit.infer.sampling import SamplingParams, TokenChooser
 from medusa_kit.infer.stream import StopStrings
 from medusa_kit.infer.verifier import Verifier
@@ -150,7 +150,7 @@ def _accept_rows(
         def choose(node: int, index: int = index, parents: tuple[int, ...] = parents) -> int:
             if rows[index].chooser.takes_argmax:
                 return likeliest[index][node]
-            behind = [tokens_BN[index][n] for n in _path_to(node, parents)]
+            behind = [tokens_BN[index][n] for n in path_to(node, parents)]
             prefix = [*state.tokens[index], *behind]
             return rows[index].chooser.choose(logits_BNV[index, node], prefix)
 
@@ -159,15 +159,6 @@ def _accept_rows(
         paths.append(path)
         next_roots.append(root)
     return paths, next_roots
-
-
-def _path_to(node: int, parents: Sequence[int]) -> list[int]:
-    """Nodes from the root to `node`, both included."""
-    path = []
-    while node >= 0:
-        path.append(node)
-        node = parents[node]
-    return path[::-1]
 
 
 def _select(state: State, rows: Sequence[int]) -> State:

@@ -13,8 +13,8 @@ from medusa_kit.data.chat import encode_prompt
 from medusa_kit.errors import ConfigError, nearest
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.decode import Row, decode, make_row
+from medusa_kit.infer.drafters import draft_with
 from medusa_kit.infer.drafters.base import Drafter
-from medusa_kit.infer.drafters.medusa import MedusaDrafter
 from medusa_kit.infer.drafters.plain import PlainDrafter
 from medusa_kit.infer.packed_linear import pack_for_rows
 from medusa_kit.infer.sampling import SamplingParams
@@ -156,7 +156,7 @@ class Engine:
                 hint="train some with `medusa-kit train`, or decode with drafter none",
             )
         pack_for_rows(self.base.model, self.tree.num_nodes * batch_size)
-        return MedusaDrafter(self.heads, self.tree)
+        return draft_with(self.heads, self.tree)
 
     def _run(
         self, rows: list[Row], drafter: Drafter, stops: tuple[str, ...]

@@ -14,8 +14,8 @@ import torch
 
 from medusa_kit import console
 from medusa_kit.infer.acceptance import accept
-from medusa_kit.infer.drafters.base import Drafter, State
-from medusa_kit.infer.drafters.medusa import MedusaDrafter
+from medusa_kit.infer.drafters import draft_with
+from medusa_kit.infer.drafters.base import Drafter, State, path_to
 from medusa_kit.infer.drafters.plain import PlainDrafter
 from medusa_kit.infer.engine import Engine
 from medusa_kit.infer.packed_linear import pack_for_rows
@@ -43,7 +43,7 @@ def measure_step_times(
     plain_times: list[float] = []
     with console.progress("timing steps", len(trees), "sizes") as bar:
         for size, tree in sorted(trees.items()):
-            drafter = MedusaDrafter(engine.heads, tree) if size > 1 else plain
+            drafter = draft_with(engine.heads, tree) if size > 1 else plain
             pack_for_rows(engine.base.model, size)
             pairs = [place.compare(drafter, plain, repeats) for place in places]
             ratios[size] = statistics.mean(ours / one for ours, one in pairs)
@@ -92,13 +92,5 @@ class _Place:
         accept(draft.tokens_BN[0].tolist(), parents, likeliest.__getitem__, len(parents))
         # Commit the costly case, the last node of the deepest path, and go back to the prefix.
         before = list(self.cache.lengths)
-        self.cache.commit([_deepest_path(parents)])
+        self.cache.commit([path_to(len(parents) - 1, parents)])
         self.cache.lengths = before
-
-
-def _deepest_path(parents: Sequence[int]) -> list[int]:
-    path, node = [], len(parents) - 1
-    while node >= 0:
-        path.append(node)
-        node = parents[node]
-    return path[::-1]

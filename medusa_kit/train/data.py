@@ -2,7 +2,7 @@
 
 heads[k] (from 0) at token t predicts token t + 2 + k; the base's own guess is token t + 1.
 
-Shapes: T tokens of one example, P positions used, K heads, M examples.
+Shapes: T tokens of one example, P positions used, K heads, J = K + 1 tokens ahead, M examples.
 """
 
 from collections import Counter
@@ -22,7 +22,11 @@ class HeadTargets:
 
     input_ids: list[int]
     positions_P: np.ndarray  # int64: the tokens whose hidden state is read
-    targets_PK: np.ndarray  # int32 token ids, -1 where the head has nothing to learn
+    ahead_PJ: np.ndarray  # int32 ids: the root, then each head's target; -1 for nothing to learn
+
+    @property
+    def targets_PK(self) -> np.ndarray:
+        return self.ahead_PJ[:, 1:]
 
 
 def head_targets(example: EncodedExample, num_heads: int) -> HeadTargets:
@@ -35,15 +39,16 @@ def head_targets(example: EncodedExample, num_heads: int) -> HeadTargets:
     ids_T = np.asarray(example.input_ids, dtype=np.int32)
     written_T = np.asarray(example.loss_mask, dtype=bool)
     positions_P = np.flatnonzero(written_T[1:])
-    targets_PK = np.full((len(positions_P), num_heads), -1, dtype=np.int32)
+    ahead_PJ = np.full((len(positions_P), num_heads + 1), -1, dtype=np.int32)
+    ahead_PJ[:, 0] = ids_T[positions_P + 1]
     unbroken_P = np.ones(len(positions_P), dtype=bool)
     for k in range(num_heads):
         places_P = positions_P + 2 + k
         inside_P = places_P < len(ids_T)
         unbroken_P &= inside_P
         unbroken_P[inside_P] &= written_T[places_P[inside_P]]
-        targets_PK[unbroken_P, k] = ids_T[places_P[unbroken_P]]
-    return HeadTargets(example.input_ids, positions_P, targets_PK)
+        ahead_PJ[unbroken_P, k + 1] = ids_T[places_P[unbroken_P]]
+    return HeadTargets(example.input_ids, positions_P, ahead_PJ)
 
 
 def prepare(examples: Sequence[EncodedExample], num_heads: int) -> list[HeadTargets]:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from medusa_kit.config import TrainRecipe
 from medusa_kit.errors import ConfigError
+from medusa_kit.train.features import Batch
 from medusa_kit.train.loss import HeadsLoss, LossModule
 
 
@@ -27,7 +28,7 @@ class TrainingEngine(Protocol):
 
     module: LossModule
 
-    def forward(self, hidden_PD: Tensor, targets_PK: Tensor) -> HeadsLoss: ...
+    def forward(self, batch: Batch) -> HeadsLoss: ...
     def backward(self, loss: Tensor) -> None: ...
     def update(self, learning_rate: float) -> None: ...
     def state(self) -> dict[str, Any]: ...
@@ -56,8 +57,8 @@ class PlainEngine:
         self.grad_clip = recipe.train.grad_clip
         self.optimizer = _adamw(module, recipe)
 
-    def forward(self, hidden_PD: Tensor, targets_PK: Tensor) -> HeadsLoss:
-        return self.module(hidden_PD, targets_PK)
+    def forward(self, batch: Batch) -> HeadsLoss:
+        return self.module(batch.hidden_PD, batch.ahead_PJ, *(batch.soft or ()))
 
     def backward(self, loss: Tensor) -> None:
         (loss / self.accumulation).backward()
@@ -93,8 +94,8 @@ class DeepspeedEngine:
                 model=module, optimizer=_adamw(module, recipe), config=_deepspeed_config(recipe)
             )
 
-    def forward(self, hidden_PD: Tensor, targets_PK: Tensor) -> HeadsLoss:
-        return self.engine(hidden_PD, targets_PK)
+    def forward(self, batch: Batch) -> HeadsLoss:
+        return self.engine(batch.hidden_PD, batch.ahead_PJ, *(batch.soft or ()))
 
     def backward(self, loss: Tensor) -> None:
         # DeepSpeed steps with every micro-batch and decides itself which one updates, so the last

@@ -35,8 +35,9 @@ class HeadScores:
 @torch.no_grad()
 def evaluate(heads: MedusaHeads, store: FeatureStore, chunk: int) -> HeadScores:
     """Loss, top-1 and top-5 of each head on held-out positions; NaN where a head has no target."""
-    losses = heads_loss(heads, store.hidden_PD, store.targets_PK, 1.0, chunk).per_head_K
-    ranks_PK = token_ranks(heads, store.hidden_PD, store.targets_PK, TOP, chunk)
+    hidden_PD, ahead_PJ, *_ = store.positions
+    losses = heads_loss(heads, hidden_PD, ahead_PJ, 1.0, chunk).per_head_K
+    ranks_PK = token_ranks(heads, hidden_PD, ahead_PJ, TOP, chunk)
     known_PK = ranks_PK >= 0
     count_K = known_PK.sum(0)
     top1_K = (known_PK & (ranks_PK < 1)).sum(0) / count_K

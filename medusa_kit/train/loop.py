@@ -2,7 +2,7 @@
 
 Everything random follows from (seed, epoch), so an interrupted run goes on exactly where it was.
 
-Shapes: P positions, D hidden, K heads.
+Shapes: P positions, D hidden, K heads, J = K + 1 tokens ahead.
 """
 
 import contextlib
@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from medusa_kit import console
 from medusa_kit.base_model import BaseModel
@@ -27,11 +26,10 @@ from medusa_kit.heads import MedusaHeads
 from medusa_kit.train.data import HeadTargets
 from medusa_kit.train.engine import make_engine
 from medusa_kit.train.evaluate import HeadScores, evaluate
-from medusa_kit.train.features import FeatureStore, LiveFeatures, collect_features
+from medusa_kit.train.features import Batch, FeatureStore, LiveFeatures, collect_features
 from medusa_kit.train.loss import HeadsLoss, LossModule
 from medusa_kit.train.run_folder import RunFolder
 
-Batch = tuple[Tensor, Tensor]  # hidden_PD, targets_PK
 Logger = Callable[[dict[str, Any]], None]
 
 
@@ -52,7 +50,10 @@ class TrainingLoop:
         self.identity = {"base": base.info.fingerprint, "data": _digest(training)}
         self.external_log = _start_wandb(recipe)
         self.engine = make_engine(
-            LossModule(heads, options.head_decay, options.chunk_positions), recipe
+            LossModule(
+                heads, options.head_decay, options.chunk_positions, options.soft_share or 0.0
+            ),
+            recipe,
         )
         self._base, self._training, self._held_out = base, training, held_out
         self.num_positions = sum(len(item.positions_P) for item in training)
@@ -69,12 +70,14 @@ class TrainingLoop:
 
     def collect(self) -> None:
         """The features: held-out ones always in memory, the others as the recipe says."""
-        tokens = self.recipe.train.feature_batch_tokens
+        options = self.recipe.train
+        tokens = options.feature_batch_tokens
+        soft_top = options.soft_top if options.loss == "soft" else 0
         self.eval_store = collect_features(self._base, self._held_out, tokens, "held-out features")
         self.feed: FeatureStore | LiveFeatures = (
-            LiveFeatures(self._base, self._training, tokens)
-            if self.recipe.train.features == "live"
-            else collect_features(self._base, self._training, tokens, "training features")
+            LiveFeatures(self._base, self._training, tokens, soft_top)
+            if options.features == "live"
+            else collect_features(self._base, self._training, tokens, "training features", soft_top)
         )
         self.began = time.monotonic()
 
@@ -113,7 +116,7 @@ class TrainingLoop:
             for batches in self._update_batches():
                 self._update(batches)
                 note = self._after_update()
-                bar.advance(sum(len(targets_PK) for _, targets_PK in batches), note)
+                bar.advance(sum(batch.num_positions for batch in batches), note)
                 if interrupted.is_set():
                     self._stop()
 
@@ -131,8 +134,8 @@ class TrainingLoop:
             first = 0
 
     def _update(self, batches: list[Batch]) -> None:
-        for hidden_PD, targets_PK in batches:
-            result = self.engine.forward(hidden_PD, targets_PK)
+        for batch in batches:
+            result = self.engine.forward(batch)
             self.engine.backward(result.loss)
             self.recent.append(HeadsLoss(*(part.detach() for part in result)))
         self.engine.update(self._learning_rate())
@@ -241,7 +244,7 @@ def _digest(items: Sequence[HeadTargets]) -> str:
     digest = hashlib.sha256()
     for item in items:
         digest.update(torch.tensor(item.input_ids, dtype=torch.int32).numpy().tobytes())
-        digest.update(item.targets_PK.tobytes())
+        digest.update(item.ahead_PJ.tobytes())
     return digest.hexdigest()
 
 

@@ -114,7 +114,7 @@ def _new_heads(base: BaseModel, training: list[HeadTargets], recipe: TrainRecipe
         share = coverage(training, ids_R)
         console.note(f"reduced projection: {len(ids_R):,} tokens, {share:.1%} of training targets")
     heads = MedusaHeads.for_base(
-        base, options.num_heads, options.num_blocks, options.projection, ids_R
+        base, options.num_heads, options.num_blocks, options.projection, ids_R, options.kind
     )
     return heads.double() if base.dtype == torch.float64 else heads.float()
 

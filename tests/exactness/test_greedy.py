@@ -42,9 +42,9 @@ def random_prompt(length: int, seed: int) -> list[int]:
     return [generator.randrange(3, VOCAB) for _ in range(length)]
 
 
-def random_heads(engine: Engine) -> MedusaHeads:
+def random_heads(engine: Engine, kind: str = "medusa") -> MedusaHeads:
     """Heads that guess badly but not never."""
-    heads = MedusaHeads.for_base(engine.base, num_heads=3, num_blocks=1)
+    heads = MedusaHeads.for_base(engine.base, num_heads=3, num_blocks=1, kind=kind)
     generator = torch.Generator().manual_seed(1)
     for parameter in heads.parameters():
         parameter.data.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
@@ -101,6 +101,24 @@ def test_heads_and_trees(family: str) -> None:
         for name, tree in TREES.items():
             engine.use_tree(tree)
             assert engine.generate(prompt, max_new_tokens=24).token_ids == expected, name
+
+
+@pytest.mark.parametrize("kind", ["rooted", "hydra"])
+@pytest.mark.parametrize("family", ["llama-tied", "gemma3", "gpt2"])
+def test_heads_that_read_the_path(family: str, kind: str) -> None:
+    """Alone and in a batch, whose rows stand at different places of different texts."""
+    engine = build_engine(tiny_base(family))
+    engine.heads = random_heads(engine, kind)
+    prompts = [random_prompt(length, length) for length in (2, 19, 7)]
+    expected = [plain_answer(family, prompt, 24) for prompt in prompts]
+    for name, tree in TREES.items():
+        engine.use_tree(tree)
+        results = [engine.generate(prompt, max_new_tokens=24) for prompt in prompts]
+        assert [result.token_ids for result in results] == expected, name
+        together = engine.generate(prompts, max_new_tokens=24)
+        assert [result.token_ids for result in together] == expected, name
+        steps = [result.stats.num_steps for result in results]
+        assert [result.stats.num_steps for result in together] == steps, name
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -14,7 +14,7 @@ from medusa_kit.base_model import wrap_model
 from medusa_kit.data.readers import AnswerRow
 from medusa_kit.infer.calibrate import calibrate
 from medusa_kit.infer.decode import decode, make_row
-from medusa_kit.infer.drafters.medusa import MedusaDrafter
+from medusa_kit.infer.drafters import draft_with
 from medusa_kit.infer.engine import Engine
 from medusa_kit.infer.loading import build_engine
 from medusa_kit.infer.sampling import SamplingParams
@@ -32,7 +32,7 @@ ALL_TREES = {
 Case = tuple[Engine, list[AnswerRow], RankStatistics]
 
 
-@pytest.fixture(scope="module", params=["shared", "reduced"])
+@pytest.fixture(scope="module", params=["shared", "reduced", "rooted", "hydra"])
 def case(request: pytest.FixtureRequest) -> Case:
     """An engine with heads, answers that end by length and by stop token, their statistics.
 
@@ -40,7 +40,9 @@ def case(request: pytest.FixtureRequest) -> Case:
     """
     base = endless_base(VOCAB, torch.float64)
     reduced = torch.arange(2, VOCAB) if request.param == "reduced" else None
-    heads = random_heads(base, projection=request.param, reduced_ids=reduced)
+    kind = request.param if request.param in ("rooted", "hydra") else "medusa"
+    projection = "shared" if reduced is None else "reduced"
+    heads = random_heads(base, projection=projection, reduced_ids=reduced, kind=kind)
     engine = build_engine(base, heads=heads)
     if request.param == "reduced":  # a token that the first answer holds becomes the stop token
         plain = engine.generate(random_prompt(2, 0, VOCAB), max_new_tokens=TOKENS, drafter="none")
@@ -109,7 +111,7 @@ def test_every_step_starts_and_ends_where_replay_says(case: Case, name: str) -> 
     ]
     index_of = {id(row): index for index, row in enumerate(rows)}
     starts: list[list[int]] = [[] for _ in rows]
-    steps = decode(engine.verifier, MedusaDrafter(engine.heads, tree), rows)
+    steps = decode(engine.verifier, draft_with(engine.heads, tree), rows)
     for number, emitted in enumerate(steps):
         for row, tokens in emitted:
             if number > 0:  # the first yield is the prefill's

@@ -15,7 +15,7 @@ from test_greedy import TREES, PartlyKnowing
 from tiny_models import STOP, tiny_base, tiny_model
 
 from medusa_kit.infer import sampling
-from medusa_kit.infer.drafters.medusa import MedusaDrafter
+from medusa_kit.infer.drafters import draft_with
 from medusa_kit.infer.engine import Engine
 from medusa_kit.infer.loading import build_engine
 from medusa_kit.infer.sampling import SamplingParams, gumbel_noise
@@ -132,7 +132,7 @@ def draws(engine: Engine, params: SamplingParams) -> tuple[torch.Tensor, float]:
             SamplingParams(params.temperature, params.top_k, params.top_p, seed)
             for seed in range(start, start + BATCH)
         ]
-        drafter = MedusaDrafter(engine.heads, engine.tree)
+        drafter = draft_with(engine.heads, engine.tree)
         for row in decode_all(engine, drafter, [PROMPT] * BATCH, TOKENS, settings):
             answers.append(row.token_ids)
             accepted += sum(depth * count for depth, count in row.depth_counts.items())

@@ -47,6 +47,26 @@ def test_round_trip_is_bit_exact(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "heads.safetensors"]
 
 
+@pytest.mark.parametrize("kind", ["rooted", "hydra"])
+def test_heads_that_read_the_path_come_back_and_are_not_taken_for_others(
+    llama: BaseModel, tmp_path: Path, kind: str
+) -> None:
+    heads = MedusaHeads.for_base(llama, 3, 2, kind=kind)  # type: ignore[arg-type]
+    for parameter in heads.parameters():
+        torch.nn.init.normal_(parameter)
+    save_heads(heads, tmp_path)
+    loaded = load_heads(tmp_path, llama)
+    assert loaded.config == heads.config
+    hidden_XD, path_XJ = torch.randn(4, 32), torch.randint(3, 96, (4, 3))
+    for k in range(3):
+        expected_XD = heads.transform(hidden_XD, k, path_XJ)
+        assert torch.equal(loaded.transform(hidden_XD, k, path_XJ), expected_XD)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, "kind": "medusa"}))
+    with pytest.raises(CheckpointError, match=r"shape .*, expected \(32, 32\)"):
+        load_heads(tmp_path, llama)
+
+
 def test_the_shared_projection_is_not_written(llama: BaseModel, tmp_path: Path) -> None:
     save_heads(trained_heads(llama), tmp_path)
     names = load_file(tmp_path / "heads.safetensors")

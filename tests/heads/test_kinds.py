@@ -106,6 +106,59 @@ def test_what_trains_belongs_to_the_heads_alone(
     assert not any(parameter.requires_grad for parameter in llama.model.parameters())
 
 
+@pytest.mark.parametrize("kind", ["medusa", "rooted", "hydra"])
+def test_a_head_reads_exactly_the_tokens_of_its_kind(llama: BaseModel, kind: str) -> None:
+    """Changing a token that a head reads changes its guess, changing any other does not."""
+    heads = make_heads(llama, "shared", kind=kind, num_blocks=2)
+    for parameter in heads.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    hidden_XD, path_XJ = torch.randn(4, 32), torch.randint(3, VOCAB, (4, 4))
+    for k in range(3):
+        z_XD = heads.transform(hidden_XD, k, path_XJ)
+        reads = []
+        for j in range(4):
+            other_XJ = path_XJ.clone()
+            other_XJ[:, j] = (other_XJ[:, j] + 7) % VOCAB
+            reads.append(not torch.equal(heads.transform(hidden_XD, k, other_XJ), z_XD))
+        expected = {"medusa": 0, "rooted": 1, "hydra": k + 1}[kind]
+        assert reads == [j < expected for j in range(4)]
+
+
+@pytest.mark.parametrize("kind", ["rooted", "hydra"])
+def test_the_first_block_adds_the_silu_of_hidden_state_and_embeddings(
+    llama: BaseModel, kind: str
+) -> None:
+    heads = make_heads(llama, "shared", num_heads=2, kind=kind)
+    for parameter in heads.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    hidden_D, path = torch.randn(32), [5, 9]
+    table_VD = llama.model.get_input_embeddings().weight
+    for k in range(2):
+        read = path[:1] if kind == "rooted" else path[: k + 1]
+        parts = [table_VD[token] / table_VD[token].square().mean().sqrt() for token in read]
+        linear = heads.blocks[k][0].linear
+        inner_D = linear.weight @ torch.cat([hidden_D, *parts]) + linear.bias
+        expected_1D = (hidden_D + inner_D * torch.sigmoid(inner_D))[None]
+        actual_1D = heads.transform(hidden_D[None], k, torch.tensor([path]))
+        torch.testing.assert_close(actual_1D, expected_1D, **CLOSE)
+
+
+@pytest.mark.parametrize("projection", ["shared", "own", "reduced"])
+def test_candidates_behind_a_path_are_those_of_a_sort(llama: BaseModel, projection: str) -> None:
+    heads = make_heads(llama, projection, kind="hydra")
+    for block in heads.blocks.parameters():
+        torch.nn.init.normal_(block, std=0.3)
+    token_ids = torch.arange(VOCAB) if projection != "reduced" else REDUCED
+    hidden_BQD, path_BQJ = torch.randn(2, 3, 32), torch.randint(3, VOCAB, (2, 3, 2))
+    ids_BQC = heads.candidates_behind(1, hidden_BQD, path_BQJ, 4)
+    assert ids_BQC.shape == (2, 3, 4)
+    for b in range(2):
+        for q in range(3):
+            alone = heads.transform(hidden_BQD[b, q][None], 1, path_BQJ[b, q][None])
+            order = heads.project(alone, 1)[0].argsort(descending=True, stable=True)
+            assert ids_BQC[b, q].tolist() == token_ids[order[:4]].tolist()
+
+
 def heads_with_ties(projection: str) -> MedusaHeads:
     """All rows of the output embedding appear three times: every logit has equals."""
     model = tiny_model("llama")
@@ -183,6 +236,7 @@ def test_the_config_names_the_base(llama: BaseModel) -> None:
 
 
 BAD = {
+    "unknown kind": ({"kind": "eagle"}, "'eagle' is unknown; expected one of medusa, rooted"),
     "no head": ({"num_heads": 0}, "num_heads=0"),
     "no block": ({"num_blocks": 0}, "num_blocks=0"),
     "unknown projection": ({"projection": "tied"}, "'tied' is unknown; expected one of shared"),

@@ -34,7 +34,8 @@ def test_ranks_equal_a_sort_by_logit_then_id(projection):
     targets_PK = torch.randint(-1, 30, (40, 3))
     with torch.no_grad():
         logits_KPR = heads(hidden_PD)
-    ranks_PK = token_ranks(heads, hidden_PD, targets_PK, num_ranks=5, chunk_positions=7)
+    ahead_PJ = torch.cat([torch.zeros(40, 1, dtype=torch.int64), targets_PK], dim=1)
+    ranks_PK = token_ranks(heads, hidden_PD, ahead_PJ, num_ranks=5, chunk_positions=7)
     assert ranks_PK.dtype == torch.int16
     counts = {"rank": 0, "missing": 0}
     for p in range(40):
@@ -60,5 +61,5 @@ def test_an_untrained_head_ranks_as_the_base_does():
     logits_PV = heads.base.head_logits(hidden_PD)
     order_PV = logits_PV.argsort(dim=-1, descending=True, stable=True)
     for rank in (0, 3):
-        targets_PK = order_PV[:, rank : rank + 1].expand(-1, 2)
-        assert (token_ranks(fresh, hidden_PD, targets_PK, 10) == rank).all()
+        ahead_PJ = order_PV[:, rank : rank + 1].expand(-1, 3)
+        assert (token_ranks(fresh, hidden_PD, ahead_PJ, 10) == rank).all()

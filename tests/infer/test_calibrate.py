@@ -10,7 +10,7 @@ from medusa_kit.data.readers import AnswerRow
 from medusa_kit.errors import DataError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer import calibrate as module
-from medusa_kit.infer.calibrate import answer_targets, calibrate
+from medusa_kit.infer.calibrate import calibrate, tokens_ahead
 from medusa_kit.tree.statistics import MISSING, NOT_AVAILABLE
 
 
@@ -34,13 +34,14 @@ def ranks_by_sorting(
     hidden = base.hidden_states(ids, torch.ones_like(ids))[0]
     rows = []
     for p in range(len(one.response_ids)):
-        guesses = heads.candidates(hidden[len(one.prompt_ids) - 1 + p][None], heads.num_columns)
+        before = hidden[len(one.prompt_ids) - 1 + p][None]
         row = []
         for k in range(heads.num_heads):
             if p + 1 + k >= len(one.response_ids):
                 row.append(NOT_AVAILABLE)
                 continue
-            order = guesses[k, 0].tolist()
+            path = torch.tensor([one.response_ids[p : p + k + 1]])
+            order = heads.candidates_behind(k, before, path, heads.num_columns)[0].tolist()
             truth = one.response_ids[p + 1 + k]
             rank = order.index(truth) if truth in order else MISSING
             row.append(rank if rank < num_ranks else MISSING)
@@ -48,14 +49,15 @@ def ranks_by_sorting(
     return rows
 
 
+@pytest.mark.parametrize("kind", ["medusa", "rooted", "hydra"])
 @pytest.mark.parametrize("projection", ["shared", "reduced"])
 def test_ranks_are_places_in_the_sorted_guesses(
-    projection: str, monkeypatch: pytest.MonkeyPatch
+    projection: str, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "BATCH_TOKENS", 70)  # several batches, some of them padded
     base = tiny_base("llama", dtype=torch.float64)
     reduced = torch.arange(0, VOCAB, 2) if projection == "reduced" else None
-    heads = random_heads(base, projection=projection, reduced_ids=reduced)
+    heads = random_heads(base, projection=projection, reduced_ids=reduced, kind=kind)
     answers = some_answers()
     statistics = calibrate(base, heads, answers, num_ranks=20)
     assert statistics.lengths().tolist() == [len(a.response_ids) for a in answers]
@@ -65,7 +67,7 @@ def test_ranks_are_places_in_the_sorted_guesses(
 
 
 def test_targets_of_a_short_answer() -> None:
-    assert answer_targets([7, 8, 9], 2).tolist() == [[8, 9], [9, -1], [-1, -1]]
+    assert tokens_ahead([7, 8, 9], 2).tolist() == [[7, 8, 9], [8, 9, -1], [9, -1, -1]]
 
 
 def test_answers_that_do_not_fit_are_left_out(llama: BaseModel) -> None:

@@ -14,6 +14,7 @@ from medusa_kit.errors import ConfigError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.train import engine as engine_module
 from medusa_kit.train.engine import make_engine
+from medusa_kit.train.features import Batch
 from medusa_kit.train.loop import TrainingLoop
 from medusa_kit.train.loss import LossModule
 
@@ -24,6 +25,7 @@ from medusa_kit.base_model import wrap_model
 from medusa_kit.config import TrainRecipe
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.train.engine import make_engine
+from medusa_kit.train.features import Batch
 from medusa_kit.train.loss import LossModule
 
 torch.manual_seed(0)
@@ -31,7 +33,7 @@ base = wrap_model(LlamaForCausalLM(LlamaConfig(
     vocab_size=50, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
     num_attention_heads=2, num_key_value_heads=2)))
 hidden = torch.randn(8, 20, 16)
-targets = torch.randint(-1, 50, (8, 20, 3))
+ahead = torch.randint(-1, 50, (8, 20, 4))
 losses = {}
 for enabled in (False, True):
     recipe = TrainRecipe.model_validate({
@@ -43,7 +45,8 @@ for enabled in (False, True):
     losses[str(enabled)] = []
     for update in range(4):
         for micro in (0, 1):
-            result = engine.forward(hidden[2 * update + micro], targets[2 * update + micro])
+            result = engine.forward(
+                Batch(hidden[2 * update + micro], ahead[2 * update + micro], None))
             engine.backward(result.loss)
             losses[str(enabled)].append(result.loss.item())
         engine.update(0.05 / (update + 1))
@@ -78,12 +81,12 @@ def test_accumulated_micro_batches_average_and_the_norm_is_clipped(tiny_base, ma
     """One plain update against AdamW's first step, whose size is the learning rate."""
     module = LossModule(MedusaHeads.for_base(tiny_base(), 1), 0.8, 8)
     engine = make_engine(module, make_recipe(train={"accumulation": 2, "grad_clip": 1e-3}))
-    hidden_PD, targets_PK = torch.randn(10, 16), torch.randint(0, 32, (10, 1))
+    hidden_PD, ahead_PJ = torch.randn(10, 16), torch.randint(0, 32, (10, 2))
     for rows in (slice(0, 5), slice(5, 10)):
-        engine.backward(engine.forward(hidden_PD[rows], targets_PK[rows]).loss)
+        engine.backward(engine.forward(Batch(hidden_PD[rows], ahead_PJ[rows], None)).loss)
     accumulated = [parameter.grad.clone() for parameter in module.parameters()]
     module.zero_grad()
-    module(hidden_PD, targets_PK).loss.backward()
+    module(hidden_PD, ahead_PJ).loss.backward()
     for parameter, gradient in zip(module.parameters(), accumulated, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
     engine.update(0.01)

@@ -22,6 +22,10 @@ def brute_force(ids, mask, num_heads):
     return positions, targets
 
 
+def positions_of(mask):
+    return [t for t in range(len(mask) - 1) if mask[t + 1]]
+
+
 def test_head_k_predicts_the_token_k_plus_2_ahead():
     """A counting sequence: the target is the position's own token plus k + 2."""
     example = EncodedExample(list(range(100, 120)), [True] * 20, 1)
@@ -38,6 +42,7 @@ def test_targets_equal_brute_force_on_random_turns():
         ids = generator.integers(0, 1000, length).tolist()
         mask = (generator.random(length) < 0.7).tolist()
         item = head_targets(EncodedExample(ids, mask, 1), 5)
+        assert item.ahead_PJ[:, 0].tolist() == [ids[t + 1] for t in positions_of(mask)]
         positions, targets = brute_force(ids, mask, 5)
         assert item.positions_P.tolist() == positions
         assert item.targets_PK.tolist() == targets

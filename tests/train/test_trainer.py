@@ -6,6 +6,7 @@ import signal
 import pytest
 import torch
 
+from medusa_kit.data.chat import EncodedExample
 from medusa_kit.errors import (
     CheckpointError,
     ConfigError,
@@ -51,6 +52,68 @@ def assert_same_weights(ours, theirs):
     assert ours.keys() == theirs.keys()
     for name, tensor in ours.items():
         assert torch.equal(tensor, theirs[name]), name
+
+
+def stuttering_rows():
+    """Each token stands once or twice, at random: two tokens on say more than one."""
+    generator = torch.Generator().manual_seed(0)
+    rows = []
+    for row in range(30):
+        ids, token = [], row % 20
+        while len(ids) < 24:
+            ids += [token] * int(torch.randint(1, 3, (), generator=generator))
+            token = (token + 1) % 20
+        rows.append(EncodedExample(ids[:24], [i >= 2 for i in range(24)], row + 1))
+    return rows
+
+
+@pytest.mark.parametrize("features", ["memory", "live"])
+def test_heads_that_read_the_path_learn_more_from_it(tiny_base, make_recipe, tmp_path, features):
+    """The same text: what follows depends on the token before, which only they are shown."""
+    base, top1 = tiny_base(), {}
+    for kind in ("medusa", "rooted", "hydra"):
+        recipe = make_recipe(
+            output_dir=str(tmp_path / kind),
+            heads={"num_heads": 3, "kind": kind},
+            train={"epochs": 12, "learning_rate": 0.02, "features": features},
+        )
+        report = train_heads(base, stuttering_rows(), recipe)
+        top1[kind] = report.scores.top1
+        assert load_heads(report.heads_folder, base).config.kind == kind
+    assert top1["rooted"][0] > top1["medusa"][0] + 0.1
+    assert top1["hydra"][2] > top1["rooted"][2] + 0.1
+
+
+def agreement(base, heads, rows):
+    """How often the first head guesses what the base itself would say there."""
+    agreed = []
+    for row in rows:
+        hidden_TD = base.hidden_states(torch.tensor([row.input_ids]))[0]
+        said_T = base.head_logits(hidden_TD).argmax(-1)
+        guesses_T = heads.candidates(hidden_TD, 1)[0, :, 0]
+        written = [t for t in range(len(row.input_ids) - 2) if row.loss_mask[t + 1]]
+        agreed += [bool(guesses_T[t] == said_T[t + 1]) for t in written]
+    return sum(agreed) / len(agreed)
+
+
+@pytest.mark.parametrize("features", ["memory", "live"])
+def test_soft_targets_teach_what_the_base_would_say(
+    tiny_base, counting_rows, make_recipe, tmp_path, features
+):
+    """The base is random, so what it says and the text have nothing to do with each other."""
+    base, found = tiny_base(), {}
+    for name, options in {"text": {}, "base": {"loss": "soft", "soft_share": 1.0}}.items():
+        recipe = make_recipe(
+            output_dir=str(tmp_path / name),
+            heads={"num_heads": 2, "num_blocks": 2},
+            train={"epochs": 30, "learning_rate": 0.03, "features": features, "soft_top": 8,
+                   **options},
+        )  # fmt: skip
+        report = train_heads(base, counting_rows(), recipe)
+        heads = load_heads(report.heads_folder, base)
+        found[name] = agreement(base, heads, counting_rows()), report.scores.top1[0]
+    assert found["base"][0] > 0.25 > 2 * found["text"][0]
+    assert found["text"][1] > 2 * found["base"][1]
 
 
 @pytest.mark.parametrize("projection", ["shared", "own", "reduced"])

@@ -35,6 +35,15 @@ class Topology:
         return cls(tuple(parents), torch.tensor(depths, device=device), sees_NN.to(device))
 
 
+def path_to(node: int, parents: Sequence[int]) -> list[int]:
+    """Nodes from the root to `node`, both included."""
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
+
+
 @dataclass(frozen=True)
 class Draft:
     """tokens_BN, and the topology of each row (the same object where rows share one)."""

@@ -1,4 +1,4 @@
-"""Medusa heads as a drafter: one pass of the heads fills a static tree (arXiv 2401.10774, §2.1.2).
+"""Heads as a drafter: one pass of the heads fills a static tree (Medusa, arXiv 2401.10774, §2.1.2).
 
 The node at depth d with rank r holds the r-th likeliest token of heads[d - 1].
 
@@ -13,11 +13,12 @@ from medusa_kit.tree.candidate_tree import CandidateTree
 
 
 class MedusaDrafter(StatelessDrafter):
-    name = "medusa"
+    """For kinds whose heads all run at once (`medusa`, `rooted`)."""
 
     def __init__(self, heads: MedusaHeads, tree: CandidateTree) -> None:
         """Raises TreeError when the tree is deeper than there are heads, or wider than a head."""
         tree.check_fits(heads.num_heads, heads.num_columns)
+        self.name: str = heads.config.kind
         self.heads, self.tree = heads, tree
         self.num_nodes = tree.num_nodes
         device = heads.base.device
@@ -31,7 +32,9 @@ class MedusaDrafter(StatelessDrafter):
         tokens_BN = roots_B1
         if self.num_nodes > 1:
             tree = self.tree  # heads below its deepest node need not run
-            ids_KBC = self.heads.candidates(state.hidden_BD, tree.num_ranks, tree.depth)
+            ids_KBC = self.heads.candidates(
+                state.hidden_BD, tree.num_ranks, tree.depth, roots_B1[:, 0]
+            )
             guesses_NB = ids_KBC[self._head_N, :, self._rank_N]
             tokens_BN = torch.cat([roots_B1, guesses_NB.T], dim=1)
         return Draft(tokens_BN, [self._topology] * len(state.roots_B))

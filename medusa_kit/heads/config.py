@@ -1,0 +1,64 @@
+"""What heads are: everything needed to rebuild them and to refuse the wrong base.
+
+Shapes: V vocabulary, R columns of a reduced projection.
+"""
+
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, get_args
+
+from torch import Tensor
+
+from medusa_kit.errors import ConfigError
+from medusa_kit.version import __version__
+
+Kind = Literal["medusa", "rooted", "hydra"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+Projection = Literal["shared", "own", "reduced"]
+PROJECTIONS: tuple[Projection, ...] = get_args(Projection)
+
+
+@dataclass(frozen=True)
+class HeadsConfig:
+    """Written as config.json beside the weights.
+
+    kind    what a head reads besides the hidden state: nothing (`medusa`), the root token
+            (`rooted`), or all tokens on the path before its own (`hydra`)
+    """
+
+    num_heads: int
+    num_blocks: int
+    projection: Projection
+    hidden_size: int
+    vocab_size: int
+    reduced_size: int | None
+    base_model_name: str
+    base_model_revision: str | None
+    base_model_type: str
+    base_fingerprint: str
+    base_quantized: bool = False
+    kind: Kind = "medusa"
+    kit_version: str = __version__
+
+    def num_read(self, k: int) -> int:
+        """How many tokens of the path, from the root on, head k reads."""
+        return {"medusa": 0, "rooted": 1, "hydra": k + 1}[self.kind]
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def check_reduced_ids(projection: str, reduced_ids: Tensor | None, vocab_size: int) -> None:
+    """Raises ConfigError for ids that are missing, out of place, out of range or unsorted."""
+    if (projection == "reduced") != (reduced_ids is not None):
+        raise ConfigError(
+            f"projection {projection!r} with {'no' if reduced_ids is None else 'given'} reduced "
+            "ids: reduced ids belong to the reduced projection, and it needs them"
+        )
+    if reduced_ids is None:
+        return
+    inside = len(reduced_ids) > 0 and reduced_ids[0] >= 0 and reduced_ids[-1] < vocab_size
+    if not inside or (reduced_ids.diff() <= 0).any():
+        raise ConfigError(
+            f"reduced ids must be ascending, unique and within 0..{vocab_size - 1}",
+            hint="sort them with torch.unique",
+        )
