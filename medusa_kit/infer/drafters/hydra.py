@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.infer.drafters.base import Draft, State, StatelessDrafter, Topology, path_to
+from medusa_kit.infer.drafters.base import Draft, State, path_to
+from medusa_kit.infer.drafters.medusa import HeadsDrafter
 from medusa_kit.tree.candidate_tree import CandidateTree
 
 
@@ -28,15 +29,12 @@ class Level:
     num_ranks: int
 
 
-class HydraDrafter(StatelessDrafter):
+class HydraDrafter(HeadsDrafter):
+    """For kinds whose heads read the path (`hydra`)."""
+
     def __init__(self, heads: MedusaHeads, tree: CandidateTree) -> None:
-        """Raises TreeError when the tree is deeper than there are heads, or wider than a head."""
-        tree.check_fits(heads.num_heads, heads.num_columns)
-        self.name: str = heads.config.kind
-        self.heads, self.tree = heads, tree
-        self.num_nodes = tree.num_nodes
+        super().__init__(heads, tree)
         device = heads.base.device
-        self._topology = Topology.from_parents(tree.parents, device)
         self._levels = [_level(tree, depth, device) for depth in range(1, tree.depth + 1)]
 
     @torch.inference_mode()

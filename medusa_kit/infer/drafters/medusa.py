@@ -12,8 +12,8 @@ from medusa_kit.infer.drafters.base import Draft, State, StatelessDrafter, Topol
 from medusa_kit.tree.candidate_tree import CandidateTree
 
 
-class MedusaDrafter(StatelessDrafter):
-    """For kinds whose heads all run at once (`medusa`, `rooted`)."""
+class HeadsDrafter(StatelessDrafter):
+    """What every drafter has that fills a static tree with the guesses of heads."""
 
     def __init__(self, heads: MedusaHeads, tree: CandidateTree) -> None:
         """Raises TreeError when the tree is deeper than there are heads, or wider than a head."""
@@ -21,8 +21,15 @@ class MedusaDrafter(StatelessDrafter):
         self.name: str = heads.config.kind
         self.heads, self.tree = heads, tree
         self.num_nodes = tree.num_nodes
+        self._topology = Topology.from_parents(tree.parents, heads.base.device)
+
+
+class MedusaDrafter(HeadsDrafter):
+    """For kinds whose heads all run at once (`medusa`, `rooted`)."""
+
+    def __init__(self, heads: MedusaHeads, tree: CandidateTree) -> None:
+        super().__init__(heads, tree)
         device = heads.base.device
-        self._topology = Topology.from_parents(tree.parents, device)
         self._head_N = torch.tensor([depth - 1 for depth in tree.depths[1:]], device=device)
         self._rank_N = torch.tensor(tree.ranks[1:], device=device)
 
