@@ -10,10 +10,11 @@ import torch
 
 from medusa_kit.base_model import BaseModel, load_base_model, wrap_model
 from medusa_kit.data.readers import AnswerRow, Conversation, read_rows
-from medusa_kit.errors import ConfigError, DataError, MedusaKitError
+from medusa_kit.errors import ConfigError, DataError, IncompatibleBaseError, MedusaKitError
 from medusa_kit.infer import self_distill
 from medusa_kit.infer.sampling import SamplingParams
 from medusa_kit.infer.self_distill import asked_messages, generate_answers
+from medusa_kit.infer.tree_cache import TreeCache
 
 TOKENS = 6
 WORDS = ["tree", "a", "longer prompt than others", "bee", "what?", "of seven", "x y", "seven",
@@ -312,6 +313,15 @@ def test_a_full_disk_keeps_the_rows_before(
     assert out.read_text().splitlines() == whole[:4]
     generate_answers(base, prompts(), out, **options)
     assert out.read_text().splitlines() == whole
+
+
+def test_a_base_that_fails_the_tree_check_writes_no_answer(
+    base: BaseModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TreeCache, "_move", lambda *_: None)  # commits keep the wrong nodes
+    with pytest.raises(IncompatibleBaseError, match="off by"):
+        generate_answers(base, prompts(2), tmp_path / "a.jsonl", max_new_tokens=TOKENS)
+    assert not (tmp_path / "a.jsonl").exists()
 
 
 # Prompts that are not answered.
