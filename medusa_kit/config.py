@@ -70,7 +70,7 @@ class TrainSection(Section):
     head_decay: float = Field(default=0.8, gt=0, le=1)  # head k (from 1) weighs head_decay ** k
     loss: Literal["cross_entropy", "soft"] = "cross_entropy"  # see train/loss.py
     soft_share: float | None = Field(default=None, gt=0, le=1)  # of the loss; with loss "soft"
-    soft_top: int = Field(default=32, ge=1)  # likeliest tokens of the base that are kept
+    soft_top: int | None = Field(default=None, ge=1)  # likeliest tokens of the base kept; 32
     grad_clip: float = Field(default=1.0, gt=0)
     chunk_positions: int = Field(default=1024, ge=1)  # rows of logits that exist at once
     features: Literal["memory", "live"] = "memory"  # hidden states once, or every epoch
@@ -86,6 +86,8 @@ class TrainSection(Section):
                 f"loss {self.loss!r} with soft_share {self.soft_share}; soft_share goes with loss "
                 "'soft', and only with it"
             )
+        if self.soft_top is not None and self.loss != "soft":
+            raise ValueError(f"soft_top {self.soft_top} goes with loss 'soft', and only with it")
         return self
 
 

@@ -59,6 +59,7 @@ def test_unknown_key_names_the_nearest(recipe_file, override, suggestion):
         ("heads.kind=eagle", ["heads.kind", "'eagle'", "'medusa', 'rooted' or 'hydra'"]),
         ("train.soft_share=0.5", ["soft_share 0.5", "'cross_entropy'"]),
         ("train.loss=soft", ["soft_share None"]),
+        ("train.soft_top=8", ["soft_top 8", "loss 'soft'"]),
         ("train=3", ["train = 3"]),
         ("seed.deep=1", ["seed"]),
         ("nonsense", ["nonsense", "section.key=value"]),

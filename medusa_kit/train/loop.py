@@ -30,6 +30,7 @@ from medusa_kit.train.features import Batch, FeatureStore, LiveFeatures, collect
 from medusa_kit.train.loss import HeadsLoss, LossModule
 from medusa_kit.train.run_folder import RunFolder
 
+SOFT_TOP = 32  # the base's likeliest tokens kept for soft targets, unless the recipe says
 Logger = Callable[[dict[str, Any]], None]
 
 
@@ -72,7 +73,8 @@ class TrainingLoop:
         """The features: held-out ones always in memory, the others as the recipe says."""
         options = self.recipe.train
         tokens = options.feature_batch_tokens
-        soft_top = options.soft_top if options.loss == "soft" else 0
+        soft_top = (options.soft_top or SOFT_TOP) if options.loss == "soft" else 0
+        soft_top = min(soft_top, self._base.info.vocab_size)
         self.eval_store = collect_features(self._base, self._held_out, tokens, "held-out features")
         self.feed: FeatureStore | LiveFeatures = (
             LiveFeatures(self._base, self._training, tokens, soft_top)

@@ -102,12 +102,14 @@ def test_soft_targets_teach_what_the_base_would_say(
 ):
     """The base is random, so what it says and the text have nothing to do with each other."""
     base, found = tiny_base(), {}
-    for name, options in {"text": {}, "base": {"loss": "soft", "soft_share": 1.0}}.items():
+    for name, options in {
+        "text": {},
+        "base": {"loss": "soft", "soft_share": 1.0, "soft_top": 8},
+    }.items():
         recipe = make_recipe(
             output_dir=str(tmp_path / name),
             heads={"num_heads": 2, "num_blocks": 2},
-            train={"epochs": 30, "learning_rate": 0.03, "features": features, "soft_top": 8,
-                   **options},
+            train={"epochs": 30, "learning_rate": 0.03, "features": features, **options},
         )  # fmt: skip
         report = train_heads(base, counting_rows(), recipe)
         heads = load_heads(report.heads_folder, base)
