@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medusa_kit import embedded
+from medusa_kit import adapters, embedded
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError, nearest
+from medusa_kit.model_files import from_pretrained, resolve
 
 DTYPES = {
     "float64": torch.float64,
@@ -37,6 +38,8 @@ RELATIVE_TOLERANCE = {
 }
 FINAL_NORM_NAMES = ("norm", "final_layernorm", "ln_f", "final_layer_norm", "final_norm")
 FINGERPRINT_ROWS = 64
+# In the config of a model that Medusa-2 trained: its embedding and final norm may be unchanged.
+VARIANT_KEY = "medusa_kit_variant"
 NO_LIMIT = 1 << 30  # context of families that state none (ALiBi, state-space)
 
 
@@ -102,8 +105,12 @@ class BaseModel:
         return frozenset(ids) if isinstance(ids, list | tuple) else frozenset([ids])
 
     def head_logits(self, hidden_XD: Tensor) -> Tensor:
-        """Output embedding with its bias, then the model's own scale and soft cap: logits_XV."""
-        return self.scale_logits(self.output_embedding(hidden_XD))
+        """Output embedding with its bias, then the model's own scale and soft cap: logits_XV.
+
+        A plain Linear's weights are read without calling the module: training reads them chunk by
+        chunk, and ZeRO-3 would gather them at every call.
+        """
+        return self.scale_logits(plain_linear(self.output_embedding, hidden_XD))
 
     @property
     def embedding_size(self) -> int:
@@ -115,9 +122,12 @@ class BaseModel:
         """embeddings_XE of the input, each scaled to unit RMS; ids below 0 read as token 0.
 
         Families scale their embeddings differently, some by the size of the model; scaled alike
-        they suit the same heads and learning rates.
+        they suit the same heads and learning rates. The weights are read without calling the
+        module, as in head_logits.
         """
-        embeddings_XE = self.model.get_input_embeddings()(token_ids_X.clamp_min(0))
+        embedding, ids_X = self.model.get_input_embeddings(), token_ids_X.clamp_min(0)
+        plain = isinstance(embedding, torch.nn.Embedding)
+        embeddings_XE = embedding.weight[ids_X] if plain else embedding(ids_X)
         mean_square_X1 = embeddings_XE.float().square().mean(-1, keepdim=True)
         return embeddings_XE * mean_square_X1.clamp_min(1e-12).rsqrt().to(embeddings_XE.dtype)
 
@@ -125,19 +135,33 @@ class BaseModel:
     def hidden_states(
         self, input_ids_BT: Tensor, attention_mask_BT: Tensor | None = None
     ) -> Tensor:
-        """hidden_BTD, what the output embedding reads at every token.
+        """hidden_BTD, what the output embedding reads at every token."""
+        return self.traced_hidden_states(input_ids_BT, attention_mask_BT)
+
+    def traced_hidden_states(
+        self,
+        input_ids_BT: Tensor,
+        attention_mask_BT: Tensor | None = None,
+        position_ids_BT: Tensor | None = None,
+    ) -> Tensor:
+        """The same with gradient, where the model has any.
 
         Without the [T, V] product where the model's decoder was seen to return the same at load.
         """
         arguments = {"attention_mask": attention_mask_BT, "use_cache": False}
+        if position_ids_BT is not None:
+            arguments["position_ids"] = position_ids_BT
         if self._decoder_is_exact:
             decoder = self.model.get_decoder()
             return decoder(input_ids_BT, **arguments).last_hidden_state
-        return self.hidden_and_logits(input_ids_BT, **arguments)[0]
+        return self._hooked(input_ids_BT, **arguments)[0]
 
     @torch.no_grad()
     def hidden_and_logits(self, input_ids_BT: Tensor, **arguments: Any) -> tuple[Tensor, Tensor]:
         """One forward of the model: (what the output embedding read, the model's own logits)."""
+        return self._hooked(input_ids_BT, **arguments)
+
+    def _hooked(self, input_ids_BT: Tensor, **arguments: Any) -> tuple[Tensor, Tensor]:
         seen: list[Tensor] = []
         hook = self.output_embedding.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
         try:
@@ -200,20 +224,35 @@ class BaseModel:
             dtype=str(self.dtype).removeprefix("torch."),
             device=str(self.device),
             num_parameters=sum(p.numel() for p in self.model.parameters()),
-            fingerprint=self._fingerprint(),
+            fingerprint=self.fingerprint(getattr(self.config, VARIANT_KEY, None)),
         )
 
-    def _fingerprint(self) -> str:
-        """Final norm and 64 rows of the output embedding, in bf16: the load dtype is no matter."""
-        weight_VD = self.output_embedding.weight
+    def fingerprint(self, variant: str | None = None) -> str:
+        """Final norm and 64 rows of the output embedding, in bf16: the load dtype is no matter.
+
+        `variant`: a mark that Medusa-2 leaves in the config of what it trained.
+        """
+        weight_VD, *norms = self.fingerprinted()
         rows = torch.linspace(0, weight_VD.shape[0] - 1, FINGERPRINT_ROWS).long()
         digest = hashlib.sha256(_raw_bytes(weight_VD[rows.to(weight_VD.device)].bfloat16()))
-        decoder = self.model.get_decoder() if hasattr(self.model, "get_decoder") else None
-        for name in FINAL_NORM_NAMES:
-            weight = getattr(getattr(decoder, name, None), "weight", None)
-            if weight is not None:
-                digest.update(_raw_bytes(weight.bfloat16()))
+        for weight in norms:
+            digest.update(_raw_bytes(weight.bfloat16()))
+        if variant:
+            digest.update(variant.encode())
         return digest.hexdigest()[:32]
+
+    def fingerprinted(self) -> list[Any]:
+        """The weights that the fingerprint reads: output embedding, final norm."""
+        decoder = self.model.get_decoder() if hasattr(self.model, "get_decoder") else None
+        norms = [getattr(getattr(decoder, name, None), "weight", None) for name in FINAL_NORM_NAMES]
+        return [self.output_embedding.weight, *(norm for norm in norms if norm is not None)]
+
+
+def plain_linear(module: Any, x_XD: Tensor) -> Tensor:
+    """module(x), for a plain Linear without its hooks."""
+    if type(module) is torch.nn.Linear:
+        return torch.nn.functional.linear(x_XD, module.weight, module.bias)
+    return module(x_XD)
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> float:
@@ -254,11 +293,13 @@ def load_base_model(
     device: str = "auto",
     revision: str | None = None,
     attention: str = "sdpa",
+    four_bit: bool = False,
 ) -> BaseModel:
     """Load a base model and its tokenizer.
 
-    `name`: a Hub id, a local folder, a GGUF file, `smollm2-135m-instruct` (the embedded one) or
-    `debug-tiny` (random weights). `device`: auto takes CUDA where there is one.
+    `name`: a Hub id, a local folder (of a model, or of an adapter that Medusa-2 trained), a GGUF
+    file, `smollm2-135m-instruct` (the embedded one) or `debug-tiny` (random weights). `device`:
+    auto takes CUDA where there is one. `four_bit`: through bitsandbytes, on a GPU.
     Raises CheckpointError (missing, cut off, unreadable), IncompatibleBaseError, ConfigError.
     """
     if dtype not in DTYPES:
@@ -267,13 +308,33 @@ def load_base_model(
             hint=f"did you mean {nearest(dtype, DTYPES) or 'float32'}?",
         )
     quiet_transformers()
-    source, place = _resolve(name)
+    source, model, tokenizer = _load(name, DTYPES[dtype], revision, attention, four_bit)
+    model = model if four_bit else model.to(pick_device(device))
+    return BaseModel(model, tokenizer, name, source, revision)
+
+
+def _load(
+    name: str, dtype: torch.dtype, revision: str | None, attention: str, four_bit: bool = False
+) -> tuple[str, Any, Any]:
+    """(source, model, tokenizer); the base of an adapter with the adapter merged into it."""
+    source, place = resolve(name)
     if source == "debug":
         model, tokenizer = embedded.debug_model()
-        model = model.to(DTYPES[dtype])
-    else:
-        model, tokenizer = _from_pretrained(place, DTYPES[dtype], revision, attention)
-    return BaseModel(model.to(pick_device(device)), tokenizer, name, source, revision)
+        return source, model.to(dtype), tokenizer
+    if source != "adapter":
+        return source, *from_pretrained(place, dtype, revision, attention, four_bit)
+    info, folder = adapters.read_info(Path(place)), Path(place)
+    _, model, tokenizer = _load(info["base_model"], dtype, info["revision"], attention)
+    found = BaseModel(model, tokenizer, info["base_model"], "memory").info.fingerprint
+    if found != info["base_fingerprint"]:
+        raise IncompatibleBaseError(
+            f"the adapter in {folder} belongs to a base with fingerprint "
+            f"{info['base_fingerprint']}; {info['base_model']!r} has {found}",
+            hint="load it with the base it was trained on",
+        )
+    model = adapters.merge_into(model, folder)
+    setattr(model.config.get_text_config(), VARIANT_KEY, adapters.variant_of(folder))
+    return source, model, tokenizer
 
 
 def load_tokenizer(name: str, revision: str | None = None) -> Any:
@@ -281,9 +342,12 @@ def load_tokenizer(name: str, revision: str | None = None) -> Any:
     from transformers import AutoTokenizer
 
     quiet_transformers()
-    source, place = _resolve(name)
+    source, place = resolve(name)
     if source == "debug":
         return embedded.byte_tokenizer()
+    if source == "adapter":
+        info = adapters.read_info(Path(place))
+        return load_tokenizer(info["base_model"], info["revision"])
     try:
         return AutoTokenizer.from_pretrained(place, revision=revision)
     except Exception as error:  # as for models
@@ -314,40 +378,3 @@ def quiet_transformers() -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-
-
-def _resolve(name: str) -> tuple[str, str]:
-    """(source, what `from_pretrained` is given)."""
-    if name == embedded.DEBUG_NAME:
-        return "debug", name
-    if name == embedded.EMBEDDED_NAME:
-        return "embedded", str(embedded.dequantised_folder(embedded.embedded_gguf()))
-    path = Path(name).expanduser()
-    if path.suffix == ".gguf":
-        return "gguf", str(embedded.dequantised_folder(path))
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise CheckpointError(f"{path} has no config.json", hint="name a model folder")
-        return "folder", str(path)
-    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
-        raise CheckpointError(f"no model at {path}", hint="check the path")
-    return "hub", name
-
-
-def _from_pretrained(
-    place: str, dtype: torch.dtype, revision: str | None, attention: str
-) -> tuple[Any, Any]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-
-    try:
-        model = AutoModelForCausalLM.from_pretrained(
-            place, dtype=dtype, revision=revision, attn_implementation=attention
-        )
-        tokenizer = AutoTokenizer.from_pretrained(place, revision=revision)
-    except Exception as error:  # from OSError to safetensors' own kinds
-        raise CheckpointError(
-            f"cannot load a base model from {place!r}: {error}",
-            hint="a Hub id needs network and perhaps a login; a folder needs config.json, "
-            "safetensors and tokenizer files that are whole",
-        ) from error
-    return model, tokenizer

@@ -26,10 +26,15 @@ WEIGHTS_NAME = "heads.safetensors"
 FORMAT = "medusa-kit-heads"
 
 
-def save_heads(heads: MedusaHeads, folder: Path, dtype: torch.dtype | None = None) -> None:
+def save_heads(
+    heads: MedusaHeads,
+    folder: Path,
+    dtype: torch.dtype | None = None,
+    config: HeadsConfig | None = None,
+) -> None:
     """Write heads into `folder` (made if missing; other files in it stay).
 
-    `dtype`: what the weights are stored in, theirs unless given.
+    `dtype`: what the weights are stored in, theirs unless given. `config`: theirs unless given.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -40,7 +45,7 @@ def save_heads(heads: MedusaHeads, folder: Path, dtype: torch.dtype | None = Non
     with atomic_write(folder / WEIGHTS_NAME) as temporary:
         save_file(tensors, temporary, metadata={"format": FORMAT})
     with atomic_write(folder / CONFIG_NAME) as temporary:
-        text = json.dumps({"format": FORMAT, **heads.config.as_dict()}, indent=2)
+        text = json.dumps({"format": FORMAT, **(config or heads.config).as_dict()}, indent=2)
         temporary.write_text(text + "\n")
 
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from medusa_kit.base_model import BaseModel
+from medusa_kit.base_model import BaseModel, plain_linear
 from medusa_kit.errors import ConfigError
 from medusa_kit.heads.config import (
     KINDS,
@@ -153,7 +153,7 @@ class MedusaHeads(nn.Module):
     def project(self, z_XD: Tensor, k: int) -> Tensor:
         """logits_XR of head k over the projection's columns, with the base's scale and soft cap."""
         if self.config.projection == "own":
-            return self.base.scale_logits(self.projections[k](z_XD))
+            return self.base.scale_logits(plain_linear(self.projections[k], z_XD))
         if self.config.projection == "shared":
             return self.base.head_logits(z_XD)
         weight_RD, bias_R = self._reduced_rows(z_XD.dtype)
@@ -223,12 +223,14 @@ class MedusaHeads(nn.Module):
             self._columns_V = columns_V
 
     def _reduced_rows(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
-        """The chosen rows of the base's output embedding, gathered once a dtype."""
+        """The chosen rows of the base's output embedding; gathered once where that is frozen."""
+        embedding = self.base.output_embedding
         if self._reduced is None or self._reduced[0].dtype != dtype:
-            embedding = self.base.output_embedding
             weight_RD = embedding.weight.detach()[self.column_ids].to(dtype)
             bias = getattr(embedding, "bias", None)
             bias_R = None if bias is None else bias.detach()[self.column_ids].to(dtype)
+            if embedding.weight.requires_grad:
+                return weight_RD, bias_R
             self._reduced = (weight_RD, bias_R)
         return self._reduced
 

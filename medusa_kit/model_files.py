@@ -1,0 +1,53 @@
+"""Where a base model's files are, by the name a person gives, and reading them by transformers."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from medusa_kit import adapters, embedded
+from medusa_kit.errors import CheckpointError
+
+
+def resolve(name: str) -> tuple[str, str]:
+    """(source, what `from_pretrained` is given)."""
+    if name == embedded.DEBUG_NAME:
+        return "debug", name
+    if name == embedded.EMBEDDED_NAME:
+        return "embedded", str(embedded.dequantised_folder(embedded.embedded_gguf()))
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf":
+        return "gguf", str(embedded.dequantised_folder(path))
+    if path.is_dir():
+        if adapters.is_adapter_folder(path):
+            return "adapter", str(path)
+        if not (path / "config.json").is_file():
+            raise CheckpointError(f"{path} has no config.json", hint="name a model folder")
+        return "folder", str(path)
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise CheckpointError(f"no model at {path}", hint="check the path")
+    return "hub", name
+
+
+def from_pretrained(
+    place: str, dtype: torch.dtype, revision: str | None, attention: str, four_bit: bool
+) -> tuple[Any, Any]:
+    from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+
+    options: dict[str, Any] = {}
+    if four_bit:  # NF4 (QLoRA, arXiv 2305.14314)
+        options["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
+        )
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            place, dtype=dtype, revision=revision, attn_implementation=attention, **options
+        )
+        tokenizer = AutoTokenizer.from_pretrained(place, revision=revision)
+    except Exception as error:  # from OSError to safetensors' own kinds
+        raise CheckpointError(
+            f"cannot load a base model from {place!r}: {error}",
+            hint="a Hub id needs network and perhaps a login; a folder needs config.json, "
+            "safetensors and tokenizer files that are whole",
+        ) from error
+    return model, tokenizer
