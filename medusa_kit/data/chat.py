@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from medusa_kit.data.readers import AnswerRow, Conversation, Message
+from medusa_kit.data.readers import Conversation, Message, Row
 from medusa_kit.errors import DataError
 
 GENERATION_MARK = re.compile(r"{%[-+]?\s*generation\b")
@@ -27,13 +27,35 @@ class EncodedExample:
 
 
 @dataclass
+class SourceCount:
+    """What became of the rows of one source."""
+
+    kept: int = 0
+    skipped: int = 0
+    first_reason: str = ""  # why the first skipped row was
+
+
+@dataclass
 class EncodeReport:
     """What became of the rows."""
 
     skipped: list[tuple[int, str]] = field(default_factory=list)  # (row, reason)
-    truncated: int = 0
+    truncated: int = 0  # rows longer than max_length, those included of which nothing was left
     tokens: int = 0
     trained_tokens: int = 0
+    trained_tokens_cut: int = 0  # what the assistant wrote behind max_length
+    sources: dict[str, SourceCount] = field(default_factory=dict)
+
+    def summary(self, max_length: int) -> str:
+        """One line on what is trained on, and what the cut at `max_length` cost."""
+        kept = sum(count.kept for count in self.sources.values())
+        lost = self.trained_tokens_cut / (self.trained_tokens + self.trained_tokens_cut)
+        return (
+            f"{kept:,} rows, {self.trained_tokens:,} trained tokens "
+            f"({self.trained_tokens / self.tokens:.1%} of {self.tokens:,}); "
+            f"{self.truncated:,} truncated at {max_length:,} tokens, "
+            f"{lost:.1%} of the trained tokens lost"
+        )
 
 
 def encode_prompt(tokenizer: Any, prompt: Sequence[Message] | str) -> list[int]:
@@ -164,37 +186,53 @@ def _refusals() -> Iterator[None]:
 
 
 def encode_rows(
-    rows: Iterable[Conversation | AnswerRow],
+    rows: Iterable[Row],
     tokenizer: Any,
     max_length: int,
     on_error: str = "skip",
 ) -> tuple[list[EncodedExample], EncodeReport]:
     """Encode all rows, cut at `max_length` tokens; bad rows are skipped and counted, or fatal.
 
-    Raises DataError with on_error="fail", or when no row is left with anything to train on.
+    Raises DataError with on_error="fail", or when a source, or all, leave nothing to train on.
     """
     examples, report = [], EncodeReport()
     for row in rows:
+        count = report.sources.setdefault(row.source, SourceCount())
         try:
             example = _encode_row(row, tokenizer)
             if len(example.input_ids) > max_length:
                 report.truncated += 1
+                report.trained_tokens_cut += sum(example.loss_mask[max_length:])
                 example = _cut(example, max_length)
         except DataError as error:
             if on_error == "fail":
                 raise
             report.skipped.append((row.row, error.message))
+            count.skipped += 1
+            count.first_reason = count.first_reason or error.message
             continue
         examples.append(example)
+        count.kept += 1
         report.tokens += len(example.input_ids)
         report.trained_tokens += sum(example.loss_mask)
-    if not examples:
-        reason = f", the first: {report.skipped[0][1]}" if report.skipped else ""
-        raise DataError(f"no row is left to train on ({len(report.skipped)} skipped{reason})")
+    _refuse_empty(report.sources or {"": SourceCount()})
     return examples, report
 
 
-def _encode_row(row: Conversation | AnswerRow, tokenizer: Any) -> EncodedExample:
+def _refuse_empty(sources: dict[str, SourceCount]) -> None:
+    """A source that gives nothing is a mistake in the data, however good the others are."""
+    for source, count in sources.items():
+        if count.kept:
+            continue
+        name = f"{source}: " if source else ""
+        reason = f", the first: {count.first_reason}" if count.skipped else ""
+        raise DataError(
+            f"{name}no row is left to train on ({count.skipped} skipped{reason})",
+            hint="`medusa-kit data inspect` shows what is trained on",
+        )
+
+
+def _encode_row(row: Row, tokenizer: Any) -> EncodedExample:
     if isinstance(row, Conversation):
         return encode_conversation(tokenizer, row.messages, row.row)
     if not row.response_ids:

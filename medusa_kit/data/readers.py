@@ -9,11 +9,11 @@ plain text, a prompt a line. A source that is no path is the name of a `datasets
 import itertools
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from medusa_kit.errors import DataError
+from medusa_kit.errors import ConfigError, DataError
 
 Message = dict[str, str]
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
@@ -42,13 +42,19 @@ class AnswerRow:
     id: str | None
     row: int
     sampling: dict[str, Any] | None = None
+    source: str = field(default="", compare=False)  # where it was read is no part of the answer
 
 
-def read_rows(source: str, limit: int | None = None) -> Iterator[Conversation | AnswerRow]:
+Row: TypeAlias = Conversation | AnswerRow
+
+
+def read_rows(source: str, limit: int | None = None, streaming: bool = False) -> Iterator[Row]:
     """Rows of a file or data set, in order, at most `limit`.
 
+    With `streaming` a data set is read row by row and never the whole of it; files are as ever.
+
     Raises DataError for a missing, empty or broken source; a row of no known format is named by its
-    number and keys.
+    number and keys. Raises ConfigError for a streamed data set without a limit.
     """
     path = Path(source).expanduser()
     looks_like_path = path.suffix in FILE_KINDS or source.startswith((".", "/", "~"))
@@ -57,7 +63,7 @@ def read_rows(source: str, limit: int | None = None) -> Iterator[Conversation | 
     elif looks_like_path and not _is_folder(source):
         raise DataError(f"no data file at {source}", hint="check the path")
     else:
-        raw = _read_data_set(source)
+        raw = _read_data_set(source, limit, streaming)
     rows = (_row(item, number, source) for number, item in raw)
     first = next(rows, None)
     if first is None:
@@ -100,7 +106,12 @@ def _read_json(path: Path) -> Iterator[tuple[int, Any]]:
     yield from enumerate(items, start=1)
 
 
-def _read_data_set(source: str) -> Iterator[tuple[int, Any]]:
+def _read_data_set(source: str, limit: int | None, streaming: bool) -> Iterator[tuple[int, Any]]:
+    if streaming and limit is None:
+        raise ConfigError(
+            f"the data set {source!r} is streamed without a limit, so it might never end",
+            hint="set data.limit, or a limit on this source",
+        )
     try:
         import datasets
     except ImportError as error:
@@ -109,20 +120,20 @@ def _read_data_set(source: str) -> Iterator[tuple[int, Any]]:
             hint="pip install 'medusa-kit[train]', or give a .jsonl, .json or .txt file",
         ) from error
     name, _, split = source.partition(":")
+    options = {"split": split or "train"} | ({"streaming": True} if streaming else {})
     parts = name.split("/")
     config = parts.pop() if len(parts) == 3 and not _is_folder(source) else None
     try:
-        rows = datasets.load_dataset("/".join(parts) if config else name, config,
-                                     split=split or "train")  # fmt: skip
+        rows = datasets.load_dataset("/".join(parts) if config else name, config, **options)
+        yield from enumerate(rows, start=1)  # a stream may fail at any row
     except Exception as error:  # datasets raises many kinds: missing, offline, wrong split
         raise DataError(
             f"cannot load the data set {source!r}: {error}",
             hint="name[/config][:split] as on the Hub, a folder, or a file",
         ) from error
-    yield from enumerate(rows, start=1)
 
 
-def _row(item: Any, number: int, source: str) -> Conversation | AnswerRow:
+def _row(item: Any, number: int, source: str) -> Row:
     where = f"{source}:{number}"
     if isinstance(item, str):
         return Conversation([{"role": "user", "content": item}], number, None, source)
@@ -131,7 +142,7 @@ def _row(item: Any, number: int, source: str) -> Conversation | AnswerRow:
     identity = item.get("id", item.get("question_id"))
     identity = None if identity is None else str(identity)
     if "response_ids" in item:
-        return _answer(item, identity, number, where)
+        return _answer(item, identity, number, source)
     return Conversation(_messages(item, where), number, identity, source)
 
 
@@ -169,7 +180,8 @@ def _message(turn: Any, role_key: str, content_key: str, where: str) -> Message:
     return {"role": ROLES[role], "content": content}
 
 
-def _answer(item: dict[str, Any], identity: str | None, number: int, where: str) -> AnswerRow:
+def _answer(item: dict[str, Any], identity: str | None, number: int, source: str) -> AnswerRow:
+    where = f"{source}:{number}"
     prompt_ids, response_ids = item.get("prompt_ids"), item["response_ids"]
     for name, ids in (("prompt_ids", prompt_ids), ("response_ids", response_ids)):
         if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
@@ -178,4 +190,6 @@ def _answer(item: dict[str, Any], identity: str | None, number: int, where: str)
     if reason not in FINISH_REASONS:
         raise DataError(f"{where}: finish_reason {reason!r}; expected one of {FINISH_REASONS}")
     assert isinstance(prompt_ids, list)
-    return AnswerRow(prompt_ids, response_ids, reason, identity, number, item.get("sampling"))
+    return AnswerRow(
+        prompt_ids, response_ids, reason, identity, number, item.get("sampling"), source
+    )

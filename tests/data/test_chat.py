@@ -1,13 +1,16 @@
 """The loss mask against one built by hand, and the rows that cannot have one."""
 
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from medusa_kit.data.chat import encode_conversation, encode_prompt, encode_rows
-from medusa_kit.data.readers import AnswerRow, Conversation
+from medusa_kit.data.readers import AnswerRow, Conversation, Row
 from medusa_kit.embedded import CHATML_TEMPLATE, byte_tokenizer
 from medusa_kit.errors import DataError
+from medusa_kit.train.data import head_targets
 
 Messages = list[dict[str, str]]
 
@@ -235,9 +238,100 @@ def test_long_rows_are_cut() -> None:
         encode_rows([conversation(messages, 1)], byte_tokenizer(), first_trained)
 
 
+def test_what_the_cut_costs_is_counted() -> None:
+    short, long = CONVERSATIONS["one turn"], CONVERSATIONS["three turns"]
+    late = chat(("user", "a question that fills the row alone " * 4), ("assistant", "late"))
+    length = len(by_hand(short)[0])
+    masks = [by_hand(messages)[1] for messages in (short, long, late)]
+    rows = [conversation(messages, row) for row, messages in enumerate((short, long, late), 1)]
+    _, report = encode_rows(rows, byte_tokenizer(), length)
+    trained = sum(masks[0]) + sum(masks[1][:length])
+    cut = sum(masks[1][length:]) + sum(masks[2])
+    assert (report.truncated, report.trained_tokens, report.trained_tokens_cut) == (2, trained, cut)
+    assert [row for row, _ in report.skipped] == [3], "a row cut to nothing"
+    assert report.summary(length) == (
+        f"2 rows, {trained} trained tokens ({trained / (2 * length):.1%} of {2 * length}); "
+        f"2 truncated at {length} tokens, {cut / (trained + cut):.1%} of the trained tokens lost"
+    )
+    _, report = encode_rows(rows, byte_tokenizer(), 2048)
+    assert (report.truncated, report.trained_tokens_cut) == (0, 0)
+    assert report.trained_tokens == sum(map(sum, masks))
+    assert report.summary(2048).endswith("; 0 truncated at 2,048 tokens, 0.0% of the trained "
+                                         "tokens lost")  # fmt: skip
+
+
 def test_no_row_left() -> None:
     rows = [conversation(chat(("user", "q")), row) for row in (1, 2)]
     with pytest.raises(DataError, match=r"no row is left .*\(2 skipped, the first: row 1 has no"):
         encode_rows(rows, byte_tokenizer(), 64)
     with pytest.raises(DataError, match=r"no row is left to train on \(0 skipped\)"):
         encode_rows([], byte_tokenizer(), 64)
+
+
+EMPTY_SOURCES: dict[str, tuple[list[Row], int, str]] = {
+    "no answer": ([Conversation(chat(("user", "q")), row, None, "bad.jsonl") for row in (7, 8)],
+                  2, "row 7 has no assistant turn"),
+    "empty answers": ([AnswerRow([1], [], "stop", None, 3, None, "bad.jsonl")],
+                      1, "row 3 has an empty answer"),
+    "cut to nothing": ([AnswerRow([1] * 64, [2], "stop", None, 5, None, "bad.jsonl")],
+                       1, "row 5: the first 64 tokens hold no assistant token"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", EMPTY_SOURCES)
+def test_a_source_that_is_empty_after_masking_is_named(case: str) -> None:
+    bad, skipped, reason = EMPTY_SOURCES[case]
+    good = conversation(CONVERSATIONS["one turn"], 1)
+    with pytest.raises(DataError) as caught:
+        encode_rows([good, *bad, good], byte_tokenizer(), 64)
+    assert caught.value.message.startswith(
+        f"bad.jsonl: no row is left to train on ({skipped} skipped, the first: {reason}"
+    )
+    assert "data inspect" in (caught.value.hint or "")
+    mended = Conversation(good.messages, 9, None, "bad.jsonl")
+    examples, report = encode_rows([good, *bad, mended], byte_tokenizer(), 64)
+    assert len(examples) == 2
+    assert report.sources["bad.jsonl"].skipped == skipped
+
+
+# Conversations of several turns, with each kind of template, as rows.
+
+SEVERAL_TURNS = [name for name, messages in CONVERSATIONS.items()
+                 if [m["role"] for m in messages].count("assistant") > 1]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SEVERAL_TURNS)
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_rows_of_several_turns(name: str, template: str) -> None:
+    ids, mask = by_hand(CONVERSATIONS[name])
+    second_turn = mask.index(True, mask.index(False, mask.index(True))) + 1
+    for length in (second_turn, len(ids)):
+        rows = [conversation(CONVERSATIONS[name], 1), conversation(CONVERSATIONS[name], 2)]
+        examples, report = encode_rows(rows, tokenizer_with(TEMPLATES[template]), length)
+        assert [(e.input_ids, e.loss_mask) for e in examples] == [(ids[:length], mask[:length])] * 2
+        assert (report.tokens, report.trained_tokens) == (2 * length, 2 * sum(mask[:length]))
+        assert report.trained_tokens_cut == 2 * sum(mask[length:])
+
+
+@pytest.mark.parametrize("name", SEVERAL_TURNS)
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_no_head_looks_across_the_end_of_a_turn(name: str, template: str) -> None:
+    """Each token is replaced by its place, so that a target says where it was taken from."""
+    _, mask = by_hand(CONVERSATIONS[name])
+    tokenizer, num_heads = tokenizer_with(TEMPLATES[template]), 3
+    for length in (len(mask), len(mask) - 1):
+        (example,), _ = encode_rows([conversation(CONVERSATIONS[name], 1)], tokenizer, length)
+        item = head_targets(replace(example, input_ids=list(range(length))), num_heads)
+        expected = {
+            place - 1: [place + ahead if place + ahead < end else -1
+                        for ahead in range(num_heads + 1)]
+            for start, end in turns_of(mask[:length]) for place in range(start, end)
+        }  # fmt: skip
+        assert dict(zip(item.positions_P.tolist(), item.ahead_PJ.tolist(), strict=True)) == expected
+    assert len(turns_of(mask)) == [m["role"] for m in CONVERSATIONS[name]].count("assistant")
+
+
+def turns_of(mask: list[bool]) -> list[tuple[int, int]]:
+    """(first place, one past the last) of every run the assistant wrote."""
+    edges = [i for i, (a, b) in enumerate(pairwise([False, *mask, False])) if a != b]
+    return list(zip(edges[::2], edges[1::2], strict=True))

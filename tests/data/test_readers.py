@@ -65,6 +65,7 @@ def test_answer_rows(tmp_path: Path) -> None:
         AnswerRow([1, 2], [3, 0], "stop", "a", 1, sampling),
         AnswerRow([], [], "length", None, 2, None),
     ]
+    assert [row.source for row in read_rows(source)] == [source, source]
 
 
 def test_plain_text_a_prompt_a_line(tmp_path: Path) -> None:

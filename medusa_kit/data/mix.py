@@ -1,0 +1,74 @@
+"""Rows of several sources: one source after the other, or drawn from all of them by weight.
+
+Which source gives the next row depends on the seed and the weights alone, so the same recipe trains
+on the same rows in the same order.
+"""
+
+import itertools
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Literal
+
+from medusa_kit.config import DataSection, SourceSection
+from medusa_kit.data.readers import Row, read_rows
+
+Stop = Literal["exhaust", "stop_at_first"]
+
+
+def recipe_rows(data: DataSection, seed: int) -> Iterator[Row]:
+    """The rows a recipe trains on; read as they are asked for.
+
+    Raises what read_rows raises.
+    """
+    entries = data.entries()
+    sources = [_rows(entry, data) for entry in entries]
+    by_weight = any(entry.weight != 1 for entry in entries)
+    if len(entries) > 1 and (by_weight or data.limit is not None or data.mix == "stop_at_first"):
+        weighted = [(rows, entry.weight) for rows, entry in zip(sources, entries, strict=True)]
+        return mix_rows(weighted, seed, data.limit, data.mix)
+    return itertools.chain.from_iterable(sources)
+
+
+def _rows(entry: SourceSection, data: DataSection) -> Iterator[Row]:
+    """No source gives more than the limit over all, so a stream always has one."""
+    limits = [limit for limit in (entry.limit, data.limit) if limit is not None]
+    return read_rows(entry.source, min(limits, default=None), data.streaming)
+
+
+def mix_rows(
+    sources: Sequence[tuple[Iterable[Row], float]],
+    seed: int,
+    limit: int | None = None,
+    stop: Stop = "exhaust",
+) -> Iterator[Row]:
+    """Rows of (source, weight > 0) pairs, each source in its own order, at most `limit` in all.
+
+    Every row comes from a source drawn with a chance in proportion to its weight. A drawn source
+    that has run dry drops out and the others go on in their proportions ("exhaust": every row is
+    given once), or ends the mix ("stop_at_first": the proportions hold to the end).
+    """
+    mixed = _draw([(iter(rows), weight) for rows, weight in sources], random.Random(seed), stop)
+    return itertools.islice(mixed, limit)
+
+
+def _draw(
+    live: list[tuple[Iterator[Row], float]], generator: random.Random, stop: Stop
+) -> Iterator[Row]:
+    while live:
+        chosen = _choose([weight for _, weight in live], generator)
+        row = next(live[chosen][0], None)
+        if row is not None:
+            yield row
+        elif stop == "stop_at_first":
+            return
+        else:
+            del live[chosen]
+
+
+def _choose(weights: Sequence[float], generator: random.Random) -> int:
+    """By `random()`, the one method whose numbers Python promises to keep between versions."""
+    point = generator.random() * sum(weights)
+    for index, up_to in enumerate(itertools.accumulate(weights)):
+        if point < up_to:
+            return index
+    return len(weights) - 1  # rounding may put the point on the sum itself
