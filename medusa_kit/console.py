@@ -30,13 +30,22 @@ err = Console(stderr=True)
 LOG_SECONDS = 20.0  # between lines of progress where stderr is no terminal
 
 
+def is_main() -> bool:
+    """Of several processes that train together, the first one speaks."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def note(message: str) -> None:
     """A line about what is going on (stderr)."""
+    if not is_main():
+        return
     err.print(message, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
 def warn(message: str) -> None:
     """A line about something the user should know (stderr)."""
+    if not is_main():
+        return
     err.print(f"warning: {message}", style="yellow", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -79,6 +88,16 @@ class ProgressBar:
         self._progress.update(self._task_id, advance=amount, **fields)  # type: ignore[arg-type]
 
 
+class SilentBar(ProgressBar):
+    """For processes that do not speak."""
+
+    def __init__(self) -> None:
+        pass
+
+    def advance(self, amount: float = 1, note: str | None = None) -> None:
+        pass
+
+
 class LogBar(ProgressBar):
     """The same for a log file: a line now and then instead of one that moves."""
 
@@ -110,6 +129,9 @@ def progress(
     description: str, total: float | None, unit: str = "it", done: int = 0
 ) -> Iterator[ProgressBar]:
     """Progress with rate and time left on stderr; `done` is what an earlier run finished."""
+    if not is_main():
+        yield SilentBar()
+        return
     if not err.is_terminal:
         yield LogBar(description, total, unit, done)
         return

@@ -1,11 +1,15 @@
 """`medusa-kit train`: recipe in, heads out."""
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from medusa_kit import console
+
+if TYPE_CHECKING:
+    from medusa_kit.train.trainer import TrainReport
 
 
 def train(
@@ -17,13 +21,44 @@ def train(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start over: drop what an older run left there.")
     ] = False,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Show what would run, how large and how long; train not."),
+    ] = False,
+    nproc: Annotated[
+        int, typer.Option("--nproc", min=1, help="Processes on this machine, one a GPU.")
+    ] = 1,
 ) -> None:
-    """Train Medusa heads on a frozen base model. Run it again after Ctrl-C to go on."""
-    from medusa_kit.config import load_recipe
+    """Train Medusa heads, the base frozen or with it. Run it again after Ctrl-C to go on."""
+    from medusa_kit.config import dump, load_recipe
+
+    loaded = load_recipe(recipe, overrides or [])
+    if nproc > 1 and not dry_run:
+        _launch(recipe, overrides or [], fresh, nproc)
+        return
     from medusa_kit.infer.tree_check import prove_trees
+    from medusa_kit.train.dry_run import dry_run as show
     from medusa_kit.train.trainer import train as run_training
 
-    report = run_training(load_recipe(recipe, overrides or []), fresh, prove_trees)
+    if dry_run:
+        console.out.print(dump(loaded), markup=False, highlight=False, soft_wrap=True)
+        console.out.print(show(loaded), markup=False, highlight=False, soft_wrap=True)
+        return
+    report = run_training(loaded, fresh, prove_trees)
+    if console.is_main():
+        _show(report)
+
+
+def _launch(recipe: Path, overrides: list[str], fresh: bool, nproc: int) -> None:
+    from medusa_kit.train.launch import launch
+
+    arguments = ["train", str(recipe), *overrides, *(["--fresh"] if fresh else [])]
+    if code := launch(arguments, nproc):
+        raise typer.Exit(code)
+    sys.stdout.flush()
+
+
+def _show(report: "TrainReport") -> None:
     scores = report.scores
     rows = [
         (f"{k} (token +{k + 2})", f"{loss:.3f}", f"{top1:.1%}", f"{top5:.1%}")
@@ -32,7 +67,16 @@ def train(
         )
     ]
     console.out.print(console.table("held-out rows", ("head", "loss", "top-1", "top-5"), rows))
+    if (quality := report.quality) is not None:
+        lines = [
+            ("perplexity of the original", f"{quality.perplexity_before:.4f}"),
+            ("perplexity now", f"{quality.perplexity_after:.4f}"),
+            ("same greedy token as the original", f"{quality.same_token:.2%}"),
+            ("held-out rows the same throughout", f"{quality.same_answer:.2%}"),
+        ]
+        console.out.print(console.table("the base, a new model now", ("", "held-out"), lines))
+    kept = "" if report.best is None else f"; acceptance length kept {report.best:.3f}"
     console.note(
         f"{report.num_updates} updates, {report.num_positions:,} positions an epoch, "
-        f"{report.seconds:.0f} s; heads in {report.heads_folder}"
+        f"{report.seconds:.0f} s{kept}; heads in {report.heads_folder}"
     )

@@ -1,7 +1,8 @@
 """What drives the optimiser: DeepSpeed, or plain torch. The only file that imports deepspeed.
 
-Both take the same AdamW over the heads' parameters in float32, clip the same norm and give the same
-losses. One process; on CPU DeepSpeed talks gloo on the loopback, on a GPU nccl.
+Both take the same AdamW, clip the same norm and give the same losses, in any number of processes:
+on CPU they talk gloo, on GPUs nccl. A loss handed to `backward` is the micro-batch's share of the
+update's mean, so gradients are added up over micro-batches and processes.
 """
 
 import contextlib
@@ -11,111 +12,166 @@ import os
 import socket
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from medusa_kit.config import TrainRecipe
-from medusa_kit.errors import ConfigError
-from medusa_kit.train.features import Batch
-from medusa_kit.train.loss import HeadsLoss, LossModule
+from medusa_kit.errors import CheckpointError, ConfigError
+from medusa_kit.train import distributed
+from medusa_kit.train.feeds import Batch
+from medusa_kit.train.loss import HeadsLoss
+from medusa_kit.train.stages import Medusa1, Medusa2, Terms
+
+Stage = Medusa1 | Medusa2
 
 
 class TrainingEngine(Protocol):
     """`forward` and `backward` for each micro-batch, then one `update`."""
 
-    module: LossModule
+    module: Stage
 
-    def forward(self, batch: Batch) -> HeadsLoss: ...
+    def forward(self, batch: Batch, terms: Terms) -> HeadsLoss: ...
     def backward(self, loss: Tensor) -> None: ...
     def update(self, learning_rate: float) -> None: ...
-    def state(self) -> dict[str, Any]: ...
-    def load_state(self, state: dict[str, Any]) -> None: ...
+    def save(self, folder: Path) -> None: ...
+    def load(self, folder: Path) -> None: ...
+    def whole(
+        self, parameters: Sequence[nn.Parameter]
+    ) -> contextlib.AbstractContextManager[None]: ...
     def close(self) -> None: ...
 
 
-def make_engine(module: LossModule, recipe: TrainRecipe) -> TrainingEngine:
+def make_engine(module: Stage, recipe: TrainRecipe, device: torch.device) -> TrainingEngine:
     """The engine that the recipe asks for. Raises ConfigError when deepspeed is not installed."""
     if not recipe.deepspeed.enabled:
-        return PlainEngine(module, recipe)
+        return PlainEngine(module, recipe, device)
     if importlib.util.find_spec("deepspeed") is None:
         raise ConfigError(
             "deepspeed.enabled is true, but the package deepspeed is not installed",
             hint="pip install 'medusa-kit[train]', or add deepspeed.enabled=false",
         )
-    return DeepspeedEngine(module, recipe)
+    return DeepspeedEngine(module, recipe, device)
 
 
 class PlainEngine:
-    """AdamW in plain torch."""
+    """AdamW in plain torch; several processes add up their gradients."""
 
-    def __init__(self, module: LossModule, recipe: TrainRecipe) -> None:
+    def __init__(self, module: Stage, recipe: TrainRecipe, device: torch.device) -> None:
+        if _trains_low_precision(recipe):
+            raise ConfigError(
+                f"stage 'medusa2' with joint.moves 'full' and base.dtype {recipe.base.dtype!r} "
+                "needs deepspeed, which keeps float32 copies of the weights: small updates vanish "
+                "in 16 bits",
+                hint="deepspeed.enabled=true, base.dtype=float32, or joint.moves=lora",
+            )
         self.module = module
-        self.accumulation = recipe.train.accumulation
         self.grad_clip = recipe.train.grad_clip
-        self.optimizer = _adamw(module, recipe)
+        self.optimizer, self._factors = _adamw(module, recipe)
+        self._owns_group = distributed.start(device)
 
-    def forward(self, batch: Batch) -> HeadsLoss:
-        return self.module(batch.hidden_PD, batch.ahead_PJ, *(batch.soft or ()))
+    def forward(self, batch: Batch, terms: Terms) -> HeadsLoss:
+        return self.module(batch, terms)
 
     def backward(self, loss: Tensor) -> None:
-        (loss / self.accumulation).backward()
+        loss.backward()
 
     def update(self, learning_rate: float) -> None:
-        _set_learning_rate(self.optimizer, learning_rate)
-        torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.grad_clip)
+        _set_learning_rate(self.optimizer, learning_rate, self._factors)
+        trained = [p for p in self.module.parameters() if p.requires_grad]
+        for parameter in trained if distributed.world() > 1 else []:
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            parameter.grad = distributed.summed(gradient)
+        torch.nn.utils.clip_grad_norm_(trained, self.grad_clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def state(self) -> dict[str, Any]:
-        return {"heads": self.module.state_dict(), "optimizer": self.optimizer.state_dict()}
+    def save(self, folder: Path) -> None:
+        if distributed.is_main():
+            state = {
+                "weights": _trained_state(self.module),
+                "optimizer": self.optimizer.state_dict(),
+            }
+            torch.save(state, folder / "state.pt")
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        self.module.load_state_dict(state["heads"])
-        self.optimizer.load_state_dict(state["optimizer"])
+    def load(self, folder: Path) -> None:
+        path = folder / "state.pt"
+        try:
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            self.module.load_state_dict(state["weights"], strict=False)
+            self.optimizer.load_state_dict(state["optimizer"])
+        except Exception as error:  # zip, pickle, key and OS errors
+            raise CheckpointError(
+                f"{path} cannot be read: {error}", hint="add --fresh to start over"
+            ) from error
+
+    def whole(self, parameters: Sequence[nn.Parameter]) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def close(self) -> None:
-        pass
+        if self._owns_group:
+            torch.distributed.destroy_process_group()
 
 
 class DeepspeedEngine:
-    """A DeepSpeedEngine (ZeRO stage 0) with the same face."""
+    """A DeepSpeedEngine (ZeRO stage 0 to 3) with the same face."""
 
-    def __init__(self, module: LossModule, recipe: TrainRecipe) -> None:
+    def __init__(self, module: Stage, recipe: TrainRecipe, device: torch.device) -> None:
         self.module = module
+        self._scale = recipe.train.accumulation * distributed.world()
         self._step_due = False
         self._owns_group = not torch.distributed.is_initialized()
+        optimizer, self._factors = _adamw(module, recipe)
         with _quiet():
-            deepspeed = _import_deepspeed(module.heads.base.device)
-            _start_process_group(deepspeed, module.heads.base.device)
-            self.engine, self.optimizer, _, _ = deepspeed.initialize(
-                model=module, optimizer=_adamw(module, recipe), config=_deepspeed_config(recipe)
+            self._deepspeed = _import_deepspeed(device)
+            _start_process_group(self._deepspeed, device)
+            self.engine, self.optimizer, _, _ = self._deepspeed.initialize(
+                model=module, optimizer=optimizer, config=_deepspeed_config(recipe)
             )
+        if recipe.deepspeed.zero_stage == 3:
+            # Gathered once a micro-step, by the hooks of the module's own forward and backward:
+            # the losses read them chunk by chunk and head by head.
+            for parameter in module.held_parameters():
+                self._deepspeed.zero.register_external_parameter(module, parameter)
 
-    def forward(self, batch: Batch) -> HeadsLoss:
-        return self.engine(batch.hidden_PD, batch.ahead_PJ, *(batch.soft or ()))
+    def forward(self, batch: Batch, terms: Terms) -> HeadsLoss:
+        return self.engine(batch, terms)
 
     def backward(self, loss: Tensor) -> None:
         # DeepSpeed steps with every micro-batch and decides itself which one updates, so the last
-        # step is taken by update(), after the learning rate is set.
+        # step is taken by update(), after the learning rate is set. It averages where we add up.
         if self._step_due:
             self.engine.step()
-        self.engine.backward(loss)
+        self.engine.backward(loss * self._scale)
         self._step_due = True
 
     def update(self, learning_rate: float) -> None:
-        _set_learning_rate(self.optimizer, learning_rate)
+        _set_learning_rate(self.optimizer, learning_rate, self._factors)
         self.engine.step()
         self._step_due = False
 
-    def state(self) -> dict[str, Any]:
-        return {"heads": self.module.state_dict(), "optimizer": self.optimizer.state_dict()}
+    def save(self, folder: Path) -> None:
+        with _quiet():
+            self.engine.save_checkpoint(
+                str(folder), tag="engine", save_latest=False, exclude_frozen_parameters=True
+            )
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        self.module.load_state_dict(state["heads"])
-        self.optimizer.load_state_dict(state["optimizer"])
+    def load(self, folder: Path) -> None:
+        try:
+            with _quiet():
+                self.engine.load_checkpoint(str(folder), tag="engine", load_module_strict=False)
+        except Exception as error:  # whatever DeepSpeed meets in a damaged file
+            raise CheckpointError(
+                f"the checkpoint in {folder} cannot be read: {error}",
+                hint="add --fresh to start over",
+            ) from error
+
+    def whole(self, parameters: Sequence[nn.Parameter]) -> contextlib.AbstractContextManager[None]:
+        """While it lasts, these parameters are whole in every process (ZeRO-3 shards them)."""
+        return self._deepspeed.zero.GatheredParameters(list(parameters))
 
     def close(self) -> None:
         self.engine.destroy()
@@ -123,25 +179,48 @@ class DeepspeedEngine:
             torch.distributed.destroy_process_group()
 
 
-def _adamw(module: LossModule, recipe: TrainRecipe) -> torch.optim.AdamW:
-    return torch.optim.AdamW(
-        module.heads.trainable_parameters(),
+def _trains_low_precision(recipe: TrainRecipe) -> bool:
+    moves_all = recipe.stage == "medusa2" and recipe.joint_options.moves == "full"
+    return moves_all and recipe.base.dtype != "float32"
+
+
+def _trained_state(module: Stage) -> dict[str, Tensor]:
+    """Only what is trained: a frozen base need not be saved."""
+    return {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
+
+
+def _adamw(module: Stage, recipe: TrainRecipe) -> tuple[torch.optim.AdamW, list[float]]:
+    """(optimiser, each group's factor of the learning rate)."""
+    groups = [(parameters, factor) for parameters, factor in module.groups() if parameters]
+    optimizer = torch.optim.AdamW(
+        [{"params": parameters} for parameters, _ in groups],
         lr=recipe.train.learning_rate,
         weight_decay=recipe.train.weight_decay,
     )
+    return optimizer, [factor for _, factor in groups]
 
 
-def _set_learning_rate(optimizer: Any, learning_rate: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = learning_rate
+def _set_learning_rate(optimizer: Any, learning_rate: float, factors: Sequence[float]) -> None:
+    for group, factor in zip(optimizer.param_groups, factors, strict=True):
+        group["lr"] = learning_rate * factor
 
 
 def _deepspeed_config(recipe: TrainRecipe) -> dict[str, Any]:
+    options = recipe.deepspeed
+    zero: dict[str, Any] = {"stage": options.zero_stage}
+    if options.offload.optimizer:
+        zero["offload_optimizer"] = {"device": "cpu"}
+    if options.offload.parameters:
+        zero["offload_param"] = {"device": "cpu"}
+    if options.zero_stage == 3:
+        zero["stage3_param_persistence_threshold"] = options.persistence_threshold
     return {
         "train_micro_batch_size_per_gpu": 1,  # a micro-batch is ours to cut; this one is a label
         "gradient_accumulation_steps": recipe.train.accumulation,
         "gradient_clipping": recipe.train.grad_clip,
-        "zero_optimization": {"stage": recipe.deepspeed.zero_stage},
+        "zero_optimization": zero,
+        "zero_force_ds_cpu_optimizer": False,
+        "bf16": {"enabled": recipe.stage == "medusa2" and recipe.base.dtype == "bfloat16"},
         "steps_per_print": sys.maxsize,
     }
 
@@ -157,25 +236,27 @@ def _import_deepspeed(device: torch.device) -> Any:
             f"deepspeed cannot be imported here: {error}", hint="add deepspeed.enabled=false"
         ) from error
     logger.setLevel(logging.ERROR)
-    # One process has nobody to share memory with, and the op would be compiled at first use.
+    # gloo does what this op does, and the op would be compiled at first use.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
 
 
 def _start_process_group(deepspeed: Any, device: torch.device) -> None:
-    """A group of one, on a free loopback port, unless a launcher has set the scene."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    defaults = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "RANK": "0",
-        "LOCAL_RANK": str(device.index or 0),
-        "WORLD_SIZE": "1",
-    }
-    for name, value in defaults.items():
-        os.environ.setdefault(name, value)
+    """Join the others; alone, a group of one on a free loopback port."""
+    if distributed.world() == 1:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        defaults = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "RANK": "0",
+            "LOCAL_RANK": str(device.index or 0),
+            "WORLD_SIZE": "1",
+        }
+        for name, value in defaults.items():
+            os.environ.setdefault(name, value)
+    distributed.start(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
 

@@ -1,19 +1,27 @@
-"""How well heads guess on held-out text.
+"""How well heads guess on held-out text, and how far decoding with them would get.
 
-Shapes: P positions, K heads.
+Shapes: P positions, K heads, J = K + 1 tokens ahead.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+import numpy as np
 import torch
 
+from medusa_kit.errors import TreeError
 from medusa_kit.heads.kinds import MedusaHeads
 from medusa_kit.heads.ranks import token_ranks
-from medusa_kit.train.features import FeatureStore
-from medusa_kit.train.loss import heads_loss
+from medusa_kit.train.data import HeadTargets
+from medusa_kit.train.features import Positions
+from medusa_kit.train.loss import LossOptions, heads_loss
+from medusa_kit.tree.search import best_trees
+from medusa_kit.tree.statistics import RankStatistics
 
 TOP = 5
+NUM_RANKS = 32
+NUM_NODES = 16  # of the tree that acceptance is simulated with
 
 
 @dataclass(frozen=True)
@@ -23,23 +31,59 @@ class HeadScores:
     loss: list[float]  # mean cross-entropy in nats over targets with a column
     top1: list[float]
     top5: list[float]
+    # With the best tree of 16 nodes, searched on one half of the held-out rows and replayed on the
+    # other, both ways; None where there are too few.
+    acceptance_length: float | None = None
 
-    def as_dict(self) -> dict[str, list[float | None]]:
+    def as_dict(self) -> dict[str, object]:
         """For JSON, which knows no NaN."""
-        return {
-            name: [None if math.isnan(value) else value for value in values]
-            for name, values in asdict(self).items()
-        }
+        found = asdict(self)
+        for name in ("loss", "top1", "top5"):
+            found[name] = [None if math.isnan(value) else value for value in found[name]]
+        return found
 
 
 @torch.no_grad()
-def evaluate(heads: MedusaHeads, store: FeatureStore, chunk: int) -> HeadScores:
-    """Loss, top-1 and top-5 of each head on held-out positions; NaN where a head has no target."""
-    hidden_PD, ahead_PJ, *_ = store.positions
-    losses = heads_loss(heads, hidden_PD, ahead_PJ, 1.0, chunk).per_head_K
-    ranks_PK = token_ranks(heads, hidden_PD, ahead_PJ, TOP, chunk)
+def evaluate(
+    heads: MedusaHeads, store: Positions, chunk: int, starts: np.ndarray | None = None
+) -> HeadScores:
+    """Loss, top-1, top-5 and simulated acceptance; NaN where a head has no target.
+
+    `starts`: where each stretch of written text begins among the positions (answer_starts).
+    """
+    hidden_PD, ahead_PJ = store.hidden_PD, store.ahead_PJ
+    options = LossOptions(decay=1.0, chunk=chunk)
+    losses = heads_loss(heads, hidden_PD, ahead_PJ, options).per_head_K
+    num_ranks = min(NUM_RANKS, heads.num_columns)
+    ranks_PK = token_ranks(heads, hidden_PD, ahead_PJ, num_ranks, chunk)
     known_PK = ranks_PK >= 0
     count_K = known_PK.sum(0)
+    losses[count_K.to(losses.device) == 0] = math.nan
     top1_K = (known_PK & (ranks_PK < 1)).sum(0) / count_K
     top5_K = (known_PK & (ranks_PK < TOP)).sum(0) / count_K
-    return HeadScores(losses.tolist(), top1_K.tolist(), top5_K.tolist())
+    length = None if starts is None else simulated_acceptance(ranks_PK.numpy(), starts, num_ranks)
+    return HeadScores(losses.tolist(), top1_K.tolist(), top5_K.tolist(), length)
+
+
+def simulated_acceptance(ranks_PK: np.ndarray, starts: np.ndarray, num_ranks: int) -> float | None:
+    """Acceptance length by replay on rows that the tree was not searched on."""
+    try:
+        statistics = RankStatistics(ranks_PK, starts, num_ranks)
+        one, other = statistics.split(0.5, 0)
+        lengths = [
+            best_trees(fit, [NUM_NODES], judge, rounds=0)[NUM_NODES].replayed_length
+            for fit, judge in ((one, other), (other, one))
+        ]
+    except TreeError:  # a single row, or heads with fewer paths than nodes
+        return None
+    return sum(lengths) / len(lengths)
+
+
+def answer_starts(items: Sequence[HeadTargets]) -> np.ndarray:
+    """Where each stretch of written tokens begins among the positions of all items."""
+    starts, done = [], 0
+    for item in items:
+        gaps = np.flatnonzero(np.diff(item.positions_P) > 1) + 1
+        starts += [done, *(done + gaps).tolist()]
+        done += len(item.positions_P)
+    return np.array(starts, dtype=np.int64)

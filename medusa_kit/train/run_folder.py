@@ -1,36 +1,43 @@
 """A training run on disk, and how it goes on after an interruption.
 
-output_dir/recipe.yaml        the resolved recipe
-output_dir/metrics.jsonl      one line every `log_every` updates and every evaluation
-output_dir/checkpoint/        heads, optimiser and place in the data; only while unfinished
-output_dir/heads/             the trained heads
-output_dir/run.json           versions, recipe, scores; written last: the run is finished
+output_dir/recipe.yaml         the resolved recipe
+output_dir/metrics.jsonl       one line every `log_every` updates and every evaluation
+output_dir/checkpoint/step-N/  engine, random states, progress.json (last); only while unfinished
+output_dir/heads/              the heads: the best so far, or with train.keep=last the last
+output_dir/model/, adapter/    what Medusa-2 trained besides, the heads inside
+output_dir/run.json            versions, recipe, scores; written last: the run is finished
 """
 
 import contextlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import Any, NamedTuple
 
 from medusa_kit.config import TrainRecipe, differences, dump, load_recipe
 from medusa_kit.errors import CheckpointError, ConfigError, MedusaKitError
 from medusa_kit.files import atomic_write
+from medusa_kit.train import distributed
+from medusa_kit.train.provenance import provenance
 
-OWN_FILES = ("recipe.yaml", "metrics.jsonl", "run.json")
+OWN_FILES = ("recipe.yaml", "metrics.jsonl", "run.json", "bad_update.pt")
+PROGRESS = "progress.json"
+
+
+class Checkpoint(NamedTuple):
+    folder: Path
+    progress: dict[str, Any]  # step, seconds, best, what base, data and processes it belongs to
 
 
 class RunFolder:
-    """The folder of one run. `open` refuses what would mix two runs."""
+    """The folder of one run. `open` refuses what would mix two runs; the main process writes."""
 
     def __init__(self, recipe: TrainRecipe) -> None:
         self.recipe = recipe
         self.path = Path(recipe.output_dir)
         self.heads = self.path / "heads"
-        self._state = self.path / "checkpoint" / "state.pt"
+        self._checkpoints = self.path / "checkpoint"
         self._saved_step: int | None = None
 
     def open(self, fresh: bool = False) -> None:
@@ -38,12 +45,13 @@ class RunFolder:
 
         Raises ConfigError for another recipe's run, and for a run that is finished.
         """
-        if fresh:
-            shutil.rmtree(self._state.parent, ignore_errors=True)
+        if fresh and distributed.is_main():
+            shutil.rmtree(self._checkpoints, ignore_errors=True)
             for name in OWN_FILES:
                 (self.path / name).unlink(missing_ok=True)
+        distributed.barrier()
         finished = (self.path / "run.json").is_file()
-        if not finished and not self._state.is_file():
+        if not finished and not self._complete():
             return
         hint = "choose another output_dir, or add --fresh to start over"
         if different := self._differences():
@@ -64,48 +72,78 @@ class RunFolder:
             return [error.message]
 
     def write_recipe(self) -> None:
-        with self._explain_disk(), atomic_write(self.path / "recipe.yaml") as temporary:
-            temporary.write_text(dump(self.recipe))
+        if distributed.is_main():
+            with self.explain_disk(), atomic_write(self.path / "recipe.yaml") as temporary:
+                temporary.write_text(dump(self.recipe))
 
-    def save(self, state: dict[str, Any]) -> None:
-        """Replace the checkpoint; the old one stays whole until the new one is."""
-        with self._explain_disk(), atomic_write(self._state) as temporary:
-            torch.save(state, temporary)
-        self._saved_step = state["step"]
+    def save(self, write: Callable[[Path], None], progress: dict[str, Any]) -> None:
+        """A new checkpoint; the old one goes once the new one is whole.
 
-    def load(self) -> dict[str, Any] | None:
-        """The checkpoint on the CPU, or None. Raises CheckpointError when it is damaged."""
-        if not self._state.is_file():
+        `write` is called in every process, with a folder that all of them write into.
+        """
+        folder = self._checkpoints / f"step-{progress['step']:08d}"
+        with self.explain_disk():
+            if distributed.is_main():
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir(parents=True)
+            distributed.barrier()
+            try:
+                write(folder)
+                distributed.barrier()
+                if distributed.is_main():
+                    (folder / "provenance.json").write_text(provenance(self.recipe))
+                    with atomic_write(folder / PROGRESS) as temporary:
+                        temporary.write_text(json.dumps(progress))
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+        self._saved_step = progress["step"]
+        if distributed.is_main():
+            for other in self._checkpoints.glob("step-*"):
+                if other != folder:
+                    shutil.rmtree(other, ignore_errors=True)
+
+    def load(self) -> Checkpoint | None:
+        """The newest complete checkpoint, or None. Raises CheckpointError when it is damaged."""
+        complete = self._complete()
+        if not complete:
             return None
+        path = complete[-1] / PROGRESS
         try:
-            state = torch.load(self._state, map_location="cpu", weights_only=True)
-        except Exception as error:  # zip, pickle and OS errors
+            progress = json.loads(path.read_text())
+            self._saved_step = progress["step"]
+        except (json.JSONDecodeError, KeyError, OSError) as error:
             raise CheckpointError(
-                f"{self._state} cannot be read: {error}", hint="add --fresh to start over"
+                f"{path} cannot be read: {error}", hint="add --fresh to start over"
             ) from error
-        self._saved_step = state["step"]
-        return state
+        return Checkpoint(complete[-1], progress)
+
+    def _complete(self) -> list[Path]:
+        return sorted(path.parent for path in self._checkpoints.glob(f"step-*/{PROGRESS}"))
 
     def log(self, line: dict[str, Any]) -> None:
-        with self._explain_disk(), (self.path / "metrics.jsonl").open("a") as stream:
-            stream.write(json.dumps(line) + "\n")
+        if distributed.is_main():
+            with self.explain_disk(), (self.path / "metrics.jsonl").open("a") as stream:
+                stream.write(json.dumps(line) + "\n")
 
     def forget_metrics_after(self, step: int) -> None:
         """Drop the lines of updates that the checkpoint does not contain."""
         path = self.path / "metrics.jsonl"
-        if not path.is_file():
+        if not path.is_file() or not distributed.is_main():
             return
         kept = [line for line in path.read_text().splitlines() if _step_of(line) <= step]
-        with self._explain_disk(), atomic_write(path) as temporary:
+        with self.explain_disk(), atomic_write(path) as temporary:
             temporary.write_text("".join(f"{line}\n" for line in kept))
 
     def finish(self, summary: dict[str, Any]) -> None:
-        with self._explain_disk(), atomic_write(self.path / "run.json") as temporary:
+        if not distributed.is_main():
+            return
+        with self.explain_disk(), atomic_write(self.path / "run.json") as temporary:
             temporary.write_text(json.dumps(summary, indent=2) + "\n")
-        shutil.rmtree(self._state.parent, ignore_errors=True)
+        shutil.rmtree(self._checkpoints, ignore_errors=True)
 
     @contextlib.contextmanager
-    def _explain_disk(self) -> Iterator[None]:
+    def explain_disk(self) -> Iterator[None]:
         """A full disk in our words. torch.save reports one as RuntimeError."""
         try:
             yield

@@ -1,40 +1,43 @@
-"""Medusa-1 training: the base frozen, the heads learning from its hidden states.
+"""Training: recipe -> base, encoded rows -> positions and targets -> feed -> updates -> results.
 
-recipe -> base, encoded rows -> positions and targets -> features -> updates -> heads on disk.
+Medusa-1 leaves the base as it is; Medusa-2 moves it too (stages.py says what is minimised).
 """
 
-import itertools
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 
-from medusa_kit import console
-from medusa_kit.base_model import DTYPES, BaseModel, load_base_model
+from medusa_kit import adapters, console
+from medusa_kit.base_model import BaseModel, load_base_model, pick_device
 from medusa_kit.config import TrainRecipe
 from medusa_kit.data.chat import EncodedExample, encode_rows
-from medusa_kit.data.readers import read_rows
-from medusa_kit.errors import MedusaKitError
-from medusa_kit.heads import MedusaHeads, save_heads
-from medusa_kit.train.data import HeadTargets, coverage, most_frequent_ids, prepare, split
+from medusa_kit.data.mix import recipe_rows
+from medusa_kit.errors import ConfigError, MedusaKitError
+from medusa_kit.train import distributed, preparation, quality, result
+from medusa_kit.train.data import HeadTargets, prepare, split
+from medusa_kit.train.engine import make_engine
 from medusa_kit.train.evaluate import HeadScores
 from medusa_kit.train.loop import TrainingLoop
+from medusa_kit.train.provenance import git_state, versions
+from medusa_kit.train.quality import Quality
 from medusa_kit.train.run_folder import RunFolder
-from medusa_kit.version import __version__
 
 
 @dataclass(frozen=True)
 class TrainReport:
     """What a finished run came to."""
 
-    heads_folder: Path
+    heads_folder: Path  # with Medusa-2 inside the model's or adapter's
     num_updates: int
     num_positions: int  # training positions in one epoch
     seconds: float
-    scores: HeadScores  # on held-out rows
+    scores: HeadScores  # on held-out rows, after the last update
+    best: float | None  # simulated acceptance length of what was kept
+    quality: Quality | None  # Medusa-2: what became of the base
 
 
 def train(
@@ -48,26 +51,54 @@ def train(
     Raises ConfigError (recipe, output_dir in use), DataError (no usable rows), MedusaKitError (loss
     not finite, full disk).
     """
-    RunFolder(recipe).open(fresh)
-    base = load_base_model(
+    device = own_device(recipe.base.device)
+    owns_group = distributed.start(device)
+    try:
+        RunFolder(recipe).open(fresh)
+        base = load_base(recipe, device)
+        if prove is not None:
+            prove(base)
+        return train_heads(base, load_examples(base, recipe), recipe)
+    finally:
+        if owns_group:
+            torch.distributed.destroy_process_group()
+
+
+def own_device(name: str) -> torch.device:
+    """The recipe's device; with several processes on a machine each takes its own GPU."""
+    device = pick_device(name)
+    if device.type != "cuda" or distributed.world() == 1:
+        return device
+    if distributed.local_rank() >= torch.cuda.device_count():
+        raise ConfigError(
+            f"process {distributed.local_rank()} of this machine has no GPU of its own: there are "
+            f"{torch.cuda.device_count()}",
+            hint="start one process for each GPU, or add base.device=cpu",
+        )
+    return torch.device("cuda", distributed.local_rank())
+
+
+def load_base(recipe: TrainRecipe, device: torch.device) -> BaseModel:
+    four_bit = recipe.stage == "medusa2" and recipe.joint_options.moves == "qlora"
+    if four_bit:
+        adapters.require_4bit(device.type)
+    return load_base_model(
         recipe.base.model,
         dtype=recipe.base.dtype,
-        device=recipe.base.device,
+        device=str(device),
         revision=recipe.base.revision,
+        four_bit=four_bit,
     )
-    if prove is not None:
-        prove(base)
-    return train_heads(base, load_examples(base, recipe), recipe)
 
 
 def load_examples(base: BaseModel, recipe: TrainRecipe) -> list[EncodedExample]:
-    """All rows of the recipe's sources, encoded; what was skipped is said on stderr."""
+    """The rows of the recipe's sources, encoded; what was cut or skipped is said on stderr."""
     data = recipe.data
-    rows = itertools.chain.from_iterable(read_rows(source) for source in data.sources)
     length = min(data.max_length, base.info.context_length)
     examples, report = encode_rows(
-        itertools.islice(rows, data.limit), base.tokenizer, length, data.on_error
+        recipe_rows(data, recipe.seed), base.tokenizer, length, data.on_error
     )
+    console.note(report.summary(length))
     if report.skipped:
         row, reason = report.skipped[0]
         console.warn(f"{len(report.skipped)} rows skipped, the first is row {row}: {reason}")
@@ -80,54 +111,65 @@ def train_heads(
     """`train` for a base and rows that are already in memory."""
     folder = RunFolder(recipe)
     folder.open()
+    torch.manual_seed(recipe.seed)  # adapters begin at random, the same in every process
     training, held_out = split(
         prepare(examples, recipe.heads.num_heads), recipe.data.eval_fraction, recipe.seed
     )
-    digest = base.weights_digest()
-    heads = _new_heads(base, training, recipe)
-    loop = TrainingLoop(base, heads, training, held_out, recipe, folder)
+    identity = {"base": base.info.fingerprint, "data": _digest(training)}
+    joint = recipe.stage == "medusa2"
+    digest = None if joint else base.weights_digest()
+    options = preparation.feature_options(recipe, base)
+    before = quality.read(base, held_out, options) if joint else None
+    run = preparation.prepare_run(base, training, held_out, recipe)
+    engine = make_engine(run.module, recipe, base.device)
     try:
-        loop.collect()
+        loop = TrainingLoop(
+            engine, run.feed, recipe, folder, identity, run.scorer(engine),
+            lambda: result.keep(engine, base, recipe, folder),
+        )  # fmt: skip
+        torch.manual_seed(recipe.seed + distributed.rank())  # dropout
         loop.resume()
         loop.updates()
-        scores = loop.score()
+        scores = loop.judge()
+        after = None
+        if before is not None:
+            run.module.eval()
+            held = run.module.held_parameters()
+            readings = quality.read(base, held_out, options, lambda: engine.whole(held))
+            after = quality.compare(before, readings)
     finally:
-        loop.engine.close()
-    if base.weights_digest() != digest:
+        engine.close()
+    if digest is not None and base.weights_digest() != digest:
         raise MedusaKitError(
             "training changed the base model's weights, which must stay as they are",
             hint="this is a bug in medusa-kit: please report it with the recipe",
         )
-    save_dtype = recipe.heads.save_dtype
-    save_heads(heads, folder.heads, DTYPES[save_dtype] if save_dtype else base.dtype)
-    report = TrainReport(folder.heads, loop.step, loop.num_positions, loop.elapsed(), scores)
+    if joint and recipe.joint_options.save_merged and distributed.is_main():
+        console.note(f"merged model in {result.save_merged(recipe)}")
+    heads_folder = result.joint_folder(recipe) / result.PAIRED_FOLDER if joint else folder.heads
+    num_positions = sum(len(item.positions_P) for item in training)
+    report = TrainReport(
+        heads_folder, loop.step, num_positions, loop.elapsed(), scores, loop.best, after
+    )
     folder.finish(_summary(report, recipe, base, digest))
     return report
 
 
-def _new_heads(base: BaseModel, training: list[HeadTargets], recipe: TrainRecipe) -> MedusaHeads:
-    """Untrained heads in float32 (float64 for a float64 base): small updates vanish in bfloat16."""
-    options = recipe.heads
-    ids_R = None
-    if options.reduced_size is not None:
-        ids_R = most_frequent_ids(training, options.reduced_size, base.stop_token_ids)
-        share = coverage(training, ids_R)
-        console.note(f"reduced projection: {len(ids_R):,} tokens, {share:.1%} of training targets")
-    heads = MedusaHeads.for_base(
-        base, options.num_heads, options.num_blocks, options.projection, ids_R, options.kind
-    )
-    return heads.double() if base.dtype == torch.float64 else heads.float()
+def _digest(items: Sequence[HeadTargets]) -> str:
+    digest = hashlib.sha256()
+    for item in items:
+        digest.update(torch.tensor(item.input_ids, dtype=torch.int32).numpy().tobytes())
+        digest.update(item.ahead_PJ.tobytes())
+    return digest.hexdigest()
 
 
 def _summary(
-    report: TrainReport, recipe: TrainRecipe, base: BaseModel, digest: str
+    report: TrainReport, recipe: TrainRecipe, base: BaseModel, digest: str | None
 ) -> dict[str, Any]:
     return {
-        "versions": {
-            "medusa_kit": __version__,
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-        },
+        "versions": versions(),
+        "git": git_state(),
+        "processes": distributed.world(),
         "base": base.info.as_dict(),
         "base_weights_before_and_after": digest,
         "recipe": recipe.model_dump(),
@@ -135,4 +177,6 @@ def _summary(
         "num_positions": report.num_positions,
         "seconds": round(report.seconds, 1),
         "held_out": report.scores.as_dict(),
+        "kept_acceptance_length": report.best,
+        "base_quality": None if report.quality is None else report.quality.as_dict(),
     }

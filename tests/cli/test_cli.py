@@ -15,7 +15,7 @@ from medusa_kit.base_model import load_base_model
 from medusa_kit.infer.engine import Engine
 from medusa_kit.version import __version__
 
-COMMANDS = ["train", "tree-search", "generate", "chat", "verify", "bench", "data",
+COMMANDS = ["train", "tree-search", "generate", "chat", "verify", "bench", "doctor", "data",
             "data generate", "data inspect"]  # fmt: skip
 
 Run = Callable[..., tuple[int, str, str]]

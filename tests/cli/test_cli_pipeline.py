@@ -1,12 +1,14 @@
 """From a recipe to a bench by the commands themselves, on one run folder."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cli_debug_model import MODEL, ROOT
+from tiny_models import tiny_base
 
 from medusa_kit.base_model import load_base_model
 from medusa_kit.heads import MedusaHeads, load_heads, save_heads
@@ -36,6 +38,22 @@ def test_training_again_is_refused_and_fresh_starts_over(
     assert (code, out) == (2, "")
     assert "finished" in err
     assert run(*recipe, "--fresh")[0] == 0
+
+
+def test_a_dry_run_prints_the_recipe_and_the_work(run: Run, tmp_path: Path) -> None:
+    code, out, _ = run("train", ROOT / "recipes/debug.yaml", "--dry-run", "base.device=cpu",
+                       f"output_dir={tmp_path / 'run'}", "train.learning_rate=0.25")  # fmt: skip
+    assert code == 0
+    assert "learning_rate: 0.25" in out
+    assert "trained parameters" in out
+    assert not (tmp_path / "run").exists()
+
+
+def test_two_processes_by_one_option(run: Run, tmp_path: Path) -> None:
+    code, _, _ = run("train", ROOT / "recipes/debug.yaml", "--nproc", "2", "base.device=cpu",
+                     f"output_dir={tmp_path}", "deepspeed.enabled=false")  # fmt: skip
+    assert code == 0
+    assert json.loads((tmp_path / "run.json").read_text())["processes"] == 2
 
 
 def test_tree_search_leaves_a_tree(trained: Path) -> None:
@@ -140,3 +158,26 @@ def test_bench(run: Run, trained: Path, prompts: Path, tmp_path: Path) -> None:
     assert f"wrote {tmp_path / 'bench/bench.png'}" in err
     for name in names:
         assert name in out
+
+
+def test_doctor(run: Run, trained: Path, tmp_path: Path) -> None:
+    data = ROOT / "recipes/debug_conversations.jsonl"
+    asked = ["doctor", "debug-tiny", "--device", "cpu", "--data", data, "--limit", "6"]
+    code, out, err = run(*asked, "--heads", trained, "--tolerance", "1")
+    assert code == 0, out
+    for name in ("chat template", "head offset", "replay and decoding", "trained accuracy"):
+        assert re.search(rf"{name} +│ ok ", out)
+    assert re.search(r"the base's own words +│ warning ", out)
+    assert "the base's own words: let the base write the answers itself" in err
+
+    save_heads(MedusaHeads.for_base(tiny_base("llama"), 2), tmp_path)
+    code, out, err = run(*asked, "--heads", tmp_path, "--json")
+    assert code == 1
+    assert "error: 1 problem found\n" in err
+    of = {finding["name"]: finding for finding in json.loads(out)}
+    assert of["heads and base"]["status"] == "problem"
+    assert "'tiny-llama'" in of["heads and base"]["what"]
+    assert of["head offset"]["status"] == "skipped"
+    code, out, err = run("doctor", "debug-tiny", "--data", tmp_path / "nowhere.jsonl")
+    assert (code, out) == (1, "")
+    assert "no data file" in err

@@ -10,23 +10,27 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from medusa_kit.config import JointSection
 from medusa_kit.errors import ConfigError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.train import engine as engine_module
 from medusa_kit.train.engine import make_engine
-from medusa_kit.train.features import Batch
-from medusa_kit.train.loop import TrainingLoop
-from medusa_kit.train.loss import LossModule
+from medusa_kit.train.feeds import Batch
+from medusa_kit.train.loss import LossOptions
+from medusa_kit.train.schedule import heads_weight, learning_rate
+from medusa_kit.train.stages import Medusa1
 
 CHILD = """
-import json, torch
+import json, tempfile, torch
+from pathlib import Path
 from transformers import LlamaConfig, LlamaForCausalLM
 from medusa_kit.base_model import wrap_model
 from medusa_kit.config import TrainRecipe
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.train.engine import make_engine
-from medusa_kit.train.features import Batch
-from medusa_kit.train.loss import LossModule
+from medusa_kit.train.feeds import Batch
+from medusa_kit.train.loss import LossOptions
+from medusa_kit.train.stages import Medusa1
 
 torch.manual_seed(0)
 base = wrap_model(LlamaForCausalLM(LlamaConfig(
@@ -34,23 +38,26 @@ base = wrap_model(LlamaForCausalLM(LlamaConfig(
     num_attention_heads=2, num_key_value_heads=2)))
 hidden = torch.randn(8, 20, 16)
 ahead = torch.randint(-1, 50, (8, 20, 4))
+folder = Path(tempfile.mkdtemp())
 losses = {}
 for enabled in (False, True):
     recipe = TrainRecipe.model_validate({
         "output_dir": "unused", "base": {"model": "unused"}, "data": {"sources": ["unused"]},
         "train": {"accumulation": 2, "grad_clip": 0.1, "weight_decay": 0.1},
         "deepspeed": {"enabled": enabled}})
-    module = LossModule(MedusaHeads.for_base(base, 3, 1, "own"), 0.8, 7)
-    engine = make_engine(module, recipe)
+    module = Medusa1(MedusaHeads.for_base(base, 3, 1, "own"), LossOptions(chunk=7))
+    engine = make_engine(module, recipe, base.device)
     losses[str(enabled)] = []
     for update in range(4):
+        terms = module.terms(ahead[2 * update : 2 * update + 2].flatten(0, 1), 0.5)
         for micro in (0, 1):
             result = engine.forward(
-                Batch(hidden[2 * update + micro], ahead[2 * update + micro], None))
+                Batch(ahead[2 * update + micro], hidden[2 * update + micro]), terms)
             engine.backward(result.loss)
             losses[str(enabled)].append(result.loss.item())
         engine.update(0.05 / (update + 1))
-        engine.load_state(engine.state())
+        engine.save(folder)
+        engine.load(folder)
     engine.close()
 print(json.dumps(losses))
 """
@@ -72,21 +79,24 @@ def test_deepspeed_gives_the_losses_of_plain_torch_and_keeps_stdout_clean():
 def test_a_missing_deepspeed_says_what_to_do(monkeypatch, make_recipe):
     monkeypatch.setattr(engine_module.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="not installed") as caught:
-        make_engine(None, make_recipe(deepspeed={"enabled": True}))
+        make_engine(None, make_recipe(deepspeed={"enabled": True}), torch.device("cpu"))
     assert "deepspeed.enabled=false" in caught.value.hint
     assert "medusa-kit[train]" in caught.value.hint
 
 
-def test_accumulated_micro_batches_average_and_the_norm_is_clipped(tiny_base, make_recipe):
+def test_micro_batches_add_up_to_their_update_and_the_norm_is_clipped(tiny_base, make_recipe):
     """One plain update against AdamW's first step, whose size is the learning rate."""
-    module = LossModule(MedusaHeads.for_base(tiny_base(), 1), 0.8, 8)
-    engine = make_engine(module, make_recipe(train={"accumulation": 2, "grad_clip": 1e-3}))
+    base = tiny_base()
+    module = Medusa1(MedusaHeads.for_base(base, 1), LossOptions(chunk=8))
+    recipe = make_recipe(train={"accumulation": 2, "grad_clip": 1e-3})
+    engine = make_engine(module, recipe, base.device)
     hidden_PD, ahead_PJ = torch.randn(10, 16), torch.randint(0, 32, (10, 2))
-    for rows in (slice(0, 5), slice(5, 10)):
-        engine.backward(engine.forward(Batch(hidden_PD[rows], ahead_PJ[rows], None)).loss)
+    terms = module.terms(ahead_PJ, 0.5)
+    for rows in (slice(0, 3), slice(3, 10)):
+        engine.backward(engine.forward(Batch(ahead_PJ[rows], hidden_PD[rows]), terms).loss)
     accumulated = [parameter.grad.clone() for parameter in module.parameters()]
     module.zero_grad()
-    module(hidden_PD, ahead_PJ).loss.backward()
+    module(Batch(ahead_PJ, hidden_PD), terms).loss.backward()
     for parameter, gradient in zip(module.parameters(), accumulated, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-4, atol=1e-6)
     engine.update(0.01)
@@ -98,13 +108,33 @@ def test_accumulated_micro_batches_average_and_the_norm_is_clipped(tiny_base, ma
 
 def test_learning_rate_warms_up_and_follows_a_cosine():
     options = SimpleNamespace(learning_rate=2.0, warmup_ratio=0.1)
-    run = SimpleNamespace(recipe=SimpleNamespace(train=options), num_updates=100)
-    rates = []
-    for run.step in range(100):
-        rates.append(TrainingLoop._learning_rate(run))
+    rates = [learning_rate(options, step, 100) for step in range(100)]
     assert rates[0] == pytest.approx(0.2)
     assert rates[9] == pytest.approx(2.0)
     assert rates[10] == pytest.approx(2.0)
     assert rates[55] == pytest.approx(1.0)
     assert rates[99] < 0.001
     assert rates[10:] == sorted(rates[10:], reverse=True)
+
+
+def test_the_heads_weight_is_constant_or_grows_to_its_peak():
+    weights = {
+        name: [heads_weight(JointSection(schedule=name, heads_weight=0.2), step, 50)
+               for step in range(50)]
+        for name in ("constant", "linear", "sine")
+    }  # fmt: skip
+    assert set(weights["constant"]) == {0.2}
+    for name in ("linear", "sine"):
+        assert weights[name] == sorted(weights[name])
+        assert weights[name][-1] == pytest.approx(0.2)
+    assert weights["linear"][24] == pytest.approx(0.1)
+    assert weights["sine"][24] == pytest.approx(0.2 * math.sin(math.pi / 4))
+
+
+def test_sixteen_bits_and_plain_torch_do_not_train_a_whole_base(make_recipe):
+    recipe = make_recipe(
+        stage="medusa2", joint={"moves": "full"}, base={"model": "x", "dtype": "bfloat16"}
+    )
+    with pytest.raises(ConfigError, match="float32 copies") as caught:
+        make_engine(None, recipe, torch.device("cpu"))
+    assert "deepspeed.enabled=true" in caught.value.hint

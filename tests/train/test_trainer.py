@@ -28,13 +28,13 @@ def crash_after(monkeypatch, updates, action=None):
     """Let the run do so many updates, then raise (or act) in the middle of the next one."""
     original, done = loop.TrainingLoop._update, []
 
-    def update(self, batches):
+    def update(self, arguments):
         if len(done) == updates:
             if action is None:
                 raise Crash
             action()
         done.append(1)
-        original(self, batches)
+        original(self, arguments)
 
     monkeypatch.setattr(loop.TrainingLoop, "_update", update)
     return lambda: monkeypatch.setattr(loop.TrainingLoop, "_update", original)
@@ -109,7 +109,8 @@ def test_soft_targets_teach_what_the_base_would_say(
         recipe = make_recipe(
             output_dir=str(tmp_path / name),
             heads={"num_heads": 2, "num_blocks": 2},
-            train={"epochs": 30, "learning_rate": 0.03, "features": features, **options},
+            train={"epochs": 30, "learning_rate": 0.03, "features": features, "keep": "last",
+                   **options},
         )  # fmt: skip
         report = train_heads(base, counting_rows(), recipe)
         heads = load_heads(report.heads_folder, base)
@@ -212,7 +213,7 @@ def test_a_checkpoint_of_other_data_or_another_base_is_refused(
     changed = type(base)(other.model, None, "other", "memory")
     with pytest.raises(IncompatibleBaseError, match="fingerprint"):
         train_heads(changed, counting_rows(), recipe)
-    (RunFolder(recipe).path / "checkpoint/state.pt").write_bytes(b"half a file")
+    (RunFolder(recipe).load().folder / "state.pt").write_bytes(b"half a file")
     with pytest.raises(CheckpointError, match=r"state\.pt"):
         train_heads(base, counting_rows(), recipe)
 
@@ -221,8 +222,8 @@ def test_a_full_disk_keeps_the_last_checkpoint(tiny_base, counting_rows, make_re
     base, recipe, save, calls = tiny_base(), make_recipe(), torch.save, []
 
     def full_the_second_time(state, path):
-        calls.append(path)
-        if len(calls) == 2:
+        calls.append(path.name)
+        if calls.count("state.pt") == 2 and path.name == "state.pt":
             path.write_bytes(b"half")
             raise OSError(errno.ENOSPC, "No space left on device")
         save(state, path)
@@ -230,9 +231,9 @@ def test_a_full_disk_keeps_the_last_checkpoint(tiny_base, counting_rows, make_re
     monkeypatch.setattr(torch, "save", full_the_second_time)
     with pytest.raises(MedusaKitError, match=r"No space left.*step 4 is safe"):
         train_heads(base, counting_rows(), recipe)
-    assert RunFolder(recipe).load()["step"] == 4
+    assert RunFolder(recipe).load().progress["step"] == 4
     leftovers = [path.name for path in (RunFolder(recipe).path / "checkpoint").iterdir()]
-    assert leftovers == ["state.pt"]
+    assert leftovers == ["step-00000004"]
 
 
 def test_a_loss_that_is_not_finite_names_the_update(
@@ -240,15 +241,20 @@ def test_a_loss_that_is_not_finite_names_the_update(
 ):
     base = tiny_base()
 
-    def poison(self, batches):
+    def poison(self, update):
         if self.step == 2:
-            batches[0][0].fill_(float("nan"))
-        original(self, batches)
+            update.batches[0].hidden_PD.fill_(float("nan"))
+        original(self, update)
 
     original = loop.TrainingLoop._update
     monkeypatch.setattr(loop.TrainingLoop, "_update", poison)
+    recipe = make_recipe(train={"save_every": 2})
     with pytest.raises(MedusaKitError, match="loss is nan at update 3"):
-        train_heads(base, counting_rows(), make_recipe())
+        train_heads(base, counting_rows(), recipe)
+    bad = torch.load(RunFolder(recipe).path / "bad_update.pt")
+    assert bad["step"] == 3
+    assert bad["batches"][0]["hidden_PD"].isnan().all()
+    assert RunFolder(recipe).load().progress["step"] == 2
 
 
 def test_a_changed_base_is_noticed(tiny_base, counting_rows, make_recipe, monkeypatch):

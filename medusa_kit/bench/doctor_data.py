@@ -1,0 +1,209 @@
+"""The doctor's checks of the base model and the data.
+
+Shapes: B batch, T tokens, D hidden, V vocabulary.
+"""
+
+import torch
+
+from medusa_kit.base_model import RELATIVE_TOLERANCE, relative_error
+from medusa_kit.bench.doctor_case import Case, Finding, check, ok, problem, skipped, warning
+from medusa_kit.data.chat import GENERATION_MARK, encode_conversation, encode_prompt
+from medusa_kit.data.readers import Conversation
+from medusa_kit.errors import DataError
+
+LEAST_TRAINED, MOST_TRAINED = 0.02, 0.95  # share of tokens that are trained on
+LEAST_ENDING = 0.9  # share of answers that end with a stop token
+LEAST_OWN = 0.5  # share of trained tokens that the base itself would have written
+CHUNK = 256  # positions whose logits are held at once
+SAMPLE = [
+    {"role": "user", "content": "Name a tree."},
+    {"role": "assistant", "content": "An oak."},
+    {"role": "user", "content": "Another one?"},
+    {"role": "assistant", "content": "A birch."},
+]
+SELF_DISTIL = "let the base write the answers itself: `medusa-kit data generate`"
+
+
+@check("chat template")
+def chat_template(case: Case) -> Finding:
+    """Is it there, does training see what serving will ask, do several turns work?"""
+    tokenizer = case.base.tokenizer
+    if tokenizer is None:
+        return skipped("the base model came without a tokenizer")
+    if not getattr(tokenizer, "chat_template", None):
+        if any(isinstance(row, Conversation) for row in case.rows or ()):
+            return problem(
+                "absent, and the data holds conversations",
+                "give answer rows (`medusa-kit data generate`), or a model with a chat template",
+            )
+        return warning("absent: prompts are encoded as plain text", "serve it as plain text too")
+    marked = GENERATION_MARK.search(tokenizer.chat_template)
+    what = f"present, {'with' if marked else 'without'} {{% generation %}} marks"
+    try:
+        trained = encode_conversation(tokenizer, SAMPLE[:2])
+        asked = encode_prompt(tokenizer, SAMPLE[:1])
+    except DataError as error:
+        return problem(
+            f"{what}; one question and its answer cannot be encoded: {_reason(error)}",
+            error.hint or "the template should take a user message and an assistant message",
+        )
+    if trained.input_ids[: len(asked)] != asked:
+        return problem(
+            f"{what}; a rendered conversation does not begin with the prompt that is served",
+            "compare the template with and without add_generation_prompt",
+        )
+    behind = trained.loss_mask.index(True) - len(asked)
+    if behind:
+        return warning(
+            f"{what}; the first trained token lies {abs(behind)} tokens "
+            f"{'behind' if behind > 0 else 'before'} the end of the prompt that is served",
+            "the assistant's header should be in the generation prompt, not in the answer",
+        )
+    try:
+        encode_conversation(tokenizer, SAMPLE)
+    except DataError as error:
+        return warning(f"{what}; only single turns can be encoded: {_reason(error)}", error.hint)
+    return ok(f"{what}; earlier turns render the same once later ones follow")
+
+
+def _reason(error: DataError) -> str:
+    return error.message.removeprefix("row 0: ")  # the sample is no row of the data
+
+
+@check("loss mask")
+def loss_mask(case: Case) -> Finding:
+    """How much of the data is trained on, and how many rows cannot be used?"""
+    if case.rows is None:
+        return skipped("no data given")
+    if case.data_error is not None or case.report is None:
+        message = case.data_error.message if case.data_error else "no row was encoded"
+        return problem(message, "`medusa-kit data inspect` shows what is trained on")
+    report, kinds = case.report, {row.row: row for row in case.rows}
+    share = report.trained_tokens / report.tokens
+    what = f"{share:.1%} of {report.tokens:,} tokens in {len(case.examples)} rows are trained on"
+    talks = [e for e in case.examples if isinstance(kinds[e.row], Conversation)]
+    tokens = sum(len(e.input_ids) for e in talks)
+    if tokens and sum(sum(e.loss_mask) for e in talks) > MOST_TRAINED * tokens:
+        return problem(
+            f"{what}: in conversations, the user's words are among them",
+            "the template's {% generation %} marks must stand around the assistant's words alone",
+        )
+    if share < LEAST_TRAINED:
+        return warning(what, "give rows with longer answers, or shorter prompts")
+    if report.skipped:
+        row, reason = report.skipped[0]
+        return warning(f"{what}; {len(report.skipped)} skipped, the first is row {row}: {reason}")
+    return ok(what)
+
+
+@check("stop token", data=True)
+def stop_token(case: Case) -> Finding:
+    """Do the answers that end by themselves end with a token that ends them in serving?"""
+    stops = case.base.stop_token_ids
+    if not stops:
+        return warning(
+            "the base model names no stop token", "set eos_token_id in its generation_config.json"
+        )
+    kinds, last = {row.row: row for row in case.rows or ()}, []
+    for example in case.examples:
+        kind = kinds[example.row]
+        whole = len(example.input_ids) < case.max_length
+        if whole and (isinstance(kind, Conversation) or kind.finish_reason == "stop"):
+            written = zip(example.input_ids, example.loss_mask, strict=True)
+            last.append([token for token, trained in written if trained][-1])
+    if not last:
+        return warning(
+            f"none of {len(case.examples)} rows ends by itself: all were cut off by length",
+            "heads never see an answer end: generate with a larger --max-new-tokens",
+        )
+    ending = sum(token in stops for token in last)
+    what = f"{ending} of {len(last)} answers end with a stop token ({sorted(stops)})"
+    if not ending:
+        hint = f"they end with token {last[0]}: is it missing from the generation config's eos?"
+        return problem(f"{what}, so it is never trained on", hint)
+    if ending < LEAST_ENDING * len(last):
+        return warning(what, "answers that end without it teach the heads to go on")
+    return ok(what)
+
+
+@check("tied embeddings")
+def tied_embeddings(case: Case) -> Finding:
+    """Own projections on a tied base copy a matrix that the base itself saves."""
+    info = case.base.info
+    what = "tied" if info.tied_embeddings else "not tied"
+    if case.heads is None or case.heads.config.projection != "own":
+        return ok(what)
+    heads = case.heads.num_heads
+    added = heads * info.vocab_size * info.hidden_size
+    what += f"; {heads} own projections of {added:,} parameters beside {info.num_parameters:,}"
+    if info.tied_embeddings:
+        return warning(what, "projection shared or reduced adds none of them")
+    return ok(what)
+
+
+@check("hidden states")
+def hidden_states(case: Case) -> Finding:
+    """Do heads read in training and in serving what the output embedding reads?"""
+    base, probe_1T = case.base, case.probe_T[None]
+    hidden_1TD, logits_1TV = base.hidden_and_logits(probe_1T, use_cache=False)
+    decoded_1TD = base.hidden_states(probe_1T)
+    errors = {
+        "head_logits against the model's own logits": relative_error(
+            base.head_logits(hidden_1TD), logits_1TV
+        ),
+        "hidden_states against what the hook sees": relative_error(decoded_1TD, hidden_1TD),
+    }
+    if case.hidden_before_TD is not None:
+        before_1TD = case.hidden_before_TD[None]
+        errors["serving's layers against training's"] = relative_error(decoded_1TD, before_1TD)
+    allowed = RELATIVE_TOLERANCE[base.dtype]
+    wrong = [f"{name}: {error:.1e}" for name, error in errors.items() if not error <= allowed]
+    if wrong:
+        return problem(
+            f"off by more than {allowed:.0e} of the spread: {'; '.join(wrong)}",
+            "heads would read something else than the output embedding does: report the family",
+        )
+    worst = max(errors.values())
+    return ok(f"{probe_1T.shape[1]} tokens, largest error {worst:.1e} (allowed {allowed:.0e})")
+
+
+@check("vocabulary")
+def vocabulary(case: Case) -> Finding:
+    """Has every id of the tokenizer, the data and the heads a row in the embeddings?"""
+    size, wrong = case.smallest_vocabulary, []
+    what = f"{size:,} embedding rows"
+    if case.base.tokenizer is not None:
+        known = len(case.base.tokenizer)
+        what += f", {known:,} tokens in the tokenizer"
+        if known > size:
+            wrong.append(f"the tokenizer has {known:,} tokens for {size:,} embedding rows")
+    if case.examples:
+        highest = max(max(example.input_ids) for example in case.examples)
+        what += f", highest id in the data {highest:,}"
+        if highest >= size:
+            wrong.append(f"the data holds id {highest:,}, expected 0..{size - 1:,}")
+    if case.heads is not None and case.heads.config.vocab_size != case.base.info.vocab_size:
+        theirs, ours = case.heads.config.vocab_size, case.base.info.vocab_size
+        wrong.append(f"the heads have a vocabulary of {theirs:,}, the base of {ours:,}")
+    if wrong:
+        return problem("; ".join(wrong), "tokenizer, data and heads must be of this very base")
+    return ok(what)
+
+
+@check("the base's own words", data=True)
+@torch.no_grad()
+def own_words(case: Case) -> Finding:
+    """How much of the data would the base have written? Serving shows the heads nothing else."""
+    same = total = 0
+    for answer in case.answers:
+        ids_T = torch.tensor([*answer.prompt_ids, *answer.response_ids], device=case.base.device)
+        first = len(answer.prompt_ids)
+        hidden_TD = case.base.hidden_states(ids_T[None])[0, first - 1 : -1]
+        for start in range(0, len(hidden_TD), CHUNK):
+            best_T = case.base.head_logits(hidden_TD[start : start + CHUNK]).argmax(-1)
+            same += int((best_T == ids_T[first + start :][: len(best_T)]).sum())
+        total += len(hidden_TD)
+    what = f"the base would have written {same / total:.0%} of {total:,} trained tokens"
+    if same < LEAST_OWN * total:
+        return warning(f"{what}: the data is not its own text", SELF_DISTIL)
+    return ok(what)

@@ -1,0 +1,64 @@
+"""`medusa-kit doctor`: why is it good in training and bad in serving?"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
+
+from medusa_kit import console
+from medusa_kit.cli import options
+
+
+def doctor(
+    model: Annotated[
+        str,
+        typer.Argument(help="Base model: a Hub id, a folder, a GGUF file, or the embedded one."),
+    ] = options.DEFAULT_MODEL,
+    heads: Annotated[
+        str | None, typer.Option(help="Heads: auto (paired or shipped ones), a folder or a Hub id.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="What they were trained on: a file, or a data set.")
+    ] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Rows of the data to look at.")] = 32,
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="How far shares of right guesses may differ.")
+    ] = 0.1,
+    as_json: Annotated[bool, typer.Option("--json", help="Findings as a JSON list.")] = False,
+    dtype: options.DType = "float32",
+    device: options.Device = "auto",
+) -> None:
+    """Check base, data and heads for the known causes of "good in training, bad in serving".
+
+    Without heads, or without data, the checks that need them are skipped. Exit code 1 when there is
+    a problem; warnings leave it at 0.
+    """
+    from medusa_kit.base_model import load_base_model
+    from medusa_kit.bench.doctor import diagnose
+    from medusa_kit.data.readers import read_rows
+
+    rows = None if data is None else list(read_rows(data, limit=limit))
+    base = load_base_model(model, dtype=dtype, device=device)
+    findings = diagnose(base, rows, None if heads == "none" else heads, tolerance)
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        _print(base.info.name, findings)
+    problems = sum(finding.status == "problem" for finding in findings)
+    if problems:
+        number = "1 problem" if problems == 1 else f"{problems} problems"
+        console.err.print(f"error: {number} found", style="bold red")
+        raise typer.Exit(1)
+
+
+def _print(name: str, findings: Sequence[Any]) -> None:
+    rows = [(finding.name, finding.status, finding.what) for finding in findings]
+    table = console.table(name, ("check", "status", "finding"), rows)
+    for column in table.columns:
+        column.justify = "left"
+    console.out.print(table)
+    for finding in findings:
+        if finding.hint:
+            console.note(f"{finding.name}: {finding.hint}")

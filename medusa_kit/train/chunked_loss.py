@@ -1,0 +1,157 @@
+"""Losses over a vocabulary without a [positions, columns] tensor: value and gradient by chunks.
+
+The loss of a chunk and its gradient are worked out in the forward pass, so the largest block is
+[chunk, columns] of one head; only the gradient with respect to z (and a trained projection's
+weights) is kept for the backward pass. With p the target and q the guess at one position:
+
+cross_entropy  -Σ p log q; `soft` is the same with the base's own distribution in p
+tv             1 - Σ min(p, q), total variation: one minus the chance that sampling accepts q
+lk             -log Σ min(p, q) (LK losses, arXiv 2602.23881); for a hard target it is cross_entropy
+rest           cross_entropy in which what p leaves over goes to all other columns together
+
+Shapes: P positions, D hidden, R columns, C positions of one chunk, S columns that share a target.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+TINY = 1e-12
+
+
+class SharedTargets(NamedTuple):
+    """Which columns share each position's target; the first is the token that was written.
+
+    columns_PS: -1 for none. shares_PS: 0 there. rest_P: what is left for all columns not among
+    columns 1 and on; only the loss `rest` reads it.
+    """
+
+    columns_PS: Tensor
+    shares_PS: Tensor
+    rest_P: Tensor | None = None
+
+    def some(self, rows: slice) -> "SharedTargets":
+        rest = None if self.rest_P is None else self.rest_P[rows]
+        return SharedTargets(self.columns_PS[rows], self.shares_PS[rows], rest)
+
+
+def chunked_loss(
+    z_PD: Tensor,
+    targets: SharedTargets,
+    project: Callable[[Tensor], Tensor],
+    chunk: int,
+    kind: str,
+    weights: Sequence[Tensor],
+) -> Tensor:
+    """The loss summed over positions. `project`: z_CD -> logits_CR; `weights`: what it trains."""
+    graded = torch.is_grad_enabled()
+    return _ChunkedLoss.apply(z_PD, targets, project, chunk, kind, graded, *weights)
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        z_PD: Tensor,
+        targets: SharedTargets,
+        project: Callable[[Tensor], Tensor],
+        chunk: int,
+        kind: str,
+        with_gradient: bool,
+        *weights: Tensor,
+    ) -> Tensor:
+        total = targets.shares_PS.new_zeros(())
+        gradient_PD = torch.empty_like(z_PD) if with_gradient else None
+        weight_gradients = [torch.zeros_like(w) for w in weights] if with_gradient else []
+        for start in range(0, len(z_PD), chunk):
+            rows = slice(start, start + chunk)
+            with torch.set_grad_enabled(with_gradient):
+                z_CD = z_PD[rows].detach().requires_grad_(with_gradient)
+                logits_CR = project(z_CD)
+            some = targets.some(rows)
+            loss, gradient_CR = LOSSES[kind](logits_CR.detach(), some)
+            total += loss
+            if gradient_PD is not None:
+                inputs = [z_CD, *weights]
+                found = torch.autograd.grad(logits_CR, inputs, gradient_CR.to(logits_CR.dtype))
+                gradient_PD[rows] = found[0]
+                for kept, new in zip(weight_gradients, found[1:], strict=True):
+                    kept += new
+        if gradient_PD is not None:
+            ctx.save_for_backward(gradient_PD, *weight_gradients)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> Any:
+        scaled = (outer[0].to(saved.dtype) * saved for saved in ctx.saved_tensors)
+        gradient_PD, *weight_gradients = scaled
+        return gradient_PD, None, None, None, None, None, *weight_gradients
+
+
+def _cross_entropy(logits_CR: Tensor, targets: SharedTargets) -> tuple[Tensor, Tensor]:
+    """(summed loss, its gradient_CR with respect to the logits), in the shares' dtype."""
+    columns_CS, shares_CS, _ = targets
+    index_CS = columns_CS.clamp_min(0)
+    log_chance_CR = logits_CR.to(shares_CS.dtype).log_softmax(-1)
+    loss = -(log_chance_CR.gather(1, index_CS) * shares_CS).sum()
+    gradient_CR = log_chance_CR.exp_().mul_(shares_CS.sum(1, keepdim=True))
+    return loss, gradient_CR.scatter_add_(1, index_CS, -shares_CS)
+
+
+def _with_rest(logits_CR: Tensor, targets: SharedTargets) -> tuple[Tensor, Tensor]:
+    columns_CS, shares_CS, rest_C = targets
+    assert rest_C is not None
+    index_CS = columns_CS.clamp_min(0)
+    log_chance_CR = logits_CR.to(shares_CS.dtype).log_softmax(-1)
+    loss = -(log_chance_CR.gather(1, index_CS) * shares_CS).sum()
+    chance_CR = log_chance_CR.exp_()
+    others_CR = chance_CR.scatter(1, index_CS[:, 1:], 0.0)
+    left_C = others_CR.sum(1).clamp_min(TINY)
+    loss = loss - (rest_C * left_C.log()).sum()
+    gradient_CR = chance_CR.mul_((shares_CS.sum(1) + rest_C)[:, None])
+    gradient_CR -= others_CR.mul_((rest_C / left_C)[:, None])
+    return loss, gradient_CR.scatter_add_(1, index_CS, -shares_CS)
+
+
+def _overlap(logits_CR: Tensor, targets: SharedTargets) -> tuple[Tensor, Tensor, Tensor]:
+    """(overlap_C = Σ min(p, q), its gradient_CR, known_C: 1 where there is a target)."""
+    index_CS, shares_CS = _merged(targets)
+    chance_CR = logits_CR.to(shares_CS.dtype).softmax(-1)
+    chance_CS = chance_CR.gather(1, index_CS)
+    below_CS = (chance_CS < shares_CS).to(shares_CS.dtype)  # where more of q raises the overlap
+    overlap_C = torch.minimum(chance_CS, shares_CS).sum(1)
+    risen_CS = chance_CS * below_CS
+    gradient_CR = chance_CR.mul_(-risen_CS.sum(1, keepdim=True)).scatter_add_(1, index_CS, risen_CS)
+    return overlap_C, gradient_CR, (shares_CS.sum(1) > 0).to(shares_CS.dtype)
+
+
+def _merged(targets: SharedTargets) -> tuple[Tensor, Tensor]:
+    """(columns, shares) with the written token's share added to its place among the others."""
+    columns_CS, shares_CS, _ = targets
+    same_CS = (columns_CS[:, 1:] == columns_CS[:, :1]) & (columns_CS[:, :1] >= 0)
+    hard_C1 = shares_CS[:, :1]
+    moved_C1 = same_CS.any(1, keepdim=True)
+    shares_CS = torch.cat([hard_C1 * ~moved_C1, shares_CS[:, 1:] + hard_C1 * same_CS], 1)
+    return columns_CS.clamp_min(0), shares_CS
+
+
+def _total_variation(logits_CR: Tensor, targets: SharedTargets) -> tuple[Tensor, Tensor]:
+    overlap_C, gradient_CR, known_C = _overlap(logits_CR, targets)
+    return (known_C - overlap_C).sum(), gradient_CR.neg_()
+
+
+def _likelihood_of_acceptance(logits_CR: Tensor, targets: SharedTargets) -> tuple[Tensor, Tensor]:
+    overlap_C, gradient_CR, known_C = _overlap(logits_CR, targets)
+    safe_C = overlap_C.clamp_min(TINY)
+    return -(safe_C.log() * known_C).sum(), gradient_CR.mul_(-(known_C / safe_C)[:, None])
+
+
+LOSSES = {
+    "cross_entropy": _cross_entropy,
+    "soft": _cross_entropy,
+    "tv": _total_variation,
+    "lk": _likelihood_of_acceptance,
+    "rest": _with_rest,
+}

@@ -1,0 +1,65 @@
+"""Processes that train together: who am I, how many are we, and a few things said to all.
+
+Every function works in a single process too, where it does nothing.
+"""
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def rank() -> int:
+    """This process among all, from 0: as a launcher set it, before the group exists too."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def world() -> int:
+    """How many processes train together."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def local_rank() -> int:
+    """This process on its own machine, from 0."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def is_main() -> bool:
+    return rank() == 0
+
+
+def start(device: torch.device) -> bool:
+    """Join the others, over gloo on CPU and nccl on GPU; whether a group was made here."""
+    if world() == 1 or dist.is_initialized():
+        return False
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        dist.init_process_group("gloo")
+    return True
+
+
+def barrier() -> None:
+    if world() > 1:
+        dist.barrier()
+
+
+def broadcast(tensor: Tensor, source: int) -> None:
+    """In place. `tensor` must be contiguous."""
+    if world() > 1 and tensor.numel():
+        dist.broadcast(tensor, source)
+
+
+def summed(tensor: Tensor) -> Tensor:
+    """The sum over all processes."""
+    if world() > 1:
+        tensor = tensor.clone()
+        dist.all_reduce(tensor)
+    return tensor
+
+
+def any_of(flag: bool, device: torch.device) -> bool:
+    """Whether the flag is set in any process."""
+    return bool(summed(torch.tensor(float(flag), device=device)) > 0)

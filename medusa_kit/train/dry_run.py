@@ -1,0 +1,127 @@
+"""`--dry-run`: what a run would train on, how much memory and time it takes; nothing is written.
+
+Shapes: P positions, D hidden.
+"""
+
+import time
+
+import torch
+
+from medusa_kit.base_model import BaseModel
+from medusa_kit.config import TrainRecipe
+from medusa_kit.train import distributed, trainer
+from medusa_kit.train.data import HeadTargets, prepare, split
+from medusa_kit.train.engine import Stage
+from medusa_kit.train.features import by_length
+from medusa_kit.train.preparation import Run, prepare_run
+
+ADAMW_COPIES = 4  # weights, gradients, two moments
+SHOWN_TOKENS = 120
+
+
+def dry_run(recipe: TrainRecipe) -> str:
+    """A report in plain text. Raises what `train` would before its first update.
+
+    One micro-batch is really run, forward and backward, to time it and to measure memory.
+    """
+    device = trainer.own_device(recipe.base.device)
+    base = trainer.load_base(recipe, device)
+    examples = trainer.load_examples(base, recipe)
+    training, held_out = split(
+        prepare(examples, recipe.heads.num_heads), recipe.data.eval_fraction, recipe.seed
+    )
+    few = by_length(training)[: max(4, len(training) // 50)]
+    began = time.monotonic()
+    run = prepare_run(base, few, held_out[:2], _in_memory(recipe))
+    prepared = time.monotonic() - began
+    return "\n".join(
+        [
+            *_sizes(run.module, recipe, training),
+            *_estimates(run, base, recipe, training, few, prepared),
+            "first row (trained tokens between « »):",
+            _shown(base, training[0]),
+        ]
+    )
+
+
+def _in_memory(recipe: TrainRecipe) -> TrainRecipe:
+    """A cache on disk would be written to."""
+    if recipe.train.features != "disk":
+        return recipe
+    train = recipe.train.model_copy(update={"features": "memory", "cache_dir": None})
+    return recipe.model_copy(update={"train": train})
+
+
+def _sizes(module: Stage, recipe: TrainRecipe, training: list[HeadTargets]) -> list[str]:
+    trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    positions = sum(len(item.positions_P) for item in training)
+    tokens = sum(len(item.input_ids) for item in training)
+    update = recipe.train.micro_batch_positions * recipe.train.accumulation * distributed.world()
+    return [
+        f"stage {recipe.stage}: {trained:,} trained parameters, of them "
+        f"{sum(p.numel() for p in module.heads.parameters()):,} in the heads",
+        f"{len(training):,} training rows, {tokens:,} tokens, {positions:,} trained positions "
+        f"({positions / tokens:.0%})",
+        f"{update:,} positions an update, about {max(1, round(positions / update)):,} updates an "
+        f"epoch, {recipe.train.epochs} epochs",
+    ]
+
+
+def _estimates(
+    run: Run,
+    base: BaseModel,
+    recipe: TrainRecipe,
+    training: list[HeadTargets],
+    few: list[HeadTargets],
+    prepared: float,
+) -> list[str]:
+    """From one micro-batch and the features of a few rows, in proportion."""
+    module, positions = run.module, sum(len(item.positions_P) for item in training)
+    update = next(iter(run.feed.epoch(0)))
+    terms = module.terms(update.ahead_PJ, 1.0)
+    began = time.monotonic()
+    loss = module(update.batches[0], terms).loss
+    loss.backward()
+    seconds = time.monotonic() - began
+    each = seconds / max(1, update.batches[0].num_positions)
+    stored = recipe.stage == "medusa1" and (recipe.train.features or "memory") != "live"
+    passes = prepared * positions / sum(len(i.positions_P) for i in few) if stored else 0.0
+    trained = sum(p.nbytes for p in module.parameters() if p.requires_grad)
+    features = positions * base.info.hidden_size * base.dtype.itemsize if stored else 0
+    columns = max(run.module.heads.num_columns, base.info.vocab_size if not stored else 0)
+    logits = 3 * recipe.train.chunk_positions * columns * 4
+    model = sum(p.nbytes for p in base.model.parameters())
+    return [
+        f"loss of the first micro-batch {loss.item():.3f}",
+        f"memory, about: model {_gb(model)}, trained weights with AdamW "
+        f"{_gb(ADAMW_COPIES * trained)}, hidden states {_gb(features)}, a chunk of logits "
+        f"{_gb(logits)}" + _gpu_peak(base.device),
+        f"time on this machine, about: hidden states {passes / 60:.1f} min, updates "
+        f"{each * positions * recipe.train.epochs / 60 / distributed.world():.1f} min",
+    ]
+
+
+def _gb(num_bytes: float) -> str:
+    return f"{num_bytes / 1e9:.2f} GB"
+
+
+def _gpu_peak(device: torch.device) -> str:
+    if device.type != "cuda":
+        return ""
+    return f"; measured in this trial: {_gb(torch.cuda.max_memory_allocated(device))}"
+
+
+def _shown(base: BaseModel, item: HeadTargets) -> str:
+    """The beginning of a row, what is trained on set apart."""
+    trained = {int(position) + 1 for position in item.positions_P}
+    shown, inside = [], False
+    for place, token in enumerate(item.input_ids[:SHOWN_TOKENS]):
+        if (place in trained) != inside:
+            shown.append("«" if not inside else "»")
+            inside = not inside
+        shown.append(base.tokenizer.decode([token]))
+    return (
+        "".join(shown)
+        + ("»" if inside else "")
+        + (" …" if len(item.input_ids) > SHOWN_TOKENS else "")
+    )

@@ -1,0 +1,209 @@
+"""From a recipe and prepared rows to what the loop runs on: module, feed, and a way to score.
+
+Shapes: P positions, S likeliest tokens of the base.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from medusa_kit import adapters, console
+from medusa_kit.base_model import BaseModel
+from medusa_kit.config import TrainRecipe
+from medusa_kit.errors import ConfigError
+from medusa_kit.heads import MedusaHeads, load_heads
+from medusa_kit.train import distributed
+from medusa_kit.train.data import HeadTargets, coverage, most_frequent_ids
+from medusa_kit.train.engine import Stage, TrainingEngine
+from medusa_kit.train.evaluate import HeadScores, answer_starts, evaluate
+from medusa_kit.train.feature_cache import cached_positions
+from medusa_kit.train.features import (
+    FeatureOptions,
+    Positions,
+    by_length,
+    check_packing,
+    collect_features,
+    run_batches,
+)
+from medusa_kit.train.feeds import Cutting, Feed, LiveFeed, StoredFeed
+from medusa_kit.train.loss import LossOptions
+from medusa_kit.train.stages import Medusa1, Medusa2, needs_original
+
+SOFT_TOP = 32  # the base's likeliest tokens kept for soft targets, unless the recipe says
+
+
+@dataclass
+class Run:
+    """The parts of one run before an engine drives them."""
+
+    module: Stage
+    feed: Feed
+    held_out: list[HeadTargets]  # longest first
+    held_features: Positions | None  # none where the base moves: then they are made anew
+    options: FeatureOptions
+    chunk: int
+
+    def scorer(self, engine: TrainingEngine) -> Callable[[], HeadScores]:
+        """Judges the heads on the held-out rows; every process does the same."""
+        heads, base = self.module.heads, self.module.heads.base
+        starts = answer_starts(self.held_out)
+
+        def score() -> HeadScores:
+            self.module.eval()
+            store = self.held_features
+            if store is None:
+                found = list(run_batches(base, self.held_out, self.options))
+                store = Positions(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+            # After the base ran: its own forward lets go of what it has gathered.
+            with engine.whole([*self.module.held_parameters(), *heads.parameters()]):
+                scores = evaluate(heads, store, self.chunk, starts)
+            self.module.train()
+            return scores
+
+        return score
+
+
+def feature_options(recipe: TrainRecipe, base: BaseModel) -> FeatureOptions:
+    """How rows go through the base in this run."""
+    train = recipe.train
+    soft = 0 if train.loss == "cross_entropy" else (train.soft_top or SOFT_TOP)
+    return FeatureOptions(
+        train.feature_batch_tokens, min(soft, base.info.vocab_size), train.packing
+    )
+
+
+def prepare_run(
+    base: BaseModel,
+    training: Sequence[HeadTargets],
+    held_out: Sequence[HeadTargets],
+    recipe: TrainRecipe,
+) -> Run:
+    """Heads, module, features and feed. Raises as `train` does."""
+    train, joint = recipe.train, recipe.stage == "medusa2"
+    options = feature_options(recipe, base)
+    if train.packing:
+        check_packing(base, training)
+    heads = new_heads(base, training, recipe)
+    positions = train.micro_batch_positions * train.accumulation * distributed.world()
+    cutting = Cutting(positions, train.accumulation)
+    held_out = by_length(held_out)
+    plain = FeatureOptions(options.batch_tokens, 0, options.packing)
+    module: Stage
+    feed: Feed
+    held_features: Positions | None = None
+    if joint:
+        module, feed = _joint(base, heads, training, recipe, cutting, options)
+    else:
+        held_features = collect_features(base, held_out, plain, "held-out features")
+        feed = _medusa1_feed(base, training, recipe, cutting, options)
+        module = Medusa1(heads, LossOptions.of(train))
+    return Run(module, feed, held_out, held_features, plain, train.chunk_positions)
+
+
+def _medusa1_feed(
+    base: BaseModel,
+    training: Sequence[HeadTargets],
+    recipe: TrainRecipe,
+    cutting: Cutting,
+    options: FeatureOptions,
+) -> Feed:
+    features = recipe.train.features or "memory"
+    if features == "live":
+        return LiveFeed(base, training, cutting, options)
+    if features == "disk":
+        return StoredFeed(cached_positions(base, training, recipe, options), cutting)
+    return StoredFeed(collect_features(base, training, options, "training features"), cutting)
+
+
+def _joint(
+    base: BaseModel,
+    heads: MedusaHeads,
+    training: Sequence[HeadTargets],
+    recipe: TrainRecipe,
+    cutting: Cutting,
+    options: FeatureOptions,
+) -> tuple[Medusa2, LiveFeed]:
+    """The base is made to move only after the original has said what it has to say."""
+    joint, loss = recipe.joint_options, LossOptions.of(recipe.train)
+    teacher = joint.teacher or ("cached" if joint.moves == "full" else "live")
+    original = None
+    if teacher == "cached" and needs_original(joint, loss):
+        original = _original(base, training, joint.distill_top, options)
+    if joint.moves == "full":
+        base.model.requires_grad_(True)
+    else:
+        adapters.put_on(base.model, joint.lora)
+    if joint.gradient_checkpointing:
+        if not base.model.supports_gradient_checkpointing:
+            raise ConfigError(
+                f"joint.gradient_checkpointing: {base.info.model_type} does not support it",
+                hint="joint.gradient_checkpointing=false",
+            )
+        _checkpoint_activations(base.model)
+    module = Medusa2(Medusa1(heads, loss), base, joint)
+    module.train()
+    moving = sum(p.numel() for p in base.model.parameters() if p.requires_grad)
+    console.note(f"{moving:,} weights of the base move, by {joint.moves}")
+    return module, LiveFeed(base, training, cutting, options, joint=True, original=original)
+
+
+def _checkpoint_activations(model: Any) -> None:
+    """Under the name that this transformers has for it."""
+    name = "activation_checkpointing_enable"
+    enable = getattr(model, name, None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": False})
+
+
+def _original(
+    base: BaseModel, items: Sequence[HeadTargets], top: int, options: FeatureOptions
+) -> dict[int, Positions]:
+    """What the original says at every position of each item: only its likeliest tokens are kept."""
+    order = sorted(range(len(items)), key=lambda i: -len(items[i].input_ids))
+    top = min(top, base.info.vocab_size)
+    wanted = FeatureOptions(options.batch_tokens, top, options.packing)
+    found, left = {}, iter(order)
+    total = sum(len(item.positions_P) for item in items)
+    num_bytes = total * top * 8
+    console.note(f"what the original says: {num_bytes / 1e9:.3f} GB in memory")
+    with console.progress("original's guesses", total, unit="tok") as bar:
+        for batch in run_batches(base, [items[i] for i in order], wanted):
+            done = 0
+            while done < len(batch.ahead_PJ):
+                index = next(left)
+                size = len(items[index].positions_P)
+                part = Positions(*(tensor[done : done + size].clone() for tensor in batch))
+                found[index] = part._replace(hidden_PD=part.hidden_PD[:, :0].clone())
+                done += size
+            bar.advance(done)
+    return found
+
+
+def new_heads(base: BaseModel, training: Sequence[HeadTargets], recipe: TrainRecipe) -> MedusaHeads:
+    """Untrained heads, or for two-stage Medusa-2 those of an earlier run.
+
+    In float32 (float64 for a float64 base): small updates vanish in bfloat16.
+    """
+    options = recipe.heads
+    warmed_up = recipe.joint_options.heads_from if recipe.stage == "medusa2" else None
+    if warmed_up is not None:
+        heads = load_heads(Path(warmed_up), base)
+        if heads.num_heads != options.num_heads:
+            raise ConfigError(
+                f"joint.heads_from: {warmed_up} holds {heads.num_heads} heads, heads.num_heads is "
+                f"{options.num_heads}",
+                hint="the section heads must be that of the run which warmed them up",
+            )
+        heads.requires_grad_(True)
+        return heads.double() if base.dtype == torch.float64 else heads.float()
+    ids_R = None
+    if options.reduced_size is not None:
+        ids_R = most_frequent_ids(list(training), options.reduced_size, base.stop_token_ids)
+        share = coverage(list(training), ids_R)
+        console.note(f"reduced projection: {len(ids_R):,} tokens, {share:.1%} of training targets")
+    heads = MedusaHeads.for_base(
+        base, options.num_heads, options.num_blocks, options.projection, ids_R, options.kind
+    )
+    return heads.double() if base.dtype == torch.float64 else heads.float()

@@ -1,0 +1,144 @@
+"""The two stages as modules whose forward is their loss: what training engines drive.
+
+Medusa-1 (arXiv 2401.10774, §2.2.1): the base is frozen, heads learn from its hidden states.
+Medusa-2 (§2.2.2): heads and base, or adapters on it, move together; loss = the base's own + λ0 ×
+the heads'. The base is held to its original by KL (§2.3.2).
+
+Shapes: P positions, K heads, J = K + 1 tokens ahead, S likeliest tokens of the base.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from medusa_kit import adapters
+from medusa_kit.base_model import BaseModel
+from medusa_kit.config import JointSection
+from medusa_kit.heads.kinds import MedusaHeads
+from medusa_kit.heads.ranks import head_parameter_dtype
+from medusa_kit.train.features import Positions, likeliest
+from medusa_kit.train.feeds import Batch
+from medusa_kit.train.loss import (
+    HeadsLoss,
+    LossOptions,
+    SoftTargets,
+    base_loss,
+    heads_loss,
+    target_counts,
+)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a micro-batch is divided and weighed by: the same for all of an update."""
+
+    counts_K: Tensor  # the update's targets of each head
+    count: Tensor  # the update's positions
+    share: float  # this micro-batch's part of what is added once an update
+    heads_weight: float = 1.0  # λ0 at this update
+
+
+class Medusa1(nn.Module):
+    """Heads on stored or live hidden states."""
+
+    def __init__(self, heads: MedusaHeads, options: LossOptions) -> None:
+        super().__init__()
+        self.heads = heads
+        self.options = options
+        place: dict[str, Any] = {"device": heads.base.device, "dtype": head_parameter_dtype(heads)}
+        self.uncertainty_K = (
+            nn.Parameter(torch.zeros(heads.num_heads, **place)) if options.learned_weights else None
+        )
+
+    def terms(self, ahead_PJ: Tensor, share: float, heads_weight: float = 1.0) -> Terms:
+        """Of the update that has these targets in all its micro-batches."""
+        soft = self.options.soft_share > 0
+        counts_K = target_counts(self.heads, ahead_PJ, soft)
+        return Terms(counts_K, (ahead_PJ[:, 0] >= 0).sum().to(counts_K), share, heads_weight)
+
+    def forward(self, batch: Batch, terms: Terms) -> HeadsLoss:
+        assert batch.hidden_PD is not None
+        result = heads_loss(
+            self.heads, batch.hidden_PD, batch.ahead_PJ, self.options, batch.soft, terms.counts_K,
+            self.uncertainty_K,
+        )  # fmt: skip
+        if self.uncertainty_K is None:
+            return result
+        return result._replace(loss=result.loss + terms.share * self.uncertainty_K.sum())
+
+    def held_parameters(self) -> list[nn.Parameter]:
+        """Weights that are read outside their own module's forward, chunk by chunk."""
+        return list(self.heads.projections.parameters())
+
+    def groups(self) -> list[tuple[list[nn.Parameter], float]]:
+        """(parameters, times the learning rate)."""
+        return [(list(self.parameters()), 1.0)]
+
+
+class Medusa2(nn.Module):
+    """Base and heads together."""
+
+    def __init__(self, medusa1: Medusa1, base: BaseModel, joint: JointSection) -> None:
+        super().__init__()
+        self.model = base.model
+        self.medusa1 = medusa1
+        self.joint = joint
+        self._base = (base,)
+        self.options = replace(
+            medusa1.options, soft_share=joint.distill_share, learned_weights=False
+        )
+
+    @property
+    def heads(self) -> MedusaHeads:
+        return self.medusa1.heads
+
+    def terms(self, ahead_PJ: Tensor, share: float, heads_weight: float = 1.0) -> Terms:
+        return self.medusa1.terms(ahead_PJ, share, heads_weight)
+
+    def forward(self, batch: Batch, terms: Terms) -> HeadsLoss:
+        assert batch.rows is not None
+        original = batch.original or self._original(batch)
+        hidden_PD = batch.rows.hidden_PD(self._base[0])
+        own = base_loss(
+            self._base[0], hidden_PD, batch.ahead_PJ[:, 0], self.options, terms.count,
+            None if original is None else SoftTargets(original.likeliest_PS, original.chances_PS),
+        )  # fmt: skip
+        soft = None
+        if original is not None and self.medusa1.options.soft_share > 0:
+            soft = original.soft(torch.arange(len(hidden_PD), device=hidden_PD.device))
+        ahead = Batch(batch.ahead_PJ, hidden_PD, soft)
+        heads = self.medusa1(ahead, terms)
+        loss = own + terms.heads_weight * heads.loss
+        return heads._replace(loss=loss, base=own.detach())
+
+    @torch.no_grad()
+    def _original(self, batch: Batch) -> Positions | None:
+        """What the base says without its adapters; nothing where nothing is asked of it."""
+        if not needs_original(self.joint, self.medusa1.options):
+            return None
+        assert batch.rows is not None
+        base = self._base[0]
+        training = self.model.training
+        self.model.eval()  # no dropout in what is taught
+        with adapters.switched_off(self.model):
+            hidden_PD = batch.rows.hidden_PD(base)
+        self.model.train(training)
+        top = min(self.joint.distill_top, base.info.vocab_size)
+        return Positions(hidden_PD, batch.ahead_PJ, *likeliest(base, hidden_PD, top))
+
+    def held_parameters(self) -> list[nn.Parameter]:
+        base = self._base[0]
+        embeddings: list[Any] = [base.output_embedding, base.model.get_input_embeddings()]
+        held = [p for embedding in embeddings for p in embedding.parameters(recurse=False)]
+        return [*dict.fromkeys(held), *self.medusa1.held_parameters()]
+
+    def groups(self) -> list[tuple[list[nn.Parameter], float]]:
+        base = [p for p in self.model.parameters() if p.requires_grad]
+        heads = list(self.medusa1.parameters())
+        return [(base, 1.0), (heads, self.joint.heads_learning_rate_factor)]
+
+
+def needs_original(joint: JointSection, options: LossOptions) -> bool:
+    return joint.distill_share > 0 or options.soft_share > 0

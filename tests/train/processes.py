@@ -1,0 +1,84 @@
+"""Run in each of several processes by test_processes.py: trains one class of runs, prints losses.
+
+Arguments: a folder, then for each run a name and the recipe's sections as JSON.
+"""
+
+import json
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from medusa_kit.base_model import wrap_model
+from medusa_kit.config import TrainRecipe
+from medusa_kit.data.chat import EncodedExample
+from medusa_kit.heads import load_heads
+from medusa_kit.train import distributed
+from medusa_kit.train.trainer import train_heads
+
+
+class NoTokenizer:
+    """As much of one as saving asks for."""
+
+    def save_pretrained(self, folder):
+        pass
+
+    def get_vocab(self):
+        return {}
+
+
+def make_base():
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, initializer_range=0.3, eos_token_id=31,
+        tie_word_embeddings=True,
+    )  # fmt: skip
+    return wrap_model(LlamaForCausalLM(config), NoTokenizer())
+
+
+def rows():
+    generator = torch.Generator().manual_seed(1)
+    found = []
+    for row in range(12):
+        length = 12 + int(torch.randint(0, 12, (), generator=generator))
+        ids = [(5 * row + i) % 23 for i in range(length)]
+        found.append(EncodedExample(ids, [i >= 3 for i in range(length)], row + 1))
+    return found
+
+
+def run(folder, sections):
+    """(losses, bytes of the saved heads) of one run."""
+    train = {"epochs": 2, "learning_rate": 0.01, "chunk_positions": 16, "log_every": 1,
+             "eval_every": 1000, "save_every": 1000, "feature_batch_tokens": 100,
+             "keep": "last"}  # fmt: skip
+    recipe = TrainRecipe.model_validate({
+        "output_dir": str(folder), "base": {"model": "debug-tiny"}, "data": {"sources": ["none"]},
+        **sections, "train": train | sections["train"],
+    })  # fmt: skip
+    base = make_base()
+    report = train_heads(base, rows(), recipe)
+    if not distributed.is_main():
+        return None
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    losses = [line["loss"] for line in lines if "loss" in line]
+    stage2 = recipe.stage == "medusa2"
+    heads = load_heads(report.heads_folder, make_base(), force=stage2)
+    sums = {name: float(tensor.double().abs().sum()) for name, tensor in heads.state_dict().items()}
+    return {"losses": losses, "weights": sums}
+
+
+def main():
+    warnings.simplefilter("ignore")
+    distributed.start(torch.device("cpu"))
+    folder, found = Path(sys.argv[1]), {}
+    for name, sections in json.loads(sys.argv[2]).items():
+        found[name] = run(folder / name, sections)
+    if distributed.is_main():
+        (folder / "found.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""Hidden states on disk: the same training, nothing stored twice, nothing lost."""
+
+import json
+import shutil
+from collections import namedtuple
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from medusa_kit.errors import IncompatibleBaseError, MedusaKitError
+from medusa_kit.heads import load_heads
+from medusa_kit.train import feature_cache
+from medusa_kit.train.data import prepare
+from medusa_kit.train.feature_cache import cache_folder, cached_positions
+from medusa_kit.train.features import FeatureOptions, collect_features
+from medusa_kit.train.run_folder import RunFolder
+from medusa_kit.train.trainer import train_heads
+
+
+@pytest.fixture
+def recipe_with_cache(make_recipe, tmp_path):
+    def build(name="run", dtype="float32", cache="cache", **train):
+        options = {"features": "disk", "cache_dir": str(tmp_path / cache), "cache_dtype": dtype}
+        return make_recipe(output_dir=str(tmp_path / name), train={**options, **train})
+
+    return build
+
+
+def shards(recipe):
+    return sorted(cache_folder(recipe).glob("shard-*.safetensors"))
+
+
+def losses(recipe):
+    lines = (RunFolder(recipe).path / "metrics.jsonl").read_text().splitlines()
+    return [line["loss"] for line in map(json.loads, lines) if "loss" in line]
+
+
+@pytest.mark.parametrize("loss", [{}, {"loss": "soft", "soft_share": 0.5, "soft_top": 4}])
+def test_training_from_disk_is_training_from_memory(
+    tiny_base, counting_rows, make_recipe, recipe_with_cache, tmp_path, loss
+):
+    base, rows = tiny_base(), counting_rows()
+    options = {"log_every": 1, **loss}
+    memory = make_recipe(output_dir=str(tmp_path / "memory"), train=options)
+    disk = recipe_with_cache(**options)
+    weights = []
+    for recipe in (memory, disk):
+        report = train_heads(base, rows, recipe)
+        weights.append(load_heads(report.heads_folder, base).state_dict())
+    assert losses(disk) == pytest.approx(losses(memory), rel=1e-5)
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(weights[1][name], tensor, rtol=1e-3, atol=1e-5)
+
+
+def test_live_and_cached_training_see_the_same_loss(
+    tiny_base, counting_rows, make_recipe, recipe_with_cache, tmp_path
+):
+    """With one update an epoch both train on the same positions; in bfloat16 nearly the same."""
+    base, rows = tiny_base(), counting_rows()
+    options = {"micro_batch_positions": 1000, "log_every": 1, "epochs": 4}
+    live = make_recipe(output_dir=str(tmp_path / "live"), train={"features": "live", **options})
+    exact = recipe_with_cache("exact", cache="exact_cache", **options)
+    rounded = recipe_with_cache("rounded", dtype="bfloat16", **options)
+    for recipe in (live, exact, rounded):
+        train_heads(base, rows, recipe)
+    assert len(losses(live)) == 4
+    assert losses(exact) == pytest.approx(losses(live), rel=1e-5)
+    assert losses(rounded) == pytest.approx(losses(live), rel=2e-2)
+    assert losses(rounded) != losses(exact)
+
+
+def test_only_the_positions_trained_on_are_stored_and_equal_rows_once(
+    tiny_base, counting_rows, recipe_with_cache
+):
+    base, recipe = tiny_base(), recipe_with_cache(dtype="bfloat16")
+    items = prepare([*counting_rows(4), *counting_rows(4)], 4)
+    found = cached_positions(base, items, recipe, FeatureOptions(100))
+    with safe_open(shards(recipe)[0], framework="pt") as stream:
+        hidden_PD = stream.get_tensor("hidden_PD")
+    assert hidden_PD.shape == (4 * 20, 16)
+    assert hidden_PD.dtype == torch.bfloat16
+    assert len(found.ahead_PJ) == 8 * 20
+    rows_P = torch.tensor([159, 0, 80, 3])
+    hidden_PD, ahead_PJ, _ = found.rows(rows_P)
+    assert torch.equal(hidden_PD[1], hidden_PD[2])
+    expected = torch.cat([base.hidden_states(torch.tensor([i.input_ids]))[0, i.positions_P]
+                          for i in items])[rows_P]  # fmt: skip
+    torch.testing.assert_close(hidden_PD, expected.bfloat16().float(), rtol=1e-2, atol=1e-2)
+    assert torch.equal(ahead_PJ, torch.cat([torch.from_numpy(i.ahead_PJ) for i in items])[rows_P])
+    index = json.loads((cache_folder(recipe) / "index.json").read_text())
+    assert index["base_fingerprint"] == base.info.fingerprint
+    assert [shard["file"] for shard in index["shards"]] == [path.name for path in shards(recipe)]
+
+
+def test_a_cache_is_added_to_and_goes_on_after_an_interruption(
+    tiny_base, counting_rows, recipe_with_cache, monkeypatch, capsys
+):
+    base, recipe = tiny_base(), recipe_with_cache()
+    items, options = prepare(counting_rows(6), 4), FeatureOptions(30)
+    monkeypatch.setattr(feature_cache, "SHARD_BYTES", 1)  # a shard a row
+    original, done = feature_cache.run, []
+
+    def stop_after_two(*arguments):
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(1)
+        return original(*arguments)
+
+    monkeypatch.setattr(feature_cache, "run", stop_after_two)
+    with pytest.raises(KeyboardInterrupt):
+        cached_positions(base, items, recipe, options)
+    kept = shards(recipe)
+    assert len(kept) == 2
+    monkeypatch.setattr(feature_cache, "run", lambda *a: done.append(1) or original(*a))
+    capsys.readouterr()
+    found = cached_positions(base, items, recipe, options)
+    assert len(done) == 6
+    assert "80 of 120 positions are missing" in capsys.readouterr().err
+    assert set(kept) < set(shards(recipe))
+    store = collect_features(base, items, options)
+    every = found.rows(torch.arange(120))[0]
+    torch.testing.assert_close(
+        every.sort(0).values, store.hidden_PD.sort(0).values, rtol=1e-4, atol=1e-5
+    )
+    cached_positions(base, items, recipe, options)
+    assert len(done) == 6  # nothing is missing any more
+
+
+def test_a_shard_that_is_cut_off_is_named_and_made_again(
+    tiny_base, counting_rows, recipe_with_cache, monkeypatch, capsys
+):
+    base, recipe = tiny_base(), recipe_with_cache()
+    items, options = prepare(counting_rows(3), 4), FeatureOptions(30)
+    monkeypatch.setattr(feature_cache, "SHARD_BYTES", 1)
+    expected = cached_positions(base, items, recipe, options).rows(torch.arange(60))[0].clone()
+    broken = shards(recipe)[1]
+    broken.write_bytes(broken.read_bytes()[:-50])
+    found = cached_positions(base, items, recipe, options)
+    said = capsys.readouterr().err
+    assert broken.name in said
+    assert "made again" in said
+    assert len(shards(recipe)) == 3
+    torch.testing.assert_close(found.rows(torch.arange(60))[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def test_a_cache_of_another_base_or_format_is_refused(tiny_base, counting_rows, recipe_with_cache):
+    base, items = tiny_base(), prepare(counting_rows(3), 4)
+    cached_positions(base, items, recipe_with_cache(), FeatureOptions(100))
+    other = tiny_base()
+    other.model.lm_head.weight.data += 1
+    changed = type(base)(other.model, None, "other", "memory")
+    with pytest.raises(IncompatibleBaseError, match="base_fingerprint"):
+        cached_positions(changed, items, recipe_with_cache(), FeatureOptions(100))
+    with pytest.raises(IncompatibleBaseError, match="dtype 'bfloat16' ≠ 'float32'"):
+        cached_positions(base, items, recipe_with_cache(dtype="bfloat16"), FeatureOptions(100))
+
+    class Tokenizer:
+        def get_vocab(self):
+            return {"a": 0}
+
+    base.tokenizer = Tokenizer()
+    with pytest.raises(IncompatibleBaseError, match="tokenizer") as caught:
+        cached_positions(base, items, recipe_with_cache(), FeatureOptions(100))
+    assert "cache_dir" in caught.value.hint
+
+
+def test_a_disk_that_is_too_small_is_refused_before_anything_is_computed(
+    tiny_base, counting_rows, recipe_with_cache, monkeypatch
+):
+    base, recipe = tiny_base(), recipe_with_cache()
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10, 9, 1000))
+    monkeypatch.setattr(feature_cache, "run", None)
+    with pytest.raises(MedusaKitError, match=r"0\.0 GB free; the hidden states need") as caught:
+        cached_positions(base, prepare(counting_rows(3), 4), recipe, FeatureOptions(100))
+    assert "train.features=live" in caught.value.hint
+    assert not shards(recipe)

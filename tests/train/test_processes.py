@@ -1,0 +1,178 @@
+"""Several processes: runs that must agree form a class, and a run that loses a process recovers."""
+
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from medusa_kit.errors import ConfigError
+from medusa_kit.train import launch
+
+ROOT = Path(__file__).parent.parent.parent
+needs_deepspeed = pytest.mark.skipif(
+    importlib.util.find_spec("deepspeed") is None, reason="deepspeed is not installed"
+)
+# Losses are sums of the same float32 numbers in other orders.
+TOLERANCE = 2e-5
+PLAIN = {"deepspeed": {"enabled": False}}
+
+
+def zero(stage):
+    return {"deepspeed": {"enabled": True, "zero_stage": stage, "persistence_threshold": 0}}
+
+
+def cut(positions, accumulation=1, **more):
+    train = {"micro_batch_positions": positions, "accumulation": accumulation, **more}
+    return {"train": train}
+
+
+STAGES = {
+    "medusa1": {"stage": "medusa1", "heads": {"num_heads": 2, "projection": "own"}},
+    "lora": {"stage": "medusa2", "heads": {"num_heads": 2, "kind": "hydra"},
+             "joint": {"moves": "lora", "distill_share": 0.5, "lora": {"rank": 4}}},
+    "full": {"stage": "medusa2",
+             "heads": {"num_heads": 2, "projection": "reduced", "reduced_size": 20},
+             "joint": {"moves": "full", "distill_share": 0.5, "gradient_checkpointing": True}},
+}  # fmt: skip
+
+
+def run_together(folder, runs, processes):
+    """Every run in turn, in so many processes; what the first of them found."""
+    folder.mkdir()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    workers = []
+    for rank in range(processes):
+        environment = {
+            **os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_PORT": str(port),
+            "WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "OMP_NUM_THREADS": "1",
+            "DS_ACCELERATOR": "cpu",
+        }  # fmt: skip
+        command = [sys.executable, str(Path(__file__).parent / "processes.py"), str(folder)]
+        workers.append(subprocess.Popen([*command, json.dumps(runs)], env=environment,
+                                        stderr=subprocess.PIPE, text=True))  # fmt: skip
+    errors = [worker.communicate(timeout=400)[1] for worker in workers]
+    assert [worker.returncode for worker in workers] == [0] * processes, "\n".join(
+        error[-6000:] for error in errors
+    )
+    return json.loads((folder / "found.json").read_text())
+
+
+@needs_deepspeed
+def test_runs_that_must_agree_do(tmp_path):
+    """Micro-batch × accumulation × processes × ZeRO stage: the same losses, the same heads.
+
+    Shards are real: with persistence_threshold 0 stage 3 keeps no weight whole.
+    """
+    alone, together = {}, {}
+    for name, stage in STAGES.items():
+        alone[f"{name}/one"] = {**stage, **PLAIN, **cut(32)}
+        alone[f"{name}/accumulated"] = {**stage, **PLAIN, **cut(8, accumulation=4)}
+        together[f"{name}/plain"] = {**stage, **PLAIN, **cut(16)}
+        for number in range(4):
+            accumulation = 2 if number == 2 else 1
+            together[f"{name}/zero {number}"] = {
+                **stage, **zero(number), **cut(16 // accumulation, accumulation)
+            }  # fmt: skip
+    alone["live/one"] = {**STAGES["medusa1"], **PLAIN, **cut(32, features="live")}
+    together["live/zero 1"] = {**STAGES["medusa1"], **zero(1), **cut(16, features="live")}
+    found = run_together(tmp_path / "alone", alone, 1)
+    found |= run_together(tmp_path / "together", together, 2)
+    for name in found:
+        reference = found[f"{name.split('/')[0]}/one"]
+        assert found[name]["losses"] == pytest.approx(reference["losses"], rel=TOLERANCE), name
+        assert found[name]["weights"] == pytest.approx(reference["weights"], rel=1e-3), name
+    for name in ("medusa1", "lora", "full", "live"):
+        losses = found[f"{name}/one"]["losses"]
+        assert len(losses) >= 8
+        assert losses[-1] < losses[0]
+
+
+def debug_command(folder, *overrides):
+    return [
+        "train", str(ROOT / "recipes/debug.yaml"), f"output_dir={folder}", "train.epochs=12",
+        "train.save_every=5", "train.log_every=1", "train.keep=last", "deepspeed.enabled=false",
+        *overrides,
+    ]  # fmt: skip
+
+
+def start(arguments):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "medusa_kit", *arguments], env=environment, cwd=ROOT,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+
+
+def weights(folder):
+    from safetensors.torch import load_file
+
+    return load_file(folder / "heads" / "heads.safetensors")
+
+
+def worker_pids(parent):
+    listing = subprocess.run(["ps", "-o", "pid=", "--ppid", str(parent)], capture_output=True,
+                             text=True, check=False)  # fmt: skip
+    return [int(pid) for pid in listing.stdout.split()]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks ps for the worker's process")
+def test_a_killed_process_ends_the_others_and_the_run_goes_on_where_it_was(tmp_path):
+    straight = start([*debug_command(tmp_path / "straight"), "--nproc", "2"])
+    said = straight.communicate(timeout=300)[1]
+    assert straight.returncode == 0, said[-2000:]
+
+    folder = tmp_path / "killed"
+    run = start([*debug_command(folder), "--nproc", "2"])
+    deadline = time.monotonic() + 200
+    while not list(folder.glob("checkpoint/step-*/progress.json")):
+        assert run.poll() is None, run.communicate()[1][-2000:]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(worker_pids(run.pid)[-1], signal.SIGKILL)
+    said = run.communicate(timeout=60)[1]  # the others end within a minute
+    assert run.returncode == 1
+    assert "killed by signal 9; the others are stopped" in said
+    assert not (folder / "run.json").exists()
+
+    again = start([*debug_command(folder), "--nproc", "2"])
+    said = again.communicate(timeout=300)[1]
+    assert again.returncode == 0, said[-2000:]
+    assert "going on from update" in said
+    ours, theirs = weights(folder), weights(tmp_path / "straight")
+    for name, tensor in theirs.items():
+        assert torch.equal(ours[name], tensor), name
+    steps = [
+        [json.loads(line)["step"] for line in (run / "metrics.jsonl").read_text().splitlines()]
+        for run in (folder, tmp_path / "straight")
+    ]
+    assert steps[0] == steps[1]
+
+
+def test_workers_share_the_exit_code_of_the_first_that_fails(monkeypatch, capsys):
+    started = []
+
+    def fake(arguments, rank, processes, port):
+        code = "import time; time.sleep(30)" if rank == 0 else "raise SystemExit(2)"
+        started.append(subprocess.Popen([sys.executable, "-c", code]))
+        return started[-1]
+
+    monkeypatch.setattr(launch, "_start", fake)
+    assert launch.launch(["train", "x"], 3) == 2
+    assert [worker.poll() is not None for worker in started] == [True] * 3
+    assert "ended with 2" in capsys.readouterr().err
+
+
+def test_nproc_inside_another_launcher_is_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(ConfigError, match="started 4 processes"):
+        launch.launch(["train", "x"], 2)

@@ -1,0 +1,77 @@
+"""Every recipe loads and says what it needs; the debug recipe runs with each stage."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from medusa_kit.config import load_recipe
+from medusa_kit.train.dry_run import dry_run
+from medusa_kit.train.trainer import train
+
+ROOT = Path(__file__).parent.parent.parent
+RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+HEADER = ("needs:", "command:", "hardware:", "time:", "acceptance:")
+HONEST = re.compile(r"measured|cited|base is random")
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_recipes_load_and_say_what_they_need(path):
+    recipe = load_recipe(path)
+    assert recipe.output_dir.startswith(("runs/", "demo/"))
+    comments = [line for line in path.read_text().splitlines() if line.startswith("#")]
+    for name in HEADER:
+        assert sum(line.startswith(f"# {name}") for line in comments) == 1, name
+    header = " ".join(comments)
+    assert f"recipes/{path.name}" in header
+    for name in ("time:", "acceptance:"):
+        said = header.split(name)[1].split("acceptance:" if name == "time:" else "##")[0]
+        assert HONEST.search(said), f"{name} says neither measured nor cited: {said}"
+
+
+def test_second_stages_begin_with_the_heads_of_their_first():
+    """The same heads and base, and heads_from is where the first stage leaves them."""
+    for path in RECIPES:
+        recipe = load_recipe(path)
+        if recipe.joint is None or recipe.joint.heads_from is None:
+            continue
+        first = load_recipe(path.with_name(path.name.replace("stage2", "stage1")))
+        assert recipe.joint.heads_from == f"{first.output_dir}/heads"
+        assert recipe.heads == first.heads
+        assert recipe.base == first.base
+
+
+@pytest.mark.parametrize("overrides", [
+    ["stage=medusa1"],
+    ["stage=medusa1", "train.features=live", "heads.kind=rooted", "train.loss=lk"],
+    ["stage=medusa2"],
+    ["stage=medusa2", "joint.moves=full", "heads.kind=hydra"],
+], ids=" ".join)  # fmt: skip
+def test_the_debug_recipe_makes_two_updates_with_each_stage(tmp_path, overrides):
+    recipe = load_recipe(
+        ROOT / "recipes/debug.yaml",
+        [f"output_dir={tmp_path}", "base.device=cpu", "deepspeed.enabled=false", *overrides],
+    )
+    report = train(recipe)
+    assert report.num_updates == 2
+    assert (report.heads_folder / "heads.safetensors").is_file()
+    assert (report.quality is None) == (recipe.stage == "medusa1")
+
+
+@pytest.mark.parametrize("stage", ["medusa1", "medusa2"])
+def test_a_dry_run_shows_the_work_and_writes_nothing(tmp_path, stage, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    features = ["train.features=disk"] if stage == "medusa1" else []
+    recipe = load_recipe(
+        ROOT / "recipes/debug.yaml", [f"stage={stage}", "output_dir=run", "base.device=cpu",
+                                      *features]
+    )  # fmt: skip
+    said = dry_run(recipe)
+    assert "8 training rows" in said
+    assert "154 trained positions" in said
+    trained = {"medusa1": 3 * 64 * 65, "medusa2": 3 * 64 * 65 + 65_536}[stage]
+    assert f"{trained:,} trained parameters, of them {3 * 64 * 65:,} in the heads" in said
+    assert re.search(r"memory, about: model \d", said)
+    assert re.search(r"time on this machine, about: .* updates \d", said)
+    assert "«" in said.splitlines()[-1] or "«" in said
+    assert not list(tmp_path.iterdir())

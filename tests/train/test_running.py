@@ -1,0 +1,156 @@
+"""What a run keeps, says and leaves behind."""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from medusa_kit import console
+from medusa_kit.errors import ConfigError
+from medusa_kit.heads import MedusaHeads, load_heads
+from medusa_kit.train.data import prepare
+from medusa_kit.train.evaluate import answer_starts, evaluate, simulated_acceptance
+from medusa_kit.train.features import FeatureOptions, collect_features
+from medusa_kit.train.provenance import git_state, versions
+from medusa_kit.train.run_folder import RunFolder
+from medusa_kit.train.trainer import own_device, train_heads
+from medusa_kit.tree import CandidateTree, RankStatistics
+from medusa_kit.tree.replay import replay
+
+
+def held_out_lines(recipe):
+    lines = (RunFolder(recipe).path / "metrics.jsonl").read_text().splitlines()
+    return [line for line in map(json.loads, lines) if "held_out" in line]
+
+
+def test_the_best_heads_by_simulated_acceptance_are_kept(
+    tiny_base, counting_rows, make_recipe, tmp_path
+):
+    """A learning rate that ruins the heads in the end: the best are from before."""
+    base, kept = tiny_base(), {}
+    train = {"epochs": 12, "learning_rate": 0.03, "eval_every": 4, "save_every": 1000}
+    for keep in ("best", "last"):
+        recipe = make_recipe(
+            output_dir=str(tmp_path / keep), heads={"num_heads": 3}, train={**train, "keep": keep}
+        )
+        report = train_heads(base, counting_rows(20), recipe)
+        lengths = [line["held_out"]["acceptance_length"] for line in held_out_lines(recipe)]
+        heads = load_heads(report.heads_folder, base)
+        kept[keep] = heads.state_dict(), report.best, lengths
+    assert kept["best"][2] == kept["last"][2]
+    assert kept["best"][1] == max(kept["best"][2])
+    assert kept["last"][1] == kept["last"][2][-1]
+    same = all(torch.equal(tensor, kept["last"][0][name])
+               for name, tensor in kept["best"][0].items())  # fmt: skip
+    assert same == (kept["best"][2][-1] == max(kept["best"][2]))
+
+
+def test_simulated_acceptance_is_replay_on_the_other_half():
+    """Perfect first heads and a useless second: every step emits exactly two tokens."""
+    lengths = [9, 7, 8, 6]
+    ranks, starts = [], np.cumsum([0, *lengths[:-1]])
+    for length in lengths:
+        rows = np.zeros((length, 2), dtype=np.int16)
+        rows[:, 1] = 32767
+        rows[-1:, 0] = -1
+        rows[-2:, 1] = -1
+        ranks.append(rows)
+    ranks_PK = np.concatenate(ranks)
+    statistics = RankStatistics(ranks_PK, starts, 32)
+    by_hand = [replay(CandidateTree.chain(1), half).acceptance_length
+               for half in statistics.split(0.5, 0)]  # fmt: skip
+    assert simulated_acceptance(ranks_PK, starts, 32) == pytest.approx(sum(by_hand) / 2)
+    assert simulated_acceptance(ranks_PK[:9], starts[:1], 32) is None  # nothing to replay on
+
+
+def test_stretches_of_written_text_begin_where_turns_do(tiny_base, counting_rows):
+    rows = counting_rows(3, prompt=3, answer=10)
+    rows[1].loss_mask[6:9] = [False] * 3  # a question in between
+    items = prepare(rows, 2)
+    assert answer_starts(items).tolist() == [0, 10, 13, 17]
+    base = tiny_base()
+    store = collect_features(base, items, FeatureOptions(10))
+    by_size = sorted(items, key=lambda item: -len(item.input_ids))
+    scores = evaluate(MedusaHeads.for_base(base, 2), store, 16, answer_starts(by_size))
+    assert scores.acceptance_length >= 1
+
+
+def test_every_result_says_what_it_came_from(tiny_base, counting_rows, make_recipe):
+    base, recipe = tiny_base(), make_recipe(seed=5)
+    report = train_heads(base, counting_rows(), recipe)
+    for path in (report.heads_folder / "provenance.json", RunFolder(recipe).path / "run.json"):
+        found = json.loads(path.read_text())
+        assert found["versions"]["torch"] == torch.__version__
+        assert found["recipe"]["seed"] == 5
+        assert set(found["git"] or {"commit", "changed_files"}) == {"commit", "changed_files"}
+
+
+def test_git_state_is_the_commit_and_whether_files_differ(tmp_path):
+    def git(*arguments):
+        subprocess.run(
+            ["git", "-c", "user.name=a", "-c", "user.email=a@b", *arguments],
+            cwd=tmp_path, check=True, capture_output=True,
+        )  # fmt: skip
+
+    assert git_state(tmp_path) is None
+    git("init")
+    (tmp_path / "file").write_text("1")
+    git("add", "file")
+    git("commit", "-m", "one")
+    state = git_state(tmp_path)
+    assert len(state["commit"]) == 40
+    assert not state["changed_files"]
+    (tmp_path / "file").write_text("2")
+    assert git_state(tmp_path) == {**state, "changed_files": True}
+
+
+def test_of_several_processes_the_first_one_speaks(monkeypatch, capsys):
+    monkeypatch.setenv("RANK", "1")
+    console.note("a note")
+    console.warn("a warning")
+    with console.progress("work", 3) as bar:
+        bar.advance(3, "done")
+    assert capsys.readouterr() == ("", "")
+    monkeypatch.setenv("RANK", "0")
+    console.note("a note")
+    assert capsys.readouterr().err == "a note\n"
+
+
+def test_each_process_takes_its_own_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert own_device("auto") == torch.device("cuda")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert own_device("auto") == torch.device("cuda", 1)
+    assert own_device("cpu") == torch.device("cpu")
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(ConfigError, match="no GPU of its own: there are 2"):
+        own_device("cuda")
+
+
+def test_versions_name_what_is_installed_and_skip_the_rest(monkeypatch):
+    monkeypatch.setattr("medusa_kit.train.provenance.PACKAGES", ("torch", "no-such-package"))
+    assert set(versions()) == {"medusa_kit", "torch"}
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_wandb_gets_every_line_of_the_metrics(
+    tiny_base, counting_rows, make_recipe, monkeypatch, offline
+):
+    started, logged = [], []
+    run = SimpleNamespace(log=lambda line, step: logged.append((step, line)))
+    fake = SimpleNamespace(init=lambda **options: started.append(options) or run)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    recipe = make_recipe(logging={"wandb": True, "offline": offline, "project": "mine"})
+    train_heads(tiny_base(), counting_rows(), recipe)
+    assert started[0]["project"] == "mine"
+    assert started[0]["mode"] == ("offline" if offline else None)
+    assert started[0]["config"] == recipe.model_dump()
+    lines = (RunFolder(recipe).path / "metrics.jsonl").read_text().splitlines()
+    assert [line for _, line in logged] == [json.loads(line) for line in lines]
+    assert [step for step, _ in logged] == [json.loads(line)["step"] for line in lines]
