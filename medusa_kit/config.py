@@ -113,8 +113,9 @@ class TrainSection(Section):
     weight_decay: float = Field(default=0.0, ge=0)
     head_decay: float = Field(default=0.8, gt=0, le=1)  # head k (from 1) weighs head_decay ** k
     head_weights: Literal["decay", "learned"] = "decay"  # learned: from there on, by uncertainty
-    loss: Literal["cross_entropy", "soft", "tv", "lk"] = "cross_entropy"  # see train/loss.py
-    soft_share: float | None = Field(default=None, gt=0, le=1)  # of the target; not cross_entropy
+    loss: Literal["cross_entropy", "soft", "tv", "lk"] = "soft"  # see train/loss.py
+    # Of the target, what the base itself says there; not with cross_entropy. 0.5 for soft, else 1.
+    soft_share: float | None = Field(default=None, gt=0, le=1)
     soft_top: int | None = Field(default=None, ge=1)  # likeliest tokens of the base kept; 32
     grad_clip: float = Field(default=1.0, gt=0)
     chunk_positions: int = Field(default=1024, ge=1)  # rows of logits that exist at once
@@ -132,8 +133,6 @@ class TrainSection(Section):
 
     @model_validator(mode="after")
     def _soft_options_belong_to_soft_losses(self) -> "TrainSection":
-        if self.loss == "soft" and self.soft_share is None:
-            raise ValueError("loss 'soft' with soft_share None; say how much of the target is soft")
         if self.loss == "cross_entropy":
             for name in ("soft_share", "soft_top"):
                 if getattr(self, name) is not None:

@@ -26,6 +26,9 @@ from medusa_kit.heads.ranks import head_parameter_dtype, project_rows
 from medusa_kit.train.chunked_loss import SharedTargets, chunked_loss
 
 
+SOFT_SHARES = {"cross_entropy": 0.0, "soft": 0.5, "tv": 1.0, "lk": 1.0}  # unless the recipe says
+
+
 class SoftTargets(NamedTuple):
     """Where each head's target stands: the base's likeliest tokens and their probabilities."""
 
@@ -45,8 +48,7 @@ class LossOptions:
 
     @classmethod
     def of(cls, train: TrainSection) -> "LossOptions":
-        acceptance_shaped = train.loss in ("tv", "lk")
-        share = train.soft_share or (1.0 if acceptance_shaped else 0.0)
+        share = train.soft_share or SOFT_SHARES[train.loss]
         learned = train.head_weights == "learned"
         return cls(train.head_decay, train.chunk_positions, train.loss, share, learned)
 

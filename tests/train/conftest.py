@@ -57,6 +57,7 @@ def make_recipe(tmp_path):
     def build(**sections):
         train = {
             "epochs": 3,
+            "loss": "cross_entropy",
             "micro_batch_positions": 40,
             "learning_rate": 0.01,
             "chunk_positions": 16,
