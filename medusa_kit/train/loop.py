@@ -105,7 +105,8 @@ class TrainingLoop:
             for update in self._updates():
                 self._update(update)
                 bar.advance(1, self._after_update())
-                if distributed.any_of(interrupted.is_set(), update.ahead_PJ.device):
+                device = self.engine.module.heads.base.device  # nccl speaks only of the GPU's
+                if distributed.any_of(interrupted.is_set(), device):
                     self._stop()
 
     def _updates(self) -> Iterator[Update]:

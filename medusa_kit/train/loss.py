@@ -25,7 +25,6 @@ from medusa_kit.heads.kinds import MedusaHeads
 from medusa_kit.heads.ranks import head_parameter_dtype, project_rows
 from medusa_kit.train.chunked_loss import SharedTargets, chunked_loss
 
-
 SOFT_SHARES = {"cross_entropy": 0.0, "soft": 0.5, "tv": 1.0, "lk": 1.0}  # unless the recipe says
 
 
