@@ -51,9 +51,9 @@ def rows():
 
 def run(folder, sections):
     """(losses, bytes of the saved heads) of one run."""
-    train = {"epochs": 2, "loss": "cross_entropy", "learning_rate": 0.01, "chunk_positions": 16, "log_every": 1,
-             "eval_every": 1000, "save_every": 1000, "feature_batch_tokens": 100,
-             "keep": "last"}  # fmt: skip
+    train = {"epochs": 2, "learning_rate": 0.01, "loss": "cross_entropy", "chunk_positions": 16,
+             "log_every": 1, "eval_every": 1000, "save_every": 1000, "keep": "last",
+             "feature_batch_tokens": 100}  # fmt: skip
     recipe = TrainRecipe.model_validate({
         "output_dir": str(folder), "base": {"model": "debug-tiny"}, "data": {"sources": ["none"]},
         **sections, "train": train | sections["train"],
