@@ -235,8 +235,10 @@ def data_is_like_decoded_text(case: Case) -> Finding:
         return skipped(f"fewer than {MIN_POSITIONS} positions to compare")
     on_data, on_text = on_data[: len(known)], on_text[: len(known)]
     what = f"heads right down to each depth: data {_shown(on_data)}, decoded {_shown(on_text)}"
-    worst = max(abs(a - b) for a, b in zip(on_data, on_text, strict=True))
-    if worst > case.tolerance:
+    # Few answers are decoded: three standard errors of their shares are chance.
+    excess = [abs(a - b) - 3 * math.sqrt(a * (1 - a) / count)
+              for a, b, count in zip(on_data, on_text, counts_text, strict=False)]  # fmt: skip
+    if max(excess) > case.tolerance:
         return warning(f"{what}: the data is not what the model writes", SELF_DISTIL)
     return ok(what)
 
