@@ -23,6 +23,7 @@ from medusa_kit.heads.kinds import MedusaHeads
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "heads.safetensors"
+PAIRED_FOLDER = "medusa_heads"  # heads that lie inside their base's own folder
 FORMAT = "medusa-kit-heads"
 
 

@@ -9,6 +9,7 @@ from medusa_kit import console
 from medusa_kit.base_model import BaseModel, load_base_model
 from medusa_kit.errors import ConfigError
 from medusa_kit.heads import MedusaHeads, load_heads
+from medusa_kit.heads.checkpoint import PAIRED_FOLDER
 from medusa_kit.infer.engine import Engine
 from medusa_kit.infer.fused_norm import install_fused_norms
 from medusa_kit.infer.packed_linear import install_packed_linears
@@ -17,7 +18,6 @@ from medusa_kit.infer.verifier import Verifier
 from medusa_kit.tree.candidate_tree import CandidateTree, load_tree
 
 TREE_NAME = "tree.json"
-PAIRED_FOLDER = "medusa_heads"  # heads that lie inside their base's own folder
 UNTRAINED_HEADS = 4
 
 

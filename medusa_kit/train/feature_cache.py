@@ -214,7 +214,7 @@ def _rows(
 
 def _write_shard(folder: Path, held: Sequence[tuple[HeadTargets, Positions]]) -> None:
     rows = [[row_digest(item), len(item.positions_P)] for item, _ in held]
-    whole = Positions(*(torch.cat(parts) for parts in zip(*(p for _, p in held), strict=True)))
+    whole = Positions.joined([positions for _, positions in held])
     tensors = {"hidden_PD": whole.hidden_PD.contiguous()}
     if whole.likeliest_PS.shape[1]:
         tensors |= {"likeliest_PS": whole.likeliest_PS, "chances_PS": whole.chances_PS}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit import console
-from medusa_kit.base_model import BaseModel
+from medusa_kit.base_model import RELATIVE_TOLERANCE, BaseModel, relative_error
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.train import distributed
 from medusa_kit.train.data import HeadTargets
@@ -74,6 +74,11 @@ class Positions(NamedTuple):
     @classmethod
     def empty(cls, total: int, like: "Positions", **place: Any) -> "Positions":
         return cls(*(torch.empty(total, t.shape[1], dtype=t.dtype, **place) for t in like))
+
+    @classmethod
+    def joined(cls, parts: Sequence["Positions"]) -> "Positions":
+        """One behind the other."""
+        return cls(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
     def rows(self, rows_P: Tensor) -> tuple[Tensor, Tensor, SoftTargets | None]:
         """(hidden_PD, ahead_PJ, soft targets) of these rows."""
@@ -168,8 +173,6 @@ def collect_features(
 
 def check_packing(base: BaseModel, items: Sequence[HeadTargets]) -> None:
     """Raises IncompatibleBaseError where packed rows see each other."""
-    from medusa_kit.base_model import RELATIVE_TOLERANCE, relative_error
-
     with torch.no_grad():
         apart, packed = (
             Rows.of(items[:3], base.device, packing).hidden_PD(base) for packing in (False, True)

@@ -148,15 +148,14 @@ class LiveFeed:
             original = self._original(chosen or [spare])
             return Batch(ahead_PJ.to(self.base.device), rows=rows, original=original)
         found = list(run_batches(self.base, by_length(items), self.options))
-        whole = Positions(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+        whole = Positions.joined(found)
         all_P = torch.arange(len(whole.ahead_PJ), device=whole.ahead_PJ.device)
         return Batch(whole.ahead_PJ, whole.hidden_PD, whole.soft(all_P))
 
     def _original(self, chosen: list[int]) -> Positions | None:
         if self.original is None:
             return None
-        found = [self.original[i] for i in chosen]
-        return Positions(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+        return Positions.joined([self.original[i] for i in chosen])
 
 
 def partition(sizes: Sequence[int], parts: int) -> list[tuple[int, int]]:

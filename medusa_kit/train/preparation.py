@@ -55,8 +55,7 @@ class Run:
             self.module.eval()
             store = self.held_features
             if store is None:
-                found = list(run_batches(base, self.held_out, self.options))
-                store = Positions(*(torch.cat(parts) for parts in zip(*found, strict=True)))
+                store = Positions.joined(list(run_batches(base, self.held_out, self.options)))
             # After the base ran: its own forward lets go of what it has gathered.
             with engine.whole([*self.module.held_parameters(), *heads.parameters()]):
                 scores = evaluate(heads, store, self.chunk, starts)

@@ -14,13 +14,12 @@ from medusa_kit.base_model import DTYPES, VARIANT_KEY, BaseModel, load_base_mode
 from medusa_kit.config import TrainRecipe
 from medusa_kit.files import atomic_write
 from medusa_kit.heads import MedusaHeads, save_heads
+from medusa_kit.heads.checkpoint import PAIRED_FOLDER
 from medusa_kit.heads.config import HeadsConfig
 from medusa_kit.train import distributed
 from medusa_kit.train.engine import TrainingEngine
 from medusa_kit.train.provenance import provenance
 from medusa_kit.train.run_folder import RunFolder
-
-PAIRED_FOLDER = "medusa_heads"  # inside a model's or adapter's folder; loading finds them there
 
 
 def keep(engine: TrainingEngine, base: BaseModel, recipe: TrainRecipe, folder: RunFolder) -> None:

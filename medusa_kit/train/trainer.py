@@ -17,6 +17,7 @@ from medusa_kit.config import TrainRecipe
 from medusa_kit.data.chat import EncodedExample, encode_rows
 from medusa_kit.data.mix import recipe_rows
 from medusa_kit.errors import ConfigError, MedusaKitError
+from medusa_kit.heads.checkpoint import PAIRED_FOLDER
 from medusa_kit.train import distributed, preparation, quality, result
 from medusa_kit.train.data import HeadTargets, prepare, split
 from medusa_kit.train.engine import make_engine
@@ -146,7 +147,7 @@ def train_heads(
         )
     if joint and recipe.joint_options.save_merged and distributed.is_main():
         console.note(f"merged model in {result.save_merged(recipe)}")
-    heads_folder = result.joint_folder(recipe) / result.PAIRED_FOLDER if joint else folder.heads
+    heads_folder = result.joint_folder(recipe) / PAIRED_FOLDER if joint else folder.heads
     num_positions = sum(len(item.positions_P) for item in training)
     report = TrainReport(
         heads_folder, loop.step, num_positions, loop.elapsed(), scores, loop.best, after
