@@ -29,6 +29,14 @@ def resolve(name: str) -> tuple[str, str]:
     return "hub", name
 
 
+def gguf_behind(name: str) -> Path | None:
+    """The GGUF file that a base of this name was dequantised from, if it was."""
+    if name == embedded.EMBEDDED_NAME:
+        return embedded.embedded_gguf()
+    path = Path(name).expanduser()
+    return path if path.suffix == ".gguf" and path.is_file() else None
+
+
 def from_pretrained(
     place: str, dtype: torch.dtype, revision: str | None, attention: str, four_bit: bool
 ) -> tuple[Any, Any]:

@@ -70,6 +70,11 @@ class TreeCache(Cache):
         self._strays: list[tuple[Tensor, Tensor]] = []
         self._places: tuple[Any, tuple[Tensor, Tensor]] | None = None
 
+    @property
+    def block(self) -> Tensor | None:
+        """All keys and values [layers, 2, B, G, S, E]; None before a prompt or where they differ."""
+        return None if self._strays else self._block
+
     def places(self, num_nodes: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """(rows_B1, slots_BN) that a forward of N nodes writes to, the same for all layers."""
         key = (tuple(self.lengths), num_nodes, device)

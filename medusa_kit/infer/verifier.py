@@ -10,6 +10,7 @@ from torch import Tensor
 
 from medusa_kit.base_model import BaseModel
 from medusa_kit.infer.attention import install_tree_attention
+from medusa_kit.infer.native.decoder import NativeDecoder
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import TreeStep
 
@@ -22,6 +23,8 @@ class Verifier:
     def __init__(self, base: BaseModel) -> None:
         self.base = base
         self._holder = install_tree_attention(base.model)
+        self.native: NativeDecoder | None = None  # runs steps in one call, where the model allows
+        self.steps_run_by = "torch"
 
     def new_cache(self, batch_size: int, num_slots: int) -> TreeCache:
         return TreeCache(self.base.info.num_layers, batch_size, num_slots)
@@ -45,7 +48,10 @@ class Verifier:
         cache.check_room(tokens_BN.shape[1])
         lengths_B1 = torch.tensor(cache.lengths, device=depths_BN.device)[:, None]
         positions_BN = (lengths_B1 + depths_BN).clamp_max(self.base.info.context_length - 1)
-        self._holder.step = TreeStep(tuple(cache.lengths), depths_BN, sees_BNN, causal_prompt)
+        step = TreeStep(tuple(cache.lengths), depths_BN, sees_BNN, causal_prompt)
+        if self.native and isinstance(keep, int) and self.native.takes(cache, step):
+            return self.native.forward(cache, tokens_BN, positions_BN, step)
+        self._holder.step = step
         try:
             return self.base.hidden_and_logits(
                 tokens_BN,
@@ -58,6 +64,13 @@ class Verifier:
             )
         finally:
             self._holder.step = None
+
+    def likeliest(self, logits_BNV: Tensor) -> Tensor:
+        """The likeliest token behind each node [B, N], for logits that `forward` returned."""
+        native = self.native
+        if native is not None and native.logits_BNV is logits_BNV:
+            return native.likeliest_BN  # found on the way
+        return logits_BNV.argmax(-1)
 
     @torch.inference_mode()
     def prefill(self, cache: TreeCache, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

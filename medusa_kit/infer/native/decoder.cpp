@@ -1,0 +1,343 @@
+// A verify step of a Llama-like decoder in one call: N nodes of B rows behind a cached prefix.
+//
+// All threads run the same phases and meet at a barrier after each. Masked slots add exact zeros and
+// every sum has one order, so a node's numbers have the same bits in any tree and any batch.
+#include <vector>
+
+#include "matmul.h"
+
+struct Layer {  // mirrored in library.py; a norm's weight is null where the family has none
+    Matrix qkv, out, gate_up, down;
+    const float *input_norm, *after_attention_norm, *before_mlp_norm, *after_mlp_norm, *q_norm, *k_norm;
+    int64_t rotary, window;  // which of the step's rotary tables; 0 for no window
+};
+
+struct Decoder {
+    int64_t hidden, mlp, query_heads, kv_heads, head_size, rotary_size, num_layers, gelu;
+    float norm_epsilon, scale;
+    const Layer* layers;
+    const float* final_norm;
+    Matrix output;
+};
+
+struct Step {
+    int64_t batch, nodes, slots;      // slots: of the cache
+    const float* embeddings;          // [B * N, hidden]
+    const float* rotary;              // [tables][cos, sin][B * N][rotary_size]
+    const int64_t *lengths, *depths;  // [B], [B, N]
+    const uint8_t* sees;              // [B, N, N]
+    float* cache;                     // [layers][keys, values][B][G][slots][E]
+    float *hidden_out, *logits;       // [B * N, hidden], [B * N, V]
+    int64_t* likeliest;               // [B * N]
+};
+
+namespace {
+
+Pool& pool(int threads) {
+    static Pool* current = nullptr;
+    if (current && current->size() != threads) { delete current; current = nullptr; }
+    if (!current) current = new Pool(threads);
+    return *current;
+}
+
+void rms_norm(const float* x, const float* weight, int64_t size, float epsilon, float* out) {
+    double sum = 0;
+    for (int64_t i = 0; i < size; ++i) sum += (double)x[i] * x[i];
+    const float factor = 1.0f / std::sqrt((float)(sum / (double)size) + epsilon);
+    for (int64_t i = 0; i < size; ++i) out[i] = weight[i] * (x[i] * factor);
+}
+
+void rotate(float* x, const float* cos, const float* sin, int64_t size) {
+    const int64_t half = size / 2;
+    for (int64_t i = 0; i < half; ++i) {
+        const float a = x[i], b = x[half + i];
+        x[i] = a * cos[i] - b * sin[i];
+        x[half + i] = b * cos[half + i] + a * sin[half + i];
+    }
+}
+
+class Run {
+  public:
+    Run(const Decoder& d, const Step& s, Pool& p) : d(d), s(s), p(p), rows((int)(s.batch * s.nodes)) {
+        queries = d.query_heads * d.head_size;
+        keys = d.kv_heads * d.head_size;
+        const int64_t widest = padded(std::max({d.hidden, d.mlp, queries}), 32);
+        x.assign(s.embeddings, s.embeddings + rows * d.hidden);
+        normed.resize(rows * d.hidden);
+        branch.resize(rows * d.hidden);
+        qkv.resize(rows * (queries + 2 * keys));
+        attended.resize(rows * queries);
+        gated.resize(rows * d.mlp);
+        x_t.resize(rows * widest);
+        scratch.resize(p.size());
+        best.resize(p.size() * rows);
+    }
+
+    void all(int id) {
+        for (int64_t i = 0; i < d.num_layers; ++i) layer(d.layers[i], i, id);
+        norm_rows(x.data(), d.final_norm, s.hidden_out, id);
+        logits(id);
+    }
+
+  private:
+    const Decoder& d;
+    const Step& s;
+    Pool& p;
+    const int rows;
+    int64_t queries, keys;
+    std::vector<float> x, normed, branch, qkv, attended, gated, x_t;
+    struct Scratch { std::vector<float> query, scores, accumulated; };
+    std::vector<Scratch> scratch;
+    std::vector<std::pair<float, int64_t>> best;
+
+    void layer(const Layer& l, int64_t index, int id) {
+        norm_rows(x.data(), l.input_norm, normed.data(), id);
+        multiply_by(l.qkv, normed.data(), id, Write<false>{l.qkv, qkv.data(), rows});
+        place(l, index, id);
+        attend(l, index, id);
+        add_branch(l.out, attended.data(), l.after_attention_norm, id);
+        norm_rows(x.data(), l.before_mlp_norm, normed.data(), id);
+        multiply_by(l.gate_up, normed.data(), id, [&](int64_t panel, int V, const float* tile) {
+            for (int v = 0; v < V; v += 2) activate((panel + v) / 2, tile + v * LANES, V);
+        });
+        add_branch(l.down, gated.data(), l.after_mlp_norm, id);
+    }
+
+    // Rows are shared out; the barrier at the end makes them everybody's.
+    void norm_rows(const float* from, const float* weight, float* to, int id) {
+        for (int row = id; row < rows; row += p.size())
+            rms_norm(from + row * d.hidden, weight, d.hidden, d.norm_epsilon, to + row * d.hidden);
+        p.barrier();
+    }
+
+    template <class Finish> void multiply_by(const Matrix& m, const float* from, int id, Finish finish) {
+        const int64_t inputs = padded(m.inputs, group_of((int)m.kind));
+        transpose_rows(from, rows, m.inputs, inputs, x_t.data(), id, p.size());
+        p.barrier();
+        product(m, x_t.data(), rows, id, p.size(), finish);
+        p.barrier();
+    }
+
+    void add_branch(const Matrix& m, const float* from, const float* norm, int id) {
+        if (!norm) return multiply_by(m, from, id, Write<true>{m, x.data(), rows});
+        multiply_by(m, from, id, Write<false>{m, branch.data(), rows});
+        norm_rows(branch.data(), norm, branch.data(), id);
+        for (int row = id; row < rows; row += p.size())
+            for (int64_t i = row * d.hidden; i < (row + 1) * d.hidden; ++i) x[i] += branch[i];
+        p.barrier();
+    }
+
+    void activate(int64_t unit, const float* tile, int V) {
+        const int64_t first = unit * LANES, count = std::min<int64_t>(LANES, d.mlp - first);
+        for (int row = 0; row < rows; ++row) {
+            const Vec gate = load(tile + row * V * LANES), up = load(tile + row * V * LANES + LANES);
+            const Vec one = splat(1.0f), half = splat(0.5f);
+            Vec y;
+            if (d.gelu) {  // the tanh form
+                const Vec inner = gate + splat(0.044715f) * gate * gate * gate;
+                y = half * gate * (one + vtanh(splat(0.7978845608f) * inner));
+            } else {
+                y = gate / (one + vexp(splat(0.0f) - gate));
+            }
+            float result[LANES];
+            store(result, y * up);
+            std::copy(result, result + count, gated.data() + row * d.mlp + first);
+        }
+    }
+
+    float* slot(int64_t layer, int64_t what, int64_t row, int64_t head, int64_t at) {
+        return s.cache + ((((layer * 2 + what) * s.batch + row) * d.kv_heads + head) * s.slots + at) * d.head_size;
+    }
+
+    // Norms of heads, rotary embedding, keys and values into the cache behind the row's prefix.
+    void place(const Layer& l, int64_t index, int id) {
+        const float* cos = s.rotary + l.rotary * 2 * rows * d.rotary_size;
+        const float* sin = cos + rows * d.rotary_size;
+        for (int row = id; row < rows; row += p.size()) {
+            float* q = qkv.data() + row * (queries + 2 * keys);
+            for (int64_t h = 0; h < d.query_heads + d.kv_heads; ++h) {
+                float* head = q + h * d.head_size;
+                const float* norm = h < d.query_heads ? l.q_norm : l.k_norm;
+                if (norm) rms_norm(head, norm, d.head_size, d.norm_epsilon, head);
+                rotate(head, cos + row * d.rotary_size, sin + row * d.rotary_size, d.rotary_size);
+            }
+            const int64_t b = row / s.nodes, at = s.lengths[b] + row % s.nodes;
+            for (int64_t g = 0; g < d.kv_heads; ++g) {
+                const float* k = q + queries + g * d.head_size;
+                std::copy(k, k + d.head_size, slot(index, 0, b, g, at));
+                std::copy(k + keys, k + keys + d.head_size, slot(index, 1, b, g, at));
+            }
+        }
+        p.barrier();
+    }
+
+    // Queries of one key/value head go in lanes of 16: (head of the group, node) pairs.
+    void attend(const Layer& l, int64_t index, int id) {
+        const int64_t lanes = d.query_heads / d.kv_heads * s.nodes;
+        const int64_t enough = (p.size() + s.batch * d.kv_heads - 1) / (s.batch * d.kv_heads);
+        const int64_t blocks = std::max((lanes + LANES - 1) / LANES, std::min(enough, lanes));
+        const int64_t total = s.batch * d.kv_heads * blocks;
+        for (int64_t piece = id; piece < total; piece += p.size()) {
+            const int64_t block = piece % blocks, g = piece / blocks % d.kv_heads, b = piece / blocks / d.kv_heads;
+            attend_lanes(l, index, b, g, lanes * block / blocks, lanes * (block + 1) / blocks, scratch[id]);
+        }
+        p.barrier();
+    }
+
+    const float* query_of(int64_t b, int64_t g, int64_t lane) const {
+        const int64_t head = g * (d.query_heads / d.kv_heads) + lane / s.nodes, node = lane % s.nodes;
+        return qkv.data() + (b * s.nodes + node) * (queries + 2 * keys) + head * d.head_size;
+    }
+
+    void attend_lanes(const Layer& l, int64_t index, int64_t b, int64_t g, int64_t first, int64_t last, Scratch& w) {
+        const int64_t E = d.head_size, length = s.lengths[b], in_sight = length + s.nodes;
+        const int64_t from = l.window ? std::max<int64_t>(0, length - l.window + 1) : 0;
+        w.query.assign(E * LANES, 0.0f);
+        for (int64_t lane = first; lane < last; ++lane)
+            for (int64_t e = 0; e < E; ++e) w.query[e * LANES + lane - first] = query_of(b, g, lane)[e];
+        w.scores.resize((in_sight - from + 4) * LANES);
+        score(slot(index, 0, b, g, 0), from, in_sight, w);
+        hide(l, b, first, last, from, w);
+        Vec sum = softmax(in_sight - from, w);
+        gather(slot(index, 1, b, g, 0), b, g, first, last, from, in_sight, sum, w);
+    }
+
+    // scores[slot][lane], four slots at a time
+    void score(const float* k, int64_t from, int64_t to, Scratch& w) const {
+        const int64_t E = d.head_size;
+        int64_t at = from;
+        for (; at + 4 <= to; at += 4) {
+            Vec sum[4] = {splat(0), splat(0), splat(0), splat(0)};
+            for (int64_t e = 0; e < E; ++e) {
+                const Vec q = load(w.query.data() + e * LANES);
+                for (int i = 0; i < 4; ++i) sum[i] = fma(splat(k[(at + i) * E + e]), q, sum[i]);
+            }
+            for (int i = 0; i < 4; ++i) store(w.scores.data() + (at + i - from) * LANES, sum[i] * splat(d.scale));
+        }
+        for (; at < to; ++at) {
+            Vec sum = splat(0);
+            for (int64_t e = 0; e < E; ++e) sum = fma(splat(k[at * E + e]), load(w.query.data() + e * LANES), sum);
+            store(w.scores.data() + (at - from) * LANES, sum * splat(d.scale));
+        }
+    }
+
+    // What a node does not see: other branches, and in a windowed layer positions too far back.
+    void hide(const Layer& l, int64_t b, int64_t first, int64_t last, int64_t from, Scratch& w) const {
+        const int64_t length = s.lengths[b];
+        for (int64_t lane = first; lane < last; ++lane) {
+            const int64_t node = lane % s.nodes, position = length + s.depths[b * s.nodes + node];
+            float* scores = w.scores.data() + lane - first;
+            for (int64_t other = 0; other < s.nodes; ++other) {
+                const bool far = l.window && s.depths[b * s.nodes + node] - s.depths[b * s.nodes + other] >= l.window;
+                if (far || !s.sees[(b * s.nodes + node) * s.nodes + other])
+                    scores[(length + other - from) * LANES] = -INFINITY;
+            }
+            if (l.window)
+                for (int64_t at = from; at < std::min(length, position - l.window + 1); ++at)
+                    scores[(at - from) * LANES] = -INFINITY;
+        }
+    }
+
+    // In place: weights before the division, exactly 0 where hidden. Returns their sums.
+    static Vec softmax(int64_t count, Scratch& w) {
+        Vec most = splat(-INFINITY), sum = splat(0);
+        for (int64_t i = 0; i < count; ++i) most = vmax(most, load(w.scores.data() + i * LANES));
+        for (int64_t i = 0; i < count; ++i) {
+            float* at = w.scores.data() + i * LANES;
+            const Vec weight = keep_where_above(vexp(load(at) - most), load(at), -1e38f);
+            store(at, weight);
+            sum = sum + weight;
+        }
+        return sum;
+    }
+
+    void gather(const float* v, int64_t b, int64_t g, int64_t first, int64_t last, int64_t from, int64_t to,
+                Vec sum, Scratch& w) {
+        constexpr int R = 4, C = 4;  // lanes and vectors of the head at once
+        const int64_t E = d.head_size;
+        float sums[LANES];
+        store(sums, sum);
+        for (int64_t lane = first; lane < last; lane += R) {
+            const int n = (int)std::min<int64_t>(R, last - lane);
+            for (int64_t e = 0; e < E; e += C * LANES) {
+                const int c = (int)std::min<int64_t>(C, (E - e) / LANES);
+                Vec out[R][C];
+                for (auto& row : out) for (auto& part : row) part = splat(0);
+                if (n == R && c == C) gather_block<R, C>(v + e, from, to, lane - first, w, out);
+                else gather_part(v + e, from, to, lane - first, n, c, w, out);
+                for (int r = 0; r < n; ++r)
+                    for (int i = 0; i < c; ++i)
+                        store(attended_at(b, g, lane + r) + e + i * LANES, out[r][i] / splat(sums[lane - first + r]));
+            }
+        }
+    }
+
+    template <int R, int C>
+    void gather_block(const float* v, int64_t from, int64_t to, int64_t lane, Scratch& w, Vec (&out)[4][4]) const {
+        for (int64_t at = from; at < to; ++at) {
+            const float* weight = w.scores.data() + (at - from) * LANES + lane;
+            Vec value[C];
+            for (int i = 0; i < C; ++i) value[i] = load(v + at * d.head_size + i * LANES);
+            for (int r = 0; r < R; ++r)
+                for (int i = 0; i < C; ++i) out[r][i] = fma(splat(weight[r]), value[i], out[r][i]);
+        }
+    }
+    void gather_part(const float* v, int64_t from, int64_t to, int64_t lane, int n, int c, Scratch& w, Vec (&out)[4][4]) const {
+        for (int64_t at = from; at < to; ++at) {
+            const float* weight = w.scores.data() + (at - from) * LANES + lane;
+            for (int r = 0; r < n; ++r)
+                for (int i = 0; i < c; ++i)
+                    out[r][i] = fma(splat(weight[r]), load(v + at * d.head_size + i * LANES), out[r][i]);
+        }
+    }
+
+    float* attended_at(int64_t b, int64_t g, int64_t lane) {
+        const int64_t head = g * (d.query_heads / d.kv_heads) + lane / s.nodes, node = lane % s.nodes;
+        return attended.data() + (b * s.nodes + node) * queries + head * d.head_size;
+    }
+
+    void logits(int id) {
+        auto* mine = best.data() + id * rows;
+        std::fill(mine, mine + rows, std::make_pair(-INFINITY, (int64_t)0));
+        const Write<false> write{d.output, s.logits, rows};
+        multiply_by(d.output, s.hidden_out, id, [&](int64_t panel, int V, const float* tile) {
+            write(panel, V, tile);
+            const int64_t first = panel * LANES, end = std::min<int64_t>(first + V * LANES, d.output.outputs);
+            for (int row = 0; row < rows; ++row) {
+                const float* out = s.logits + row * d.output.outputs;
+                for (int64_t o = first; o < end; ++o) if (out[o] > mine[row].first) mine[row] = {out[o], o};
+            }
+        });
+        for (int row = id; row < rows; row += p.size()) {
+            auto found = best[row];
+            for (int other = 1; other < p.size(); ++other)  // later threads hold later tokens: the first of equals wins
+                if (best[other * rows + row].first > found.first) found = best[other * rows + row];
+            s.likeliest[row] = found.second;
+        }
+    }
+};
+
+}  // namespace
+
+#pragma GCC visibility push(default)
+extern "C" {
+const char* mk_isa() { return MK_ISA; }
+
+void mk_step(const Decoder* decoder, const Step* step, int threads) {
+    Pool& p = pool(threads);
+    Run run(*decoder, *step, p);
+    p.run([&](int id) { run.all(id); });
+}
+
+// out [rows, outputs] = x [rows, inputs] W^T + bias, at most 64 rows
+void mk_linear(const Matrix* matrix, const float* x, int rows, float* out, int threads) {
+    Pool& p = pool(threads);
+    const int64_t inputs = padded(matrix->inputs, group_of((int)matrix->kind));
+    static thread_local std::vector<float> x_t;
+    x_t.resize(rows * inputs);
+    transpose_rows(x, rows, matrix->inputs, inputs, x_t.data(), 0, 1);
+    float* transposed = x_t.data();
+    p.run([&](int id) { product(*matrix, transposed, rows, id, p.size(), Write<false>{*matrix, out, rows}); });
+}
+}
+#pragma GCC visibility pop

@@ -1,0 +1,207 @@
+"""A base model's verify step in one C++ call, for CPUs and families that `describe` knows.
+
+The model stays as it is and still runs prompts, which are long; both write the same cache.
+
+Shapes: B batch, N nodes with root, D hidden, V vocabulary, E head dim.
+"""
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from medusa_kit.base_model import BaseModel
+from medusa_kit.infer.native import library
+from medusa_kit.infer.native.describe import LayerParts, ModelParts, Unsupported, describe
+from medusa_kit.infer.native.gguf_blocks import GGUFBlocks
+from medusa_kit.infer.native.packing import (
+    Blocks,
+    PackedMatrix,
+    alike,
+    interleaved,
+    interleaved_blocks,
+    joined_blocks,
+    pack,
+)
+from medusa_kit.infer.packed_linear import SHARE_OF_MEMORY, free_memory
+from medusa_kit.infer.tree_cache import TreeCache
+from medusa_kit.infer.tree_step import TreeStep
+from medusa_kit.model_files import gguf_behind
+
+
+
+class NativeDecoder:
+    """Runs up to MAX_ROWS nodes at once. Build with `native_decoder`."""
+
+    def __init__(self, base: BaseModel, gguf: Path | None = None) -> None:
+        """Raises Unsupported where the model cannot be run this way."""
+        loaded = library.load_library()
+        if loaded is None:
+            raise Unsupported("the C++ kernels are not there")
+        self.base = base
+        self._library = loaded
+        self.parts = describe(base.model)
+        self._packer = _Packer(base.model, GGUFBlocks(gguf) if gguf else None)
+        self._tables = _tables(self.parts)
+        self._alive: list[Any] = []  # what the structures point to
+        self._struct = self._build()
+        self.logits_BNV: Tensor | None = None  # of the last step, and the argmax of each node
+        self.likeliest_BN = torch.empty(0)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that a step reads."""
+        return sum(matrix.num_bytes for matrix in self._packer.matrices)
+
+    @property
+    def summary(self) -> str:
+        """Instruction set and how the weights are stored, for reports."""
+        forms = sorted({matrix.kind for matrix in self._packer.matrices})
+        size = f"{self.weight_bytes / 1e6:,.0f} MB of weights as {', '.join(forms)}"
+        return f"{self._library.mk_isa().decode()}, {size}"
+
+    def takes(self, cache: TreeCache, step: TreeStep) -> bool:
+        """Whether this forward can go this way: few rows, behind a prompt that torch has run."""
+        rows = len(step.lengths) * step.num_nodes
+        return not step.causal_prompt and rows <= library.MAX_ROWS and cache.block is not None
+
+    def forward(
+        self, cache: TreeCache, tokens_BN: Tensor, positions_BN: Tensor, step: TreeStep
+    ) -> tuple[Tensor, Tensor]:
+        """(hidden_BND, logits_BNV); `likeliest_BN` holds each node's argmax afterwards."""
+        B, N = tokens_BN.shape
+        embeddings_BND = self.base.model.get_input_embeddings()(tokens_BN).contiguous()
+        rotary = self._rotary(embeddings_BND, positions_BN)
+        hidden_BND = torch.empty(B, N, self.base.info.hidden_size)
+        logits_BNV = torch.empty(B, N, self.base.info.vocab_size)
+        likeliest_BN = torch.empty(B, N, dtype=torch.int64)
+        lengths_B = torch.tensor(step.lengths)
+        depths_BN, sees_BNN = step.depths_BN.contiguous(), step.sees_BNN.contiguous()
+        assert cache.block is not None
+        struct = library.Step(
+            B, N, cache.num_slots, embeddings_BND.data_ptr(), rotary.data_ptr(),
+            lengths_B.data_ptr(), depths_BN.data_ptr(), sees_BNN.data_ptr(),
+            cache.block.data_ptr(), hidden_BND.data_ptr(), logits_BNV.data_ptr(),
+            likeliest_BN.data_ptr(),
+        )  # fmt: skip
+        self._library.mk_step(
+            ctypes.byref(self._struct), ctypes.byref(struct), library.num_threads()
+        )
+        self.logits_BNV, self.likeliest_BN = self.base.scale_logits(logits_BNV), likeliest_BN
+        return hidden_BND, self.logits_BNV
+
+    def _rotary(self, embeddings_BND: Tensor, positions_BN: Tensor) -> Tensor:
+        """[tables, cos and sin, B, N, E], from the model's own rotary embedding."""
+        pairs = [
+            self.parts.rotary(embeddings_BND, positions_BN, *([] if kind is None else [kind]))
+            for kind in self._tables
+        ]
+        shape = (*positions_BN.shape, pairs[0][0].shape[-1])
+        flat = [table.expand(shape) for pair in pairs for table in pair]
+        return torch.stack(flat).contiguous()
+
+    def _build(self) -> library.Decoder:
+        p = self.parts
+        layers = (library.Layer * len(p.layers))(*[self._layer(layer) for layer in p.layers])
+        self._alive.append(layers)
+        return library.Decoder(
+            self.base.info.hidden_size, p.layers[0].down.in_features, p.query_heads, p.kv_heads,
+            p.head_size, p.head_size, len(p.layers), int(p.gelu), p.norm_epsilon, p.scale,
+            layers, self._pointer(p.final_norm), self._packer.one(p.output).struct,
+        )  # fmt: skip
+
+    def _layer(self, layer: LayerParts) -> library.Layer:
+        packer, kv_heads = self._packer, self.parts.kv_heads
+        heads = {layer.queries: self.parts.query_heads, layer.keys: kv_heads}
+        return library.Layer(
+            packer.joined([layer.queries, layer.keys, layer.values], heads).struct,
+            packer.one(layer.out).struct,
+            packer.gated(layer.gate, layer.up).struct,
+            packer.one(layer.down).struct,
+            self._pointer(layer.input_norm),
+            self._pointer(layer.after_attention_norm),
+            self._pointer(layer.before_mlp_norm),
+            self._pointer(layer.after_mlp_norm),
+            self._pointer(layer.q_norm),
+            self._pointer(layer.k_norm),
+            self._tables.index(layer.rotary_type),
+            layer.window,
+        )
+
+    def _pointer(self, tensor: Tensor | None) -> int:
+        self._alive.append(tensor)
+        return 0 if tensor is None else tensor.data_ptr()
+
+
+def _tables(parts: ModelParts) -> list[str | None]:
+    """The rotary tables that layers use: one for each layer type where the model has several."""
+    kinds = getattr(parts.rotary, "layer_types", None)
+    return [None] if kinds is None else list(kinds)
+
+
+class _Packer:
+    """Packs linear layers, from a GGUF file's blocks where they expand to the same bits."""
+
+    def __init__(self, model: Any, gguf: GGUFBlocks | None) -> None:
+        self.gguf = gguf
+        self.names = {id(module): name for name, module in model.named_modules()}
+        embedding = model.get_input_embeddings()
+        output = model.get_output_embeddings()
+        if output.weight.data_ptr() == embedding.weight.data_ptr():
+            self.names[id(output)] = self.names[id(embedding)]
+        self.matrices: list[PackedMatrix] = []
+
+    def one(self, linear: nn.Linear) -> PackedMatrix:
+        return self._keep(pack(linear.weight.detach(), linear.bias, self._blocks(linear)))
+
+    def joined(self, linears: list[nn.Linear], heads: dict[nn.Linear, int]) -> PackedMatrix:
+        """Several layers that read the same, as one matrix."""
+        weight = torch.cat([linear.weight.detach() for linear in linears])
+        blocks = [self._blocks(linear, heads.get(linear, 1)) for linear in linears]
+        whole = joined_blocks(blocks) if alike(blocks) else None  # type: ignore[arg-type]
+        return self._keep(pack(weight, _joined_bias(linears), whole))
+
+    def gated(self, gate: nn.Linear, up: nn.Linear) -> PackedMatrix:
+        if gate.bias is not None or up.bias is not None:
+            raise Unsupported("a gated MLP with biases")
+        weight = interleaved(gate.weight.detach(), up.weight.detach())
+        blocks: list[Blocks | None] = [self._blocks(gate), self._blocks(up)]
+        whole = None
+        if alike(blocks):
+            whole = interleaved_blocks(*blocks)  # type: ignore[arg-type]
+        return self._keep(pack(weight, None, whole))
+
+    def _blocks(self, linear: nn.Linear, num_heads: int = 1) -> Blocks | None:
+        if self.gguf is None:
+            return None
+        return self.gguf.find(self.names[id(linear)], linear.weight.detach(), num_heads)
+
+    def _keep(self, matrix: PackedMatrix) -> PackedMatrix:
+        self.matrices.append(matrix)
+        return matrix
+
+
+def _joined_bias(linears: list[nn.Linear]) -> Tensor | None:
+    biases = [linear.bias for linear in linears]
+    if all(bias is None for bias in biases):
+        return None
+    return torch.cat(
+        [
+            torch.zeros(linear.out_features) if bias is None else bias.detach()
+            for linear, bias in zip(linears, biases, strict=True)
+        ]
+    )
+
+
+def native_decoder(base: BaseModel) -> NativeDecoder:
+    """The C++ decoder for `base`. Raises Unsupported, with the reason, where there is none."""
+    if base.device.type != "cpu":
+        raise Unsupported(f"the model is on {base.device.type}")
+    if base.dtype != torch.float32 or base.info.quantized:
+        raise Unsupported("only float32 is computed that way")
+    size = 4 * base.info.num_parameters
+    if size > SHARE_OF_MEMORY * free_memory():
+        raise Unsupported(f"no room for packed weights (up to {size / 1e9:.1f} GB)")
+    return NativeDecoder(base, gguf_behind(base.info.name))

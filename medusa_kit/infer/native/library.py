@@ -1,0 +1,117 @@
+"""The C++ library: built at first use by torch's extension loader, cached, called through ctypes.
+
+Structures here mirror those of matmul.h and decoder.cpp, field by field.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from medusa_kit import console
+
+SOURCES = ("simd.h", "pool.h", "matmul.h", "decoder.cpp")
+FLAGS = ("-O3", "-std=c++17", "-pthread", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi")
+MAX_ROWS = 64
+OFF_SWITCH = "MEDUSA_KIT_NATIVE"  # 0 keeps to torch
+
+
+class Matrix(ctypes.Structure):
+    _fields_ = (
+        ("kind", c_int64), ("outputs", c_int64), ("inputs", c_int64),
+        ("data", c_void_p), ("bias", c_void_p),
+    )  # fmt: skip
+
+
+class Layer(ctypes.Structure):
+    _fields_ = (
+        ("qkv", Matrix), ("out", Matrix), ("gate_up", Matrix), ("down", Matrix),
+        ("input_norm", c_void_p), ("after_attention_norm", c_void_p),
+        ("before_mlp_norm", c_void_p), ("after_mlp_norm", c_void_p),
+        ("q_norm", c_void_p), ("k_norm", c_void_p),
+        ("rotary", c_int64), ("window", c_int64),
+    )  # fmt: skip
+
+
+class Decoder(ctypes.Structure):
+    _fields_ = (
+        ("hidden", c_int64), ("mlp", c_int64), ("query_heads", c_int64), ("kv_heads", c_int64),
+        ("head_size", c_int64), ("rotary_size", c_int64), ("num_layers", c_int64),
+        ("gelu", c_int64), ("norm_epsilon", c_float), ("scale", c_float),
+        ("layers", POINTER(Layer)), ("final_norm", c_void_p), ("output", Matrix),
+    )  # fmt: skip
+
+
+class Step(ctypes.Structure):
+    _fields_ = (
+        ("batch", c_int64), ("nodes", c_int64), ("slots", c_int64),
+        ("embeddings", c_void_p), ("rotary", c_void_p), ("lengths", c_void_p),
+        ("depths", c_void_p), ("sees", c_void_p), ("cache", c_void_p),
+        ("hidden_out", c_void_p), ("logits", c_void_p), ("likeliest", c_void_p),
+    )  # fmt: skip
+
+
+@cache
+def load_library() -> ctypes.CDLL | None:
+    """The library for this machine, or None where it cannot be built; the reason is printed."""
+    if os.environ.get(OFF_SWITCH) == "0":
+        return None
+    try:
+        path = build(("-march=native",) if platform.machine() in ("x86_64", "AMD64") else ())
+    except Exception as error:  # no compiler, no ninja, no place to write: torch goes on alone
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        console.note(
+            f"steps run through torch: the C++ kernels could not be built ({reason}); "
+            "they need a C++ compiler and ninja (pip install 'medusa-kit[cpu]')"
+        )
+        return None
+    return declare(ctypes.CDLL(path))
+
+
+def build(machine_flags: tuple[str, ...]) -> str:
+    """Compile if need be; the path of the library. Raises what torch's loader raises."""
+    from torch.utils import cpp_extension
+
+    folder = Path(__file__).parent
+    digest = hashlib.sha256(repr((FLAGS, machine_flags, _processor())).encode())
+    for name in SOURCES:
+        digest.update((folder / name).read_bytes())
+    name = f"medusa_kit_{digest.hexdigest()[:12]}"
+    built = Path(cpp_extension._get_build_directory(name, False)) / f"{name}.so"
+    if not built.is_file():
+        console.note("building the C++ kernels once for this processor")
+        cpp_extension.load(
+            name,
+            [str(folder / "decoder.cpp")],
+            extra_cflags=[*FLAGS, *machine_flags],
+            extra_ldflags=["-pthread"],
+            is_python_module=False,
+        )
+    return str(built)
+
+
+def declare(library: ctypes.CDLL) -> ctypes.CDLL:
+    library.mk_isa.restype = c_char_p
+    library.mk_step.argtypes = (POINTER(Decoder), POINTER(Step), c_int)
+    library.mk_step.restype = None
+    library.mk_linear.argtypes = (POINTER(Matrix), c_void_p, c_int, c_void_p, c_int)
+    library.mk_linear.restype = None
+    return library
+
+
+def num_threads() -> int:
+    return torch.get_num_threads()
+
+
+def _processor() -> str:
+    """What `-march=native` depends on: a folder shared by machines must not mix them up."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line for line in lines if line.startswith(("flags", "Features")))
+    except (OSError, StopIteration):
+        return platform.processor()

@@ -1,0 +1,240 @@
+// out = x W^T for a few rows of x, W packed in panels of 16 outputs and expanded in registers.
+//
+// Every output is one chain of fused multiply-adds over the inputs in order, whatever the number of
+// rows and threads: a row's result has the same bits alone and beside others.
+#pragma once
+#include <algorithm>
+#include <utility>
+
+#include "pool.h"
+#include "simd.h"
+
+// How weights lie; `packing.py` writes them. A group shares a scale (and an offset) for each output.
+enum Kind { F32, BF16, INT4, INT8, INT8_OFFSET, INT8_FINE, INT8_FINE_OFFSET };
+
+struct Matrix {  // mirrored in library.py
+    int64_t kind, outputs, inputs;  // as the model has them; panels are padded with zeros
+    const uint8_t* data;            // [panels (an even number)][inputs / group][...]
+    const float* bias;              // [outputs], or null
+};
+
+constexpr int OCTET = 8;
+constexpr bool has_scale(int kind) { return kind >= INT4; }
+constexpr bool has_offset(int kind) { return kind == INT4 || kind == INT8_OFFSET || kind == INT8_FINE_OFFSET; }
+constexpr int group_of(int kind) { return kind < INT4 ? OCTET : kind < INT8_FINE ? 32 : 16; }
+constexpr int bytes_a_group(int kind) {
+    const int one = kind == F32 ? 32 : kind == BF16 ? 16 : kind == INT4 ? 4 : 8;  // half bytes
+    return group_of(kind) * LANES * one / 8 + LANES * 4 * (has_scale(kind) + has_offset(kind));
+}
+inline int64_t padded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+// V panels side by side, read eight inputs at a time.
+template <int KIND, int V> struct Panels {
+    static constexpr int GROUP = group_of(KIND), BYTES = bytes_a_group(KIND);
+    static constexpr int HEADER = LANES * 4 * (has_scale(KIND) + has_offset(KIND));
+    const uint8_t* at[V];
+    const uint8_t* codes[V];
+    Vec scale[V], offset[V];
+    Nibbles nibbles[V];
+
+    Panels(const uint8_t* data, int64_t stride) {
+        for (int v = 0; v < V; ++v) {
+            at[v] = codes[v] = data + v * stride;
+            scale[v] = offset[v] = splat(0.0f);
+        }
+    }
+
+    void begin(int octet) {
+        const int within = octet % (GROUP / OCTET);
+        for (int v = 0; v < V; ++v) {
+            if (within == 0) {
+                const float* header = (const float*)at[v];
+                if (has_scale(KIND)) scale[v] = load(header);
+                if (has_offset(KIND)) offset[v] = load(header + LANES);
+                codes[v] = at[v] + HEADER;
+                at[v] += BYTES;
+#if defined(__x86_64__)
+                for (int line = 0; line < BYTES; line += 64) _mm_prefetch((const char*)at[v] + 3 * BYTES + line, _MM_HINT_T0);
+#endif
+            }
+            if (KIND == INT4) { nibbles[v] = load_nibbles(codes[v]); codes[v] += 4 * LANES; }
+        }
+    }
+    void end() {
+        if (KIND == INT4) return;
+        for (int v = 0; v < V; ++v) codes[v] += OCTET * LANES * (KIND == F32 ? 4 : KIND == BF16 ? 2 : 1);
+    }
+    template <int I> Vec weight(int v) const {
+        if constexpr (KIND == F32) return load((const float*)codes[v] + I * LANES);
+        if constexpr (KIND == BF16) return load_bf16((const uint16_t*)codes[v] + I * LANES);
+        if constexpr (KIND == INT4) return fma(nibble<I>(nibbles[v]), scale[v], offset[v]);
+        Vec code = load_int8((const int8_t*)codes[v] + I * LANES);
+        if constexpr (has_offset(KIND)) return fma(code, scale[v], offset[v]);
+        return code * scale[v];
+    }
+};
+
+template <class F, int... I> inline void unroll(F f, std::integer_sequence<int, I...>) {
+    (f(std::integral_constant<int, I>{}), ...);
+}
+
+// tile[n][v * 16 ..] for N rows; x_t [inputs, N].
+template <int KIND, int V, int N>
+inline void multiply(const uint8_t* data, int64_t stride, int64_t inputs, const float* x_t, float* tile) {
+    Panels<KIND, V> panels(data, stride);
+    Vec sum[N][V];
+    for (auto& row : sum) for (auto& part : row) part = splat(0.0f);
+    for (int64_t octet = 0; octet < inputs / OCTET; ++octet, x_t += OCTET * N) {
+        panels.begin((int)octet);
+        unroll([&](auto i) {
+            Vec w[V];
+            for (int v = 0; v < V; ++v) w[v] = panels.template weight<i>(v);
+            for (int n = 0; n < N; ++n) {
+                const Vec x = splat(x_t[i * N + n]);
+                for (int v = 0; v < V; ++v) sum[n][v] = fma(x, w[v], sum[n][v]);
+            }
+        }, std::make_integer_sequence<int, OCTET>{});
+        panels.end();
+    }
+    for (int n = 0; n < N; ++n) for (int v = 0; v < V; ++v) store(tile + (n * V + v) * LANES, sum[n][v]);
+}
+
+// Rows of x beside each other in blocks of at most BLOCK, transposed: the layout `multiply` reads.
+#ifdef __AVX512F__
+constexpr int BLOCK = 8;
+#else
+constexpr int BLOCK = 3;
+#endif
+constexpr int MAX_ROWS = 64;
+inline int num_blocks(int rows) { return (rows + BLOCK - 1) / BLOCK; }
+inline int block_start(int rows, int block) { return rows * block / num_blocks(rows); }
+
+inline void transpose_rows(const float* x, int rows, int64_t width, int64_t inputs, float* x_t, int part, int parts) {
+    const int64_t from = inputs * part / parts, to = inputs * (part + 1) / parts;
+    for (int b = 0; b < num_blocks(rows); ++b) {
+        const int first = block_start(rows, b), n = block_start(rows, b + 1) - first;
+        float* out = x_t + first * inputs;
+        for (int64_t k = from; k < to; ++k)
+            for (int row = 0; row < n; ++row) out[k * n + row] = k < width ? x[(first + row) * width + k] : 0.0f;
+    }
+}
+
+// More rows than one block: weights are expanded once into the cache, then every block reads them.
+template <int V, int N>
+inline void multiply_expanded(const float* weights, int num_inputs, const float* x_t, float* tile) {
+    Vec sum[N][V];
+    for (int n = 0; n < N; ++n) for (int v = 0; v < V; ++v) sum[n][v] = load(tile + (n * V + v) * LANES);
+    for (int k = 0; k < num_inputs; ++k) {
+        Vec w[V];
+        for (int v = 0; v < V; ++v) w[v] = load(weights + (k * V + v) * LANES);
+        for (int n = 0; n < N; ++n) {
+            const Vec x = splat(x_t[k * N + n]);
+            for (int v = 0; v < V; ++v) sum[n][v] = fma(x, w[v], sum[n][v]);
+        }
+    }
+    for (int n = 0; n < N; ++n) for (int v = 0; v < V; ++v) store(tile + (n * V + v) * LANES, sum[n][v]);
+}
+
+template <class F> inline void with_rows(int n, F f) {
+    switch (n) {
+        case 1: return f(std::integral_constant<int, 1>{});
+        case 2: return f(std::integral_constant<int, 2>{});
+        case 3: return f(std::integral_constant<int, 3>{});
+#ifdef __AVX512F__
+        case 4: return f(std::integral_constant<int, 4>{});
+        case 5: return f(std::integral_constant<int, 5>{});
+        case 6: return f(std::integral_constant<int, 6>{});
+        case 7: return f(std::integral_constant<int, 7>{});
+        case 8: return f(std::integral_constant<int, 8>{});
+#endif
+    }
+}
+
+template <int KIND>
+inline void multiply_many(const uint8_t* data, int64_t stride, int64_t inputs, const float* x_t, int rows, float* tile) {
+    constexpr int V = 2, SLAB = 4;  // octets expanded at a time: 4 KB
+    Panels<KIND, V> panels(data, stride);
+    float weights[SLAB * OCTET * V * LANES];
+    std::fill(tile, tile + (int64_t)rows * V * LANES, 0.0f);
+    const int octets = (int)(inputs / OCTET);
+    for (int first = 0; first < octets; first += SLAB) {
+        const int count = std::min(SLAB, octets - first);
+        for (int octet = 0; octet < count; ++octet) {
+            panels.begin(first + octet);
+            unroll([&](auto i) {
+                for (int v = 0; v < V; ++v)
+                    store(weights + ((octet * OCTET + i) * V + v) * LANES, panels.template weight<i>(v));
+            }, std::make_integer_sequence<int, OCTET>{});
+            panels.end();
+        }
+        for (int b = 0; b < num_blocks(rows); ++b) {
+            const int start = block_start(rows, b), n = block_start(rows, b + 1) - start;
+            with_rows(n, [&](auto N) {
+                multiply_expanded<V, N>(weights, count * OCTET, x_t + start * inputs + (int64_t)first * OCTET * n,
+                                        tile + start * V * LANES);
+            });
+        }
+    }
+}
+
+// One phase: this thread's panels of the product, each tile [rows, V * 16] given to `finish(panel,
+// V, tile)`. Few rows need many panels at once, to keep enough chains of additions going.
+template <int KIND, class Finish>
+inline void product_of_kind(const Matrix& m, const float* x_t, int rows, int id, int threads, Finish finish) {
+    const int64_t inputs = padded(m.inputs, group_of(KIND));
+    const int64_t stride = inputs / group_of(KIND) * bytes_a_group(KIND);
+    const int64_t pairs = padded(m.outputs, 2 * LANES) / (2 * LANES);
+    int64_t panel = 2 * (pairs * id / threads);
+    const int64_t end = 2 * (pairs * (id + 1) / threads);
+    alignas(64) float tile[MAX_ROWS * 2 * LANES];
+    auto run = [&](auto V, auto N) {
+        for (; panel + V <= end; panel += V) {
+            multiply<KIND, V, N>(m.data + panel * stride, stride, inputs, x_t, tile);
+            finish(panel, (int)V, tile);
+        }
+    };
+    using std::integral_constant;
+#ifdef __AVX512F__
+    if (rows == 1) run(integral_constant<int, 6>{}, integral_constant<int, 1>{});
+    if (rows == 2) run(integral_constant<int, 4>{}, integral_constant<int, 2>{});
+    if (rows == 3) run(integral_constant<int, 4>{}, integral_constant<int, 3>{});
+#else
+    if (rows == 1) run(integral_constant<int, 4>{}, integral_constant<int, 1>{});
+#endif
+    if (rows <= BLOCK) return with_rows(rows, [&](auto N) { run(integral_constant<int, 2>{}, N); });
+    for (; panel < end; panel += 2) {
+        multiply_many<KIND>(m.data + panel * stride, stride, inputs, x_t, rows, tile);
+        finish(panel, 2, tile);
+    }
+}
+
+template <class Finish>
+inline void product(const Matrix& m, const float* x_t, int rows, int id, int threads, Finish finish) {
+    switch (m.kind) {
+        case F32: return product_of_kind<F32>(m, x_t, rows, id, threads, finish);
+        case BF16: return product_of_kind<BF16>(m, x_t, rows, id, threads, finish);
+        case INT4: return product_of_kind<INT4>(m, x_t, rows, id, threads, finish);
+        case INT8: return product_of_kind<INT8>(m, x_t, rows, id, threads, finish);
+        case INT8_OFFSET: return product_of_kind<INT8_OFFSET>(m, x_t, rows, id, threads, finish);
+        case INT8_FINE: return product_of_kind<INT8_FINE>(m, x_t, rows, id, threads, finish);
+        case INT8_FINE_OFFSET: return product_of_kind<INT8_FINE_OFFSET>(m, x_t, rows, id, threads, finish);
+    }
+}
+
+// The usual finish: out[row][output] = or += what came out, bias included.
+template <bool ADD> struct Write {
+    const Matrix& m;
+    float* out;
+    int rows;
+    void operator()(int64_t panel, int V, const float* tile) const {
+        const int64_t first = panel * LANES, count = std::min<int64_t>(V * LANES, m.outputs - first);
+        for (int row = 0; row < rows; ++row) {
+            float* to = out + row * m.outputs + first;
+            const float* from = tile + row * V * LANES;
+            for (int64_t o = 0; o < count; ++o) {
+                const float value = m.bias ? from[o] + m.bias[first + o] : from[o];
+                to[o] = ADD ? to[o] + value : value;
+            }
+        }
+    }
+};

@@ -1,0 +1,155 @@
+// Sixteen floats at a time: AVX-512, AVX2, or plain C++ that any compiler turns into something.
+// Compiled with -ffp-contract=off: a fused multiply-add happens where `fma` says so and nowhere else.
+#pragma once
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+constexpr int LANES = 16;
+
+#if defined(__AVX512F__) && defined(__AVX512BW__)
+#include <immintrin.h>
+#define MK_ISA "avx512"
+struct Vec { __m512 v; };
+inline Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
+inline void store(float* p, Vec a) { _mm512_storeu_ps(p, a.v); }
+inline Vec splat(float x) { return {_mm512_set1_ps(x)}; }
+inline Vec operator+(Vec a, Vec b) { return {_mm512_add_ps(a.v, b.v)}; }
+inline Vec operator-(Vec a, Vec b) { return {_mm512_sub_ps(a.v, b.v)}; }
+inline Vec operator*(Vec a, Vec b) { return {_mm512_mul_ps(a.v, b.v)}; }
+inline Vec operator/(Vec a, Vec b) { return {_mm512_div_ps(a.v, b.v)}; }
+inline Vec fma(Vec a, Vec b, Vec c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+inline Vec vmax(Vec a, Vec b) { return {_mm512_max_ps(a.v, b.v)}; }
+inline Vec vmin(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
+inline Vec round_even(Vec a) { return {_mm512_roundscale_ps(a.v, 0)}; }
+inline Vec keep_where_above(Vec a, Vec test, float limit) {
+    return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(test.v, _mm512_set1_ps(limit), _CMP_GT_OQ), a.v)};
+}
+inline Vec times_power_of_two(Vec a, Vec n) { return {_mm512_scalef_ps(a.v, n.v)}; }
+inline Vec load_bf16(const uint16_t* p) {
+    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
+    return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
+}
+inline Vec load_int8(const int8_t* p) {
+    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};
+}
+// Eight four-bit numbers for each lane; a table look-up makes floats of them in one instruction.
+struct Nibbles { __m512i v; };
+inline Nibbles load_nibbles(const void* p) { return {_mm512_loadu_si512(p)}; }
+template <int I> inline Vec nibble(Nibbles q) {
+    const __m512 table = _mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    return {_mm512_permutexvar_ps(_mm512_srli_epi32(q.v, 4 * I), table)};
+}
+
+#elif defined(__AVX2__) && defined(__FMA__)
+#include <immintrin.h>
+#define MK_ISA "avx2"
+struct Vec { __m256 a, b; };
+inline Vec load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+inline void store(float* p, Vec x) { _mm256_storeu_ps(p, x.a); _mm256_storeu_ps(p + 8, x.b); }
+inline Vec splat(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+inline Vec operator+(Vec x, Vec y) { return {_mm256_add_ps(x.a, y.a), _mm256_add_ps(x.b, y.b)}; }
+inline Vec operator-(Vec x, Vec y) { return {_mm256_sub_ps(x.a, y.a), _mm256_sub_ps(x.b, y.b)}; }
+inline Vec operator*(Vec x, Vec y) { return {_mm256_mul_ps(x.a, y.a), _mm256_mul_ps(x.b, y.b)}; }
+inline Vec operator/(Vec x, Vec y) { return {_mm256_div_ps(x.a, y.a), _mm256_div_ps(x.b, y.b)}; }
+inline Vec fma(Vec x, Vec y, Vec z) {
+    return {_mm256_fmadd_ps(x.a, y.a, z.a), _mm256_fmadd_ps(x.b, y.b, z.b)};
+}
+inline Vec vmax(Vec x, Vec y) { return {_mm256_max_ps(x.a, y.a), _mm256_max_ps(x.b, y.b)}; }
+inline Vec vmin(Vec x, Vec y) { return {_mm256_min_ps(x.a, y.a), _mm256_min_ps(x.b, y.b)}; }
+inline Vec round_even(Vec x) {
+    return {_mm256_round_ps(x.a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
+            _mm256_round_ps(x.b, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
+}
+inline Vec keep_where_above(Vec x, Vec test, float limit) {
+    const __m256 edge = _mm256_set1_ps(limit);
+    return {_mm256_and_ps(x.a, _mm256_cmp_ps(test.a, edge, _CMP_GT_OQ)),
+            _mm256_and_ps(x.b, _mm256_cmp_ps(test.b, edge, _CMP_GT_OQ))};
+}
+inline __m256 power_of_two(__m256 n) {
+    __m256i biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23));
+}
+inline Vec times_power_of_two(Vec x, Vec n) {
+    return {_mm256_mul_ps(x.a, power_of_two(n.a)), _mm256_mul_ps(x.b, power_of_two(n.b))};
+}
+inline Vec load_bf16(const uint16_t* p) {
+    auto half = [](const uint16_t* q) {
+        __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)q));
+        return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+    };
+    return {half(p), half(p + 8)};
+}
+inline Vec load_int8(const int8_t* p) {
+    auto half = [](const int8_t* q) {
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)q)));
+    };
+    return {half(p), half(p + 8)};
+}
+struct Nibbles { __m256i a, b; };
+inline Nibbles load_nibbles(const void* p) {
+    return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)p + 1)};
+}
+template <int I> inline Vec nibble(Nibbles q) {
+    const __m256i low = _mm256_set1_epi32(15);
+    return {_mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(q.a, 4 * I), low)),
+            _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(q.b, 4 * I), low))};
+}
+
+#else  // the compiler's own vectors, in pieces of whatever the machine has
+#define MK_ISA "plain"
+typedef float Floats __attribute__((vector_size(64)));
+typedef int32_t Ints __attribute__((vector_size(64)));
+struct Vec { Floats v; };
+inline Vec load(const float* p) { Vec r; std::memcpy(&r, p, sizeof r); return r; }
+inline void store(float* p, Vec a) { std::memcpy(p, &a, sizeof a); }
+inline Vec splat(float x) { return {Floats{} + x}; }
+inline Vec operator+(Vec a, Vec b) { return {a.v + b.v}; }
+inline Vec operator-(Vec a, Vec b) { return {a.v - b.v}; }
+inline Vec operator*(Vec a, Vec b) { return {a.v * b.v}; }
+inline Vec operator/(Vec a, Vec b) { return {a.v / b.v}; }
+inline Vec fma(Vec a, Vec b, Vec c) { return {a.v * b.v + c.v}; }  // weights' products are exact
+inline Vec vmax(Vec a, Vec b) { return {a.v > b.v ? a.v : b.v}; }
+inline Vec vmin(Vec a, Vec b) { return {a.v < b.v ? a.v : b.v}; }
+inline Vec round_even(Vec a) { return {(a.v + 12582912.0f) - 12582912.0f}; }  // for |a| < 2^22
+inline Vec keep_where_above(Vec a, Vec test, float limit) { return {test.v > limit ? a.v : Floats{}}; }
+inline Vec times_power_of_two(Vec a, Vec n) {
+    Ints bits = (__builtin_convertvector(n.v, Ints) + 127) << 23;
+    Vec power;
+    std::memcpy(&power, &bits, sizeof bits);
+    return a * power;
+}
+inline Vec load_bf16(const uint16_t* p) {
+    uint32_t bits[LANES];
+    for (int i = 0; i < LANES; ++i) bits[i] = (uint32_t)p[i] << 16;
+    return load((const float*)bits);
+}
+inline Vec load_int8(const int8_t* p) {
+    Vec r;
+    for (int i = 0; i < LANES; ++i) r.v[i] = (float)p[i];
+    return r;
+}
+struct Nibbles { Ints v; };
+inline Nibbles load_nibbles(const void* p) { Nibbles q; std::memcpy(&q, p, sizeof q); return q; }
+template <int I> inline Vec nibble(Nibbles q) { return {__builtin_convertvector((q.v >> (4 * I)) & 15, Floats)}; }
+#endif
+
+// e^x by reduction to |r| <= ln2 / 2 and a polynomial (Cephes' coefficients), within 2 ulp;
+// below -87 it is as good as nothing and comes out as the smallest normal number.
+inline Vec vexp(Vec x) {
+    x = vmin(vmax(x, splat(-87.3f)), splat(88.3f));
+    Vec n = round_even(x * splat(1.44269504088896341f));
+    Vec r = fma(n, splat(-0.693359375f), x);
+    r = fma(n, splat(2.12194440e-4f), r);
+    Vec p = splat(1.9875691500e-4f);
+    p = fma(p, r, splat(1.3981999507e-3f));
+    p = fma(p, r, splat(8.3334519073e-3f));
+    p = fma(p, r, splat(4.1665795894e-2f));
+    p = fma(p, r, splat(1.6666665459e-1f));
+    p = fma(p, r, splat(5.0000001201e-1f));
+    p = fma(p, r * r, r + splat(1.0f));
+    return times_power_of_two(p, n);
+}
+inline Vec vtanh(Vec x) {  // 1 - 2 / (e^2x + 1): exact at both ends
+    return splat(1.0f) - splat(2.0f) / (vexp(x + x) + splat(1.0f));
+}
