@@ -12,8 +12,10 @@ from typing import Any
 
 from medusa_kit import console
 from medusa_kit.bench.oracle import Oracle
+from medusa_kit.errors import ConfigError
 from medusa_kit.infer.engine import Engine, Prompt
-from medusa_kit.infer.sampling import SamplingParams, TokenChooser
+from medusa_kit.infer.sampling import SamplingParams
+from medusa_kit.infer.token_choice import TokenChooser
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,16 @@ def verify(
     sampling: SamplingParams | None = None,
     drafter: str | None = None,
 ) -> VerifyReport:
-    """Compare every answer token by token; greedy unless `sampling` says otherwise."""
+    """Compare every answer token by token; greedy unless `sampling` says otherwise.
+
+    Raises ConfigError for a lossy acceptance rule: it promises no tokens to hold it to.
+    """
     sampling = sampling or SamplingParams()
+    if sampling.lossy:
+        raise ConfigError(
+            "typical acceptance is lossy, so there is nothing to verify; expected exact acceptance",
+            hint="leave out acceptance",
+        )
     differences, num_tokens, num_steps = [], 0, 0
     with console.progress("verifying", len(prompts), "prompts") as bar:
         for index, prompt in enumerate(prompts):

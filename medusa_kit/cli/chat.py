@@ -17,16 +17,14 @@ HELP = """/help           this list
 Ctrl-C stops an answer and keeps what there is."""
 
 
+@options.with_sampling()
 def chat(
     model: options.Model = options.DEFAULT_MODEL,
     heads: options.Heads = "auto",
     tree: options.Tree = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_new_tokens: options.MaxNewTokens = 512,
-    temperature: options.Temperature = 0.0,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    seed: options.Seed = 0,
+    sampling: options.Sampling = options.GIVEN,
     drafter: Annotated[str | None, typer.Option(help="medusa or none (plain decoding).")] = None,
     dtype: options.DType = "float32",
     device: options.Device = "auto",
@@ -39,10 +37,7 @@ def chat(
         model, heads=options.heads_argument(heads), tree=tree, dtype=dtype, device=device,
         force=force,
     )  # fmt: skip
-    settings = {
-        "max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k,
-        "top_p": top_p, "seed": seed, "drafter": drafter,
-    }  # fmt: skip
+    settings = {"max_new_tokens": max_new_tokens, "drafter": drafter, **sampling}
     console.note(_greeting(engine))
     Chat(engine, settings, system).run()
 
@@ -137,6 +132,7 @@ class Chat:
             return
         ratio = result.stats.tokens_per_second / plain.stats.tokens_per_second
         same = "the same tokens" if plain.token_ids == result.token_ids else "OTHER TOKENS"
+        same += options.rule_note(result.stats)
         console.note(
             f"plain decoding: {plain.stats.tokens_per_second:.1f} tokens/s; with heads "
             f"{ratio:.2f} × as fast, {same}"
@@ -147,5 +143,5 @@ def _closing(result: Any) -> str:
     stats = result.stats
     return (
         f"{stats.new_tokens} tokens, {stats.tokens_per_second:.1f} tokens/s, acceptance length "
-        f"{stats.acceptance_length:.2f} ({result.finish_reason})"
+        f"{stats.acceptance_length:.2f} ({result.finish_reason}){options.rule_note(stats)}"
     )

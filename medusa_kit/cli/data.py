@@ -20,16 +20,14 @@ OnError = Annotated[str, typer.Option(help="A row that cannot be used: skip (and
 
 
 @app.command("generate")
+@options.with_sampling(acceptance=False)
 def generate(
     source: Source,
     output: Annotated[Path, typer.Option("--output", "-o", help="Answers, one JSON line each.")],
     model: options.Model = options.DEFAULT_MODEL,
     max_new_tokens: options.MaxNewTokens = 256,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts answered together.")] = 16,
-    temperature: options.Temperature = 0.0,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    seed: options.Seed = 0,
+    sampling: options.Sampling = options.GIVEN,
     limit: Annotated[int | None, typer.Option(min=1, help="Take this many prompts.")] = None,
     turns: Annotated[str, typer.Option(help="Answer the first or the last user turn.")] = "first",
     on_error: OnError = "skip",
@@ -57,15 +55,15 @@ def generate(
     from medusa_kit.infer.openai_client import Endpoint
     from medusa_kit.infer.sampling import SamplingParams
 
-    sampling = SamplingParams(temperature, top_k, top_p, seed)
-    how = {"sampling": sampling, "turns": turns, "on_error": on_error}
+    params = SamplingParams.of(sampling)
+    how = {"sampling": params, "turns": turns, "on_error": on_error}
     try:
         if endpoint is None:
             sizes = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
             report = _generate_here(source, limit, output, model, dtype, device, {**sizes, **how})
         else:
             server = Endpoint(endpoint, served_model or model, api_key_env, max_new_tokens,
-                              sampling, return_token_ids)  # fmt: skip
+                              params, return_token_ids)  # fmt: skip
             report = _fetch(source, limit, output, model, server, concurrency, how)
     except KeyboardInterrupt:
         console.warn(

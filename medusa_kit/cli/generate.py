@@ -11,6 +11,7 @@ from medusa_kit.cli import options
 from medusa_kit.errors import UsageError
 
 
+@options.with_sampling()
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="The prompt; or give --file.")] = None,
     file: Annotated[
@@ -21,10 +22,7 @@ def generate(
     tree: options.Tree = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_new_tokens: options.MaxNewTokens = 256,
-    temperature: options.Temperature = 0.0,
-    top_k: options.TopK = None,
-    top_p: options.TopP = None,
-    seed: options.Seed = 0,
+    sampling: options.Sampling = options.GIVEN,
     stop: Annotated[list[str] | None, typer.Option(help="Stop string; may be repeated.")] = None,
     drafter: Annotated[str | None, typer.Option(help="medusa or none (plain decoding).")] = None,
     batch_size: Annotated[int, typer.Option(help="Prompts decoded together.")] = 1,
@@ -50,8 +48,8 @@ def generate(
     for start in range(0, len(prompts), batch_size):
         batch = prompts[start : start + batch_size]
         results = engine.generate(
-            batch, max_new_tokens=max_new_tokens, temperature=temperature, top_k=top_k,
-            top_p=top_p, seed=seed, stop=stop, drafter=drafter, batch_size=batch_size,
+            batch, max_new_tokens=max_new_tokens, stop=stop, drafter=drafter,
+            batch_size=batch_size, **sampling,
         )  # fmt: skip
         for messages, result in zip(batch, results, strict=True):
             typer.echo(_as_json(messages, result) if as_json else result.text)
@@ -59,6 +57,7 @@ def generate(
             console.note(
                 f"{stats.new_tokens} tokens, {stats.tokens_per_second:.1f} tokens/s, "
                 f"acceptance length {stats.acceptance_length:.2f} ({stats.drafter})"
+                f"{options.rule_note(stats)}"
             )
 
 

@@ -1,8 +1,18 @@
-"""Options that several commands share, so that they read the same everywhere."""
+"""Options that several commands share, so that they read the same everywhere.
 
-from typing import Annotated
+A sampling option is named once, in `_drawing` or `_accepting`: commands marked `with_sampling` get
+all of them as one dict, in the words of `Engine.generate`.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Annotated, Any
 
 import typer
+
+from medusa_kit.errors import UsageError
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 
@@ -29,6 +39,108 @@ Temperature = Annotated[float, typer.Option(help="0 is greedy; above 0 samples, 
 TopK = Annotated[int | None, typer.Option(help="Sample among the K likeliest tokens.")]
 TopP = Annotated[float | None, typer.Option(help="Sample within this share of probability.")]
 Seed = Annotated[int, typer.Option(help="Same seed, same text, whatever the tree.")]
+Sampling = Mapping[str, Any]
+GIVEN: Sampling = MappingProxyType({})  # stands where the sampling options go
+
+
+def _drawing(
+    temperature: Temperature = 0.0,
+    top_k: TopK = None,
+    top_p: TopP = None,
+    min_p: Annotated[
+        float | None,
+        typer.Option(help="Sample among tokens at least this share as likely as the likeliest."),
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None,
+        typer.Option(
+            help="Above 1 discourages tokens of prompt and answer; the model's own unless given."
+        ),
+    ] = None,
+    presence_penalty: Annotated[
+        float, typer.Option(help="Taken from the logits of tokens the answer has (-2 to 2).")
+    ] = 0.0,
+    frequency_penalty: Annotated[
+        float, typer.Option(help="The same for each time the answer has them (-2 to 2).")
+    ] = 0.0,
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID=BIAS", help="Added to a token's logit; may be repeated."),
+    ] = None,
+    seed: Seed = 0,
+) -> dict[str, Any]:
+    return {**locals(), "logit_bias": _parsed_bias(logit_bias or [])}
+
+
+def _accepting(
+    acceptance: Annotated[
+        str,
+        typer.Option(help="exact, or typical: LOSSY, takes guesses that are likely enough."),
+    ] = "exact",
+    epsilon: Annotated[
+        float | None,
+        typer.Option(help="typical: a guess likelier than this passes; 0.09 unless given."),
+    ] = None,
+    delta: Annotated[
+        float | None,
+        typer.Option(
+            help="typical: so does one above this times exp(-entropy); sqrt(epsilon) unless given."
+        ),
+    ] = None,
+) -> dict[str, Any]:
+    return dict(locals())
+
+
+def _parsed_bias(given: list[str]) -> dict[int, float] | None:
+    bias = {}
+    for item in given:
+        token, _, value = item.partition("=")
+        try:
+            bias[int(token)] = float(value)
+        except ValueError:
+            raise UsageError(
+                f"logit bias {item!r} is not understood; expected ID=BIAS",
+                hint="for instance --logit-bias 42=-100",
+            ) from None
+    return bias or None
+
+
+def with_sampling(acceptance: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Put the sampling options where a command has its parameter `sampling`.
+
+    `acceptance`: whether the rule can be chosen too.
+    """
+    groups: list[Callable[..., dict[str, Any]]] = [_drawing]
+    if acceptance:
+        groups.append(_accepting)
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(command)
+        def run(**arguments: Any) -> None:
+            sampling: dict[str, Any] = {}
+            for group in groups:
+                names = inspect.signature(group).parameters
+                sampling |= group(**{name: arguments.pop(name) for name in names})
+            from medusa_kit.infer.sampling import SamplingParams
+
+            SamplingParams.of(sampling)  # wrong values are told before a model loads
+            command(**arguments, sampling=sampling)
+
+        shown: list[inspect.Parameter] = []
+        for parameter in inspect.signature(command).parameters.values():
+            if parameter.name == "sampling":
+                shown += [one for g in groups for one in inspect.signature(g).parameters.values()]
+            else:
+                shown.append(parameter)
+        run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+def rule_note(stats: Any) -> str:
+    """What to say behind an answer's statistics about the rule; nothing where it is exact."""
+    return f"; LOSSY: {stats.acceptance} acceptance" if stats.lossy else ""
 
 
 def heads_argument(heads: str) -> str | None:

@@ -1,10 +1,15 @@
-"""The acceptance rule: the base model names a token at each node; follow while a child holds it.
+"""Acceptance rules: which of the drafted nodes to keep, and which token follows them.
 
-Whatever is proposed, the tokens named are those of plain decoding: a wrong guess costs time only.
-Greedy names the likeliest token, exact sampling draws one (draw-and-match); both come as `choose`.
+Exact: the base model names a token at each node; follow while a child holds it. Whatever is
+proposed, the tokens named are those of plain decoding: a wrong guess costs time only. Greedy names
+the likeliest token, exact sampling draws one (draw-and-match); both come as `choose`.
+
+Typical (arXiv 2401.10774, §2.3.1) is lossy: every guess that the base model finds likely enough is
+as good as its own token, and the longest path of such guesses wins.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 
 def accept(
@@ -27,3 +32,51 @@ def accept(
             return path, token
         path.append(child)
         node = child
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the base model says of guesses behind a node, in log-probabilities."""
+
+    likeliest: int  # its own next token
+    log_probs: list[float]  # of the guesses asked about
+    bar: float  # a guess passes above it
+
+    def passing(self, guesses: Sequence[int]) -> dict[int, float]:
+        """Those of `guesses` (nodes, in the order asked) that pass, with their log-probability."""
+        pairs = zip(guesses, self.log_probs, strict=True)
+        return {node: log_prob for node, log_prob in pairs if log_prob > self.bar}
+
+
+def accept_typical(
+    tokens: Sequence[int],
+    parents: Sequence[int],
+    judge: Callable[[int, list[int]], Verdict],
+    max_depth: int,
+) -> tuple[list[int], int]:
+    """The longest path of passing guesses, among those the likeliest: (its nodes, what follows).
+
+    What follows is the base model's likeliest token, the next root, which the paper takes greedily
+    and unconditionally. `judge(node, tokens)` is called once for each passing node that has
+    children, and for the last of the path.
+    """
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(parents):
+        children.setdefault(parent, []).append(node)
+    verdicts: dict[int, Verdict] = {}
+    level, paths = {0: 0.0}, {0: list[int]()}  # passing nodes of one depth: log-probability, path
+    for _ in range(max_depth):
+        deeper: dict[int, float] = {}
+        for node in level:
+            if guesses := children.get(node):
+                verdicts[node] = judge(node, [tokens[guess] for guess in guesses])
+                for guess, log_prob in verdicts[node].passing(guesses).items():
+                    deeper[guess] = level[node] + log_prob
+                    paths[guess] = [*paths[node], guess]
+        if not deeper:
+            break
+        level = deeper
+    last = max(level, key=lambda node: level[node])
+    if last not in verdicts:
+        verdicts[last] = judge(last, [])
+    return paths[last], verdicts[last].likeliest

@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from medusa_kit.errors import ConfigError, ContextLengthError
-from medusa_kit.infer.acceptance import accept
+from medusa_kit.infer.acceptance import Verdict, accept, accept_typical
 from medusa_kit.infer.drafters.base import Draft, Drafter, State, StepResult, path_to
-from medusa_kit.infer.sampling import SamplingParams, TokenChooser
+from medusa_kit.infer.sampling import SamplingParams
 from medusa_kit.infer.stream import StopStrings
+from medusa_kit.infer.token_choice import TokenChooser
 from medusa_kit.infer.verifier import Verifier
 
 
@@ -130,6 +131,27 @@ def decode(verifier: Verifier, drafter: Drafter, rows: Sequence[Row]) -> Iterato
         yield emitted
 
 
+@dataclass(frozen=True)
+class _Nodes:
+    """One row's tree as the base model scored it; processed only where a rule asks."""
+
+    chooser: TokenChooser
+    committed: list[int]
+    tokens: list[int]
+    parents: tuple[int, ...]
+    logits_NV: Tensor
+
+    def prefix(self, node: int) -> list[int]:
+        """Everything up to `node`: prompt, committed tokens, its path."""
+        return [*self.committed, *(self.tokens[n] for n in path_to(node, self.parents))]
+
+    def choose(self, node: int) -> int:
+        return self.chooser.choose(self.logits_NV[node], self.prefix(node))
+
+    def judge(self, node: int, guesses: list[int]) -> Verdict:
+        return self.chooser.judge(self.logits_NV[node], self.prefix(node), guesses)
+
+
 def _accept_rows(
     verifier: Verifier,
     rows: Sequence[Row],
@@ -141,21 +163,23 @@ def _accept_rows(
     """Each row's accepted nodes and next root."""
     likeliest: list[list[int]] = []
     if any(row.chooser.takes_argmax for row in rows):
-        likeliest = logits_BNV.argmax(-1).tolist()  # all nodes of all rows in one transfer
+        likeliest = verifier.likeliest(logits_BNV).tolist()  # all nodes of all rows in one transfer
     last_position = verifier.base.info.context_length - 1
     paths, next_roots = [], []
-    for index in range(len(rows)):
-        parents = draft.topologies[index].parents
-
-        def choose(node: int, index: int = index, parents: tuple[int, ...] = parents) -> int:
-            if rows[index].chooser.takes_argmax:
-                return likeliest[index][node]
-            behind = [tokens_BN[index][n] for n in path_to(node, parents)]
-            prefix = [*state.tokens[index], *behind]
-            return rows[index].chooser.choose(logits_BNV[index, node], prefix)
-
+    for index, row in enumerate(rows):
+        nodes = _Nodes(
+            row.chooser,
+            state.tokens[index],
+            tokens_BN[index],
+            draft.topologies[index].parents,
+            logits_BNV[index],
+        )
         max_depth = last_position - len(state.tokens[index])
-        path, root = accept(tokens_BN[index], parents, choose, max_depth)
+        if row.chooser.params.lossy:
+            path, root = accept_typical(nodes.tokens, nodes.parents, nodes.judge, max_depth)
+        else:
+            choose = likeliest[index].__getitem__ if row.chooser.takes_argmax else nodes.choose
+            path, root = accept(nodes.tokens, nodes.parents, choose, max_depth)
         paths.append(path)
         next_roots.append(root)
     return paths, next_roots

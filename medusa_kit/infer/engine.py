@@ -6,7 +6,7 @@ Shapes: B batch, N nodes with root.
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from medusa_kit.base_model import BaseModel
 from medusa_kit.data.chat import encode_prompt
@@ -17,11 +17,14 @@ from medusa_kit.infer.drafters import draft_with
 from medusa_kit.infer.drafters.base import Drafter
 from medusa_kit.infer.drafters.plain import PlainDrafter
 from medusa_kit.infer.packed_linear import pack_for_rows
-from medusa_kit.infer.sampling import SamplingParams
+from medusa_kit.infer.sampling import SamplingOptions, SamplingParams
 from medusa_kit.infer.stream import StopStrings, TextStream, cut_at_stop
 from medusa_kit.infer.tree_check import TreeCheck
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.tree.candidate_tree import CandidateTree
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # in typing from Python 3.11 on
 
 DRAFTERS = ("medusa", "none")
 Prompt = str | list[dict[str, str]] | list[int]
@@ -39,9 +42,15 @@ class GenerationStats:
     acceptance_by_depth: list[float]
     seconds: float
     tokens_per_second: float
+    acceptance: str = "exact"  # exact | typical
+
+    @property
+    def lossy(self) -> bool:
+        """Whether the answer may differ from what the base model would have said."""
+        return self.acceptance != "exact"
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return {**asdict(self), "lossy": self.lossy}
 
 
 @dataclass(frozen=True)
@@ -56,7 +65,10 @@ class GenerationResult:
 
 @dataclass
 class Engine:
-    """Generates text exactly as the base model would, faster. Build with `medusa_kit.load`."""
+    """Generates text exactly as the base model would, faster. Build with `medusa_kit.load`.
+
+    Only acceptance="typical" leaves the base model's law; statistics then say so.
+    """
 
     verifier: Verifier
     check: TreeCheck
@@ -73,27 +85,26 @@ class Engine:
         prompt: Prompt | Sequence[Prompt],
         *,
         max_new_tokens: int = 256,
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int = 0,
         stop: str | Sequence[str] | None = None,
         drafter: str | None = None,
         batch_size: int = 8,
+        **sampling: "Unpack[SamplingOptions]",
     ) -> Any:
         """Answer one prompt (GenerationResult) or a list of prompts (a list of them).
 
         A prompt is a list of chat messages, a string or a list of token ids. `drafter`: medusa
         (the default where there are heads) or none, plain decoding through the same loop.
+        `sampling`: the fields of SamplingParams (temperature, top_k, top_p, seed, …); greedy unless
+        given.
         Raises ConfigError, ContextLengthError.
         """
         prompts, single = _as_prompts(prompt)
-        sampling = SamplingParams(temperature, top_k, top_p, seed)
+        params = SamplingParams.of(sampling)
         stops = _as_stops(stop)
         results = []
         for start in range(0, len(prompts), batch_size):
             rows = [
-                self._row(one, sampling, max_new_tokens, stops)
+                self._row(one, params, max_new_tokens, stops)
                 for one in prompts[start : start + batch_size]
             ]
             results += self._run(rows, self._drafter(drafter, len(rows)), stops)
@@ -104,17 +115,13 @@ class Engine:
         prompt: Prompt,
         *,
         max_new_tokens: int = 256,
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        seed: int = 0,
         stop: str | Sequence[str] | None = None,
         drafter: str | None = None,
+        **sampling: "Unpack[SamplingOptions]",
     ) -> "Streaming":
         """Iterate over pieces of the answer; the object's `result` is there at the end."""
         stops = _as_stops(stop)
-        sampling = SamplingParams(temperature, top_k, top_p, seed)
-        row = self._row(prompt, sampling, max_new_tokens, stops)
+        row = self._row(prompt, SamplingParams.of(sampling), max_new_tokens, stops)
         return Streaming(self, row, self._drafter(drafter, 1), stops)
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -189,6 +196,7 @@ class Engine:
             acceptance_by_depth=[count / row.num_steps for count in at_least],
             seconds=seconds,
             tokens_per_second=len(row.token_ids) / seconds if seconds else 0.0,
+            acceptance=row.chooser.params.acceptance,
         )
         reason = row.finish_reason or "cancelled"
         return GenerationResult(cut_at_stop(text, stops), list(row.token_ids), reason, stats)

@@ -21,6 +21,8 @@ RETRIES = 5
 FIRST_WAIT_SECONDS = 1.0  # doubled at every retry
 RETRYABLE = {429, 500, 502, 503, 504}
 ROWS_FAULT = {400, 413, 422}  # this request is refused, for instance as too long; others may pass
+OPENAI_SAMPLING = ("top_p", "presence_penalty", "frequency_penalty", "logit_bias")
+EXTENDED_SAMPLING = ("top_k", "min_p", "repetition_penalty")  # vLLM and others know them
 
 
 @dataclass(frozen=True)
@@ -75,10 +77,9 @@ class Endpoint:
             "temperature": self.sampling.temperature,
             "seed": self.sampling.seed,
         }
-        if self.sampling.top_p is not None:
-            body["top_p"] = self.sampling.top_p
-        if self.sampling.top_k is not None:
-            body["top_k"] = self.sampling.top_k  # an extension that vLLM and others know
+        for name in (*OPENAI_SAMPLING, *EXTENDED_SAMPLING):
+            if value := getattr(self.sampling, name):  # what is at rest is not sent
+                body[name] = value
         if self.return_token_ids:
             body["return_token_ids"] = True
         return body

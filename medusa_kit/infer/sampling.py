@@ -1,113 +1,140 @@
-"""How the next token is chosen: greedy, or drawn exactly, from the base model's processed logits.
+"""What a caller may say about how tokens are chosen, and what it must not.
 
-Processing is transformers' own (the base's generation config: penalties and the like, then
-temperature, top-k, top-p), applied to a node's logits with that node's own prefix.
-
-A draw uses Gumbel noise that depends on the seed and the token's absolute position alone:
-argmax(log p + noise) is a sample of p, and the text is the same for every drafter, tree and batch.
-
-Shapes: N nodes with root, V vocabulary, T tokens.
+The processing these settings ask for is in logits_processing.py, the choice in token_choice.py.
 """
 
-import copy
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from numbers import Integral, Real
+from typing import Any, TypedDict
 
-import torch
-from torch import Tensor
+from medusa_kit.errors import ConfigError, nearest
 
-from medusa_kit.errors import ConfigError
+ACCEPTANCE = ("exact", "typical")
+DEFAULT_EPSILON = 0.09  # the paper's, §2.3.1
 
-MASK_64 = (1 << 64) - 1
+
+class SamplingOptions(TypedDict, total=False):
+    """The fields of SamplingParams as keywords, for those who pass them on."""
+
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    seed: int
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float] | None
+    acceptance: str
+    epsilon: float | None
+    delta: float | None
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """temperature 0 is greedy. Raises ConfigError when a value is out of range."""
+    """How tokens are chosen. Raises ConfigError when a value is out of range or has no meaning."""
 
-    temperature: float = 0.0
+    temperature: float = 0.0  # 0 is greedy
     top_k: int | None = None
     top_p: float | None = None
     seed: int = 0
+    min_p: float | None = None  # drops tokens below this share of the likeliest one's probability
+    repetition_penalty: float | None = None  # over prompt and answer; None: the base's own
+    presence_penalty: float = 0.0  # this and the next: OpenAI's, over generated tokens only
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] | None = field(default=None, hash=False)  # token id -> bias
+    acceptance: str = "exact"  # typical: lossy (arXiv 2401.10774, §2.3.1)
+    epsilon: float | None = None  # typical only; 0.09 unless given
+    delta: float | None = None  # typical only; the square root of epsilon unless given
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.temperature < float("inf"):
-            raise ConfigError(f"temperature {self.temperature} is out of range; expected 0 or more")
-        if self.top_k is not None and self.top_k < 1:
-            raise ConfigError(f"top_k {self.top_k} is out of range; expected 1 or more")
-        if self.top_p is not None and not 0.0 < self.top_p <= 1.0:
-            raise ConfigError(f"top_p {self.top_p} is out of range; expected above 0, at most 1")
-        if self.temperature == 0.0 and (self.top_k is not None or self.top_p is not None):
+        for one in fields(self):
+            value = getattr(self, one.name)
+            if one.name not in RANGES or (value is None and one.default is None):
+                continue
+            fits, expected, hint = RANGES[one.name]
+            if not (isinstance(value, Real) and fits(value)):
+                raise _out_of_range(one.name, value, expected, hint)
+        for token, bias in (self.logit_bias or {}).items():
+            if not (isinstance(token, Integral) and int(token) >= 0):
+                raise _out_of_range("logit_bias token id", token, "an integer from 0", None)
+            if not (isinstance(bias, Real) and -100 <= bias <= 100):
+                raise _out_of_range(
+                    f"logit_bias of token {token}", bias, "-100 to 100", "-100 all but bans a token"
+                )
+        self._check_meaning()
+
+    def _check_meaning(self) -> None:
+        if self.acceptance not in ACCEPTANCE:
             raise ConfigError(
-                "top_k and top_p have no meaning when decoding greedily",
+                f"acceptance {self.acceptance!r} is unknown; expected {' or '.join(ACCEPTANCE)}",
+                hint=f"did you mean {nearest(str(self.acceptance), ACCEPTANCE) or 'exact'}?",
+            )
+        narrowing = [name for name in ("top_k", "top_p", "min_p") if getattr(self, name)]
+        if self.greedy and narrowing:
+            raise ConfigError(
+                f"{' and '.join(narrowing)} has no meaning when decoding greedily",
                 hint="give a temperature above 0",
             )
+        if self.greedy and self.lossy:
+            raise ConfigError(
+                f"typical acceptance has no meaning at temperature {self.temperature}; expected "
+                "above 0",
+                hint="give the temperature of the law that guesses are held against, such as 0.7",
+            )
+        if not self.lossy and (self.epsilon is not None or self.delta is not None):
+            raise ConfigError(
+                "epsilon and delta have no meaning with exact acceptance",
+                hint="they are the thresholds of acceptance 'typical'",
+            )
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any]) -> "SamplingParams":
+        """From keywords. Raises ConfigError for one that does not exist."""
+        known = [one.name for one in fields(cls)]
+        for name in options:
+            if name not in known:
+                raise ConfigError(
+                    f"option {name!r} is unknown; sampling takes {', '.join(known)}",
+                    hint=f"did you mean {near}?" if (near := nearest(name, known)) else None,
+                )
+        return cls(**options)
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
 
-
-class TokenChooser:
-    """Names the token behind a node of one row."""
-
-    def __init__(self, model: Any, params: SamplingParams, prompt_length: int) -> None:
-        self.params = params
-        self._processors = _processors(model, params, prompt_length)
+    @property
+    def lossy(self) -> bool:
+        """Whether answers leave the base model's law."""
+        return self.acceptance == "typical"
 
     @property
-    def takes_argmax(self) -> bool:
-        """Whether the plain argmax of the model's logits is the answer, so all nodes go at once."""
-        return self.params.greedy and not self._processors
-
-    def choose(self, logits_V: Tensor, prefix: Sequence[int]) -> int:
-        """The token behind `prefix`, whose last token gave `logits_V`."""
-        return int(self.scores(logits_V, prefix).argmax(-1))
-
-    def scores(self, logits_V: Tensor, prefix: Sequence[int]) -> Tensor:
-        """scores_V whose argmax is the token: processed logits, and noise when sampling."""
-        scores_1V = logits_V[None].float()
-        if self._processors:
-            prefix_1T = torch.tensor([list(prefix)], device=logits_V.device)
-            scores_1V = self._processors(prefix_1T, scores_1V)
-        if not self.params.greedy:
-            noise_V = gumbel_noise(self.params.seed, len(prefix), scores_1V.shape[-1])
-            scores_1V = scores_1V + noise_V.to(scores_1V.device)
-        return scores_1V[0]
+    def thresholds(self) -> tuple[float, float]:
+        """(epsilon, delta) of typical acceptance."""
+        epsilon = DEFAULT_EPSILON if self.epsilon is None else self.epsilon
+        return epsilon, math.sqrt(epsilon) if self.delta is None else self.delta
 
 
-def gumbel_noise(seed: int, position: int, size: int) -> Tensor:
-    """Standard Gumbel noise [size] for the token at `position`, the same on every machine."""
-    generator = torch.Generator().manual_seed(_mix(seed, position))
-    return -torch.empty(size).exponential_(generator=generator).log()
+# What each number may be: (test, words, hint). None passes where it is the default.
+RANGES: dict[str, tuple[Callable[[Any], bool], str, str]] = {
+    "temperature": (lambda t: 0 <= t < math.inf, "0 or more", "0 is greedy"),
+    "top_k": (lambda k: isinstance(k, Integral) and int(k) >= 1, "an integer, 1 or more",
+              "leave it out to keep every token"),
+    "top_p": (lambda p: 0 < p <= 1, "above 0, at most 1", "1 keeps every token"),
+    "seed": (lambda seed: isinstance(seed, Integral), "an integer", "any will do, below 0 too"),
+    "min_p": (lambda p: 0 <= p <= 1, "0 to 1", "0 keeps every token"),
+    "repetition_penalty": (lambda r: 0 < r < math.inf, "above 0",
+                           "1 changes nothing, above 1 makes repetition less likely"),
+    "presence_penalty": (lambda p: -2 <= p <= 2, "-2 to 2", "0 changes nothing"),
+    "frequency_penalty": (lambda p: -2 <= p <= 2, "-2 to 2", "0 changes nothing"),
+    "epsilon": (lambda e: 0 < e <= 1, "above 0, at most 1", "the paper's is 0.09"),
+    "delta": (lambda d: 0 < d <= 1, "above 0, at most 1",
+              "the paper's is the square root of epsilon; above 1 the likeliest token could fail"),
+}  # fmt: skip
 
 
-def _mix(seed: int, position: int) -> int:
-    """A seed for each pair, well apart for neighbours (the finaliser of SplitMix64)."""
-    z = (seed * 0x9E3779B97F4A7C15 + position * 0xD1B54A32D192ED03 + 0x2545F4914F6CDD1D) & MASK_64
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK_64
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK_64
-    return z ^ (z >> 31)
-
-
-def _processors(model: Any, params: SamplingParams, prompt_length: int) -> Any:
-    """transformers' processors for these parameters over the base's generation config."""
-    config = copy.deepcopy(model.generation_config)
-    config.do_sample = not params.greedy
-    config.temperature = None if params.greedy else params.temperature
-    config.top_k = 0 if params.top_k is None else params.top_k
-    config.top_p = 1.0 if params.top_p is None else params.top_p
-    # generate() fills these before it builds processors; without them lengths cannot be penalised
-    config.max_length = int(model.config.get_text_config().max_position_embeddings)
-    ids = config.eos_token_id
-    eos = [ids] if isinstance(ids, int) else ids
-    device = model.get_output_embeddings().weight.device
-    config._eos_token_tensor = None if eos is None else torch.tensor(eos, device=device)
-    return model._get_logits_processor(
-        generation_config=config,
-        input_ids_seq_length=prompt_length,
-        encoder_input_ids=None,
-        device=device,
-        model_kwargs={},
-    )
+def _out_of_range(name: str, value: Any, expected: str, hint: str | None) -> ConfigError:
+    return ConfigError(f"{name} {value!r} is out of range; expected {expected}", hint=hint)

@@ -6,7 +6,7 @@ at once, so an interrupted run loses at most one and goes on where it stopped.
 
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from medusa_kit.infer.answer_file import AnswerFile
 from medusa_kit.infer.decode import decode, make_row
 from medusa_kit.infer.drafters.plain import PlainDrafter
 from medusa_kit.infer.fused_norm import install_fused_norms
+from medusa_kit.infer.logits_processing import check_bias_ids
 from medusa_kit.infer.packed_linear import install_packed_linears, pack_for_rows
 from medusa_kit.infer.sampling import SamplingParams
 from medusa_kit.infer.tree_check import check_trees
@@ -62,11 +63,18 @@ def generate_answers(
 ) -> GenerateReport:
     """Append the model's answers to `out_path`, going on where an earlier run stopped.
 
-    Raises ConfigError when the file holds answers made with other settings, DataError for a bad
-    row with on_error="fail", IncompatibleBaseError for a model that takes no tree (heads would be
-    of no use to it), MedusaKitError for a full disk.
+    Raises ConfigError when the file holds answers made with other settings, for a lossy acceptance
+    rule and for a bias on a token the model does not have, DataError for a bad row with
+    on_error="fail", IncompatibleBaseError for a model that takes no tree (heads would be of no use
+    to it), MedusaKitError for a full disk.
     """
     sampling = sampling or SamplingParams()
+    if sampling.lossy:
+        raise ConfigError(
+            "typical acceptance is lossy; expected exact: data holds the model's own answers",
+            hint="leave out acceptance",
+        )
+    check_bias_ids(sampling, base.info.vocab_size)
     settings = {
         "base_fingerprint": base.info.fingerprint,
         "max_new_tokens": max_new_tokens,
@@ -229,10 +237,15 @@ def _answer_batch(
 
 
 def _sampling_record(sampling: SamplingParams) -> dict[str, Any]:
-    if sampling.greedy:
-        return {"temperature": 0.0}
-    return {"temperature": sampling.temperature, "top_k": sampling.top_k,
-            "top_p": sampling.top_p, "seed": sampling.seed}  # fmt: skip
+    """What rows and the file's settings say: newer options only where they are in use."""
+    record: dict[str, Any] = {"temperature": sampling.temperature}
+    if not sampling.greedy:
+        record |= {"top_k": sampling.top_k, "top_p": sampling.top_p, "seed": sampling.seed}
+    at_rest = asdict(SamplingParams(sampling.temperature, seed=sampling.seed))
+    record |= {name: v for name, v in asdict(sampling).items() if v != at_rest[name]}
+    if sampling.logit_bias:  # as JSON will have it
+        record["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
+    return record
 
 
 def _record(task: _Task, ids: list[int], reason: str, sampling: SamplingParams) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class _Place:
         _, logits_BNV = self.engine.verifier.forward(
             self.cache, draft.tokens_BN, draft.depths_BN, draft.sees_BNN
         )
-        likeliest = logits_BNV.argmax(-1)[0].tolist()
+        likeliest = self.engine.verifier.likeliest(logits_BNV)[0].tolist()
         parents = draft.topologies[0].parents
         accept(draft.tokens_BN[0].tolist(), parents, likeliest.__getitem__, len(parents))
         # Commit the costly case, the last node of the deepest path, and go back to the prefix.

@@ -72,7 +72,7 @@ class TreeCache(Cache):
 
     @property
     def block(self) -> Tensor | None:
-        """All keys and values [layers, 2, B, G, S, E]; None before a prompt or where they differ."""
+        """Keys and values [layers, 2, B, G, S, E]; None before a prompt or where layers differ."""
         return None if self._strays else self._block
 
     def places(self, num_nodes: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from cli_debug_model import MODEL, PLAIN, ROOT, plain_text
 
 from medusa_kit.base_model import load_base_model
 from medusa_kit.infer.engine import Engine
+from medusa_kit.infer.sampling import SamplingParams
 from medusa_kit.version import __version__
 
 COMMANDS = ["train", "tree-search", "generate", "chat", "verify", "bench", "doctor", "data",
@@ -66,6 +68,14 @@ WRONG_CALLS: dict[str, tuple[list[str], str]] = {
     "no token": (["generate", "hi", *MODEL, "-n", "0"], "-n"),
     "temperature": (["generate", "hi", *PLAIN, "--temperature", "-1"], "temperature -1.0"),
     "greedy top-k": (["generate", "hi", *PLAIN, "--top-k", "3"], "no meaning when decoding greed"),
+    "typical greedily": (["generate", "hi", *PLAIN, "--acceptance", "typical"], "at temperature 0"),
+    "logit bias": (["generate", "hi", *PLAIN, "--logit-bias", "5:1"], "'5:1' is not understood"),
+    "biased id": (["generate", "hi", *PLAIN, "--logit-bias", "99999=1"], "names token id 99999"),
+    "penalty of chat": (["chat", *PLAIN, "--presence-penalty", "3"], "presence_penalty 3.0 is out"),
+    "lossy data": (["data", "generate", "p.txt", "-o", "a", "--acceptance", "typical"],
+                   "No such option"),
+    "biased data": (["data", "generate", "PROMPTS", "-o", "a", *MODEL, "--logit-bias", "99999=1"],
+                    "names token id 99999"),
     "drafter": (["generate", "hi", *PLAIN, "--drafter", "hydra"], "drafter 'hydra' is unknown"),
     "no heads to draft": (["generate", "hi", *PLAIN, "--drafter", "medusa"], "nothing to draft"),
     "a tree without heads": (["generate", "hi", *PLAIN, "--tree", "t.json"], "a tree needs heads"),
@@ -214,12 +224,40 @@ def test_sampled_text_depends_on_the_seed_alone(run: Run) -> None:
     assert run(*sampled, "none", "--seed", "2")[1] != plain
 
 
+def test_every_sampling_option_reaches_the_engine(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All fields of SamplingParams, by their names; those of generate, chat and the API agree."""
+    given = {
+        "temperature": 0.7, "top_k": 50, "top_p": 0.9, "seed": 3, "min_p": 0.01,
+        "repetition_penalty": 1.1, "presence_penalty": 0.1, "frequency_penalty": -0.2,
+        "logit_bias": {5: 1.5, 7: -2.0}, "acceptance": "typical", "epsilon": 0.2, "delta": 0.4,
+    }  # fmt: skip
+    assert list(given) == [one.name for one in fields(SamplingParams)]
+    words: list[object] = []
+    for name, value in given.items():
+        option = "--" + name.replace("_", "-")
+        for item in value.items() if isinstance(value, dict) else [value]:
+            words += [option, "{}={}".format(*item) if isinstance(item, tuple) else item]
+    seen: list[SamplingParams] = []
+    original = SamplingParams.of
+    monkeypatch.setattr(
+        SamplingParams, "of", lambda options: seen.append(original(options)) or seen[-1]
+    )
+    code, _, err = run("generate", "hi", *PLAIN, *words)
+    assert code == 0, err
+    assert seen
+    assert all(params == SamplingParams(**given) for params in seen)
+    assert "; LOSSY: typical acceptance" in err
+    assert "LOSSY" not in run("generate", "hi", *PLAIN)[2]
+
+
 # data.
 
 
 def test_data_generate_and_inspect(run: Run, prompts: Path, tmp_path: Path) -> None:
     answers = tmp_path / "answers.jsonl"
-    made = ["data", "generate", prompts, "-o", answers, *MODEL, "-n", "8"]
+    made = ["data", "generate", prompts, "-o", answers, *MODEL, "--logit-bias", "5=0.5", "-n", "8"]
     code, out, err = run(*made, "--limit", "2")
     assert (code, out) == (0, "")
     assert f"2 answers written to {answers}, 0 were there already; 16 tokens" in err

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tiny_models import CONTEXT, FAMILIES, STOP, VOCAB, tiny_base, tiny_model
+from transformers import LogitsProcessor, LogitsProcessorList
 
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.decode import decode, make_row
@@ -241,3 +242,55 @@ def test_repetition_penalty_of_the_base_is_applied_along_the_path() -> None:
     for _ in decode(engine.verifier, PartlyKnowing({tuple(prompt): expected}), [row]):
         pass
     assert row.token_ids == expected
+
+
+class NaivePenalties(LogitsProcessor):
+    """OpenAI's penalties over the answer, and a bias, written out for generate."""
+
+    def __init__(self, params: SamplingParams, prompt_length: int) -> None:
+        self.params, self.prompt_length = params, prompt_length
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        scores = scores.clone()
+        answer = input_ids[0, self.prompt_length :].tolist()
+        for token in set(answer):
+            scores[0, token] -= self.params.presence_penalty
+            scores[0, token] -= self.params.frequency_penalty * answer.count(token)
+        for token, bias in (self.params.logit_bias or {}).items():
+            scores[0, token] += bias
+        return scores
+
+
+PENALTIES = [
+    SamplingParams(repetition_penalty=1.4),
+    SamplingParams(presence_penalty=1.5, frequency_penalty=0.5),
+    SamplingParams(frequency_penalty=-0.5),
+    SamplingParams(repetition_penalty=0.8, presence_penalty=-0.5, frequency_penalty=1.0,
+                   logit_bias={5: 2.0, 9: -100, 40: 4.5}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma3"])
+def test_penalties_of_a_request_equal_generates_over_random_trees(family: str) -> None:
+    """One batch whose rows have penalties of their own, trees that hold much of the truth."""
+    engine, reference = build_engine(tiny_base(family)), tiny_model(family)
+    prompts = [random_prompt(length, length) for length in (3, 17, 9, 6)]
+    expected = {}
+    for prompt, params in zip(prompts, PENALTIES, strict=True):
+        ids = torch.tensor([prompt])
+        out = reference.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=30, do_sample=False,
+            repetition_penalty=params.repetition_penalty or 1.0,
+            logits_processor=LogitsProcessorList([NaivePenalties(params, len(prompt))]),
+        )  # fmt: skip
+        expected[tuple(prompt)] = out[0, len(prompt) :].tolist()
+    assert list(expected.values()) != [plain_answer(family, prompt, 30) for prompt in prompts]
+    drafter = PartlyKnowing(expected)
+    rows = [
+        make_row(engine.verifier, prompt, params, 30)
+        for prompt, params in zip(prompts, PENALTIES, strict=True)
+    ]
+    for _ in decode(engine.verifier, drafter, rows):
+        pass
+    assert [row.token_ids for row in rows] == list(expected.values())
+    assert drafter.most_accepted >= 3

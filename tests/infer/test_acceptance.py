@@ -1,10 +1,11 @@
-"""The acceptance rule against a search over all paths."""
+"""The acceptance rules against a search over all paths."""
 
 import random
 
 import pytest
 
-from medusa_kit.infer.acceptance import accept
+from medusa_kit.infer.acceptance import Verdict, accept, accept_typical
+from medusa_kit.infer.drafters.base import path_to
 
 
 def longest_right_path(
@@ -49,3 +50,36 @@ def test_takes_the_longest_right_path(seed: int) -> None:
     assert path == longest_right_path(tokens, parents, named, max_depth)
     assert follower == named[path[-1] if path else 0]
     assert asked == [0, *path]  # each node once: a draw must not be made twice
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_typical_takes_the_longest_passing_path_and_of_those_the_likeliest(seed: int) -> None:
+    draw = random.Random(seed)
+    size = draw.randint(1, 14)
+    parents = [-1, *(draw.choice([-2, *range(node)]) for node in range(1, size))]
+    tokens = [draw.randrange(50) for _ in range(size)]
+    log_probs = [-draw.random() for _ in range(size)]
+    bars = [draw.choice([-2.0, -0.7, -0.4]) for _ in range(size)]  # by the node guessed behind
+    max_depth = draw.choice([0, 1, 2, 99])
+
+    best: tuple[int, float] = (0, 0.0)
+    winner = 0
+    for node in range(1, size):
+        path = path_to(node, parents)
+        if path[0] == 0 and all(log_probs[n] > bars[parents[n]] for n in path[1:]):
+            value = (len(path) - 1, sum(log_probs[n] for n in path[1:]))
+            if value[0] <= max_depth and value > best:
+                best, winner = value, node
+
+    asked: list[int] = []
+
+    def judge(node: int, guesses: list[int]) -> Verdict:
+        asked.append(node)
+        children = [n for n in range(size) if parents[n] == node]
+        assert guesses in ([], [tokens[n] for n in children])
+        return Verdict(100 + node, [log_probs[n] for n in children if guesses], bars[node])
+
+    path, follower = accept_typical(tokens, parents, judge, max_depth)
+    assert path == path_to(winner, parents)[1:]
+    assert follower == 100 + winner
+    assert len(asked) == len(set(asked))

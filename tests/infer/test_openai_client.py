@@ -114,7 +114,15 @@ def test_sampling_and_the_key(server: StandIn, monkeypatch: pytest.MonkeyPatch) 
     endpoint(server, sampling=sampling, api_key_env="MY_KEY").answer(ASK, byte_tokenizer())
     sent = server.requests[0]
     assert (sent["temperature"], sent["top_k"], sent["top_p"], sent["seed"]) == (0.7, 5, 0.9, 3)
+    assert "min_p" not in sent
     assert server.headers[0]["Authorization"] == "Bearer s3cret"
+    sampling = SamplingParams(0.7, min_p=0.1, repetition_penalty=1.2, presence_penalty=-1.0,
+                              frequency_penalty=0.5, logit_bias={7: 2.0})  # fmt: skip
+    endpoint(server, sampling=sampling).answer(ASK, byte_tokenizer())
+    wanted = {"min_p": 0.1, "repetition_penalty": 1.2, "presence_penalty": -1.0,
+              "frequency_penalty": 0.5, "logit_bias": {"7": 2.0}}  # fmt: skip
+    assert server.requests[1].items() >= wanted.items()
+    assert "top_k" not in server.requests[1]
 
 
 def test_the_servers_own_token_ids(server: StandIn) -> None:

@@ -131,6 +131,23 @@ def test_sampled_answers_are_reproducible_by_seed(base: BaseModel, tmp_path: Pat
     assert run("other.jsonl", seed=4) != first
 
 
+def test_options_in_use_are_recorded_and_compared(base: BaseModel, tmp_path: Path) -> None:
+    """A bias has JSON's keys in the file; taking the run up again is no change of settings."""
+    out = tmp_path / "a.jsonl"
+    biased = SamplingParams(presence_penalty=0.5, logit_bias={9: -1.0})
+    for count in (2, 4):
+        generate_answers(base, prompts(count), out, max_new_tokens=TOKENS, sampling=biased)
+    assert len(rows_of(out)) == 4
+    assert rows_of(out)[0].sampling == {
+        "temperature": 0.0, "presence_penalty": 0.5, "logit_bias": {"9": -1.0}
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match="other settings"):
+        generate_answers(base, prompts(5), out, max_new_tokens=TOKENS)
+    typical = SamplingParams(0.7, acceptance="typical")
+    with pytest.raises(ConfigError, match="data holds the model's own answers"):
+        generate_answers(base, prompts(1), out, max_new_tokens=TOKENS, sampling=typical)
+
+
 def test_a_draw_is_the_same_in_every_batch_and_order(base: BaseModel, tmp_path: Path) -> None:
     answers = []
     for batch_size, rows in ((1, prompts()), (4, prompts()), (4, prompts()[::-1])):

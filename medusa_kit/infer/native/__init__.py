@@ -1,1 +1,1 @@
-"""Decoding steps in C++ for CPUs: linear layers for a few rows, and whole steps of a plain decoder."""
+"""Decoding steps in C++ for CPUs: linear layers for a few rows, and whole steps."""

@@ -31,7 +31,6 @@ from medusa_kit.infer.tree_step import TreeStep
 from medusa_kit.model_files import gguf_behind
 
 
-
 class NativeDecoder:
     """Runs up to MAX_ROWS nodes at once. Build with `native_decoder`."""
 
@@ -159,18 +158,16 @@ class _Packer:
     def joined(self, linears: list[nn.Linear], heads: dict[nn.Linear, int]) -> PackedMatrix:
         """Several layers that read the same, as one matrix."""
         weight = torch.cat([linear.weight.detach() for linear in linears])
-        blocks = [self._blocks(linear, heads.get(linear, 1)) for linear in linears]
-        whole = joined_blocks(blocks) if alike(blocks) else None  # type: ignore[arg-type]
+        parts = alike([self._blocks(linear, heads.get(linear, 1)) for linear in linears])
+        whole = None if parts is None else joined_blocks(parts)
         return self._keep(pack(weight, _joined_bias(linears), whole))
 
     def gated(self, gate: nn.Linear, up: nn.Linear) -> PackedMatrix:
         if gate.bias is not None or up.bias is not None:
             raise Unsupported("a gated MLP with biases")
         weight = interleaved(gate.weight.detach(), up.weight.detach())
-        blocks: list[Blocks | None] = [self._blocks(gate), self._blocks(up)]
-        whole = None
-        if alike(blocks):
-            whole = interleaved_blocks(*blocks)  # type: ignore[arg-type]
+        parts = alike([self._blocks(gate), self._blocks(up)])
+        whole = None if parts is None else interleaved_blocks(*parts)
         return self._keep(pack(weight, None, whole))
 
     def _blocks(self, linear: nn.Linear, num_heads: int = 1) -> Blocks | None:

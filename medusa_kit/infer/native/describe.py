@@ -127,8 +127,9 @@ def _layer(layer: Any, config: Any, epsilons: set[float]) -> LayerParts:
     window = getattr(attention, "sliding_window", None)
     if window is None and config.model_type == "mistral":
         window = config.sliding_window
+    queries, keys, values, out, gate, up, down = linears
     return LayerParts(
-        *linears,
+        queries, keys, values, out, gate, up, down,
         input_norm=input_norm,
         after_attention_norm=norm(layer, after) if sandwich else None,
         before_mlp_norm=before_mlp,
@@ -137,7 +138,7 @@ def _layer(layer: Any, config: Any, epsilons: set[float]) -> LayerParts:
         k_norm=norm(attention, "k_norm"),
         rotary_type=getattr(attention, "layer_type", None),
         window=int(window or 0),
-    )
+    )  # fmt: skip
 
 
 @torch.no_grad()

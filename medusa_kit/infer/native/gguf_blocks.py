@@ -26,7 +26,9 @@ class GGUFBlocks:
         field = self._reader.get_field("general.architecture")
         architecture = str(field.contents()) if field else ""
         by_name = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
-        count = 1 + max((int(n.split(".")[1]) for n in self._tensors if n.startswith("blk.")), default=0)
+        count = 1 + max(
+            (int(n.split(".")[1]) for n in self._tensors if n.startswith("blk.")), default=0
+        )
         self._map: Any = None
         if architecture in by_name:
             self._map = gguf.get_tensor_name_map(by_name[architecture], count)
@@ -42,8 +44,10 @@ class GGUFBlocks:
         scales = read_scales(tensor, len(weight_OI))
         if scales is None:
             return None
+        scales_OQ, offsets_OQ = scales
         for order in (slice(None), _halves_in_turn(len(weight_OI), num_heads)):
-            blocks = blocks_of(weight_OI, *(None if part is None else part[order] for part in scales))
+            ordered = None if offsets_OQ is None else offsets_OQ[order]
+            blocks = blocks_of(weight_OI, scales_OQ[order], ordered)
             if torch.equal(blocks.expand(), weight_OI):
                 return blocks
         return None

@@ -6,6 +6,7 @@ weights are bfloat16 numbers (most checkpoints), float32 otherwise.
 Shapes: O outputs, I inputs, U panels of 16 outputs, Q groups of inputs, S inputs of a group.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -46,12 +47,12 @@ class Blocks:
 
     def expand(self) -> Tensor:
         """weights_OI in float32, by the arithmetic of the kernels."""
-        O, I = self.codes_OI.shape
-        codes = self.codes_OI.view(O, -1, self.group).float()
+        shape = self.codes_OI.shape
+        codes = self.codes_OI.view(shape[0], -1, self.group).float()
         weights = codes * self.scales_OQ[..., None]  # exact: at most 24 bits
         if self.offsets_OQ is not None:
             weights = weights + self.offsets_OQ[..., None]
-        return weights.view(O, I)
+        return weights.view(shape)
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,9 @@ class PackedMatrix:
         return self.data.numel() * self.data.element_size()
 
 
-def pack(weight_OI: Tensor, bias_O: Tensor | None = None, blocks: Blocks | None = None) -> PackedMatrix:
+def pack(
+    weight_OI: Tensor, bias_O: Tensor | None = None, blocks: Blocks | None = None
+) -> PackedMatrix:
     """Pack float32 weights; `blocks`, where given, must expand to them (`expand`)."""
     if blocks is not None:
         kind, data = blocks.kind, _pack_blocks(blocks)
@@ -81,8 +84,7 @@ def pack(weight_OI: Tensor, bias_O: Tensor | None = None, blocks: Blocks | None 
         kind, data = F32, _pack_plain(weight_OI)
     bias = None if bias_O is None else bias_O.detach().float().contiguous()
     pointer = 0 if bias is None else bias.data_ptr()
-    O, I = weight_OI.shape
-    return PackedMatrix(Matrix(kind, O, I, data.data_ptr(), pointer), data, bias)
+    return PackedMatrix(Matrix(kind, *weight_OI.shape, data.data_ptr(), pointer), data, bias)
 
 
 def interleaved(first_OI: Tensor, second_OI: Tensor) -> Tensor:
@@ -110,17 +112,16 @@ def joined_blocks(parts: list[Blocks]) -> Blocks:
     )
 
 
-def alike(parts: list[Blocks | None]) -> bool:
-    """Whether these can lie in one matrix."""
+def alike(parts: Sequence[Blocks | None]) -> list[Blocks] | None:
+    """The parts, if all are there and can lie in one matrix."""
     whole = [part for part in parts if part is not None]
     shapes = {(part.group, part.offsets_OQ is None) for part in whole}
-    return len(whole) == len(parts) and len(shapes) == 1
+    return whole if len(whole) == len(parts) and len(shapes) == 1 else None
 
 
 def _by_panel(x_OI: Tensor) -> Tensor:
     """[U, 16, I], filled up with zeros."""
-    O = x_OI.shape[0]
-    return F.pad(x_OI, (0, 0, 0, -O % LANES)).view(-1, LANES, x_OI.shape[1])
+    return F.pad(x_OI, (0, 0, 0, -x_OI.shape[0] % LANES)).view(-1, LANES, x_OI.shape[1])
 
 
 def _even_panels(x_OI: Tensor) -> Tensor:

@@ -1,0 +1,57 @@
+"""Linear layers for a few rows through the C++ kernels: what heads use, and models that the C++
+decoder does not know.
+
+Shapes: X any leading shape, D in, O out.
+"""
+
+import ctypes
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from medusa_kit.infer.native import library
+from medusa_kit.infer.native.packing import Blocks, PackedMatrix, pack
+
+
+class NativeLinear(nn.Linear):
+    """nn.Linear that multiplies up to MAX_ROWS rows by weights packed for it. Names and identity
+    of the weights stay; more rows, other dtypes and gradients go the usual way.
+    """
+
+    packed: PackedMatrix
+    library: ctypes.CDLL
+
+    def forward(self, x_XD: Tensor) -> Tensor:
+        rows = x_XD.numel() // self.in_features
+        grad = torch.is_grad_enabled() and (x_XD.requires_grad or self.weight.requires_grad)
+        if rows > library.MAX_ROWS or grad or x_XD.dtype != torch.float32:
+            return F.linear(x_XD, self.weight, self.bias)
+        x_XD = x_XD.contiguous()
+        out_XO = x_XD.new_empty(*x_XD.shape[:-1], self.out_features)
+        self.library.mk_linear(
+            ctypes.byref(self.packed.struct), x_XD.data_ptr(), rows, out_XO.data_ptr(),
+            library.num_threads(),
+        )  # fmt: skip
+        return out_XO
+
+
+def make_native(layer: nn.Linear, blocks: Blocks | None = None) -> bool:
+    """Turn a plain float32 layer on a CPU into a NativeLinear; says whether it did."""
+    loaded = library.load_library()
+    weight = layer.weight
+    plain = type(layer) is nn.Linear and weight.device.type == "cpu"
+    if loaded is None or not plain or weight.dtype != torch.float32:
+        return False
+    layer.__class__ = NativeLinear
+    native = cast(NativeLinear, layer)
+    native.packed = pack(weight.detach(), layer.bias, blocks)
+    native.library = loaded
+    return True
+
+
+def install_native_linears(model: Any, find: Any = None) -> int:
+    """Turn all plain linear layers of a module; `find(layer)` may know blocks. Returns how many."""
+    layers = [module for module in model.modules() if type(module) is nn.Linear]
+    return sum(make_native(layer, find(layer) if find else None) for layer in layers)
