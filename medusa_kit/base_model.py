@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medusa_kit import adapters, embedded
+from medusa_kit import adapters, embedded, families
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError, nearest
 from medusa_kit.model_files import from_pretrained, resolve
 
@@ -40,7 +40,6 @@ FINAL_NORM_NAMES = ("norm", "final_layernorm", "ln_f", "final_layer_norm", "fina
 FINGERPRINT_ROWS = 64
 # In the config of a model that Medusa-2 trained: its embedding and final norm may be unchanged.
 VARIANT_KEY = "medusa_kit_variant"
-NO_LIMIT = 1 << 30  # context of families that state none (ALiBi, state-space)
 
 
 @dataclass(frozen=True)
@@ -72,6 +71,8 @@ class BaseModel:
     def __init__(
         self, model: Any, tokenizer: Any, name: str, source: str, revision: str | None = None
     ) -> None:
+        if model.config.is_encoder_decoder:
+            families.refuse_impossible(model.config, name)
         model.eval()
         model.requires_grad_(False)
         self.model = model
@@ -180,10 +181,13 @@ class BaseModel:
 
     def _check_views(self) -> bool:
         """Hold `head_logits` against the model's logits; say if the decoder equals the hook."""
-        if self.output_embedding is None or not hasattr(self.output_embedding, "weight"):
+        weight = getattr(self.output_embedding, "weight", None)
+        if not isinstance(weight, Tensor) or not weight.is_floating_point():
+            found = "" if weight is None else " in floating point"
             raise IncompatibleBaseError(
-                f"{type(self.model).__name__} has no output embedding",
-                hint="a causal language model with one output embedding is needed",
+                f"{type(self.model).__name__} has no output embedding{found}",
+                hint="a causal language model with one output embedding is needed, and "
+                "quantisation must leave that one out (as it does by default)",
             )
         generator = torch.Generator().manual_seed(0)
         rows = min(self.output_embedding.weight.shape[0], self.config.vocab_size)
@@ -218,7 +222,7 @@ class BaseModel:
             hidden_size=weight_VD.shape[1],
             vocab_size=weight_VD.shape[0],
             num_layers=self.config.num_hidden_layers,
-            context_length=int(getattr(self.config, "max_position_embeddings", NO_LIMIT)),
+            context_length=families.context_length(self.config),
             tied_embeddings=weight_VD.data_ptr() == embedding.weight.data_ptr(),
             quantized=bool(getattr(self.model, "is_quantized", False)),
             dtype=str(self.dtype).removeprefix("torch."),
@@ -292,14 +296,15 @@ def load_base_model(
     dtype: str = "float32",
     device: str = "auto",
     revision: str | None = None,
-    attention: str = "sdpa",
+    attention: str | None = None,
     four_bit: bool = False,
 ) -> BaseModel:
     """Load a base model and its tokenizer.
 
     `name`: a Hub id, a local folder (of a model, or of an adapter that Medusa-2 trained), a GGUF
     file, `smollm2-135m-instruct` (the embedded one) or `debug-tiny` (random weights). `device`:
-    auto takes CUDA where there is one. `four_bit`: through bitsandbytes, on a GPU.
+    auto takes CUDA where there is one. `attention`: transformers' name for it; by default SDPA
+    where the family has it. `four_bit`: through bitsandbytes, on a GPU.
     Raises CheckpointError (missing, cut off, unreadable), IncompatibleBaseError, ConfigError.
     """
     if dtype not in DTYPES:
@@ -309,12 +314,26 @@ def load_base_model(
         )
     quiet_transformers()
     source, model, tokenizer = _load(name, DTYPES[dtype], revision, attention, four_bit)
-    model = model if four_bit else model.to(pick_device(device))
+    model = model if four_bit else _placed(model, pick_device(device))
     return BaseModel(model, tokenizer, name, source, revision)
 
 
+def _placed(model: Any, device: torch.device) -> Any:
+    """The model on `device`; a quantised one that cannot be moved stays where it was loaded."""
+    try:
+        return model.to(device)
+    except (ValueError, NotImplementedError):
+        if not getattr(model, "is_quantized", False):
+            raise
+        return model
+
+
 def _load(
-    name: str, dtype: torch.dtype, revision: str | None, attention: str, four_bit: bool = False
+    name: str,
+    dtype: torch.dtype,
+    revision: str | None,
+    attention: str | None,
+    four_bit: bool = False,
 ) -> tuple[str, Any, Any]:
     """(source, model, tokenizer); the base of an adapter with the adapter merged into it."""
     source, place = resolve(name)

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from medusa_kit import adapters, embedded
-from medusa_kit.errors import CheckpointError
+from medusa_kit import adapters, embedded, families
+from medusa_kit.errors import CheckpointError, MedusaKitError
 
 
 def resolve(name: str) -> tuple[str, str]:
@@ -38,9 +38,13 @@ def gguf_behind(name: str) -> Path | None:
 
 
 def from_pretrained(
-    place: str, dtype: torch.dtype, revision: str | None, attention: str, four_bit: bool
+    place: str, dtype: torch.dtype, revision: str | None, attention: str | None, four_bit: bool
 ) -> tuple[Any, Any]:
-    from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+    """(model, tokenizer). `attention`: transformers' name for it, None for the class's default.
+
+    Raises IncompatibleBaseError, before any weight is read, for what the config rules out.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
     options: dict[str, Any] = {}
     if four_bit:  # NF4 (QLoRA, arXiv 2305.14314)
@@ -48,10 +52,13 @@ def from_pretrained(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
         )
     try:
+        families.refuse_impossible(AutoConfig.from_pretrained(place, revision=revision), place)
         model = AutoModelForCausalLM.from_pretrained(
             place, dtype=dtype, revision=revision, attn_implementation=attention, **options
         )
         tokenizer = AutoTokenizer.from_pretrained(place, revision=revision)
+    except MedusaKitError:
+        raise
     except Exception as error:  # from OSError to safetensors' own kinds
         raise CheckpointError(
             f"cannot load a base model from {place!r}: {error}",

@@ -76,6 +76,11 @@ def _print(engine: Any, reports: dict[str, Any]) -> None:
         for name, report in reports.items()
     ]
     columns = ("decoding", "prompts", "tokens", "identical", "rounding", "bugs", "accept. length")
+    if engine.base.info.quantized:
+        console.note(
+            "the base is quantised: its answers are held against those of the same quantised "
+            "model, where a margin below the noise may flip by rounding"
+        )
     title = f"{engine.base.info.name}, noise {engine.check.noise:.1e}"
     console.out.print(console.table(title, columns, rows))
     for name, report in reports.items():

@@ -59,10 +59,10 @@ class PackedLinear(nn.Linear):
 def install_packed_linears(model: Any) -> bool:
     """Let the model's Linear layers pack themselves; says whether any does.
 
-    Only plain fp32 layers on a CPU whose torch has MKL, where memory allows the copy. Weights keep
-    their names and identity.
+    Only plain fp32 layers on a CPU whose torch has MKL, where memory allows the copy; quantised
+    ones are left alone. Weights keep their names and identity.
     """
-    layers = [m for m in model.modules() if type(m) is nn.Linear]
+    layers = [m for m in model.modules() if type(m) is nn.Linear and _is_plain(m.weight)]
     size = sum(layer.weight.numel() for layer in layers) * 4
     if not layers or not _supported(layers[0].weight):
         return False
@@ -103,6 +103,11 @@ def free_memory() -> int:
         return next(int(line.split()[1]) for line in lines if line.startswith("MemAvail")) * 1024
     except (OSError, StopIteration):  # not Linux: what sysconf calls free leaves out the cache
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _is_plain(weight: Any) -> bool:
+    """Quantised weights come as subclasses of a tensor that claim to be fp32 (torchao)."""
+    return type(weight) in (nn.Parameter, Tensor)
 
 
 def _supported(weight: Tensor) -> bool:

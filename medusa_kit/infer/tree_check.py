@@ -8,7 +8,10 @@ passed, mix neighbours by slot order, or place tokens by something other than po
 Shapes: B batch, T tokens, N nodes with root, V vocabulary.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,20 +25,14 @@ PROMPT_LENGTHS = (5, 11)
 # Two trees in turn: the second stands on what was kept of the first, so commit is proved as well.
 PARENTS = (-1, 0, 0, 1, 2, 2)
 KEPT = (0, 2, 5)
-IMPOSSIBLE = {
-    "mamba": "it carries a state from token to token",
-    "rwkv": "it carries a state from token to token",
-    "lfm2": "its short convolutions mix neighbouring slots",
-    "bloom": "its ALiBi biases follow slot order, not position ids",
-    "mpt": "its ALiBi biases follow slot order, not position ids",
-    "stablelm": "it does not pass on what tree attention needs",
-    "llama4": "its chunked attention masks by slot",
-}
+# The window of sliding layers while the proof runs: prompts are too short for a real one to bite.
+PROOF_WINDOW = 4
 
 
 @dataclass(frozen=True)
 class TreeCheck:
-    """`noise`: the largest logit difference seen, doubled: a top-2 margin below it may flip."""
+    """`noise`: the largest logit difference seen, doubled, and at least the last bit of the largest
+    logit: a top-2 margin below it may flip."""
 
     relative_error: float
     noise: float
@@ -51,16 +48,18 @@ def check_trees(verifier: Verifier) -> TreeCheck:
     """Raises IncompatibleBaseError, with the measured error, where a tree's logits are wrong."""
     base = verifier.base
     try:
-        absolute, relative = _measure(verifier)
+        with _biting_windows(base.model):
+            noise, relative = _measure(verifier)
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise _refusal(base, f"a tree forward failed: {error}") from error
-    allowed = RELATIVE_TOLERANCE[base.dtype]
+    # Quantised activations turn a last bit into a whole step: as coarse as bf16.
+    allowed = RELATIVE_TOLERANCE[torch.bfloat16 if base.info.quantized else base.dtype]
     if not relative <= allowed:  # also when it is NaN
         raise _refusal(
             base, f"its logits on a tree are off by {relative:.1e} of their spread "
             f"(allowed {allowed:.0e})"
         )  # fmt: skip
-    return TreeCheck(relative, 2 * absolute)
+    return TreeCheck(relative, noise)
 
 
 def _measure(verifier: Verifier) -> tuple[float, float]:
@@ -88,7 +87,27 @@ def _measure(verifier: Verifier) -> tuple[float, float]:
         prompts = [p + [t[n] for n in KEPT] for p, t in zip(prompts, trees, strict=True)]
     expected_XV, actual_XV = torch.cat(expected).double(), torch.cat(actual).double()
     absolute = float((actual_XV - expected_XV).abs().max())
-    return absolute, absolute / float(expected_XV.std().clamp_min(1e-12))
+    last_bit = torch.finfo(actual[0].dtype).eps * float(expected_XV.abs().max())
+    noise = max(2 * absolute, last_bit)
+    return noise, absolute / float(expected_XV.std().clamp_min(1e-12))
+
+
+@contextmanager
+def _biting_windows(model: Any) -> Iterator[None]:
+    """Narrow every sliding window for a while, so that a wrong one shows on a short text."""
+    holders = {id(owner): owner for module in model.modules()
+               for owner in (module, getattr(module, "config", None))}  # fmt: skip
+    text = model.config.get_text_config()
+    windows = [(owner, owner.sliding_window) for owner in (*holders.values(), text)
+               if isinstance(getattr(owner, "sliding_window", None), int)
+               and owner.sliding_window > PROOF_WINDOW]  # fmt: skip
+    try:
+        for owner, _ in windows:
+            owner.sliding_window = PROOF_WINDOW
+        yield
+    finally:
+        for owner, window in windows:
+            owner.sliding_window = window
 
 
 def _random_ids(base: BaseModel, count: int, generator: torch.Generator) -> list[int]:
@@ -112,11 +131,8 @@ def _plain_logits(base: BaseModel, paths: list[list[int]]) -> Tensor:
 
 
 def _refusal(base: BaseModel, what: str) -> IncompatibleBaseError:
-    family = base.info.model_type
-    why = next((why for name, why in IMPOSSIBLE.items() if family.startswith(name)), None)
     return IncompatibleBaseError(
-        f"trees cannot be verified on {base.info.name!r} ({family}): {what}",
-        hint=why
-        or "use transformers' own generate for this model; the family may mix tokens by "
+        f"trees cannot be verified on {base.info.name!r} ({base.info.model_type}): {what}",
+        hint="use transformers' own generate for this model; the family may mix tokens by "
         "slot order or ignore position ids",
     )

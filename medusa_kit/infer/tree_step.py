@@ -92,6 +92,20 @@ class StepHolder:
 
     def __init__(self) -> None:
         self.step: TreeStep | None = None
+        self.mask_form: str | None = None  # sdpa or eager: the class keeps its own attention
+
+    def attention_mask(self, dtype: torch.dtype) -> Tensor:
+        """What the model is passed as `attention_mask` during the step, always 4-D.
+
+        A 4-D mask goes through transformers unread. Tree attention builds each layer's own from
+        the step; stock attention takes this one, as truth values or as numbers to add.
+        """
+        assert self.step is not None
+        if self.mask_form is None:
+            return self.step.depths_BN.new_ones(1, 1, 1, 1, dtype=torch.bool)
+        if self.mask_form == "sdpa":
+            return self.step.mask(None)
+        return self.step.additive_mask(None, 1, dtype)
 
 
 HOLDER_ATTRIBUTE = "medusa_step_holder"

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit.base_model import BaseModel
+from medusa_kit.families import refuse_impossible
 from medusa_kit.infer.attention import install_tree_attention
 from medusa_kit.infer.native.decoder import NativeDecoder
 from medusa_kit.infer.tree_cache import TreeCache
@@ -18,9 +19,13 @@ PREFILL_CHUNK = 512  # tokens of a prompt in one forward: bounds the mask and th
 
 
 class Verifier:
-    """Runs trees on a base model. Logits come from the model's own forward."""
+    """Runs trees on a base model. Logits come from the model's own forward.
+
+    Raises IncompatibleBaseError for a model that trees are known to be impossible on.
+    """
 
     def __init__(self, base: BaseModel) -> None:
+        refuse_impossible(base.model.config, base.info.name)
         self.base = base
         self._holder = install_tree_attention(base.model)
         self.native: NativeDecoder | None = None  # runs steps in one call, where the model allows
@@ -55,8 +60,7 @@ class Verifier:
         try:
             return self.base.hidden_and_logits(
                 tokens_BN,
-                # A 4-D mask is passed through unread: the step builds each layer's own.
-                attention_mask=tokens_BN.new_ones(1, 1, 1, 1, dtype=torch.bool),
+                attention_mask=self._holder.attention_mask(self.base.dtype),
                 position_ids=positions_BN,
                 past_key_values=cache,
                 use_cache=True,

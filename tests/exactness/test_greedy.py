@@ -30,9 +30,12 @@ TREES = {
 }
 
 
-def plain_answer(family: str, prompt: Sequence[int], max_new_tokens: int) -> list[int]:
-    ids = torch.tensor([list(prompt)])
-    out = tiny_model(family).generate(
+def plain_answer(
+    family: str, prompt: Sequence[int], max_new_tokens: int, stop: int | None = STOP
+) -> list[int]:
+    ids, model = torch.tensor([list(prompt)]), tiny_model(family)
+    model.generation_config.eos_token_id = stop
+    out = model.generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, do_sample=False
     )
     return out[0, len(prompt) :].tolist()
@@ -158,7 +161,7 @@ def test_stop_token_inside_an_accepted_path() -> None:
     engine = build_engine(tiny_base("llama"))
     for seed in range(40):
         prompt = random_prompt(5, seed)
-        free = plain_answer_without_stop(prompt, 20)
+        free = plain_answer("llama", prompt, 20, stop=None)
         stop = free[6]
         if stop in free[:6]:
             continue
@@ -171,16 +174,6 @@ def test_stop_token_inside_an_accepted_path() -> None:
         assert row.num_steps < 4
         return
     raise AssertionError("no prompt found whose answer has a fresh token at place 6")
-
-
-def plain_answer_without_stop(prompt: Sequence[int], count: int) -> list[int]:
-    model = tiny_model("llama")
-    model.generation_config.eos_token_id = None
-    ids = torch.tensor([list(prompt)])
-    out = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False
-    )
-    return out[0, len(prompt) :].tolist()
 
 
 class Oracle(StatelessDrafter):
@@ -202,7 +195,7 @@ class Oracle(StatelessDrafter):
 def test_oracle_drafts_are_accepted_to_full_depth() -> None:
     engine = build_engine(tiny_base("llama"))
     prompt = random_prompt(5, 3)
-    truth = plain_answer_without_stop(prompt, 31)
+    truth = plain_answer("llama", prompt, 31, stop=None)
     engine.base.model.generation_config.eos_token_id = None
     row = make_row(engine.verifier, prompt, SamplingParams(), 31)
     for _ in decode(engine.verifier, Oracle(truth), [row]):
@@ -216,7 +209,7 @@ def test_wrong_drafts_cost_a_step_each() -> None:
     engine = build_engine(tiny_base("llama"))
     engine.base.model.generation_config.eos_token_id = None
     prompt = random_prompt(5, 3)
-    truth = plain_answer_without_stop(prompt, 20)
+    truth = plain_answer("llama", prompt, 20, stop=None)
     wrong = [(token + 1) % VOCAB for token in truth]
     row = make_row(engine.verifier, prompt, SamplingParams(), 20)
     for _ in decode(engine.verifier, Oracle(wrong), [row]):

@@ -2,24 +2,14 @@
 
 import pytest
 import torch
-from tiny_models import FAMILIES, tiny_base
-from transformers import AutoConfig, AutoModelForCausalLM
+from tiny_models import FAMILIES, tiny_base, tiny_model
 
 from medusa_kit.base_model import wrap_model
 from medusa_kit.errors import IncompatibleBaseError
-from medusa_kit.infer import tree_step
+from medusa_kit.infer import attention, tree_step
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_check import check_trees, prove_trees
 from medusa_kit.infer.verifier import Verifier
-
-MAMBA = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 4}
-BLOOM = {"vocab_size": 96, "hidden_size": 32, "n_layer": 2, "n_head": 4}
-
-
-def random_model(model_type: str, arguments: dict) -> object:
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(model_type, **arguments)
-    return AutoModelForCausalLM.from_config(config).eval()
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
@@ -29,16 +19,35 @@ def test_a_right_model_passes_with_little_noise(family: str) -> None:
     assert 0 < check.noise < 1e-2
 
 
-@pytest.mark.parametrize(
-    ("model_type", "arguments"), [("mamba", MAMBA), ("bloom", BLOOM)], ids=["state", "alibi"]
-)
-def test_families_that_cannot_hold_a_tree_are_refused_with_the_reason(
-    model_type: str, arguments: dict
+@pytest.mark.parametrize("family", ["mistral-sliding", "phimoe", "gpt_oss"])
+def test_a_wrong_window_is_caught_though_the_real_one_is_longer_than_the_prompts(
+    family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(IncompatibleBaseError) as caught:
-        prove_trees(wrap_model(random_model(model_type, arguments), None, model_type))
-    assert model_type in str(caught.value).lower()
-    assert caught.value.hint
+    base = wrap_model(tiny_model(family, sliding_window=64))
+    prove_trees(base)
+    owners = [base.config, *base.model.modules()]
+    assert {getattr(owner, "sliding_window", None) for owner in owners} == {None, 64}
+    right = tree_step.TreeStep.mask
+    wider = {4: 5, None: None}  # 4: the window of the proof
+    monkeypatch.setattr(
+        tree_step.TreeStep, "mask", lambda step, window, *rest: right(step, wider[window], *rest)
+    )
+    with pytest.raises(IncompatibleBaseError, match="off by"):
+        prove_trees(base)
+
+
+def test_a_window_that_a_family_leaves_to_its_mask_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Phi-3.5-MoE never names its window to the attention function."""
+    monkeypatch.setattr(attention, "_unsaid_window", lambda module: None)
+    with pytest.raises(IncompatibleBaseError, match="off by"):
+        prove_trees(tiny_base("phimoe"))
+
+
+def test_an_attention_that_can_neither_be_exchanged_nor_masked_is_refused() -> None:
+    base = tiny_base("gptj")
+    base.config._attn_implementation_internal = "flash_attention_2"
+    with pytest.raises(IncompatibleBaseError, match="GPTJForCausalLM does not let its attention"):
+        Verifier(base)
 
 
 def test_a_mask_that_lets_siblings_see_each_other_is_caught(

@@ -1,9 +1,11 @@
 """Tree attention, registered with transformers under the name `medusa_tree`.
 
 Outside a tree step (training, calibration, plain forwards) it is transformers' own SDPA attention
-with its own masks.
+with its own masks. Older classes (Falcon, GPT-J, CodeGen) that call their attention by themselves
+keep it, and are given a tree's mask instead.
 """
 
+import sys
 from typing import Any
 
 import torch
@@ -14,6 +16,9 @@ from medusa_kit.infer.attention.sdpa import explicit, tree_sdpa
 from medusa_kit.infer.tree_step import StepHolder, current_step, hang_on
 
 ATTENTION_NAME = "medusa_tree"
+MASKED = ("sdpa", "eager")  # stock attention that does as its mask says
+# What a modelling file imports whose family has windows at all.
+WINDOWED = "create_sliding_window_causal_mask"
 
 
 def medusa_tree(
@@ -23,7 +28,6 @@ def medusa_tree(
     value: Tensor,
     attention_mask: Tensor | None,
     scaling: float | None = None,
-    sliding_window: int | None = None,
     softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
@@ -43,13 +47,24 @@ def medusa_tree(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **kwargs
         )
-    return tree_sdpa(query, key, value, step, scale, sliding_window, softcap, sinks), None
+    window = kwargs["sliding_window"] if "sliding_window" in kwargs else _unsaid_window(module)
+    return tree_sdpa(query, key, value, step, scale, window, softcap, sinks), None
+
+
+def _unsaid_window(module: Any) -> int | None:
+    """The window of a layer whose family leaves it to the mask (Qwen2-MoE, Phi-3.5-MoE)."""
+    if not hasattr(sys.modules.get(type(module).__module__), WINDOWED):
+        return None  # a window in the config of such a family means nothing
+    kinds = getattr(module.config, "layer_types", None)
+    slides = kinds is None or kinds[module.layer_idx] == "sliding_attention"
+    return (getattr(module.config, "sliding_window", None) or None) if slides else None
 
 
 def install_tree_attention(model: Any) -> StepHolder:
     """Switch `model` to tree attention; the holder returned is where a step is put.
 
-    Raises IncompatibleBaseError for model classes that do not use the attention interface.
+    A class that does not use the attention interface keeps its own and gets the mask. Raises
+    IncompatibleBaseError where that attention takes none (flash).
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
@@ -61,9 +76,12 @@ def install_tree_attention(model: Any) -> StepHolder:
         model.set_attn_implementation(ATTENTION_NAME)
     except ValueError as error:
         raise _not_switchable(model) from error
+    holder = hang_on(model)
     if model.config._attn_implementation != ATTENTION_NAME:
-        raise _not_switchable(model)
-    return hang_on(model)
+        if model.config._attn_implementation not in MASKED:
+            raise _not_switchable(model)
+        holder.mask_form = model.config._attn_implementation
+    return holder
 
 
 def _not_switchable(model: Any) -> IncompatibleBaseError:
@@ -71,5 +89,5 @@ def _not_switchable(model: Any) -> IncompatibleBaseError:
         f"{type(model).__name__} does not let its attention be exchanged, so trees cannot be "
         "verified on it",
         hint="transformers' own generate still works on this model; medusa-kit needs one that uses "
-        "transformers' attention interface",
+        "transformers' attention interface, or one loaded with attn_implementation='eager'",
     )

@@ -79,6 +79,8 @@ class NativeDecoder:
         lengths_B = torch.tensor(step.lengths)
         depths_BN, sees_BNN = step.depths_BN.contiguous(), step.sees_BNN.contiguous()
         assert cache.block is not None
+        for layer, layer_parts in self._windowed:
+            layer.window = layer_parts.window
         struct = library.Step(
             B, N, cache.num_slots, embeddings_BND.data_ptr(), rotary.data_ptr(),
             lengths_B.data_ptr(), depths_BN.data_ptr(), sees_BNN.data_ptr(),
@@ -105,6 +107,7 @@ class NativeDecoder:
         p = self.parts
         layers = (library.Layer * len(p.layers))(*[self._layer(layer) for layer in p.layers])
         self._alive.append(layers)
+        self._windowed = [(s, p) for s, p in zip(layers, self.parts.layers, strict=True) if p.window]
         return library.Decoder(
             self.base.info.hidden_size, p.layers[0].down.in_features, p.query_heads, p.kv_heads,
             p.head_size, p.head_size, len(p.layers), int(p.gelu), p.norm_epsilon, p.scale,

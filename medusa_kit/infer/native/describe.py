@@ -43,7 +43,15 @@ class LayerParts:
     q_norm: Tensor | None
     k_norm: Tensor | None
     rotary_type: str | None
-    window: int
+    attention: nn.Module
+
+    @property
+    def window(self) -> int:
+        """Positions in sight of a sliding layer, as the model has it now; 0 for all."""
+        window = getattr(self.attention, "sliding_window", None)
+        if window is None and getattr(self.attention.config, "model_type", "") == "mistral":
+            window = self.attention.config.sliding_window  # type: ignore[union-attr]
+        return int(window or 0)
 
 
 @dataclass(frozen=True)
@@ -124,9 +132,6 @@ def _layer(layer: Any, config: Any, epsilons: set[float]) -> LayerParts:
     input_norm = norm(layer, "input_layernorm")
     assert input_norm is not None
     assert before_mlp is not None
-    window = getattr(attention, "sliding_window", None)
-    if window is None and config.model_type == "mistral":
-        window = config.sliding_window
     queries, keys, values, out, gate, up, down = linears
     return LayerParts(
         queries, keys, values, out, gate, up, down,
@@ -137,7 +142,7 @@ def _layer(layer: Any, config: Any, epsilons: set[float]) -> LayerParts:
         q_norm=norm(attention, "q_norm"),
         k_norm=norm(attention, "k_norm"),
         rotary_type=getattr(attention, "layer_type", None),
-        window=int(window or 0),
+        attention=attention,
     )  # fmt: skip
 
 
