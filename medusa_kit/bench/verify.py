@@ -41,6 +41,7 @@ class VerifyReport:
     differences: list[Difference]
     noise: float
     acceptance_length: float
+    attention: dict[str, Any]  # what was asked for, what is in use, and why not the same
 
     @property
     def bugs(self) -> list[Difference]:
@@ -95,7 +96,10 @@ def verify(
                 )
             bar.advance(note=f"{len(differences)} differ")
     length = (num_tokens - len(prompts)) / num_steps if num_steps else 1.0
-    return VerifyReport(len(prompts), num_tokens, differences, engine.check.noise, length)
+    attention = engine.verifier.attention.report()
+    return VerifyReport(
+        len(prompts), num_tokens, differences, engine.check.noise, length, attention
+    )
 
 
 def _difference(

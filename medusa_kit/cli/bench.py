@@ -29,6 +29,7 @@ def bench(
     ] = None,
     dtype: options.DType = "float32",
     device: options.Device = "auto",
+    attention: options.Attention = "auto",
     force: options.Force = False,
 ) -> None:
     """Plain transformers generate, its prompt lookup, and ours, interleaved on the same prompts."""
@@ -39,8 +40,9 @@ def bench(
     named = _named(heads or ["auto"])
     first = options.heads_argument(next(iter(named.values())))
     engine, oracle = load_both(
-        model, heads=first, tree=tree, dtype=dtype, device=device, force=force
-    )
+        model, heads=first, tree=tree, dtype=dtype, device=device, attention=attention,
+        force=force,
+    )  # fmt: skip
     engines = _engines(engine, named, force)
     methods = standard_methods(engines, oracle, max_new_tokens)
     report = run(methods, [engine.encode(prompt) for prompt in asked], max_new_tokens)
@@ -89,15 +91,16 @@ def _print(engine: Any, report: Any) -> None:
     columns = ("method", "tokens/s", "ratio", "median ratio", "accept. length",
                "by depth", "identical")  # fmt: skip
     title = (
-        f"{info.name}, {info.dtype}, {info.device}: {report.num_prompts} prompts, "
-        f"{report.max_new_tokens} new tokens, greedy, batch 1"
+        f"{info.name}, {info.dtype}, {info.device}, attention {engine.verifier.attention.name}: "
+        f"{report.num_prompts} prompts, {report.max_new_tokens} new tokens, greedy, batch 1"
     )
     console.out.print(console.table(title, columns, rows))
 
 
 def _write(report: Any, engine: Any, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    record = {"base": engine.base.info.as_dict(), **report.as_dict()}
+    attention = engine.verifier.attention.report()
+    record = {"base": engine.base.info.as_dict(), "attention": attention, **report.as_dict()}
     with atomic_write(folder / "bench.json") as temporary:
         temporary.write_text(json.dumps(record, indent=2) + "\n")
     console.note(f"wrote {folder / 'bench.json'}")

@@ -28,6 +28,7 @@ def chat(
     drafter: Annotated[str | None, typer.Option(help="medusa or none (plain decoding).")] = None,
     dtype: options.DType = "float32",
     device: options.Device = "auto",
+    attention: options.Attention = "auto",
     force: options.Force = False,
 ) -> None:
     """Chat with the model; each answer closes with its speed and acceptance length."""
@@ -35,7 +36,7 @@ def chat(
 
     engine = medusa_kit.load(
         model, heads=options.heads_argument(heads), tree=tree, dtype=dtype, device=device,
-        force=force,
+        attention=attention, force=force,
     )  # fmt: skip
     settings = {"max_new_tokens": max_new_tokens, "drafter": drafter, **sampling}
     console.note(_greeting(engine))
@@ -47,7 +48,8 @@ def _greeting(engine: Any) -> str:
     drafting = "no heads: plain decoding"
     if engine.heads is not None:
         drafting = f"{engine.heads.num_heads} heads, a tree of {engine.tree.num_nodes} nodes"
-    return f"{info.name} ({info.model_type}, {info.dtype}, {info.device}); {drafting}. /help helps."
+    about = f"{info.model_type}, {info.dtype}, {info.device}, {engine.verifier.attention.name}"
+    return f"{info.name} ({about}); {drafting}. /help helps."
 
 
 class Chat:

@@ -31,6 +31,7 @@ def generate(
     ] = False,
     dtype: options.DType = "float32",
     device: options.Device = "auto",
+    attention: options.Attention = "auto",
     force: options.Force = False,
 ) -> None:
     """Answer one prompt, or a file of them: text or JSON lines with statistics on stdout."""
@@ -43,7 +44,7 @@ def generate(
     prompts = _prompts(prompt, file, system)
     engine = medusa_kit.load(
         model, heads=options.heads_argument(heads), tree=tree, dtype=dtype, device=device,
-        force=force,
+        attention=attention, force=force,
     )  # fmt: skip
     for start in range(0, len(prompts), batch_size):
         batch = prompts[start : start + batch_size]

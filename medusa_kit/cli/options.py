@@ -31,6 +31,9 @@ Heads = Annotated[
 Tree = Annotated[str | None, typer.Option(help="Tree file; the one beside the heads unless given.")]
 DType = Annotated[str, typer.Option(help="float32, bfloat16, float16 or float64.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Attention = Annotated[
+    str, typer.Option(help="What computes tree attention: auto, sdpa, flash or triton.")
+]
 Force = Annotated[
     bool, typer.Option("--force", help="Put heads on a base with another fingerprint.")
 ]

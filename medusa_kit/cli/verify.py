@@ -31,6 +31,7 @@ def verify(
     output: Annotated[Path | None, typer.Option(help="Write the report as JSON.")] = None,
     dtype: options.DType = "float32",
     device: options.Device = "auto",
+    attention: options.Attention = "auto",
     force: options.Force = False,
 ) -> None:
     """Compare token by token with plain transformers on an untouched second model.
@@ -45,7 +46,7 @@ def verify(
     asked = read_prompts(prompts, limit)
     engine, oracle = load_both(
         model, heads=options.heads_argument(heads), tree=tree, dtype=dtype, device=device,
-        force=force,
+        attention=attention, force=force,
     )  # fmt: skip
     reports = {"greedy": run(engine, oracle, asked, max_new_tokens=max_new_tokens, drafter=drafter)}
     if not sampling.greedy:
@@ -81,7 +82,8 @@ def _print(engine: Any, reports: dict[str, Any]) -> None:
             "the base is quantised: its answers are held against those of the same quantised "
             "model, where a margin below the noise may flip by rounding"
         )
-    title = f"{engine.base.info.name}, noise {engine.check.noise:.1e}"
+    attention = engine.verifier.attention.name
+    title = f"{engine.base.info.name}, attention {attention}, noise {engine.check.noise:.1e}"
     console.out.print(console.table(title, columns, rows))
     for name, report in reports.items():
         for d in report.differences:

@@ -35,6 +35,8 @@ class GenerationStats:
     """How an answer came about. `acceptance_by_depth[d - 1]`: share of steps at depth d."""
 
     drafter: str
+    attention: str  # the backends of tree attention in use, as in `flash` or `flash+sdpa`
+    attention_fallbacks: list[str]  # what was left to another backend than asked for, and why
     prompt_tokens: int
     new_tokens: int
     num_steps: int
@@ -189,6 +191,8 @@ class Engine:
         ]
         stats = GenerationStats(
             drafter=drafter,
+            attention=self.verifier.attention.name,
+            attention_fallbacks=list(self.verifier.attention.fallbacks),
             prompt_tokens=len(row.prompt_ids),
             new_tokens=len(row.token_ids),
             num_steps=row.num_steps,

@@ -10,12 +10,13 @@ from medusa_kit.base_model import BaseModel, load_base_model
 from medusa_kit.errors import ConfigError, IncompatibleBaseError
 from medusa_kit.heads import MedusaHeads, load_heads
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER
+from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.engine import Engine
 from medusa_kit.infer.fused_norm import install_fused_norms
 from medusa_kit.infer.native.decoder import native_decoder
 from medusa_kit.infer.native.describe import Unsupported
 from medusa_kit.infer.packed_linear import install_packed_linears
-from medusa_kit.infer.tree_check import TreeCheck, check_trees
+from medusa_kit.infer.tree_check import TreeCheck, check_trees, proved_verifier
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.tree.candidate_tree import CandidateTree, load_tree
 
@@ -30,6 +31,7 @@ def load(
     tree: CandidateTree | str | Path | list[list[int]] | None = None,
     dtype: str = "float32",
     device: str = "auto",
+    attention: str = "auto",
     revision: str | None = None,
     force: bool = False,
 ) -> Engine:
@@ -37,11 +39,13 @@ def load(
 
     `heads`: auto (paired with the base, else shipped with the kit, else none), None, a folder, a
     Hub id, or `untrained`. `tree`: a tree, its file or a list of choices; else the one beside the
-    heads. `force` puts heads on a base with another fingerprint.
+    heads. `attention`: what computes tree attention (auto, sdpa, flash, triton). `force` puts heads
+    on a base with another fingerprint.
     Raises CheckpointError, IncompatibleBaseError, TreeError, ConfigError.
     """
+    AttentionChoice(attention)  # a wrong name is refused before anything is loaded
     base = load_base_model(name, dtype=dtype, device=device, revision=revision)
-    return build_engine(base, heads=heads, tree=tree, force=force)
+    return build_engine(base, heads=heads, tree=tree, attention=attention, force=force)
 
 
 def build_engine(
@@ -49,14 +53,16 @@ def build_engine(
     *,
     heads: str | Path | MedusaHeads | None = None,
     tree: CandidateTree | str | Path | list[list[int]] | None = None,
+    attention: str = "auto",
     force: bool = False,
 ) -> Engine:
     """The same around a base model already loaded; trees are proved on it first."""
     install_packed_linears(base.model)
     install_fused_norms(base.model)
-    verifier = Verifier(base)
-    check = check_trees(verifier)
-    plain = Engine(verifier, use_native(verifier, check))
+    verifier, check = proved_verifier(base, attention)
+    if attention == "auto":  # a backend asked for by name is a wish to see it run
+        check = use_native(verifier, check)
+    plain = Engine(verifier, check)
     return with_heads(plain, heads, tree=tree, force=force)
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from medusa_kit import console
 from medusa_kit.base_model import RELATIVE_TOLERANCE, BaseModel
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer.drafters.base import Topology
@@ -40,7 +41,28 @@ class TreeCheck:
 
 def prove_trees(base: BaseModel) -> TreeCheck:
     """`check_trees` for a base that is about to be trained on: heads need trees to be of use."""
-    return check_trees(Verifier(base))
+    return proved_verifier(base)[1]
+
+
+def proved_verifier(base: BaseModel, attention: str = "auto") -> tuple[Verifier, TreeCheck]:
+    """A verifier that has passed `check_trees`, and what was measured.
+
+    Where the attention backend fails the check and `sdpa`, the reference, passes it, a warning says
+    so and `sdpa` stays. Raises ConfigError, IncompatibleBaseError.
+    """
+    verifier = Verifier(base, attention)
+    try:
+        return verifier, check_trees(verifier)
+    except IncompatibleBaseError as error:
+        failed = verifier.attention.name
+        if failed == "sdpa":
+            raise
+        reference = Verifier(base, "sdpa")
+        check = check_trees(reference)
+        reference.attention.asked = attention
+        reference.attention.fallbacks.append(f"{failed}: {error.message}; sdpa instead")
+        console.warn(f"attention {failed} failed the check at load, sdpa does: {error.message}")
+        return reference, check
 
 
 @torch.inference_mode()

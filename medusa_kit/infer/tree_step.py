@@ -6,12 +6,14 @@ it whatever keywords a model family passes on or drops.
 Shapes: B batch, N nodes with root, L cache slots in sight (longest row + N), M repeats of the mask.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -26,7 +28,8 @@ class TreeStep:
     depths_BN: Tensor
     sees_BNN: Tensor
     causal_prompt: bool = False  # all rows empty and a plain chain: a causal kernel will do
-    _masks: dict[Any, Tensor] = field(default_factory=dict)
+    attend: Callable[..., Tensor] | None = None  # what computes attention; None: SDPA
+    _shared: dict[Any, Any] = field(default_factory=dict)
 
     @property
     def num_nodes(self) -> int:
@@ -39,10 +42,10 @@ class TreeStep:
     def sees_all(self, window: int | None) -> bool:
         """Whether no slot in sight is hidden: one node a row, rows of one length, no window."""
         even = min(self.lengths) == max(self.lengths)
-        return self.num_nodes == 1 and even and not self._window_bites(window)
+        return self.num_nodes == 1 and even and not self.window_bites(window)
 
     def is_causal(self, window: int | None) -> bool:
-        return self.causal_prompt and not self._window_bites(window)
+        return self.causal_prompt and not self.window_bites(window)
 
     def mask(self, window: int | None, repeats: int = 1) -> Tensor:
         """Which slots each node attends to, bool [B, 1, M·N, L], the N nodes repeated M times.
@@ -50,24 +53,30 @@ class TreeStep:
         `window`: a sliding layer sees the `window` newest positions, itself included; positions
         count, not slots, since sibling nodes share a position.
         """
-        effective = window if self._window_bites(window) else None
-        key = (effective, repeats)
-        if key not in self._masks:
-            mask_BNL = self._build_mask(effective)
-            self._masks[key] = mask_BNL.repeat(1, repeats, 1).unsqueeze(1)
-        return self._masks[key]
+        effective = window if self.window_bites(window) else None
+        return self.once(
+            (effective, repeats),
+            lambda: self._build_mask(effective).repeat(1, repeats, 1).unsqueeze(1),
+        )
 
     def additive_mask(self, window: int | None, repeats: int, dtype: torch.dtype) -> Tensor:
         """The same as numbers to add to scores, 0 and -inf, made once for all layers."""
-        effective = window if self._window_bites(window) else None
-        key = (effective, repeats, dtype)
-        if key not in self._masks:
-            mask = self.mask(window, repeats)
-            zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
-            self._masks[key] = zeros.masked_fill_(~mask, float("-inf"))
-        return self._masks[key]
+        effective = window if self.window_bites(window) else None
+        mask = self.mask(window, repeats)
 
-    def _window_bites(self, window: int | None) -> bool:
+        def build() -> Tensor:
+            zeros = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+            return zeros.masked_fill_(~mask, float("-inf"))
+
+        return self.once((effective, repeats, dtype), build)
+
+    def once(self, key: Any, build: Callable[[], T]) -> T:
+        """What all layers of this forward share: built by the first one that asks for `key`."""
+        if key not in self._shared:
+            self._shared[key] = build()
+        return self._shared[key]
+
+    def window_bites(self, window: int | None) -> bool:
         return window is not None and self.num_slots > window
 
     def _build_mask(self, window: int | None) -> Tensor:

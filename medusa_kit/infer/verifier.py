@@ -11,6 +11,7 @@ from torch import Tensor
 from medusa_kit.base_model import BaseModel
 from medusa_kit.families import refuse_impossible
 from medusa_kit.infer.attention import install_tree_attention
+from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.native.decoder import NativeDecoder
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import TreeStep
@@ -21,12 +22,15 @@ PREFILL_CHUNK = 512  # tokens of a prompt in one forward: bounds the mask and th
 class Verifier:
     """Runs trees on a base model. Logits come from the model's own forward.
 
-    Raises IncompatibleBaseError for a model that trees are known to be impossible on.
+    `attention`: the backend of tree attention, auto, sdpa, flash or triton. Raises ConfigError for
+    one that is not there, IncompatibleBaseError for a model that trees are known to be impossible
+    on.
     """
 
-    def __init__(self, base: BaseModel) -> None:
+    def __init__(self, base: BaseModel, attention: str = "auto") -> None:
         refuse_impossible(base.model.config, base.info.name)
         self.base = base
+        self.attention = AttentionChoice(attention)
         self._holder = install_tree_attention(base.model)
         self.native: NativeDecoder | None = None  # runs steps in one call, where the model allows
         self.steps_run_by = "torch"
@@ -53,7 +57,9 @@ class Verifier:
         cache.check_room(tokens_BN.shape[1])
         lengths_B1 = torch.tensor(cache.lengths, device=depths_BN.device)[:, None]
         positions_BN = (lengths_B1 + depths_BN).clamp_max(self.base.info.context_length - 1)
-        step = TreeStep(tuple(cache.lengths), depths_BN, sees_BNN, causal_prompt)
+        step = TreeStep(
+            tuple(cache.lengths), depths_BN, sees_BNN, causal_prompt, self.attention.attend
+        )
         if self.native and isinstance(keep, int) and self.native.takes(cache, step):
             return self.native.forward(cache, tokens_BN, positions_BN, step)
         self._holder.step = step

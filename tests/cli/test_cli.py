@@ -200,6 +200,17 @@ def test_generate_json_from_a_file(run: Run, prompts: Path) -> None:
     assert run("generate", *asked[:-1], "1", *PLAIN)[1].count("\n") == 3
 
 
+def test_generate_with_another_attention_says_the_same(run: Run) -> None:
+    asked = ["generate", "Name a tree.", *PLAIN, "--json", "--attention"]
+    _, out, _ = run(*asked, "flash")
+    record = json.loads(out)
+    assert record["text"] == plain_text("Name a tree.")
+    assert record["stats"]["attention"] == "flash"
+    code, out, err = run(*asked, "flesh")
+    assert (code, out) == (2, "")
+    assert "did you mean flash?" in err
+
+
 def test_generate_leaves_out_an_answer_that_is_there(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "chat.jsonl"
     turns = [{"role": "user", "content": "Name a tree."}, {"role": "assistant", "content": "oak"}]

@@ -117,6 +117,7 @@ def test_verify(run: Run, trained: Path, prompts: Path, tmp_path: Path) -> None:
     for part in record.values():
         assert (part["num_prompts"], part["identical"], part["bugs"]) == (2, 2, 0)
         assert part["num_tokens"] == 16
+        assert part["attention"] == {"asked": "auto", "used": "sdpa", "fallbacks": []}
     assert "greedy" in out
     assert "sampled" in out
     code, out, _ = run(*asked, "--temperature", "0")
@@ -146,7 +147,7 @@ def test_verify_fails_on_a_bug(
 def test_bench(run: Run, trained: Path, prompts: Path, tmp_path: Path) -> None:
     code, out, err = run("bench", *MODEL, "--heads", f"ours={trained}", "--heads",
                          "fresh=untrained", "--prompts", prompts, "--limit", "2", "-n", "8",
-                         "--output", tmp_path / "bench")  # fmt: skip
+                         "--attention", "flash", "--output", tmp_path / "bench")  # fmt: skip
     assert code == 0
     record = json.loads((tmp_path / "bench/bench.json").read_text())
     names = ["transformers generate", "transformers prompt lookup", "medusa-kit, one node",
@@ -154,6 +155,8 @@ def test_bench(run: Run, trained: Path, prompts: Path, tmp_path: Path) -> None:
     assert [method["name"] for method in record["methods"]] == names
     assert [method["identical"] for method in record["methods"]] == [2] * 5
     assert record["base"]["name"] == "debug-tiny"
+    assert record["attention"] == {"asked": "flash", "used": "flash", "fallbacks": []}
+    assert "attention flash" in out
     assert (tmp_path / "bench/bench.png").read_bytes().startswith(b"\x89PNG")
     assert f"wrote {tmp_path / 'bench/bench.png'}" in err
     for name in names:

@@ -6,7 +6,12 @@ from tiny_models import PROMISED, tiny_base, tiny_model
 
 from medusa_kit.base_model import wrap_model
 from medusa_kit.heads import MedusaHeads
+from medusa_kit.infer.attention.backend import Case
+from medusa_kit.infer.attention.choice import BACKENDS
+from medusa_kit.infer.attention.sdpa import tree_sdpa
+from medusa_kit.infer.drafters.base import Topology
 from medusa_kit.infer.loading import build_engine
+from medusa_kit.infer.tree_step import TreeStep
 from medusa_kit.tree.candidate_tree import CandidateTree
 
 pytestmark = [
@@ -39,3 +44,67 @@ def test_same_seed_same_text_as_on_the_cpu() -> None:
         result = engine.generate(prompt, max_new_tokens=24, temperature=0.9, seed=4)
         texts.append(result.token_ids)
     assert texts[0] == texts[1]
+
+
+# Attention backends with their real kernels.
+
+
+def on_gpu(lengths: list[int], nodes: int, dtype: torch.dtype, size: int, groups: int) -> list:
+    """Query, keys and values, laid out as a model and the tree cache do, and the step."""
+    parents = [-1, *(torch.randint(0, n, ()).item() for n in range(1, nodes))]
+    tree = Topology.from_parents(parents, torch.device("cuda"))
+    B = len(lengths)
+    step = TreeStep(lengths, tree.depths_N.expand(B, -1), tree.sees_NN.expand(B, -1, -1))
+    query = torch.randn(B, nodes, 8, size, device="cuda", dtype=dtype).transpose(1, 2)
+    slots = torch.randn(2, B, groups, step.num_slots + 40, size, device="cuda", dtype=dtype)
+    return [query, *slots[:, :, :, : step.num_slots].unbind(), step]
+
+
+@pytest.mark.parametrize("lengths", [[700], [300, 300], [0, 5, 900], [0, 0]], ids=str)
+@pytest.mark.parametrize("window", [None, 5, 128])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("name", ["flash", "triton"])
+def test_a_backend_equals_sdpa_on_cuda(
+    name: str, dtype: torch.dtype, window: int | None, lengths: list[int]
+) -> None:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    backend = BACKENDS[name]
+    for nodes, size, groups, extra in [(1, 64, 8, ""), (26, 128, 2, ""), (70, 64, 4, "sinks"),
+                                       (16, 64, 2, "softcap")]:  # fmt: skip
+        softcap = 5.0 if extra == "softcap" else None
+        sinks = torch.randn(8, device="cuda") if extra == "sinks" else None
+        query, key, value, step = on_gpu(lengths, nodes, dtype, size, groups)
+        if reason := backend.unsupported(Case.of(query, value, softcap, sinks)):
+            if extra:
+                continue
+            pytest.skip(f"{name}: {reason}")
+        out = backend.attend(query, key, value, step, 0.1, window, softcap, sinks)
+        wide = [x.double() for x in (query, key, value)]
+        expected = tree_sdpa(*wide, step, 0.1, window, softcap, sinks)
+        tolerance = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 1e-5}[dtype]
+        assert out.dtype == dtype
+        assert float((out.double() - expected).abs().max()) < tolerance, (nodes, size, extra)
+
+
+def test_auto_takes_flash_for_half_precision_and_passes_the_check_at_load() -> None:
+    model = tiny_model("llama", hidden_size=64).to("cuda", torch.bfloat16)  # head size 16
+    engine = build_engine(wrap_model(model))
+    result = engine.generate(list(range(5, 17)), max_new_tokens=8)
+    assert (result.stats.attention, result.stats.attention_fallbacks) == ("flash", [])
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3", "mistral-sliding"])
+def test_greedy_equals_transformers_through_triton(family: str) -> None:
+    pytest.importorskip("triton", reason="triton is not installed (extra `triton`)")
+    torch.backends.cuda.matmul.allow_tf32 = False
+    prompt = list(range(5, 17))
+    ids = torch.tensor([prompt], device="cuda")
+    out = tiny_model(family).cuda().generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False
+    )  # fmt: skip
+    base = wrap_model(tiny_model(family).cuda())
+    heads = MedusaHeads.for_base(base, num_heads=3).requires_grad_(False)
+    engine = build_engine(base, heads=heads, tree=TREE, attention="triton")
+    result = engine.generate(prompt, max_new_tokens=24)
+    assert result.token_ids == out[0, len(prompt) :].tolist()
+    assert result.stats.attention == "triton"

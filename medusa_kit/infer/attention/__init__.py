@@ -1,5 +1,7 @@
 """Tree attention, registered with transformers under the name `medusa_tree`.
 
+The step that hangs on a module says which backend computes it (`choice.py`): `flash`, `triton` or
+`sdpa`, the reference; each has the signature of `tree_sdpa` and equals it but for rounding.
 Outside a tree step (training, calibration, plain forwards) it is transformers' own SDPA attention
 with its own masks. Older classes (Falcon, GPT-J, CodeGen) that call their attention by themselves
 keep it, and are given a tree's mask instead.
@@ -48,7 +50,8 @@ def medusa_tree(
             module, query, key, value, attention_mask, scaling=scaling, **kwargs
         )
     window = kwargs["sliding_window"] if "sliding_window" in kwargs else _unsaid_window(module)
-    return tree_sdpa(query, key, value, step, scale, window, softcap, sinks), None
+    attend = step.attend or tree_sdpa
+    return attend(query, key, value, step, scale, window, softcap, sinks), None
 
 
 def _unsaid_window(module: Any) -> int | None:

@@ -1,0 +1,49 @@
+"""What a backend of tree attention is, and what it is asked whether it can do."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a layer asks for. Trees, lengths and windows are not in it: every backend does all."""
+
+    device: str  # cpu | cuda | ...
+    dtype: torch.dtype
+    head_size: int
+    value_size: int
+    softcap: bool = False
+    sinks: bool = False
+
+    @classmethod
+    def of(
+        cls, query_BHNE: Tensor, value_BGLE: Tensor, softcap: float | None, sinks_H: Tensor | None
+    ) -> "Case":
+        return cls(
+            query_BHNE.device.type,
+            query_BHNE.dtype,
+            query_BHNE.shape[-1],
+            value_BGLE.shape[-1],
+            softcap is not None,
+            sinks_H is not None,
+        )
+
+
+@dataclass(frozen=True)
+class Backend:
+    """`attend` has the signature of `tree_sdpa`: [B, H, N, E] queries in, [B, N, H, E] out.
+
+    `unsupported` says why a case cannot be done, or None; `missing` the same of this installation,
+    with the extra that would bring what is missing.
+    """
+
+    attend: Callable[..., Tensor]
+    unsupported: Callable[[Case], str | None]
+    missing: Callable[[], tuple[str, str] | None] = lambda: None
+
+
+def compute_capability() -> tuple[int, int]:
+    return torch.cuda.get_device_capability()

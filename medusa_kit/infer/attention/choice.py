@@ -1,0 +1,104 @@
+"""Which backend computes tree attention, layer by layer, and what had to be left to another.
+
+`auto`: on CUDA `flash` where it can, else `triton` where it can, else `sdpa`; elsewhere `sdpa`.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import Tensor
+
+from medusa_kit import console
+from medusa_kit.errors import ConfigError, nearest
+from medusa_kit.infer.attention import flash, triton_backend
+from medusa_kit.infer.attention.backend import Backend, Case
+from medusa_kit.infer.attention.sdpa import tree_sdpa
+from medusa_kit.infer.tree_step import TreeStep
+
+BACKENDS = {
+    "flash": Backend(flash.tree_flash, flash.unsupported),
+    "triton": Backend(
+        triton_backend.tree_triton, triton_backend.unsupported, triton_backend.missing
+    ),
+    "sdpa": Backend(tree_sdpa, lambda _: None),
+}
+ATTENTION_NAMES = ("auto", *BACKENDS)
+
+
+class AttentionChoice:
+    """The backend asked for, and what it comes down to for each case that a model brings.
+
+    A backend that was named but cannot do a case leaves it to `sdpa` and says so, once.
+    Raises ConfigError for a name that is unknown or not installed.
+    """
+
+    def __init__(self, asked: str = "auto") -> None:
+        if asked not in ATTENTION_NAMES:
+            raise ConfigError(
+                f"attention {asked!r} is unknown; expected one of {', '.join(ATTENTION_NAMES)}",
+                hint=f"did you mean {nearest(asked, ATTENTION_NAMES) or 'auto'}?",
+            )
+        absent = BACKENDS[asked].missing() if asked != "auto" else None
+        if absent:
+            what, extra = absent
+            raise ConfigError(
+                f"attention {asked!r} was asked for, but {what}",
+                hint=f"pip install 'medusa-kit[{extra}]', or use attention auto",
+            )
+        self.asked = asked
+        self.fallbacks: list[str] = []
+        self._chosen: dict[Case, str] = {}
+
+    @property
+    def name(self) -> str:
+        """The backends in use, the one that does the first layer first, as in `flash+sdpa`."""
+        used = dict.fromkeys(self._chosen.values())
+        return "+".join(used) or self.asked
+
+    def report(self) -> dict[str, Any]:
+        """For reports: what was asked for, what is in use, and why that is not the same."""
+        return {"asked": self.asked, "used": self.name, "fallbacks": list(self.fallbacks)}
+
+    def attend(
+        self,
+        query_BHNE: Tensor,
+        key_BGLE: Tensor,
+        value_BGLE: Tensor,
+        step: TreeStep,
+        scale: float,
+        window: int | None = None,
+        softcap: float | None = None,
+        sinks_H: Tensor | None = None,
+    ) -> Tensor:
+        """Attention output [B, N, H, E] by the backend that this case goes to."""
+        case = Case.of(query_BHNE, value_BGLE, softcap, sinks_H)
+        name = self._chosen.get(case) or self.choose(case)
+        return BACKENDS[name].attend(
+            query_BHNE, key_BGLE, value_BGLE, step, scale, window, softcap, sinks_H
+        )
+
+    def choose(self, case: Case) -> str:
+        """The first backend of those in question that can do the case; `sdpa` always can."""
+        reasons = []
+        for name in self._candidates(case):
+            reason = BACKENDS[name].unsupported(case)
+            if reason is None:
+                break
+            reasons.append(f"{name}: {reason}")
+        self._chosen[case] = name
+        self._note(reasons, name)
+        return name
+
+    def _candidates(self, case: Case) -> Iterable[str]:
+        if self.asked != "auto":
+            return dict.fromkeys((self.asked, "sdpa"))
+        return BACKENDS if case.device == "cuda" else ("sdpa",)
+
+    def _note(self, reasons: list[str], name: str) -> None:
+        for reason in reasons:
+            line = f"{reason}; {name} instead"
+            if line in self.fallbacks:
+                continue
+            self.fallbacks.append(line)
+            if self.asked != "auto":
+                console.warn(f"attention {line}")

@@ -1,0 +1,170 @@
+"""The Triton kernels of tree attention: one over splits of the slots, one that merges the splits.
+
+Importing this needs triton; `triton_backend` does so when the backend is first used. A program of
+the first kernel holds a tile of one group's query rows (all its query heads, so that keys are read
+once) and streams one split of its row's slots: first those of the prefix, which every node sees but
+for the window, then the tree's, by the ancestor bits. Arguments named stride_* count elements.
+
+Shapes: R = M·N query rows of a group (M = query heads a group, N nodes), S splits, E and EV head
+dim of keys and values, W 64-bit words of ancestors for each node.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _absorb(
+    query, keys, values, slots, in_sight, seen, out, top, total,
+    stride_kl, stride_ke, stride_vl, stride_ve, scale, softcap,
+    E: tl.constexpr, EV: tl.constexpr, HAS_CAP: tl.constexpr,
+    BLOCK_E: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """One block of slots into the running softmax: `out` and `total` are in units of exp(top)."""
+    e = tl.arange(0, BLOCK_E)
+    v = tl.arange(0, BLOCK_V)
+    key = tl.load(
+        keys + slots[None, :] * stride_kl + e[:, None] * stride_ke,
+        mask=in_sight[None, :] & (e < E)[:, None], other=0.0,
+    )  # fmt: skip
+    scores = tl.dot(query, key, input_precision="ieee") * scale
+    if HAS_CAP:
+        scores = softcap * (2 * tl.sigmoid(2 * scores / softcap) - 1)  # tanh
+    scores = tl.where(seen, scores, float("-inf"))
+    new_top = tl.maximum(top, tl.max(scores, 1))
+    base = tl.where(new_top == float("-inf"), 0.0, new_top)  # a row that has seen nothing yet
+    weights = tl.exp(scores - base[:, None])
+    decay = tl.exp(top - base)
+    value = tl.load(
+        values + slots[:, None] * stride_vl + v[None, :] * stride_ve,
+        mask=in_sight[:, None] & (v < EV)[None, :], other=0.0,
+    )  # fmt: skip
+    more = tl.dot(weights.to(value.dtype), value, input_precision="ieee")
+    return out * decay[:, None] + more, new_top, total * decay + tl.sum(weights, 1)
+
+
+@triton.jit
+def _seen_in_tree(
+    words, depths, node, depth, slots, length, in_rows, in_sight, window,
+    W: tl.constexpr, HAS_WINDOW: tl.constexpr,
+):  # fmt: skip
+    """Which of the slots, all of the tree, each row sees; `words` and `depths` of its batch row."""
+    other = slots - length  # the node in a slot
+    seen = in_rows[:, None] & in_sight[None, :]
+    places = node[:, None] * W + (other >> 6)[None, :]
+    word = tl.load(words + places, mask=seen, other=0)
+    seen = seen & (((word >> (other & 63)[None, :].to(tl.int64)) & 1) == 1)
+    if HAS_WINDOW:
+        other_depth = tl.load(depths + other, mask=in_sight, other=0)
+        seen = seen & (depth[:, None] - other_depth[None, :] < window)
+    return seen
+
+
+@triton.jit
+def _write(
+    partials, lses, first_place, rows, in_rows, out, top, total,
+    EV: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """A tile's output and log-sum-exp; 0 and -inf for rows that saw nothing."""
+    some = total > 0
+    total = tl.where(some, total, 1.0)
+    v = tl.arange(0, BLOCK_V)
+    places = first_place + rows
+    tl.store(lses + places, tl.where(some, top + tl.log(total), float("-inf")), mask=in_rows)
+    tl.store(
+        partials + places[:, None] * EV + v[None, :], out / total[:, None],
+        mask=in_rows[:, None] & (v < EV)[None, :],
+    )  # fmt: skip
+
+
+@triton.jit
+def split_kernel(
+    queries, keys, values, words, depths, lengths, partials, lses,
+    stride_qb, stride_qh, stride_qn, stride_qe,
+    stride_kb, stride_kg, stride_kl, stride_ke,
+    stride_vb, stride_vg, stride_vl, stride_ve,
+    scale, softcap, window, num_groups, num_nodes, num_rows, chunk,
+    E: tl.constexpr, EV: tl.constexpr, W: tl.constexpr,
+    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """partials_S(BGR)EV and lses_S(BGR) of split s: slots [s · chunk, (s + 1) · chunk)."""
+    bg = tl.program_id(1)
+    b = (bg // num_groups).to(tl.int64)
+    g = (bg % num_groups).to(tl.int64)
+    keys += b * stride_kb + g * stride_kg
+    values += b * stride_vb + g * stride_vg
+    words += b * num_nodes * W
+    depths += b * num_nodes
+    rows = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
+    in_rows = rows < num_rows
+    node = rows % num_nodes
+    head = g * (num_rows // num_nodes) + rows // num_nodes
+    e = tl.arange(0, BLOCK_E)
+    query = tl.load(
+        queries + b * stride_qb + (head * stride_qh + node * stride_qn)[:, None]
+        + e[None, :] * stride_qe,
+        mask=in_rows[:, None] & (e < E)[None, :], other=0.0,
+    )  # fmt: skip
+    depth = tl.load(depths + node, mask=in_rows, other=0)
+    length = tl.load(lengths + b)
+    first = tl.program_id(2) * chunk
+    last = tl.minimum(first + chunk, length + num_nodes)
+    tree_first = tl.maximum(first, length)
+    if HAS_WINDOW:  # what no node sees is not read
+        first = tl.maximum(first, length - window + 1)
+    out = tl.zeros([BLOCK_R, BLOCK_V], dtype=tl.float32)
+    top = tl.full([BLOCK_R], float("-inf"), dtype=tl.float32)
+    total = tl.zeros([BLOCK_R], dtype=tl.float32)
+    for start in range(first, tl.minimum(last, length), BLOCK_L):  # the prefix
+        slots = start + tl.arange(0, BLOCK_L)
+        in_sight = slots < tl.minimum(last, length)
+        seen = in_rows[:, None] & in_sight[None, :]
+        if HAS_WINDOW:
+            seen = seen & ((length + depth)[:, None] - slots[None, :] < window)
+        out, top, total = _absorb(
+            query, keys, values, slots, in_sight, seen, out, top, total, stride_kl, stride_ke,
+            stride_vl, stride_ve, scale, softcap, E, EV, HAS_CAP, BLOCK_E, BLOCK_V,
+        )  # fmt: skip
+    for start in range(tree_first, last, BLOCK_L):
+        slots = start + tl.arange(0, BLOCK_L)
+        in_sight = slots < last
+        seen = _seen_in_tree(words, depths, node, depth, slots, length, in_rows, in_sight, window,
+                             W, HAS_WINDOW)  # fmt: skip
+        out, top, total = _absorb(
+            query, keys, values, slots, in_sight, seen, out, top, total, stride_kl, stride_ke,
+            stride_vl, stride_ve, scale, softcap, E, EV, HAS_CAP, BLOCK_E, BLOCK_V,
+        )  # fmt: skip
+    first_place = (tl.program_id(2) * tl.num_programs(1) + bg).to(tl.int64) * num_rows
+    _write(partials, lses, first_place, rows, in_rows, out, top, total, EV, BLOCK_V)
+
+
+@triton.jit
+def merge_kernel(
+    partials, lses, sinks, outputs, num_splits, num_nodes, num_heads,
+    EV: tl.constexpr, HAS_SINKS: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_V: tl.constexpr,
+):  # fmt: skip
+    """outputs_BNHEV from the splits' partials; one program for each (b, h, n)."""
+    row = tl.program_id(0).to(tl.int64)
+    num_rows = tl.num_programs(0)
+    n = row % num_nodes
+    h = row // num_nodes % num_heads
+    b = row // num_nodes // num_heads
+    s = tl.arange(0, BLOCK_S)
+    v = tl.arange(0, BLOCK_V)
+    lse = tl.load(lses + s * num_rows + row, mask=s < num_splits, other=float("-inf"))
+    partial = tl.load(
+        partials + (s * num_rows + row)[:, None] * EV + v[None, :],
+        mask=(s < num_splits)[:, None] & (v < EV)[None, :], other=0.0,
+    )  # fmt: skip
+    top = tl.max(lse, 0)  # finite: a node sees itself
+    if HAS_SINKS:
+        sink = tl.load(sinks + h)
+        top = tl.maximum(top, sink)
+    weights = tl.exp(lse - top)
+    total = tl.sum(weights, 0)
+    if HAS_SINKS:
+        total += tl.exp(sink - top)
+    out = tl.sum(partial * weights[:, None], 0) / total
+    place = ((b * num_nodes + n) * num_heads + h) * EV
+    tl.store(outputs + place + v, out, mask=v < EV)
