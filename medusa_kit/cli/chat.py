@@ -110,9 +110,9 @@ class Chat:
         elif name == "/system":
             self.reset(rest.strip() or None)
         elif name == "/tree":
-            from medusa_kit.tree.render import render_tree
+            from medusa_kit.tree.render import describe_tree
 
-            typer.echo(render_tree(self.engine.tree))
+            typer.echo(describe_tree(self.engine.tree))
         elif name == "/compare":
             self.compare()
         else:

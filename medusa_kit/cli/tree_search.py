@@ -1,5 +1,6 @@
 """`medusa-kit tree-search`: the candidate tree that suits this model on this machine."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -36,6 +37,13 @@ def tree_search(
     sizes: Annotated[str, typer.Option(help="Sizes to compare, root included.")] = (
         "1,2,3,4,6,8,10,12,16,24,32,48,64"
     ),
+    batch_sizes: Annotated[
+        str, typer.Option(help="Find a tree for each of these batch sizes, and for one prompt.")
+    ] = "1",
+    dynamic: Annotated[
+        bool,
+        typer.Option(help="Compare trees grown anew at each step too; calibration takes longer."),
+    ] = True,
     output: Annotated[
         Path | None, typer.Option(help="Folder for the results; the heads' own unless given.")
     ] = None,
@@ -49,10 +57,38 @@ def tree_search(
     force: options.Force = False,
 ) -> None:
     """Find the tree with the most tokens a second: statistics, sorting, replay, step times."""
+    _check_together(prompts, answers, statistics, choices, batch_sizes)
+    from medusa_kit.infer.tree_search import judge_tree, search_tree
+
+    engine = _engine(model, heads, dtype, device, force)
+    folder = _output_folder(output, engine)
+    sized, batches = _numbers("sizes", sizes), _numbers("batch sizes", batch_sizes)
+    most = max(*sized, nodes or 2, 2) if dynamic and choices is None else None
+    stats = _statistics(engine, folder, prompts, answers, statistics, limit, max_new_tokens,
+                        batch_size, most)  # fmt: skip
+    if choices is not None:
+        search = judge_tree(engine, stats, _read_choices(choices))
+    else:
+        stats = stats if dynamic else replace(stats, entries_PK=None)
+        search = search_tree(engine, stats, sized, nodes, batches)
+    _report(engine, search, folder)
+
+
+def _check_together(
+    prompts: str | None,
+    answers: Path | None,
+    statistics: Path | None,
+    choices: Path | None,
+    batch_sizes: str,
+) -> None:
     if sum(given is not None for given in (prompts, answers, statistics)) > 1:
         raise UsageError("give only one of --prompts, --answers and --statistics")
+    if choices is not None and batch_sizes != "1":
+        raise UsageError("--choices judges one tree, for one prompt at a time: no --batch-sizes")
+
+
+def _engine(model: str, heads: str, dtype: str, device: str, force: bool) -> Any:
     from medusa_kit.infer.loading import load
-    from medusa_kit.infer.tree_search import judge_tree, search_tree
 
     engine = load(
         model, heads=options.heads_argument(heads), dtype=dtype, device=device, force=force
@@ -62,14 +98,7 @@ def tree_search(
             f"there are no heads for {model!r}, so there is no tree to find",
             hint="train some with `medusa-kit train`, or name their folder with --heads",
         )
-    folder = _output_folder(output, engine)
-    stats = _statistics(engine, folder, prompts, answers, statistics, limit, max_new_tokens,
-                        batch_size)  # fmt: skip
-    if choices is not None:
-        search = judge_tree(engine, stats, _read_choices(choices))
-    else:
-        search = search_tree(engine, stats, _sizes(sizes), nodes)
-    _report(engine, search, folder)
+    return engine
 
 
 def _output_folder(output: Path | None, engine: Any) -> Path:
@@ -80,11 +109,11 @@ def _output_folder(output: Path | None, engine: Any) -> Path:
     return Path(engine.heads_source)
 
 
-def _sizes(text: str) -> list[int]:
+def _numbers(what: str, text: str) -> list[int]:
     try:
         return [int(part) for part in text.split(",")]
     except ValueError as error:
-        raise UsageError(f"sizes {text!r}: expected numbers with commas between") from error
+        raise UsageError(f"{what} {text!r}: expected numbers with commas between") from error
 
 
 def _statistics(
@@ -96,9 +125,11 @@ def _statistics(
     limit: int | None,
     max_new_tokens: int,
     batch_size: int,
+    dynamic_nodes: int | None,
 ) -> Any:
+    """Loaded, or taken on answers; `dynamic_nodes`: and record dynamic trees of up to so many."""
     from medusa_kit.data.readers import AnswerRow, read_rows
-    from medusa_kit.infer.calibrate import calibrate
+    from medusa_kit.infer.calibrate import calibrate, fitted_dynamic_tree
     from medusa_kit.infer.self_distill import generate_answers
     from medusa_kit.tree.statistics import RankStatistics
 
@@ -122,7 +153,10 @@ def _statistics(
             hint="answers come from `medusa-kit data generate`; give prompts as --prompts",
         )
     given = [row for row in rows if isinstance(row, AnswerRow)]
-    found = calibrate(engine.base, engine.heads, given)
+    dynamic = None
+    if dynamic_nodes is not None:
+        dynamic = fitted_dynamic_tree(engine.base, engine.heads, given, dynamic_nodes)
+    found = calibrate(engine.base, engine.heads, given, dynamic=dynamic)
     found.save(folder / STATISTICS_NAME)
     return found
 
@@ -137,12 +171,13 @@ def _read_choices(path: Path) -> Any:
 
 def _report(engine: Any, search: Any, folder: Path) -> None:
     from medusa_kit.infer.loading import TREE_NAME
-    from medusa_kit.tree.candidate_tree import save_tree
-    from medusa_kit.tree.render import render_tree
+    from medusa_kit.tree.plan import save_plan
+    from medusa_kit.tree.render import describe_tree
 
+    several = len(search.by_batch) > 1
     rows = [
         (
-            f"{row.num_nodes}{' ←' if row is search.chosen else ''}",
+            _named(row, several) + (" ←" if row in search.by_batch else ""),
             f"{row.acceptance_length:.3f}",
             f"{row.step_seconds * 1e3:.1f}",
             f"{row.speed_up:.2f} ×",
@@ -151,12 +186,18 @@ def _report(engine: Any, search: Any, folder: Path) -> None:
     ]
     columns = ("nodes", "acceptance length", "step, ms", "predicted speed-up")
     console.out.print(console.table("Trees, by replay on held-out answers", columns, rows))
-    console.out.print(render_tree(search.chosen.tree), markup=False, highlight=False)
+    drawn = describe_tree(search.plan.for_batch(1))
+    console.out.print(drawn, markup=False, highlight=False)
     if search.chosen.num_nodes == 1:
         console.warn("no tree gains on this machine: the engine will decode plainly")
-    save_tree(search.chosen.tree, folder / TREE_NAME, search.as_extra(engine))
+    save_plan(search.plan, folder / TREE_NAME, search.as_extra(engine))
     console.note(f"wrote {folder / TREE_NAME}")
     _plot(search, folder / PLOT_NAME)
+
+
+def _named(row: Any, several: bool) -> str:
+    batch = f", batch {row.batch_size}" if several else ""
+    return f"{row.num_nodes}{' dynamic' if row.dynamic else ''}{batch}"
 
 
 def _plot(search: Any, path: Path) -> None:
@@ -165,5 +206,6 @@ def _plot(search: Any, path: Path) -> None:
     except ImportError:
         console.note("no plot: matplotlib is not installed (pip install 'medusa-kit[plot]')")
         return
-    plot_trees(search.rows, search.chosen, path)
+    alone = [row for row in search.rows if row.batch_size == 1]
+    plot_trees(alone, search.chosen, path)
     console.note(f"wrote {path}")

@@ -192,6 +192,10 @@ class MedusaHeads(nn.Module):
         return self._best(self.project(self.transform(hidden_XD, k, path_XJ), k), count)
 
     def _best(self, logits_XR: Tensor, count: int) -> Tensor:
+        return self.to_ids(self.best_columns(logits_XR, count))
+
+    def best_columns(self, logits_XR: Tensor, count: int) -> Tensor:
+        """columns_XC of the `count` highest logits: logit descending, token id ascending."""
         top = torch.topk(logits_XR, count, dim=-1)
         columns_XC = top.indices
         # topk leaves the order of equal logits open; equal ones are rare, so sort only when met.
@@ -199,6 +203,10 @@ class MedusaHeads(nn.Module):
         crowded = (logits_XR >= top.values[..., -1:]).sum(-1).max() > count
         if equal_inside or crowded:
             columns_XC = logits_XR.argsort(dim=-1, descending=True, stable=True)[..., :count]
+        return columns_XC
+
+    def to_ids(self, columns_XC: Tensor) -> Tensor:
+        """The token id of each of the projection's columns, same shape."""
         return columns_XC if self.column_ids is None else self.column_ids[columns_XC]
 
     def to_columns(self, token_ids: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from medusa_kit.infer.stream import StopStrings, TextStream, cut_at_stop
 from medusa_kit.infer.tree_check import TreeCheck
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.tree.candidate_tree import CandidateTree
+from medusa_kit.tree.plan import Tree, TreePlan
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
@@ -75,8 +76,9 @@ class Engine:
     verifier: Verifier
     check: TreeCheck
     heads: MedusaHeads | None = None
-    tree: CandidateTree = field(default_factory=CandidateTree.root_only)
+    tree: Tree = field(default_factory=CandidateTree.root_only)  # for one prompt at a time
     heads_source: str | None = None
+    plan: TreePlan | None = None  # trees by batch size, where tree.json has several
 
     @property
     def base(self) -> BaseModel:
@@ -138,11 +140,15 @@ class Engine:
             )
         return encode_prompt(self.base.tokenizer, prompt)
 
-    def use_tree(self, tree: CandidateTree) -> None:
+    def use_tree(self, tree: Tree | TreePlan) -> None:
         """Decode with another tree from now on. Raises TreeError where the heads cannot fill it."""
         if self.heads is not None:
             tree.check_fits(self.heads.num_heads, self.heads.num_columns)
-        self.tree = tree
+        plan = tree if isinstance(tree, TreePlan) else None
+        self.plan, self.tree = plan, tree.for_batch(1) if isinstance(tree, TreePlan) else tree
+
+    def tree_for(self, batch_size: int) -> Tree:
+        return self.plan.for_batch(batch_size) if self.plan else self.tree
 
     def _row(
         self, prompt: Prompt, sampling: SamplingParams, max_new_tokens: int, stops: tuple[str, ...]
@@ -164,8 +170,9 @@ class Engine:
                 f"there are no heads for {self.base.info.name!r}, so nothing to draft with",
                 hint="train some with `medusa-kit train`, or decode with drafter none",
             )
-        pack_for_rows(self.base.model, self.tree.num_nodes * batch_size)
-        return draft_with(self.heads, self.tree)
+        tree = self.tree_for(batch_size)
+        pack_for_rows(self.base.model, tree.num_nodes * batch_size)
+        return draft_with(self.heads, tree)
 
     def _run(
         self, rows: list[Row], drafter: Drafter, stops: tuple[str, ...]

@@ -18,17 +18,20 @@ from medusa_kit.infer.native.describe import Unsupported
 from medusa_kit.infer.packed_linear import install_packed_linears
 from medusa_kit.infer.tree_check import TreeCheck, check_trees, proved_verifier
 from medusa_kit.infer.verifier import Verifier
-from medusa_kit.tree.candidate_tree import CandidateTree, load_tree
+from medusa_kit.tree.candidate_tree import CandidateTree
+from medusa_kit.tree.dynamic import DynamicTree
+from medusa_kit.tree.plan import Tree, TreePlan, load_plan
 
 TREE_NAME = "tree.json"
 UNTRAINED_HEADS = 4
+AnyTree = Tree | TreePlan | str | Path | list[list[int]] | None
 
 
 def load(
     name: str,
     *,
     heads: str | Path | MedusaHeads | None = "auto",
-    tree: CandidateTree | str | Path | list[list[int]] | None = None,
+    tree: AnyTree = None,
     dtype: str = "float32",
     device: str = "auto",
     attention: str = "auto",
@@ -38,9 +41,9 @@ def load(
     """An engine for the base model `name` (a Hub id, folder, GGUF file or the embedded one).
 
     `heads`: auto (paired with the base, else shipped with the kit, else none), None, a folder, a
-    Hub id, or `untrained`. `tree`: a tree, its file or a list of choices; else the one beside the
-    heads. `attention`: what computes tree attention (auto, sdpa, flash, triton). `force` puts heads
-    on a base with another fingerprint.
+    Hub id, or `untrained`. `tree`: a tree, static or dynamic, its file or a list of choices; else
+    the one beside the heads. `attention`: what computes tree attention (auto, sdpa, flash, triton).
+    `force` puts heads on a base with another fingerprint.
     Raises CheckpointError, IncompatibleBaseError, TreeError, ConfigError.
     """
     AttentionChoice(attention)  # a wrong name is refused before anything is loaded
@@ -52,7 +55,7 @@ def build_engine(
     base: BaseModel,
     *,
     heads: str | Path | MedusaHeads | None = None,
-    tree: CandidateTree | str | Path | list[list[int]] | None = None,
+    tree: AnyTree = None,
     attention: str = "auto",
     force: bool = False,
 ) -> Engine:
@@ -87,7 +90,7 @@ def with_heads(
     engine: Engine,
     heads: str | Path | MedusaHeads | None,
     *,
-    tree: CandidateTree | str | Path | list[list[int]] | None = None,
+    tree: AnyTree = None,
     force: bool = False,
 ) -> Engine:
     """Another engine around the same base model and verifier, with these heads and this tree."""
@@ -149,14 +152,14 @@ def _from_hub(repository: str) -> Path:
         ) from error
 
 
-def _tree_for(heads: MedusaHeads, tree: Any, folder: Path | None) -> CandidateTree:
-    if isinstance(tree, CandidateTree):
+def _tree_for(heads: MedusaHeads, tree: Any, folder: Path | None) -> Tree | TreePlan:
+    if isinstance(tree, CandidateTree | DynamicTree | TreePlan):
         return tree
     if isinstance(tree, list):
         return CandidateTree.from_choices(tree)
     path = Path(tree) if tree is not None else folder / TREE_NAME if folder else None
     if path is not None and (tree is not None or path.is_file()):
-        return load_tree(path)[0]
+        return load_plan(path)
     console.note(
         "no tree.json beside the heads: drafting each head's best guess in a chain "
         "(`medusa-kit tree-search` finds the tree that suits this machine)"

@@ -14,7 +14,12 @@ from medusa_kit.files import atomic_write
 
 
 def plot_trees(rows: Sequence[Any], chosen: Any, path: Path) -> None:
-    """Acceptance length, step time and predicted speed-up over the number of nodes, as a PNG."""
+    """Acceptance length, step time and predicted speed-up over the number of nodes, as a PNG.
+
+    Dynamic trees show as paler lines.
+    """
+    dynamic = [row for row in rows if row.dynamic]
+    rows = [row for row in rows if not row.dynamic]
     sizes = [row.num_nodes for row in rows]
     one_node = rows[0].step_seconds
     figure, axes = plt.subplots(figsize=(7, 4.2), constrained_layout=True)
@@ -22,6 +27,12 @@ def plot_trees(rows: Sequence[Any], chosen: Any, path: Path) -> None:
     axes.plot(sizes, [row.step_seconds / one_node for row in rows], "s--",
               label="step time, in one-node steps")  # fmt: skip
     axes.plot(sizes, [row.speed_up for row in rows], "^-", label="predicted speed-up")
+    if dynamic:
+        sizes_too = [row.num_nodes for row in dynamic]
+        axes.plot(sizes_too, [row.acceptance_length for row in dynamic], "o-", color="C0",
+                  alpha=0.4, label="acceptance length, dynamic")  # fmt: skip
+        axes.plot(sizes_too, [row.speed_up for row in dynamic], "^-", color="C2", alpha=0.4,
+                  label="predicted speed-up, dynamic")  # fmt: skip
     axes.axvline(chosen.num_nodes, color="grey", linewidth=1, linestyle=":")
     axes.annotate(f"chosen: {chosen.num_nodes} nodes", (chosen.num_nodes, axes.get_ylim()[0]),
                   xytext=(4, 6), textcoords="offset points", color="grey")  # fmt: skip

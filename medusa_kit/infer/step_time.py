@@ -9,6 +9,7 @@ Shapes: B batch, N nodes with root.
 import statistics
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ from medusa_kit.infer.drafters.plain import PlainDrafter
 from medusa_kit.infer.engine import Engine
 from medusa_kit.infer.packed_linear import pack_for_rows
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.tree.candidate_tree import CandidateTree
+from medusa_kit.tree.plan import Tree
 
 PREFIX_LENGTHS = (64, 384)
 REPEATS = 7
@@ -29,42 +30,47 @@ REPEATS = 7
 @torch.inference_mode()
 def measure_step_times(
     engine: Engine,
-    trees: Mapping[int, CandidateTree],
+    trees: Mapping[Any, Tree],
     prefix_lengths: Sequence[int] = PREFIX_LENGTHS,
     repeats: int = REPEATS,
-) -> dict[int, float]:
-    """Seconds of a step for each size N, averaged over the prefix lengths; batch 1."""
+    batch_size: int = 1,
+) -> dict[Any, float]:
+    """Seconds of a step for each tree, under its own key, averaged over the prefix lengths.
+
+    Key 1 is always there: plain decoding, one node. A batch is that many rows of one length.
+    """
     assert engine.heads is not None
     context = engine.base.info.context_length
     prefix_lengths = [min(length, context // 2) for length in prefix_lengths]
     plain = PlainDrafter(engine.base.device)
-    places = [_Place(engine, length, max(trees)) for length in prefix_lengths]
-    ratios: dict[int, float] = {}
+    most = max(tree.num_nodes for tree in trees.values())
+    places = [_Place(engine, length, most, batch_size) for length in prefix_lengths]
+    ratios: dict[Any, float] = {}
     plain_times: list[float] = []
-    with console.progress("timing steps", len(trees), "sizes") as bar:
-        for size, tree in sorted(trees.items()):
-            drafter = draft_with(engine.heads, tree) if size > 1 else plain
-            pack_for_rows(engine.base.model, size)
+    with console.progress("timing steps", len(trees), "trees") as bar:
+        for key, tree in sorted(trees.items(), key=lambda item: item[1].num_nodes):
+            drafter = draft_with(engine.heads, tree) if tree.num_nodes > 1 else plain
+            pack_for_rows(engine.base.model, tree.num_nodes * batch_size)
             pairs = [place.compare(drafter, plain, repeats) for place in places]
-            ratios[size] = statistics.mean(ours / one for ours, one in pairs)
+            ratios[key] = statistics.mean(ours / one for ours, one in pairs)
             plain_times += [one for _, one in pairs]
             bar.advance()
     one_node = statistics.median(plain_times)
     ratios[1] = 1.0
-    return {size: one_node * ratio for size, ratio in sorted(ratios.items())}
+    return {key: one_node * ratio for key, ratio in ratios.items()}
 
 
 class _Place:
     """A prefix of some length, from which steps are taken again and again."""
 
-    def __init__(self, engine: Engine, prefix_length: int, max_nodes: int) -> None:
+    def __init__(self, engine: Engine, prefix_length: int, max_nodes: int, batch_size: int) -> None:
         self.engine = engine
         generator = torch.Generator().manual_seed(prefix_length)
-        size = engine.base.info.vocab_size
-        prompt = torch.randint(0, size, (prefix_length,), generator=generator).tolist()
-        self.cache: TreeCache = engine.verifier.new_cache(1, prefix_length + max_nodes)
-        hidden_BD, logits_BV = engine.verifier.prefill(self.cache, [prompt])
-        self.state = State([prompt], [int(logits_BV.argmax())], hidden_BD)
+        shape, size = (batch_size, prefix_length), engine.base.info.vocab_size
+        prompts = torch.randint(0, size, shape, generator=generator).tolist()
+        self.cache: TreeCache = engine.verifier.new_cache(batch_size, prefix_length + max_nodes)
+        hidden_BD, logits_BV = engine.verifier.prefill(self.cache, prompts)
+        self.state = State(prompts, logits_BV.argmax(-1).tolist(), hidden_BD)
 
     def compare(self, drafter: Drafter, plain: Drafter, repeats: int) -> tuple[float, float]:
         """Median seconds of a step with `drafter` and with `plain`, taken in turn."""
@@ -87,10 +93,15 @@ class _Place:
         _, logits_BNV = self.engine.verifier.forward(
             self.cache, draft.tokens_BN, draft.depths_BN, draft.sees_BNN
         )
-        likeliest = self.engine.verifier.likeliest(logits_BNV)[0].tolist()
-        parents = draft.topologies[0].parents
-        accept(draft.tokens_BN[0].tolist(), parents, likeliest.__getitem__, len(parents))
-        # Commit the costly case, the last node of the deepest path, and go back to the prefix.
+        likeliest_BN = self.engine.verifier.likeliest(logits_BNV).tolist()
+        tokens_BN = draft.tokens_BN.tolist()
+        paths = []
+        for topology, tokens, likeliest in zip(
+            draft.topologies, tokens_BN, likeliest_BN, strict=True
+        ):
+            accept(tokens, topology.parents, likeliest.__getitem__, len(tokens))
+            # Commit the costly case, the deepest path, and go back to the prefix.
+            paths.append(path_to(int(topology.depths_N.argmax()), topology.parents))
         before = list(self.cache.lengths)
-        self.cache.commit([path_to(len(parents) - 1, parents)])
+        self.cache.commit(paths)
         self.cache.lengths = before

@@ -5,6 +5,8 @@ Pure Python and numpy: no torch, no model. Step times come in as a plain table. 
 """
 
 from medusa_kit.tree.candidate_tree import CandidateTree, Path, load_tree, save_tree
+from medusa_kit.tree.dynamic import DynamicTree
+from medusa_kit.tree.plan import TreePlan, load_plan, save_plan
 from medusa_kit.tree.render import render_tree
 from medusa_kit.tree.replay import ReplayResult
 from medusa_kit.tree.search import SearchResult, best_trees, choose, ranked_paths
@@ -14,14 +16,18 @@ __all__ = [
     "MISSING",
     "NOT_AVAILABLE",
     "CandidateTree",
+    "DynamicTree",
     "Path",
     "RankStatistics",
     "ReplayResult",
     "SearchResult",
+    "TreePlan",
     "best_trees",
     "choose",
+    "load_plan",
     "load_tree",
     "ranked_paths",
     "render_tree",
+    "save_plan",
     "save_tree",
 ]

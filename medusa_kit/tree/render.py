@@ -9,6 +9,7 @@ from itertools import groupby
 
 from medusa_kit.errors import TreeError
 from medusa_kit.tree.candidate_tree import CandidateTree
+from medusa_kit.tree.plan import Tree
 
 WIDTH = 100
 
@@ -30,6 +31,16 @@ def render_tree(
             )
     labels = [_label(tree, node, values, tokens) for node in range(tree.num_nodes)]
     return "\n".join([labels[0], *_lines_below(tree, 0, "", labels)])
+
+
+def describe_tree(tree: Tree) -> str:
+    """A static tree drawn; what there is to say of one that is grown anew at each step."""
+    if isinstance(tree, CandidateTree):
+        return render_tree(tree)
+    return (
+        f"a tree of {tree.num_nodes} nodes grown anew at each step, up to depth {tree.depth}: the "
+        "paths most probable by the heads' own account"
+    )
 
 
 def _label(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from medusa_kit.errors import TreeError
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.statistics import RankStatistics
 
@@ -47,11 +48,29 @@ def replay(tree: CandidateTree, statistics: RankStatistics) -> ReplayResult:
     that they do not hold.
     """
     tree.check_fits(statistics.num_heads, statistics.num_ranks)
-    depths_P = _accepted_depths(tree, statistics.ranks_PK)
+    return _replay_depths(_accepted_depths(tree, statistics.ranks_PK), tree.depth, statistics)
+
+
+def replay_dynamic(num_nodes: int, statistics: RankStatistics) -> ReplayResult:
+    """Decode every answer with the dynamic trees of `num_nodes` nodes that `statistics` recorded.
+
+    Raises TreeError when they recorded none.
+    """
+    if statistics.entries_PK is None:
+        raise TreeError(
+            "these statistics hold no dynamic trees",
+            hint="calibrate again: give `medusa-kit tree-search` answers or prompts",
+        )
+    depths_P = (statistics.entries_PK <= num_nodes).sum(1)
+    return _replay_depths(depths_P, min(num_nodes - 1, statistics.num_heads), statistics)
+
+
+def _replay_depths(depths_P: np.ndarray, depth: int, statistics: RankStatistics) -> ReplayResult:
+    """depths_P: how many nodes a step that starts at each row accepts, `depth` at most."""
     starts_P = _step_starts(depths_P, statistics)
     num_steps = int(starts_P.sum())
     tokens = statistics.num_positions
-    steps_by_depth = np.bincount(depths_P[starts_P], minlength=tree.depth + 1)
+    steps_by_depth = np.bincount(depths_P[starts_P], minlength=depth + 1)
     reached = np.cumsum(steps_by_depth[::-1])[::-1][1:]
     return ReplayResult(
         acceptance_length=(tokens - statistics.num_answers) / num_steps if num_steps else 1.0,
@@ -67,16 +86,19 @@ def _accepted_depths(tree: CandidateTree, ranks_PK: np.ndarray) -> np.ndarray:
     """int64 [P]: length of the longest path of the tree that the ranks at each row begin with."""
     # One extra node, "fallen off the tree", and one extra rank, "not in the tree", save all tests.
     off, other = tree.num_nodes, tree.num_ranks
-    child_NR = np.full((tree.num_nodes + 1, tree.num_ranks + 1), off)
+    child_NR = np.full((tree.num_nodes, tree.num_ranks + 1), off)
     for node, (parent, rank) in enumerate(zip(tree.parents, tree.ranks, strict=True)):
         if parent >= 0:
             child_NR[parent, rank] = node
-    node_P = np.zeros(len(ranks_PK), dtype=np.int64)
     depths_P = np.zeros(len(ranks_PK), dtype=np.int64)
-    for ranks_P in ranks_PK.T[: tree.depth]:
-        in_tree_P = (ranks_P >= 0) & (ranks_P < tree.num_ranks)
-        node_P = child_NR[node_P, np.where(in_tree_P, ranks_P, other)]
-        depths_P += node_P != off
+    rows, nodes = np.arange(len(ranks_PK)), np.zeros(len(ranks_PK), dtype=np.int64)
+    for k in range(tree.depth):
+        # Without a sign, NOT_AVAILABLE is above every rank, as MISSING is.
+        ranks = np.minimum(ranks_PK[rows, k].view(np.uint16), other)
+        nodes = child_NR[nodes, ranks]
+        in_tree = nodes != off
+        rows, nodes = rows[in_tree], nodes[in_tree]
+        depths_P[rows] = k + 1
     return depths_P
 
 

@@ -76,42 +76,47 @@ def ranked_paths(
 def _by_falling_value(
     statistics: RankStatistics, weights_P: np.ndarray, smoothing: float
 ) -> Iterator[tuple[Path, float]]:
-    """All paths and their values, most valuable first, expanding only what has been passed on."""
-    ranks_PK = statistics.ranks_PK
+    """All paths and their values, most valuable first, expanding only what has been passed on.
+
+    Rows are put in the order of their ranks, so the rows that begin with a path lie together, and
+    what they weigh is a difference of two running sums.
+    """
+    order_P = statistics.sorted_rows
+    ranks_KP = np.ascontiguousarray(statistics.ranks_PK[order_P].T)
+    sums_P = np.concatenate([[0.0], np.cumsum(weights_P[order_P])])
     marginals_KR = statistics.marginals(weights_P)
-    # Each entry keeps its parent's rows; its own are picked out only if it is ever popped. Paths
-    # are unique, so comparing two entries never reaches the rows.
-    heap: list[tuple[float, int, Path, np.ndarray]] = []
-    heapq.heappush(heap, (-1.0, 0, (), np.arange(statistics.num_positions)))
+    # A path's rows run from `low` to `high`.
+    heap: list[tuple[float, int, Path, int, int]] = [(-1.0, 0, (), 0, statistics.num_positions)]
     while heap:
-        negative_value, depth, path, rows = heapq.heappop(heap)
+        negative_value, depth, path, low, high = heapq.heappop(heap)
         if path:
-            rows = rows[ranks_PK[rows, depth - 1] == path[-1]]
             yield path, -negative_value
         if depth == statistics.num_heads:
             continue
-        shares_R = _child_shares(
-            ranks_PK[rows, depth], weights_P[rows], smoothing, marginals_KR[depth]
-        )
+        marginal_R = marginals_KR[depth]
+        ranks = np.arange(len(marginal_R) + 1, dtype=np.int16)
+        bounds = low + np.searchsorted(ranks_KP[depth, low:high], ranks)
+        counts_R, total = np.diff(sums_P[bounds]), sums_P[high] - sums_P[low]
+        shares_R = _smoothed(counts_R, total, smoothing, marginal_R)
+        cuts = bounds.tolist()
         for rank, share in enumerate(shares_R.tolist()):
-            heapq.heappush(heap, (negative_value * share, depth + 1, (*path, rank), rows))
+            child = (*path, rank)
+            entry = (negative_value * share, depth + 1, child, cuts[rank], cuts[rank + 1])
+            heapq.heappush(heap, entry)
 
 
-def _child_shares(
-    ranks_P: np.ndarray, weights_P: np.ndarray, smoothing: float, marginal_R: np.ndarray
+def _smoothed(
+    counts_R: np.ndarray, total: float, smoothing: float, marginal_R: np.ndarray
 ) -> np.ndarray:
-    """float64 [R]: smoothed P(rank | parent path) from the rows that begin with the parent path.
+    """float64 [R]: smoothed P(rank | parent path), from what its rows weigh by their next rank.
 
     Rows whose answer has ended or whose token was not found count in the total: nothing can be
     accepted there.
     """
-    found_P = (ranks_P >= 0) & (ranks_P < len(marginal_R))
-    counts_R = np.bincount(ranks_P[found_P], weights_P[found_P], minlength=len(marginal_R))
-    total = weights_P.sum() + smoothing
-    if total == 0.0:
+    if total + smoothing == 0.0:
         return np.zeros(len(marginal_R))
     # Sums in another order may differ in the last digit; a child must not beat its parent by that.
-    return np.minimum((counts_R + smoothing * marginal_R) / total, 1.0)
+    return np.minimum((counts_R + smoothing * marginal_R) / (total + smoothing), 1.0)
 
 
 def best_trees(

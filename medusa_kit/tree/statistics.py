@@ -5,6 +5,9 @@ one after the other. An answer of T tokens has T rows, the first being its last 
 (from 0) sits just before answer token p, its root, and head k's true token there is answer token
 p + 1 + k. Past the end of the answer there is none.
 
+Where dynamic trees were grown too, the entries say from how many nodes on such a tree holds the
+true path as far as each head: dynamic trees are nested, so one number stands for all sizes.
+
 Shapes: P positions (rows of all answers), K heads, R ranks, A answers.
 """
 
@@ -15,6 +18,7 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
@@ -39,6 +43,9 @@ class RankStatistics:
     starts      int64, first row of each answer, rising, starts[0] == 0
     num_ranks   guesses of each head that were looked at, 1 to 32767
     meta        where the numbers come from (base model, fingerprint, heads, text); JSON values
+    entries_PK  int16, the least nodes, root included, with which a dynamic tree holds the true
+                tokens of heads 0 to k; MISSING where no tree looked at does; None: not recorded.
+                Under `dynamic`, meta says how those trees were grown
 
     Raises CheckpointError when these contradict each other.
     """
@@ -47,6 +54,7 @@ class RankStatistics:
     starts: np.ndarray
     num_ranks: int
     meta: dict[str, Any] = field(default_factory=dict)
+    entries_PK: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         ranks_PK, starts = np.asarray(self.ranks_PK), np.asarray(self.starts)
@@ -55,6 +63,10 @@ class RankStatistics:
         object.__setattr__(self, "ranks_PK", ranks_PK)
         object.__setattr__(self, "starts", starts.astype(np.int64))
         _check_ends(ranks_PK, self.lengths())
+        if self.entries_PK is not None:
+            entries_PK = np.asarray(self.entries_PK)
+            _check_entries(entries_PK, ranks_PK)
+            object.__setattr__(self, "entries_PK", entries_PK.astype(np.int16))
 
     @property
     def num_positions(self) -> int:
@@ -72,6 +84,11 @@ class RankStatistics:
         """int64 [A]: rows, which is tokens, of each answer."""
         return np.diff(self.starts, append=self.num_positions)
 
+    @cached_property
+    def sorted_rows(self) -> np.ndarray:
+        """int64 [P]: rows in the order of their ranks, the first head's first."""
+        return np.lexsort(self.ranks_PK.T[::-1])
+
     def marginals(self, weights_P: np.ndarray | None = None) -> np.ndarray:
         """float64 [K, R]: how often head k had the true token at rank r, where there is one.
 
@@ -80,13 +97,11 @@ class RankStatistics:
         """
         shares_KR = np.zeros((self.num_heads, self.num_ranks))
         for k in range(self.num_heads):
-            ranks_P = self.ranks_PK[:, k]
-            known_P = ranks_P != NOT_AVAILABLE
-            found_P = known_P & (ranks_P != MISSING)
-            weights = None if weights_P is None else weights_P[found_P]
-            counts_R = np.bincount(ranks_P[found_P], weights, minlength=self.num_ranks)
-            total = known_P.sum() if weights_P is None else weights_P[known_P].sum()
-            shares_KR[k] = counts_R / total if total else 0.0
+            # Places: none at all, the ranks, and one for all that were not found.
+            places_P = np.minimum(self.ranks_PK[:, k], self.num_ranks) - NOT_AVAILABLE
+            counts = np.bincount(places_P, weights_P, minlength=self.num_ranks + 2)
+            total = counts[1:].sum()
+            shares_KR[k] = counts[1:-1] / total if total else 0.0
         return shares_KR
 
     def split(self, fraction: float, seed: int) -> tuple["RankStatistics", "RankStatistics"]:
@@ -113,7 +128,9 @@ class RankStatistics:
         ends_A = np.cumsum(lengths_A)
         first_A = self.starts[answers]
         rows_P = np.arange(lengths_A.sum()) + np.repeat(first_A - (ends_A - lengths_A), lengths_A)
-        return replace(self, ranks_PK=self.ranks_PK[rows_P], starts=ends_A - lengths_A)
+        entries_PK = None if self.entries_PK is None else self.entries_PK[rows_P]
+        starts = ends_A - lengths_A
+        return replace(self, ranks_PK=self.ranks_PK[rows_P], starts=starts, entries_PK=entries_PK)
 
     @classmethod
     def concat(cls, parts: Sequence["RankStatistics"]) -> "RankStatistics":
@@ -133,16 +150,20 @@ class RankStatistics:
         offsets = np.cumsum([0, *sizes[:-1]])
         starts = [part.starts + offset for part, offset in zip(parts, offsets, strict=True)]
         ranks_PK = np.concatenate([part.ranks_PK for part in parts])
-        return replace(first, ranks_PK=ranks_PK, starts=np.concatenate(starts))
+        found = [part.entries_PK for part in parts if part.entries_PK is not None]
+        entries_PK = np.concatenate(found) if len(found) == len(parts) else None
+        starts_A = np.concatenate(starts)
+        return replace(first, ranks_PK=ranks_PK, starts=starts_A, entries_PK=entries_PK)
 
     def save(self, path: str | pathlib.Path) -> None:
         """Write one .npz file, atomically."""
         header = {"format": FORMAT, "version": VERSION, "num_ranks": self.num_ranks}
         text = json.dumps({**header, "meta": self.meta})
+        arrays = {"ranks_PK": self.ranks_PK, "starts": self.starts, "header": np.array(text)}
+        if self.entries_PK is not None:
+            arrays["entries_PK"] = self.entries_PK
         with atomic_write(pathlib.Path(path)) as temporary, temporary.open("wb") as file:
-            np.savez_compressed(
-                file, ranks_PK=self.ranks_PK, starts=self.starts, header=np.array(text)
-            )
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> "RankStatistics":
@@ -167,7 +188,7 @@ _UNREADABLE = (
 )
 
 
-def _read_fields(arrays: Any) -> tuple[np.ndarray, np.ndarray, int, dict[str, Any]]:
+def _read_fields(arrays: Any) -> tuple[np.ndarray, np.ndarray, int, dict[str, Any], Any]:
     """The fields of RankStatistics, in order, from an opened .npz file."""
     header = json.loads(str(arrays["header"]))
     found = (header["format"], header["version"])
@@ -175,7 +196,9 @@ def _read_fields(arrays: Any) -> tuple[np.ndarray, np.ndarray, int, dict[str, An
         raise CheckpointError(
             f"format {found[0]!r} version {found[1]!r}, expected {FORMAT!r} version {VERSION}"
         )
-    return arrays["ranks_PK"], arrays["starts"], header["num_ranks"], dict(header["meta"])
+    entries_PK = arrays["entries_PK"] if "entries_PK" in arrays.files else None
+    meta = dict(header["meta"])
+    return arrays["ranks_PK"], arrays["starts"], header["num_ranks"], meta, entries_PK
 
 
 def _check_arrays(ranks_PK: np.ndarray, starts: np.ndarray, num_ranks: Any) -> None:
@@ -211,4 +234,23 @@ def _check_ends(ranks_PK: np.ndarray, lengths_A: np.ndarray) -> None:
         raise CheckpointError(
             f"head {k} has rank {ranks_PK[row, k]} at row {row}, expected {expected} there: "
             f"the answer goes on for {left_P[row] - 1} more tokens after the row's own"
+        )
+
+
+def _check_entries(entries_PK: np.ndarray, ranks_PK: np.ndarray) -> None:
+    """From 2 nodes on, one more at least for each head, and none past the end of the answer."""
+    whole = np.issubdtype(entries_PK.dtype, np.integer)
+    if entries_PK.shape != ranks_PK.shape or not whole:
+        raise CheckpointError(
+            f"entries have shape {entries_PK.shape} and dtype {entries_PK.dtype}, expected "
+            f"integers {ranks_PK.shape}"
+        )
+    rising_PK = (entries_PK[:, 1:] > entries_PK[:, :-1]) | (entries_PK[:, 1:] == MISSING)
+    in_range_PK = (entries_PK >= 2) & (entries_PK <= MISSING)
+    past_end_PK = (ranks_PK == NOT_AVAILABLE) & (entries_PK != MISSING)
+    if not rising_PK.all() or not in_range_PK.all() or past_end_PK.any():
+        raise CheckpointError(
+            "entries contradict themselves, expected nodes from 2 that rise from head to head, "
+            f"{MISSING} where there is none",
+            hint="calibrate again",
         )

@@ -13,6 +13,7 @@ from tiny_models import tiny_base
 from medusa_kit.base_model import load_base_model
 from medusa_kit.heads import MedusaHeads, load_heads, save_heads
 from medusa_kit.infer.engine import Engine
+from medusa_kit.tree.plan import load_plan
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -60,7 +61,8 @@ def test_tree_search_leaves_a_tree(trained: Path) -> None:
     record = json.loads((trained / "tree.json").read_text())
     assert record["base_model"] == "debug-tiny"
     assert record["calibration_positions"] == 3 * 16
-    assert [row["num_nodes"] for row in record["table"]] == [1, 2, 4]
+    listed = [(row["num_nodes"], row.get("dynamic", False)) for row in record["table"]]
+    assert listed == [(1, False), (2, False), (4, False), (2, True), (4, True)]
     for name in ("statistics.npz", "tree.png", "calibration_answers.jsonl"):
         assert (trained / name).stat().st_size > 0
 
@@ -69,9 +71,10 @@ def test_tree_search_from_statistics(run: Run, trained: Path, tmp_path: Path) ->
     common = ["tree-search", *MODEL, "--heads", trained, "--output", tmp_path, "--sizes", "1,3"]
     for source in (["--statistics", trained / "statistics.npz"], [],
                    ["--answers", trained / "calibration_answers.jsonl"]):  # fmt: skip
-        code, out, err = run(*common, *source, "--nodes", "3")
+        code, out, err = run(*common, *source, "--nodes", "3", "--no-dynamic")
         assert code == 0
         assert "3 ←" in out
+        assert "dynamic" not in out
         assert "2 nodes" not in out
         assert f"wrote {tmp_path / 'tree.json'}" in err
         tree = json.loads((tmp_path / "tree.json").read_text())
@@ -79,6 +82,23 @@ def test_tree_search_from_statistics(run: Run, trained: Path, tmp_path: Path) ->
     code, out, err = run(*common, "--statistics", tmp_path / "nowhere.npz")
     assert (code, out) == (2, "")
     assert "no statistics at" in err
+
+
+def test_a_tree_for_each_batch_size(run: Run, trained: Path, tmp_path: Path) -> None:
+    """By the command, into tree.json, and on to the drafter of a batch."""
+    ask = ["tree-search", *MODEL, "--heads", trained, "--output", tmp_path, "--sizes", "1,2,3",
+           "--statistics", trained / "statistics.npz"]  # fmt: skip
+    code, out, _ = run(*ask, "--batch-sizes", "1,2", "--nodes", "3")
+    assert code == 0
+    assert len(re.findall(r"3(?: dynamic)?, batch [12] ←", out)) == 2
+    plan = load_plan(tmp_path / "tree.json")
+    assert [(p.batch_size, p.tree.num_nodes) for p in plan.trees] == [(1, 3), (2, 3)]
+    code, _, err = run("generate", "Hi", *MODEL, "--heads", trained, "--tree",
+                       tmp_path / "tree.json", "-n", "4")  # fmt: skip
+    assert (code, "4 tokens" in err) == (0, True)
+    for sizes, message in (("0", "batch size 0 is out of range"), ("1,x", "batch sizes '1,x'")):
+        code, _, err = run(*ask, "--batch-sizes", sizes)
+        assert (code, message in err) == (2, True)
 
 
 def test_choices_are_judged(run: Run, trained: Path, tmp_path: Path) -> None:
@@ -94,6 +114,8 @@ def test_choices_are_judged(run: Run, trained: Path, tmp_path: Path) -> None:
     assert (code, out) == (2, "")
     assert "the tree has depth 4, expected at most 3" in err
     assert not (tmp_path / "tree.json").exists()
+    code, _, err = run(*judge, "--batch-sizes", "1,4")
+    assert (code, "--choices judges one tree" in err) == (2, True)
     code, _, err = run(*judge[:-1], tmp_path / "nowhere.json")
     assert (code, "no tree file at" in err) == (2, True)
 

@@ -1,20 +1,23 @@
 """Which tree is chosen, given step times; what it is chosen from; what a search refuses."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from rank_tables import random_statistics
 from small_engines import engine_with_heads
 
-from medusa_kit.errors import ConfigError
+from medusa_kit.errors import ConfigError, TreeError
 from medusa_kit.infer import tree_search as module
 from medusa_kit.infer.engine import Engine
 from medusa_kit.infer.step_time import measure_step_times
 from medusa_kit.infer.tree_search import judge_tree, search_tree
 from medusa_kit.tree.candidate_tree import CandidateTree
-from medusa_kit.tree.replay import replay
-from medusa_kit.tree.statistics import RankStatistics
+from medusa_kit.tree.dynamic import DynamicTree
+from medusa_kit.tree.plan import TreePlan
+from medusa_kit.tree.replay import replay, replay_dynamic
+from medusa_kit.tree.statistics import MISSING, RankStatistics
 
 SIZES = (1, 2, 4, 8, 16)
 
@@ -29,9 +32,9 @@ def statistics() -> RankStatistics:
     return random_statistics(0, [40] * 30, num_ranks=6, missing=0.3)
 
 
-def with_times(monkeypatch: pytest.MonkeyPatch, milliseconds: dict[int, float]) -> None:
+def with_times(monkeypatch: pytest.MonkeyPatch, milliseconds: dict) -> None:
     monkeypatch.setattr(
-        module, "measure_step_times", lambda _, trees: {n: milliseconds[n] for n in trees}
+        module, "measure_step_times", lambda _, trees, **__: {n: milliseconds[n] for n in trees}
     )
 
 
@@ -85,6 +88,63 @@ def test_a_given_tree_is_judged_on_all_answers(
     assert math.isnan(search.chosen.promised_length)
 
 
+def with_entries(statistics: RankStatistics, shift: int) -> RankStatistics:
+    """Dynamic trees that hold the true path wherever low ranks do, from `shift` nodes on."""
+    ranks_PK = statistics.ranks_PK
+    steps_PK = np.where(ranks_PK < 0, MISSING, ranks_PK.astype(np.int64)) + 1
+    entries_PK = np.minimum(np.cumsum(steps_PK, axis=1) + shift, MISSING)
+    grown = DynamicTree(16, (1.0, 1.5, 2.0), num_ranks=6)
+    return replace(statistics, entries_PK=entries_PK, meta={"dynamic": grown.as_dict()})
+
+
+@pytest.mark.parametrize("shift", [1, 12])
+def test_dynamic_trees_compete_at_the_same_sizes(
+    engine: Engine, statistics: RankStatistics, shift: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By replay and their own step times; a slow or a short one loses to the static tree."""
+    recorded = with_entries(statistics, shift)
+    keys = {n: 1.0 + 0.02 * n for n in SIZES} | {("dynamic", n): 1.01 + 0.02 * n for n in SIZES}
+    with_times(monkeypatch, keys)
+    search = search_tree(engine, recorded, SIZES)
+    dynamic = [row for row in search.rows if row.dynamic]
+    assert [row.num_nodes for row in dynamic] == [2, 4, 8, 16]  # one node is plain decoding
+    _, held_out = recorded.split(module.HELD_OUT, seed=0)
+    for row in dynamic:
+        assert row.dynamic == DynamicTree(row.num_nodes, (1.0, 1.5, 2.0), num_ranks=6)
+        assert row.acceptance_length == replay_dynamic(row.num_nodes, held_out).acceptance_length
+        assert row.speed_up == row.acceptance_length * keys[1] / keys["dynamic", row.num_nodes]
+    assert search.chosen.speed_up == max(row.speed_up for row in search.rows)
+    assert (search.chosen.dynamic is None) == (shift == 12)
+    assert search.plan == TreePlan.of(search.chosen.tree, search.chosen.dynamic)
+    with_times(monkeypatch, keys | {("dynamic", n): 9.0 for n in SIZES})
+    assert search_tree(engine, recorded, SIZES).chosen.dynamic is None
+
+
+def test_each_batch_size_has_its_own_fastest_tree(
+    engine: Engine, statistics: RankStatistics, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step's cost for each node grows with the batch, so the trees get smaller."""
+
+    def times(_: Engine, trees: dict, batch_size: int) -> dict:
+        return {n: 1.0 + 0.03 * batch_size * n for n in trees}
+
+    monkeypatch.setattr(module, "measure_step_times", times)
+    search = search_tree(engine, statistics, SIZES, batch_sizes=(64, 4))
+    assert [row.batch_size for row in search.by_batch] == [1, 4, 64]
+    chosen = [row.num_nodes for row in search.by_batch]
+    assert chosen == sorted(chosen, reverse=True)
+    assert (chosen[0] > 1, chosen[2]) == (True, 1)
+    assert [planned.batch_size for planned in search.plan.trees] == [1, 4, 64]
+    assert [row["batch_size"] for row in search.as_extra(engine)["table"][5:10]] == [4] * 5
+    with pytest.raises(ConfigError, match="batch size 0"):
+        search_tree(engine, statistics, SIZES, batch_sizes=(0, 4))
+
+
+def test_statistics_without_dynamic_trees_cannot_replay_them(statistics: RankStatistics) -> None:
+    with pytest.raises(TreeError, match="hold no dynamic trees"):
+        replay_dynamic(4, statistics)
+
+
 def test_measured_steps_leave_the_engine_as_it_was(engine: Engine) -> None:
     prompt = [5, 6, 7, 8]
     before = engine.generate(prompt, max_new_tokens=10).token_ids
@@ -92,6 +152,8 @@ def test_measured_steps_leave_the_engine_as_it_was(engine: Engine) -> None:
     seconds = measure_step_times(engine, trees, prefix_lengths=(8, 500), repeats=2)
     assert set(seconds) == {1, 4}
     assert all(0 < second < 60 for second in seconds.values())
+    grown = {"grown": DynamicTree(6, (1.0, 1.0, 1.0), num_ranks=6)}
+    assert set(measure_step_times(engine, grown, (8,), 1, batch_size=3)) == {1, "grown"}
     assert engine.generate(prompt, max_new_tokens=10).token_ids == before
 
 

@@ -10,14 +10,28 @@ from medusa_kit.tree.candidate_tree import CandidateTree, load_tree, save_tree
 FORK = ((0,), (1,), (0, 0), (0, 2), (1, 0), (0, 2, 1))
 
 
-def published_like_choices() -> list[list[int]]:
-    """63 paths in the style of the published lists: 10, 28, 23 and 2 of depth 1 to 4."""
-    choices = [[rank] for rank in range(10)]
-    widths = [10, 6, 4, 3, 2, 1, 1, 1]
-    choices += [[first, rank] for first, width in enumerate(widths) for rank in range(width)]
-    choices += [[0, second, rank] for second in range(5) for rank in range(3)]
-    choices += [[1, second, rank] for second in range(4) for rank in range(2)]
-    choices += [[0, 0, 0, 0], [0, 0, 0, 1]]
+# Nodes at depth 1, 2, ... of the nine trees published for Medusa; each has 63 below the root, ranks
+# 0 to 9, and siblings that begin at rank 0.
+PUBLISHED = {
+    "mc_sim_7b_63": (10, 28, 23, 2),
+    "vicuna_7b_stage1": (10, 32, 20, 1),
+    "vicuna_7b_stage1_ablation": (10, 21, 25, 7),
+    "vicuna_7b_stage2": (10, 23, 23, 7),
+    "vicuna_13b_stage1": (10, 29, 23, 1),
+    "vicuna_13b_stage2": (10, 19, 25, 9),
+    "vicuna_33b_stage1": (10, 34, 19),
+    "vicuna_33b_stage2": (10, 24, 24, 5),
+    "zephyr_stage2": (10, 27, 23, 3),
+}
+
+
+def published_like_choices(counts: tuple[int, ...] = PUBLISHED["mc_sim_7b_63"]) -> list[list[int]]:
+    """A list of that shape: at each depth the paths of the smallest ranks that have a parent."""
+    choices, parents = [], [[]]
+    for count in counts:
+        below = [[*parent, rank] for parent in parents for rank in range(10)]
+        parents = sorted(below, key=lambda path: (sum(path), path))[:count]
+        choices += parents
     return choices
 
 
@@ -115,6 +129,20 @@ def test_file_round_trip(tmp_path):
 def test_root_only_round_trip(tmp_path):
     save_tree(CandidateTree.root_only(), tmp_path / "tree.json", {})
     assert load_tree(tmp_path / "tree.json") == (CandidateTree.root_only(), {})
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_lists_as_published_load_and_round_trip(tmp_path, name):
+    """Bare lists by falling worth, not by depth, as the published ones are."""
+    choices = published_like_choices(PUBLISHED[name])
+    random.Random(name).shuffle(choices)
+    (tmp_path / "choices.json").write_text(json.dumps(choices))
+    tree, extra = load_tree(tmp_path / "choices.json")
+    assert (tree.num_nodes, tree.num_ranks, extra) == (64, 10, {})
+    assert np.bincount(tree.depths).tolist() == [1, *PUBLISHED[name]]
+    assert sorted(tree.to_choices()) == sorted(choices)
+    save_tree(tree, tmp_path / "tree.json", {})
+    assert load_tree(tmp_path / "tree.json") == (tree, {})
 
 
 def test_plain_list_loads(tmp_path):

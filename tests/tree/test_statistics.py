@@ -1,4 +1,5 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ def same(a: RankStatistics, b: RankStatistics) -> bool:
         np.array_equal(a.ranks_PK, b.ranks_PK)
         and np.array_equal(a.starts, b.starts)
         and (a.num_ranks, a.meta) == (b.num_ranks, b.meta)
+        and np.array_equal(a.entries_PK, b.entries_PK)
     )
 
 
@@ -170,3 +172,40 @@ def test_concat_refuses_strangers():
         RankStatistics.concat([ours, random_statistics(2, [5])])
     with pytest.raises(CheckpointError, match="at least one part"):
         RankStatistics.concat([])
+
+
+def with_entries(statistics: RankStatistics, seed: int = 0) -> RankStatistics:
+    rises = np.random.default_rng(seed).integers(1, 4, statistics.ranks_PK.shape)
+    entries_PK = np.where(statistics.ranks_PK == -1, 32767, 1 + rises.cumsum(1))
+    return replace(statistics, entries_PK=entries_PK)
+
+
+def test_entries_travel_with_their_rows(tmp_path):
+    statistics = with_entries(random_statistics(0, [4, 1, 9, 6]))
+    assert statistics.entries_PK.dtype == np.int16
+    statistics.save(tmp_path / "statistics.npz")
+    assert same(RankStatistics.load(tmp_path / "statistics.npz"), statistics)
+    parts = statistics.split(0.5, seed=1)
+    rows = [row for part in parts for row in part.entries_PK.tolist()]
+    assert sorted(rows) == sorted(statistics.entries_PK.tolist())
+    bare = random_statistics(0, [3])
+    assert RankStatistics.concat([statistics, bare]).entries_PK is None
+    joined = RankStatistics.concat([statistics, with_entries(bare)]).entries_PK
+    assert joined[: len(rows)].tolist() == statistics.entries_PK.tolist()
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ([[2, 3]], r"entries have shape \(1, 2\)"),
+        ([[2.0, 3.0], [2, 9], [9, 9], [9, 9]], "float64"),
+        ([[2, 3], [1, 32767], *[[32767] * 2] * 2], "entries contradict"),
+        ([[3, 3], *[[32767] * 2] * 3], "entries contradict"),
+        ([[32767, 3], *[[32767] * 2] * 3], "entries contradict"),
+        ([[2, 3], [2, 3], *[[32767] * 2] * 2], "entries contradict"),
+        ([[2, 70000], *[[32767] * 2] * 3], "entries contradict"),
+    ],
+)
+def test_impossible_entries_are_refused(entries, message):
+    with pytest.raises(CheckpointError, match=message):
+        replace(small(), entries_PK=np.array(entries))

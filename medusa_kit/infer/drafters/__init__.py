@@ -2,14 +2,18 @@
 
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.drafters.base import Drafter
+from medusa_kit.infer.drafters.dynamic import DynamicDrafter
 from medusa_kit.infer.drafters.hydra import HydraDrafter
 from medusa_kit.infer.drafters.medusa import MedusaDrafter
 from medusa_kit.tree.candidate_tree import CandidateTree
+from medusa_kit.tree.dynamic import DynamicTree
 
 
-def draft_with(heads: MedusaHeads, tree: CandidateTree) -> Drafter:
-    """The drafter for these heads, by whether they can run before the tree is filled.
+def draft_with(heads: MedusaHeads, tree: CandidateTree | DynamicTree) -> Drafter:
+    """The drafter for these heads and this tree; static ones by whether heads read the path.
 
     Raises TreeError when the tree is deeper than there are heads, or wider than a head.
     """
+    if isinstance(tree, DynamicTree):
+        return DynamicDrafter(heads, tree)
     return MedusaDrafter(heads, tree) if heads.one_pass else HydraDrafter(heads, tree)

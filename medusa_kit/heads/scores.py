@@ -1,0 +1,45 @@
+"""How sure heads are of their guesses: the likeliest tokens with their log-probabilities.
+
+Shapes: K heads, R columns of the projection, B batch, D hidden, C guesses kept, X any leading
+shape, J tokens of the path.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from medusa_kit.heads.kinds import MedusaHeads
+
+
+def scored_guesses(
+    heads: MedusaHeads,
+    hidden_BD: Tensor,
+    count: int,
+    temperatures: Sequence[float],
+    roots_B: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """(ids_KBC, scores_KBC) of the first heads, one a temperature, for kinds that run in one pass.
+
+    Guesses come in the order of `MedusaHeads.candidates`; scores are log-probabilities, <= 0.
+    """
+    logits_KBR = heads(hidden_BD, len(temperatures), roots_B)
+    scale_K11 = torch.tensor(temperatures, device=logits_KBR.device)[:, None, None]
+    return _scored(heads, logits_KBR, count, scale_K11)
+
+
+def scored_guesses_behind(
+    heads: MedusaHeads, k: int, hidden_XD: Tensor, path_XJ: Tensor, count: int, temperature: float
+) -> tuple[Tensor, Tensor]:
+    """(ids_XC, scores_XC) of head k behind each path."""
+    logits_XR = heads.project(heads.transform(hidden_XD, k, path_XJ), k)
+    return _scored(heads, logits_XR, count, temperature)
+
+
+def _scored(
+    heads: MedusaHeads, logits_XR: Tensor, count: int, temperature: Tensor | float
+) -> tuple[Tensor, Tensor]:
+    columns_XC = heads.best_columns(logits_XR, count)
+    logits_XR = logits_XR.to(torch.promote_types(logits_XR.dtype, torch.float32)) / temperature
+    scores_XC = logits_XR.gather(-1, columns_XC) - logits_XR.logsumexp(-1, keepdim=True)
+    return heads.to_ids(columns_XC), scores_XC.clamp_max(0.0)

@@ -1,0 +1,64 @@
+"""Temperatures that make heads' probabilities honest: one number a head, by maximum likelihood.
+
+Heads trained on one text and used on another are too sure of themselves or not sure enough, each
+head in its own measure. Dividing a head's logits by the temperature with the highest likelihood of
+the true tokens sets that right ("On Calibration of Modern Neural Networks", arXiv 1706.04599, §4.2)
+and makes probabilities of different heads comparable, which a dynamic tree needs.
+
+Shapes: P positions, D hidden, K heads, J = K + 1 tokens ahead, R columns of the projection, C
+positions of one chunk, G temperatures tried.
+"""
+
+import torch
+from torch import Tensor
+
+from medusa_kit.heads import MedusaHeads
+from medusa_kit.heads.ranks import head_parameter_dtype, project_rows
+
+TRIED_G = 2.0 ** torch.linspace(-1.5, 1.5, 13, dtype=torch.float64)
+
+
+@torch.no_grad()
+def fit_temperatures(
+    heads: MedusaHeads, hidden_PD: Tensor, ahead_PJ: Tensor, chunk_positions: int = 512
+) -> tuple[float, ...]:
+    """The temperature of each head with the least mean loss at these positions, about 1/3 to 3.
+
+    ahead_PJ: as for `token_ranks`. Tokens outside the projection say nothing about its scale and
+    are left out; a head without any position keeps 1.0. Losses are taken at TRIED_G and their
+    minimum from the parabola through the lowest three.
+    """
+    losses_KG = torch.zeros(heads.num_heads, len(TRIED_G), dtype=torch.float64)
+    dtype = head_parameter_dtype(heads)
+    for start in range(0, len(hidden_PD), chunk_positions):
+        rows = slice(start, start + chunk_positions)
+        hidden_CD = hidden_PD[rows].to(heads.base.device, dtype)
+        ahead_CJ = ahead_PJ[rows].to(heads.base.device, torch.int64)
+        for k in range(heads.num_heads):
+            columns_C = heads.to_columns(ahead_CJ[:, k + 1])
+            known_C = columns_C >= 0
+            if known_C.any():
+                z_CD = heads.transform(hidden_CD[known_C], k, ahead_CJ[known_C])
+                logits_CR = project_rows(heads, z_CD, k)
+                losses_KG[k] += _losses(logits_CR, columns_C[known_C])
+    return tuple(_minimum(losses_G) for losses_G in losses_KG)
+
+
+def _losses(logits_CR: Tensor, columns_C: Tensor) -> Tensor:
+    """Sum of the losses at each temperature, [G], float64 on the CPU."""
+    logits_CR = logits_CR.float()
+    true_C = logits_CR.gather(1, columns_C[:, None])[:, 0]
+    losses = [((logits_CR / t).logsumexp(1) - true_C / t).double().sum() for t in TRIED_G.tolist()]
+    return torch.stack(losses).cpu()
+
+
+def _minimum(losses_G: Tensor) -> float:
+    """Losses are smooth in log(temperature), whose steps are even."""
+    if not losses_G.any():
+        return 1.0
+    place = int(losses_G.argmin())
+    if place in (0, len(TRIED_G) - 1):
+        return float(TRIED_G[place])
+    before, lowest, after = losses_G[place - 1 : place + 2].tolist()
+    shift = 0.5 * (before - after) / (before - 2 * lowest + after)
+    return float(TRIED_G[place] * (TRIED_G[1] / TRIED_G[0]) ** shift)
