@@ -10,7 +10,6 @@ leading shape.
 
 import hashlib
 import os
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -65,6 +64,31 @@ class BaseModelInfo:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class LogitScale:
+    """What the family does to its logits after the output embedding: x factor, then the cap."""
+
+    factor: float = 1.0
+    divisor: float = 1.0
+    cap: float | None = None
+
+    @classmethod
+    def of(cls, config: Any) -> "LogitScale":
+        factor = getattr(config, "logit_scale", None)  # Cohere
+        divisor = getattr(config, "logits_scaling", None)  # Granite
+        cap = getattr(config, "final_logit_softcapping", None)  # Gemma 2, Gemma 3
+        return cls(1.0 if factor is None else factor, 1.0 if divisor is None else divisor, cap)
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        scaled = self.before_cap(logits)
+        return scaled if self.cap is None else torch.tanh(scaled / self.cap) * self.cap
+
+    def before_cap(self, x: Tensor) -> Tensor:
+        """Of logits, or of what a linear projection makes them from."""
+        x = x if self.factor == 1 else x * self.factor
+        return x if self.divisor == 1 else x / self.divisor
+
+
 class BaseModel:
     """A frozen transformers causal LM, its tokenizer, and the two views that heads need."""
 
@@ -78,7 +102,7 @@ class BaseModel:
         self.model = model
         self.tokenizer = tokenizer
         self.config = model.config.get_text_config()
-        self.scale_logits = _logit_scaling(self.config)
+        self.scale_logits = LogitScale.of(self.config)
         self._decoder_is_exact = self._check_views()
         self.info = self._describe(name, source, revision)
 
@@ -227,7 +251,7 @@ class BaseModel:
             quantized=bool(getattr(self.model, "is_quantized", False)),
             dtype=str(self.dtype).removeprefix("torch."),
             device=str(self.device),
-            num_parameters=sum(p.numel() for p in self.model.parameters()),
+            num_parameters=num_weights(self.model),
             fingerprint=self.fingerprint(getattr(self.config, VARIANT_KEY, None)),
         )
 
@@ -252,6 +276,11 @@ class BaseModel:
         return [self.output_embedding.weight, *(norm for norm in norms if norm is not None)]
 
 
+def num_weights(model: Any) -> int:
+    """Those too that ZeRO-3 has spread over processes: DeepSpeed keeps their whole size."""
+    return sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
+
+
 def plain_linear(module: Any, x_XD: Tensor) -> Tensor:
     """module(x), for a plain Linear without its hooks."""
     if type(module) is torch.nn.Linear:
@@ -267,22 +296,6 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 
 def _raw_bytes(tensor: Tensor) -> bytes:
     return tensor.detach().contiguous().cpu().flatten().view(torch.uint8).numpy().tobytes()
-
-
-def _logit_scaling(config: Any) -> Callable[[Tensor], Tensor]:
-    """What the family does to its logits after the output embedding."""
-    cap = getattr(config, "final_logit_softcapping", None)  # Gemma 2, Gemma 3
-    factor = getattr(config, "logit_scale", None)  # Cohere
-    divisor = getattr(config, "logits_scaling", None)  # Granite
-
-    def scale(logits: Tensor) -> Tensor:
-        if factor is not None:
-            logits = logits * factor
-        if divisor is not None:
-            logits = logits / divisor
-        return torch.tanh(logits / cap) * cap if cap is not None else logits
-
-    return scale
 
 
 def wrap_model(model: Any, tokenizer: Any = None, name: str = "in-memory") -> BaseModel:

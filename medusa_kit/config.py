@@ -119,6 +119,8 @@ class TrainSection(Section):
     soft_top: int | None = Field(default=None, ge=1)  # likeliest tokens of the base kept; 32
     grad_clip: float = Field(default=1.0, gt=0)
     chunk_positions: int = Field(default=1024, ge=1)  # rows of logits that exist at once
+    # Cross-entropy by a library, where it has hard targets; auto: on CUDA, where one is installed.
+    fused_loss: Literal["auto", "never", "liger", "cut_cross_entropy"] = "auto"
     # Hidden states of the frozen base: computed once and kept in memory or on disk, or every epoch.
     # Medusa-2 moves the base, so there they are always live.
     features: Literal["memory", "disk", "live"] | None = None

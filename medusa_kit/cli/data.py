@@ -119,38 +119,63 @@ def _summary(report: Any, output: Path) -> None:
 
 @app.command("inspect")
 def inspect(
-    source: Source,
+    sources: Annotated[
+        list[str],
+        typer.Argument(help="Files (.jsonl, .json, .txt) or data sets, NAME or NAME/CONFIG:SPLIT."),
+    ],
     model: options.Model = options.DEFAULT_MODEL,
-    row: Annotated[int, typer.Option(min=1, help="Which row to print, from 1.")] = 1,
-    limit: Annotated[
-        int, typer.Option(min=1, help="Rows the share trained on is counted over.")
-    ] = 1000,
+    row: Annotated[
+        int, typer.Option(min=1, help="Which row of the first source to print, from 1.")
+    ] = 1,
+    limit: Annotated[int, typer.Option(min=1, help="Rows of each source that are counted.")] = 1000,
     max_length: Annotated[
-        int, typer.Option(min=1, help="Rows are cut at this many tokens.")
+        int, typer.Option(min=1, help="Rows are cut at this many tokens; what that costs is shown.")
     ] = 2048,
     on_error: OnError = "skip",
 ) -> None:
-    """Print a conversation with masked and trained tokens apart, and the share trained on."""
+    """Print a conversation with masked and trained tokens apart, and what is trained on."""
     _check_on_error(on_error)
     from medusa_kit.base_model import load_tokenizer
     from medusa_kit.data.chat import encode_rows
     from medusa_kit.data.readers import read_rows
 
     tokenizer = load_tokenizer(model)
-    rows = itertools.islice(read_rows(source), max(limit, row))
-    examples, report = encode_rows(rows, tokenizer, max_length, on_error)
+    encoded: list[Any] = []
+    for source in sources:
+        rows = itertools.islice(read_rows(source), limit if encoded else max(limit, row))
+        encoded.append(encode_rows(rows, tokenizer, max_length, on_error))
+    examples, report = encoded[0]
     example = next((example for example in examples if example.row == row), None)
     if example is None:
         reason = dict(report.skipped).get(row, "the source has no such row")
         raise UsageError(f"row {row} cannot be shown: {reason}")
     console.out.print(_painted(tokenizer, example), soft_wrap=True, highlight=False)
-    shown = sum(example.loss_mask) / len(example.loss_mask)
+    console.out.print(_shares(example, examples, report), highlight=False)
+    for source, (_, report) in zip(sources, encoded, strict=True):
+        line = _cost(source, report, max_length)
+        console.out.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _shares(example: Any, examples: Any, report: Any) -> str:
+    """One line: how much of this row, and of all rows of its source, is trained on."""
+    shown, tokens = sum(example.loss_mask), len(example.loss_mask)
     share = report.trained_tokens / report.tokens
-    console.out.print(
-        f"row {row}: {sum(example.loss_mask)} of {len(example.loss_mask)} tokens trained on "
-        f"({shown:.1%}); {len(examples)} rows: {report.trained_tokens:,} of {report.tokens:,} "
-        f"({share:.1%}), {len(report.skipped)} skipped, {report.truncated} truncated",
-        highlight=False,
+    return (
+        f"row {example.row}: {shown} of {tokens} tokens trained on ({shown / tokens:.1%}); "
+        f"{len(examples)} rows: {report.trained_tokens:,} of {report.tokens:,} "
+        f"({share:.1%}), {len(report.skipped)} skipped, {report.truncated} truncated"
+    )
+
+
+def _cost(source: str, report: Any, max_length: int) -> str:
+    """One line: what the cut at `max_length` tokens takes from a source."""
+    lost = report.trained_tokens_cut
+    total = report.trained_tokens + lost
+    rows = sum(count.kept for count in report.sources.values()) + report.emptied
+    return (
+        f"{source}: at {max_length:,} tokens {report.truncated:,} of {rows:,} rows are cut "
+        f"({report.emptied:,} have nothing left) and {lost:,} of {total:,} trained tokens lost "
+        f"({lost / total:.1%}); the longest row has {report.longest:,}"
     )
 
 

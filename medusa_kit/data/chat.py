@@ -41,6 +41,8 @@ class EncodeReport:
 
     skipped: list[tuple[int, str]] = field(default_factory=list)  # (row, reason)
     truncated: int = 0  # rows longer than max_length, those included of which nothing was left
+    emptied: int = 0  # of those, the ones of which nothing was left to train on
+    longest: int = 0  # tokens of the longest row, before any cut
     tokens: int = 0
     trained_tokens: int = 0
     trained_tokens_cut: int = 0  # what the assistant wrote behind max_length
@@ -200,8 +202,10 @@ def encode_rows(
         count = report.sources.setdefault(row.source, SourceCount())
         try:
             example = _encode_row(row, tokenizer)
+            report.longest = max(report.longest, len(example.input_ids))
             if len(example.input_ids) > max_length:
                 report.truncated += 1
+                report.emptied += not any(example.loss_mask[:max_length])
                 report.trained_tokens_cut += sum(example.loss_mask[max_length:])
                 example = _cut(example, max_length)
         except DataError as error:

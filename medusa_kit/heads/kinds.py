@@ -159,6 +159,13 @@ class MedusaHeads(nn.Module):
         weight_RD, bias_R = self._reduced_rows(z_XD.dtype)
         return self.base.scale_logits(F.linear(z_XD, weight_RD, bias_R))
 
+    def linear(self, k: int) -> tuple[Tensor, Tensor | None] | None:
+        """(weight_RD, bias_R) of head k's projection, in its own dtype; None if it is not plain."""
+        if self.config.projection == "reduced":
+            return self._reduced_rows(self.base.dtype)
+        own = self.config.projection == "own"
+        return linear_of(self.projections[k] if own else self.base.output_embedding)
+
     def forward(
         self, hidden_XD: Tensor, first: int | None = None, roots_X: Tensor | None = None
     ) -> Tensor:
@@ -241,6 +248,11 @@ class MedusaHeads(nn.Module):
                 return weight_RD, bias_R
             self._reduced = (weight_RD, bias_R)
         return self._reduced
+
+
+def linear_of(module: Any) -> tuple[Tensor, Tensor | None] | None:
+    """(weight, bias) of a plain Linear, None for anything else."""
+    return (module.weight, module.bias) if type(module) is nn.Linear else None
 
 
 def _blocks(config: HeadsConfig, read_size: int, factory: dict[str, Any]) -> nn.ModuleList:

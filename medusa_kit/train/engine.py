@@ -1,4 +1,4 @@
-"""What drives the optimiser: DeepSpeed, or plain torch. The only file that imports deepspeed.
+"""What drives the optimiser: DeepSpeed, or plain torch.
 
 Both take the same AdamW, clip the same norm and give the same losses, in any number of processes:
 on CPU they talk gloo, on GPUs nccl. A loss handed to `backward` is the micro-batch's share of the
@@ -7,12 +7,7 @@ update's mean, so gradients are added up over micro-batches and processes.
 
 import contextlib
 import importlib.util
-import logging
-import os
-import socket
-import sys
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,6 +17,12 @@ from torch import Tensor, nn
 from medusa_kit.config import TrainRecipe
 from medusa_kit.errors import CheckpointError, ConfigError
 from medusa_kit.train import distributed
+from medusa_kit.train.deepspeed_setup import (
+    deepspeed_config,
+    import_deepspeed,
+    quiet,
+    start_process_group,
+)
 from medusa_kit.train.feeds import Batch
 from medusa_kit.train.loss import HeadsLoss
 from medusa_kit.train.stages import Medusa1, Medusa2, Terms
@@ -125,11 +126,11 @@ class DeepspeedEngine:
         self._step_due = False
         self._owns_group = not torch.distributed.is_initialized()
         optimizer, self._factors = _adamw(module, recipe)
-        with _quiet():
-            self._deepspeed = _import_deepspeed(device)
-            _start_process_group(self._deepspeed, device)
+        with quiet():
+            self._deepspeed = import_deepspeed(device)
+            start_process_group(self._deepspeed, device)
             self.engine, self.optimizer, _, _ = self._deepspeed.initialize(
-                model=module, optimizer=optimizer, config=_deepspeed_config(recipe)
+                model=module, optimizer=optimizer, config=deepspeed_config(recipe)
             )
         if recipe.deepspeed.zero_stage == 3:
             # Gathered once a micro-step, by the hooks of the module's own forward and backward:
@@ -154,14 +155,14 @@ class DeepspeedEngine:
         self._step_due = False
 
     def save(self, folder: Path) -> None:
-        with _quiet():
+        with quiet():
             self.engine.save_checkpoint(
                 str(folder), tag="engine", save_latest=False, exclude_frozen_parameters=True
             )
 
     def load(self, folder: Path) -> None:
         try:
-            with _quiet():
+            with quiet():
                 self.engine.load_checkpoint(str(folder), tag="engine", load_module_strict=False)
         except Exception as error:  # whatever DeepSpeed meets in a damaged file
             raise CheckpointError(
@@ -203,67 +204,3 @@ def _adamw(module: Stage, recipe: TrainRecipe) -> tuple[torch.optim.AdamW, list[
 def _set_learning_rate(optimizer: Any, learning_rate: float, factors: Sequence[float]) -> None:
     for group, factor in zip(optimizer.param_groups, factors, strict=True):
         group["lr"] = learning_rate * factor
-
-
-def _deepspeed_config(recipe: TrainRecipe) -> dict[str, Any]:
-    options = recipe.deepspeed
-    zero: dict[str, Any] = {"stage": options.zero_stage}
-    if options.offload.optimizer:
-        zero["offload_optimizer"] = {"device": "cpu"}
-    if options.offload.parameters:
-        zero["offload_param"] = {"device": "cpu"}
-    if options.zero_stage == 3:
-        zero["stage3_param_persistence_threshold"] = options.persistence_threshold
-    return {
-        "train_micro_batch_size_per_gpu": 1,  # a micro-batch is ours to cut; this one is a label
-        "gradient_accumulation_steps": recipe.train.accumulation,
-        "gradient_clipping": recipe.train.grad_clip,
-        "zero_optimization": zero,
-        "zero_force_ds_cpu_optimizer": False,
-        "bf16": {"enabled": recipe.stage == "medusa2" and recipe.base.dtype == "bfloat16"},
-        "steps_per_print": sys.maxsize,
-    }
-
-
-def _import_deepspeed(device: torch.device) -> Any:
-    """Import it for this device, before it looks around for itself."""
-    os.environ.setdefault("DS_ACCELERATOR", device.type)
-    try:
-        import deepspeed
-        from deepspeed.utils import logger
-    except Exception as error:  # it looks for compilers and devices while it is imported
-        raise ConfigError(
-            f"deepspeed cannot be imported here: {error}", hint="add deepspeed.enabled=false"
-        ) from error
-    logger.setLevel(logging.ERROR)
-    # gloo does what this op does, and the op would be compiled at first use.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    return deepspeed
-
-
-def _start_process_group(deepspeed: Any, device: torch.device) -> None:
-    """Join the others; alone, a group of one on a free loopback port."""
-    if distributed.world() == 1:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        defaults = {
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "RANK": "0",
-            "LOCAL_RANK": str(device.index or 0),
-            "WORLD_SIZE": "1",
-        }
-        for name, value in defaults.items():
-            os.environ.setdefault(name, value)
-    distributed.start(device)
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """DeepSpeed prints and logs to stdout, which is ours for data."""
-    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

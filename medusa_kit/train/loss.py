@@ -1,4 +1,5 @@
-"""The heads' loss (Medusa, arXiv 2401.10774, §2.2.1), chunk by chunk (see chunked_loss.py).
+"""The heads' loss (Medusa, arXiv 2401.10774, §2.2.1), chunk by chunk (see chunked_loss.py), or by
+a library where there is one (fused_loss.py).
 
 Head k, from 1, weighs decay^k, or what it learns to weigh from there on (by uncertainty, arXiv
 1705.07115: exp(-s) × loss + s). A target is one token, or in part (`soft_share`) the base's own
@@ -24,6 +25,7 @@ from medusa_kit.config import TrainSection
 from medusa_kit.heads.kinds import MedusaHeads
 from medusa_kit.heads.ranks import head_parameter_dtype, project_rows
 from medusa_kit.train.chunked_loss import SharedTargets, chunked_loss
+from medusa_kit.train.fused_loss import Columns, base_columns, head_columns, summed
 
 SOFT_SHARES = {"cross_entropy": 0.0, "soft": 0.5, "tv": 1.0, "lk": 1.0}  # unless the recipe says
 
@@ -44,12 +46,13 @@ class LossOptions:
     kind: str = "cross_entropy"
     soft_share: float = 0.0
     learned_weights: bool = False
+    fused: str | None = None  # the library for targets that are one token; see fused_loss.py
 
     @classmethod
-    def of(cls, train: TrainSection) -> "LossOptions":
+    def of(cls, train: TrainSection, fused: str | None = None) -> "LossOptions":
         share = train.soft_share or SOFT_SHARES[train.loss]
         learned = train.head_weights == "learned"
-        return cls(train.head_decay, train.chunk_positions, train.loss, share, learned)
+        return cls(train.head_decay, train.chunk_positions, train.loss, share, learned, fused)
 
 
 class HeadsLoss(NamedTuple):
@@ -98,10 +101,14 @@ def heads_loss(
     losses, missing = [], []
     for k in range(heads.num_heads):
         shared = _shared_out(heads, ahead_PJ[:, k + 1], soft, options.soft_share, k)
-        weights = list(heads.projections[k].parameters()) if len(heads.projections) else []
         z_PD = heads.transform(hidden_PD, k, ahead_PJ)
-        project = partial(project_rows, heads, k=k)
-        total = chunked_loss(z_PD, shared, project, options.chunk, options.kind, weights)
+        total = None
+        if options.fused is not None and options.kind == "cross_entropy" and soft is None:
+            total = _fused(options, z_PD, shared.columns_PS[:, 0], head_columns(heads, k))
+        if total is None:
+            weights = list(heads.projections[k].parameters()) if len(heads.projections) else []
+            project = partial(project_rows, heads, k=k)
+            total = chunked_loss(z_PD, shared, project, options.chunk, options.kind, weights)
         losses.append(total / counts_K[k].clamp_min(1))
         missing.append(((shared.columns_PS[:, 0] < 0) & (ahead_PJ[:, k + 1] >= 0)).sum())
     per_head_K = torch.stack(losses)
@@ -116,6 +123,15 @@ def _weighted(per_head_K: Tensor, decay: float, uncertainty_K: Tensor | None) ->
     if uncertainty_K is not None:
         weights_K = weights_K * torch.exp(-uncertainty_K)
     return (weights_K * per_head_K).sum()
+
+
+def _fused(
+    options: LossOptions, z_PD: Tensor, targets_P: Tensor, columns: Columns | None
+) -> Tensor | None:
+    """The summed loss where a library works it out; a part of an update may hold no target."""
+    if options.fused is None or columns is None or not bool((targets_P >= 0).any()):
+        return None
+    return summed(options.fused, z_PD, targets_P, columns)
 
 
 def base_loss(
@@ -133,6 +149,10 @@ def base_loss(
     all others (arXiv 2401.10774, §2.3.2). `original` holds [P, S] here. roots_P: -1 for none.
     """
     roots_P = roots_P.to(hidden_PD.device, torch.int64)
+    if original is None or options.soft_share == 0:
+        total = _fused(options, hidden_PD, roots_P, base_columns(base))
+        if total is not None:
+            return total / count.clamp_min(1)
     embedding = base.output_embedding
     weights = [weight for weight in embedding.parameters(recurse=False) if weight.requires_grad]
     dtype = torch.promote_types(hidden_PD.dtype, torch.float32)

@@ -4,7 +4,7 @@ Shapes: P positions, S likeliest tokens of the base.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from medusa_kit.base_model import BaseModel
 from medusa_kit.config import TrainRecipe
 from medusa_kit.errors import ConfigError
 from medusa_kit.heads import MedusaHeads, load_heads
-from medusa_kit.train import distributed
+from medusa_kit.train import distributed, fused_loss
 from medusa_kit.train.data import HeadTargets, coverage, most_frequent_ids
 from medusa_kit.train.engine import Stage, TrainingEngine
 from medusa_kit.train.evaluate import HeadScores, answer_starts, evaluate
@@ -98,7 +98,7 @@ def prepare_run(
     else:
         held_features = collect_features(base, held_out, plain, "held-out features")
         feed = _medusa1_feed(base, training, recipe, cutting, options)
-        module = Medusa1(heads, LossOptions.of(train))
+        module = Medusa1(heads, LossOptions.of(train, fused_loss.choose(recipe, heads)))
     return Run(module, feed, held_out, held_features, plain, train.chunk_positions)
 
 
@@ -142,6 +142,7 @@ def _joint(
                 hint="joint.gradient_checkpointing=false",
             )
         _checkpoint_activations(base.model)
+    loss = replace(loss, fused=fused_loss.choose(recipe, heads))
     module = Medusa2(Medusa1(heads, loss), base, joint)
     module.train()
     moving = sum(p.numel() for p in base.model.parameters() if p.requires_grad)

@@ -18,7 +18,7 @@ from medusa_kit.data.chat import EncodedExample, encode_rows
 from medusa_kit.data.mix import recipe_rows
 from medusa_kit.errors import ConfigError, MedusaKitError
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER
-from medusa_kit.train import distributed, preparation, quality, result
+from medusa_kit.train import distributed, fused_loss, preparation, quality, result, sharded_base
 from medusa_kit.train.data import HeadTargets, prepare, split
 from medusa_kit.train.engine import make_engine
 from medusa_kit.train.evaluate import HeadScores
@@ -53,10 +53,14 @@ def train(
     not finite, full disk).
     """
     device = own_device(recipe.base.device)
+    fused_loss.check_named(recipe, device)
     owns_group = distributed.start(device)
     try:
         RunFolder(recipe).open(fresh)
-        base = load_base(recipe, device)
+        if sharded_base.loads_in_pieces(recipe):
+            base: BaseModel = sharded_base.load(recipe, device)
+        else:
+            base = load_base(recipe, device)
         if prove is not None:
             prove(base)
         return train_heads(base, load_examples(base, recipe), recipe)
@@ -122,6 +126,8 @@ def train_heads(
     options = preparation.feature_options(recipe, base)
     before = quality.read(base, held_out, options) if joint else None
     run = preparation.prepare_run(base, training, held_out, recipe)
+    if isinstance(base, sharded_base.ShardedBase):
+        base.hand_over()
     engine = make_engine(run.module, recipe, base.device)
     try:
         loop = TrainingLoop(

@@ -312,6 +312,26 @@ def test_data_inspect_shows_markup_as_it_is(run: Run, tmp_path: Path) -> None:
     assert code == 1
 
 
+def test_data_inspect_says_what_a_maximum_length_costs(run: Run, tmp_path: Path) -> None:
+    """By source, before anything is trained: rows cut, rows lost, trained tokens lost."""
+    sources = {"short.jsonl": [(3, 4), (3, 6)], "long.jsonl": [(5, 50), (80, 7), (5, 6)]}
+    for name, lengths in sources.items():
+        record = {"sampling": None, "finish_reason": "stop"}
+        rows = [{**record, "prompt_ids": [65] * asked, "response_ids": [66] * answered}
+                for asked, answered in lengths]  # fmt: skip
+        (tmp_path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    paths = [tmp_path / name for name in sources]
+    code, out, _ = run("data", "inspect", *paths, *MODEL[:2], "--max-length", "20", "--row", "2")
+    assert code == 0
+    assert "⟦cccccc⟧\nrow 2: 6 of 9 tokens" in out
+    assert out.splitlines()[-2:] == [
+        f"{paths[0]}: at 20 tokens 0 of 2 rows are cut (0 have nothing left) and 0 of 10 trained "
+        "tokens lost (0.0%); the longest row has 9",
+        f"{paths[1]}: at 20 tokens 2 of 3 rows are cut (1 have nothing left) and 42 of 63 trained "
+        "tokens lost (66.7%); the longest row has 87",
+    ]
+
+
 def test_an_interrupted_data_generate_says_how_to_go_on(
     run: Run, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

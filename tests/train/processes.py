@@ -15,7 +15,7 @@ from medusa_kit.base_model import wrap_model
 from medusa_kit.config import TrainRecipe
 from medusa_kit.data.chat import EncodedExample
 from medusa_kit.heads import load_heads
-from medusa_kit.train import distributed
+from medusa_kit.train import distributed, sharded_base
 from medusa_kit.train.trainer import train_heads
 
 
@@ -50,7 +50,7 @@ def rows():
 
 
 def run(folder, sections):
-    """(losses, bytes of the saved heads) of one run."""
+    """Losses, saved heads, and whether the base was whole before training, of one run."""
     train = {"epochs": 2, "learning_rate": 0.01, "loss": "cross_entropy", "chunk_positions": 16,
              "log_every": 1, "eval_every": 1000, "save_every": 1000, "keep": "last",
              "feature_batch_tokens": 100}  # fmt: skip
@@ -58,7 +58,9 @@ def run(folder, sections):
         "output_dir": str(folder), "base": {"model": "debug-tiny"}, "data": {"sources": ["none"]},
         **sections, "train": train | sections["train"],
     })  # fmt: skip
-    base = make_base()
+    in_pieces = recipe.base.model != "debug-tiny" and sharded_base.loads_in_pieces(recipe)
+    base = sharded_base.load(recipe, torch.device("cpu")) if in_pieces else make_base()
+    held = sum(parameter.numel() for parameter in base.model.parameters())
     report = train_heads(base, rows(), recipe)
     if not distributed.is_main():
         return None
@@ -67,7 +69,9 @@ def run(folder, sections):
     stage2 = recipe.stage == "medusa2"
     heads = load_heads(report.heads_folder, make_base(), force=stage2)
     sums = {name: float(tensor.double().abs().sum()) for name, tensor in heads.state_dict().items()}
-    return {"losses": losses, "weights": sums}
+    assert base.info.num_parameters == make_base().info.num_parameters
+    whole = base.info.num_parameters == held
+    return {"losses": losses, "weights": sums, "base was whole": whole}
 
 
 def main():

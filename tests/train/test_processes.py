@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from processes import make_base
 
+from medusa_kit.embedded import byte_tokenizer
 from medusa_kit.errors import ConfigError
 from medusa_kit.train import launch
 
@@ -67,12 +69,20 @@ def run_together(folder, runs, processes):
     return json.loads((folder / "found.json").read_text())
 
 
+def save_base(folder):
+    make_base().model.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
 @needs_deepspeed
 def test_runs_that_must_agree_do(tmp_path):
     """Micro-batch × accumulation × processes × ZeRO stage: the same losses, the same heads.
 
-    Shards are real: with persistence_threshold 0 stage 3 keeps no weight whole.
+    Shards are real: with persistence_threshold 0 stage 3 keeps no weight whole. "in pieces": the
+    same base, read from a folder, is never whole in any process.
     """
+    base = {"base": {"model": str(save_base(tmp_path / "base"))}}
     alone, together = {}, {}
     for name, stage in STAGES.items():
         alone[f"{name}/one"] = {**stage, **PLAIN, **cut(32)}
@@ -83,6 +93,8 @@ def test_runs_that_must_agree_do(tmp_path):
             together[f"{name}/zero {number}"] = {
                 **stage, **zero(number), **cut(16 // accumulation, accumulation)
             }  # fmt: skip
+        if stage["stage"] == "medusa2":
+            together[f"{name}/in pieces"] = {**stage, **zero(3), **cut(16), **base}
     alone["live/one"] = {**STAGES["medusa1"], **PLAIN, **cut(32, features="live")}
     together["live/zero 1"] = {**STAGES["medusa1"], **zero(1), **cut(16, features="live")}
     found = run_together(tmp_path / "alone", alone, 1)
@@ -91,6 +103,7 @@ def test_runs_that_must_agree_do(tmp_path):
         reference = found[f"{name.split('/')[0]}/one"]
         assert found[name]["losses"] == pytest.approx(reference["losses"], rel=TOLERANCE), name
         assert found[name]["weights"] == pytest.approx(reference["weights"], rel=1e-3), name
+        assert found[name]["base was whole"] == (not name.endswith("in pieces")), name
     for name in ("medusa1", "lora", "full", "live"):
         losses = found[f"{name}/one"]["losses"]
         assert len(losses) >= 8

@@ -12,6 +12,7 @@ import torch
 from medusa_kit import console
 from medusa_kit.errors import ConfigError
 from medusa_kit.heads import MedusaHeads, load_heads
+from medusa_kit.train import sharded_base
 from medusa_kit.train.data import prepare
 from medusa_kit.train.evaluate import answer_starts, evaluate, simulated_acceptance
 from medusa_kit.train.features import FeatureOptions, collect_features
@@ -118,6 +119,29 @@ def test_of_several_processes_the_first_one_speaks(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "0")
     console.note("a note")
     assert capsys.readouterr().err == "a note\n"
+
+
+@pytest.mark.parametrize(
+    ("processes", "sections", "in_pieces"),
+    [
+        (2, {}, True),
+        (2, {"joint": {"moves": "full"}}, True),
+        (2, {"base": {"model": "owner/model"}}, True),
+        (1, {}, False),
+        (2, {"joint": {"moves": "qlora"}}, False),
+        (2, {"stage": "medusa1"}, False),
+        (2, {"base": {"model": "debug-tiny"}}, False),
+        (2, {"deepspeed": {"zero_stage": 2}}, False),
+        (2, {"deepspeed": {"zero_stage": 3, "enabled": False}}, False),
+    ],
+)
+def test_which_bases_are_loaded_in_pieces(
+    make_recipe, monkeypatch, tmp_path, processes, sections, in_pieces
+):
+    (tmp_path / "config.json").write_text("{}")
+    whole = {"stage": "medusa2", "base": {"model": str(tmp_path)}, "deepspeed": {"zero_stage": 3}}
+    monkeypatch.setenv("WORLD_SIZE", str(processes))
+    assert sharded_base.loads_in_pieces(make_recipe(**whole | sections)) == in_pieces
 
 
 def test_each_process_takes_its_own_gpu(monkeypatch):

@@ -1,0 +1,81 @@
+"""DeepSpeed as the recipe wants it, started quietly. The only file that imports deepspeed."""
+
+import contextlib
+import logging
+import os
+import socket
+import sys
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from medusa_kit.config import TrainRecipe
+from medusa_kit.errors import ConfigError
+from medusa_kit.train import distributed
+
+
+def deepspeed_config(recipe: TrainRecipe) -> dict[str, Any]:
+    """What deepspeed.initialize is given."""
+    options = recipe.deepspeed
+    zero: dict[str, Any] = {"stage": options.zero_stage}
+    if options.offload.optimizer:
+        zero["offload_optimizer"] = {"device": "cpu"}
+    if options.offload.parameters:
+        zero["offload_param"] = {"device": "cpu"}
+    if options.zero_stage == 3:
+        zero["stage3_param_persistence_threshold"] = options.persistence_threshold
+    return {
+        "train_micro_batch_size_per_gpu": 1,  # a micro-batch is ours to cut; this one is a label
+        "gradient_accumulation_steps": recipe.train.accumulation,
+        "gradient_clipping": recipe.train.grad_clip,
+        "zero_optimization": zero,
+        "zero_force_ds_cpu_optimizer": False,
+        "bf16": {"enabled": recipe.stage == "medusa2" and recipe.base.dtype == "bfloat16"},
+        "steps_per_print": sys.maxsize,
+    }
+
+
+def import_deepspeed(device: torch.device) -> Any:
+    """Import it for this device, before it looks around for itself."""
+    os.environ.setdefault("DS_ACCELERATOR", device.type)
+    try:
+        import deepspeed
+        from deepspeed.utils import logger
+    except Exception as error:  # it looks for compilers and devices while it is imported
+        raise ConfigError(
+            f"deepspeed cannot be imported here: {error}", hint="add deepspeed.enabled=false"
+        ) from error
+    logger.setLevel(logging.ERROR)
+    # gloo does what this op does, and the op would be compiled at first use.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    return deepspeed
+
+
+def start_process_group(deepspeed: Any, device: torch.device) -> None:
+    """Join the others; alone, a group of one on a free loopback port."""
+    if distributed.world() == 1:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        defaults = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "RANK": "0",
+            "LOCAL_RANK": str(device.index or 0),
+            "WORLD_SIZE": "1",
+        }
+        for name, value in defaults.items():
+            os.environ.setdefault(name, value)
+    distributed.start(device)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """DeepSpeed prints and logs to stdout, which is ours for data."""
+    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,24 @@
+"""The doctor's patient: a base that counts, its heads, and both with rows of data."""
+
+from pathlib import Path
+
+import pytest
+from counting import counting_base, counting_rows, save_counting_heads
+
+from medusa_kit.base_model import BaseModel
+from medusa_kit.bench.doctor import Case, examine
+
+
+@pytest.fixture
+def base() -> BaseModel:
+    return counting_base()
+
+
+@pytest.fixture
+def heads(base: BaseModel, tmp_path: Path) -> Path:
+    return save_counting_heads(base, tmp_path / "heads")
+
+
+@pytest.fixture
+def case(base: BaseModel, heads: Path) -> Case:
+    return examine(base, counting_rows(), heads)
