@@ -18,6 +18,7 @@ X any leading shape, B batch, C candidates kept for each head, J tokens of the p
 of them.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -72,6 +73,8 @@ class MedusaHeads(nn.Module):
             self.projections.extend(_copy_of_embedding(base) for _ in range(config.num_heads))
         ids_R = None if reduced_ids is None else reduced_ids.to(base.device, torch.int64)
         self.register_buffer("column_ids", ids_R)
+        # May stand in for the product with the frozen rows: something faster, the same numbers.
+        self.projector: Callable[[Tensor], Tensor] | None = None
         self._bind_columns()
 
     @classmethod
@@ -152,6 +155,8 @@ class MedusaHeads(nn.Module):
 
     def project(self, z_XD: Tensor, k: int) -> Tensor:
         """logits_XR of head k over the projection's columns, with the base's scale and soft cap."""
+        if self.projector is not None:
+            return self.base.scale_logits(self.projector(z_XD))
         if self.config.projection == "own":
             return self.base.scale_logits(plain_linear(self.projections[k], z_XD))
         if self.config.projection == "shared":

@@ -15,6 +15,7 @@ from medusa_kit.infer.engine import Engine
 from medusa_kit.infer.fused_norm import install_fused_norms
 from medusa_kit.infer.native.decoder import native_decoder
 from medusa_kit.infer.native.describe import Unsupported
+from medusa_kit.infer.native.linear import install_native_heads
 from medusa_kit.infer.packed_linear import install_packed_linears
 from medusa_kit.infer.tree_check import TreeCheck, check_trees, proved_verifier
 from medusa_kit.infer.verifier import Verifier
@@ -109,6 +110,8 @@ def with_heads(
     result = Engine(engine.verifier, engine.check, heads)
     result.heads_source = str(folder) if folder else None
     if heads is not None:
+        if engine.verifier.native is not None:
+            install_native_heads(heads, engine.verifier.native.output_blocks)
         result.use_tree(_tree_for(heads, tree, folder))
     return result
 

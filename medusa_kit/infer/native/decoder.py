@@ -46,6 +46,7 @@ class NativeDecoder:
         self._tables = _tables(self.parts)
         self._alive: list[Any] = []  # what the structures point to
         self._struct = self._build()
+        self.output_blocks = self._packer.blocks(self.parts.output)
         self.logits_BNV: Tensor | None = None  # of the last step, and the argmax of each node
         self.likeliest_BN = torch.empty(0)
 
@@ -156,12 +157,12 @@ class _Packer:
         self.matrices: list[PackedMatrix] = []
 
     def one(self, linear: nn.Linear) -> PackedMatrix:
-        return self._keep(pack(linear.weight.detach(), linear.bias, self._blocks(linear)))
+        return self._keep(pack(linear.weight.detach(), linear.bias, self.blocks(linear)))
 
     def joined(self, linears: list[nn.Linear], heads: dict[nn.Linear, int]) -> PackedMatrix:
         """Several layers that read the same, as one matrix."""
         weight = torch.cat([linear.weight.detach() for linear in linears])
-        parts = alike([self._blocks(linear, heads.get(linear, 1)) for linear in linears])
+        parts = alike([self.blocks(linear, heads.get(linear, 1)) for linear in linears])
         whole = None if parts is None else joined_blocks(parts)
         return self._keep(pack(weight, _joined_bias(linears), whole))
 
@@ -169,11 +170,11 @@ class _Packer:
         if gate.bias is not None or up.bias is not None:
             raise Unsupported("a gated MLP with biases")
         weight = interleaved(gate.weight.detach(), up.weight.detach())
-        parts = alike([self._blocks(gate), self._blocks(up)])
+        parts = alike([self.blocks(gate), self.blocks(up)])
         whole = None if parts is None else interleaved_blocks(*parts)
         return self._keep(pack(weight, None, whole))
 
-    def _blocks(self, linear: nn.Linear, num_heads: int = 1) -> Blocks | None:
+    def blocks(self, linear: nn.Linear, num_heads: int = 1) -> Blocks | None:
         if self.gguf is None:
             return None
         return self.gguf.find(self.names[id(linear)], linear.weight.detach(), num_heads)

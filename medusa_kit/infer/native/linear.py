@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.native import library
 from medusa_kit.infer.native.packing import Blocks, PackedMatrix, pack
 
@@ -49,6 +50,27 @@ def make_native(layer: nn.Linear, blocks: Blocks | None = None) -> bool:
     native.packed = pack(weight.detach(), layer.bias, blocks)
     native.library = loaded
     return True
+
+
+def install_native_heads(heads: MedusaHeads, output_blocks: Blocks | None) -> None:
+    """Let frozen heads draft through the kernels. `output_blocks`: of the base's output embedding,
+    whose rows the heads' projection reads.
+    """
+    if any(parameter.requires_grad for parameter in heads.parameters()):
+        return  # packed copies would go stale
+    install_native_linears(heads)
+    if heads.config.projection == "own" or heads.base.dtype != torch.float32:
+        return
+    weight_and_bias = heads.linear(0)
+    if heads.column_ids is None or weight_and_bias is None:
+        return
+    weight_RD, bias_R = weight_and_bias
+    rows = nn.Linear(weight_RD.shape[1], weight_RD.shape[0], bias=False)
+    rows.weight = nn.Parameter(weight_RD, requires_grad=False)
+    if bias_R is not None:
+        rows.bias = nn.Parameter(bias_R, requires_grad=False)
+    if make_native(rows, output_blocks and output_blocks.select(heads.column_ids)):
+        heads.projector = rows.forward
 
 
 def install_native_linears(model: Any, find: Any = None) -> int:
