@@ -19,6 +19,7 @@ from torch import Tensor
 
 from medusa_kit import adapters, embedded, families
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError, nearest
+from medusa_kit.logit_scale import LogitScale
 from medusa_kit.model_files import from_pretrained, resolve
 
 DTYPES = {
@@ -62,31 +63,6 @@ class BaseModelInfo:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
-
-
-@dataclass(frozen=True)
-class LogitScale:
-    """What the family does to its logits after the output embedding: x factor, then the cap."""
-
-    factor: float = 1.0
-    divisor: float = 1.0
-    cap: float | None = None
-
-    @classmethod
-    def of(cls, config: Any) -> "LogitScale":
-        factor = getattr(config, "logit_scale", None)  # Cohere
-        divisor = getattr(config, "logits_scaling", None)  # Granite
-        cap = getattr(config, "final_logit_softcapping", None)  # Gemma 2, Gemma 3
-        return cls(1.0 if factor is None else factor, 1.0 if divisor is None else divisor, cap)
-
-    def __call__(self, logits: Tensor) -> Tensor:
-        scaled = self.before_cap(logits)
-        return scaled if self.cap is None else torch.tanh(scaled / self.cap) * self.cap
-
-    def before_cap(self, x: Tensor) -> Tensor:
-        """Of logits, or of what a linear projection makes them from."""
-        x = x if self.factor == 1 else x * self.factor
-        return x if self.divisor == 1 else x / self.divisor
 
 
 class BaseModel:

@@ -15,7 +15,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # tier and never import each other.
 TIERS = [
     {"errors", "console", "files", "version"},
-    {"config", "tree", "embedded", "adapters", "families", "model_files"},
+    {"config", "tree", "embedded", "adapters", "families", "logit_scale", "model_files"},
     {"base_model", "heads", "data"},
     {"train", "infer"},
     {"bench", "serve", "hub"},

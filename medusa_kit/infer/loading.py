@@ -7,18 +7,13 @@ from typing import Any
 
 from medusa_kit import console
 from medusa_kit.base_model import BaseModel, load_base_model
-from medusa_kit.errors import ConfigError, IncompatibleBaseError
+from medusa_kit.errors import ConfigError
 from medusa_kit.heads import MedusaHeads, load_heads
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.engine import Engine
-from medusa_kit.infer.fused_norm import install_fused_norms
-from medusa_kit.infer.native.decoder import native_decoder
-from medusa_kit.infer.native.describe import Unsupported
 from medusa_kit.infer.native.linear import install_native_heads
-from medusa_kit.infer.packed_linear import install_packed_linears
-from medusa_kit.infer.tree_check import TreeCheck, check_trees, proved_verifier
-from medusa_kit.infer.verifier import Verifier
+from medusa_kit.infer.prepare import prepared_verifier
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
 from medusa_kit.tree.plan import Tree, TreePlan, load_plan
@@ -61,30 +56,8 @@ def build_engine(
     force: bool = False,
 ) -> Engine:
     """The same around a base model already loaded; trees are proved on it first."""
-    install_packed_linears(base.model)
-    install_fused_norms(base.model)
-    verifier, check = proved_verifier(base, attention)
-    if attention == "auto":  # a backend asked for by name is a wish to see it run
-        check = use_native(verifier, check)
-    plain = Engine(verifier, check)
+    plain = Engine(*prepared_verifier(base, attention))
     return with_heads(plain, heads, tree=tree, force=force)
-
-
-def use_native(verifier: Verifier, check: TreeCheck) -> TreeCheck:
-    """Let C++ take over the steps where it can and is proved to; the check that then holds."""
-    try:
-        verifier.native = native_decoder(verifier.base)
-        own = check_trees(verifier)
-    except Unsupported as reason:
-        verifier.steps_run_by = f"torch ({reason})"
-        return check
-    except IncompatibleBaseError as error:
-        verifier.native = None
-        verifier.steps_run_by = "torch (the C++ steps were refused)"
-        console.warn(f"steps run through torch, since the C++ ones were refused: {error.message}")
-        return check
-    verifier.steps_run_by = f"C++ ({verifier.native.summary})"
-    return own if own.noise > check.noise else check
 
 
 def with_heads(

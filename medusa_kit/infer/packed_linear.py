@@ -59,18 +59,11 @@ class PackedLinear(nn.Linear):
 def install_packed_linears(model: Any) -> bool:
     """Let the model's Linear layers pack themselves; says whether any does.
 
-    Only plain fp32 layers on a CPU whose torch has MKL, where memory allows the copy; quantised
-    ones are left alone. Weights keep their names and identity.
+    Only plain fp32 layers on a CPU whose torch has MKL; quantised ones are left alone. Weights keep
+    their names and identity.
     """
-    layers = [m for m in model.modules() if type(m) is nn.Linear and _is_plain(m.weight)]
-    size = sum(layer.weight.numel() for layer in layers) * 4
+    layers = plain_linears(model)
     if not layers or not _supported(layers[0].weight):
-        return False
-    if size > SHARE_OF_MEMORY * free_memory():
-        console.note(
-            f"linear layers stay unpacked: packing needs {size / 1e9:.1f} GB more memory than is "
-            "safe to take"
-        )
         return False
     for layer in layers:
         if layer.weight.dtype == torch.float32 and layer.weight.device.type == "cpu":
@@ -78,6 +71,23 @@ def install_packed_linears(model: Any) -> bool:
             packing = cast(PackedLinear, layer)
             packing.packs = {}
             packing._multiply = torch.ops.mkl._mkl_linear.default
+    return True
+
+
+def plain_linears(model: Any) -> list[nn.Linear]:
+    """The layers that may be exchanged; quantised ones are not among them."""
+    return [m for m in model.modules() if type(m) is nn.Linear and _is_plain(m.weight)]
+
+
+def fits_in_memory(model: Any) -> bool:
+    """Whether another copy of the linear layers is safe to take; says so where it is not."""
+    size = sum(layer.weight.numel() for layer in plain_linears(model)) * 4
+    if size > SHARE_OF_MEMORY * free_memory():
+        console.note(
+            f"linear layers stay unpacked: packing needs {size / 1e9:.1f} GB more memory than is "
+            "safe to take"
+        )
+        return False
     return True
 
 

@@ -18,11 +18,10 @@ from medusa_kit.errors import ConfigError, DataError
 from medusa_kit.infer.answer_file import AnswerFile
 from medusa_kit.infer.decode import decode, make_row
 from medusa_kit.infer.drafters.plain import PlainDrafter
-from medusa_kit.infer.fused_norm import install_fused_norms
 from medusa_kit.infer.logits_processing import check_bias_ids
-from medusa_kit.infer.packed_linear import install_packed_linears, pack_for_rows
+from medusa_kit.infer.packed_linear import pack_for_rows
+from medusa_kit.infer.prepare import prepared_verifier
 from medusa_kit.infer.sampling import SamplingParams
-from medusa_kit.infer.tree_check import proved_verifier
 from medusa_kit.infer.verifier import Verifier
 
 SORTED_BATCHES = 8  # prompts are sorted by length within this many batches, to pad little
@@ -85,9 +84,7 @@ def generate_answers(
     room = base.info.context_length - max_new_tokens
     report = GenerateReport()
     tasks = _tasks(base.tokenizer, rows, turns, on_error, room, out.done, report)
-    install_packed_linears(base.model)
-    install_fused_norms(base.model)
-    verifier, _ = proved_verifier(base)  # answers come through the cache and attention of trees
+    verifier, _ = prepared_verifier(base)  # answers come through the cache and attention of trees
     with console.progress("answering", len(tasks), "prompts", done=report.already_there) as bar:
         for batch in _batches(tasks, batch_size):
             missing = [task for task in batch if task.id not in out.done]

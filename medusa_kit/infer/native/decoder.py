@@ -129,7 +129,7 @@ class NativeDecoder:
             self._pointer(layer.after_mlp_norm),
             self._pointer(layer.q_norm),
             self._pointer(layer.k_norm),
-            self._tables.index(layer.rotary_type),
+            0 if self._tables == [None] else self._tables.index(layer.rotary_type),
             layer.window,
         )
 

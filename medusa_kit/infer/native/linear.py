@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.native import library
 from medusa_kit.infer.native.packing import Blocks, PackedMatrix, pack
+from medusa_kit.infer.packed_linear import plain_linears
 
 
 class NativeLinear(nn.Linear):
@@ -73,7 +74,6 @@ def install_native_heads(heads: MedusaHeads, output_blocks: Blocks | None) -> No
         heads.projector = rows.forward
 
 
-def install_native_linears(model: Any, find: Any = None) -> int:
-    """Turn all plain linear layers of a module; `find(layer)` may know blocks. Returns how many."""
-    layers = [module for module in model.modules() if type(module) is nn.Linear]
-    return sum(make_native(layer, find(layer) if find else None) for layer in layers)
+def install_native_linears(module: Any) -> int:
+    """Turn all plain float32 layers of a module; returns how many."""
+    return sum(make_native(layer) for layer in plain_linears(module))

@@ -1,0 +1,58 @@
+"""A verifier made fast for its machine, and proved: what every command decodes through.
+
+On a CPU whole steps run in C++ where the family is known to it, else linear layers do, else torch's
+own MKL packs them. Whatever is chosen must pass the same proof as the model alone.
+"""
+
+import os
+
+import torch
+
+from medusa_kit import console
+from medusa_kit.base_model import BaseModel
+from medusa_kit.errors import IncompatibleBaseError
+from medusa_kit.infer.fused_norm import install_fused_norms
+from medusa_kit.infer.native.decoder import native_decoder
+from medusa_kit.infer.native.describe import Unsupported
+from medusa_kit.infer.native.library import OFF_SWITCH
+from medusa_kit.infer.native.linear import install_native_linears
+from medusa_kit.infer.packed_linear import fits_in_memory, install_packed_linears
+from medusa_kit.infer.tree_check import TreeCheck, check_trees, proved_verifier
+from medusa_kit.infer.verifier import Verifier
+
+
+def prepared_verifier(base: BaseModel, attention: str = "auto") -> tuple[Verifier, TreeCheck]:
+    """Raises ConfigError, IncompatibleBaseError. A backend of tree attention asked for by name is a
+    wish to see it run, so C++ does not take whole steps then.
+    """
+    install_fused_norms(base.model)
+    verifier, check = proved_verifier(base, attention)
+    if base.device.type != "cpu":
+        return verifier, check
+    try:
+        if attention != "auto":
+            raise Unsupported(f"attention {attention} was asked for")
+        verifier.native = native_decoder(base)
+        own = check_trees(verifier)
+        verifier.steps_run_by = f"C++ ({verifier.native.summary})"
+    except Unsupported as reason:
+        return verifier, _with_fast_linears(verifier, check, str(reason))
+    except IncompatibleBaseError as error:
+        verifier.native = None
+        console.warn(f"steps run through torch, since the C++ ones were refused: {error.message}")
+        return verifier, check
+    return verifier, max(own, check, key=lambda measured: measured.noise)
+
+
+def _with_fast_linears(verifier: Verifier, check: TreeCheck, reason: str) -> TreeCheck:
+    """Torch runs the steps; its linear layers may still be exchanged."""
+    model = verifier.base.model
+    verifier.steps_run_by = f"torch ({reason})"
+    if verifier.base.dtype != torch.float32 or not fits_in_memory(model):
+        return check
+    if os.environ.get(OFF_SWITCH) != "0" and install_native_linears(model):
+        verifier.steps_run_by = f"torch, linear layers by C++ ({reason})"
+    elif install_packed_linears(model):
+        verifier.steps_run_by = f"torch, linear layers packed by MKL ({reason})"
+    own = check_trees(verifier)
+    return max(own, check, key=lambda measured: measured.noise)

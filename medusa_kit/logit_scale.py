@@ -1,0 +1,32 @@
+"""What a family does to its logits after the output embedding."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class LogitScale:
+    """What the family does to its logits after the output embedding: x factor, then the cap."""
+
+    factor: float = 1.0
+    divisor: float = 1.0
+    cap: float | None = None
+
+    @classmethod
+    def of(cls, config: Any) -> "LogitScale":
+        factor = getattr(config, "logit_scale", None)  # Cohere
+        divisor = getattr(config, "logits_scaling", None)  # Granite
+        cap = getattr(config, "final_logit_softcapping", None)  # Gemma 2, Gemma 3
+        return cls(1.0 if factor is None else factor, 1.0 if divisor is None else divisor, cap)
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        scaled = self.before_cap(logits)
+        return scaled if self.cap is None else torch.tanh(scaled / self.cap) * self.cap
+
+    def before_cap(self, x: Tensor) -> Tensor:
+        """Of logits, or of what a linear projection makes them from."""
+        x = x if self.factor == 1 else x * self.factor
+        return x if self.divisor == 1 else x / self.divisor

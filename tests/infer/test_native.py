@@ -1,0 +1,283 @@
+"""The C++ kernels: weights expand to the same bits, rows do not depend on each other, and a whole
+step equals the model's own."""
+
+import ctypes
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from small_engines import random_prompt
+from tiny_models import COMMON, SLIDING, STOP
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from medusa_kit.base_model import wrap_model
+from medusa_kit.errors import IncompatibleBaseError
+from medusa_kit.infer import prepare
+from medusa_kit.infer.drafters.base import Topology
+from medusa_kit.infer.native import library
+from medusa_kit.infer.native.decoder import native_decoder
+from medusa_kit.infer.native.describe import Unsupported, describe
+from medusa_kit.infer.native.gguf_blocks import READERS, blocks_of, read_scales
+from medusa_kit.infer.native.linear import NativeLinear, install_native_linears
+from medusa_kit.infer.native.packing import Blocks, pack
+from medusa_kit.infer.prepare import prepared_verifier
+from medusa_kit.infer.verifier import Verifier
+
+pytestmark = pytest.mark.skipif(
+    library.load_library() is None, reason="the C++ kernels cannot be built on this machine"
+)
+WIDE = {**COMMON, "hidden_size": 96, "head_dim": 16, "num_attention_heads": 6}
+GEMMA = {**WIDE, "sliding_window": 6, "layer_types": SLIDING, "query_pre_attn_scalar": 16}
+MODELS = {
+    "llama": ("llama", WIDE),
+    "llama-with-biases": ("llama", {**WIDE, "attention_bias": True}),
+    "llama-3-rotary": (
+        "llama",
+        {**WIDE, "rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 32}},
+    ),
+    "mistral-sliding": ("mistral", {**WIDE, "sliding_window": 7}),
+    "qwen2": ("qwen2", WIDE),
+    "qwen3": ("qwen3", WIDE),
+    "gemma": ("gemma", {**WIDE, "num_key_value_heads": 1}),
+    "gemma3": ("gemma3_text", GEMMA),
+    "gemma3-capped": ("gemma3_text", {**GEMMA, "final_logit_softcapping": 3.0}),
+}  # fmt: skip
+BRANCHING = (-1, 0, 0, 1, 2, 2, 4, 0)
+
+
+def model_of(name):
+    model_type, arguments = MODELS[name]
+    config = AutoConfig.for_model(model_type, **{**arguments, "eos_token_id": STOP})
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:  # norms and biases that matter
+            parameter.data.add_(0.3 * torch.randn(parameter.shape))
+    return model
+
+
+def random_blocks(codes, group, offsets, rows=37, inputs=64):
+    generator = torch.Generator().manual_seed(1)
+    scales = torch.rand(rows, inputs // group, generator=generator).half().float()
+    shifts = torch.randn(rows, inputs // group, generator=generator).half().float()
+    drawn = torch.randint(*codes, (rows, inputs), generator=generator).to(torch.int8)
+    return Blocks(drawn, scales, shifts if offsets else None)
+
+
+BLOCKS = {
+    "int4": random_blocks((0, 16), 32, True),
+    "int8": random_blocks((-128, 128), 32, False),
+    "int8+": random_blocks((-16, 32), 32, True),
+    "int8 by 16": random_blocks((-32, 32), 16, False),
+    "int8+ by 16": random_blocks((0, 4), 16, True),
+}
+
+
+def multiply(matrix, x, threads=2):
+    out = torch.empty(len(x), matrix.struct.outputs)
+    library.load_library().mk_linear(
+        ctypes.byref(matrix.struct), x.data_ptr(), len(x), out.data_ptr(), threads
+    )
+    return out
+
+
+def weights_of(kind):
+    if kind in BLOCKS:
+        return BLOCKS[kind].expand()
+    weights = torch.randn(37, 50, generator=torch.Generator().manual_seed(2))
+    return weights.bfloat16().float() if kind == "bfloat16" else weights
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", *BLOCKS])
+def test_products_of_every_kind(kind):
+    weights = weights_of(kind)
+    bias = torch.randn(37, generator=torch.Generator().manual_seed(3))
+    matrix = pack(weights, bias, BLOCKS.get(kind))
+    assert matrix.kind == kind
+    x = torch.randn(64, weights.shape[1], generator=torch.Generator().manual_seed(4))
+    whole = multiply(matrix, x)
+    expected = x.double() @ weights.double().T + bias.double()
+    assert torch.allclose(whole.double(), expected, atol=2e-5 * float(expected.abs().max()))
+    for rows, threads in itertools.product((1, 2, 3, 4, 7, 8, 9, 21), (1, 3)):
+        few = multiply(matrix, x[:rows].contiguous(), threads)
+        assert torch.equal(few, whole[:rows]), "a row's bits depend on its neighbours"
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_one_row_of_ones_reads_the_very_weights(kind):
+    """Each weight alone comes back with all its bits."""
+    weights = weights_of(kind)
+    matrix = pack(weights, None, BLOCKS[kind])
+    unit = torch.eye(weights.shape[1])
+    assert torch.equal(multiply(matrix, unit), weights.T)
+
+
+@pytest.mark.parametrize(
+    "flags", [("-march=haswell",), ("-march=x86-64", "-O1")], ids=["avx2", "plain"]
+)
+def test_other_instruction_sets(flags):
+    """AVX2 and plain C++ give what the widest gives, but for the order of nothing."""
+    with open("/proc/cpuinfo") as stream:
+        if "avx2" not in stream.read():
+            pytest.skip("this processor has no AVX2")
+    other = library.declare(ctypes.CDLL(library.build(flags)))
+    matrix = pack(weights_of("int4"), None, BLOCKS["int4"])
+    x = torch.randn(9, 64, generator=torch.Generator().manual_seed(5))
+    out = torch.empty(9, 37)
+    other.mk_linear(ctypes.byref(matrix.struct), x.data_ptr(), 9, out.data_ptr(), 2)
+    assert torch.allclose(out, multiply(matrix, x), atol=1e-5, rtol=1e-5)
+    assert other.mk_isa() != library.load_library().mk_isa() or b"avx2" in other.mk_isa()
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_gguf_kinds_expand_to_the_same_bits(kind):
+    """Blocks of random bytes, with scales that are numbers, against the gguf package's expansion."""
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    size, _ = READERS[kind]
+    rng = np.random.default_rng(0)
+    rows = 5
+    raw = rng.integers(0, 256, (rows, 3, size), dtype=np.uint8)
+    scales = rng.uniform(0.001, 0.1, (rows, 3, 2)).astype(np.float16).view(np.uint8)
+    places = {"Q6_K": (208,), "Q4_0": (0,), "Q5_0": (0,), "Q8_0": (0,)}.get(kind, (0, 2))
+    for number, place in enumerate(places):
+        raw[:, :, place : place + 2] = scales[:, :, 2 * number : 2 * number + 2]
+    data = raw.reshape(rows, -1)
+    weights = torch.from_numpy(dequantize(data, GGMLQuantizationType[kind]).astype(np.float32))
+
+    class Tensor:
+        tensor_type = GGMLQuantizationType[kind]
+
+    Tensor.data = data
+    blocks = blocks_of(weights, *read_scales(Tensor, rows))
+    assert torch.equal(blocks.expand(), weights)
+    assert torch.equal(multiply(pack(weights, None, blocks), torch.eye(weights.shape[1])[:64]),
+                       weights.T[:64])  # fmt: skip
+
+
+def prefilled(verifier, prompts):
+    cache = verifier.new_cache(len(prompts), 64)
+    verifier.native = None
+    verifier.prefill(cache, prompts)
+    return cache
+
+
+def forward(verifier, native, prompts, parents, tokens, cache=None):
+    cache = cache or prefilled(verifier, prompts)
+    verifier.native = native
+    topology = Topology.from_parents(parents, torch.device("cpu"))
+    B, N = len(prompts), len(parents)
+    hidden, logits = verifier.forward(
+        cache,
+        torch.tensor([tokens] * B),
+        topology.depths_N.expand(B, N),
+        topology.sees_NN.expand(B, N, N),
+    )
+    return hidden, logits, cache
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_equals_the_models_own(name):
+    base = wrap_model(model_of(name), None, name)
+    verifier, native = Verifier(base), native_decoder(base)
+    prompts = [random_prompt(length, seed=length) for length in (4, 9, 17)]
+    tokens = random_prompt(len(BRANCHING), seed=1)
+    with torch.inference_mode():
+        hidden, logits, cache = forward(verifier, None, prompts, BRANCHING, tokens)
+        own_hidden, own_logits, own_cache = forward(verifier, native, prompts, BRANCHING, tokens)
+    assert torch.allclose(own_logits, logits, atol=2e-5 * float(logits.abs().max()), rtol=0)
+    assert torch.allclose(own_hidden, hidden, atol=2e-5 * float(hidden.abs().max()), rtol=0)
+    assert torch.allclose(own_cache.block, cache.block, atol=1e-4)
+    assert torch.equal(verifier.likeliest(own_logits), own_logits.argmax(-1))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_a_node_has_the_same_bits_in_any_tree_and_batch(name):
+    """Stronger than exactness needs: a path alone, and the same path among siblings and rows."""
+    base = wrap_model(model_of(name), None, name)
+    verifier, native = Verifier(base), native_decoder(base)
+    prompts = [random_prompt(length, seed=length) for length in (4, 9, 17)]
+    tokens = random_prompt(len(BRANCHING), seed=1)
+    with torch.inference_mode():
+        cache = prefilled(verifier, prompts)  # by torch, whose bits do depend on the batch
+        singles = [prefilled(verifier, [prompt]) for prompt in prompts]
+        for row, single in enumerate(singles):
+            single.block.copy_(cache.block[:, :, row : row + 1])
+        _, logits, _ = forward(verifier, native, prompts, BRANCHING, tokens, cache)
+        for node, path in ((7, [0, 7]), (6, [0, 2, 4, 6]), (3, [0, 1, 3])):
+            chain = tuple(range(-1, len(path) - 1))
+            alone = [tokens[i] for i in path]
+            for row, prompt in enumerate(prompts):
+                _, own, _ = forward(verifier, native, [prompt], chain, alone, singles[row])
+                assert torch.equal(own[0, -1], logits[row, node])
+
+
+def test_what_cannot_be_described_goes_through_torch():
+    from tiny_models import tiny_model
+
+    with pytest.raises(Unsupported, match="no description of 'gpt2'"):
+        describe(tiny_model("gpt2"))
+    with pytest.raises(Unsupported, match="heads of 8 numbers"):
+        describe(tiny_model("llama"))
+    verifier, _ = prepared_verifier(wrap_model(tiny_model("olmo2"), None, "olmo2"))
+    assert verifier.native is None
+    assert "linear layers by C++ (no description of 'olmo2')" in verifier.steps_run_by
+    assert isinstance(verifier.base.model.model.layers[0].mlp.up_proj, NativeLinear)
+
+
+def test_a_step_that_the_proof_refuses_is_not_used(monkeypatch, capsys):
+    """A multiplier that no module shows, say: the model's own forward goes on alone."""
+    base = wrap_model(model_of("llama"), None, "odd")
+
+    def wrong(base):
+        native = native_decoder(base)
+        native._struct.scale *= 1.5
+        return native
+
+    monkeypatch.setattr(prepare, "native_decoder", wrong)
+    verifier, _ = prepared_verifier(base)
+    assert verifier.native is None
+    assert "the C++ ones were refused" in capsys.readouterr().err
+
+
+def test_no_compiler_is_no_failure(monkeypatch, capsys):
+    def broken(flags):
+        raise RuntimeError("Ninja is required to load C++ extensions")
+
+    monkeypatch.setattr(library, "build", broken)
+    library.load_library.cache_clear()
+    try:
+        verifier, _ = prepared_verifier(wrap_model(model_of("llama"), None, "llama"))
+    finally:
+        library.load_library.cache_clear()
+    assert verifier.steps_run_by.startswith("torch, linear layers packed by MKL")
+    assert "Ninja is required" in capsys.readouterr().err
+
+
+def test_linear_layers_leave_gradients_and_long_inputs_to_torch():
+    module = nn.Sequential(nn.Linear(20, 30), nn.Linear(30, 7)).requires_grad_(False)
+    x = torch.randn(70, 20)
+    expected = module(x)
+    assert install_native_linears(module) == 2
+    assert torch.equal(module(x), expected)
+    assert torch.allclose(module(x[:5].view(5, 1, 20)).view(5, 7), expected[:5], atol=1e-5)
+    x.requires_grad_()
+    module(x[:3]).sum().backward()
+    assert x.grad is not None
+
+
+def test_the_proof_itself_goes_through_the_kernels():
+    base = wrap_model(model_of("gemma3"), None, "gemma3")
+    verifier, check = prepared_verifier(base)
+    assert verifier.native is not None
+    assert verifier.steps_run_by.startswith("C++ (")
+    assert check.relative_error < 1e-4
+    with pytest.raises(IncompatibleBaseError):
+        for layer in verifier.native._struct.layers[: len(verifier.native.parts.layers)]:
+            layer.out.data = layer.qkv.data  # another matrix's weights
+        prepare.check_trees(verifier)
