@@ -19,10 +19,10 @@ from torch import Tensor
 
 from medusa_kit import console
 from medusa_kit.base_model import BaseModel
-from medusa_kit.logit_scale import LogitScale
 from medusa_kit.config import TrainRecipe
 from medusa_kit.errors import ConfigError
 from medusa_kit.heads.kinds import MedusaHeads, linear_of
+from medusa_kit.logit_scale import LogitScale
 
 NO_TARGET = -100
 HINT = "pip install 'medusa-kit[fused]' where there is CUDA, or train.fused_loss=auto"
