@@ -53,7 +53,7 @@ def native(layers: list[nn.Linear], kind: str, blocks: dict[int, Any]) -> tuple[
 
 
 def inductor(layers: list[nn.Linear]) -> Run:
-    """torch.compile with freezing and max-autotune: weights packed ahead, kernels chosen by time."""
+    """torch.compile with freezing and max-autotune: weights packed ahead, kernels timed."""
     import torch._inductor.config as inductor_config
 
     inductor_config.freezing = True
