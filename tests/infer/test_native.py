@@ -3,6 +3,7 @@ step equals the model's own."""
 
 import ctypes
 import itertools
+import os
 import platform
 from pathlib import Path
 
@@ -138,7 +139,7 @@ def test_other_instruction_sets(isa):
 
 @pytest.mark.parametrize("kind", READERS)
 def test_gguf_kinds_expand_to_the_same_bits(kind):
-    """Blocks of random bytes, with scales that are numbers, against the gguf package's expansion."""
+    """Blocks of random bytes, whose scales are numbers, against the gguf package."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize
 
@@ -284,3 +285,22 @@ def test_the_proof_itself_goes_through_the_kernels():
         layer.out.data = layer.qkv.data  # another matrix's weights
     with pytest.raises(IncompatibleBaseError):
         prepare.check_trees(verifier)
+
+
+def test_steps_in_a_crowd_have_the_same_bits():
+    """Threads that wait long leave the rest to one; that must not show in what comes out."""
+    base = wrap_model(model_of("llama"), None, "llama")
+    verifier, native = Verifier(base), native_decoder(base)
+    prompts = [random_prompt(length, seed=length) for length in (4, 9, 17)]
+    tokens = random_prompt(len(BRANCHING), seed=1)
+    threads = torch.get_num_threads()
+    with torch.inference_mode():
+        cache = prefilled(verifier, prompts)
+        _, expected, _ = forward(verifier, native, prompts, BRANCHING, tokens, cache)
+        try:
+            torch.set_num_threads(4 * (os.cpu_count() or 1))  # far more than there are cores
+            for _ in range(30):
+                _, logits, _ = forward(verifier, native, prompts, BRANCHING, tokens, cache)
+                assert torch.equal(logits, expected)
+        finally:
+            torch.set_num_threads(threads)

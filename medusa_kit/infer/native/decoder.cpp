@@ -2,6 +2,8 @@
 //
 // All threads run the same phases and meet at a barrier after each. Masked slots add exact zeros and
 // every sum has one order, so a node's numbers have the same bits in any tree and any batch.
+#include <map>
+#include <memory>
 #include <vector>
 
 #include "matmul.h"
@@ -34,10 +36,10 @@ struct Step {
 namespace {
 
 Pool& pool(int threads) {
-    static Pool* current = nullptr;
-    if (current && current->size() != threads) { delete current; current = nullptr; }
-    if (!current) current = new Pool(threads);
-    return *current;
+    static std::map<int, std::unique_ptr<Pool>>& pools = *new std::map<int, std::unique_ptr<Pool>>;
+    auto& found = pools[threads];
+    if (!found) found.reset(new Pool(threads));
+    return *found;
 }
 
 void rms_norm(const float* x, const float* weight, int64_t size, float epsilon, float* out) {
@@ -58,7 +60,7 @@ void rotate(float* x, const float* cos, const float* sin, int64_t size) {
 
 class Run {
   public:
-    Run(const Decoder& d, const Step& s, Pool& p) : d(d), s(s), p(p), rows((int)(s.batch * s.nodes)) {
+    Run(const Decoder& d, const Step& s, Pool& p, int threads) : d(d), s(s), p(p), rows((int)(s.batch * s.nodes)) {
         queries = d.query_heads * d.head_size;
         keys = d.kv_heads * d.head_size;
         const int64_t widest = padded(std::max({d.hidden, d.mlp, queries}), 32);
@@ -69,12 +71,13 @@ class Run {
         attended.resize(rows * queries);
         gated.resize(rows * d.mlp);
         x_t.resize(rows * widest);
-        scratch.resize(p.size());
-        best.resize(p.size() * rows);
+        scratch.resize(threads);
+        best.resize(threads * rows);
     }
 
     void all(int id) {
-        for (int64_t i = 0; i < d.num_layers; ++i) layer(d.layers[i], i, id);
+        for (int64_t i = 0; i < d.num_layers && id < p.active(); ++i) layer(d.layers[i], i, id);
+        if (id >= p.active()) return;
         norm_rows(x.data(), d.final_norm, s.hidden_out, id);
         logits(id);
     }
@@ -101,30 +104,31 @@ class Run {
             for (int v = 0; v < V; v += 2) activate((panel + v) / 2, tile + v * LANES, V);
         });
         add_branch(l.down, gated.data(), l.after_mlp_norm, id);
+        p.barrier(id, true);
     }
 
     // Rows are shared out; the barrier at the end makes them everybody's.
     void norm_rows(const float* from, const float* weight, float* to, int id) {
-        for (int row = id; row < rows; row += p.size())
+        for (int row = id; row < rows; row += p.active())
             rms_norm(from + row * d.hidden, weight, d.hidden, d.norm_epsilon, to + row * d.hidden);
-        p.barrier();
+        p.barrier(id);
     }
 
     template <class Finish> void multiply_by(const Matrix& m, const float* from, int id, Finish finish) {
         const int64_t inputs = padded(m.inputs, group_of((int)m.kind));
-        transpose_rows(from, rows, m.inputs, inputs, x_t.data(), id, p.size());
-        p.barrier();
-        product(m, x_t.data(), rows, id, p.size(), finish);
-        p.barrier();
+        transpose_rows(from, rows, m.inputs, inputs, x_t.data(), id, p.active());
+        p.barrier(id);
+        product(m, x_t.data(), rows, id, p.active(), finish);
+        p.barrier(id);
     }
 
     void add_branch(const Matrix& m, const float* from, const float* norm, int id) {
         if (!norm) return multiply_by(m, from, id, Write<true>{m, x.data(), rows});
         multiply_by(m, from, id, Write<false>{m, branch.data(), rows});
         norm_rows(branch.data(), norm, branch.data(), id);
-        for (int row = id; row < rows; row += p.size())
+        for (int row = id; row < rows; row += p.active())
             for (int64_t i = row * d.hidden; i < (row + 1) * d.hidden; ++i) x[i] += branch[i];
-        p.barrier();
+        p.barrier(id);
     }
 
     void activate(int64_t unit, const float* tile, int V) {
@@ -153,7 +157,7 @@ class Run {
     void place(const Layer& l, int64_t index, int id) {
         const float* cos = s.rotary + l.rotary * 2 * rows * d.rotary_size;
         const float* sin = cos + rows * d.rotary_size;
-        for (int row = id; row < rows; row += p.size()) {
+        for (int row = id; row < rows; row += p.active()) {
             float* q = qkv.data() + row * (queries + 2 * keys);
             for (int64_t h = 0; h < d.query_heads + d.kv_heads; ++h) {
                 float* head = q + h * d.head_size;
@@ -168,20 +172,20 @@ class Run {
                 std::copy(k + keys, k + keys + d.head_size, slot(index, 1, b, g, at));
             }
         }
-        p.barrier();
+        p.barrier(id);
     }
 
     // Queries of one key/value head go in lanes of 16: (head of the group, node) pairs.
     void attend(const Layer& l, int64_t index, int id) {
         const int64_t lanes = d.query_heads / d.kv_heads * s.nodes;
-        const int64_t enough = (p.size() + s.batch * d.kv_heads - 1) / (s.batch * d.kv_heads);
+        const int64_t enough = (p.active() + s.batch * d.kv_heads - 1) / (s.batch * d.kv_heads);
         const int64_t blocks = std::max((lanes + LANES - 1) / LANES, std::min(enough, lanes));
         const int64_t total = s.batch * d.kv_heads * blocks;
-        for (int64_t piece = id; piece < total; piece += p.size()) {
+        for (int64_t piece = id; piece < total; piece += p.active()) {
             const int64_t block = piece % blocks, g = piece / blocks % d.kv_heads, b = piece / blocks / d.kv_heads;
             attend_lanes(l, index, b, g, lanes * block / blocks, lanes * (block + 1) / blocks, scratch[id]);
         }
-        p.barrier();
+        p.barrier(id);
     }
 
     const float* query_of(int64_t b, int64_t g, int64_t lane) const {
@@ -308,9 +312,9 @@ class Run {
                 for (int64_t o = first; o < end; ++o) if (out[o] > mine[row].first) mine[row] = {out[o], o};
             }
         });
-        for (int row = id; row < rows; row += p.size()) {
+        for (int row = id; row < rows; row += p.active()) {
             auto found = best[row];
-            for (int other = 1; other < p.size(); ++other)  // later threads hold later tokens: the first of equals wins
+            for (int other = 1; other < p.active(); ++other)  // later threads hold later tokens: the first of equals wins
                 if (best[other * rows + row].first > found.first) found = best[other * rows + row];
             s.likeliest[row] = found.second;
         }
@@ -325,7 +329,7 @@ const char* mk_isa() { return MK_ISA; }
 
 void mk_step(const Decoder* decoder, const Step* step, int threads) {
     Pool& p = pool(threads);
-    Run run(*decoder, *step, p);
+    Run run(*decoder, *step, p, threads);
     p.run([&](int id) { run.all(id); });
 }
 
@@ -337,7 +341,7 @@ void mk_linear(const Matrix* matrix, const float* x, int rows, float* out, int t
     x_t.resize(rows * inputs);
     transpose_rows(x, rows, matrix->inputs, inputs, x_t.data(), 0, 1);
     float* transposed = x_t.data();
-    p.run([&](int id) { product(*matrix, transposed, rows, id, p.size(), Write<false>{*matrix, out, rows}); });
+    p.run([&](int id) { product(*matrix, transposed, rows, id, p.active(), Write<false>{*matrix, out, rows}); });
 }
 }
 #pragma GCC visibility pop

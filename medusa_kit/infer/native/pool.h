@@ -1,7 +1,9 @@
 // A few threads that run one function together and meet at barriers.
 // OpenMP's would do, but the pool torch brings spins beside ours, and a step meets some 200 times.
 #pragma once
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <functional>
 #include <mutex>
@@ -14,10 +16,34 @@ inline void breathe() { _mm_pause(); }
 inline void breathe() {}
 #endif
 
+inline double seconds() {
+    using namespace std::chrono;
+    return duration<double>(steady_clock::now().time_since_epoch()).count();
+}
+
+// Whether other programs want our cores. A barrier then costs a time slice instead of a microsecond,
+// and one thread alone is faster than several that wait for each other.
+class Crowd {
+  public:
+    bool here() const { return seconds() < until_; }
+    // A run that waited long: try again with all threads in a while, a longer one each time.
+    void waited() {
+        if (++strikes_ < 2) return;
+        until_ = seconds() + pause_;
+        pause_ = std::min(2 * pause_, 4.0);
+    }
+    void went_well() { strikes_ = 0; pause_ = 0.1; }
+
+  private:
+    double until_ = 0, pause_ = 0.1;
+    int strikes_ = 0;
+};
+
+// A run's threads. The first may go on alone from some barrier on (`leave_the_others`).
 class Pool {
   public:
-    // Looks for `patience` rounds before it gives its core away: the other thread may need it.
-    static constexpr int SPINS = 4000;
+    static constexpr int SPINS = 4000;  // rounds of looking before the core is given away
+    static constexpr double PATIENCE = 3e-3, SHARE = 0.25;  // waiting: seconds, and of a run's time
 
     explicit Pool(int size) : size_(size) {
         for (int id = 1; id < size; ++id) workers_.emplace_back([this, id] { work(id); });
@@ -27,31 +53,49 @@ class Pool {
         wake_.notify_all();
         for (auto& worker : workers_) worker.join();
     }
-    int size() const { return size_; }
 
-    // Every thread, this one too, runs body(id); returns when all have.
+    // How many take part from the last barrier on: the same for all who passed it.
+    int active() const { return active_; }
+
+    // All threads, or this one alone where the machine is crowded, run body(id).
     void run(const std::function<void(int)>& body) {
-        if (size_ > 1) {
-            { std::lock_guard<std::mutex> lock(mutex_); body_ = &body; ++round_; }
-            wake_.notify_all();
-        }
+        active_ = size_ == 1 || crowd_.here() ? 1 : size_;
+        if (active_ == 1) return body(0);
+        start_ = seconds();
+        waited_ = 0;
+        done_.store(0, std::memory_order_relaxed);
+        { std::lock_guard<std::mutex> lock(mutex_); body_ = &body; ++round_; }
+        wake_.notify_all();
         body(0);
-        barrier();
+        const bool alone = active_ == 1;
+        const double before = seconds();
+        for (int spin = 0; done_.load(std::memory_order_acquire) < size_ - 1; ++spin)
+            spin < SPINS ? breathe() : std::this_thread::yield();
+        waited_ += seconds() - before;
+        alone || too_long() ? crowd_.waited() : crowd_.went_well();
     }
 
-    void barrier() {
-        if (size_ == 1) return;
+    // `may_leave`: thread 0 goes on alone behind this barrier if it has waited too long so far.
+    void barrier(int id, bool may_leave = false) {
+        if (active_ == 1) return;
         const int turn = turn_.load(std::memory_order_relaxed);
+        const bool leaving = id == 0 && may_leave && too_long();
+        if (leaving) next_active_.store(1, std::memory_order_relaxed);
         if (arrived_.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
+            active_ = next_active_.exchange(size_, std::memory_order_relaxed);
             arrived_.store(0, std::memory_order_relaxed);
             turn_.store(turn + 1, std::memory_order_release);
             return;
         }
+        const double before = id == 0 ? seconds() : 0;
         for (int spin = 0; turn_.load(std::memory_order_acquire) == turn; ++spin)
             spin < SPINS ? breathe() : std::this_thread::yield();
+        if (id == 0) waited_ += seconds() - before;
     }
 
   private:
+    bool too_long() const { return waited_ > PATIENCE + SHARE * (seconds() - start_); }
+
     void work(int id) {
         int seen = 0;
         while (true) {
@@ -63,21 +107,18 @@ class Pool {
             const auto* body = body_;
             lock.unlock();
             (*body)(id);
-            barrier();
+            done_.fetch_add(1, std::memory_order_release);
         }
     }
 
     const int size_;
+    int active_ = 1;
+    double start_ = 0, waited_ = 0;
+    Crowd crowd_;
     std::vector<std::thread> workers_;
     std::mutex mutex_;
     std::condition_variable wake_;
     const std::function<void(int)>* body_ = nullptr;
-    std::atomic<int> round_{0}, arrived_{0}, turn_{0};
+    std::atomic<int> round_{0}, arrived_{0}, turn_{0}, done_{0}, next_active_{size_};
     bool stopping_ = false;
-};
-
-// Pieces of a phase, handed out as threads ask: a thread that was held up takes fewer.
-struct Shares {
-    std::atomic<int> next{0};
-    bool take(int total, int& index) { return (index = next.fetch_add(1, std::memory_order_relaxed)) < total; }
 };
