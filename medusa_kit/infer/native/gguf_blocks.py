@@ -12,45 +12,76 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medusa_kit.infer.native.packing import Blocks
+from medusa_kit.embedded import dequantised_folder
+from medusa_kit.files import atomic_write
+from medusa_kit.infer.native.packing import GROUPS, Blocks
+
+CACHE_NAME = "gguf_scales.safetensors"  # beside the dequantised model: GGUF headers parse slowly
 
 
 class GGUFBlocks:
     """Finds the blocks behind a model's weights by their names."""
 
     def __init__(self, path: Path) -> None:
-        import gguf
+        """`path`: of a GGUF file. Its scales are cached where its dequantised copy is."""
+        from safetensors import safe_open
 
-        self._reader = gguf.GGUFReader(str(path))
-        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
-        field = self._reader.get_field("general.architecture")
-        architecture = str(field.contents()) if field else ""
-        by_name = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
-        count = 1 + max(
-            (int(n.split(".")[1]) for n in self._tensors if n.startswith("blk.")), default=0
-        )
-        self._map: Any = None
-        if architecture in by_name:
-            self._map = gguf.get_tensor_name_map(by_name[architecture], count)
+        cache = dequantised_folder(path) / CACHE_NAME
+        if not cache.is_file():
+            with atomic_write(cache) as temporary:
+                save_scales(path, temporary)
+        with safe_open(cache, "pt") as stream:
+            self._scales = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
+            metadata = stream.metadata()
+        self._map = name_map(metadata["architecture"], int(metadata["layers"]))
 
     def find(self, name: str, weight_OI: Tensor, num_heads: int = 1) -> Blocks | None:
         """Blocks of the module called `name`; `num_heads` for queries and keys, which GGUF's Llama
         stores with the halves of each head in turn.
         """
         gguf_name = self._map and self._map.get_name(f"{name}.weight", try_suffixes=(".weight",))
-        tensor = self._tensors.get(gguf_name or "")
-        if tensor is None or tuple(tensor.shape[::-1].tolist()) != tuple(weight_OI.shape):
+        scales_OQ = self._scales.get(f"{gguf_name}.scales")
+        offsets_OQ = self._scales.get(f"{gguf_name}.offsets")
+        if scales_OQ is None or len(scales_OQ) != len(weight_OI):
             return None
-        scales = read_scales(tensor, len(weight_OI))
-        if scales is None:
+        if weight_OI.shape[1] % scales_OQ.shape[1]:
             return None
-        scales_OQ, offsets_OQ = scales
         for order in (slice(None), _halves_in_turn(len(weight_OI), num_heads)):
             ordered = None if offsets_OQ is None else offsets_OQ[order]
             blocks = blocks_of(weight_OI, scales_OQ[order], ordered)
-            if torch.equal(blocks.expand(), weight_OI):
+            if blocks.group in GROUPS and torch.equal(blocks.expand(), weight_OI):
                 return blocks
         return None
+
+
+def name_map(architecture: str, num_layers: int) -> Any:
+    """The gguf package's map from transformers' names to GGUF's; None for what it does not know."""
+    import gguf
+
+    by_name = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
+    known = by_name.get(architecture)
+    return None if known is None else gguf.get_tensor_name_map(known, num_layers)
+
+
+def save_scales(path: Path, target: Path) -> None:
+    """Scales and offsets of a GGUF file's two-dimensional tensors, as safetensors."""
+    import gguf
+    from safetensors.torch import save_file
+
+    reader = gguf.GGUFReader(str(path))
+    tensors: dict[str, Tensor] = {}
+    for tensor in reader.tensors:
+        found = read_scales(tensor, int(tensor.shape[1])) if len(tensor.shape) == 2 else None
+        if found is not None:
+            parts = zip(("scales", "offsets"), found, strict=True)
+            tensors |= {f"{tensor.name}.{name}": part for name, part in parts if part is not None}
+    field = reader.get_field("general.architecture")
+    layers = {int(t.name.split(".")[1]) for t in reader.tensors if t.name.startswith("blk.")}
+    metadata = {
+        "architecture": str(field.contents()) if field else "",
+        "layers": str(1 + max(layers, default=0)),
+    }
+    save_file(tensors, target, metadata)
 
 
 def _halves_in_turn(rows: int, num_heads: int) -> Tensor:

@@ -17,6 +17,7 @@ from medusa_kit.infer.native.library import Matrix
 
 LANES = 16
 OCTET = 8
+GROUPS = (16, 32)
 KINDS = ("float32", "bfloat16", "int4", "int8", "int8+", "int8 by 16", "int8+ by 16")
 F32, BF16, INT4, INT8, INT8_OFFSET, INT8_FINE, INT8_FINE_OFFSET = range(7)
 
