@@ -1,34 +1,50 @@
-"""Bench: transformers generate, its prompt lookup, and ours, interleaved on the same prompts.
+"""Bench: ways of decoding, interleaved on the same prompts. What they are is in methods.py.
 
-Machines are noisy, so every prompt goes through every method in turn (the order rotates) and what
-counts is the ratio within one run.
+Machines are noisy, so every batch of prompts goes through every method in turn (the order rotates)
+and what counts is the ratio within one run.
 """
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from medusa_kit import console
-from medusa_kit.bench.oracle import Oracle
-from medusa_kit.infer.engine import Engine
+from medusa_kit.errors import DataError, MedusaKitError
 
-LOOKUP_TOKENS = 10  # transformers' own example value for prompt lookup
-# A method answers token ids: (new tokens, seconds, verify steps or None, accepted depth shares).
-Method = Callable[[list[int]], tuple[list[int], float, Any]]
+Batch = list[list[int]]  # token ids of each prompt
+UNCATEGORISED = "(none)"
+
+
+@dataclass(frozen=True)
+class Answers:
+    """New tokens of each prompt of a batch, the seconds for all of them, and what steps did."""
+
+    token_ids: list[list[int]]
+    seconds: float
+    stats: Sequence[Any] = ()  # GenerationStats of each prompt, where a method knows
+
+
+@dataclass(frozen=True)
+class Method:
+    """A way of decoding. `ours`: sampled answers of all of these are the same text."""
+
+    name: str
+    run: Callable[[Batch], Answers]
+    ours: bool = False
 
 
 @dataclass
-class MethodResult:
-    """One way of decoding over all prompts."""
+class Tally:
+    """What a method did with some batches."""
 
-    name: str
+    answers: int = 0
     tokens: int = 0
     seconds: float = 0.0
     num_steps: int = 0
     depth_steps: list[float] = field(default_factory=list)  # steps that got to depth d at least
-    rates: list[float] = field(default_factory=list)  # tokens a second, prompt by prompt
-    identical: int = 0  # answers that equal the first method's
+    rates: list[float] = field(default_factory=list)  # tokens a second, batch by batch
+    identical: int | None = 0  # answers that equal the reference's; None: not to be compared
 
     @property
     def tokens_per_second(self) -> float:
@@ -36,23 +52,49 @@ class MethodResult:
 
     @property
     def acceptance_length(self) -> float | None:
-        return (self.tokens - len(self.rates)) / self.num_steps if self.num_steps else None
+        return (self.tokens - self.answers) / self.num_steps if self.num_steps else None
 
     @property
     def acceptance_by_depth(self) -> list[float]:
         return [steps / self.num_steps for steps in self.depth_steps]
 
-    def add(self, tokens: list[int], seconds: float, stats: Any) -> None:
-        self.tokens += len(tokens)
-        self.seconds += seconds
-        self.rates.append(len(tokens) / seconds)
-        if stats is None:
-            return
+    def add(self, batch: Answers, identical: int | None) -> None:
+        tokens = sum(map(len, batch.token_ids))
+        self.answers += len(batch.token_ids)
+        self.tokens += tokens
+        self.seconds += batch.seconds
+        self.rates.append(tokens / batch.seconds)
+        self.identical = None if identical is None else (self.identical or 0) + identical
+        for stats in batch.stats:
+            self._add_steps(stats)
+
+    def _add_steps(self, stats: Any) -> None:
         self.num_steps += stats.num_steps
         for index, share in enumerate(stats.acceptance_by_depth):
             while len(self.depth_steps) <= index:
                 self.depth_steps.append(0.0)
             self.depth_steps[index] += share * stats.num_steps
+
+    def against(self, other: "Tally") -> dict[str, Any]:
+        """For JSON: everything, ratios to `other` included."""
+        return {
+            **asdict(self),
+            "tokens_per_second": self.tokens_per_second,
+            "ratio": self.tokens_per_second / other.tokens_per_second,
+            "median_ratio": _median_ratio(self, other),
+            "acceptance_length": self.acceptance_length,
+            "acceptance_by_depth": self.acceptance_by_depth,
+        }
+
+
+@dataclass
+class MethodResult:
+    """One way of decoding over all prompts, and by category where prompts have one."""
+
+    name: str
+    total: Tally = field(default_factory=Tally)
+    categories: dict[str, Tally] = field(default_factory=dict)
+    not_run: str | None = None  # why there are no figures
 
 
 @dataclass
@@ -62,84 +104,152 @@ class BenchReport:
     results: list[MethodResult]
     num_prompts: int
     max_new_tokens: int
+    batch_size: int = 1
+    identical_to: str = ""  # the method that answers were compared with
+
+    @property
+    def ran(self) -> list[MethodResult]:
+        return [result for result in self.results if result.not_run is None]
+
+    @property
+    def categories(self) -> list[str]:
+        return list(self.results[0].categories)
 
     def ratio(self, result: MethodResult) -> float:
-        return result.tokens_per_second / self.results[0].tokens_per_second
+        return result.total.tokens_per_second / self.results[0].total.tokens_per_second
 
     def median_ratio(self, result: MethodResult) -> float:
-        pairs = zip(result.rates, self.results[0].rates, strict=True)
-        return statistics.median(ours / theirs for ours, theirs in pairs)
+        return _median_ratio(result.total, self.results[0].total)
+
+    def category_ratio(self, result: MethodResult, category: str) -> float:
+        first = self.results[0].categories[category]
+        return result.categories[category].tokens_per_second / first.tokens_per_second
 
     def as_dict(self) -> dict[str, Any]:
-        methods = [
-            {
-                **asdict(result),
-                "tokens_per_second": result.tokens_per_second,
-                "ratio": self.ratio(result),
-                "median_ratio": self.median_ratio(result),
-                "acceptance_length": result.acceptance_length,
-                "acceptance_by_depth": result.acceptance_by_depth,
-            }
-            for result in self.results
-        ]
         return {
             "num_prompts": self.num_prompts,
             "max_new_tokens": self.max_new_tokens,
-            "methods": methods,
+            "batch_size": self.batch_size,
+            "identical_to": self.identical_to,
+            "methods": [self._record(result) for result in self.results],
+        }
+
+    def _record(self, result: MethodResult) -> dict[str, Any]:
+        if result.not_run is not None:
+            return {"name": result.name, "not_run": result.not_run}
+        first = self.results[0]
+        by_category = {
+            name: tally.against(first.categories[name]) for name, tally in result.categories.items()
+        }
+        return {
+            "name": result.name,
+            **result.total.against(first.total),
+            **({"categories": by_category} if by_category else {}),
         }
 
 
-def transformers_method(oracle: Oracle, max_new_tokens: int, **options: Any) -> Method:
-    def run(ids: list[int]) -> tuple[list[int], float, Any]:
-        return (*oracle.generate(ids, max_new_tokens, **options), None)
-
-    return run
-
-
-def engine_method(engine: Engine, max_new_tokens: int, drafter: str | None = None) -> Method:
-    def run(ids: list[int]) -> tuple[list[int], float, Any]:
-        result = engine.generate(ids, max_new_tokens=max_new_tokens, drafter=drafter)
-        return result.token_ids, result.stats.seconds, result.stats
-
-    return run
-
-
 def bench(
-    methods: dict[str, Method], prompts: Sequence[list[int]], max_new_tokens: int
+    methods: Sequence[Method],
+    prompts: Sequence[list[int]],
+    max_new_tokens: int,
+    *,
+    batch_size: int = 1,
+    categories: Sequence[str | None] | None = None,
+    sampled: bool = False,
 ) -> BenchReport:
-    """Every prompt (token ids) through every method; the first method is the one compared with."""
-    results = [MethodResult(name) for name in methods]
-    runs = list(methods.values())
-    for run in runs:  # warm up: kernels, packed weights, caches
-        run(list(prompts[0]))
+    """Every batch of prompts (token ids) through every method; the first is what ratios are to.
+
+    A batch has prompts of one category. Answers are compared with the first method's; `sampled`
+    ones with those of the first of ours, since others draw other numbers. A method that fails is
+    left out with its reason, unless it is the first or ours.
+    """
+    batches = _batches(prompts, categories or [None] * len(prompts), batch_size)
+    results = [MethodResult(method.name) for method in methods]
+    reference = next((i for i, method in enumerate(methods) if method.ours), 0) if sampled else 0
+    for batch in _one_of_each_size([batch for _, batch in batches]):
+        for method, result in zip(methods, results, strict=True):
+            _attempt(method, result, batch, method is methods[0])
     with console.progress("benchmarking", len(prompts), "prompts") as bar:
-        for index, ids in enumerate(prompts):
-            answers: list[list[int]] = [[] for _ in runs]
-            for turn in range(len(runs)):
-                which = (index + turn) % len(runs)
-                tokens, seconds, stats = runs[which](list(ids))
-                results[which].add(tokens, seconds, stats)
-                answers[which] = tokens
-            for result, answer in zip(results, answers, strict=True):
-                result.identical += answer == answers[0]
-            best = max(result.tokens_per_second for result in results)
-            bar.advance(note=f"best {best / results[0].tokens_per_second:.2f} ×")
-    return BenchReport(results, len(prompts), max_new_tokens)
+        for index, (category, batch) in enumerate(batches):
+            answers = _round(methods, results, batch, index)
+            for which, answer in answers.items():
+                comparable = methods[which].ours or not sampled
+                same = _identical(answer, answers[reference]) if comparable else None
+                results[which].total.add(answer, same)
+                if category is not None:
+                    results[which].categories.setdefault(category, Tally()).add(answer, same)
+            best = max(results[which].total.tokens_per_second for which in answers)
+            first = results[0].total.tokens_per_second
+            bar.advance(len(batch), note=f"best {best / first:.2f} ×")
+    return BenchReport(results, len(prompts), max_new_tokens, batch_size, methods[reference].name)
 
 
-def standard_methods(
-    engines: dict[str, Engine], oracle: Oracle, max_new_tokens: int
-) -> dict[str, Method]:
-    """transformers generate and prompt lookup, our one-node decoding, and each engine's heads."""
-    methods = {
-        "transformers generate": transformers_method(oracle, max_new_tokens),
-        "transformers prompt lookup": transformers_method(
-            oracle, max_new_tokens, prompt_lookup_num_tokens=LOOKUP_TOKENS
-        ),
-    }
-    first = next(iter(engines.values()))
-    methods["medusa-kit, one node"] = engine_method(first, max_new_tokens, "none")
-    for name, engine in engines.items():
-        if engine.heads is not None:
-            methods[name] = engine_method(engine, max_new_tokens)
-    return methods
+def _batches(
+    prompts: Sequence[list[int]], categories: Sequence[str | None], size: int
+) -> list[tuple[str | None, Batch]]:
+    """Batches of one category each, in the order in which categories appear."""
+    if not prompts:
+        raise DataError("there is no prompt to measure with", hint="give a file that has some")
+    any_named = any(category is not None for category in categories)
+    groups: dict[str | None, Batch] = {}
+    for prompt, category in zip(prompts, categories, strict=True):
+        label = (category or UNCATEGORISED) if any_named else None
+        groups.setdefault(label, []).append(list(prompt))
+    return [
+        (category, group[start : start + size])
+        for category, group in groups.items()
+        for start in range(0, len(group), size)
+    ]
+
+
+def _one_of_each_size(batches: Sequence[Batch]) -> Iterator[Batch]:
+    """To warm up with: kernels, packed weights, caches, compiled code. The longest comes first."""
+    seen = set[int]()
+    for batch in sorted(batches, key=lambda batch: max(map(len, batch)), reverse=True):
+        if len(batch) not in seen:
+            seen.add(len(batch))
+            yield batch
+
+
+def _round(
+    methods: Sequence[Method], results: Sequence[MethodResult], batch: Batch, index: int
+) -> dict[int, Answers]:
+    """The batch through every method that still runs; which one begins rotates with `index`."""
+    answers = {}
+    running = [i for i, result in enumerate(results) if result.not_run is None]
+    for turn in range(len(running)):
+        which = running[(index + turn) % len(running)]
+        answer = _attempt(methods[which], results[which], batch, which == 0)
+        if answer is not None:
+            answers[which] = answer
+    return answers
+
+
+def _attempt(method: Method, result: MethodResult, batch: Batch, needed: bool) -> Answers | None:
+    if result.not_run is not None:
+        return None
+    try:
+        return method.run([list(prompt) for prompt in batch])
+    except Exception as error:  # somebody else's code on this model: anything may be raised
+        if needed or method.ours:
+            raise
+        result.not_run = _reason(error)
+        console.note(f"{method.name} is left out: {result.not_run}")
+        return None
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, MedusaKitError):
+        return error.message
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def _identical(answers: Answers, reference: Answers) -> int:
+    pairs = zip(answers.token_ids, reference.token_ids, strict=True)
+    return sum(ours == theirs for ours, theirs in pairs)
+
+
+def _median_ratio(tally: Tally, other: Tally) -> float:
+    pairs = zip(tally.rates, other.rates, strict=True)
+    return statistics.median(ours / theirs for ours, theirs in pairs)

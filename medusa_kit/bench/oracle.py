@@ -2,7 +2,7 @@
 
 Stock attention, stock linear layers, stock cache: nothing of ours takes part.
 
-Shapes: T tokens, V vocabulary.
+Shapes: B batch, T tokens, V vocabulary.
 """
 
 import time
@@ -29,32 +29,73 @@ class Oracle:
             load_base_model(info.name, dtype=info.dtype, device=info.device, revision=info.revision)
         )
 
-    @torch.inference_mode()
     def generate(
         self, prompt_ids: Sequence[int], max_new_tokens: int, **options: Any
     ) -> tuple[list[int], float]:
         """Greedy new tokens (the stop token included) and the seconds they took."""
-        ids_1T = torch.tensor([list(prompt_ids)], device=self.base.device)
-        room = self.base.info.context_length - len(prompt_ids)
-        start = time.perf_counter()
-        out_1T = self.base.model.generate(
-            ids_1T,
-            attention_mask=torch.ones_like(ids_1T),
-            max_new_tokens=min(max_new_tokens, room),
-            do_sample=False,
-            # Without these transformers warns that sampling settings are unused.
-            temperature=None,
-            top_k=None,
-            top_p=None,
-            eos_token_id=sorted(self.base.stop_token_ids) or None,
-            pad_token_id=min(self.base.stop_token_ids, default=0),
-            **options,
-        )
-        tokens = out_1T[0, len(prompt_ids) :].tolist()
-        return tokens, time.perf_counter() - start
+        (tokens,), seconds = self.generate_batch([prompt_ids], max_new_tokens, **options)
+        return tokens, seconds
+
+    @torch.inference_mode()
+    def generate_batch(
+        self,
+        prompts: Sequence[Sequence[int]],
+        max_new_tokens: int,
+        *,
+        temperature: float = 0.0,
+        seed: int = 0,
+        **options: Any,
+    ) -> tuple[list[list[int]], float]:
+        """New tokens of each prompt, and the seconds for all; shorter prompts are padded left.
+
+        A `temperature` above 0 draws from the plain softmax, with torch's numbers from `seed`.
+        """
+        ids_BT, mask_BT = self._padded(prompts)
+        room = self.base.info.context_length - ids_BT.shape[1]
+        device = self.base.device
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            torch.manual_seed(seed)
+            start = time.perf_counter()
+            out_BT = self.base.model.generate(
+                ids_BT,
+                attention_mask=mask_BT,
+                max_new_tokens=min(max_new_tokens, room),
+                eos_token_id=sorted(self.base.stop_token_ids) or None,
+                pad_token_id=self._pad_id,
+                **_sampling(temperature),
+                **options,
+            )
+            rows = out_BT[:, ids_BT.shape[1] :].tolist()
+            seconds = time.perf_counter() - start
+        return [self._answer(row) for row in rows], seconds
+
+    @property
+    def _pad_id(self) -> int:
+        return min(self.base.stop_token_ids, default=0)
+
+    def _padded(self, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
+        longest = max(len(prompt) for prompt in prompts)
+        gaps = [longest - len(prompt) for prompt in prompts]
+        rows = [[self._pad_id] * gap + list(p) for gap, p in zip(gaps, prompts, strict=True)]
+        mask = [[0] * gap + [1] * (longest - gap) for gap in gaps]
+        device = self.base.device
+        return torch.tensor(rows, device=device), torch.tensor(mask, device=device)
+
+    def _answer(self, row: list[int]) -> list[int]:
+        """Up to the first stop token: what stands behind it is padding."""
+        stops = (i for i, token in enumerate(row) if token in self.base.stop_token_ids)
+        return row[: next(stops, len(row)) + 1]
 
     @torch.inference_mode()
     def logits(self, ids: Sequence[int]) -> Tensor:
         """logits_V behind the last token, by one plain forward."""
         ids_1T = torch.tensor([list(ids)], device=self.base.device)
         return self.base.model(ids_1T, use_cache=False).logits[0, -1]
+
+
+def _sampling(temperature: float) -> dict[str, Any]:
+    if temperature == 0:
+        # Without the Nones transformers warns that sampling settings are unused.
+        return {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
+    # Every token may be drawn, as with ours; left out, top-k would be 50.
+    return {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}

@@ -1,15 +1,31 @@
 """`medusa-kit bench`: tokens a second against plain transformers, in one interleaved run."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from medusa_kit import console
-from medusa_kit.cli import options
-from medusa_kit.cli.prompts import load_both, read_prompts
-from medusa_kit.files import atomic_write
+from medusa_kit.cli import bench_report, options
+from medusa_kit.cli.prompts import load_both, read_prompt_set
+
+DEFAULT_PEERS = ("transformers", "prompt-lookup")
+
+Prompts = Annotated[
+    str | None,
+    typer.Option(
+        "--prompts",
+        "--prompt-set",
+        help="Prompts (file or data set), MT-bench's and Spec-Bench's form among others; the kit's "
+        "own unless given. With categories, results are by category too.",
+    ),
+]
+Peers = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Others on the same model: prompt-lookup (the default), compiled, assisted, "
+        "flashspec; by commas or repeated. `transformers` alone leaves them out."
+    ),
+]
 
 
 def bench(
@@ -19,11 +35,21 @@ def bench(
         typer.Option(help="Heads to compare, auto unless given; may be repeated (name=FOLDER)."),
     ] = None,
     tree: options.Tree = None,
-    prompts: Annotated[
-        str | None, typer.Option(help="Prompts (file or data set); the kit's own unless given.")
-    ] = None,
+    prompts: Prompts = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Take this many prompts.")] = None,
     max_new_tokens: options.MaxNewTokens = 128,
+    batch_size: Annotated[
+        int, typer.Option(min=1, help="Prompts decoded together, of one category each time.")
+    ] = 1,
+    temperature: options.Temperature = 0.0,
+    seed: options.Seed = 0,
+    peers: Peers = None,
+    assistant: Annotated[
+        str | None, typer.Option(help="A smaller model that drafts for assisted and flashspec.")
+    ] = None,
+    breakdown: Annotated[
+        bool, typer.Option("--breakdown", help="Say where a step's time goes.")
+    ] = False,
     output: Annotated[
         Path | None, typer.Option(help="Folder for bench.json and bench.png.")
     ] = None,
@@ -32,11 +58,13 @@ def bench(
     attention: options.Attention = "auto",
     force: options.Force = False,
 ) -> None:
-    """Plain transformers generate, its prompt lookup, and ours, interleaved on the same prompts."""
-    from medusa_kit.bench.bench import bench as run
-    from medusa_kit.bench.bench import standard_methods
+    """Plain transformers generate, its peers, and ours, interleaved on the same prompts."""
+    from medusa_kit.bench.peers import named_peers
+    from medusa_kit.infer.sampling import SamplingParams
 
-    asked = read_prompts(prompts, limit)
+    names = named_peers(peers or DEFAULT_PEERS, assistant)
+    sampling = SamplingParams(temperature, seed=seed)
+    asked = read_prompt_set(prompts, limit)
     named = _named(heads or ["auto"])
     first = options.heads_argument(next(iter(named.values())))
     engine, oracle = load_both(
@@ -44,11 +72,60 @@ def bench(
         force=force,
     )  # fmt: skip
     engines = _engines(engine, named, force)
-    methods = standard_methods(engines, oracle, max_new_tokens)
-    report = run(methods, [engine.encode(prompt) for prompt in asked], max_new_tokens)
-    _print(engine, report)
+    helper = _assistant(assistant, engine)
+    report, breakdowns = _measure(
+        engines, oracle, asked, max_new_tokens, batch_size, sampling, names, helper, breakdown
+    )
+    _report(report, breakdowns, engine, sampling, output)
+
+
+def _measure(
+    engines: dict[str, Any], oracle: Any, asked: Any, max_new_tokens: int, batch_size: int,
+    sampling: Any, peers: list[str], assistant: Any, breakdown: bool,
+) -> tuple[Any, dict[str, Any]]:  # fmt: skip
+    """(the report, breakdowns by method)."""
+    from medusa_kit.bench.bench import bench as run
+    from medusa_kit.bench.breakdown import break_down
+    from medusa_kit.bench.methods import check_room, standard_methods
+
+    engine = next(iter(engines.values()))
+    ids = [engine.encode(messages) for messages, _ in asked]
+    check_room(engine.base, ids)
+    methods = standard_methods(
+        engines, oracle, max_new_tokens, peers=peers, assistant=assistant, sampling=sampling,
+        batch_size=batch_size,
+    )  # fmt: skip
+    report = run(
+        methods, ids, max_new_tokens, batch_size=batch_size,
+        categories=[category for _, category in asked], sampled=not sampling.greedy,
+    )  # fmt: skip
+    if not breakdown:
+        return report, {}
+    return report, break_down(engines, ids[:batch_size], max_new_tokens, sampling)
+
+
+def _assistant(name: str | None, engine: Any) -> Any:
+    if name is None:
+        return None
+    from medusa_kit.base_model import load_base_model
+
+    info = engine.base.info
+    return load_base_model(name, dtype=info.dtype, device=info.device)
+
+
+def _report(
+    report: Any, breakdowns: dict[str, Any], engine: Any, sampling: Any, output: Path | None
+) -> None:
+    from medusa_kit.bench.machine import describe_setup
+
+    setup = describe_setup(engine)
+    chosen = "greedy"
+    if not sampling.greedy:
+        chosen = f"temperature {sampling.temperature}, seed {sampling.seed}"
+    bench_report.show(report, breakdowns, engine, setup, chosen)
     if output is not None:
-        _write(report, engine, output)
+        drawn = {"temperature": sampling.temperature, "seed": sampling.seed}
+        bench_report.write(report, breakdowns, engine, setup, drawn, output)
 
 
 def _named(heads: list[str]) -> dict[str, str]:
@@ -69,47 +146,3 @@ def _engines(first: Any, named: dict[str, str], force: bool) -> dict[str, Any]:
     for name in names[1:]:
         engines[name] = with_heads(first, options.heads_argument(named[name]), force=force)
     return engines
-
-
-def _print(engine: Any, report: Any) -> None:
-    rows = []
-    for result in report.results:
-        length = result.acceptance_length
-        depths = " ".join(f"{share:.2f}" for share in result.acceptance_by_depth)
-        rows.append(
-            (
-                result.name,
-                f"{result.tokens_per_second:.1f}",
-                f"{report.ratio(result):.2f} ×",
-                f"{report.median_ratio(result):.2f} ×",
-                "–" if length is None else f"{length:.3f}",
-                depths or "–",
-                f"{result.identical}/{report.num_prompts}",
-            )
-        )
-    info = engine.base.info
-    columns = ("method", "tokens/s", "ratio", "median ratio", "accept. length",
-               "by depth", "identical")  # fmt: skip
-    title = (
-        f"{info.name}, {info.dtype}, {info.device}, attention {engine.verifier.attention.name}: "
-        f"{report.num_prompts} prompts, {report.max_new_tokens} new tokens, greedy, batch 1"
-    )
-    console.out.print(console.table(title, columns, rows))
-
-
-def _write(report: Any, engine: Any, folder: Path) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    attention = engine.verifier.attention.report()
-    record = {"base": engine.base.info.as_dict(), "attention": attention, **report.as_dict()}
-    with atomic_write(folder / "bench.json") as temporary:
-        temporary.write_text(json.dumps(record, indent=2) + "\n")
-    console.note(f"wrote {folder / 'bench.json'}")
-    try:
-        from medusa_kit.infer.plots import plot_bench
-    except ImportError:
-        console.note("no chart: matplotlib is not installed (pip install 'medusa-kit[plot]')")
-        return
-    names = [result.name for result in report.results]
-    rates = [result.tokens_per_second for result in report.results]
-    plot_bench(names, rates, f"{engine.base.info.name}, greedy", folder / "bench.png")
-    console.note(f"wrote {folder / 'bench.png'}")

@@ -19,6 +19,16 @@ def read_prompts(source: str | None, limit: int | None) -> list[list[dict[str, s
 
     Raises DataError for a source without prompts.
     """
+    return [messages for messages, _ in read_prompt_set(source, limit)]
+
+
+def read_prompt_set(
+    source: str | None, limit: int | None
+) -> list[tuple[list[dict[str, str]], str | None]]:
+    """The same with each prompt's category: MT-bench, Spec-Bench and sets in their form have one.
+
+    Raises DataError for a source without prompts.
+    """
     from medusa_kit.data.readers import Conversation, read_rows
 
     source = source or str(asset(OWN_PROMPTS))
@@ -26,7 +36,7 @@ def read_prompts(source: str | None, limit: int | None) -> list[list[dict[str, s
     for row in read_rows(source, limit=limit):
         if not isinstance(row, Conversation):
             raise DataError(f"{source}: row {row.row} is an answer, expected a prompt")
-        prompts.append(first_turn(row.messages))
+        prompts.append((first_turn(row.messages), row.category))
     return prompts
 
 

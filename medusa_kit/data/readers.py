@@ -30,6 +30,7 @@ class Conversation:
     row: int
     id: str | None
     source: str
+    category: str | None = None  # of MT-bench, Spec-Bench and sets in their form
 
 
 @dataclass(frozen=True)
@@ -143,7 +144,9 @@ def _row(item: Any, number: int, source: str) -> Row:
     identity = None if identity is None else str(identity)
     if "response_ids" in item:
         return _answer(item, identity, number, source)
-    return Conversation(_messages(item, where), number, identity, source)
+    category = item.get("category")
+    category = category if isinstance(category, str) else None
+    return Conversation(_messages(item, where), number, identity, source, category)
 
 
 def _messages(item: dict[str, Any], where: str) -> list[Message]:

@@ -1,6 +1,6 @@
 """Pictures that say more than a table. Needs matplotlib (extra `plot`)."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,16 +45,42 @@ def plot_trees(rows: Sequence[Any], chosen: Any, path: Path) -> None:
     save_figure(figure, path)
 
 
-def plot_bench(names: Sequence[str], rates: Sequence[float], title: str, path: Path) -> None:
-    """Tokens a second for each way of decoding, as horizontal bars in a PNG."""
-    figure, axes = plt.subplots(figsize=(7, 0.6 * len(names) + 1.4), constrained_layout=True)
-    bars = axes.barh(list(names), list(rates), color=["#8a8a8a"] + ["#2b7bba"] * (len(names) - 1))
-    axes.bar_label(bars, labels=[f"{r:.1f} ({r / rates[0]:.2f} ×)" for r in rates], padding=3)
+def plot_bench(
+    rates: Mapping[str, float], depths: Mapping[str, Sequence[float]], title: str, path: Path
+) -> None:
+    """Tokens a second for each way of decoding as bars, and how deep the steps of those that draft
+    went (the share that got to depth 1, 2, …), in a PNG. Bars are compared with the first.
+    """
+    drafting = {name: shares for name, shares in depths.items() if shares}
+    names, values = list(rates), list(rates.values())
+    panels = 2 if drafting else 1
+    figure, all_axes = plt.subplots(
+        1, panels, figsize=(7 + 4 * (panels - 1), 0.6 * max(len(names), 4) + 1.4), squeeze=False,
+        width_ratios=[7, 4][:panels], constrained_layout=True,
+    )  # fmt: skip
+    axes = all_axes[0, 0]
+    bars = axes.barh(names, values, color=["#8a8a8a"] + ["#2b7bba"] * (len(names) - 1))
+    labels = [f"{rate:.1f} ({rate / values[0]:.2f} ×)" for rate in values]
+    axes.bar_label(bars, labels=labels, padding=3)
     axes.invert_yaxis()
-    axes.set_xlim(0, max(rates) * 1.25)
+    axes.set_xlim(0, max(values) * 1.35)
     axes.set_xlabel("tokens a second")
-    axes.set_title(title)
+    if drafting:
+        _plot_depths(all_axes[0, 1], drafting)
+    figure.suptitle(title)
     save_figure(figure, path)
+
+
+def _plot_depths(axes: Any, drafting: Mapping[str, Sequence[float]]) -> None:
+    deepest = max(len(shares) for shares in drafting.values())
+    for name, shares in drafting.items():
+        axes.plot(range(1, len(shares) + 1), shares, "o-", label=name)
+    axes.set_xticks(range(1, deepest + 1))
+    axes.set_ylim(0, 1)
+    axes.set_xlabel("depth")
+    axes.set_ylabel("share of steps that got there")
+    axes.grid(alpha=0.3)
+    axes.legend()
 
 
 def save_figure(figure: Any, path: Path) -> None:

@@ -1,16 +1,14 @@
 """The arithmetic of a bench report, on methods whose answers and times are made up."""
 
 import json
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tiny_models import tiny_base
 
-from medusa_kit.bench.bench import BenchReport, MethodResult, bench, standard_methods
-from medusa_kit.bench.oracle import Oracle
-from medusa_kit.heads import MedusaHeads
-from medusa_kit.infer.loading import build_engine, with_heads
+from medusa_kit.bench.bench import Answers, Batch, BenchReport, Method, MethodResult, Tally, bench
+from medusa_kit.errors import DataError
 
 PROMPTS = [[1], [2], [3]]
 
@@ -29,16 +27,23 @@ def made_up_report() -> tuple[BenchReport, list[tuple[str, int]]]:
         3: ([9] * 19 + [0], 1.0, stats(12, 0.25)),
     }
 
-    def run_slow(ids: list[int]) -> Any:
-        calls.append(("slow", ids[0]))
-        return (*slow[ids.pop()], None)
+    def run_slow(batch: Batch) -> Answers:
+        calls.append(("slow", batch[0][0]))
+        tokens, seconds = slow[batch[0].pop()]
+        return Answers([tokens], seconds)
 
-    def run_fast(ids: list[int]) -> Any:
-        calls.append(("fast", ids[0]))
-        return fast[ids.pop()]
+    def run_fast(batch: Batch) -> Answers:
+        calls.append(("fast", batch[0][0]))
+        tokens, seconds, steps = fast[batch[0].pop()]
+        return Answers([tokens], seconds, [steps])
 
-    report = bench({"slow": run_slow, "fast": run_fast}, [list(ids) for ids in PROMPTS], 20)
-    return report, calls
+    methods = [Method("slow", run_slow), Method("fast", run_fast)]
+    return bench(methods, [list(ids) for ids in PROMPTS], 20), calls
+
+
+def echo(batch: Batch) -> Answers:
+    """Every prompt answered by itself, a second for each batch."""
+    return Answers([list(ids) for ids in batch], 1.0)
 
 
 def test_the_order_rotates_after_one_warm_up_each() -> None:
@@ -51,20 +56,21 @@ def test_the_order_rotates_after_one_warm_up_each() -> None:
 def test_totals_and_ratios() -> None:
     report, _ = made_up_report()
     slow, fast = report.results
-    assert (slow.name, slow.tokens, slow.seconds) == ("slow", 40, 4.0), "the warm-up counts not"
-    assert (fast.name, fast.tokens, fast.seconds) == ("fast", 40, 2.0)
-    assert (slow.tokens_per_second, fast.tokens_per_second) == (10.0, 20.0)
+    assert (slow.name, slow.total.tokens, slow.total.seconds) == ("slow", 40, 4.0), "no warm-up"
+    assert (fast.name, fast.total.tokens, fast.total.seconds) == ("fast", 40, 2.0)
+    assert (slow.total.tokens_per_second, fast.total.tokens_per_second) == (10.0, 20.0)
     assert (report.ratio(slow), report.ratio(fast)) == (1.0, 2.0)
-    assert fast.rates == [20.0, 20.0, 20.0]
-    assert slow.rates == [10.0, 5.0, 20.0]
+    assert fast.total.rates == [20.0, 20.0, 20.0]
+    assert slow.total.rates == [10.0, 5.0, 20.0]
     assert report.median_ratio(fast) == 2.0, "of 2, 4 and 1"
-    assert (slow.identical, fast.identical) == (3, 2)
+    assert (slow.total.identical, fast.total.identical) == (3, 2)
+    assert report.identical_to == "slow"
     assert (report.num_prompts, report.max_new_tokens) == (3, 20)
 
 
 def test_acceptance_is_weighted_by_steps() -> None:
     report, _ = made_up_report()
-    slow, fast = report.results
+    slow, fast = (result.total for result in report.results)
     assert (slow.acceptance_length, slow.acceptance_by_depth) == (None, [])
     assert fast.num_steps == 20
     assert fast.acceptance_length == (40 - 3) / 20
@@ -82,25 +88,90 @@ def test_a_report_as_json() -> None:
 
 
 def test_the_median_stands_between_two_prompts() -> None:
-    theirs, ours = MethodResult("a"), MethodResult("b")
+    theirs, ours = Tally(), Tally()
     for seconds in (1.0, 1.0):
-        theirs.add([1], seconds, None)
+        theirs.add(Answers([[1]], seconds), 1)
     for seconds in (1.0, 0.25):
-        ours.add([1], seconds, None)
-    assert BenchReport([theirs, ours], 2, 1).median_ratio(ours) == 2.5
+        ours.add(Answers([[1]], seconds), 1)
+    results = [MethodResult("a", theirs), MethodResult("b", ours)]
+    assert BenchReport(results, 2, 1).median_ratio(results[1]) == 2.5
 
 
-def test_the_standard_methods_agree_on_a_tiny_model() -> None:
-    base = tiny_base("llama")
-    plain = build_engine(base)
-    drafting = with_heads(plain, MedusaHeads.for_base(base, 2).requires_grad_(False))
-    oracle = Oracle(tiny_base("llama"))
-    assert len(standard_methods({"plain": plain}, oracle, 6)) == 3, "without heads nothing drafts"
-    methods = standard_methods({"plain": plain, "ours": drafting, "two": drafting}, oracle, 6)
-    assert list(methods) == ["transformers generate", "transformers prompt lookup",
-                             "medusa-kit, one node", "ours", "two"]  # fmt: skip
-    report = bench(methods, [[5, 6, 7, 5, 6, 7], [40, 41]], 6)
-    assert [result.identical for result in report.results] == [2] * 5
-    lengths = [result.acceptance_length for result in report.results]
-    assert lengths[:3] == [None, None, 1.0]
-    assert all(length is not None and length >= 1.0 for length in lengths[3:])
+def test_batches_are_of_one_category_and_all_sizes_are_warmed_up() -> None:
+    seen: list[Batch] = []
+
+    def watched(batch: Batch) -> Answers:
+        seen.append(batch)
+        return echo(batch)
+
+    prompts = [[1], [2, 2], [3], [4], [5], [6, 6, 6]]
+    categories = ["math", "code", "math", "math", None, "code"]
+    report = bench([Method("a", watched)], prompts, 9, batch_size=2, categories=categories)
+    expected = [[[1], [3]], [[4]], [[2, 2], [6, 6, 6]], [[5]]]
+    assert seen == [[[2, 2], [6, 6, 6]], [[4]], *expected], "the longest of each size comes first"
+    assert report.categories == ["math", "code", "(none)"]
+    (result,) = report.results
+    tallies = {name: (tally.answers, tally.tokens, tally.seconds)
+               for name, tally in result.categories.items()}  # fmt: skip
+    assert tallies == {"math": (3, 3, 2.0), "code": (2, 5, 1.0), "(none)": (1, 1, 1.0)}
+    assert (result.total.answers, result.total.identical, len(result.total.rates)) == (6, 6, 4)
+    (record,) = report.as_dict()["methods"]
+    assert record["categories"]["code"]["tokens_per_second"] == 5.0
+    plain = bench([Method("a", echo)], prompts, 9, batch_size=4)
+    assert (plain.categories, plain.results[0].total.rates) == ([], [5.0, 4.0])
+
+
+def test_sampled_answers_are_held_against_the_first_of_ours() -> None:
+    def nines(batch: Batch) -> Answers:
+        return Answers([[9] for _ in batch], 1.0)
+
+    methods = [Method("theirs", echo), Method("one node", echo, ours=True),
+               Method("heads", nines, ours=True)]  # fmt: skip
+    report = bench(methods, [[1], [9], [3]], 9, sampled=True)
+    assert [result.total.identical for result in report.results] == [None, 3, 1]
+    assert report.identical_to == "one node"
+    assert json.loads(json.dumps(report.as_dict()))["methods"][0]["identical"] is None
+
+
+def failing(on: Sequence[int], error: Exception) -> Any:
+    def run(batch: Batch) -> Answers:
+        if batch[0] == list(on):
+            raise error
+        return echo(batch)
+
+    return run
+
+
+def test_a_peer_that_fails_is_left_out_with_its_reason() -> None:
+    calls: list[Batch] = []
+
+    def late(batch: Batch) -> Answers:
+        calls.append(batch)
+        return failing([2], RuntimeError("no kernel\nfor this"))(batch)
+
+    methods = [
+        Method("first", echo),
+        Method("at once", failing([1], DataError("nothing here", hint="h"))),
+        Method("late", late),
+        Method("ours", echo, ours=True),
+    ]
+    report = bench(methods, PROMPTS, 9)
+    reasons = [result.not_run for result in report.results]
+    assert reasons == [None, "nothing here", "RuntimeError: no kernel", None]
+    assert [result.name for result in report.ran] == ["first", "ours"]
+    assert calls == [[[1]], [[1]], [[2]]], "not asked again"
+    assert report.ran[1].total.answers == 3
+    assert report.as_dict()["methods"][2] == {"name": "late", "not_run": reasons[2]}
+
+
+@pytest.mark.parametrize("ours", [False, True])
+def test_the_first_method_and_ours_must_not_fail(ours: bool) -> None:
+    bad = Method("bad", failing([2], RuntimeError("broken")), ours=ours)
+    methods = [Method("first", echo), bad] if ours else [bad]
+    with pytest.raises(RuntimeError, match="broken"):
+        bench(methods, PROMPTS, 9)
+
+
+def test_no_prompt_is_an_error() -> None:
+    with pytest.raises(DataError, match="no prompt"):
+        bench([Method("a", echo)], [], 9)

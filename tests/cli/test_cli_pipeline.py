@@ -185,6 +185,32 @@ def test_bench(run: Run, trained: Path, prompts: Path, tmp_path: Path) -> None:
         assert name in out
 
 
+def test_bench_of_a_prompt_set_in_batches(run: Run, trained: Path, tmp_path: Path) -> None:
+    prompts = tmp_path / "mt_bench.jsonl"
+    rows = [{"question_id": i, "category": kind, "turns": [f"Count to {i}."]}
+            for i, kind in enumerate(["math", "coding", "math"])]  # fmt: skip
+    prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, out, _ = run("bench", *MODEL, "--heads", trained, "--prompt-set", prompts, "-n", "8",
+                       "--batch-size", "2", "--temperature", "0.9", "--seed", "5", "--peers",
+                       "transformers,prompt-lookup", "--breakdown",
+                       "--output", tmp_path)  # fmt: skip
+    assert code == 0
+    record = json.loads((tmp_path / "bench.json").read_text())
+    _, lookup, one, ours = record["methods"]
+    assert [method.get("identical") for method in record["methods"]] == [None, None, 3, 3]
+    assert (record["batch_size"], record["identical_to"]) == (2, "medusa-kit, one node")
+    assert record["sampling"] == {"temperature": 0.9, "seed": 5}
+    assert lookup["not_run"] in " ".join(out.replace("│", " ").split()).replace(" – ", " ")
+    assert {name: tally["answers"] for name, tally in ours["categories"].items()} == {
+        "math": 2, "coding": 1}  # fmt: skip
+    assert set(record["breakdown"]) == {one["name"], ours["name"]}
+    setup = record["setup"]
+    assert setup["steps_run_by"].startswith(("torch", "C++"))
+    for shown in ("temperature 0.9, seed 5", "batch 2", setup["processor"], setup["transformers"],
+                  "by category", "reading the weights once", "others draw other"):  # fmt: skip
+        assert shown in " ".join(out.split())
+
+
 def test_doctor(run: Run, trained: Path, tmp_path: Path) -> None:
     data = ROOT / "recipes/debug_conversations.jsonl"
     asked = ["doctor", "debug-tiny", "--device", "cpu", "--data", data, "--limit", "6"]

@@ -1,0 +1,236 @@
+"""Where a decoding step's time goes, against the time that reading the weights once takes.
+
+The real loop decodes real prompts with stopwatches around its parts; their time is exclusive: what
+a part calls is counted there and not here. The same answers are decoded once without stopwatches,
+so that their own cost shows. On CUDA a stopwatch waits for the device, which costs overlap.
+
+Shapes: D in, O out.
+"""
+
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from medusa_kit.infer import decode as loop
+from medusa_kit.infer.decode import Row, decode, make_row
+from medusa_kit.infer.drafters import draft_with, dynamic
+from medusa_kit.infer.drafters.base import Drafter
+from medusa_kit.infer.drafters.plain import PlainDrafter
+from medusa_kit.infer.engine import Engine
+from medusa_kit.infer.packed_linear import pack_for_rows
+from medusa_kit.infer.sampling import SamplingParams
+from medusa_kit.infer.tree_cache import TreeCache, TreeCacheLayer
+
+# In the order of a step. Where C++ runs steps it stands for all of the model.
+HEADS, TREE, NATIVE, LINEAR, ATTENTION, MODEL, ACCEPT, CACHE, PYTHON = PARTS = (
+    "heads", "tree", "C++ step", "linear layers", "attention", "rest of the model", "accept",
+    "cache", "Python",
+)  # fmt: skip
+FLOOR_BUFFER = 1 << 31  # bytes: of larger weights a part is read, and the time scaled up
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    """Medians over the steps of a method, in seconds; they need not add up."""
+
+    num_nodes: int
+    num_steps: int
+    parts: dict[str, float]  # those of PARTS that took any time
+    step_seconds: float  # with stopwatches
+    undisturbed_seconds: float  # without
+    weight_bytes: int  # that the base model's part of a step reads
+    floor_seconds: float  # to read that many bytes once
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def break_down(
+    engines: Mapping[str, Engine],
+    batch: Sequence[list[int]],
+    max_new_tokens: int,
+    sampling: SamplingParams | None = None,
+) -> dict[str, Breakdown]:
+    """A breakdown of one-node steps (of the first engine) and of every engine's with heads.
+
+    `batch`: token ids of prompts that are decoded together. An answer of one token has no step and
+    leaves its method out.
+    """
+    first = next(iter(engines.values()))
+    floor = read_floor(_weight_bytes(first), first.base.device)
+    cases = {"medusa-kit, one node": (first, False)}
+    cases |= {name: (e, True) for name, e in engines.items() if e.heads is not None}
+    result = {}
+    for name, (engine, drafts) in cases.items():
+        found = step_breakdown(
+            engine, batch, max_new_tokens, sampling or SamplingParams(), drafts, floor
+        )
+        if found is not None:
+            result[name] = found
+    return result
+
+
+def step_breakdown(
+    engine: Engine,
+    batch: Sequence[list[int]],
+    max_new_tokens: int,
+    sampling: SamplingParams,
+    drafts: bool,
+    floor_seconds: float,
+) -> Breakdown | None:
+    """Steps of this engine, with its heads (`drafts`) or of one node."""
+
+    def rows() -> list[Row]:
+        room = engine.base.info.context_length - max(map(len, batch))
+        tokens = min(max_new_tokens, room)
+        return [make_row(engine.verifier, prompt, sampling, tokens) for prompt in batch]
+
+    drafter = _drafter(engine, len(batch), drafts)
+    undisturbed = [seconds for seconds, _ in _steps(engine, drafter, rows(), None)]
+    watch = Stopwatch(engine.base.device)
+    with watched(engine, drafter, watch):
+        steps = list(_steps(engine, drafter, rows(), watch))
+    if not steps:
+        return None
+    medians = {part: statistics.median(spent[part] for _, spent in steps) for part in PARTS}
+    return Breakdown(
+        num_nodes=drafter.num_nodes,
+        num_steps=len(steps),
+        parts={part: seconds for part, seconds in medians.items() if seconds > 0},
+        step_seconds=statistics.median(seconds for seconds, _ in steps),
+        undisturbed_seconds=statistics.median(undisturbed),
+        weight_bytes=_weight_bytes(engine),
+        floor_seconds=floor_seconds,
+    )
+
+
+def read_floor(num_bytes: int, device: torch.device, repeats: int = 9) -> float:
+    """Median seconds to read this many bytes from memory, summing them up."""
+    held = torch.ones(max(1, min(num_bytes, FLOOR_BUFFER) // 4), device=device)
+    times = []
+    for _ in range(repeats + 1):
+        start = time.perf_counter()
+        held.sum().item()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:]) * num_bytes / (4 * held.numel())
+
+
+class Stopwatch:
+    """Seconds spent in each part, without those in parts that it called."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_cuda = device.type == "cuda"
+        self._running: list[str] = []
+        self._since = 0.0
+        self.spent: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        self._count()
+        self._running.append(name)
+        try:
+            yield
+        finally:
+            self._count()
+            self._running.pop()
+
+    def timed(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
+            if HEADS in self._running:  # they may read through the base's own layers
+                return function(*args, **kwargs)
+            with self.part(part):
+                return function(*args, **kwargs)
+
+        return wrapper
+
+    def _count(self) -> None:
+        if self._on_cuda:
+            torch.cuda.synchronize()
+        now = time.perf_counter()
+        if self._running:
+            self.spent[self._running[-1]] += now - self._since
+        self._since = now
+
+
+@contextmanager
+def watched(engine: Engine, drafter: Drafter, watch: Stopwatch) -> Iterator[None]:
+    """Stopwatches around the parts of a step, for as long as the context lasts."""
+    verifier = engine.verifier
+    places: list[tuple[Any, str, str]] = [
+        (drafter, "propose", TREE),
+        (dynamic, "scored_guesses", HEADS),
+        (dynamic, "scored_guesses_behind", HEADS),
+        (verifier.base, "hidden_and_logits", MODEL),
+        (verifier.attention, "attend", ATTENTION),
+        (TreeCacheLayer, "update", CACHE),
+        (TreeCache, "commit", CACHE),
+        (loop, "_accept_rows", ACCEPT),
+    ]
+    if engine.heads is not None:
+        places += [(engine.heads, name, HEADS) for name in ("candidates", "candidates_behind")]
+    if verifier.native is not None:
+        places.append((verifier.native, "forward", NATIVE))
+    places += [(layer, "forward", LINEAR) for layer in _linear_layers(verifier.base.model)]
+    with ExitStack() as stack:
+        for owner, name, part in places:
+            stack.enter_context(_replaced(owner, name, watch.timed(getattr(owner, name), part)))
+        yield
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    own = name in vars(owner)
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if own:
+            setattr(owner, name, before)
+        else:
+            delattr(owner, name)
+
+
+def _steps(
+    engine: Engine, drafter: Drafter, rows: list[Row], watch: Stopwatch | None
+) -> Iterator[tuple[float, dict[str, float]]]:
+    """Seconds of each step that all rows took part in, and where they went."""
+    emitted = decode(engine.verifier, drafter, rows)
+    next(emitted)  # the prompt's
+    watch = watch or Stopwatch(engine.base.device)
+    while all(row.finish_reason is None for row in rows):
+        watch.spent.clear()
+        start = time.perf_counter()
+        with watch.part(PYTHON):
+            next(emitted)
+        seconds = time.perf_counter() - start
+        yield seconds, defaultdict(float, watch.spent)
+
+
+def _drafter(engine: Engine, batch_size: int, drafts: bool) -> Drafter:
+    if not drafts:
+        return PlainDrafter(engine.base.device)
+    assert engine.heads is not None
+    tree = engine.tree_for(batch_size)
+    pack_for_rows(engine.base.model, tree.num_nodes * batch_size)  # as the engine does
+    return draft_with(engine.heads, tree)
+
+
+def _weight_bytes(engine: Engine) -> int:
+    """What a step reads of the base model: packed for C++, else its linear layers' weights."""
+    if engine.verifier.native is not None:
+        return engine.verifier.native.weight_bytes
+    weights = {layer.weight.data_ptr(): layer.weight for layer in _linear_layers(
+        engine.base.model)}  # fmt: skip
+    return sum(weight.numel() * weight.element_size() for weight in weights.values())
+
+
+def _linear_layers(model: nn.Module) -> list[nn.Linear]:
+    return [module for module in model.modules() if isinstance(module, nn.Linear)]

@@ -1,0 +1,40 @@
+"""What a figure was measured on and with."""
+
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from medusa_kit.infer.engine import Engine
+from medusa_kit.version import __version__
+
+CPU_INFO = Path("/proc/cpuinfo")
+
+
+def describe_setup(engine: Engine) -> dict[str, Any]:
+    """Machine and versions, and what runs the steps of this engine."""
+    import transformers
+
+    return {
+        "steps_run_by": engine.verifier.steps_run_by,
+        "processor": processor_name(engine.base.device),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "medusa_kit": __version__,
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def processor_name(device: torch.device) -> str:
+    """The processor that the model runs on, by its maker's name where there is one to be had."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if CPU_INFO.is_file():
+        for line in CPU_INFO.read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()

@@ -1,0 +1,131 @@
+"""How a bench shows itself: tables, bench.json, the chart."""
+
+import json
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from medusa_kit import console
+from medusa_kit.files import atomic_write
+
+NAME_WIDTH = 28  # of a method's name, and of the reason why it was not run
+
+
+def show(
+    report: Any, breakdowns: dict[str, Any], engine: Any, setup: dict[str, Any], sampled: str
+) -> None:
+    """Print what was measured; `sampled` says how tokens were chosen."""
+    info = engine.base.info
+    title = (
+        f"{info.name}, {info.dtype}, {info.device}, attention {engine.verifier.attention.name}: "
+        f"{report.num_prompts} prompts, {report.max_new_tokens} new tokens, {sampled}, "
+        f"batch {report.batch_size}\nsteps by {setup['steps_run_by']}; {setup['processor']}, "
+        f"threads {setup['threads']}, torch {setup['torch']}, transformers {setup['transformers']}"
+    )
+    console.out.print(_methods_table(report, title))
+    console.out.print(
+        f"identical: answers that equal those of {report.identical_to}, token for token"
+        + ("; others draw other random numbers" if any(
+            result.total.identical is None for result in report.ran) else ""),
+        markup=False, highlight=False,
+    )  # fmt: skip
+    if report.categories:
+        console.out.print(_category_table(report))
+    if breakdowns:
+        console.out.print(breakdown_table(breakdowns, "a step, ms (medians)"))
+
+
+def _methods_table(report: Any, title: str) -> Any:
+    rows = []
+    for result in report.results:
+        name = textwrap.fill(result.name, NAME_WIDTH)
+        if result.not_run is not None:
+            why = textwrap.fill(f"not run: {result.not_run}", NAME_WIDTH)
+            rows.append((f"{name}\n{why}", *["–"] * 6))
+            continue
+        total = result.total
+        length = total.acceptance_length
+        depths = " ".join(f"{share:.2f}" for share in total.acceptance_by_depth)
+        same = "–" if total.identical is None else f"{total.identical}/{total.answers}"
+        rows.append(
+            (
+                name,
+                f"{total.tokens_per_second:.1f}",
+                f"{report.ratio(result):.2f} ×",
+                f"{report.median_ratio(result):.2f} ×",
+                "–" if length is None else f"{length:.3f}",
+                depths or "–",
+                same,
+            )
+        )
+    columns = ("method", "tokens/s", "ratio", "median ratio", "accept. length",
+               "by depth", "identical")  # fmt: skip
+    return console.table(title, columns, rows)
+
+
+def _category_table(report: Any) -> Any:
+    first, *others = report.ran
+    rows = []
+    for category in report.categories:
+        cells = []
+        for result in others:
+            length = result.categories[category].acceptance_length
+            ratio = f"{report.category_ratio(result, category):.2f} ×"
+            cells.append(ratio if length in (None, 1.0) else f"{ratio} ({length:.2f})")
+        base = first.categories[category]
+        rows.append((category, base.answers, f"{base.tokens_per_second:.1f}", *cells))
+    names = [result.name.removeprefix("transformers ").removeprefix("medusa-kit, ")
+             for result in report.ran]  # fmt: skip
+    columns = ("category", "prompts", f"{names[0]}, tokens/s", *names[1:])
+    title = f"by category: ratio to {first.name} (acceptance length)"
+    return console.table(title, columns, rows)
+
+
+def breakdown_table(breakdowns: dict[str, Any], title: str) -> Any:
+    """Parts of a step in ms, a column each; `breakdowns` as `break_down` returns them."""
+    from medusa_kit.bench.breakdown import PARTS
+
+    found = list(breakdowns.values())
+    used = [part for part in PARTS if any(part in one.parts for one in found)]
+    rows: list[tuple[Any, ...]] = [
+        (part, *(f"{one.parts[part] * 1e3:.2f}" if part in one.parts else "–" for one in found))
+        for part in used
+    ]
+    rows += [
+        ("step", *(f"{one.step_seconds * 1e3:.2f}" for one in found)),
+        ("step without stopwatches", *(f"{one.undisturbed_seconds * 1e3:.2f}" for one in found)),
+        ("reading the weights once", *(f"{one.floor_seconds * 1e3:.2f}" for one in found)),
+        ("weights, MB", *(f"{one.weight_bytes / 1e6:,.1f}" for one in found)),
+        ("nodes", *(one.num_nodes for one in found)),
+        ("steps", *(one.num_steps for one in found)),
+    ]
+    return console.table(title, ("part", *breakdowns), rows)
+
+
+def write(
+    report: Any, breakdowns: dict[str, Any], engine: Any, setup: dict[str, Any],
+    sampling: dict[str, Any], folder: Path,
+) -> None:  # fmt: skip
+    """bench.json, and bench.png where matplotlib is there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    record = {
+        "base": engine.base.info.as_dict(),
+        "attention": engine.verifier.attention.report(),
+        "setup": setup,
+        "sampling": sampling,
+        **report.as_dict(),
+        "breakdown": {name: one.as_dict() for name, one in breakdowns.items()},
+    }
+    with atomic_write(folder / "bench.json") as temporary:
+        temporary.write_text(json.dumps(record, indent=2) + "\n")
+    console.note(f"wrote {folder / 'bench.json'}")
+    try:
+        from medusa_kit.infer.plots import plot_bench
+    except ImportError:
+        console.note("no chart: matplotlib is not installed (pip install 'medusa-kit[plot]')")
+        return
+    rates = {result.name: result.total.tokens_per_second for result in report.ran}
+    depths = {result.name: result.total.acceptance_by_depth for result in report.ran}
+    title = f"{engine.base.info.name}, batch {report.batch_size}"
+    plot_bench(rates, depths, title, folder / "bench.png")
+    console.note(f"wrote {folder / 'bench.png'}")
