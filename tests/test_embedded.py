@@ -10,6 +10,7 @@ from medusa_kit import load
 from medusa_kit.base_model import BaseModel, load_base_model
 from medusa_kit.embedded import EMBEDDED_NAME, cache_folder, embedded_gguf
 from medusa_kit.errors import CheckpointError
+from medusa_kit.infer.native.library import load_library
 
 TOKENS = 16
 PROMPTS = ["Name three colours.", "What is 2 + 2?"]
@@ -38,6 +39,8 @@ def test_greedy_answers_are_those_of_plain_transformers() -> None:
     assert (info.source, info.model_type, info.hidden_size) == ("embedded", "llama", 576)
     assert info.fingerprint == untouched.info.fingerprint
     assert not info.quantized, "dequantised at load"
+    if load_library() is not None:  # the file's own blocks, not wider copies
+        assert engine.verifier.steps_run_by.endswith("MB of weights as int4, int8)")
     for prompt in PROMPTS:
         ids = untouched.tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}], add_generation_prompt=True, return_dict=False

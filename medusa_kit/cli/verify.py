@@ -83,7 +83,10 @@ def _print(engine: Any, reports: dict[str, Any]) -> None:
             "model, where a margin below the noise may flip by rounding"
         )
     attention = engine.verifier.attention.name
-    title = f"{engine.base.info.name}, attention {attention}, noise {engine.check.noise:.1e}"
+    title = (
+        f"{engine.base.info.name}, attention {attention}, steps by {engine.verifier.steps_run_by}, "
+        f"noise {engine.check.noise:.1e}"
+    )
     console.out.print(console.table(title, columns, rows))
     for name, report in reports.items():
         for d in report.differences:

@@ -38,6 +38,7 @@ class GenerationStats:
     drafter: str
     attention: str  # the backends of tree attention in use, as in `flash` or `flash+sdpa`
     attention_fallbacks: list[str]  # what was left to another backend than asked for, and why
+    steps_run_by: str  # C++ or torch, with what that means
     prompt_tokens: int
     new_tokens: int
     num_steps: int
@@ -200,6 +201,7 @@ class Engine:
             drafter=drafter,
             attention=self.verifier.attention.name,
             attention_fallbacks=list(self.verifier.attention.fallbacks),
+            steps_run_by=self.verifier.steps_run_by,
             prompt_tokens=len(row.prompt_ids),
             new_tokens=len(row.token_ids),
             num_steps=row.num_steps,

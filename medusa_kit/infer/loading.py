@@ -84,7 +84,7 @@ def with_heads(
     result.heads_source = str(folder) if folder else None
     if heads is not None:
         if engine.verifier.native is not None:
-            install_native_heads(heads, engine.verifier.native.output_blocks)
+            install_native_heads(heads, engine.verifier.native)
         result.use_tree(_tree_for(heads, tree, folder))
     return result
 

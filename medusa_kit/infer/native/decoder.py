@@ -47,6 +47,7 @@ class NativeDecoder:
         self._alive: list[Any] = []  # what the structures point to
         self._struct = self._build()
         self.output_blocks = self._packer.blocks(self.parts.output)
+        self.output = self._packer.matrices[-1]
         self.logits_BNV: Tensor | None = None  # of the last step, and the argmax of each node
         self.likeliest_BN = torch.empty(0)
 

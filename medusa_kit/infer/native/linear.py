@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.native import library
+from medusa_kit.infer.native.decoder import NativeDecoder
 from medusa_kit.infer.native.packing import Blocks, PackedMatrix, pack
 from medusa_kit.infer.packed_linear import plain_linears
 
@@ -39,7 +40,9 @@ class NativeLinear(nn.Linear):
         return out_XO
 
 
-def make_native(layer: nn.Linear, blocks: Blocks | None = None) -> bool:
+def make_native(
+    layer: nn.Linear, blocks: Blocks | None = None, packed: PackedMatrix | None = None
+) -> bool:
     """Turn a plain float32 layer on a CPU into a NativeLinear; says whether it did."""
     loaded = library.load_library()
     weight = layer.weight
@@ -48,29 +51,29 @@ def make_native(layer: nn.Linear, blocks: Blocks | None = None) -> bool:
         return False
     layer.__class__ = NativeLinear
     native = cast(NativeLinear, layer)
-    native.packed = pack(weight.detach(), layer.bias, blocks)
+    native.packed = packed or pack(weight.detach(), layer.bias, blocks)
     native.library = loaded
     return True
 
 
-def install_native_heads(heads: MedusaHeads, output_blocks: Blocks | None) -> None:
-    """Let frozen heads draft through the kernels. `output_blocks`: of the base's output embedding,
-    whose rows the heads' projection reads.
-    """
+def install_native_heads(heads: MedusaHeads, decoder: NativeDecoder) -> None:
+    """Let frozen heads draft through the kernels, beside a base whose steps do."""
     if any(parameter.requires_grad for parameter in heads.parameters()):
         return  # packed copies would go stale
     install_native_linears(heads)
-    if heads.config.projection == "own" or heads.base.dtype != torch.float32:
+    if heads.config.projection == "shared":
+        make_native(heads.base.output_embedding, packed=decoder.output)
+    if heads.config.projection != "reduced" or heads.column_ids is None:
         return
     weight_and_bias = heads.linear(0)
-    if heads.column_ids is None or weight_and_bias is None:
-        return
+    assert weight_and_bias is not None
     weight_RD, bias_R = weight_and_bias
     rows = nn.Linear(weight_RD.shape[1], weight_RD.shape[0], bias=False)
     rows.weight = nn.Parameter(weight_RD, requires_grad=False)
     if bias_R is not None:
         rows.bias = nn.Parameter(bias_R, requires_grad=False)
-    if make_native(rows, output_blocks and output_blocks.select(heads.column_ids)):
+    blocks = decoder.output_blocks
+    if make_native(rows, blocks and blocks.select(heads.column_ids)):
         heads.projector = rows.forward
 
 
