@@ -79,7 +79,7 @@ class BaseModel:
         self.tokenizer = tokenizer
         self.config = model.config.get_text_config()
         self.scale_logits = LogitScale.of(self.config)
-        self._decoder_is_exact = self._check_views()
+        self.decoder_is_exact = self._check_views()
         self.info = self._describe(name, source, revision)
 
     @property
@@ -152,7 +152,7 @@ class BaseModel:
         arguments = {"attention_mask": attention_mask_BT, "use_cache": False}
         if position_ids_BT is not None:
             arguments["position_ids"] = position_ids_BT
-        if self._decoder_is_exact:
+        if self.decoder_is_exact:
             decoder = self.model.get_decoder()
             return decoder(input_ids_BT, **arguments).last_hidden_state
         return self._hooked(input_ids_BT, **arguments)[0]

@@ -7,7 +7,8 @@ MedusaKitError                 exit 1: a run failed
 ├── DataError                  a data file or a row of it
 ├── CheckpointError            heads, statistics or a model that is missing, cut off or malformed
 ├── IncompatibleBaseError      heads on the wrong base, or a base that trees cannot be verified on
-└── ContextLengthError         a prompt that does not fit the model's context
+├── ContextLengthError         a prompt that does not fit the model's context
+└── DeviceMemoryError          a request that the accelerator's memory cannot hold
 
 A message names the value and what was expected; `hint` says what to do about it.
 """
@@ -55,6 +56,10 @@ class IncompatibleBaseError(MedusaKitError):
 
 
 class ContextLengthError(MedusaKitError):
+    pass
+
+
+class DeviceMemoryError(MedusaKitError):
     pass
 
 

@@ -17,7 +17,7 @@ def describe_setup(engine: Engine) -> dict[str, Any]:
     import transformers
 
     return {
-        "steps_run_by": engine.verifier.steps_run_by,
+        "steps_run_by": engine.steps_run_by,
         "processor": processor_name(engine.base.device),
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),

@@ -56,6 +56,8 @@ def bench(
     dtype: options.DType = "float32",
     device: options.Device = "auto",
     attention: options.Attention = "auto",
+    fixed_shapes: options.FixedShapes = "auto",
+    compiled: options.Compile = False,
     force: options.Force = False,
 ) -> None:
     """Plain transformers generate, its peers, and ours, interleaved on the same prompts."""
@@ -69,7 +71,7 @@ def bench(
     first = options.heads_argument(next(iter(named.values())))
     engine, oracle = load_both(
         model, heads=first, tree=tree, dtype=dtype, device=device, attention=attention,
-        force=force,
+        fixed_shapes=fixed_shapes, compiled=compiled, force=force,
     )  # fmt: skip
     engines = _engines(engine, named, force)
     helper = _assistant(assistant, engine)

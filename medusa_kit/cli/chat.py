@@ -29,6 +29,8 @@ def chat(
     dtype: options.DType = "float32",
     device: options.Device = "auto",
     attention: options.Attention = "auto",
+    fixed_shapes: options.FixedShapes = "auto",
+    compiled: options.Compile = False,
     force: options.Force = False,
 ) -> None:
     """Chat with the model; each answer closes with its speed and acceptance length."""
@@ -36,7 +38,7 @@ def chat(
 
     engine = medusa_kit.load(
         model, heads=options.heads_argument(heads), tree=tree, dtype=dtype, device=device,
-        attention=attention, force=force,
+        attention=attention, fixed_shapes=fixed_shapes, compiled=compiled, force=force,
     )  # fmt: skip
     settings = {"max_new_tokens": max_new_tokens, "drafter": drafter, **sampling}
     console.note(_greeting(engine))

@@ -32,6 +32,8 @@ def generate(
     dtype: options.DType = "float32",
     device: options.Device = "auto",
     attention: options.Attention = "auto",
+    fixed_shapes: options.FixedShapes = "auto",
+    compiled: options.Compile = False,
     force: options.Force = False,
 ) -> None:
     """Answer one prompt, or a file of them: text or JSON lines with statistics on stdout."""
@@ -44,7 +46,7 @@ def generate(
     prompts = _prompts(prompt, file, system)
     engine = medusa_kit.load(
         model, heads=options.heads_argument(heads), tree=tree, dtype=dtype, device=device,
-        attention=attention, force=force,
+        attention=attention, fixed_shapes=fixed_shapes, compiled=compiled, force=force,
     )  # fmt: skip
     for start in range(0, len(prompts), batch_size):
         batch = prompts[start : start + batch_size]

@@ -34,6 +34,15 @@ Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Attention = Annotated[
     str, typer.Option(help="What computes tree attention: auto, sdpa, flash or triton.")
 ]
+FixedShapes = Annotated[
+    str,
+    typer.Option(
+        help="Greedy steps whole on the device: auto (on CUDA, as a CUDA graph), always or never."
+    ),
+]
+Compile = Annotated[
+    bool, typer.Option("--compile", help="torch.compile the forward of steps of fixed shapes.")
+]
 Force = Annotated[
     bool, typer.Option("--force", help="Put heads on a base with another fingerprint.")
 ]

@@ -32,6 +32,8 @@ def verify(
     dtype: options.DType = "float32",
     device: options.Device = "auto",
     attention: options.Attention = "auto",
+    fixed_shapes: options.FixedShapes = "auto",
+    compiled: options.Compile = False,
     force: options.Force = False,
 ) -> None:
     """Compare token by token with plain transformers on an untouched second model.
@@ -46,7 +48,7 @@ def verify(
     asked = read_prompts(prompts, limit)
     engine, oracle = load_both(
         model, heads=options.heads_argument(heads), tree=tree, dtype=dtype, device=device,
-        attention=attention, force=force,
+        attention=attention, fixed_shapes=fixed_shapes, compiled=compiled, force=force,
     )  # fmt: skip
     reports = {"greedy": run(engine, oracle, asked, max_new_tokens=max_new_tokens, drafter=drafter)}
     if not sampling.greedy:
@@ -84,7 +86,7 @@ def _print(engine: Any, reports: dict[str, Any]) -> None:
         )
     attention = engine.verifier.attention.name
     title = (
-        f"{engine.base.info.name}, attention {attention}, steps by {engine.verifier.steps_run_by}, "
+        f"{engine.base.info.name}, attention {attention}, steps by {engine.steps_run_by}, "
         f"noise {engine.check.noise:.1e}"
     )
     console.out.print(console.table(title, columns, rows))

@@ -14,10 +14,14 @@ from torch import Tensor
 
 from medusa_kit.errors import ConfigError, ContextLengthError
 from medusa_kit.infer.acceptance import Verdict, accept, accept_typical
+from medusa_kit.infer.device_memory import memory_named
 from medusa_kit.infer.drafters.base import Draft, Drafter, State, StepResult, path_to
+from medusa_kit.infer.fixed.loop import run_steps
+from medusa_kit.infer.fixed.step import FixedStep
 from medusa_kit.infer.sampling import SamplingParams
 from medusa_kit.infer.stream import StopStrings
 from medusa_kit.infer.token_choice import TokenChooser
+from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.verifier import Verifier
 
 
@@ -34,6 +38,7 @@ class Row:
     finish_reason: str | None = None
     num_steps: int = 0
     depth_counts: dict[int, int] = field(default_factory=dict)  # accepted depth -> steps
+    steps_run_by: str = "torch"
 
     def take(self, tokens: Sequence[int]) -> list[int]:
         """Emit tokens up to the first stop; what is behind it is dropped. Returns those emitted."""
@@ -90,13 +95,42 @@ def make_row(
 
 @torch.inference_mode()
 def decode(verifier: Verifier, drafter: Drafter, rows: Sequence[Row]) -> Iterator[Emitted]:
-    """Decode rows together until all have finished; yields what each step emitted."""
-    longest = max(len(row.prompt_ids) + row.max_new_tokens for row in rows)
-    cache = verifier.new_cache(len(rows), longest + drafter.num_nodes - 1)
+    """Decode rows together until all have finished; yields what each step emitted.
+
+    Raises DeviceMemoryError where an accelerator's memory is too small; a smaller request works.
+    """
+    num_slots = max(len(row.prompt_ids) + row.max_new_tokens for row in rows)
+    num_slots += drafter.num_nodes - 1
+    with memory_named(verifier.base, len(rows), drafter.num_nodes, num_slots):
+        if verifier.fixed is None:
+            yield from _decode(verifier, drafter, rows, verifier.new_cache(len(rows), num_slots))
+            return
+        with verifier.fixed.borrowed(drafter, rows) as step:
+            if step is None:
+                cache = verifier.new_cache(len(rows), num_slots)
+            else:
+                cache = step.cache.first_rows(len(rows))
+            yield from _decode(verifier, drafter, rows, cache, step)
+
+
+def _decode(
+    verifier: Verifier,
+    drafter: Drafter,
+    rows: Sequence[Row],
+    cache: TreeCache,
+    step: FixedStep | None = None,
+) -> Iterator[Emitted]:
+    """The loop. `step`: does on the device what stands here, from the first root on."""
+    by = verifier.fixed.name if verifier.fixed and step else verifier.steps_run_by
+    for row in rows:
+        row.steps_run_by = by
     hidden_BD, logits_BV = verifier.prefill(cache, [row.prompt_ids for row in rows])
     roots = [row.chooser.choose(logits_BV[i], row.prompt_ids) for i, row in enumerate(rows)]
     yield [(row, row.take([root])) for row, root in zip(rows, roots, strict=True)]
 
+    if step is not None:
+        yield from run_steps(step, rows, roots, hidden_BD)
+        return
     state = State([list(row.prompt_ids) for row in rows], roots, hidden_BD)
     drafter.begin(state)
     rows = list(rows)

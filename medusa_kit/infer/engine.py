@@ -36,9 +36,8 @@ class GenerationStats:
     """How an answer came about. `acceptance_by_depth[d - 1]`: share of steps at depth d."""
 
     drafter: str
-    attention: str  # the backends of tree attention in use, as in `flash` or `flash+sdpa`
+    attention: str  # backends of tree attention in the loop, as in `flash` or `flash+sdpa`
     attention_fallbacks: list[str]  # what was left to another backend than asked for, and why
-    steps_run_by: str  # C++ or torch, with what that means
     prompt_tokens: int
     new_tokens: int
     num_steps: int
@@ -47,6 +46,7 @@ class GenerationStats:
     seconds: float
     tokens_per_second: float
     acceptance: str = "exact"  # exact | typical
+    steps_run_by: str = "torch"  # torch, C++, or fixed shapes, with the details of each
 
     @property
     def lossy(self) -> bool:
@@ -84,6 +84,12 @@ class Engine:
     @property
     def base(self) -> BaseModel:
         return self.verifier.base
+
+    @property
+    def steps_run_by(self) -> str:
+        """What runs greedy steps; each answer's statistics say what ran its own."""
+        fixed = self.verifier.fixed
+        return self.verifier.steps_run_by if fixed is None else fixed.name
 
     def generate(
         self,
@@ -201,7 +207,6 @@ class Engine:
             drafter=drafter,
             attention=self.verifier.attention.name,
             attention_fallbacks=list(self.verifier.attention.fallbacks),
-            steps_run_by=self.verifier.steps_run_by,
             prompt_tokens=len(row.prompt_ids),
             new_tokens=len(row.token_ids),
             num_steps=row.num_steps,
@@ -210,6 +215,7 @@ class Engine:
             seconds=seconds,
             tokens_per_second=len(row.token_ids) / seconds if seconds else 0.0,
             acceptance=row.chooser.params.acceptance,
+            steps_run_by=row.steps_run_by,
         )
         reason = row.finish_reason or "cancelled"
         return GenerationResult(cut_at_stop(text, stops), list(row.token_ids), reason, stats)

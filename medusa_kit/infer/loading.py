@@ -12,6 +12,7 @@ from medusa_kit.heads import MedusaHeads, load_heads
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.engine import Engine
+from medusa_kit.infer.fixed.shapes import check_choice
 from medusa_kit.infer.native.linear import install_native_heads
 from medusa_kit.infer.prepare import prepared_verifier
 from medusa_kit.tree.candidate_tree import CandidateTree
@@ -31,6 +32,8 @@ def load(
     dtype: str = "float32",
     device: str = "auto",
     attention: str = "auto",
+    fixed_shapes: str = "auto",
+    compiled: bool = False,
     revision: str | None = None,
     force: bool = False,
 ) -> Engine:
@@ -39,12 +42,23 @@ def load(
     `heads`: auto (paired with the base, else shipped with the kit, else none), None, a folder, a
     Hub id, or `untrained`. `tree`: a tree, static or dynamic, its file or a list of choices; else
     the one beside the heads. `attention`: what computes tree attention (auto, sdpa, flash, triton).
+    `fixed_shapes`: whether greedy steps run whole on the device (auto: on CUDA, as a CUDA graph;
+    always, never); `compiled`: with the model's forward through torch.compile.
     `force` puts heads on a base with another fingerprint.
     Raises CheckpointError, IncompatibleBaseError, TreeError, ConfigError.
     """
     AttentionChoice(attention)  # a wrong name is refused before anything is loaded
+    check_choice(fixed_shapes, compiled)
     base = load_base_model(name, dtype=dtype, device=device, revision=revision)
-    return build_engine(base, heads=heads, tree=tree, attention=attention, force=force)
+    return build_engine(
+        base,
+        heads=heads,
+        tree=tree,
+        attention=attention,
+        fixed_shapes=fixed_shapes,
+        compiled=compiled,
+        force=force,
+    )
 
 
 def build_engine(
@@ -53,10 +67,12 @@ def build_engine(
     heads: str | Path | MedusaHeads | None = None,
     tree: AnyTree = None,
     attention: str = "auto",
+    fixed_shapes: str = "auto",
+    compiled: bool = False,
     force: bool = False,
 ) -> Engine:
     """The same around a base model already loaded; trees are proved on it first."""
-    plain = Engine(*prepared_verifier(base, attention))
+    plain = Engine(*prepared_verifier(base, attention, fixed_shapes, compiled))
     return with_heads(plain, heads, tree=tree, force=force)
 
 

@@ -1,5 +1,6 @@
 """A verifier made fast for its machine, and proved: what every command decodes through.
 
+On CUDA steps of fixed shapes are replayed as graphs where that applies (`fixed/`).
 On a CPU whole steps run in C++ where the family is known to it, else linear layers do, else torch's
 own MKL packs them. Whatever is chosen must pass the same proof as the model alone.
 """
@@ -11,6 +12,7 @@ import torch
 from medusa_kit import console
 from medusa_kit.base_model import BaseModel
 from medusa_kit.errors import IncompatibleBaseError
+from medusa_kit.infer.fixed.shapes import use_fixed_shapes
 from medusa_kit.infer.fused_norm import install_fused_norms
 from medusa_kit.infer.native.decoder import native_decoder
 from medusa_kit.infer.native.describe import Unsupported
@@ -21,13 +23,16 @@ from medusa_kit.infer.tree_check import TreeCheck, check_trees, proved_verifier
 from medusa_kit.infer.verifier import Verifier
 
 
-def prepared_verifier(base: BaseModel, attention: str = "auto") -> tuple[Verifier, TreeCheck]:
+def prepared_verifier(
+    base: BaseModel, attention: str = "auto", fixed_shapes: str = "auto", compiled: bool = False
+) -> tuple[Verifier, TreeCheck]:
     """Raises ConfigError, IncompatibleBaseError. A backend of tree attention asked for by name is a
     wish to see it run, so C++ does not take whole steps then.
     """
     install_fused_norms(base.model)
     verifier, check = proved_verifier(base, attention)
-    if base.device.type != "cpu":
+    check = use_fixed_shapes(verifier, check, fixed_shapes, compiled)
+    if verifier.fixed is not None or base.device.type != "cpu":
         return verifier, check
     try:
         if attention != "auto":

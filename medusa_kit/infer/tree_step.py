@@ -79,6 +79,10 @@ class TreeStep:
     def window_bites(self, window: int | None) -> bool:
         return window is not None and self.num_slots > window
 
+    def device_lengths(self) -> Tensor:
+        """lengths_B where the nodes are."""
+        return torch.tensor(self.lengths, device=self.depths_BN.device)
+
     def _build_mask(self, window: int | None) -> Tensor:
         device = self.depths_BN.device
         lengths_B11 = torch.tensor(self.lengths, device=device)[:, None, None]

@@ -3,7 +3,8 @@
 Shapes: B batch, T tokens, N nodes with root, D hidden, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,10 @@ from medusa_kit.infer.native.decoder import NativeDecoder
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import TreeStep
 
+if TYPE_CHECKING:
+    from medusa_kit.infer.fixed.shapes import FixedShapes
+
+Forward = Callable[..., tuple[Tensor, Tensor]]  # (hidden_BND, logits_BNV)
 PREFILL_CHUNK = 512  # tokens of a prompt in one forward: bounds the mask and the activations
 
 
@@ -34,6 +39,7 @@ class Verifier:
         self._holder = install_tree_attention(base.model)
         self.native: NativeDecoder | None = None  # runs steps in one call, where the model allows
         self.steps_run_by = "torch"
+        self.fixed: FixedShapes | None = None  # runs whole steps on the device, where it applies
 
     def new_cache(self, batch_size: int, num_slots: int) -> TreeCache:
         return TreeCache(self.base.info.num_layers, batch_size, num_slots)
@@ -62,15 +68,26 @@ class Verifier:
         )
         if self.native and isinstance(keep, int) and self.native.takes(cache, step):
             return self.native.forward(cache, tokens_BN, positions_BN, step)
+        return self.run_model(
+            self.base.hidden_and_logits,
+            step,
+            tokens_BN,
+            position_ids=positions_BN,
+            past_key_values=cache,
+            **({} if isinstance(keep, int) else {"logits_to_keep": keep}),
+        )
+
+    def run_model(
+        self, forward: Forward, step: TreeStep, tokens_BN: Tensor, **arguments: Any
+    ) -> tuple[Tensor, Tensor]:
+        """`forward` of the model while `step` hangs on its attention modules."""
         self._holder.step = step
         try:
-            return self.base.hidden_and_logits(
+            return forward(
                 tokens_BN,
                 attention_mask=self._holder.attention_mask(self.base.dtype),
-                position_ids=positions_BN,
-                past_key_values=cache,
                 use_cache=True,
-                **({} if isinstance(keep, int) else {"logits_to_keep": keep}),
+                **arguments,
             )
         finally:
             self._holder.step = None

@@ -1,5 +1,6 @@
 """Untrained heads are the base's own output embedding; candidates come in the order of ranks."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from medusa_kit.base_model import BaseModel, wrap_model
 from medusa_kit.errors import ConfigError
 from medusa_kit.heads import MedusaHeads
+from medusa_kit.heads.kinds import columns_by_key
 
 REDUCED = torch.tensor([0, 3, 4, 10, 41, 50, 77, 95])
 CLOSE = {"atol": 1e-5, "rtol": 1e-4}  # float32 products of other shapes
@@ -179,8 +181,8 @@ def test_candidates_are_sorted_by_logit_then_token_id(
     token_ids = REDUCED.tolist() if projection == "reduced" else list(range(VOCAB))
     with torch.no_grad():
         logits_KBR = heads(hidden_BD).tolist()
-    for count in (1, 2, 5, 8):
-        ids_KBC = heads.candidates(hidden_BD, count).tolist()
+    for count, on_device in itertools.product((1, 2, 5, 8), (False, True)):
+        ids_KBC = heads.candidates(hidden_BD, count, on_device=on_device).tolist()
         for k in range(3):
             for row in range(20):
                 pairs = zip(logits_KBR[k][row], token_ids, strict=True)
@@ -204,6 +206,16 @@ def test_the_last_candidate_is_the_smallest_of_equal_ids(llama: BaseModel) -> No
     heads = make_heads(llama, "shared", num_heads=1)
     for count, expected in ((3, [50, 60, 70]), (4, [50, 60, 70, 0]), (6, [50, 60, 70, 0, 1, 2])):
         assert heads.candidates(hidden_1D, count)[0, 0].tolist() == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
+def test_columns_by_key_order_every_number(dtype: torch.dtype) -> None:
+    logits_XR = torch.randn(3, 40).round(decimals=1).to(dtype)
+    special = [0.0, -0.0, 0.0, torch.inf, -torch.inf, torch.finfo(dtype).max, -1e-7, 1e-7]
+    logits_XR[:, 5:13] = torch.tensor(special, dtype=dtype)
+    expected = logits_XR.argsort(dim=-1, descending=True, stable=True)
+    for count in (1, 7, 40):
+        assert torch.equal(columns_by_key(logits_XR, count), expected[:, :count])
 
 
 def test_a_shallow_tree_asks_the_first_heads_only(llama: BaseModel) -> None:

@@ -1,15 +1,19 @@
 """The promise on a CUDA device; these skip themselves where there is none."""
 
+from typing import Any
+
 import pytest
 import torch
 from tiny_models import PROMISED, tiny_base, tiny_model
 
 from medusa_kit.base_model import wrap_model
+from medusa_kit.errors import DeviceMemoryError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.attention.backend import Case
 from medusa_kit.infer.attention.choice import BACKENDS
 from medusa_kit.infer.attention.sdpa import tree_sdpa
 from medusa_kit.infer.drafters.base import Topology
+from medusa_kit.infer.engine import Engine
 from medusa_kit.infer.loading import build_engine
 from medusa_kit.infer.tree_step import TreeStep
 from medusa_kit.tree.candidate_tree import CandidateTree
@@ -108,3 +112,80 @@ def test_greedy_equals_transformers_through_triton(family: str) -> None:
     result = engine.generate(prompt, max_new_tokens=24)
     assert result.token_ids == out[0, len(prompt) :].tolist()
     assert result.stats.attention == "triton"
+
+
+# Steps of fixed shapes, captured in CUDA graphs.
+
+PROMPTS = [list(range(5, 17)), list(range(40, 71)), [9, 8]]
+
+
+def captured_engine(family: str, kind: str = "medusa", **options: Any) -> Engine:
+    torch.backends.cuda.matmul.allow_tf32 = False
+    base = wrap_model(tiny_model(family).cuda())
+    heads = MedusaHeads.for_base(base, num_heads=3, kind=kind).requires_grad_(False)
+    return build_engine(base, heads=heads, tree=TREE, **options)
+
+
+def answers_on_cuda(family: str, tokens: int) -> list[list[int]]:
+    model, answers = tiny_model(family).cuda(), []
+    for prompt in PROMPTS:
+        ids = torch.tensor([prompt], device="cuda")
+        out = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False
+        )
+        answers.append(out[0, len(prompt) :].tolist())
+    return answers
+
+
+@pytest.mark.parametrize("kind", ["medusa", "rooted", "hydra"])
+@pytest.mark.parametrize("attention", ["auto", "sdpa"])
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "mistral-sliding", "gpt2"])
+def test_captured_steps_equal_transformers(family: str, attention: str, kind: str) -> None:
+    """A batch of three in a graph for four, one row alone, and the same graphs a second time."""
+    engine = captured_engine(family, kind, attention=attention)
+    expected = answers_on_cuda(family, 24)
+    for _ in range(2):
+        results = engine.generate(PROMPTS, max_new_tokens=24)
+        assert [result.token_ids for result in results] == expected
+        alone = engine.generate(PROMPTS[1], max_new_tokens=24)
+        assert alone.token_ids == expected[1]
+        assert "in a CUDA graph" in alone.stats.steps_run_by
+    fixed = engine.verifier.fixed
+    assert fixed is not None
+    assert [step.batch_size for step in fixed._steps] == [4, 1]
+    assert all(step.graph is not None for step in fixed._steps)
+
+
+def test_a_replayed_step_waits_for_nothing() -> None:
+    engine = captured_engine("llama")
+    engine.generate(PROMPTS, max_new_tokens=8)
+    assert engine.verifier.fixed is not None
+    step = engine.verifier.fixed._steps[-1]
+    assert step.graph is not None
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        with torch.inference_mode():
+            step.graph.replay()
+            step.advance()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_compiled_forward_is_captured() -> None:
+    engine = captured_engine("llama", compiled=True)
+    results = engine.generate(PROMPTS, max_new_tokens=24)
+    assert [result.token_ids for result in results] == answers_on_cuda("llama", 24)
+    assert results[0].stats.steps_run_by.startswith("torch.compile, fixed shapes in a CUDA graph")
+
+
+def test_a_request_too_large_for_the_gpu_leaves_the_engine_alive() -> None:
+    engine = captured_engine("llama")
+    torch.cuda.empty_cache()
+    share = torch.cuda.memory_reserved() / torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, share + 1e-4))
+    try:
+        with pytest.raises(DeviceMemoryError, match="nodes each"):
+            engine.generate([PROMPTS[0]] * 4096, max_new_tokens=100, batch_size=4096)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert engine.generate(PROMPTS[0], max_new_tokens=8).token_ids == answers_on_cuda("llama", 8)[0]

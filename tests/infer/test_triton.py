@@ -10,6 +10,7 @@ from test_attention import step_of
 
 from medusa_kit.infer.attention.sdpa import tree_sdpa
 from medusa_kit.infer.attention.triton_backend import ancestor_words, tree_triton
+from medusa_kit.infer.fixed.forward import FixedTreeStep
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -69,4 +70,19 @@ def test_equals_sdpa(
     sinks = torch.randn(heads, device=DEVICE) if extra == "sinks" else None
     arguments = (query, key, value, step, 0.3, window, softcap, sinks)
     out = tree_triton(*arguments, num_splits=splits)
+    torch.testing.assert_close(out, tree_sdpa(*arguments), atol=5e-6, rtol=1e-5)
+
+
+@needs_triton
+@pytest.mark.parametrize("window", [None, 9])
+def test_lengths_are_read_on_the_device(window: int | None) -> None:
+    """A step of fixed shapes knows no length on the host; all slots are in sight."""
+    tree = step_of([70, 0], parents_of(6))
+    lengths = torch.tensor([70, 0], device=DEVICE)
+    depths, sees = tree.depths_BN.to(DEVICE), tree.sees_BNN.to(DEVICE)
+    step = FixedTreeStep(lengths, depths, sees, 128, None)
+    query = torch.randn(2, 6, 2, 12, device=DEVICE).transpose(1, 2)
+    key, value = torch.randn(2, 2, 1, 128, 12, device=DEVICE)
+    arguments = (query, key, value, step, 0.3, window)
+    out = tree_triton(*arguments, num_splits=2)
     torch.testing.assert_close(out, tree_sdpa(*arguments), atol=5e-6, rtol=1e-5)

@@ -37,12 +37,14 @@ class Backend:
     """`attend` has the signature of `tree_sdpa`: [B, H, N, E] queries in, [B, N, H, E] out.
 
     `unsupported` says why a case cannot be done, or None; `missing` the same of this installation,
-    with the extra that would bring what is missing.
+    with the extra that would bring what is missing. `reads_lengths`: whether it reads the rows'
+    lengths on the host, so that a step of fixed shapes cannot use it.
     """
 
     attend: Callable[..., Tensor]
     unsupported: Callable[[Case], str | None]
     missing: Callable[[], tuple[str, str] | None] = lambda: None
+    reads_lengths: bool = False
 
 
 def compute_capability() -> tuple[int, int]:

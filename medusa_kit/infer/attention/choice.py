@@ -16,7 +16,7 @@ from medusa_kit.infer.attention.sdpa import tree_sdpa
 from medusa_kit.infer.tree_step import TreeStep
 
 BACKENDS = {
-    "flash": Backend(flash.tree_flash, flash.unsupported),
+    "flash": Backend(flash.tree_flash, flash.unsupported, reads_lengths=True),
     "triton": Backend(
         triton_backend.tree_triton, triton_backend.unsupported, triton_backend.missing
     ),
@@ -29,10 +29,11 @@ class AttentionChoice:
     """The backend asked for, and what it comes down to for each case that a model brings.
 
     A backend that was named but cannot do a case leaves it to `sdpa` and says so, once.
+    `fixed_shapes`: only those that need no length on the host are in question.
     Raises ConfigError for a name that is unknown or not installed.
     """
 
-    def __init__(self, asked: str = "auto") -> None:
+    def __init__(self, asked: str = "auto", fixed_shapes: bool = False) -> None:
         if asked not in ATTENTION_NAMES:
             raise ConfigError(
                 f"attention {asked!r} is unknown; expected one of {', '.join(ATTENTION_NAMES)}",
@@ -45,7 +46,7 @@ class AttentionChoice:
                 f"attention {asked!r} was asked for, but {what}",
                 hint=f"pip install 'medusa-kit[{extra}]', or use attention auto",
             )
-        self.asked = asked
+        self.asked, self.fixed_shapes = asked, fixed_shapes
         self.fallbacks: list[str] = []
         self._chosen: dict[Case, str] = {}
 
@@ -92,7 +93,9 @@ class AttentionChoice:
     def _candidates(self, case: Case) -> Iterable[str]:
         if self.asked != "auto":
             return dict.fromkeys((self.asked, "sdpa"))
-        return BACKENDS if case.device == "cuda" else ("sdpa",)
+        if case.device != "cuda":
+            return ("sdpa",)
+        return [n for n, one in BACKENDS.items() if not (self.fixed_shapes and one.reads_lengths)]
 
     def _note(self, reasons: list[str], name: str) -> None:
         for reason in reasons:

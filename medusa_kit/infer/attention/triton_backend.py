@@ -136,7 +136,7 @@ def _launch(
 def _described(step: TreeStep) -> tuple[Tensor, Tensor, Tensor]:
     """(words_BNW, depths_BN, lengths_B) as the kernel reads them, made once for all layers."""
     depths_BN = step.depths_BN.to(torch.int32).contiguous()
-    lengths_B = torch.tensor(step.lengths, dtype=torch.int32, device=depths_BN.device)
+    lengths_B = step.device_lengths().to(torch.int32)
     return ancestor_words(step.sees_BNN), depths_BN, lengths_B
 
 

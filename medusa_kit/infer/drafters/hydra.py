@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.infer.drafters.base import Draft, State, path_to
+from medusa_kit.infer.drafters.base import path_to
 from medusa_kit.infer.drafters.medusa import HeadsDrafter
 from medusa_kit.tree.candidate_tree import CandidateTree
 
@@ -37,17 +37,16 @@ class HydraDrafter(HeadsDrafter):
         device = heads.base.device
         self._levels = [_level(tree, depth, device) for depth in range(1, tree.depth + 1)]
 
-    @torch.inference_mode()
-    def propose(self, state: State) -> Draft:
-        hidden_BD, B = state.hidden_BD, len(state.roots_B)
-        tokens_BN = torch.zeros(B, self.num_nodes, dtype=torch.int64, device=hidden_BD.device)
-        tokens_BN[:, 0] = torch.tensor(state.roots_B)
+    def fill(self, hidden_BD: Tensor, roots_B: Tensor, on_device: bool = False) -> Tensor:
+        tokens_BN = roots_B[:, None].repeat(1, self.num_nodes)
         for k, level in enumerate(self._levels):
             path_BQJ = tokens_BN[:, level.paths_QJ]
             hidden_BQD = hidden_BD[:, None].expand(-1, len(level.paths_QJ), -1)
-            ids_BQC = self.heads.candidates_behind(k, hidden_BQD, path_BQJ, level.num_ranks)
+            ids_BQC = self.heads.candidates_behind(
+                k, hidden_BQD, path_BQJ, level.num_ranks, on_device
+            )
             tokens_BN[:, level.nodes] = ids_BQC[:, level.parent_of_node, level.rank_of_node]
-        return Draft(tokens_BN, [self._topology] * B)
+        return tokens_BN
 
 
 def _level(tree: CandidateTree, depth: int, device: torch.device) -> Level:

@@ -2,10 +2,11 @@
 
 The node at depth d with rank r holds the r-th likeliest token of heads[d - 1].
 
-Shapes: B batch, N nodes with root, K heads, C candidates of a head.
+Shapes: B batch, N nodes with root, D hidden, K heads, C candidates of a head.
 """
 
 import torch
+from torch import Tensor
 
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.drafters.base import Draft, State, StatelessDrafter, Topology
@@ -21,7 +22,16 @@ class HeadsDrafter(StatelessDrafter):
         self.name: str = heads.config.kind
         self.heads, self.tree = heads, tree
         self.num_nodes = tree.num_nodes
-        self._topology = Topology.from_parents(tree.parents, heads.base.device)
+        self.topology = Topology.from_parents(tree.parents, heads.base.device)
+
+    @torch.inference_mode()
+    def propose(self, state: State) -> Draft:
+        roots_B = torch.tensor(state.roots_B, device=state.hidden_BD.device)
+        return Draft(self.fill(state.hidden_BD, roots_B), [self.topology] * len(roots_B))
+
+    def fill(self, hidden_BD: Tensor, roots_B: Tensor, on_device: bool = False) -> Tensor:
+        """tokens_BN of the tree. `on_device`: nothing is read on the host."""
+        raise NotImplementedError
 
 
 class MedusaDrafter(HeadsDrafter):
@@ -33,15 +43,10 @@ class MedusaDrafter(HeadsDrafter):
         self._head_N = torch.tensor([depth - 1 for depth in tree.depths[1:]], device=device)
         self._rank_N = torch.tensor(tree.ranks[1:], device=device)
 
-    @torch.inference_mode()
-    def propose(self, state: State) -> Draft:
-        roots_B1 = torch.tensor(state.roots_B, device=state.hidden_BD.device)[:, None]
-        tokens_BN = roots_B1
-        if self.num_nodes > 1:
-            tree = self.tree  # heads below its deepest node need not run
-            ids_KBC = self.heads.candidates(
-                state.hidden_BD, tree.num_ranks, tree.depth, roots_B1[:, 0]
-            )
-            guesses_NB = ids_KBC[self._head_N, :, self._rank_N]
-            tokens_BN = torch.cat([roots_B1, guesses_NB.T], dim=1)
-        return Draft(tokens_BN, [self._topology] * len(state.roots_B))
+    def fill(self, hidden_BD: Tensor, roots_B: Tensor, on_device: bool = False) -> Tensor:
+        if self.num_nodes == 1:
+            return roots_B[:, None]
+        tree = self.tree  # heads below its deepest node need not run
+        ids_KBC = self.heads.candidates(hidden_BD, tree.num_ranks, tree.depth, roots_B, on_device)
+        guesses_NB = ids_KBC[self._head_N, :, self._rank_N]
+        return torch.cat([roots_B[:, None], guesses_NB.T], dim=1)

@@ -1,6 +1,10 @@
-"""Plain decoding is the tree with one node."""
+"""Plain decoding is the tree with one node.
+
+Shapes: B batch, N nodes with root, D hidden.
+"""
 
 import torch
+from torch import Tensor
 
 from medusa_kit.infer.drafters.base import ROOT, Draft, State, StatelessDrafter, Topology
 
@@ -10,8 +14,11 @@ class PlainDrafter(StatelessDrafter):
     num_nodes = 1
 
     def __init__(self, device: torch.device) -> None:
-        self._topology = Topology.from_parents([ROOT], device)
+        self.topology = Topology.from_parents([ROOT], device)
 
     def propose(self, state: State) -> Draft:
-        roots_B1 = torch.tensor(state.roots_B, device=self._topology.depths_N.device)[:, None]
-        return Draft(roots_B1, [self._topology] * len(state.roots_B))
+        roots_B1 = torch.tensor(state.roots_B, device=self.topology.depths_N.device)[:, None]
+        return Draft(roots_B1, [self.topology] * len(state.roots_B))
+
+    def fill(self, hidden_BD: Tensor, roots_B: Tensor, on_device: bool = False) -> Tensor:
+        return roots_B[:, None]

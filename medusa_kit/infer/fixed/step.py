@@ -1,0 +1,148 @@
+"""A whole step of fixed shapes: verify, accept, commit and draft the next tree, on the device.
+
+The host reads one small tensor a step: the emitted tokens and their count. On CUDA the step is
+recorded once in a CUDA graph and replayed; elsewhere the same function is called.
+
+Shapes: B batch, N nodes with root, J nodes of the longest path, root included, D hidden.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from medusa_kit.base_model import RELATIVE_TOLERANCE, relative_error
+from medusa_kit.errors import IncompatibleBaseError
+from medusa_kit.infer.drafters.base import Topology
+from medusa_kit.infer.fixed.accept import TreeTables, accept_greedy
+from medusa_kit.infer.fixed.forward import FixedVerifier
+from medusa_kit.infer.verifier import Forward
+
+WARM_UPS = 2  # before a capture: libraries allocate and kernels compile at their first calls
+
+
+class StaticDrafter(Protocol):
+    """A drafter with one topology whose tokens follow from hidden state and root alone."""
+
+    topology: Topology
+
+    def fill(self, hidden_BD: Tensor, roots_B: Tensor, on_device: bool = False) -> Tensor: ...
+
+
+class FixedStep:
+    """Steps for B rows and one tree, over S slots. `begin` once a request, then `run`.
+
+    Everything a step reads and writes lies in buffers made here. The graph holds the addresses of
+    the weights too: weights that are replaced later are not seen. Raises torch.OutOfMemoryError,
+    and RuntimeError where the step cannot be captured.
+    """
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        verifier: FixedVerifier,
+        drafter: StaticDrafter,
+        batch_size: int,
+        num_slots: int,
+        compiled: Forward | None = None,
+        pool: Any = None,
+    ) -> None:
+        self.verifier, self.drafter = verifier, drafter
+        self.batch_size, self.num_slots = batch_size, num_slots
+        self.forward = compiled
+        self.busy = False
+        self.device = verifier.base.device
+        self.tree = TreeTables.of(drafter.topology)
+        self.cache = verifier.new_cache(batch_size, num_slots)
+        B, N = batch_size, len(drafter.topology.parents)
+        self.depths_BN = self.tree.depths_N.expand(B, N).contiguous()
+        self.sees_BNN = self.tree.sees_NN.expand(B, N, N).contiguous()
+        tokens_N = torch.arange(N, device=self.device) % verifier.base.info.vocab_size
+        self.tokens_BN = tokens_N.repeat(B, 1)
+        self.lengths_B = tokens_N.new_zeros(B)
+        self.active_B = tokens_N.new_zeros(B, dtype=torch.bool)
+        self.out_BJ1 = tokens_N.new_zeros(B, self.tree.longest + 1)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        if self.forward is not None:
+            self._check_compiled()
+        self.advance()  # the first forward allocates the slots
+        if self.device.type == "cuda":
+            self._capture(pool)
+
+    @property
+    def num_nodes(self) -> int:
+        return self.tokens_BN.shape[1]
+
+    @torch.inference_mode()
+    def begin(self, lengths: Sequence[int], roots: Sequence[int], hidden_XD: Tensor) -> None:
+        """Start from these prompts, whose keys and values lie in the first rows of the cache."""
+        rows = len(lengths)
+        self.active_B.zero_()
+        self.active_B[:rows] = True
+        self.lengths_B[:rows] = torch.tensor(lengths, device=self.device)
+        roots_X = torch.tensor(roots, device=self.device)
+        self.tokens_BN[:rows] = self.drafter.fill(hidden_XD, roots_X)
+
+    @torch.inference_mode()
+    def rest(self, row: int) -> None:
+        """Row `row` has finished: it idles in its place from the next step on."""
+        self.active_B[row] = False
+
+    @torch.inference_mode()
+    def run(self) -> list[list[int]]:
+        """One step: for each row, the emitted tokens and then their count."""
+        if self.graph is None:
+            self.advance()
+        else:
+            self.graph.replay()
+        return self.out_BJ1.tolist()
+
+    def advance(self) -> None:
+        """What is captured: nothing here may be read on the host.
+
+        Rows that idle stand at length 0, so that whatever they write stays inside the slots.
+        """
+        lengths_B = torch.where(self.active_B, self.lengths_B, 0)
+        hidden_BND, logits_BNV = self._score(lengths_B, self.forward)
+        last_position = self.verifier.base.info.context_length - 1
+        found = accept_greedy(
+            self.tree, self.tokens_BN, logits_BNV.argmax(-1), last_position - lengths_B
+        )
+        self.cache.move(lengths_B, found.nodes_BJ)
+        places_B11 = found.last_B[:, None, None].expand(-1, 1, hidden_BND.shape[-1])
+        hidden_BD = hidden_BND.gather(1, places_B11)[:, 0]
+        self.tokens_BN.copy_(self.drafter.fill(hidden_BD, found.roots_B, on_device=True))
+        self.lengths_B.copy_(lengths_B + found.counts_B)
+        self.out_BJ1.copy_(torch.cat([found.emitted_BJ, found.counts_B[:, None]], dim=1))
+
+    def _score(self, lengths_B: Tensor, forward: Forward | None) -> tuple[Tensor, Tensor]:
+        return self.verifier.score(
+            self.cache, lengths_B, self.tokens_BN, self.depths_BN, self.sees_BNN, forward
+        )
+
+    def _check_compiled(self) -> None:
+        """A compiler may be wrong: its logits are held against those of the plain forward."""
+        logits = [self._score(self.lengths_B, one)[1] for one in (None, self.forward)]
+        error = relative_error(logits[1], logits[0])
+        allowed = RELATIVE_TOLERANCE[logits[0].dtype]
+        if not error <= allowed:
+            raise IncompatibleBaseError(
+                f"the compiled forward of {self.verifier.base.info.name!r} is off by {error:.1e} "
+                f"of its logits' spread (allowed {allowed:.0e})",
+                hint="decode without compile",
+            )
+
+    def _capture(self, pool: Any) -> None:
+        """Record `advance` once. Until `begin` all rows idle, so running it changes nothing."""
+        with torch.cuda.device(self.device):
+            here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+            side.wait_stream(here)
+            with torch.cuda.stream(side):
+                for _ in range(WARM_UPS):
+                    self.advance()
+            here.wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                self.advance()
+            self.graph = graph
