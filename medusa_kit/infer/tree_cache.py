@@ -75,6 +75,14 @@ class TreeCache(Cache):
         """Keys and values [layers, 2, B, G, S, E]; None before a prompt or where layers differ."""
         return None if self._strays else self._block
 
+    def block_of(self, num_heads: int, head_size: int) -> Tensor | None:
+        """The block, made now if nothing lies in the cache yet, for layers that are all alike."""
+        if self._block is None and not self._strays:
+            empty = torch.empty(len(self.lengths), num_heads, 0, head_size)
+            for layer in self.layers:
+                layer.lazy_initialization(empty, empty)
+        return self.block
+
     def places(self, num_nodes: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """(rows_B1, slots_BN) that a forward of N nodes writes to, the same for all layers."""
         key = (tuple(self.lengths), num_nodes, device)

@@ -66,8 +66,9 @@ class Verifier:
         step = TreeStep(
             tuple(cache.lengths), depths_BN, sees_BNN, causal_prompt, self.attention.attend
         )
-        if self.native and isinstance(keep, int) and self.native.takes(cache, step):
-            return self.native.forward(cache, tokens_BN, positions_BN, step)
+        if self.native and self.native.takes(cache, step):
+            wanted = None if isinstance(keep, int) else keep
+            return self.native.forward(cache, tokens_BN, positions_BN, step, wanted)
         return self.run_model(
             self.base.hidden_and_logits,
             step,
@@ -106,8 +107,9 @@ class Verifier:
         hidden: list[Tensor | None] = [None] * len(prompts)
         logits: list[Tensor | None] = [None] * len(prompts)
         longest = max(len(prompt) for prompt in prompts)
-        for start in range(0, longest, PREFILL_CHUNK):
-            chunks = [list(prompt[start : start + PREFILL_CHUNK]) for prompt in prompts]
+        size = (self.native and self.native.prompt_chunk(len(prompts))) or PREFILL_CHUNK
+        for start in range(0, longest, size):
+            chunks = [list(prompt[start : start + size]) for prompt in prompts]
             T = max(len(chunk) for chunk in chunks)
             tokens_BT = torch.tensor([c + [0] * (T - len(c)) for c in chunks], device=device)
             depths_BT = torch.arange(T, device=device).expand(len(prompts), T)

@@ -304,3 +304,23 @@ def test_steps_in_a_crowd_have_the_same_bits():
                 assert torch.equal(logits, expected)
         finally:
             torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral-sliding", "gemma3"])
+def test_prompts_in_pieces(name, monkeypatch):
+    """Prompts longer than a piece, rows of different lengths: the model's own numbers, and the bits
+    that each row has alone."""
+    base = wrap_model(model_of(name), None, name)
+    verifier, native = Verifier(base), native_decoder(base)
+    prompts = [random_prompt(length, seed=length) for length in (3, 40, 25)]
+    with torch.inference_mode():
+        expected = Verifier(base).prefill(verifier.new_cache(3, 48), prompts)
+        monkeypatch.setattr(library, "MAX_ROWS", 21)  # seven tokens of each at a time
+        verifier.native = native
+        together = verifier.prefill(verifier.new_cache(3, 48), prompts)
+        for ours, theirs in zip(together, expected, strict=True):
+            assert torch.allclose(ours, theirs, atol=2e-5 * float(theirs.abs().max()), rtol=0)
+        for row, prompt in enumerate(prompts):
+            hidden, logits = verifier.prefill(verifier.new_cache(1, 48), [prompt])
+            assert torch.equal(hidden[0], together[0][row])
+            assert torch.equal(logits[0], together[1][row])

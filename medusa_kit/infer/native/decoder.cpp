@@ -29,8 +29,10 @@ struct Step {
     const int64_t *lengths, *depths;  // [B], [B, N]
     const uint8_t* sees;              // [B, N, N]
     float* cache;                     // [layers][keys, values][B][G][slots][E]
-    float *hidden_out, *logits;       // [B * N, hidden], [B * N, V]
-    int64_t* likeliest;               // [B * N]
+    int64_t num_kept;                 // rows of B * N whose hidden states and logits are wanted
+    const int64_t* kept;
+    float *hidden_out, *logits;       // [kept, hidden], [kept, V]
+    int64_t* likeliest;               // [kept]
 };
 
 namespace {
@@ -78,7 +80,6 @@ class Run {
     void all(int id) {
         for (int64_t i = 0; i < d.num_layers && id < p.active(); ++i) layer(d.layers[i], i, id);
         if (id >= p.active()) return;
-        norm_rows(x.data(), d.final_norm, s.hidden_out, id);
         logits(id);
     }
 
@@ -95,12 +96,12 @@ class Run {
 
     void layer(const Layer& l, int64_t index, int id) {
         norm_rows(x.data(), l.input_norm, normed.data(), id);
-        multiply_by(l.qkv, normed.data(), id, Write<false>{l.qkv, qkv.data(), rows});
+        multiply_by(l.qkv, normed.data(), rows, id, Write<false>{l.qkv, qkv.data(), rows});
         place(l, index, id);
         attend(l, index, id);
         add_branch(l.out, attended.data(), l.after_attention_norm, id);
         norm_rows(x.data(), l.before_mlp_norm, normed.data(), id);
-        multiply_by(l.gate_up, normed.data(), id, [&](int64_t panel, int V, const float* tile) {
+        multiply_by(l.gate_up, normed.data(), rows, id, [&](int64_t panel, int V, const float* tile) {
             for (int v = 0; v < V; v += 2) activate((panel + v) / 2, tile + v * LANES, V);
         });
         add_branch(l.down, gated.data(), l.after_mlp_norm, id);
@@ -114,17 +115,17 @@ class Run {
         p.barrier(id);
     }
 
-    template <class Finish> void multiply_by(const Matrix& m, const float* from, int id, Finish finish) {
+    template <class Finish> void multiply_by(const Matrix& m, const float* from, int count, int id, Finish finish) {
         const int64_t inputs = padded(m.inputs, group_of((int)m.kind));
-        transpose_rows(from, rows, m.inputs, inputs, x_t.data(), id, p.active());
+        transpose_rows(from, count, m.inputs, inputs, x_t.data(), id, p.active());
         p.barrier(id);
-        product(m, x_t.data(), rows, id, p.active(), finish);
+        product(m, x_t.data(), count, id, p.active(), finish);
         p.barrier(id);
     }
 
     void add_branch(const Matrix& m, const float* from, const float* norm, int id) {
-        if (!norm) return multiply_by(m, from, id, Write<true>{m, x.data(), rows});
-        multiply_by(m, from, id, Write<false>{m, branch.data(), rows});
+        if (!norm) return multiply_by(m, from, rows, id, Write<true>{m, x.data(), rows});
+        multiply_by(m, from, rows, id, Write<false>{m, branch.data(), rows});
         norm_rows(branch.data(), norm, branch.data(), id);
         for (int row = id; row < rows; row += p.active())
             for (int64_t i = row * d.hidden; i < (row + 1) * d.hidden; ++i) x[i] += branch[i];
@@ -301,20 +302,25 @@ class Run {
     }
 
     void logits(int id) {
+        const int wanted = (int)s.num_kept;
+        for (int row = id; row < wanted; row += p.active())
+            rms_norm(x.data() + s.kept[row] * d.hidden, d.final_norm, d.hidden, d.norm_epsilon, s.hidden_out + row * d.hidden);
         auto* mine = best.data() + id * rows;
-        std::fill(mine, mine + rows, std::make_pair(-INFINITY, (int64_t)0));
-        const Write<false> write{d.output, s.logits, rows};
-        multiply_by(d.output, s.hidden_out, id, [&](int64_t panel, int V, const float* tile) {
+        std::fill(mine, mine + wanted, std::make_pair(-INFINITY, (int64_t)0));
+        p.barrier(id);
+        const Write<false> write{d.output, s.logits, wanted};
+        multiply_by(d.output, s.hidden_out, wanted, id, [&](int64_t panel, int V, const float* tile) {
             write(panel, V, tile);
             const int64_t first = panel * LANES, end = std::min<int64_t>(first + V * LANES, d.output.outputs);
-            for (int row = 0; row < rows; ++row) {
+            for (int row = 0; row < wanted; ++row) {
                 const float* out = s.logits + row * d.output.outputs;
                 for (int64_t o = first; o < end; ++o) if (out[o] > mine[row].first) mine[row] = {out[o], o};
             }
         });
-        for (int row = id; row < rows; row += p.active()) {
+        for (int row = id; row < wanted; row += p.active()) {
             auto found = best[row];
-            for (int other = 1; other < p.active(); ++other)  // later threads hold later tokens: the first of equals wins
+            // later threads hold later tokens: the first of equals wins
+            for (int other = 1; other < p.active(); ++other)
                 if (best[other * rows + row].first > found.first) found = best[other * rows + row];
             s.likeliest[row] = found.second;
         }

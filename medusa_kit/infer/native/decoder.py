@@ -1,8 +1,9 @@
 """A base model's verify step in one C++ call, for CPUs and families that `describe` knows.
 
-The model stays as it is and still runs prompts, which are long; both write the same cache.
+Prompts are trees without branches, so they go this way too, in pieces. The model itself stays as it
+is and can take any forward over: both write the same cache.
 
-Shapes: B batch, N nodes with root, D hidden, V vocabulary, E head dim.
+Shapes: B batch, N nodes with root, M of them kept, D hidden, V vocabulary, E head dim.
 """
 
 import ctypes
@@ -44,6 +45,7 @@ class NativeDecoder:
         self.parts = describe(base.model)
         self._packer = _Packer(base.model, GGUFBlocks(gguf) if gguf else None)
         self._tables = _tables(self.parts)
+        self._cache_shape = (self.parts.kv_heads, self.parts.head_size)
         self._alive: list[Any] = []  # what the structures point to
         self._struct = self._build()
         self.output_blocks = self._packer.blocks(self.parts.output)
@@ -64,36 +66,49 @@ class NativeDecoder:
         return f"{self._library.mk_isa().decode()}, {size}"
 
     def takes(self, cache: TreeCache, step: TreeStep) -> bool:
-        """Whether this forward can go this way: few rows, behind a prompt that torch has run."""
+        """Whether this forward can go this way: few rows, and a cache of one shape."""
         rows = len(step.lengths) * step.num_nodes
-        return not step.causal_prompt and rows <= library.MAX_ROWS and cache.block is not None
+        return rows <= library.MAX_ROWS and cache.block_of(*self._cache_shape) is not None
+
+    def prompt_chunk(self, num_rows: int) -> int:
+        """Tokens of each of so many prompts that one call takes; 0 for too many prompts."""
+        return library.MAX_ROWS // num_rows
 
     def forward(
-        self, cache: TreeCache, tokens_BN: Tensor, positions_BN: Tensor, step: TreeStep
+        self,
+        cache: TreeCache,
+        tokens_BN: Tensor,
+        positions_BN: Tensor,
+        step: TreeStep,
+        keep_M: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """(hidden_BND, logits_BNV); `likeliest_BN` holds each node's argmax afterwards."""
+        """(hidden_BMD, logits_BMV) of the nodes `keep_M` (all); `likeliest_BN`: their argmax."""
         B, N = tokens_BN.shape
+        M = N if keep_M is None else len(keep_M)
+        nodes_M = torch.arange(N) if keep_M is None else keep_M
+        kept_BM = torch.arange(0, B * N, N)[:, None] + nodes_M
         embeddings_BND = self.base.model.get_input_embeddings()(tokens_BN).contiguous()
         rotary = self._rotary(embeddings_BND, positions_BN)
-        hidden_BND = torch.empty(B, N, self.base.info.hidden_size)
-        logits_BNV = torch.empty(B, N, self.base.info.vocab_size)
-        likeliest_BN = torch.empty(B, N, dtype=torch.int64)
+        hidden_BMD = torch.empty(B, M, self.base.info.hidden_size)
+        logits_BMV = torch.empty(B, M, self.base.info.vocab_size)
+        likeliest_BM = torch.empty(B, M, dtype=torch.int64)
         lengths_B = torch.tensor(step.lengths)
         depths_BN, sees_BNN = step.depths_BN.contiguous(), step.sees_BNN.contiguous()
-        assert cache.block is not None
+        block = cache.block_of(*self._cache_shape)
+        assert block is not None
         for layer, layer_parts in self._windowed:
             layer.window = layer_parts.window
         struct = library.Step(
             B, N, cache.num_slots, embeddings_BND.data_ptr(), rotary.data_ptr(),
-            lengths_B.data_ptr(), depths_BN.data_ptr(), sees_BNN.data_ptr(),
-            cache.block.data_ptr(), hidden_BND.data_ptr(), logits_BNV.data_ptr(),
-            likeliest_BN.data_ptr(),
+            lengths_B.data_ptr(), depths_BN.data_ptr(), sees_BNN.data_ptr(), block.data_ptr(),
+            B * M, kept_BM.data_ptr(), hidden_BMD.data_ptr(), logits_BMV.data_ptr(),
+            likeliest_BM.data_ptr(),
         )  # fmt: skip
         self._library.mk_step(
             ctypes.byref(self._struct), ctypes.byref(struct), library.num_threads()
         )
-        self.logits_BNV, self.likeliest_BN = self.base.scale_logits(logits_BNV), likeliest_BN
-        return hidden_BND, self.logits_BNV
+        self.logits_BNV, self.likeliest_BN = self.base.scale_logits(logits_BMV), likeliest_BM
+        return hidden_BMD, self.logits_BNV
 
     def _rotary(self, embeddings_BND: Tensor, positions_BN: Tensor) -> Tensor:
         """[tables, cos and sin, B, N, E], from the model's own rotary embedding."""
