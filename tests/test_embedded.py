@@ -10,7 +10,7 @@ from medusa_kit import load
 from medusa_kit.base_model import BaseModel, load_base_model
 from medusa_kit.embedded import EMBEDDED_NAME, cache_folder, embedded_gguf
 from medusa_kit.errors import CheckpointError
-from medusa_kit.infer.native.library import load_library
+from medusa_kit.infer.native.kernels import load_library
 
 TOKENS = 16
 PROMPTS = ["Name three colours.", "What is 2 + 2?"]

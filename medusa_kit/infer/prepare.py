@@ -16,7 +16,7 @@ from medusa_kit.infer.fixed.shapes import use_fixed_shapes
 from medusa_kit.infer.fused_norm import install_fused_norms
 from medusa_kit.infer.native.decoder import native_decoder
 from medusa_kit.infer.native.describe import Unsupported
-from medusa_kit.infer.native.library import OFF_SWITCH
+from medusa_kit.infer.native.kernels import OFF_SWITCH
 from medusa_kit.infer.native.linear import install_native_linears
 from medusa_kit.infer.packed_linear import fits_in_memory, install_packed_linears
 from medusa_kit.infer.tree_check import TreeCheck, check_trees, proved_verifier

@@ -26,7 +26,7 @@ from medusa_kit.bench.breakdown import (
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.engine import Engine
 from medusa_kit.infer.loading import build_engine
-from medusa_kit.infer.native.library import load_library
+from medusa_kit.infer.native.kernels import load_library
 from medusa_kit.infer.tree_cache import TreeCache, TreeCacheLayer
 from medusa_kit.tree.dynamic import DynamicTree
 

@@ -19,7 +19,7 @@ from medusa_kit.base_model import wrap_model
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer import prepare
 from medusa_kit.infer.drafters.base import Topology
-from medusa_kit.infer.native import library
+from medusa_kit.infer.native import kernels
 from medusa_kit.infer.native.decoder import native_decoder
 from medusa_kit.infer.native.describe import Unsupported, describe
 from medusa_kit.infer.native.gguf_blocks import READERS, blocks_of, read_scales
@@ -29,7 +29,7 @@ from medusa_kit.infer.prepare import prepared_verifier
 from medusa_kit.infer.verifier import Verifier
 
 pytestmark = pytest.mark.skipif(
-    library.load_library() is None, reason="the C++ kernels cannot be built on this machine"
+    kernels.load_library() is None, reason="the C++ kernels cannot be built on this machine"
 )
 WIDE = {**COMMON, "hidden_size": 96, "head_dim": 16, "num_attention_heads": 6}
 GEMMA = {**WIDE, "sliding_window": 6, "layer_types": SLIDING, "query_pre_attn_scalar": 16}
@@ -82,7 +82,7 @@ BLOCKS = {
 
 def multiply(matrix, x, threads=2):
     out = torch.empty(len(x), matrix.struct.outputs)
-    library.load_library().mk_linear(
+    kernels.load_library().mk_linear(
         ctypes.byref(matrix.struct), x.data_ptr(), len(x), out.data_ptr(), threads
     )
     return out
@@ -126,7 +126,7 @@ def test_other_instruction_sets(isa):
     flags = {"avx2": ("-march=haswell",), "plain": ("-march=x86-64", "-O1")}[isa]
     if isa == "avx2" and "avx2" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("this processor has no AVX2")
-    other = library.declare(ctypes.CDLL(library.build(flags)))
+    other = kernels.declare(ctypes.CDLL(kernels.build(flags)))
     assert other.mk_isa().decode() == isa
     for kind in ("int4", "int8+", "bfloat16", "float32"):
         weights = weights_of(kind)
@@ -253,12 +253,12 @@ def test_no_compiler_is_no_failure(monkeypatch, capsys):
     def broken(flags):
         raise RuntimeError("Ninja is required to load C++ extensions")
 
-    monkeypatch.setattr(library, "build", broken)
-    library.load_library.cache_clear()
+    monkeypatch.setattr(kernels, "build", broken)
+    kernels.load_library.cache_clear()
     try:
         verifier, _ = prepared_verifier(wrap_model(model_of("llama"), None, "llama"))
     finally:
-        library.load_library.cache_clear()
+        kernels.load_library.cache_clear()
     assert verifier.steps_run_by.startswith("torch, linear layers packed by MKL")
     assert "Ninja is required" in capsys.readouterr().err
 
@@ -315,7 +315,7 @@ def test_prompts_in_pieces(name, monkeypatch):
     prompts = [random_prompt(length, seed=length) for length in (3, 40, 25)]
     with torch.inference_mode():
         expected = Verifier(base).prefill(verifier.new_cache(3, 48), prompts)
-        monkeypatch.setattr(library, "MAX_ROWS", 21)  # seven tokens of each at a time
+        monkeypatch.setattr(kernels, "MAX_ROWS", 21)  # seven tokens of each at a time
         verifier.native = native
         together = verifier.prefill(verifier.new_cache(3, 48), prompts)
         for ours, theirs in zip(together, expected, strict=True):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from medusa_kit.base_model import BaseModel
-from medusa_kit.infer.native import library
+from medusa_kit.infer.native import kernels
 from medusa_kit.infer.native.describe import LayerParts, ModelParts, Unsupported, describe
 from medusa_kit.infer.native.gguf_blocks import GGUFBlocks
 from medusa_kit.infer.native.packing import (
@@ -37,7 +37,7 @@ class NativeDecoder:
 
     def __init__(self, base: BaseModel, gguf: Path | None = None) -> None:
         """Raises Unsupported where the model cannot be run this way."""
-        loaded = library.load_library()
+        loaded = kernels.load_library()
         if loaded is None:
             raise Unsupported("the C++ kernels are not there")
         self.base = base
@@ -68,11 +68,11 @@ class NativeDecoder:
     def takes(self, cache: TreeCache, step: TreeStep) -> bool:
         """Whether this forward can go this way: few rows, and a cache of one shape."""
         rows = len(step.lengths) * step.num_nodes
-        return rows <= library.MAX_ROWS and cache.block_of(*self._cache_shape) is not None
+        return rows <= kernels.MAX_ROWS and cache.block_of(*self._cache_shape) is not None
 
     def prompt_chunk(self, num_rows: int) -> int:
         """Tokens of each of so many prompts that one call takes; 0 for too many prompts."""
-        return library.MAX_ROWS // num_rows
+        return kernels.MAX_ROWS // num_rows
 
     def forward(
         self,
@@ -98,14 +98,14 @@ class NativeDecoder:
         assert block is not None
         for layer, layer_parts in self._windowed:
             layer.window = layer_parts.window
-        struct = library.Step(
+        struct = kernels.Step(
             B, N, cache.num_slots, embeddings_BND.data_ptr(), rotary.data_ptr(),
             lengths_B.data_ptr(), depths_BN.data_ptr(), sees_BNN.data_ptr(), block.data_ptr(),
             B * M, kept_BM.data_ptr(), hidden_BMD.data_ptr(), logits_BMV.data_ptr(),
             likeliest_BM.data_ptr(),
         )  # fmt: skip
         self._library.mk_step(
-            ctypes.byref(self._struct), ctypes.byref(struct), library.num_threads()
+            ctypes.byref(self._struct), ctypes.byref(struct), kernels.num_threads()
         )
         self.logits_BNV, self.likeliest_BN = self.base.scale_logits(logits_BMV), likeliest_BM
         return hidden_BMD, self.logits_BNV
@@ -120,21 +120,21 @@ class NativeDecoder:
         flat = [table.expand(shape) for pair in pairs for table in pair]
         return torch.stack(flat).contiguous()
 
-    def _build(self) -> library.Decoder:
+    def _build(self) -> kernels.Decoder:
         p = self.parts
-        layers = (library.Layer * len(p.layers))(*[self._layer(layer) for layer in p.layers])
+        layers = (kernels.Layer * len(p.layers))(*[self._layer(layer) for layer in p.layers])
         self._alive.append(layers)
         self._windowed = [pair for pair in zip(layers, p.layers, strict=True) if pair[1].window]
-        return library.Decoder(
+        return kernels.Decoder(
             self.base.info.hidden_size, p.layers[0].down.in_features, p.query_heads, p.kv_heads,
             p.head_size, p.head_size, len(p.layers), int(p.gelu), p.norm_epsilon, p.scale,
             layers, self._pointer(p.final_norm), self._packer.one(p.output).struct,
         )  # fmt: skip
 
-    def _layer(self, layer: LayerParts) -> library.Layer:
+    def _layer(self, layer: LayerParts) -> kernels.Layer:
         packer, kv_heads = self._packer, self.parts.kv_heads
         heads = {layer.queries: self.parts.query_heads, layer.keys: kv_heads}
-        return library.Layer(
+        return kernels.Layer(
             packer.joined([layer.queries, layer.keys, layer.values], heads).struct,
             packer.one(layer.out).struct,
             packer.gated(layer.gate, layer.up).struct,

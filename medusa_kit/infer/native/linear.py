@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.infer.native import library
+from medusa_kit.infer.native import kernels
 from medusa_kit.infer.native.decoder import NativeDecoder
 from medusa_kit.infer.native.packing import Blocks, PackedMatrix, pack
 from medusa_kit.infer.packed_linear import plain_linears
@@ -24,18 +24,18 @@ class NativeLinear(nn.Linear):
     """
 
     packed: PackedMatrix
-    library: ctypes.CDLL
+    loaded: ctypes.CDLL
 
     def forward(self, x_XD: Tensor) -> Tensor:
         rows = x_XD.numel() // self.in_features
         grad = torch.is_grad_enabled() and (x_XD.requires_grad or self.weight.requires_grad)
-        if rows > library.MAX_ROWS or grad or x_XD.dtype != torch.float32:
+        if rows > kernels.MAX_ROWS or grad or x_XD.dtype != torch.float32:
             return F.linear(x_XD, self.weight, self.bias)
         x_XD = x_XD.contiguous()
         out_XO = x_XD.new_empty(*x_XD.shape[:-1], self.out_features)
-        self.library.mk_linear(
+        self.loaded.mk_linear(
             ctypes.byref(self.packed.struct), x_XD.data_ptr(), rows, out_XO.data_ptr(),
-            library.num_threads(),
+            kernels.num_threads(),
         )  # fmt: skip
         return out_XO
 
@@ -44,7 +44,7 @@ def make_native(
     layer: nn.Linear, blocks: Blocks | None = None, packed: PackedMatrix | None = None
 ) -> bool:
     """Turn a plain float32 layer on a CPU into a NativeLinear; says whether it did."""
-    loaded = library.load_library()
+    loaded = kernels.load_library()
     weight = layer.weight
     plain = type(layer) is nn.Linear and weight.device.type == "cpu"
     if loaded is None or not plain or weight.dtype != torch.float32:
@@ -52,7 +52,7 @@ def make_native(
     layer.__class__ = NativeLinear
     native = cast(NativeLinear, layer)
     native.packed = packed or pack(weight.detach(), layer.bias, blocks)
-    native.library = loaded
+    native.loaded = loaded
     return True
 
 

@@ -12,7 +12,7 @@
 // How weights lie; `packing.py` writes them. A group shares a scale (and an offset) for each output.
 enum Kind { F32, BF16, INT4, INT8, INT8_OFFSET, INT8_FINE, INT8_FINE_OFFSET };
 
-struct Matrix {  // mirrored in library.py
+struct Matrix {  // mirrored in kernels.py
     int64_t kind, outputs, inputs;  // as the model has them; panels are padded with zeros
     const uint8_t* data;            // [panels (an even number)][inputs / group][...]
     const float* bias;              // [outputs], or null
