@@ -9,7 +9,7 @@ from medusa_kit.tree.dynamic import DynamicTree
 from medusa_kit.tree.plan import TreePlan, load_plan, save_plan
 from medusa_kit.tree.render import render_tree
 from medusa_kit.tree.replay import ReplayResult
-from medusa_kit.tree.search import SearchResult, best_trees, choose, ranked_paths
+from medusa_kit.tree.search import SearchResult, best_trees, ranked_paths
 from medusa_kit.tree.statistics import MISSING, NOT_AVAILABLE, RankStatistics
 
 __all__ = [
@@ -23,7 +23,6 @@ __all__ = [
     "SearchResult",
     "TreePlan",
     "best_trees",
-    "choose",
     "load_plan",
     "load_tree",
     "ranked_paths",

@@ -16,7 +16,7 @@ Shapes: P positions, K heads, N nodes with root, R ranks.
 
 import heapq
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -191,25 +191,6 @@ def _judged(
         method=method if paths else "plain decoding",
         values_N=(1.0, *(value_of[path] for path in tree.paths)),
     )
-
-
-def choose(results: Mapping[int, SearchResult], step_seconds: Mapping[int, float]) -> int:
-    """The number of nodes that emits most tokens a second: highest replayed length / step time.
-
-    `step_seconds[N]` is the time of one whole step (draft, forward, acceptance) with N nodes. Plain
-    decoding, N = 1 and length exactly 1, always competes and wins ties; then fewer nodes do.
-
-    Raises TreeError when the time for N = 1 or for a tree is missing or not above 0.
-    """
-    lengths = {size: result.replayed_length for size, result in results.items()} | {1: 1.0}
-    for size in lengths:
-        seconds = step_seconds.get(size)
-        if seconds is None or not 0.0 < seconds < math.inf:
-            raise TreeError(
-                f"step time for {size} nodes is {seconds}, expected seconds above 0",
-                hint="measure a step for every tree, and for plain decoding (1 node)",
-            )
-    return max(sorted(lengths), key=lambda size: lengths[size] / step_seconds[size])
 
 
 def _check_sizes(sizes: Sequence[int], statistics: RankStatistics) -> None:

@@ -12,7 +12,7 @@ from medusa_kit.errors import ConfigError, TreeError
 from medusa_kit.infer import tree_search as module
 from medusa_kit.infer.engine import Engine
 from medusa_kit.infer.step_time import measure_step_times
-from medusa_kit.infer.tree_search import judge_tree, search_tree
+from medusa_kit.infer.tree_search import TreeRow, judge_tree, search_tree
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
 from medusa_kit.tree.plan import TreePlan
@@ -167,3 +167,16 @@ def test_statistics_of_other_heads_or_bases_are_refused(engine: Engine) -> None:
         search_tree(engine, foreign)
     with pytest.raises(ConfigError, match="no heads"):
         search_tree(Engine(engine.verifier, engine.check), own)
+
+
+def test_equal_speed_goes_to_fewer_nodes_and_to_the_static_tree() -> None:
+    tree = CandidateTree.root_only()
+    grown = DynamicTree(4, (1.0,))
+    rows = [
+        TreeRow(16, tree, 3.0, 3.0, 2.0, 1.5, ""),
+        TreeRow(4, tree, 1.5, 1.5, 1.0, 1.5, ""),
+        TreeRow(4, tree, 1.5, 1.5, 1.0, 1.5, "", grown),
+        TreeRow(1, tree, 1.0, 1.0, 1.0, 1.0, ""),
+    ]
+    assert module._fastest(rows) is rows[1]
+    assert module._fastest([rows[3], TreeRow(2, tree, 1.2, 1.2, 1.2, 1.0, "")]) is rows[3]

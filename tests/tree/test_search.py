@@ -7,7 +7,7 @@ from rank_tables import random_statistics
 from medusa_kit.errors import TreeError
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.replay import replay
-from medusa_kit.tree.search import SMOOTHINGS, SearchResult, best_trees, choose, ranked_paths
+from medusa_kit.tree.search import SMOOTHINGS, best_trees, ranked_paths
 from medusa_kit.tree.statistics import RankStatistics
 
 
@@ -189,34 +189,3 @@ def test_best_trees_refuses_nonsense():
         best_trees(empty, [2])
     with pytest.raises(TreeError, match="held-out statistics hold no position"):
         best_trees(statistics, [2], held_out=empty)
-
-
-def found(lengths: dict[int, float]) -> dict[int, SearchResult]:
-    tree = CandidateTree.root_only()
-    return {size: SearchResult(tree, 9.0, length, "", (1.0,)) for size, length in lengths.items()}
-
-
-def test_choose_takes_the_most_tokens_a_second():
-    results = found({4: 1.5, 16: 2.0, 64: 2.2})
-    # 1, 1.25, 1.333 and 1.1 tokens in the time of a plain step.
-    assert choose(results, {1: 1.0, 4: 1.2, 16: 1.5, 64: 2.0, 128: 9.0}) == 16
-
-
-def test_choose_decodes_plainly_where_nothing_gains():
-    assert choose(found({4: 1.5, 16: 2.0}), {1: 1.0, 4: 1.6, 16: 2.1}) == 1
-    assert choose(found({4: 1.5, 16: 2.0}), {1: 1.0, 4: 1.5, 16: 2.0}) == 1
-    assert choose({}, {1: 0.1}) == 1
-
-
-def test_choose_takes_the_smaller_of_equal_trees():
-    assert choose(found({16: 3.0, 4: 1.5}), {1: 1.0, 4: 1.0, 16: 2.0}) == 4
-
-
-def test_plain_decoding_has_length_one_whatever_is_said():
-    assert choose(found({1: 5.0, 4: 1.5}), {1: 1.0, 4: 1.0}) == 4
-
-
-@pytest.mark.parametrize("seconds", [{4: 1.0}, {1: 1.0}, {1: 0.0, 4: 1.0}, {1: 1.0, 4: -1.0}])
-def test_choose_needs_every_time(seconds):
-    with pytest.raises(TreeError, match=r"step time for [14] nodes"):
-        choose(found({4: 1.5}), seconds)
