@@ -15,6 +15,7 @@ from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.decode import Row, decode, make_row
 from medusa_kit.infer.drafters import draft_with
 from medusa_kit.infer.drafters.base import Drafter
+from medusa_kit.infer.drafters.cautious import CautiousDrafter
 from medusa_kit.infer.drafters.plain import PlainDrafter
 from medusa_kit.infer.packed_linear import pack_for_rows
 from medusa_kit.infer.sampling import SamplingOptions, SamplingParams
@@ -179,7 +180,11 @@ class Engine:
             )
         tree = self.tree_for(batch_size)
         pack_for_rows(self.base.model, tree.num_nodes * batch_size)
-        return draft_with(self.heads, tree)
+        drafter = draft_with(self.heads, tree)
+        break_even = self.plan.break_even if self.plan and batch_size == 1 else None
+        if break_even is None or self.verifier.fixed is not None:
+            return drafter
+        return CautiousDrafter(drafter, PlainDrafter(self.base.device), break_even)
 
     def _run(
         self, rows: list[Row], drafter: Drafter, stops: tuple[str, ...]

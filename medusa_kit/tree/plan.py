@@ -8,7 +8,7 @@ of batch size 1, as exactly.
 
 import pathlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -46,6 +46,8 @@ class TreePlan:
     """
 
     trees: tuple[PlannedTree, ...]
+    # Tokens a step of the first tree has to emit to be worth its time, as its search measured.
+    break_even: float | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         sizes = [planned.batch_size for planned in self.trees]
@@ -95,9 +97,16 @@ def load_plan(path: str | pathlib.Path) -> TreePlan:
         larger = extra.get("larger_batches", [])
         if not isinstance(larger, list):
             raise TreeError(f"larger_batches is {larger!r}, expected a list")
-        return TreePlan((first, *(_planned(fields) for fields in larger)))
+        return TreePlan((first, *(_planned(fields) for fields in larger)), _break_even(extra))
     except TreeError as error:
         raise TreeError(f"{path}: {error.message}", hint=error.hint) from error
+
+
+def _break_even(extra: dict[str, Any]) -> float | None:
+    """The cost of a step in plain ones: what its predicted speed-up is short of its length."""
+    length, speed_up = extra.get("acceptance_length"), extra.get("predicted_speed_up")
+    known = isinstance(length, int | float) and isinstance(speed_up, int | float) and speed_up > 0
+    return length / speed_up if known else None  # type: ignore[operator]
 
 
 def _planned(fields: Any) -> PlannedTree:

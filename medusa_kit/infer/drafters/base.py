@@ -84,8 +84,10 @@ class StepResult:
 class Drafter(Protocol):
     """`begin` once; `propose` and `observe` each step; `select_rows` when a row has finished."""
 
-    name: str
     num_nodes: int  # the most it proposes for a row, root included
+
+    @property
+    def name(self) -> str: ...
 
     def begin(self, state: State) -> None: ...
 
