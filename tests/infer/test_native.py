@@ -164,6 +164,12 @@ def test_gguf_kinds_expand_to_the_same_bits(kind):
                        weights.T[:64])  # fmt: skip
 
 
+@pytest.fixture
+def many_threads(monkeypatch):
+    """Tiny models through several threads too."""
+    monkeypatch.setattr(kernels, "WORK_OF_A_THREAD", 1)
+
+
 def prefilled(verifier, prompts):
     cache = verifier.new_cache(len(prompts), 64)
     verifier.native = None
@@ -186,7 +192,7 @@ def forward(verifier, native, prompts, parents, tokens, cache=None):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_step_equals_the_models_own(name):
+def test_a_step_equals_the_models_own(name, many_threads):
     base = wrap_model(model_of(name), None, name)
     verifier, native = Verifier(base), native_decoder(base)
     prompts = [random_prompt(length, seed=length) for length in (4, 9, 17)]
@@ -201,7 +207,7 @@ def test_a_step_equals_the_models_own(name):
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_a_node_has_the_same_bits_in_any_tree_and_batch(name):
+def test_a_node_has_the_same_bits_in_any_tree_and_batch(name, many_threads):
     """Stronger than exactness needs: a path alone, and the same path among siblings and rows."""
     base = wrap_model(model_of(name), None, name)
     verifier, native = Verifier(base), native_decoder(base)
@@ -287,7 +293,7 @@ def test_the_proof_itself_goes_through_the_kernels():
         prepare.check_trees(verifier)
 
 
-def test_steps_in_a_crowd_have_the_same_bits():
+def test_steps_in_a_crowd_have_the_same_bits(many_threads):
     """Threads that wait long leave the rest to one; that must not show in what comes out."""
     base = wrap_model(model_of("llama"), None, "llama")
     verifier, native = Verifier(base), native_decoder(base)
@@ -307,7 +313,7 @@ def test_steps_in_a_crowd_have_the_same_bits():
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral-sliding", "gemma3"])
-def test_prompts_in_pieces(name, monkeypatch):
+def test_prompts_in_pieces(name, monkeypatch, many_threads):
     """Prompts longer than a piece, rows of different lengths: the model's own numbers, and the bits
     that each row has alone."""
     base = wrap_model(model_of(name), None, name)

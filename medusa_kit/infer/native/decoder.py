@@ -50,6 +50,8 @@ class NativeDecoder:
         self._struct = self._build()
         self.output_blocks = self._packer.blocks(self.parts.output)
         self.output = self._packer.matrices[-1]
+        sizes = [matrix.struct for matrix in self._packer.matrices]
+        self._num_weights = sum(struct.outputs * struct.inputs for struct in sizes)
         self.logits_BNV: Tensor | None = None  # of the last step, and the argmax of each node
         self.likeliest_BN = torch.empty(0)
 
@@ -104,9 +106,8 @@ class NativeDecoder:
             B * M, kept_BM.data_ptr(), hidden_BMD.data_ptr(), logits_BMV.data_ptr(),
             likeliest_BM.data_ptr(),
         )  # fmt: skip
-        self._library.mk_step(
-            ctypes.byref(self._struct), ctypes.byref(struct), kernels.num_threads()
-        )
+        threads = kernels.threads_for(B * N * self._num_weights)
+        self._library.mk_step(ctypes.byref(self._struct), ctypes.byref(struct), threads)
         self.logits_BNV, self.likeliest_BN = self.base.scale_logits(logits_BMV), likeliest_BM
         return hidden_BMD, self.logits_BNV
 

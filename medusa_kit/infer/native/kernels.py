@@ -18,6 +18,7 @@ from medusa_kit import console
 SOURCES = ("simd.h", "pool.h", "matmul.h", "decoder.cpp")
 FLAGS = ("-O3", "-std=c++17", "-pthread", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi")
 MAX_ROWS = 64
+WORK_OF_A_THREAD = 2_000_000  # multiplications; some 30 microseconds
 OFF_SWITCH = "MEDUSA_KIT_NATIVE"  # 0 keeps to torch
 
 
@@ -105,8 +106,9 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     return library
 
 
-def num_threads() -> int:
-    return torch.get_num_threads()
+def threads_for(multiplications: int) -> int:
+    """As many of torch's threads as have enough to do: meeting takes microseconds too."""
+    return min(torch.get_num_threads(), 1 + multiplications // WORK_OF_A_THREAD)
 
 
 def _processor() -> str:

@@ -43,7 +43,7 @@ class Crowd {
 class Pool {
   public:
     static constexpr int SPINS = 4000;  // rounds of looking before the core is given away
-    static constexpr double PATIENCE = 3e-3, SHARE = 0.25;  // waiting: seconds, and of a run's time
+    static constexpr double PATIENCE = 3e-4, SHARE = 0.5;  // waiting: seconds, and of a run's time
 
     explicit Pool(int size) : size_(size) {
         for (int id = 1; id < size; ++id) workers_.emplace_back([this, id] { work(id); });
