@@ -33,8 +33,9 @@ fix: install ## Format and mend what ruff can mend
 	$(BIN)/ruff format medusa_kit tests benchmarks
 	$(BIN)/ruff check --fix medusa_kit tests benchmarks
 
+# One thread: tiny models are slower with more, by several times where other work runs beside.
 test: install ## The whole test suite (no network, no GPU)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 test-gpu: install ## Only the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu -rs

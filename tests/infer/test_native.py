@@ -168,6 +168,10 @@ def test_gguf_kinds_expand_to_the_same_bits(kind):
 def many_threads(monkeypatch):
     """Tiny models through several threads too."""
     monkeypatch.setattr(kernels, "WORK_OF_A_THREAD", 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
 
 
 def prefilled(verifier, prompts):
