@@ -44,6 +44,7 @@ def prepared_verifier(
         return verifier, _with_fast_linears(verifier, check, str(reason))
     except IncompatibleBaseError as error:
         verifier.native = None
+        verifier.steps_run_by = "torch (the C++ steps were refused)"
         console.warn(f"steps run through torch, since the C++ ones were refused: {error.message}")
         return verifier, check
     return verifier, max(own, check, key=lambda measured: measured.noise)

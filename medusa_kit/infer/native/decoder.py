@@ -47,9 +47,11 @@ class NativeDecoder:
         self._tables = _tables(self.parts)
         self._cache_shape = (self.parts.kv_heads, self.parts.head_size)
         self._alive: list[Any] = []  # what the structures point to
+        output = self.parts.output
+        self.output_blocks = self._packer.blocks(output)
+        packed = pack(output.weight.detach(), output.bias, self.output_blocks)
+        self.output = self._packer.keep(packed)
         self._struct = self._build()
-        self.output_blocks = self._packer.blocks(self.parts.output)
-        self.output = self._packer.matrices[-1]
         sizes = [matrix.struct for matrix in self._packer.matrices]
         self._num_weights = sum(struct.outputs * struct.inputs for struct in sizes)
         self.logits_BNV: Tensor | None = None  # of the last step, and the argmax of each node
@@ -129,7 +131,7 @@ class NativeDecoder:
         return kernels.Decoder(
             self.base.info.hidden_size, p.layers[0].down.in_features, p.query_heads, p.kv_heads,
             p.head_size, p.head_size, len(p.layers), int(p.gelu), p.norm_epsilon, p.scale,
-            layers, self._pointer(p.final_norm), self._packer.one(p.output).struct,
+            layers, self._pointer(p.final_norm), self.output.struct,
         )  # fmt: skip
 
     def _layer(self, layer: LayerParts) -> kernels.Layer:
@@ -174,14 +176,14 @@ class _Packer:
         self.matrices: list[PackedMatrix] = []
 
     def one(self, linear: nn.Linear) -> PackedMatrix:
-        return self._keep(pack(linear.weight.detach(), linear.bias, self.blocks(linear)))
+        return self.keep(pack(linear.weight.detach(), linear.bias, self.blocks(linear)))
 
     def joined(self, linears: list[nn.Linear], heads: dict[nn.Linear, int]) -> PackedMatrix:
         """Several layers that read the same, as one matrix."""
         weight = torch.cat([linear.weight.detach() for linear in linears])
         parts = alike([self.blocks(linear, heads.get(linear, 1)) for linear in linears])
         whole = None if parts is None else joined_blocks(parts)
-        return self._keep(pack(weight, _joined_bias(linears), whole))
+        return self.keep(pack(weight, _joined_bias(linears), whole))
 
     def gated(self, gate: nn.Linear, up: nn.Linear) -> PackedMatrix:
         if gate.bias is not None or up.bias is not None:
@@ -189,14 +191,14 @@ class _Packer:
         weight = interleaved(gate.weight.detach(), up.weight.detach())
         parts = alike([self.blocks(gate), self.blocks(up)])
         whole = None if parts is None else interleaved_blocks(*parts)
-        return self._keep(pack(weight, None, whole))
+        return self.keep(pack(weight, None, whole))
 
     def blocks(self, linear: nn.Linear, num_heads: int = 1) -> Blocks | None:
         if self.gguf is None:
             return None
         return self.gguf.find(self.names[id(linear)], linear.weight.detach(), num_heads)
 
-    def _keep(self, matrix: PackedMatrix) -> PackedMatrix:
+    def keep(self, matrix: PackedMatrix) -> PackedMatrix:
         self.matrices.append(matrix)
         return matrix
 
