@@ -150,7 +150,7 @@ def _decode(
         tokens_BN = draft.tokens_BN.tolist()
         paths, next_roots = _accept_rows(verifier, rows, state, draft, tokens_BN, logits_BNV)
         cache.commit([[0, *path] for path in paths])
-        drafter.observe(StepResult(draft, paths, hidden_BND, logits_BNV))
+        drafter.observe(StepResult(draft, paths, next_roots, hidden_BND, logits_BNV))
 
         emitted: Emitted = []
         for index, (row, path, root) in enumerate(zip(rows, paths, next_roots, strict=True)):

@@ -4,20 +4,17 @@ Shapes: B batch, N nodes with root.
 """
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from medusa_kit.base_model import BaseModel
 from medusa_kit.data.chat import encode_prompt
-from medusa_kit.errors import ConfigError, nearest
+from medusa_kit.errors import ConfigError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.decode import Row, decode, make_row
-from medusa_kit.infer.drafters import draft_with
-from medusa_kit.infer.drafters.base import Drafter
-from medusa_kit.infer.drafters.cautious import CautiousDrafter
-from medusa_kit.infer.drafters.plain import PlainDrafter
-from medusa_kit.infer.packed_linear import pack_for_rows
+from medusa_kit.infer.drafters.base import Drafter, notes_of
+from medusa_kit.infer.drafters.factory import DraftContext, build_drafter
 from medusa_kit.infer.sampling import SamplingOptions, SamplingParams
 from medusa_kit.infer.stream import StopStrings, TextStream, cut_at_stop
 from medusa_kit.infer.tree_check import TreeCheck
@@ -28,7 +25,6 @@ from medusa_kit.tree.plan import Tree, TreePlan
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
 
-DRAFTERS = ("medusa", "none")
 Prompt = str | list[dict[str, str]] | list[int]
 
 
@@ -48,6 +44,7 @@ class GenerationStats:
     tokens_per_second: float
     acceptance: str = "exact"  # exact | typical
     steps_run_by: str = "torch"  # torch, C++, or fixed shapes, with the details of each
+    drafter_notes: list[str] = field(default_factory=list)  # what drafted when, and why
 
     @property
     def lossy(self) -> bool:
@@ -81,6 +78,10 @@ class Engine:
     tree: Tree = field(default_factory=CandidateTree.root_only)  # for one prompt at a time
     heads_source: str | None = None
     plan: TreePlan | None = None  # trees by batch size, where tree.json has several
+    drafter: str | None = None  # unless a call names one; None: heads where there are any
+    drafter_options: dict[str, Any] = field(default_factory=dict)  # of that drafter
+    draft_model: str | BaseModel | None = None  # a smaller model, for drafters that use one
+    memory: dict[Hashable, Any] = field(default_factory=dict)  # what drafters keep between calls
 
     @property
     def base(self) -> BaseModel:
@@ -99,13 +100,15 @@ class Engine:
         max_new_tokens: int = 256,
         stop: str | Sequence[str] | None = None,
         drafter: str | None = None,
+        drafter_options: Mapping[str, Any] | None = None,
         batch_size: int = 8,
         **sampling: "Unpack[SamplingOptions]",
     ) -> Any:
         """Answer one prompt (GenerationResult) or a list of prompts (a list of them).
 
-        A prompt is a list of chat messages, a string or a list of token ids. `drafter`: medusa
-        (the default where there are heads) or none, plain decoding through the same loop.
+        A prompt is a list of chat messages, a string or a list of token ids. `drafter`: a name from
+        medusa_kit.drafting.DRAFTERS with its options (the engine's own unless given); none is plain
+        decoding through the same loop. The text is the same with each of them.
         `sampling`: the fields of SamplingParams (temperature, top_k, top_p, seed, …); greedy unless
         given.
         Raises ConfigError, ContextLengthError.
@@ -119,7 +122,8 @@ class Engine:
                 self._row(one, params, max_new_tokens, stops)
                 for one in prompts[start : start + batch_size]
             ]
-            results += self._run(rows, self._drafter(drafter, len(rows)), stops)
+            built = self._drafter(drafter, drafter_options, len(rows), params)
+            results += self._run(rows, built, stops)
         return results[0] if single else results
 
     def stream(
@@ -129,12 +133,13 @@ class Engine:
         max_new_tokens: int = 256,
         stop: str | Sequence[str] | None = None,
         drafter: str | None = None,
+        drafter_options: Mapping[str, Any] | None = None,
         **sampling: "Unpack[SamplingOptions]",
     ) -> "Streaming":
         """Iterate over pieces of the answer; the object's `result` is there at the end."""
-        stops = _as_stops(stop)
-        row = self._row(prompt, SamplingParams.of(sampling), max_new_tokens, stops)
-        return Streaming(self, row, self._drafter(drafter, 1), stops)
+        stops, params = _as_stops(stop), SamplingParams.of(sampling)
+        row = self._row(prompt, params, max_new_tokens, stops)
+        return Streaming(self, row, self._drafter(drafter, drafter_options, 1, params), stops)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt, through the chat template where there is one."""
@@ -164,27 +169,28 @@ class Engine:
         watcher = StopStrings(self.base.tokenizer, stops) if stops else None
         return make_row(self.verifier, self.encode(prompt), sampling, max_new_tokens, watcher)
 
-    def _drafter(self, name: str | None, batch_size: int) -> Drafter:
-        name = name or ("medusa" if self.heads is not None else "none")
-        if name == "none":
-            return PlainDrafter(self.base.device)
-        if name != "medusa":
-            raise ConfigError(
-                f"drafter {name!r} is unknown; expected one of {', '.join(DRAFTERS)}",
-                hint=f"did you mean {nearest(name, DRAFTERS) or 'medusa'}?",
-            )
-        if self.heads is None:
-            raise ConfigError(
-                f"there are no heads for {self.base.info.name!r}, so nothing to draft with",
-                hint="train some with `medusa-kit train`, or decode with drafter none",
-            )
-        tree = self.tree_for(batch_size)
-        pack_for_rows(self.base.model, tree.num_nodes * batch_size)
-        drafter = draft_with(self.heads, tree)
-        break_even = self.plan.break_even if self.plan and batch_size == 1 else None
-        if break_even is None or self.verifier.fixed is not None:
-            return drafter
-        return CautiousDrafter(drafter, PlainDrafter(self.base.device), break_even)
+    def _drafter(
+        self,
+        name: str | None,
+        options: Mapping[str, Any] | None,
+        batch_size: int,
+        sampling: SamplingParams,
+    ) -> Drafter:
+        """Raises ConfigError for a drafter that is unknown or has nothing to draft with."""
+        context = DraftContext(
+            self.verifier,
+            self.heads,
+            self.tree_for(batch_size) if self.heads is not None else None,
+            self.plan.break_even if self.plan and batch_size == 1 else None,
+            self.draft_model,
+            batch_size,
+            sampling,
+            self.memory,
+        )
+        own = self.drafter or ("medusa" if self.heads is not None else "none")
+        if options is None and name in (None, own):
+            options = self.drafter_options
+        return build_drafter(name or own, context, options)
 
     def _run(
         self, rows: list[Row], drafter: Drafter, stops: tuple[str, ...]
@@ -195,10 +201,10 @@ class Engine:
             for row, _ in emitted:
                 if row.finish_reason:
                     finished.setdefault(id(row), time.perf_counter() - start)
-        return [self._result(row, drafter.name, finished[id(row)], stops) for row in rows]
+        return [self._result(row, drafter, finished[id(row)], stops) for row in rows]
 
     def _result(
-        self, row: Row, drafter: str, seconds: float, stops: tuple[str, ...]
+        self, row: Row, drafter: Drafter, seconds: float, stops: tuple[str, ...]
     ) -> GenerationResult:
         text = ""
         if self.base.tokenizer is not None:
@@ -209,7 +215,8 @@ class Engine:
             for d in range(1, deepest + 1)
         ]
         stats = GenerationStats(
-            drafter=drafter,
+            drafter=drafter.name,
+            drafter_notes=notes_of(drafter),
             attention=self.verifier.attention.name,
             attention_fallbacks=list(self.verifier.attention.fallbacks),
             prompt_tokens=len(row.prompt_ids),
@@ -248,7 +255,7 @@ class Streaming:
 
     @property
     def result(self) -> GenerationResult:
-        return self._engine._result(self._row, self._drafter.name, self._seconds, self._stops)
+        return self._engine._result(self._row, self._drafter, self._seconds, self._stops)
 
 
 def _as_prompts(prompt: Any) -> tuple[list[Prompt], bool]:

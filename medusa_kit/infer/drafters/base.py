@@ -77,6 +77,7 @@ class StepResult:
 
     draft: Draft
     paths: Sequence[Sequence[int]]  # accepted nodes of each row, root not included
+    next_roots: Sequence[int]  # the token behind each row's last accepted node
     hidden_BND: Tensor
     logits_BNV: Tensor
 
@@ -106,3 +107,8 @@ class StatelessDrafter:
     def observe(self, step: StepResult) -> None: ...
 
     def select_rows(self, rows: Sequence[int]) -> None: ...
+
+
+def notes_of(drafter: Drafter) -> list[str]:
+    """What drafted when, and why, where a drafter has several ways."""
+    return list(getattr(drafter, "notes", ()))

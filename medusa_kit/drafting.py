@@ -1,0 +1,151 @@
+"""Which drafter guesses ahead, and each one's options: the same in YAML, on the command line and
+from Python. Unknown names and options are refused with the nearest that exists.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from medusa_kit.config import Section
+from medusa_kit.errors import ConfigError, nearest
+
+SourceName = Literal["medusa", "suffix", "prompt-lookup", "recycling", "draft-model"]
+
+
+class NoOptions(Section):
+    """`none` and `medusa`: the tree comes from tree.json."""
+
+
+class PromptLookupOptions(Section):
+    """What follows the last time the same words stood in prompt or answer."""
+
+    max_ngram: int = Field(default=3, ge=1)  # tokens that must agree, tried first
+    min_ngram: int = Field(default=1, ge=1)  # and tried last
+    num_tokens: int = Field(default=7, ge=1)  # copied behind the root
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.min_ngram > self.max_ngram:
+            raise ValueError(
+                f"min_ngram {self.min_ngram} is above max_ngram {self.max_ngram}; "
+                "expected at most that"
+            )
+        return self
+
+
+class SuffixOptions(Section):
+    """The longest earlier matches of the text's end, several of them as a tree."""
+
+    num_nodes: int = Field(default=8, ge=2)  # root included
+    max_match: int = Field(default=32, ge=1)  # tokens of agreement that still count
+    store: str | None = None  # file with past answers, read at start and added to
+    store_tokens: int = Field(default=1_000_000, ge=1)  # the oldest answers beyond are dropped
+
+
+class LookaheadOptions(Section):
+    """Lookahead decoding (arXiv 2402.02057): a window of guesses refined in parallel."""
+
+    window: int = Field(default=10, ge=1)  # W, columns refined in parallel
+    ngram: int = Field(default=4, ge=2)  # N, tokens of an n-gram
+    guesses: int = Field(default=10, ge=1)  # G, n-grams of the pool verified in a step
+    pool: int = Field(default=64, ge=1)  # n-grams kept for each first token
+
+
+class RecyclingOptions(Section):
+    """Token recycling (arXiv 2408.08696): a table of which tokens came next of late."""
+
+    num_nodes: int = Field(default=8, ge=2)
+    width: int = Field(default=8, ge=1)  # likeliest tokens remembered behind each token
+
+
+class StagedOptions(Section):
+    """What drafts for the draft model."""
+
+    drafter: Literal["prompt-lookup", "suffix", "recycling", "draft-model"] = "suffix"
+    draft_model: str | None = None  # with drafter draft-model
+    options: dict[str, Any] = Field(default_factory=dict)
+
+
+class DraftModelOptions(Section):
+    """A smaller causal LM."""
+
+    lengths: Literal["fixed", "heuristic", "threshold"] = "threshold"  # when a draft stops
+    length: int = Field(default=4, ge=1)  # fixed: tokens a draft; heuristic: at the start
+    max_length: int = Field(default=10, ge=1)
+    threshold: float = Field(default=0.4, ge=0, lt=1)  # of the draft's chance so far; it adapts
+    adapt: bool = True  # whether the threshold follows acceptance
+    width: int = Field(default=1, ge=1)  # siblings at each depth
+    num_nodes: int = Field(default=16, ge=2)
+    sampling: Literal["matched", "rejection"] = "matched"  # at a temperature above 0
+    tokenizer: Literal["auto", "same", "text", "intersection"] = "auto"
+    staged: StagedOptions | None = None
+
+
+class CombinedOptions(Section):
+    """Guesses of several sources in one tree of a fixed size."""
+
+    sources: list[SourceName] = Field(default=["medusa", "suffix"], min_length=1)
+    num_nodes: int = Field(default=8, ge=2)
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict)  # by source
+
+
+class AutoOptions(Section):
+    """Of what there is, at each position what pays: measured while decoding."""
+
+    # Heads where there are any, suffix, and the draft model where one is named, unless given.
+    sources: list[SourceName] | None = None
+    max_nodes: int = Field(default=16, ge=2)
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict)  # by source
+
+
+OPTIONS: dict[str, type[Section]] = {
+    "auto": AutoOptions,
+    "medusa": NoOptions,
+    "draft-model": DraftModelOptions,
+    "prompt-lookup": PromptLookupOptions,
+    "suffix": SuffixOptions,
+    "lookahead": LookaheadOptions,
+    "recycling": RecyclingOptions,
+    "combined": CombinedOptions,
+    "none": NoOptions,
+}
+DRAFTERS = tuple(OPTIONS)
+
+
+def check_name(name: str) -> str:
+    """`name`, if there is such a drafter; raises ConfigError with the nearest else."""
+    if name not in OPTIONS:
+        raise ConfigError(
+            f"drafter {name!r} is unknown; expected one of {', '.join(DRAFTERS)}",
+            hint=f"did you mean {near}?" if (near := nearest(name, DRAFTERS)) else None,
+        )
+    return name
+
+
+def drafter_options(name: str, given: Mapping[str, Any] | Section | None = None) -> Any:
+    """Checked options of drafter `name`. Raises ConfigError: unknown name or key, wrong value."""
+    kind = OPTIONS[check_name(name)]
+    if isinstance(given, Section):
+        given = given.model_dump()
+    try:
+        return kind.model_validate(dict(given or {}))
+    except ValidationError as error:
+        raise _explain(name, kind, error) from error
+
+
+def _explain(name: str, kind: type[Section], error: ValidationError) -> ConfigError:
+    problems, hint = [], None
+    for item in error.errors():
+        key = ".".join(str(part) for part in item["loc"])
+        if item["type"] == "extra_forbidden":
+            problems.append(f"there is no option {key!r}")
+            near = nearest(key, kind.model_fields)
+            known = ", ".join(kind.model_fields) or "none"
+            hint = hint or (f"did you mean {near}?" if near else f"its options: {known}")
+        elif item["type"] == "value_error":
+            problems.append(str(item["ctx"]["error"]))
+        else:
+            expected = item["msg"].replace("Input should be", "expected")
+            problems.append(f"{key} = {item['input']!r}: {expected}")
+    return ConfigError(f"drafter {name}: {'; '.join(problems)}", hint=hint)
