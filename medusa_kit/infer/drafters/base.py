@@ -85,7 +85,8 @@ class StepResult:
 class Drafter(Protocol):
     """`begin` once; `propose` and `observe` each step; `select_rows` when a row has finished."""
 
-    num_nodes: int  # the most it proposes for a row, root included
+    @property
+    def num_nodes(self) -> int: ...  # the most it proposes for a row, root included
 
     @property
     def name(self) -> str: ...

@@ -82,7 +82,21 @@ def _heads(context: DraftContext, options: Any) -> Drafter:
     return CautiousDrafter(drafter, PlainDrafter(context.device), context.break_even)
 
 
+def _auto(context: DraftContext, options: Any) -> Drafter:
+    from medusa_kit.infer.drafters import auto  # it builds its sources through this module
+
+    return auto.build(context, options)
+
+
+def _combined(context: DraftContext, options: Any) -> Drafter:
+    from medusa_kit.infer.drafters import combined
+
+    return combined.build(context, options)
+
+
 BUILDERS: dict[str, Builder] = {
+    "auto": _auto,
     "medusa": _heads,
+    "combined": _combined,
     "none": _plain,
 }

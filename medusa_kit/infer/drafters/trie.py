@@ -102,7 +102,8 @@ def draft_of(tries: Sequence[Trie], device: torch.device) -> Draft:
 class Source(Protocol):
     """A drafter that can also give its guesses as tries, so that they can be merged."""
 
-    num_nodes: int
+    @property
+    def num_nodes(self) -> int: ...
 
     @property
     def name(self) -> str: ...
@@ -119,11 +120,14 @@ class Source(Protocol):
 class TrieDrafter:
     """A source as a drafter of its own. What is observed may be another's draft."""
 
-    name = "trie"
     num_nodes = 1
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+
+    @property
+    def name(self) -> str:
+        raise NotImplementedError
 
     def begin(self, state: State) -> None: ...
 

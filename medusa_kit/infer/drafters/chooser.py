@@ -1,0 +1,80 @@
+"""Which sources to ask at this position: learned from the tokens and seconds of the steps so far.
+
+Asking heads or a draft model costs time whatever comes of it, so it has to pay. Positions are told
+apart by how many tokens the free guesses promise. For each such situation every choice keeps its
+tokens and seconds; the one with the most tokens a second is taken, the others now and then, the
+less often the more they have disappointed.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+EDGES = (1.1, 1.3, 1.6, 2.2, 3.2)  # promised tokens a step between two situations
+FADING = 0.98  # what a step counts when the next one of its kind has come
+TRIALS = 3.0  # steps that the first, hopeful estimate counts for
+SHORTEST_WAIT, LONGEST_WAIT = 24, 768  # steps of a situation between two tries of a loser
+
+
+@dataclass
+class _Record:
+    """Faded sums of one choice in one situation."""
+
+    tokens: float
+    seconds: float
+    tried: int = 0
+    wait: int = SHORTEST_WAIT
+    last_try: int = 0
+
+    @property
+    def rate(self) -> float:
+        return self.tokens / self.seconds
+
+
+@dataclass
+class _Situation:
+    records: list[_Record]
+    steps: int = 0
+
+
+@dataclass
+class Chooser:
+    """Choices by number; 0 asks nobody. `hopes[c]`: tokens a step that choice c adds at best."""
+
+    hopes: Sequence[float]
+    _situations: dict[int, _Situation] = field(default_factory=dict)
+
+    def choose(self, promised: float, step_seconds: float) -> tuple[int, int]:
+        """(situation, choice). `promised`: tokens from free guesses in `step_seconds`."""
+        number = bisect_right(EDGES, promised)
+        if number not in self._situations:
+            seconds = TRIALS * step_seconds
+            self._situations[number] = _Situation(
+                [_Record(TRIALS * (promised + hope), seconds) for hope in self.hopes]
+            )
+        situation = self._situations[number]
+        records = situation.records
+        best = max(range(len(records)), key=lambda choice: records[choice].rate)
+        for choice, record in enumerate(records):
+            if choice != best and situation.steps - record.last_try >= record.wait:
+                return number, choice
+        return number, best
+
+    def record(self, situation: int, choice: int, tokens: float, seconds: float) -> None:
+        """What a step with this choice emitted, and what it took."""
+        where = self._situations[situation]
+        record = where.records[choice]
+        where.steps += 1
+        seconds = min(seconds, 3 * record.seconds / self._weight(record))  # a machine hiccup
+        record.tokens = FADING * record.tokens + tokens
+        record.seconds = FADING * record.seconds + seconds
+        record.tried += 1
+        record.last_try = where.steps
+        loses = record.rate < max(other.rate for other in where.records)
+        record.wait = min(2 * record.wait, LONGEST_WAIT) if loses else SHORTEST_WAIT
+
+    @staticmethod
+    def _weight(record: _Record) -> float:
+        """Steps that a record's sums stand for."""
+        fading = FADING**record.tried
+        return TRIALS * fading + (1 - fading) / (1 - FADING)

@@ -1,0 +1,157 @@
+"""Several sources in one tree of a fixed size: the likeliest guesses of all of them.
+
+Kinds of guesses are believed by their luck so far. A copied span that agrees with four tokens or
+more before it outranks everything else.
+"""
+
+import heapq
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+
+from medusa_kit.infer.drafters.base import Draft, Drafter, State, StepResult
+from medusa_kit.infer.drafters.experience import Luck
+from medusa_kit.infer.drafters.factory import DraftContext, build_drafter
+from medusa_kit.infer.drafters.trie import Source, Trie, TrieDrafter, draft_of
+
+LONG_MATCH = 4  # tokens
+COPYING = ("suffix", "prompt-lookup")  # sources whose keys hold the length of the match
+FIRST_GUESS, DEEPER, NEXT_RANK = 0.4, 0.75, 0.4  # what heads are believed before any step
+
+
+class HeadsSource:
+    """The tree that heads fill, as tries; each node of it is a kind of guess of its own."""
+
+    name = "medusa"
+
+    def __init__(self, inner: Drafter) -> None:
+        self.inner, self.num_nodes = inner, inner.num_nodes
+
+    def begin(self, state: State) -> None:
+        self.inner.begin(state)
+
+    def guess(self, state: State) -> list[Trie]:
+        draft = self.inner.propose(state)
+        tries = []
+        for tokens, topology in zip(draft.tokens_BN.tolist(), draft.topologies, strict=True):
+            trie, place, born = Trie(tokens[0]), {0: 0}, dict[int, int]()
+            for node, parent in enumerate(topology.parents):
+                if parent >= 0:
+                    rank = born.get(parent, 0)
+                    born[parent] = rank + 1
+                    depth = int(topology.depths_N[node])
+                    chance = FIRST_GUESS * DEEPER ** (depth - 1) * NEXT_RANK**rank
+                    key = (self.name, node)
+                    place[node] = trie.add(place[parent], tokens[node], chance, key)
+            tries.append(trie)
+        return tries
+
+    def observe(self, step: StepResult) -> None:
+        self.inner.observe(step)
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        self.inner.select_rows(rows)
+
+
+class CombinedDrafter(TrieDrafter):
+    """Merges the tries of `sources` and keeps `num_nodes` of each row's."""
+
+    def __init__(self, sources: Sequence[Source], num_nodes: int, luck: Luck, device: torch.device):
+        super().__init__(device)
+        self.sources, self.num_nodes, self.luck = sources, num_nodes, luck
+        self._tries: list[Trie] = []
+
+    @property
+    def name(self) -> str:
+        return "combined: " + " + ".join(source.name for source in self.sources)
+
+    @property
+    def notes(self) -> list[str]:
+        return [note for source in self.sources for note in getattr(source, "notes", ())]
+
+    def begin(self, state: State) -> None:
+        for source in self.sources:
+            source.begin(state)
+
+    def guess(self, state: State) -> list[Trie]:
+        tries = merged(self.sources, state, self.luck)
+        return [trie.kept(_outranking_first(trie)[: self.num_nodes]) for trie in tries]
+
+    def propose(self, state: State) -> Draft:
+        self._tries = self.guess(state)
+        return draft_of(self._tries, self.device)
+
+    def observe(self, step: StepResult) -> None:
+        learn(self.luck, self._tries, step)
+        for source in self.sources:
+            source.observe(step)
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        for source in self.sources:
+            source.select_rows(rows)
+
+
+def merged(sources: Sequence[Source], state: State, luck: Luck) -> list[Trie]:
+    """One trie a row with the guesses of all sources, each as likely as its kind has been."""
+    result = [Trie(root) for root in state.roots_B]
+    for source in sources:
+        for whole, trie in zip(result, source.guess(state), strict=True):
+            trie.chances = [
+                luck.chance(key, chance)
+                for key, chance in zip(trie.keys, trie.chances, strict=True)
+            ]
+            whole.merge(trie)
+    return result
+
+
+def learn(luck: Luck, tries: Sequence[Trie], step: StepResult) -> None:
+    """A guess was tried where the text came to its parent, and right where it went on to it."""
+    for trie, path in zip(tries, step.paths, strict=True):
+        reached = {0, *path}
+        for node in range(1, trie.num_nodes):
+            if trie.parents[node] in reached:
+                luck.record(trie.keys[node], node in reached)
+
+
+def _outranking_first(trie: Trie) -> list[int]:
+    """Nodes likeliest first, those of long matches before all others."""
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(trie.parents):
+        children.setdefault(parent, []).append(node)
+    order, queue = list[int](), [(False, -1.0, 0)]
+    while queue:
+        behind, negative, node = heapq.heappop(queue)
+        order.append(node)
+        for child in children.get(node, ()):
+            lower = behind or not _long_match(trie.keys[child])
+            heapq.heappush(queue, (lower, negative * trie.chances[child], child))
+    return order
+
+
+def _long_match(key: Any) -> bool:
+    return isinstance(key, tuple) and key[0] in COPYING and key[1] >= LONG_MATCH
+
+
+def build_sources(
+    context: DraftContext, names: Sequence[str], options: dict[str, dict[str, Any]]
+) -> list[Source]:
+    """Raises ConfigError for a source that has nothing to draft with, or a wrong option."""
+    sources: list[Source] = []
+    for name in dict.fromkeys(names):
+        drafter: Any = build_drafter(name, context, options.get(name))
+        sources.append(
+            HeadsSource(getattr(drafter, "inner", drafter)) if name == "medusa" else drafter
+        )
+    return sources
+
+
+def shared_luck(context: DraftContext) -> Luck:
+    """What is known of kinds of guesses, from every request of this engine."""
+    key: Hashable = "luck of guesses"
+    return context.remembered(key, Luck)
+
+
+def build(context: DraftContext, options: Any) -> Drafter:
+    sources = build_sources(context, options.sources, options.options)
+    return CombinedDrafter(sources, options.num_nodes, shared_luck(context), context.device)

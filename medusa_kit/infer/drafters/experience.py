@@ -1,0 +1,85 @@
+"""What decoding teaches about itself: how often guesses of a kind are right, what a step costs.
+
+Numbers here change how fast an answer comes, never what it says.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+BELIEF = 6.0  # guesses that a drafter's own word counts for, against what was seen
+MEMORY = 300.0  # guesses of a kind after which the oldest half fades
+MOST_CERTAIN = 0.97  # no kind of guess is believed beyond this
+SMOOTHING = 0.15  # share of the newest step in a running mean
+OUTLIER = 2.0  # a step is taken for at most this many times the expected seconds
+KNOWN_WELL = 6  # steps of a size from which on their own mean is taken
+
+
+class Luck:
+    """How often guesses of each kind were right, once the text had come to their parent."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Hashable, list[float]] = {}  # key -> [right, tried]
+
+    def chance(self, key: Hashable, believed: float) -> float:
+        """The share of right guesses; `believed` stands for it until there are some."""
+        right, tried = self._seen.get(key, (0.0, 0.0))
+        return min((right + BELIEF * believed) / (tried + BELIEF), MOST_CERTAIN)
+
+    def record(self, key: Hashable, right: bool) -> None:
+        seen = self._seen.setdefault(key, [0.0, 0.0])
+        if seen[1] >= MEMORY:
+            seen[0], seen[1] = seen[0] / 2, seen[1] / 2
+        seen[0] += right
+        seen[1] += 1
+
+
+@dataclass
+class _Mean:
+    seconds: float
+    count: int = 1
+
+    def add(self, seconds: float) -> None:
+        self.count += 1
+        share = max(1 / self.count, SMOOTHING)
+        self.seconds += share * (min(seconds, OUTLIER * self.seconds) - self.seconds)
+
+
+class StepCost:
+    """Seconds of a verify step by the nodes in it: running means, and a line through them."""
+
+    def __init__(self, slope: float) -> None:
+        """`slope`: what a node more costs, in steps of one node, until it has been measured."""
+        self._slope = slope
+        self._means: dict[int, _Mean] = {}
+
+    def record(self, num_nodes: int, seconds: float) -> None:
+        if num_nodes in self._means:
+            self._means[num_nodes].add(seconds)
+        else:
+            self._means[num_nodes] = _Mean(seconds)
+
+    def seconds(self, num_nodes: int) -> float:
+        """Expected seconds; before any step, in units of a step with one node."""
+        mean = self._means.get(num_nodes)
+        if mean is not None and mean.count >= KNOWN_WELL:
+            return mean.seconds
+        start, slope = self._line()
+        return max(start + slope * (num_nodes - 1), 0.5 * start)
+
+    def _line(self) -> tuple[float, float]:
+        """(seconds of one node, seconds a node more), by weighted least squares.
+
+        The believed slope takes part as if some steps of many nodes had confirmed it.
+        """
+        if not self._means:
+            return 1.0, self._slope
+        points = [(n - 1, m.seconds, min(m.count, 20)) for n, m in self._means.items()]
+        total = sum(w for _, _, w in points)
+        mean_x = sum(w * x for x, _, w in points) / total
+        mean_y = sum(w * y for _, y, w in points) / total
+        start = mean_y / (1 + self._slope * mean_x)
+        spread = sum(w * (x - mean_x) ** 2 for x, _, w in points)
+        slant = sum(w * (x - mean_x) * (y - mean_y) for x, y, w in points)
+        belief = 8.0  # one step, four nodes away, counted twice over
+        slope = max((slant + belief * self._slope * start) / (spread + belief), 0.0)
+        return max(mean_y - slope * mean_x, 0.1 * mean_y), slope
