@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 EDGES = (1.1, 1.3, 1.6, 2.2, 3.2)  # promised tokens a step between two situations
 FADING = 0.98  # what a step counts when the next one of its kind has come
 TRIALS = 3.0  # steps that the first, hopeful estimate counts for
-SHORTEST_WAIT, LONGEST_WAIT = 24, 768  # steps of a situation between two tries of a loser
+SHORTEST_WAIT, LONGEST_WAIT = 24, 384  # steps of a situation between two tries of a loser
+STALE = 8  # steps without a try that fade a record as much as a step with one
 
 
 @dataclass
@@ -22,7 +23,7 @@ class _Record:
 
     tokens: float
     seconds: float
-    tried: int = 0
+    weight: float = TRIALS  # steps that the sums stand for
     wait: int = SHORTEST_WAIT
     last_try: int = 0
 
@@ -65,16 +66,11 @@ class Chooser:
         where = self._situations[situation]
         record = where.records[choice]
         where.steps += 1
-        seconds = min(seconds, 3 * record.seconds / self._weight(record))  # a machine hiccup
-        record.tokens = FADING * record.tokens + tokens
-        record.seconds = FADING * record.seconds + seconds
-        record.tried += 1
+        seconds = min(seconds, 3 * record.seconds / record.weight)  # a machine hiccup
+        fading = FADING ** (1 + (where.steps - record.last_try) / STALE)
+        record.tokens = fading * record.tokens + tokens
+        record.seconds = fading * record.seconds + seconds
+        record.weight = fading * record.weight + 1
         record.last_try = where.steps
         loses = record.rate < max(other.rate for other in where.records)
         record.wait = min(2 * record.wait, LONGEST_WAIT) if loses else SHORTEST_WAIT
-
-    @staticmethod
-    def _weight(record: _Record) -> float:
-        """Steps that a record's sums stand for."""
-        fading = FADING**record.tried
-        return TRIALS * fading + (1 - fading) / (1 - FADING)
