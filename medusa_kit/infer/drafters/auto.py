@@ -36,7 +36,7 @@ class _Step:
     """What was done in the step under way."""
 
     tries: list[Trie]
-    situation: int
+    situation: int | None  # None: the first step of all, which only measures
     choice: int
     start: float
     drafted: float = 0.0
@@ -92,7 +92,10 @@ class AutoDrafter:
         luck, cost = self.experience.luck, self.experience.cost
         tries = merged(self.free, state, luck)
         size, promised = best_size(tries, cost, self.max_nodes)
-        situation, choice = self.experience.chooser.choose(promised / B, cost.seconds(B * size) / B)
+        situation, choice = None, 0
+        if cost.measured:
+            step_seconds = cost.seconds(B * size) / B
+            situation, choice = self.experience.chooser.choose(promised / B, step_seconds)
         if choice:
             for whole, more in zip(
                 tries, merged([self.costly[choice - 1]], state, luck), strict=True
@@ -111,7 +114,9 @@ class AutoDrafter:
         experience, B = self.experience, len(did.tries)
         emitted = B + sum(len(path) for path in step.paths)
         experience.cost.record(B * step.draft.tokens_BN.shape[1], now - did.drafted)
-        experience.chooser.record(did.situation, did.choice, emitted / B, (now - did.start) / B)
+        if did.situation is not None:
+            seconds = (now - did.start) / B
+            experience.chooser.record(did.situation, did.choice, emitted / B, seconds)
         learn(experience.luck, did.tries, step)
         for source in (*self.free, *self.costly):
             source.observe(step)

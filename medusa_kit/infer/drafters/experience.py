@@ -52,6 +52,10 @@ class StepCost:
         self._slope = slope
         self._means: dict[int, _Mean] = {}
 
+    @property
+    def measured(self) -> bool:
+        return bool(self._means)
+
     def record(self, num_nodes: int, seconds: float) -> None:
         if num_nodes in self._means:
             self._means[num_nodes].add(seconds)
