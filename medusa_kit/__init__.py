@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from medusa_kit.errors import MedusaKitError
     from medusa_kit.heads import MedusaHeads, load_heads, save_heads
     from medusa_kit.infer.engine import Engine, GenerationResult
-    from medusa_kit.infer.loading import load
+    from medusa_kit.infer.loading import load, load_config
     from medusa_kit.tree.candidate_tree import CandidateTree
 
 _PLACES = {
@@ -22,6 +22,7 @@ _PLACES = {
     "MedusaHeads": "medusa_kit.heads",
     "MedusaKitError": "medusa_kit.errors",
     "load": "medusa_kit.infer.loading",
+    "load_config": "medusa_kit.infer.loading",
     "load_heads": "medusa_kit.heads",
     "save_heads": "medusa_kit.heads",
 }
@@ -34,6 +35,7 @@ __all__ = [
     "MedusaKitError",
     "__version__",
     "load",
+    "load_config",
     "load_heads",
     "save_heads",
 ]

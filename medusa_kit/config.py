@@ -6,17 +6,13 @@ Only options that do something exist.
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel as PydanticModel
-from pydantic import BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from medusa_kit.errors import ConfigError, nearest
-
-
-class Section(PydanticModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+from medusa_kit.sections import Section, beside, explain, put, read_yaml
 
 
 class BaseSection(Section):
@@ -258,13 +254,13 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> TrainRecipe:
     Raises ConfigError: no such file, no YAML, an unknown key, a value of the wrong type.
     """
     path = Path(path)
-    raw = _read(path)
+    raw = read_yaml(path, "recipe")
     for override in overrides:
-        _apply(raw, override)
+        put(raw, override)
     try:
         recipe = TrainRecipe.model_validate(raw)
     except ValidationError as error:
-        raise _explain(error, path) from error
+        raise explain(error, str(path), TrainRecipe) from error
     return _resolve_sources(recipe, path.parent)
 
 
@@ -291,95 +287,18 @@ def _flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", value
 
 
-def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise ConfigError(f"no recipe at {path}", hint="name a YAML file; see recipes/")
-    try:
-        raw = yaml.safe_load(path.read_text())
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is no YAML: {error}") from error
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{path} holds {type(raw).__name__}; expected sections with keys")
-    return raw
-
-
-def _apply(raw: dict[str, Any], override: str) -> None:
-    """Put one `section.key=value` into the raw recipe."""
-    name, equals, text = override.partition("=")
-    parts = name.strip().split(".")
-    if not equals or not all(parts):
-        raise ConfigError(
-            f"override {override!r} is not of the form section.key=value",
-            hint="for example train.epochs=2",
-        )
-    section = raw
-    for part in parts[:-1]:
-        section = section.setdefault(part, {})
-        if not isinstance(section, dict):
-            raise ConfigError(f"override {override!r}: {part!r} is a value, not a section")
-    try:
-        section[parts[-1]] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"override {override!r}: the value is no YAML: {error}") from error
-
-
-def _explain(error: ValidationError, path: Path) -> ConfigError:
-    """Our words for what pydantic found; the hint belongs to the first unknown key."""
-    problems, hint = [], None
-    for item in error.errors():
-        name = ".".join(str(part) for part in item["loc"])
-        if item["type"] == "extra_forbidden":
-            problems.append(f"unknown key {name!r}")
-            hint = hint or _suggest(name)
-        elif item["type"] == "missing":
-            problems.append(f"{name!r} is missing")
-        elif item["type"] == "value_error":
-            problems.append(f"{name}: {item['ctx']['error']}")
-        else:
-            expected = item["msg"].replace("Input should be", "expected")
-            problems.append(f"{name} = {item['input']!r}: {expected}")
-    return ConfigError(f"{path}: {'; '.join(problems)}", hint=hint)
-
-
-def _suggest(name: str) -> str:
-    """The nearest key of the same section, else of the whole recipe, else the section's keys."""
-    section, _, key = name.rpartition(".")
-    known = list(_known_keys(TrainRecipe))
-    siblings = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == section]
-    if close := nearest(key, siblings):
-        return f"did you mean {section + '.' if section else ''}{close}?"
-    elsewhere = {k.rpartition(".")[2]: k for k in known}
-    if close := nearest(key, elsewhere):
-        return f"did you mean {elsewhere[close]}?"
-    return f"known keys: {', '.join(siblings)}"
-
-
-def _known_keys(section: type[Section], prefix: str = "") -> Iterator[str]:
-    for name, field in section.model_fields.items():
-        yield f"{prefix}{name}"
-        for kind in get_args(field.annotation) or (field.annotation,):
-            if isinstance(kind, type) and issubclass(kind, Section):
-                yield from _known_keys(kind, f"{prefix}{name}.")
-
-
 def _resolve_sources(recipe: TrainRecipe, folder: Path) -> TrainRecipe:
     """Relative paths that exist beside the recipe, else in the working folder, made absolute."""
     sources: list[str | SourceSection] = []
     for entry in recipe.data.sources:
         if isinstance(entry, SourceSection):
-            found = _resolve(entry.source, folder)
+            found = beside(entry.source, folder)
             sources.append(entry.model_copy(update={"source": found}))
         else:
-            sources.append(_resolve(entry, folder))
+            sources.append(beside(entry, folder))
     data = recipe.data.model_copy(update={"sources": sources})
     _refuse_endless_streams(data)
     return recipe.model_copy(update={"data": data})
-
-
-def _resolve(source: str, folder: Path) -> str:
-    places = [folder / source, Path(source)]
-    found = next((place for place in places if place.exists()), None)
-    return source if found is None else str(found.resolve())
 
 
 def _refuse_endless_streams(data: DataSection) -> None:

@@ -7,8 +7,8 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from medusa_kit.config import Section
 from medusa_kit.errors import ConfigError, nearest
+from medusa_kit.sections import Section, explain
 
 SourceName = Literal["medusa", "suffix", "prompt-lookup", "recycling", "draft-model"]
 
@@ -111,6 +111,16 @@ OPTIONS: dict[str, type[Section]] = {
     "none": NoOptions,
 }
 DRAFTERS = tuple(OPTIONS)
+READ_HEADS = ("medusa", "combined", "auto")  # where there are any
+READ_DRAFT_MODEL = ("draft-model", "combined", "auto")  # where one is named
+FALLBACKS = ("draft-model", "prompt-lookup", "suffix", "none")
+
+
+def default_drafter(has_heads: bool, has_draft_model: bool) -> str:
+    """The drafter of an engine for which none is named."""
+    if has_heads:
+        return "medusa"
+    return "draft-model" if has_draft_model else "none"
 
 
 def check_name(name: str) -> str:
@@ -131,21 +141,33 @@ def drafter_options(name: str, given: Mapping[str, Any] | Section | None = None)
     try:
         return kind.model_validate(dict(given or {}))
     except ValidationError as error:
-        raise _explain(name, kind, error) from error
+        raise explain(error, f"drafter {name}", kind, "there is no option") from error
 
 
-def _explain(name: str, kind: type[Section], error: ValidationError) -> ConfigError:
-    problems, hint = [], None
-    for item in error.errors():
-        key = ".".join(str(part) for part in item["loc"])
-        if item["type"] == "extra_forbidden":
-            problems.append(f"there is no option {key!r}")
-            near = nearest(key, kind.model_fields)
-            known = ", ".join(kind.model_fields) or "none"
-            hint = hint or (f"did you mean {near}?" if near else f"its options: {known}")
-        elif item["type"] == "value_error":
-            problems.append(str(item["ctx"]["error"]))
-        else:
-            expected = item["msg"].replace("Input should be", "expected")
-            problems.append(f"{key} = {item['input']!r}: {expected}")
-    return ConfigError(f"drafter {name}: {'; '.join(problems)}", hint=hint)
+def check_drafting(
+    name: str | None,
+    options: Mapping[str, Any] | None,
+    has_draft_model: bool,
+    fallback: str | None = None,
+) -> None:
+    """Refuse, before anything is loaded, what no engine could draft with.
+
+    Raises ConfigError: an unknown drafter or option, options of no drafter, no draft model.
+    """
+    if name is not None:
+        drafter_options(name, options)
+    elif options:
+        raise ConfigError(
+            f"drafter options ({', '.join(options)}) without a drafter; expected one by name",
+            hint=f"name one of {', '.join(DRAFTERS)}",
+        )
+    if fallback is not None and fallback not in FALLBACKS:
+        raise ConfigError(
+            f"fallback {fallback!r} is unknown; expected one of {', '.join(FALLBACKS)}",
+            hint=f"did you mean {near}?" if (near := nearest(fallback, FALLBACKS)) else None,
+        )
+    if "draft-model" in (name, fallback) and not has_draft_model:
+        raise ConfigError(
+            "drafter draft-model needs a smaller model, and none is named",
+            hint="name it: --draft-model MODEL, or draft_model",
+        )

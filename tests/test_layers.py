@@ -18,6 +18,8 @@ TIERS = [
     {
         "config",
         "drafting",
+        "engine_config",
+        "sections",
         "tree",
         "embedded",
         "adapters",
@@ -30,7 +32,9 @@ TIERS = [
     {"bench", "serve", "hub"},
     {"cli", "demo", "__main__"},
 ]
-SIBLINGS_ALLOWED = {("heads", "base_model"), ("config", "embedded"), ("drafting", "config"),
+SIBLINGS_ALLOWED = {("heads", "base_model"), ("config", "embedded"), ("config", "sections"),
+                    ("drafting", "sections"), ("engine_config", "sections"),
+                    ("engine_config", "drafting"), ("engine_config", "embedded"),
                     ("adapters", "config"),
                     ("model_files", "adapters"), ("model_files", "embedded"),
                     ("model_files", "families"), ("demo", "cli"), ("__main__", "cli")}  # fmt: skip

@@ -17,12 +17,26 @@ UNCATEGORISED = "(none)"
 
 
 @dataclass(frozen=True)
+class Decoding:
+    """What came behind the first step, in which the prompt is read: tokens, and their seconds."""
+
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Answers:
     """New tokens of each prompt of a batch, the seconds for all of them, and what steps did."""
 
     token_ids: list[list[int]]
     seconds: float
     stats: Sequence[Any] = ()  # GenerationStats of each prompt, where a method knows
+    decoding: Decoding | None = None  # where a method knows
+
+    @property
+    def notes(self) -> list[str]:
+        """What the drafter says about the last prompt."""
+        return list(getattr(self.stats[-1], "drafter_notes", ())) if self.stats else []
 
 
 @dataclass(frozen=True)
@@ -45,10 +59,19 @@ class Tally:
     depth_steps: list[float] = field(default_factory=list)  # steps that got to depth d at least
     rates: list[float] = field(default_factory=list)  # tokens a second, batch by batch
     identical: int | None = 0  # answers that equal the reference's; None: not to be compared
+    decoding_tokens: int = 0  # behind the first step
+    decoding_seconds: float = 0.0
 
     @property
     def tokens_per_second(self) -> float:
         return self.tokens / self.seconds
+
+    @property
+    def decoding_tokens_per_second(self) -> float | None:
+        """Without the time that reading the prompts takes; None where a method does not tell."""
+        if not self.decoding_tokens or not self.decoding_seconds:
+            return None
+        return self.decoding_tokens / self.decoding_seconds
 
     @property
     def acceptance_length(self) -> float | None:
@@ -65,6 +88,9 @@ class Tally:
         self.seconds += batch.seconds
         self.rates.append(tokens / batch.seconds)
         self.identical = None if identical is None else (self.identical or 0) + identical
+        if batch.decoding is not None:
+            self.decoding_tokens += batch.decoding.tokens
+            self.decoding_seconds += batch.decoding.seconds
         for stats in batch.stats:
             self._add_steps(stats)
 
@@ -82,6 +108,7 @@ class Tally:
             "tokens_per_second": self.tokens_per_second,
             "ratio": self.tokens_per_second / other.tokens_per_second,
             "median_ratio": _median_ratio(self, other),
+            "decoding_tokens_per_second": self.decoding_tokens_per_second,
             "acceptance_length": self.acceptance_length,
             "acceptance_by_depth": self.acceptance_by_depth,
         }
@@ -95,6 +122,7 @@ class MethodResult:
     total: Tally = field(default_factory=Tally)
     categories: dict[str, Tally] = field(default_factory=dict)
     not_run: str | None = None  # why there are no figures
+    drafter_notes: list[str] = field(default_factory=list)  # of the last prompt
 
 
 @dataclass
@@ -144,6 +172,7 @@ class BenchReport:
         return {
             "name": result.name,
             **result.total.against(first.total),
+            "drafter_notes": result.drafter_notes,
             **({"categories": by_category} if by_category else {}),
         }
 
@@ -176,6 +205,7 @@ def bench(
                 comparable = methods[which].ours or not sampled
                 same = _identical(answer, answers[reference]) if comparable else None
                 results[which].total.add(answer, same)
+                results[which].drafter_notes = answer.notes
                 if category is not None:
                     results[which].categories.setdefault(category, Tally()).add(answer, same)
             best = max(results[which].total.tokens_per_second for which in answers)

@@ -1,14 +1,25 @@
 """The ways of decoding that a bench compares: transformers generate, its peers, and ours."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from medusa_kit.base_model import BaseModel
-from medusa_kit.bench.bench import Answers, Batch, Method
+from medusa_kit.bench.bench import Answers, Batch, Decoding, Method
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.peers import DEFAULT_PEERS, PEERS, PeerCase, transformers_method
+from medusa_kit.drafting import READ_HEADS, check_drafting
 from medusa_kit.errors import ContextLengthError
 from medusa_kit.infer.engine import Engine
 from medusa_kit.infer.sampling import SamplingParams
+
+ONE_NODE = "medusa-kit, one node"
+
+
+def named_drafters(given: Sequence[str], draft_model: str | None = None) -> list[str]:
+    """Names of drafters from `a,b` or several. Raises ConfigError for one that cannot draft."""
+    asked = [name.strip() for one in given for name in one.split(",") if name.strip()]
+    for name in asked:
+        check_drafting(name, None, draft_model is not None)
+    return list(dict.fromkeys(asked))
 
 
 def standard_methods(
@@ -17,26 +28,41 @@ def standard_methods(
     max_new_tokens: int,
     *,
     peers: Sequence[str] = DEFAULT_PEERS,
+    drafters: Sequence[str] = (),
     assistant: BaseModel | None = None,
     sampling: SamplingParams | None = None,
     batch_size: int = 1,
 ) -> list[Method]:
-    """transformers generate, the peers, our one-node decoding, and each engine's heads.
+    """transformers generate, the peers, our one-node decoding, and our drafters.
 
-    `peers`: names of PEERS, as `named_peers` returns them. `sampling`: temperature and seed.
+    `peers`: names of PEERS, as `named_peers` returns them. `drafters`: those to compare, as
+    `named_drafters` returns them; each engine's own unless given. `sampling`: temperature and seed.
     """
     sampling = sampling or SamplingParams()
     case = PeerCase(oracle, max_new_tokens, sampling, batch_size, assistant)
     methods = [transformers_method(case, "transformers generate")]
     methods += [PEERS[name](case) for name in peers]
     first = next(iter(engines.values()))
-    methods.append(
-        engine_method("medusa-kit, one node", first, max_new_tokens, sampling, drafter="none")
-    )
-    for name, engine in engines.items():
-        if engine.heads is not None:
-            methods.append(engine_method(name, engine, max_new_tokens, sampling))
+    methods.append(engine_method(ONE_NODE, first, max_new_tokens, sampling, drafter="none"))
+    for name, engine, drafter in _drafting(engines, drafters):
+        methods.append(engine_method(name, engine, max_new_tokens, sampling, drafter))
     return methods
+
+
+def _drafting(
+    engines: Mapping[str, Engine], drafters: Sequence[str]
+) -> Iterator[tuple[str, Engine, str | None]]:
+    """(the row's name, engine, drafter or None for its own); without heads engines are the same."""
+    wanted: Sequence[str | None] = drafters or [None]
+    for drafter in wanted:
+        for index, (name, engine) in enumerate(engines.items()):
+            used = drafter or engine.own_drafter
+            if used == "none" or (index and used not in READ_HEADS):
+                continue
+            if drafter is None and engine.drafter is None and engine.heads is not None:
+                yield name, engine, None
+            else:
+                yield f"{name if used in READ_HEADS else 'medusa-kit'}, {used}", engine, drafter
 
 
 def engine_method(
@@ -61,7 +87,9 @@ def engine_method(
         )
         seconds = max(result.stats.seconds for result in results)
         stats = [result.stats for result in results]
-        return Answers([result.token_ids for result in results], seconds, stats)
+        behind = sum(result.stats.new_tokens - 1 for result in results)
+        decoding = Decoding(behind, seconds - stats[0].first_token_seconds)
+        return Answers([result.token_ids for result in results], seconds, stats, decoding)
 
     return Method(name, run, ours=True)
 

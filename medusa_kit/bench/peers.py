@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from medusa_kit.base_model import BaseModel
-from medusa_kit.bench.bench import Answers, Batch, Method
+from medusa_kit.bench.bench import Answers, Batch, Decoding, Method
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.errors import ConfigError, MedusaKitError, nearest
 from medusa_kit.infer.sampling import SamplingParams
@@ -40,7 +40,7 @@ def named_peers(given: Sequence[str], assistant: str | None = None) -> list[str]
 
     Raises ConfigError for an unknown peer, and for an assistant that is missing or of no use.
     """
-    asked = [name.strip() for one in given for name in one.split(",") if name.strip()]
+    asked = _split(given)
     known = ("transformers", *PEERS)
     for name in asked:
         if name not in known:
@@ -51,7 +51,7 @@ def named_peers(given: Sequence[str], assistant: str | None = None) -> list[str]
     if "assisted" in asked and assistant is None:
         raise ConfigError(
             "the peer 'assisted' needs a smaller model that drafts",
-            hint="name it with --assistant MODEL",
+            hint="name it with --assistant MODEL or --draft-model MODEL",
         )
     if assistant is not None and not {"assisted", "flashspec"} & set(asked):
         raise ConfigError(
@@ -61,20 +61,53 @@ def named_peers(given: Sequence[str], assistant: str | None = None) -> list[str]
     return [name for name in dict.fromkeys(asked) if name in PEERS]
 
 
+def assistant_for(given: Sequence[str], assistant: str | None, other: str | None) -> str | None:
+    """The assistant, else `other` where a peer cannot do without one."""
+    return assistant or (other if "assisted" in _split(given) else None)
+
+
+def _split(given: Sequence[str]) -> list[str]:
+    return [name.strip() for one in given for name in one.split(",") if name.strip()]
+
+
 def transformers_method(case: PeerCase, name: str, **options: Any) -> Method:
     """transformers generate with these options."""
 
     def run(batch: Batch) -> Answers:
+        clock = TokenClock()
         ids, seconds = case.oracle.generate_batch(
             batch,
             case.max_new_tokens,
             temperature=case.sampling.temperature,
             seed=case.sampling.seed,
+            streamer=clock,
             **options,
         )
-        return Answers(ids, seconds)
+        return Answers(ids, seconds, decoding=clock.decoding(sum(map(len, ids))))
 
     return Method(name, run)
+
+
+class TokenClock:
+    """A streamer of transformers that only notes when the first tokens came, and when the last."""
+
+    def __init__(self) -> None:
+        self._prompt_seen, self._first_tokens = False, 0
+        self._first = self._end = 0.0
+
+    def put(self, tokens: torch.Tensor) -> None:
+        if self._prompt_seen and not self._first_tokens:
+            self._first, self._first_tokens = time.perf_counter(), tokens.numel()
+        self._prompt_seen = True  # what is put first is the prompt
+
+    def end(self) -> None:
+        self._end = time.perf_counter()
+
+    def decoding(self, num_tokens: int) -> Decoding | None:
+        """Of an answer of `num_tokens` in all; None where transformers told nothing."""
+        if not self._end:
+            return None
+        return Decoding(max(0, num_tokens - self._first_tokens), self._end - self._first)
 
 
 def not_here(name: str, reason: str) -> Method:

@@ -42,6 +42,7 @@ class VerifyReport:
     noise: float
     acceptance_length: float
     attention: dict[str, Any]  # what was asked for, what is in use, and why not the same
+    drafter: str
 
     @property
     def bugs(self) -> list[Difference]:
@@ -98,7 +99,13 @@ def verify(
     length = (num_tokens - len(prompts)) / num_steps if num_steps else 1.0
     attention = engine.verifier.attention.report()
     return VerifyReport(
-        len(prompts), num_tokens, differences, engine.check.noise, length, attention
+        len(prompts),
+        num_tokens,
+        differences,
+        engine.check.noise,
+        length,
+        attention,
+        drafter or engine.own_drafter,
     )
 
 

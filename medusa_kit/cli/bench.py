@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from medusa_kit.cli import bench_report, options
+from medusa_kit.cli import bench_report, engine_options, options
 from medusa_kit.cli.prompts import load_both, read_prompt_set
 
 DEFAULT_PEERS = ("transformers", "prompt-lookup")
@@ -27,14 +27,24 @@ Peers = Annotated[
     ),
 ]
 
+Drafters = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAMES",
+        help="Drafters to compare, a row each, by commas or repeated; --drafter's alone unless "
+        "given, whose options are --drafter-option's.",
+    ),
+]
 
+
+@engine_options.with_engine(several=True)
 def bench(
-    model: options.Model = options.DEFAULT_MODEL,
+    loading: engine_options.Loading = engine_options.GIVEN,
     heads: Annotated[
         list[str] | None,
         typer.Option(help="Heads to compare, auto unless given; may be repeated (name=FOLDER)."),
     ] = None,
-    tree: options.Tree = None,
+    drafters: Drafters = None,
     prompts: Prompts = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Take this many prompts.")] = None,
     max_new_tokens: options.MaxNewTokens = 128,
@@ -45,7 +55,11 @@ def bench(
     seed: options.Seed = 0,
     peers: Peers = None,
     assistant: Annotated[
-        str | None, typer.Option(help="A smaller model that drafts for assisted and flashspec.")
+        str | None,
+        typer.Option(
+            help="A smaller model that drafts for assisted and flashspec; for assisted "
+            "--draft-model unless given."
+        ),
     ] = None,
     breakdown: Annotated[
         bool, typer.Option("--breakdown", help="Say where a step's time goes.")
@@ -53,37 +67,33 @@ def bench(
     output: Annotated[
         Path | None, typer.Option(help="Folder for bench.json and bench.png.")
     ] = None,
-    dtype: options.DType = "float32",
-    device: options.Device = "auto",
-    attention: options.Attention = "auto",
-    fixed_shapes: options.FixedShapes = "auto",
-    compiled: options.Compile = False,
-    force: options.Force = False,
 ) -> None:
     """Plain transformers generate, its peers, and ours, interleaved on the same prompts."""
-    from medusa_kit.bench.peers import named_peers
+    from medusa_kit.bench.methods import named_drafters
+    from medusa_kit.bench.peers import assistant_for, named_peers
     from medusa_kit.infer.sampling import SamplingParams
 
+    draft_model = loading["draft_model"]
+    assistant = assistant_for(peers or DEFAULT_PEERS, assistant, draft_model)
     names = named_peers(peers or DEFAULT_PEERS, assistant)
+    compared = named_drafters(drafters or (), draft_model)
     sampling = SamplingParams(temperature, seed=seed)
     asked = read_prompt_set(prompts, limit)
-    named = _named(heads or ["auto"])
+    named = _named(heads) if heads else {"medusa-kit": loading.get("heads", "auto") or "none"}
     first = options.heads_argument(next(iter(named.values())))
-    engine, oracle = load_both(
-        model, heads=first, tree=tree, dtype=dtype, device=device, attention=attention,
-        fixed_shapes=fixed_shapes, compiled=compiled, force=force,
-    )  # fmt: skip
-    engines = _engines(engine, named, force)
+    engine, oracle = load_both({**loading, "heads": first})
+    engines = _engines(engine, named, loading["force"])
     helper = _assistant(assistant, engine)
     report, breakdowns = _measure(
-        engines, oracle, asked, max_new_tokens, batch_size, sampling, names, helper, breakdown
-    )
+        engines, oracle, asked, max_new_tokens, batch_size, sampling, names, compared, helper,
+        breakdown,
+    )  # fmt: skip
     _report(report, breakdowns, engine, sampling, output)
 
 
 def _measure(
     engines: dict[str, Any], oracle: Any, asked: Any, max_new_tokens: int, batch_size: int,
-    sampling: Any, peers: list[str], assistant: Any, breakdown: bool,
+    sampling: Any, peers: list[str], drafters: list[str], assistant: Any, breakdown: bool,
 ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
     """(the report, breakdowns by method)."""
     from medusa_kit.bench.bench import bench as run
@@ -94,8 +104,8 @@ def _measure(
     ids = [engine.encode(messages) for messages, _ in asked]
     check_room(engine.base, ids)
     methods = standard_methods(
-        engines, oracle, max_new_tokens, peers=peers, assistant=assistant, sampling=sampling,
-        batch_size=batch_size,
+        engines, oracle, max_new_tokens, peers=peers, drafters=drafters, assistant=assistant,
+        sampling=sampling, batch_size=batch_size,
     )  # fmt: skip
     report = run(
         methods, ids, max_new_tokens, batch_size=batch_size,

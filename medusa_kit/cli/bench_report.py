@@ -8,7 +8,7 @@ from typing import Any
 from medusa_kit import console
 from medusa_kit.files import atomic_write
 
-NAME_WIDTH = 28  # of a method's name, and of the reason why it was not run
+NAME_WIDTH = 26  # of a method's name, and of the reason why it was not run
 
 
 def show(
@@ -24,11 +24,15 @@ def show(
     )
     console.out.print(_methods_table(report, title))
     console.out.print(
-        f"identical: answers that equal those of {report.identical_to}, token for token"
+        "decoding only: tokens/s behind the first, without reading the prompt; same: answers "
+        f"that equal those of {report.identical_to}, token for token"
         + ("; others draw other random numbers" if any(
             result.total.identical is None for result in report.ran) else ""),
         markup=False, highlight=False,
     )  # fmt: skip
+    for result in report.ran:
+        for said in result.drafter_notes:
+            console.out.print(f"{result.name}: {said}", markup=False, highlight=False)
     if report.categories:
         console.out.print(_category_table(report))
     if breakdowns:
@@ -41,7 +45,7 @@ def _methods_table(report: Any, title: str) -> Any:
         name = textwrap.fill(result.name, NAME_WIDTH)
         if result.not_run is not None:
             why = textwrap.fill(f"not run: {result.not_run}", NAME_WIDTH)
-            rows.append((f"{name}\n{why}", *["–"] * 6))
+            rows.append((f"{name}\n{why}", *["–"] * 7))
             continue
         total = result.total
         length = total.acceptance_length
@@ -53,13 +57,16 @@ def _methods_table(report: Any, title: str) -> Any:
                 f"{total.tokens_per_second:.1f}",
                 f"{report.ratio(result):.2f} ×",
                 f"{report.median_ratio(result):.2f} ×",
+                "–"
+                if (decoding := total.decoding_tokens_per_second) is None
+                else f"{decoding:.1f}",
                 "–" if length is None else f"{length:.3f}",
                 depths or "–",
                 same,
             )
         )
-    columns = ("method", "tokens/s", "ratio", "median ratio", "accept. length",
-               "by depth", "identical")  # fmt: skip
+    columns = ("method", "tokens/s", "ratio", "median ratio", "decoding only", "accept. length",
+               "by depth", "same")  # fmt: skip
     return console.table(title, columns, rows)
 
 
@@ -110,6 +117,8 @@ def write(
     folder.mkdir(parents=True, exist_ok=True)
     record = {
         "base": engine.base.info.as_dict(),
+        "drafter": engine.own_drafter,
+        "heads_refused": engine.heads_refused,
         "attention": engine.verifier.attention.report(),
         "setup": setup,
         "sampling": sampling,

@@ -5,51 +5,42 @@ from typing import Annotated, Any
 import typer
 
 from medusa_kit import console
-from medusa_kit.cli import options
+from medusa_kit.cli import engine_options, options
 from medusa_kit.errors import ContextLengthError
 
 HELP = """/help           this list
 /reset          forget the conversation
 /system TEXT    start over with this system message
-/compare        answer the last prompt once more plainly, and say how much faster the heads are
+/compare        answer the last prompt once more plainly, and say how much faster the drafter is
 /tree           draw the candidate tree
 /exit           leave (so does Ctrl-D)
 Ctrl-C stops an answer and keeps what there is."""
 
 
 @options.with_sampling()
+@engine_options.with_engine()
 def chat(
-    model: options.Model = options.DEFAULT_MODEL,
-    heads: options.Heads = "auto",
-    tree: options.Tree = None,
+    loading: engine_options.Loading = engine_options.GIVEN,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_new_tokens: options.MaxNewTokens = 512,
     sampling: options.Sampling = options.GIVEN,
-    drafter: Annotated[str | None, typer.Option(help="medusa or none (plain decoding).")] = None,
-    dtype: options.DType = "float32",
-    device: options.Device = "auto",
-    attention: options.Attention = "auto",
-    fixed_shapes: options.FixedShapes = "auto",
-    compiled: options.Compile = False,
-    force: options.Force = False,
 ) -> None:
     """Chat with the model; each answer closes with its speed and acceptance length."""
     import medusa_kit
 
-    engine = medusa_kit.load(
-        model, heads=options.heads_argument(heads), tree=tree, dtype=dtype, device=device,
-        attention=attention, fixed_shapes=fixed_shapes, compiled=compiled, force=force,
-    )  # fmt: skip
-    settings = {"max_new_tokens": max_new_tokens, "drafter": drafter, **sampling}
+    engine = medusa_kit.load(**loading)
+    settings = {"max_new_tokens": max_new_tokens, **sampling}
     console.note(_greeting(engine))
     Chat(engine, settings, system).run()
 
 
 def _greeting(engine: Any) -> str:
     info = engine.base.info
-    drafting = "no heads: plain decoding"
-    if engine.heads is not None:
-        drafting = f"{engine.heads.num_heads} heads, a tree of {engine.tree.num_nodes} nodes"
+    drafting = f"drafter {engine.own_drafter}"
+    if engine.own_drafter == "none":
+        drafting = "plain decoding" if engine.drafter else "no heads: plain decoding"
+    if engine.own_drafter == "medusa" and engine.heads is not None:
+        drafting += f", {engine.heads.num_heads} heads, a tree of {engine.tree.num_nodes} nodes"
     about = f"{info.model_type}, {info.dtype}, {info.device}, {engine.verifier.attention.name}"
     return f"{info.name} ({about}); {drafting}. /help helps."
 
@@ -102,6 +93,8 @@ class Chat:
         self.messages = [*prompt, {"role": "assistant", "content": result.text}]
         self.last = (prompt, result)
         console.note(_closing(result))
+        for said in result.stats.drafter_notes[:1]:
+            console.note(said)
 
     def command(self, line: str) -> None:
         name, _, rest = line.partition(" ")
@@ -138,8 +131,8 @@ class Chat:
         same = "the same tokens" if plain.token_ids == result.token_ids else "OTHER TOKENS"
         same += options.rule_note(result.stats)
         console.note(
-            f"plain decoding: {plain.stats.tokens_per_second:.1f} tokens/s; with heads "
-            f"{ratio:.2f} × as fast, {same}"
+            f"plain decoding: {plain.stats.tokens_per_second:.1f} tokens/s; with drafter "
+            f"{self.engine.own_drafter} {ratio:.2f} × as fast, {same}"
         )
 
 

@@ -7,34 +7,26 @@ from typing import Annotated, Any
 import typer
 
 from medusa_kit import console
-from medusa_kit.cli import options
+from medusa_kit.cli import engine_options, options
 from medusa_kit.errors import UsageError
 
 
 @options.with_sampling()
+@engine_options.with_engine()
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="The prompt; or give --file.")] = None,
     file: Annotated[
         Path | None, typer.Option("--file", "-f", help="Prompts: JSONL, JSON or text, one a line.")
     ] = None,
-    model: options.Model = options.DEFAULT_MODEL,
-    heads: options.Heads = "auto",
-    tree: options.Tree = None,
+    loading: engine_options.Loading = engine_options.GIVEN,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_new_tokens: options.MaxNewTokens = 256,
     sampling: options.Sampling = options.GIVEN,
     stop: Annotated[list[str] | None, typer.Option(help="Stop string; may be repeated.")] = None,
-    drafter: Annotated[str | None, typer.Option(help="medusa or none (plain decoding).")] = None,
     batch_size: Annotated[int, typer.Option(help="Prompts decoded together.")] = 1,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON line an answer, statistics included.")
     ] = False,
-    dtype: options.DType = "float32",
-    device: options.Device = "auto",
-    attention: options.Attention = "auto",
-    fixed_shapes: options.FixedShapes = "auto",
-    compiled: options.Compile = False,
-    force: options.Force = False,
 ) -> None:
     """Answer one prompt, or a file of them: text or JSON lines with statistics on stdout."""
     if (prompt is None) == (file is None):
@@ -44,16 +36,12 @@ def generate(
     import medusa_kit
 
     prompts = _prompts(prompt, file, system)
-    engine = medusa_kit.load(
-        model, heads=options.heads_argument(heads), tree=tree, dtype=dtype, device=device,
-        attention=attention, fixed_shapes=fixed_shapes, compiled=compiled, force=force,
-    )  # fmt: skip
+    engine = medusa_kit.load(**loading)
     for start in range(0, len(prompts), batch_size):
         batch = prompts[start : start + batch_size]
         results = engine.generate(
-            batch, max_new_tokens=max_new_tokens, stop=stop, drafter=drafter,
-            batch_size=batch_size, **sampling,
-        )  # fmt: skip
+            batch, max_new_tokens=max_new_tokens, stop=stop, batch_size=batch_size, **sampling
+        )
         for messages, result in zip(batch, results, strict=True):
             typer.echo(_as_json(messages, result) if as_json else result.text)
             stats = result.stats
@@ -62,6 +50,8 @@ def generate(
                 f"acceptance length {stats.acceptance_length:.2f} ({stats.drafter})"
                 f"{options.rule_note(stats)}"
             )
+            for said in stats.drafter_notes[:1]:
+                console.note(said)
 
 
 def _prompts(prompt: str | None, file: Path | None, system: str | None) -> list[Any]:

@@ -1,6 +1,7 @@
 """Reading prompts for commands: a file or data set, else the ones that come with the kit."""
 
 import importlib.resources
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,10 +49,13 @@ def first_turn(messages: list[dict[str, str]]) -> list[dict[str, str]]:
     raise DataError("a conversation has no user turn")
 
 
-def load_both(model: str, **options: Any) -> tuple[Any, Any]:
-    """(engine, oracle): the base model twice, once as ours and once untouched."""
+def load_both(loading: Mapping[str, Any]) -> tuple[Any, Any]:
+    """(engine, oracle): the base model twice, once as ours and once untouched.
+
+    `loading`: arguments of `medusa_kit.load`.
+    """
     from medusa_kit.bench.oracle import Oracle
     from medusa_kit.infer.loading import load
 
-    engine = load(model, **options)
+    engine = load(**loading)
     return engine, Oracle.beside(engine.base)

@@ -7,15 +7,14 @@ from typing import Annotated, Any
 import typer
 
 from medusa_kit import console
-from medusa_kit.cli import options
+from medusa_kit.cli import engine_options, options
 from medusa_kit.cli.prompts import load_both, read_prompts
 from medusa_kit.files import atomic_write
 
 
+@engine_options.with_engine()
 def verify(
-    model: options.Model = options.DEFAULT_MODEL,
-    heads: options.Heads = "auto",
-    tree: options.Tree = None,
+    loading: engine_options.Loading = engine_options.GIVEN,
     prompts: Annotated[
         str | None, typer.Option(help="Prompts (file or data set); the kit's own unless given.")
     ] = None,
@@ -27,14 +26,7 @@ def verify(
     top_k: options.TopK = None,
     top_p: options.TopP = None,
     seed: options.Seed = 0,
-    drafter: Annotated[str | None, typer.Option(help="medusa or none.")] = None,
     output: Annotated[Path | None, typer.Option(help="Write the report as JSON.")] = None,
-    dtype: options.DType = "float32",
-    device: options.Device = "auto",
-    attention: options.Attention = "auto",
-    fixed_shapes: options.FixedShapes = "auto",
-    compiled: options.Compile = False,
-    force: options.Force = False,
 ) -> None:
     """Compare token by token with plain transformers on an untouched second model.
 
@@ -46,14 +38,11 @@ def verify(
 
     sampling = SamplingParams(temperature, top_k, top_p, seed)
     asked = read_prompts(prompts, limit)
-    engine, oracle = load_both(
-        model, heads=options.heads_argument(heads), tree=tree, dtype=dtype, device=device,
-        attention=attention, fixed_shapes=fixed_shapes, compiled=compiled, force=force,
-    )  # fmt: skip
-    reports = {"greedy": run(engine, oracle, asked, max_new_tokens=max_new_tokens, drafter=drafter)}
+    engine, oracle = load_both(loading)
+    reports = {"greedy": run(engine, oracle, asked, max_new_tokens=max_new_tokens)}
     if not sampling.greedy:
         reports["sampled"] = run(
-            engine, oracle, asked, max_new_tokens=max_new_tokens, sampling=sampling, drafter=drafter
+            engine, oracle, asked, max_new_tokens=max_new_tokens, sampling=sampling
         )
     _print(engine, reports)
     if output is not None:
@@ -86,7 +75,8 @@ def _print(engine: Any, reports: dict[str, Any]) -> None:
         )
     attention = engine.verifier.attention.name
     title = (
-        f"{engine.base.info.name}, attention {attention}, steps by {engine.steps_run_by}, "
+        f"{engine.base.info.name}, drafter {engine.own_drafter}, attention {attention}, "
+        f"steps by {engine.steps_run_by}, "
         f"noise {engine.check.noise:.1e}"
     )
     console.out.print(console.table(title, columns, rows))

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from medusa_kit.base_model import BaseModel
 from medusa_kit.data.chat import encode_prompt
+from medusa_kit.drafting import READ_HEADS, default_drafter
 from medusa_kit.errors import ConfigError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.decode import Row, decode, make_row
@@ -45,6 +46,7 @@ class GenerationStats:
     acceptance: str = "exact"  # exact | typical
     steps_run_by: str = "torch"  # torch, C++, or fixed shapes, with the details of each
     drafter_notes: list[str] = field(default_factory=list)  # what drafted when, and why
+    first_token_seconds: float = 0.0  # of `seconds`, until the first token: the prompt's part
 
     @property
     def lossy(self) -> bool:
@@ -82,6 +84,20 @@ class Engine:
     drafter_options: dict[str, Any] = field(default_factory=dict)  # of that drafter
     draft_model: str | BaseModel | None = None  # a smaller model, for drafters that use one
     memory: dict[Hashable, Any] = field(default_factory=dict)  # what drafters keep between calls
+    fallback: str | None = None  # the drafter where there are no heads, for those that read them
+    heads_refused: str | None = None  # why heads that were found are not in use
+
+    @property
+    def own_drafter(self) -> str:
+        """Who drafts unless a call names another."""
+        return self._own_drafter()[0]
+
+    @property
+    def drafts_without_heads(self) -> bool:
+        """Whether something else than heads was told to draft where they do not fit."""
+        if self.fallback is not None or self.drafter == "auto":
+            return True
+        return self.draft_model is not None and self.drafter != "medusa"
 
     @property
     def base(self) -> BaseModel:
@@ -187,24 +203,33 @@ class Engine:
             sampling,
             self.memory,
         )
-        own = self.drafter or ("medusa" if self.heads is not None else "none")
+        own, own_options = self._own_drafter()
         if options is None and name in (None, own):
-            options = self.drafter_options
+            options = own_options
         return build_drafter(name or own, context, options)
+
+    def _own_drafter(self) -> tuple[str, Mapping[str, Any]]:
+        """With its options; those of a drafter that the fallback stands for are not its."""
+        if self.heads is None and self.fallback and self.drafter in (None, *READ_HEADS):
+            return self.fallback, {}
+        default = default_drafter(self.heads is not None, self.draft_model is not None)
+        return self.drafter or default, self.drafter_options
 
     def _run(
         self, rows: list[Row], drafter: Drafter, stops: tuple[str, ...]
     ) -> list[GenerationResult]:
-        start = time.perf_counter()
+        start, first = time.perf_counter(), None
         finished: dict[int, float] = {}
         for emitted in decode(self.verifier, drafter, rows):
+            now = time.perf_counter() - start
+            first = now if first is None else first
             for row, _ in emitted:
                 if row.finish_reason:
-                    finished.setdefault(id(row), time.perf_counter() - start)
-        return [self._result(row, drafter, finished[id(row)], stops) for row in rows]
+                    finished.setdefault(id(row), now)
+        return [self._result(row, drafter, finished[id(row)], first or 0.0, stops) for row in rows]
 
     def _result(
-        self, row: Row, drafter: Drafter, seconds: float, stops: tuple[str, ...]
+        self, row: Row, drafter: Drafter, seconds: float, first: float, stops: tuple[str, ...]
     ) -> GenerationResult:
         text = ""
         if self.base.tokenizer is not None:
@@ -228,6 +253,7 @@ class Engine:
             tokens_per_second=len(row.token_ids) / seconds if seconds else 0.0,
             acceptance=row.chooser.params.acceptance,
             steps_run_by=row.steps_run_by,
+            first_token_seconds=first,
         )
         reason = row.finish_reason or "cancelled"
         return GenerationResult(cut_at_stop(text, stops), list(row.token_ids), reason, stats)
@@ -238,13 +264,14 @@ class Streaming:
 
     def __init__(self, engine: Engine, row: Row, drafter: Drafter, stops: tuple[str, ...]) -> None:
         self._engine, self._row, self._drafter, self._stops = engine, row, drafter, stops
-        self._seconds = 0.0
+        self._seconds = self._first = 0.0
 
     def __iter__(self) -> Iterator[str]:
         start = time.perf_counter()
         text = TextStream(self._engine.base.tokenizer, self._stops)
         for emitted in decode(self._engine.verifier, self._drafter, [self._row]):
             self._seconds = time.perf_counter() - start
+            self._first = self._first or self._seconds
             if piece := text.push([t for _, tokens in emitted for t in self._shown(tokens)]):
                 yield piece
         if piece := text.finish():
@@ -255,7 +282,9 @@ class Streaming:
 
     @property
     def result(self) -> GenerationResult:
-        return self._engine._result(self._row, self._drafter, self._seconds, self._stops)
+        return self._engine._result(
+            self._row, self._drafter, self._seconds, self._first, self._stops
+        )
 
 
 def _as_prompts(prompt: Any) -> tuple[list[Prompt], bool]:

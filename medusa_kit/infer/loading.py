@@ -2,12 +2,16 @@
 
 import importlib.resources
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from medusa_kit import console
 from medusa_kit.base_model import BaseModel, load_base_model
-from medusa_kit.errors import ConfigError
+from medusa_kit.drafting import check_drafting
+from medusa_kit.engine_config import read_engine_config
+from medusa_kit.errors import ConfigError, IncompatibleBaseError
 from medusa_kit.heads import MedusaHeads, load_heads
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER
 from medusa_kit.infer.attention.choice import AttentionChoice
@@ -36,6 +40,10 @@ def load(
     compiled: bool = False,
     revision: str | None = None,
     force: bool = False,
+    drafter: str | None = None,
+    drafter_options: Mapping[str, Any] | None = None,
+    draft_model: str | BaseModel | None = None,
+    fallback: str | None = None,
 ) -> Engine:
     """An engine for the base model `name` (a Hub id, folder, GGUF file or the embedded one).
 
@@ -45,10 +53,16 @@ def load(
     `fixed_shapes`: whether greedy steps run whole on the device (auto: on CUDA, as a CUDA graph;
     always, never); `compiled`: with the model's forward through torch.compile.
     `force` puts heads on a base with another fingerprint.
+    `drafter`: who guesses ahead, a name of medusa_kit.drafting.DRAFTERS with its `drafter_options`
+    (unless given: heads where there are any); `draft_model`: a smaller model, for drafters that use
+    one. `fallback`: the drafter where there are no heads or they do not fit. Heads that do not fit
+    are an error unless something else was told to draft: a fallback, a draft model, drafter auto.
+    `load_config` reads all of these from a file.
     Raises CheckpointError, IncompatibleBaseError, TreeError, ConfigError.
     """
     AttentionChoice(attention)  # a wrong name is refused before anything is loaded
     check_choice(fixed_shapes, compiled)
+    check_drafting(drafter, drafter_options, draft_model is not None, fallback)
     base = load_base_model(name, dtype=dtype, device=device, revision=revision)
     return build_engine(
         base,
@@ -58,7 +72,20 @@ def load(
         fixed_shapes=fixed_shapes,
         compiled=compiled,
         force=force,
+        drafter=drafter,
+        drafter_options=drafter_options,
+        draft_model=draft_model,
+        fallback=fallback,
     )
+
+
+def load_config(path: str | Path, **changes: Any) -> Engine:
+    """The engine that a YAML file describes (medusa_kit.engine_config; recipes/engines/).
+
+    `changes`: arguments of `load` that win over the file, `name` for another base model.
+    Raises what `load` raises; ConfigError for a file that is not understood.
+    """
+    return load(**read_engine_config(path).arguments(changes))
 
 
 def build_engine(
@@ -70,9 +97,20 @@ def build_engine(
     fixed_shapes: str = "auto",
     compiled: bool = False,
     force: bool = False,
+    drafter: str | None = None,
+    drafter_options: Mapping[str, Any] | None = None,
+    draft_model: str | BaseModel | None = None,
+    fallback: str | None = None,
 ) -> Engine:
     """The same around a base model already loaded; trees are proved on it first."""
-    plain = Engine(*prepared_verifier(base, attention, fixed_shapes, compiled))
+    check_drafting(drafter, drafter_options, draft_model is not None, fallback)
+    plain = Engine(
+        *prepared_verifier(base, attention, fixed_shapes, compiled),
+        drafter=drafter,
+        drafter_options=dict(drafter_options or {}),
+        draft_model=draft_model,
+        fallback=fallback,
+    )
     return with_heads(plain, heads, tree=tree, force=force)
 
 
@@ -83,26 +121,46 @@ def with_heads(
     tree: AnyTree = None,
     force: bool = False,
 ) -> Engine:
-    """Another engine around the same base model and verifier, with these heads and this tree."""
-    base = engine.base
-    folder: Path | None = None
+    """Another engine around the same base model and verifier, with these heads and this tree.
+
+    It drafts as `engine` was told to; what drafters keep between calls is its own.
+    """
+    base, folder, refused = engine.base, None, None
     if heads == "untrained":
         heads = MedusaHeads.for_base(base, UNTRAINED_HEADS).requires_grad_(False)
     if isinstance(heads, str | Path):
         folder = find_heads(base, heads)
-        heads = load_heads(folder, base, force) if folder else None
-    if heads is None and tree is not None:
+        heads, refused = _heads_from(folder, engine, force) if folder else (None, None)
+    if heads is None and tree is not None and refused is None:
         raise ConfigError(
             f"a tree needs heads to fill it, and there are none for {base.info.name!r}",
             hint="name the heads' folder",
         )
-    result = Engine(engine.verifier, engine.check, heads)
-    result.heads_source = str(folder) if folder else None
+    result = replace(
+        engine,
+        heads=heads,
+        tree=CandidateTree.root_only(),
+        plan=None,
+        heads_source=str(folder) if heads is not None and folder else None,
+        heads_refused=refused,
+        memory={},
+    )
     if heads is not None:
         if engine.verifier.native is not None:
             install_native_heads(heads, engine.verifier.native)
         result.use_tree(_tree_for(heads, tree, folder))
     return result
+
+
+def _heads_from(folder: Path, engine: Engine, force: bool) -> tuple[MedusaHeads | None, str | None]:
+    """(the heads, None); (None, why not) where they do not fit and something else can draft."""
+    try:
+        return load_heads(folder, engine.base, force), None
+    except IncompatibleBaseError as error:
+        if not engine.drafts_without_heads:
+            raise
+        console.warn(f"going on without heads: {error.message}")
+        return None, error.message
 
 
 def find_heads(base: BaseModel, heads: str | Path) -> Path | None:

@@ -7,7 +7,16 @@ from typing import Any
 
 import pytest
 
-from medusa_kit.bench.bench import Answers, Batch, BenchReport, Method, MethodResult, Tally, bench
+from medusa_kit.bench.bench import (
+    Answers,
+    Batch,
+    BenchReport,
+    Decoding,
+    Method,
+    MethodResult,
+    Tally,
+    bench,
+)
 from medusa_kit.errors import DataError
 
 PROMPTS = [[1], [2], [3]]
@@ -85,6 +94,15 @@ def test_a_report_as_json() -> None:
     assert (fast["ratio"], fast["median_ratio"], fast["tokens_per_second"]) == (2.0, 2.0, 20.0)
     assert fast["acceptance_length"] == (40 - 3) / 20
     assert fast["identical"] == 2
+
+
+def test_decoding_alone_leaves_the_prompts_out() -> None:
+    tally = Tally()
+    assert tally.decoding_tokens_per_second is None
+    for tokens, seconds in ((4, 1.0), (0, 0.5)):  # the second answer was one token
+        tally.add(Answers([[1] * (tokens + 1)], 3.0, decoding=Decoding(tokens, seconds)), 1)
+    assert tally.decoding_tokens_per_second == 4 / 1.5
+    assert tally.tokens_per_second == 1.0
 
 
 def test_the_median_stands_between_two_prompts() -> None:

@@ -8,17 +8,19 @@ from typing import Any
 import pytest
 import torch
 from small_engines import endless_base, engine_with_heads, lively_chat_base, random_prompt
-from tiny_models import CONTEXT, tiny_base
+from tiny_models import CONTEXT, VOCAB, tiny_base
 
 from medusa_kit.base_model import BaseModel
 from medusa_kit.bench import peers
 from medusa_kit.bench.bench import BenchReport, bench
-from medusa_kit.bench.methods import check_room, standard_methods
+from medusa_kit.bench.methods import check_room, named_drafters, standard_methods
 from medusa_kit.bench.oracle import Oracle
-from medusa_kit.bench.peers import named_peers
+from medusa_kit.bench.peers import assistant_for, named_peers
 from medusa_kit.cli.prompts import read_prompt_set
 from medusa_kit.errors import ConfigError, ContextLengthError
 from medusa_kit.heads import MedusaHeads
+from medusa_kit.infer.drafters.factory import BUILDERS, DraftContext
+from medusa_kit.infer.drafters.plain import PlainDrafter
 from medusa_kit.infer.loading import build_engine, with_heads
 from medusa_kit.infer.sampling import SamplingParams
 
@@ -61,6 +63,53 @@ def test_the_standard_methods_agree_on_a_tiny_model() -> None:
     lengths = [result.total.acceptance_length for result in report.results]
     assert lengths[:3] == [None, None, 1.0]
     assert all(length is not None and length >= 1.0 for length in lengths[3:])
+
+
+class Talkative(PlainDrafter):
+    """Plain steps, with something to say about them."""
+
+    name = "suffix"
+    notes = ("nothing was found", "twice")
+
+
+def test_a_row_for_each_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
+    def build(context: DraftContext, options: Any) -> PlainDrafter:
+        return Talkative(context.device)
+
+    monkeypatch.setitem(BUILDERS, "suffix", build)
+    base, oracle = tiny_base("llama"), Oracle(tiny_base("llama"))
+    plain = build_engine(base)
+    heads = with_heads(plain, MedusaHeads.for_base(base, 2).requires_grad_(False))
+    engines = {"medusa-kit": heads, "two": heads}
+
+    def ours(engines: Any, drafters: Any = ()) -> list[str]:
+        methods = standard_methods(engines, oracle, 6, peers=[], drafters=drafters)
+        return [method.name for method in methods][2:]
+
+    assert ours(engines, ["medusa", "suffix", "none"]) == [
+        "medusa-kit, medusa", "two, medusa", "medusa-kit, suffix"]  # fmt: skip
+    assert ours({"medusa-kit": plain}, ["none"]) == []
+    plain.drafter = heads.drafter = "suffix"
+    assert ours({"medusa-kit": plain}) == ours(engines) == ["medusa-kit, suffix"]
+
+    methods = standard_methods(engines, oracle, 6, peers=[], drafters=["medusa", "suffix"])
+    report = bench(methods, [[5, 6, 7], [40, 41]], 6)
+    assert [result.total.identical for result in report.results] == [2] * 5
+    notes = [method["drafter_notes"] for method in report.as_dict()["methods"]]
+    assert notes == [[], [], [], [], ["nothing was found", "twice"]]
+
+
+def test_what_comes_behind_the_first_step_is_timed_for_everybody() -> None:
+    """Three prompts of a batch and one alone, none of which stops early: all but a token each."""
+    base, oracle = endless_base(VOCAB), endless_base(VOCAB)
+    report = measured(base, oracle=oracle, batch_size=3, prompts=PROMPTS[:1] * 4)
+    for result in report.ran:
+        total = result.total
+        assert (total.tokens, total.decoding_tokens) == (4 * TOKENS, 4 * (TOKENS - 1))
+        assert 0 < total.decoding_seconds < total.seconds
+    assert len(report.ran) == 3
+    lookup = measured(base, oracle=oracle, prompts=[[5, 6, 7, 5, 6, 7]]).results[1].total
+    assert 0 < lookup.decoding_tokens <= TOKENS - 1, "its first step may bring several"
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt2"])
@@ -198,6 +247,20 @@ def test_names_of_peers() -> None:
         "prompt-lookup", "compiled"]  # fmt: skip
     assert named_peers(["transformers"]) == []
     assert named_peers(["assisted, flashspec"], "small") == ["assisted", "flashspec"]
+
+
+def test_names_of_drafters() -> None:
+    assert named_drafters(["suffix, auto", "suffix"]) == ["suffix", "auto"]
+    assert named_drafters(["draft-model"], "small") == ["draft-model"]
+    for given, message in (("sufix", "did you mean suffix"), ("draft-model", "--draft-model")):
+        with pytest.raises(ConfigError, match=message):
+            named_drafters([given])
+
+
+def test_the_assistant_is_the_draft_model_where_one_is_needed() -> None:
+    assert assistant_for(["prompt-lookup, assisted"], None, "small") == "small"
+    assert assistant_for(["assisted"], "other", "small") == "other"
+    assert assistant_for(["prompt-lookup"], None, "small") is None
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,10 @@ from medusa_kit.base_model import BaseModel
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError, TreeError
 from medusa_kit.heads import save_heads
 from medusa_kit.infer import loading
-from medusa_kit.infer.loading import build_engine, find_heads
+from medusa_kit.infer.drafters.factory import BUILDERS, DraftContext
+from medusa_kit.infer.drafters.plain import PlainDrafter
+from medusa_kit.infer.engine import Engine
+from medusa_kit.infer.loading import build_engine, find_heads, with_heads
 from medusa_kit.tree.candidate_tree import CandidateTree, save_tree
 
 
@@ -113,3 +118,112 @@ def test_the_shipped_heads_know_their_base() -> None:
             config.parent
         )
     assert loading.shipped_heads("no such fingerprint") is None
+
+
+# Who drafts.
+
+
+@pytest.fixture
+def suffix(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The options that stand-ins for the drafters `suffix` and `draft-model` are built with."""
+    seen: list[Any] = []
+
+    def build(context: DraftContext, options: Any) -> PlainDrafter:
+        seen.append(options)
+        return PlainDrafter(context.device)
+
+    monkeypatch.setitem(BUILDERS, "suffix", build)
+    monkeypatch.setitem(BUILDERS, "draft-model", build)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"drafter": "sufix"}, "did you mean suffix"),
+        ({"drafter": "suffix", "drafter_options": {"nodes": 3}}, "did you mean num_nodes"),
+        ({"drafter_options": {"num_nodes": 3}}, "num_nodes.* without a drafter"),
+        ({"drafter": "draft-model"}, "needs a smaller model"),
+        ({"fallback": "draft-model"}, "needs a smaller model"),
+        ({"fallback": "sufix"}, "fallback 'sufix' is unknown.*\n.*suffix"),
+    ],
+)
+def test_wrong_drafters_are_refused_before_anything_is_loaded(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        medusa_kit.load("./nowhere", **options)
+
+
+def test_an_engine_drafts_as_it_was_told(llama: BaseModel, suffix: list[Any]) -> None:
+    told = {"drafter": "suffix", "drafter_options": {"num_nodes": 5}}
+    engine = build_engine(llama, heads=random_heads(llama), draft_model="small", **told)
+    other = with_heads(engine, None)
+    for one in (engine, other):
+        assert (one.own_drafter, one.draft_model) == ("suffix", "small")
+        one.generate([5, 6], max_new_tokens=2)
+    assert [options.num_nodes for options in suffix] == [5, 5]
+    assert engine.generate([5], max_new_tokens=3, drafter="medusa").stats.drafter == "medusa"
+    other.memory["kept"] = 1
+    assert not engine.memory
+
+
+def test_who_drafts_unless_told(llama: BaseModel, suffix: list[Any]) -> None:
+    heads = random_heads(llama)
+    plain = build_engine(llama)
+    assert (plain.own_drafter, with_heads(plain, heads).own_drafter) == ("none", "medusa")
+    assert replace(plain, draft_model="small").own_drafter == "draft-model"
+    falling = replace(plain, fallback="suffix")
+    assert (falling.own_drafter, with_heads(falling, heads).own_drafter) == ("suffix", "medusa")
+    falling.generate([5, 6], max_new_tokens=2)
+    assert len(suffix) == 1
+    said = replace(plain, drafter="none", fallback="suffix")
+    assert said.own_drafter == "none", "a drafter that reads no heads needs no fallback"
+
+
+@pytest.fixture(scope="module")
+def elsewhere() -> Engine:
+    """A plain engine on which heads of the base `llama` do not fit."""
+    return build_engine(tiny_base("llama", seed=1))
+
+
+@pytest.mark.parametrize(
+    ("told", "own"),
+    [
+        ({"drafter": "auto"}, "auto"),
+        ({"draft_model": "small"}, "draft-model"),
+        ({"fallback": "suffix"}, "suffix"),
+        ({"drafter": "medusa", "fallback": "suffix"}, "suffix"),
+        ({"drafter": "auto", "fallback": "suffix"}, "suffix"),
+    ],
+)
+def test_heads_that_do_not_fit_are_left_out_where_something_else_drafts(
+    elsewhere: Engine,
+    heads_folder: Path,
+    capsys: pytest.CaptureFixture,
+    told: dict[str, Any],
+    own: str,
+) -> None:
+    engine = with_heads(replace(elsewhere, **told), heads_folder, tree=[[0]])
+    assert (engine.heads, engine.heads_source, engine.own_drafter) == (None, None, own)
+    assert engine.heads_refused is not None
+    assert "fingerprint" in engine.heads_refused
+    assert f"going on without heads: {engine.heads_refused}" in capsys.readouterr().err
+    assert with_heads(engine, heads_folder, force=True).heads_refused is None
+
+
+def test_heads_that_do_not_fit_stay_an_error_else(elsewhere: Engine, heads_folder: Path) -> None:
+    for told in ({"drafter": "medusa", "draft_model": "small"}, {"drafter": "suffix"}):
+        with pytest.raises(IncompatibleBaseError, match="fingerprint"):
+            with_heads(replace(elsewhere, **told), heads_folder)
+
+
+def test_an_engine_from_a_file(tmp_path: Path, suffix: list[Any]) -> None:
+    path = tmp_path / "engine.yaml"
+    path.write_text("model: debug-tiny\ndevice: cpu\nheads: untrained\n"
+                    "drafter: {name: suffix, options: {num_nodes: 3}}\n")  # fmt: skip
+    assert medusa_kit.load_config(path, drafter="none").drafter_options == {}
+    engine = medusa_kit.load_config(path, dtype="bfloat16")
+    assert (engine.own_drafter, engine.base.info.dtype) == ("suffix", "bfloat16")
+    assert engine.heads is not None
+    assert engine.drafter_options == {"num_nodes": 3}

@@ -1,0 +1,109 @@
+"""What recipes, engine files and drafter options share: typed sections out of YAML.
+
+Unknown keys are refused with the nearest that exists, wrong values with what was expected.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel as PydanticModel
+from pydantic import ConfigDict, ValidationError
+
+from medusa_kit.errors import ConfigError, nearest
+
+
+class Section(PydanticModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def read_yaml(path: Path, what: str) -> dict[str, Any]:
+    """The mapping in a YAML file. Raises ConfigError; `what`: what the file should have been."""
+    if not path.is_file():
+        raise ConfigError(f"no {what} at {path}", hint="name a YAML file; see recipes/")
+    try:
+        raw = yaml.safe_load(path.read_text())
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no YAML: {error}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path} holds {type(raw).__name__}; expected sections with keys")
+    return raw
+
+
+def put(
+    raw: dict[str, Any],
+    item: str,
+    what: str = "override",
+    form: str = "section.key=value",
+    example: str = "train.epochs=2",
+) -> None:
+    """Put one `section.key=value`, the value read as YAML, into what a file would hold.
+
+    Raises ConfigError, in which `what` is the item's name.
+    """
+    name, equals, text = item.partition("=")
+    parts = name.strip().split(".")
+    if not equals or not all(parts):
+        raise ConfigError(
+            f"{what} {item!r} is not of the form {form}", hint=f"for example {example}"
+        )
+    section = raw
+    for part in parts[:-1]:
+        section = section.setdefault(part, {})
+        if not isinstance(section, dict):
+            raise ConfigError(f"{what} {item!r}: {part!r} is a value, not a section")
+    try:
+        section[parts[-1]] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{what} {item!r}: the value is no YAML: {error}") from error
+
+
+def explain(
+    error: ValidationError, where: str, kind: type[Section], unknown: str = "unknown key"
+) -> ConfigError:
+    """Our words for what pydantic found in a `kind`; the hint belongs to the first unknown key."""
+    problems, hint = [], None
+    for item in error.errors():
+        name = ".".join(str(part) for part in item["loc"])
+        if item["type"] == "extra_forbidden":
+            problems.append(f"{unknown} {name!r}")
+            hint = hint or _suggest(name, kind)
+        elif item["type"] == "missing":
+            problems.append(f"{name!r} is missing")
+        elif item["type"] == "value_error":
+            problems.append(
+                f"{name}: {item['ctx']['error']}" if name else str(item["ctx"]["error"])
+            )
+        else:
+            expected = item["msg"].replace("Input should be", "expected")
+            problems.append(f"{name} = {item['input']!r}: {expected}")
+    return ConfigError(f"{where}: {'; '.join(problems)}", hint=hint)
+
+
+def _suggest(name: str, kind: type[Section]) -> str:
+    """The nearest key of the same section, else of all there is, else the section's keys."""
+    section, _, key = name.rpartition(".")
+    known = list(_known_keys(kind))
+    siblings = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == section]
+    if close := nearest(key, siblings):
+        return f"did you mean {section + '.' if section else ''}{close}?"
+    elsewhere = {k.rpartition(".")[2]: k for k in known}
+    if close := nearest(key, elsewhere):
+        return f"did you mean {elsewhere[close]}?"
+    return f"known keys: {', '.join(siblings) or 'none'}"
+
+
+def _known_keys(section: type[Section], prefix: str = "") -> Iterator[str]:
+    for name, field in section.model_fields.items():
+        yield f"{prefix}{name}"
+        for kind in get_args(field.annotation) or (field.annotation,):
+            if isinstance(kind, type) and issubclass(kind, Section):
+                yield from _known_keys(kind, f"{prefix}{name}.")
+
+
+def beside(source: str, folder: Path) -> str:
+    """A relative path made absolute: in `folder`, else in the working folder; else as it is."""
+    places = [folder / source, Path(source)]
+    found = next((place for place in places if place.exists()), None)
+    return source if found is None else str(found.resolve())
