@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from medusa_kit.heads import MedusaHeads, load_heads, save_heads
     from medusa_kit.infer.engine import Engine, GenerationResult
     from medusa_kit.infer.loading import load, load_config
+    from medusa_kit.infer.transformers_entry import custom_generate, custom_generate_with
     from medusa_kit.tree.candidate_tree import CandidateTree
 
 _PLACES = {
@@ -21,6 +22,8 @@ _PLACES = {
     "GenerationResult": "medusa_kit.infer.engine",
     "MedusaHeads": "medusa_kit.heads",
     "MedusaKitError": "medusa_kit.errors",
+    "custom_generate": "medusa_kit.infer.transformers_entry",
+    "custom_generate_with": "medusa_kit.infer.transformers_entry",
     "load": "medusa_kit.infer.loading",
     "load_config": "medusa_kit.infer.loading",
     "load_heads": "medusa_kit.heads",
@@ -34,6 +37,8 @@ __all__ = [
     "MedusaHeads",
     "MedusaKitError",
     "__version__",
+    "custom_generate",
+    "custom_generate_with",
     "load",
     "load_config",
     "load_heads",

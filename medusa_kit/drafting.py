@@ -46,10 +46,11 @@ class SuffixOptions(Section):
 class LookaheadOptions(Section):
     """Lookahead decoding (arXiv 2402.02057): a window of guesses refined in parallel."""
 
-    window: int = Field(default=10, ge=1)  # W, columns refined in parallel
+    window: int = Field(default=5, ge=1)  # W, columns refined in parallel
     ngram: int = Field(default=4, ge=2)  # N, tokens of an n-gram
-    guesses: int = Field(default=10, ge=1)  # G, n-grams of the pool verified in a step
+    guesses: int = Field(default=5, ge=1)  # G, n-grams of the pool verified in a step
     pool: int = Field(default=64, ge=1)  # n-grams kept for each first token
+    from_prompt: bool = True  # whether the pool begins with those of the prompt
 
 
 class RecyclingOptions(Section):

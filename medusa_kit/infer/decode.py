@@ -148,9 +148,14 @@ def _decode(
             cache, draft.tokens_BN, draft.depths_BN, draft.sees_BNN
         )
         tokens_BN = draft.tokens_BN.tolist()
-        paths, next_roots = _accept_rows(verifier, rows, state, draft, tokens_BN, logits_BNV)
+        likeliest: list[list[int]] | None = None
+        if any(row.chooser.takes_argmax for row in rows):
+            likeliest = verifier.likeliest(logits_BNV).tolist()  # all nodes in one transfer
+        paths, next_roots = _accept_rows(
+            verifier, rows, state, draft, tokens_BN, logits_BNV, likeliest or []
+        )
         cache.commit([[0, *path] for path in paths])
-        drafter.observe(StepResult(draft, paths, next_roots, hidden_BND, logits_BNV))
+        drafter.observe(StepResult(draft, paths, next_roots, hidden_BND, logits_BNV, likeliest))
 
         emitted: Emitted = []
         for index, (row, path, root) in enumerate(zip(rows, paths, next_roots, strict=True)):
@@ -193,11 +198,9 @@ def _accept_rows(
     draft: Draft,
     tokens_BN: list[list[int]],
     logits_BNV: Tensor,
+    likeliest: list[list[int]],
 ) -> tuple[list[list[int]], list[int]]:
-    """Each row's accepted nodes and next root."""
-    likeliest: list[list[int]] = []
-    if any(row.chooser.takes_argmax for row in rows):
-        likeliest = verifier.likeliest(logits_BNV).tolist()  # all nodes of all rows in one transfer
+    """Each row's accepted nodes and next root. `likeliest`: read for rows that take the argmax."""
     last_position = verifier.base.info.context_length - 1
     paths, next_roots = [], []
     for index, row in enumerate(rows):

@@ -101,11 +101,15 @@ def build_engine(
     drafter_options: Mapping[str, Any] | None = None,
     draft_model: str | BaseModel | None = None,
     fallback: str | None = None,
+    keep_layers: bool = False,
 ) -> Engine:
-    """The same around a base model already loaded; trees are proved on it first."""
+    """The same around a base model already loaded; trees are proved on it first.
+
+    `keep_layers`: none of the model's own layers is exchanged for a faster one.
+    """
     check_drafting(drafter, drafter_options, draft_model is not None, fallback)
     plain = Engine(
-        *prepared_verifier(base, attention, fixed_shapes, compiled),
+        *prepared_verifier(base, attention, fixed_shapes, compiled, keep_layers),
         drafter=drafter,
         drafter_options=dict(drafter_options or {}),
         draft_model=draft_model,

@@ -24,12 +24,18 @@ from medusa_kit.infer.verifier import Verifier
 
 
 def prepared_verifier(
-    base: BaseModel, attention: str = "auto", fixed_shapes: str = "auto", compiled: bool = False
+    base: BaseModel,
+    attention: str = "auto",
+    fixed_shapes: str = "auto",
+    compiled: bool = False,
+    keep_layers: bool = False,
 ) -> tuple[Verifier, TreeCheck]:
     """Raises ConfigError, IncompatibleBaseError. A backend of tree attention asked for by name is a
-    wish to see it run, so C++ does not take whole steps then.
+    wish to see it run, so C++ does not take whole steps then. `keep_layers`: the model is in other
+    use too, so its own layers stay as they are.
     """
-    install_fused_norms(base.model)
+    if not keep_layers:
+        install_fused_norms(base.model)
     verifier, check = proved_verifier(base, attention)
     check = use_fixed_shapes(verifier, check, fixed_shapes, compiled)
     if verifier.fixed is not None or base.device.type != "cpu":
@@ -41,6 +47,9 @@ def prepared_verifier(
         own = check_trees(verifier)
         verifier.steps_run_by = f"C++ ({verifier.native.summary})"
     except Unsupported as reason:
+        verifier.steps_run_by = f"torch ({reason})"
+        if keep_layers:
+            return verifier, check
         return verifier, _with_fast_linears(verifier, check, str(reason))
     except IncompatibleBaseError as error:
         verifier.native = None
@@ -53,7 +62,6 @@ def prepared_verifier(
 def _with_fast_linears(verifier: Verifier, check: TreeCheck, reason: str) -> TreeCheck:
     """Torch runs the steps; its linear layers may still be exchanged."""
     model = verifier.base.model
-    verifier.steps_run_by = f"torch ({reason})"
     if verifier.base.dtype != torch.float32 or not fits_in_memory(model):
         return check
     if os.environ.get(OFF_SWITCH) != "0" and install_native_linears(model):

@@ -29,10 +29,17 @@ MASK_64 = (1 << 64) - 1
 class TokenChooser:
     """Names the token behind a node of one row."""
 
-    def __init__(self, model: Any, params: SamplingParams, prompt_length: int) -> None:
-        """Raises ConfigError for a bias on a token that the model does not have."""
+    def __init__(
+        self, model: Any, params: SamplingParams, prompt_length: int, processors: Any = None
+    ) -> None:
+        """`processors`: instead of those that the base and `params` ask for.
+
+        Raises ConfigError for a bias on a token that the model does not have.
+        """
         self.params = params
-        self._processors = logits_processors(model, params, prompt_length)
+        if processors is None:
+            processors = logits_processors(model, params, prompt_length)
+        self._processors = processors
 
     @property
     def takes_argmax(self) -> bool:

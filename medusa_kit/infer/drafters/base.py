@@ -80,6 +80,14 @@ class StepResult:
     next_roots: Sequence[int]  # the token behind each row's last accepted node
     hidden_BND: Tensor
     logits_BNV: Tensor
+    likeliest_BN: Sequence[Sequence[int]] | None = None  # where the loop has it anyway
+
+    def likeliest(self, row: int, nodes: Sequence[int]) -> list[int]:
+        """The base model's likeliest token behind each of these nodes, processing left out."""
+        if self.likeliest_BN is not None:
+            return [self.likeliest_BN[row][node] for node in nodes]
+        at = torch.tensor(nodes, device=self.logits_BNV.device)
+        return self.logits_BNV[row, at].argmax(-1).tolist()
 
 
 class Drafter(Protocol):

@@ -4,6 +4,7 @@ Adding a drafter: its file with a `build` of its own, its options in medusa_kit/
 line in BUILDERS, and a test (docs/drafters.md).
 """
 
+import importlib
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
@@ -82,21 +83,20 @@ def _heads(context: DraftContext, options: Any) -> Drafter:
     return CautiousDrafter(drafter, PlainDrafter(context.device), context.break_even)
 
 
-def _auto(context: DraftContext, options: Any) -> Drafter:
-    from medusa_kit.infer.drafters import auto  # it builds its sources through this module
+def _in(module: str) -> Builder:
+    """The `build` of a drafter's own file, loaded when it is asked for."""
 
-    return auto.build(context, options)
+    def build(context: DraftContext, options: Any) -> Drafter:
+        found = importlib.import_module(f"medusa_kit.infer.drafters.{module}")
+        return cast(Drafter, found.build(context, options))
 
-
-def _combined(context: DraftContext, options: Any) -> Drafter:
-    from medusa_kit.infer.drafters import combined
-
-    return combined.build(context, options)
+    return build
 
 
 BUILDERS: dict[str, Builder] = {
-    "auto": _auto,
+    "auto": _in("auto"),
+    "combined": _in("combined"),
+    "lookahead": _in("lookahead"),
     "medusa": _heads,
-    "combined": _combined,
     "none": _plain,
 }

@@ -1,0 +1,234 @@
+"""`model.generate(**inputs, custom_generate=medusa_kit.custom_generate)`: the kit behind
+transformers' own generate, for a model that is already loaded.
+
+generate() prepares the request (settings, special tokens, mask) as always and hands it over; the
+answer has the same shape and, greedily in float32, the same tokens. What the kit cannot honour is
+refused by name (transformers_request.py).
+
+The model stays the caller's: no layer is exchanged, and attention is switched to tree attention for
+the length of a call only.
+
+Shapes: B batch, T tokens of the padded prompts.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from medusa_kit.base_model import BaseModel, wrap_model
+from medusa_kit.drafting import drafter_options
+from medusa_kit.errors import ConfigError, ContextLengthError
+from medusa_kit.heads import MedusaHeads
+from medusa_kit.infer.attention import ATTENTION_NAME
+from medusa_kit.infer.decode import Row, decode
+from medusa_kit.infer.engine import Engine
+from medusa_kit.infer.loading import AnyTree, build_engine, with_heads
+from medusa_kit.infer.sampling import SamplingParams
+from medusa_kit.infer.token_choice import TokenChooser
+from medusa_kit.infer.transformers_request import check_request, lost_on_the_way, unpadded
+
+WITHOUT_HEADS = "auto"  # the drafter for a model that has no heads
+PLACE = "_medusa_kit_engines"  # attribute of a model under which its engines are kept
+
+
+class CustomGenerate:
+    """What generate() calls. Engines are built at the first call for a model and kept with it."""
+
+    def __init__(
+        self,
+        *,
+        heads: str | Path | MedusaHeads | None = "auto",
+        tree: AnyTree = None,
+        drafter: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        draft_model: str | BaseModel | None = None,
+    ) -> None:
+        if drafter is not None:
+            drafter_options(drafter, options)  # mistakes show here, not in the first answer
+        elif options is not None:
+            raise ConfigError("drafter options were given without a drafter", hint="name it")
+        self.heads, self.tree, self.draft_model = heads, tree, draft_model
+        self.drafter, self.options = drafter, options
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Any = None,
+        stopping_criteria: Any = None,
+        generation_config: Any = None,
+        **model_kwargs: Any,
+    ) -> Tensor:
+        """token_ids_BT of prompts and answers, as generate() returns them.
+
+        Raises ConfigError for what cannot be honoured, ContextLengthError, IncompatibleBaseError.
+        """
+        lost = lost_on_the_way()
+        streamer = model_kwargs.pop("streamer", None) or lost.pop("streamer", None)
+        check_request(
+            model, input_ids, logits_processor, stopping_criteria, generation_config,
+            {**lost, **model_kwargs},
+        )  # fmt: skip
+        if streamer is not None and len(input_ids) > 1:
+            raise ConfigError(
+                f"a streamer was given with {len(input_ids)} prompts; expected one",
+                hint="rows of a batch advance by different amounts",
+            )
+        prompts = unpadded(input_ids, model_kwargs.get("attention_mask"))
+        engine = _kept(model).engine(model, self)
+        new_tokens = generation_config.max_length - input_ids.shape[1]
+        rows = _rows(engine, prompts, generation_config, new_tokens)
+        name = self.drafter or ("medusa" if engine.heads is not None else WITHOUT_HEADS)
+        drafter = engine._drafter(name, self.options, len(rows), rows[0].chooser.params)
+        with _tree_attention(model):
+            for emitted in decode(engine.verifier, drafter, rows):
+                for _, tokens in emitted if streamer is not None else ():
+                    for token in tokens:
+                        streamer.put(torch.tensor([token]))
+        if streamer is not None:
+            streamer.end()
+        return _joined(input_ids, [row.token_ids for row in rows], generation_config)
+
+
+custom_generate = CustomGenerate()
+
+
+def custom_generate_with(
+    *,
+    heads: str | Path | MedusaHeads | None = "auto",
+    tree: AnyTree = None,
+    drafter: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    draft_model: str | BaseModel | None = None,
+) -> CustomGenerate:
+    """A `custom_generate` with settings of its own. Keep it: its engines live as long.
+
+    `heads`, `tree`: as for `medusa_kit.load`. `drafter`: a name from medusa_kit.drafting.DRAFTERS
+    with its `options`; by default heads where there are any. `draft_model`: for drafters that use
+    one. Raises ConfigError for a drafter or an option that does not exist.
+    """
+    return CustomGenerate(
+        heads=heads, tree=tree, drafter=drafter, options=options, draft_model=draft_model
+    )
+
+
+class _Engines:
+    """The engines of one model. They hang on the model itself, so that they go when it goes: in a
+    dictionary with weak keys each engine would hold its own key for ever."""
+
+    def __init__(self) -> None:
+        self._plain: Engine | None = None
+        self._weights: list[tuple[int, int, int]] = []
+        self._by_entry: WeakKeyDictionary[CustomGenerate, Engine] = WeakKeyDictionary()
+
+    def engine(self, model: Any, entry: CustomGenerate) -> Engine:
+        """The engine for these settings; all are built anew where weights have changed."""
+        if self._plain is None or self._weights != _weights(model):
+            self._by_entry.clear()
+            self._plain = _built(model)
+            self._weights = _weights(model)
+        if entry not in self._by_entry:
+            engine = with_heads(self._plain, entry.heads, tree=entry.tree)
+            engine.draft_model = entry.draft_model
+            self._by_entry[entry] = engine
+        return self._by_entry[entry]
+
+    def __deepcopy__(self, memo: Any) -> "_Engines":
+        return _Engines()  # a copy of the model builds its own
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Engines, ()
+
+
+def _kept(model: Any) -> _Engines:
+    if PLACE not in vars(model):
+        setattr(model, PLACE, _Engines())
+    return vars(model)[PLACE]
+
+
+def _built(model: Any) -> Engine:
+    """Wrapping freezes a model; here it stays as trainable, and its attention as it was."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    attention = model.config._attn_implementation
+    name = getattr(model, "name_or_path", "") or type(model).__name__
+    try:
+        return build_engine(wrap_model(model, None, name), keep_layers=True)
+    finally:
+        for parameter in trainable:
+            parameter.requires_grad_(True)
+        if model.config._attn_implementation != attention:
+            model.set_attn_implementation(attention)
+
+
+def _weights(model: Any) -> list[tuple[int, int, int]]:
+    """What changes when weights are exchanged, moved or trained: C++ steps read a packed copy."""
+    return [
+        (id(p), p.data_ptr(), 0 if p.is_inference() else p._version) for p in model.parameters()
+    ]
+
+
+@contextmanager
+def _tree_attention(model: Any) -> Iterator[None]:
+    attention = model.config._attn_implementation
+    if not model._can_set_attn_implementation():  # an older class keeps its own and gets the mask
+        yield
+        return
+    model.set_attn_implementation(ATTENTION_NAME)
+    try:
+        yield
+    finally:
+        model.set_attn_implementation(attention)
+
+
+def _rows(engine: Engine, prompts: list[list[int]], config: Any, new_tokens: int) -> list[Row]:
+    """Raises ContextLengthError: plain generate runs past the context's end, trees cannot."""
+    longest, context = max(len(ids) for ids in prompts), engine.base.info.context_length
+    if longest + new_tokens > context:
+        raise ContextLengthError(
+            f"{longest} tokens of a prompt and {new_tokens} of an answer were asked for; the "
+            f"model's context holds {context}",
+            hint=f"max_new_tokens={max(context - longest, 0)} is the most for this prompt",
+        )
+    params = [SamplingParams()] * len(prompts)
+    if config.do_sample:
+        seeds = torch.randint(2**63 - 1, (len(prompts),)).tolist()  # torch.manual_seed governs
+        params = [SamplingParams(config.temperature or 1.0, seed=seed) for seed in seeds]
+    stops = config._eos_token_tensor
+    stop_ids = frozenset(() if stops is None else stops.flatten().tolist())
+    return [
+        Row(ids, _chooser(engine, ids, one, config, new_tokens), new_tokens, stop_ids)
+        for ids, one in zip(prompts, params, strict=True)
+    ]
+
+
+def _chooser(
+    engine: Engine, ids: Sequence[int], params: SamplingParams, config: Any, new_tokens: int
+) -> TokenChooser:
+    """With generate's own processors for this row. Lengths in the settings count the padding."""
+    model, device = engine.base.model, engine.base.device
+    config = copy.deepcopy(config)
+    padding = config.max_length - new_tokens - len(ids)
+    config.max_length -= padding
+    config.min_length = max((config.min_length or 0) - padding, 0)
+    processors = model._get_logits_processor(
+        generation_config=config,
+        input_ids_seq_length=len(ids),
+        encoder_input_ids=torch.tensor([list(ids)], device=device),
+        device=device,
+        model_kwargs={},
+    )
+    return TokenChooser(model, params, len(ids), processors)
+
+
+def _joined(input_ids_BT: Tensor, answers: list[list[int]], config: Any) -> Tensor:
+    """Prompts as they came, answers filled up with the padding token."""
+    longest, padding = max(map(len, answers)), config._pad_token_tensor
+    fill = 0 if padding is None else int(padding)  # without one no row ends before the others
+    filled = [answer + [fill] * (longest - len(answer)) for answer in answers]
+    return torch.cat([input_ids_BT, torch.tensor(filled).to(input_ids_BT)], dim=1)
