@@ -67,6 +67,15 @@ class StagedOptions(Section):
     draft_model: str | None = None  # with drafter draft-model
     options: dict[str, Any] = Field(default_factory=dict)
 
+    @model_validator(mode="after")
+    def _model_where_one_drafts(self) -> Self:
+        if (self.drafter == "draft-model") != (self.draft_model is not None):
+            raise ValueError(
+                f"drafter {self.drafter!r} with draft_model {self.draft_model!r}; expected a "
+                "draft_model with drafter draft-model and with no other"
+            )
+        return self
+
 
 class DraftModelOptions(Section):
     """A smaller causal LM."""
@@ -81,6 +90,14 @@ class DraftModelOptions(Section):
     sampling: Literal["matched", "rejection"] = "matched"  # at a temperature above 0
     tokenizer: Literal["auto", "same", "text", "intersection"] = "auto"
     staged: StagedOptions | None = None
+
+    @model_validator(mode="after")
+    def _fitting(self) -> Self:
+        if self.lengths == "heuristic" and self.length > self.max_length:
+            raise ValueError(
+                f"length {self.length} is above max_length {self.max_length}; expected at most that"
+            )
+        return self
 
 
 class CombinedOptions(Section):

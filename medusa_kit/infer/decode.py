@@ -6,7 +6,7 @@ The root is the base model's own next token: emitted when it is chosen, committe
 Shapes: B batch, N nodes with root, D hidden, V vocabulary.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -131,9 +131,10 @@ def _decode(
     if step is not None:
         yield from run_steps(step, rows, roots, hidden_BD)
         return
-    state = State([list(row.prompt_ids) for row in rows], roots, hidden_BD)
-    drafter.begin(state)
     rows = list(rows)
+    choosers = [row.chooser for row in rows]
+    state = State([list(row.prompt_ids) for row in rows], roots, hidden_BD, choosers)
+    drafter.begin(state)
     while True:
         alive = [index for index, row in enumerate(rows) if row.finish_reason is None]
         if not alive:
@@ -166,7 +167,7 @@ def _decode(
             emitted.append((row, kept))
         last_nodes = torch.tensor([path[-1] if path else 0 for path in paths])
         hidden_BD = hidden_BND[torch.arange(len(rows)), last_nodes]
-        state = State(state.tokens, next_roots, hidden_BD)
+        state = State(state.tokens, next_roots, hidden_BD, state.choosers)
         yield emitted
 
 
@@ -179,13 +180,18 @@ class _Nodes:
     tokens: list[int]
     parents: tuple[int, ...]
     logits_NV: Tensor
+    laws: Mapping[int, Tensor] = field(default_factory=dict)  # see Draft.laws
 
     def prefix(self, node: int) -> list[int]:
         """Everything up to `node`: prompt, committed tokens, its path."""
         return [*self.committed, *(self.tokens[n] for n in path_to(node, self.parents))]
 
     def choose(self, node: int) -> int:
-        return self.chooser.choose(self.logits_NV[node], self.prefix(node))
+        logits_V, prefix = self.logits_NV[node], self.prefix(node)
+        if (law_V := self.laws.get(node)) is None:
+            return self.chooser.choose(logits_V, prefix)
+        children = [self.tokens[n] for n, parent in enumerate(self.parents) if parent == node]
+        return self.chooser.choose_drawn(logits_V, prefix, law_V, children)
 
     def judge(self, node: int, guesses: list[int]) -> Verdict:
         return self.chooser.judge(self.logits_NV[node], self.prefix(node), guesses)
@@ -210,6 +216,7 @@ def _accept_rows(
             tokens_BN[index],
             draft.topologies[index].parents,
             logits_BNV[index],
+            draft.laws[index] if draft.laws else {},
         )
         max_depth = last_position - len(state.tokens[index])
         if row.chooser.params.lossy:
@@ -227,4 +234,5 @@ def _select(state: State, rows: Sequence[int]) -> State:
         [state.tokens[row] for row in rows],
         [state.roots_B[row] for row in rows],
         state.hidden_BD[torch.tensor(rows, device=state.hidden_BD.device)],
+        [state.choosers[row] for row in rows],
     )

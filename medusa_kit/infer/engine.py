@@ -188,9 +188,9 @@ class Engine:
     def _drafter(
         self,
         name: str | None,
-        options: Mapping[str, Any] | None,
-        batch_size: int,
-        sampling: SamplingParams,
+        options: Mapping[str, Any] | None = None,
+        batch_size: int = 1,
+        sampling: SamplingParams | None = None,
     ) -> Drafter:
         """Raises ConfigError for a drafter that is unknown or has nothing to draft with."""
         context = DraftContext(
@@ -200,7 +200,7 @@ class Engine:
             self.plan.break_even if self.plan and batch_size == 1 else None,
             self.draft_model,
             batch_size,
-            sampling,
+            sampling or SamplingParams(),
             self.memory,
         )
         own, own_options = self._own_drafter()

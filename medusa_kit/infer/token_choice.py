@@ -7,6 +7,10 @@ A draw uses Gumbel noise that depends on the seed, the token's absolute position
 alone: argmax(log p + noise) is a sample of p, and the text is the same for every drafter, tree and
 batch.
 
+Where a drafter drew its guesses, `TokenChooser.choose_drawn` names one of them as often as
+multi-candidate rejection can (acceptance.accept_drawn). The text of a seed then depends on the
+drafter; its law does not.
+
 Typical acceptance asks another question, which guesses are likely enough: `TokenChooser.judge`.
 
 Shapes: V vocabulary, C some of its tokens, T tokens of a prefix, X any shape.
@@ -19,11 +23,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medusa_kit.infer.acceptance import Verdict
+from medusa_kit.infer.acceptance import Verdict, accept_drawn
 from medusa_kit.infer.logits_processing import logits_processors
 from medusa_kit.infer.sampling import SamplingParams
 
 MASK_64 = (1 << 64) - 1
+# Streams of random numbers beside the plain one of a seed: a drafter's draws, and what decides
+# whether one of them is accepted.
+DRAWS, VERDICTS = 1, 2
 
 
 class TokenChooser:
@@ -53,12 +60,47 @@ class TokenChooser:
     def scores(self, logits_V: Tensor, prefix: Sequence[int]) -> Tensor:
         """scores_V whose argmax is the token: processed logits, and noise for an exact draw."""
         scores_V = self._processed(logits_V, prefix)
-        if self.params.greedy or self.params.lossy:
+        if not self.draws:
             return scores_V
-        # Top-k, top-p and min-p leave few tokens of many thousands: no noise for the others.
-        kept_C = (scores_V > -math.inf).nonzero()[:, 0]
-        noise_C = gumbel_noise(self.params.seed, len(prefix), kept_C)
-        return scores_V.index_add(0, kept_C, noise_C)
+        return noisy(scores_V, self.params.seed, len(prefix))
+
+    @property
+    def draws(self) -> bool:
+        """Whether tokens are drawn exactly, rather than the likeliest taken or guesses judged."""
+        return not (self.params.greedy or self.params.lossy)
+
+    def law(self, logits_V: Tensor, prefix: Sequence[int]) -> Tensor:
+        """law_V that the token behind `prefix` is drawn from, float64."""
+        return self._processed(logits_V, prefix).double().softmax(-1)
+
+    def choose_drawn(
+        self, logits_V: Tensor, prefix: Sequence[int], drawn_V: Tensor, candidates: Sequence[int]
+    ) -> int:
+        """One of `candidates`, drawn from `drawn_V` without replacement, or another token: a draw
+        from this node's law in any case (see accept_drawn)."""
+        if not self.draws:
+            return self.choose(logits_V, prefix)
+        verdicts = stream(self.params.seed, VERDICTS)
+        places_C = torch.arange(len(candidates))
+        uniforms = uniform_noise(verdicts, len(prefix), places_C).tolist()
+        wanted_V = self.law(logits_V, prefix)
+        token, left_V = accept_drawn(wanted_V, drawn_V.to(wanted_V), candidates, uniforms)
+        if token is not None:
+            return token
+        return int(noisy(left_V.log(), self.params.seed, len(prefix)).argmax(-1))
+
+    def drawn(
+        self, logits_V: Tensor, prefix: Sequence[int], root_position: int
+    ) -> tuple[Tensor, Tensor]:
+        """For a drafter: (scores_V, law_V). The tokens of the highest scores are draws from the law
+        without replacement, in that order.
+
+        `root_position`: of the draft's root. Each draft has draws of its own, since how far an
+        earlier one went may have depended on its draws.
+        """
+        scores_V = self._processed(logits_V, prefix)
+        seed = stream(self.params.seed, DRAWS, root_position)
+        return noisy(scores_V, seed, len(prefix)), scores_V.double().softmax(-1)
 
     def judge(self, logits_V: Tensor, prefix: Sequence[int], tokens: Sequence[int]) -> Verdict:
         """What typical acceptance asks: are these guesses of the next token likely enough?
@@ -82,8 +124,26 @@ class TokenChooser:
         return scores_1V[0]
 
 
+def noisy(scores_V: Tensor, seed: int, position: int) -> Tensor:
+    """scores_V with Gumbel noise on those that can win."""
+    # Top-k, top-p and min-p leave few tokens of many thousands: no noise for the others.
+    kept_C = (scores_V > -math.inf).nonzero()[:, 0]
+    noise_C = gumbel_noise(seed, position, kept_C).to(scores_V.dtype)
+    return scores_V.index_add(0, kept_C, noise_C)
+
+
+def stream(seed: int, purpose: int, place: int = 0) -> int:
+    """A seed that has nothing to do with `seed` itself, for another purpose and place."""
+    return _mix(_mix(seed, -purpose), place)
+
+
 def gumbel_noise(seed: int, position: int, tokens_X: Tensor) -> Tensor:
-    """Standard Gumbel noise_X for `tokens_X` as candidates for the place `position`.
+    """Standard Gumbel noise_X for `tokens_X` as candidates for the place `position`."""
+    return -(-uniform_noise(seed, position, tokens_X).log()).log().float()
+
+
+def uniform_noise(seed: int, position: int, tokens_X: Tensor) -> Tensor:
+    """float64 numbers_X between 0 and 1, neither included.
 
     Each number is a hash of seed, position and token (SplitMix64), so that any of them can be had
     without the others, on the device where it is needed.
@@ -92,8 +152,7 @@ def gumbel_noise(seed: int, position: int, tokens_X: Tensor) -> Tensor:
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         z_X = (z_X ^ _shifted(z_X, shift)) * _signed(factor)
     z_X = z_X ^ _shifted(z_X, 31)
-    uniform_X = (_shifted(z_X, 11).double() + 0.5) * 2.0**-53  # 53 bits, never 0 or 1
-    return -(-uniform_X.log()).log().float()
+    return (_shifted(z_X, 11).double() + 0.5) * 2.0**-53  # 53 bits, never 0 or 1
 
 
 def _shifted(z_X: Tensor, bits: int) -> Tensor:

@@ -7,11 +7,12 @@ masks by position instead.
 Shapes: B batch, G key/value heads, S slots, E head dim, N nodes with root.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from medusa_kit.errors import ContextLengthError
@@ -141,11 +142,27 @@ class TreeCache(Cache):
         """Go on with these rows only (a finished row leaves the batch)."""
         index = torch.tensor(rows)
         self.lengths = [self.lengths[row] for row in rows]
+        self._replace(
+            lambda block: block.index_select(2, index.to(block.device)),
+            lambda slots: slots[index.to(slots.device)],
+        )
+
+    @torch.inference_mode()
+    def grow(self, num_slots: int) -> None:
+        """Room for `num_slots` tokens and nodes; what lies in the cache stays."""
+        more = (0, 0, 0, num_slots - self.num_slots)
+        self.num_slots = num_slots
+        self._replace(lambda block: pad(block, more), lambda slots: pad(slots, more))
+
+    def _replace(
+        self, of_block: Callable[[Tensor], Tensor], of_slots: Callable[[Tensor], Tensor]
+    ) -> None:
+        """Put changed slots in the place of all layers' own."""
         old, old_strays = self._block, self._strays
         self._strays = []
         if old is not None:
-            self._block = old.index_select(2, index.to(old.device))
-        moved = {id(k): (k[index.to(k.device)], v[index.to(v.device)]) for k, v in old_strays}
+            self._block = of_block(old)
+        moved = {id(k): (of_slots(k), of_slots(v)) for k, v in old_strays}
         for position, layer in enumerate(self.layers):
             if id(layer.keys) in moved:
                 layer.keys, layer.values = moved[id(layer.keys)]

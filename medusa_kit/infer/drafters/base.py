@@ -6,13 +6,15 @@ token; a parent comes before its children; UNUSED marks a slot that holds nothin
 Shapes: B batch, N nodes with root, D hidden, V vocabulary.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from medusa_kit.infer.token_choice import TokenChooser
 
 ROOT, UNUSED = -1, -2
 
@@ -48,10 +50,15 @@ def path_to(node: int, parents: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class Draft:
-    """tokens_BN, and the topology of each row (the same object where rows share one)."""
+    """tokens_BN, and the topology of each row (the same object where rows share one).
+
+    `laws[row][node]`: where the children of a node were drawn at random, one after the other
+    without replacement in node order, the law_V of the first. Other nodes are mere guesses.
+    """
 
     tokens_BN: Tensor
     topologies: Sequence[Topology]
+    laws: Sequence[Mapping[int, Tensor]] | None = None
 
     @property
     def depths_BN(self) -> Tensor:
@@ -69,6 +76,7 @@ class State:
     tokens: list[list[int]]
     roots_B: list[int]
     hidden_BD: Tensor  # read at the last committed token; its next token is the root
+    choosers: Sequence[TokenChooser] = ()  # how each row's tokens are chosen; none: by argmax
 
 
 @dataclass(frozen=True)

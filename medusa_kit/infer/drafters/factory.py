@@ -96,6 +96,7 @@ def _in(module: str) -> Builder:
 BUILDERS: dict[str, Builder] = {
     "auto": _in("auto"),
     "combined": _in("combined"),
+    "draft-model": _in("draft_model"),
     "lookahead": _in("lookahead"),
     "medusa": _heads,
     "none": _plain,
