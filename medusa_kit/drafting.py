@@ -3,7 +3,7 @@ from Python. Unknown names and options are refused with the nearest that exists.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -25,7 +25,7 @@ class PromptLookupOptions(Section):
     num_tokens: int = Field(default=7, ge=1)  # copied behind the root
 
     @model_validator(mode="after")
-    def _ordered(self) -> Self:
+    def _ordered(self) -> "PromptLookupOptions":
         if self.min_ngram > self.max_ngram:
             raise ValueError(
                 f"min_ngram {self.min_ngram} is above max_ngram {self.max_ngram}; "
@@ -68,7 +68,7 @@ class StagedOptions(Section):
     options: dict[str, Any] = Field(default_factory=dict)
 
     @model_validator(mode="after")
-    def _model_where_one_drafts(self) -> Self:
+    def _model_where_one_drafts(self) -> "StagedOptions":
         if (self.drafter == "draft-model") != (self.draft_model is not None):
             raise ValueError(
                 f"drafter {self.drafter!r} with draft_model {self.draft_model!r}; expected a "
@@ -92,7 +92,7 @@ class DraftModelOptions(Section):
     staged: StagedOptions | None = None
 
     @model_validator(mode="after")
-    def _fitting(self) -> Self:
+    def _fitting(self) -> "DraftModelOptions":
         if self.lengths == "heuristic" and self.length > self.max_length:
             raise ValueError(
                 f"length {self.length} is above max_length {self.max_length}; expected at most that"

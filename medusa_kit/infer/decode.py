@@ -15,7 +15,7 @@ from torch import Tensor
 from medusa_kit.errors import ConfigError, ContextLengthError
 from medusa_kit.infer.acceptance import Verdict, accept, accept_typical
 from medusa_kit.infer.device_memory import memory_named
-from medusa_kit.infer.drafters.base import Draft, Drafter, State, StepResult, path_to
+from medusa_kit.infer.drafters.base import Draft, Drafter, State, StepResult, path_to, tell_end
 from medusa_kit.infer.fixed.loop import run_steps
 from medusa_kit.infer.fixed.step import FixedStep
 from medusa_kit.infer.sampling import SamplingParams
@@ -104,13 +104,14 @@ def decode(verifier: Verifier, drafter: Drafter, rows: Sequence[Row]) -> Iterato
     with memory_named(verifier.base, len(rows), drafter.num_nodes, num_slots):
         if verifier.fixed is None:
             yield from _decode(verifier, drafter, rows, verifier.new_cache(len(rows), num_slots))
-            return
-        with verifier.fixed.borrowed(drafter, rows) as step:
-            if step is None:
-                cache = verifier.new_cache(len(rows), num_slots)
-            else:
-                cache = step.cache.first_rows(len(rows))
-            yield from _decode(verifier, drafter, rows, cache, step)
+        else:
+            with verifier.fixed.borrowed(drafter, rows) as step:
+                if step is None:
+                    cache = verifier.new_cache(len(rows), num_slots)
+                else:
+                    cache = step.cache.first_rows(len(rows))
+                yield from _decode(verifier, drafter, rows, cache, step)
+    tell_end(drafter, [row.token_ids for row in rows])
 
 
 def _decode(

@@ -196,12 +196,13 @@ class Engine:
         context = DraftContext(
             self.verifier,
             self.heads,
-            self.tree_for(batch_size) if self.heads is not None else None,
-            self.plan.break_even if self.plan and batch_size == 1 else None,
-            self.draft_model,
-            batch_size,
-            sampling or SamplingParams(),
-            self.memory,
+            self.heads_refused,
+            tree=self.tree_for(batch_size) if self.heads is not None else None,
+            break_even=self.plan.break_even if self.plan and batch_size == 1 else None,
+            draft_model=self.draft_model,
+            batch_size=batch_size,
+            sampling=sampling or SamplingParams(),
+            memory=self.memory,
         )
         own, own_options = self._own_drafter()
         if options is None and name in (None, own):

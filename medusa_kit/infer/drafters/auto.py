@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from medusa_kit.infer.drafters.base import Draft, Drafter, State, StepResult
+from medusa_kit.infer.drafters.base import Draft, Drafter, State, StepResult, tell_end
 from medusa_kit.infer.drafters.chooser import Chooser
 from medusa_kit.infer.drafters.combined import build_sources, learn, merged, shared_luck
 from medusa_kit.infer.drafters.experience import Luck, StepCost
@@ -129,6 +129,10 @@ class AutoDrafter:
         for source in (*self.free, *self.costly):
             source.select_rows(rows)
 
+    def end(self, answers: Sequence[Sequence[int]]) -> None:
+        for source in (*self.free, *self.costly):
+            tell_end(source, answers)
+
 
 def best_size(tries: Sequence[Trie], cost: StepCost, max_nodes: int) -> tuple[int, float]:
     """(nodes a row, tokens they promise over all rows) with the most tokens a second."""
@@ -179,7 +183,10 @@ def _names(context: DraftContext, asked: Sequence[str] | None) -> tuple[list[str
     if context.heads is not None:
         names.append("medusa")
     else:
-        reasons.append(f"no heads for {context.base.info.name!r}")
+        refused = context.heads_refused
+        reasons.append(
+            f"heads refused: {refused}" if refused else f"no heads for {context.base.info.name!r}"
+        )
     if context.draft_model is not None:
         names.append("draft-model")
     return names, reasons

@@ -129,3 +129,9 @@ class StatelessDrafter:
 def notes_of(drafter: Drafter) -> list[str]:
     """What drafted when, and why, where a drafter has several ways."""
     return list(getattr(drafter, "notes", ()))
+
+
+def tell_end(drafter: object, answers: Sequence[Sequence[int]]) -> None:
+    """A request is over: its rows' answers, for drafters that keep them (`end(answers)`)."""
+    if (end := getattr(drafter, "end", None)) is not None:
+        end(answers)

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from medusa_kit.infer.drafters.base import Draft, Drafter, State, StepResult
+from medusa_kit.infer.drafters.base import Draft, Drafter, State, StepResult, tell_end
 from medusa_kit.infer.drafters.experience import Luck
 from medusa_kit.infer.drafters.factory import DraftContext, build_drafter
 from medusa_kit.infer.drafters.trie import Source, Trie, TrieDrafter, draft_of
@@ -90,6 +90,10 @@ class CombinedDrafter(TrieDrafter):
     def select_rows(self, rows: Sequence[int]) -> None:
         for source in self.sources:
             source.select_rows(rows)
+
+    def end(self, answers: Sequence[Sequence[int]]) -> None:
+        for source in self.sources:
+            tell_end(source, answers)
 
 
 def merged(sources: Sequence[Source], state: State, luck: Luck) -> list[Trie]:

@@ -33,6 +33,7 @@ class DraftContext:
 
     verifier: Verifier
     heads: MedusaHeads | None = None
+    heads_refused: str | None = None  # why heads that were found are not in use
     tree: Tree | None = None  # for this batch size
     break_even: float | None = None  # tokens a step of that tree must emit, where it is known
     draft_model: str | BaseModel | None = None
@@ -100,4 +101,7 @@ BUILDERS: dict[str, Builder] = {
     "lookahead": _in("lookahead"),
     "medusa": _heads,
     "none": _plain,
+    "prompt-lookup": _in("prompt_lookup"),
+    "recycling": _in("recycling"),
+    "suffix": _in("suffix"),
 }

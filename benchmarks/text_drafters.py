@@ -1,0 +1,105 @@
+"""Drafters that read text alone, replayed over known answers without the model.
+
+    python benchmarks/text_drafters.py --answers answers.jsonl --every 4 --past 3
+
+Tokens a step, processor time of a guess, and what the drafter believed against what came: where
+the constants in prompt_lookup.py and suffix.py come from. `--past`: how many of every `--every`
+answers are a store of past answers; each `--every`-th one is decoded.
+"""
+
+import argparse
+import time
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from medusa_kit.data.readers import AnswerRow, read_rows
+from medusa_kit.drafting import drafter_options
+from medusa_kit.infer.drafters.base import State
+from medusa_kit.infer.drafters.past_answers import PastAnswers
+from medusa_kit.infer.drafters.prompt_lookup import PromptLookupDrafter
+from medusa_kit.infer.drafters.suffix import SuffixDrafter
+from medusa_kit.infer.drafters.trie import Trie, TrieDrafter
+
+
+@dataclass
+class Luck:
+    """Guesses behind right ones, by kind: how many, the chance believed, how many were right."""
+
+    steps: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    kinds: dict[Hashable, list[float]] = field(
+        default_factory=lambda: defaultdict(lambda: [0.0] * 3)
+    )
+
+    def walk(self, trie: Trie, truth: Sequence[int]) -> int:
+        """The tokens of `truth` that the step emits."""
+        node, depth = 0, 0
+        for token in truth:
+            for child in (n for n in range(1, trie.num_nodes) if trie.parents[n] == node):
+                name, matched, *_ = trie.keys[child]  # type: ignore[misc]
+                counts = self.kinds[name, matched]
+                counts[0] += 1
+                counts[1] += trie.chances[child]
+                counts[2] += trie.tokens[child] == token
+            depth += 1
+            if (right := trie.child(node, token)) is None:
+                break
+            node = right
+        self.steps, self.tokens = self.steps + 1, self.tokens + depth
+        return depth
+
+
+def replay(drafter: TrieDrafter, answers: Sequence[AnswerRow]) -> Luck:
+    luck = Luck()
+    for answer in answers:
+        truth, place = answer.response_ids, 0
+        state = State([list(answer.prompt_ids)], [truth[0]], torch.zeros(1, 1))
+        drafter.begin(state)
+        while place + 1 < len(truth):
+            start = time.thread_time()
+            trie = drafter.guess(state)[0]
+            luck.seconds += time.thread_time() - start
+            emitted = luck.walk(trie, truth[place + 1 :])
+            state.tokens[0] += truth[place : place + emitted]
+            place += emitted
+            state.roots_B[0] = truth[place]
+    return luck
+
+
+def report(name: str, luck: Luck) -> None:
+    guess = luck.seconds / luck.steps * 1e6
+    print(f"\n{name}: {luck.tokens / luck.steps:.3f} tokens a step, {guess:.0f} µs a guess")
+    for kind, (count, believed, right) in sorted(luck.kinds.items(), key=str):
+        print(
+            f"  {kind!s:22} {count:7.0f} believed {believed / count:.3f} right {right / count:.3f}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--answers", required=True)
+    parser.add_argument("--every", type=int, default=4)
+    parser.add_argument("--past", type=int, default=3)
+    parser.add_argument("--num-nodes", type=int, default=8)
+    options = parser.parse_args()
+    rows = [row for row in read_rows(options.answers) if isinstance(row, AnswerRow)]
+    decoded = rows[:: options.every]
+    cpu = torch.device("cpu")
+    lookup = drafter_options("prompt-lookup", {"num_tokens": options.num_nodes - 1})
+    report("prompt-lookup", replay(PromptLookupDrafter(lookup, cpu), decoded))
+    suffix = drafter_options("suffix", {"num_nodes": options.num_nodes})
+    report("suffix", replay(SuffixDrafter(suffix, cpu), decoded))
+    if options.past:
+        past = PastAnswers("never-written", "", suffix.store_tokens, suffix.max_match)
+        kept = [row for i, row in enumerate(rows) if 0 < i % options.every <= options.past]
+        past.add([row.response_ids for row in kept])
+        luck = replay(SuffixDrafter(suffix, cpu, past), decoded)
+        report(f"suffix with {past.num_tokens} past tokens", luck)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""A sorted index of many tokens: where any string of past answers stands, and what follows it.
+
+Eight bytes a token, where an automaton in Python takes hundreds, but nothing can be added to it:
+new answers wait in an automaton until there are enough of them (past_answers.py).
+"""
+
+from array import array
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+BETWEEN = -1  # stands behind each text; no string that is looked for holds it
+SAMPLE = 32  # places looked at where a string stands at more
+SHORT = (2, 1)  # lengths looked up besides the longest match
+
+# Where a text stands: (first, behind the last, tokens matched) of the sorted places at which the
+# text's last tokens stand, the longest match first.
+Ranges = tuple[tuple[int, int, int], ...]
+
+
+class SuffixArray:
+    """Places of `texts`, sorted by the tokens that begin there, as many as are ever compared."""
+
+    def __init__(self, texts: "Iterable[array[int]]", max_match: int) -> None:
+        self.max_match, self.sorted_by = max_match, 2 * max_match
+        self.tokens = array("i")
+        for text in texts:
+            self.tokens.extend(text)
+            self.tokens.append(BETWEEN)
+        places = _sorted_places(np.array(self.tokens, dtype=np.intc), self.sorted_by)
+        self.places = array("i", places.astype(np.intc).tobytes())
+
+    def match(self, context: "array[int]", most: int) -> Ranges:
+        """Ranges of the longest end of `context`, up to `most` tokens, and of some shorter."""
+        # Where an end stands, every shorter one does: the longest is found by halving.
+        found, missing = 0, min(most, self.max_match, len(context)) + 1
+        ranges = dict[int, tuple[int, int]]()
+        while missing - found > 1:
+            length = (found + missing) // 2
+            if between := self._find(context[-length:]):
+                found, ranges[length] = length, between
+            else:
+                missing = length
+        kept = [found, *(length for length in SHORT if length < found)] if found else []
+        for length in kept:
+            ranges[length] = ranges.get(length) or self._find(context[-length:]) or (0, 0)
+        return tuple((*ranges[length], length) for length in kept)
+
+    def advance(self, ranges: Ranges, token: int) -> Ranges:
+        """The same strings with `token` behind them, where they stand."""
+        longer = []
+        for first, end, matched in ranges:
+            if matched < self.sorted_by:
+                between = self._narrowed(first, end, matched, token)
+                if between[0] < between[1]:
+                    longer.append((*between, matched + 1))
+        return tuple(longer)
+
+    def levels(self, ranges: Ranges) -> Iterator[tuple[int, dict[int, int]]]:
+        """(tokens matched, {token: how often it followed}), the longest match first."""
+        for first, end, matched in ranges:
+            step = -(-(end - first) // SAMPLE)
+            counts = dict[int, int]()
+            for place in self.places[first:end:step]:  # sorted: every follower has its share
+                token = self.tokens[place + matched]
+                if token != BETWEEN:
+                    counts[token] = counts.get(token, 0) + step
+            if counts:
+                yield min(matched, self.max_match), counts
+
+    def _find(self, string: "array[int]") -> tuple[int, int] | None:
+        """The range of places where `string` stands."""
+        tokens, length = self.tokens, len(string)
+
+        def beginning(place: int) -> "array[int]":
+            return tokens[place : place + length]
+
+        first = bisect_left(self.places, string, key=beginning)
+        if first == len(self.places) or beginning(self.places[first]) != string:
+            return None
+        return first, bisect_right(self.places, string, lo=first, key=beginning)
+
+    def _narrowed(self, first: int, end: int, matched: int, token: int) -> tuple[int, int]:
+        tokens = self.tokens
+
+        def follower(place: int) -> int:
+            return tokens[place + matched]
+
+        first = bisect_left(self.places, token, first, end, key=follower)
+        return first, bisect_right(self.places, token, first, end, key=follower)
+
+
+def _sorted_places(tokens: np.ndarray, sorted_by: int) -> np.ndarray:
+    """Places by the `sorted_by` tokens from each on, or a few more: ranks by doubled lengths."""
+    rank, length = tokens.astype(np.int64) - BETWEEN, 1
+    while length < sorted_by and len(rank):
+        behind = np.zeros_like(rank)  # nothing stands behind the end, which sorts first
+        behind[:-length] = rank[length:] + 1
+        _, rank = np.unique(rank * (rank.max() + 2) + behind, return_inverse=True)
+        length *= 2
+    return np.argsort(rank, kind="stable")
