@@ -103,7 +103,7 @@ class DraftModelOptions(Section):
 class CombinedOptions(Section):
     """Guesses of several sources in one tree of a fixed size."""
 
-    sources: list[SourceName] = Field(default=["medusa", "suffix"], min_length=1)
+    sources: list[SourceName] | None = None  # as with auto
     num_nodes: int = Field(default=8, ge=2)
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)  # by source
 
@@ -111,7 +111,7 @@ class CombinedOptions(Section):
 class AutoOptions(Section):
     """Of what there is, at each position what pays: measured while decoding."""
 
-    # Heads where there are any, suffix, and the draft model where one is named, unless given.
+    # Suffix, recycling, heads where there are any, a draft model where one is named, unless given.
     sources: list[SourceName] | None = None
     max_nodes: int = Field(default=16, ge=2)
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)  # by source
@@ -135,7 +135,8 @@ FALLBACKS = ("draft-model", "prompt-lookup", "suffix", "none")
 
 
 def default_drafter(has_heads: bool, has_draft_model: bool) -> str:
-    """The drafter of an engine for which none is named."""
+    """The drafter of an engine that was built in code and told none; `load` and the commands take
+    auto."""
     if has_heads:
         return "medusa"
     return "draft-model" if has_draft_model else "none"

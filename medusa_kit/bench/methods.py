@@ -1,6 +1,7 @@
 """The ways of decoding that a bench compares: transformers generate, its peers, and ours."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from medusa_kit.base_model import BaseModel
 from medusa_kit.bench.bench import Answers, Batch, Decoding, Method
@@ -72,7 +73,11 @@ def engine_method(
     sampling: SamplingParams,
     drafter: str | None = None,
 ) -> Method:
-    """Our decoding; the clock stops when the last row has finished."""
+    """Our decoding; the clock stops when the last row has finished.
+
+    What drafters learn is kept for this method alone: others have seen the same prompts.
+    """
+    engine = replace(engine, memory={})
 
     def run(batch: Batch) -> Answers:
         # As transformers has it: no row of a batch may go on where the longest one cannot.

@@ -38,9 +38,11 @@ def _greeting(engine: Any) -> str:
     info = engine.base.info
     drafting = f"drafter {engine.own_drafter}"
     if engine.own_drafter == "none":
-        drafting = "plain decoding" if engine.drafter else "no heads: plain decoding"
-    if engine.own_drafter == "medusa" and engine.heads is not None:
+        drafting = "plain decoding"
+    elif engine.heads is not None:
         drafting += f", {engine.heads.num_heads} heads, a tree of {engine.tree.num_nodes} nodes"
+    else:
+        drafting += ", no heads"
     about = f"{info.model_type}, {info.dtype}, {info.device}, {engine.verifier.attention.name}"
     return f"{info.name} ({about}); {drafting}. /help helps."
 

@@ -80,7 +80,8 @@ class Engine:
     tree: Tree = field(default_factory=CandidateTree.root_only)  # for one prompt at a time
     heads_source: str | None = None
     plan: TreePlan | None = None  # trees by batch size, where tree.json has several
-    drafter: str | None = None  # unless a call names one; None: heads where there are any
+    drafter: str | None = None  # unless a call names one
+    usual_drafter: str | None = None  # where none is named at all; None: heads, if there are any
     drafter_options: dict[str, Any] = field(default_factory=dict)  # of that drafter
     draft_model: str | BaseModel | None = None  # a smaller model, for drafters that use one
     memory: dict[Hashable, Any] = field(default_factory=dict)  # what drafters keep between calls
@@ -214,7 +215,7 @@ class Engine:
         if self.heads is None and self.fallback and self.drafter in (None, *READ_HEADS):
             return self.fallback, {}
         default = default_drafter(self.heads is not None, self.draft_model is not None)
-        return self.drafter or default, self.drafter_options
+        return self.drafter or self.usual_drafter or default, self.drafter_options
 
     def _run(
         self, rows: list[Row], drafter: Drafter, stops: tuple[str, ...]

@@ -54,9 +54,9 @@ def load(
     always, never); `compiled`: with the model's forward through torch.compile.
     `force` puts heads on a base with another fingerprint.
     `drafter`: who guesses ahead, a name of medusa_kit.drafting.DRAFTERS with its `drafter_options`
-    (unless given: heads where there are any); `draft_model`: a smaller model, for drafters that use
-    one. `fallback`: the drafter where there are no heads or they do not fit. Heads that do not fit
-    are an error unless something else was told to draft: a fallback, a draft model, drafter auto.
+    (auto unless given); `draft_model`: a smaller model, for drafters that use one. `fallback`: the
+    drafter where there are no heads or they do not fit. Heads that do not fit are an error unless
+    something else was told to draft: a fallback, a draft model, drafter auto.
     `load_config` reads all of these from a file.
     Raises CheckpointError, IncompatibleBaseError, TreeError, ConfigError.
     """
@@ -64,7 +64,7 @@ def load(
     check_choice(fixed_shapes, compiled)
     check_drafting(drafter, drafter_options, draft_model is not None, fallback)
     base = load_base_model(name, dtype=dtype, device=device, revision=revision)
-    return build_engine(
+    engine = build_engine(
         base,
         heads=heads,
         tree=tree,
@@ -77,6 +77,8 @@ def load(
         draft_model=draft_model,
         fallback=fallback,
     )
+    engine.usual_drafter = "auto"
+    return engine
 
 
 def load_config(path: str | Path, **changes: Any) -> Engine:

@@ -176,13 +176,16 @@ def test_generate_text(run: Run) -> None:
     assert code == 0
     assert out == plain_text("Name a tree.") + "\n"
     assert "8 tokens" in err
+    assert "no heads for 'debug-tiny'" in err
+    *_, err = run("generate", "Name a tree.", *PLAIN, "--drafter", "none")
     assert "acceptance length 1.00 (none)" in err
 
 
 def test_generate_with_heads_says_the_same(run: Run) -> None:
-    code, out, err = run("generate", "Name a tree.", *MODEL, "--heads", "untrained", "-n", "8")
+    asked = ("generate", "Name a tree.", *MODEL, "--heads", "untrained", "-n", "8")
+    code, out, err = run(*asked, "--drafter", "medusa")
     assert code == 0
-    assert out == plain_text("Name a tree.") + "\n"
+    assert out == plain_text("Name a tree.") + "\n" == run(*asked)[1]
     assert "(medusa)" in err
     assert "no tree.json beside the heads" in err
 

@@ -177,4 +177,4 @@ def test_verify_and_bench_with_drafters(
     assert all(method["decoding_tokens_per_second"] > 0 for method in record["methods"])
     assert "medusa-kit, suffix: nothing was found" in out
     assert "decoding" in out
-    assert (record["drafter"], record["heads_refused"]) == ("medusa", None)
+    assert (record["drafter"], record["heads_refused"]) == ("auto", None)

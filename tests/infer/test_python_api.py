@@ -133,4 +133,8 @@ def test_what_cannot_be_done_is_refused(engine: Engine) -> None:
 
 def test_the_package_offers_load() -> None:
     engine = medusa_kit.load("debug-tiny", heads="untrained", tree=[[0], [0, 0]], device="cpu")
-    assert engine.generate("hi", max_new_tokens=5).stats.drafter == "medusa"
+    usual = engine.generate("hi", max_new_tokens=5)
+    assert usual.stats.drafter.startswith("auto (")
+    medusa = engine.generate("hi", max_new_tokens=5, drafter="medusa")
+    assert medusa.stats.drafter == "medusa"
+    assert medusa.token_ids == usual.token_ids

@@ -10,11 +10,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from medusa_kit.infer.drafters.base import Draft, Drafter, State, StepResult, tell_end
+from medusa_kit.infer.drafters.base import Draft, Drafter, State, StepResult, notes_of, tell_end
 from medusa_kit.infer.drafters.chooser import Chooser
-from medusa_kit.infer.drafters.combined import build_sources, learn, merged, shared_luck
+from medusa_kit.infer.drafters.combined import (
+    build_sources,
+    learn,
+    merged,
+    shared_luck,
+    usual_sources,
+)
 from medusa_kit.infer.drafters.experience import Luck, StepCost
-from medusa_kit.infer.drafters.factory import DraftContext
+from medusa_kit.infer.drafters.factory import DraftContext, build_drafter
 from medusa_kit.infer.drafters.trie import Source, Trie, draft_of
 
 COSTLY = ("medusa", "draft-model")
@@ -80,7 +86,7 @@ class AutoDrafter:
             f"{name}: {share.steps} steps, {share.tokens / share.steps:.2f} tokens each"
             for name, share in self.shares.items()
         ]
-        sources = [note for s in (*self.free, *self.costly) for note in getattr(s, "notes", ())]
+        sources = [note for source in (*self.free, *self.costly) for note in notes_of(source)]
         return [*self.reasons, *told, *sources]
 
     def begin(self, state: State) -> None:
@@ -160,8 +166,11 @@ def _sources_of(trie: Trie) -> str:
 
 def build(context: DraftContext, options: Any) -> Drafter:
     """Heads where there are any, the draft model where one is named, and free sources."""
-    names, reasons = _names(context, options.sources)
-    sources = build_sources(context, names, options.options)
+    if options.sources is None and context.heads is not None and context.verifier.fixed is not None:
+        return build_drafter("medusa", context)  # steps of fixed shapes know heads only
+    names, reasons = usual_sources(context, options.sources)
+    given = {**free_sizes(options.max_nodes), **options.options}
+    sources = build_sources(context, names, given)
     free = [source for source in sources if source.name not in COSTLY]
     costly = [source for source in sources if source.name in COSTLY]
     key = ("auto", tuple(names), context.batch_size)
@@ -169,24 +178,16 @@ def build(context: DraftContext, options: Any) -> Drafter:
     return AutoDrafter(free, costly, experience, context.device, options.max_nodes, reasons)
 
 
+def free_sizes(max_nodes: int) -> dict[str, dict[str, Any]]:
+    """How much free sources guess: what is not worth verifying is left out afterwards."""
+    return {
+        "suffix": {"num_nodes": max_nodes},
+        "prompt-lookup": {"num_tokens": max_nodes - 1},
+        "recycling": {"num_nodes": min(max_nodes, 6)},
+    }
+
+
 def _fresh(context: DraftContext, costly: Sequence[Source]) -> Experience:
     hopes = [0.0, *(HOPES[source.name] for source in costly)]
     cost = StepCost(SLOPES.get(context.device.type, SLOPES["cuda"]))
     return Experience(shared_luck(context), cost, Chooser(hopes))
-
-
-def _names(context: DraftContext, asked: Sequence[str] | None) -> tuple[list[str], list[str]]:
-    """(sources, why some that one would expect are not among them)."""
-    if asked is not None:
-        return list(asked), []
-    names, reasons = ["suffix"], []
-    if context.heads is not None:
-        names.append("medusa")
-    else:
-        refused = context.heads_refused
-        reasons.append(
-            f"heads refused: {refused}" if refused else f"no heads for {context.base.info.name!r}"
-        )
-    if context.draft_model is not None:
-        names.append("draft-model")
-    return names, reasons

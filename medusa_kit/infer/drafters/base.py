@@ -126,7 +126,7 @@ class StatelessDrafter:
     def select_rows(self, rows: Sequence[int]) -> None: ...
 
 
-def notes_of(drafter: Drafter) -> list[str]:
+def notes_of(drafter: object) -> list[str]:
     """What drafted when, and why, where a drafter has several ways."""
     return list(getattr(drafter, "notes", ()))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from medusa_kit.infer.drafters.base import Draft, Drafter, State, StepResult, tell_end
+from medusa_kit.infer.drafters.base import Draft, Drafter, State, StepResult, notes_of, tell_end
 from medusa_kit.infer.drafters.experience import Luck
 from medusa_kit.infer.drafters.factory import DraftContext, build_drafter
 from medusa_kit.infer.drafters.trie import Source, Trie, TrieDrafter, draft_of
@@ -60,6 +60,7 @@ class CombinedDrafter(TrieDrafter):
     def __init__(self, sources: Sequence[Source], num_nodes: int, luck: Luck, device: torch.device):
         super().__init__(device)
         self.sources, self.num_nodes, self.luck = sources, num_nodes, luck
+        self.reasons: list[str] = []  # why sources that one would expect are not there
         self._tries: list[Trie] = []
 
     @property
@@ -68,7 +69,7 @@ class CombinedDrafter(TrieDrafter):
 
     @property
     def notes(self) -> list[str]:
-        return [note for source in self.sources for note in getattr(source, "notes", ())]
+        return [*self.reasons, *(note for source in self.sources for note in notes_of(source))]
 
     def begin(self, state: State) -> None:
         for source in self.sources:
@@ -156,6 +157,28 @@ def shared_luck(context: DraftContext) -> Luck:
     return context.remembered(key, Luck)
 
 
+def usual_sources(
+    context: DraftContext, asked: Sequence[str] | None
+) -> tuple[list[str], list[str]]:
+    """(sources, why some that one would expect are not among them)."""
+    if asked is not None:
+        return list(asked), []
+    names, reasons = ["suffix", "recycling"], []
+    if context.heads is not None:
+        names.append("medusa")
+    else:
+        refused = context.heads_refused
+        reasons.append(
+            f"heads refused: {refused}" if refused else f"no heads for {context.base.info.name!r}"
+        )
+    if context.draft_model is not None:
+        names.append("draft-model")
+    return names, reasons
+
+
 def build(context: DraftContext, options: Any) -> Drafter:
-    sources = build_sources(context, options.sources, options.options)
-    return CombinedDrafter(sources, options.num_nodes, shared_luck(context), context.device)
+    names, reasons = usual_sources(context, options.sources)
+    sources = build_sources(context, names, options.options)
+    drafter = CombinedDrafter(sources, options.num_nodes, shared_luck(context), context.device)
+    drafter.reasons = reasons
+    return drafter

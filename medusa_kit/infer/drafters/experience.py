@@ -51,12 +51,14 @@ class StepCost:
         """`slope`: what a node more costs, in steps of one node, until it has been measured."""
         self._slope = slope
         self._means: dict[int, _Mean] = {}
+        self._fitted: tuple[float, float] | None = None  # the line, until the next step
 
     @property
     def measured(self) -> bool:
         return bool(self._means)
 
     def record(self, num_nodes: int, seconds: float) -> None:
+        self._fitted = None
         if num_nodes in self._means:
             self._means[num_nodes].add(seconds)
         else:
@@ -67,7 +69,8 @@ class StepCost:
         mean = self._means.get(num_nodes)
         if mean is not None and mean.count >= KNOWN_WELL:
             return mean.seconds
-        start, slope = self._line()
+        self._fitted = self._fitted or self._line()
+        start, slope = self._fitted
         return max(start + slope * (num_nodes - 1), 0.5 * start)
 
     def _line(self) -> tuple[float, float]:
