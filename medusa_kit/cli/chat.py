@@ -39,9 +39,9 @@ def _greeting(engine: Any) -> str:
     drafting = f"drafter {engine.own_drafter}"
     if engine.own_drafter == "none":
         drafting = "plain decoding"
-    elif engine.heads is not None:
+    elif engine.own_drafter in ("auto", "combined", "medusa") and engine.heads is not None:
         drafting += f", {engine.heads.num_heads} heads, a tree of {engine.tree.num_nodes} nodes"
-    else:
+    elif engine.own_drafter == "auto":
         drafting += ", no heads"
     about = f"{info.model_type}, {info.dtype}, {info.device}, {engine.verifier.attention.name}"
     return f"{info.name} ({about}); {drafting}. /help helps."
