@@ -163,7 +163,7 @@ class JointSection(Section):
     """Medusa-2 (arXiv 2401.10774, §2.2.2): heads and base together."""
 
     moves: Literal["full", "lora", "qlora"] = "lora"  # what of the base
-    heads_from: str | None = None  # two-stage: heads warmed up by an earlier Medusa-1 run
+    heads_from: str | None = None  # two-stage: heads of an earlier Medusa-1 run, a folder or Hub id
     heads_weight: float = Field(default=0.2, gt=0)  # of the heads' loss beside the base's
     schedule: Literal["constant", "linear", "sine"] = "constant"  # how that weight grows
     heads_learning_rate_factor: float = Field(default=4.0, gt=0)  # times train.learning_rate

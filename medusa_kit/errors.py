@@ -6,6 +6,7 @@ MedusaKitError                 exit 1: a run failed
 │   └── TreeError              a candidate tree that cannot exist or does not fit the heads
 ├── DataError                  a data file or a row of it
 ├── CheckpointError            heads, statistics or a model that is missing, cut off or malformed
+│   └── HubError               the Hub refuses, cannot be reached, or has no such thing
 ├── IncompatibleBaseError      heads on the wrong base, or a base that trees cannot be verified on
 ├── ContextLengthError         a prompt that does not fit the model's context
 └── DeviceMemoryError          a request that the accelerator's memory cannot hold
@@ -48,6 +49,10 @@ class DataError(MedusaKitError):
 
 
 class CheckpointError(MedusaKitError):
+    pass
+
+
+class HubError(CheckpointError):
     pass
 
 

@@ -1,5 +1,6 @@
 """Writing files so that a crash, a full disk or Ctrl-C never leaves a half-written one."""
 
+import hashlib
 import os
 import shutil
 import uuid
@@ -34,6 +35,15 @@ def atomic_write(path: Path) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
         else:
             temporary.unlink(missing_ok=True)
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file's bytes, as the Hub names large files by it."""
+    with Path(path).open("rb") as file:
+        digest = hashlib.sha256()
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def _ordinary_mode() -> int:

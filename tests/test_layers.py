@@ -24,6 +24,7 @@ TIERS = [
         "embedded",
         "adapters",
         "families",
+        "hub_client",
         "logit_scale",
         "model_files",
     },

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from medusa_kit.files import file_digest
+from medusa_kit.heads.checkpoint import WEIGHTS_NAME
 from medusa_kit.infer.engine import Engine
 from medusa_kit.version import __version__
 
@@ -26,6 +28,14 @@ def describe_setup(engine: Engine) -> dict[str, Any]:
         "medusa_kit": __version__,
         "system": f"{platform.system()} {platform.machine()}",
     }
+
+
+def heads_digest(engine: Engine) -> str | None:
+    """SHA-256 of the heads' weights, so that figures can be told to be theirs; None: no file."""
+    if engine.heads_source is None:
+        return None
+    path = Path(engine.heads_source) / WEIGHTS_NAME
+    return file_digest(path) if path.is_file() else None
 
 
 def processor_name(device: torch.device) -> str:

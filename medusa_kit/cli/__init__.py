@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from medusa_kit.cli import bench, chat, data, doctor, generate, train, tree_search, verify
+from medusa_kit.cli import bench, chat, data, doctor, generate, hub, train, tree_search, verify
 from medusa_kit.console import err
 from medusa_kit.errors import MedusaKitError
 from medusa_kit.version import __version__
@@ -30,6 +30,8 @@ app.command("chat")(chat.chat)
 app.command("verify")(verify.verify)
 app.command("bench")(bench.bench)
 app.command("doctor")(doctor.doctor)
+app.command("push")(hub.push)
+app.command("pull")(hub.pull)
 
 
 def _version(wanted: bool) -> None:

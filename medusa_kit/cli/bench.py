@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from medusa_kit.cli import bench_report, engine_options, options
-from medusa_kit.cli.prompts import load_both, read_prompt_set
+from medusa_kit.cli.prompts import OWN_PROMPTS, load_both, read_prompt_set
 
 DEFAULT_PEERS = ("transformers", "prompt-lookup")
 
@@ -88,7 +88,7 @@ def bench(
         engines, oracle, asked, max_new_tokens, batch_size, sampling, names, compared, helper,
         breakdown,
     )  # fmt: skip
-    _report(report, breakdowns, engine, sampling, output)
+    _report(report, breakdowns, engines, sampling, prompts or OWN_PROMPTS, output)
 
 
 def _measure(
@@ -126,10 +126,12 @@ def _assistant(name: str | None, engine: Any) -> Any:
 
 
 def _report(
-    report: Any, breakdowns: dict[str, Any], engine: Any, sampling: Any, output: Path | None
-) -> None:
-    from medusa_kit.bench.machine import describe_setup
+    report: Any, breakdowns: dict[str, Any], engines: dict[str, Any], sampling: Any, prompts: str,
+    output: Path | None,
+) -> None:  # fmt: skip
+    from medusa_kit.bench.machine import describe_setup, heads_digest
 
+    engine = next(iter(engines.values()))
     setup = describe_setup(engine)
     chosen = "greedy"
     if not sampling.greedy:
@@ -137,7 +139,9 @@ def _report(
     bench_report.show(report, breakdowns, engine, setup, chosen)
     if output is not None:
         drawn = {"temperature": sampling.temperature, "seed": sampling.seed}
-        bench_report.write(report, breakdowns, engine, setup, drawn, output)
+        heads = {name: heads_digest(one) for name, one in engines.items()}
+        asked = {"prompts": prompts, "heads": heads}
+        bench_report.write(report, breakdowns, engine, setup, drawn, output, asked)
 
 
 def _named(heads: list[str]) -> dict[str, str]:

@@ -111,12 +111,16 @@ def breakdown_table(breakdowns: dict[str, Any], title: str) -> Any:
 
 def write(
     report: Any, breakdowns: dict[str, Any], engine: Any, setup: dict[str, Any],
-    sampling: dict[str, Any], folder: Path,
+    sampling: dict[str, Any], folder: Path, asked: dict[str, Any],
 ) -> None:  # fmt: skip
-    """bench.json, and bench.png where matplotlib is there."""
+    """bench.json, and bench.png where matplotlib is there.
+
+    `asked`: the prompts' name, and digests of the heads compared.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     record = {
         "base": engine.base.info.as_dict(),
+        **asked,
         "drafter": engine.own_drafter,
         "heads_refused": engine.heads_refused,
         "attention": engine.verifier.attention.report(),

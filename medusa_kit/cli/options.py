@@ -25,7 +25,8 @@ Model = Annotated[
 Heads = Annotated[
     str,
     typer.Option(
-        help="Heads: auto (paired or shipped ones), none, untrained, a folder or a Hub id."
+        help="Heads: auto (paired or shipped ones), none, untrained, a folder, or a Hub id "
+        "(ORG/NAME[@REVISION])."
     ),
 ]
 Tree = Annotated[str | None, typer.Option(help="Tree file; the one beside the heads unless given.")]

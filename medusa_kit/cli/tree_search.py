@@ -60,6 +60,7 @@ def tree_search(
     _check_together(prompts, answers, statistics, choices, batch_sizes)
     from medusa_kit.infer.tree_search import judge_tree, search_tree
 
+    _check_writable(heads, output)
     engine = _engine(model, heads, dtype, device, force)
     folder = _output_folder(output, engine)
     sized, batches = _numbers("sizes", sizes), _numbers("batch sizes", batch_sizes)
@@ -99,6 +100,17 @@ def _engine(model: str, heads: str, dtype: str, device: str, force: bool) -> Any
             hint="train some with `medusa-kit train`, or name their folder with --heads",
         )
     return engine
+
+
+def _check_writable(heads: str, output: Path | None) -> None:
+    """The Hub's cache is no place for results."""
+    from medusa_kit.hub_client import on_hub
+
+    if output is None and on_hub(heads) is not None:
+        raise UsageError(
+            f"heads {heads!r} lie on the Hub: there is no folder of yours for the results",
+            hint=f"name one with --output, or `medusa-kit pull {heads}` first",
+        )
 
 
 def _output_folder(output: Path | None, engine: Any) -> Path:
@@ -157,6 +169,7 @@ def _statistics(
     if dynamic_nodes is not None:
         dynamic = fitted_dynamic_tree(engine.base, engine.heads, given, dynamic_nodes)
     found = calibrate(engine.base, engine.heads, given, dynamic=dynamic)
+    found = replace(found, meta={**found.meta, "prompts": prompts or str(answers)})
     found.save(folder / STATISTICS_NAME)
     return found
 

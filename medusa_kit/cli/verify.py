@@ -8,7 +8,7 @@ import typer
 
 from medusa_kit import console
 from medusa_kit.cli import engine_options, options
-from medusa_kit.cli.prompts import load_both, read_prompts
+from medusa_kit.cli.prompts import OWN_PROMPTS, load_both, read_prompts
 from medusa_kit.files import atomic_write
 
 
@@ -46,12 +46,25 @@ def verify(
         )
     _print(engine, reports)
     if output is not None:
+        origin = _origin(engine, prompts)
         with atomic_write(output) as temporary:
-            record = {name: report.as_dict() for name, report in reports.items()}
+            record = {name: report.as_dict() | origin for name, report in reports.items()}
             temporary.write_text(json.dumps(record, indent=2) + "\n")
     if any(report.bugs for report in reports.values()):
         console.err.print("error: a difference is more than rounding", style="bold red")
         raise typer.Exit(1)
+
+
+def _origin(engine: Any, prompts: str | None) -> dict[str, Any]:
+    """What was held to what, and on which machine."""
+    from medusa_kit.bench.machine import describe_setup, heads_digest
+
+    return {
+        "prompts": prompts or OWN_PROMPTS,
+        "base": engine.base.info.as_dict(),
+        "heads": heads_digest(engine),
+        "setup": describe_setup(engine),
+    }
 
 
 def _print(engine: Any, reports: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from medusa_kit.engine_config import read_engine_config
 from medusa_kit.errors import ConfigError, IncompatibleBaseError
 from medusa_kit.heads import MedusaHeads, load_heads
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER
+from medusa_kit.hub_client import heads_folder
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.engine import Engine
 from medusa_kit.infer.fixed.shapes import check_choice
@@ -48,8 +49,9 @@ def load(
     """An engine for the base model `name` (a Hub id, folder, GGUF file or the embedded one).
 
     `heads`: auto (paired with the base, else shipped with the kit, else none), None, a folder, a
-    Hub id, or `untrained`. `tree`: a tree, static or dynamic, its file or a list of choices; else
-    the one beside the heads. `attention`: what computes tree attention (auto, sdpa, flash, triton).
+    Hub id (ORG/NAME or ORG/NAME@REVISION), or `untrained`. `tree`: a tree, static or dynamic, its
+    file or a list of choices; else the one beside the heads. `attention`: what computes tree
+    attention (auto, sdpa, flash, triton).
     `fixed_shapes`: whether greedy steps run whole on the device (auto: on CUDA, as a CUDA graph;
     always, never); `compiled`: with the model's forward through torch.compile.
     `force` puts heads on a base with another fingerprint.
@@ -176,12 +178,7 @@ def find_heads(base: BaseModel, heads: str | Path) -> Path | None:
         if (paired / "config.json").is_file():
             return paired
         return shipped_heads(base.info.fingerprint)
-    path = Path(heads).expanduser()
-    if path.is_dir() or path.is_absolute() or str(heads).startswith((".", "~")):
-        return path  # load_heads says what is missing in it
-    if str(heads).count("/") == 1:
-        return _from_hub(str(heads))
-    return path
+    return heads_folder(heads)
 
 
 def shipped_heads(fingerprint: str) -> Path | None:
@@ -191,21 +188,6 @@ def shipped_heads(fingerprint: str) -> Path | None:
         if json.loads(config.read_text())["base_fingerprint"] == fingerprint:
             return config.parent
     return None
-
-
-def _from_hub(repository: str) -> Path:
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
-
-    from medusa_kit.errors import CheckpointError
-
-    try:
-        return Path(snapshot_download(repository, allow_patterns=["*.json", "*.safetensors"]))
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        raise CheckpointError(
-            f"cannot fetch heads {repository!r} from the Hub: {error}",
-            hint="check the name and the network, or give a local folder",
-        ) from error
 
 
 def _tree_for(heads: MedusaHeads, tree: Any, folder: Path | None) -> Tree | TreePlan:

@@ -11,6 +11,7 @@ true path as far as each head: dynamic trees are nested, so one number stands fo
 Shapes: P positions (rows of all answers), K heads, R ranks, A answers.
 """
 
+import io
 import json
 import pathlib
 import struct
@@ -157,13 +158,19 @@ class RankStatistics:
 
     def save(self, path: str | pathlib.Path) -> None:
         """Write one .npz file, atomically."""
+        with atomic_write(pathlib.Path(path)) as temporary:
+            temporary.write_bytes(self.as_bytes())
+
+    def as_bytes(self) -> bytes:
+        """What `save` writes."""
         header = {"format": FORMAT, "version": VERSION, "num_ranks": self.num_ranks}
         text = json.dumps({**header, "meta": self.meta})
         arrays = {"ranks_PK": self.ranks_PK, "starts": self.starts, "header": np.array(text)}
         if self.entries_PK is not None:
             arrays["entries_PK"] = self.entries_PK
-        with atomic_write(pathlib.Path(path)) as temporary, temporary.open("wb") as file:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, **arrays)  # type: ignore[arg-type]
+        return buffer.getvalue()
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> "RankStatistics":

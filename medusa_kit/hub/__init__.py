@@ -1,0 +1,1 @@
+"""Heads on the Hugging Face Hub: pushed with a card of what was measured, and pulled."""

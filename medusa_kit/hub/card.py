@@ -1,0 +1,137 @@
+"""The model card: what was measured, on what; "not measured" and how to measure it for the rest.
+
+Figures are in figures.py, and come from files beside the heads (measured.py).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from medusa_kit.embedded import EMBEDDED_NAME
+from medusa_kit.hub.figures import acceptance, exactness, speed, tree
+from medusa_kit.hub.markdown import table
+from medusa_kit.hub.measured import Measured
+from medusa_kit.hub.public import is_local, public
+from medusa_kit.hub.usage import usage
+from medusa_kit.version import __version__
+
+TAGS = ("medusa", "speculative-decoding", "medusa-kit")
+KNOWN_BASES = {EMBEDDED_NAME: "HuggingFaceTB/SmolLM2-135M-Instruct"}
+READS = {
+    "medusa": "the hidden state",
+    "rooted": "the hidden state and the token before the ones it guesses",
+    "hydra": "the hidden state and every token of the path before its own",
+}
+
+
+@dataclass(frozen=True)
+class CardOptions:
+    """What no file says. `base_model`: the base's Hub id; `pictures`: PNGs that go up as well."""
+
+    repository: str
+    revision: str | None = None
+    base_model: str | None = None
+    license: str | None = None
+    data_license: str | None = None
+    pictures: Sequence[str] = ()
+
+    def base_of(self, measured: Measured) -> str | None:
+        """The base's id on the Hub, as far as known."""
+        name = measured.config.base_model_name
+        if self.base_model is not None or name in KNOWN_BASES:
+            return self.base_model or KNOWN_BASES[name]
+        elsewhere = is_local(name) or name.endswith(".gguf") or Path(name).exists()
+        return name if name.count("/") == 1 and not elsewhere else None
+
+
+def render_card(measured: Measured, options: CardOptions) -> str:
+    """README.md, its metadata in front."""
+    sections = [
+        f"---\n{yaml.safe_dump(_metadata(measured, options), sort_keys=False)}---",
+        *_introduction(measured, options),
+        "## Acceptance",
+        *acceptance(measured),
+        "## Speed",
+        *speed(measured, options.pictures),
+        "## Exactness",
+        *exactness(measured),
+        "## Tree",
+        *tree(measured, options.pictures),
+        "## Training",
+        *_training(measured, options),
+        "## Use",
+        *usage(measured, options.repository, options.revision, options.base_of(measured)),
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _metadata(measured: Measured, options: CardOptions) -> dict[str, Any]:
+    base = options.base_of(measured)
+    related = {} if base is None else {"base_model": base, "base_model_relation": "adapter"}
+    return {
+        "library_name": "medusa-kit",
+        "pipeline_tag": "text-generation",
+        "license": options.license or "unknown",
+        **related,
+        "tags": list(TAGS),
+    }
+
+
+def _introduction(measured: Measured, options: CardOptions) -> Iterator[str]:
+    config, base = measured.config, options.base_of(measured)
+    name = public(config.base_model_name)
+    link = f"[{base}](https://huggingface.co/{base})" if base else f"`{name}`"
+    yield f"# {options.repository.rpartition('/')[2]}"
+    yield (
+        f"Medusa heads for {link}, made with medusa-kit: {config.num_heads} heads guess the next "
+        "tokens, the base model checks all guesses in one pass, and the answer has the base "
+        "model's own words."
+    )
+    if (measured.recipe or {}).get("stage") == "medusa2":
+        yield (
+            f"The base model was trained together with these heads (Medusa-2): they fit `{name}` "
+            "as it came out of that run, not the original."
+        )
+    projection = f"`{config.projection}`" + (
+        f", {config.reduced_size:,} of {config.vocab_size:,} tokens" if config.reduced_size else ""
+    )
+    revision = config.base_model_revision or "not recorded"
+    rows = [
+        ("base model", f"`{name}`" + (f" ({base})" if base not in (None, name) else "")),
+        ("base revision", revision if revision == "not recorded" else f"`{revision}`"),
+        ("base fingerprint", f"`{config.base_fingerprint}`"),
+        ("base quantised while training", "yes" if config.base_quantized else "no"),
+        ("heads", f"{config.num_heads}, of {config.num_blocks} block(s) each"),
+        ("kind", f"`{config.kind}`: a head reads {READS[config.kind]}"),
+        ("projection to the vocabulary", projection),
+        ("weights, SHA-256", f"`{measured.weights_digest}`"),
+        ("medusa-kit", f"{config.kit_version} (this card: {__version__})"),
+    ]
+    yield table(("", ""), rows)
+
+
+def _training(measured: Measured, options: CardOptions) -> Iterator[str]:
+    recipe = public(measured.recipe)
+    license_line = options.data_license or "not recorded"
+    if recipe is None:
+        yield f"Recipe and training data: not recorded. Licence of the data: {license_line}."
+        return
+    sources = [
+        source if isinstance(source, str) else source["source"]
+        for source in recipe["data"]["sources"]
+    ]
+    train, versions = recipe["train"], (measured.provenance or {}).get("versions", {})
+    rows = [
+        ("training data", ", ".join(f"`{source}`" for source in sources)),
+        ("licence of the data", license_line),
+        ("stage", recipe["stage"]),
+        ("epochs", train["epochs"]),
+        ("loss", train["loss"]),
+        ("learning rate", train["learning_rate"]),
+        ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
+    ]
+    yield table(("", ""), rows)
+    yield "The whole recipe, as it ran, is in [recipe.yaml](recipe.yaml)."

@@ -1,0 +1,115 @@
+"""What of a heads folder goes up: a fixed list of names, local paths cut to their last part."""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import yaml
+
+from medusa_kit.heads.checkpoint import CONFIG_NAME, FORMAT, WEIGHTS_NAME
+from medusa_kit.hub.card import CardOptions, render_card
+from medusa_kit.hub.measured import (
+    BENCH_NAME,
+    PROVENANCE_NAME,
+    STATISTICS_NAME,
+    VERIFY_NAME,
+    Measured,
+)
+from medusa_kit.hub.public import public
+from medusa_kit.infer.loading import TREE_NAME
+from medusa_kit.tree.statistics import RankStatistics
+
+CARD_NAME, RECIPE_NAME = "README.md", "recipe.yaml"
+TREE_PICTURE, BENCH_PICTURE = "tree.png", "bench.png"
+
+
+@dataclass(frozen=True)
+class UploadFile:
+    """A file of the repository: its name there, and what it holds."""
+
+    name: str
+    content: Path | bytes
+
+    @property
+    def size(self) -> int:
+        return self.content.stat().st_size if isinstance(self.content, Path) else len(self.content)
+
+
+def upload_files(measured: Measured, options: CardOptions) -> list[UploadFile]:
+    """Every file that goes up, the card first."""
+    found = [UploadFile(WEIGHTS_NAME, measured.folder / WEIGHTS_NAME), *_reports(measured)]
+    pictures = [name for name in _pictures(measured) if (measured.folder / name).is_file()]
+    found += [UploadFile(name, measured.folder / name) for name in pictures]
+    card = render_card(measured, replace(options, pictures=pictures))
+    config = {"format": FORMAT, **public(measured.config.as_dict())}
+    return [
+        UploadFile(CARD_NAME, card.encode()),
+        UploadFile(CONFIG_NAME, _json(config)),
+        *found,
+    ]
+
+
+def _pictures(measured: Measured) -> Iterator[str]:
+    """Those of the figures on the card; none that has a local path drawn into it."""
+    if measured.plan is not None:
+        yield TREE_PICTURE
+    if (measured.folder / BENCH_NAME).is_file():
+        record = measured.benches[0]
+        drawn = [record.get("base", {}).get("name")]
+        drawn += [method["name"] for method in record["methods"]]
+        if public(drawn) == drawn:
+            yield BENCH_PICTURE
+
+
+def left_out(measured: Measured, files: Sequence[UploadFile]) -> list[str]:
+    """What lies in the folder and does not go up."""
+    names = {file.name for file in files}
+    return sorted(
+        path.name for path in measured.folder.iterdir()
+        if path.name not in names and not path.name.startswith(".")
+    )  # fmt: skip
+
+
+def _reports(measured: Measured) -> Iterator[UploadFile]:
+    if measured.tree:
+        yield UploadFile(TREE_NAME, _json(public(measured.tree)))
+    elif measured.plan is not None:  # a bare list of paths
+        yield UploadFile(TREE_NAME, measured.folder / TREE_NAME)
+    statistics = measured.folder / STATISTICS_NAME
+    if statistics.is_file():
+        yield _statistics(statistics)
+    if measured.provenance is not None:
+        yield UploadFile(PROVENANCE_NAME, _json(public(measured.provenance)))
+    if measured.recipe is not None:
+        text = yaml.safe_dump(public(measured.recipe), sort_keys=False)
+        yield UploadFile(RECIPE_NAME, text.encode())
+    for index, record in enumerate(measured.benches):
+        yield UploadFile(bench_name(index), _json(public(record)))
+    if measured.verify is not None:
+        yield UploadFile(VERIFY_NAME, _json(public(measured.verify)))
+
+
+def bench_name(index: int) -> str:
+    """bench.json, then bench-2.json and so on."""
+    return BENCH_NAME if not index else f"bench-{index + 1}.json"
+
+
+def is_known(name: str) -> bool:
+    """Whether a file of this name in a repository is one that push writes."""
+    fixed = (CARD_NAME, CONFIG_NAME, WEIGHTS_NAME, TREE_NAME, STATISTICS_NAME, PROVENANCE_NAME,
+             RECIPE_NAME, VERIFY_NAME, TREE_PICTURE, BENCH_PICTURE)  # fmt: skip
+    return name in fixed or (name.startswith("bench") and name.endswith(".json"))
+
+
+def _statistics(path: Path) -> UploadFile:
+    """The file as it is, unless its notes name a local path."""
+    statistics = RankStatistics.load(path)
+    meta = public(statistics.meta)
+    if meta == statistics.meta:
+        return UploadFile(STATISTICS_NAME, path)
+    return UploadFile(STATISTICS_NAME, replace(statistics, meta=meta).as_bytes())
+
+
+def _json(value: object) -> bytes:
+    return (json.dumps(value, indent=2) + "\n").encode()

@@ -1,0 +1,210 @@
+"""What the files beside heads say was measured; the card says that and nothing else.
+
+tree.json        the trees compared on a machine
+statistics.npz   ranks of the true tokens on calibration answers: replayed here, on the answers that
+                 the search held out
+bench.json       `medusa-kit bench`, one file for each prompt set
+verify.json      `medusa-kit verify`
+provenance.json  the recipe, and the versions it ran with
+
+Files that name another base or other heads are refused. Shapes: P positions, K heads, N nodes.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from medusa_kit.errors import ConfigError, DataError
+from medusa_kit.files import file_digest
+from medusa_kit.heads.checkpoint import CONFIG_NAME, PAIRED_FOLDER, WEIGHTS_NAME, read_config
+from medusa_kit.heads.config import HeadsConfig
+from medusa_kit.infer.loading import TREE_NAME
+from medusa_kit.infer.tree_search import HELD_OUT
+from medusa_kit.tree.candidate_tree import CandidateTree
+from medusa_kit.tree.plan import TreePlan, load_plan
+from medusa_kit.tree.replay import ReplayResult, replay, replay_dynamic
+from medusa_kit.tree.statistics import RankStatistics
+
+STATISTICS_NAME, PROVENANCE_NAME = "statistics.npz", "provenance.json"
+BENCH_NAME, VERIFY_NAME = "bench.json", "verify.json"
+TOP = (1, 5)  # guesses of a head that count as a hit
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """The tree on answers its search did not see, and each head's own hits on all of them."""
+
+    result: ReplayResult
+    prompts: str | None  # the calibration set's name
+    num_answers: int  # held out
+    num_positions: int  # of all answers
+    hits_K: list[list[float]]  # share with the true token among the first 1 and 5 guesses
+    values_N: list[float] | None  # share of steps that accept a node; None for trees grown anew
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Everything the card may speak of. What is None was not measured."""
+
+    folder: Path
+    config: HeadsConfig
+    weights_digest: str
+    tree: dict[str, Any] | None
+    plan: TreePlan | None
+    replayed: Replayed | None
+    benches: list[dict[str, Any]]
+    verify: dict[str, Any] | None
+    provenance: dict[str, Any] | None
+
+    @property
+    def recipe(self) -> dict[str, Any] | None:
+        return (self.provenance or {}).get("recipe")
+
+
+def read_measured(
+    folder: Path, benches: Sequence[Path] = (), verify: Path | None = None
+) -> Measured:
+    """`benches` and `verify`: files to read besides, or instead of, those in the folder.
+
+    Raises CheckpointError (no heads in `folder`), TreeError, DataError (a file that is not what its
+    name says), ConfigError (one about another base or other heads).
+    """
+    config = _config(folder)
+    digest = file_digest(folder / WEIGHTS_NAME)
+    tree, plan = _tree(folder, config)
+    own = [folder / BENCH_NAME] if (folder / BENCH_NAME).is_file() else []
+    named = dict.fromkeys(path.resolve() for path in [*own, *benches])  # each once
+    verify = verify or (folder / VERIFY_NAME if (folder / VERIFY_NAME).is_file() else None)
+    return Measured(
+        folder,
+        config,
+        digest,
+        tree,
+        plan,
+        _replayed(folder, config, plan),
+        [_bench(path, config, digest) for path in named],
+        None if verify is None else _verify(verify, config, digest),
+        _json(folder / PROVENANCE_NAME) if (folder / PROVENANCE_NAME).is_file() else None,
+    )
+
+
+def _config(folder: Path) -> HeadsConfig:
+    whole = (folder / CONFIG_NAME).is_file()
+    for place in (folder / PAIRED_FOLDER, *(() if whole else (folder / "heads",))):
+        if (place / CONFIG_NAME).is_file():
+            raise ConfigError(
+                f"{folder} is no heads folder: its heads lie in {place}", hint=f"push {place}"
+            )
+    config = read_config(folder)
+    if not (folder / WEIGHTS_NAME).is_file():
+        raise ConfigError(
+            f"{folder} is no whole heads folder: {WEIGHTS_NAME} is missing", hint="copy it again"
+        )
+    return config
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(path.read_text())
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise DataError(f"{path} cannot be read: {error}") from error
+    if not isinstance(record, dict):
+        raise DataError(f"{path} is no report: it holds a {type(record).__name__}")
+    return record
+
+
+def _check_base(path: Path, fingerprint: Any, config: HeadsConfig) -> None:
+    if fingerprint not in (None, config.base_fingerprint):
+        raise ConfigError(
+            f"{path} was measured on another base: fingerprint {fingerprint!r}, the heads' is "
+            f"{config.base_fingerprint!r}",
+            hint="measure again with these heads, or leave the file out",
+        )
+
+
+def _check_heads(path: Path, digests: Any, own: str) -> None:
+    """`digests`: of the heads that a report is about; None where it does not say."""
+    known = [digest for digest in digests if digest is not None]
+    if known and own not in known:
+        raise ConfigError(
+            f"{path} was measured with other heads: none has the weights of this folder",
+            hint="measure again with these heads, or leave the file out",
+        )
+
+
+def _tree(folder: Path, config: HeadsConfig) -> tuple[dict[str, Any] | None, TreePlan | None]:
+    path = folder / TREE_NAME
+    if not path.is_file():
+        return None, None
+    plan = load_plan(path)
+    plan.check_fits(config.num_heads, config.reduced_size or config.vocab_size)
+    raw = json.loads(path.read_text())
+    tree = raw if isinstance(raw, dict) else {}
+    _check_base(path, tree.get("base_fingerprint"), config)
+    return tree, plan
+
+
+def _replayed(folder: Path, config: HeadsConfig, plan: TreePlan | None) -> Replayed | None:
+    path = folder / STATISTICS_NAME
+    if not path.is_file() or plan is None:
+        return None
+    statistics = RankStatistics.load(path)
+    _check_base(path, statistics.meta.get("base_fingerprint"), config)
+    if statistics.num_heads != config.num_heads:
+        raise ConfigError(
+            f"{path} is about {statistics.num_heads} heads; here are {config.num_heads}",
+            hint="calibrate again: `medusa-kit tree-search` with prompts or answers",
+        )
+    held_out = statistics
+    if statistics.num_answers > 1:
+        _, held_out = statistics.split(HELD_OUT, seed=0)  # the search's own
+    tree, values_N = plan.for_batch(1), None
+    if isinstance(tree, CandidateTree):
+        result = replay(tree, held_out)
+        values_N = _values(tree, held_out.ranks_PK[result.starts_P])
+    else:
+        result = replay_dynamic(tree.num_nodes, held_out)
+    hits_KR = statistics.marginals().cumsum(axis=1)
+    hits_K = [[float(row[min(top, len(row)) - 1]) for top in TOP] for row in hits_KR]
+    positions = statistics.num_positions
+    prompts = statistics.meta.get("prompts")
+    return Replayed(result, prompts, held_out.num_answers, positions, hits_K, values_N)
+
+
+def _values(tree: CandidateTree, ranks_PK: np.ndarray) -> list[float]:
+    """How many of the steps that begin at these rows accept each node."""
+    accepted_P = [np.ones(len(ranks_PK), dtype=bool)]
+    for node in range(1, tree.num_nodes):
+        at_head = ranks_PK[:, tree.depths[node] - 1] == tree.ranks[node]
+        accepted_P.append(accepted_P[tree.parents[node]] & at_head)
+    return [float(share_P.mean()) if len(share_P) else 0.0 for share_P in accepted_P]
+
+
+def _bench(path: Path, config: HeadsConfig, digest: str) -> dict[str, Any]:
+    record = _json(path)
+    if not isinstance(record.get("methods"), list) or "num_prompts" not in record:
+        raise DataError(
+            f"{path} is no bench report: it has no methods or prompts",
+            hint="`medusa-kit bench --output FOLDER` writes bench.json",
+        )
+    _check_base(path, record.get("base", {}).get("fingerprint"), config)
+    _check_heads(path, (record.get("heads") or {}).values(), digest)
+    return record
+
+
+def _verify(path: Path, config: HeadsConfig, digest: str) -> dict[str, Any]:
+    record = _json(path)
+    parts = [part if isinstance(part, dict) else {} for part in record.values()]
+    if "greedy" not in record or not all("identical" in part for part in parts):
+        raise DataError(
+            f"{path} is no verify report: it has no answers compared",
+            hint="`medusa-kit verify --output FILE` writes one",
+        )
+    for part in parts:
+        _check_base(path, part.get("base", {}).get("fingerprint"), config)
+        _check_heads(path, [part.get("heads")], digest)
+    return record

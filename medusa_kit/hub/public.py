@@ -1,0 +1,28 @@
+"""What may be seen by everybody: folders of this machine become bare names."""
+
+import re
+from pathlib import Path, PureWindowsPath
+from typing import Any
+
+# A path inside a sentence: from a blank, quote or bracket on, to the next.
+_INNER = re.compile(r"""(?<=[\s'"(=])(?:~|\.{1,2})?/(?:[^\s'"(),;]*/)?([^\s'"(),;/]+)""")
+
+
+def is_local(text: str) -> bool:
+    """Whether `text` is a path of this machine (a Hub id or a file's bare name is not)."""
+    absolute = text.startswith(("/", "~")) or PureWindowsPath(text).is_absolute()
+    return absolute or text.startswith(("./", "../"))
+
+
+def public(value: Any) -> Any:
+    """The same JSON value with every local path in it, keys too, cut to its last part."""
+    if isinstance(value, dict):
+        return {public(key): public(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [public(one) for one in value]
+    if not isinstance(value, str):
+        return value
+    if is_local(value) and "\n" not in value:
+        name = PureWindowsPath(value).name if "\\" in value else Path(value).name
+        return name or value
+    return _INNER.sub(r"\1", value)

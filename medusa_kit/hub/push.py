@@ -1,0 +1,152 @@
+"""Push: one commit with everything, so that a repository never holds half of two versions.
+
+The client sends files first and the commit last. What has arrived is not sent again, by another
+attempt or by another run of the command; an answer that got lost leads to no second commit.
+"""
+
+import json
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from medusa_kit import console
+from medusa_kit.errors import ConfigError, UsageError
+from medusa_kit.heads.checkpoint import CONFIG_NAME, FORMAT
+from medusa_kit.heads.config import HeadsConfig
+from medusa_kit.hub.folder import CARD_NAME, UploadFile, is_known
+from medusa_kit.hub_client import HubName, check_login, talk
+
+SAME = ("base_fingerprint", "num_heads", "kind")  # what tells heads from other heads
+HARMLESS = (".gitattributes", CARD_NAME)
+
+
+def push(
+    files: Sequence[UploadFile],
+    name: HubName,
+    config: HeadsConfig,
+    *,
+    private: bool = False,
+    force: bool = False,
+) -> str:
+    """Upload `files` to the repository, made if missing; returns the commit's address.
+
+    `name.revision` is a branch, made if missing. `force`: over whatever else is there.
+    Raises HubError; ConfigError for a repository that holds something else.
+    """
+    what = f"cannot push to {name.repository}"
+    check_login(what, name)
+    from huggingface_hub import HfApi
+
+    api = HfApi(library_name="medusa-kit")
+    info, branch_exists = _look(api, what, name)
+    if info is not None:
+        _check_private(name, info, private)
+        if not force:
+            _check_same(api, what, name, info, config)
+    else:
+        talk(what, name, lambda: api.create_repo(
+            name.repository, private=private or None, exist_ok=True))  # fmt: skip
+    branch = name.revision
+    if branch is not None and not branch_exists:
+        talk(what, name, lambda: api.create_branch(
+            name.repository, branch=branch, exist_ok=True))  # fmt: skip
+    commit = talk(what, name, lambda: _commit(api, name, files))
+    if info is not None and commit.oid == info.sha:
+        console.note("nothing to send: the repository has all of this")
+    return str(commit.commit_url)
+
+
+def _commit(api: Any, name: HubName, files: Sequence[UploadFile]) -> Any:
+    """One attempt. It asks anew what the repository has by now: an earlier one may have arrived."""
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+    operations: list[Any] = [
+        CommitOperationAdd(
+            path_in_repo=file.name,
+            path_or_fileobj=str(file.content) if isinstance(file.content, Path) else file.content,
+        )
+        for file in files
+    ]
+    ours = {file.name for file in files}
+    there = _names(api.model_info(name.repository, revision=name.revision))
+    stale = [one for one in there if is_known(one) and one not in ours]
+    if stale:
+        console.note(f"removing from the repository what is no more here: {', '.join(stale)}")
+    operations += [CommitOperationDelete(path_in_repo=one) for one in stale]
+    return api.create_commit(
+        name.repository,
+        operations,
+        commit_message="Heads and what was measured, by medusa-kit push",
+        revision=name.revision,
+    )
+
+
+def _look(api: Any, what: str, name: HubName) -> tuple[Any, bool]:
+    """(the repository, None where there is none; whether it has the branch).
+
+    A branch that is missing will begin as the main one, whose state is then given.
+    """
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    def look() -> tuple[Any, bool]:
+        try:
+            try:
+                return api.model_info(name.repository, revision=name.revision), True
+            except RevisionNotFoundError:
+                return api.model_info(name.repository), False
+        except GatedRepoError:
+            raise
+        except RepositoryNotFoundError:
+            return None, False
+
+    return talk(what, name, look)
+
+
+def _names(info: Any) -> list[str]:
+    return [sibling.rfilename for sibling in info.siblings or []]
+
+
+def _check_private(name: HubName, info: Any, private: bool) -> None:
+    if private and info.private is False:
+        raise UsageError(
+            f"{name.repository} exists and is public; --private is for new repositories",
+            hint="make it private in its settings on the Hub, or leave --private out",
+        )
+
+
+def _check_same(api: Any, what: str, name: HubName, info: Any, config: HeadsConfig) -> None:
+    """Raises ConfigError where the repository holds anything but heads like these."""
+    names = _names(info)
+    others = [one for one in names if one not in HARMLESS]
+    if not others:
+        return
+    hint = "choose another name, or push over it with --force"
+    found = _remote_config(api, what, name, info.sha) if CONFIG_NAME in names else {}
+    if found.get("format") != FORMAT:
+        shown = ", ".join(others[:4])
+        raise ConfigError(
+            f"{name.repository} exists and holds no heads of ours but {shown}", hint=hint
+        )
+    ours = config.as_dict()
+    differing = [f"{key} {ours[key]!r} ≠ {found.get(key)!r}" for key in SAME
+                 if ours[key] != found.get(key)]  # fmt: skip
+    if differing:
+        raise ConfigError(
+            f"{name.repository} holds other heads; here ≠ there: {'; '.join(differing)}", hint=hint
+        )
+
+
+def _remote_config(api: Any, what: str, name: HubName, commit: str) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = talk(what, name, lambda: api.hf_hub_download(
+            name.repository, CONFIG_NAME, revision=commit, local_dir=folder))  # fmt: skip
+        try:
+            found = json.loads(Path(path).read_text())
+        except (UnicodeDecodeError, json.JSONDecodeError):
+            return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,200 @@
+"""The Hub by its own client: ORG/NAME[@REVISION], errors in our words, trying again.
+
+The client itself tries uploads of large files and downloads again; what it sends once (a commit, a
+new repository, a look-up) is tried again here. Tokens come from the environment or the Hub's own
+login and never stand in a message.
+"""
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from medusa_kit import console
+from medusa_kit.errors import HubError, MedusaKitError, UsageError
+
+HEADS_FILES = ("*.json", "*.safetensors")  # what decoding needs
+ATTEMPTS = 5
+FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds
+TRANSIENT = (408, 429, 500, 502, 503, 504)
+LOGIN_HINT = "log in with `hf auth login`, or set HF_TOKEN to a token from hf.co/settings/tokens"
+MESSAGE_LENGTH = 300
+_NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(.+))?", re.ASCII)
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class HubName:
+    """A repository on the Hub, and a branch, tag or commit of it."""
+
+    repository: str
+    revision: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> "HubName":
+        """Raises UsageError for anything but ORG/NAME or ORG/NAME@REVISION."""
+        match = _NAME.fullmatch(text)
+        if match is None:
+            raise UsageError(
+                f"{text!r} is no repository on the Hub, expected ORG/NAME or ORG/NAME@REVISION",
+                hint="ORG is your user name or an organisation",
+            )
+        return cls(match[1], match[2])
+
+    def __str__(self) -> str:
+        return self.repository if self.revision is None else f"{self.repository}@{self.revision}"
+
+
+def on_hub(text: str | Path) -> HubName | None:
+    """The repository that `text` names; None where it is a folder, or can only be one."""
+    if isinstance(text, Path) or text.startswith((".", "~", "/")) or Path(text).is_dir():
+        return None
+    return HubName.parse(text) if _NAME.fullmatch(text) else None
+
+
+def heads_folder(name: str | Path) -> Path:
+    """The folder that heads of this name lie in; those on the Hub are fetched into its cache.
+
+    A folder need not exist: whoever reads it says what is missing. Raises HubError.
+    """
+    place = on_hub(name)
+    if place is None:
+        return Path(name).expanduser()
+    from huggingface_hub import snapshot_download
+
+    what = f"no folder {str(place)!r} here, nor heads on the Hub"
+    return Path(talk(what, place, lambda: snapshot_download(
+        place.repository, revision=place.revision, allow_patterns=list(HEADS_FILES)
+    )))  # fmt: skip
+
+
+def talk(what: str, name: HubName, call: Callable[[], _Result]) -> _Result:
+    """The call's result; tried again, a bounded number of times, where waiting may help.
+
+    Raises HubError whose message begins with `what`.
+    """
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return call()
+        except MedusaKitError:
+            raise
+        except Exception as error:  # the client's own kinds, its HTTP library's, the disk's
+            wait = _wait(error, attempt)
+            if wait is None or attempt == ATTEMPTS:
+                raise _explained(what, name, error) from error
+            console.warn(f"{what}: {_brief(error)}; trying again in {wait:g} s")
+            time.sleep(wait)
+    raise AssertionError("unreachable")
+
+
+def check_login(what: str, name: HubName) -> None:
+    """Raises HubError where there is no token, in the environment or from the Hub's login."""
+    from huggingface_hub import get_token
+
+    if talk(what, name, get_token) is None:
+        raise HubError(f"{what}: no token", hint=LOGIN_HINT)
+
+
+def _token() -> str | None:
+    from huggingface_hub import get_token
+
+    try:
+        return get_token()
+    except Exception:  # a login that cannot be read: whoever needs one has been told
+        return None
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and what it came from: the client wraps what happened in its threads."""
+    seen: list[BaseException] = []
+    current: BaseException | None = error
+    while current is not None and current not in seen:
+        seen.append(current)
+        yield current
+        current = current.__cause__ or current.__context__
+
+
+def _find(error: BaseException, *kinds: type) -> Any:
+    return next((one for one in _chain(error) if isinstance(one, kinds)), None)
+
+
+def _wait(error: Exception, attempt: int) -> float | None:
+    """Seconds until another attempt makes sense; None where none does."""
+    from huggingface_hub import errors
+
+    refused = _find(error, errors.HfHubHTTPError)
+    patience = min(FIRST_WAIT * 2 ** (attempt - 1), LONGEST_WAIT)
+    if refused is not None:
+        if refused.response.status_code not in TRANSIENT:
+            return None
+        asked = refused.response.headers.get("Retry-After", "")
+        wait = float(asked) if asked.isdigit() else patience
+        return wait if wait <= LONGEST_WAIT else None
+    # The client's HTTP library differs by its version; all of its errors have this parent.
+    lost = _find(error, errors.HTTPError)
+    never_reached = lost is None or type(lost).__name__ in ("ConnectError", "UnsupportedProtocol")
+    return None if never_reached else patience
+
+
+def _explained(what: str, name: HubName, error: Exception) -> HubError:
+    message, hint = _why(name, error)
+    return HubError(f"{what}: {without_token(message)}", hint=hint)
+
+
+def _why(name: HubName, error: Exception) -> tuple[str, str]:
+    """(what happened, what to do about it)."""
+    from huggingface_hub import constants, errors
+
+    if _find(error, errors.OfflineModeIsEnabled):
+        return "HF_HUB_OFFLINE keeps the Hub's client from the network", "unset HF_HUB_OFFLINE"
+    if _find(error, errors.HFValidationError):
+        return _brief(error), "a name has letters, digits, '-', '_' and '.', 96 at most"
+    if _find(error, errors.RevisionNotFoundError):
+        revision = name.revision or "main"
+        return f"it has no revision {revision!r}", "name a branch, a tag or a commit of it"
+    if _find(error, errors.GatedRepoError):
+        return _brief(error), f"accept its conditions on {constants.ENDPOINT}/{name.repository}"
+    refused = _find(error, errors.HfHubHTTPError)
+    status = None if refused is None else refused.response.status_code
+    if status == 401 and _token() is not None and not _find(error, errors.RepositoryNotFoundError):
+        return f"the Hub does not accept your token (401: {_said(refused)})", LOGIN_HINT
+    if _find(error, errors.RepositoryNotFoundError) or status == 401:
+        return "there is no such repository, or you may not see it", f"check the name; {LOGIN_HINT}"
+    if status == 403:
+        return (f"your token may not do that (403: {_said(refused)})",
+                f"use a token with write access to {name.repository.split('/')[0]}")  # fmt: skip
+    if status == 429:
+        return "too many requests (429)", "wait some minutes and run the same command again"
+    if refused is None and _find(error, errors.HTTPError):
+        return (f"no connection with {constants.ENDPOINT}: {_brief(error)}",
+                "check the network, then run the same command again: it goes on")  # fmt: skip
+    again = "run the same command again: what has arrived is not sent or fetched twice"
+    return _brief(error), again
+
+
+def _said(refused: Any) -> str:
+    """What the Hub's answer says, without the client's words around it."""
+    return getattr(refused, "server_message", None) or _brief(refused)
+
+
+def _brief(error: BaseException) -> str:
+    """One line about what happened first."""
+    from huggingface_hub import errors
+
+    first = list(_chain(error))[-1]
+    told = _find(error, errors.HfHubHTTPError, errors.HTTPError) or first
+    line = " ".join(str(told).split()) or type(told).__name__
+    return without_token(line)[:MESSAGE_LENGTH]
+
+
+def without_token(text: str) -> str:
+    """The same text with every token blotted out."""
+    names = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+    secrets = [_token(), *(os.environ.get(name) for name in names)]
+    for secret in secrets:
+        if secret and secret.strip():
+            text = text.replace(secret.strip(), "***")
+    return re.sub(r"\bhf_\w{4,}", "***", text)

@@ -1,0 +1,140 @@
+"""A stand-in Hub for the real client, and a folder of heads with everything beside them."""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+from huggingface_hub import constants
+from rank_tables import random_statistics
+from standin_hub import TOKEN, StandInHub
+
+from medusa_kit import cli, console
+from medusa_kit.base_model import BaseModel
+from medusa_kit.files import file_digest
+from medusa_kit.heads import MedusaHeads, save_heads
+from medusa_kit.tree.candidate_tree import CandidateTree, save_tree
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Seconds that somebody wanted to wait; nobody does."""
+    asked: list[float] = []
+    monkeypatch.setattr(time, "sleep", asked.append)
+    return asked
+
+
+@pytest.fixture
+def hub(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, waits: list[float]
+) -> Iterator[StandInHub]:
+    """The client talks to it, logged in, and to nobody else."""
+    server = StandInHub()
+    monkeypatch.setattr(constants, "ENDPOINT", server.url)
+    template = server.url + "/{repo_id}/resolve/{revision}/{filename}"
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+    monkeypatch.setattr(constants, "HF_HUB_DISABLE_PROGRESS_BARS", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    monkeypatch.chdir(tmp_path)
+    yield server
+    huggingface_hub.close_session()
+    server.close()
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command: (exit code, stdout, stderr). The token is in neither."""
+    monkeypatch.setattr(console.err, "width", 160)
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["medusa-kit", *map(str, arguments)])
+        capsys.readouterr()
+        code = 0
+        try:
+            cli.main()
+        except SystemExit as leaving:
+            code = int(leaving.code or 0)
+        out, err = capsys.readouterr()
+        assert TOKEN not in out + err
+        return code, out, err
+
+    return call
+
+
+@pytest.fixture
+def folder(chat_base: BaseModel, tmp_path: Path) -> Path:
+    """Three heads for debug-tiny with statistics, a tree, and reports in their commands' form."""
+    place = tmp_path / "made"
+    save_heads(MedusaHeads.for_base(chat_base, 3), place)
+    info = chat_base.info
+    own = {"base_model": info.name, "base_fingerprint": info.fingerprint}
+    found = random_statistics(0, [9, 14, 3, 20, 11, 8, 30, 17])
+    replace(found, meta={**own, "prompts": "/home/me/secret/questions.jsonl"}).save(
+        place / "statistics.npz"
+    )
+    tree = CandidateTree([(0,), (1,), (0, 0), (0, 0, 0)])
+    machine = {"processor": "Abacus 3", "device": "cpu", "threads": 2, "torch": "9.9"}
+    row = {"num_nodes": 5, "acceptance_length": 1.75, "step_ms": 2.5, "predicted_speed_up": 1.4}
+    save_tree(tree, place / "tree.json", {**own, "machine": machine, "table": [row]})
+    digest = file_digest(place / "heads.safetensors")
+    setup = {"processor": "Abacus 4", "threads": 3, "torch": "9.9", "transformers": "8.8",
+             "steps_run_by": "beads"}  # fmt: skip
+    _write(place / "bench.json", _bench(info, digest, setup))
+    _write(place / "verify.json", {"greedy": _verified(info, digest, setup)})
+    return place
+
+
+def _write(path: Path, record: object) -> None:
+    path.write_text(json.dumps(record))
+
+
+def _bench(info: object, digest: str, setup: dict[str, object]) -> dict[str, object]:
+    plain = {
+        "name": "transformers generate",
+        "tokens_per_second": 100.0,
+        "ratio": 1.0,
+        "answers": 4,
+        "identical": 4,
+        "acceptance_length": None,
+        "acceptance_by_depth": [],
+    }
+    ours = plain | {"name": "medusa-kit", "tokens_per_second": 225.0, "ratio": 2.25,
+                    "acceptance_length": 1.875, "acceptance_by_depth": [0.625, 0.25]}  # fmt: skip
+    return {
+        "base": info.as_dict(),
+        "setup": setup,
+        "prompts": "/home/me/mt_bench.jsonl",  # type: ignore[attr-defined]
+        "heads": {"medusa-kit": digest},
+        "sampling": {"temperature": 0.0, "seed": 0},
+        "num_prompts": 4,
+        "max_new_tokens": 16,
+        "batch_size": 1,
+        "methods": [plain, ours],
+    }
+
+
+def _verified(info: object, digest: str, setup: dict[str, object]) -> dict[str, object]:
+    return {
+        "num_prompts": 7,
+        "num_tokens": 1234,
+        "differences": [{}],
+        "identical": 6,
+        "bugs": 0,
+        "noise": 1.5e-6,
+        "acceptance_length": 1.8,
+        "drafter": "medusa",
+        "heads": digest,
+        "base": info.as_dict(),
+        "setup": setup,
+        "prompts": "verify_prompts.jsonl",
+    }  # type: ignore[attr-defined]

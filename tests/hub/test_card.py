@@ -1,0 +1,129 @@
+"""The card says what was measured, and that the rest was not."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from medusa_kit.base_model import BaseModel
+from medusa_kit.config import load_recipe
+from medusa_kit.heads import MedusaHeads, save_heads
+from medusa_kit.hub.card import CardOptions, render_card
+from medusa_kit.hub.measured import read_measured
+from medusa_kit.hub.public import public
+from medusa_kit.train.provenance import provenance
+from medusa_kit.tree.candidate_tree import load_tree
+from medusa_kit.tree.replay import replay
+from medusa_kit.tree.statistics import RankStatistics
+
+Run = Callable[..., tuple[int, str, str]]
+
+ROOT = Path(__file__).parents[2]
+
+
+def front(card: str) -> dict[str, object]:
+    return yaml.safe_load(card.split("---")[1])
+
+
+def test_everything_measured(run: Run, folder: Path) -> None:
+    recipe = load_recipe(ROOT / "recipes/debug.yaml")
+    (folder / "provenance.json").write_text(provenance(recipe))
+    code, card, err = run("push", folder, "me/heads", "--dry-run", "--license", "mit",
+                          "--data-license", "CC0", "--base-model", "tiny/debug")  # fmt: skip
+    assert code == 0, err
+    assert front(card) == {
+        "library_name": "medusa-kit", "pipeline_tag": "text-generation", "license": "mit",
+        "base_model": "tiny/debug", "base_model_relation": "adapter",
+        "tags": ["medusa", "speculative-decoding", "medusa-kit"]}  # fmt: skip
+    assert "**Not measured.**" not in card
+    assert "/home" not in card
+    assert (
+        "| mt_bench.jsonl (4 prompts) | medusa-kit, greedy, batch 1 | 1.875 | 0.62 0.25 |" in card
+    )
+    assert "| medusa-kit | 225.0 | 2.25 × | 1.875 | 4 of 4 |" in card
+    assert "Abacus 4, device cpu, float32, threads 3, batch 1, torch 9.9" in card
+    assert "| greedy | verify_prompts.jsonl | medusa | 6 of 7 | 1,234 | 1 | 0 |" in card
+    assert "| 5 | 1.750 | 2.5 | 1.40 × |" in card
+    assert "on Abacus 3, device cpu, threads 2" in card
+    assert "| licence of the data | CC0 |" in card
+    assert "| training data | `debug_conversations.jsonl` |" in card
+    assert "recipe.yaml" in err
+    assert "heads.safetensors" in err
+
+
+def test_replayed_figures_are_those_of_held_out_answers(folder: Path) -> None:
+    statistics = RankStatistics.load(folder / "statistics.npz")
+    _, held_out = statistics.split(0.25, seed=0)
+    tree, _ = load_tree(folder / "tree.json")
+    expected = replay(tree, held_out)
+    card = render_card(read_measured(folder), CardOptions("me/heads"))
+    shares = " ".join(f"{share:.2f}" for share in expected.acceptance_by_depth)
+    assert f"questions.jsonl (2 answers held out, {expected.tokens} tokens)" in card
+    assert f"| {expected.acceptance_length:.3f} | {shares} |" in card
+    # All that reach depth 1 do so through one of its two nodes.
+    values = read_measured(folder).replayed.values_N  # type: ignore[union-attr]
+    assert values is not None
+    assert values[1] + values[2] == pytest.approx(expected.acceptance_by_depth[0])
+    assert values[4] == pytest.approx(expected.acceptance_by_depth[2])
+    assert f"└── 0 {values[4]:.1%}" in card
+    first = (statistics.ranks_PK[:, 0] == 0).sum() / (statistics.ranks_PK[:, 0] >= 0).sum()
+    assert f"| head 1 (token +2) | {first:.1%} |" in card
+
+
+def test_nothing_measured(run: Run, chat_base: BaseModel, tmp_path: Path) -> None:
+    save_heads(MedusaHeads.for_base(chat_base, 2), tmp_path)
+    code, card, err = run("push", tmp_path, "me/heads", "--dry-run")
+    assert code == 0
+    assert card.count("**Not measured.**") == 4
+    for command in ("tree-search", "bench", "verify"):
+        assert f"`medusa-kit {command} --heads" in card
+        assert command in err
+    assert front(card)["license"] == "unknown"
+    assert "base_model" not in front(card)
+    assert "--base-model" in err
+    assert "Licence of the data: not recorded" in card
+    assert "×" not in card.replace("`", "")
+
+
+def test_local_paths_become_names() -> None:
+    seen = {
+        "/a/b": ["medusa-kit, /home/me/x/heads", "~/c/d.json", "C:\\u\\me", "me/heads", 3, None]
+    }
+    assert public(seen) == {"b": ["medusa-kit, heads", "d.json", "me", "me/heads", 3, None]}
+    for kept in ("https://hf.co/a/b", "1 / 2", "and/or", "tokens a second"):
+        assert public(kept) == kept
+
+
+def test_a_bug_is_said(folder: Path) -> None:
+    record = json.loads((folder / "verify.json").read_text())
+    record["greedy"]["bugs"] = 1
+    (folder / "verify.json").write_text(json.dumps(record))
+    card = render_card(read_measured(folder), CardOptions("me/heads"))
+    assert "not exact here" in card
+
+
+@pytest.mark.parametrize(
+    ("kinds", "vllm", "tgi"),
+    [
+        ({}, True, True),
+        ({"projection": "own"}, True, True),
+        ({"projection": "reduced", "reduced_ids": torch.arange(16)}, True, False),
+        ({"kind": "rooted"}, False, False),
+        ({"kind": "hydra"}, False, False),
+    ],
+    ids=["shared", "own", "reduced", "rooted", "hydra"],
+)
+def test_other_engines(
+    chat_base: BaseModel, tmp_path: Path, kinds: dict[str, Any], vllm: bool, tgi: bool
+) -> None:
+    save_heads(MedusaHeads.for_base(chat_base, 2, **kinds), tmp_path)
+    card = render_card(read_measured(tmp_path), CardOptions("me/heads", base_model="a/b"))
+    assert ("vllm serve a/b --speculative-config" in card) == vllm
+    assert ("text-generation-launcher" in card) == tgi
+    assert ("Not possible" in card) == (not vllm)
+    if vllm:
+        assert '"num_speculative_tokens": 2}' in card
