@@ -8,7 +8,7 @@ login and never stand in a message.
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from medusa_kit import console
 from medusa_kit.errors import HubError, MedusaKitError, UsageError
 
-HEADS_FILES = ("*.json", "*.safetensors")  # what decoding needs
+DESCRIPTIONS = "*.json"  # of heads, fetched first: they say which weights are needed
 ATTEMPTS = 5
 FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds
 TRANSIENT = (408, 429, 500, 502, 503, 504)
@@ -55,9 +55,10 @@ def on_hub(text: str | Path) -> HubName | None:
     return HubName.parse(text) if _NAME.fullmatch(text) else None
 
 
-def heads_folder(name: str | Path) -> Path:
+def heads_folder(name: str | Path, weights: Callable[[Path], Sequence[str]]) -> Path:
     """The folder that heads of this name lie in; those on the Hub are fetched into its cache.
 
+    `weights`: patterns of the weight files to fetch, from a folder that holds the JSON files.
     A folder need not exist: whoever reads it says what is missing. Raises HubError.
     """
     place = on_hub(name)
@@ -65,10 +66,13 @@ def heads_folder(name: str | Path) -> Path:
         return Path(name).expanduser()
     from huggingface_hub import snapshot_download
 
+    def fetch(patterns: list[str]) -> Path:
+        wanted = {"revision": place.revision, "allow_patterns": patterns}
+        return Path(snapshot_download(place.repository, **wanted))
+
     what = f"no folder {str(place)!r} here, nor heads on the Hub"
-    return Path(talk(what, place, lambda: snapshot_download(
-        place.repository, revision=place.revision, allow_patterns=list(HEADS_FILES)
-    )))  # fmt: skip
+    described = talk(what, place, lambda: fetch([DESCRIPTIONS]))
+    return talk(what, place, lambda: fetch([DESCRIPTIONS, *weights(described)]))
 
 
 def talk(what: str, name: HubName, call: Callable[[], _Result]) -> _Result:

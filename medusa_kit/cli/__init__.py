@@ -8,7 +8,18 @@ from typing import Annotated
 
 import typer
 
-from medusa_kit.cli import bench, chat, data, doctor, generate, hub, train, tree_search, verify
+from medusa_kit.cli import (
+    bench,
+    chat,
+    convert,
+    data,
+    doctor,
+    generate,
+    hub,
+    train,
+    tree_search,
+    verify,
+)
 from medusa_kit.console import err
 from medusa_kit.errors import MedusaKitError
 from medusa_kit.version import __version__
@@ -27,6 +38,7 @@ app.command("train")(train.train)
 app.command("tree-search")(tree_search.tree_search)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
+app.command("convert")(convert.convert)
 app.command("verify")(verify.verify)
 app.command("bench")(bench.bench)
 app.command("doctor")(doctor.doctor)

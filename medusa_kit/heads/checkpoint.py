@@ -19,6 +19,8 @@ from medusa_kit.base_model import BaseModel
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
 from medusa_kit.files import atomic_write
 from medusa_kit.heads.config import KINDS, PROJECTIONS, HeadsConfig, check_reduced_ids
+from medusa_kit.heads.formats import kit
+from medusa_kit.heads.formats.recognise import read_foreign
 from medusa_kit.heads.kinds import MedusaHeads
 
 CONFIG_NAME = "config.json"
@@ -50,6 +52,15 @@ def save_heads(
         temporary.write_text(text + "\n")
 
 
+def says_ours(folder: Path) -> bool:
+    """Whether the config in `folder` is that of medusa-kit heads, be it right or wrong."""
+    try:
+        raw = json.loads((Path(folder) / CONFIG_NAME).read_text())
+    except (OSError, ValueError):
+        return False
+    return isinstance(raw, dict) and raw.get("format") == FORMAT
+
+
 def read_config(folder: Path) -> HeadsConfig:
     """The config of the heads in `folder`. Raises CheckpointError, naming the key that is wrong."""
     path = Path(folder) / CONFIG_NAME
@@ -65,7 +76,8 @@ def read_config(folder: Path) -> HeadsConfig:
     if not isinstance(raw, dict) or raw.pop("format", None) != FORMAT:
         raise CheckpointError(
             f"{path} does not describe medusa-kit heads",
-            hint="heads of another tool have to be converted first",
+            hint="the tensors are medusa-kit's, so the config that belongs to them is needed; "
+            "heads of other engines are recognised by their tensors",
         )
     return _config_from(raw, path)
 
@@ -97,12 +109,15 @@ def _check_choice(path: Path, what: str, value: str, known: Sequence[str]) -> No
 def load_heads(folder: Path, base: BaseModel, force: bool = False) -> MedusaHeads:
     """Heads from `folder`, in the base's dtype and on its device, ready to draft.
 
+    A checkpoint of another engine is recognised and converted in memory (medusa_kit.heads.formats).
     `force` puts them on a base with another fingerprint; sizes must fit all the same.
     Raises CheckpointError (missing, cut off, wrong tensors), IncompatibleBaseError (wrong base).
     """
     folder = Path(folder)
+    if not says_ours(folder) and (foreign := read_foreign(folder)) is not None:
+        return kit.loaded(foreign, base)
     config = read_config(folder)
-    _check_base(config, base, force)
+    check_base(config, base, force)
     tensors = _read_tensors(folder / WEIGHTS_NAME)
     _check_columns(config, tensors.get("column_ids"), folder / WEIGHTS_NAME)
     heads = MedusaHeads(config, base, tensors.get("column_ids"))
@@ -112,7 +127,7 @@ def load_heads(folder: Path, base: BaseModel, force: bool = False) -> MedusaHead
     return heads.eval()
 
 
-def _check_base(config: HeadsConfig, base: BaseModel, force: bool) -> None:
+def check_base(config: HeadsConfig, base: BaseModel, force: bool) -> None:
     info = base.info
     pairs: dict[str, tuple[object, object]] = {
         "hidden size": (config.hidden_size, info.hidden_size),
@@ -136,6 +151,27 @@ def _check_base(config: HeadsConfig, base: BaseModel, force: bool) -> None:
             f"{'quantised' if config.base_quantized else 'full-precision'} copy of this base: "
             "text stays exact, acceptance may be lower"
         )
+
+
+def read_heads(folder: Path) -> tuple[HeadsConfig, dict[str, Tensor]]:
+    """Config and tensors as they are stored, without a base: blocks and columns are checked."""
+    config, path = read_config(folder), Path(folder) / WEIGHTS_NAME
+    tensors = _read_tensors(path)
+    _check_columns(config, tensors.get("column_ids"), path)
+    D, R = config.hidden_size, config.reduced_size or config.vocab_size
+    expected = {"column_ids": torch.empty(R)} if config.reduced_size is not None else {}
+    for i in range(config.num_heads):
+        for j in range(config.num_blocks):
+            read = config.num_read(i) * D if j == 0 else 0
+            expected[f"blocks.{i}.{j}.linear.weight"] = torch.empty(D, D + read, device="meta")
+            expected[f"blocks.{i}.{j}.linear.bias"] = torch.empty(D, device="meta")
+        if config.projection == "own":
+            expected[f"projections.{i}.weight"] = torch.empty(R, D, device="meta")
+            if f"projections.{i}.bias" in tensors:
+                expected[f"projections.{i}.bias"] = torch.empty(R, device="meta")
+    if config.kind == "medusa":
+        _check_tensors(expected, tensors, path)
+    return config, tensors
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

@@ -21,6 +21,8 @@ PROJECTIONS: tuple[Projection, ...] = get_args(Projection)
 class HeadsConfig:
     """Written as config.json beside the weights.
 
+    reduced_size  how many tokens a head scores, where not all: rows of the base, or (`own`, in
+                  heads of other engines) of each head's matrix
     kind    what a head reads besides the hidden state: nothing (`medusa`), the root token
             (`rooted`), or all tokens on the path before its own (`hydra`)
     """
@@ -49,7 +51,8 @@ class HeadsConfig:
 
 def check_reduced_ids(projection: str, reduced_ids: Tensor | None, vocab_size: int) -> None:
     """Raises ConfigError for ids that are missing, out of place, out of range or unsorted."""
-    if (projection == "reduced") != (reduced_ids is not None):
+    fits = {"shared": reduced_ids is None, "reduced": reduced_ids is not None}
+    if not fits.get(projection, True):
         raise ConfigError(
             f"projection {projection!r} with {'no' if reduced_ids is None else 'given'} reduced "
             "ids: reduced ids belong to the reduced projection, and it needs them"

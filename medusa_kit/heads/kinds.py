@@ -11,7 +11,7 @@ t + 1 .. t + 1 + k: better guesses, one small pass for each depth of the tree. T
 x + SiLU(W[x; e] + b), e being the base's input embeddings of those tokens, each scaled to unit RMS.
 
 Projections: `shared`, the base's output embedding itself; `reduced`, chosen rows of it (nothing to
-save but their ids); `own`, a trainable copy for each head.
+save but their ids); `own`, a trainable copy for each head (of chosen rows, where ids are given).
 
 Shapes: D hidden, V vocabulary, K heads, R columns of the projection (V, or the reduced ids),
 X any leading shape, B batch, C candidates kept for each head, J tokens of the path, E what is read
@@ -69,9 +69,10 @@ class MedusaHeads(nn.Module):
             for k in range(config.num_heads)
         )
         self.projections = nn.ModuleList()
-        if config.projection == "own":
-            self.projections.extend(_copy_of_embedding(base) for _ in range(config.num_heads))
         ids_R = None if reduced_ids is None else reduced_ids.to(base.device, torch.int64)
+        if config.projection == "own":
+            copies = (_copy_of_embedding(base, ids_R) for _ in range(config.num_heads))
+            self.projections.extend(copies)
         self.register_buffer("column_ids", ids_R)
         # May stand in for the product with the frozen rows: something faster, the same numbers.
         self.projector: Callable[[Tensor], Tensor] | None = None
@@ -286,16 +287,17 @@ def _blocks(config: HeadsConfig, read_size: int, factory: dict[str, Any]) -> nn.
     return nn.ModuleList(ResidualBlock(config.hidden_size, size, **factory) for size in sizes)
 
 
-def _copy_of_embedding(base: BaseModel) -> nn.Linear:
-    """A trainable Linear with the weights (and bias) of the base's output embedding."""
-    embedding = base.output_embedding
+def _copy_of_embedding(base: BaseModel, ids_R: Tensor | None) -> nn.Linear:
+    """A trainable Linear with the weights (and bias) of the base's output embedding, or rows."""
+    embedding, rows = base.output_embedding, slice(None) if ids_R is None else ids_R
     bias = getattr(embedding, "bias", None)
-    vocab_size, hidden_size = embedding.weight.shape
+    weight_RD = embedding.weight[rows]
+    num_columns, hidden_size = weight_RD.shape
     copy = nn.Linear(
-        hidden_size, vocab_size, bias=bias is not None, device=base.device, dtype=base.dtype
+        hidden_size, num_columns, bias=bias is not None, device=base.device, dtype=base.dtype
     )
     with torch.no_grad():
-        copy.weight.copy_(embedding.weight)
+        copy.weight.copy_(weight_RD)
         if bias is not None:
-            copy.bias.copy_(bias)
+            copy.bias.copy_(bias[rows])
     return copy

@@ -14,9 +14,9 @@ from medusa_kit import console
 from medusa_kit.errors import CheckpointError, HubError, UsageError
 from medusa_kit.files import atomic_write, file_digest
 from medusa_kit.heads.checkpoint import CONFIG_NAME, read_config
-from medusa_kit.hub_client import HEADS_FILES, HubName, talk
+from medusa_kit.hub_client import HubName, talk
 
-PULLED = (*HEADS_FILES, "*.npz", "*.yaml", "*.md", "*.png")
+PULLED = ("*.json", "*.safetensors", "*.npz", "*.yaml", "*.md", "*.png")
 
 
 def pull(name: HubName, destination: Path | None = None, force: bool = False) -> Path:

@@ -14,7 +14,7 @@ from medusa_kit.engine_config import read_engine_config
 from medusa_kit.errors import ConfigError, IncompatibleBaseError
 from medusa_kit.heads import MedusaHeads, load_heads
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER
-from medusa_kit.hub_client import heads_folder
+from medusa_kit.heads.formats.files import heads_place
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.engine import Engine
 from medusa_kit.infer.fixed.shapes import check_choice
@@ -178,7 +178,7 @@ def find_heads(base: BaseModel, heads: str | Path) -> Path | None:
         if (paired / "config.json").is_file():
             return paired
         return shipped_heads(base.info.fingerprint)
-    return heads_folder(heads)
+    return heads_place(heads)
 
 
 def shipped_heads(fingerprint: str) -> Path | None:

@@ -12,6 +12,8 @@ from matplotlib import pyplot as plt
 
 from medusa_kit.files import atomic_write
 
+LONGEST_LABEL = 40  # characters
+
 
 def plot_trees(rows: Sequence[Any], chosen: Any, path: Path) -> None:
     """Acceptance length, step time and predicted speed-up over the number of nodes, as a PNG.
@@ -45,14 +47,19 @@ def plot_trees(rows: Sequence[Any], chosen: Any, path: Path) -> None:
     save_figure(figure, path)
 
 
+def _label(name: str) -> str:
+    """Names of folders may be long; their ends tell them apart."""
+    return name if len(name) <= LONGEST_LABEL else "…" + name[1 - LONGEST_LABEL :]
+
+
 def plot_bench(
     rates: Mapping[str, float], depths: Mapping[str, Sequence[float]], title: str, path: Path
 ) -> None:
     """Tokens a second for each way of decoding as bars, and how deep the steps of those that draft
     went (the share that got to depth 1, 2, …), in a PNG. Bars are compared with the first.
     """
-    drafting = {name: shares for name, shares in depths.items() if shares}
-    names, values = list(rates), list(rates.values())
+    drafting = {_label(name): shares for name, shares in depths.items() if shares}
+    names, values = [_label(name) for name in rates], list(rates.values())
     panels = 2 if drafting else 1
     figure, all_axes = plt.subplots(
         1, panels, figsize=(7 + 4 * (panels - 1), 0.6 * max(len(names), 4) + 1.4), squeeze=False,

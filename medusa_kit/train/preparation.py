@@ -14,7 +14,7 @@ from medusa_kit.base_model import BaseModel
 from medusa_kit.config import TrainRecipe
 from medusa_kit.errors import ConfigError
 from medusa_kit.heads import MedusaHeads, load_heads
-from medusa_kit.hub_client import heads_folder
+from medusa_kit.heads.formats.files import heads_place
 from medusa_kit.train import distributed, fused_loss
 from medusa_kit.train.data import HeadTargets, coverage, most_frequent_ids
 from medusa_kit.train.engine import Stage, TrainingEngine
@@ -189,7 +189,7 @@ def new_heads(base: BaseModel, training: Sequence[HeadTargets], recipe: TrainRec
     options = recipe.heads
     warmed_up = recipe.joint_options.heads_from if recipe.stage == "medusa2" else None
     if warmed_up is not None:
-        heads = load_heads(heads_folder(warmed_up), base)
+        heads = load_heads(heads_place(warmed_up), base)
         if heads.num_heads != options.num_heads:
             raise ConfigError(
                 f"joint.heads_from: {warmed_up} holds {heads.num_heads} heads, heads.num_heads is "

@@ -17,8 +17,8 @@ from medusa_kit.infer.engine import Engine
 from medusa_kit.infer.sampling import SamplingParams
 from medusa_kit.version import __version__
 
-COMMANDS = ["train", "tree-search", "generate", "chat", "verify", "bench", "doctor", "data",
-            "data generate", "data inspect"]  # fmt: skip
+COMMANDS = ["train", "tree-search", "generate", "chat", "verify", "bench", "doctor", "convert",
+            "data", "data generate", "data inspect"]  # fmt: skip
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -26,7 +26,7 @@ def test_card_of_the_commands_own_reports(
     assert "![Trees compared](tree.png)" in card
     assert f"| {prompts.name} (" in card  # answers held out of the calibration
     assert f"| {prompts.name} (2 prompts) | medusa-kit" in card
-    assert f"| sampled | {prompts.name} | medusa | 2 of 2 | 12 |" in card
+    assert f"| sampled | {prompts.name} | auto | 2 of 2 | 12 |" in card
     assert "| training data | `debug_conversations.jsonl` |" in card
     record = json.loads((folder / "bench.json").read_text())
     assert [f"`{digest}`" in card for digest in record["heads"].values()] == [True]

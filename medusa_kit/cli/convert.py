@@ -1,0 +1,91 @@
+"""`medusa-kit convert`: heads from and to the checkpoint formats of other engines."""
+
+import shlex
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from medusa_kit import console
+
+Source = Annotated[
+    str, typer.Argument(metavar="SRC", help="Heads in any known format: a folder or a Hub id.")
+]
+Folder = Annotated[Path, typer.Argument(metavar="DST", help="Folder to write.")]
+To = Annotated[
+    str,
+    typer.Option(
+        metavar="FORMAT",
+        help="vllm, tgi, lorax, trt-llm, mlc, modelopt, fd-v1, fd-v2 (FasterDecoding) or "
+        "medusa-kit.",
+    ),
+]
+Model = Annotated[
+    str | None,
+    typer.Option(
+        "--model",
+        "-m",
+        help="Base model: checks the sizes; needed for medusa-kit, and where its vocabulary matrix "
+        "is to be written out or compared.",
+    ),
+]
+BaseName = Annotated[
+    str | None, typer.Option(metavar="NAME", help="How the engine is to name the base model.")
+]
+Layout = Annotated[
+    str,
+    typer.Option(
+        help="tgi and lorax: v1 (a vocabulary matrix each), v2 (the base's own), or auto (v2 where "
+        "the heads use the base's)."
+    ),
+]
+DType = Annotated[
+    str, typer.Option(help="What the base is read in; heads keep the dtype they have.")
+]
+
+
+def convert(
+    source: Source,
+    folder: Folder,
+    to: To,
+    model: Model = None,
+    base_name: BaseName = None,
+    layout: Layout = "auto",
+    dtype: DType = "float32",
+    revision: Annotated[str | None, typer.Option(help="Of the base, on the Hub.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace DST if it holds heads.")] = False,
+) -> None:
+    """Convert heads between engines' formats; logits stay the same, bit for bit.
+
+    The source is recognised by its tensors. What a format cannot hold exactly is refused with the
+    reason. On stdout: the command that serves (or goes on converting) what was written.
+    """
+    from medusa_kit.base_model import load_base_model
+    from medusa_kit.heads.formats.convert import check_call
+    from medusa_kit.heads.formats.convert import convert as run
+    from medusa_kit.heads.formats.files import heads_place
+
+    place = heads_place(source)
+    check_call(place, folder, to, layout, force)
+    base = None
+    if model is not None:
+        base = load_base_model(model, dtype=dtype, device="cpu", revision=revision)
+    heads, written = run(
+        place,
+        folder,
+        to,
+        base=base,
+        base_name=base_name,
+        layout=layout,
+        force=force,
+    )
+    console.note(f"read {heads.format}: {heads.describe()}")
+    _report(folder, to, written)
+
+
+def _report(folder: Path, to: str, written: Any) -> None:
+    for line in written.notes:
+        console.note(line)
+    console.note(f"wrote {folder} for {to}")
+    if written.command is not None:
+        typer.echo(shlex.join(written.command))

@@ -1,0 +1,1 @@
+"""Medusa checkpoints of other engines: recognised by their tensors, read, and written."""

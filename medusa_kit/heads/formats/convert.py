@@ -1,0 +1,182 @@
+"""Heads from one format to another, on disk: read, checked, written beside and renamed."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from medusa_kit.base_model import BaseModel
+from medusa_kit.errors import ConfigError, nearest
+from medusa_kit.files import atomic_write
+from medusa_kit.heads import checkpoint
+from medusa_kit.heads.formats import numbered, prefixed, vllm
+from medusa_kit.heads.formats.files import CONFIG_NAME
+from medusa_kit.heads.formats.kit import check_sizes, from_kit, scale_note, simplified, to_kit
+from medusa_kit.heads.formats.neutral import ForeignHeads
+from medusa_kit.heads.formats.recognise import ADAPTER_CONFIG, read_foreign
+from medusa_kit.heads.formats.target import LAYOUTS, Target, Written
+
+OURS = "medusa-kit"
+INDEX_NAME = "model.safetensors.index.json"
+
+
+def _write_ours(heads: ForeignHeads, target: Target) -> Written:
+    if target.base is None:
+        raise ConfigError(
+            "medusa-kit heads carry the fingerprint of their base", hint="name it as --model"
+        )
+    config, tensors = to_kit(heads, target.base)
+    return Written(
+        {"format": checkpoint.FORMAT, **config.as_dict()}, {checkpoint.WEIGHTS_NAME: tensors}
+    )
+
+
+WRITERS: dict[str, Callable[[ForeignHeads, Target], Written]] = {
+    "vllm": vllm.write,
+    "tgi": numbered.write_tgi,
+    "lorax": numbered.write_lorax,
+    "trt-llm": numbered.write_trt_llm,
+    "mlc": prefixed.write_mlc,
+    "modelopt": prefixed.write_modelopt,
+    "fd-v1": numbered.write_fd_v1,
+    "fd-v2": numbered.write_fd_v2,
+    OURS: _write_ours,
+}
+TWO_LAYOUTS = ("tgi", "lorax")
+# What a folder may hold that --force replaces.
+REPLACEABLE = {
+    CONFIG_NAME, INDEX_NAME, ADAPTER_CONFIG, checkpoint.WEIGHTS_NAME, numbered.SAFETENSORS,
+    prefixed.WEIGHTS, "adapter_model.safetensors",
+}  # fmt: skip
+
+
+def check_call(source: Path, folder: Path, to: str, layout: str, force: bool) -> None:
+    """Raises ConfigError for what no reading can put right, before anything is read."""
+    if to not in WRITERS:
+        hint = f"did you mean {nearest(to, WRITERS) or 'vllm'}?"
+        if to == "fd-merged":
+            hint = "heads inside a base's shards can be read; they are written alone: --to fd-v1"
+        raise ConfigError(
+            f"format {to!r} cannot be written; expected one of {', '.join(WRITERS)}", hint=hint
+        )
+    if layout not in LAYOUTS or (layout != "auto" and to not in TWO_LAYOUTS):
+        raise ConfigError(
+            f"layout {layout!r} of {to}: expected one of {', '.join(LAYOUTS)} for "
+            f"{' and '.join(TWO_LAYOUTS)}, auto for every other format"
+        )
+    _check_folder(source.resolve(), folder.resolve(), force)
+
+
+def _check_folder(source: Path, folder: Path, force: bool) -> None:
+    if folder == source or folder in source.parents or source in folder.parents:
+        raise ConfigError(f"{folder} would be written over or inside {source}")
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file", hint="name a folder")
+    there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    if there and not force:
+        raise ConfigError(f"{folder} is not empty", hint="name another, or replace it with --force")
+    if others := sorted(there - REPLACEABLE):
+        raise ConfigError(
+            f"{folder} holds {others[0]}, which is no part of converted heads: it is not replaced",
+            hint="name another folder",
+        )
+
+
+def convert(
+    source: Path,
+    folder: Path,
+    to: str,
+    *,
+    base: BaseModel | None = None,
+    base_name: str | None = None,
+    layout: str = "auto",
+    force: bool = False,
+) -> tuple[ForeignHeads, Written]:
+    """Write the heads in `source` into `folder` as `to`; what was read, and what was written.
+
+    `base`: needed where the target holds what the source takes from its base, and to check sizes
+    (for medusa-kit heads the fingerprint). `base_name`: the base as the target is to name it.
+    Raises ConfigError (the call, or a base is needed), CheckpointError (unreadable, or the target
+    cannot hold these heads), IncompatibleBaseError.
+    """
+    source, folder = Path(source), Path(folder)
+    check_call(source, folder, to, layout, force)
+    heads = _read(source, base)
+    notes = list(heads.notes)
+    if base is not None:
+        check_sizes(heads, base)
+        heads = simplified(heads, base)
+        notes += [note for note in [scale_note(base)] if note]
+    name = base_name or heads.base_name or (base.info.name if base else None)
+    target = Target(to, folder, base, name, layout)
+    written = WRITERS[to](heads, target)
+    written.notes[:0] = notes
+    _keep_adapter(source, to, heads, written)
+    if base is None:
+        written.notes.append("no base was named, so the sizes were not checked against one")
+    _save(written, source, folder)
+    return heads, written
+
+
+def _read(source: Path, base: BaseModel | None) -> ForeignHeads:
+    if not checkpoint.says_ours(source) and (found := read_foreign(source)) is not None:
+        return found
+    config, tensors = checkpoint.read_heads(source)
+    if base is not None:
+        checkpoint.check_base(config, base, force=False)
+    return from_kit(config, tensors)
+
+
+def _keep_adapter(source: Path, to: str, heads: ForeignHeads, written: Written) -> None:
+    if not (source / ADAPTER_CONFIG).is_file():
+        return
+    if to == "lorax":
+        written.copies.append(ADAPTER_CONFIG)
+        return
+    written.notes.append(
+        f"{source} holds a LoRA adapter that the heads were trained with; {to} has no place for "
+        "it: merge it into the base that you serve"
+    )
+
+
+def _save(written: Written, source: Path, folder: Path) -> None:
+    metadata = {"format": "pt"}  # transformers asks for it
+    with atomic_write(folder) as temporary:
+        temporary.mkdir()
+        for name, tensors in written.files.items():
+            save_file(_apart(tensors), temporary / name, metadata=metadata)
+            (temporary / name).chmod(0o644)
+        _write_json(temporary / CONFIG_NAME, written.config)
+        if written.index is not None:
+            total = sum(t.numel() * t.element_size() for one in written.files.values()
+                        for t in one.values())  # fmt: skip
+            _write_json(
+                temporary / INDEX_NAME,
+                {"metadata": {"total_size": total}, "weight_map": written.index},
+            )
+        for name in written.copies:
+            shutil.copyfile(source / name, temporary / name)
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same numbers, no two in one storage: safetensors refuses to write those."""
+    seen: set[int] = set()
+    result = {}
+    for name, tensor in tensors.items():
+        storage = tensor.untyped_storage()
+        whole = (
+            tensor.is_contiguous() and storage.nbytes() == tensor.numel() * tensor.element_size()
+        )
+        if not whole or storage.data_ptr() in seen:
+            tensor = tensor.detach().clone().contiguous()
+        seen.add(tensor.untyped_storage().data_ptr())
+        result[name] = tensor
+    return result

@@ -1,0 +1,195 @@
+"""The tensors of a checkpoint folder, by name; each is read only when it is asked for.
+
+Pickles (`.pt`, `.bin`) are opened as plain tensors or not at all: nothing in them is run.
+"""
+
+import json
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from medusa_kit.errors import CheckpointError
+from medusa_kit.hub_client import heads_folder
+
+CONFIG_NAME = "config.json"
+FD_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
+INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+# Of the trainer, not the model; LoRAX leaves out files that are named so.
+NO_WEIGHTS = ("arguments", "args", "training", "optimizer", "scheduler")
+SAFE_WAY = (
+    "where you trust it, load it and write the tensors with safetensors.torch.save_file; "
+    "then convert that file"
+)
+
+
+class TensorFiles:
+    """Names of all tensors of a folder and the file each is in."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = Path(folder)
+        self._pickles: dict[Path, dict[str, Tensor]] = {}
+        self.places: dict[str, Path] = {}
+        self.files: list[Path] = []
+        index = find_index(self.folder)
+        apart = [folder / name for name in FD_FILES if (folder / name).is_file()]
+        if index is not None and apart:  # heads in a file of their own, beside the base's shards
+            self._take_file(apart[0])
+        elif index is not None:
+            self._take_index(index)
+        else:
+            for path in weight_files(self.folder):
+                self._take_file(path)
+
+    @property
+    def names(self) -> list[str]:
+        return list(self.places)
+
+    def get(self, name: str) -> Tensor:
+        """The tensor, on the CPU. Raises CheckpointError where the file is cut off or lacks it."""
+        path = self.places[name]
+        if path.suffix != ".safetensors":
+            if name not in self._pickle(path):
+                raise CheckpointError(f"{path} lacks {name}, which its index places there")
+            return self._pickle(path)[name]
+        try:
+            with safe_open(path, framework="pt") as opened:
+                return opened.get_tensor(name)
+        except (SafetensorError, OSError) as error:
+            raise _unreadable(path, error) from error
+
+    def _take_index(self, index: Path) -> None:
+        self.places = {name: self.folder / file for name, file in read_index(index).items()}
+        self.files = sorted(set(self.places.values()))
+        if outside := [path for path in self.files if path.parent != self.folder]:
+            raise CheckpointError(f"{index} names a file outside its folder: {outside[0]}")
+
+    def _take_file(self, path: Path) -> None:
+        if path.suffix == ".safetensors":
+            try:
+                with safe_open(path, framework="pt") as opened:
+                    names = list(opened.keys())
+            except (SafetensorError, OSError) as error:
+                raise _unreadable(path, error) from error
+        else:
+            names = list(self._pickle(path))
+        for name in names:
+            if name in self.places:
+                raise CheckpointError(
+                    f"{name} is both in {self.places[name].name} and in {path.name}",
+                    hint="leave one of the files; parts of tensors, split over the ranks of an "
+                    "engine, have to be joined first",
+                )
+            self.places[name] = path
+        self.files.append(path)
+
+    def _pickle(self, path: Path) -> dict[str, Tensor]:
+        if path not in self._pickles:
+            self._pickles[path] = read_pickle(path)
+        return self._pickles[path]
+
+
+def find_index(folder: Path) -> Path | None:
+    return next((folder / name for name in INDEXES if (folder / name).is_file()), None)
+
+
+def read_index(path: Path) -> dict[str, str]:
+    """The file of each tensor. Raises CheckpointError."""
+    try:
+        weight_map = json.loads(path.read_text())["weight_map"]
+        return {str(name): str(file) for name, file in weight_map.items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is no index of weights: {error}") from error
+
+
+def hub_patterns(folder: Path) -> list[str]:
+    """Which weight files of a repository to fetch, its JSON files being in `folder` already."""
+    index = find_index(folder)
+    if index is None:
+        return ["*.safetensors", FD_FILES[1]]
+    in_model = ("medusa_head.", "medusa_heads.")
+    shards = {file for name, file in read_index(index).items() if name.startswith(in_model)}
+    # What is in no shard lies beside them.
+    return sorted(shards) or [*FD_FILES, "heads.safetensors"]
+
+
+def heads_place(name: str | Path) -> Path:
+    """The folder of heads of any format, fetched where it is a name on the Hub; of a model that
+    holds heads, the shards they are in alone. Raises HubError.
+    """
+    return heads_folder(name, hub_patterns)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Files of a folder without an index that hold weights, safetensors before pickles."""
+    found = sorted(
+        path
+        for path in folder.glob("*.safetensors")
+        if not any(word in path.name for word in NO_WEIGHTS)
+    )
+    if found:
+        return found
+    if (folder / FD_FILES[1]).is_file():
+        return [folder / FD_FILES[1]]
+    return sorted(
+        path
+        for pattern in ("*.bin", "*.pt")
+        for path in folder.glob(pattern)
+        if not any(word in path.name for word in NO_WEIGHTS)
+    )
+
+
+def read_pickle(path: Path) -> dict[str, Tensor]:
+    """A state dict of plain tensors. Raises CheckpointError for anything else."""
+    try:
+        # Mapped, so that of a whole model only the heads are read.
+        loaded = torch.load(
+            path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+        )
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{path} is a pickle of more than plain tensors; it is not opened, since it could run "
+            "any code",
+            hint=SAFE_WAY,
+        ) from error
+    except (OSError, RuntimeError, EOFError, ValueError, KeyError) as error:
+        raise _unreadable(path, error) from error
+    plain = isinstance(loaded, dict) and all(
+        isinstance(name, str) and isinstance(value, Tensor) for name, value in loaded.items()
+    )
+    if not plain:
+        raise CheckpointError(f"{path} is no state dict: tensors by name", hint=SAFE_WAY)
+    return dict(loaded)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; nothing where there is no file."""
+    if not path.is_file():
+        return {}
+    try:
+        found = json.loads(path.read_text())
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{path} is no JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} holds {type(found).__name__}, expected an object")
+    return found
+
+
+def whole_number(config: dict[str, Any], key: str) -> int | None:
+    """A number of a config, None where it has none. Raises CheckpointError for anything else."""
+    value = config.get(key)
+    if value is None or type(value) is int:
+        return value
+    raise CheckpointError(f"the config's {key} is {value!r}, expected a whole number")
+
+
+def _unreadable(path: Path, error: Exception) -> CheckpointError:
+    if not path.is_file():
+        return CheckpointError(f"{path} is missing", hint="the folder is incomplete: copy it again")
+    return CheckpointError(
+        f"{path} cannot be read: {error}", hint="the file is cut off or damaged: copy it again"
+    )

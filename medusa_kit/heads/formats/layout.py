@@ -1,0 +1,190 @@
+"""From tensor names to heads: what every format does alike.
+
+Nothing is guessed: a name that is not understood, a hole in the numbering, a shape or a dtype that
+does not fit is an error that names the tensor.
+
+Shapes: D hidden, R rows of a vocabulary matrix.
+"""
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from medusa_kit.errors import CheckpointError
+from medusa_kit.heads.formats.files import TensorFiles
+from medusa_kit.heads.formats.neutral import Block
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+SCALES = ("_scale", "_scaling_factor", "_scale_inv")  # of FP8 and other quantised weights
+UNMERGED = "modules_to_save"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a format names things.
+
+    block    groups head, block and kind (weight or bias)
+    matrix   group head, and index where the matrix is numbered behind the blocks
+    own      whether a name belongs to the heads; the others are the base's or the adapter's
+    """
+
+    block: re.Pattern[str]
+    matrix: re.Pattern[str]
+    own: Callable[[str], bool] = lambda name: True
+
+    def marks(self, name: str) -> bool:
+        return bool(self.block.fullmatch(name) or self.matrix.fullmatch(name))
+
+
+@dataclass
+class Names:
+    """The names of a checkpoint, sorted by what they are."""
+
+    blocks: dict[tuple[int, int, str], str] = field(default_factory=dict)
+    matrices: dict[int, str] = field(default_factory=dict)
+    num_heads: int = 0
+    num_blocks: int = 0
+
+
+def dotted(prefix: str = "") -> Layout:
+    """`{prefix}{i}.{j}.linear.weight`, `.bias` and `{prefix}{i}.{L}.weight`."""
+    start = re.escape(prefix) + r"(?P<head>\d+)\."
+    return Layout(
+        re.compile(start + r"(?P<block>\d+)\.linear\.(?P<kind>weight|bias)"),
+        re.compile(start + r"(?P<index>\d+)\.weight"),
+        lambda name: name.startswith(prefix),
+    )
+
+
+def sort_names(layout: Layout, names: Iterable[str], extras: frozenset[str]) -> Names:
+    """Raises CheckpointError for a name that is neither the heads' nor an allowed extra."""
+    found, indexes = Names(), {}
+    for name in names:
+        if name in extras or not layout.own(name):
+            continue
+        if block := layout.block.fullmatch(name):
+            head, number = int(block["head"]), int(block["block"])
+            _add(found.blocks, (head, number, block["kind"]), name)
+        elif matrix := layout.matrix.fullmatch(name):
+            _add(found.matrices, int(matrix["head"]), name)
+            if "index" in layout.matrix.groupindex:
+                indexes[name] = int(matrix["index"])
+        else:
+            raise unexpected(name)
+    heads = {head for head, _, _ in found.blocks} | set(found.matrices)
+    found.num_heads = max(heads) + 1
+    found.num_blocks = max((block for _, block, _ in found.blocks), default=-1) + 1
+    for name, index in indexes.items():
+        if index != found.num_blocks:
+            raise CheckpointError(
+                f"{name} is unexpected: behind {found.num_blocks} blocks a head's vocabulary "
+                f"matrix has the number {found.num_blocks}"
+            )
+    return found
+
+
+def _add(found: dict[Any, str], key: object, name: str) -> None:
+    if key in found:
+        raise CheckpointError(f"{name} and {found[key]} are the same tensor of a head")
+    found[key] = name
+
+
+def unexpected(name: str) -> CheckpointError:
+    """What to say of a tensor that no format explains."""
+    if name.endswith(SCALES):
+        return CheckpointError(
+            f"{name} is a scale of quantised weights, which cannot be read",
+            hint="convert the heads from the checkpoint before it was quantised",
+        )
+    if UNMERGED in name:
+        return CheckpointError(
+            f"{name} is part of an adapter that has not been merged",
+            hint="merge the training run's adapter into its base first",
+        )
+    return CheckpointError(
+        f"{name} is unexpected: no Medusa checkpoint has such a tensor here",
+        hint="nothing is left out without a word; remove the tensor if it does not matter",
+    )
+
+
+def read_blocks(files: TensorFiles, names: Names, bias: bool = True) -> list[list[Block]]:
+    """All blocks, shapes checked. `bias`: whether they have any; without, zeros stand there.
+
+    Raises CheckpointError for a tensor that is missing or misshapen.
+    """
+    blocks: list[list[Block]] = []
+    for head in range(names.num_heads):
+        blocks.append([])
+        for number in range(names.num_blocks):
+            weight_DD = read_float(files, _named(names.blocks, (head, number, "weight")))
+            first = blocks[0][0].weight_DD if blocks[0] else weight_DD
+            D = first.shape[0] if first.dim() else 1
+            _check_shape(names.blocks[head, number, "weight"], weight_DD, (D, D))
+            if bias:
+                name = _named(names.blocks, (head, number, "bias"))
+                bias_D = read_float(files, name)
+                _check_shape(name, bias_D, (D,))
+            else:
+                bias_D = weight_DD.new_zeros(D)
+            blocks[-1].append(Block(weight_DD, bias_D))
+    return blocks
+
+
+def read_matrices(
+    files: TensorFiles, names: Names, blocks: list[list[Block]]
+) -> list[Tensor] | None:
+    """A matrix for each head, None where there is none at all; shapes checked."""
+    if not names.matrices:
+        return None
+    matrices: list[Tensor] = []
+    for head in range(names.num_heads):
+        if head not in names.matrices:
+            raise CheckpointError(
+                f"head {head} has no vocabulary matrix, though {sorted(names.matrices.values())[0]}"
+                " is there"
+            )
+        matrix_RD = read_float(files, names.matrices[head])
+        like = blocks[0][0].weight_DD if blocks[0] else matrix_RD
+        rows = (matrices or [matrix_RD])[0].shape[:1] or (1,)
+        _check_shape(names.matrices[head], matrix_RD, (*rows, *like.shape[1:]))
+        matrices.append(matrix_RD)
+    return matrices
+
+
+def read_float(files: TensorFiles, name: str) -> Tensor:
+    tensor = files.get(name)
+    if tensor.dtype not in DTYPES:
+        raise CheckpointError(
+            f"{name} is stored as {tensor.dtype}; heads are read in float16, bfloat16, float32 or "
+            "float64",
+            hint="convert the heads from the checkpoint before it was quantised",
+        )
+    return tensor
+
+
+def _named(names: dict[tuple[int, int, str], str], key: tuple[int, int, str]) -> str:
+    if key not in names:
+        head, number, kind = key
+        raise CheckpointError(
+            f"block {number} of head {head} has no {kind}",
+            hint="the checkpoint is incomplete: copy it again",
+        )
+    return names[key]
+
+
+def _check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
+    shape = tuple(tensor.shape)
+    if shape == expected:
+        return
+    wide = len(shape) == 2 and shape[0] == expected[0] and shape[1] > shape[0] == expected[1]
+    raise CheckpointError(
+        f"{name} has shape {shape}, expected {expected}",
+        hint="a first block that reads more than the hidden state is a Hydra head's: those are "
+        "another kind, and cannot be read as Medusa heads"
+        if wide
+        else None,
+    )

@@ -1,0 +1,124 @@
+"""Which format a folder is in, by its tensors' names; its config's claims are held against them."""
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from medusa_kit import console
+from medusa_kit.errors import CheckpointError
+from medusa_kit.heads.formats import numbered, prefixed, trt_llm, vllm
+from medusa_kit.heads.formats.files import CONFIG_NAME, TensorFiles, read_json
+from medusa_kit.heads.formats.layout import UNMERGED, Layout, unexpected
+from medusa_kit.heads.formats.neutral import ForeignHeads, without_empty_heads
+
+ADAPTER_CONFIG = "adapter_config.json"
+OURS = re.compile(r"blocks\.\d+\.\d+\.linear\.(weight|bias)")
+UNKNOWN_NAMES = ("", "N/A", "n/a")
+
+
+@dataclass(frozen=True)
+class Reader:
+    names: str
+    layout: Layout
+    read: Callable[[TensorFiles, dict[str, Any], frozenset[str]], ForeignHeads]
+
+
+READERS = (
+    Reader("FasterDecoding, TGI or LoRAX", numbered.LAYOUT, numbered.read),
+    Reader("merged or MLC-LLM", prefixed.MERGED_LAYOUT, prefixed.read_merged),
+    Reader("Model Optimizer", prefixed.MODELOPT_LAYOUT, prefixed.read_modelopt),
+    Reader("vLLM", vllm.LAYOUT, vllm.read),
+    Reader("TensorRT-LLM", trt_llm.LAYOUT, trt_llm.read),
+)
+
+
+def read_foreign(folder: Path) -> ForeignHeads | None:
+    """The heads in `folder`; None where it holds no weights, or those of medusa-kit.
+
+    Only the heads' own tensors are read, whatever else is in the files.
+    Raises CheckpointError: not recognised, cut off, unexpected, missing or misshapen tensors.
+    """
+    folder = Path(folder)
+    files = TensorFiles(folder)
+    if not files.names or any(OURS.fullmatch(name) for name in files.names):
+        return None
+    reader = _reader_for(files)
+    config = read_json(folder / CONFIG_NAME)
+    extras = _adapter_names(folder, files)
+    heads = without_empty_heads(reader.read(files, config, extras))
+    heads = replace(
+        heads,
+        base_name=heads.base_name or _base_name(config),
+        adapter={name: files.get(name) for name in sorted(extras)},
+    )
+    _compare(heads, config, folder / CONFIG_NAME)
+    return heads
+
+
+def _reader_for(files: TensorFiles) -> Reader:
+    found = [one for one in READERS if any(one.layout.marks(name) for name in files.names)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise CheckpointError(
+            f"{files.folder} holds heads of several formats: {', '.join(r.names for r in found)}",
+            hint="leave the files of one of them in the folder",
+        )
+    if unmerged := next((name for name in files.names if UNMERGED in name), None):
+        raise unexpected(unmerged)
+    seen = ", ".join(sorted(files.names)[:4])
+    raise CheckpointError(
+        f"{files.folder} holds no Medusa heads that are known: its tensors are {seen}, …",
+        hint="formats are listed in docs/formats.md",
+    )
+
+
+def _adapter_names(folder: Path, files: TensorFiles) -> frozenset[str]:
+    """LoRAX serves heads with the LoRA adapter they were trained with, in the same folder."""
+    if not (folder / ADAPTER_CONFIG).is_file():
+        return frozenset()
+    return frozenset(name for name in files.names if ".lora_" in name)
+
+
+def _base_name(config: dict[str, Any]) -> str | None:
+    name = config.get("base_model_name_or_path")
+    return name if isinstance(name, str) and name not in UNKNOWN_NAMES else None
+
+
+def _compare(heads: ForeignHeads, config: dict[str, Any], path: Path) -> None:
+    """The file wins; a config that says something else is reported with both numbers."""
+    matrices = heads.matrix_list()
+    rows = len(matrices[0]) if matrices and heads.token_map_R is None else None
+    held = {
+        "heads": heads.num_heads,
+        "layers": heads.num_blocks,
+        "hidden_size": heads.hidden_size,
+        "vocab_size": rows,
+    }
+    for what, key, said in _claims(heads, config):
+        if held[what] is not None and said != held[what]:
+            console.warn(
+                f"{path}: {key} is {said!r}, the file's tensors make it {held[what]}: "
+                f"{held[what]} used"
+            )
+
+
+def _claims(heads: ForeignHeads, config: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """(what, key, value) of everything in the config that the tensors tell too."""
+    nested = [config.get(key) for key in ("medusa", "medusa_config")]
+    for part in (config, *(one for one in nested if isinstance(one, dict))):
+        for key, value in part.items():
+            if value is None:
+                continue
+            for what in ("heads", "layers"):
+                # vLLM takes any such key for the number, one of the base's too.
+                if heads.format == "vllm":
+                    matches = "num" in key and what in key
+                else:
+                    matches = key in (f"medusa_num_{what}", f"num_medusa_{what}")
+                if matches:
+                    yield what, key, value
+            if key in ("hidden_size", "vocab_size"):
+                yield key, key, value

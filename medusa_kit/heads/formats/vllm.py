@@ -1,0 +1,173 @@
+"""vLLM's Medusa folder: `blocks.0.layers.0.weight`, `lm_heads.0.weight`, and a config with traps.
+
+Biases exist only where the config says `medusa_fc_bias`; one matrix for all heads,
+`lm_head.weight`, where it says `original_lm_head`; a `token_map` counts only where
+`truncated_vocab_size` is below `vocab_size`. Any key with "num" and "heads" in it is taken for the
+number of heads. Names it does not know vLLM drops without a word.
+
+Shapes: R rows of a vocabulary matrix.
+"""
+
+import json
+import re
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from medusa_kit import console
+from medusa_kit.errors import CheckpointError
+from medusa_kit.heads.formats.files import TensorFiles, whole_number
+from medusa_kit.heads.formats.layout import (
+    Layout,
+    Names,
+    read_blocks,
+    read_matrices,
+    sort_names,
+)
+from medusa_kit.heads.formats.neutral import ForeignHeads
+from medusa_kit.heads.formats.target import Target, Written
+
+START = r"(?:medusa_heads\.)?"  # vLLM cuts it off first
+ORIGINAL, TOKEN_MAP = "lm_head.weight", "token_map"
+WEIGHTS = "model.safetensors"
+LAYOUT = Layout(
+    re.compile(START + r"blocks\.(?P<head>\d+)\.layers\.(?P<block>\d+)\.(?P<kind>weight|bias)"),
+    re.compile(START + r"lm_heads\.(?P<head>\d+)\.weight"),
+)
+
+
+def read(files: TensorFiles, config: dict[str, Any], extras: frozenset[str]) -> ForeignHeads:
+    special = {name.removeprefix("medusa_heads."): name for name in files.names}
+    special = {short: name for short, name in special.items() if short in (ORIGINAL, TOKEN_MAP)}
+    names = sort_names(LAYOUT, files.names, extras | frozenset(special.values()))
+    has_bias = any(kind == "bias" for _, _, kind in names.blocks)
+    _check_bias(files, config, has_bias)
+    blocks = read_blocks(files, names, bias=has_bias)
+    matrices = _read_matrices(files, config, names, special, blocks)
+    token_map_R = files.get(special[TOKEN_MAP]) if TOKEN_MAP in special else None
+    heads = ForeignHeads("vllm", blocks, matrices, vocab_size=whole_number(config, "vocab_size"))
+    if config.get("logit_scale", 1.0) != 1.0:
+        heads = replace(
+            heads, notes=(f"the config's logit_scale {config['logit_scale']} is left out: it does "
+                          "not change the order of guesses",)
+        )  # fmt: skip
+    return _with_token_map(heads, token_map_R, config)
+
+
+def _check_bias(files: TensorFiles, config: dict[str, Any], has_bias: bool) -> None:
+    said = bool(config.get("medusa_fc_bias", False))
+    if said and not has_bias:
+        raise CheckpointError(
+            f"{files.folder}: the config says medusa_fc_bias, and the file holds no bias",
+            hint="the checkpoint is incomplete; without biases the config must not promise them",
+        )
+    if has_bias and not said:
+        console.warn(
+            f"{files.folder}: the file holds biases, which are used; without medusa_fc_bias in its "
+            "config vLLM leaves them out"
+        )
+
+
+def _read_matrices(
+    files: TensorFiles,
+    config: dict[str, Any],
+    names: Names,
+    special: dict[str, str],
+    blocks: list[Any],
+) -> list[Tensor] | Tensor:
+    shared = special.get(ORIGINAL)
+    if shared is not None and names.matrices:
+        raise CheckpointError(
+            f"{files.folder} holds both {shared} and {sorted(names.matrices.values())[0]}: one "
+            "matrix for all heads or one for each, not both"
+        )
+    if shared is None and names.num_heads > 1 and set(names.matrices) == {0}:
+        shared = names.matrices[0] if config.get("original_lm_head") else None
+    if shared is not None:
+        one = Names(matrices={0: shared}, num_heads=1)
+        matrices = read_matrices(files, one, blocks)
+        assert matrices is not None
+        return matrices[0]
+    found = read_matrices(files, names, blocks)
+    if found is None:
+        raise CheckpointError(f"{files.folder} holds no vocabulary matrix for its heads")
+    return found
+
+
+def _with_token_map(
+    heads: ForeignHeads, token_map_R: Tensor | None, config: dict[str, Any]
+) -> ForeignHeads:
+    """Matrices cut to the tokens of the map, as vLLM cuts them when it loads."""
+    rows = len(heads.matrix_list()[0])
+    vocab_size, cut_to = heads.vocab_size, whole_number(config, "truncated_vocab_size")
+    if token_map_R is None:
+        if cut_to is not None and vocab_size is not None and cut_to < vocab_size:
+            raise CheckpointError(
+                f"the config's truncated_vocab_size {cut_to} is below its vocab_size {vocab_size}, "
+                "and the file holds no token_map"
+            )
+        return replace(heads, vocab_size=rows)
+    whole = token_map_R.dtype in (torch.int32, torch.int64)
+    if token_map_R.dim() != 1 or not whole or len(token_map_R.unique()) != len(token_map_R):
+        raise CheckpointError(
+            f"token_map has shape {tuple(token_map_R.shape)} and dtype {token_map_R.dtype}; "
+            "expected a list of different token ids"
+        )
+    size = len(token_map_R)
+    used = cut_to is not None and vocab_size is not None and cut_to < vocab_size
+    if rows > size and not used:
+        console.warn(
+            f"the file's token_map of {size} tokens is not used: the config has no "
+            f"truncated_vocab_size below vocab_size, and the matrices have {rows} rows"
+        )
+        return replace(heads, vocab_size=rows)
+    largest = int(token_map_R.max()) if size else -1
+    if rows < size or int(token_map_R.min()) < 0 or (rows > size and largest >= rows):
+        raise CheckpointError(
+            f"token_map has {size} ids up to {largest}, the matrices have {rows} rows"
+        )
+    if rows == size:
+        return replace(heads, token_map_R=token_map_R.long())
+    cut = [matrix_VD[token_map_R.long()] for matrix_VD in heads.matrix_list()]
+    matrices = cut if isinstance(heads.matrices, list) else cut[0]
+    return replace(heads, matrices=matrices, token_map_R=token_map_R.long(), vocab_size=rows)
+
+
+def write(heads: ForeignHeads, target: Target) -> Written:
+    """Heads on the base's own matrix become one `lm_head.weight` for all."""
+    matrices = target.matrices(heads)
+    bias = heads.has_bias
+    tensors: dict[str, Tensor] = {}
+    for i, blocks in enumerate(heads.blocks):
+        for j, block in enumerate(blocks):
+            tensors[f"blocks.{i}.layers.{j}.weight"] = block.weight_DD
+            if bias:
+                tensors[f"blocks.{i}.layers.{j}.bias"] = block.bias_D
+    if isinstance(matrices, list):
+        tensors |= {f"lm_heads.{i}.weight": matrix for i, matrix in enumerate(matrices)}
+    else:
+        tensors[ORIGINAL] = matrices
+    if heads.token_map_R is not None:
+        tensors[TOKEN_MAP] = heads.token_map_R.long()
+    sizes = target.sizes(replace(heads, matrices=matrices))
+    config: dict[str, Any] = {
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "hidden_size": sizes["hidden_size"],
+        "num_heads": heads.num_heads,
+        "num_hidden_layers": heads.num_blocks,
+        "vocab_size": sizes["vocab_size"],
+        "truncated_vocab_size": None if heads.token_map_R is None else len(heads.token_map_R),
+        "medusa_fc_bias": bias,
+        "original_lm_head": not isinstance(matrices, list),
+    }
+    speculation = {
+        "method": "medusa",
+        "model": str(target.folder),
+        "num_speculative_tokens": heads.num_heads,
+    }
+    command = ["vllm", "serve", target.base_name or "BASE", "--speculative-config",
+               json.dumps(speculation, separators=(",", ":"))]  # fmt: skip
+    return Written(config, {WEIGHTS: tensors}, command=command)
