@@ -1,0 +1,69 @@
+"""The promise for every drafter by its name: greedy answers are plain transformers generate's, and
+a seed's text is the same whoever guesses.
+
+Rows differ in length, one ends at the context's end, and stop tokens fall inside drafts. Prompts
+repeat themselves, so that copies are right now and then; the draft model is the base's own weights
+or another's.
+"""
+
+import pytest
+from small_engines import engine_with_heads, random_prompt
+from test_greedy import plain_answer
+from tiny_models import CONTEXT, VOCAB, tiny_base
+
+from medusa_kit.base_model import wrap_model
+from medusa_kit.drafting import DRAFTERS
+from medusa_kit.infer.engine import Engine
+
+FAMILIES = ("llama", "gemma3", "gpt2")
+OPTIONS: dict[str, list[dict]] = {
+    "auto": [{}, {"sources": ["medusa", "draft-model", "suffix", "prompt-lookup", "recycling"]}],
+    "combined": [{}, {"sources": ["suffix", "draft-model"], "num_nodes": 5}],
+    "draft-model": [{}, {"width": 2, "lengths": "fixed"}, {"staged": {"drafter": "suffix"}}],
+    "lookahead": [{"window": 3, "ngram": 3, "guesses": 3}],
+}
+CASES = [(name, options) for name in DRAFTERS for options in OPTIONS.get(name, [{}])]
+PROMPTS = [random_prompt(7, 1) * 4, random_prompt(5, 2), random_prompt(CONTEXT - 12, 3)]
+TOKENS = 30
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def engine(request: pytest.FixtureRequest) -> Engine:
+    engine = engine_with_heads(tiny_base(request.param))
+    model = tiny_base(request.param).model  # the base's own weights: long drafts are right
+    engine.draft_model = wrap_model(model, None, "the same")
+    return engine
+
+
+@pytest.fixture(scope="module")
+def expected(engine: Engine) -> list[list[int]]:
+    family = engine.base.info.name.removeprefix("tiny-")
+    return [plain_answer(family, prompt, min(TOKENS, CONTEXT - len(prompt))) for prompt in PROMPTS]
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_greedy_answers_are_plain_ones(
+    engine: Engine, expected: list[list[int]], name: str, options: dict
+) -> None:
+    given = {"drafter": name, "drafter_options": options, "max_new_tokens": TOKENS}
+    together = engine.generate(PROMPTS, **given)
+    assert [result.token_ids for result in together] == expected
+    for prompt, answer in zip(PROMPTS, expected, strict=True):  # and with what was learnt before
+        assert engine.generate(prompt, **given).token_ids == answer
+
+
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_a_seed_says_the_same(engine: Engine, name: str, options: dict) -> None:
+    sampling = {"temperature": 0.7, "top_p": 0.9, "seed": 3, "max_new_tokens": TOKENS}
+    plain = engine.generate(PROMPTS, drafter="none", **sampling)
+    drafted = engine.generate(PROMPTS, drafter=name, drafter_options=options, **sampling)
+    assert [r.token_ids for r in drafted] == [r.token_ids for r in plain]
+    assert len({tuple(result.token_ids) for result in plain}) == len(PROMPTS)
+
+
+def test_the_prompts_are_worth_drafting_for(engine: Engine) -> None:
+    """Else the tests above would pass with drafters that never guess right."""
+    for name in ("draft-model", "auto", "combined", "lookahead"):
+        results = engine.generate(PROMPTS, drafter=name, max_new_tokens=TOKENS)
+        assert max(result.stats.acceptance_length for result in results) > 1.2, name
+    assert max(map(max, PROMPTS)) < VOCAB
