@@ -44,6 +44,7 @@ def steps() -> list[tuple[str, list[str]]]:
         (
             "Speed: fresh heads and the shipped ones against plain transformers, in one run",
             ["bench", "--heads", f"fresh heads={fresh}", "--heads", "shipped heads=auto",
+             "--drafters", "medusa,auto",
              "--prompts", others, "--limit", "5", "-n", "64", "--output", str(FOLDER)],
         ),
     ]  # fmt: skip
