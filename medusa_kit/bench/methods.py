@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from medusa_kit.base_model import BaseModel
-from medusa_kit.bench.bench import Answers, Batch, Decoding, Method
+from medusa_kit.bench.bench import Answers, Batch, BenchReport, Decoding, Method
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.peers import DEFAULT_PEERS, PEERS, PeerCase, transformers_method
 from medusa_kit.drafting import READ_HEADS, check_drafting
@@ -97,6 +97,24 @@ def engine_method(
         return Answers([result.token_ids for result in results], seconds, stats, decoding)
 
     return Method(name, run, ours=True)
+
+
+def not_paying(report: BenchReport) -> list[str]:
+    """Drafters of ours that decode slower than one node a step, whatever they accept."""
+    plain = next((result for result in report.ran if result.name == ONE_NODE), None)
+    if plain is None or not plain.total.decoding_tokens_per_second:
+        return []
+    said = []
+    for result in report.ran:
+        length, rate = result.total.acceptance_length, result.total.decoding_tokens_per_second
+        if result is plain or length is None or rate is None:
+            continue
+        if (ratio := rate / plain.total.decoding_tokens_per_second) < 1:
+            said.append(
+                f"{result.name} does not pay here: {ratio:.2f} × the decoding of one node a step, "
+                f"at {length:.2f} tokens a step"
+            )
+    return said
 
 
 def check_room(base: BaseModel, prompts: Sequence[Sequence[int]]) -> None:

@@ -15,6 +15,8 @@ def show(
     report: Any, breakdowns: dict[str, Any], engine: Any, setup: dict[str, Any], sampled: str
 ) -> None:
     """Print what was measured; `sampled` says how tokens were chosen."""
+    from medusa_kit.bench.methods import not_paying
+
     info = engine.base.info
     title = (
         f"{info.name}, {info.dtype}, {info.device}, attention {engine.verifier.attention.name}: "
@@ -33,6 +35,8 @@ def show(
     for result in report.ran:
         for said in result.drafter_notes:
             console.out.print(f"{result.name}: {said}", markup=False, highlight=False)
+    for said in not_paying(report):
+        console.out.print(said, markup=False, highlight=False)
     if report.categories:
         console.out.print(_category_table(report))
     if breakdowns:

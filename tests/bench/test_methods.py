@@ -12,8 +12,14 @@ from tiny_models import CONTEXT, VOCAB, tiny_base
 
 from medusa_kit.base_model import BaseModel
 from medusa_kit.bench import peers
-from medusa_kit.bench.bench import BenchReport, bench
-from medusa_kit.bench.methods import check_room, named_drafters, standard_methods
+from medusa_kit.bench.bench import BenchReport, MethodResult, Tally, bench
+from medusa_kit.bench.methods import (
+    ONE_NODE,
+    check_room,
+    named_drafters,
+    not_paying,
+    standard_methods,
+)
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.peers import assistant_for, named_peers
 from medusa_kit.cli.prompts import read_prompt_set
@@ -291,3 +297,17 @@ def test_prompt_sets_keep_their_categories(tmp_path: Path) -> None:
     rows = read_prompt_set(str(path), None)
     assert [(messages[0]["content"], category) for messages, category in rows] == [
         ("Compose.", "writing"), ("Add.", "math"), ("def f():", None), ("hi", None)]  # fmt: skip
+
+
+def test_drafters_slower_than_one_node_are_named() -> None:
+    def result(name: str, decoding_seconds: float, steps: int) -> MethodResult:
+        total = Tally(answers=1, tokens=31, seconds=9.0, num_steps=steps)
+        total.decoding_tokens, total.decoding_seconds = 30, decoding_seconds
+        return MethodResult(name, total)
+
+    rows = [result("transformers generate", 8.0, 0), result(ONE_NODE, 3.0, 30),
+            result("lookahead", 4.0, 20), result("suffix", 2.0, 20)]  # fmt: skip
+    assert not_paying(BenchReport(rows, 1, 31)) == [
+        "lookahead does not pay here: 0.75 × the decoding of one node a step, at 1.50 tokens a step"
+    ]
+    assert not_paying(BenchReport([rows[0], *rows[2:]], 1, 31)) == []
