@@ -5,7 +5,7 @@ and what counts is the ratio within one run.
 """
 
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -32,20 +32,36 @@ class Answers:
     seconds: float
     stats: Sequence[Any] = ()  # GenerationStats of each prompt, where a method knows
     decoding: Decoding | None = None  # where a method knows
+    counts: Sequence[int] | None = None  # of tokens, where they are not those of token_ids
+    step_tokens: int | None = None  # given by steps; all but each answer's first unless told
+    failed: Collection[int] = ()  # places in the batch that got no answer; no tokens, no seconds
+    said: Sequence[str] = ()
+
+    @property
+    def tokens(self) -> int:
+        return sum(map(len, self.token_ids) if self.counts is None else self.counts)
 
     @property
     def notes(self) -> list[str]:
-        """What the drafter says about the last prompt."""
+        """What the method says, or the drafter about the last prompt."""
+        if self.said:
+            return list(self.said)
         return list(getattr(self.stats[-1], "drafter_notes", ())) if self.stats else []
 
 
 @dataclass(frozen=True)
 class Method:
-    """A way of decoding. `ours`: sampled answers of all of these are the same text."""
+    """A way of decoding. `ours`: sampled answers of all of these are the same text.
+
+    `warm`: it needs no round before those that count. `ids_told`: answers come with their token
+    ids, which can be compared with others'.
+    """
 
     name: str
     run: Callable[[Batch], Answers]
     ours: bool = False
+    warm: bool = False
+    ids_told: bool = True
 
 
 @dataclass
@@ -56,15 +72,17 @@ class Tally:
     tokens: int = 0
     seconds: float = 0.0
     num_steps: int = 0
+    step_tokens: int = 0
     depth_steps: list[float] = field(default_factory=list)  # steps that got to depth d at least
-    rates: list[float] = field(default_factory=list)  # tokens a second, batch by batch
+    # Tokens a second, batch by batch; None: every prompt of it failed.
+    rates: list[float | None] = field(default_factory=list)
     identical: int | None = 0  # answers that equal the reference's; None: not to be compared
     decoding_tokens: int = 0  # behind the first step
     decoding_seconds: float = 0.0
 
     @property
     def tokens_per_second(self) -> float:
-        return self.tokens / self.seconds
+        return self.tokens / self.seconds if self.seconds else 0.0
 
     @property
     def decoding_tokens_per_second(self) -> float | None:
@@ -75,18 +93,19 @@ class Tally:
 
     @property
     def acceptance_length(self) -> float | None:
-        return (self.tokens - self.answers) / self.num_steps if self.num_steps else None
+        return self.step_tokens / self.num_steps if self.num_steps else None
 
     @property
     def acceptance_by_depth(self) -> list[float]:
         return [steps / self.num_steps for steps in self.depth_steps]
 
     def add(self, batch: Answers, identical: int | None) -> None:
-        tokens = sum(map(len, batch.token_ids))
-        self.answers += len(batch.token_ids)
+        tokens, answers = batch.tokens, len(batch.token_ids) - len(batch.failed)
+        self.answers += answers
         self.tokens += tokens
         self.seconds += batch.seconds
-        self.rates.append(tokens / batch.seconds)
+        self.rates.append(tokens / batch.seconds if batch.seconds else None)
+        self.step_tokens += tokens - answers if batch.step_tokens is None else batch.step_tokens
         self.identical = None if identical is None else (self.identical or 0) + identical
         if batch.decoding is not None:
             self.decoding_tokens += batch.decoding.tokens
@@ -106,7 +125,7 @@ class Tally:
         return {
             **asdict(self),
             "tokens_per_second": self.tokens_per_second,
-            "ratio": self.tokens_per_second / other.tokens_per_second,
+            "ratio": _ratio(self, other),
             "median_ratio": _median_ratio(self, other),
             "decoding_tokens_per_second": self.decoding_tokens_per_second,
             "acceptance_length": self.acceptance_length,
@@ -123,6 +142,7 @@ class MethodResult:
     categories: dict[str, Tally] = field(default_factory=dict)
     not_run: str | None = None  # why there are no figures
     drafter_notes: list[str] = field(default_factory=list)  # of the last prompt
+    ours: bool = False
 
 
 @dataclass
@@ -144,14 +164,14 @@ class BenchReport:
         return list(self.results[0].categories)
 
     def ratio(self, result: MethodResult) -> float:
-        return result.total.tokens_per_second / self.results[0].total.tokens_per_second
+        return _ratio(result.total, self.results[0].total)
 
     def median_ratio(self, result: MethodResult) -> float:
         return _median_ratio(result.total, self.results[0].total)
 
     def category_ratio(self, result: MethodResult, category: str) -> float:
         first = self.results[0].categories[category]
-        return result.categories[category].tokens_per_second / first.tokens_per_second
+        return _ratio(result.categories[category], first)
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -193,24 +213,25 @@ def bench(
     left out with its reason, unless it is the first or ours.
     """
     batches = _batches(prompts, categories or [None] * len(prompts), batch_size)
-    results = [MethodResult(method.name) for method in methods]
+    results = [MethodResult(method.name, ours=method.ours) for method in methods]
     reference = next((i for i, method in enumerate(methods) if method.ours), 0) if sampled else 0
     for batch in _one_of_each_size([batch for _, batch in batches]):
         for method, result in zip(methods, results, strict=True):
-            _attempt(method, result, batch, method is methods[0])
+            if not method.warm:
+                _attempt(method, result, batch, method is methods[0])
     with console.progress("benchmarking", len(prompts), "prompts") as bar:
         for index, (category, batch) in enumerate(batches):
             answers = _round(methods, results, batch, index)
             for which, answer in answers.items():
-                comparable = methods[which].ours or not sampled
+                comparable = methods[which].ids_told and (methods[which].ours or not sampled)
                 same = _identical(answer, answers[reference]) if comparable else None
                 results[which].total.add(answer, same)
                 results[which].drafter_notes = answer.notes
                 if category is not None:
                     results[which].categories.setdefault(category, Tally()).add(answer, same)
-            best = max(results[which].total.tokens_per_second for which in answers)
-            first = results[0].total.tokens_per_second
-            bar.advance(len(batch), note=f"best {best / first:.2f} ×")
+            best = max((results[which].total for which in answers), key=_speed)
+            bar.advance(len(batch), note=f"best {_ratio(best, results[0].total):.2f} ×")
+    _leave_out_failed(results)
     return BenchReport(results, len(prompts), max_new_tokens, batch_size, methods[reference].name)
 
 
@@ -275,11 +296,33 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
+def _leave_out_failed(results: Sequence[MethodResult]) -> None:
+    """Methods that answered nothing have no figures. Raises MedusaKitError if it is the first."""
+    for result in results:
+        if result.not_run is None and not result.total.answers:
+            result.not_run = "; ".join(result.drafter_notes) or "no prompt was answered"
+    if results[0].not_run is not None:
+        raise MedusaKitError(f"{results[0].name}: {results[0].not_run}")
+
+
 def _identical(answers: Answers, reference: Answers) -> int:
     pairs = zip(answers.token_ids, reference.token_ids, strict=True)
-    return sum(ours == theirs for ours, theirs in pairs)
+    return sum(
+        ours == theirs for at, (ours, theirs) in enumerate(pairs) if at not in answers.failed
+    )
+
+
+def _speed(tally: Tally) -> float:
+    return tally.tokens_per_second
+
+
+def _ratio(tally: Tally, other: Tally) -> float:
+    """0 where one of them answered nothing: of a category, say."""
+    return _speed(tally) / _speed(other) if other.seconds else 0.0
 
 
 def _median_ratio(tally: Tally, other: Tally) -> float:
+    """Over batches that both answered; 0 where there is none."""
     pairs = zip(tally.rates, other.rates, strict=True)
-    return statistics.median(ours / theirs for ours, theirs in pairs)
+    ratios = [ours / theirs for ours, theirs in pairs if ours is not None and theirs]
+    return statistics.median(ratios) if ratios else 0.0

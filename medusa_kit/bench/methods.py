@@ -107,7 +107,7 @@ def not_paying(report: BenchReport) -> list[str]:
     said = []
     for result in report.ran:
         length, rate = result.total.acceptance_length, result.total.decoding_tokens_per_second
-        if result is plain or length is None or rate is None:
+        if result is plain or not result.ours or length is None or rate is None:
             continue
         if (ratio := rate / plain.total.decoding_tokens_per_second) < 1:
             said.append(

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from medusa_kit.cli import bench_report, engine_options, options
+from medusa_kit.cli import bench_endpoint, bench_report, engine_options, options
 from medusa_kit.cli.prompts import OWN_PROMPTS, load_both, read_prompt_set
 
 DEFAULT_PEERS = ("transformers", "prompt-lookup")
@@ -38,6 +38,7 @@ Drafters = Annotated[
 
 
 @engine_options.with_engine(several=True)
+@bench_endpoint.with_server
 def bench(
     loading: engine_options.Loading = engine_options.GIVEN,
     heads: Annotated[
@@ -64,21 +65,29 @@ def bench(
     breakdown: Annotated[
         bool, typer.Option("--breakdown", help="Say where a step's time goes.")
     ] = False,
+    server: bench_endpoint.Server | None = None,
     output: Annotated[
         Path | None, typer.Option(help="Folder for bench.json and bench.png.")
     ] = None,
+    given_names: frozenset[str] = frozenset(),
 ) -> None:
-    """Plain transformers generate, its peers, and ours, interleaved on the same prompts."""
+    """Plain transformers generate, its peers, ours, and a server, in turn on the same prompts."""
     from medusa_kit.bench.methods import named_drafters
     from medusa_kit.bench.peers import assistant_for, named_peers
     from medusa_kit.infer.sampling import SamplingParams
 
+    sampling = SamplingParams(temperature, seed=seed)
+    if server is not None:
+        server.check(given_names, batch_size)
     draft_model = loading["draft_model"]
     assistant = assistant_for(peers or DEFAULT_PEERS, assistant, draft_model)
     names = named_peers(peers or DEFAULT_PEERS, assistant)
     compared = named_drafters(drafters or (), draft_model)
-    sampling = SamplingParams(temperature, seed=seed)
     asked = read_prompt_set(prompts, limit)
+    source = prompts or OWN_PROMPTS
+    served = None if server is None else server.open(loading["name"], max_new_tokens, sampling)
+    if served is not None and served.alone:
+        return served.measure_alone(asked, source, output)
     named = _named(heads) if heads else {"medusa-kit": loading.get("heads", "auto") or "none"}
     first = options.heads_argument(next(iter(named.values())))
     engine, oracle = load_both({**loading, "heads": first})
@@ -86,14 +95,15 @@ def bench(
     helper = _assistant(assistant, engine)
     report, breakdowns = _measure(
         engines, oracle, asked, max_new_tokens, batch_size, sampling, names, compared, helper,
-        breakdown,
+        breakdown, served,
     )  # fmt: skip
-    _report(report, breakdowns, engines, sampling, prompts or OWN_PROMPTS, output)
+    _report(report, breakdowns, engines, sampling, source, output, served)
 
 
 def _measure(
     engines: dict[str, Any], oracle: Any, asked: Any, max_new_tokens: int, batch_size: int,
     sampling: Any, peers: list[str], drafters: list[str], assistant: Any, breakdown: bool,
+    served: bench_endpoint.Served | None,
 ) -> tuple[Any, dict[str, Any]]:  # fmt: skip
     """(the report, breakdowns by method)."""
     from medusa_kit.bench.bench import bench as run
@@ -107,6 +117,8 @@ def _measure(
         engines, oracle, max_new_tokens, peers=peers, drafters=drafters, assistant=assistant,
         sampling=sampling, batch_size=batch_size,
     )  # fmt: skip
+    if served is not None:
+        methods.append(served.beside(asked, ids, engine.base.tokenizer))
     report = run(
         methods, ids, max_new_tokens, batch_size=batch_size,
         categories=[category for _, category in asked], sampled=not sampling.greedy,
@@ -127,21 +139,24 @@ def _assistant(name: str | None, engine: Any) -> Any:
 
 def _report(
     report: Any, breakdowns: dict[str, Any], engines: dict[str, Any], sampling: Any, prompts: str,
-    output: Path | None,
+    output: Path | None, served: bench_endpoint.Served | None,
 ) -> None:  # fmt: skip
     from medusa_kit.bench.machine import describe_setup, heads_digest
 
     engine = next(iter(engines.values()))
     setup = describe_setup(engine)
-    chosen = "greedy"
-    if not sampling.greedy:
-        chosen = f"temperature {sampling.temperature}, seed {sampling.seed}"
-    bench_report.show(report, breakdowns, engine, setup, chosen)
+    what, where = bench_report.engine_title(engine, setup)
+    bench_report.show(report, breakdowns, what, bench_report.chosen(sampling), where)
     if output is not None:
-        drawn = {"temperature": sampling.temperature, "seed": sampling.seed}
-        heads = {name: heads_digest(one) for name, one in engines.items()}
-        asked = {"prompts": prompts, "heads": heads}
-        bench_report.write(report, breakdowns, engine, setup, drawn, output, asked)
+        record = {
+            **bench_report.engine_record(engine, setup),
+            "prompts": prompts,
+            "heads": {name: heads_digest(one) for name, one in engines.items()},
+            "sampling": {"temperature": sampling.temperature, "seed": sampling.seed},
+        }
+        if served is not None:
+            record["endpoint"] = served.record()
+        bench_report.write(report, breakdowns, record, engine.base.info.name, output)
 
 
 def _named(heads: list[str]) -> dict[str, str]:

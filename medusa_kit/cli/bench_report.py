@@ -8,30 +8,25 @@ from typing import Any
 from medusa_kit import console
 from medusa_kit.files import atomic_write
 
+GREEDY = "greedy"
 NAME_WIDTH = 26  # of a method's name, and of the reason why it was not run
 
 
-def show(
-    report: Any, breakdowns: dict[str, Any], engine: Any, setup: dict[str, Any], sampled: str
-) -> None:
+def show(report: Any, breakdowns: dict[str, Any], what: str, sampled: str, where: str) -> None:
     """Print what was measured; `sampled` says how tokens were chosen."""
     from medusa_kit.bench.methods import not_paying
 
-    info = engine.base.info
     title = (
-        f"{info.name}, {info.dtype}, {info.device}, attention {engine.verifier.attention.name}: "
-        f"{report.num_prompts} prompts, {report.max_new_tokens} new tokens, {sampled}, "
-        f"batch {report.batch_size}\nsteps by {setup['steps_run_by']}; {setup['processor']}, "
-        f"threads {setup['threads']}, torch {setup['torch']}, transformers {setup['transformers']}"
+        f"{what}: {report.num_prompts} prompts, {report.max_new_tokens} new tokens, {sampled}, "
+        f"batch {report.batch_size}\n{where}"
     )
     console.out.print(_methods_table(report, title))
     console.out.print(
-        "decoding only: tokens/s behind the first, without reading the prompt; same: answers "
-        f"that equal those of {report.identical_to}, token for token"
-        + ("; others draw other random numbers" if any(
-            result.total.identical is None for result in report.ran) else ""),
-        markup=False, highlight=False,
-    )  # fmt: skip
+        "decoding only: tokens/s behind the first, without reading the prompt"
+        + _meaning_of_same(report, sampled),
+        markup=False,
+        highlight=False,
+    )
     for result in report.ran:
         for said in result.drafter_notes:
             console.out.print(f"{result.name}: {said}", markup=False, highlight=False)
@@ -41,6 +36,14 @@ def show(
         console.out.print(_category_table(report))
     if breakdowns:
         console.out.print(breakdown_table(breakdowns, "a step, ms (medians)"))
+
+
+def _meaning_of_same(report: Any, sampled: str) -> str:
+    known = [result.total.identical is not None for result in report.ran]
+    if not any(known):
+        return ""
+    others = "; others draw other random numbers" if sampled != GREEDY and not all(known) else ""
+    return f"; same: answers that equal those of {report.identical_to}, token for token{others}"
 
 
 def _methods_table(report: Any, title: str) -> Any:
@@ -80,16 +83,21 @@ def _category_table(report: Any) -> Any:
     for category in report.categories:
         cells = []
         for result in others:
-            length = result.categories[category].acceptance_length
             ratio = f"{report.category_ratio(result, category):.2f} ×"
-            cells.append(ratio if length in (None, 1.0) else f"{ratio} ({length:.2f})")
+            cells.append(_with_length(ratio, result.categories[category]))
         base = first.categories[category]
-        rows.append((category, base.answers, f"{base.tokens_per_second:.1f}", *cells))
+        speed = _with_length(f"{base.tokens_per_second:.1f}", base)
+        rows.append((category, base.answers, speed, *cells))
     names = [result.name.removeprefix("transformers ").removeprefix("medusa-kit, ")
              for result in report.ran]  # fmt: skip
     columns = ("category", "prompts", f"{names[0]}, tokens/s", *names[1:])
     title = f"by category: ratio to {first.name} (acceptance length)"
     return console.table(title, columns, rows)
+
+
+def _with_length(speed: str, tally: Any) -> str:
+    length = tally.acceptance_length
+    return speed if length in (None, 1.0) else f"{speed} ({length:.2f})"
 
 
 def breakdown_table(breakdowns: dict[str, Any], title: str) -> Any:
@@ -113,23 +121,44 @@ def breakdown_table(breakdowns: dict[str, Any], title: str) -> Any:
     return console.table(title, ("part", *breakdowns), rows)
 
 
-def write(
-    report: Any, breakdowns: dict[str, Any], engine: Any, setup: dict[str, Any],
-    sampling: dict[str, Any], folder: Path, asked: dict[str, Any],
-) -> None:  # fmt: skip
-    """bench.json, and bench.png where matplotlib is there.
+def chosen(sampling: Any) -> str:
+    """How tokens were chosen."""
+    if sampling.greedy:
+        return GREEDY
+    return f"temperature {sampling.temperature}, seed {sampling.seed}"
 
-    `asked`: the prompts' name, and digests of the heads compared.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    record = {
+
+def engine_title(engine: Any, setup: dict[str, Any]) -> tuple[str, str]:
+    """(what was measured, where)."""
+    info = engine.base.info
+    return (
+        f"{info.name}, {info.dtype}, {info.device}, attention {engine.verifier.attention.name}",
+        f"steps by {setup['steps_run_by']}; {setup['processor']}, threads {setup['threads']}, "
+        f"torch {setup['torch']}, transformers {setup['transformers']}",
+    )
+
+
+def engine_record(engine: Any, setup: dict[str, Any]) -> dict[str, Any]:
+    """The same for bench.json."""
+    return {
         "base": engine.base.info.as_dict(),
-        **asked,
         "drafter": engine.own_drafter,
         "heads_refused": engine.heads_refused,
         "attention": engine.verifier.attention.report(),
         "setup": setup,
-        "sampling": sampling,
+    }
+
+
+def write(
+    report: Any, breakdowns: dict[str, Any], record: dict[str, Any], name: str, folder: Path
+) -> None:
+    """bench.json, and bench.png where matplotlib is there.
+
+    `record`: what was measured with; `name`: of the model, for the chart.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    record = {
+        **record,
         **report.as_dict(),
         "breakdown": {name: one.as_dict() for name, one in breakdowns.items()},
     }
@@ -143,6 +172,5 @@ def write(
         return
     rates = {result.name: result.total.tokens_per_second for result in report.ran}
     depths = {result.name: result.total.acceptance_by_depth for result in report.ran}
-    title = f"{engine.base.info.name}, batch {report.batch_size}"
-    plot_bench(rates, depths, title, folder / "bench.png")
+    plot_bench(rates, depths, f"{name}, batch {report.batch_size}", folder / "bench.png")
     console.note(f"wrote {folder / 'bench.png'}")

@@ -42,7 +42,8 @@ def generate(
     ] = "OPENAI_API_KEY",
     concurrency: Annotated[int, typer.Option(min=1, help="Requests to the server at once.")] = 8,
     return_token_ids: Annotated[
-        bool, typer.Option("--return-token-ids", help="Ask the server for token ids (vLLM).")
+        bool,
+        typer.Option("--return-token-ids", help="Ask the server for token ids (vLLM, SGLang)."),
     ] = False,
     dtype: options.DType = "float32",
     device: options.Device = "auto",

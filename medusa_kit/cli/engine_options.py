@@ -20,6 +20,7 @@ from medusa_kit.errors import UsageError
 DRAFTERS = ("auto", "medusa", "draft-model", "prompt-lookup", "suffix", "lookahead", "recycling",
             "combined", "none")  # fmt: skip
 PLACE = "loading"  # the parameter that stands where the options go
+GIVEN_NAMES = "given_names"
 
 Loading = Mapping[str, Any]
 GIVEN: Loading = options.GIVEN
@@ -66,7 +67,8 @@ def _engine(
 def with_engine(several: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Put the engine's options where a command has its parameter `loading`.
 
-    `several`: for a command that compares heads and drafters, with a `--heads` of its own.
+    `several`: for a command that compares heads and drafters, with a `--heads` of its own. Its
+    parameter GIVEN_NAMES, if it has one, gets the names of all its options that were really given.
     """
     shown = [one for name, one in inspect.signature(_engine).parameters.items()
              if name != "heads" or not several]  # fmt: skip
@@ -75,15 +77,18 @@ def with_engine(several: bool = False) -> Callable[[Callable[..., None]], Callab
         @functools.wraps(command)
         def run(context: typer.Context, **arguments: Any) -> None:
             values = {one.name: arguments.pop(one.name) for one in shown}
-            given = {name for name in values
+            names = {name for name in (*values, *arguments)
                      if (source := context.get_parameter_source(name)) is not None
                      and source.name != "DEFAULT"}  # fmt: skip
+            given = names & values.keys()
             loading = _arguments(values, given)
             if "draft_model" in given and not several:
                 _check_draft_model_is_used(loading)
-            command(**arguments, **{PLACE: loading})
+            told = {GIVEN_NAMES: names} if GIVEN_NAMES in wanted else {}
+            command(**arguments, **{PLACE: loading}, **told)
 
-        parameters = list(inspect.signature(command).parameters.values())
+        wanted = inspect.signature(command).parameters
+        parameters = [one for name, one in wanted.items() if name != GIVEN_NAMES]
         at = next(i for i, one in enumerate(parameters) if one.name == PLACE)
         parameters[at : at + 1] = shown
         context = inspect.Parameter(

@@ -62,7 +62,8 @@ def _bench_lines(measured: Measured) -> Iterator[tuple[str, ...]]:
 def _drafts(method: dict[str, Any]) -> bool:
     """Whether it is a way of ours that guesses ahead, by the names that bench gives."""
     name = str(method["name"])
-    return not name.startswith("transformers") and not name.endswith(", one node")
+    others = ("transformers", "flashspec", "endpoint, ")
+    return not name.startswith(others) and not name.endswith(", one node")
 
 
 def _head_hits(measured: Measured) -> Iterator[str]:

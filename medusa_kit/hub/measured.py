@@ -191,6 +191,11 @@ def _bench(path: Path, config: HeadsConfig, digest: str) -> dict[str, Any]:
             f"{path} is no bench report: it has no methods or prompts",
             hint="`medusa-kit bench --output FOLDER` writes bench.json",
         )
+    if "endpoint" in record and "base" not in record:
+        raise DataError(
+            f"{path} is about a server alone, whose heads are not known to be these",
+            hint="measure these beside it: `medusa-kit bench` without --endpoint-only",
+        )
     _check_base(path, record.get("base", {}).get("fingerprint"), config)
     _check_heads(path, (record.get("heads") or {}).values(), digest)
     return record

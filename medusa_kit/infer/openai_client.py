@@ -10,8 +10,9 @@ import os
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from medusa_kit.data.readers import Message
 from medusa_kit.errors import ConfigError, DataError, MedusaKitError, UsageError
@@ -23,6 +24,7 @@ RETRYABLE = {429, 500, 502, 503, 504}
 ROWS_FAULT = {400, 413, 422}  # this request is refused, for instance as too long; others may pass
 OPENAI_SAMPLING = ("top_p", "presence_penalty", "frequency_penalty", "logit_bias")
 EXTENDED_SAMPLING = ("top_k", "min_p", "repetition_penalty")  # vLLM and others know them
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -50,26 +52,29 @@ class Endpoint:
         Raises DataError when the server refuses this conversation, MedusaKitError when it refuses
         us or stays away.
         """
-        reply = self._post(self._body(messages))
-        try:
-            choice = reply["choices"][0]
-            text = choice["message"]["content"] or ""
-        except (KeyError, IndexError, TypeError) as error:
-            raise self._no_completion(reply) from error
+        choice, text, _ = self.completion(
+            self.ask(self.body(messages), lambda response, _: response.read())
+        )
         reason = "stop" if choice.get("finish_reason") == "stop" else "length"
         if self.return_token_ids:
             if not choice.get("token_ids"):
                 raise UsageError(
                     f"{self.url} sends no token_ids",
-                    hint="only vLLM does; leave out --return-token-ids",
+                    hint="vLLM and recent SGLang do; leave out --return-token-ids",
                 )
             return [int(token) for token in choice["token_ids"]], reason, False
-        ids = list(tokenizer(text, add_special_tokens=False).input_ids)
-        if reason == "stop" and tokenizer.eos_token_id is not None:
-            ids.append(tokenizer.eos_token_id)
-        return ids, reason, True
+        return encode_again(tokenizer, text, reason), reason, True
 
-    def _body(self, messages: list[Message]) -> dict[str, Any]:
+    def completion(self, raw: bytes) -> tuple[dict[str, Any], str, dict[str, Any]]:
+        """(choice, text, usage) of a reply that came whole. Raises MedusaKitError if it is none."""
+        try:
+            reply = json.loads(raw)
+            choice = reply["choices"][0]
+            return choice, choice["message"]["content"] or "", reply.get("usage") or {}
+        except (ValueError, KeyError, IndexError, TypeError) as error:
+            raise self._no_completion(raw) from error
+
+    def body(self, messages: list[Message]) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self.model,
             "messages": messages,
@@ -84,18 +89,27 @@ class Endpoint:
             body["return_token_ids"] = True
         return body
 
-    def _post(self, body: dict[str, Any]) -> Any:
+    def headers(self) -> dict[str, str]:
+        """With the key, where the environment has one."""
         headers = {"Content-Type": "application/json"}
         if key := os.environ.get(self.api_key_env):
             headers["Authorization"] = f"Bearer {key}"
+        return headers
+
+    def ask(self, body: dict[str, Any], read: Callable[[Any, float], T]) -> T:
+        """What `read` makes of (the response, when this attempt began by time.perf_counter).
+
+        Asks again where the server is busy, away, or breaks off while `read` reads, unless `read`
+        turns that into an error of ours. Raises as `answer` does.
+        """
         request = urllib.request.Request(
-            self.url.rstrip("/") + "/chat/completions", json.dumps(body).encode(), headers
+            self.url.rstrip("/") + "/chat/completions", json.dumps(body).encode(), self.headers()
         )
         for attempt in range(RETRIES + 1):
+            started = time.perf_counter()
             try:
                 with urllib.request.urlopen(request, timeout=self.timeout_seconds) as response:
-                    raw = response.read()
-                break
+                    return read(response, started)
             except urllib.error.HTTPError as error:
                 if error.code not in RETRYABLE or attempt == RETRIES:
                     raise self._refused(error) from error
@@ -105,14 +119,11 @@ class Endpoint:
                         f"{self.url} cannot be reached: {error}", hint="is the server running?"
                     ) from error
             time.sleep(self.first_wait_seconds * 2**attempt)
-        try:
-            return json.loads(raw)
-        except ValueError as error:
-            raise self._no_completion(raw) from error
+        raise AssertionError("the last attempt returns or raises")
 
-    def _no_completion(self, reply: Any) -> MedusaKitError:
+    def _no_completion(self, reply: bytes) -> MedusaKitError:
         return MedusaKitError(
-            f"{self.url} sends no chat completion: {str(reply)[:200]}",
+            f"{self.url} sends no chat completion: {reply.decode(errors='replace')[:200]}",
             hint="does the URL end in /v1, and is the server OpenAI-compatible?",
         )
 
@@ -124,3 +135,11 @@ class Endpoint:
         detail = error.read().decode(errors="replace")[:200]
         kind = DataError if error.code in ROWS_FAULT else MedusaKitError
         return kind(f"{self.url} answers {error.code}: {detail}", hint=hints.get(error.code))
+
+
+def encode_again(tokenizer: Any, text: str, reason: str) -> list[int]:
+    """Token ids of an answer that came as text, with the stop token where it ended by itself."""
+    ids = list(tokenizer(text, add_special_tokens=False).input_ids)
+    if reason == "stop" and tokenizer.eos_token_id is not None:
+        ids.append(tokenizer.eos_token_id)
+    return ids

@@ -303,10 +303,11 @@ def test_drafters_slower_than_one_node_are_named() -> None:
     def result(name: str, decoding_seconds: float, steps: int) -> MethodResult:
         total = Tally(answers=1, tokens=31, seconds=9.0, num_steps=steps)
         total.decoding_tokens, total.decoding_seconds = 30, decoding_seconds
-        return MethodResult(name, total)
+        return MethodResult(name, total, ours=name != "a server")
 
     rows = [result("transformers generate", 8.0, 0), result(ONE_NODE, 3.0, 30),
-            result("lookahead", 4.0, 20), result("suffix", 2.0, 20)]  # fmt: skip
+            result("lookahead", 4.0, 20), result("suffix", 2.0, 20),
+            result("a server", 5.0, 20)]  # fmt: skip
     assert not_paying(BenchReport(rows, 1, 31)) == [
         "lookahead does not pay here: 0.75 × the decoding of one node a step, at 1.50 tokens a step"
     ]

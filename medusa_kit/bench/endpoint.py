@@ -1,0 +1,201 @@
+"""A running OpenAI-compatible server as a method of the bench: streamed, timed from outside.
+
+What counts are the seconds in which a request was under way: waits before a server is asked again,
+and requests that failed, do not. Decoding is the time behind a request's first token, likewise.
+"""
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+from medusa_kit.bench.bench import Answers, Batch, Decoding, Method
+from medusa_kit.bench.served_acceptance import ServedSteps, fetch_counts, steps_between
+from medusa_kit.data.readers import Message
+from medusa_kit.errors import MedusaKitError
+from medusa_kit.infer.openai_client import Endpoint, encode_again
+from medusa_kit.infer.openai_stream import Streamed, stream_answer
+
+HOPELESS_FAILURES = 5  # in a row: it is not the prompts then
+FAILURES_SAID = 5
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt as the server is sent it; `number` from 1, as in the prompt file."""
+
+    number: int
+    messages: list[Message]
+
+
+@dataclass
+class EndpointRun:
+    """A server and what it did so far.
+
+    `prompts`: by the token ids that the bench knows them by. `tokenizer` gives the one that answers
+    are encoded with again: all of them where `compare`, else those that came without usage.
+    """
+
+    endpoint: Endpoint
+    prompts: Mapping[tuple[int, ...], Asked]
+    tokenizer: Callable[[], Any]
+    concurrency: int = 1
+    include_usage: bool = True
+    compare: bool = True
+    answers: list[Streamed] = field(default_factory=list)
+    counts: list[int] = field(default_factory=list)  # tokens of each answer
+    failed: dict[int, str] = field(default_factory=dict)  # why, by the prompt's number
+    read_otherwise: list[tuple[int, int, int]] = field(default_factory=list)  # number, theirs, ours
+    steps: list[ServedSteps] = field(default_factory=list)
+    has_metrics: bool = True
+    _failures_in_a_row: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"endpoint, {self.endpoint.model}"
+
+    def method(self) -> Method:
+        return Method(self.name, self.run, warm=True, ids_told=self.compare)
+
+    def run(self, batch: Batch) -> Answers:
+        """Raises MedusaKitError when nothing but failures comes any more."""
+        before = fetch_counts(self.endpoint) if self.has_metrics else None
+        with ThreadPoolExecutor(self.concurrency) as pool:
+            got = list(pool.map(self._fetch, [self.prompts[tuple(ids)] for ids in batch]))
+        after = fetch_counts(self.endpoint) if before is not None else None
+        self.has_metrics = after is not None or bool(self.steps)
+        steps = None if before is None or after is None else steps_between(before, after)
+        self.steps += [] if steps is None else [steps]
+        ids = [self._encode(one) if self.compare else [] for one in got]
+        counts = [self._count(one, again) for one, again in zip(got, ids, strict=True)]
+        self._note(batch, got, counts)
+        answers = [one for one in got if isinstance(one, Streamed)]
+        return Answers(
+            ids,
+            _covered([(one.started, one.ended) for one in answers]),
+            [] if steps is None else [steps],
+            _decoding(answers, sum(counts)),
+            counts=counts,
+            step_tokens=0 if steps is None else steps.tokens,
+            failed=[place for place, one in enumerate(got) if not isinstance(one, Streamed)],
+            said=self.notes(),
+        )
+
+    def _fetch(self, asked: Asked) -> Streamed | MedusaKitError:
+        try:
+            return stream_answer(self.endpoint, asked.messages, include_usage=self.include_usage)
+        except MedusaKitError as error:
+            return error
+
+    def _encode(self, got: Streamed | MedusaKitError) -> list[int]:
+        if not isinstance(got, Streamed):
+            return []
+        return encode_again(self.tokenizer(), got.text, got.finish_reason)
+
+    def _count(self, got: Streamed | MedusaKitError, ids: list[int]) -> int:
+        if not isinstance(got, Streamed):
+            return 0
+        if got.completion_tokens is not None:
+            return got.completion_tokens
+        return len(ids if self.compare else self._encode(got))
+
+    def _note(
+        self, batch: Batch, got: Sequence[Streamed | MedusaKitError], counts: Sequence[int]
+    ) -> None:
+        for ids, one, count in zip(batch, got, counts, strict=True):
+            number = self.prompts[tuple(ids)].number
+            if not isinstance(one, Streamed):
+                # Reports travel; where a server of somebody's own stands is nobody's business.
+                self.failed[number] = one.message.replace(self.endpoint.url, "the server")
+                self._failures_in_a_row += 1
+                if self._failures_in_a_row >= HOPELESS_FAILURES:
+                    raise MedusaKitError(self.failed[number], hint=one.hint)
+                continue
+            self._failures_in_a_row = 0
+            self.answers.append(one)
+            self.counts.append(count)
+            if self.compare and one.prompt_tokens not in (None, len(ids)):
+                self.read_otherwise.append((number, one.prompt_tokens or 0, len(ids)))
+
+    def record(self) -> dict[str, Any]:
+        """For JSON: how it was asked, and what is known of it that no other method has."""
+        firsts = [one.first - one.started for one in self.answers if one.first is not None]
+        rates = [
+            (count - 1) / (one.ended - one.first)
+            for one, count in zip(self.answers, self.counts, strict=True)
+            if one.first is not None and count > 1 and one.ended > one.first
+        ]
+        return {
+            "model": self.endpoint.model,
+            "concurrency": self.concurrency,
+            "answers": len(self.answers),
+            "failed": self.failed,
+            "tokens_counted_by": self._counted_by(),
+            "first_token_seconds": statistics.median(firsts) if firsts else None,
+            "request_tokens_per_second": statistics.median(rates) if rates else None,
+            "drafted_tokens": sum(steps.draft_tokens for steps in self.steps),
+            "accepted_tokens": sum(steps.accepted_tokens for steps in self.steps),
+            "prompts_read_otherwise": [number for number, _, _ in self.read_otherwise],
+        }
+
+    def _counted_by(self) -> str:
+        by_usage = sum(one.completion_tokens is not None for one in self.answers)
+        if by_usage == len(self.answers):
+            return "usage"
+        return "encoding again" if not by_usage else "usage, encoding again where there is none"
+
+    def notes(self) -> list[str]:
+        """The same in words."""
+        known = self.record()
+        first, rate = known["first_token_seconds"], known["request_tokens_per_second"]
+        said = [f"requests at once: {self.concurrency}; tokens counted by "
+                f"{known['tokens_counted_by']}"]  # fmt: skip
+        if first is None:
+            said.append("it sends answers whole: no time to first token, nothing on decoding")
+        else:
+            behind = "" if rate is None else f", then {rate:.1f} tokens/s a request"
+            said.append(f"first token after {first * 1e3:.0f} ms{behind} (medians)")
+        said.append(self._acceptance_note(known["drafted_tokens"], known["accepted_tokens"]))
+        said += self._troubles()
+        return said if self.answers else self._troubles()
+
+    def _troubles(self) -> list[str]:
+        said = []
+        if self.read_otherwise:
+            number, theirs, ours = self.read_otherwise[0]
+            said.append(
+                f"{len(self.read_otherwise)} prompts are not those that we decode (prompt {number}:"
+                f" {theirs} tokens there, {ours} here): another template or tokenizer"
+            )
+        for number, why in list(self.failed.items())[:FAILURES_SAID]:
+            said.append(f"prompt {number} failed: {why}")
+        if len(self.failed) > FAILURES_SAID:
+            said.append(f"{len(self.failed)} prompts failed in all")
+        return said
+
+    def _acceptance_note(self, drafted: int, accepted: int) -> str:
+        if not self.has_metrics:
+            return "no counters of vLLM's at /metrics: its acceptance is not known"
+        if not drafted:
+            return "its counters at /metrics say that it drafted nothing"
+        return (
+            f"{accepted:,} of {drafted:,} drafted tokens accepted ({accepted / drafted:.0%}), by "
+            "/metrics, which counts everybody's requests"
+        )
+
+
+def _covered(spans: Sequence[tuple[float, float]]) -> float:
+    """Seconds in which at least one of the spans (start, end) ran."""
+    seconds, reached = 0.0, float("-inf")
+    for start, end in sorted(spans):
+        seconds += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return seconds
+
+
+def _decoding(answers: Sequence[Streamed], num_tokens: int) -> Decoding | None:
+    spans = [(one.first, one.ended) for one in answers if one.first is not None]
+    if not spans or len(spans) < len(answers):
+        return None
+    return Decoding(max(0, num_tokens - len(answers)), _covered(spans))

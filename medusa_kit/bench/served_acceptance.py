@@ -1,0 +1,72 @@
+"""What a vLLM server has accepted of its drafts, from its Prometheus page /metrics.
+
+Counters since the server's start, over everybody's requests: what a run did is the difference. The
+Prometheus client puts `_total` behind their names; labels (engine, model) are summed over.
+"""
+
+import http.client
+import re
+import urllib.request
+from collections import Counter
+from dataclasses import dataclass
+
+from medusa_kit.infer.openai_client import Endpoint
+
+LINE = re.compile(
+    r"^vllm:spec_decode_num_(drafts|draft_tokens|accepted_tokens|accepted_tokens_per_pos)(?:_total)?"
+    r"(?:\{(.*)\})?\s+([0-9.eE+-]+)(?:\s+\d+)?$",
+    re.MULTILINE,
+)
+POSITION = re.compile(r'(?:^|,)\s*position="(\d+)"')
+TIMEOUT_SECONDS = 10.0
+Counts = Counter[str]  # drafts, draft_tokens, accepted_tokens, and `position N`
+
+
+@dataclass(frozen=True)
+class ServedSteps:
+    """Steps of a server that drafted; the names are those of GenerationStats where they agree."""
+
+    num_steps: int
+    draft_tokens: int
+    accepted_tokens: int
+    acceptance_by_depth: list[float]  # share of steps that got to depth 1, 2, …
+
+    @property
+    def tokens(self) -> int:
+        """What the steps gave: the accepted ones, and one of the model's own each."""
+        return self.num_steps + self.accepted_tokens
+
+
+def read_counts(text: str) -> Counts | None:
+    """Counters of a /metrics page; None where it has none of them."""
+    counts: Counts = Counter()
+    for name, labels, value in LINE.findall(text):
+        if name.endswith("per_pos"):
+            if found := POSITION.search(labels):
+                counts[f"position {found[1]}"] += int(float(value))
+        else:
+            counts[name] += int(float(value))
+    return counts if "drafts" in counts else None
+
+
+def fetch_counts(endpoint: Endpoint) -> Counts | None:
+    """The same from the server; None too where it has no such page, or does not answer."""
+    root = endpoint.url.rstrip("/").removesuffix("/v1")
+    request = urllib.request.Request(root + "/metrics", headers=endpoint.headers())
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
+            return read_counts(response.read().decode(errors="replace"))
+    except (OSError, http.client.HTTPException):
+        return None
+
+
+def steps_between(before: Counts, after: Counts) -> ServedSteps | None:
+    """None where nothing was drafted, and where the counters began anew in between."""
+    grown = {name: after[name] - before[name] for name in after}
+    if min(grown.values()) < 0 or not grown["drafts"]:
+        return None
+    positions = sorted(int(name.split()[1]) for name in grown if name.startswith("position"))
+    shares = [grown[f"position {depth}"] / grown["drafts"] for depth in positions]
+    return ServedSteps(
+        grown["drafts"], grown.get("draft_tokens", 0), grown.get("accepted_tokens", 0), shares
+    )
