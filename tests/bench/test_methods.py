@@ -301,7 +301,7 @@ def test_prompt_sets_keep_their_categories(tmp_path: Path) -> None:
 
 def test_drafters_slower_than_one_node_are_named() -> None:
     def result(name: str, decoding_seconds: float, steps: int) -> MethodResult:
-        total = Tally(answers=1, tokens=31, seconds=9.0, num_steps=steps)
+        total = Tally(answers=1, tokens=31, seconds=9.0, num_steps=steps, step_tokens=30)
         total.decoding_tokens, total.decoding_seconds = 30, decoding_seconds
         return MethodResult(name, total, ours=name != "a server")
 

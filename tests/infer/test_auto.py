@@ -137,7 +137,7 @@ def test_the_size_taken_has_the_most_tokens_a_second(
     for token, chance in enumerate(chances, start=1):
         trie.add(draw.randrange(trie.num_nodes), token, chance)
     cost = StepCost(slope)
-    size, promised = best_size([trie], cost, max_nodes)
+    size, promised = best_size([trie.by_chance()], cost, max_nodes)
     paths = sorted((chance for _, chance in trie.by_chance()), reverse=True)
     rates = [sum(paths[:n]) / cost.seconds(n) for n in range(1, min(max_nodes, len(paths)) + 1)]
     assert promised / cost.seconds(size) == pytest.approx(max(rates))

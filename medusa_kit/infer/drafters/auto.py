@@ -97,7 +97,8 @@ class AutoDrafter:
         start, B = self.clock(), len(state.roots_B)
         luck, cost = self.experience.luck, self.experience.cost
         tries = merged(self.free, state, luck)
-        size, promised = best_size(tries, cost, self.max_nodes)
+        orders = [trie.by_chance() for trie in tries]
+        size, promised = best_size(orders, cost, self.max_nodes)
         situation, choice = None, 0
         if cost.measured:
             step_seconds = cost.seconds(B * size) / B
@@ -107,8 +108,12 @@ class AutoDrafter:
                 tries, merged([self.costly[choice - 1]], state, luck), strict=True
             ):
                 whole.merge(more)
-            size, _ = best_size(tries, cost, self.max_nodes)
-        tries = [trie.best(size) for trie in tries]
+            orders = [trie.by_chance() for trie in tries]
+            size, _ = best_size(orders, cost, self.max_nodes)
+        tries = [
+            trie.kept([node for node, _ in order[:size]])
+            for trie, order in zip(tries, orders, strict=True)
+        ]
         self._step = _Step(tries, situation, choice, start)
         draft = draft_of(tries, self.device)
         self._step.drafted = self.clock()
@@ -140,12 +145,15 @@ class AutoDrafter:
             tell_end(source, answers)
 
 
-def best_size(tries: Sequence[Trie], cost: StepCost, max_nodes: int) -> tuple[int, float]:
+Order = Sequence[tuple[int, float]]  # a row's nodes with their chances, likeliest first
+
+
+def best_size(orders: Sequence[Order], cost: StepCost, max_nodes: int) -> tuple[int, float]:
     """(nodes a row, tokens they promise over all rows) with the most tokens a second."""
-    B = len(tries)
+    B = len(orders)
     gains = [0.0] * max_nodes  # of the n-th likeliest node, over the rows
-    for trie in tries:
-        for place, (_, chance) in enumerate(trie.by_chance()[:max_nodes]):
+    for order in orders:
+        for place, (_, chance) in enumerate(order[:max_nodes]):
             gains[place] += chance
     best, tokens, promised = 1, float(B), float(B)
     rate = tokens / cost.seconds(B)

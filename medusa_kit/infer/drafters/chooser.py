@@ -40,7 +40,11 @@ class _Situation:
 
 @dataclass
 class Chooser:
-    """Choices by number; 0 asks nobody. `hopes[c]`: tokens a step that choice c adds at best."""
+    """Choices by number; 0 asks nobody.
+
+    `hopes[c]`: tokens a step that choice c may add where nothing else is guessed; the less, the
+    more is promised anyway.
+    """
 
     hopes: Sequence[float]
     _situations: dict[int, _Situation] = field(default_factory=dict)
@@ -51,7 +55,7 @@ class Chooser:
         if number not in self._situations:
             seconds = TRIALS * step_seconds
             self._situations[number] = _Situation(
-                [_Record(TRIALS * (promised + hope), seconds) for hope in self.hopes]
+                [_Record(TRIALS * (promised + hope / promised**2), seconds) for hope in self.hopes]
             )
         situation = self._situations[number]
         records = situation.records
