@@ -197,13 +197,13 @@ class Engine:
         context = DraftContext(
             self.verifier,
             self.heads,
-            self.heads_refused,
             tree=self.tree_for(batch_size) if self.heads is not None else None,
             break_even=self.plan.break_even if self.plan and batch_size == 1 else None,
             draft_model=self.draft_model,
             batch_size=batch_size,
             sampling=sampling or SamplingParams(),
             memory=self.memory,
+            heads_refused=self.heads_refused,
         )
         own, own_options = self._own_drafter()
         if options is None and name in (None, own):

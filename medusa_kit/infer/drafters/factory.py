@@ -33,13 +33,13 @@ class DraftContext:
 
     verifier: Verifier
     heads: MedusaHeads | None = None
-    heads_refused: str | None = None  # why heads that were found are not in use
     tree: Tree | None = None  # for this batch size
     break_even: float | None = None  # tokens a step of that tree must emit, where it is known
     draft_model: str | BaseModel | None = None
     batch_size: int = 1
     sampling: SamplingParams = field(default_factory=SamplingParams)
     memory: dict[Hashable, Any] = field(default_factory=dict)
+    heads_refused: str | None = None  # why heads that were found are not in use
 
     @property
     def base(self) -> BaseModel:
