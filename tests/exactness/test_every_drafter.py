@@ -63,7 +63,7 @@ def test_a_seed_says_the_same(engine: Engine, name: str, options: dict) -> None:
 
 def test_the_prompts_are_worth_drafting_for(engine: Engine) -> None:
     """Else the tests above would pass with drafters that never guess right."""
-    for name in ("draft-model", "auto", "combined", "lookahead"):
+    for name in ("draft-model", "combined", "lookahead"):  # what auto does depends on the clock
         results = engine.generate(PROMPTS, drafter=name, max_new_tokens=TOKENS)
         assert max(result.stats.acceptance_length for result in results) > 1.2, name
     assert max(map(max, PROMPTS)) < VOCAB
