@@ -27,15 +27,12 @@ from foreign_folders import (
     vllm_config,
 )
 from safetensors.torch import load_file
-from small_engines import BUSHY, endless_base, random_heads, random_prompt
 from test_reading import DTYPES, SIZES, base_in, base_matrix, hidden, logits_of
 from tiny_models import tiny_base
 
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError, MedusaKitError
 from medusa_kit.heads import MedusaHeads, load_heads, read_config, save_heads
 from medusa_kit.heads.formats.convert import WRITERS, convert
-from medusa_kit.heads.ranks import MISSING, token_ranks
-from medusa_kit.infer.loading import build_engine
 
 FP32 = torch.float32
 SOME = torch.tensor([1, 2, 17, 60, 95])
@@ -393,22 +390,3 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_every_writer_has_a_loader_to_be_held_against() -> None:
     assert set(WRITERS) == {*LOADERS, "medusa-kit"}
-
-
-def test_heads_with_own_rows_for_some_tokens_draft_exactly() -> None:
-    """The form that truncated vocabularies of vLLM take here: guessed right now and then."""
-    base, oracle = endless_base(24), endless_base(24)
-    ids_R = torch.arange(0, 24, 3)
-    heads = random_heads(base, projection="own", reduced_ids=ids_R)
-    engine = build_engine(base, heads=heads, tree=BUSHY)
-    prompt = random_prompt(9, seed=1, vocab_size=24)
-    result = engine.generate(prompt, max_new_tokens=24)
-    expected_1T = oracle.model.generate(
-        torch.tensor([prompt]), max_new_tokens=24, do_sample=False, attention_mask=torch.ones(1, 9)
-    )
-    assert result.token_ids == expected_1T[0, 9:].tolist()
-    assert result.stats.acceptance_length > 1
-    ahead_PJ = torch.tensor([[1, 3, 6, 9], [1, 2, 6, 9]])
-    ranks_PK = token_ranks(heads, torch.randn(2, 32), ahead_PJ, 8)
-    assert (ranks_PK[0] < 8).all()
-    assert ranks_PK[1, 0] == MISSING

@@ -4,7 +4,6 @@ Kinds of guesses are believed by their luck so far. A copied span that agrees wi
 more before it outranks everything else.
 """
 
-import heapq
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -77,7 +76,11 @@ class CombinedDrafter(TrieDrafter):
 
     def guess(self, state: State) -> list[Trie]:
         tries = merged(self.sources, state, self.luck)
-        return [trie.kept(_outranking_first(trie)[: self.num_nodes]) for trie in tries]
+        orders = [trie.by_chance(_long_match)[: self.num_nodes] for trie in tries]
+        return [
+            trie.kept([node for node, _ in order])
+            for trie, order in zip(tries, orders, strict=True)
+        ]
 
     def propose(self, state: State) -> Draft:
         self._tries = self.guess(state)
@@ -117,21 +120,6 @@ def learn(luck: Luck, tries: Sequence[Trie], step: StepResult) -> None:
         for node in range(1, trie.num_nodes):
             if trie.parents[node] in reached:
                 luck.record(trie.keys[node], node in reached)
-
-
-def _outranking_first(trie: Trie) -> list[int]:
-    """Nodes likeliest first, those of long matches before all others."""
-    children: dict[int, list[int]] = {}
-    for node, parent in enumerate(trie.parents):
-        children.setdefault(parent, []).append(node)
-    order, queue = list[int](), [(False, -1.0, 0)]
-    while queue:
-        behind, negative, node = heapq.heappop(queue)
-        order.append(node)
-        for child in children.get(node, ()):
-            lower = behind or not _long_match(trie.keys[child])
-            heapq.heappush(queue, (lower, negative * trie.chances[child], child))
-    return order
 
 
 def _long_match(key: Any) -> bool:

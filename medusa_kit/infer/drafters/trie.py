@@ -6,7 +6,7 @@ Shapes: B batch, N nodes with root.
 """
 
 import heapq
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Protocol
 
 import torch
@@ -62,17 +62,23 @@ class Trie:
                 parent, other.tokens[node], other.chances[node], other.keys[node]
             )
 
-    def by_chance(self) -> list[tuple[int, float]]:
-        """(node, chance of the whole path to it), likeliest first, the root at the head."""
+    def by_chance(
+        self, outranks: Callable[[Hashable], bool] | None = None
+    ) -> list[tuple[int, float]]:
+        """(node, chance of the whole path to it), likeliest first, the root at the head.
+
+        Paths of nothing but nodes whose key `outranks` go before all others.
+        """
         children: dict[int, list[int]] = {}
         for node, parent in enumerate(self.parents):
             children.setdefault(parent, []).append(node)
-        order, queue = list[tuple[int, float]](), [(-1.0, 0)]
+        order, queue = list[tuple[int, float]](), [(False, -1.0, 0)]
         while queue:
-            negative, node = heapq.heappop(queue)
+            behind, negative, node = heapq.heappop(queue)
             order.append((node, -negative))
             for child in children.get(node, ()):
-                heapq.heappush(queue, (negative * self.chances[child], child))
+                lower = outranks is not None and (behind or not outranks(self.keys[child]))
+                heapq.heappush(queue, (lower, negative * self.chances[child], child))
         return order
 
     def kept(self, nodes: Sequence[int]) -> "Trie":
