@@ -18,8 +18,8 @@ X any leading shape, B batch, C candidates kept for each head, J tokens of the p
 of them.
 """
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,22 @@ from medusa_kit.heads.config import (
     Projection,
     check_reduced_ids,
 )
+
+Guesses = tuple[Tensor, Tensor]  # ids_KXC, scores_KXC (empty where nobody asked for them)
+
+
+class Guesser(Protocol):
+    """What may stand in for heads that guess for a few rows: faster, the same up to rounding."""
+
+    def __call__(
+        self,
+        heads: Sequence[int],
+        hidden_XD: Tensor,
+        path_XJ: Tensor | None,
+        count: int,
+        temperatures: Sequence[float] | None = None,
+    ) -> Guesses | None:
+        """None where it cannot, and the heads themselves have to."""
 
 
 class ResidualBlock(nn.Module):
@@ -74,8 +90,7 @@ class MedusaHeads(nn.Module):
             copies = (_copy_of_embedding(base, ids_R) for _ in range(config.num_heads))
             self.projections.extend(copies)
         self.register_buffer("column_ids", ids_R)
-        # May stand in for the product with the frozen rows: something faster, the same numbers.
-        self.projector: Callable[[Tensor], Tensor] | None = None
+        self.guesser: Guesser | None = None
         self._bind_columns()
 
     @classmethod
@@ -156,8 +171,6 @@ class MedusaHeads(nn.Module):
 
     def project(self, z_XD: Tensor, k: int) -> Tensor:
         """logits_XR of head k over the projection's columns, with the base's scale and soft cap."""
-        if self.projector is not None:
-            return self.base.scale_logits(self.projector(z_XD))
         if self.config.projection == "own":
             return self.base.scale_logits(plain_linear(self.projections[k], z_XD))
         if self.config.projection == "shared":
@@ -200,14 +213,36 @@ class MedusaHeads(nn.Module):
         Order: logit descending, token id ascending, the rule that calibration counts ranks by.
         `on_device`: without asking anything of the values on the host.
         """
+        guesses = None
+        if not on_device:
+            path_BJ = None if roots_B is None else roots_B[:, None]
+            guesses = self.quickly(range(first or self.num_heads), hidden_BD, path_BJ, count)
+        if guesses is not None:
+            return guesses[0]
         return self._best(self(hidden_BD, first, roots_B), count, on_device)
 
     def candidates_behind(
         self, k: int, hidden_XD: Tensor, path_XJ: Tensor, count: int, on_device: bool = False
     ) -> Tensor:
         """The `count` likeliest token ids of head k behind each path, best first: ids_XC."""
+        guesses = None if on_device else self.quickly([k], hidden_XD, path_XJ, count)
+        if guesses is not None:
+            return guesses[0][0]
         logits_XR = self.project(self.transform(hidden_XD, k, path_XJ), k)
         return self._best(logits_XR, count, on_device)
+
+    def quickly(
+        self,
+        heads: Sequence[int],
+        hidden_XD: Tensor,
+        path_XJ: Tensor | None,
+        count: int,
+        temperatures: Sequence[float] | None = None,
+    ) -> Guesses | None:
+        """What the `guesser` says, where there is one and it can."""
+        if self.guesser is None:
+            return None
+        return self.guesser(heads, hidden_XD, path_XJ, count, temperatures)
 
     def _best(self, logits_XR: Tensor, count: int, on_device: bool) -> Tensor:
         best = columns_by_key if on_device else self.best_columns

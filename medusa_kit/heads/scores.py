@@ -23,6 +23,11 @@ def scored_guesses(
 
     Guesses come in the order of `MedusaHeads.candidates`; scores are log-probabilities, <= 0.
     """
+    path_BJ = None if roots_B is None else roots_B[:, None]
+    numbers = range(len(temperatures))
+    guesses = heads.quickly(numbers, hidden_BD, path_BJ, count, temperatures)
+    if guesses is not None:
+        return guesses
     logits_KBR = heads(hidden_BD, len(temperatures), roots_B)
     scale_K11 = torch.tensor(temperatures, device=logits_KBR.device)[:, None, None]
     return _scored(heads, logits_KBR, count, scale_K11)
@@ -32,6 +37,9 @@ def scored_guesses_behind(
     heads: MedusaHeads, k: int, hidden_XD: Tensor, path_XJ: Tensor, count: int, temperature: float
 ) -> tuple[Tensor, Tensor]:
     """(ids_XC, scores_XC) of head k behind each path."""
+    guesses = heads.quickly([k], hidden_XD, path_XJ, count, [temperature])
+    if guesses is not None:
+        return guesses[0][0], guesses[1][0]
     logits_XR = heads.project(heads.transform(hidden_XD, k, path_XJ), k)
     return _scored(heads, logits_XR, count, temperature)
 

@@ -18,7 +18,7 @@ from medusa_kit.heads.formats.files import heads_place
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.engine import Engine
 from medusa_kit.infer.fixed.shapes import check_choice
-from medusa_kit.infer.native.linear import install_native_heads
+from medusa_kit.infer.native.heads import install_native_heads
 from medusa_kit.infer.prepare import prepared_verifier
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree

@@ -6,7 +6,7 @@
 #include <memory>
 #include <vector>
 
-#include "matmul.h"
+#include "heads.h"
 
 struct Layer {  // mirrored in kernels.py; a norm's weight is null where the family has none
     Matrix qkv, out, gate_up, down;
@@ -336,6 +336,12 @@ const char* mk_isa() { return MK_ISA; }
 void mk_step(const Decoder* decoder, const Step* step, int threads) {
     Pool& p = pool(threads);
     Run run(*decoder, *step, p, threads);
+    p.run([&](int id) { run.all(id); });
+}
+
+void mk_guess(const Heads* heads, const Guess* guess, int threads) {
+    Pool& p = pool(threads);
+    Guessing run(*heads, *guess, p, threads);
     p.run([&](int id) { run.all(id); });
 }
 

@@ -1,6 +1,6 @@
 """The C++ library: built at first use by torch's extension loader, cached, called through ctypes.
 
-Structures here mirror those of matmul.h and decoder.cpp, field by field.
+Structures here mirror those of matmul.h, heads.h and decoder.cpp, field by field.
 """
 
 import ctypes
@@ -15,7 +15,7 @@ import torch
 
 from medusa_kit import console
 
-SOURCES = ("simd.h", "pool.h", "matmul.h", "decoder.cpp")
+SOURCES = ("simd.h", "pool.h", "matmul.h", "heads.h", "decoder.cpp")
 FLAGS = ("-O3", "-std=c++17", "-pthread", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi")
 MAX_ROWS = 64
 WORK_OF_A_THREAD = 2_000_000  # multiplications; some 30 microseconds
@@ -55,6 +55,29 @@ class Step(ctypes.Structure):
         ("depths", c_void_p), ("sees", c_void_p), ("cache", c_void_p),
         ("num_kept", c_int64), ("kept", c_void_p),
         ("hidden_out", c_void_p), ("logits", c_void_p), ("likeliest", c_void_p),
+    )  # fmt: skip
+
+
+class Head(ctypes.Structure):
+    _fields_ = (
+        ("blocks", POINTER(Matrix)), ("num_blocks", c_int64), ("num_read", c_int64),
+        ("projection", Matrix),
+    )  # fmt: skip
+
+
+class Heads(ctypes.Structure):
+    _fields_ = (
+        ("hidden", c_int64), ("embedding", c_int64), ("one_projection", c_int64),
+        ("factor", c_float), ("cap", c_float),
+        ("heads", POINTER(Head)), ("embeddings", c_void_p), ("column_ids", c_void_p),
+    )  # fmt: skip
+
+
+class Guess(ctypes.Structure):
+    _fields_ = (
+        ("rows", c_int64), ("path_length", c_int64), ("count", c_int64),
+        ("head_of_row", c_void_p), ("paths", c_void_p),
+        ("hidden", c_void_p), ("temperatures", c_void_p), ("ids", c_void_p), ("scores", c_void_p),
     )  # fmt: skip
 
 
@@ -101,6 +124,8 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.mk_isa.restype = c_char_p
     library.mk_step.argtypes = (POINTER(Decoder), POINTER(Step), c_int)
     library.mk_step.restype = None
+    library.mk_guess.argtypes = (POINTER(Heads), POINTER(Guess), c_int)
+    library.mk_guess.restype = None
     library.mk_linear.argtypes = (POINTER(Matrix), c_void_p, c_int, c_void_p, c_int)
     library.mk_linear.restype = None
     return library

@@ -1,5 +1,5 @@
-"""Linear layers for a few rows through the C++ kernels: what heads use, and models that the C++
-decoder does not know.
+"""Linear layers for a few rows through the C++ kernels, for models that the C++ decoder does not
+know.
 
 Shapes: X any leading shape, D in, O out.
 """
@@ -11,9 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.native import kernels
-from medusa_kit.infer.native.decoder import NativeDecoder
 from medusa_kit.infer.native.packing import Blocks, PackedMatrix, pack
 from medusa_kit.infer.packed_linear import plain_linears
 
@@ -40,9 +38,7 @@ class NativeLinear(nn.Linear):
         return out_XO
 
 
-def make_native(
-    layer: nn.Linear, blocks: Blocks | None = None, packed: PackedMatrix | None = None
-) -> bool:
+def make_native(layer: nn.Linear, blocks: Blocks | None = None) -> bool:
     """Turn a plain float32 layer on a CPU into a NativeLinear; says whether it did."""
     loaded = kernels.load_library()
     weight = layer.weight
@@ -51,30 +47,9 @@ def make_native(
         return False
     layer.__class__ = NativeLinear
     native = cast(NativeLinear, layer)
-    native.packed = packed or pack(weight.detach(), layer.bias, blocks)
+    native.packed = pack(weight.detach(), layer.bias, blocks)
     native.loaded = loaded
     return True
-
-
-def install_native_heads(heads: MedusaHeads, decoder: NativeDecoder) -> None:
-    """Let frozen heads draft through the kernels, beside a base whose steps do."""
-    if any(parameter.requires_grad for parameter in heads.parameters()):
-        return  # packed copies would go stale
-    install_native_linears(heads)
-    if heads.config.projection == "shared":
-        make_native(heads.base.output_embedding, packed=decoder.output)
-    if heads.config.projection != "reduced" or heads.column_ids is None:
-        return
-    weight_and_bias = heads.linear(0)
-    assert weight_and_bias is not None
-    weight_RD, bias_R = weight_and_bias
-    rows = nn.Linear(weight_RD.shape[1], weight_RD.shape[0], bias=False)
-    rows.weight = nn.Parameter(weight_RD, requires_grad=False)
-    if bias_R is not None:
-        rows.bias = nn.Parameter(bias_R, requires_grad=False)
-    blocks = decoder.output_blocks
-    if make_native(rows, blocks and blocks.select(heads.column_ids)):
-        heads.projector = rows.forward
 
 
 def install_native_linears(module: Any) -> int:

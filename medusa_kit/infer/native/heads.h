@@ -1,0 +1,175 @@
+// What heads guess for a few rows, in one call: residual blocks x + SiLU(W[x; e] + b), the projection,
+// the likeliest columns and how likely they are.
+//
+// Rows do not depend on each other, as in matmul.h. Equal logits: the lower column first.
+#pragma once
+#include <vector>
+
+#include "matmul.h"
+
+struct Head {  // mirrored in kernels.py
+    const Matrix* blocks;
+    int64_t num_blocks, num_read;  // tokens of the path that the first block reads
+    Matrix projection;
+};
+
+struct Heads {
+    int64_t hidden, embedding, one_projection;  // the first head's for all of them
+    float factor, cap;                          // of logits; cap: 0 for none
+    const Head* heads;
+    const float* embeddings;    // of the input [V, embedding]
+    const int64_t* column_ids;  // [columns], or null where a column is its token
+};
+
+struct Guess {
+    int64_t rows, path_length, count;
+    const int64_t *head_of_row, *paths;  // [rows] rising; [rows, path_length], from the root on
+    const float *hidden, *temperatures;  // [rows, hidden]; [rows], or null where nobody asks for scores
+    int64_t* ids;                        // [rows, count], likeliest first
+    float* scores;                       // [rows, count], log-probabilities
+};
+
+inline void unit_rms(const float* x, int64_t size, float* out) {
+    double sum = 0;
+    for (int64_t i = 0; i < size; ++i) sum += (double)x[i] * x[i];
+    const float factor = 1.0f / std::sqrt(std::max((float)(sum / (double)size), 1e-12f));
+    for (int64_t i = 0; i < size; ++i) out[i] = x[i] * factor;
+}
+
+class Guessing {
+  public:
+    Guessing(const Heads& h, const Guess& g, Pool& p, int threads) : h(h), g(g), p(p), rows((int)g.rows), best(threads) {
+        for (int row = 0; row < rows; ++row)
+            if (row == 0 || g.head_of_row[row] != g.head_of_row[row - 1]) starts.push_back(row);
+        starts.push_back(rows);
+        int64_t widest = h.hidden;
+        for (size_t i = 0; i + 1 < starts.size(); ++i) widest = std::max(widest, head_at(starts[i]).blocks[0].inputs);
+        x.assign(g.hidden, g.hidden + rows * h.hidden);
+        inputs.resize(rows * widest);
+        x_t.resize(rows * padded(widest, 32));
+        if (g.temperatures) logits.resize(rows * columns());
+        for (auto& mine : best) mine.resize(rows * g.count);
+    }
+
+    void all(int id) {
+        for (size_t i = 0; i + 1 < starts.size(); ++i) transform(starts[i], starts[i + 1], id);
+        if (h.one_projection) project(0, rows, id);
+        else for (size_t i = 0; i + 1 < starts.size(); ++i) project(starts[i], starts[i + 1], id);
+        for (int row = id; row < rows; row += p.active()) finish(row);
+    }
+
+  private:
+    typedef std::pair<float, int64_t> Found;  // logit, column
+    const Heads& h;
+    const Guess& g;
+    Pool& p;
+    const int rows;
+    std::vector<int> starts;  // of each head's rows
+    std::vector<float> x, inputs, x_t, logits;
+    std::vector<std::vector<Found>> best;  // of each thread: [rows, count], best first
+
+    const Head& head_at(int row) const { return h.heads[g.head_of_row[row]]; }
+    int64_t columns() const { return head_at(0).projection.outputs; }
+
+    void transform(int from, int to, int id) {
+        const Head& head = head_at(from);
+        const int64_t width = head.blocks[0].inputs;
+        float* read = inputs.data();
+        for (int row = from + id; row < to; row += p.active()) {
+            float* at = read + (row - from) * width;
+            std::copy(g.hidden + row * h.hidden, g.hidden + (row + 1) * h.hidden, at);
+            for (int64_t j = 0; j < head.num_read; ++j) {
+                const int64_t token = std::max<int64_t>(g.paths[row * g.path_length + j], 0);
+                unit_rms(h.embeddings + token * h.embedding, h.embedding, at + h.hidden + j * h.embedding);
+            }
+        }
+        p.barrier(id);
+        for (int64_t b = 0; b < head.num_blocks; ++b)
+            block(head.blocks[b], b == 0 ? read : x.data() + from * h.hidden, from, to - from, id);
+    }
+
+    void block(const Matrix& m, const float* read, int from, int count, int id) {
+        multiply_by(m, read, count, id, [&](int64_t panel, int V, const float* tile) {
+            const int64_t first = panel * LANES, end = std::min<int64_t>(first + V * LANES, h.hidden);
+            for (int row = 0; row < count; ++row) {
+                float gate[2 * LANES];
+                for (int64_t o = first; o < end; o += LANES) {
+                    const float* sum = tile + row * V * LANES + (o - first);
+                    const int64_t n = std::min<int64_t>(LANES, end - o);
+                    for (int64_t i = 0; i < LANES; ++i) gate[i] = i < n ? sum[i] + (m.bias ? m.bias[o + i] : 0.0f) : 0.0f;
+                    const Vec y = load(gate);
+                    store(gate, y / (splat(1.0f) + vexp(splat(0.0f) - y)));
+                    float* to = x.data() + (from + row) * h.hidden + o;
+                    for (int64_t i = 0; i < n; ++i) to[i] += gate[i];
+                }
+            }
+        });
+    }
+
+    template <class Finish> void multiply_by(const Matrix& m, const float* read, int count, int id, Finish finish) {
+        transpose_rows(read, count, m.inputs, padded(m.inputs, group_of((int)m.kind)), x_t.data(), id, p.active());
+        p.barrier(id);
+        product(m, x_t.data(), count, id, p.active(), finish);
+        p.barrier(id);
+    }
+
+    void project(int from, int to, int id) {
+        const Matrix& m = head_at(from).projection;
+        std::vector<Found>& mine = best[id];
+        for (int64_t i = from * g.count; i < to * g.count; ++i) mine[i] = {-INFINITY, i % g.count};
+        multiply_by(m, x.data() + from * h.hidden, to - from, id, [&](int64_t panel, int V, const float* tile) {
+            const int64_t first = panel * LANES, end = std::min<int64_t>(first + V * LANES, m.outputs);
+            for (int row = from; row < to; ++row) {
+                float scaled[6 * LANES];
+                scale(m, tile + (row - from) * V * LANES, first, end, scaled);
+                for (int64_t o = first; o < end; ++o) {
+                    const float logit = scaled[o - first];
+                    if (g.temperatures) logits[row * m.outputs + o] = logit;
+                    if (logit > mine[(row + 1) * g.count - 1].first) insert(&mine[row * g.count], {logit, o});
+                }
+            }
+        });
+    }
+
+    // What the family makes of its logits, bias included.
+    void scale(const Matrix& m, const float* sum, int64_t first, int64_t end, float* out) const {
+        for (int64_t o = first; o < end; ++o) out[o - first] = m.bias ? sum[o - first] + m.bias[o] : sum[o - first];
+        if (h.factor != 1.0f) for (int64_t o = first; o < end; ++o) out[o - first] *= h.factor;
+        if (h.cap > 0) for (int64_t o = first; o < end; ++o) out[o - first] = std::tanh(out[o - first] / h.cap) * h.cap;
+    }
+
+    // Columns come in rising order, so one that equals another goes behind it.
+    void insert(Found* sorted, Found found) const {
+        int64_t place = g.count - 1;
+        for (; place > 0 && found.first > sorted[place - 1].first; --place) sorted[place] = sorted[place - 1];
+        sorted[place] = found;
+    }
+
+    void finish(int row) {
+        Found* mine = &best[0][row * g.count];
+        for (int other = 1; other < p.active(); ++other)  // later threads hold later columns
+            for (int64_t i = 0; i < g.count; ++i) {
+                const Found& found = best[other][row * g.count + i];
+                if (found.first > mine[g.count - 1].first) insert(mine, found);
+            }
+        for (int64_t i = 0; i < g.count; ++i)
+            g.ids[row * g.count + i] = h.column_ids ? h.column_ids[mine[i].second] : mine[i].second;
+        if (g.temperatures) score(row, mine);
+    }
+
+    void score(int row, const Found* mine) {
+        const int64_t size = columns();
+        const float scale = 1.0f / g.temperatures[row], most = mine[0].first;
+        const float* all = logits.data() + row * size;
+        double sum = 0;
+        for (int64_t o = 0; o < size; o += LANES) {
+            const int64_t n = std::min<int64_t>(LANES, size - o);
+            float part[LANES];
+            for (int64_t i = 0; i < LANES; ++i) part[i] = i < n ? (all[o + i] - most) * scale : -INFINITY;
+            store(part, keep_where_above(vexp(load(part)), load(part), -1e38f));
+            for (int64_t i = 0; i < n; ++i) sum += part[i];
+        }
+        for (int64_t i = 0; i < g.count; ++i)
+            g.scores[row * g.count + i] = std::min((mine[i].first - most) * scale - (float)std::log(sum), 0.0f);
+    }
+};
