@@ -53,10 +53,12 @@ class Verifier:
         sees_BNN: Tensor,
         *,
         causal_prompt: bool = False,
+        prompt: bool = False,
         keep: Tensor | int = 0,
     ) -> tuple[Tensor, Tensor]:
         """Score every node: (hidden_BND, logits_BNV). The nodes lie in the cache, not committed.
 
+        `prompt`: the nodes are a piece of each row's prompt, where many rows meet.
         `keep`: which nodes need hidden states and logits (indices, or 0 for all).
         Nodes past the context's last position get that position; they can never be accepted.
         """
@@ -68,7 +70,7 @@ class Verifier:
         )
         if self.native and self.native.takes(cache, step):
             wanted = None if isinstance(keep, int) else keep
-            return self.native.forward(cache, tokens_BN, positions_BN, step, wanted)
+            return self.native.forward(cache, tokens_BN, positions_BN, step, wanted, prompt)
         return self.run_model(
             self.base.hidden_and_logits,
             step,
@@ -123,6 +125,7 @@ class Verifier:
                 depths_BT,
                 sees_TT.expand(len(prompts), T, T),
                 causal_prompt=start == 0,
+                prompt=True,
                 keep=torch.tensor(wanted, device=device),
             )
             cache.commit([range(len(chunk)) for chunk in chunks])

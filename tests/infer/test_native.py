@@ -119,13 +119,48 @@ def test_one_row_of_ones_reads_the_very_weights(kind):
     assert torch.equal(multiply(matrix, unit), weights.T)
 
 
+@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize("size", [1e-20, 1.0, 1e20])
+def test_what_is_rounded_away(kind, size):
+    """Also with one number of a group far above the others: as little as float32 rounds away."""
+    weights = weights_of(kind).double()
+    x = size * torch.randn(9, weights.shape[1], generator=torch.Generator().manual_seed(6))
+    x[:, 5] *= 1000
+    x[:, 20:] *= 0.001
+    out = multiply(pack(weights.float(), None, BLOCKS[kind]), x).double()
+    groups_NQS = x.double().unflatten(1, (-1, BLOCKS[kind].group))
+    most_NQ = groups_NQS.abs().amax(-1)
+    weight_OQ = weights.unflatten(1, (-1, BLOCKS[kind].group)).abs().sum(-1)
+    rounded_NO = 2.0**-23 * (most_NQ @ weight_OQ.T)
+    summed_NO = 2.0**-22 * (x.double().abs() @ weights.abs().T)
+    error_NO = (out - x.double() @ weights.T).abs()
+    assert (error_NO <= rounded_NO + summed_NO).all()
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+def test_what_is_no_number_does_not_become_one(kind, odd):
+    x = torch.ones(2, 64)
+    x[1, 40] = odd
+    out = multiply(pack(weights_of(kind), None, BLOCKS[kind]), x)
+    assert out[0].isfinite().all()
+    assert not out[1].isfinite().any()
+
+
+ISAS = {
+    "avx512": (("-march=skylake-avx512",), "avx512bw"),
+    "avx2": (("-march=haswell",), "avx2"),
+    "plain": (("-march=x86-64", "-O1"), ""),
+}
+
+
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="these are flags of x86 compilers")
-@pytest.mark.parametrize("isa", ["avx2", "plain"])
+@pytest.mark.parametrize("isa", ISAS)
 def test_other_instruction_sets(isa):
-    """AVX2 and plain C++ give the same products, within rounding."""
-    flags = {"avx2": ("-march=haswell",), "plain": ("-march=x86-64", "-O1")}[isa]
-    if isa == "avx2" and "avx2" not in Path("/proc/cpuinfo").read_text():
-        pytest.skip("this processor has no AVX2")
+    """Each gives the same products, within rounding."""
+    flags, needed = ISAS[isa]
+    if needed not in Path("/proc/cpuinfo").read_text():
+        pytest.skip(f"this processor has no {isa}")
     other = kernels.declare(ctypes.CDLL(kernels.build(flags)))
     assert other.mk_isa().decode() == isa
     for kind in ("int4", "int8+", "bfloat16", "float32"):

@@ -80,6 +80,7 @@ class FixedVerifier(Verifier):
         sees_BNN: Tensor,
         *,
         causal_prompt: bool = False,
+        prompt: bool = False,
         keep: Tensor | int = 0,
     ) -> tuple[Tensor, Tensor]:
         assert isinstance(cache, FixedCache)

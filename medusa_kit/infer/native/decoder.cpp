@@ -24,6 +24,7 @@ struct Decoder {
 
 struct Step {
     int64_t batch, nodes, slots;      // slots: of the cache
+    int64_t prompt;                   // whether the nodes are a piece of a prompt
     const float* embeddings;          // [B * N, hidden]
     const float* rotary;              // [tables][cos, sin][B * N][rotary_size]
     const int64_t *lengths, *depths;  // [B], [B, N]
@@ -62,17 +63,18 @@ void rotate(float* x, const float* cos, const float* sin, int64_t size) {
 
 class Run {
   public:
-    Run(const Decoder& d, const Step& s, Pool& p, int threads) : d(d), s(s), p(p), rows((int)(s.batch * s.nodes)) {
+    Run(const Decoder& d, const Step& s, Pool& p, int threads)
+        : d(d), s(s), p(p), rows((int)(s.batch * s.nodes)), way(s.prompt ? Way::EXPANDED : Way::QUADS) {
         queries = d.query_heads * d.head_size;
         keys = d.kv_heads * d.head_size;
-        const int64_t widest = padded(std::max({d.hidden, d.mlp, queries}), 32);
+        const int64_t widest = std::max({d.hidden, d.mlp, queries});
         x.assign(s.embeddings, s.embeddings + rows * d.hidden);
         normed.resize(rows * d.hidden);
         branch.resize(rows * d.hidden);
         qkv.resize(rows * (queries + 2 * keys));
         attended.resize(rows * queries);
         gated.resize(rows * d.mlp);
-        x_t.resize(rows * widest);
+        x_t.resize(room_for(rows, widest));
         scratch.resize(threads);
         best.resize(threads * rows);
     }
@@ -88,6 +90,7 @@ class Run {
     const Step& s;
     Pool& p;
     const int rows;
+    const Way way;
     int64_t queries, keys;
     std::vector<float> x, normed, branch, qkv, attended, gated, x_t;
     struct Scratch { std::vector<float> query, scores, accumulated; };
@@ -116,10 +119,9 @@ class Run {
     }
 
     template <class Finish> void multiply_by(const Matrix& m, const float* from, int count, int id, Finish finish) {
-        const int64_t inputs = padded(m.inputs, group_of((int)m.kind));
-        transpose_rows(from, count, m.inputs, inputs, x_t.data(), id, p.active());
+        lay_out(m, way, from, count, x_t.data(), id, p.active());
         p.barrier(id);
-        product(m, x_t.data(), count, id, p.active(), finish);
+        product(m, way, x_t.data(), count, id, p.active(), finish);
         p.barrier(id);
     }
 
@@ -348,12 +350,11 @@ void mk_guess(const Heads* heads, const Guess* guess, int threads) {
 // out [rows, outputs] = x [rows, inputs] W^T + bias, at most 64 rows
 void mk_linear(const Matrix* matrix, const float* x, int rows, float* out, int threads) {
     Pool& p = pool(threads);
-    const int64_t inputs = padded(matrix->inputs, group_of((int)matrix->kind));
     static thread_local std::vector<float> x_t;
-    x_t.resize(rows * inputs);
-    transpose_rows(x, rows, matrix->inputs, inputs, x_t.data(), 0, 1);
+    x_t.resize(room_for(rows, matrix->inputs));
+    lay_out(*matrix, Way::QUADS, x, rows, x_t.data(), 0, 1);
     float* transposed = x_t.data();
-    p.run([&](int id) { product(*matrix, transposed, rows, id, p.active(), Write<false>{*matrix, out, rows}); });
+    p.run([&](int id) { product(*matrix, Way::QUADS, transposed, rows, id, p.active(), Write<false>{*matrix, out, rows}); });
 }
 }
 #pragma GCC visibility pop

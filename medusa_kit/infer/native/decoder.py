@@ -85,8 +85,13 @@ class NativeDecoder:
         positions_BN: Tensor,
         step: TreeStep,
         keep_M: Tensor | None = None,
+        prompt: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """(hidden_BMD, logits_BMV) of the nodes `keep_M` (all); `likeliest_BN`: their argmax."""
+        """(hidden_BMD, logits_BMV) of the nodes `keep_M` (all); `likeliest_BN`: their argmax.
+
+        `prompt`: many rows are fastest another way than few, and a node's bits depend on the way,
+        so it is chosen by what the rows are and not by how many there happen to be.
+        """
         B, N = tokens_BN.shape
         M = N if keep_M is None else len(keep_M)
         nodes_M = torch.arange(N) if keep_M is None else keep_M
@@ -103,7 +108,7 @@ class NativeDecoder:
         for layer, layer_parts in self._windowed:
             layer.window = layer_parts.window
         struct = kernels.Step(
-            B, N, cache.num_slots, embeddings_BND.data_ptr(), rotary.data_ptr(),
+            B, N, cache.num_slots, prompt, embeddings_BND.data_ptr(), rotary.data_ptr(),
             lengths_B.data_ptr(), depths_BN.data_ptr(), sees_BNN.data_ptr(), block.data_ptr(),
             B * M, kept_BM.data_ptr(), hidden_BMD.data_ptr(), logits_BMV.data_ptr(),
             likeliest_BM.data_ptr(),

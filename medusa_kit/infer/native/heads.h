@@ -46,7 +46,7 @@ class Guessing {
         for (size_t i = 0; i + 1 < starts.size(); ++i) widest = std::max(widest, head_at(starts[i]).blocks[0].inputs);
         x.assign(g.hidden, g.hidden + rows * h.hidden);
         inputs.resize(rows * widest);
-        x_t.resize(rows * padded(widest, 32));
+        x_t.resize(room_for(rows, widest));
         if (g.temperatures) logits.resize(rows * columns());
         for (auto& mine : best) mine.resize(rows * g.count);
     }
@@ -107,9 +107,9 @@ class Guessing {
     }
 
     template <class Finish> void multiply_by(const Matrix& m, const float* read, int count, int id, Finish finish) {
-        transpose_rows(read, count, m.inputs, padded(m.inputs, group_of((int)m.kind)), x_t.data(), id, p.active());
+        lay_out(m, Way::QUADS, read, count, x_t.data(), id, p.active());
         p.barrier(id);
-        product(m, x_t.data(), count, id, p.active(), finish);
+        product(m, Way::QUADS, x_t.data(), count, id, p.active(), finish);
         p.barrier(id);
     }
 

@@ -5,6 +5,7 @@ Shapes: X any leading shape, D hidden, J tokens of the path, K heads, C guesses,
 
 import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +25,7 @@ class NativeHeads:
         assert library is not None
         self._library = library
         embedding = heads.base.model.get_input_embeddings()
-        blocks = [[pack(b.linear.weight, b.linear.bias) for b in head] for head in heads.blocks]
+        blocks = [_packed_blocks(head) for head in heads.blocks]
         projections = _projections(heads, decoder)
         scale, ids = heads.base.scale_logits, heads.column_ids
         self._alive = [blocks, projections, embedding, ids]  # what the structures point to
@@ -80,6 +81,10 @@ class NativeHeads:
         threads = kernels.threads_for(rows * sum(self._work[k] for k in heads))
         self._library.mk_guess(ctypes.byref(self._struct), ctypes.byref(guess), threads)
         return ids_KXC, scores_KXC
+
+
+def _packed_blocks(head: Any) -> list[PackedMatrix]:
+    return [pack(block.linear.weight, block.linear.bias) for block in head]
 
 
 def _projections(heads: MedusaHeads, decoder: NativeDecoder) -> list[PackedMatrix]:

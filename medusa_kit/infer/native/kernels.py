@@ -15,7 +15,7 @@ import torch
 
 from medusa_kit import console
 
-SOURCES = ("simd.h", "pool.h", "matmul.h", "heads.h", "decoder.cpp")
+SOURCES = ("simd.h", "pool.h", "matrix.h", "quads.h", "matmul.h", "heads.h", "decoder.cpp")
 FLAGS = ("-O3", "-std=c++17", "-pthread", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi")
 MAX_ROWS = 64
 WORK_OF_A_THREAD = 2_000_000  # multiplications; some 30 microseconds
@@ -50,7 +50,7 @@ class Decoder(ctypes.Structure):
 
 class Step(ctypes.Structure):
     _fields_ = (
-        ("batch", c_int64), ("nodes", c_int64), ("slots", c_int64),
+        ("batch", c_int64), ("nodes", c_int64), ("slots", c_int64), ("prompt", c_int64),
         ("embeddings", c_void_p), ("rotary", c_void_p), ("lengths", c_void_p),
         ("depths", c_void_p), ("sees", c_void_p), ("cache", c_void_p),
         ("num_kept", c_int64), ("kept", c_void_p),

@@ -3,30 +3,7 @@
 // Every output is one chain of fused multiply-adds over the inputs in order, whatever the number of
 // rows and threads: a row's result has the same bits alone and beside others.
 #pragma once
-#include <algorithm>
-#include <utility>
-
-#include "pool.h"
-#include "simd.h"
-
-// How weights lie; `packing.py` writes them. A group shares a scale (and an offset) for each output.
-enum Kind { F32, BF16, INT4, INT8, INT8_OFFSET, INT8_FINE, INT8_FINE_OFFSET };
-
-struct Matrix {  // mirrored in kernels.py
-    int64_t kind, outputs, inputs;  // as the model has them; panels are padded with zeros
-    const uint8_t* data;            // [panels (an even number)][inputs / group][...]
-    const float* bias;              // [outputs], or null
-};
-
-constexpr int OCTET = 8;
-constexpr bool has_scale(int kind) { return kind >= INT4; }
-constexpr bool has_offset(int kind) { return kind == INT4 || kind == INT8_OFFSET || kind == INT8_FINE_OFFSET; }
-constexpr int group_of(int kind) { return kind < INT4 ? OCTET : kind < INT8_FINE ? 32 : 16; }
-constexpr int bytes_a_group(int kind) {
-    const int one = kind == F32 ? 32 : kind == BF16 ? 16 : kind == INT4 ? 4 : 8;  // half bytes
-    return group_of(kind) * LANES * one / 8 + LANES * 4 * (has_scale(kind) + has_offset(kind));
-}
-inline int64_t padded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+#include "quads.h"
 
 // V panels side by side, read eight inputs at a time.
 template <int KIND, int V> struct Panels {
@@ -68,7 +45,7 @@ template <int KIND, int V> struct Panels {
         if constexpr (KIND == F32) return load((const float*)codes[v] + I * LANES);
         if constexpr (KIND == BF16) return load_bf16((const uint16_t*)codes[v] + I * LANES);
         if constexpr (KIND == INT4) return fma(nibble<I>(nibbles[v]), scale[v], offset[v]);
-        Vec code = load_int8((const int8_t*)codes[v] + I * LANES);
+        Vec code = load_code<I / 2>(codes[v] + I % 2 * 4 * LANES);  // quads of even and odd inputs
         if constexpr (has_offset(KIND)) return fma(code, scale[v], offset[v]);
         return code * scale[v];
     }
@@ -99,16 +76,7 @@ inline void multiply(const uint8_t* data, int64_t stride, int64_t inputs, const 
     for (int n = 0; n < N; ++n) for (int v = 0; v < V; ++v) store(tile + (n * V + v) * LANES, sum[n][v]);
 }
 
-// Rows of x beside each other in blocks of at most BLOCK, transposed: the layout `multiply` reads.
-#ifdef __AVX512F__
-constexpr int BLOCK = 8;
-#else
-constexpr int BLOCK = 3;
-#endif
-constexpr int MAX_ROWS = 64;
-inline int num_blocks(int rows) { return (rows + BLOCK - 1) / BLOCK; }
-inline int block_start(int rows, int block) { return rows * block / num_blocks(rows); }
-
+// Each block transposed, the layout `multiply` reads.
 inline void transpose_rows(const float* x, int rows, int64_t width, int64_t inputs, float* x_t, int part, int parts) {
     const int64_t from = inputs * part / parts, to = inputs * (part + 1) / parts;
     for (int b = 0; b < num_blocks(rows); ++b) {
@@ -118,6 +86,24 @@ inline void transpose_rows(const float* x, int rows, int64_t width, int64_t inpu
             for (int row = 0; row < n; ++row) out[k * n + row] = k < width ? x[(first + row) * width + k] : 0.0f;
     }
 }
+
+// Few rows are fastest by quads, many by weights expanded to floats. A row's bits depend on the way,
+// so whoever multiplies chooses by what the rows are (nodes, or a prompt), never by how many.
+enum class Way { QUADS, EXPANDED };
+constexpr Way way_of(int kind, Way wanted) { return by_quads(kind) ? wanted : Way::EXPANDED; }
+
+// What `product` reads: rows laid out for the kind of the weights.
+inline void lay_out(const Matrix& m, Way way, const float* x, int rows, float* x_t, int part, int parts) {
+    const int group = group_of((int)m.kind);
+    const int64_t inputs = padded(m.inputs, group);
+#ifdef MK_VNNI
+    if (way_of((int)m.kind, way) == Way::QUADS)
+        return (group == 32 ? lay_out_quads<32> : lay_out_quads<16>)(x, rows, m.inputs, inputs, x_t, part, parts);
+#endif
+    transpose_rows(x, rows, m.inputs, inputs, x_t, part, parts);
+}
+// Floats that rows of `width` take, laid out.
+inline int64_t room_for(int64_t rows, int64_t width) { return rows * padded(width, 32) / 16 * units_a_group(16); }
 
 // More rows than one block: weights are expanded once into the cache, then every block reads them.
 template <int V, int N>
@@ -133,21 +119,6 @@ inline void multiply_expanded(const float* weights, int num_inputs, const float*
         }
     }
     for (int n = 0; n < N; ++n) for (int v = 0; v < V; ++v) store(tile + (n * V + v) * LANES, sum[n][v]);
-}
-
-template <class F> inline void with_rows(int n, F f) {
-    switch (n) {
-        case 1: return f(std::integral_constant<int, 1>{});
-        case 2: return f(std::integral_constant<int, 2>{});
-        case 3: return f(std::integral_constant<int, 3>{});
-#ifdef __AVX512F__
-        case 4: return f(std::integral_constant<int, 4>{});
-        case 5: return f(std::integral_constant<int, 5>{});
-        case 6: return f(std::integral_constant<int, 6>{});
-        case 7: return f(std::integral_constant<int, 7>{});
-        case 8: return f(std::integral_constant<int, 8>{});
-#endif
-    }
 }
 
 template <int KIND>
@@ -177,10 +148,31 @@ inline void multiply_many(const uint8_t* data, int64_t stride, int64_t inputs, c
     }
 }
 
+#ifdef MK_VNNI
+template <int KIND, class Finish>
+inline void product_by_quads(const Matrix& m, const float* x_q, int rows, int64_t panel, int64_t end, Finish finish) {
+    const int64_t groups = padded(m.inputs, group_of(KIND)) / group_of(KIND);
+    const int64_t inputs = groups * group_of(KIND), stride = groups * bytes_a_group(KIND);
+    alignas(64) float tile[MAX_ROWS * 2 * LANES];
+    for (; rows == 1 && panel + 4 <= end; panel += 4) {
+        multiply_quads<KIND, 4, 1>(m.data + panel * stride, stride, inputs, x_q, tile, 4);
+        finish(panel, 4, tile);
+    }
+    for (; panel < end; panel += 2) {
+        for (int b = 0; b < num_blocks(rows, QUAD_BLOCK); ++b) {
+            const int start = block_start(rows, b, QUAD_BLOCK), n = block_start(rows, b + 1, QUAD_BLOCK) - start;
+            multiply_two<KIND>(m.data + panel * stride, stride, inputs,
+                               x_q + start * groups * units_a_group(group_of(KIND)), n, tile + start * 2 * LANES);
+        }
+        finish(panel, 2, tile);
+    }
+}
+#endif
+
 // One phase: this thread's panels of the product, each tile [rows, V * 16] given to `finish(panel,
 // V, tile)`. Few rows need many panels at once, to keep enough chains of additions going.
 template <int KIND, class Finish>
-inline void product_of_kind(const Matrix& m, const float* x_t, int rows, int id, int threads, Finish finish) {
+inline void product_of_kind(const Matrix& m, Way way, const float* x_t, int rows, int id, int threads, Finish finish) {
     const int64_t inputs = padded(m.inputs, group_of(KIND));
     const int64_t stride = inputs / group_of(KIND) * bytes_a_group(KIND);
     const int64_t pairs = padded(m.outputs, 2 * LANES) / (2 * LANES);
@@ -194,6 +186,10 @@ inline void product_of_kind(const Matrix& m, const float* x_t, int rows, int id,
         }
     };
     using std::integral_constant;
+#ifdef MK_VNNI
+    if constexpr (by_quads(KIND))
+        if (way == Way::QUADS) return product_by_quads<KIND>(m, x_t, rows, panel, end, finish);
+#endif
 #ifdef __AVX512F__
     if (rows == 1) run(integral_constant<int, 6>{}, integral_constant<int, 1>{});
     if (rows == 2) run(integral_constant<int, 4>{}, integral_constant<int, 2>{});
@@ -209,15 +205,15 @@ inline void product_of_kind(const Matrix& m, const float* x_t, int rows, int id,
 }
 
 template <class Finish>
-inline void product(const Matrix& m, const float* x_t, int rows, int id, int threads, Finish finish) {
+inline void product(const Matrix& m, Way way, const float* x_t, int rows, int id, int threads, Finish finish) {
     switch (m.kind) {
-        case F32: return product_of_kind<F32>(m, x_t, rows, id, threads, finish);
-        case BF16: return product_of_kind<BF16>(m, x_t, rows, id, threads, finish);
-        case INT4: return product_of_kind<INT4>(m, x_t, rows, id, threads, finish);
-        case INT8: return product_of_kind<INT8>(m, x_t, rows, id, threads, finish);
-        case INT8_OFFSET: return product_of_kind<INT8_OFFSET>(m, x_t, rows, id, threads, finish);
-        case INT8_FINE: return product_of_kind<INT8_FINE>(m, x_t, rows, id, threads, finish);
-        case INT8_FINE_OFFSET: return product_of_kind<INT8_FINE_OFFSET>(m, x_t, rows, id, threads, finish);
+        case F32: return product_of_kind<F32>(m, way, x_t, rows, id, threads, finish);
+        case BF16: return product_of_kind<BF16>(m, way, x_t, rows, id, threads, finish);
+        case INT4: return product_of_kind<INT4>(m, way, x_t, rows, id, threads, finish);
+        case INT8: return product_of_kind<INT8>(m, way, x_t, rows, id, threads, finish);
+        case INT8_OFFSET: return product_of_kind<INT8_OFFSET>(m, way, x_t, rows, id, threads, finish);
+        case INT8_FINE: return product_of_kind<INT8_FINE>(m, way, x_t, rows, id, threads, finish);
+        case INT8_FINE_OFFSET: return product_of_kind<INT8_FINE_OFFSET>(m, way, x_t, rows, id, threads, finish);
     }
 }
 

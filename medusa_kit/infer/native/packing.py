@@ -144,8 +144,9 @@ def _pack_blocks(blocks: Blocks) -> Tensor:
         for place in range(OCTET):
             words |= octets[:, :, :, place].to(torch.int32) << 4 * place
         code_bytes = words.view(torch.uint8).flatten(2)
-    else:
-        code_bytes = codes_UQSL.to(torch.int8).contiguous().view(torch.uint8).flatten(2)
+    else:  # two quads for each octet: a lane's even inputs in four bytes, then the odd ones
+        octets = codes_UQSL.to(torch.int8).unflatten(2, (-1, OCTET // 2, 2))
+        code_bytes = octets.permute(0, 1, 2, 4, 5, 3).contiguous().view(torch.uint8).flatten(2)
     parts = [blocks.scales_OQ] + ([] if blocks.offsets_OQ is None else [blocks.offsets_OQ])
     headers = [
         _even_panels(part.float()).transpose(1, 2).contiguous().view(torch.uint8) for part in parts

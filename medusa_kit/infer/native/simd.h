@@ -9,7 +9,12 @@ constexpr int LANES = 16;
 
 #if defined(__AVX512F__) && defined(__AVX512BW__)
 #include <immintrin.h>
+#ifdef __AVX512VNNI__
+#define MK_VNNI
+#define MK_ISA "avx512-vnni"
+#else
 #define MK_ISA "avx512"
+#endif
 struct Vec { __m512 v; };
 inline Vec load(const float* p) { return {_mm512_loadu_ps(p)}; }
 inline void store(float* p, Vec a) { _mm512_storeu_ps(p, a.v); }
@@ -30,8 +35,10 @@ inline Vec load_bf16(const uint16_t* p) {
     __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
 }
-inline Vec load_int8(const int8_t* p) {
-    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))};
+// Byte B of each lane's four.
+template <int B> inline Vec load_code(const uint8_t* p) {
+    const __m512i high = _mm512_slli_epi32(_mm512_loadu_si512(p), 24 - 8 * B);
+    return {_mm512_cvtepi32_ps(_mm512_srai_epi32(high, 24))};
 }
 // Eight four-bit numbers for each lane; a table look-up makes floats of them in one instruction.
 struct Nibbles { __m512i v; };
@@ -80,11 +87,12 @@ inline Vec load_bf16(const uint16_t* p) {
     };
     return {half(p), half(p + 8)};
 }
-inline Vec load_int8(const int8_t* p) {
-    auto half = [](const int8_t* q) {
-        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)q)));
+template <int B> inline Vec load_code(const uint8_t* p) {
+    auto half = [](const uint8_t* q) {
+        const __m256i high = _mm256_slli_epi32(_mm256_loadu_si256((const __m256i*)q), 24 - 8 * B);
+        return _mm256_cvtepi32_ps(_mm256_srai_epi32(high, 24));
     };
-    return {half(p), half(p + 8)};
+    return {half(p), half(p + 32)};
 }
 struct Nibbles { __m256i a, b; };
 inline Nibbles load_nibbles(const void* p) {
@@ -124,9 +132,9 @@ inline Vec load_bf16(const uint16_t* p) {
     for (int i = 0; i < LANES; ++i) bits[i] = (uint32_t)p[i] << 16;
     return load((const float*)bits);
 }
-inline Vec load_int8(const int8_t* p) {
+template <int B> inline Vec load_code(const uint8_t* p) {
     Vec r;
-    for (int i = 0; i < LANES; ++i) r.v[i] = (float)p[i];
+    for (int i = 0; i < LANES; ++i) r.v[i] = (float)(int8_t)p[4 * i + B];
     return r;
 }
 struct Nibbles { Ints v; };
