@@ -63,10 +63,13 @@ def model_of(name):
     return model
 
 
-def random_blocks(codes, group, offsets, rows=37, inputs=64):
+def random_blocks(codes, group, offsets, halves=True, rows=37, inputs=64):
     generator = torch.Generator().manual_seed(1)
     scales = torch.rand(rows, inputs // group, generator=generator).half().float()
     shifts = torch.randn(rows, inputs // group, generator=generator).half().float()
+    scales[0, 0], shifts[1, 0] = 2.0**-24, -(2.0**-15)  # halves without a leading bit
+    if not halves:
+        scales *= 1 + 2.0**-6
     drawn = torch.randint(*codes, (rows, inputs), generator=generator).to(torch.int8)
     return Blocks(drawn, scales, shifts if offsets else None)
 
@@ -77,6 +80,8 @@ BLOCKS = {
     "int8+": random_blocks((-16, 32), 32, True),
     "int8 by 16": random_blocks((-32, 32), 16, False),
     "int8+ by 16": random_blocks((0, 4), 16, True),
+    "int4, wide": random_blocks((0, 16), 32, True, halves=False),
+    "int8+, wide": random_blocks((-16, 32), 32, True, halves=False),
 }
 
 
@@ -100,7 +105,7 @@ def test_products_of_every_kind(kind):
     weights = weights_of(kind)
     bias = torch.randn(37, generator=torch.Generator().manual_seed(3))
     matrix = pack(weights, bias, BLOCKS.get(kind))
-    assert matrix.kind == kind
+    assert matrix.kind == kind.removesuffix(", wide")
     x = torch.randn(64, weights.shape[1], generator=torch.Generator().manual_seed(4))
     whole = multiply(matrix, x)
     expected = x.double() @ weights.double().T + bias.double()
@@ -163,7 +168,7 @@ def test_other_instruction_sets(isa):
         pytest.skip(f"this processor has no {isa}")
     other = kernels.declare(ctypes.CDLL(kernels.build(flags)))
     assert other.mk_isa().decode() == isa
-    for kind in ("int4", "int8+", "bfloat16", "float32"):
+    for kind in ("int4", "int8+", "int4, wide", "int8", "bfloat16", "float32"):
         weights = weights_of(kind)
         matrix = pack(weights, None, BLOCKS.get(kind))
         x = torch.randn(9, weights.shape[1], generator=torch.Generator().manual_seed(5))

@@ -3,7 +3,8 @@
 Prompts are trees without branches, so they go this way too, in pieces. The model itself stays as it
 is and can take any forward over: both write the same cache.
 
-Shapes: B batch, N nodes with root, M of them kept, D hidden, V vocabulary, E head dim.
+Shapes: B batch, N nodes with root, M of them kept, D hidden, V vocabulary, E head dim,
+T rotary tables, P positions.
 """
 
 import ctypes
@@ -45,6 +46,7 @@ class NativeDecoder:
         self.parts = describe(base.model)
         self._packer = _Packer(base.model, GGUFBlocks(gguf) if gguf else None)
         self._tables = _tables(self.parts)
+        self._rotary_2TPE = torch.empty(0, 0)
         self._cache_shape = (self.parts.kv_heads, self.parts.head_size)
         self._alive: list[Any] = []  # what the structures point to
         output = self.parts.output
@@ -97,7 +99,7 @@ class NativeDecoder:
         nodes_M = torch.arange(N) if keep_M is None else keep_M
         kept_BM = torch.arange(0, B * N, N)[:, None] + nodes_M
         embeddings_BND = self.base.model.get_input_embeddings()(tokens_BN).contiguous()
-        rotary = self._rotary(embeddings_BND, positions_BN)
+        rotary = self._rotary(positions_BN)
         hidden_BMD = torch.empty(B, M, self.base.info.hidden_size)
         logits_BMV = torch.empty(B, M, self.base.info.vocab_size)
         likeliest_BM = torch.empty(B, M, dtype=torch.int64)
@@ -118,15 +120,21 @@ class NativeDecoder:
         self.logits_BNV, self.likeliest_BN = self.base.scale_logits(logits_BMV), likeliest_BM
         return hidden_BMD, self.logits_BNV
 
-    def _rotary(self, embeddings_BND: Tensor, positions_BN: Tensor) -> Tensor:
+    def _rotary(self, positions_BN: Tensor) -> Tensor:
         """[tables, cos and sin, B, N, E], from the model's own rotary embedding."""
+        last = int(positions_BN.max())
+        if last >= self._rotary_2TPE.shape[1]:
+            self._rotary_2TPE = self._rotary_up_to(max(2 * last, 256))
+        return self._rotary_2TPE[:, positions_BN]
+
+    def _rotary_up_to(self, length: int) -> Tensor:
+        """Cosines and sines of the first positions, table by table; `describe` takes no others."""
+        positions_1P, like = torch.arange(length)[None], torch.empty(1)
         pairs = [
-            self.parts.rotary(embeddings_BND, positions_BN, *([] if kind is None else [kind]))
+            self.parts.rotary(like, positions_1P, *([] if kind is None else [kind]))
             for kind in self._tables
         ]
-        shape = (*positions_BN.shape, pairs[0][0].shape[-1])
-        flat = [table.expand(shape) for pair in pairs for table in pair]
-        return torch.stack(flat).contiguous()
+        return torch.cat([table for pair in pairs for table in pair])
 
     def _build(self) -> kernels.Decoder:
         p = self.parts

@@ -8,7 +8,6 @@
 // V panels side by side, read eight inputs at a time.
 template <int KIND, int V> struct Panels {
     static constexpr int GROUP = group_of(KIND), BYTES = bytes_a_group(KIND);
-    static constexpr int HEADER = LANES * 4 * (has_scale(KIND) + has_offset(KIND));
     const uint8_t* at[V];
     const uint8_t* codes[V];
     Vec scale[V], offset[V];
@@ -25,26 +24,24 @@ template <int KIND, int V> struct Panels {
         const int within = octet % (GROUP / OCTET);
         for (int v = 0; v < V; ++v) {
             if (within == 0) {
-                const float* header = (const float*)at[v];
-                if (has_scale(KIND)) scale[v] = load(header);
-                if (has_offset(KIND)) offset[v] = load(header + LANES);
-                codes[v] = at[v] + HEADER;
+                if (has_scale(KIND)) scale[v] = load_scale<KIND>(at[v]);
+                if (has_offset(KIND)) offset[v] = load_offset<KIND>(at[v]);
+                codes[v] = at[v] + header_bytes(KIND);
                 at[v] += BYTES;
 #if defined(__x86_64__)
                 for (int line = 0; line < BYTES; line += 64) _mm_prefetch((const char*)at[v] + 3 * BYTES + line, _MM_HINT_T0);
 #endif
             }
-            if (KIND == INT4) { nibbles[v] = load_nibbles(codes[v]); codes[v] += 4 * LANES; }
+            if (is_int4(KIND)) nibbles[v] = load_nibbles(codes[v]);
         }
     }
     void end() {
-        if (KIND == INT4) return;
-        for (int v = 0; v < V; ++v) codes[v] += OCTET * LANES * (KIND == F32 ? 4 : KIND == BF16 ? 2 : 1);
+        for (int v = 0; v < V; ++v) codes[v] += octet_bytes(KIND);
     }
     template <int I> Vec weight(int v) const {
         if constexpr (KIND == F32) return load((const float*)codes[v] + I * LANES);
         if constexpr (KIND == BF16) return load_bf16((const uint16_t*)codes[v] + I * LANES);
-        if constexpr (KIND == INT4) return fma(nibble<I>(nibbles[v]), scale[v], offset[v]);
+        if constexpr (is_int4(KIND)) return fma(nibble<I>(nibbles[v]), scale[v], offset[v]);
         Vec code = load_code<I / 2>(codes[v] + I % 2 * 4 * LANES);  // quads of even and odd inputs
         if constexpr (has_offset(KIND)) return fma(code, scale[v], offset[v]);
         return code * scale[v];
@@ -214,6 +211,8 @@ inline void product(const Matrix& m, Way way, const float* x_t, int rows, int id
         case INT8_OFFSET: return product_of_kind<INT8_OFFSET>(m, way, x_t, rows, id, threads, finish);
         case INT8_FINE: return product_of_kind<INT8_FINE>(m, way, x_t, rows, id, threads, finish);
         case INT8_FINE_OFFSET: return product_of_kind<INT8_FINE_OFFSET>(m, way, x_t, rows, id, threads, finish);
+        case INT4_HALF: return product_of_kind<INT4_HALF>(m, way, x_t, rows, id, threads, finish);
+        case INT8_OFFSET_HALF: return product_of_kind<INT8_OFFSET_HALF>(m, way, x_t, rows, id, threads, finish);
     }
 }
 

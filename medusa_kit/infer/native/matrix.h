@@ -6,8 +6,9 @@
 #include "pool.h"
 #include "simd.h"
 
-// How weights lie; `packing.py` writes them. A group shares a scale (and an offset) for each output.
-enum Kind { F32, BF16, INT4, INT8, INT8_OFFSET, INT8_FINE, INT8_FINE_OFFSET };
+// How weights lie; `packing.py` writes them. A group shares a scale (and an offset) for each output;
+// HALF: in 16 bits, where that is all they have.
+enum Kind { F32, BF16, INT4, INT8, INT8_OFFSET, INT8_FINE, INT8_FINE_OFFSET, INT4_HALF, INT8_OFFSET_HALF };
 
 struct Matrix {  // mirrored in kernels.py
     int64_t kind, outputs, inputs;  // as the model has them; panels are padded with zeros
@@ -16,13 +17,23 @@ struct Matrix {  // mirrored in kernels.py
 };
 
 constexpr int OCTET = 8;
+constexpr bool is_int4(int kind) { return kind == INT4 || kind == INT4_HALF; }
+constexpr bool is_half(int kind) { return kind >= INT4_HALF; }
 constexpr bool has_scale(int kind) { return kind >= INT4; }
-constexpr bool has_offset(int kind) { return kind == INT4 || kind == INT8_OFFSET || kind == INT8_FINE_OFFSET; }
-constexpr int group_of(int kind) { return kind < INT4 ? OCTET : kind < INT8_FINE ? 32 : 16; }
-constexpr int bytes_a_group(int kind) {
-    const int one = kind == F32 ? 32 : kind == BF16 ? 16 : kind == INT4 ? 4 : 8;  // half bytes
-    return group_of(kind) * LANES * one / 8 + LANES * 4 * (has_scale(kind) + has_offset(kind));
+constexpr bool has_offset(int kind) { return has_scale(kind) && kind != INT8 && kind != INT8_FINE; }
+constexpr int group_of(int kind) {
+    return !has_scale(kind) ? OCTET : kind == INT8_FINE || kind == INT8_FINE_OFFSET ? 16 : 32;
 }
+constexpr int header_bytes(int kind) { return LANES * (is_half(kind) ? 2 : 4) * (has_scale(kind) + has_offset(kind)); }
+constexpr int octet_bytes(int kind) {  // of the codes of eight inputs of a panel
+    return OCTET * LANES * (kind == F32 ? 8 : kind == BF16 ? 4 : is_int4(kind) ? 1 : 2) / 2;
+}
+constexpr int bytes_a_group(int kind) { return header_bytes(kind) + group_of(kind) / OCTET * octet_bytes(kind); }
+template <int KIND> inline Vec load_scale(const uint8_t* header) {
+    if constexpr (is_half(KIND)) return load_half((const uint16_t*)header);
+    return load((const float*)header);
+}
+template <int KIND> inline Vec load_offset(const uint8_t* header) { return load_scale<KIND>(header + header_bytes(KIND) / 2); }
 inline int64_t padded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 // Rows of x are multiplied in blocks of at most BLOCK.

@@ -18,8 +18,10 @@ from medusa_kit.infer.native.kernels import Matrix
 LANES = 16
 OCTET = 8
 GROUPS = (16, 32)
-KINDS = ("float32", "bfloat16", "int4", "int8", "int8+", "int8 by 16", "int8+ by 16")
+INTEGERS = ("int4", "int8", "int8+", "int8 by 16", "int8+ by 16", "int4", "int8+")
+KINDS = ("float32", "bfloat16", *INTEGERS)
 F32, BF16, INT4, INT8, INT8_OFFSET, INT8_FINE, INT8_FINE_OFFSET = range(7)
+IN_HALVES = {INT4: 7, INT8_OFFSET: 8}  # with scales and offsets of 16 bits; for these it pays
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,17 @@ class Blocks:
         return Blocks(self.codes_OI[rows], self.scales_OQ[rows], offsets)
 
     @property
+    def parts(self) -> list[Tensor]:
+        return [self.scales_OQ, *([] if self.offsets_OQ is None else [self.offsets_OQ])]
+
+    @property
     def kind(self) -> int:
+        kind = self._codes_kind
+        halves = all(torch.equal(part.half().float(), part.float()) for part in self.parts)
+        return IN_HALVES.get(kind, kind) if halves else kind
+
+    @property
+    def _codes_kind(self) -> int:
         low, high = int(self.codes_OI.min()), int(self.codes_OI.max())
         if self.group == 32 and low >= 0 and high < 16 and self.offsets_OQ is not None:
             return INT4
@@ -136,9 +148,9 @@ def _pack_plain(weight_OI: Tensor) -> Tensor:
 
 def _pack_blocks(blocks: Blocks) -> Tensor:
     """[U, Q, bytes]: scales, offsets, codes of a group, lane by lane."""
-    S = blocks.group
+    S, kind = blocks.group, blocks.kind
     codes_UQSL = _even_panels(blocks.codes_OI).unflatten(2, (-1, S)).permute(0, 2, 3, 1)
-    if blocks.kind == INT4:
+    if kind in (INT4, IN_HALVES[INT4]):
         octets = codes_UQSL.unflatten(2, (-1, OCTET))  # [U, Q, S / 8, 8, 16]
         words = torch.zeros(octets.shape[:3] + octets.shape[4:], dtype=torch.int32)
         for place in range(OCTET):
@@ -147,8 +159,9 @@ def _pack_blocks(blocks: Blocks) -> Tensor:
     else:  # two quads for each octet: a lane's even inputs in four bytes, then the odd ones
         octets = codes_UQSL.to(torch.int8).unflatten(2, (-1, OCTET // 2, 2))
         code_bytes = octets.permute(0, 1, 2, 4, 5, 3).contiguous().view(torch.uint8).flatten(2)
-    parts = [blocks.scales_OQ] + ([] if blocks.offsets_OQ is None else [blocks.offsets_OQ])
+    number = torch.float16 if kind in IN_HALVES.values() else torch.float32
     headers = [
-        _even_panels(part.float()).transpose(1, 2).contiguous().view(torch.uint8) for part in parts
+        _even_panels(part.to(number)).transpose(1, 2).contiguous().view(torch.uint8)
+        for part in blocks.parts
     ]
     return torch.cat([*headers, code_bytes], dim=2).contiguous()

@@ -81,7 +81,7 @@ inline void lay_out_quads(const float* x, int rows, int64_t width, int64_t input
 
 // Codes of eight inputs of a panel as unsigned bytes, two quads: inputs 0, 2, 4, 6 and 1, 3, 5, 7.
 template <int KIND> inline void load_quads(const uint8_t* codes, __m512i (&quads)[2]) {
-    if constexpr (KIND == INT4) {
+    if constexpr (is_int4(KIND)) {
         const __m512i words = _mm512_loadu_si512(codes), low = _mm512_set1_epi8(15);
         quads[0] = _mm512_and_si512(words, low);
         quads[1] = _mm512_and_si512(_mm512_srli_epi32(words, 4), low);
@@ -97,7 +97,6 @@ template <int KIND> inline void load_quads(const uint8_t* codes, __m512i (&quads
 template <int KIND, int V, int N>
 inline void multiply_quads(const uint8_t* data, int64_t stride, int64_t inputs, const float* x_q, float* tile, int width) {
     constexpr int GROUP = group_of(KIND), BYTES = bytes_a_group(KIND);
-    constexpr int HEADER = LANES * 4 * (1 + has_offset(KIND)), OCTET_BYTES = KIND == INT4 ? 64 : 128;
     Vec sum[N][V];
     for (auto& row : sum) for (auto& part : row) part = splat(0.0f);
     for (int64_t group = 0; group < inputs / GROUP; ++group, data += BYTES, x_q += N * units_a_group(GROUP)) {
@@ -107,13 +106,15 @@ inline void multiply_quads(const uint8_t* data, int64_t stride, int64_t inputs, 
 #pragma GCC unroll 24
         for (int i = 0; i < N * DIGITS; ++i)
 #pragma GCC unroll 4
-            for (int v = 0; v < V; ++v) dots[i][v] = KIND == INT4 ? _mm512_setzero_si512() : _mm512_set1_epi32(starts[i]);
+            for (int v = 0; v < V; ++v) dots[i][v] = is_int4(KIND) ? _mm512_setzero_si512() : _mm512_set1_epi32(starts[i]);
         for (int octet = 0; octet < GROUP / OCTET; ++octet, digits += 2 * DIGITS * N) {
             __m512i quads[V][2];
 #pragma GCC unroll 4
             for (int v = 0; v < V; ++v) {
-                load_quads<KIND>(data + v * stride + HEADER + octet * OCTET_BYTES, quads[v]);
-                _mm_prefetch((const char*)data + v * stride + AHEAD * BYTES + octet * OCTET_BYTES, _MM_HINT_T0);
+                const uint8_t* codes = data + v * stride + header_bytes(KIND) + octet * octet_bytes(KIND);
+                load_quads<KIND>(codes, quads[v]);
+                for (int line = 0; line < octet_bytes(KIND); line += 64)
+                    _mm_prefetch((const char*)codes + AHEAD * BYTES + line, _MM_HINT_T0);
             }
 #pragma GCC unroll 48
             for (int i = 0; i < 2 * DIGITS * N; ++i) {
@@ -125,8 +126,8 @@ inline void multiply_quads(const uint8_t* data, int64_t stride, int64_t inputs, 
         }
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v) {
-            const float* header = (const float*)(data + v * stride);
-            const Vec scale = load(header), offset = has_offset(KIND) ? load(header + LANES) : splat(0.0f);
+            const uint8_t* header = data + v * stride;
+            const Vec scale = load_scale<KIND>(header), offset = has_offset(KIND) ? load_offset<KIND>(header) : splat(0.0f);
 #pragma GCC unroll 8
             for (int n = 0; n < N; ++n) {
                 const float* factor = x_q + 4 * n;

@@ -31,6 +31,7 @@ inline Vec keep_where_above(Vec a, Vec test, float limit) {
     return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(test.v, _mm512_set1_ps(limit), _CMP_GT_OQ), a.v)};
 }
 inline Vec times_power_of_two(Vec a, Vec n) { return {_mm512_scalef_ps(a.v, n.v)}; }
+inline Vec load_half(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
 inline Vec load_bf16(const uint16_t* p) {
     __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
@@ -48,7 +49,7 @@ template <int I> inline Vec nibble(Nibbles q) {
     return {_mm512_permutexvar_ps(_mm512_srli_epi32(q.v, 4 * I), table)};
 }
 
-#elif defined(__AVX2__) && defined(__FMA__)
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include <immintrin.h>
 #define MK_ISA "avx2"
 struct Vec { __m256 a, b; };
@@ -79,6 +80,9 @@ inline __m256 power_of_two(__m256 n) {
 }
 inline Vec times_power_of_two(Vec x, Vec n) {
     return {_mm256_mul_ps(x.a, power_of_two(n.a)), _mm256_mul_ps(x.b, power_of_two(n.b))};
+}
+inline Vec load_half(const uint16_t* p) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p + 1))};
 }
 inline Vec load_bf16(const uint16_t* p) {
     auto half = [](const uint16_t* q) {
@@ -126,6 +130,15 @@ inline Vec times_power_of_two(Vec a, Vec n) {
     Vec power;
     std::memcpy(&power, &bits, sizeof bits);
     return a * power;
+}
+inline Vec load_half(const uint16_t* p) {
+    Vec r;
+    for (int i = 0; i < LANES; ++i) {
+        const int exponent = p[i] >> 10 & 31, fraction = p[i] & 1023;
+        const float size = exponent ? std::ldexp(1.0f + fraction / 1024.0f, exponent - 15) : std::ldexp((float)fraction, -24);
+        r.v[i] = p[i] >> 15 ? -size : size;
+    }
+    return r;
 }
 inline Vec load_bf16(const uint16_t* p) {
     uint32_t bits[LANES];
