@@ -3,7 +3,8 @@
     python benchmarks/skinny_linear.py --rows 1 2 4 8 16
 
 All linear layers of the embedded model once, as a verify step reads them, in one interleaved run:
-medians in ms, beside the time that reading as many bytes takes.
+medians in ms, beside the time that reading as many bytes takes. `blocks` are the GGUF file's own,
+and exact; `int8` are weights rounded to eight bits, which is lossy.
 """
 
 import argparse
@@ -20,6 +21,7 @@ from medusa_kit.base_model import load_base_model
 from medusa_kit.infer.native.gguf_blocks import GGUFBlocks
 from medusa_kit.infer.native.linear import make_native
 from medusa_kit.infer.packed_linear import install_packed_linears, pack_for_rows
+from medusa_kit.infer.rounded import rounded
 from medusa_kit.model_files import gguf_behind
 
 Run = Callable[[dict[int, Tensor]], Any]
@@ -44,9 +46,16 @@ def native(layers: list[nn.Linear], kind: str, blocks: dict[int, Any]) -> tuple[
     """Our kernels over weights of a kind; (what to run, bytes it reads)."""
     chosen, size = nn.ModuleList(), 0
     for number, layer in enumerate(layers):
-        weight = layer.weight.detach()
-        copy = bare(layer, weight.bfloat16().float() if kind == "bfloat16" else weight)
-        make_native(copy, blocks.get(number) if kind == "blocks" else None)
+        weight, own = layer.weight.detach(), None
+        if kind == "bfloat16":
+            weight = weight.bfloat16().float()
+        elif kind == "int8":
+            own = rounded(weight)
+            weight = own.expand()
+        elif kind == "blocks":
+            own = blocks.get(number)
+        copy = bare(layer, weight)
+        make_native(copy, own)
         size += copy.packed.num_bytes  # type: ignore[operator, union-attr]
         chosen.append(copy)
     return through(chosen), size
@@ -112,7 +121,7 @@ def main() -> None:
     install_packed_linears(packed)
     runs: dict[str, Run] = {"torch": through(copies(layers)), "MKL, packed": through(packed)}
     sizes = {}
-    for kind in ("float32", "bfloat16", "blocks"):
+    for kind in ("float32", "bfloat16", "blocks", "int8"):
         runs[f"C++, {kind}"], sizes[f"C++, {kind}"] = native(layers, kind, found)
     sizes["torch"] = sizes["MKL, packed"] = sizes["C++, float32"]
     columns = []

@@ -40,6 +40,7 @@ FINAL_NORM_NAMES = ("norm", "final_layernorm", "ln_f", "final_layer_norm", "fina
 FINGERPRINT_ROWS = 64
 # In the config of a model that Medusa-2 trained: its embedding and final norm may be unchanged.
 VARIANT_KEY = "medusa_kit_variant"
+CHECKPOINT, INT8 = WEIGHTS = ("checkpoint", "int8")  # whose numbers, see infer/rounded.py
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,12 @@ class BaseModelInfo:
     device: str
     num_parameters: int
     fingerprint: str
+    weights: str = CHECKPOINT
+
+    @property
+    def lossy(self) -> bool:
+        """Whether this is another model than the checkpoint's."""
+        return self.weights != CHECKPOINT
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -81,6 +88,7 @@ class BaseModel:
         self.scale_logits = LogitScale.of(self.config)
         self.decoder_is_exact = self._check_views()
         self.info = self._describe(name, source, revision)
+        self.scales: dict[Any, Tensor] = {}  # of linear layers that were rounded: scales_OQ
 
     @property
     def device(self) -> torch.device:

@@ -42,6 +42,7 @@ class EngineConfig(Section):
     tree: str | None = None  # a file; the one beside the heads unless given
     dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
     device: str = "auto"
+    weights: Literal["checkpoint", "int8"] = "checkpoint"  # int8: lossy, rounded, on a CPU
     attention: Literal["auto", "sdpa", "flash", "triton"] = "auto"
     fixed_shapes: Literal["auto", "always", "never"] = "auto"
     compiled: bool = False

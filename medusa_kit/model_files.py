@@ -8,6 +8,8 @@ import torch
 from medusa_kit import adapters, embedded, families
 from medusa_kit.errors import CheckpointError, MedusaKitError
 
+GGUF_NUMBERS = {"F64", "F32", "F16", "BF16"}  # kinds of tensors that are not quantised
+
 
 def resolve(name: str) -> tuple[str, str]:
     """(source, what `from_pretrained` is given)."""
@@ -35,6 +37,41 @@ def gguf_behind(name: str) -> Path | None:
         return embedded.embedded_gguf()
     path = Path(name).expanduser()
     return path if path.suffix == ".gguf" and path.is_file() else None
+
+
+def stored_quantised(name: str, revision: str | None = None) -> str | None:
+    """How a base's files are quantised, told without reading weights; None where nothing tells.
+
+    What cannot be read is left to loading, which says why.
+    """
+    if name == embedded.DEBUG_NAME:
+        return None
+    if name == embedded.EMBEDDED_NAME:
+        return "a quantised GGUF file"
+    try:
+        if (path := gguf_behind(name)) is not None:
+            return _gguf_kinds(path)
+        source, place = resolve(name)
+        if source == "adapter":
+            info = adapters.read_info(Path(place))
+            return stored_quantised(info["base_model"], info["revision"])
+        from transformers import AutoConfig
+
+        found = AutoConfig.from_pretrained(place, revision=revision)
+    except Exception:  # as in `from_pretrained`
+        return None
+    told = getattr(found, "quantization_config", None)
+    if told is None:
+        return None
+    method = told.get("quant_method") if isinstance(told, dict) else told.quant_method
+    return str(getattr(method, "value", method))
+
+
+def _gguf_kinds(path: Path) -> str | None:
+    import gguf
+
+    kinds = {t.tensor_type.name for t in gguf.GGUFReader(str(path)).tensors if len(t.shape) == 2}
+    return ", ".join(sorted(kinds - GGUF_NUMBERS)) or None
 
 
 def from_pretrained(

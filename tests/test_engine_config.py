@@ -26,6 +26,8 @@ def test_arguments_are_those_that_the_file_gives(engine_file: Path) -> None:
     assert read_engine_config(engine_file).arguments() == {
         "name": "debug-tiny", "heads": None, "dtype": "bfloat16", "drafter": "none",
         "drafter_options": {}}  # fmt: skip
+    engine_file.write_text("model: m\nweights: int8\n")
+    assert read_engine_config(engine_file).arguments() == {"name": "m", "weights": "int8"}
     engine_file.write_text("model: debug-tiny\n")
     assert read_engine_config(engine_file).arguments() == {"name": "debug-tiny"}
 
@@ -68,6 +70,7 @@ def test_names_are_no_paths(engine_file: Path) -> None:
         ("model: m\nhead: x", "unknown key 'head'\nhint: did you mean heads?"),
         ("heads: x", "'model' is missing"),
         ("model: m\ncompiled: perhaps", "compiled = 'perhaps': "),
+        ("model: m\nweights: int4", "weights = 'int4': expected 'checkpoint' or 'int8'"),
         ("model: m\nattention: flsh", "attention = 'flsh': expected 'auto', 'sdpa'"),
         ("model: m\nfallback: medusa", "fallback = 'medusa': expected 'draft-model'"),
         ("model: m\ndrafter: sufix", "'sufix' is unknown.*\nhint: did you mean suffix"),

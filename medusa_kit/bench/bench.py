@@ -54,7 +54,8 @@ class Method:
     """A way of decoding. `ours`: sampled answers of all of these are the same text.
 
     `warm`: it needs no round before those that count. `ids_told`: answers come with their token
-    ids, which can be compared with others'.
+    ids, which can be compared with others'. `lossy`: they are another model's, and never count as
+    identical.
     """
 
     name: str
@@ -62,6 +63,7 @@ class Method:
     ours: bool = False
     warm: bool = False
     ids_told: bool = True
+    lossy: bool = False
 
 
 @dataclass
@@ -143,6 +145,7 @@ class MethodResult:
     not_run: str | None = None  # why there are no figures
     drafter_notes: list[str] = field(default_factory=list)  # of the last prompt
     ours: bool = False
+    lossy: bool = False
 
 
 @dataclass
@@ -191,6 +194,7 @@ class BenchReport:
         }
         return {
             "name": result.name,
+            "lossy": result.lossy,
             **result.total.against(first.total),
             "drafter_notes": result.drafter_notes,
             **({"categories": by_category} if by_category else {}),
@@ -213,8 +217,10 @@ def bench(
     left out with its reason, unless it is the first or ours.
     """
     batches = _batches(prompts, categories or [None] * len(prompts), batch_size)
-    results = [MethodResult(method.name, ours=method.ours) for method in methods]
-    reference = next((i for i, method in enumerate(methods) if method.ours), 0) if sampled else 0
+    results = [
+        MethodResult(method.name, ours=method.ours, lossy=method.lossy) for method in methods
+    ]
+    reference = _reference(methods) if sampled else 0
     for batch in _one_of_each_size([batch for _, batch in batches]):
         for method, result in zip(methods, results, strict=True):
             if not method.warm:
@@ -223,7 +229,7 @@ def bench(
         for index, (category, batch) in enumerate(batches):
             answers = _round(methods, results, batch, index)
             for which, answer in answers.items():
-                comparable = methods[which].ids_told and (methods[which].ours or not sampled)
+                comparable = _comparable(methods[which], sampled)
                 same = _identical(answer, answers[reference]) if comparable else None
                 results[which].total.add(answer, same)
                 results[which].drafter_notes = answer.notes
@@ -233,6 +239,15 @@ def bench(
             bar.advance(len(batch), note=f"best {_ratio(best, results[0].total):.2f} ×")
     _leave_out_failed(results)
     return BenchReport(results, len(prompts), max_new_tokens, batch_size, methods[reference].name)
+
+
+def _reference(methods: Sequence[Method]) -> int:
+    """The first of ours, whose sampled answers the others of ours must equal."""
+    return next((i for i, method in enumerate(methods) if method.ours and not method.lossy), 0)
+
+
+def _comparable(method: Method, sampled: bool) -> bool:
+    return method.ids_told and not method.lossy and (method.ours or not sampled)
 
 
 def _batches(

@@ -96,7 +96,7 @@ def engine_method(
         decoding = Decoding(behind, seconds - stats[0].first_token_seconds)
         return Answers([result.token_ids for result in results], seconds, stats, decoding)
 
-    return Method(name, run, ours=True)
+    return Method(name, run, ours=True, lossy=engine.base.info.lossy)
 
 
 def not_paying(report: BenchReport) -> list[str]:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit.base_model import BaseModel, load_base_model
+from medusa_kit.infer.rounded import with_weights
 
 
 class Oracle:
@@ -22,12 +23,16 @@ class Oracle:
         self.base = base
 
     @classmethod
-    def beside(cls, base: BaseModel) -> "Oracle":
-        """A second copy of `base`, loaded from where it came from."""
+    def beside(cls, base: BaseModel, same_weights: bool = False) -> "Oracle":
+        """A second copy of `base`, loaded from where it came from.
+
+        It has the checkpoint's weights; with `same_weights` those of `base`, if these are rounded.
+        """
         info = base.info
-        return cls(
-            load_base_model(info.name, dtype=info.dtype, device=info.device, revision=info.revision)
+        copy = load_base_model(
+            info.name, dtype=info.dtype, device=info.device, revision=info.revision
         )
+        return cls(with_weights(copy, info.weights) if same_weights else copy)
 
     def generate(
         self, prompt_ids: Sequence[int], max_new_tokens: int, **options: Any

@@ -156,7 +156,8 @@ def _report(
         }
         if served is not None:
             record["endpoint"] = served.record()
-        bench_report.write(report, breakdowns, record, engine.base.info.name, output)
+        name = engine.base.info.name + options.weights_note(engine)
+        bench_report.write(report, breakdowns, record, name, output)
 
 
 def _named(heads: list[str]) -> dict[str, str]:

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from medusa_kit import console
+from medusa_kit.cli import options
 from medusa_kit.files import atomic_write
 
 GREEDY = "greedy"
+LOSSY = "lossy"  # where others say how many answers are the same
 NAME_WIDTH = 26  # of a method's name, and of the reason why it was not run
 
 
@@ -39,11 +41,13 @@ def show(report: Any, breakdowns: dict[str, Any], what: str, sampled: str, where
 
 
 def _meaning_of_same(report: Any, sampled: str) -> str:
-    known = [result.total.identical is not None for result in report.ran]
+    lossy = f"; {LOSSY}: another model's answers" if any(r.lossy for r in report.ran) else ""
+    known = [result.total.identical is not None for result in report.ran if not result.lossy]
     if not any(known):
-        return ""
+        return lossy
     others = "; others draw other random numbers" if sampled != GREEDY and not all(known) else ""
-    return f"; same: answers that equal those of {report.identical_to}, token for token{others}"
+    same = f"; same: answers that equal those of {report.identical_to}, token for token"
+    return same + others + lossy
 
 
 def _methods_table(report: Any, title: str) -> Any:
@@ -58,6 +62,7 @@ def _methods_table(report: Any, title: str) -> Any:
         length = total.acceptance_length
         depths = " ".join(f"{share:.2f}" for share in total.acceptance_by_depth)
         same = "–" if total.identical is None else f"{total.identical}/{total.answers}"
+        same = LOSSY if result.lossy else same
         rows.append(
             (
                 name,
@@ -132,7 +137,8 @@ def engine_title(engine: Any, setup: dict[str, Any]) -> tuple[str, str]:
     """(what was measured, where)."""
     info = engine.base.info
     return (
-        f"{info.name}, {info.dtype}, {info.device}, attention {engine.verifier.attention.name}",
+        f"{info.name}, {info.dtype}, {info.device}, attention {engine.verifier.attention.name}"
+        f"{options.weights_note(engine)}",
         f"steps by {setup['steps_run_by']}; {setup['processor']}, threads {setup['threads']}, "
         f"torch {setup['torch']}, transformers {setup['transformers']}",
     )
@@ -142,6 +148,8 @@ def engine_record(engine: Any, setup: dict[str, Any]) -> dict[str, Any]:
     """The same for bench.json."""
     return {
         "base": engine.base.info.as_dict(),
+        "weights": engine.weights,
+        "lossy": engine.base.info.lossy,
         "drafter": engine.own_drafter,
         "heads_refused": engine.heads_refused,
         "attention": engine.verifier.attention.report(),

@@ -44,6 +44,7 @@ def _greeting(engine: Any) -> str:
     elif engine.own_drafter == "auto":
         drafting += ", no heads"
     about = f"{info.model_type}, {info.dtype}, {info.device}, {engine.verifier.attention.name}"
+    about += options.weights_note(engine)
     return f"{info.name} ({about}); {drafting}. /help helps."
 
 

@@ -56,6 +56,7 @@ def _engine(
     ] = None,
     dtype: options.DType = "float32",
     device: options.Device = "auto",
+    weights: options.Weights = "checkpoint",
     attention: options.Attention = "auto",
     fixed_shapes: options.FixedShapes = "auto",
     compiled: options.Compile = False,

@@ -32,6 +32,13 @@ Heads = Annotated[
 Tree = Annotated[str | None, typer.Option(help="Tree file; the one beside the heads unless given.")]
 DType = Annotated[str, typer.Option(help="float32, bfloat16, float16 or float64.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+Weights = Annotated[
+    str,
+    typer.Option(
+        help="checkpoint, its own numbers, or int8: LOSSY, rounded to eight bits in groups of 32, "
+        "on a CPU in float32. Answers are another model's and never count as identical."
+    ),
+]
 Attention = Annotated[
     str, typer.Option(help="What computes tree attention: auto, sdpa, flash or triton.")
 ]
@@ -152,8 +159,13 @@ def with_sampling(acceptance: bool = True) -> Callable[[Callable[..., None]], Ca
 
 
 def rule_note(stats: Any) -> str:
-    """What to say behind an answer's statistics about the rule; nothing where it is exact."""
-    return f"; LOSSY: {stats.acceptance} acceptance" if stats.lossy else ""
+    """What to say behind an answer's statistics where rule or weights are lossy."""
+    return f"; LOSSY: {', '.join(stats.lossy_by)}" if stats.lossy else ""
+
+
+def weights_note(engine: Any) -> str:
+    """What to say behind a model's name about its weights; nothing where they are its own."""
+    return f", {engine.weights} weights: lossy" if engine.base.info.lossy else ""
 
 
 def heads_argument(heads: str) -> str | None:

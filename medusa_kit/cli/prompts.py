@@ -49,13 +49,14 @@ def first_turn(messages: list[dict[str, str]]) -> list[dict[str, str]]:
     raise DataError("a conversation has no user turn")
 
 
-def load_both(loading: Mapping[str, Any]) -> tuple[Any, Any]:
+def load_both(loading: Mapping[str, Any], same_weights: bool = False) -> tuple[Any, Any]:
     """(engine, oracle): the base model twice, once as ours and once untouched.
 
-    `loading`: arguments of `medusa_kit.load`.
+    `loading`: arguments of `medusa_kit.load`. `same_weights`: where ours are rounded, the oracle's
+    are too.
     """
     from medusa_kit.bench.oracle import Oracle
     from medusa_kit.infer.loading import load
 
     engine = load(**loading)
-    return engine, Oracle.beside(engine.base)
+    return engine, Oracle.beside(engine.base, same_weights)

@@ -32,13 +32,16 @@ def verify(
 
     Greedy answers against transformers generate, sampled ones against one-node decoding with the
     same seed. Exit code 1 when a difference is more than rounding.
+
+    With --weights int8 that second model is rounded as well: what is shown is that decoding adds
+    nothing to the rounding, not that answers are those of the checkpoint.
     """
     from medusa_kit.bench.verify import verify as run
     from medusa_kit.infer.sampling import SamplingParams
 
     sampling = SamplingParams(temperature, top_k, top_p, seed)
     asked = read_prompts(prompts, limit)
-    engine, oracle = load_both(loading)
+    engine, oracle = load_both(loading, same_weights=True)
     reports = {"greedy": run(engine, oracle, asked, max_new_tokens=max_new_tokens)}
     if not sampling.greedy:
         reports["sampled"] = run(
@@ -62,6 +65,8 @@ def _origin(engine: Any, prompts: str | None) -> dict[str, Any]:
     return {
         "prompts": prompts or OWN_PROMPTS,
         "base": engine.base.info.as_dict(),
+        "lossy": engine.base.info.lossy,
+        "held_to": f"plain transformers with {engine.weights} weights",
         "heads": heads_digest(engine),
         "setup": describe_setup(engine),
     }
@@ -80,7 +85,14 @@ def _print(engine: Any, reports: dict[str, Any]) -> None:
         )
         for name, report in reports.items()
     ]
-    columns = ("decoding", "prompts", "tokens", "identical", "rounding", "bugs", "accept. length")
+    lossy = engine.base.info.lossy
+    same = "as the rounded" if lossy else "identical"
+    columns = ("decoding", "prompts", "tokens", same, "rounding", "bugs", "accept. length")
+    if lossy:
+        console.note(
+            f"weights rounded to {engine.weights} are LOSSY: answers are held against those of the "
+            "same rounded model, not of the checkpoint, and none counts as identical"
+        )
     if engine.base.info.quantized:
         console.note(
             "the base is quantised: its answers are held against those of the same quantised "
@@ -88,7 +100,8 @@ def _print(engine: Any, reports: dict[str, Any]) -> None:
         )
     attention = engine.verifier.attention.name
     title = (
-        f"{engine.base.info.name}, drafter {engine.own_drafter}, attention {attention}, "
+        f"{engine.base.info.name}{options.weights_note(engine)}, "
+        f"drafter {engine.own_drafter}, attention {attention}, "
         f"steps by {engine.steps_run_by}, "
         f"noise {engine.check.noise:.1e}"
     )

@@ -7,7 +7,8 @@ bench.json       `medusa-kit bench`, one file for each prompt set
 verify.json      `medusa-kit verify`
 provenance.json  the recipe, and the versions it ran with
 
-Files that name another base or other heads are refused. Shapes: P positions, K heads, N nodes.
+Files that name another base or other heads are refused, and so is what was measured with rounded
+weights. Shapes: P positions, K heads, N nodes.
 """
 
 import json
@@ -18,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from medusa_kit.base_model import CHECKPOINT
 from medusa_kit.errors import ConfigError, DataError
 from medusa_kit.files import file_digest
 from medusa_kit.heads.checkpoint import CONFIG_NAME, PAIRED_FOLDER, WEIGHTS_NAME, read_config
@@ -71,7 +73,7 @@ def read_measured(
     """`benches` and `verify`: files to read besides, or instead of, those in the folder.
 
     Raises CheckpointError (no heads in `folder`), TreeError, DataError (a file that is not what its
-    name says), ConfigError (one about another base or other heads).
+    name says), ConfigError (one about another base, other heads or rounded weights).
     """
     config = _config(folder)
     digest = file_digest(folder / WEIGHTS_NAME)
@@ -126,6 +128,16 @@ def _check_base(path: Path, fingerprint: Any, config: HeadsConfig) -> None:
         )
 
 
+def _check_weights(path: Path, weights: Any, lossy: bool = False) -> None:
+    """A card is about the base itself, and speaks of identical answers."""
+    if lossy or weights not in (None, CHECKPOINT):
+        raise ConfigError(
+            f"{path} was measured with {weights or 'changed'} weights, which is lossy: its figures "
+            "are those of another model than the base",
+            hint=f"measure again with weights {CHECKPOINT!r}, or leave the file out",
+        )
+
+
 def _check_heads(path: Path, digests: Any, own: str) -> None:
     """`digests`: of the heads that a report is about; None where it does not say."""
     known = [digest for digest in digests if digest is not None]
@@ -145,6 +157,7 @@ def _tree(folder: Path, config: HeadsConfig) -> tuple[dict[str, Any] | None, Tre
     raw = json.loads(path.read_text())
     tree = raw if isinstance(raw, dict) else {}
     _check_base(path, tree.get("base_fingerprint"), config)
+    _check_weights(path, tree.get("base_weights"))
     return tree, plan
 
 
@@ -197,6 +210,8 @@ def _bench(path: Path, config: HeadsConfig, digest: str) -> dict[str, Any]:
             hint="measure these beside it: `medusa-kit bench` without --endpoint-only",
         )
     _check_base(path, record.get("base", {}).get("fingerprint"), config)
+    lossy = any(method.get("lossy") for method in record["methods"])
+    _check_weights(path, record.get("base", {}).get("weights"), lossy)
     _check_heads(path, (record.get("heads") or {}).values(), digest)
     return record
 
@@ -211,5 +226,6 @@ def _verify(path: Path, config: HeadsConfig, digest: str) -> dict[str, Any]:
         )
     for part in parts:
         _check_base(path, part.get("base", {}).get("fingerprint"), config)
+        _check_weights(path, part.get("base", {}).get("weights"), bool(part.get("lossy")))
         _check_heads(path, [part.get("heads")], digest)
     return record

@@ -19,6 +19,7 @@ from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.ranks import UNAVAILABLE, token_ranks
 from medusa_kit.infer.acceptance import accept
 from medusa_kit.infer.drafters.dynamic import DynamicDrafter
+from medusa_kit.infer.rounded import refuse_rounded
 from medusa_kit.infer.temperature import fit_temperatures
 from medusa_kit.tree.dynamic import NUM_RANKS as DYNAMIC_RANKS
 from medusa_kit.tree.dynamic import DynamicTree
@@ -85,7 +86,11 @@ def fitted_dynamic_tree(
 
 
 def usable_answers(base: BaseModel, answers: Sequence[AnswerRow]) -> list[AnswerRow]:
-    """Answers with tokens that fit the context. Raises DataError when there is none."""
+    """Answers with tokens that fit the context.
+
+    Raises DataError when there is none, ConfigError for a base with rounded weights.
+    """
+    refuse_rounded(base, "statistics are of the model's own answers")
     context = base.info.context_length
     usable = [a for a in answers if a.response_ids
               and len(a.prompt_ids) + len(a.response_ids) <= context]  # fmt: skip

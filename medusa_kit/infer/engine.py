@@ -8,7 +8,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from medusa_kit.base_model import BaseModel
+from medusa_kit.base_model import CHECKPOINT, BaseModel
 from medusa_kit.data.chat import encode_prompt
 from medusa_kit.drafting import READ_HEADS, default_drafter
 from medusa_kit.errors import ConfigError
@@ -47,11 +47,18 @@ class GenerationStats:
     steps_run_by: str = "torch"  # torch, C++, or fixed shapes, with the details of each
     drafter_notes: list[str] = field(default_factory=list)  # what drafted when, and why
     first_token_seconds: float = 0.0  # of `seconds`, until the first token: the prompt's part
+    weights: str = CHECKPOINT  # checkpoint | int8
 
     @property
     def lossy(self) -> bool:
         """Whether the answer may differ from what the base model would have said."""
-        return self.acceptance != "exact"
+        return bool(self.lossy_by)
+
+    @property
+    def lossy_by(self) -> list[str]:
+        """What may have changed the answer."""
+        acceptance = [f"{self.acceptance} acceptance"] if self.acceptance != "exact" else []
+        return acceptance + ([f"{self.weights} weights"] if self.weights != CHECKPOINT else [])
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "lossy": self.lossy}
@@ -71,7 +78,7 @@ class GenerationResult:
 class Engine:
     """Generates text exactly as the base model would, faster. Build with `medusa_kit.load`.
 
-    Only acceptance="typical" leaves the base model's law; statistics then say so.
+    Only acceptance="typical" and weights="int8" leave the base model's law; statistics then say so.
     """
 
     verifier: Verifier
@@ -103,6 +110,11 @@ class Engine:
     @property
     def base(self) -> BaseModel:
         return self.verifier.base
+
+    @property
+    def weights(self) -> str:
+        """Whose numbers the base computes with: checkpoint, or int8, which is lossy."""
+        return self.base.info.weights
 
     @property
     def steps_run_by(self) -> str:
@@ -256,6 +268,7 @@ class Engine:
             acceptance=row.chooser.params.acceptance,
             steps_run_by=row.steps_run_by,
             first_token_seconds=first,
+            weights=self.weights,
         )
         reason = row.finish_reason or "cancelled"
         return GenerationResult(cut_at_stop(text, stops), list(row.token_ids), reason, stats)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from medusa_kit import console
-from medusa_kit.base_model import BaseModel, load_base_model
+from medusa_kit.base_model import CHECKPOINT, BaseModel, load_base_model
 from medusa_kit.drafting import check_drafting
 from medusa_kit.engine_config import read_engine_config
 from medusa_kit.errors import ConfigError, IncompatibleBaseError
@@ -20,6 +20,7 @@ from medusa_kit.infer.engine import Engine
 from medusa_kit.infer.fixed.shapes import check_choice
 from medusa_kit.infer.native.heads import install_native_heads
 from medusa_kit.infer.prepare import prepared_verifier
+from medusa_kit.infer.rounded import check_before_loading, with_weights
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
 from medusa_kit.tree.plan import Tree, TreePlan, load_plan
@@ -36,6 +37,7 @@ def load(
     tree: AnyTree = None,
     dtype: str = "float32",
     device: str = "auto",
+    weights: str = CHECKPOINT,
     attention: str = "auto",
     fixed_shapes: str = "auto",
     compiled: bool = False,
@@ -50,8 +52,9 @@ def load(
 
     `heads`: auto (paired with the base, else shipped with the kit, else none), None, a folder, a
     Hub id (ORG/NAME or ORG/NAME@REVISION), or `untrained`. `tree`: a tree, static or dynamic, its
-    file or a list of choices; else the one beside the heads. `attention`: what computes tree
-    attention (auto, sdpa, flash, triton).
+    file or a list of choices; else the one beside the heads. `weights`: checkpoint, its own, or
+    int8: rounded, on a CPU; LOSSY, the words are another model's (medusa_kit.infer.rounded).
+    `attention`: what computes tree attention (auto, sdpa, flash, triton).
     `fixed_shapes`: whether greedy steps run whole on the device (auto: on CUDA, as a CUDA graph;
     always, never); `compiled`: with the model's forward through torch.compile.
     `force` puts heads on a base with another fingerprint.
@@ -64,12 +67,14 @@ def load(
     """
     AttentionChoice(attention)  # a wrong name is refused before anything is loaded
     check_choice(fixed_shapes, compiled)
+    check_before_loading(weights, name, dtype, device, revision)
     check_drafting(drafter, drafter_options, draft_model is not None, fallback)
     base = load_base_model(name, dtype=dtype, device=device, revision=revision)
     engine = build_engine(
         base,
         heads=heads,
         tree=tree,
+        weights=weights,
         attention=attention,
         fixed_shapes=fixed_shapes,
         compiled=compiled,
@@ -97,6 +102,7 @@ def build_engine(
     *,
     heads: str | Path | MedusaHeads | None = None,
     tree: AnyTree = None,
+    weights: str = CHECKPOINT,
     attention: str = "auto",
     fixed_shapes: str = "auto",
     compiled: bool = False,
@@ -109,11 +115,16 @@ def build_engine(
 ) -> Engine:
     """The same around a base model already loaded; trees are proved on it first.
 
-    `keep_layers`: none of the model's own layers is exchanged for a faster one.
+    `weights`: int8 rounds those of `base` itself, in place. `keep_layers`: none of the model's own
+    layers is exchanged for a faster one.
     """
+    if keep_layers and weights != CHECKPOINT:
+        raise ConfigError(f"weights {weights!r} change the model, which was to keep its layers")
     check_drafting(drafter, drafter_options, draft_model is not None, fallback)
     plain = Engine(
-        *prepared_verifier(base, attention, fixed_shapes, compiled, keep_layers),
+        *prepared_verifier(
+            with_weights(base, weights), attention, fixed_shapes, compiled, keep_layers
+        ),
         drafter=drafter,
         drafter_options=dict(drafter_options or {}),
         draft_model=draft_model,

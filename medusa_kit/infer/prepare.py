@@ -61,10 +61,10 @@ def prepared_verifier(
 
 def _with_fast_linears(verifier: Verifier, check: TreeCheck, reason: str) -> TreeCheck:
     """Torch runs the steps; its linear layers may still be exchanged."""
-    model = verifier.base.model
+    model, scales = verifier.base.model, verifier.base.scales
     if verifier.base.dtype != torch.float32 or not fits_in_memory(model):
         return check
-    if os.environ.get(OFF_SWITCH) != "0" and install_native_linears(model):
+    if os.environ.get(OFF_SWITCH) != "0" and install_native_linears(model, scales):
         verifier.steps_run_by = f"torch, linear layers by C++ ({reason})"
     elif install_packed_linears(model):
         verifier.steps_run_by = f"torch, linear layers packed by MKL ({reason})"

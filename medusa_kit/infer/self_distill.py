@@ -21,6 +21,7 @@ from medusa_kit.infer.drafters.plain import PlainDrafter
 from medusa_kit.infer.logits_processing import check_bias_ids
 from medusa_kit.infer.packed_linear import pack_for_rows
 from medusa_kit.infer.prepare import prepared_verifier
+from medusa_kit.infer.rounded import refuse_rounded
 from medusa_kit.infer.sampling import SamplingParams
 from medusa_kit.infer.verifier import Verifier
 
@@ -63,9 +64,9 @@ def generate_answers(
     """Append the model's answers to `out_path`, going on where an earlier run stopped.
 
     Raises ConfigError when the file holds answers made with other settings, for a lossy acceptance
-    rule and for a bias on a token the model does not have, DataError for a bad row with
-    on_error="fail", IncompatibleBaseError for a model that takes no tree (heads would be of no use
-    to it), MedusaKitError for a full disk.
+    rule or rounded weights and for a bias on a token the model does not have, DataError for a bad
+    row with on_error="fail", IncompatibleBaseError for a model that takes no tree (heads would be
+    of no use to it), MedusaKitError for a full disk.
     """
     sampling = sampling or SamplingParams()
     if sampling.lossy:
@@ -73,6 +74,7 @@ def generate_answers(
             "typical acceptance is lossy; expected exact: data holds the model's own answers",
             hint="leave out acceptance",
         )
+    refuse_rounded(base, "data holds the model's own answers")
     check_bias_ids(sampling, base.info.vocab_size)
     settings = {
         "base_fingerprint": base.info.fingerprint,

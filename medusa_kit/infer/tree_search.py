@@ -81,6 +81,7 @@ class TreeSearch:
             "calibration_positions": self.num_positions,
             "base_model": engine.base.info.name,
             "base_fingerprint": engine.base.info.fingerprint,
+            "base_weights": engine.weights,
             "machine": {
                 "processor": platform.processor() or platform.machine(),
                 "device": machine_name(engine.base.device),

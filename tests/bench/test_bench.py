@@ -151,6 +151,18 @@ def test_sampled_answers_are_held_against_the_first_of_ours() -> None:
     assert json.loads(json.dumps(report.as_dict()))["methods"][0]["identical"] is None
 
 
+@pytest.mark.parametrize("sampled", [False, True])
+def test_lossy_answers_are_never_the_same(sampled: bool) -> None:
+    """Not even where the tokens are; and nothing is held against them."""
+    methods = [Method("theirs", echo), Method("rounded", echo, ours=True, lossy=True),
+               Method("exact", echo, ours=True)]  # fmt: skip
+    report = bench(methods, [[1], [2]], 9, sampled=sampled)
+    same = [result.total.identical for result in report.results]
+    assert same == [None if sampled else 2, None, 2]
+    assert report.identical_to == ("exact" if sampled else "theirs")
+    assert [record["lossy"] for record in report.as_dict()["methods"]] == [False, True, False]
+
+
 def failing(on: Sequence[int], error: Exception) -> Any:
     def run(batch: Batch) -> Answers:
         if batch[0] == list(on):

@@ -80,6 +80,9 @@ WRONG_CALLS: dict[str, tuple[list[str], str]] = {
     "no heads to draft": (["generate", "hi", *PLAIN, "--drafter", "medusa"], "nothing to draft"),
     "a tree without heads": (["generate", "hi", *PLAIN, "--tree", "t.json"], "a tree needs heads"),
     "dtype": (["generate", "hi", *MODEL, "--dtype", "int3"], "dtype 'int3' is unknown"),
+    "weights": (["generate", "hi", *MODEL, "--weights", "int9"], "did you mean int8?"),
+    "int8 of bf16": (["chat", *MODEL, "--weights", "int8", "--dtype", "bfloat16"], "need dtype"),
+    "int8 of blocks": (["generate", "hi", "--device", "cpu", "--weights", "int8"], "already"),
     "device": (["generate", "hi", "-m", "debug-tiny", "--device", "tpu"], "device 'tpu'"),
     "on-error": (["data", "generate", "p.txt", "-o", "a", *MODEL, "--on-error", "x"], "'x'"),
     "output a folder": (["data", "generate", "PROMPTS", "-o", ".", *MODEL], "is a folder"),
@@ -215,6 +218,15 @@ def test_generate_with_another_attention_says_the_same(run: Run) -> None:
     code, out, err = run(*asked, "flesh")
     assert (code, out) == (2, "")
     assert "did you mean flash?" in err
+
+
+def test_rounded_weights_are_marked_lossy(run: Run) -> None:
+    code, out, err = run("generate", "Name a tree.", *PLAIN, "--json", "--weights", "int8")
+    stats = json.loads(out)["stats"]
+    assert (code, stats["weights"], stats["lossy"]) == (0, "int8", True)
+    assert "; LOSSY: int8 weights" in err
+    stats = json.loads(run("generate", "Name a tree.", *PLAIN, "--json")[1])["stats"]
+    assert (stats["weights"], stats["lossy"]) == ("checkpoint", False)
 
 
 def test_generate_leaves_out_an_answer_that_is_there(run: Run, tmp_path: Path) -> None:

@@ -47,6 +47,12 @@ def test_chat_answers_and_leaves_at_the_end_of_file(chat: Talk) -> None:
     assert "acceptance length " in err
 
 
+def test_chat_says_that_weights_are_rounded(chat: Talk) -> None:
+    _, _, err = chat(["Name a tree."], "--heads", "none", "--weights", "int8")
+    assert "int8 weights: lossy); drafter" in err
+    assert "(length); LOSSY: int8 weights" in err
+
+
 @pytest.mark.parametrize("leave", ["/exit", "/quit"])
 def test_chat_leaves_when_told(chat: Talk, leave: str) -> None:
     code, out, _ = chat([leave, "never reached"], "--heads", "none")

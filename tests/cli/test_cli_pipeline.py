@@ -185,6 +185,31 @@ def test_bench(run: Run, trained: Path, prompts: Path, tmp_path: Path) -> None:
         assert name in out
 
 
+def test_verify_and_bench_of_rounded_weights(
+    run: Run, trained: Path, prompts: Path, tmp_path: Path
+) -> None:
+    """Held to the rounded model where exactness is asked for; nowhere called identical."""
+    asked = [*MODEL, "--heads", trained, "--prompts", prompts, "-n", "8", "--limit", "2",
+             "--weights", "int8"]  # fmt: skip
+    code, out, err = run("verify", *asked, "--temperature", "0", "--output", tmp_path / "v.json")
+    assert code == 0
+    assert "against those of the same rounded model, not of the checkpoint" in err
+    assert ("as the rounded" in out, "identical" in out) == (True, False)
+    told = json.loads((tmp_path / "v.json").read_text())["greedy"]
+    assert (told["bugs"], told["lossy"], told["base"]["weights"]) == (0, True, "int8")
+    assert told["held_to"] == "plain transformers with int8 weights"
+
+    code, out, _ = run("bench", "--peers", "transformers", *asked, "--output", tmp_path)
+    assert code == 0
+    record = json.loads((tmp_path / "bench.json").read_text())
+    assert (record["weights"], record["lossy"]) == ("int8", True)
+    told = [(method["identical"], method["lossy"]) for method in record["methods"]]
+    assert told == [(2, False), (None, True), (None, True)]
+    assert "int8 weights: lossy" in out
+    assert len(re.findall(r"│ lossy +│", out)) == 2
+    assert "lossy: another model's answers" in " ".join(out.split())
+
+
 def test_bench_of_a_prompt_set_in_batches(run: Run, trained: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "mt_bench.jsonl"
     rows = [{"question_id": i, "category": kind, "turns": [f"Count to {i}."]}

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from huggingface_hub import constants
@@ -229,6 +230,29 @@ def test_reports_about_other_heads_are_refused(
     (folder / "verify.json").write_text(json.dumps(record))
     code, _, err = run("push", folder, "me/heads")
     assert (code, "verify.json was measured on another base" in err) == (2, True)
+
+
+def test_figures_of_rounded_weights_are_refused(
+    hub: StandInHub, run: Run, folder: Path, tmp_path: Path
+) -> None:
+    def mark_base(record: Any) -> None:
+        record["base"]["weights"] = "int8"
+
+    changes: list[tuple[str, Callable[[Any], None]]] = [
+        ("bench.json", mark_base),
+        ("bench.json", lambda record: record["methods"][1].update(lossy=True)),
+        ("verify.json", lambda record: mark_base(record["greedy"])),
+        ("tree.json", lambda record: record.update(base_weights="int8")),
+    ]
+    for name, change in changes:
+        whole = (folder / name).read_text()
+        record = json.loads(whole)
+        change(record)
+        (folder / name).write_text(json.dumps(record))
+        code, _, err = run("push", folder, "me/heads")
+        assert (code, f"{name} was measured with" in err, "lossy" in err) == (2, True, True)
+        (folder / name).write_text(whole)
+    assert hub.received == 0
 
 
 def test_in_a_process_of_its_own(hub: StandInHub, folder: Path, tmp_path: Path) -> None:

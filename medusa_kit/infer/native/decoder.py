@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from medusa_kit.base_model import BaseModel
 from medusa_kit.infer.native import kernels
 from medusa_kit.infer.native.describe import LayerParts, ModelParts, Unsupported, describe
-from medusa_kit.infer.native.gguf_blocks import GGUFBlocks
+from medusa_kit.infer.native.gguf_blocks import GGUFBlocks, equal_blocks
 from medusa_kit.infer.native.packing import (
     Blocks,
     PackedMatrix,
@@ -44,7 +44,7 @@ class NativeDecoder:
         self.base = base
         self._library = loaded
         self.parts = describe(base.model)
-        self._packer = _Packer(base.model, GGUFBlocks(gguf) if gguf else None)
+        self._packer = _Packer(base, GGUFBlocks(gguf) if gguf else None)
         self._tables = _tables(self.parts)
         self._rotary_2TPE = torch.empty(0, 0)
         self._cache_shape = (self.parts.kv_heads, self.parts.head_size)
@@ -177,10 +177,13 @@ def _tables(parts: ModelParts) -> list[str | None]:
 
 
 class _Packer:
-    """Packs linear layers, from a GGUF file's blocks where they expand to the same bits."""
+    """Packs linear layers, from blocks that expand to the same bits where there are any: a GGUF
+    file's, or those that the weights were rounded to.
+    """
 
-    def __init__(self, model: Any, gguf: GGUFBlocks | None) -> None:
-        self.gguf = gguf
+    def __init__(self, base: BaseModel, gguf: GGUFBlocks | None) -> None:
+        model = base.model
+        self.gguf, self.scales = gguf, base.scales
         self.names = {id(module): name for name, module in model.named_modules()}
         embedding = model.get_input_embeddings()
         output = model.get_output_embeddings()
@@ -207,6 +210,8 @@ class _Packer:
         return self.keep(pack(weight, None, whole))
 
     def blocks(self, linear: nn.Linear, num_heads: int = 1) -> Blocks | None:
+        if linear in self.scales:
+            return equal_blocks(linear.weight.detach(), self.scales[linear])
         if self.gguf is None:
             return None
         return self.gguf.find(self.names[id(linear)], linear.weight.detach(), num_heads)
@@ -228,13 +233,19 @@ def _joined_bias(linears: list[nn.Linear]) -> Tensor | None:
     )
 
 
+def _packed_bytes(base: BaseModel) -> float:
+    """Of all weights as float32, but those that were rounded in their blocks."""
+    rounded = sum(layer.weight.numel() for layer in base.scales)
+    return 4 * (base.info.num_parameters - rounded) + (1 + 4 / 32) * rounded
+
+
 def native_decoder(base: BaseModel) -> NativeDecoder:
     """The C++ decoder for `base`. Raises Unsupported, with the reason, where there is none."""
     if base.device.type != "cpu":
         raise Unsupported(f"the model is on {base.device.type}")
     if base.dtype != torch.float32 or base.info.quantized:
         raise Unsupported("only float32 is computed that way")
-    size = 4 * base.info.num_parameters
+    size = _packed_bytes(base)
     if size > SHARE_OF_MEMORY * free_memory():
         raise Unsupported(f"no room for packed weights (up to {size / 1e9:.1f} GB)")
     return NativeDecoder(base, gguf_behind(base.info.name))

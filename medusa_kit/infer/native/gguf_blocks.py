@@ -48,8 +48,7 @@ class GGUFBlocks:
             return None
         for order in (slice(None), _halves_in_turn(len(weight_OI), num_heads)):
             ordered = None if offsets_OQ is None else offsets_OQ[order]
-            blocks = blocks_of(weight_OI, scales_OQ[order], ordered)
-            if blocks.group in GROUPS and torch.equal(blocks.expand(), weight_OI):
+            if blocks := equal_blocks(weight_OI, scales_OQ[order], ordered):
                 return blocks
         return None
 
@@ -103,6 +102,15 @@ def read_scales(tensor: Any, rows: int) -> tuple[Tensor, Tensor | None] | None:
     )
     assert scales is not None
     return scales, offsets
+
+
+def equal_blocks(
+    weight_OI: Tensor, scales_OQ: Tensor, offsets_OQ: Tensor | None = None
+) -> Blocks | None:
+    """Blocks of these scales that expand to the very weights, bit for bit, if there are any."""
+    blocks = blocks_of(weight_OI, scales_OQ, offsets_OQ)
+    same = blocks.group in GROUPS and torch.equal(blocks.expand(), weight_OI)
+    return blocks if same else None
 
 
 def blocks_of(weight_OI: Tensor, scales_OQ: Tensor, offsets_OQ: Tensor | None) -> Blocks:

@@ -5,6 +5,7 @@ Shapes: X any leading shape, D in, O out.
 """
 
 import ctypes
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medusa_kit.infer.native import kernels
+from medusa_kit.infer.native.gguf_blocks import equal_blocks
 from medusa_kit.infer.native.packing import Blocks, PackedMatrix, pack
 from medusa_kit.infer.packed_linear import plain_linears
 
@@ -52,6 +54,15 @@ def make_native(layer: nn.Linear, blocks: Blocks | None = None) -> bool:
     return True
 
 
-def install_native_linears(module: Any) -> int:
-    """Turn all plain float32 layers of a module; returns how many."""
-    return sum(make_native(layer) for layer in plain_linears(module))
+def install_native_linears(module: Any, scales: Mapping[Any, Tensor] | None = None) -> int:
+    """Turn all plain float32 layers of a module; returns how many.
+
+    `scales`: scales_OQ of layers whose weights were rounded to eight bits.
+    """
+    known = scales or {}
+    return sum(
+        make_native(
+            layer, equal_blocks(layer.weight.detach(), known[layer]) if layer in known else None
+        )
+        for layer in plain_linears(module)
+    )
