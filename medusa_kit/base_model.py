@@ -11,6 +11,7 @@ leading shape.
 import hashlib
 import os
 from dataclasses import asdict, dataclass
+from logging import ERROR, getLogger
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from medusa_kit import adapters, embedded, families
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError, nearest
 from medusa_kit.logit_scale import LogitScale
 from medusa_kit.model_files import from_pretrained, resolve
+from medusa_kit.quantised import is_quantised, num_weights, quantisation_of, raw_bytes
 
 DTYPES = {
     "float64": torch.float64,
@@ -62,6 +64,7 @@ class BaseModelInfo:
     num_parameters: int
     fingerprint: str
     weights: str = CHECKPOINT
+    quantization: str | None = None  # method and kind, of a quantised one
 
     @property
     def lossy(self) -> bool:
@@ -135,7 +138,7 @@ class BaseModel:
         module, as in head_logits.
         """
         embedding, ids_X = self.model.get_input_embeddings(), token_ids_X.clamp_min(0)
-        plain = isinstance(embedding, torch.nn.Embedding)
+        plain = isinstance(embedding, torch.nn.Embedding) and not is_quantised(embedding.weight)
         embeddings_XE = embedding.weight[ids_X] if plain else embedding(ids_X)
         mean_square_X1 = embeddings_XE.float().square().mean(-1, keepdim=True)
         return embeddings_XE * mean_square_X1.clamp_min(1e-12).rsqrt().to(embeddings_XE.dtype)
@@ -184,13 +187,13 @@ class BaseModel:
         digest = hashlib.sha256()
         for name, tensor in sorted(self.model.state_dict().items()):
             digest.update(name.encode())
-            digest.update(_raw_bytes(tensor))
+            digest.update(raw_bytes(tensor))
         return digest.hexdigest()
 
     def _check_views(self) -> bool:
         """Hold `head_logits` against the model's logits; say if the decoder equals the hook."""
         weight = getattr(self.output_embedding, "weight", None)
-        if not isinstance(weight, Tensor) or not weight.is_floating_point():
+        if not isinstance(weight, Tensor) or is_quantised(weight):
             found = "" if weight is None else " in floating point"
             raise IncompatibleBaseError(
                 f"{type(self.model).__name__} has no output embedding{found}",
@@ -222,6 +225,7 @@ class BaseModel:
     def _describe(self, name: str, source: str, revision: str | None) -> BaseModelInfo:
         weight_VD = self.output_embedding.weight
         embedding = self.model.get_input_embeddings()
+        quantization = quantisation_of(self.model)
         return BaseModelInfo(
             name=name,
             revision=revision,
@@ -232,7 +236,8 @@ class BaseModel:
             num_layers=self.config.num_hidden_layers,
             context_length=families.context_length(self.config),
             tied_embeddings=weight_VD.data_ptr() == embedding.weight.data_ptr(),
-            quantized=bool(getattr(self.model, "is_quantized", False)),
+            quantized=quantization is not None,
+            quantization=quantization,
             dtype=str(self.dtype).removeprefix("torch."),
             device=str(self.device),
             num_parameters=num_weights(self.model),
@@ -246,9 +251,9 @@ class BaseModel:
         """
         weight_VD, *norms = self.fingerprinted()
         rows = torch.linspace(0, weight_VD.shape[0] - 1, FINGERPRINT_ROWS).long()
-        digest = hashlib.sha256(_raw_bytes(weight_VD[rows.to(weight_VD.device)].bfloat16()))
+        digest = hashlib.sha256(raw_bytes(weight_VD[rows.to(weight_VD.device)].bfloat16()))
         for weight in norms:
-            digest.update(_raw_bytes(weight.bfloat16()))
+            digest.update(raw_bytes(weight.bfloat16()))
         if variant:
             digest.update(variant.encode())
         return digest.hexdigest()[:32]
@@ -258,11 +263,6 @@ class BaseModel:
         decoder = self.model.get_decoder() if hasattr(self.model, "get_decoder") else None
         norms = [getattr(getattr(decoder, name, None), "weight", None) for name in FINAL_NORM_NAMES]
         return [self.output_embedding.weight, *(norm for norm in norms if norm is not None)]
-
-
-def num_weights(model: Any) -> int:
-    """Those too that ZeRO-3 has spread over processes: DeepSpeed keeps their whole size."""
-    return sum(getattr(p, "ds_numel", p.numel()) for p in model.parameters())
 
 
 def plain_linear(module: Any, x_XD: Tensor) -> Tensor:
@@ -276,10 +276,6 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
     """Largest absolute difference, in standard deviations of `expected`."""
     spread = expected.float().std().clamp_min(1e-12)
     return float((actual.double() - expected.double()).abs().max() / spread)
-
-
-def _raw_bytes(tensor: Tensor) -> bytes:
-    return tensor.detach().contiguous().cpu().flatten().view(torch.uint8).numpy().tobytes()
 
 
 def wrap_model(model: Any, tokenizer: Any = None, name: str = "in-memory") -> BaseModel:
@@ -394,3 +390,5 @@ def quiet_transformers() -> None:
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    # It says at every product of eight-bit layers that their inputs go through float16.
+    getLogger("bitsandbytes.autograd._functions").setLevel(ERROR)

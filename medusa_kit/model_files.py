@@ -6,7 +6,8 @@ from typing import Any
 import torch
 
 from medusa_kit import adapters, embedded, families
-from medusa_kit.errors import CheckpointError, MedusaKitError
+from medusa_kit.errors import CheckpointError, IncompatibleBaseError, MedusaKitError
+from medusa_kit.quantised import installing, is_known, method_of
 
 GGUF_NUMBERS = {"F64", "F32", "F16", "BF16"}  # kinds of tensors that are not quantised
 
@@ -60,11 +61,12 @@ def stored_quantised(name: str, revision: str | None = None) -> str | None:
         found = AutoConfig.from_pretrained(place, revision=revision)
     except Exception:  # as in `from_pretrained`
         return None
-    told = getattr(found, "quantization_config", None)
-    if told is None:
-        return None
-    method = told.get("quant_method") if isinstance(told, dict) else told.quant_method
-    return str(getattr(method, "value", method))
+    return _method(found)
+
+
+def _method(config: Any) -> str | None:
+    told = getattr(config, "quantization_config", None)
+    return None if told is None else method_of(told)
 
 
 def _gguf_kinds(path: Path) -> str | None:
@@ -79,17 +81,22 @@ def from_pretrained(
 ) -> tuple[Any, Any]:
     """(model, tokenizer). `attention`: transformers' name for it, None for the class's default.
 
-    Raises IncompatibleBaseError, before any weight is read, for what the config rules out.
+    Raises IncompatibleBaseError, before any weight is read, for what the config rules out;
+    CheckpointError.
     """
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
     options: dict[str, Any] = {}
+    method = "bitsandbytes" if four_bit else None
     if four_bit:  # NF4 (QLoRA, arXiv 2305.14314)
         options["quantization_config"] = BitsAndBytesConfig(
             load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
         )
     try:
-        families.refuse_impossible(AutoConfig.from_pretrained(place, revision=revision), place)
+        config = AutoConfig.from_pretrained(place, revision=revision)
+        families.refuse_impossible(config, place)
+        method = method or _method(config)
+        _refuse_unknown(method, place)
         model = AutoModelForCausalLM.from_pretrained(
             place, dtype=dtype, revision=revision, attn_implementation=attention, **options
         )
@@ -99,7 +106,17 @@ def from_pretrained(
     except Exception as error:  # from OSError to safetensors' own kinds
         raise CheckpointError(
             f"cannot load a base model from {place!r}: {error}",
-            hint="a Hub id needs network and perhaps a login; a folder needs config.json, "
+            hint=installing(method, error)
+            or "a Hub id needs network and perhaps a login; a folder needs config.json, "
             "safetensors and tokenizer files that are whole",
         ) from error
     return model, tokenizer
+
+
+def _refuse_unknown(method: str | None, place: str) -> None:
+    """transformers would read such a folder as unquantised, and make up the weights it misses."""
+    if method is not None and not is_known(method):
+        raise IncompatibleBaseError(
+            f"{place!r} is quantised by {method!r}, a method that transformers does not know",
+            hint="a newer transformers may know it; else take the model in full precision",
+        )

@@ -27,6 +27,7 @@ TIERS = [
         "hub_client",
         "logit_scale",
         "model_files",
+        "quantised",
     },
     {"base_model", "heads", "data"},
     {"train", "infer"},
@@ -38,7 +39,8 @@ SIBLINGS_ALLOWED = {("heads", "base_model"), ("config", "embedded"), ("config", 
                     ("engine_config", "drafting"), ("engine_config", "embedded"),
                     ("adapters", "config"),
                     ("model_files", "adapters"), ("model_files", "embedded"),
-                    ("model_files", "families"), ("demo", "cli"), ("__main__", "cli")}  # fmt: skip
+                    ("model_files", "families"), ("model_files", "quantised"),
+                    ("demo", "cli"), ("__main__", "cli")}  # fmt: skip
 MAX_LINES, MAX_FUNCTION_LINES = 400, 60
 
 

@@ -27,6 +27,7 @@ from medusa_kit.infer.engine import Engine
 from medusa_kit.infer.packed_linear import pack_for_rows
 from medusa_kit.infer.sampling import SamplingParams
 from medusa_kit.infer.tree_cache import TreeCache, TreeCacheLayer
+from medusa_kit.quantised import stored_bytes
 
 # In the order of a step. Where C++ runs steps it stands for all of the model.
 HEADS, TREE, NATIVE, LINEAR, ATTENTION, MODEL, ACCEPT, CACHE, PYTHON = PARTS = (
@@ -227,9 +228,7 @@ def _weight_bytes(engine: Engine) -> int:
     """What a step reads of the base model: packed for C++, else its linear layers' weights."""
     if engine.verifier.native is not None:
         return engine.verifier.native.weight_bytes
-    weights = {layer.weight.data_ptr(): layer.weight for layer in _linear_layers(
-        engine.base.model)}  # fmt: skip
-    return sum(weight.numel() * weight.element_size() for weight in weights.values())
+    return stored_bytes([layer.weight for layer in _linear_layers(engine.base.model)])
 
 
 def _linear_layers(model: nn.Module) -> list[nn.Linear]:

@@ -146,7 +146,8 @@ def _report(
     engine = next(iter(engines.values()))
     setup = describe_setup(engine)
     what, where = bench_report.engine_title(engine, setup)
-    bench_report.show(report, breakdowns, what, bench_report.chosen(sampling), where)
+    chosen, caveat = bench_report.chosen(sampling), options.quantised_note(engine)
+    bench_report.show(report, breakdowns, what, chosen, where, caveat)
     if output is not None:
         record = {
             **bench_report.engine_record(engine, setup),

@@ -14,8 +14,11 @@ LOSSY = "lossy"  # where others say how many answers are the same
 NAME_WIDTH = 26  # of a method's name, and of the reason why it was not run
 
 
-def show(report: Any, breakdowns: dict[str, Any], what: str, sampled: str, where: str) -> None:
-    """Print what was measured; `sampled` says how tokens were chosen."""
+def show(
+    report: Any, breakdowns: dict[str, Any], what: str, sampled: str, where: str,
+    caveat: str | None = None,
+) -> None:  # fmt: skip
+    """Print what was measured; `sampled` says how tokens were chosen, `caveat` what exact means."""
     from medusa_kit.bench.methods import not_paying
 
     title = (
@@ -23,6 +26,8 @@ def show(report: Any, breakdowns: dict[str, Any], what: str, sampled: str, where
         f"batch {report.batch_size}\n{where}"
     )
     console.out.print(_methods_table(report, title))
+    if caveat is not None:
+        console.note(caveat)
     console.out.print(
         "decoding only: tokens/s behind the first, without reading the prompt"
         + _meaning_of_same(report, sampled),

@@ -159,13 +159,27 @@ def with_sampling(acceptance: bool = True) -> Callable[[Callable[..., None]], Ca
 
 
 def rule_note(stats: Any) -> str:
-    """What to say behind an answer's statistics where rule or weights are lossy."""
-    return f"; LOSSY: {', '.join(stats.lossy_by)}" if stats.lossy else ""
+    """What to say behind an answer's statistics where rule or weights are not the usual ones."""
+    lossy = f"; LOSSY: {', '.join(stats.lossy_by)}" if stats.lossy else ""
+    return lossy + (f"; base quantised ({stats.quantization})" if stats.quantization else "")
 
 
 def weights_note(engine: Any) -> str:
     """What to say behind a model's name about its weights; nothing where they are its own."""
-    return f", {engine.weights} weights: lossy" if engine.base.info.lossy else ""
+    info = engine.base.info
+    lossy = f", {engine.weights} weights: lossy" if info.lossy else ""
+    return lossy + (f", quantised ({info.quantization})" if info.quantized else "")
+
+
+def quantised_note(engine: Any) -> str | None:
+    """What exact means on a quantised base; None on another."""
+    if not engine.base.info.quantized:
+        return None
+    return (
+        f"the base is quantised ({engine.base.info.quantization}): its answers are held against "
+        "those of the same quantised model, where a margin below the noise "
+        f"({engine.check.noise:.1e}) may flip by rounding"
+    )
 
 
 def heads_argument(heads: str) -> str | None:

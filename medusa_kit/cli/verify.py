@@ -93,11 +93,8 @@ def _print(engine: Any, reports: dict[str, Any]) -> None:
             f"weights rounded to {engine.weights} are LOSSY: answers are held against those of the "
             "same rounded model, not of the checkpoint, and none counts as identical"
         )
-    if engine.base.info.quantized:
-        console.note(
-            "the base is quantised: its answers are held against those of the same quantised "
-            "model, where a margin below the noise may flip by rounding"
-        )
+    if (said := options.quantised_note(engine)) is not None:
+        console.note(said)
     attention = engine.verifier.attention.name
     title = (
         f"{engine.base.info.name}{options.weights_note(engine)}, "

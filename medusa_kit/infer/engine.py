@@ -48,6 +48,8 @@ class GenerationStats:
     drafter_notes: list[str] = field(default_factory=list)  # what drafted when, and why
     first_token_seconds: float = 0.0  # of `seconds`, until the first token: the prompt's part
     weights: str = CHECKPOINT  # checkpoint | int8
+    quantization: str | None = None  # of the base as loaded: the answer is the quantised model's
+    noise: float = 0.0  # logits by which rounding may differ: a smaller margin may flip a token
 
     @property
     def lossy(self) -> bool:
@@ -269,6 +271,8 @@ class Engine:
             steps_run_by=row.steps_run_by,
             first_token_seconds=first,
             weights=self.weights,
+            quantization=self.base.info.quantization,
+            noise=self.check.noise,
         )
         reason = row.finish_reason or "cancelled"
         return GenerationResult(cut_at_stop(text, stops), list(row.token_ids), reason, stats)

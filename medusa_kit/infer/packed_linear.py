@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medusa_kit import console
+from medusa_kit.quantised import is_plain_linear
 
 PACKED_ROWS = range(2, 65)  # one row is a matrix-vector product, which plain torch does well
 KEPT_PACKS = 2  # two trees in turn (a benchmark, a comparison) do not repack every time
@@ -76,7 +77,7 @@ def install_packed_linears(model: Any) -> bool:
 
 def plain_linears(model: Any) -> list[nn.Linear]:
     """The layers that may be exchanged; quantised ones are not among them."""
-    return [m for m in model.modules() if type(m) is nn.Linear and _is_plain(m.weight)]
+    return [module for module in model.modules() if is_plain_linear(module)]
 
 
 def fits_in_memory(model: Any) -> bool:
@@ -113,11 +114,6 @@ def free_memory() -> int:
         return next(int(line.split()[1]) for line in lines if line.startswith("MemAvail")) * 1024
     except (OSError, StopIteration):  # not Linux: what sysconf calls free leaves out the cache
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
-def _is_plain(weight: Any) -> bool:
-    """Quantised weights come as subclasses of a tensor that claim to be fp32 (torchao)."""
-    return type(weight) in (nn.Parameter, Tensor)
 
 
 def _supported(weight: Tensor) -> bool:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit import console
-from medusa_kit.base_model import RELATIVE_TOLERANCE, BaseModel
+from medusa_kit.base_model import RELATIVE_TOLERANCE, BaseModel, relative_error
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer.drafters.base import Topology
 from medusa_kit.infer.verifier import Verifier
@@ -28,6 +28,7 @@ PARENTS = (-1, 0, 0, 1, 2, 2)
 KEPT = (0, 2, 5)
 # The window of sliding layers while the proof runs: prompts are too short for a real one to bite.
 PROOF_WINDOW = 4
+OWN_NOISE_TOKENS = 12
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def check_trees(verifier: Verifier) -> TreeCheck:
     if not relative <= allowed:  # also when it is NaN
         raise _refusal(
             base, f"its logits on a tree are off by {relative:.1e} of their spread "
-            f"(allowed {allowed:.0e})"
+            f"(allowed {allowed:.0e}){_own_noise(base) if base.info.quantized else ''}"
         )  # fmt: skip
     return TreeCheck(relative, noise)
 
@@ -132,6 +133,20 @@ def _biting_windows(model: Any) -> Iterator[None]:
             owner.sliding_window = window
 
 
+def _own_noise(base: BaseModel) -> str:
+    """By how much a quantised base differs from itself: read at once, and with its own cache."""
+    ids_1T = torch.tensor([_random_ids(base, OWN_NOISE_TOKENS, torch.Generator().manual_seed(0))])
+    ids_1T = ids_1T.to(base.device)
+    try:
+        whole_1V = base.model(ids_1T, use_cache=False).logits[:, -1]
+        before = base.model(ids_1T[:, :-1], use_cache=True)
+        cached_1V = base.model(ids_1T[:, -1:], past_key_values=before.past_key_values).logits[:, -1]
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+        return ""
+    own = relative_error(cached_1V, whole_1V)
+    return f"; without any tree, its logits with and without a cache differ by {own:.1e}"
+
+
 def _random_ids(base: BaseModel, count: int, generator: torch.Generator) -> list[int]:
     size = min(base.info.vocab_size, base.config.vocab_size)
     return torch.randint(0, size, (count,), generator=generator).tolist()
@@ -153,8 +168,14 @@ def _plain_logits(base: BaseModel, paths: list[list[int]]) -> Tensor:
 
 
 def _refusal(base: BaseModel, what: str) -> IncompatibleBaseError:
+    why = "the family may mix tokens by slot order or ignore position ids"
+    if base.info.quantized:
+        why = (
+            f"it is quantised ({base.info.quantization}): where inputs of layers are rounded too, "
+            "a last bit can become a whole step; quantise its weights alone. If that is not it, "
+            + why
+        )
     return IncompatibleBaseError(
         f"trees cannot be verified on {base.info.name!r} ({base.info.model_type}): {what}",
-        hint="use transformers' own generate for this model; the family may mix tokens by "
-        "slot order or ignore position ids",
+        hint=f"use transformers' own generate for this model; {why}",
     )

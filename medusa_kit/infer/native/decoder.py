@@ -243,7 +243,9 @@ def native_decoder(base: BaseModel) -> NativeDecoder:
     """The C++ decoder for `base`. Raises Unsupported, with the reason, where there is none."""
     if base.device.type != "cpu":
         raise Unsupported(f"the model is on {base.device.type}")
-    if base.dtype != torch.float32 or base.info.quantized:
+    if base.info.quantized:
+        raise Unsupported("quantised weights are computed by layers of their own")
+    if base.dtype != torch.float32:
         raise Unsupported("only float32 is computed that way")
     size = _packed_bytes(base)
     if size > SHARE_OF_MEMORY * free_memory():

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from medusa_kit.quantised import is_quantised
+
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3_text", "gemma3")
 LAYER_PARTS = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 SANDWICH_PARTS = {"pre_feedforward_layernorm", "post_feedforward_layernorm"}
@@ -80,6 +82,8 @@ def describe(model: Any) -> ModelParts:
     devices = {parameter.device.type for parameter in model.parameters()}
     if weights != {torch.float32} or devices != {"cpu"}:
         raise Unsupported("weights are not all float32 on a CPU")
+    if any(is_quantised(parameter) for parameter in model.parameters()):
+        raise Unsupported("weights are quantised")
     if any(t in CHANGING_ROTARY for t in rotary_kinds(decoder.rotary_emb)):
         raise Unsupported("its rotary embedding changes with the length")
     epsilons: set[float] = set()
@@ -125,7 +129,8 @@ def _layer(layer: Any, config: Any, epsilons: set[float]) -> LayerParts:
         attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj,
         mlp.gate_proj, mlp.up_proj, mlp.down_proj,
     ]  # fmt: skip
-    if not all(isinstance(linear, nn.Linear) for linear in linears):
+    if not all(isinstance(linear, nn.Linear) and "forward" not in vars(linear)
+               for linear in linears):  # fmt: skip
         raise Unsupported("linear layers of another kind")
     after, before = "post_attention_layernorm", "pre_feedforward_layernorm"
     before_mlp = norm(layer, before if sandwich else after)

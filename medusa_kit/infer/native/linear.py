@@ -16,6 +16,7 @@ from medusa_kit.infer.native import kernels
 from medusa_kit.infer.native.gguf_blocks import equal_blocks
 from medusa_kit.infer.native.packing import Blocks, PackedMatrix, pack
 from medusa_kit.infer.packed_linear import plain_linears
+from medusa_kit.quantised import is_plain_linear
 
 
 class NativeLinear(nn.Linear):
@@ -44,7 +45,7 @@ def make_native(layer: nn.Linear, blocks: Blocks | None = None) -> bool:
     """Turn a plain float32 layer on a CPU into a NativeLinear; says whether it did."""
     loaded = kernels.load_library()
     weight = layer.weight
-    plain = type(layer) is nn.Linear and weight.device.type == "cpu"
+    plain = is_plain_linear(layer) and weight.device.type == "cpu"
     if loaded is None or not plain or weight.dtype != torch.float32:
         return False
     layer.__class__ = NativeLinear
