@@ -162,11 +162,20 @@ def test_chances_follow_the_formula():
     text = [1, 2, 7, 0, 1, 2, 7, 3, 1, 2, 7, 4, 1, 2, 8, 5, 2, 9, 6, 1]
     trie = guessed(drafter, text, 2)
     by_token = {trie.tokens[n]: trie.chances[n] for n in range(1, 4) if trie.parents[n] == 0}
-    rest = 1.4 / 5.4  # after "1 2", four times, doubt 1.4; then "2", five times, doubt 5
-    assert by_token[7] == pytest.approx(3 / 5.4 + rest * 3 / 10)
-    assert by_token[8] == pytest.approx(1 / 5.4 + rest * 1 / 10)
-    assert trie.keys[1] == ("suffix", 2, 1)
+    rest = 2.2 / 6.2  # "1 2" four times, two ways, each 1.1; "2" five times, three ways, each 2.2
+    assert by_token[7] == pytest.approx(3 / 6.2 + rest * 3 / 11.6)
+    assert by_token[8] == pytest.approx(1 / 6.2 + rest * 1 / 11.6)
+    assert trie.keys[1:3] == [("suffix", 2, 5), ("suffix", 2, 1)]  # believed to a tenth
     assert len(by_token) == 2 or 9 in by_token
+
+
+def test_a_token_that_always_went_on_differently_is_not_copied_from():
+    rare, common = [1, 2, 3, 4, 5], [1, 2, 3, 1, 4, 5, 1, 6, 7, 1, 8, 9]
+    first = guessed(drafter_for("suffix", num_nodes=2), rare, 1)
+    assert first.tokens[1] == 2
+    assert first.chances[1] > 0.3
+    assert guessed(drafter_for("suffix", num_nodes=2), common, 1).num_nodes == 2
+    assert max(guessed(drafter_for("suffix", num_nodes=9), common, 1).chances[1:]) < 0.1
 
 
 def test_a_loop_is_predicted_beyond_its_last_turn():

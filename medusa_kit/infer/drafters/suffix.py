@@ -1,15 +1,16 @@
 """The longest earlier matches of the text's end, in prompt, answer and past answers, as a tree.
 
 A token's chance is what its counts say, longest match first. Where the last l tokens stood t times
-before and n times this token followed, that length says n / t with the weight t / (t + doubt[l]),
-and the next shorter match has a say in the rest:
+before, k different tokens followed, and this one n times, that length says n / t with the weight
+t / (t + k * doubt[l]), and the next shorter match has a say in the rest:
 
-    P_l(token) = (n + doubt[l] * P_shorter(token)) / (t + doubt[l]),    P_0 = 0
+    P_l(token) = (n + k * doubt[l] * P_shorter(token)) / (t + k * doubt[l]),    P_0 = 0
 
-so that one match of one token is worth 1/6 and one of eight tokens 3/4 and more. The likeliest
-paths grow first. A path that reaches the text's end goes on by what follows its own tokens, so
-that a loop is predicted beyond its last turn. Trees of counts: SuffixDecoding (arXiv 2411.04975);
-the automaton: SAM decoding (arXiv 2411.10666).
+so that a single match of one token is worth 1/3 and of eight tokens 3/4 and more; what went on
+differently each time has earned its doubt (Witten and Bell 1991). The likeliest paths grow first.
+A path that reaches the text's end goes on by what follows its own tokens, so that a loop is
+predicted beyond its last turn. Trees of counts: SuffixDecoding (arXiv 2411.04975); the automaton:
+SAM decoding (arXiv 2411.10666).
 """
 
 import heapq
@@ -33,15 +34,15 @@ from medusa_kit.infer.drafters.trie import Trie, TrieDrafter
 # By tokens matched, the last for all above; fitted to answers of SmolLM2-135M by likelihood. What
 # stood in other texts says less than what stood in this one.
 DOUBTS = (
-    *(0.0, 5.0, 1.4, 1.0, 0.8, 0.65, 0.5, 0.45, 0.35),
-    *(0.33, 0.3, 0.27, 0.24, 0.22, 0.2, 0.18, 0.15),
+    *(0.0, 2.2, 1.1, 0.88, 0.75, 0.67, 0.52, 0.46, 0.38),
+    *(0.36, 0.35, 0.3, 0.28, 0.27, 0.25, 0.22, 0.15),
 )
 PAST_DOUBTS = (
-    *(0.0, 60.0, 30.0, 22.0, 15.0, 7.0, 5.0, 4.5, 3.0),
-    *(2.5, 1.2, 1.1, 1.0, 1.0, 1.0, 0.9, 0.4),
+    *(0.0, 7.0, 7.0, 7.0, 6.5, 4.7, 4.2, 4.2, 3.2),
+    *(3.2, 3.0, 2.5, 2.4, 1.5, 1.4, 1.3, 0.4),
 )
 LONG = 8  # longer matches are one kind of guess
-LEAST = 0.02  # a path that is less likely is not worth its node
+LEAST = 0.05  # a path that is less likely is not worth its node
 
 Key = tuple[str, int]  # suffix, or past where other texts knew it; tokens of the longest match
 Level = tuple[int, str, float, dict[int, int]]  # matched, kind, doubt, how often each followed
@@ -124,14 +125,16 @@ class SuffixRow:
                 place.read(token)
 
     def grow(self, root: int, num_nodes: int) -> Trie:
-        """The likeliest `num_nodes` nodes behind the root, best first."""
-        trie, depths = Trie(root), [0]
+        """The likeliest `num_nodes` nodes behind the root, best first.
+
+        Guesses of a kind match as much and are believed alike, to a tenth.
+        """
+        trie = Trie(root)
         queue: list[tuple[float, int, int, int, float, Key, list[Any]]] = []
         self._push(queue, 0, 1.0, [place.end for place in self.places])
         while queue and trie.num_nodes < num_nodes:
             negative, _, parent, token, chance, key, cursors = heapq.heappop(queue)
-            depths.append(depths[parent] + 1)
-            node = trie.add(parent, token, chance, (*key, min(depths[-1], 4)))
+            node = trie.add(parent, token, chance, (*key, int(10 * chance)))
             if trie.num_nodes < num_nodes:
                 ahead = [
                     place.advance(cursor, token)
@@ -162,7 +165,7 @@ def _doubted(
     kind: str, doubts: Sequence[float], levels: Iterable[tuple[int, dict[int, int]]]
 ) -> Iterator[Level]:
     for matched, counts in levels:
-        yield matched, kind, doubts[min(matched, len(doubts) - 1)], counts
+        yield matched, kind, len(counts) * doubts[min(matched, len(doubts) - 1)], counts
 
 
 class SuffixDrafter(TrieDrafter):
