@@ -14,9 +14,6 @@ constexpr int64_t units_a_group(int group) { return 4 + DIGITS + DIGITS * group 
 
 #ifdef MK_VNNI
 constexpr bool by_quads(int kind) { return has_scale(kind); }
-#ifndef AHEAD
-#define AHEAD 3
-#endif
 constexpr int QUAD_BLOCK = 6;  // rows whose sums stay in registers
 
 struct Shares { float* factors; int32_t *starts, *digits; };
@@ -114,7 +111,7 @@ inline void multiply_quads(const uint8_t* data, int64_t stride, int64_t inputs, 
                 const uint8_t* codes = data + v * stride + header_bytes(KIND) + octet * octet_bytes(KIND);
                 load_quads<KIND>(codes, quads[v]);
                 for (int line = 0; line < octet_bytes(KIND); line += 64)
-                    _mm_prefetch((const char*)codes + AHEAD * BYTES + line, _MM_HINT_T0);
+                    _mm_prefetch((const char*)codes + 3 * BYTES + line, _MM_HINT_T0);
             }
 #pragma GCC unroll 48
             for (int i = 0; i < 2 * DIGITS * N; ++i) {
