@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install check fmt fix test test-gpu demo bench clean
+.PHONY: help install check fmt fix test test-quantised test-gpu demo bench clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -36,6 +36,14 @@ fix: install ## Format and mend what ruff can mend
 # One thread: tiny models are slower with more, by several times where other work runs beside.
 test: install ## The whole test suite (no network, no GPU)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+# Beside the environment, not in it: torchao has transformers say things that only its users want.
+QUANTISERS := build/quantisers
+test-quantised: install ## The tests that need torchao and bitsandbytes
+	test -d $(QUANTISERS) || $(BIN)/pip install --quiet --no-deps -c constraints.txt \
+		--target $(QUANTISERS) torchao bitsandbytes accelerate
+	OMP_NUM_THREADS=1 PYTHONPATH=$(QUANTISERS) $(BIN)/python -m pytest \
+		tests/infer/test_quantiser_libraries.py tests/train/test_quantised_base.py
 
 test-gpu: install ## Only the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu -rs

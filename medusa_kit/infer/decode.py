@@ -157,7 +157,10 @@ def _decode(
             verifier, rows, state, draft, tokens_BN, logits_BNV, likeliest or []
         )
         cache.commit([[0, *path] for path in paths])
-        drafter.observe(StepResult(draft, paths, next_roots, hidden_BND, logits_BNV, likeliest))
+        ranked_BNR = verifier.ranked(logits_BNV)
+        drafter.observe(
+            StepResult(draft, paths, next_roots, hidden_BND, logits_BNV, likeliest, ranked_BNR)
+        )
 
         emitted: Emitted = []
         for index, (row, path, root) in enumerate(zip(rows, paths, next_roots, strict=True)):

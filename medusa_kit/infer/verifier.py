@@ -97,10 +97,15 @@ class Verifier:
 
     def likeliest(self, logits_BNV: Tensor) -> Tensor:
         """The likeliest token behind each node [B, N], for logits that `forward` returned."""
+        ranked_BNR = self.ranked(logits_BNV)
+        return logits_BNV.argmax(-1) if ranked_BNR is None else ranked_BNR[..., 0]
+
+    def ranked(self, logits_BNV: Tensor) -> Tensor | None:
+        """A few of the likeliest tokens, likeliest first, where they were found on the way."""
         native = self.native
         if native is not None and native.logits_BNV is logits_BNV:
-            return native.likeliest_BN  # found on the way
-        return logits_BNV.argmax(-1)
+            return native.ranked_BNR
+        return None
 
     @torch.inference_mode()
     def prefill(self, cache: TreeCache, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

@@ -248,6 +248,9 @@ def test_a_step_equals_the_models_own(name, many_threads):
     assert torch.allclose(own_hidden, hidden, atol=2e-5 * float(hidden.abs().max()), rtol=0)
     assert torch.allclose(own_cache.block, cache.block, atol=1e-4)
     assert torch.equal(verifier.likeliest(own_logits), own_logits.argmax(-1))
+    ranked = own_logits.sort(dim=-1, descending=True, stable=True).indices
+    if not base.scale_logits.cap:  # under a cap different logits become equal
+        assert torch.equal(verifier.ranked(own_logits), ranked[..., :8])
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])

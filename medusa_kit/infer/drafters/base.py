@@ -89,6 +89,7 @@ class StepResult:
     hidden_BND: Tensor
     logits_BNV: Tensor
     likeliest_BN: Sequence[Sequence[int]] | None = None  # where the loop has it anyway
+    ranked_BNR: Tensor | None = None  # the R likeliest tokens, where the verifier has them
 
     def likeliest(self, row: int, nodes: Sequence[int]) -> list[int]:
         """The base model's likeliest token behind each of these nodes, processing left out."""

@@ -25,6 +25,7 @@ from medusa_kit.infer.drafters.trie import Trie, TrieDrafter
 RANK_CHANCES = (0.4, 0.11, 0.05, 0.035, 0.03, 0.02, 0.01, 0.005)
 GROUP = 64  # tokens of the vocabulary, evenly spread, that are looked at together
 Table = dict[int, list[int]]  # token -> likeliest next tokens, likeliest first
+Waiting = tuple[float, int, int, int]  # -path chance, parent, rank, token
 
 
 class RecyclingDrafter(TrieDrafter):
@@ -46,7 +47,7 @@ class RecyclingDrafter(TrieDrafter):
         return [self._grow(root) for root in state.roots_B]
 
     def observe(self, step: StepResult) -> None:
-        ranks_BNR = likeliest(step.logits_BNV, self.options.width).tolist()
+        ranks_BNR = _ranked(step, self.options.width).tolist()
         tokens_BN = step.draft.tokens_BN.tolist()
         for row, (tokens, ranks_NR) in enumerate(zip(tokens_BN, ranks_BNR, strict=True)):
             parents = step.draft.topologies[row].parents
@@ -56,21 +57,38 @@ class RecyclingDrafter(TrieDrafter):
 
     def _grow(self, root: int) -> Trie:
         trie, depths = Trie(root), [0]
-        queue: list[tuple[float, int, int, int]] = []  # (-path chance, parent, rank, token)
-        self._push(queue, 0, root, 1.0)
+        queue: list[Waiting] = []
+        self._push(queue, 0, root, 0, 1.0)
         while queue and trie.num_nodes < self.num_nodes:
             negative, parent, rank, token = heapq.heappop(queue)
             depths.append(depths[parent] + 1)
             key = (self.name, rank, min(depths[-1], 4))
-            node = trie.add(parent, token, _chance(rank), key)
-            self._push(queue, node, token, -negative)
+            chance = _chance(rank)
+            node = trie.add(parent, token, chance, key)
+            self._push(queue, node, token, 0, -negative)
+            self._push(queue, parent, trie.tokens[parent], rank + 1, -negative / chance)
         return trie
 
     def _push(
-        self, queue: list[tuple[float, int, int, int]], node: int, token: int, path: float
+        self,
+        queue: list[tuple[float, int, int, int]],
+        node: int,
+        token: int,
+        rank: int,
+        path: float,
     ) -> None:
-        for rank, following in enumerate(self.table.get(token, ())):
-            heapq.heappush(queue, (-path * _chance(rank), node, rank, following))
+        """The guess of this rank behind `node`; the next one when it has been taken."""
+        following = self.table.get(token, ())
+        if rank < len(following):
+            heapq.heappush(queue, (-path * _chance(rank), node, rank, following[rank]))
+
+
+def _ranked(step: StepResult, count: int) -> Tensor:
+    """ids_BNR of the `count` likeliest tokens behind each node."""
+    ranked_BNR = step.ranked_BNR
+    if ranked_BNR is not None and ranked_BNR.shape[-1] >= min(count, step.logits_BNV.shape[-1]):
+        return ranked_BNR[..., :count]
+    return likeliest(step.logits_BNV, count)
 
 
 def likeliest(logits_XV: Tensor, count: int) -> Tensor:

@@ -33,7 +33,8 @@ struct Step {
     int64_t num_kept;                 // rows of B * N whose hidden states and logits are wanted
     const int64_t* kept;
     float *hidden_out, *logits;       // [kept, hidden], [kept, V]
-    int64_t* likeliest;               // [kept]
+    int64_t num_likeliest;            // tokens behind each that are wanted, likeliest first
+    int64_t* likeliest;               // [kept, num_likeliest]
 };
 
 namespace {
@@ -76,7 +77,7 @@ class Run {
         gated.resize(rows * d.mlp);
         x_t.resize(room_for(rows, widest));
         scratch.resize(threads);
-        best.resize(threads * rows);
+        best.assign(threads, Best(rows, (int)s.num_likeliest));
     }
 
     void all(int id) {
@@ -95,7 +96,7 @@ class Run {
     std::vector<float> x, normed, branch, qkv, attended, gated, x_t;
     struct Scratch { std::vector<float> query, scores, accumulated; };
     std::vector<Scratch> scratch;
-    std::vector<std::pair<float, int64_t>> best;
+    std::vector<Best> best;  // of each thread
 
     void layer(const Layer& l, int64_t index, int id) {
         norm_rows(x.data(), l.input_norm, normed.data(), id);
@@ -307,8 +308,7 @@ class Run {
         const int wanted = (int)s.num_kept;
         for (int row = id; row < wanted; row += p.active())
             rms_norm(x.data() + s.kept[row] * d.hidden, d.final_norm, d.hidden, d.norm_epsilon, s.hidden_out + row * d.hidden);
-        auto* mine = best.data() + id * rows;
-        std::fill(mine, mine + wanted, std::make_pair(-INFINITY, (int64_t)0));
+        Best& mine = best[id];
         p.barrier(id);
         const Write<false> write{d.output, s.logits, wanted};
         multiply_by(d.output, s.hidden_out, wanted, id, [&](int64_t panel, int V, const float* tile) {
@@ -316,15 +316,12 @@ class Run {
             const int64_t first = panel * LANES, end = std::min<int64_t>(first + V * LANES, d.output.outputs);
             for (int row = 0; row < wanted; ++row) {
                 const float* out = s.logits + row * d.output.outputs;
-                for (int64_t o = first; o < end; ++o) if (out[o] > mine[row].first) mine[row] = {out[o], o};
+                for (int64_t o = first; o < end; ++o) mine.meet(row, out[o], o);
             }
         });
         for (int row = id; row < wanted; row += p.active()) {
-            auto found = best[row];
-            // later threads hold later tokens: the first of equals wins
-            for (int other = 1; other < p.active(); ++other)
-                if (best[other * rows + row].first > found.first) found = best[other * rows + row];
-            s.likeliest[row] = found.second;
+            for (int other = 1; other < p.active(); ++other) best[0].join(row, best[other]);
+            for (int i = 0; i < best[0].count; ++i) s.likeliest[row * best[0].count + i] = best[0].of(row)[i].second;
         }
     }
 };

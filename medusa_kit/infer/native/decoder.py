@@ -4,7 +4,7 @@ Prompts are trees without branches, so they go this way too, in pieces. The mode
 is and can take any forward over: both write the same cache.
 
 Shapes: B batch, N nodes with root, M of them kept, D hidden, V vocabulary, E head dim,
-T rotary tables, P positions.
+T rotary tables, P positions, R likeliest tokens.
 """
 
 import ctypes
@@ -32,6 +32,8 @@ from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import TreeStep
 from medusa_kit.model_files import gguf_behind
 
+RANKED = 8  # likeliest tokens that a step tells of each node: a by-product of finding the argmax
+
 
 class NativeDecoder:
     """Runs up to MAX_ROWS nodes at once. Build with `native_decoder`."""
@@ -56,8 +58,8 @@ class NativeDecoder:
         self._struct = self._build()
         sizes = [matrix.struct for matrix in self._packer.matrices]
         self._num_weights = sum(struct.outputs * struct.inputs for struct in sizes)
-        self.logits_BNV: Tensor | None = None  # of the last step, and the argmax of each node
-        self.likeliest_BN = torch.empty(0)
+        self.logits_BNV: Tensor | None = None  # of the last step, and the likeliest tokens
+        self.ranked_BNR = torch.empty(0)
 
     @property
     def weight_bytes(self) -> int:
@@ -89,7 +91,7 @@ class NativeDecoder:
         keep_M: Tensor | None = None,
         prompt: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """(hidden_BMD, logits_BMV) of the nodes `keep_M` (all); `likeliest_BN`: their argmax.
+        """(hidden_BMD, logits_BMV) of the nodes `keep_M` (all); `ranked_BNR`: what likely follows.
 
         `prompt`: many rows are fastest another way than few, and a node's bits depend on the way,
         so it is chosen by what the rows are and not by how many there happen to be.
@@ -102,7 +104,7 @@ class NativeDecoder:
         rotary = self._rotary(positions_BN)
         hidden_BMD = torch.empty(B, M, self.base.info.hidden_size)
         logits_BMV = torch.empty(B, M, self.base.info.vocab_size)
-        likeliest_BM = torch.empty(B, M, dtype=torch.int64)
+        ranked_BMR = torch.empty(B, M, min(RANKED, self.base.info.vocab_size), dtype=torch.int64)
         lengths_B = torch.tensor(step.lengths)
         depths_BN, sees_BNN = step.depths_BN.contiguous(), step.sees_BNN.contiguous()
         block = cache.block_of(*self._cache_shape)
@@ -113,11 +115,11 @@ class NativeDecoder:
             B, N, cache.num_slots, prompt, embeddings_BND.data_ptr(), rotary.data_ptr(),
             lengths_B.data_ptr(), depths_BN.data_ptr(), sees_BNN.data_ptr(), block.data_ptr(),
             B * M, kept_BM.data_ptr(), hidden_BMD.data_ptr(), logits_BMV.data_ptr(),
-            likeliest_BM.data_ptr(),
+            ranked_BMR.shape[2], ranked_BMR.data_ptr(),
         )  # fmt: skip
         threads = kernels.threads_for(B * N * self._num_weights)
         self._library.mk_step(ctypes.byref(self._struct), ctypes.byref(struct), threads)
-        self.logits_BNV, self.likeliest_BN = self.base.scale_logits(logits_BMV), likeliest_BM
+        self.logits_BNV, self.ranked_BNR = self.base.scale_logits(logits_BMV), ranked_BMR
         return hidden_BMD, self.logits_BNV
 
     def _rotary(self, positions_BN: Tensor) -> Tensor:

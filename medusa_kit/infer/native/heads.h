@@ -38,7 +38,7 @@ inline void unit_rms(const float* x, int64_t size, float* out) {
 
 class Guessing {
   public:
-    Guessing(const Heads& h, const Guess& g, Pool& p, int threads) : h(h), g(g), p(p), rows((int)g.rows), best(threads) {
+    Guessing(const Heads& h, const Guess& g, Pool& p, int threads) : h(h), g(g), p(p), rows((int)g.rows) {
         for (int row = 0; row < rows; ++row)
             if (row == 0 || g.head_of_row[row] != g.head_of_row[row - 1]) starts.push_back(row);
         starts.push_back(rows);
@@ -48,7 +48,7 @@ class Guessing {
         inputs.resize(rows * widest);
         x_t.resize(room_for(rows, widest));
         if (g.temperatures) logits.resize(rows * columns());
-        for (auto& mine : best) mine.resize(rows * g.count);
+        best.assign(threads, Best(rows, (int)g.count));
     }
 
     void all(int id) {
@@ -59,14 +59,13 @@ class Guessing {
     }
 
   private:
-    typedef std::pair<float, int64_t> Found;  // logit, column
     const Heads& h;
     const Guess& g;
     Pool& p;
     const int rows;
     std::vector<int> starts;  // of each head's rows
     std::vector<float> x, inputs, x_t, logits;
-    std::vector<std::vector<Found>> best;  // of each thread: [rows, count], best first
+    std::vector<Best> best;  // of each thread
 
     const Head& head_at(int row) const { return h.heads[g.head_of_row[row]]; }
     int64_t columns() const { return head_at(0).projection.outputs; }
@@ -115,8 +114,7 @@ class Guessing {
 
     void project(int from, int to, int id) {
         const Matrix& m = head_at(from).projection;
-        std::vector<Found>& mine = best[id];
-        for (int64_t i = from * g.count; i < to * g.count; ++i) mine[i] = {-INFINITY, i % g.count};
+        Best& mine = best[id];
         multiply_by(m, x.data() + from * h.hidden, to - from, id, [&](int64_t panel, int V, const float* tile) {
             const int64_t first = panel * LANES, end = std::min<int64_t>(first + V * LANES, m.outputs);
             for (int row = from; row < to; ++row) {
@@ -125,7 +123,7 @@ class Guessing {
                 for (int64_t o = first; o < end; ++o) {
                     const float logit = scaled[o - first];
                     if (g.temperatures) logits[row * m.outputs + o] = logit;
-                    if (logit > mine[(row + 1) * g.count - 1].first) insert(&mine[row * g.count], {logit, o});
+                    mine.meet(row, logit, o);
                 }
             }
         });
@@ -138,26 +136,15 @@ class Guessing {
         if (h.cap > 0) for (int64_t o = first; o < end; ++o) out[o - first] = std::tanh(out[o - first] / h.cap) * h.cap;
     }
 
-    // Columns come in rising order, so one that equals another goes behind it.
-    void insert(Found* sorted, Found found) const {
-        int64_t place = g.count - 1;
-        for (; place > 0 && found.first > sorted[place - 1].first; --place) sorted[place] = sorted[place - 1];
-        sorted[place] = found;
-    }
-
     void finish(int row) {
-        Found* mine = &best[0][row * g.count];
-        for (int other = 1; other < p.active(); ++other)  // later threads hold later columns
-            for (int64_t i = 0; i < g.count; ++i) {
-                const Found& found = best[other][row * g.count + i];
-                if (found.first > mine[g.count - 1].first) insert(mine, found);
-            }
+        for (int other = 1; other < p.active(); ++other) best[0].join(row, best[other]);
+        const Best::Found* mine = best[0].of(row);
         for (int64_t i = 0; i < g.count; ++i)
             g.ids[row * g.count + i] = h.column_ids ? h.column_ids[mine[i].second] : mine[i].second;
         if (g.temperatures) score(row, mine);
     }
 
-    void score(int row, const Found* mine) {
+    void score(int row, const Best::Found* mine) {
         const int64_t size = columns();
         const float scale = 1.0f / g.temperatures[row], most = mine[0].first;
         const float* all = logits.data() + row * size;

@@ -54,7 +54,8 @@ class Step(ctypes.Structure):
         ("embeddings", c_void_p), ("rotary", c_void_p), ("lengths", c_void_p),
         ("depths", c_void_p), ("sees", c_void_p), ("cache", c_void_p),
         ("num_kept", c_int64), ("kept", c_void_p),
-        ("hidden_out", c_void_p), ("logits", c_void_p), ("likeliest", c_void_p),
+        ("hidden_out", c_void_p), ("logits", c_void_p),
+        ("num_likeliest", c_int64), ("likeliest", c_void_p),
     )  # fmt: skip
 
 

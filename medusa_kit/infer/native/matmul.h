@@ -233,3 +233,31 @@ template <bool ADD> struct Write {
         }
     }
 };
+
+// The largest few numbers of each row with their columns, largest first; of equals the lower column.
+class Best {
+  public:
+    typedef std::pair<float, int64_t> Found;
+    int count;
+
+    Best(int rows, int count) : count(count), found(rows * count) {
+        for (int i = 0; i < rows * count; ++i) found[i] = {-INFINITY, i % count};
+    }
+    const Found* of(int row) const { return &found[row * count]; }
+
+    // Columns come in rising order, so one that equals another goes behind it.
+    void meet(int row, float value, int64_t column) {
+        Found* sorted = &found[row * count];
+        if (!(value > sorted[count - 1].first)) return;
+        int place = count - 1;
+        for (; place > 0 && value > sorted[place - 1].first; --place) sorted[place] = sorted[place - 1];
+        sorted[place] = {value, column};
+    }
+    // What another thread found among later columns.
+    void join(int row, const Best& later) {
+        for (int i = 0; i < count; ++i) meet(row, later.of(row)[i].first, later.of(row)[i].second);
+    }
+
+  private:
+    std::vector<Found> found;
+};
