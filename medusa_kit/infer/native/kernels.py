@@ -19,6 +19,7 @@ SOURCES = ("simd.h", "pool.h", "matrix.h", "quads.h", "matmul.h", "heads.h", "de
 FLAGS = ("-O3", "-std=c++17", "-pthread", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi")
 MAX_ROWS = 64
 WORK_OF_A_THREAD = 2_000_000  # multiplications; some 30 microseconds
+WORK_OF_A_BYTE = 5  # multiplications in the time that a core reads one
 OFF_SWITCH = "MEDUSA_KIT_NATIVE"  # 0 keeps to torch
 
 
@@ -132,9 +133,13 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     return library
 
 
-def threads_for(multiplications: int) -> int:
-    """As many of torch's threads as have enough to do: meeting takes microseconds too."""
-    return min(torch.get_num_threads(), 1 + multiplications // WORK_OF_A_THREAD)
+def threads_for(multiplications: int, num_bytes: int = 0) -> int:
+    """As many of torch's threads as have enough to do: meeting takes microseconds too.
+
+    `num_bytes`: of the weights that are read.
+    """
+    work = max(multiplications, WORK_OF_A_BYTE * num_bytes)
+    return min(torch.get_num_threads(), 1 + work // WORK_OF_A_THREAD)
 
 
 def _processor() -> str:

@@ -36,7 +36,7 @@ class NativeLinear(nn.Linear):
         out_XO = x_XD.new_empty(*x_XD.shape[:-1], self.out_features)
         self.loaded.mk_linear(
             ctypes.byref(self.packed.struct), x_XD.data_ptr(), rows, out_XO.data_ptr(),
-            kernels.threads_for(rows * self.weight.numel()),
+            kernels.threads_for(rows * self.weight.numel(), self.packed.num_bytes),
         )  # fmt: skip
         return out_XO
 
