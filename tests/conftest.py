@@ -1,6 +1,7 @@
 """Shared fixtures: tiny seeded models of every family, built in code; no network, no GPU."""
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ if not torch.cuda.is_available():  # must be set before anything imports triton
 from tiny_models import tiny_base
 
 from medusa_kit.base_model import BaseModel, load_base_model, quiet_transformers
+from medusa_kit.infer.native import kernels
 
 quiet_transformers()
 
@@ -33,6 +35,16 @@ def llama() -> BaseModel:
 def chat_base() -> BaseModel:
     """A tiny Llama with a byte tokenizer and a ChatML template."""
     return load_base_model("debug-tiny", device="cpu")
+
+
+@pytest.fixture
+def many_threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Tiny models through several threads of the C++ kernels too."""
+    monkeypatch.setattr(kernels, "WORK_OF_A_THREAD", 1)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")

@@ -204,7 +204,7 @@ def test_generate_json_from_a_file(run: Run, prompts: Path) -> None:
     for record in records:
         assert record["messages"][0] == {"role": "system", "content": "Be short."}
         assert len(record["token_ids"]) == record["stats"]["new_tokens"] <= 8
-        assert record["stats"]["acceptance_length"] == 1.0
+        assert record["stats"]["acceptance_length"] >= 1.0  # by auto, which goes by the clock
         assert record["finish_reason"] in ("stop", "length")
     assert run("generate", *asked[:-1], "1", *PLAIN)[1].count("\n") == 3
 

@@ -204,16 +204,6 @@ def test_gguf_kinds_expand_to_the_same_bits(kind):
                        weights.T[:64])  # fmt: skip
 
 
-@pytest.fixture
-def many_threads(monkeypatch):
-    """Tiny models through several threads too."""
-    monkeypatch.setattr(kernels, "WORK_OF_A_THREAD", 1)
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    yield
-    torch.set_num_threads(before)
-
-
 def prefilled(verifier, prompts):
     cache = verifier.new_cache(len(prompts), 64)
     verifier.native = None

@@ -65,16 +65,6 @@ def with_and_without(heads, call):
     return by_kernels, by_torch
 
 
-@pytest.fixture
-def many_threads(monkeypatch):
-    """Tiny heads through several threads too."""
-    monkeypatch.setattr(kernels, "WORK_OF_A_THREAD", 1)
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    yield
-    torch.set_num_threads(before)
-
-
 def inputs(base, rows, path_length=NUM_HEADS):
     generator = torch.Generator().manual_seed(rows)
     hidden = torch.randn(rows, base.info.hidden_size, generator=generator)
