@@ -90,7 +90,8 @@ def pack(
 ) -> PackedMatrix:
     """Pack float32 weights; `blocks`, where given, must expand to them (`expand`)."""
     if blocks is not None:
-        kind, data = blocks.kind, _pack_blocks(blocks)
+        kind = blocks.kind  # asks every code and scale
+        data = _pack_blocks(blocks, kind)
     elif torch.equal(weight_OI.bfloat16().float(), weight_OI):
         kind, data = BF16, _pack_plain(weight_OI.bfloat16())
     else:
@@ -146,10 +147,9 @@ def _pack_plain(weight_OI: Tensor) -> Tensor:
     return _even_panels(padded).transpose(1, 2).contiguous()
 
 
-def _pack_blocks(blocks: Blocks) -> Tensor:
+def _pack_blocks(blocks: Blocks, kind: int) -> Tensor:
     """[U, Q, bytes]: scales, offsets, codes of a group, lane by lane."""
-    S, kind = blocks.group, blocks.kind
-    codes_UQSL = _even_panels(blocks.codes_OI).unflatten(2, (-1, S)).permute(0, 2, 3, 1)
+    codes_UQSL = _even_panels(blocks.codes_OI).unflatten(2, (-1, blocks.group)).permute(0, 2, 3, 1)
     if kind in (INT4, IN_HALVES[INT4]):
         octets = codes_UQSL.unflatten(2, (-1, OCTET))  # [U, Q, S / 8, 8, 16]
         words = torch.zeros(octets.shape[:3] + octets.shape[4:], dtype=torch.int32)
