@@ -24,6 +24,7 @@ TIERS = [
         "embedded",
         "adapters",
         "families",
+        "fingerprint",
         "hub_client",
         "logit_scale",
         "model_files",
@@ -37,7 +38,8 @@ TIERS = [
 SIBLINGS_ALLOWED = {("heads", "base_model"), ("config", "embedded"), ("config", "sections"),
                     ("drafting", "sections"), ("engine_config", "sections"),
                     ("engine_config", "drafting"), ("engine_config", "embedded"),
-                    ("adapters", "config"),
+                    ("adapters", "config"), ("adapters", "fingerprint"),
+                    ("fingerprint", "quantised"),
                     ("model_files", "adapters"), ("model_files", "embedded"),
                     ("model_files", "families"), ("model_files", "quantised"),
                     ("demo", "cli"), ("__main__", "cli")}  # fmt: skip

@@ -12,6 +12,9 @@ from typing import Any
 from medusa_kit import console
 from medusa_kit.errors import ConfigError, DataError, MedusaKitError
 from medusa_kit.files import atomic_write
+from medusa_kit.fingerprint import OLD_NOTE, Match, compare
+
+FINGERPRINT = "base_fingerprint"  # the setting that names the base
 
 
 class AnswerFile:
@@ -59,7 +62,7 @@ class AnswerFile:
         differing = [
             f"{key}: {settings.get(key)!r} ≠ {there.get(key)!r}"
             for key in sorted({*settings, *there})
-            if settings.get(key) != there.get(key)
+            if settings.get(key) != there.get(key) and not self._older(key, settings, there)
         ]
         if differing:
             raise ConfigError(
@@ -67,6 +70,13 @@ class AnswerFile:
                 + "; ".join(differing),
                 hint="choose another output file",
             )
+
+    def _older(self, key: str, now: dict[str, Any], then: dict[str, Any]) -> bool:
+        """Whether the base was named by an old fingerprint, which holds as far as it goes."""
+        older = key == FINGERPRINT and compare(now.get(key), then.get(key)) is Match.OLD
+        if older:
+            console.note(f"{self._meta}: {OLD_NOTE}")
+        return older
 
     def _read_settings(self) -> dict[str, Any]:
         try:

@@ -12,6 +12,7 @@ from medusa_kit.base_model import CHECKPOINT, BaseModel, load_base_model
 from medusa_kit.drafting import check_drafting
 from medusa_kit.engine_config import read_engine_config
 from medusa_kit.errors import ConfigError, IncompatibleBaseError
+from medusa_kit.fingerprint import Match, compare
 from medusa_kit.heads import MedusaHeads, load_heads
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER
 from medusa_kit.heads.formats.files import heads_place
@@ -27,6 +28,7 @@ from medusa_kit.tree.plan import Tree, TreePlan, load_plan
 
 TREE_NAME = "tree.json"
 UNTRAINED_HEADS = 4
+FITTING = (Match.SAME, Match.COPY)
 AnyTree = Tree | TreePlan | str | Path | list[list[int]] | None
 
 
@@ -196,7 +198,7 @@ def shipped_heads(fingerprint: str) -> Path | None:
     """Heads that lie in the package for the base with this fingerprint."""
     root = Path(str(importlib.resources.files("medusa_kit"))) / "assets" / "heads"
     for config in sorted(root.glob("*/config.json")):
-        if json.loads(config.read_text())["base_fingerprint"] == fingerprint:
+        if compare(json.loads(config.read_text())["base_fingerprint"], fingerprint) in FITTING:
             return config.parent
     return None
 

@@ -20,6 +20,7 @@ import torch
 from medusa_kit import console
 from medusa_kit.config import TrainRecipe
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError, MedusaKitError
+from medusa_kit.fingerprint import OLD_NOTE, Match, compare
 from medusa_kit.train import distributed
 from medusa_kit.train.engine import TrainingEngine
 from medusa_kit.train.evaluate import HeadScores
@@ -78,7 +79,10 @@ class TrainingLoop:
         console.note(f"going on from update {self.step} of {self.num_updates}")
 
     def _check_identity(self, there: dict[str, Any]) -> None:
-        if there["base"] != self.identity["base"]:
+        match = compare(there["base"], self.identity["base"])
+        if match is Match.OLD:
+            console.note(f"the checkpoint in {self.folder.path}: {OLD_NOTE}")
+        elif match is not Match.SAME:
             raise IncompatibleBaseError(
                 f"the checkpoint in {self.folder.path} belongs to a base with fingerprint "
                 f"{there['base']}, this one has {self.identity['base']}",

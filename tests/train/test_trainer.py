@@ -14,6 +14,7 @@ from medusa_kit.errors import (
     IncompatibleBaseError,
     MedusaKitError,
 )
+from medusa_kit.fingerprint import Fingerprint
 from medusa_kit.heads import load_heads
 from medusa_kit.train import loop
 from medusa_kit.train.run_folder import RunFolder
@@ -216,6 +217,25 @@ def test_a_checkpoint_of_other_data_or_another_base_is_refused(
     (RunFolder(recipe).load().folder / "state.pt").write_bytes(b"half a file")
     with pytest.raises(CheckpointError, match=r"state\.pt"):
         train_heads(base, counting_rows(), recipe)
+
+
+def test_a_checkpoint_of_a_base_with_another_mlp_is_refused(
+    tiny_base, counting_rows, make_recipe, monkeypatch, capsys
+):
+    base, recipe = tiny_base(), make_recipe()
+    mend = crash_after(monkeypatch, 6)
+    with pytest.raises(Crash):
+        train_heads(base, counting_rows(), recipe)
+    mend()
+    other = tiny_base().model
+    other.model.layers[0].mlp.down_proj.weight.data *= 1.5
+    with pytest.raises(IncompatibleBaseError, match="fingerprint"):
+        train_heads(type(base)(other, None, "tuned", "memory"), counting_rows(), recipe)
+    progress = RunFolder(recipe).load().folder / "progress.json"
+    old = Fingerprint.parse(base.info.fingerprint).output  # all that version 1 was
+    progress.write_text(json.dumps({**json.loads(progress.read_text()), "base": old}))
+    train_heads(base, counting_rows(), recipe)
+    assert "its fingerprint is an old one" in capsys.readouterr().err
 
 
 def test_a_full_disk_keeps_the_last_checkpoint(tiny_base, counting_rows, make_recipe, monkeypatch):
