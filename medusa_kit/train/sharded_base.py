@@ -88,7 +88,6 @@ class _GatheredLayers:
         layers = list(max(lists, key=num_weights, default=[]))
         inside = {id(weight) for layer in layers for weight in layer.parameters()}
         rest = [weight for weight in model.parameters() if id(weight) not in inside]
-        self._always = {id(weight) for weight in rest}
         self._whole = deepspeed.zero.GatheredParameters
         self._open: dict[nn.Module | None, contextlib.AbstractContextManager[None]] = {}
         self._hooks = []
@@ -100,9 +99,9 @@ class _GatheredLayers:
 
     def whole(self, weight: Tensor) -> contextlib.AbstractContextManager[Any]:
         """While it lasts, one weight is whole in every process."""
-        if id(weight) in self._always or not isinstance(weight, nn.Parameter):
-            return contextlib.nullcontext()
-        return self._whole([weight])
+        status = getattr(weight, "ds_status", None)  # buffers have none
+        is_whole = status is None or status.name == "AVAILABLE"
+        return contextlib.nullcontext() if is_whole else self._whole([weight])
 
     def close(self) -> None:
         for hook in self._hooks:
