@@ -46,7 +46,11 @@ def only_one(path: Path, doing: str, patience: float = PATIENCE) -> Iterator[boo
 
 
 def make_once(
-    folder: Path, doing: str, is_whole: Callable[[Path], bool], make: Callable[[Path], None]
+    folder: Path,
+    doing: str,
+    is_whole: Callable[[Path], bool],
+    make: Callable[[Path], None],
+    patience: float = PATIENCE,
 ) -> None:
     """Have `folder` made by `make`, which is given a temporary name, unless it is whole already.
 
@@ -54,7 +58,7 @@ def make_once(
     """
     if is_whole(folder):
         return
-    with only_one(folder.with_name(f".{folder.name}.lock"), doing) as held:
+    with only_one(folder.with_name(f".{folder.name}.lock"), doing, patience) as held:
         if is_whole(folder):
             return
         if held:  # so whoever made these was killed

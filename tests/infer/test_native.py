@@ -166,7 +166,7 @@ def test_other_instruction_sets(isa):
     flags, needed = ISAS[isa]
     if needed not in Path("/proc/cpuinfo").read_text():
         pytest.skip(f"this processor has no {isa}")
-    other = kernels.declare(ctypes.CDLL(kernels.build(flags)))
+    other = kernels.declare(ctypes.CDLL(str(kernels.build(flags))))
     assert other.mk_isa().decode() == isa
     for kind in ("int4", "int8+", "int4, wide", "int8", "bfloat16", "float32"):
         weights = weights_of(kind)

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from medusa_kit import console
+from medusa_kit.infer.native.shared_library import library_in, opened
 
 SOURCES = ("simd.h", "pool.h", "matrix.h", "quads.h", "matmul.h", "heads.h", "decoder.cpp")
 FLAGS = ("-O3", "-std=c++17", "-pthread", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi")
@@ -89,7 +90,8 @@ def load_library() -> ctypes.CDLL | None:
     if os.environ.get(OFF_SWITCH) == "0":
         return None
     try:
-        path = build(("-march=native",) if platform.machine() in ("x86_64", "AMD64") else ())
+        flags = ("-march=native",) if platform.machine() in ("x86_64", "AMD64") else ()
+        library = opened(lambda: build(flags))
     except Exception as error:  # no compiler, no ninja, no place to write: torch goes on alone
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         console.note(
@@ -97,29 +99,32 @@ def load_library() -> ctypes.CDLL | None:
             "they need a C++ compiler and ninja (pip install 'medusa-kit[cpu]')"
         )
         return None
-    return declare(ctypes.CDLL(path))
+    return declare(library)
 
 
-def build(machine_flags: tuple[str, ...]) -> str:
-    """Compile if need be; the path of the library. Raises what torch's loader raises."""
+def build(machine_flags: tuple[str, ...]) -> Path:
+    """Compile if need be; the path of the library. Raises what torch's loader raises, OSError."""
     from torch.utils import cpp_extension
 
-    folder = Path(__file__).parent
+    sources = Path(__file__).parent
     digest = hashlib.sha256(repr((FLAGS, machine_flags, _processor())).encode())
     for name in SOURCES:
-        digest.update((folder / name).read_bytes())
+        digest.update((sources / name).read_bytes())
     name = f"medusa_kit_{digest.hexdigest()[:12]}"
-    built = Path(cpp_extension._get_build_directory(name, False)) / f"{name}.so"
-    if not built.is_file():
-        console.note("building the C++ kernels once for this processor")
+
+    def compile_into(folder: Path) -> None:
         cpp_extension.load(
             name,
-            [str(folder / "decoder.cpp")],
+            [str(sources / "decoder.cpp")],
             extra_cflags=[*FLAGS, *machine_flags],
             extra_ldflags=["-pthread"],
+            build_directory=str(folder),  # of its own: the loader's lock outlives who is killed
             is_python_module=False,
         )
-    return str(built)
+
+    folder = Path(cpp_extension._get_build_directory(name, False))
+    doing = "building the C++ kernels once for this processor"
+    return library_in(folder, doing, compile_into)
 
 
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:
