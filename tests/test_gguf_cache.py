@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tiny_gguf import write_gguf
 
-from medusa_kit import embedded, locks
+from medusa_kit import embedded, made_once
 from medusa_kit.base_model import load_base_model
 from medusa_kit.embedded import dequantised_folder
 from medusa_kit.errors import CheckpointError
@@ -194,7 +194,7 @@ def test_without_locks_the_first_folder_stays(
     def no_locks(*_: object, **__: object) -> None:
         raise NotImplementedError("this file system has none")
 
-    monkeypatch.setattr(locks.FileLock, "acquire", no_locks)
+    monkeypatch.setattr(made_once.FileLock, "acquire", no_locks)
     own = embedded._dequantise
     kept: list[int] = []
 

@@ -14,7 +14,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # A module may import from its own tier's package and from lower tiers; train and infer are on one
 # tier and never import each other.
 TIERS = [
-    {"errors", "console", "files", "locks", "version"},
+    {"errors", "console", "files", "made_once", "version"},
     {
         "config",
         "drafting",
@@ -38,7 +38,7 @@ TIERS = [
 SIBLINGS_ALLOWED = {("heads", "base_model"), ("config", "embedded"), ("config", "sections"),
                     ("drafting", "sections"), ("engine_config", "sections"),
                     ("engine_config", "drafting"), ("engine_config", "embedded"),
-                    ("locks", "console"), ("locks", "files"),
+                    ("made_once", "console"), ("made_once", "files"),
                     ("adapters", "config"), ("adapters", "fingerprint"),
                     ("fingerprint", "quantised"),
                     ("model_files", "adapters"), ("model_files", "embedded"),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from medusa_kit import console
 from medusa_kit.files import file_digest
-from medusa_kit.locks import make_once
+from medusa_kit.made_once import make_once
 
 SEAL = "sha256"
 BUILD_PATIENCE = (
