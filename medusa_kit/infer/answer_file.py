@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from medusa_kit import console
+from medusa_kit.data.answer_settings import read_settings, settings_path
 from medusa_kit.data.readers import Message
 from medusa_kit.errors import ConfigError, DataError, MedusaKitError
 from medusa_kit.files import atomic_write
@@ -33,7 +34,7 @@ class AnswerFile:
         self.path = Path(path)
         if self.path.is_dir():
             raise ConfigError(f"{path} is a folder; expected a file to write answers to")
-        self._meta = self.path.with_name(self.path.name + ".meta.json")
+        self._meta = settings_path(self.path)
         self._done: dict[str, list[str | list[int]]] = {}  # by id, what was asked
         self.num_rows = 0
         if self.path.is_file() and self.path.stat().st_size:
@@ -75,13 +76,13 @@ class AnswerFile:
         self.num_rows += 1
 
     def _check_settings(self, settings: dict[str, Any]) -> None:
-        if not self._meta.is_file():
+        there = read_settings(self.path)
+        if there is None:
             raise ConfigError(
                 f"{self.path} exists, but {self._meta.name} is missing, so it is unknown how its "
                 "rows were made",
                 hint="choose another output file",
             )
-        there = self._read_settings()
         differing = [
             f"{key}: {settings.get(key)!r} ≠ {there.get(key)!r}"
             for key in sorted({*settings, *there})
@@ -93,15 +94,6 @@ class AnswerFile:
                 + "; ".join(differing),
                 hint="choose another output file",
             )
-
-    def _read_settings(self) -> dict[str, Any]:
-        try:
-            there = json.loads(self._meta.read_text())
-        except ValueError as error:  # no JSON, or no text
-            raise DataError(f"{self._meta} is no JSON: {error}") from error
-        if not isinstance(there, dict):
-            raise DataError(f"{self._meta} holds a {type(there).__name__}, expected settings")
-        return there
 
     def _write_settings(self, settings: dict[str, Any]) -> None:
         with atomic_write(self._meta) as temporary:

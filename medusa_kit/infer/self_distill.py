@@ -12,6 +12,7 @@ from typing import Any
 
 from medusa_kit import console
 from medusa_kit.base_model import BaseModel
+from medusa_kit.data.answer_settings import BASE_FINGERPRINT
 from medusa_kit.data.chat import encode_prompt
 from medusa_kit.data.readers import AnswerRow, Conversation, Message
 from medusa_kit.errors import ConfigError, DataError
@@ -82,7 +83,7 @@ def generate_answers(
     refuse_rounded(base, "data holds the model's own answers")
     check_bias_ids(sampling, base.info.vocab_size)
     settings = {
-        "base_fingerprint": base.info.fingerprint,
+        BASE_FINGERPRINT: base.info.fingerprint,
         "max_new_tokens": max_new_tokens,
         "turns": turns,
         "sampling": _sampling_record(sampling),
