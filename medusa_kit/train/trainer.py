@@ -50,21 +50,23 @@ def train(
     `fresh` removes an older run's checkpoint from output_dir first. `prove` is called with the base
     before any work and refuses it by raising (trees that cannot be verified on it).
 
-    Raises ConfigError (recipe, output_dir in use), DataError (no usable rows), MedusaKitError (loss
-    not finite, full disk).
+    Raises ConfigError (recipe, output_dir in use, another training there), DataError (no usable
+    rows), MedusaKitError (loss not finite, full disk).
     """
     device = own_device(recipe.base.device)
     fused_loss.check_named(recipe, device)
     owns_group = distributed.start(device)
+    folder = RunFolder(recipe)
     try:
-        RunFolder(recipe).open(fresh)
-        if sharded_base.loads_in_pieces(recipe):
-            base: BaseModel = sharded_base.load(recipe, device)
-        else:
-            base = load_base(recipe, device)
-        if prove is not None:
-            prove(base)
-        return train_heads(base, load_examples(base, recipe), recipe)
+        with folder.held():
+            folder.open(fresh)
+            if sharded_base.loads_in_pieces(recipe):
+                base: BaseModel = sharded_base.load(recipe, device)
+            else:
+                base = load_base(recipe, device)
+            if prove is not None:
+                prove(base)
+            return _train_heads(base, load_examples(base, recipe), recipe, folder)
     finally:
         if owns_group:
             torch.distributed.destroy_process_group()
@@ -129,7 +131,14 @@ def train_heads(
 ) -> TrainReport:
     """`train` for a base and rows that are already in memory."""
     folder = RunFolder(recipe)
-    folder.open()
+    with folder.held():
+        folder.open()
+        return _train_heads(base, examples, recipe, folder)
+
+
+def _train_heads(
+    base: BaseModel, examples: Sequence[EncodedExample], recipe: TrainRecipe, folder: RunFolder
+) -> TrainReport:
     for example in examples:
         check_ids(example.input_ids, base.info.vocab_size, example.row)
     torch.manual_seed(recipe.seed)  # adapters begin at random, the same in every process
