@@ -12,6 +12,7 @@ import hashlib
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 from medusa_kit import adapters, embedded, families, fingerprint
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError, nearest
 from medusa_kit.fingerprint import Fingerprint
+from medusa_kit.locks import lock_of
 from medusa_kit.logit_scale import LogitScale
 from medusa_kit.model_files import from_pretrained, quiet_transformers, resolve
 from medusa_kit.quantised import is_quantised, num_weights, quantisation_of, raw_bytes
@@ -180,13 +182,17 @@ class BaseModel:
         return self._hooked(input_ids_BT, **arguments)
 
     def _hooked(self, input_ids_BT: Tensor, **arguments: Any) -> tuple[Tensor, Tensor]:
-        seen: list[Tensor] = []
-        hook = self.output_embedding.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-        try:
-            logits_BTV = self.model(input_ids_BT, **arguments).logits
-        finally:
-            hook.remove()
-        return seen[0], logits_BTV
+        def look(_: Any, args: tuple[Tensor, ...]) -> None:
+            seen[get_ident()] = args[0]
+
+        seen: dict[int, Tensor] = {}  # by thread: a caller may run the model in others as well
+        with lock_of(self.model):
+            hook = self.output_embedding.register_forward_pre_hook(look)
+            try:
+                logits_BTV = self.model(input_ids_BT, **arguments).logits
+            finally:
+                hook.remove()
+        return seen[get_ident()], logits_BTV
 
     def weights_digest(self) -> str:
         """SHA-256 over every parameter and buffer, to prove that training left the base alone."""

@@ -14,7 +14,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # A module may import from its own tier's package and from lower tiers; train and infer are on one
 # tier and never import each other.
 TIERS = [
-    {"errors", "console", "files", "made_once", "version"},
+    {"errors", "console", "files", "locks", "made_once", "version"},
     {
         "config",
         "drafting",

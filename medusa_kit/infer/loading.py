@@ -17,6 +17,7 @@ from medusa_kit.heads import MedusaHeads, load_heads
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER
 from medusa_kit.heads.formats.files import heads_place
 from medusa_kit.infer.attention.choice import AttentionChoice
+from medusa_kit.infer.drafters.memory import Memory
 from medusa_kit.infer.engine import Engine
 from medusa_kit.infer.fixed.shapes import check_choice
 from medusa_kit.infer.native.heads import install_native_heads
@@ -164,7 +165,7 @@ def with_heads(
         plan=None,
         heads_source=str(folder) if heads is not None and folder else None,
         heads_refused=refused,
-        memory={},
+        memory=Memory(),
     )
     if heads is not None:
         if engine.verifier.native is not None:

@@ -296,6 +296,14 @@ def test_no_usable_rows_fail_before_anything_is_written(tiny_base, make_recipe, 
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("token", [32, -1])
+def test_rows_in_memory_are_checked_too(tiny_base, counting_rows, make_recipe, tmp_path, token):
+    rows = counting_rows()
+    rows[3].input_ids[5] = token
+    with pytest.raises(DataError, match=f"row 4 holds the token id {token}; the model has ids 0"):
+        train_heads(tiny_base(), rows, make_recipe())
+
+
 def test_wandb_without_the_package_says_what_to_install(
     tiny_base, counting_rows, make_recipe, monkeypatch
 ):

@@ -144,7 +144,22 @@ def threads_for(multiplications: int, num_bytes: int = 0) -> int:
     `num_bytes`: of the weights that are read.
     """
     work = max(multiplications, WORK_OF_A_BYTE * num_bytes)
-    return min(torch.get_num_threads(), 1 + work // WORK_OF_A_THREAD)
+    return min(max(torch.get_num_threads(), _before_fork), 1 + work // WORK_OF_A_THREAD)
+
+
+_before_fork = 0  # threads that torch had in the process this one was forked from
+
+
+def _leave_torch_one_thread() -> None:
+    """In a forked child: OpenMP, torch's threads, waits for ever for those of the parent; the
+    kernels make theirs anew."""
+    global _before_fork
+    _before_fork = torch.get_num_threads()
+    torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_leave_torch_one_thread)
 
 
 def _processor() -> str:
