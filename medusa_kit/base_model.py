@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medusa_kit import adapters, embedded, families, fingerprint
+from medusa_kit import adapters, embedded, families, fingerprint, hooks
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError, nearest
 from medusa_kit.fingerprint import Fingerprint
 from medusa_kit.locks import lock_of
@@ -41,8 +41,7 @@ RELATIVE_TOLERANCE = {
     torch.float16: 2e-2,
 }
 FINAL_NORM_NAMES = ("norm", "final_layernorm", "ln_f", "final_layer_norm", "final_norm")
-# In the config of a model that Medusa-2 trained: a digest of what it changed.
-VARIANT_KEY = "medusa_kit_variant"
+VARIANT_KEY = "medusa_kit_variant"  # in the config of what Medusa-2 trained: a digest of it
 CHECKPOINT, INT8 = WEIGHTS = ("checkpoint", "int8")  # whose numbers, see infer/rounded.py
 
 
@@ -182,6 +181,7 @@ class BaseModel:
         return self._hooked(input_ids_BT, **arguments)
 
     def _hooked(self, input_ids_BT: Tensor, **arguments: Any) -> tuple[Tensor, Tensor]:
+        @hooks.ours
         def look(_: Any, args: tuple[Tensor, ...]) -> None:
             seen[get_ident()] = args[0]
 

@@ -31,6 +31,7 @@ OLD_NOTE = (
 )
 PIECE = 1 << 18  # numbers converted at a time: they stay in the processor's cache
 OUTPUT_ROWS = 64
+READ_WHOLE, SAMPLES = 1 << 30, 1000  # bytes that are read in less than 0.1 s; else numbers a tensor
 
 
 class Match(enum.Enum):
@@ -121,6 +122,24 @@ def output_digest(weights: Sequence[Tensor], variant: str | None = None) -> str:
     if variant:
         digest.update(variant.encode())
     return digest.hexdigest()[:32]
+
+
+def contents_digest(model: Any) -> str:
+    """Of the numbers that `model` holds now, to tell within milliseconds whether they changed.
+
+    Of a large model a thousand numbers of every tensor count: training, merging and loading change
+    them all over, while a single number that is written by hand may go unnoticed.
+    """
+    tensors = [*model.parameters(), *model.buffers()]
+    sampled = sum(tensor.nbytes for tensor in tensors) > READ_WHOLE
+    digest = xxh3_128()
+    for tensor in tensors:
+        for part in stored_parts(tensor):
+            flat = part.detach().flatten()
+            if sampled and len(flat) > SAMPLES:
+                flat = flat[torch.arange(SAMPLES, device=flat.device) * len(flat) // SAMPLES]
+            digest.update(flat.cpu().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
 
 
 def _stored_digest(tensor: Tensor) -> str:

@@ -25,6 +25,7 @@ TIERS = [
         "adapters",
         "families",
         "fingerprint",
+        "hooks",
         "hub_client",
         "logit_scale",
         "model_files",

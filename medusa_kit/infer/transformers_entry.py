@@ -24,7 +24,9 @@ from torch import Tensor
 from medusa_kit.base_model import BaseModel, wrap_model
 from medusa_kit.drafting import drafter_options
 from medusa_kit.errors import ConfigError, ContextLengthError
+from medusa_kit.fingerprint import contents_digest
 from medusa_kit.heads import MedusaHeads
+from medusa_kit.hooks import foreign_hooks
 from medusa_kit.infer.attention import ATTENTION_NAME
 from medusa_kit.infer.decode import Row, decode
 from medusa_kit.infer.engine import Engine
@@ -126,24 +128,30 @@ class _Engines:
 
     def __init__(self) -> None:
         self._plain: Engine | None = None
-        self._weights: list[tuple[int, int, int]] = []
+        self._make: list[Any] = []
+        self._contents: str | None = None
         self._by_entry: WeakKeyDictionary[CustomGenerate, Engine] = WeakKeyDictionary()
         self._lock = SharedLock()
         self._calls = 0  # under way, in any thread
         self._attention = ""  # the model's own, while there are any
 
     def engine(self, model: Any, entry: CustomGenerate) -> Engine:
-        """The engine for these settings; all are built anew where weights have changed."""
+        """The engine for these settings; all are built anew where the model has changed."""
         with self._lock:
-            if self._plain is None or self._weights != _weights(model):
+            if self._plain is None or self._has_changed(model, self._plain):
                 self._by_entry.clear()
                 self._plain = _built(model)
-                self._weights = _weights(model)
+                self._make = _make_of(model)
+                self._contents = _packed_contents(model, self._plain)
             if entry not in self._by_entry:
                 engine = with_heads(self._plain, entry.heads, tree=entry.tree)
                 engine.draft_model = entry.draft_model
                 self._by_entry[entry] = engine
             return self._by_entry[entry]
+
+    def _has_changed(self, model: Any, plain: Engine) -> bool:
+        made_otherwise = self._make != _make_of(model)
+        return made_otherwise or self._contents != _packed_contents(model, plain)
 
     @contextmanager
     def tree_attention(self, model: Any) -> Iterator[None]:
@@ -190,11 +198,19 @@ def _built(model: Any) -> Engine:
             model.set_attn_implementation(attention)
 
 
-def _weights(model: Any) -> list[tuple[int, int, int]]:
-    """What changes when weights are exchanged, moved or trained: C++ steps read a packed copy."""
-    return [
+def _make_of(model: Any) -> list[Any]:
+    """What changes when modules, hooks or weights are exchanged, and when weights are trained."""
+    weights = [
         (id(p), p.data_ptr(), 0 if p.is_inference() else p._version) for p in model.parameters()
     ]
+    modules = [(id(m), type(m), vars(m).get("forward")) for m in model.modules()]
+    return [*weights, *modules, *foreign_hooks(model)]
+
+
+def _packed_contents(model: Any, engine: Engine) -> str | None:
+    """C++ steps read a packed copy, and writes through `.data`, as peft's when it merges, leave no
+    other trace; steps by torch read the model itself."""
+    return None if engine.verifier.native is None else contents_digest(model)
 
 
 def _rows(engine: Engine, prompts: list[list[int]], config: Any, new_tokens: int) -> list[Row]:
