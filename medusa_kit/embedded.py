@@ -1,8 +1,7 @@
 """Where base models that need no Hub come from: GGUF files, the embedded chat model, a debug model.
 
-GGUF weights are dequantised once for each content and cached as safetensors in the user's cache
-directory
-($MEDUSA_KIT_CACHE, else $XDG_CACHE_HOME/medusa-kit, else ~/.cache/medusa-kit).
+GGUF weights are dequantised once for each file's contents and cached as safetensors in the user's
+cache directory ($MEDUSA_KIT_CACHE, else $XDG_CACHE_HOME/medusa-kit, else ~/.cache/medusa-kit).
 """
 
 import contextlib
