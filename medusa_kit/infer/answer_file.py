@@ -1,6 +1,7 @@
 """The file answers are appended to: resumable, and never a mix of two settings.
 
-Beside FILE lies FILE.meta.json with the settings its rows were made with.
+Beside FILE lies FILE.meta.json with the settings its rows were made with, from the first row on: a
+run that fails before leaves neither.
 """
 
 import json
@@ -23,24 +24,30 @@ class AnswerFile:
         if self.path.is_dir():
             raise ConfigError(f"{path} is a folder; expected a file to write answers to")
         self._meta = self.path.with_name(self.path.name + ".meta.json")
+        self._settings = settings
         self.done: set[str] = set()
         if self.path.is_file() and self.path.stat().st_size:
             self._check_settings(settings)
             self._read_done()
         else:
-            self._write_settings(settings)
+            self.path.parent.mkdir(parents=True, exist_ok=True)  # told before an hour of answers
 
     def append(self, records: Sequence[dict[str, Any]]) -> None:
         """Write rows and see them to the disk. Raises MedusaKitError when it is full."""
         before = self.path.stat().st_size if self.path.is_file() else 0
         text = "".join(json.dumps(record) + "\n" for record in records)
         try:
+            if not before:
+                self._write_settings()
             with self.path.open("a", encoding="utf-8") as stream:
                 stream.write(text)
                 stream.flush()
                 os.fsync(stream.fileno())
         except OSError as error:
-            if self.path.is_file():
+            if not before:
+                self.path.unlink(missing_ok=True)
+                self._meta.unlink(missing_ok=True)
+            else:
                 os.truncate(self.path, before)  # shrinking needs no room
             raise MedusaKitError(
                 f"cannot write to {self.path}: {error.strerror}; {len(self.done)} rows are safe",
@@ -77,9 +84,9 @@ class AnswerFile:
             raise DataError(f"{self._meta} holds a {type(there).__name__}, expected settings")
         return there
 
-    def _write_settings(self, settings: dict[str, Any]) -> None:
+    def _write_settings(self) -> None:
         with atomic_write(self._meta) as temporary:
-            temporary.write_text(json.dumps(settings, indent=2) + "\n")
+            temporary.write_text(json.dumps(self._settings, indent=2) + "\n")
 
     def _read_done(self) -> None:
         raw = self.path.read_bytes()
