@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from medusa_kit.heads import MedusaHeads, load_heads, save_heads
     from medusa_kit.infer.engine import Engine, GenerationResult
     from medusa_kit.infer.loading import load, load_config
+    from medusa_kit.infer.native.kernels import set_num_threads
     from medusa_kit.infer.transformers_entry import custom_generate, custom_generate_with
     from medusa_kit.tree.candidate_tree import CandidateTree
 
@@ -28,6 +29,7 @@ _PLACES = {
     "load_config": "medusa_kit.infer.loading",
     "load_heads": "medusa_kit.heads",
     "save_heads": "medusa_kit.heads",
+    "set_num_threads": "medusa_kit.infer.native.kernels",
 }
 
 __all__ = [
@@ -43,6 +45,7 @@ __all__ = [
     "load_config",
     "load_heads",
     "save_heads",
+    "set_num_threads",
 ]
 
 

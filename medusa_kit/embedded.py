@@ -15,6 +15,7 @@ from typing import Any
 
 from medusa_kit.errors import CheckpointError
 from medusa_kit.files import atomic_write, file_digest
+from medusa_kit.locks import building_models
 from medusa_kit.made_once import make_once
 
 EMBEDDED_NAME = "smollm2-135m-instruct"
@@ -113,9 +114,10 @@ def _dequantise(gguf: Path, folder: Path) -> None:
             hint="pip install 'medusa-kit[gguf]'",
         )
     try:
-        model: Any = AutoModelForCausalLM.from_pretrained(
-            gguf.parent, gguf_file=gguf.name, dtype=torch.float32
-        )
+        with building_models:
+            model: Any = AutoModelForCausalLM.from_pretrained(
+                gguf.parent, gguf_file=gguf.name, dtype=torch.float32
+            )
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     except Exception as error:  # transformers raises many kinds for a damaged file
         raise CheckpointError(

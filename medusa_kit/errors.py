@@ -16,6 +16,8 @@ A message names the value and what was expected; `hint` says what to do about it
 
 import difflib
 from collections.abc import Iterable
+from numbers import Integral
+from typing import Any
 
 
 class MedusaKitError(Exception):
@@ -72,3 +74,9 @@ def nearest(value: str, known: Iterable[str]) -> str | None:
     """The known word closest to `value`, or None when nothing is close."""
     matches = difflib.get_close_matches(value, list(known), n=1, cutoff=0.5)
     return matches[0] if matches else None
+
+
+def check_count(name: str, value: Any) -> None:
+    """Raises ConfigError for anything but an integer from 1."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < 1:
+        raise ConfigError(f"{name} {value!r} is out of range; expected an integer, 1 or more")

@@ -2,12 +2,15 @@
 
 import os
 import threading
-from types import TracebackType
 from typing import Any
 from weakref import WeakSet
 
+# The type, not the function: in C, so that a signal cannot come between taking a lock and the
+# `with` that gives it back.
+_RLock: Any = type(threading.RLock())
 
-class SharedLock:
+
+class SharedLock(_RLock):
     """A reentrant lock, for use in `with`.
 
     A thread that holds a lock while another one forks does not exist in the child, so the child
@@ -15,31 +18,18 @@ class SharedLock:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
+        super().__init__()
         _locks.add(self)
-
-    def __enter__(self) -> None:
-        self._lock.acquire()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._lock.release()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SharedLock, ()
 
-    def reopen(self) -> None:
-        self._lock = threading.RLock()
-
 
 _locks: WeakSet[SharedLock] = WeakSet()
 _making = SharedLock()
-
-
+# Held while transformers builds a model: it exchanges functions of torch's meanwhile, and a second
+# thread that builds one gets tensors without numbers.
+building_models = SharedLock()
 ATTRIBUTE = "medusa_kit_lock"
 
 
@@ -55,7 +45,7 @@ def lock_of(owner: Any) -> SharedLock:
 
 def _reopen_all() -> None:
     for lock in list(_locks):
-        lock.reopen()
+        lock._at_fork_reinit()
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork

@@ -9,6 +9,7 @@ import torch
 
 from medusa_kit import adapters, embedded, families
 from medusa_kit.errors import CheckpointError, IncompatibleBaseError, MedusaKitError
+from medusa_kit.locks import building_models
 from medusa_kit.quantised import installing, is_known, method_of
 
 GGUF_NUMBERS = {"F64", "F32", "F16", "BF16"}  # kinds of tensors that are not quantised
@@ -99,9 +100,10 @@ def from_pretrained(
         families.refuse_impossible(config, place)
         method = method or _method(config)
         _refuse_unknown(method, place)
-        model = AutoModelForCausalLM.from_pretrained(
-            place, dtype=dtype, revision=revision, attn_implementation=attention, **options
-        )
+        with building_models:
+            model = AutoModelForCausalLM.from_pretrained(
+                place, dtype=dtype, revision=revision, attn_implementation=attention, **options
+            )
         tokenizer = AutoTokenizer.from_pretrained(place, revision=revision)
     except MedusaKitError:
         raise

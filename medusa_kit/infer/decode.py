@@ -8,13 +8,11 @@ Shapes: B batch, N nodes with root, D hidden, V vocabulary.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Integral
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from medusa_kit.errors import ConfigError, ContextLengthError
+from medusa_kit.errors import ConfigError, ContextLengthError, check_count
 from medusa_kit.infer.acceptance import Verdict, accept, accept_typical
 from medusa_kit.infer.device_memory import memory_named
 from medusa_kit.infer.drafters.base import Draft, Drafter, State, StepResult, path_to, tell_end
@@ -66,12 +64,6 @@ class Row:
 
 
 Emitted = list[tuple[Row, list[int]]]
-
-
-def check_count(name: str, value: Any) -> None:
-    """Raises ConfigError for anything but an integer from 1."""
-    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < 1:
-        raise ConfigError(f"{name} {value!r} is out of range; expected an integer, 1 or more")
 
 
 def make_row(

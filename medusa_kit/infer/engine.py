@@ -6,7 +6,6 @@ Shapes: B batch, N nodes with root.
 import atexit
 import time
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -14,9 +13,9 @@ from weakref import WeakSet
 from medusa_kit.base_model import CHECKPOINT, BaseModel
 from medusa_kit.data.chat import encode_prompt
 from medusa_kit.drafting import READ_HEADS, default_drafter
-from medusa_kit.errors import ConfigError
+from medusa_kit.errors import ConfigError, check_count
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.infer.decode import Row, check_count, decode, make_row
+from medusa_kit.infer.decode import Row, decode, make_row
 from medusa_kit.infer.drafters.base import Drafter, notes_of
 from medusa_kit.infer.drafters.factory import DraftContext, build_drafter
 from medusa_kit.infer.drafters.memory import Memory
@@ -24,6 +23,7 @@ from medusa_kit.infer.sampling import SamplingOptions, SamplingParams
 from medusa_kit.infer.stream import StopStrings, TextStream, cut_at_stop
 from medusa_kit.infer.tree_check import TreeCheck
 from medusa_kit.infer.verifier import Verifier
+from medusa_kit.locks import SharedLock
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.plan import Tree, TreePlan
 
@@ -290,26 +290,31 @@ class Engine:
 
 
 class Streaming:
-    """An iterator over an answer's text as it comes, in pieces; one pass, by one thread at a time.
+    """An iterator over an answer's text as it comes, in pieces, read once.
 
-    Stopping early is fine, by `close()` or by letting go of it: `result` holds what there is.
+    Stopping early is fine, by letting go of it or by `close()`, from another thread too: `result`
+    holds what there is.
     """
 
     def __init__(self, engine: Engine, row: Row, drafter: Drafter, stops: tuple[str, ...]) -> None:
         self._engine, self._row, self._drafter, self._stops = engine, row, drafter, stops
         self._seconds = self._first = 0.0
         self._pieces = self._decoded()
+        self._turn = SharedLock()  # of the threads that read or close it
         _streams.add(self)
 
     def __iter__(self) -> "Streaming":
         return self
 
     def __next__(self) -> str:
-        return next(self._pieces)
+        with self._turn:
+            return next(self._pieces)
 
     def close(self) -> None:
-        """End the answer here; what it held of the machine's memory is given back."""
-        self._pieces.close()
+        """End the answer here, or after the step that another thread is in; what it held of the
+        machine's memory is given back."""
+        with self._turn:
+            self._pieces.close()
 
     def _decoded(self) -> Generator[str, None, None]:
         start = time.perf_counter()
@@ -336,7 +341,7 @@ _streams: WeakSet[Streaming] = WeakSet()
 def _close_streams() -> None:
     """Those still open, while the modules that closing needs are there."""
     for stream in list(_streams):
-        with suppress(ValueError):  # a thread that goes on is reading it
+        if stream._turn.acquire(blocking=False):  # else a thread that goes on is reading it
             stream.close()
 
 

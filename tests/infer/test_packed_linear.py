@@ -6,7 +6,12 @@ from torch import nn
 from torch.nn import functional as F
 
 from medusa_kit.infer import packed_linear
-from medusa_kit.infer.packed_linear import PackedLinear, install_packed_linears, pack_for_rows
+from medusa_kit.infer.packed_linear import (
+    PackedLinear,
+    _packed_rows,
+    install_packed_linears,
+    pack_for_rows,
+)
 
 needs_mkl = pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch without MKL")
 
@@ -52,7 +57,7 @@ def test_fewer_rows_use_the_nearest_larger_pack() -> None:
     install_packed_linears(model)
     for rows in (6, 20):
         pack_for_rows(model, rows)
-    used = [model[0]._packed_rows(rows) for rows in (1, 2, 3, 6, 7, 9, 10, 20, 21, 64)]
+    used = [_packed_rows(model[0].packs, rows) for rows in (1, 2, 3, 6, 7, 9, 10, 20, 21, 64)]
     assert used == [None, None, 6, 6, None, None, 20, 20, None, None]
 
 

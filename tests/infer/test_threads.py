@@ -3,9 +3,12 @@
 import copy
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -17,7 +20,8 @@ from small_engines import engine_with_heads, random_heads, random_prompt
 from tiny_models import tiny_model
 
 import medusa_kit
-from medusa_kit.base_model import wrap_model
+from medusa_kit.base_model import load_base_model, wrap_model
+from medusa_kit.embedded import byte_tokenizer
 from medusa_kit.infer.drafters.experience import Luck, StepCost
 from medusa_kit.infer.engine import Engine
 from medusa_kit.infer.loading import build_engine
@@ -158,6 +162,8 @@ for _ in range(3):
     child = os.fork()
     if child == 0:
         right = answers(engine, requests) == expected and kernels.threads_for(10**9) == 2
+        kernels.set_num_threads(1)
+        right = right and answers(engine, requests) == expected and kernels.threads_for(10**9) == 1
         torch.randn(1000, 1000).exp().sum()
         os._exit(0 if right else 1)
     assert os.waitpid(child, 0)[1] == 0
@@ -189,6 +195,79 @@ def test_a_model_that_has_decoded_can_be_copied() -> None:
     twin = copy.deepcopy(engine.base.model)
     other = build_engine(wrap_model(twin, None, "twin"))
     assert other.generate(**request).token_ids == expected
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="no interval timer here")
+def test_an_interrupted_answer_gives_its_locks_back() -> None:
+    """Signals reach the main thread at any place, also where it has just taken a lock."""
+    engine, request = engine_with_heads(), requests_of(1)[0]
+    expected = engine.generate(**request).token_ids
+    going = Event()
+    going.set()
+
+    def interrupt(*_: Any) -> None:
+        raise InterruptedError
+
+    def keep_on() -> None:
+        while going.is_set():
+            engine.generate(**request)
+
+    others = [Thread(target=keep_on, daemon=True) for _ in range(2)]
+    before = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        for other in others:
+            other.start()
+        for round_ in range(60):
+            with suppress(InterruptedError):
+                signal.setitimer(signal.ITIMER_REAL, 0.005 + 0.001 * (round_ % 7))
+                while True:
+                    engine.generate(**request)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        going.clear()
+    for other in others:
+        other.join(timeout=60)
+        assert not other.is_alive()
+    assert engine.generate(**request).token_ids == expected
+
+
+def test_models_are_loaded_by_several_threads(tmp_path: Path) -> None:
+    """transformers exchanges functions of torch's while it builds a model."""
+    families = ("llama", "gpt2", "mistral", "qwen2")
+    for number, family in enumerate(families):
+        tiny_model(family, number).save_pretrained(tmp_path / family)
+        byte_tokenizer().save_pretrained(tmp_path / family)
+
+    def fingerprint(number: int) -> str:
+        base = load_base_model(str(tmp_path / families[number % 4]), device="cpu")
+        return base.info.fingerprint
+
+    alone = [fingerprint(number) for number in range(4)]
+    assert len(set(alone)) == 4
+    found = all_at_once(lambda number: [fingerprint(number + n) for n in range(8)], 4)
+    assert found == [[alone[(number + n) % 4] for n in range(8)] for number in range(4)]
+
+
+def test_a_stream_is_closed_while_another_thread_reads_it() -> None:
+    engine = engine_with_heads()
+    engine.base.tokenizer = Words()
+    engine.base.model.generation_config.eos_token_id = None
+    for _ in range(10):
+        streaming = engine.stream(random_prompt(6, 5), drafter="medusa", max_new_tokens=100)
+        begun, pieces = Event(), []
+
+        def read(streaming: Any = streaming, begun: Event = begun, pieces: Any = pieces) -> None:
+            for piece in streaming:
+                pieces.append(piece)
+                begun.set()
+
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(read)
+            assert begun.wait(60)
+            streaming.close()
+            reading.result(timeout=60)
+        assert list(streaming) == []
 
 
 def test_experience_is_recorded_while_others_read_it() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 
 from medusa_kit import console
+from medusa_kit.errors import check_count
 from medusa_kit.infer.native.shared_library import library_in, opened
 
 SOURCES = ("simd.h", "pool.h", "matrix.h", "quads.h", "matmul.h", "heads.h", "decoder.cpp")
@@ -144,17 +145,29 @@ def threads_for(multiplications: int, num_bytes: int = 0) -> int:
     `num_bytes`: of the weights that are read.
     """
     work = max(multiplications, WORK_OF_A_BYTE * num_bytes)
-    return min(max(torch.get_num_threads(), _before_fork), 1 + work // WORK_OF_A_THREAD)
+    return min(_own_threads or torch.get_num_threads(), 1 + work // WORK_OF_A_THREAD)
 
 
-_before_fork = 0  # threads that torch had in the process this one was forked from
+_own_threads = 0  # asked for by set_num_threads, or those of the process this one was forked from
+
+
+def set_num_threads(count: int) -> None:
+    """Let the C++ kernels of this process use so many threads from now on; torch's stay as they
+    are, which is as many unless this is called. Made for forked workers: there torch must keep to
+    one, and the kernels start with as many as the parent had.
+
+    Raises ConfigError for less than 1.
+    """
+    global _own_threads
+    check_count("the number of threads", count)
+    _own_threads = int(count)
 
 
 def _leave_torch_one_thread() -> None:
     """In a forked child: OpenMP, torch's threads, waits for ever for those of the parent; the
     kernels make theirs anew."""
-    global _before_fork
-    _before_fork = torch.get_num_threads()
+    global _own_threads
+    _own_threads = _own_threads or torch.get_num_threads()
     torch.set_num_threads(1)
 
 
