@@ -196,7 +196,7 @@ def shipped_heads(fingerprint: str) -> Path | None:
     """Heads that lie in the package for the base with this fingerprint."""
     root = Path(str(importlib.resources.files("medusa_kit"))) / "assets" / "heads"
     for config in sorted(root.glob("*/config.json")):
-        if json.loads(config.read_text())["base_fingerprint"] == fingerprint:
+        if json.loads(config.read_text(encoding="utf-8"))["base_fingerprint"] == fingerprint:
             return config.parent
     return None
 
