@@ -18,6 +18,7 @@ from medusa_kit.heads.formats.files import heads_place
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.engine import Engine
 from medusa_kit.infer.fixed.shapes import check_choice
+from medusa_kit.infer.generation_settings import check_own_settings
 from medusa_kit.infer.native.heads import install_native_heads
 from medusa_kit.infer.prepare import prepared_verifier
 from medusa_kit.infer.rounded import check_before_loading, with_weights
@@ -70,6 +71,7 @@ def load(
     check_before_loading(weights, name, dtype, device, revision)
     check_drafting(drafter, drafter_options, draft_model is not None, fallback)
     base = load_base_model(name, dtype=dtype, device=device, revision=revision)
+    check_own_settings(base.model.generation_config)
     engine = build_engine(
         base,
         heads=heads,
