@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install check fmt fix test test-quantised test-gpu demo bench clean
+.PHONY: help install check fmt fix test test-quantised stress test-gpu demo bench clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -44,6 +44,10 @@ test-quantised: install ## The tests that need torchao and bitsandbytes
 		--target $(QUANTISERS) torchao bitsandbytes accelerate
 	OMP_NUM_THREADS=1 PYTHONPATH=$(QUANTISERS) $(BIN)/python -m pytest \
 		tests/infer/test_quantiser_libraries.py tests/train/test_quantised_base.py
+
+# 4 engines, 4 threads each, 200 requests a thread, and the kernels under ThreadSanitizer.
+stress: install ## Engines in many threads, the long form; part of `test` is the short one
+	OMP_NUM_THREADS=2 STRESS_REQUESTS=200 $(BIN)/python -m pytest -m stress
 
 test-gpu: install ## Only the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu -rs

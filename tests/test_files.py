@@ -52,3 +52,48 @@ def test_files_are_readable_by_whom_ordinary_files_are(tmp_path: Path) -> None:
         save_file({"a": torch.zeros(2)}, temporary)  # on its own readable by the owner alone
     modes = {path.stat().st_mode for path in tmp_path.iterdir()}
     assert len(modes) == 1
+
+
+def test_a_link_stays_and_what_it_points_to_is_written(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    (disk / "heads").mkdir(parents=True)
+    (disk / "heads" / "old").write_text("old")
+    (disk / "a.json").write_text("old")
+    for name in ("heads", "a.json", "new.json"):  # nothing is at new.json yet
+        (tmp_path / name).symlink_to(Path("disk") / name)
+    with atomic_write(tmp_path / "heads") as temporary:
+        assert temporary.parent == disk, "a rename must stay on the target's disk"
+        temporary.mkdir()
+        (temporary / "new").write_text("new")
+    for name in ("a.json", "new.json"):
+        with atomic_write(tmp_path / name) as temporary:
+            assert temporary.parent == disk
+            temporary.write_text("new")
+        assert (disk / name).read_text() == "new"
+    assert [path.name for path in (disk / "heads").iterdir()] == ["new"]
+    assert all((tmp_path / name).is_symlink() for name in ("heads", "a.json", "new.json"))
+    assert sorted(path.name for path in disk.iterdir()) == ["a.json", "heads", "new.json"]
+
+
+def test_a_folder_whose_replacement_fails_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "folder"
+    path.mkdir()
+    (path / "old").write_text("old")
+    rename = Path.replace
+
+    def interrupted(self: Path, target: Path) -> Path:
+        if target == path and self.suffix == ".tmp":
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    def write() -> None:
+        with atomic_write(path) as temporary:
+            temporary.mkdir()
+
+    monkeypatch.setattr(Path, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write()
+    assert [one.name for one in path.iterdir()] == ["old"]
+    assert list(tmp_path.iterdir()) == [path]

@@ -14,7 +14,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # A module may import from its own tier's package and from lower tiers; train and infer are on one
 # tier and never import each other.
 TIERS = [
-    {"errors", "console", "files", "version"},
+    {"errors", "console", "files", "locks", "made_once", "version"},
     {
         "config",
         "drafting",
@@ -24,6 +24,8 @@ TIERS = [
         "embedded",
         "adapters",
         "families",
+        "fingerprint",
+        "hooks",
         "hub_client",
         "logit_scale",
         "model_files",
@@ -37,7 +39,9 @@ TIERS = [
 SIBLINGS_ALLOWED = {("heads", "base_model"), ("config", "embedded"), ("config", "sections"),
                     ("drafting", "sections"), ("engine_config", "sections"),
                     ("engine_config", "drafting"), ("engine_config", "embedded"),
-                    ("adapters", "config"),
+                    ("made_once", "console"), ("made_once", "files"),
+                    ("adapters", "config"), ("adapters", "fingerprint"),
+                    ("fingerprint", "quantised"),
                     ("model_files", "adapters"), ("model_files", "embedded"),
                     ("model_files", "families"), ("model_files", "quantised"),
                     ("demo", "cli"), ("__main__", "cli")}  # fmt: skip

@@ -9,6 +9,7 @@ from medusa_kit.base_model import RELATIVE_TOLERANCE, relative_error
 from medusa_kit.bench.doctor_case import Case, Finding, check, ok, problem, skipped, warning
 from medusa_kit.data.chat import GENERATION_MARK, encode_conversation, encode_prompt
 from medusa_kit.data.readers import Conversation
+from medusa_kit.data.template import chat_template as template_of
 from medusa_kit.errors import DataError
 
 LEAST_TRAINED, MOST_TRAINED = 0.02, 0.95  # share of tokens that are trained on
@@ -30,14 +31,15 @@ def chat_template(case: Case) -> Finding:
     tokenizer = case.base.tokenizer
     if tokenizer is None:
         return skipped("the base model came without a tokenizer")
-    if not getattr(tokenizer, "chat_template", None):
+    template = template_of(tokenizer)
+    if template is None:
         if any(isinstance(row, Conversation) for row in case.rows or ()):
             return problem(
                 "absent, and the data holds conversations",
                 "give answer rows (`medusa-kit data generate`), or a model with a chat template",
             )
         return warning("absent: prompts are encoded as plain text", "serve it as plain text too")
-    marked = GENERATION_MARK.search(tokenizer.chat_template)
+    marked = GENERATION_MARK.search(template)
     what = f"present, {'with' if marked else 'without'} {{% generation %}} marks"
     try:
         trained = encode_conversation(tokenizer, SAMPLE[:2])

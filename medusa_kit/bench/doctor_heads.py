@@ -45,7 +45,7 @@ def heads_fit(case: Case) -> Finding:
             f"{kinds[info.quantized]} one",
             "text stays exact, acceptance may be lower: train on the copy that is served",
         )
-    return ok(f"{what}, fingerprint {info.fingerprint[:8]}")
+    return ok(f"{what}, fingerprint {info.fingerprint[:10]}")
 
 
 @check("projection", heads=True)

@@ -9,6 +9,7 @@ from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.peers import DEFAULT_PEERS, PEERS, PeerCase, transformers_method
 from medusa_kit.drafting import READ_HEADS, check_drafting
 from medusa_kit.errors import ContextLengthError
+from medusa_kit.infer.drafters.memory import Memory
 from medusa_kit.infer.engine import Engine
 from medusa_kit.infer.sampling import SamplingParams
 
@@ -77,7 +78,7 @@ def engine_method(
 
     What drafters learn is kept for this method alone: others have seen the same prompts.
     """
-    engine = replace(engine, memory={})
+    engine = replace(engine, memory=Memory())
 
     def run(batch: Batch) -> Answers:
         # As transformers has it: no row of a batch may go on where the longest one cannot.

@@ -112,6 +112,11 @@ def _summary(report: Any, output: Path) -> None:
         f"{report.written} answers written to {output}, {report.already_there} were there already; "
         f"{report.tokens:,} tokens, {report.stopped} ended by themselves"
     )
+    if report.changed:
+        console.warn(
+            f"{report.changed} prompts changed since they were answered: they are answered anew, "
+            "and the answers to what they were before are still there"
+        )
     for row, reason in report.skipped[:5]:
         console.warn(f"row {row} skipped: {reason}")
     if len(report.skipped) > 5:

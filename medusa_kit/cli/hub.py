@@ -79,7 +79,9 @@ def pull(
         Path | None,
         typer.Argument(metavar="DEST", help="Folder to make; NAME in this folder unless given."),
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a folder that is there.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace what an earlier pull put there.")
+    ] = False,
 ) -> None:
     """Download heads into a folder. Run it again after an interruption: it goes on."""
     from medusa_kit.hub.pull import pull as run

@@ -6,12 +6,12 @@ each turn; never from searching text.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from medusa_kit.data.readers import Conversation, Message, Row
+from medusa_kit.data.template import chat_template, refusals, render, special_ids
 from medusa_kit.errors import DataError
 
 GENERATION_MARK = re.compile(r"{%[-+]?\s*generation\b")
@@ -60,24 +60,35 @@ class EncodeReport:
         )
 
 
+def check_ids(ids: Sequence[int], vocab_size: int, row: int) -> None:
+    """Raises DataError for a token that a model with so many does not have."""
+    wrong = [token for token in ids if not 0 <= token < vocab_size]
+    if wrong:
+        raise DataError(
+            f"row {row} holds the token id {wrong[0]}; the model has ids 0 to {vocab_size - 1}",
+            hint="the row was made with another model's tokenizer",
+        )
+
+
 def encode_prompt(tokenizer: Any, prompt: Sequence[Message] | str) -> list[int]:
     """Token ids of a prompt, ready for the answer.
 
     A string is one user message where there is a template, plain text where there is none. Raises
     DataError where the template refuses, or for several messages without a template.
     """
+    template = chat_template(tokenizer)
     if isinstance(prompt, str):
-        if not getattr(tokenizer, "chat_template", None):
+        if template is None:
             return list(tokenizer(prompt).input_ids)
         prompt = [{"role": "user", "content": prompt}]
-    if not getattr(tokenizer, "chat_template", None):
+    if template is None:
         if len(prompt) == 1:
             return list(tokenizer(prompt[0]["content"]).input_ids)
         raise DataError(
             f"{len(prompt)} messages, but this tokenizer has no chat template",
             hint="give plain text, or a model with a chat template",
         )
-    return _render(tokenizer, prompt, add_generation_prompt=True)
+    return render(tokenizer, prompt, add_generation_prompt=True)
 
 
 def encode_conversation(
@@ -90,14 +101,15 @@ def encode_conversation(
     last = max((i for i, m in enumerate(messages) if m["role"] == "assistant"), default=None)
     if last is None:
         raise DataError(f"row {row} has no assistant turn, so there is nothing to train on")
-    if not getattr(tokenizer, "chat_template", None):
+    template = chat_template(tokenizer)
+    if template is None:
         raise DataError(
             "this tokenizer has no chat template, so a conversation has no tokens",
             hint="train on answers from `medusa-kit data generate`",
         )
     messages = list(messages[: last + 1])
     try:
-        if GENERATION_MARK.search(tokenizer.chat_template):
+        if GENERATION_MARK.search(template):
             ids, mask = _masked_by_template(tokenizer, messages)
         else:
             ids, mask = _masked_by_prefixes(tokenizer, messages)
@@ -111,13 +123,13 @@ def encode_conversation(
 def _masked_by_template(
     tokenizer: Any, messages: Sequence[Message]
 ) -> tuple[list[int], list[bool]]:
-    with _refusals():
+    with refusals():
         encoded = tokenizer.apply_chat_template(
             messages, return_dict=True, return_assistant_tokens_mask=True,
             tokenizer_kwargs={"return_offsets_mapping": True},
         )  # fmt: skip
     ids, mask = list(encoded["input_ids"]), [bool(m) for m in encoded["assistant_masks"]]
-    offsets, stops = encoded["offset_mapping"], _special_ids(tokenizer)
+    offsets, stops = encoded["offset_mapping"], special_ids(tokenizer)
     for position in range(1, len(ids)):
         if not mask[position - 1] or mask[position]:
             continue
@@ -134,13 +146,13 @@ def _masked_by_prefixes(
     tokenizer: Any, messages: Sequence[Message]
 ) -> tuple[list[int], list[bool]]:
     """Each assistant turn is what its rendering adds to the rendering of the turns before it."""
-    ids = _render(tokenizer, messages)
+    ids = render(tokenizer, messages)
     mask, end = [False] * len(ids), 0
     for index, message in enumerate(messages):
         if message["role"] != "assistant":
             continue
-        before = _render(tokenizer, messages[:index], add_generation_prompt=True)
-        until = _render(tokenizer, messages[: index + 1])
+        before = render(tokenizer, messages[:index], add_generation_prompt=True)
+        until = render(tokenizer, messages[: index + 1])
         if ids[: len(before)] != before or ids[: len(until)] != until:
             raise DataError(
                 "the chat template renders earlier turns differently once later ones follow, so "
@@ -154,37 +166,11 @@ def _masked_by_prefixes(
 
 def _end_of_turn(tokenizer: Any, ids: Sequence[int], start: int) -> int:
     """One past the turn's last special token: behind it stands only the template's own tail."""
-    specials = _special_ids(tokenizer)
+    specials = special_ids(tokenizer)
     for position in range(len(ids) - 1, start - 1, -1):
         if ids[position] in specials:
             return position + 1
     return len(ids)
-
-
-def _special_ids(tokenizer: Any) -> set[int]:
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    return {*tokenizer.all_special_ids, *(i for i, t in added.items() if t.special)}
-
-
-def _render(
-    tokenizer: Any, messages: Sequence[Message], add_generation_prompt: bool = False
-) -> list[int]:
-    with _refusals():
-        ids = tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=add_generation_prompt, return_dict=False
-        )
-    return list(ids)
-
-
-@contextmanager
-def _refusals() -> Iterator[None]:
-    """What a template raises about a conversation is a fault of the row."""
-    from jinja2.exceptions import TemplateError
-
-    try:
-        yield
-    except (TemplateError, ValueError, TypeError, KeyError, IndexError) as error:
-        raise DataError(f"the chat template refuses the conversation: {error}") from error
 
 
 def encode_rows(
@@ -192,8 +178,11 @@ def encode_rows(
     tokenizer: Any,
     max_length: int,
     on_error: str = "skip",
+    vocab_size: int | None = None,
 ) -> tuple[list[EncodedExample], EncodeReport]:
     """Encode all rows, cut at `max_length` tokens; bad rows are skipped and counted, or fatal.
+
+    With `vocab_size` a row that holds any other token is bad.
 
     Raises DataError with on_error="fail", or when a source, or all, leave nothing to train on.
     """
@@ -202,6 +191,8 @@ def encode_rows(
         count = report.sources.setdefault(row.source, SourceCount())
         try:
             example = _encode_row(row, tokenizer)
+            if vocab_size is not None:
+                check_ids(example.input_ids, vocab_size, row.row)
             report.longest = max(report.longest, len(example.input_ids))
             if len(example.input_ids) > max_length:
                 report.truncated += 1

@@ -18,6 +18,7 @@ from medusa_kit import console
 from medusa_kit.base_model import BaseModel
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
 from medusa_kit.files import atomic_write
+from medusa_kit.fingerprint import OLD_NOTE, Match, compare
 from medusa_kit.heads.config import KINDS, PROJECTIONS, HeadsConfig, check_reduced_ids
 from medusa_kit.heads.formats import kit
 from medusa_kit.heads.formats.recognise import read_foreign
@@ -47,8 +48,12 @@ def save_heads(
     }
     with atomic_write(folder / WEIGHTS_NAME) as temporary:
         save_file(tensors, temporary, metadata={"format": FORMAT})
+    write_config(folder, config or heads.config)
+
+
+def write_config(folder: Path, config: HeadsConfig) -> None:
     with atomic_write(folder / CONFIG_NAME) as temporary:
-        text = json.dumps({"format": FORMAT, **(config or heads.config).as_dict()}, indent=2)
+        text = json.dumps({"format": FORMAT, **config.as_dict()}, indent=2)
         temporary.write_text(text + "\n")
 
 
@@ -128,14 +133,18 @@ def load_heads(folder: Path, base: BaseModel, force: bool = False) -> MedusaHead
 
 
 def check_base(config: HeadsConfig, base: BaseModel, force: bool) -> None:
+    """Raises IncompatibleBaseError, with what differs. A quantised copy of the heads' base is told
+    by what quantisation leaves alone, and heads with an old fingerprint by what that had read."""
     info = base.info
+    match = compare(config.base_fingerprint, info.fingerprint)
     pairs: dict[str, tuple[object, object]] = {
         "hidden size": (config.hidden_size, info.hidden_size),
         "vocabulary size": (config.vocab_size, info.vocab_size),
     }
     if not force:
         pairs["architecture"] = (config.base_model_type, info.model_type)
-        pairs["fingerprint"] = (config.base_fingerprint, info.fingerprint)
+        if match is Match.OTHER:
+            pairs["fingerprint"] = (config.base_fingerprint, info.fingerprint)
     differing = [f"{what} {ours!r} ≠ {theirs!r}" for what, (ours, theirs) in pairs.items()
                  if ours != theirs]  # fmt: skip
     if differing:
@@ -145,6 +154,8 @@ def check_base(config: HeadsConfig, base: BaseModel, force: bool) -> None:
             hint="load the base they were trained on"
             + ("" if force else ", or force them if it is the same model with changed weights"),
         )
+    if match is Match.OLD:
+        console.note(f"heads for {config.base_model_name!r}: {OLD_NOTE}")
     if config.base_quantized != info.quantized:
         console.warn(
             "the heads were trained on a "

@@ -22,6 +22,7 @@ import numpy as np
 from medusa_kit.base_model import CHECKPOINT
 from medusa_kit.errors import ConfigError, DataError
 from medusa_kit.files import file_digest
+from medusa_kit.fingerprint import Match, compare
 from medusa_kit.heads.checkpoint import CONFIG_NAME, PAIRED_FOLDER, WEIGHTS_NAME, read_config
 from medusa_kit.heads.config import HeadsConfig
 from medusa_kit.infer.loading import TREE_NAME
@@ -120,7 +121,7 @@ def _json(path: Path) -> dict[str, Any]:
 
 
 def _check_base(path: Path, fingerprint: Any, config: HeadsConfig) -> None:
-    if fingerprint not in (None, config.base_fingerprint):
+    if fingerprint is not None and compare(fingerprint, config.base_fingerprint) is Match.OTHER:
         raise ConfigError(
             f"{path} was measured on another base: fingerprint {fingerprint!r}, the heads' is "
             f"{config.base_fingerprint!r}",

@@ -2,28 +2,34 @@
 
 Files gather in a hidden folder beside the destination, named after the commit: another run goes on
 with it. The folder takes its name once every file is there and large ones have the right digest.
+A record in the folder says what a pull put there: `force` replaces that and nothing else.
 """
 
 import glob
 import hashlib
+import json
 import shutil
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from medusa_kit import console
 from medusa_kit.errors import CheckpointError, HubError, UsageError
-from medusa_kit.files import atomic_write, file_digest
+from medusa_kit.files import atomic_write, file_digest, link_target
 from medusa_kit.heads.checkpoint import CONFIG_NAME, read_config
 from medusa_kit.hub_client import HubName, talk
 
 PULLED = ("*.json", "*.safetensors", "*.npz", "*.yaml", "*.md", "*.png")
+RECORD = ".medusa-kit-pull"  # JSON: repository, commit, and the digest of each file
+DIGEST_LENGTH = 12  # of repository and commit, in the name of the folder that files gather in
+SHOWN = 5  # files named in a message
 
 
 def pull(name: HubName, destination: Path | None = None, force: bool = False) -> Path:
-    """The folder that holds the heads now; `force` replaces one that is there.
+    """The folder that holds the heads now; `force` replaces one that an earlier pull made.
 
     Raises HubError (refused, not reachable, cut off: run it again), CheckpointError (a repository
-    without heads of ours), UsageError (a destination that is taken).
+    without heads of ours), UsageError (a destination that is taken; with `force` one that holds
+    anything but what a pull put there).
     """
     target = destination or Path(name.repository.rpartition("/")[2])
     _check_free(target, force)
@@ -41,10 +47,13 @@ def pull(name: HubName, destination: Path | None = None, force: bool = False) ->
         raise CheckpointError(
             f"{name} holds no heads: {CONFIG_NAME} is missing", hint="check the name"
         )
-    digest = hashlib.sha256(f"{name.repository}@{info.sha}".encode()).hexdigest()[:12]
-    gathering = target.parent / f".{target.name}.{digest}.pull"
+    digest = hashlib.sha256(f"{name.repository}@{info.sha}".encode()).hexdigest()[:DIGEST_LENGTH]
+    place = link_target(target)  # files gather on the disk where they are going to be
+    gathering = place.parent / f".{place.name}.{digest}.pull"
     _download(api, what, name, info, gathering)
-    _finish(gathering, target)
+    _write_record(gathering, name, info.sha)
+    _check_free(target, force)  # a download takes long enough for somebody to write there
+    _finish(gathering, place)
     console.note(f"{name.repository} at commit {info.sha}")
     return target
 
@@ -54,11 +63,41 @@ def _check_free(target: Path, force: bool) -> None:
         raise UsageError(f"{target} is a file, expected a folder", hint="name another folder")
     if target.resolve() == Path.cwd():
         raise UsageError(f"{target} is the working folder", hint="name a folder to make")
-    if not force and target.is_dir() and any(target.iterdir()):
+    if not target.is_dir() or not any(target.iterdir()):
+        return
+    if not force:
         raise UsageError(
             f"{target} exists and is not empty",
-            hint="name another folder, or replace it with --force",
+            hint="name another folder, or replace what a pull put there with --force",
         )
+    if others := _not_pulled(target):
+        more = f" and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
+        raise UsageError(
+            f"{target} holds what no pull put there, or what changed since: "
+            f"{', '.join(others[:SHOWN])}{more}",
+            hint="name another folder, or move these away: --force replaces only what a pull "
+            "put there",
+        )
+
+
+def _not_pulled(target: Path) -> list[str]:
+    """What in the folder is not as the pull left it that made the folder."""
+    try:
+        pulled = dict(json.loads((target / RECORD).read_text())["files"])
+    except (OSError, ValueError, KeyError, TypeError):  # none, or none that a pull wrote
+        return sorted(path.name for path in target.iterdir())
+    parents = {str(parent) for name in pulled for parent in PurePosixPath(name).parents}
+    others = []
+    for path in sorted(target.rglob("*")):
+        name = path.relative_to(target).as_posix()
+        if path.is_symlink() or not path.is_dir():
+            ours = name == RECORD or (not path.is_symlink() and name in pulled
+                                      and file_digest(path) == pulled[name])  # fmt: skip
+        else:
+            ours = name in parents
+        if not ours:
+            others.append(name)
+    return others
 
 
 def _download(api: Any, what: str, name: HubName, info: Any, gathering: Path) -> None:
@@ -83,9 +122,19 @@ def _download(api: Any, what: str, name: HubName, info: Any, gathering: Path) ->
             )
 
 
-def _finish(gathering: Path, target: Path) -> None:
+def _write_record(gathering: Path, name: HubName, commit: str) -> None:
     shutil.rmtree(gathering / ".cache", ignore_errors=True)  # the client's notes
+    files = {path.relative_to(gathering).as_posix(): file_digest(path)
+             for path in sorted(gathering.rglob("*")) if path.is_file()}  # fmt: skip
+    files.pop(RECORD, None)  # of a pull that was interrupted here
+    record = {"repository": name.repository, "commit": commit, "files": files}
+    with atomic_write(gathering / RECORD) as temporary:
+        temporary.write_text(json.dumps(record, indent=2) + "\n")
+
+
+def _finish(gathering: Path, target: Path) -> None:
     with atomic_write(target) as temporary:
         gathering.replace(temporary)
-    for older in target.parent.glob(f".{glob.escape(target.name)}.*.pull"):
+    digest = "[0-9a-f]" * DIGEST_LENGTH
+    for older in target.parent.glob(f".{glob.escape(target.name)}.{digest}.pull"):
         shutil.rmtree(older, ignore_errors=True)

@@ -12,12 +12,13 @@ from typing import Any
 
 from medusa_kit import console
 from medusa_kit.errors import ConfigError, UsageError
+from medusa_kit.fingerprint import Match, compare
 from medusa_kit.heads.checkpoint import CONFIG_NAME, FORMAT
 from medusa_kit.heads.config import HeadsConfig
 from medusa_kit.hub.folder import CARD_NAME, UploadFile, is_known
 from medusa_kit.hub_client import HubName, check_login, talk
 
-SAME = ("base_fingerprint", "num_heads", "kind")  # what tells heads from other heads
+SAME = ("num_heads", "kind")  # and the base: what tells heads from other heads
 HARMLESS = (".gitattributes", CARD_NAME)
 
 
@@ -135,6 +136,9 @@ def _check_same(api: Any, what: str, name: HubName, info: Any, config: HeadsConf
     ours = config.as_dict()
     differing = [f"{key} {ours[key]!r} ≠ {found.get(key)!r}" for key in SAME
                  if ours[key] != found.get(key)]  # fmt: skip
+    base, theirs = config.base_fingerprint, found.get("base_fingerprint")
+    if compare(base, theirs) in (Match.OTHER, Match.COPY):
+        differing.append(f"base_fingerprint {base!r} ≠ {theirs!r}")
     if differing:
         raise ConfigError(
             f"{name.repository} holds other heads; here ≠ there: {'; '.join(differing)}", hint=hint

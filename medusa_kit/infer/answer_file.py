@@ -1,8 +1,10 @@
 """The file answers are appended to: resumable, and never a mix of two settings.
 
-Beside FILE lies FILE.meta.json with the settings its rows were made with.
+Beside FILE lies FILE.meta.json with the settings its rows were made with. A row says what was asked
+as a digest: its id is a name that the next file of prompts may give to another one.
 """
 
+import hashlib
 import json
 import os
 from collections.abc import Sequence
@@ -10,25 +12,45 @@ from pathlib import Path
 from typing import Any
 
 from medusa_kit import console
+from medusa_kit.data.answer_settings import BASE_FINGERPRINT, read_settings, settings_path
+from medusa_kit.data.readers import Message
 from medusa_kit.errors import ConfigError, DataError, MedusaKitError
 from medusa_kit.files import atomic_write
+from medusa_kit.fingerprint import OLD_NOTE, Match, compare
+
+ASKED = "asked"  # a row's digest of what was asked
+
+
+def digest_of(messages: Sequence[Message], chat_template: Any) -> str:
+    """What was asked. Not by token ids: templates that write the date change them every day."""
+    text = json.dumps([list(messages), chat_template], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class AnswerFile:
-    """`done`: ids of the rows that are there already; a half-written last line is cut off."""
+    """The rows that are there already count as done; a half-written last line is cut off."""
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
         """Raises ConfigError when the file was made with other settings, DataError when broken."""
         self.path = Path(path)
         if self.path.is_dir():
             raise ConfigError(f"{path} is a folder; expected a file to write answers to")
-        self._meta = self.path.with_name(self.path.name + ".meta.json")
-        self.done: set[str] = set()
+        self._meta = settings_path(self.path)
+        self._done: dict[str, list[str | list[int]]] = {}  # by id, what was asked
+        self.num_rows = 0
         if self.path.is_file() and self.path.stat().st_size:
             self._check_settings(settings)
             self._read_done()
         else:
             self._write_settings(settings)
+
+    def has(self, identity: str, asked: str, prompt_ids: list[int]) -> bool:
+        """Whether this was asked under this id. Rows of an older version tell it by prompt_ids."""
+        there = self._done.get(identity, [])
+        return asked in there or prompt_ids in there
+
+    def has_id(self, identity: str) -> bool:
+        return identity in self._done
 
     def append(self, records: Sequence[dict[str, Any]]) -> None:
         """Write rows and see them to the disk. Raises MedusaKitError when it is full."""
@@ -43,23 +65,29 @@ class AnswerFile:
             if self.path.is_file():
                 os.truncate(self.path, before)  # shrinking needs no room
             raise MedusaKitError(
-                f"cannot write to {self.path}: {error.strerror}; {len(self.done)} rows are safe",
+                f"cannot write to {self.path}: {error.strerror}; {self.num_rows} rows are safe",
                 hint="make room, then run the same command again: it goes on from there",
             ) from error
-        self.done.update(record["id"] for record in records)
+        for record in records:
+            self._remember(record)
+
+    def _remember(self, record: dict[str, Any]) -> None:
+        asked = record[ASKED] if ASKED in record else record["prompt_ids"]
+        self._done.setdefault(str(record["id"]), []).append(asked)
+        self.num_rows += 1
 
     def _check_settings(self, settings: dict[str, Any]) -> None:
-        if not self._meta.is_file():
+        there = read_settings(self.path)
+        if there is None:
             raise ConfigError(
                 f"{self.path} exists, but {self._meta.name} is missing, so it is unknown how its "
                 "rows were made",
                 hint="choose another output file",
             )
-        there = self._read_settings()
         differing = [
             f"{key}: {settings.get(key)!r} ≠ {there.get(key)!r}"
             for key in sorted({*settings, *there})
-            if settings.get(key) != there.get(key)
+            if settings.get(key) != there.get(key) and not self._older(key, settings, there)
         ]
         if differing:
             raise ConfigError(
@@ -68,14 +96,12 @@ class AnswerFile:
                 hint="choose another output file",
             )
 
-    def _read_settings(self) -> dict[str, Any]:
-        try:
-            there = json.loads(self._meta.read_text())
-        except ValueError as error:  # no JSON, or no text
-            raise DataError(f"{self._meta} is no JSON: {error}") from error
-        if not isinstance(there, dict):
-            raise DataError(f"{self._meta} holds a {type(there).__name__}, expected settings")
-        return there
+    def _older(self, key: str, now: dict[str, Any], then: dict[str, Any]) -> bool:
+        """Whether the base was named by an old fingerprint, which holds as far as it goes."""
+        older = key == BASE_FINGERPRINT and compare(now.get(key), then.get(key)) is Match.OLD
+        if older:
+            console.note(f"{self._meta}: {OLD_NOTE}")
+        return older
 
     def _write_settings(self, settings: dict[str, Any]) -> None:
         with atomic_write(self._meta) as temporary:
@@ -89,6 +115,6 @@ class AnswerFile:
             os.truncate(self.path, whole)
         for number, line in enumerate(raw[:whole].splitlines(), start=1):
             try:
-                self.done.add(str(json.loads(line)["id"]))
+                self._remember(json.loads(line))
             except (ValueError, KeyError, TypeError) as error:
                 raise DataError(f"{self.path}:{number} is no answer row: {error}") from error

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from medusa_kit import console
 from medusa_kit.base_model import BaseModel
+from medusa_kit.data.chat import check_ids
 from medusa_kit.data.readers import AnswerRow
 from medusa_kit.errors import DataError
 from medusa_kit.heads import MedusaHeads
@@ -88,7 +89,8 @@ def fitted_dynamic_tree(
 def usable_answers(base: BaseModel, answers: Sequence[AnswerRow]) -> list[AnswerRow]:
     """Answers with tokens that fit the context.
 
-    Raises DataError when there is none, ConfigError for a base with rounded weights.
+    Raises DataError when there is none, and for a token that the base does not have; ConfigError
+    for a base with rounded weights.
     """
     refuse_rounded(base, "statistics are of the model's own answers")
     context = base.info.context_length
@@ -99,6 +101,8 @@ def usable_answers(base: BaseModel, answers: Sequence[AnswerRow]) -> list[Answer
             f"none of the {len(answers)} answers can be calibrated on",
             hint="answers need response_ids and have to fit the model's context",
         )
+    for answer in usable:
+        check_ids([*answer.prompt_ids, *answer.response_ids], base.info.vocab_size, answer.row)
     return usable
 
 

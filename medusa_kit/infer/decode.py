@@ -8,6 +8,8 @@ Shapes: B batch, N nodes with root, D hidden, V vocabulary.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,6 +54,10 @@ class Row:
                 return list(tokens[:count])
         return list(tokens)
 
+    def spoken(self, tokens: Sequence[int]) -> list[int]:
+        """What of these tokens belongs to the answer's text: all but those that end it."""
+        return [token for token in tokens if token not in self.stop_ids]
+
     def count_step(self, num_emitted: int, path_length: int) -> None:
         """A cut step counts the accepted nodes that were still emitted."""
         depth = min(num_emitted, path_length)
@@ -60,6 +66,12 @@ class Row:
 
 
 Emitted = list[tuple[Row, list[int]]]
+
+
+def check_count(name: str, value: Any) -> None:
+    """Raises ConfigError for anything but an integer from 1."""
+    if not isinstance(value, Integral) or isinstance(value, bool) or int(value) < 1:
+        raise ConfigError(f"{name} {value!r} is out of range; expected an integer, 1 or more")
 
 
 def make_row(
@@ -74,8 +86,7 @@ def make_row(
     Raises ContextLengthError for a prompt that fills the context, ConfigError for an empty one.
     """
     context = verifier.base.info.context_length
-    if max_new_tokens < 1:
-        raise ConfigError(f"max_new_tokens {max_new_tokens} is out of range; expected 1 or more")
+    check_count("max_new_tokens", max_new_tokens)
     if not prompt_ids:
         raise ConfigError("the prompt has no token", hint="give some text")
     if len(prompt_ids) >= context:
@@ -146,20 +157,20 @@ def _decode(
             drafter.select_rows(alive)
 
         draft = drafter.propose(state)
-        hidden_BND, logits_BNV = verifier.forward(
-            cache, draft.tokens_BN, draft.depths_BN, draft.sees_BNN
-        )
+        scores = verifier.forward(cache, draft.tokens_BN, draft.depths_BN, draft.sees_BNN)
+        hidden_BND, logits_BNV = scores.hidden_BMD, scores.logits_BMV
         tokens_BN = draft.tokens_BN.tolist()
         likeliest: list[list[int]] | None = None
         if any(row.chooser.takes_argmax for row in rows):
-            likeliest = verifier.likeliest(logits_BNV).tolist()  # all nodes in one transfer
+            likeliest = scores.likeliest().tolist()  # all nodes in one transfer
         paths, next_roots = _accept_rows(
             verifier, rows, state, draft, tokens_BN, logits_BNV, likeliest or []
         )
         cache.commit([[0, *path] for path in paths])
-        ranked_BNR = verifier.ranked(logits_BNV)
         drafter.observe(
-            StepResult(draft, paths, next_roots, hidden_BND, logits_BNV, likeliest, ranked_BNR)
+            StepResult(
+                draft, paths, next_roots, hidden_BND, logits_BNV, likeliest, scores.ranked_BMR
+            )
         )
 
         emitted: Emitted = []

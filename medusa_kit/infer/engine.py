@@ -3,19 +3,23 @@
 Shapes: B batch, N nodes with root.
 """
 
+import atexit
 import time
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from medusa_kit.base_model import CHECKPOINT, BaseModel
 from medusa_kit.data.chat import encode_prompt
 from medusa_kit.drafting import READ_HEADS, default_drafter
 from medusa_kit.errors import ConfigError
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.infer.decode import Row, decode, make_row
+from medusa_kit.infer.decode import Row, check_count, decode, make_row
 from medusa_kit.infer.drafters.base import Drafter, notes_of
 from medusa_kit.infer.drafters.factory import DraftContext, build_drafter
+from medusa_kit.infer.drafters.memory import Memory
 from medusa_kit.infer.sampling import SamplingOptions, SamplingParams
 from medusa_kit.infer.stream import StopStrings, TextStream, cut_at_stop
 from medusa_kit.infer.tree_check import TreeCheck
@@ -93,7 +97,7 @@ class Engine:
     usual_drafter: str | None = None  # where none is named at all; None: heads, if there are any
     drafter_options: dict[str, Any] = field(default_factory=dict)  # of that drafter
     draft_model: str | BaseModel | None = None  # a smaller model, for drafters that use one
-    memory: dict[Hashable, Any] = field(default_factory=dict)  # what drafters keep between calls
+    memory: Memory = field(default_factory=Memory)  # what drafters keep between calls
     fallback: str | None = None  # the drafter where there are no heads, for those that read them
     heads_refused: str | None = None  # why heads that were found are not in use
 
@@ -145,6 +149,7 @@ class Engine:
         Raises ConfigError, ContextLengthError.
         """
         prompts, single = _as_prompts(prompt)
+        check_count("batch_size", batch_size)
         params = SamplingParams.of(sampling)
         stops = _as_stops(stop)
         results = []
@@ -169,7 +174,13 @@ class Engine:
     ) -> "Streaming":
         """Iterate over pieces of the answer; the object's `result` is there at the end."""
         stops, params = _as_stops(stop), SamplingParams.of(sampling)
-        row = self._row(prompt, params, max_new_tokens, stops)
+        prompts, single = _as_prompts(prompt)
+        if not single:
+            raise ConfigError(
+                f"stream was given {len(prompts)} prompts; expected one",
+                hint="call stream once for each, or generate for all of them",
+            )
+        row = self._row(prompts[0], params, max_new_tokens, stops)
         return Streaming(self, row, self._drafter(drafter, drafter_options, 1, params), stops)
 
     def encode(self, prompt: Prompt) -> list[int]:
@@ -249,7 +260,7 @@ class Engine:
     ) -> GenerationResult:
         text = ""
         if self.base.tokenizer is not None:
-            text = self.base.tokenizer.decode(row.token_ids, skip_special_tokens=True)
+            text = self.base.tokenizer.decode(row.spoken(row.token_ids), skip_special_tokens=True)
         deepest = max(row.depth_counts, default=0)
         at_least = [
             sum(n for depth, n in row.depth_counts.items() if depth >= d)
@@ -279,31 +290,54 @@ class Engine:
 
 
 class Streaming:
-    """An answer as it comes. Stopping early is fine: `result` then holds what there is."""
+    """An iterator over an answer's text as it comes, in pieces; one pass, by one thread at a time.
+
+    Stopping early is fine, by `close()` or by letting go of it: `result` holds what there is.
+    """
 
     def __init__(self, engine: Engine, row: Row, drafter: Drafter, stops: tuple[str, ...]) -> None:
         self._engine, self._row, self._drafter, self._stops = engine, row, drafter, stops
         self._seconds = self._first = 0.0
+        self._pieces = self._decoded()
+        _streams.add(self)
 
-    def __iter__(self) -> Iterator[str]:
+    def __iter__(self) -> "Streaming":
+        return self
+
+    def __next__(self) -> str:
+        return next(self._pieces)
+
+    def close(self) -> None:
+        """End the answer here; what it held of the machine's memory is given back."""
+        self._pieces.close()
+
+    def _decoded(self) -> Generator[str, None, None]:
         start = time.perf_counter()
         text = TextStream(self._engine.base.tokenizer, self._stops)
         for emitted in decode(self._engine.verifier, self._drafter, [self._row]):
             self._seconds = time.perf_counter() - start
             self._first = self._first or self._seconds
-            if piece := text.push([t for _, tokens in emitted for t in self._shown(tokens)]):
+            if piece := text.push([t for row, some in emitted for t in row.spoken(some)]):
                 yield piece
         if piece := text.finish():
             yield piece
-
-    def _shown(self, tokens: list[int]) -> list[int]:
-        return [token for token in tokens if token not in self._row.stop_ids]
 
     @property
     def result(self) -> GenerationResult:
         return self._engine._result(
             self._row, self._drafter, self._seconds, self._first, self._stops
         )
+
+
+_streams: WeakSet[Streaming] = WeakSet()
+
+
+@atexit.register
+def _close_streams() -> None:
+    """Those still open, while the modules that closing needs are there."""
+    for stream in list(_streams):
+        with suppress(ValueError):  # a thread that goes on is reading it
+            stream.close()
 
 
 def _as_prompts(prompt: Any) -> tuple[list[Prompt], bool]:

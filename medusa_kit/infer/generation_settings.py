@@ -118,8 +118,8 @@ def check_own_settings(config: Any) -> None:
             raise ConfigError(
                 f"the model's generation config has {name}={value!r}, which medusa-kit cannot "
                 f"honour{expected(name)}",
-                hint=f"{INSTEAD.get(name, '')}take it out of the model's generation_config.json; on "
-                f"a model that is loaded, set its generation_config.{name} = None",
+                hint=f"{INSTEAD.get(name, '')}take it out of the model's generation_config.json; "
+                f"on a model that is loaded, set its generation_config.{name} = None",
             )
 
 

@@ -12,10 +12,12 @@ from medusa_kit.base_model import CHECKPOINT, BaseModel, load_base_model
 from medusa_kit.drafting import check_drafting
 from medusa_kit.engine_config import read_engine_config
 from medusa_kit.errors import ConfigError, IncompatibleBaseError
+from medusa_kit.fingerprint import Match, compare
 from medusa_kit.heads import MedusaHeads, load_heads
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER
 from medusa_kit.heads.formats.files import heads_place
 from medusa_kit.infer.attention.choice import AttentionChoice
+from medusa_kit.infer.drafters.memory import Memory
 from medusa_kit.infer.engine import Engine
 from medusa_kit.infer.fixed.shapes import check_choice
 from medusa_kit.infer.generation_settings import check_own_settings
@@ -28,6 +30,7 @@ from medusa_kit.tree.plan import Tree, TreePlan, load_plan
 
 TREE_NAME = "tree.json"
 UNTRAINED_HEADS = 4
+FITTING = (Match.SAME, Match.COPY)
 AnyTree = Tree | TreePlan | str | Path | list[list[int]] | None
 
 
@@ -164,7 +167,7 @@ def with_heads(
         plan=None,
         heads_source=str(folder) if heads is not None and folder else None,
         heads_refused=refused,
-        memory={},
+        memory=Memory(),
     )
     if heads is not None:
         if engine.verifier.native is not None:
@@ -198,7 +201,8 @@ def shipped_heads(fingerprint: str) -> Path | None:
     """Heads that lie in the package for the base with this fingerprint."""
     root = Path(str(importlib.resources.files("medusa_kit"))) / "assets" / "heads"
     for config in sorted(root.glob("*/config.json")):
-        if json.loads(config.read_text(encoding="utf-8"))["base_fingerprint"] == fingerprint:
+        told = json.loads(config.read_text(encoding="utf-8"))
+        if compare(told["base_fingerprint"], fingerprint) in FITTING:
             return config.parent
     return None
 

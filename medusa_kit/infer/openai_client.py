@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from medusa_kit.data.readers import Message
+from medusa_kit.data.template import end_of_turn_id
 from medusa_kit.errors import ConfigError, DataError, MedusaKitError, UsageError
 from medusa_kit.infer.sampling import SamplingParams
 
@@ -138,8 +139,8 @@ class Endpoint:
 
 
 def encode_again(tokenizer: Any, text: str, reason: str) -> list[int]:
-    """Token ids of an answer that came as text, with the stop token where it ended by itself."""
+    """Token ids of an answer that came as text, ended as a turn where it ended by itself."""
     ids = list(tokenizer(text, add_special_tokens=False).input_ids)
-    if reason == "stop" and tokenizer.eos_token_id is not None:
-        ids.append(tokenizer.eos_token_id)
+    if reason == "stop" and (end := end_of_turn_id(tokenizer)) is not None:
+        ids.append(end)
     return ids

@@ -8,6 +8,7 @@ stand in the same place; this is the one that needs no compiler.
 Shapes: X rows, D in, O out.
 """
 
+from collections.abc import Iterable
 from typing import Any, cast
 
 import psutil
@@ -26,7 +27,9 @@ SHARE_OF_MEMORY = 0.2  # each pack copies the weights: the most of the free memo
 class PackedLinear(nn.Linear):
     """nn.Linear whose weight is also kept packed, for the row counts last asked for."""
 
-    packs: dict[int, Tensor | None]  # row count -> packed weight, made at first use
+    # Row count -> packed weight, made at first use. Replaced, never changed: a forward in another
+    # thread may be reading it.
+    packs: dict[int, Tensor | None]
     _multiply: Any  # torch.ops.mkl._mkl_linear
 
     def forward(self, x_XD: Tensor) -> Tensor:
@@ -39,21 +42,23 @@ class PackedLinear(nn.Linear):
 
     def _seldom(self, x_XD: Tensor, rows: int) -> Tensor:
         """Pack first, use the pack of a larger row count, or multiply plainly."""
-        size = None if rows == 1 or x_XD.requires_grad else self._packed_rows(rows)
+        packs = self.packs
+        size = None if rows == 1 or x_XD.requires_grad else _packed_rows(packs, rows)
         if size is None:
             return F.linear(x_XD, self.weight, self.bias)
-        packed = self.packs[size]
+        packed = packs[size]
         if packed is None:
             packed = torch.ops.mkl._mkl_reorder_linear_weight(self.weight.detach(), size)
-            self.packs[size] = packed
+            self.packs = {**packs, size: packed}
         flat = F.pad(x_XD.reshape(rows, self.in_features), (0, 0, 0, size - rows))
         out = self._multiply(flat, packed, self.weight, self.bias, size)
         return out[:rows].view(*x_XD.shape[:-1], self.out_features)
 
-    def _packed_rows(self, rows: int) -> int | None:
-        """The row count to use a pack of: a batch whose rows finish shrinks from step to step."""
-        fitting = [packed for packed in self.packs if rows <= packed <= 2 * rows]
-        return min(fitting, default=None) if rows in PACKED_ROWS else None
+
+def _packed_rows(packs: Iterable[int], rows: int) -> int | None:
+    """The row count to use a pack of: a batch whose rows finish shrinks from step to step."""
+    fitting = [packed for packed in packs if rows <= packed <= 2 * rows]
+    return min(fitting, default=None) if rows in PACKED_ROWS else None
 
 
 def install_packed_linears(model: Any) -> bool:
@@ -101,9 +106,8 @@ def pack_for_rows(model: Any, rows: int) -> None:
         return
     for layer in model.modules():
         if isinstance(layer, PackedLinear) and rows not in layer.packs:
-            while len(layer.packs) >= KEPT_PACKS:
-                del layer.packs[next(iter(layer.packs))]
-            layer.packs[rows] = None
+            newest = list(layer.packs.items())[1 - KEPT_PACKS :]
+            layer.packs = {**dict(newest), rows: None}
 
 
 def free_memory() -> int:

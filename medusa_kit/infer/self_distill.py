@@ -12,10 +12,11 @@ from typing import Any
 
 from medusa_kit import console
 from medusa_kit.base_model import BaseModel
+from medusa_kit.data.answer_settings import BASE_FINGERPRINT
 from medusa_kit.data.chat import encode_prompt
 from medusa_kit.data.readers import AnswerRow, Conversation, Message
 from medusa_kit.errors import ConfigError, DataError
-from medusa_kit.infer.answer_file import AnswerFile
+from medusa_kit.infer.answer_file import ASKED, AnswerFile, digest_of
 from medusa_kit.infer.decode import decode, make_row
 from medusa_kit.infer.drafters.plain import PlainDrafter
 from medusa_kit.infer.logits_processing import check_bias_ids
@@ -37,6 +38,7 @@ class GenerateReport:
 
     written: int = 0
     already_there: int = 0
+    changed: int = 0  # rows whose id has an answer there, to another prompt
     tokens: int = 0
     stopped: int = 0  # answers that ended by themselves
     skipped: list[tuple[int, str]] = field(default_factory=list)
@@ -48,6 +50,10 @@ class _Task:
     row: int
     messages: list[Message]
     prompt_ids: list[int]
+    asked: str  # a digest of it
+
+    def answered(self, out: AnswerFile) -> bool:
+        return out.has(self.id, self.asked, self.prompt_ids)
 
 
 def generate_answers(
@@ -77,7 +83,7 @@ def generate_answers(
     refuse_rounded(base, "data holds the model's own answers")
     check_bias_ids(sampling, base.info.vocab_size)
     settings = {
-        "base_fingerprint": base.info.fingerprint,
+        BASE_FINGERPRINT: base.info.fingerprint,
         "max_new_tokens": max_new_tokens,
         "turns": turns,
         "sampling": _sampling_record(sampling),
@@ -85,11 +91,11 @@ def generate_answers(
     out = AnswerFile(out_path, settings)
     room = base.info.context_length - max_new_tokens
     report = GenerateReport()
-    tasks = _tasks(base.tokenizer, rows, turns, on_error, room, out.done, report)
+    tasks = _tasks(base.tokenizer, rows, turns, on_error, room, out, report)
     verifier, _ = prepared_verifier(base)  # answers come through the cache and attention of trees
     with console.progress("answering", len(tasks), "prompts", done=report.already_there) as bar:
         for batch in _batches(tasks, batch_size):
-            missing = [task for task in batch if task.id not in out.done]
+            missing = [task for task in batch if not task.answered(out)]
             if not missing:
                 continue
             answers = _answer_batch(verifier, missing, max_new_tokens, sampling)
@@ -125,8 +131,8 @@ def fetch_answers(
     record = {**settings, "turns": turns, "sampling": _sampling_record(sampling)}
     out = AnswerFile(out_path, record)
     report = GenerateReport()
-    tasks = _tasks(tokenizer, rows, turns, on_error, None, out.done, report)
-    tasks = [task for task in tasks if task.id not in out.done]
+    tasks = _tasks(tokenizer, rows, turns, on_error, None, out, report)
+    tasks = [task for task in tasks if not task.answered(out)]
     pool, refused = ThreadPoolExecutor(concurrency), 0
     waiting = [(task, pool.submit(fetch, task.messages)) for task in tasks]
     try:
@@ -136,7 +142,7 @@ def fetch_answers(
                     ids, reason, again = answer.result()
                 except DataError as error:
                     refused += 1
-                    hopeless = not out.done and refused == min(len(tasks), HOPELESS_REFUSALS)
+                    hopeless = not out.num_rows and refused == min(len(tasks), HOPELESS_REFUSALS)
                     if on_error == "fail" or hopeless:
                         raise DataError(
                             f"row {task.row}: {error.message}", hint=error.hint
@@ -172,7 +178,7 @@ def _tasks(
     turns: str,
     on_error: str,
     room: int | None,
-    done: set[str],
+    out: AnswerFile,
     report: GenerateReport,
 ) -> list[_Task]:
     """All prompts that can be answered, those already answered included: their order is by all."""
@@ -194,9 +200,14 @@ def _tasks(
                 raise DataError(f"row {row.row}: {error.message}", hint=error.hint) from error
             report.skipped.append((row.row, error.message))
             continue
-        tasks.append(_Task(identity, row.row, messages, ids))
+        asked = digest_of(messages, getattr(tokenizer, "chat_template", None))
+        task = _Task(identity, row.row, messages, ids, asked)
+        tasks.append(task)
         seen.add(identity)
-        report.already_there += identity in done
+        if task.answered(out):
+            report.already_there += 1
+        elif out.has_id(identity):
+            report.changed += 1
     if not tasks:
         reason = f", the first: {report.skipped[0][1]}" if report.skipped else ""
         raise DataError(f"no prompt is left to answer ({len(report.skipped)} skipped{reason})")
@@ -249,6 +260,7 @@ def _sampling_record(sampling: SamplingParams) -> dict[str, Any]:
 def _record(task: _Task, ids: list[int], reason: str, sampling: SamplingParams) -> dict[str, Any]:
     return {
         "id": task.id,
+        ASKED: task.asked,
         "prompt_ids": task.prompt_ids,
         "response_ids": ids,
         "finish_reason": reason,

@@ -90,10 +90,10 @@ class _Place:
 
     def _step(self, drafter: Drafter) -> None:
         draft = drafter.propose(self.state)
-        _, logits_BNV = self.engine.verifier.forward(
+        scores = self.engine.verifier.forward(
             self.cache, draft.tokens_BN, draft.depths_BN, draft.sees_BNN
         )
-        likeliest_BN = self.engine.verifier.likeliest(logits_BNV).tolist()
+        likeliest_BN = scores.likeliest().tolist()
         tokens_BN = draft.tokens_BN.tolist()
         paths = []
         for topology, tokens, likeliest in zip(

@@ -24,7 +24,9 @@ from torch import Tensor
 from medusa_kit.base_model import BaseModel, wrap_model
 from medusa_kit.drafting import drafter_options
 from medusa_kit.errors import ConfigError, ContextLengthError
+from medusa_kit.fingerprint import contents_digest
 from medusa_kit.heads import MedusaHeads
+from medusa_kit.hooks import foreign_hooks
 from medusa_kit.infer.attention import ATTENTION_NAME
 from medusa_kit.infer.decode import Row, decode
 from medusa_kit.infer.engine import Engine
@@ -32,6 +34,7 @@ from medusa_kit.infer.loading import AnyTree, build_engine, with_heads
 from medusa_kit.infer.sampling import SamplingParams
 from medusa_kit.infer.token_choice import TokenChooser
 from medusa_kit.infer.transformers_request import check_request, lost_on_the_way, unpadded
+from medusa_kit.locks import SharedLock, lock_of
 
 WITHOUT_HEADS = "auto"  # the drafter for a model that has no heads
 PLACE = "_medusa_kit_engines"  # attribute of a model under which its engines are kept
@@ -81,12 +84,13 @@ class CustomGenerate:
                 hint="rows of a batch advance by different amounts",
             )
         prompts = unpadded(input_ids, model_kwargs.get("attention_mask"))
-        engine = _kept(model).engine(model, self)
+        kept = _kept(model)
+        engine = kept.engine(model, self)
         new_tokens = generation_config.max_length - input_ids.shape[1]
         rows = _rows(engine, prompts, generation_config, new_tokens)
         name = self.drafter or ("medusa" if engine.heads is not None else WITHOUT_HEADS)
         drafter = engine._drafter(name, self.options, len(rows), rows[0].chooser.params)
-        with _tree_attention(model):
+        with kept.tree_attention(model):
             for emitted in decode(engine.verifier, drafter, rows):
                 for _, tokens in emitted if streamer is not None else ():
                     for token in tokens:
@@ -124,20 +128,49 @@ class _Engines:
 
     def __init__(self) -> None:
         self._plain: Engine | None = None
-        self._weights: list[tuple[int, int, int]] = []
+        self._make: list[Any] = []
+        self._contents: str | None = None
         self._by_entry: WeakKeyDictionary[CustomGenerate, Engine] = WeakKeyDictionary()
+        self._lock = SharedLock()
+        self._calls = 0  # under way, in any thread
+        self._attention = ""  # the model's own, while there are any
 
     def engine(self, model: Any, entry: CustomGenerate) -> Engine:
-        """The engine for these settings; all are built anew where weights have changed."""
-        if self._plain is None or self._weights != _weights(model):
-            self._by_entry.clear()
-            self._plain = _built(model)
-            self._weights = _weights(model)
-        if entry not in self._by_entry:
-            engine = with_heads(self._plain, entry.heads, tree=entry.tree)
-            engine.draft_model = entry.draft_model
-            self._by_entry[entry] = engine
-        return self._by_entry[entry]
+        """The engine for these settings; all are built anew where the model has changed."""
+        with self._lock:
+            if self._plain is None or self._has_changed(model, self._plain):
+                self._by_entry.clear()
+                self._plain = _built(model)
+                self._make = _make_of(model)
+                self._contents = _packed_contents(model, self._plain)
+            if entry not in self._by_entry:
+                engine = with_heads(self._plain, entry.heads, tree=entry.tree)
+                engine.draft_model = entry.draft_model
+                self._by_entry[entry] = engine
+            return self._by_entry[entry]
+
+    def _has_changed(self, model: Any, plain: Engine) -> bool:
+        made_otherwise = self._make != _make_of(model)
+        return made_otherwise or self._contents != _packed_contents(model, plain)
+
+    @contextmanager
+    def tree_attention(self, model: Any) -> Iterator[None]:
+        """From the start of the first call to the end of the last of those that overlap."""
+        if not model._can_set_attn_implementation():  # an older class keeps its own, with our mask
+            yield
+            return
+        with self._lock:
+            if self._calls == 0:
+                self._attention = model.config._attn_implementation
+                model.set_attn_implementation(ATTENTION_NAME)
+            self._calls += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._calls -= 1
+                if self._calls == 0:
+                    model.set_attn_implementation(self._attention)
 
     def __deepcopy__(self, memo: Any) -> "_Engines":
         return _Engines()  # a copy of the model builds its own
@@ -147,9 +180,8 @@ class _Engines:
 
 
 def _kept(model: Any) -> _Engines:
-    if PLACE not in vars(model):
-        setattr(model, PLACE, _Engines())
-    return vars(model)[PLACE]
+    with lock_of(model):
+        return vars(model).setdefault(PLACE, _Engines())
 
 
 def _built(model: Any) -> Engine:
@@ -166,24 +198,19 @@ def _built(model: Any) -> Engine:
             model.set_attn_implementation(attention)
 
 
-def _weights(model: Any) -> list[tuple[int, int, int]]:
-    """What changes when weights are exchanged, moved or trained: C++ steps read a packed copy."""
-    return [
+def _make_of(model: Any) -> list[Any]:
+    """What changes when modules, hooks or weights are exchanged, and when weights are trained."""
+    weights = [
         (id(p), p.data_ptr(), 0 if p.is_inference() else p._version) for p in model.parameters()
     ]
+    modules = [(id(m), type(m), vars(m).get("forward")) for m in model.modules()]
+    return [*weights, *modules, *foreign_hooks(model)]
 
 
-@contextmanager
-def _tree_attention(model: Any) -> Iterator[None]:
-    attention = model.config._attn_implementation
-    if not model._can_set_attn_implementation():  # an older class keeps its own and gets the mask
-        yield
-        return
-    model.set_attn_implementation(ATTENTION_NAME)
-    try:
-        yield
-    finally:
-        model.set_attn_implementation(attention)
+def _packed_contents(model: Any, engine: Engine) -> str | None:
+    """C++ steps read a packed copy, and writes through `.data`, as peft's when it merges, leave no
+    other trace; steps by torch read the model itself."""
+    return None if engine.verifier.native is None else contents_digest(model)
 
 
 def _rows(engine: Engine, prompts: list[list[int]], config: Any, new_tokens: int) -> list[Row]:

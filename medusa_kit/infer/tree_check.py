@@ -22,6 +22,7 @@ from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer.attention.choice import cannot_use
 from medusa_kit.infer.drafters.base import Topology
 from medusa_kit.infer.verifier import Verifier
+from medusa_kit.locks import lock_of
 
 PROMPT_LENGTHS = (5, 11)
 # Two trees in turn: the second stands on what was kept of the first, so commit is proved as well.
@@ -78,7 +79,7 @@ def check_trees(verifier: Verifier) -> TreeCheck:
     """Raises IncompatibleBaseError, with the measured error, where a tree's logits are wrong."""
     base = verifier.base
     try:
-        with _biting_windows(base.model):
+        with lock_of(base.model), _biting_windows(base.model):
             noise, relative = _measure(verifier)
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise _refusal(base, f"a tree forward failed: {error}") from error
@@ -103,12 +104,12 @@ def _measure(verifier: Verifier) -> tuple[float, float]:
     expected, actual = [], []
     for _ in range(2):
         trees = [_random_ids(base, N, generator) for _ in prompts]
-        _, logits_BNV = verifier.forward(
+        logits_BNV = verifier.forward(
             cache,
             torch.tensor(trees, device=base.device),
             topology.depths_N.expand(B, N),
             topology.sees_NN.expand(B, N, N),
-        )
+        ).logits_BMV
         for row in range(B):
             paths = [_path(node, prompts[row], trees[row], topology) for node in range(N)]
             actual.append(logits_BNV[row])

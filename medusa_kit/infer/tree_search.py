@@ -13,6 +13,7 @@ import torch
 
 from medusa_kit import console
 from medusa_kit.errors import ConfigError
+from medusa_kit.fingerprint import OLD_NOTE, Match, compare
 from medusa_kit.infer.engine import Engine
 from medusa_kit.infer.step_time import measure_step_times
 from medusa_kit.tree.candidate_tree import CandidateTree
@@ -209,8 +210,11 @@ def _check_statistics(engine: Engine, statistics: RankStatistics) -> None:
             f"{engine.heads.num_heads}",
             hint="calibrate again",
         )
-    fingerprint = statistics.meta.get("base_fingerprint")
-    if fingerprint not in (None, engine.base.info.fingerprint):
+    base = engine.base.info.fingerprint
+    match = compare(statistics.meta.get("base_fingerprint") or base, base)
+    if match is Match.OLD:
+        console.note(f"the statistics: {OLD_NOTE}")
+    if match is Match.OTHER:
         raise ConfigError(
             f"the statistics were taken on another base ({statistics.meta.get('base_model')!r})",
             hint="calibrate again",

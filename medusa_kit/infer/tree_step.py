@@ -1,11 +1,14 @@
-"""What one forward over a tree has to know: where each row stands and which nodes see which.
+"""What one forward over a tree has to know (where each row stands, which nodes see which) and what
+it gives.
 
 The step hangs on the attention modules while the model runs, so that the attention function finds
 it whatever keywords a model family passes on or drops.
 
-Shapes: B batch, N nodes with root, L cache slots in sight (longest row + N), M repeats of the mask.
+Shapes: B batch, N nodes with root, L cache slots in sight (longest row + N), D hidden,
+V vocabulary, R likeliest tokens; M repeats of the mask, and in scores the nodes kept.
 """
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -100,12 +103,43 @@ class TreeStep:
         return mask_BNL
 
 
-class StepHolder:
-    """The step that a model is running right now, or None; one holder for each model."""
+@dataclass(frozen=True)
+class NodeScores:
+    """What one forward over a tree gives, for M of its nodes.
 
-    def __init__(self) -> None:
-        self.step: TreeStep | None = None
-        self.mask_form: str | None = None  # sdpa or eager: the class keeps its own attention
+    `ranked_BMR`: the R likeliest tokens after each node, likeliest first, where they were found on
+    the way.
+    """
+
+    hidden_BMD: Tensor
+    logits_BMV: Tensor
+    ranked_BMR: Tensor | None = None
+
+    def likeliest(self) -> Tensor:
+        """The likeliest token after each node [B, M]."""
+        return self.logits_BMV.argmax(-1) if self.ranked_BMR is None else self.ranked_BMR[..., 0]
+
+
+class StepHolder:
+    """The step that a thread is running on a model right now, or None; one holder for each model.
+
+    Other threads may run the model meanwhile, by transformers' own generate for example.
+    """
+
+    def __init__(self, mask_form: str | None = None) -> None:
+        self._here = threading.local()
+        self.mask_form = mask_form  # sdpa or eager: the class keeps its own attention
+
+    @property
+    def step(self) -> TreeStep | None:
+        return getattr(self._here, "step", None)
+
+    @step.setter
+    def step(self, step: TreeStep | None) -> None:
+        self._here.step = step
+
+    def __reduce__(self) -> tuple[Any, ...]:  # for copies of the model
+        return StepHolder, (self.mask_form,)
 
     def attention_mask(self, dtype: torch.dtype) -> Tensor:
         """What the model is passed as `attention_mask` during the step, always 4-D.

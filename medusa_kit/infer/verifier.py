@@ -15,7 +15,8 @@ from medusa_kit.infer.attention import install_tree_attention
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.native.decoder import NativeDecoder
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import TreeStep
+from medusa_kit.infer.tree_step import NodeScores, TreeStep
+from medusa_kit.locks import lock_of
 
 if TYPE_CHECKING:
     from medusa_kit.infer.fixed.shapes import FixedShapes
@@ -55,8 +56,8 @@ class Verifier:
         causal_prompt: bool = False,
         prompt: bool = False,
         keep: Tensor | int = 0,
-    ) -> tuple[Tensor, Tensor]:
-        """Score every node: (hidden_BND, logits_BNV). The nodes lie in the cache, not committed.
+    ) -> NodeScores:
+        """Score every node. The nodes lie in the cache, not committed.
 
         `prompt`: the nodes are a piece of each row's prompt, where many rows meet.
         `keep`: which nodes need hidden states and logits (indices, or 0 for all).
@@ -70,42 +71,35 @@ class Verifier:
         )
         if self.native and self.native.takes(cache, step):
             wanted = None if isinstance(keep, int) else keep
-            return self.native.forward(cache, tokens_BN, positions_BN, step, wanted, prompt)
-        return self.run_model(
-            self.base.hidden_and_logits,
-            step,
-            tokens_BN,
-            position_ids=positions_BN,
-            past_key_values=cache,
-            **({} if isinstance(keep, int) else {"logits_to_keep": keep}),
+            with lock_of(self.base.model):
+                return self.native.forward(cache, tokens_BN, positions_BN, step, wanted, prompt)
+        return NodeScores(
+            *self.run_model(
+                self.base.hidden_and_logits,
+                step,
+                tokens_BN,
+                position_ids=positions_BN,
+                past_key_values=cache,
+                **({} if isinstance(keep, int) else {"logits_to_keep": keep}),
+            )
         )
 
     def run_model(
         self, forward: Forward, step: TreeStep, tokens_BN: Tensor, **arguments: Any
     ) -> tuple[Tensor, Tensor]:
-        """`forward` of the model while `step` hangs on its attention modules."""
-        self._holder.step = step
-        try:
-            return forward(
-                tokens_BN,
-                attention_mask=self._holder.attention_mask(self.base.dtype),
-                use_cache=True,
-                **arguments,
-            )
-        finally:
-            self._holder.step = None
-
-    def likeliest(self, logits_BNV: Tensor) -> Tensor:
-        """The likeliest token behind each node [B, N], for logits that `forward` returned."""
-        ranked_BNR = self.ranked(logits_BNV)
-        return logits_BNV.argmax(-1) if ranked_BNR is None else ranked_BNR[..., 0]
-
-    def ranked(self, logits_BNV: Tensor) -> Tensor | None:
-        """A few of the likeliest tokens, likeliest first, where they were found on the way."""
-        native = self.native
-        if native is not None and native.logits_BNV is logits_BNV:
-            return native.ranked_BNR
-        return None
+        """`forward` of the model while `step` hangs on its attention modules. One thread at a time
+        runs a model: what modules keep between calls is theirs."""
+        with lock_of(self.base.model):
+            self._holder.step = step
+            try:
+                return forward(
+                    tokens_BN,
+                    attention_mask=self._holder.attention_mask(self.base.dtype),
+                    use_cache=True,
+                    **arguments,
+                )
+            finally:
+                self._holder.step = None
 
     @torch.inference_mode()
     def prefill(self, cache: TreeCache, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
@@ -124,7 +118,7 @@ class Verifier:
             ends = {row: len(chunk) - 1 for row, chunk in enumerate(chunks)
                     if chunk and start + len(chunk) == len(prompts[row])}  # fmt: skip
             wanted = sorted(set(ends.values()) or {0})
-            hidden_BWD, logits_BWV = self.forward(
+            scores = self.forward(
                 cache,
                 tokens_BT,
                 depths_BT,
@@ -135,7 +129,7 @@ class Verifier:
             )
             cache.commit([range(len(chunk)) for chunk in chunks])
             for row, end in ends.items():
-                hidden[row] = hidden_BWD[row, wanted.index(end)]
-                logits[row] = logits_BWV[row, wanted.index(end)]
+                hidden[row] = scores.hidden_BMD[row, wanted.index(end)]
+                logits[row] = scores.logits_BMV[row, wanted.index(end)]
         assert all(h is not None for h in hidden)
         return torch.stack(hidden), torch.stack(logits)  # type: ignore[arg-type]

@@ -4,10 +4,13 @@ Every function works in a single process too, where it does nothing.
 """
 
 import os
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+T = TypeVar("T")
 
 
 def rank() -> int:
@@ -50,6 +53,15 @@ def broadcast(tensor: Tensor, source: int) -> None:
     """In place. `tensor` must be contiguous."""
     if world() > 1 and tensor.numel():
         dist.broadcast(tensor, source)
+
+
+def from_main(value: T) -> T:
+    """The main process's value, in all of them; it is pickled."""
+    if world() == 1:
+        return value
+    box = [value if is_main() else None]
+    dist.broadcast_object_list(box, src=0)
+    return cast(T, box[0])
 
 
 def summed(tensor: Tensor) -> Tensor:

@@ -29,12 +29,13 @@ from medusa_kit.base_model import DTYPES, BaseModel
 from medusa_kit.config import TrainRecipe
 from medusa_kit.errors import IncompatibleBaseError, MedusaKitError
 from medusa_kit.files import atomic_write
+from medusa_kit.fingerprint import Match, compare
 from medusa_kit.train import distributed
 from medusa_kit.train.data import HeadTargets
 from medusa_kit.train.features import FeatureOptions, Positions, batches, by_length, run
 from medusa_kit.train.loss import SoftTargets
 
-INDEX = "index.json"
+INDEX, FINGERPRINT = "index.json", "base_fingerprint"
 SHARD_BYTES = 256 << 20
 SPARE_BYTES = 64 << 20  # left free on the disk besides
 
@@ -115,7 +116,7 @@ def _identity(base: BaseModel, recipe: TrainRecipe, options: FeatureOptions) -> 
     tokenizer = base.tokenizer.get_vocab() if base.tokenizer is not None else {}
     vocabulary = json.dumps(sorted(tokenizer.items(), key=lambda pair: pair[1])).encode()
     return {
-        "base_fingerprint": base.info.fingerprint,
+        FINGERPRINT: base.info.fingerprint,
         "tokenizer": hashlib.sha256(vocabulary).hexdigest()[:16],
         "hidden_size": base.info.hidden_size,
         "dtype": recipe.train.cache_dtype,
@@ -137,12 +138,28 @@ def _open(folder: Path, identity: dict[str, Any]) -> None:
         ) from error
     different = [f"{key} {value!r} ≠ {there.get(key)!r}" for key, value in identity.items()
                  if there.get(key) != value]  # fmt: skip
-    if different:
+    if len(different) == 1 and _made_by_old_rule(there, identity):
+        console.note(
+            f"the feature cache in {folder} names its base by an old fingerprint, which does not "
+            "tell whether its hidden states are this base's: they are made again"
+        )
+        _remove_shards(folder)
+        _write_index(folder, identity)
+    elif different:
         raise IncompatibleBaseError(
             f"the feature cache in {folder} was made otherwise: {'; '.join(different)} "
             "(this run ≠ cache)",
             hint="choose another train.cache_dir, or remove the folder",
         )
+
+
+def _made_by_old_rule(there: dict[str, Any], identity: dict[str, Any]) -> bool:
+    return compare(there.get(FINGERPRINT), identity[FINGERPRINT]) is Match.OLD
+
+
+def _remove_shards(folder: Path) -> None:
+    for path in _shard_files(folder):
+        path.unlink(missing_ok=True)
 
 
 def _write_index(folder: Path, identity: dict[str, Any]) -> None:

@@ -19,13 +19,15 @@ import torch
 
 from medusa_kit import console
 from medusa_kit.config import TrainRecipe
-from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError, MedusaKitError
+from medusa_kit.errors import ConfigError, IncompatibleBaseError, MedusaKitError
+from medusa_kit.fingerprint import OLD_NOTE, Match, compare
 from medusa_kit.train import distributed
 from medusa_kit.train.engine import TrainingEngine
 from medusa_kit.train.evaluate import HeadScores
 from medusa_kit.train.feeds import Feed, Update
 from medusa_kit.train.loss import HeadsLoss
-from medusa_kit.train.run_folder import Checkpoint, RunFolder
+from medusa_kit.train.random_state import load_random_state, save_random_state
+from medusa_kit.train.run_folder import RunFolder
 from medusa_kit.train.schedule import heads_weight, learning_rate
 from medusa_kit.train.tracking import start_tracking
 
@@ -67,18 +69,21 @@ class TrainingLoop:
         """Take up the checkpoint, if there is one of this base, data and number of processes."""
         checkpoint = self.folder.load()
         if checkpoint is None:
-            self.folder.write_recipe()
+            self.folder.begin()
             return
         self._check_identity(checkpoint.progress)
         self.engine.load(checkpoint.folder)
-        _load_random_state(checkpoint)
+        load_random_state(checkpoint.folder / _random_name())
         self.step, self.best = checkpoint.progress["step"], checkpoint.progress["best"]
         self.began -= checkpoint.progress["seconds"]
-        self.folder.forget_metrics_after(self.step)
+        self.folder.forget_metrics_since(checkpoint)
         console.note(f"going on from update {self.step} of {self.num_updates}")
 
     def _check_identity(self, there: dict[str, Any]) -> None:
-        if there["base"] != self.identity["base"]:
+        match = compare(there["base"], self.identity["base"])
+        if match is Match.OLD:
+            console.note(f"the checkpoint in {self.folder.path}: {OLD_NOTE}")
+        elif match is not Match.SAME:
             raise IncompatibleBaseError(
                 f"the checkpoint in {self.folder.path} belongs to a base with fingerprint "
                 f"{there['base']}, this one has {self.identity['base']}",
@@ -206,7 +211,7 @@ class TrainingLoop:
     def save(self) -> None:
         def write(folder: Path) -> None:
             self.engine.save(folder)
-            torch.save(torch.get_rng_state(), folder / f"random-{distributed.rank()}.pt")
+            save_random_state(folder / _random_name())
 
         progress = {"step": self.step, "seconds": self.elapsed(), "best": self.best}
         self.folder.save(write, {**progress, **self.identity})
@@ -222,15 +227,8 @@ class TrainingLoop:
         raise KeyboardInterrupt
 
 
-def _load_random_state(checkpoint: Checkpoint) -> None:
-    """What dropout draws from."""
-    path = checkpoint.folder / f"random-{distributed.rank()}.pt"
-    try:
-        torch.set_rng_state(torch.load(path, weights_only=True))
-    except Exception as error:  # zip, pickle and OS errors
-        raise CheckpointError(
-            f"{path} cannot be read: {error}", hint="add --fresh to start over"
-        ) from error
+def _random_name() -> str:
+    return f"random-{distributed.rank()}.pt"
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from medusa_kit.base_model import DTYPES, VARIANT_KEY, BaseModel, load_base_mode
 from medusa_kit.config import TrainRecipe
 from medusa_kit.files import atomic_write
 from medusa_kit.heads import MedusaHeads, save_heads
-from medusa_kit.heads.checkpoint import PAIRED_FOLDER
+from medusa_kit.heads.checkpoint import PAIRED_FOLDER, read_config, write_config
 from medusa_kit.heads.config import HeadsConfig
 from medusa_kit.train import distributed
 from medusa_kit.train.engine import TrainingEngine
@@ -27,7 +27,7 @@ def keep(engine: TrainingEngine, base: BaseModel, recipe: TrainRecipe, folder: R
     heads = engine.module.heads
     moved = [p for p in engine.module.parameters() if p.requires_grad]
     whole_model = recipe.stage == "medusa2" and recipe.joint_options.moves == "full"
-    needed = list(engine.module.parameters()) if whole_model else [*moved, *base.fingerprinted()]
+    needed = list(engine.module.parameters()) if whole_model else [*moved, *base.output_weights()]
     with engine.whole(needed):
         if distributed.is_main():
             if recipe.stage == "medusa2":
@@ -50,8 +50,14 @@ def save_merged(recipe: TrainRecipe) -> Path:
     with atomic_write(target) as temporary:
         merged.model.save_pretrained(temporary)
         merged.tokenizer.save_pretrained(temporary)
-        shutil.copytree(source / PAIRED_FOLDER, temporary / PAIRED_FOLDER)
+        _copy_heads(source / PAIRED_FOLDER, temporary / PAIRED_FOLDER, merged)
     return target
+
+
+def _copy_heads(source: Path, target: Path, merged: BaseModel) -> None:
+    """An adapter's model goes by base and adapter, a whole one by the weights in its files."""
+    shutil.copytree(source, target)
+    write_config(target, replace(read_config(target), base_fingerprint=merged.fingerprint()))
 
 
 def _save_heads(heads: MedusaHeads, recipe: TrainRecipe, folder: Path, config: HeadsConfig) -> None:
@@ -68,6 +74,7 @@ def _save_joint(base: BaseModel, heads: MedusaHeads, recipe: TrainRecipe) -> Non
         if recipe.joint_options.moves == "full":
             variant = _variant(base.model)
             config = base.model.config.get_text_config()
+            own = base.fingerprint(variant)
             setattr(config, VARIANT_KEY, variant)
             base.model.save_pretrained(temporary)
             delattr(config, VARIANT_KEY)
@@ -78,12 +85,10 @@ def _save_joint(base: BaseModel, heads: MedusaHeads, recipe: TrainRecipe) -> Non
                 "revision": info.revision,
                 "base_fingerprint": info.fingerprint,
             })  # fmt: skip
-            variant = adapters.variant_of(temporary)
+            own = str(base.adapted_fingerprint(adapters.variant_of(temporary)))
         if base.tokenizer is not None:
             base.tokenizer.save_pretrained(temporary)
-        named = replace(
-            heads.config, base_model_name=str(target), base_fingerprint=base.fingerprint(variant)
-        )
+        named = replace(heads.config, base_model_name=str(target), base_fingerprint=own)
         _save_heads(heads, recipe, temporary / PAIRED_FOLDER, named)
 
 

@@ -5,6 +5,7 @@ output_dir/metrics.jsonl       one line every `log_every` updates and every eval
 output_dir/checkpoint/step-N/  engine, random states, progress.json (last); only while unfinished
 output_dir/heads/              the heads: the best so far, or with train.keep=last the last
 output_dir/model/, adapter/    what Medusa-2 trained besides, the heads inside
+output_dir/.training.lock      held by the process that trains here; .training.json says which
 output_dir/run.json            versions, recipe, scores; written last: the run is finished
 """
 
@@ -20,9 +21,11 @@ from medusa_kit.errors import CheckpointError, ConfigError, MedusaKitError
 from medusa_kit.files import atomic_write
 from medusa_kit.train import distributed
 from medusa_kit.train.provenance import provenance
+from medusa_kit.train.run_lock import only_training_in
 
-OWN_FILES = ("recipe.yaml", "metrics.jsonl", "run.json", "bad_update.pt")
-PROGRESS = "progress.json"
+PROGRESS, METRICS = "progress.json", "metrics.jsonl"
+OWN_FILES = ("recipe.yaml", METRICS, "run.json", "bad_update.pt")
+METRIC_LINES = "metric_lines"  # in progress.json: how many there were
 
 
 class Checkpoint(NamedTuple):
@@ -40,13 +43,33 @@ class RunFolder:
         self._checkpoints = self.path / "checkpoint"
         self._saved_step: int | None = None
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """While it lasts no other training writes here; the main process holds it for all.
+
+        Raises ConfigError where another training does, MedusaKitError where nothing can be
+        written: in every process, so that none waits for one that is gone.
+        """
+        with contextlib.ExitStack() as stack:
+            refused: MedusaKitError | None = None
+            if distributed.is_main():
+                try:
+                    with self.explain_disk():
+                        stack.enter_context(only_training_in(self.path))
+                except MedusaKitError as error:
+                    refused = error
+            refused = distributed.from_main(refused)
+            if refused is not None:
+                raise refused
+            yield
+
     def open(self, fresh: bool = False) -> None:
         """Check that this recipe may use the folder; `fresh` removes what an older run left.
 
         Raises ConfigError for another recipe's run, and for a run that is finished.
         """
         if fresh and distributed.is_main():
-            shutil.rmtree(self._checkpoints, ignore_errors=True)
+            self._drop_checkpoints()
             for name in OWN_FILES:
                 (self.path / name).unlink(missing_ok=True)
         distributed.barrier()
@@ -71,8 +94,11 @@ class RunFolder:
         except ConfigError as error:  # removed, or written by another version
             return [error.message]
 
-    def write_recipe(self) -> None:
+    def begin(self) -> None:
+        """The first update is to come: what a run wrote that never saved anything goes."""
         if distributed.is_main():
+            for name in OWN_FILES:
+                (self.path / name).unlink(missing_ok=True)
             with self.explain_disk(), atomic_write(self.path / "recipe.yaml") as temporary:
                 temporary.write_text(dump(self.recipe))
 
@@ -92,16 +118,23 @@ class RunFolder:
                 distributed.barrier()
                 if distributed.is_main():
                     (folder / "provenance.json").write_text(provenance(self.recipe))
+                    lines = {METRIC_LINES: len(self._metric_lines())}
                     with atomic_write(folder / PROGRESS) as temporary:
-                        temporary.write_text(json.dumps(progress))
+                        temporary.write_text(json.dumps({**progress, **lines}))
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
         self._saved_step = progress["step"]
         if distributed.is_main():
-            for other in self._checkpoints.glob("step-*"):
-                if other != folder:
-                    shutil.rmtree(other, ignore_errors=True)
+            self._drop_checkpoints(keep=folder)
+
+    def _drop_checkpoints(self, keep: Path | None = None) -> None:
+        """One by one: their folder may be a link to another disk, which stays."""
+        for folder in self._checkpoints.glob("step-*"):
+            if folder != keep:
+                shutil.rmtree(folder, ignore_errors=True)
+        if keep is None and not self._checkpoints.is_symlink():
+            shutil.rmtree(self._checkpoints, ignore_errors=True)
 
     def load(self) -> Checkpoint | None:
         """The newest complete checkpoint, or None. Raises CheckpointError when it is damaged."""
@@ -123,24 +156,31 @@ class RunFolder:
 
     def log(self, line: dict[str, Any]) -> None:
         if distributed.is_main():
-            with self.explain_disk(), (self.path / "metrics.jsonl").open("a") as stream:
+            with self.explain_disk(), (self.path / METRICS).open("a") as stream:
                 stream.write(json.dumps(line) + "\n")
 
-    def forget_metrics_after(self, step: int) -> None:
-        """Drop the lines of updates that the checkpoint does not contain."""
-        path = self.path / "metrics.jsonl"
-        if not path.is_file() or not distributed.is_main():
+    def forget_metrics_since(self, checkpoint: Checkpoint) -> None:
+        """Drop the lines that were not there when the checkpoint was written."""
+        if not distributed.is_main():
             return
-        kept = [line for line in path.read_text().splitlines() if _step_of(line) <= step]
-        with self.explain_disk(), atomic_write(path) as temporary:
+        lines, progress = self._metric_lines(), checkpoint.progress
+        if METRIC_LINES in progress:
+            kept = lines[: progress[METRIC_LINES]]
+        else:  # an older version's
+            kept = [line for line in lines if _step_of(line) <= progress["step"]]
+        with self.explain_disk(), atomic_write(self.path / METRICS) as temporary:
             temporary.write_text("".join(f"{line}\n" for line in kept))
+
+    def _metric_lines(self) -> list[str]:
+        path = self.path / METRICS
+        return path.read_text().splitlines() if path.is_file() else []
 
     def finish(self, summary: dict[str, Any]) -> None:
         if not distributed.is_main():
             return
         with self.explain_disk(), atomic_write(self.path / "run.json") as temporary:
             temporary.write_text(json.dumps(summary, indent=2) + "\n")
-        shutil.rmtree(self._checkpoints, ignore_errors=True)
+        self._drop_checkpoints()
 
     @contextlib.contextmanager
     def explain_disk(self) -> Iterator[None]:

@@ -11,7 +11,7 @@ import contextlib
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from medusa_kit import console
 from medusa_kit.base_model import DTYPES, BaseModel, quiet_transformers
@@ -33,6 +33,9 @@ class ShardedBase(BaseModel):
     def __init__(self, model: Any, deepspeed: Any, *about: Any) -> None:
         self._gathering = _GatheredLayers(model, deepspeed)
         super().__init__(model, *about)
+
+    def _made_whole(self, weight: Tensor) -> contextlib.AbstractContextManager[Any]:
+        return self._gathering.whole(weight)
 
     def hand_over(self) -> None:
         """Let go of everything that is whole: the training engine gathers by itself."""
@@ -93,6 +96,12 @@ class _GatheredLayers:
             after = layer.register_forward_hook(self._release, always_call=True)
             self._hooks += [before, after]
         self._enter(None, rest)
+
+    def whole(self, weight: Tensor) -> contextlib.AbstractContextManager[Any]:
+        """While it lasts, one weight is whole in every process."""
+        status = getattr(weight, "ds_status", None)  # buffers have none
+        is_whole = status is None or status.name == "AVAILABLE"
+        return contextlib.nullcontext() if is_whole else self._whole([weight])
 
     def close(self) -> None:
         for hook in self._hooks:

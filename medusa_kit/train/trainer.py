@@ -14,9 +14,11 @@ import torch
 from medusa_kit import adapters, console
 from medusa_kit.base_model import BaseModel, load_base_model, pick_device
 from medusa_kit.config import TrainRecipe
-from medusa_kit.data.chat import EncodedExample, encode_rows
+from medusa_kit.data.answer_settings import base_that_answered
+from medusa_kit.data.chat import EncodedExample, check_ids, encode_rows
 from medusa_kit.data.mix import recipe_rows
 from medusa_kit.errors import ConfigError, MedusaKitError
+from medusa_kit.fingerprint import Match, compare
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER
 from medusa_kit.train import distributed, fused_loss, preparation, quality, result, sharded_base
 from medusa_kit.train.data import HeadTargets, prepare, split
@@ -49,21 +51,23 @@ def train(
     `fresh` removes an older run's checkpoint from output_dir first. `prove` is called with the base
     before any work and refuses it by raising (trees that cannot be verified on it).
 
-    Raises ConfigError (recipe, output_dir in use), DataError (no usable rows), MedusaKitError (loss
-    not finite, full disk).
+    Raises ConfigError (recipe, output_dir in use, another training there), DataError (no usable
+    rows), MedusaKitError (loss not finite, full disk).
     """
     device = own_device(recipe.base.device)
     fused_loss.check_named(recipe, device)
     owns_group = distributed.start(device)
+    folder = RunFolder(recipe)
     try:
-        RunFolder(recipe).open(fresh)
-        if sharded_base.loads_in_pieces(recipe):
-            base: BaseModel = sharded_base.load(recipe, device)
-        else:
-            base = load_base(recipe, device)
-        if prove is not None:
-            prove(base)
-        return train_heads(base, load_examples(base, recipe), recipe)
+        with folder.held():
+            folder.open(fresh)
+            if sharded_base.loads_in_pieces(recipe):
+                base: BaseModel = sharded_base.load(recipe, device)
+            else:
+                base = load_base(recipe, device)
+            if prove is not None:
+                prove(base)
+            return _train_heads(base, load_examples(base, recipe), recipe, folder)
     finally:
         if owns_group:
             torch.distributed.destroy_process_group()
@@ -99,9 +103,10 @@ def load_base(recipe: TrainRecipe, device: torch.device) -> BaseModel:
 def load_examples(base: BaseModel, recipe: TrainRecipe) -> list[EncodedExample]:
     """The rows of the recipe's sources, encoded; what was cut or skipped is said on stderr."""
     data = recipe.data
+    _warn_of_others_words(base, recipe)
     length = min(data.max_length, base.info.context_length)
     examples, report = encode_rows(
-        recipe_rows(data, recipe.seed), base.tokenizer, length, data.on_error
+        recipe_rows(data, recipe.seed), base.tokenizer, length, data.on_error, base.info.vocab_size
     )
     console.note(report.summary(length))
     if report.skipped:
@@ -110,12 +115,33 @@ def load_examples(base: BaseModel, recipe: TrainRecipe) -> list[EncodedExample]:
     return examples
 
 
+def _warn_of_others_words(base: BaseModel, recipe: TrainRecipe) -> None:
+    """Heads can learn from another model's answers, but guess better what they have seen."""
+    for source in dict.fromkeys(entry.source for entry in recipe.data.entries()):
+        theirs = base_that_answered(source)
+        if theirs is not None and compare(theirs, base.info.fingerprint) is Match.OTHER:
+            console.warn(
+                f"{source} holds the answers of another base (fingerprint {theirs}; "
+                f"{base.info.name!r} has {base.info.fingerprint}): drafts will be accepted less. "
+                "`medusa-kit data generate` makes this base's own"
+            )
+
+
 def train_heads(
     base: BaseModel, examples: Sequence[EncodedExample], recipe: TrainRecipe
 ) -> TrainReport:
     """`train` for a base and rows that are already in memory."""
     folder = RunFolder(recipe)
-    folder.open()
+    with folder.held():
+        folder.open()
+        return _train_heads(base, examples, recipe, folder)
+
+
+def _train_heads(
+    base: BaseModel, examples: Sequence[EncodedExample], recipe: TrainRecipe, folder: RunFolder
+) -> TrainReport:
+    for example in examples:
+        check_ids(example.input_ids, base.info.vocab_size, example.row)
     torch.manual_seed(recipe.seed)  # adapters begin at random, the same in every process
     training, held_out = split(
         prepare(examples, recipe.heads.num_heads), recipe.data.eval_fraction, recipe.seed

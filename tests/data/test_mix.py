@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from medusa_kit.config import DataSection, TrainRecipe
+from medusa_kit.data.chat import encode_rows
 from medusa_kit.data.mix import Stop, mix_rows, recipe_rows
-from medusa_kit.data.readers import Conversation
+from medusa_kit.data.readers import AnswerRow, Conversation
 from medusa_kit.embedded import byte_tokenizer
 from medusa_kit.errors import DataError
 from medusa_kit.train.trainer import load_examples
@@ -172,7 +173,8 @@ def recipe(sources: list[Any], **options: Any) -> TrainRecipe:
 
 @pytest.fixture
 def base() -> Any:
-    return SimpleNamespace(tokenizer=byte_tokenizer(), info=SimpleNamespace(context_length=64))
+    info = SimpleNamespace(name="this", context_length=64, vocab_size=259, fingerprint="f1")
+    return SimpleNamespace(tokenizer=byte_tokenizer(), info=info)
 
 
 def test_training_says_once_what_it_reads(
@@ -208,6 +210,44 @@ def test_training_warns_of_skipped_rows_and_refuses_an_empty_source(
     assert "warning: 1 rows skipped, the first is row 1: row 1 has" in capsys.readouterr().err
     with pytest.raises(DataError, match="row 1 has no assistant turn"):
         load_examples(base, recipe(list(paths.values()), on_error="fail"))
+
+
+def answer_rows(path: Path, *responses: list[int]) -> str:
+    rows = [{"prompt_ids": [1, 2], "response_ids": ids, "finish_reason": "stop"}
+            for ids in responses]  # fmt: skip
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_a_token_that_the_model_does_not_have_is_named_with_its_row(
+    tmp_path: Path, base: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = answer_rows(tmp_path / "a.jsonl", [3, 258], [3, 259], [4])
+    assert [example.row for example in load_examples(base, recipe([source]))] == [1, 3]
+    told = "row 2 holds the token id 259; the model has ids 0 to 258"
+    assert told in capsys.readouterr().err
+    with pytest.raises(DataError, match=told):
+        load_examples(base, recipe([source], on_error="fail"))
+    negative = AnswerRow([1], [2, -7], "stop", None, 5)
+    with pytest.raises(DataError, match="row 5 holds the token id -7"):
+        encode_rows([negative], base.tokenizer, 64, "fail", 259)
+
+
+def test_answers_of_another_base_are_told(
+    tmp_path: Path, base: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = answer_rows(tmp_path / "a.jsonl", [3], [4])
+    meta = tmp_path / "a.jsonl.meta.json"
+    for settings, warned in [
+        ({"base_fingerprint": "f1"}, False),
+        ({"endpoint_model": "served"}, False),
+        ({"base_fingerprint": "f2"}, True),
+    ]:
+        meta.write_text(json.dumps(settings))
+        assert len(load_examples(base, recipe([source, source]))) == 4
+        err = capsys.readouterr().err
+        assert err.count(f"warning: {source} holds the answers of another base") == warned
+        assert ("fingerprint f2; 'this' has f1" in err) == warned
 
 
 def test_the_recipes_seed_decides_the_mix(tmp_path: Path, base: Any) -> None:

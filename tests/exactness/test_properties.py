@@ -126,7 +126,7 @@ def test_after_commits_the_cache_is_that_of_a_fresh_prompt(
                 a, b = (getattr(layer, kind)[row, :, : len(text)] for layer in (ours, theirs))
                 torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)
     root, seen = torch.zeros(len(texts), 1, dtype=torch.int64), torch.ones(len(texts), 1, 1) > 0
-    logits = [verifier.forward(c, root, root, seen)[1] for c in (cache, fresh)]
+    logits = [verifier.forward(c, root, root, seen).logits_BMV for c in (cache, fresh)]
     torch.testing.assert_close(*logits, atol=1e-4, rtol=1e-4)
 
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import standin_hub
@@ -12,6 +13,8 @@ from standin_hub import Fault, StandInHub
 from medusa_kit.base_model import BaseModel
 from medusa_kit.errors import CheckpointError, HubError, UsageError
 from medusa_kit.heads import load_heads
+from medusa_kit.hub import pull
+from medusa_kit.hub.pull import RECORD
 from medusa_kit.hub_client import HubName, on_hub
 from medusa_kit.infer.loading import find_heads
 
@@ -32,8 +35,7 @@ def pushed(hub: StandInHub, folder: Path) -> StandInHub:
 def test_pull(pushed: StandInHub, run: Run, folder: Path, tmp_path: Path) -> None:
     code, out, err = run("pull", "me/heads")
     assert (code, out.strip()) == (0, "heads"), err
-    got = {path.name: path.read_bytes() for path in (tmp_path / "heads").iterdir()}
-    assert got == {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert load_files(tmp_path / "heads") == load_files(folder)
     code, _, err = run("pull", "me/heads@next")
     assert (code, "exists and is not empty" in err) == (2, True)
     assert run("pull", "me/heads@next", "heads", "--force")[0] == 0
@@ -72,7 +74,83 @@ def test_an_interrupted_pull_leaves_nothing_half_and_goes_on(
 
 
 def load_files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    """All but the record of a pull, which was not pulled."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != RECORD}
+
+
+def everything(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else b"a folder"
+            for path in folder.rglob("*")}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name", ["notes.txt", "config.json", "deep/model.bin", "empty/", "link", "tree.json"]
+)
+def test_force_deletes_nothing_that_no_pull_put_there(
+    pushed: StandInHub, run: Run, tmp_path: Path, name: str
+) -> None:
+    """A folder of somebody's own, and files written to one that was pulled."""
+    place = tmp_path / "heads"
+    if name == "config.json":
+        place.mkdir()  # never pulled: the whole of it is somebody's own
+    else:
+        assert run("pull", "me/heads", "heads")[0] == 0
+    if name == "link":
+        (place / name).symlink_to(tmp_path / "made")
+    elif name.endswith("/"):
+        (place / name).mkdir()
+    else:
+        (place / name).parent.mkdir(exist_ok=True)
+        (place / name).write_text("years of work")
+    before, made = everything(place), everything(tmp_path / "made")
+    code, _, err = run("pull", "me/heads@next", "heads", "--force")
+    assert (code, "no pull put there" in err, name.split("/")[0] in err) == (2, True, True), err
+    assert everything(place) == before
+    assert everything(tmp_path / "made") == made
+
+
+def test_what_is_written_while_files_arrive_is_kept(
+    pushed: StandInHub, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("pull", "me/heads")[0] == 0
+    download = pull._download
+
+    def slow(*arguments: Any) -> None:
+        download(*arguments)
+        (tmp_path / "heads/notes.txt").write_text("years of work")
+
+    monkeypatch.setattr(pull, "_download", slow)
+    assert run("pull", "me/heads@next", "heads", "--force")[0] == 2
+    assert (tmp_path / "heads/notes.txt").read_text() == "years of work"
+
+
+def test_an_interrupted_replacement_leaves_what_was_there(
+    pushed: StandInHub, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("pull", "me/heads")[0] == 0
+    before, rename = everything(tmp_path / "heads"), Path.replace
+
+    def interrupted(self: Path, target: Path) -> Path:
+        if target == tmp_path / "heads" and self.suffix == ".tmp":
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", interrupted)
+        assert run("pull", "me/heads@next", str(tmp_path / "heads"), "--force")[0] != 0
+    assert everything(tmp_path / "heads") == before
+    assert run("pull", "me/heads@next", "heads", "--force")[0] == 0
+    assert not (tmp_path / "heads/tree.json").exists()
+
+
+def test_a_linked_destination_is_filled_where_it_points(
+    pushed: StandInHub, run: Run, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "disk/heads").mkdir(parents=True)
+    (tmp_path / "heads").symlink_to("disk/heads")
+    assert run("pull", "me/heads")[0] == 0
+    assert (tmp_path / "heads").is_symlink()
+    assert load_files(tmp_path / "disk/heads") == load_files(folder)
 
 
 def test_damage_is_seen(

@@ -78,6 +78,8 @@ def test_answers_that_do_not_fit_are_left_out(llama: BaseModel) -> None:
     assert (statistics.num_answers, statistics.num_positions) == (1, 3)
     with pytest.raises(DataError, match="none of the 2 answers"):
         calibrate(llama, heads, [long, empty])
+    with pytest.raises(DataError, match=f"holds the token id {VOCAB}; the model has ids 0 to"):
+        calibrate(llama, heads, [good, answer([5], [VOCAB])])
 
 
 def test_the_statistics_say_where_they_come_from(llama: BaseModel) -> None:

@@ -164,8 +164,8 @@ def test_an_engine_drafts_as_it_was_told(llama: BaseModel, suffix: list[Any]) ->
         one.generate([5, 6], max_new_tokens=2)
     assert [options.num_nodes for options in suffix] == [5, 5]
     assert engine.generate([5], max_new_tokens=3, drafter="medusa").stats.drafter == "medusa"
-    other.memory["kept"] = 1
-    assert not engine.memory
+    other.memory.remembered("kept", int)
+    assert len(engine.memory) == 0
 
 
 def test_who_drafts_unless_told(llama: BaseModel, suffix: list[Any]) -> None:

@@ -166,7 +166,7 @@ def test_other_instruction_sets(isa):
     flags, needed = ISAS[isa]
     if needed not in Path("/proc/cpuinfo").read_text():
         pytest.skip(f"this processor has no {isa}")
-    other = kernels.declare(ctypes.CDLL(kernels.build(flags)))
+    other = kernels.declare(ctypes.CDLL(str(kernels.build(flags))))
     assert other.mk_isa().decode() == isa
     for kind in ("int4", "int8+", "int4, wide", "int8", "bfloat16", "float32"):
         weights = weights_of(kind)
@@ -216,13 +216,13 @@ def forward(verifier, native, prompts, parents, tokens, cache=None):
     verifier.native = native
     topology = Topology.from_parents(parents, torch.device("cpu"))
     B, N = len(prompts), len(parents)
-    hidden, logits = verifier.forward(
+    scores = verifier.forward(
         cache,
         torch.tensor([tokens] * B),
         topology.depths_N.expand(B, N),
         topology.sees_NN.expand(B, N, N),
     )
-    return hidden, logits, cache
+    return scores, cache
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -232,15 +232,18 @@ def test_a_step_equals_the_models_own(name, many_threads):
     prompts = [random_prompt(length, seed=length) for length in (4, 9, 17)]
     tokens = random_prompt(len(BRANCHING), seed=1)
     with torch.inference_mode():
-        hidden, logits, cache = forward(verifier, None, prompts, BRANCHING, tokens)
-        own_hidden, own_logits, own_cache = forward(verifier, native, prompts, BRANCHING, tokens)
-    assert torch.allclose(own_logits, logits, atol=2e-5 * float(logits.abs().max()), rtol=0)
-    assert torch.allclose(own_hidden, hidden, atol=2e-5 * float(hidden.abs().max()), rtol=0)
+        torchs, cache = forward(verifier, None, prompts, BRANCHING, tokens)
+        own, own_cache = forward(verifier, native, prompts, BRANCHING, tokens)
+    for name in ("logits_BMV", "hidden_BMD"):
+        expected = getattr(torchs, name)
+        atol = 2e-5 * float(expected.abs().max())
+        assert torch.allclose(getattr(own, name), expected, atol=atol, rtol=0)
     assert torch.allclose(own_cache.block, cache.block, atol=1e-4)
-    assert torch.equal(verifier.likeliest(own_logits), own_logits.argmax(-1))
+    own_logits = own.logits_BMV
+    assert torch.equal(own.likeliest(), own_logits.argmax(-1))
     ranked = own_logits.sort(dim=-1, descending=True, stable=True).indices
     if not base.scale_logits.cap:  # under a cap different logits become equal
-        assert torch.equal(verifier.ranked(own_logits), ranked[..., :8])
+        assert torch.equal(own.ranked_BMR, ranked[..., :8])
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
@@ -255,12 +258,13 @@ def test_a_node_has_the_same_bits_in_any_tree_and_batch(name, many_threads):
         singles = [prefilled(verifier, [prompt]) for prompt in prompts]
         for row, single in enumerate(singles):
             single.block.copy_(cache.block[:, :, row : row + 1])
-        _, logits, _ = forward(verifier, native, prompts, BRANCHING, tokens, cache)
+        logits = forward(verifier, native, prompts, BRANCHING, tokens, cache)[0].logits_BMV
         for node, path in ((7, [0, 7]), (6, [0, 2, 4, 6]), (3, [0, 1, 3])):
             chain = tuple(range(-1, len(path) - 1))
             alone = [tokens[i] for i in path]
             for row, prompt in enumerate(prompts):
-                _, own, _ = forward(verifier, native, [prompt], chain, alone, singles[row])
+                scores, _ = forward(verifier, native, [prompt], chain, alone, singles[row])
+                own = scores.logits_BMV
                 assert torch.equal(own[0, -1], logits[row, node])
 
 
@@ -339,11 +343,11 @@ def test_steps_in_a_crowd_have_the_same_bits(many_threads):
     threads = torch.get_num_threads()
     with torch.inference_mode():
         cache = prefilled(verifier, prompts)
-        _, expected, _ = forward(verifier, native, prompts, BRANCHING, tokens, cache)
+        expected = forward(verifier, native, prompts, BRANCHING, tokens, cache)[0].logits_BMV
         try:
             torch.set_num_threads(4 * (os.cpu_count() or 1))  # far more than there are cores
             for _ in range(30):
-                _, logits, _ = forward(verifier, native, prompts, BRANCHING, tokens, cache)
+                logits = forward(verifier, native, prompts, BRANCHING, tokens, cache)[0].logits_BMV
                 assert torch.equal(logits, expected)
         finally:
             torch.set_num_threads(threads)

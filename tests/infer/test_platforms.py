@@ -35,6 +35,7 @@ def system(
     monkeypatch: pytest.MonkeyPatch,
     no_library: None,
     chat_base: BaseModel,
+    tmp_path: Path,
 ) -> str:
     """That system's answers: nothing of Linux, and no compiler that torch can drive.
 
@@ -59,7 +60,7 @@ def system(
     monkeypatch.setattr(platform, "machine", lambda: SYSTEMS[name])
     monkeypatch.setattr(Path, "read_text", without_proc)
     monkeypatch.setattr(cpp_extension, "load", no_compiler)
-    monkeypatch.setattr(cpp_extension, "_get_build_directory", lambda *_: "/nowhere")
+    monkeypatch.setattr(cpp_extension, "_get_build_directory", lambda *_: str(tmp_path / "kernels"))
     if name == "Windows":
         monkeypatch.delattr(os, "sysconf")
     else:

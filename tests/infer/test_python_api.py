@@ -1,5 +1,8 @@
 """The Python API: prompts of every kind, results, streams, statistics, and what it refuses."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from small_engines import BUSHY, engine_with_heads, lively_chat_base, random_prompt
@@ -27,8 +30,10 @@ def test_a_prompt_is_messages_or_text_or_ids(chat: Engine) -> None:
     ids = chat.encode(MESSAGES)
     by_messages = chat.generate(MESSAGES, max_new_tokens=12)
     assert chat.generate(MESSAGES[0]["content"], max_new_tokens=12).text == by_messages.text
-    for given in (ids, torch.tensor(ids)):
+    for given in (ids, tuple(ids), torch.tensor(ids)):
         assert chat.generate(given, max_new_tokens=12).token_ids == by_messages.token_ids
+        streaming = chat.stream(given, max_new_tokens=12)
+        assert "".join(streaming) == by_messages.text
     assert by_messages.stats.prompt_tokens == len(ids)
 
 
@@ -88,6 +93,61 @@ def test_a_stream_left_early_holds_what_there_is(chat: Engine) -> None:
     assert 0 < len(result.token_ids) < 60
 
 
+def test_a_stream_is_read_once(chat: Engine) -> None:
+    streaming = chat.stream(MESSAGES, max_new_tokens=30)
+    first = next(iter(streaming))
+    rest = "".join(streaming)
+    whole = chat.generate(MESSAGES, max_new_tokens=30)
+    assert first + rest == whole.text
+    assert list(streaming) == []
+    assert streaming.result.token_ids == whole.token_ids
+
+
+def test_a_closed_stream_ends(chat: Engine) -> None:
+    streaming = chat.stream(MESSAGES, max_new_tokens=30)
+    next(streaming)
+    so_far = streaming.result.token_ids
+    streaming.close()
+    assert list(streaming) == []
+    assert streaming.result.token_ids == so_far
+
+
+OPEN_AT_EXIT = """
+import medusa_kit
+engine = medusa_kit.load("debug-tiny", heads="untrained", tree=[[0], [0, 0]], device="cpu")
+streams = [iter(engine.stream("hi", max_new_tokens=60)) for _ in range(3)]
+for stream in streams:
+    next(stream)
+streams.append(streams)  # in a cycle, so that they last as long as the interpreter
+print("open")
+"""
+
+
+def test_streams_that_are_open_at_exit_leave_no_traceback() -> None:
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "ignore", "-c", OPEN_AT_EXIT],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.strip() == "open"
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 0
+
+
+def test_a_stop_token_that_is_a_word_is_no_part_of_the_text(chat: Engine) -> None:
+    config = chat.base.model.generation_config
+    free = chat.generate(MESSAGES, max_new_tokens=40)
+    stop, before = free.token_ids[7], config.eos_token_id
+    try:
+        config.eos_token_id = [stop]
+        result = chat.generate(MESSAGES, max_new_tokens=40)
+        streamed = "".join(chat.stream(MESSAGES, max_new_tokens=40))
+    finally:
+        config.eos_token_id = before
+    assert chat.base.tokenizer.decode([stop]) != ""
+    assert result.token_ids == free.token_ids[: free.token_ids.index(stop) + 1]
+    assert result.text == streamed == chat.base.tokenizer.decode(result.token_ids[:-1])
+
+
 def test_a_stop_string_cuts_text_alike_for_every_drafter(chat: Engine) -> None:
     text = chat.generate(MESSAGES, max_new_tokens=40).text
     stop = text[len(text) // 2 :][:2]
@@ -117,6 +177,11 @@ def test_what_cannot_be_done_is_refused(engine: Engine) -> None:
         (lambda: engine.generate([5, 96]), r"96 is out of range; expected 0\.\.95"),
         (lambda: engine.generate("text"), "without a tokenizer"),
         (lambda: engine.generate(ids, max_new_tokens=0), "max_new_tokens 0"),
+        (lambda: engine.generate(ids, max_new_tokens=4.0), "max_new_tokens 4.0 .* an integer"),
+        (lambda: engine.generate(ids, max_new_tokens=None), "max_new_tokens None"),
+        (lambda: engine.generate(ids, max_new_tokens=True), "max_new_tokens True"),
+        (lambda: engine.generate(ids, batch_size=-1), "batch_size -1"),
+        (lambda: engine.stream([ids, ids]), "stream was given 2 prompts"),
         (lambda: engine.generate(ids, stop=["a", ""]), "stop string is empty"),
         (lambda: engine.generate(ids, temperature=-1), "temperature -1"),
     ]:

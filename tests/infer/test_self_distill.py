@@ -1,6 +1,8 @@
 """Answers are the model's own, and a run can be stopped at any point and taken up again."""
 
+import copy
 import errno
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import torch
 from medusa_kit.base_model import BaseModel, load_base_model, wrap_model
 from medusa_kit.data.readers import AnswerRow, Conversation, read_rows
 from medusa_kit.errors import ConfigError, DataError, IncompatibleBaseError, MedusaKitError
+from medusa_kit.fingerprint import Fingerprint
 from medusa_kit.infer import self_distill
 from medusa_kit.infer.sampling import SamplingParams
 from medusa_kit.infer.self_distill import asked_messages, generate_answers
@@ -270,6 +273,22 @@ def test_another_base_is_refused(base: BaseModel, tmp_path: Path) -> None:
     other = load_base_model("debug-tiny", device="cpu")
     with pytest.raises(ConfigError, match="base_fingerprint: "):
         generate_answers(other, prompts(1), out, max_new_tokens=TOKENS)
+
+
+def test_a_base_with_another_mlp_is_refused(
+    base: BaseModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, meta = tmp_path / "answers.jsonl", tmp_path / "answers.jsonl.meta.json"
+    generate_answers(base, prompts(1), out, max_new_tokens=TOKENS)
+    tuned = copy.deepcopy(base.model)
+    tuned.model.layers[0].mlp.down_proj.weight.data *= 1.5
+    with pytest.raises(ConfigError, match="base_fingerprint: "):
+        generate_answers(wrap_model(tuned, base.tokenizer), prompts(2), out, max_new_tokens=TOKENS)
+    old = Fingerprint.parse(base.info.fingerprint).output  # all that version 1 was
+    meta.write_text(json.dumps({**json.loads(meta.read_text()), "base_fingerprint": old}))
+    generate_answers(base, prompts(2), out, max_new_tokens=TOKENS)
+    assert "its fingerprint is an old one" in capsys.readouterr().err
+    assert len(rows_of(out)) == 2
 
 
 def test_files_that_cannot_be_taken_up(base: BaseModel, tmp_path: Path) -> None:

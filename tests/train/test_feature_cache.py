@@ -7,8 +7,10 @@ from collections import namedtuple
 import pytest
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 
 from medusa_kit.errors import IncompatibleBaseError, MedusaKitError
+from medusa_kit.fingerprint import Fingerprint
 from medusa_kit.heads import load_heads
 from medusa_kit.train import feature_cache
 from medusa_kit.train.data import prepare
@@ -163,6 +165,43 @@ def test_a_cache_of_another_base_or_format_is_refused(tiny_base, counting_rows, 
     with pytest.raises(IncompatibleBaseError, match="tokenizer") as caught:
         cached_positions(base, items, recipe_with_cache(), FeatureOptions(100))
     assert "cache_dir" in caught.value.hint
+
+
+def test_hidden_states_of_a_base_with_another_mlp_are_not_used(
+    tiny_base, counting_rows, recipe_with_cache
+):
+    """Embedding, output embedding and final norm are the same; the hidden states are not."""
+    base, items = tiny_base(), prepare(counting_rows(3), 4)
+    cached_positions(base, items, recipe_with_cache(), FeatureOptions(100))
+    other = tiny_base().model
+    other.model.layers[0].mlp.down_proj.weight.data *= 1.5
+    changed = type(base)(other, None, "tuned", "memory")
+    with pytest.raises(IncompatibleBaseError, match="base_fingerprint"):
+        cached_positions(changed, items, recipe_with_cache(), FeatureOptions(100))
+
+
+def test_a_cache_with_an_old_fingerprint_is_made_again(
+    tiny_base, counting_rows, recipe_with_cache, capsys
+):
+    base, items, recipe = tiny_base(), prepare(counting_rows(3), 4), recipe_with_cache()
+    found = cached_positions(base, items, recipe, FeatureOptions(100))
+    expected = found.rows(torch.arange(60))[0].clone()
+    path = cache_folder(recipe) / "index.json"
+    index = json.loads(path.read_text())
+    old = Fingerprint.parse(base.info.fingerprint).output  # all that version 1 was
+    shard = shards(recipe)[0]
+    save_file(
+        {"hidden_PD": expected + 1}, shard, {"rows": safe_open(shard, "pt").metadata()["rows"]}
+    )
+    path.write_text(json.dumps({**index, "base_fingerprint": old}))
+    capsys.readouterr()
+    found = cached_positions(base, items, recipe, FeatureOptions(100))
+    assert "made again" in capsys.readouterr().err
+    torch.testing.assert_close(found.rows(torch.arange(60))[0], expected)
+    assert json.loads(path.read_text())["base_fingerprint"] == base.info.fingerprint
+    path.write_text(json.dumps({**index, "base_fingerprint": "of another"}))
+    with pytest.raises(IncompatibleBaseError, match="base_fingerprint"):
+        cached_positions(base, items, recipe, FeatureOptions(100))
 
 
 def test_a_disk_that_is_too_small_is_refused_before_anything_is_computed(

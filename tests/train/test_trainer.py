@@ -14,6 +14,7 @@ from medusa_kit.errors import (
     IncompatibleBaseError,
     MedusaKitError,
 )
+from medusa_kit.fingerprint import Fingerprint
 from medusa_kit.heads import load_heads
 from medusa_kit.train import loop
 from medusa_kit.train.run_folder import RunFolder
@@ -218,6 +219,25 @@ def test_a_checkpoint_of_other_data_or_another_base_is_refused(
         train_heads(base, counting_rows(), recipe)
 
 
+def test_a_checkpoint_of_a_base_with_another_mlp_is_refused(
+    tiny_base, counting_rows, make_recipe, monkeypatch, capsys
+):
+    base, recipe = tiny_base(), make_recipe()
+    mend = crash_after(monkeypatch, 6)
+    with pytest.raises(Crash):
+        train_heads(base, counting_rows(), recipe)
+    mend()
+    other = tiny_base().model
+    other.model.layers[0].mlp.down_proj.weight.data *= 1.5
+    with pytest.raises(IncompatibleBaseError, match="fingerprint"):
+        train_heads(type(base)(other, None, "tuned", "memory"), counting_rows(), recipe)
+    progress = RunFolder(recipe).load().folder / "progress.json"
+    old = Fingerprint.parse(base.info.fingerprint).output  # all that version 1 was
+    progress.write_text(json.dumps({**json.loads(progress.read_text()), "base": old}))
+    train_heads(base, counting_rows(), recipe)
+    assert "its fingerprint is an old one" in capsys.readouterr().err
+
+
 def test_a_full_disk_keeps_the_last_checkpoint(tiny_base, counting_rows, make_recipe, monkeypatch):
     base, recipe, save, calls = tiny_base(), make_recipe(), torch.save, []
 
@@ -274,6 +294,14 @@ def test_no_usable_rows_fail_before_anything_is_written(tiny_base, make_recipe, 
     with pytest.raises(DataError, match="0 usable"):
         train_heads(tiny_base(), [], make_recipe())
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("token", [32, -1])
+def test_rows_in_memory_are_checked_too(tiny_base, counting_rows, make_recipe, tmp_path, token):
+    rows = counting_rows()
+    rows[3].input_ids[5] = token
+    with pytest.raises(DataError, match=f"row 4 holds the token id {token}; the model has ids 0"):
+        train_heads(tiny_base(), rows, make_recipe())
 
 
 def test_wandb_without_the_package_says_what_to_install(

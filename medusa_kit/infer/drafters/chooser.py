@@ -10,6 +10,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from medusa_kit.locks import SharedLock
+
 EDGES = (1.1, 1.3, 1.6, 2.2, 3.2)  # promised tokens a step between two situations
 FADING = 0.98  # what a step counts when the next one of its kind has come
 TRIALS = 3.0  # steps that the first, hopeful estimate counts for
@@ -48,9 +50,14 @@ class Chooser:
 
     hopes: Sequence[float]
     _situations: dict[int, _Situation] = field(default_factory=dict)
+    _lock: SharedLock = field(default_factory=SharedLock, repr=False, compare=False)
 
     def choose(self, promised: float, step_seconds: float) -> tuple[int, int]:
         """(situation, choice). `promised`: tokens from free guesses in `step_seconds`."""
+        with self._lock:
+            return self._choose(promised, step_seconds)
+
+    def _choose(self, promised: float, step_seconds: float) -> tuple[int, int]:
         number = bisect_right(EDGES, promised)
         if number not in self._situations:
             seconds = TRIALS * step_seconds
@@ -67,6 +74,10 @@ class Chooser:
 
     def record(self, situation: int, choice: int, tokens: float, seconds: float) -> None:
         """What a step with this choice emitted, and what it took."""
+        with self._lock:
+            self._record(situation, choice, tokens, seconds)
+
+    def _record(self, situation: int, choice: int, tokens: float, seconds: float) -> None:
         where = self._situations[situation]
         record = where.records[choice]
         where.steps += 1

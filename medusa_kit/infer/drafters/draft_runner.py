@@ -52,15 +52,13 @@ class DraftRunner:
         """(hidden_ND, logits_NV) of each row's tree; its node 0 is the row's root."""
         whole = self._with_unread(draft)
         cache = self._room_for(whole.tokens_BN.shape[1])
-        hidden, logits = self.verifier.forward(
-            cache, whole.tokens_BN, whole.depths_BN, whole.sees_BNN
-        )
+        scores = self.verifier.forward(cache, whole.tokens_BN, whole.depths_BN, whole.sees_BNN)
         self.num_forwards += 1
         N, starts = draft.tokens_BN.shape[1], [len(unread) for unread in self._unread]
         own = [slice(start, start + N) for start in starts]
         return (
-            [hidden[row, nodes] for row, nodes in enumerate(own)],
-            [logits[row, nodes] for row, nodes in enumerate(own)],
+            [scores.hidden_BMD[row, nodes] for row, nodes in enumerate(own)],
+            [scores.logits_BMV[row, nodes] for row, nodes in enumerate(own)],
         )
 
     def commit(self, draft: Draft, paths: Sequence[Sequence[int] | None]) -> None:

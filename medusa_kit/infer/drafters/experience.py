@@ -1,10 +1,13 @@
 """What decoding teaches about itself: how often guesses of a kind are right, what a step costs.
 
-Numbers here change how fast an answer comes, never what it says.
+Numbers here change how fast an answer comes, never what it says. All requests of an engine share
+them, in several threads perhaps.
 """
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+
+from medusa_kit.locks import SharedLock
 
 BELIEF = 6.0  # guesses that a drafter's own word counts for, against what was seen
 MEMORY = 300.0  # guesses of a kind after which the oldest half fades
@@ -19,18 +22,21 @@ class Luck:
 
     def __init__(self) -> None:
         self._seen: dict[Hashable, list[float]] = {}  # key -> [right, tried]
+        self._lock = SharedLock()
 
     def chance(self, key: Hashable, believed: float) -> float:
         """The share of right guesses; `believed` stands for it until there are some."""
-        right, tried = self._seen.get(key, (0.0, 0.0))
+        with self._lock:
+            right, tried = self._seen.get(key, (0.0, 0.0))
         return min((right + BELIEF * believed) / (tried + BELIEF), MOST_CERTAIN)
 
     def record(self, key: Hashable, right: bool) -> None:
-        seen = self._seen.setdefault(key, [0.0, 0.0])
-        if seen[1] >= MEMORY:
-            seen[0], seen[1] = seen[0] / 2, seen[1] / 2
-        seen[0] += right
-        seen[1] += 1
+        with self._lock:
+            seen = self._seen.setdefault(key, [0.0, 0.0])
+            if seen[1] >= MEMORY:
+                seen[0], seen[1] = seen[0] / 2, seen[1] / 2
+            seen[0] += right
+            seen[1] += 1
 
 
 @dataclass
@@ -52,25 +58,28 @@ class StepCost:
         self._slope = slope
         self._means: dict[int, _Mean] = {}
         self._fitted: tuple[float, float] | None = None  # the line, until the next step
+        self._lock = SharedLock()
 
     @property
     def measured(self) -> bool:
         return bool(self._means)
 
     def record(self, num_nodes: int, seconds: float) -> None:
-        self._fitted = None
-        if num_nodes in self._means:
-            self._means[num_nodes].add(seconds)
-        else:
-            self._means[num_nodes] = _Mean(seconds)
+        with self._lock:
+            self._fitted = None
+            if num_nodes in self._means:
+                self._means[num_nodes].add(seconds)
+            else:
+                self._means[num_nodes] = _Mean(seconds)
 
     def seconds(self, num_nodes: int) -> float:
         """Expected seconds; before any step, in units of a step with one node."""
-        mean = self._means.get(num_nodes)
-        if mean is not None and mean.count >= KNOWN_WELL:
-            return mean.seconds
-        self._fitted = self._fitted or self._line()
-        start, slope = self._fitted
+        with self._lock:
+            mean = self._means.get(num_nodes)
+            if mean is not None and mean.count >= KNOWN_WELL:
+                return mean.seconds
+            self._fitted = self._fitted or self._line()
+            start, slope = self._fitted
         return max(start + slope * (num_nodes - 1), 0.5 * start)
 
     def _line(self) -> tuple[float, float]:

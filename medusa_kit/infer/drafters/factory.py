@@ -18,6 +18,7 @@ from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.drafters import draft_with
 from medusa_kit.infer.drafters.base import Drafter
 from medusa_kit.infer.drafters.cautious import CautiousDrafter
+from medusa_kit.infer.drafters.memory import Memory
 from medusa_kit.infer.drafters.plain import PlainDrafter
 from medusa_kit.infer.packed_linear import pack_for_rows
 from medusa_kit.infer.sampling import SamplingParams
@@ -38,7 +39,7 @@ class DraftContext:
     draft_model: str | BaseModel | None = None
     batch_size: int = 1
     sampling: SamplingParams = field(default_factory=SamplingParams)
-    memory: dict[Hashable, Any] = field(default_factory=dict)
+    memory: Memory = field(default_factory=Memory)
     heads_refused: str | None = None  # why heads that were found are not in use
 
     @property
@@ -51,9 +52,7 @@ class DraftContext:
 
     def remembered(self, key: Hashable, make: Callable[[], T]) -> T:
         """What an earlier request left under `key`, else made now."""
-        if key not in self.memory:
-            self.memory[key] = make()
-        return cast(T, self.memory[key])
+        return self.memory.remembered(key, make)
 
 
 Builder = Callable[[DraftContext, Any], Drafter]

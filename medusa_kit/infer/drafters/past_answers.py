@@ -21,6 +21,7 @@ from medusa_kit.errors import CheckpointError
 from medusa_kit.files import atomic_write
 from medusa_kit.infer.drafters.suffix_array import SuffixArray
 from medusa_kit.infer.drafters.suffix_automaton import SuffixAutomaton
+from medusa_kit.locks import SharedLock
 
 FORMAT, VERSION = "medusa-kit past answers", 1
 MOST_UNSORTED = 16_384  # tokens that wait in an automaton for the next sorting
@@ -46,12 +47,14 @@ class PastAnswers:
     """`sorted` and `recent` together index the answers; rows keep those they began with.
 
     An answer that is dropped, as one of the oldest, stays in the index until the next sorting.
+    `lock`: held while one of several threads reads the index, and by what changes it.
     """
 
     def __init__(
         self, path: str | pathlib.Path, tokenizer: str, most_tokens: int, max_match: int
     ) -> None:
         self.path, self.tokenizer = pathlib.Path(path), tokenizer
+        self.lock = SharedLock()
         self.most_tokens, self.max_match = most_tokens, max_match
         self.num_tokens = 0
         self.sorted = SuffixArray([], max_match)
@@ -66,35 +69,38 @@ class PastAnswers:
     def refresh(self) -> None:
         """Take in what the file has, if it has changed. Raises CheckpointError: not readable, or
         of another tokenizer."""
-        if (stamp := _stamp(self.path)) == self._seen or stamp is None:
-            return
-        found, known = _read(self.path, self.tokenizer), self._answers
-        self._answers, self.num_tokens, self._seen = {}, 0, stamp
-        for answer in [*found, *self._unsaved]:
-            self._remember(answer)
-        self._index([answer for answer in self._answers if answer not in known])
+        with self.lock:
+            if (stamp := _stamp(self.path)) == self._seen or stamp is None:
+                return
+            found, known = _read(self.path, self.tokenizer), self._answers
+            self._answers, self.num_tokens, self._seen = {}, 0, stamp
+            for answer in [*found, *self._unsaved]:
+                self._remember(answer)
+            self._index([answer for answer in self._answers if answer not in known])
 
     def add(self, answers: Iterable[Sequence[int]]) -> None:
         """The newest answers. One that is there already becomes new again."""
         given = [array("i", ids[-self.most_tokens :]).tobytes() for ids in answers if ids]
-        fresh = [answer for answer in given if self._remember(answer)]
-        unsaved = [*self._unsaved, *given]
-        self._unsaved = [answer for answer in unsaved if answer in self._answers]
-        self._index(fresh)
+        with self.lock:
+            fresh = [answer for answer in given if self._remember(answer)]
+            unsaved = [*self._unsaved, *given]
+            self._unsaved = [answer for answer in unsaved if answer in self._answers]
+            self._index(fresh)
 
     def save(self) -> None:
         """Write the file. Raises CheckpointError as `refresh` does, OSError."""
-        self.refresh()
-        tokens, lengths = array("i", b"".join(self._answers)), list(self._answers.values())
         header = {"format": FORMAT, "version": VERSION, "tokenizer": self.tokenizer}
-        with atomic_write(self.path) as temporary, temporary.open("wb") as file:
-            np.savez(
-                file,
-                header=np.array(json.dumps(header)),
-                tokens=np.array(tokens, dtype=np.int32),
-                lengths=np.array(lengths, dtype=np.int32),
-            )
-        self._unsaved, self._seen = [], _stamp(self.path)
+        with self.lock:
+            self.refresh()
+            tokens, lengths = array("i", b"".join(self._answers)), list(self._answers.values())
+            with atomic_write(self.path) as temporary, temporary.open("wb") as file:
+                np.savez(
+                    file,
+                    header=np.array(json.dumps(header)),
+                    tokens=np.array(tokens, dtype=np.int32),
+                    lengths=np.array(lengths, dtype=np.int32),
+                )
+            self._unsaved, self._seen = [], _stamp(self.path)
 
     def _remember(self, answer: bytes) -> bool:
         """Whether it was new. Drops the oldest beyond the cap."""

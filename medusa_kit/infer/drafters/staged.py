@@ -11,6 +11,7 @@ import torch
 from medusa_kit.drafting import StagedOptions
 from medusa_kit.infer.drafters.base import Draft, Drafter, State, StepResult, notes_of
 from medusa_kit.infer.drafters.factory import DraftContext, build_drafter
+from medusa_kit.infer.drafters.memory import Memory
 from medusa_kit.infer.drafters.plain import PlainDrafter
 from medusa_kit.infer.sampling import SamplingParams
 from medusa_kit.infer.verifier import Verifier
@@ -88,6 +89,6 @@ def build_inside(context: DraftContext, verifier: Verifier, staged: StagedOption
         break_even=None,
         draft_model=staged.draft_model,
         sampling=SamplingParams(),
-        memory=context.remembered(("staged", id(verifier)), dict),
+        memory=context.remembered(("staged", id(verifier)), Memory),
     )
     return Inside(verifier.base.device, lambda: build_drafter(staged.drafter, own, staged.options))

@@ -16,6 +16,7 @@ SAM decoding (arXiv 2411.10666).
 import heapq
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -178,15 +179,18 @@ class SuffixDrafter(TrieDrafter):
         self.options, self.num_nodes, self.past = options, options.num_nodes, past
         self.notes: list[str] = []
         self._rows: list[SuffixRow] = []
+        self._reading = past.lock if past is not None else nullcontext()
 
     def begin(self, state: State) -> None:
-        self._rows = [SuffixRow(self.options.max_match, self.past) for _ in state.tokens]
+        with self._reading:
+            self._rows = [SuffixRow(self.options.max_match, self.past) for _ in state.tokens]
 
     def guess(self, state: State) -> list[Trie]:
         tries = []
-        for row, tokens, root in zip(self._rows, state.tokens, state.roots_B, strict=True):
-            row.read(unread(tokens, root, row.text.num_tokens))
-            tries.append(row.grow(root, self.num_nodes))
+        with self._reading:
+            for row, tokens, root in zip(self._rows, state.tokens, state.roots_B, strict=True):
+                row.read(unread(tokens, root, row.text.num_tokens))
+                tries.append(row.grow(root, self.num_nodes))
         return tries
 
     def select_rows(self, rows: Sequence[int]) -> None:

@@ -13,7 +13,7 @@ from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.fixed.cache import FixedCache
 from medusa_kit.infer.fixed.guard import NoHostReads
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import TreeStep
+from medusa_kit.infer.tree_step import NodeScores, TreeStep
 from medusa_kit.infer.verifier import Forward, Verifier
 
 
@@ -82,13 +82,13 @@ class FixedVerifier(Verifier):
         causal_prompt: bool = False,
         prompt: bool = False,
         keep: Tensor | int = 0,
-    ) -> tuple[Tensor, Tensor]:
+    ) -> NodeScores:
         assert isinstance(cache, FixedCache)
         lengths_B = torch.tensor(cache.lengths, device=tokens_BN.device)
         hidden_BND, logits_BNV = self.score(cache, lengths_B, tokens_BN, depths_BN, sees_BNN)
-        return (hidden_BND, logits_BNV) if isinstance(keep, int) else (
-            hidden_BND[:, keep], logits_BNV[:, keep]
-        )  # fmt: skip
+        if isinstance(keep, int):
+            return NodeScores(hidden_BND, logits_BNV)
+        return NodeScores(hidden_BND[:, keep], logits_BNV[:, keep])
 
     def score(
         self,

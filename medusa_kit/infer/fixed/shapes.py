@@ -25,6 +25,7 @@ from medusa_kit.infer.fixed.step import FixedStep
 from medusa_kit.infer.token_choice import TokenChooser
 from medusa_kit.infer.tree_check import TreeCheck, check_trees
 from medusa_kit.infer.verifier import Forward, Verifier
+from medusa_kit.locks import SharedLock
 
 FIXED_SHAPES = ("auto", "always", "never")
 STATIC_DRAFTERS = (PlainDrafter, MedusaDrafter, HydraDrafter)
@@ -49,6 +50,7 @@ class FixedShapes:
         self._steps: list[FixedStep] = []  # the one used last comes last
         self._pool: Any = None  # memory that all graphs share: only one runs at a time
         self.refused: str | None = None  # why capturing failed, once it has
+        self._lock = SharedLock()
 
     @property
     def name(self) -> str:
@@ -62,9 +64,10 @@ class FixedShapes:
         """A step for these rows, or None where the loop has to decode them; it is theirs alone."""
         step: FixedStep | None = None
         try:
-            step = self._step(drafter, rows) if self._applies(drafter, rows) else None
-            if step is not None:
-                step.busy = True
+            with self._lock:
+                step = self._step(drafter, rows) if self._applies(drafter, rows) else None
+                if step is not None:
+                    step.busy = True
             yield step
         except torch.OutOfMemoryError:
             self.forget()

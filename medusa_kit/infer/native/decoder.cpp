@@ -2,8 +2,6 @@
 //
 // All threads run the same phases and meet at a barrier after each. Masked slots add exact zeros and
 // every sum has one order, so a node's numbers have the same bits in any tree and any batch.
-#include <map>
-#include <memory>
 #include <vector>
 
 #include "heads.h"
@@ -38,13 +36,6 @@ struct Step {
 };
 
 namespace {
-
-Pool& pool(int threads) {
-    static std::map<int, std::unique_ptr<Pool>>& pools = *new std::map<int, std::unique_ptr<Pool>>;
-    auto& found = pools[threads];
-    if (!found) found.reset(new Pool(threads));
-    return *found;
-}
 
 void rms_norm(const float* x, const float* weight, int64_t size, float epsilon, float* out) {
     double sum = 0;

@@ -29,7 +29,7 @@ from medusa_kit.infer.native.packing import (
 )
 from medusa_kit.infer.packed_linear import SHARE_OF_MEMORY, free_memory
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import TreeStep
+from medusa_kit.infer.tree_step import NodeScores, TreeStep
 from medusa_kit.model_files import gguf_behind
 
 RANKED = 8  # likeliest tokens that a step tells of each node: a by-product of finding the argmax
@@ -58,8 +58,6 @@ class NativeDecoder:
         self._struct = self._build()
         sizes = [matrix.struct for matrix in self._packer.matrices]
         self._num_weights = sum(struct.outputs * struct.inputs for struct in sizes)
-        self.logits_BNV: Tensor | None = None  # of the last step, and the likeliest tokens
-        self.ranked_BNR = torch.empty(0)
 
     @property
     def weight_bytes(self) -> int:
@@ -90,8 +88,8 @@ class NativeDecoder:
         step: TreeStep,
         keep_M: Tensor | None = None,
         prompt: bool = False,
-    ) -> tuple[Tensor, Tensor]:
-        """(hidden_BMD, logits_BMV) of the nodes `keep_M` (all); `ranked_BNR`: what likely follows.
+    ) -> NodeScores:
+        """Scores of the nodes `keep_M` (all). Several threads may call; the kernels take turns.
 
         `prompt`: many rows are fastest another way than few, and a node's bits depend on the way,
         so it is chosen by what the rows are and not by how many there happen to be.
@@ -119,15 +117,14 @@ class NativeDecoder:
         )  # fmt: skip
         threads = kernels.threads_for(B * N * self._num_weights)
         self._library.mk_step(ctypes.byref(self._struct), ctypes.byref(struct), threads)
-        self.logits_BNV, self.ranked_BNR = self.base.scale_logits(logits_BMV), ranked_BMR
-        return hidden_BMD, self.logits_BNV
+        return NodeScores(hidden_BMD, self.base.scale_logits(logits_BMV), ranked_BMR)
 
     def _rotary(self, positions_BN: Tensor) -> Tensor:
         """[tables, cos and sin, B, N, E], from the model's own rotary embedding."""
-        last = int(positions_BN.max())
-        if last >= self._rotary_2TPE.shape[1]:
-            self._rotary_2TPE = self._rotary_up_to(max(2 * last, 256))
-        return self._rotary_2TPE[:, positions_BN]
+        last, rotary_2TPE = int(positions_BN.max()), self._rotary_2TPE
+        if last >= rotary_2TPE.shape[1]:
+            self._rotary_2TPE = rotary_2TPE = self._rotary_up_to(max(2 * last, 256))
+        return rotary_2TPE[:, positions_BN]
 
     def _rotary_up_to(self, length: int) -> Tensor:
         """Cosines and sines of the first positions, table by table; `describe` takes no others."""

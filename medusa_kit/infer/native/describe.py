@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from medusa_kit.hooks import foreign_hooks
 from medusa_kit.quantised import is_quantised
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3_text", "gemma3")
@@ -75,6 +76,9 @@ def describe(model: Any) -> ModelParts:
     config = model.config.get_text_config()
     if config.model_type not in FAMILIES:
         raise Unsupported(f"no description of {config.model_type!r}")
+    if hooks := foreign_hooks(model):
+        name, _ = hooks[0]
+        raise Unsupported(f"{name or 'the model'} carries a hook, which C++ would not run")
     decoder = model.get_decoder()
     first = decoder.layers[0].self_attn
     heads = int(config.num_attention_heads)

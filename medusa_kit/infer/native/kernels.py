@@ -15,6 +15,7 @@ import torch
 
 from medusa_kit import console
 from medusa_kit.errors import ConfigError, nearest
+from medusa_kit.infer.native.shared_library import library_in, opened
 
 SOURCES = ("simd.h", "pool.h", "matrix.h", "quads.h", "matmul.h", "heads.h", "decoder.cpp")
 FLAGS = ("-O3", "-std=c++17", "-pthread", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi")
@@ -105,7 +106,7 @@ def load_library() -> ctypes.CDLL | None:
     try:
         if platform.system() == "Windows":
             raise OSError("on Windows torch builds with MSVC, which does not know their vectors")
-        path = build(flags)
+        library = opened(lambda: build(flags))
     except Exception as error:  # no compiler, no ninja, no place to write: torch goes on alone
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         console.note(
@@ -113,7 +114,7 @@ def load_library() -> ctypes.CDLL | None:
             "they need g++ or clang++, and ninja (pip install 'medusa-kit[cpu]')"
         )
         return None
-    return declare(ctypes.CDLL(path))
+    return declare(library)
 
 
 def machine_flags(isa: str) -> tuple[str, ...]:
@@ -134,26 +135,29 @@ def machine_flags(isa: str) -> tuple[str, ...]:
     return flags if x86 else ()
 
 
-def build(machine_flags: tuple[str, ...]) -> str:
-    """Compile if need be; the path of the library. Raises what torch's loader raises."""
+def build(machine_flags: tuple[str, ...]) -> Path:
+    """Compile if need be; the path of the library. Raises what torch's loader raises, OSError."""
     from torch.utils import cpp_extension
 
-    folder = Path(__file__).parent
+    sources = Path(__file__).parent
     digest = hashlib.sha256(repr((FLAGS, machine_flags, _processor())).encode())
     for name in SOURCES:
-        digest.update((folder / name).read_bytes())
+        digest.update((sources / name).read_bytes())
     name = f"medusa_kit_{digest.hexdigest()[:12]}"
-    built = Path(cpp_extension._get_build_directory(name, False)) / f"{name}.so"
-    if not built.is_file():
-        console.note("building the C++ kernels once for this processor")
+
+    def compile_into(folder: Path) -> None:
         cpp_extension.load(
             name,
-            [str(folder / "decoder.cpp")],
+            [str(sources / "decoder.cpp")],
             extra_cflags=[*FLAGS, *machine_flags],
             extra_ldflags=["-pthread"],
+            build_directory=str(folder),  # of its own: the loader's lock outlives who is killed
             is_python_module=False,
         )
-    return str(built)
+
+    folder = Path(cpp_extension._get_build_directory(name, False))
+    doing = "building the C++ kernels once for this processor"
+    return library_in(folder, doing, compile_into)
 
 
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:
@@ -173,7 +177,22 @@ def threads_for(multiplications: int, num_bytes: int = 0) -> int:
     `num_bytes`: of the weights that are read.
     """
     work = max(multiplications, WORK_OF_A_BYTE * num_bytes)
-    return min(torch.get_num_threads(), 1 + work // WORK_OF_A_THREAD)
+    return min(max(torch.get_num_threads(), _before_fork), 1 + work // WORK_OF_A_THREAD)
+
+
+_before_fork = 0  # threads that torch had in the process this one was forked from
+
+
+def _leave_torch_one_thread() -> None:
+    """In a forked child: OpenMP, torch's threads, waits for ever for those of the parent; the
+    kernels make theirs anew."""
+    global _before_fork
+    _before_fork = torch.get_num_threads()
+    torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_leave_torch_one_thread)
 
 
 def _processor() -> str:

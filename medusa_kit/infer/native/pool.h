@@ -6,9 +6,14 @@
 #include <chrono>
 #include <condition_variable>
 #include <functional>
+#include <map>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <vector>
+#if !defined(_WIN32)
+#include <pthread.h>
+#endif
 #if defined(__x86_64__)
 #include <immintrin.h>
 inline void breathe() { _mm_pause(); }
@@ -39,7 +44,8 @@ class Crowd {
     int strikes_ = 0;
 };
 
-// A run's threads. The first may go on alone from some barrier on (`leave_the_others`).
+// A run's threads. The caller's is the first of them, and may go on alone from some barrier on.
+// Callers from several threads take turns, but for a pool of one, which shares nothing.
 class Pool {
   public:
     static constexpr int SPINS = 4000;  // rounds of looking before the core is given away
@@ -59,7 +65,9 @@ class Pool {
 
     // All threads, or this one alone where the machine is crowded, run body(id).
     void run(const std::function<void(int)>& body) {
-        active_ = size_ == 1 || crowd_.here() ? 1 : size_;
+        if (size_ == 1) return body(0);
+        std::lock_guard<std::mutex> one_caller(callers_);
+        active_ = crowd_.here() ? 1 : size_;
         if (active_ == 1) return body(0);
         start_ = seconds();
         waited_ = 0;
@@ -116,9 +124,35 @@ class Pool {
     double start_ = 0, waited_ = 0;
     Crowd crowd_;
     std::vector<std::thread> workers_;
-    std::mutex mutex_;
+    std::mutex callers_, mutex_;
     std::condition_variable wake_;
     const std::function<void(int)>* body_ = nullptr;
     std::atomic<int> round_{0}, arrived_{0}, turn_{0}, done_{0}, next_active_{size_};
     bool stopping_ = false;
 };
+
+// The pools of this process, by their number of threads.
+struct Pools {
+    std::mutex mutex;
+    std::map<int, std::unique_ptr<Pool>> by_size;
+};
+
+inline Pools*& pools() {
+    static Pools* all = [] {
+#if !defined(_WIN32)
+        // A forked child has none of the threads, and a lock may have been held by one of them: it
+        // starts with pools of its own and leaves the old ones as they lie.
+        pthread_atfork(nullptr, nullptr, [] { pools() = new Pools; });
+#endif
+        return new Pools;
+    }();
+    return all;
+}
+
+inline Pool& pool(int threads) {
+    Pools& all = *pools();
+    std::lock_guard<std::mutex> lock(all.mutex);
+    auto& found = all.by_size[threads];
+    if (!found) found.reset(new Pool(threads));
+    return *found;
+}

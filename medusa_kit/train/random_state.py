@@ -1,0 +1,40 @@
+"""What dropout draws from, kept with a checkpoint: a process's own states, of CPU and GPUs.
+
+The order of rows does not depend on these: it follows from the recipe's seed.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from medusa_kit import console
+from medusa_kit.errors import CheckpointError
+
+
+def save_random_state(path: Path) -> None:
+    state: dict[str, Any] = {"cpu": torch.get_rng_state(), "cuda": []}
+    if torch.cuda.is_initialized():  # else nothing here runs on a GPU
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    torch.save(state, path)
+
+
+def load_random_state(path: Path) -> None:
+    """Raises CheckpointError for a file that cannot be read."""
+    try:
+        state = torch.load(path, weights_only=True)
+        if isinstance(state, torch.Tensor):  # as older versions wrote it
+            state = {"cpu": state, "cuda": []}
+        torch.set_rng_state(state["cpu"])
+        here = torch.cuda.device_count() if torch.cuda.is_initialized() else 0
+        for index, state_of_gpu in enumerate(state["cuda"][:here]):
+            torch.cuda.set_rng_state(state_of_gpu, index)
+    except Exception as error:  # zip, pickle, key and OS errors
+        raise CheckpointError(
+            f"{path} cannot be read: {error}", hint="add --fresh to start over"
+        ) from error
+    if len(state["cuda"]) != here:
+        console.warn(
+            f"the checkpoint has the random states of {len(state['cuda'])} GPUs, this process sees "
+            f"{here}: what dropout leaves out differs from an uninterrupted run"
+        )

@@ -1,0 +1,81 @@
+"""A file of answers goes on by what was asked, not by the names of rows alone."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from medusa_kit.base_model import BaseModel, load_base_model
+from medusa_kit.data.chat import encode_prompt
+from medusa_kit.data.readers import AnswerRow, Conversation, read_rows
+from medusa_kit.infer.self_distill import generate_answers
+
+TOKENS = 2
+
+
+@pytest.fixture
+def base() -> BaseModel:
+    return load_base_model("debug-tiny", device="cpu")
+
+
+def prompt(text: str, row: int, identity: str | None = None) -> Conversation:
+    return Conversation([{"role": "user", "content": text}], row, identity, "prompts.jsonl")
+
+
+def prompts(count: int) -> list[Conversation]:
+    return [prompt(f"question {row}", row) for row in range(1, count + 1)]
+
+
+def rows_of(path: Path) -> list[AnswerRow]:
+    return list(read_rows(str(path)))  # type: ignore[arg-type]
+
+
+def test_a_prompt_that_changed_under_its_name_is_answered_anew(
+    base: BaseModel, tmp_path: Path
+) -> None:
+    out, options = tmp_path / "answers.jsonl", {"max_new_tokens": TOKENS}
+    generate_answers(base, [prompt("tree", 1), prompt("a", 2, "named")], out, **options)
+    before = out.read_text()
+    edited = [prompt("bush", 1), prompt("b", 2, "named"), prompt("new", 3)]
+    report = generate_answers(base, edited, out, **options)
+    assert (report.written, report.already_there) == (3, 0)
+    assert report.changed == 2
+    assert out.read_text().startswith(before)
+    rows = rows_of(out)[2:]
+    assert sorted(row.id or "" for row in rows) == ["named", "prompts:1", "prompts:3"]
+    assert {tuple(row.prompt_ids) for row in rows} == {
+        tuple(encode_prompt(base.tokenizer, one.messages)) for one in edited
+    }
+    report = generate_answers(base, edited, out, **options)
+    assert (report.written, report.already_there) == (0, 3)
+    assert report.changed == 0
+    assert generate_answers(base, [prompt("tree", 1)], out, **options).already_there == 1
+
+
+def test_answers_of_an_older_version_count_where_the_same_is_asked(
+    base: BaseModel, tmp_path: Path
+) -> None:
+    """Their rows have no digest, but the prompt's token ids."""
+    out, options = tmp_path / "answers.jsonl", {"max_new_tokens": TOKENS}
+    generate_answers(base, prompts(3), out, **options)
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    for row in rows:
+        row.pop("asked", None)
+    out.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    edited = [*prompts(2), prompt("edited", 3), prompt("new", 4)]
+    report = generate_answers(base, edited, out, **options)
+    assert (report.written, report.already_there) == (2, 2)
+    assert report.changed == 1
+
+
+def test_a_template_that_writes_the_time_asks_nothing_twice(
+    base: BaseModel, tmp_path: Path
+) -> None:
+    """Each rendering differs, as the next day's does where templates write the date."""
+    base.tokenizer.chat_template = "{{ strftime_now('%H%M%S%f') }}" + base.tokenizer.chat_template
+    out, options = tmp_path / "answers.jsonl", {"max_new_tokens": TOKENS}
+    generate_answers(base, prompts(2), out, **options)
+    report = generate_answers(base, prompts(2), out, **options)
+    assert (report.written, report.already_there) == (0, 2)
+    base.tokenizer.chat_template += "!"
+    assert generate_answers(base, prompts(2), out, **options).written == 2
