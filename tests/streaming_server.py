@@ -13,7 +13,9 @@ class StreamingServer:
     """Answers every question alike, unless `refuse` says otherwise; remembers what it was asked.
 
     `usage`, `streams`, `metrics`: whether it has these. `cut`: questions whose answer breaks off.
-    `hold`: waits before each piece. Steps have two drafts, of which the first is always accepted.
+    `token_ids`: those of each piece, the stop token with the last, where it sends them if asked;
+    their number is what it counts then. `hold`: waits before each piece. Steps have two drafts, of
+    which the first is always accepted.
     """
 
     def __init__(self) -> None:
@@ -24,6 +26,7 @@ class StreamingServer:
         self.refuse: Callable[[int, str], int | None] = lambda number, question: None
         self.hold: Callable[[str], None] = lambda question: None
         self.prompt_tokens = 7
+        self.token_ids: list[list[int]] | None = None
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.drafts = 100  # before anything was asked
@@ -93,9 +96,10 @@ class StreamingServer:
     def events(self, body: dict[str, Any], question: str) -> Any:
         yield ": a comment"
         yield self._event({"role": "assistant", "content": ""})
-        for piece in self.pieces:
+        sent = self.token_ids if body.get("return_token_ids") else None
+        for piece, ids in zip(self.pieces, sent or [None] * len(self.pieces), strict=True):
             self.hold(question)
-            yield self._event({"content": piece})
+            yield self._event({"content": piece}, token_ids=ids)
             if question in self.cut:
                 self.leave()
                 return
@@ -110,8 +114,11 @@ class StreamingServer:
         with self._lock:
             self.running -= 1
 
-    def _event(self, delta: dict[str, Any], reason: str | None = None) -> str:
-        choice = {"index": 0, "delta": delta, "finish_reason": reason}
+    def _event(
+        self, delta: dict[str, Any], reason: str | None = None, token_ids: list[int] | None = None
+    ) -> str:
+        choice: dict[str, Any] = {"index": 0, "delta": delta, "finish_reason": reason}
+        choice |= {} if token_ids is None else {"token_ids": token_ids}
         return "data: " + json.dumps({"choices": [choice], "usage": None})
 
     def counted(self) -> dict[str, int]:
@@ -120,6 +127,8 @@ class StreamingServer:
     @property
     def num_tokens(self) -> int:
         """As vLLM's counters have it: the first token, then two a step."""
+        if self.token_ids is not None:
+            return sum(map(len, self.token_ids))
         return 1 + 2 * (len(self.pieces) - 1)
 
     def whole(self, body: dict[str, Any]) -> dict[str, Any]:

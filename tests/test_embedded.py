@@ -3,13 +3,23 @@
 import importlib.util
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import transformers
+from safetensors.torch import load_file
 
 from medusa_kit import load
 from medusa_kit.base_model import BaseModel, load_base_model
-from medusa_kit.embedded import EMBEDDED_NAME, cache_folder, embedded_gguf
+from medusa_kit.embedded import (
+    EMBEDDED_NAME,
+    cache_folder,
+    debug_model,
+    dequantised_folder,
+    embedded_gguf,
+)
 from medusa_kit.errors import CheckpointError
+from medusa_kit.infer.native.gguf_blocks import GGUFBlocks
 from medusa_kit.infer.native.kernels import load_library
 
 TOKENS = 16
@@ -72,3 +82,30 @@ def test_where_dequantised_models_lie(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert cache_folder() == tmp_path / "xdg/medusa-kit"
     monkeypatch.setenv("MEDUSA_KIT_CACHE", "~/own")
     assert cache_folder() == tmp_path / "own"
+
+
+def test_what_the_folder_of_a_dequantised_model_holds(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Engines are given it as it is, and read every *.safetensors in it as the model's weights."""
+    gguf = pytest.importorskip("gguf")
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
+    raw = gguf.quants.quantize(np.ones((4, 32), np.float32), gguf.GGMLQuantizationType.Q4_0)
+    writer.add_tensor("blk.0.attn_q.weight", raw, raw_dtype=gguf.GGMLQuantizationType.Q4_0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    monkeypatch.setenv("MEDUSA_KIT_CACHE", str(tmp_path / "cache"))
+    model, tokenizer = debug_model()
+    for name, made in (("AutoModelForCausalLM", model), ("AutoTokenizer", tokenizer)):
+        monkeypatch.setattr(
+            getattr(transformers, name), "from_pretrained", lambda *a, made=made, **k: made
+        )
+    folder = dequantised_folder(tmp_path / "model.gguf")
+    GGUFBlocks(tmp_path / "model.gguf")
+    assert {path.name for path in folder.iterdir()} == {
+        "config.json", "generation_config.json", "model.safetensors", "tokenizer.json",
+        "tokenizer_config.json", "chat_template.jinja", "gguf_scales.cache",
+    }  # fmt: skip
+    assert set(load_file(folder / "model.safetensors")) <= set(model.state_dict())

@@ -11,7 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from medusa_kit.bench.bench import Answers, Batch, Decoding, Method
-from medusa_kit.bench.served_acceptance import ServedSteps, fetch_counts, steps_between
+from medusa_kit.bench.served_acceptance import (
+    Counts,
+    ServedSteps,
+    began_anew,
+    fetch_counts,
+    steps_between,
+)
 from medusa_kit.data.readers import Message
 from medusa_kit.errors import MedusaKitError
 from medusa_kit.infer.openai_client import Endpoint, encode_again
@@ -34,7 +40,8 @@ class EndpointRun:
     """A server and what it did so far.
 
     `prompts`: by the token ids that the bench knows them by. `tokenizer` gives the one that answers
-    are encoded with again: all of them where `compare`, else those that came without usage.
+    are encoded with again: those that came without token ids where `compare`, else those that came
+    without usage.
     """
 
     endpoint: Endpoint
@@ -49,6 +56,8 @@ class EndpointRun:
     read_otherwise: list[tuple[int, int, int]] = field(default_factory=list)  # number, theirs, ours
     steps: list[ServedSteps] = field(default_factory=list)
     has_metrics: bool = True
+    rounds: int = 0
+    rounds_lost: int = 0  # of those, in which counters that it has were not to be had
     _failures_in_a_row: int = 0
 
     @property
@@ -61,12 +70,10 @@ class EndpointRun:
     def run(self, batch: Batch) -> Answers:
         """Raises MedusaKitError when nothing but failures comes any more."""
         before = fetch_counts(self.endpoint) if self.has_metrics else None
+        self.has_metrics = before is not None or (self.has_metrics and self.rounds > 0)
         with ThreadPoolExecutor(self.concurrency) as pool:
             got = list(pool.map(self._fetch, [self.prompts[tuple(ids)] for ids in batch]))
-        after = fetch_counts(self.endpoint) if before is not None else None
-        self.has_metrics = after is not None or bool(self.steps)
-        steps = None if before is None or after is None else steps_between(before, after)
-        self.steps += [] if steps is None else [steps]
+        steps = self._steps_since(before)
         ids = [self._encode(one) if self.compare else [] for one in got]
         counts = [self._count(one, again) for one, again in zip(got, ids, strict=True)]
         self._note(batch, got, counts)
@@ -82,6 +89,16 @@ class EndpointRun:
             said=self.notes(),
         )
 
+    def _steps_since(self, before: Counts | None) -> ServedSteps | None:
+        after = fetch_counts(self.endpoint) if before is not None else None
+        self.rounds += 1
+        if before is None or after is None or began_anew(before, after):
+            self.rounds_lost += self.has_metrics
+            return None
+        steps = steps_between(before, after)
+        self.steps += [] if steps is None else [steps]
+        return steps
+
     def _fetch(self, asked: Asked) -> Streamed | MedusaKitError:
         try:
             return stream_answer(self.endpoint, asked.messages, include_usage=self.include_usage)
@@ -91,6 +108,8 @@ class EndpointRun:
     def _encode(self, got: Streamed | MedusaKitError) -> list[int]:
         if not isinstance(got, Streamed):
             return []
+        if got.token_ids is not None:
+            return got.token_ids
         return encode_again(self.tokenizer(), got.text, got.finish_reason)
 
     def _count(self, got: Streamed | MedusaKitError, ids: list[int]) -> int:
@@ -136,6 +155,9 @@ class EndpointRun:
             "request_tokens_per_second": statistics.median(rates) if rates else None,
             "drafted_tokens": sum(steps.draft_tokens for steps in self.steps),
             "accepted_tokens": sum(steps.accepted_tokens for steps in self.steps),
+            "rounds": self.rounds,
+            "rounds_without_metrics": self.rounds_lost if self.has_metrics else self.rounds,
+            "compared_by": self._compared_by(),
             "prompts_read_otherwise": [number for number, _, _ in self.read_otherwise],
         }
 
@@ -144,6 +166,12 @@ class EndpointRun:
         if by_usage == len(self.answers):
             return "usage"
         return "encoding again" if not by_usage else "usage, encoding again where there is none"
+
+    def _compared_by(self) -> str | None:
+        if not self.compare:
+            return None
+        by_ids = sum(one.token_ids is not None for one in self.answers)
+        return "token ids" if by_ids == len(self.answers) else "encoding again"
 
     def notes(self) -> list[str]:
         """The same in words."""
@@ -157,6 +185,9 @@ class EndpointRun:
             behind = "" if rate is None else f", then {rate:.1f} tokens/s a request"
             said.append(f"first token after {first * 1e3:.0f} ms{behind} (medians)")
         said.append(self._acceptance_note(known["drafted_tokens"], known["accepted_tokens"]))
+        if known["compared_by"] == "encoding again":
+            said.append("it sends no token ids: text was encoded again to compare it, which may be "
+                        "other tokens for the same text")  # fmt: skip
         said += self._troubles()
         return said if self.answers else self._troubles()
 
@@ -177,11 +208,15 @@ class EndpointRun:
     def _acceptance_note(self, drafted: int, accepted: int) -> str:
         if not self.has_metrics:
             return "no counters of vLLM's at /metrics: its acceptance is not known"
+        lost = ""
+        if self.rounds_lost:
+            lost = (f"; {self.rounds_lost} of {self.rounds} rounds are not in it: /metrics was "
+                    "lost, or counted anew")  # fmt: skip
         if not drafted:
-            return "its counters at /metrics say that it drafted nothing"
+            return f"its counters at /metrics say that it drafted nothing{lost}"
         return (
             f"{accepted:,} of {drafted:,} drafted tokens accepted ({accepted / drafted:.0%}), by "
-            "/metrics, which counts everybody's requests"
+            f"/metrics, which counts everybody's requests{lost}"
         )
 
 

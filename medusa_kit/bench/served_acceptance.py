@@ -60,10 +60,15 @@ def fetch_counts(endpoint: Endpoint) -> Counts | None:
         return None
 
 
+def began_anew(before: Counts, after: Counts) -> bool:
+    """Whether counters fell in between: the server was started again."""
+    return any(after[name] < count for name, count in before.items())
+
+
 def steps_between(before: Counts, after: Counts) -> ServedSteps | None:
     """None where nothing was drafted, and where the counters began anew in between."""
     grown = {name: after[name] - before[name] for name in after}
-    if min(grown.values()) < 0 or not grown["drafts"]:
+    if began_anew(before, after) or not grown["drafts"]:
         return None
     positions = sorted(int(name.split()[1]) for name in grown if name.startswith("position"))
     shares = [grown[f"position {depth}"] / grown["drafts"] for depth in positions]

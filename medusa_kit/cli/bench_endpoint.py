@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from medusa_kit.cli import bench_report
+from medusa_kit.cli import bench_report, options
 from medusa_kit.errors import UsageError
 
 PLACE = "server"  # the parameter that stands where the options go
@@ -28,10 +28,7 @@ def _options(
             help="Measure a running OpenAI-compatible server too, up to /v1 (docs/vllm.md).",
         ),
     ] = None,
-    endpoint_model: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="The model's name there; --model unless given."),
-    ] = None,
+    endpoint_model: options.EndpointModel = None,
     endpoint_only: Annotated[
         bool, typer.Option("--endpoint-only", help="The server alone: no model is loaded.")
     ] = False,
@@ -78,11 +75,13 @@ class Server:
     def open(self, model: str, max_new_tokens: int, sampling: Any) -> "Served":
         """Ask for a first answer. Raises ConfigError, DataError or MedusaKitError for none."""
         from medusa_kit.infer.openai_client import Endpoint
-        from medusa_kit.infer.openai_stream import sends_usage
+        from medusa_kit.infer.openai_stream import probe
 
         key, name = self.api_key_env or "OPENAI_API_KEY", self.endpoint_model or model
-        endpoint = Endpoint(self.endpoint, name, key, max_new_tokens, sampling)
-        usage = sends_usage(endpoint)
+        compared = not self.endpoint_only  # text encoded again may be other tokens
+        endpoint, usage = probe(
+            Endpoint(self.endpoint, name, key, max_new_tokens, sampling, return_token_ids=compared)
+        )
         return Served(endpoint, usage, self.concurrency or 1, self.endpoint_only, model)
 
 

@@ -34,9 +34,7 @@ def generate(
     endpoint: Annotated[
         str | None, typer.Option(help="OpenAI-compatible server to ask instead, up to /v1.")
     ] = None,
-    served_model: Annotated[
-        str | None, typer.Option(help="The model's name there; --model unless given.")
-    ] = None,
+    endpoint_model: options.EndpointModel = None,
     api_key_env: Annotated[
         str, typer.Option(help="Environment variable that holds the server's key.")
     ] = "OPENAI_API_KEY",
@@ -53,6 +51,10 @@ def generate(
     Interrupted, the same command goes on where it stopped.
     """
     _check_on_error(on_error)
+    if endpoint is None and (endpoint_model is not None or return_token_ids):
+        unused = "--return-token-ids" if endpoint_model is None else "--endpoint-model"
+        raise UsageError(f"without a server {unused} would not be used",
+                         hint="name it: --endpoint URL")  # fmt: skip
     from medusa_kit.infer.openai_client import Endpoint
     from medusa_kit.infer.sampling import SamplingParams
 
@@ -63,7 +65,7 @@ def generate(
             sizes = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
             report = _generate_here(source, limit, output, model, dtype, device, {**sizes, **how})
         else:
-            server = Endpoint(endpoint, served_model or model, api_key_env, max_new_tokens,
+            server = Endpoint(endpoint, endpoint_model or model, api_key_env, max_new_tokens,
                               params, return_token_ids)  # fmt: skip
             report = _fetch(source, limit, output, model, server, concurrency, how)
     except KeyboardInterrupt:

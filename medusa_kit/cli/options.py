@@ -54,6 +54,12 @@ Compile = Annotated[
 Force = Annotated[
     bool, typer.Option("--force", help="Put heads on a base with another fingerprint.")
 ]
+EndpointModel = Annotated[
+    str | None,
+    typer.Option(
+        "--endpoint-model", metavar="NAME", help="The model's name there; --model unless given."
+    ),
+]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", min=1, help="Longest answer.")]
 Temperature = Annotated[float, typer.Option(help="0 is greedy; above 0 samples, exactly.")]
 TopK = Annotated[int | None, typer.Option(help="Sample among the K likeliest tokens.")]

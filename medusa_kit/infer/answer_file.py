@@ -1,7 +1,8 @@
 """The file answers are appended to: resumable, and never a mix of two settings.
 
-Beside FILE lies FILE.meta.json with the settings its rows were made with. A row says what was asked
-as a digest: its id is a name that the next file of prompts may give to another one.
+Beside FILE lies FILE.meta.json with the settings its rows were made with, from the first row on: a
+run that fails before leaves neither. A row says what was asked as a digest: its id is a name that
+the next file of prompts may give to another one.
 """
 
 import hashlib
@@ -36,13 +37,14 @@ class AnswerFile:
         if self.path.is_dir():
             raise ConfigError(f"{path} is a folder; expected a file to write answers to")
         self._meta = settings_path(self.path)
+        self._settings = settings
         self._done: dict[str, list[str | list[int]]] = {}  # by id, what was asked
         self.num_rows = 0
         if self.path.is_file() and self.path.stat().st_size:
             self._check_settings(settings)
             self._read_done()
         else:
-            self._write_settings(settings)
+            self.path.parent.mkdir(parents=True, exist_ok=True)  # told before an hour of answers
 
     def has(self, identity: str, asked: str, prompt_ids: list[int]) -> bool:
         """Whether this was asked under this id. Rows of an older version tell it by prompt_ids."""
@@ -57,12 +59,17 @@ class AnswerFile:
         before = self.path.stat().st_size if self.path.is_file() else 0
         text = "".join(json.dumps(record) + "\n" for record in records)
         try:
+            if not before:
+                self._write_settings()
             with self.path.open("a", encoding="utf-8") as stream:
                 stream.write(text)
                 stream.flush()
                 os.fsync(stream.fileno())
         except OSError as error:
-            if self.path.is_file():
+            if not before:
+                self.path.unlink(missing_ok=True)
+                self._meta.unlink(missing_ok=True)
+            else:
                 os.truncate(self.path, before)  # shrinking needs no room
             raise MedusaKitError(
                 f"cannot write to {self.path}: {error.strerror}; {self.num_rows} rows are safe",
@@ -103,9 +110,9 @@ class AnswerFile:
             console.note(f"{self._meta}: {OLD_NOTE}")
         return older
 
-    def _write_settings(self, settings: dict[str, Any]) -> None:
+    def _write_settings(self) -> None:
         with atomic_write(self._meta) as temporary:
-            temporary.write_text(json.dumps(settings, indent=2) + "\n")
+            temporary.write_text(json.dumps(self._settings, indent=2) + "\n")
 
     def _read_done(self) -> None:
         raw = self.path.read_bytes()

@@ -31,6 +31,7 @@ class Streamed:
     ended: float
     prompt_tokens: int | None = None  # by the server's count; None: it sends no usage
     completion_tokens: int | None = None
+    token_ids: list[int] | None = None  # the model's own, where they were asked for and came whole
 
 
 def stream_answer(
@@ -54,29 +55,41 @@ def stream_answer(
     return endpoint.ask(body, read)
 
 
-def sends_usage(endpoint: Endpoint) -> bool:
-    """Whether usage may be asked for, by one short request, which also shows whether it serves us.
+def probe(endpoint: Endpoint) -> tuple[Endpoint, bool]:
+    """(the endpoint as it may be asked, whether usage may be), by a short request, or up to three.
 
-    Raises as `stream_answer` does: better here than behind minutes of loading.
+    `return_token_ids` stays where the server sends them. Raises as `stream_answer` does where it
+    does not serve us: better here than behind minutes of loading.
     """
     short = replace(endpoint, max_new_tokens=PROBE_TOKENS)
     hello: list[Message] = [{"role": "user", "content": "Hello"}]
+    plain = replace(short, return_token_ids=False)
     try:
-        stream_answer(short, hello)
-    except DataError:  # stream_options are news to it, perhaps
-        stream_answer(short, hello, include_usage=False)
-        return False
-    return True
+        got = stream_answer(short, hello)
+        return replace(endpoint, return_token_ids=got.token_ids is not None), True
+    except DataError:  # token ids are news to it, perhaps, or stream_options
+        endpoint = replace(endpoint, return_token_ids=False)
+    if short != plain:
+        try:
+            stream_answer(plain, hello)
+            return endpoint, True
+        except DataError:
+            pass
+    stream_answer(plain, hello, include_usage=False)
+    return endpoint, False
 
 
 def _whole(endpoint: Endpoint, raw: bytes, started: float) -> Streamed:
     ended = time.perf_counter()
     choice, text, usage = endpoint.completion(raw)
-    return Streamed(text, _reason(choice), started, None, ended, **_counts(usage))
+    counts = _counts(usage)
+    ids = _whole_ids(choice.get("token_ids") or [], counts)
+    return Streamed(text, _reason(choice), started, None, ended, **counts, token_ids=ids)
 
 
 def _pieces(response: Any, started: float) -> Streamed:
     texts, usage, reason, first = list[str](), dict[str, Any](), None, None
+    ids: list[int] = []
     num_pieces = 0
     for piece in _events(response):
         usage = piece.get("usage") or usage
@@ -87,13 +100,17 @@ def _pieces(response: Any, started: float) -> Streamed:
                 num_pieces += 1
                 texts.append(delta.get("content") or "")
             reason = choice.get("finish_reason") or reason
+            ids += choice.get("token_ids") or ()
     ended = time.perf_counter()
     if reason is None:
         raise DataError(f"the answer breaks off after {num_pieces} pieces")
     if num_pieces == 1 and (usage.get("completion_tokens") or 2) > 1:
         first = None  # held back until it was done
     done = "stop" if reason == "stop" else "length"
-    return Streamed("".join(texts), done, started, first, ended, **_counts(usage))
+    counts = _counts(usage)
+    return Streamed(
+        "".join(texts), done, started, first, ended, **counts, token_ids=_whole_ids(ids, counts)
+    )
 
 
 def _events(response: Any) -> Iterator[dict[str, Any]]:
@@ -117,6 +134,11 @@ def _events(response: Any) -> Iterator[dict[str, Any]]:
 
 def _reason(choice: dict[str, Any]) -> str:
     return "stop" if choice.get("finish_reason") == "stop" else "length"
+
+
+def _whole_ids(ids: list[int], counts: dict[str, int | None]) -> list[int] | None:
+    """None where none came, or not as many as the server counts."""
+    return ids if ids and counts["completion_tokens"] in (None, len(ids)) else None
 
 
 def _counts(usage: dict[str, Any]) -> dict[str, int | None]:

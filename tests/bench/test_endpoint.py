@@ -16,10 +16,11 @@ from medusa_kit.bench.served_acceptance import read_counts, steps_between
 from medusa_kit.embedded import byte_tokenizer
 from medusa_kit.errors import DataError, MedusaKitError
 from medusa_kit.infer.openai_client import Endpoint
-from medusa_kit.infer.openai_stream import sends_usage, stream_answer
+from medusa_kit.infer.openai_stream import probe, stream_answer
 
 ASK = [{"role": "user", "content": "Hi"}]
 TEXT = "to you!"
+THEIRS = [[83], [1, 2], [3, 256]]  # what the model chose, piece by piece
 
 
 @pytest.fixture
@@ -142,20 +143,33 @@ def test_who_serves_us_not_is_told_before_anything(
 ) -> None:
     server.refuse = lambda number, question: status
     with pytest.raises(MedusaKitError, match=f"answers {status}") as caught:
-        sends_usage(endpoint(server))
+        probe(endpoint(server))
     assert hint in (caught.value.hint or "")
     assert len(server.requests) == 1
 
 
 def test_a_server_that_knows_no_stream_options(server: StreamingServer) -> None:
-    assert sends_usage(endpoint(server))
+    assert probe(endpoint(server)) == (endpoint(server), True)
     assert server.requests[0]["max_tokens"] == 4
     server.refuse = lambda number, question: (
         400 if "stream_options" in server.requests[number] else None
     )
-    assert not sends_usage(endpoint(server))
+    for ids in (False, True):
+        assert probe(endpoint(server, return_token_ids=ids)) == (endpoint(server), False)
     got = measured(served(server, 1, include_usage=False)).results[0]
     assert got.total.tokens == len(encoded(TEXT))
+
+
+def test_token_ids_are_asked_for_where_the_server_sends_them(server: StreamingServer) -> None:
+    asking = endpoint(server, return_token_ids=True)
+    assert probe(asking) == (endpoint(server), True), "it knows nothing of them"
+    server.token_ids = THEIRS
+    assert probe(asking) == (asking, True)
+    assert probe(endpoint(server)) == (endpoint(server), True), "nobody asked"
+    server.refuse = lambda number, question: (
+        400 if "return_token_ids" in server.requests[number] else None
+    )
+    assert probe(asking) == (endpoint(server), True)
 
 
 # What it accepted.
@@ -199,6 +213,33 @@ def test_no_counters_no_acceptance(server: StreamingServer) -> None:
     assert any("no counters of vLLM's" in said for said in run.notes())
 
 
+def test_rounds_without_counters_are_told(server: StreamingServer) -> None:
+    """The second round ends without /metrics, the third begins so, in the fourth it is back."""
+    server.metrics = True
+
+    def hold(question: str) -> None:
+        server.metrics = question != "q2"
+
+    server.hold = hold
+    run = served(server, 4)
+    total = measured(run).results[0].total
+    assert (total.num_steps, total.acceptance_length) == (4, 2.0), "of two rounds"
+    assert run.record()["rounds_without_metrics"] == 2
+    assert any("2 of 4 rounds are not in it" in said for said in run.notes())
+
+
+def test_a_server_begun_anew_is_told(server: StreamingServer) -> None:
+    server.metrics = True
+
+    def hold(question: str) -> None:
+        server.drafts = 50 if question == "q2" else server.drafts
+
+    server.hold = hold
+    run = served(server, 3)
+    assert measured(run).results[0].total.num_steps == 4
+    assert any("1 of 3 rounds are not in it" in said for said in run.notes())
+
+
 # A whole run.
 
 
@@ -233,6 +274,22 @@ def test_beside_others(server: StreamingServer) -> None:
     sampled = measured(served(server, 1, compare=True), other, sampled=True).results[1]
     assert sampled.total.identical is None
     assert not any("template" in said for said in sampled.drafter_notes)
+
+
+def test_the_same_is_judged_by_token_ids(server: StreamingServer) -> None:
+    """The answer's text, encoded again, is other tokens than the model chose."""
+    other = Method("here", lambda batch: Answers([[83, 1, 2, 3, 256] for _ in batch], 1.0))
+    run = served(server, 2, compare=True)
+    assert measured(run, other).results[1].total.identical == 0
+    assert any("text was encoded again" in said for said in run.notes())
+    server.token_ids = THEIRS
+    run = served(server, 2, compare=True)
+    run.endpoint = endpoint(server, return_token_ids=True)
+    assert measured(run, other).results[1].total.identical == 2
+    assert run.record()["compared_by"] == "token ids"
+    assert not any("encoded again" in said for said in run.notes())
+    server.counted = lambda: {"completion_tokens": 9}  # type: ignore[method-assign]
+    assert stream_answer(run.endpoint, ASK).token_ids is None, "some are missing"
 
 
 def test_a_prompt_that_fails_is_named_and_the_run_goes_on(server: StreamingServer) -> None:

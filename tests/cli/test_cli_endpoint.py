@@ -64,6 +64,7 @@ def test_bench_beside_a_server(
     assert theirs["identical"] == 0
     assert record["endpoint"]["concurrency"] == 2
     assert record["endpoint"]["drafted_tokens"] == 12
+    assert record["endpoint"]["compared_by"] == "encoding again"
     assert "endpoint, served: requests at once: 2; tokens counted by usage" in out
     assert "first token after" in out
     probe, *asked = server.requests
@@ -116,6 +117,18 @@ def test_requests_at_once_are_of_all_categories(
     assert "(2.00)" in out, "acceptance by category"
 
 
+def test_bench_compares_the_token_ids_of_a_server(
+    run: Run, server: StreamingServer, prompts: Path, tmp_path: Path
+) -> None:
+    server.token_ids = [[83], [1, 2], [3, 256]]
+    code, _, err = run("bench", *SHORT, "--prompts", prompts, "--endpoint", server.url,
+                       "--output", tmp_path)  # fmt: skip
+    assert code == 0, err
+    record = json.loads((tmp_path / "bench.json").read_text())["endpoint"]
+    assert record["compared_by"] == "token ids"
+    assert all(body["return_token_ids"] for body in server.requests)
+
+
 def test_a_server_alone_says_nothing_about_heads(run: Run, trained: Path, tmp_path: Path) -> None:
     (tmp_path / "bench.json").write_text('{"methods": [], "num_prompts": 1, "endpoint": {}}')
     code, _, err = run("push", trained, "me/heads", "--bench", tmp_path / "bench.json", "--dry-run")
@@ -165,13 +178,31 @@ def test_wrong_calls(run: Run, case: str) -> None:
     assert message in " ".join(err.split())
 
 
+@pytest.mark.parametrize("option", [["--endpoint-model", "x"], ["--return-token-ids"]])
+def test_generating_here_asks_no_server(run: Run, prompts: Path, option: list[str]) -> None:
+    code, _, err = run("data", "generate", prompts, "-o", "x", "--model", "debug-tiny", *option)
+    assert code == 2
+    assert f"without a server {option[0]} would not be used" in " ".join(err.split())
+
+
+def test_a_run_that_fails_leaves_nothing(
+    run: Run, server: StreamingServer, prompts: Path, tmp_path: Path
+) -> None:
+    server.refuse = lambda number, question: 404
+    out = tmp_path / "new" / "answers.jsonl"
+    code, _, err = run("data", "generate", prompts, "-o", out, "--model", "debug-tiny",
+                       "--endpoint", server.url)  # fmt: skip
+    assert (code, "answers 404" in err) == (1, True)
+    assert list(out.parent.iterdir()) == []
+
+
 def test_answers_of_a_vllm_server(
     run: Run, server: StreamingServer, prompts: Path, tmp_path: Path
 ) -> None:
     """Its own token ids are kept as they are, the stop token included."""
     out = tmp_path / "answers.jsonl"
     arguments = ["data", "generate", prompts, "-o", out, "--model", "debug-tiny", "-n", "9",
-                 "--endpoint", server.url, "--served-model", "served"]  # fmt: skip
+                 "--endpoint", server.url, "--endpoint-model", "served"]  # fmt: skip
     code, _, err = run(*arguments, "--return-token-ids")
     assert code == 0, err
     assert "3 answers written" in err

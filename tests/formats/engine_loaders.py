@@ -48,7 +48,7 @@ def vllm(folder: Path, hidden_BD: Tensor, base_VD: Tensor) -> Tensor:
             if seen.get("medusa_fc_bias", False):
                 wanted[f"blocks.{i}.layers.{j}.bias"] = (D,)
         if not seen.get("original_lm_head", False):
-            wanted[f"lm_heads.{i}.weight"] = (R, D)
+            wanted[f"lm_heads.{i}.weight"] = (V, D)  # whatever the map: 0.32 asserts it
     if seen.get("original_lm_head", False):
         wanted["lm_head.weight"] = (R, D)
     token_map = weights.pop("token_map", None) if R < V else None

@@ -34,6 +34,7 @@ from tiny_models import tiny_base
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError, MedusaKitError
 from medusa_kit.heads import MedusaHeads, load_heads, read_config, save_heads
 from medusa_kit.heads.formats.convert import WRITERS, convert
+from medusa_kit.tree.candidate_tree import CandidateTree
 
 FP32 = torch.float32
 SOME = torch.tensor([1, 2, 17, 60, 95])
@@ -157,6 +158,7 @@ def test_heads_for_some_tokens_reach_vllm_and_come_back(tmp_path: Path, of_base:
     expected_KBV = logits_of(heads)
     if not of_base:
         parts = random_parts()
+        parts.matrices = [parts.matrices[0]] * 3  # one each could not be loaded
         expected_KBV = parts.logits(hidden())
         expected_KBV[..., [i for i in range(V) if i not in SOME]] = -torch.inf
         tensors = vllm(parts) | {"token_map": SOME}
@@ -225,6 +227,43 @@ def test_what_serves_it_is_told(tmp_path: Path) -> None:
     assert {"--num_medusa_heads", "--medusa_model_dir"} < set(written.command or [])
 
 
+def test_heads_for_some_tokens_are_served_without_the_check_of_weights(tmp_path: Path) -> None:
+    """vLLM 0.32 takes token_map for a weight that it has not loaded."""
+    source, _ = saved(tmp_path / "ours", projection="reduced")
+    _, written = convert(source, tmp_path / "out", "vllm", base=base_in(FP32))
+    at = (written.command or []).index("--model-loader-extra-config")
+    assert json.loads((written.command or [])[at + 1]) == {"enable_weights_track": False}
+    assert any("heads that are missing" in note for note in written.notes)
+    source, _ = saved(tmp_path / "whole", projection="shared")
+    _, written = convert(source, tmp_path / "other", "vllm", base=base_in(FP32))
+    assert "--model-loader-extra-config" not in (written.command or [])
+    assert not any("missing" in note for note in written.notes)
+
+
+@pytest.mark.parametrize("to", ["vllm", "trt-llm"])
+def test_what_serves_it_names_the_folder_of_the_base(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, to: str
+) -> None:
+    """The heads know their base by another name; where it lies is told by --model."""
+    heads = our_heads(projection="shared")
+    heads.config = replace(heads.config, base_model_name="smollm2-135m-instruct")
+    save_heads(heads, tmp_path / "ours")
+    base = base_in(FP32)
+    monkeypatch.setattr(base, "info", replace(base.info, name=str(tmp_path), source="folder"))
+    (tmp_path / "config.json").write_text("{}")
+    _, written = convert(tmp_path / "ours", tmp_path / "out", to, base=base)
+    assert str(tmp_path) in (written.command or [])
+    assert "smollm2-135m-instruct" not in (written.command or [])
+
+
+def test_a_name_that_only_we_know_is_not_put_into_a_command(tmp_path: Path) -> None:
+    heads = our_heads(projection="own")
+    heads.config = replace(heads.config, base_model_name="smollm2-135m-instruct")
+    save_heads(heads, tmp_path / "ours")
+    _, written = convert(tmp_path / "ours", tmp_path / "out", "vllm")
+    assert (written.command or [])[:3] == ["vllm", "serve", "BASE"]
+
+
 @pytest.mark.parametrize("to", ["fd-v1", "tgi", "lorax", "trt-llm"])
 def test_configs_hold_these_keys_and_no_others(tmp_path: Path, to: str) -> None:
     source, _ = saved(tmp_path / "ours")
@@ -291,6 +330,14 @@ def version_2(to: str) -> Call:
     )
 
 
+def own_rows_for_some_to_vllm(f: Path) -> Any:
+    parts = random_parts()
+    parts.matrices = [matrix[SOME] for matrix in parts.matrices]
+    config = vllm_config(parts, vocab_size=V, truncated_vocab_size=5)
+    foreign = put(f / "in", config, model=vllm(parts) | {"token_map": SOME})
+    return convert(foreign, f / "out", "vllm")
+
+
 IMPOSSIBLE: dict[str, tuple[Call, type[MedusaKitError], str]] = {
     **{f"{kind} to {to}": (ours_to(to, base=True, **options), ConfigError, "read tokens besides")
        for kind, options in OURS.items() for to in ("vllm", "tgi", "medusa-kit")},
@@ -302,6 +349,8 @@ IMPOSSIBLE: dict[str, tuple[Call, type[MedusaKitError], str]] = {
     "two blocks to tgi, no base": (
         ours_to("tgi", L=2, projection="shared"), ConfigError, "--model"),
     "shared to vllm, no base": (ours_to("vllm", projection="shared"), ConfigError, "--model"),
+    "own rows for some tokens to vllm": (own_rows_for_some_to_vllm, CheckpointError,
+                                         "matrix of its own for 5 tokens.*projection reduced"),
     "reduced to vllm, no base": (ours_to("vllm", projection="reduced"), ConfigError, "--model"),
     **{f"reduced to {to}": (ours_to(to, base=True, projection="reduced"), CheckpointError,
                             "score 5 tokens of the vocabulary.*--to vllm")
@@ -405,3 +454,12 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_every_writer_has_a_loader_to_be_held_against() -> None:
     assert set(WRITERS) == {*LOADERS, "medusa-kit"}
+
+
+def test_the_chain_that_the_manual_shows_fits_the_heads_it_names() -> None:
+    """docs/vllm.md: as deep as the drafts of its command, so that three heads take it."""
+    page = (Path(__file__).parents[2] / "docs/vllm.md").read_text()
+    chain = json.loads(re.findall(r"echo '(\[.*\])' > chain\.json", page)[0])
+    drafts = int(re.findall(r'"num_speculative_tokens": (\d+)', page)[0])
+    tree = CandidateTree.from_choices(chain)
+    assert (tree.depth, tree.num_nodes) == (drafts, drafts + 1) == (3, 4)

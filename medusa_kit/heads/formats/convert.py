@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from medusa_kit.base_model import BaseModel
+from medusa_kit.embedded import DEBUG_NAME, EMBEDDED_NAME
 from medusa_kit.errors import ConfigError, nearest
 from medusa_kit.files import atomic_write
 from medusa_kit.heads import checkpoint
@@ -19,6 +20,7 @@ from medusa_kit.heads.formats.kit import check_sizes, from_kit, scale_note, simp
 from medusa_kit.heads.formats.neutral import ForeignHeads
 from medusa_kit.heads.formats.recognise import ADAPTER_CONFIG, read_foreign
 from medusa_kit.heads.formats.target import LAYOUTS, Target, Written
+from medusa_kit.model_files import resolve
 
 OURS = "medusa-kit"
 INDEX_NAME = "model.safetensors.index.json"
@@ -47,6 +49,8 @@ WRITERS: dict[str, Callable[[ForeignHeads, Target], Written]] = {
     OURS: _write_ours,
 }
 TWO_LAYOUTS = ("tgi", "lorax")
+NAMES_OF_OURS = (EMBEDDED_NAME, DEBUG_NAME)  # no other engine knows them
+IN_A_FOLDER = ("folder", "gguf", "embedded")  # sources of bases that have one
 # What a folder may hold that --force replaces.
 REPLACEABLE = {
     CONFIG_NAME, INDEX_NAME, ADAPTER_CONFIG, checkpoint.WEIGHTS_NAME, numbered.SAFETENSORS,
@@ -99,7 +103,9 @@ def convert(
     """Write the heads in `source` into `folder` as `to`; what was read, and what was written.
 
     `base`: needed where the target holds what the source takes from its base, and to check sizes
-    (for medusa-kit heads the fingerprint). `base_name`: the base as the target is to name it.
+    (for medusa-kit heads the fingerprint). `base_name`: the base as the target is to name it, in
+    its config and in the command; unless given, the config has the name that the heads know, and
+    the command where `base` lies.
     Raises ConfigError (the call, or a base is needed), CheckpointError (unreadable, or the target
     cannot hold these heads), IncompatibleBaseError.
     """
@@ -112,7 +118,7 @@ def convert(
         heads = simplified(heads, base)
         notes += [note for note in [scale_note(base)] if note]
     name = base_name or heads.base_name or (base.info.name if base else None)
-    target = Target(to, folder, base, name, layout)
+    target = Target(to, folder, base, name, layout, base_name or _place(base, heads))
     written = WRITERS[to](heads, target)
     written.notes[:0] = notes
     _keep_adapter(source, to, heads, written)
@@ -129,6 +135,16 @@ def _read(source: Path, base: BaseModel | None) -> ForeignHeads:
     if base is not None:
         checkpoint.check_base(config, base, force=False)
     return from_kit(config, tensors)
+
+
+def _place(base: BaseModel | None, heads: ForeignHeads) -> str | None:
+    """Where another engine finds the base: a folder or a Hub id. None where it would find none."""
+    if base is None:
+        name = heads.base_name or ""
+        return None if name in ("", *NAMES_OF_OURS) or name.endswith(".gguf") else name
+    if base.info.source in ("hub", "memory"):
+        return base.info.name
+    return resolve(base.info.name)[1] if base.info.source in IN_A_FOLDER else None
 
 
 def _keep_adapter(source: Path, to: str, heads: ForeignHeads, written: Written) -> None:

@@ -94,7 +94,7 @@ def write_trt_llm(heads: ForeignHeads, target: Target) -> Written:
     written = _write(heads, target, 1)
     written.command = [
         "python", "examples/medusa/convert_checkpoint.py",
-        "--model_dir", target.base_name or "BASE", "--medusa_model_dir", str(target.folder),
+        "--model_dir", target.base_place or "BASE", "--medusa_model_dir", str(target.folder),
         "--output_dir", "ENGINE_CHECKPOINT", "--num_medusa_heads", str(heads.num_heads),
         "--num_medusa_layers", str(heads.num_blocks), "--max_medusa_token_len", "63",
     ]  # fmt: skip

@@ -31,13 +31,18 @@ class Written:
 
 @dataclass(frozen=True)
 class Target:
-    """Where heads go and what they stand on. `layout`: of formats that have two, auto, v1 or v2."""
+    """Where heads go and what they stand on. `layout`: of formats that have two, auto, v1 or v2.
+
+    `base_name`: what a config calls the base. `base_place`: what an engine's command is given, a
+    folder or a Hub id; None where there is nothing that another engine could load.
+    """
 
     format: str
     folder: Path
     base: BaseModel | None
     base_name: str | None
     layout: str = "auto"
+    base_place: str | None = None
 
     def required_base_name(self) -> str:
         if self.base_name is None:

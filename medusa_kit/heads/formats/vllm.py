@@ -27,11 +27,17 @@ from medusa_kit.heads.formats.layout import (
     sort_names,
 )
 from medusa_kit.heads.formats.neutral import ForeignHeads
-from medusa_kit.heads.formats.target import Target, Written
+from medusa_kit.heads.formats.target import Target, Written, same_numbers
 
 START = r"(?:medusa_heads\.)?"  # vLLM cuts it off first
 ORIGINAL, TOKEN_MAP = "lm_head.weight", "token_map"
 WEIGHTS = "model.safetensors"
+# vLLM makes a parameter of token_map and then misses it among those it has loaded: no server.
+NOT_TRACKED = {"enable_weights_track": False}
+NOT_TRACKED_NOTE = (
+    "vLLM (0.32) does not load a token_map unless it is told not to check that every weight was in "
+    "the files; it then starts with heads that are missing too, so look at its acceptance"
+)
 LAYOUT = Layout(
     re.compile(START + r"blocks\.(?P<head>\d+)\.layers\.(?P<block>\d+)\.(?P<kind>weight|bias)"),
     re.compile(START + r"lm_heads\.(?P<head>\d+)\.weight"),
@@ -136,8 +142,11 @@ def _with_token_map(
 
 
 def write(heads: ForeignHeads, target: Target) -> Written:
-    """Heads on the base's own matrix become one `lm_head.weight` for all."""
-    matrices = target.matrices(heads)
+    """Heads on the base's own matrix become one `lm_head.weight` for all.
+
+    Raises CheckpointError for matrices of some tokens that differ from head to head.
+    """
+    matrices = _one_or_each(target.matrices(heads), heads.token_map_R)
     bias = heads.has_bias
     tensors: dict[str, Tensor] = {}
     for i, blocks in enumerate(heads.blocks):
@@ -168,6 +177,25 @@ def write(heads: ForeignHeads, target: Target) -> Written:
         "model": str(target.folder),
         "num_speculative_tokens": heads.num_heads,
     }
-    command = ["vllm", "serve", target.base_name or "BASE", "--speculative-config",
+    command = ["vllm", "serve", target.base_place or "BASE", "--speculative-config",
                json.dumps(speculation, separators=(",", ":"))]  # fmt: skip
-    return Written(config, {WEIGHTS: tensors}, command=command)
+    written = Written(config, {WEIGHTS: tensors}, command=command)
+    if heads.token_map_R is not None:
+        command += ["--model-loader-extra-config", json.dumps(NOT_TRACKED, separators=(",", ":"))]
+        written.notes.append(NOT_TRACKED_NOTE)
+    return written
+
+
+def _one_or_each(matrices: list[Tensor] | Tensor, token_map_R: Tensor | None) -> Any:
+    """Matrices as vLLM loads them. It gives each head's own one row a token of the vocabulary, and
+    refuses one that is cut to a map; a matrix for all heads it cuts rightly.
+    """
+    if token_map_R is None or not isinstance(matrices, list):
+        return matrices
+    if all(same_numbers(matrix_RD, matrices[0]) for matrix_RD in matrices):
+        return matrices[0]
+    raise CheckpointError(
+        f"each of the {len(matrices)} heads has a matrix of its own for {len(token_map_R)} tokens; "
+        "vLLM (0.32) loads such matrices only with a row for every token of the vocabulary",
+        hint="heads of projection reduced (one matrix for all) or own (every token) can be served",
+    )

@@ -16,7 +16,9 @@ from medusa_kit.embedded import dequantised_folder
 from medusa_kit.files import atomic_write
 from medusa_kit.infer.native.packing import GROUPS, Blocks
 
-CACHE_NAME = "gguf_scales.safetensors"  # beside the dequantised model: GGUF headers parse slowly
+# Beside the dequantised model: GGUF headers parse slowly. Safetensors inside, but not by name:
+# engines that are given this folder read every *.safetensors (vLLM does) or *.bin as weights.
+CACHE_NAME = "gguf_scales.cache"
 
 
 class GGUFBlocks:
