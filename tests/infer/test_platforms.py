@@ -56,6 +56,7 @@ def system(
         assert name != "Windows", "MSVC would fail in a hundred lines"
         raise RuntimeError("Command '['which', 'c++']' returned non-zero exit status 1.")
 
+    monkeypatch.delenv(kernels.ISA_SWITCH, raising=False)
     monkeypatch.setattr(platform, "system", lambda: name)
     monkeypatch.setattr(platform, "machine", lambda: SYSTEMS[name])
     monkeypatch.setattr(Path, "read_text", without_proc)
