@@ -52,7 +52,10 @@ def test_fewer_rows_use_the_nearest_larger_pack() -> None:
     install_packed_linears(model)
     for rows in (6, 20):
         pack_for_rows(model, rows)
-    used = [model[0]._packed_rows(rows) for rows in (1, 2, 3, 6, 7, 9, 10, 20, 21, 64)]
+    used = [
+        packed_linear._packed_rows(model[0].packs, rows)
+        for rows in (1, 2, 3, 6, 7, 9, 10, 20, 21, 64)
+    ]
     assert used == [None, None, 6, 6, None, None, 20, 20, None, None]
 
 
