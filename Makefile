@@ -33,9 +33,27 @@ fix: install ## Format and mend what ruff can mend
 	$(BIN)/ruff format medusa_kit tests benchmarks
 	$(BIN)/ruff check --fix medusa_kit tests benchmarks
 
+# Numbers as other machines have them: what torch, MKL and the kit's own kernels may use. CI takes
+# one in turn. Such a run is of the tests that could notice; TESTS=tests makes it the whole suite.
+VARIANT_plain := ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE MEDUSA_KIT_ISA=plain
+VARIANT_sse := ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2
+VARIANT_avx2 := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_CBWR=AVX2 \
+	MEDUSA_KIT_ISA=avx2
+VARIANT_avx512 := ATEN_CPU_CAPABILITY=avx512 MKL_ENABLE_INSTRUCTIONS=AVX512 MEDUSA_KIT_ISA=avx512
+VARIANT_vnni := ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE MEDUSA_KIT_ISA=avx512-vnni
+VARIANTS := plain sse avx2 avx512 vnni
+ifdef VARIANT
+ifeq ($(filter $(VARIANT),$(VARIANTS)),)
+$(error VARIANT is '$(VARIANT)'; expected one of $(VARIANTS))
+endif
+TESTS ?= tests/exactness tests/formats tests/heads tests/bench/test_verify.py $(addprefix \
+	tests/infer/test_,$(addsuffix .py,attention fixed_shapes fused_norm native native_heads \
+	packed_linear rounded token_choice transformers_entry tree_check))
+endif
+
 # One thread: tiny models are slower with more, by several times where other work runs beside.
-test: install ## The whole test suite (no network, no GPU)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+test: install ## The whole test suite (no network, no GPU); VARIANT=avx2: as on another processor
+	OMP_NUM_THREADS=1 $(VARIANT_$(VARIANT)) $(BIN)/python -m pytest $(TESTS)
 
 # Beside the environment, not in it: torchao has transformers say things that only its users want.
 QUANTISERS := build/quantisers

@@ -163,6 +163,13 @@ def drafter_options(name: str, given: Mapping[str, Any] | Section | None = None)
         raise explain(error, f"drafter {name}", kind, "there is no option") from error
 
 
+def drafts_without_heads(drafter: str | None, has_draft_model: bool, fallback: str | None) -> bool:
+    """Whether something else than heads was told to draft where they do not fit."""
+    if fallback is not None or drafter == "auto":
+        return True
+    return has_draft_model and drafter != "medusa"
+
+
 def check_drafting(
     name: str | None,
     options: Mapping[str, Any] | None,

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from medusa_kit import adapters, embedded, families
+from medusa_kit import adapters, console, embedded, families
 from medusa_kit.errors import CheckpointError, IncompatibleBaseError, MedusaKitError
 from medusa_kit.locks import building_models
 from medusa_kit.quantised import installing, is_known, method_of
@@ -67,6 +67,50 @@ def stored_quantised(name: str, revision: str | None = None) -> str | None:
     return _method(found)
 
 
+def stored_config(name: str, revision: str | None = None) -> Any | None:
+    """The config of a base's text model, told without reading weights; None where it cannot be
+    read, which loading explains."""
+    from transformers import AutoConfig
+
+    try:
+        source, place = resolve(name)
+        if source == "debug":
+            return embedded.debug_model()[0].config
+        if source == "adapter":
+            info = adapters.read_info(Path(place))
+            return stored_config(info["base_model"], info["revision"])
+        return AutoConfig.from_pretrained(place, revision=revision).get_text_config()
+    except Exception:  # as in `from_pretrained`
+        return None
+
+
+def stored_generation_config(name: str, revision: str | None = None) -> Any | None:
+    """The generation config beside a base's weights; None where there is none to be read."""
+    from transformers import GenerationConfig
+
+    try:
+        source, place = resolve(name)
+        if source == "adapter":
+            info = adapters.read_info(Path(place))
+            return stored_generation_config(info["base_model"], info["revision"])
+        return GenerationConfig.from_pretrained(place, revision=revision)
+    except Exception:  # many bases have none
+        return None
+
+
+def built_sizes(config: Any) -> dict[str, int] | None:
+    """What heads read and score, of a model of this config; built without numbers, so that it takes
+    neither memory nor long. None where it cannot be."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            weight_VD = AutoModelForCausalLM.from_config(config).get_output_embeddings().weight
+    except Exception:  # families differ in what they do on the meta device
+        return None
+    return {"hidden size": weight_VD.shape[1], "vocabulary size": weight_VD.shape[0]}
+
+
 def _method(config: Any) -> str | None:
     told = getattr(config, "quantization_config", None)
     return None if told is None else method_of(told)
@@ -82,12 +126,13 @@ def _gguf_kinds(path: Path) -> str | None:
 def from_pretrained(
     place: str, dtype: torch.dtype, revision: str | None, attention: str | None, four_bit: bool
 ) -> tuple[Any, Any]:
-    """(model, tokenizer). `attention`: transformers' name for it, None for the class's default.
+    """(model, tokenizer or None). `attention`: transformers' name for it, None for the class's
+    default.
 
     Raises IncompatibleBaseError, before any weight is read, for what the config rules out;
     CheckpointError.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
+    from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 
     options: dict[str, Any] = {}
     method = "bitsandbytes" if four_bit else None
@@ -104,7 +149,7 @@ def from_pretrained(
             model = AutoModelForCausalLM.from_pretrained(
                 place, dtype=dtype, revision=revision, attn_implementation=attention, **options
             )
-        tokenizer = AutoTokenizer.from_pretrained(place, revision=revision)
+        tokenizer = _tokenizer(place, revision)
     except MedusaKitError:
         raise
     except Exception as error:  # from OSError to safetensors' own kinds
@@ -115,6 +160,23 @@ def from_pretrained(
             "safetensors and tokenizer files that are whole",
         ) from error
     return model, tokenizer
+
+
+def _tokenizer(place: str, revision: str | None) -> Any | None:
+    """None for a folder that has no file of one: whoever has token ids needs none."""
+    from transformers import AutoTokenizer
+
+    folder = Path(place)
+    if folder.is_dir() and not any(_is_tokenizers(path.name) for path in folder.iterdir()):
+        console.note(f"{place} holds no tokenizer: prompts are token ids, and answers too")
+        return None
+    return AutoTokenizer.from_pretrained(place, revision=revision)
+
+
+def _is_tokenizers(name: str) -> bool:
+    """Whether a file of a model's folder is, by its name, part of a tokenizer."""
+    parts = ("tokenizer", "vocab", "merges", "spiece", "tekken", "sentencepiece")
+    return name.endswith((".model", ".tiktoken")) or any(part in name for part in parts)
 
 
 def _refuse_unknown(method: str | None, place: str) -> None:

@@ -23,7 +23,7 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
     if not path.is_file():
         raise ConfigError(f"no {what} at {path}", hint="name a YAML file; see recipes/")
     try:
-        raw = yaml.safe_load(path.read_text())
+        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is no YAML: {error}") from error
     if not isinstance(raw, dict):

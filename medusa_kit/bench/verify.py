@@ -93,7 +93,16 @@ def verify(
             num_steps += ours.stats.num_steps
             if ours.token_ids != expected:
                 differences.append(
-                    _difference(engine, oracle, sampling, index, ids, ours.token_ids, expected)
+                    _difference(
+                        engine,
+                        oracle,
+                        sampling,
+                        index,
+                        ids,
+                        max_new_tokens,
+                        ours.token_ids,
+                        expected,
+                    )
                 )
             bar.advance(note=f"{len(differences)} differ")
     length = (num_tokens - len(prompts)) / num_steps if num_steps else 1.0
@@ -115,6 +124,7 @@ def _difference(
     sampling: SamplingParams,
     index: int,
     prompt_ids: Sequence[int],
+    max_new_tokens: int,
     ours: Sequence[int],
     expected: Sequence[int],
 ) -> Difference:
@@ -123,7 +133,7 @@ def _difference(
     margin = float("inf")
     if None not in tokens:
         prefix = [*prompt_ids, *expected[:position]]
-        chooser = TokenChooser(oracle.base.model, sampling, len(prompt_ids))
+        chooser = TokenChooser(oracle.base.model, sampling, prompt_ids, max_new_tokens)
         scores_V = chooser.scores(oracle.logits(prefix), prefix)
         margin = float(scores_V.max() - scores_V[tokens].min())
     scale = 1.0 if sampling.greedy else 1.0 / sampling.temperature

@@ -90,6 +90,7 @@ def bench(
         return served.measure_alone(asked, source, output)
     named = _named(heads) if heads else {"medusa-kit": loading.get("heads", "auto") or "none"}
     first = options.heads_argument(next(iter(named.values())))
+    _check_others(list(named.values())[1:], loading)
     engine, oracle = load_both({**loading, "heads": first})
     engines = _engines(engine, named, loading["force"])
     helper = _assistant(assistant, engine)
@@ -168,6 +169,20 @@ def _named(heads: list[str]) -> dict[str, str]:
         name, _, place = one.rpartition("=")
         named[name or ("medusa-kit" if one == "auto" else f"medusa-kit, {one}")] = place
     return named
+
+
+def _check_others(places: list[str], loading: engine_options.Loading) -> None:
+    """What is wrong with heads beside the first is told before a base is loaded too."""
+    from medusa_kit.drafting import drafts_without_heads
+    from medusa_kit.infer.before_loading import check_heads
+
+    has_draft_model = loading["draft_model"] is not None
+    optional = drafts_without_heads(loading["drafter"], has_draft_model, loading.get("fallback"))
+    for place in places:
+        check_heads(
+            loading["name"], loading.get("revision"), options.heads_argument(place), None,
+            loading["force"], optional,
+        )  # fmt: skip
 
 
 def _engines(first: Any, named: dict[str, str], force: bool) -> dict[str, Any]:

@@ -27,7 +27,10 @@ def chat(
 ) -> None:
     """Chat with the model; each answer closes with its speed and acceptance length."""
     import medusa_kit
+    from medusa_kit.infer.before_loading import check_bias
+    from medusa_kit.infer.sampling import SamplingParams
 
+    check_bias(loading["name"], loading.get("revision"), SamplingParams.of(sampling))
     engine = medusa_kit.load(**loading)
     settings = {"max_new_tokens": max_new_tokens, **sampling}
     console.note(_greeting(engine))

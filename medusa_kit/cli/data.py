@@ -82,8 +82,10 @@ def _generate_here(
 ) -> Any:  # fmt: skip
     from medusa_kit.base_model import load_base_model
     from medusa_kit.data.readers import read_rows
+    from medusa_kit.infer.before_loading import check_bias
     from medusa_kit.infer.self_distill import generate_answers
 
+    check_bias(model, None, how["sampling"])
     base = load_base_model(model, dtype=dtype, device=device)
     return generate_answers(base, read_rows(source, limit=limit), output, **how)
 

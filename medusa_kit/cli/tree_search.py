@@ -61,17 +61,18 @@ def tree_search(
     from medusa_kit.infer.tree_search import judge_tree, search_tree
 
     _check_writable(heads, output)
+    sized, batches = _numbers("sizes", sizes), _numbers("batch sizes", batch_sizes)
+    judged = _read_choices(choices) if choices is not None else None
+    given = _given(heads, prompts, answers, statistics, limit)
     engine = _engine(model, heads, dtype, device, force)
     folder = _output_folder(output, engine)
-    sized, batches = _numbers("sizes", sizes), _numbers("batch sizes", batch_sizes)
-    most = max(*sized, nodes or 2, 2) if dynamic and choices is None else None
-    stats = _statistics(engine, folder, prompts, answers, statistics, limit, max_new_tokens,
-                        batch_size, most)  # fmt: skip
-    if choices is not None:
-        search = judge_tree(engine, stats, _read_choices(choices))
-    else:
-        stats = stats if dynamic else replace(stats, entries_PK=None)
-        search = search_tree(engine, stats, sized, nodes, batches)
+    most = max(*sized, nodes or 2, 2) if dynamic and judged is None else None
+    stats = _statistics(engine, folder, given, prompts, answers, limit, max_new_tokens, batch_size,
+                        most)  # fmt: skip
+    if judged is None and not dynamic:
+        stats = replace(stats, entries_PK=None)
+    search = (search_tree(engine, stats, sized, nodes, batches) if judged is None
+              else judge_tree(engine, stats, judged))  # fmt: skip
     _report(engine, search, folder)
 
 
@@ -128,12 +129,56 @@ def _numbers(what: str, text: str) -> list[int]:
         raise UsageError(f"{what} {text!r}: expected numbers with commas between") from error
 
 
-def _statistics(
-    engine: Any,
-    folder: Path,
+def _given(
+    heads: str,
     prompts: str | None,
     answers: Path | None,
     statistics: Path | None,
+    limit: int | None,
+) -> Any:
+    """What to calibrate on, read before a base is loaded: rows of prompts or answers, statistics,
+    or None where those beside the heads are meant. Raises DataError, CheckpointError.
+    """
+    from medusa_kit.data.readers import AnswerRow, read_rows
+    from medusa_kit.tree.statistics import RankStatistics
+
+    if prompts is not None:
+        return list(read_rows(prompts, limit=limit))
+    if statistics is not None:
+        return RankStatistics.load(_existing(statistics))
+    if answers is None:
+        _check_beside(heads)
+        return None
+    rows = list(read_rows(str(answers), limit=limit))
+    if wrong := next((row for row in rows if not isinstance(row, AnswerRow)), None):
+        raise DataError(
+            f"{answers}: row {wrong.row} holds no token ids",
+            hint="answers come from `medusa-kit data generate`; give prompts as --prompts",
+        )
+    return rows
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_file():
+        raise UsageError(
+            f"no statistics at {path}", hint="give --prompts or --answers to calibrate on"
+        )
+    return path
+
+
+def _check_beside(heads: str) -> None:
+    """Of heads in a folder it can be told early that no statistics lie there."""
+    folder = Path(heads).expanduser()
+    if (folder / "config.json").is_file():
+        _existing(folder / STATISTICS_NAME)
+
+
+def _statistics(
+    engine: Any,
+    folder: Path,
+    given: Any,
+    prompts: str | None,
+    answers: Path | None,
     limit: int | None,
     max_new_tokens: int,
     batch_size: int,
@@ -145,26 +190,16 @@ def _statistics(
     from medusa_kit.infer.self_distill import generate_answers
     from medusa_kit.tree.statistics import RankStatistics
 
+    if given is None:
+        return RankStatistics.load(_existing(Path(engine.heads_source or folder) / STATISTICS_NAME))
+    if isinstance(given, RankStatistics):
+        return given
     if prompts is not None:
         answers = folder / "calibration_answers.jsonl"
         generate_answers(
-            engine.base, read_rows(prompts, limit=limit), answers,
-            max_new_tokens=max_new_tokens, batch_size=batch_size,
-        )  # fmt: skip
-    if answers is None:
-        path = statistics or Path(engine.heads_source or folder) / STATISTICS_NAME
-        if not path.is_file():
-            raise UsageError(
-                f"no statistics at {path}", hint="give --prompts or --answers to calibrate on"
-            )
-        return RankStatistics.load(path)
-    rows = list(read_rows(str(answers), limit=limit))
-    if wrong := next((row for row in rows if not isinstance(row, AnswerRow)), None):
-        raise DataError(
-            f"{answers}: row {wrong.row} holds no token ids",
-            hint="answers come from `medusa-kit data generate`; give prompts as --prompts",
+            engine.base, given, answers, max_new_tokens=max_new_tokens, batch_size=batch_size
         )
-    given = [row for row in rows if isinstance(row, AnswerRow)]
+        given = [row for row in read_rows(str(answers), limit=limit) if isinstance(row, AnswerRow)]
     dynamic = None
     if dynamic_nodes is not None:
         dynamic = fitted_dynamic_tree(engine.base, engine.heads, given, dynamic_nodes)
@@ -183,7 +218,7 @@ def _read_choices(path: Path) -> Any:
 
 
 def _report(engine: Any, search: Any, folder: Path) -> None:
-    from medusa_kit.infer.loading import TREE_NAME
+    from medusa_kit.infer.before_loading import TREE_NAME
     from medusa_kit.tree.plan import save_plan
     from medusa_kit.tree.render import describe_tree
 

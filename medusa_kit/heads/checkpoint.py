@@ -60,7 +60,7 @@ def write_config(folder: Path, config: HeadsConfig) -> None:
 def says_ours(folder: Path) -> bool:
     """Whether the config in `folder` is that of medusa-kit heads, be it right or wrong."""
     try:
-        raw = json.loads((Path(folder) / CONFIG_NAME).read_text())
+        raw = json.loads((Path(folder) / CONFIG_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(raw, dict) and raw.get("format") == FORMAT
@@ -75,7 +75,7 @@ def read_config(folder: Path) -> HeadsConfig:
             hint="train some with `medusa-kit train`, or name the folder that holds them",
         )
     try:
-        raw = json.loads(path.read_text())
+        raw = json.loads(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} is no JSON: {error}") from error
     if not isinstance(raw, dict) or raw.pop("format", None) != FORMAT:

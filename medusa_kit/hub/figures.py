@@ -9,7 +9,7 @@ from typing import Any
 from medusa_kit.hub.markdown import table
 from medusa_kit.hub.measured import TOP, Measured
 from medusa_kit.hub.public import public
-from medusa_kit.infer.loading import TREE_NAME
+from medusa_kit.infer.before_loading import TREE_NAME
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.render import describe_tree, render_tree
 

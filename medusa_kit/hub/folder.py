@@ -17,7 +17,7 @@ from medusa_kit.hub.measured import (
     Measured,
 )
 from medusa_kit.hub.public import public
-from medusa_kit.infer.loading import TREE_NAME
+from medusa_kit.infer.before_loading import TREE_NAME
 from medusa_kit.tree.statistics import RankStatistics
 
 CARD_NAME, RECIPE_NAME = "README.md", "recipe.yaml"

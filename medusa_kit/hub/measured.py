@@ -25,7 +25,7 @@ from medusa_kit.files import file_digest
 from medusa_kit.fingerprint import Match, compare
 from medusa_kit.heads.checkpoint import CONFIG_NAME, PAIRED_FOLDER, WEIGHTS_NAME, read_config
 from medusa_kit.heads.config import HeadsConfig
-from medusa_kit.infer.loading import TREE_NAME
+from medusa_kit.infer.before_loading import TREE_NAME
 from medusa_kit.infer.tree_search import HELD_OUT
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.plan import TreePlan, load_plan

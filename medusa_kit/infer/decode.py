@@ -89,7 +89,7 @@ def make_row(
         )
     return Row(
         list(prompt_ids),
-        TokenChooser(verifier.base.model, sampling, len(prompt_ids)),
+        TokenChooser(verifier.base.model, sampling, prompt_ids, max_new_tokens),
         min(max_new_tokens, context - len(prompt_ids)),
         verifier.base.stop_token_ids,
         stop_strings,

@@ -12,7 +12,7 @@ from weakref import WeakSet
 
 from medusa_kit.base_model import CHECKPOINT, BaseModel
 from medusa_kit.data.chat import encode_prompt
-from medusa_kit.drafting import READ_HEADS, default_drafter
+from medusa_kit.drafting import READ_HEADS, default_drafter, drafts_without_heads
 from medusa_kit.errors import ConfigError, check_count
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.decode import Row, decode, make_row
@@ -109,9 +109,7 @@ class Engine:
     @property
     def drafts_without_heads(self) -> bool:
         """Whether something else than heads was told to draft where they do not fit."""
-        if self.fallback is not None or self.drafter == "auto":
-            return True
-        return self.draft_model is not None and self.drafter != "medusa"
+        return drafts_without_heads(self.drafter, self.draft_model is not None, self.fallback)
 
     @property
     def base(self) -> BaseModel:

@@ -14,23 +14,25 @@ from medusa_kit.engine_config import read_engine_config
 from medusa_kit.errors import ConfigError, IncompatibleBaseError
 from medusa_kit.fingerprint import Match, compare
 from medusa_kit.heads import MedusaHeads, load_heads
-from medusa_kit.heads.checkpoint import PAIRED_FOLDER
 from medusa_kit.heads.formats.files import heads_place
-from medusa_kit.infer.attention.choice import AttentionChoice
+from medusa_kit.infer.before_loading import (
+    UNTRAINED_HEADS,
+    AnyTree,
+    check_loading,
+    no_heads_for,
+    paired_heads,
+    read_tree,
+)
 from medusa_kit.infer.drafters.memory import Memory
 from medusa_kit.infer.engine import Engine
-from medusa_kit.infer.fixed.shapes import check_choice
+from medusa_kit.infer.generation_settings import check_own_settings
 from medusa_kit.infer.native.heads import install_native_heads
 from medusa_kit.infer.prepare import prepared_verifier
-from medusa_kit.infer.rounded import check_before_loading, with_weights
+from medusa_kit.infer.rounded import with_weights
 from medusa_kit.tree.candidate_tree import CandidateTree
-from medusa_kit.tree.dynamic import DynamicTree
-from medusa_kit.tree.plan import Tree, TreePlan, load_plan
+from medusa_kit.tree.plan import Tree, TreePlan
 
-TREE_NAME = "tree.json"
-UNTRAINED_HEADS = 4
 FITTING = (Match.SAME, Match.COPY)
-AnyTree = Tree | TreePlan | str | Path | list[list[int]] | None
 
 
 def load(
@@ -68,11 +70,9 @@ def load(
     `load_config` reads all of these from a file.
     Raises CheckpointError, IncompatibleBaseError, TreeError, ConfigError.
     """
-    AttentionChoice(attention)  # a wrong name is refused before anything is loaded
-    check_choice(fixed_shapes, compiled)
-    check_before_loading(weights, name, dtype, device, revision)
-    check_drafting(drafter, drafter_options, draft_model is not None, fallback)
+    check_loading(**locals())
     base = load_base_model(name, dtype=dtype, device=device, revision=revision)
+    check_own_settings(base.model.generation_config)
     engine = build_engine(
         base,
         heads=heads,
@@ -154,10 +154,7 @@ def with_heads(
         folder = find_heads(base, heads)
         heads, refused = _heads_from(folder, engine, force) if folder else (None, None)
     if heads is None and tree is not None and refused is None:
-        raise ConfigError(
-            f"a tree needs heads to fill it, and there are none for {base.info.name!r}",
-            hint="name the heads' folder",
-        )
+        raise no_heads_for(base.info.name)
     result = replace(
         engine,
         heads=heads,
@@ -188,10 +185,7 @@ def _heads_from(folder: Path, engine: Engine, force: bool) -> tuple[MedusaHeads 
 def find_heads(base: BaseModel, heads: str | Path) -> Path | None:
     """The folder that `heads` stands for; None when `auto` finds nothing."""
     if heads == "auto":
-        paired = Path(base.info.name).expanduser() / PAIRED_FOLDER
-        if (paired / "config.json").is_file():
-            return paired
-        return shipped_heads(base.info.fingerprint)
+        return paired_heads(base.info.name) or shipped_heads(base.info.fingerprint)
     return heads_place(heads)
 
 
@@ -199,19 +193,15 @@ def shipped_heads(fingerprint: str) -> Path | None:
     """Heads that lie in the package for the base with this fingerprint."""
     root = Path(str(importlib.resources.files("medusa_kit"))) / "assets" / "heads"
     for config in sorted(root.glob("*/config.json")):
-        if compare(json.loads(config.read_text())["base_fingerprint"], fingerprint) in FITTING:
+        told = json.loads(config.read_text(encoding="utf-8"))
+        if compare(told["base_fingerprint"], fingerprint) in FITTING:
             return config.parent
     return None
 
 
 def _tree_for(heads: MedusaHeads, tree: Any, folder: Path | None) -> Tree | TreePlan:
-    if isinstance(tree, CandidateTree | DynamicTree | TreePlan):
-        return tree
-    if isinstance(tree, list):
-        return CandidateTree.from_choices(tree)
-    path = Path(tree) if tree is not None else folder / TREE_NAME if folder else None
-    if path is not None and (tree is not None or path.is_file()):
-        return load_plan(path)
+    if (found := read_tree(tree, folder)) is not None:
+        return found
     console.note(
         "no tree.json beside the heads: drafting each head's best guess in a chain "
         "(`medusa-kit tree-search` finds the tree that suits this machine)"

@@ -1,6 +1,7 @@
 """The processors that turn a node's logits into the law its token is chosen by.
 
-transformers' own list for the base's generation config and the request, in generate's order:
+transformers' own list for the base's generation config and the request, in generate's order (which
+settings that config may have: generation_settings.py):
 repetition penalty and the like, then ours (presence and frequency penalty, bias), then temperature,
 top-k, top-p and min-p. Each is a transformers LogitsProcessor, so generate takes ours as well.
 
@@ -8,7 +9,7 @@ Shapes: B rows, T tokens of a prefix, V vocabulary.
 """
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor
 from transformers import LogitsProcessor
 
 from medusa_kit.errors import ConfigError
+from medusa_kit.infer.generation_settings import check_own_settings
 from medusa_kit.infer.sampling import SamplingParams
 
 
@@ -56,18 +58,24 @@ def check_bias_ids(params: SamplingParams, vocab_size: int) -> None:
             )
 
 
-def logits_processors(model: Any, params: SamplingParams, prompt_length: int) -> Any:
+def logits_processors(
+    model: Any, params: SamplingParams, prompt_ids: Sequence[int], max_new_tokens: int
+) -> Any:
     """The list for these parameters over the base's generation config; empty: logits as they are.
 
-    Raises ConfigError for a bias on a token that the model does not have.
+    Raises ConfigError for a bias on a token that the model does not have, and for what the base's
+    generation config asks for and cannot have.
     """
+    check_own_settings(model.generation_config)
     weight = model.get_output_embeddings().weight
     check_bias_ids(params, weight.shape[0])
+    config = _generation_config(model, params, weight.device)
+    config.max_length = len(prompt_ids) + max_new_tokens  # where an end is forced
     return model._get_logits_processor(
-        generation_config=_generation_config(model, params, weight.device),
-        input_ids_seq_length=prompt_length,
-        encoder_input_ids=None,
-        logits_processor=_own_processors(params, prompt_length, weight.device),
+        generation_config=config,
+        input_ids_seq_length=len(prompt_ids),
+        encoder_input_ids=torch.tensor([list(prompt_ids)], device=weight.device),
+        logits_processor=_own_processors(params, len(prompt_ids), weight.device),
         device=weight.device,
         model_kwargs={},
     )
@@ -95,8 +103,7 @@ def _generation_config(model: Any, params: SamplingParams, device: torch.device)
     config.min_p = params.min_p
     if params.repetition_penalty is not None:
         config.repetition_penalty = float(params.repetition_penalty)
-    # generate() fills these before it builds processors; without them lengths cannot be penalised
-    config.max_length = int(model.config.get_text_config().max_position_embeddings)
+    # generate() fills this before it builds processors; without it lengths cannot be penalised
     ids = config.eos_token_id
     eos = [ids] if isinstance(ids, int) else ids
     config._eos_token_tensor = None if eos is None else torch.tensor(eos, device=device)

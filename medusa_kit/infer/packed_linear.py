@@ -8,11 +8,10 @@ stand in the same place; this is the one that needs no compiler.
 Shapes: X rows, D in, O out.
 """
 
-import os
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any, cast
 
+import psutil
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -113,11 +112,7 @@ def pack_for_rows(model: Any, rows: int) -> None:
 
 def free_memory() -> int:
     """Bytes of memory that can be taken without swapping."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith("MemAvail")) * 1024
-    except (OSError, StopIteration):  # not Linux: what sysconf calls free leaves out the cache
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(psutil.virtual_memory().available)
 
 
 def _supported(weight: Tensor) -> bool:

@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from medusa_kit.errors import ConfigError
+
 UNFINISHED = "\ufffd"  # what a tokenizer prints for bytes that are no character yet
 
 
@@ -34,6 +36,8 @@ class Detokenizer:
         return after[len(before) :]
 
     def _decode(self, ids: Sequence[int]) -> str:
+        if self._tokenizer is None:  # the answer is its token ids
+            return ""
         return self._tokenizer.decode(ids, skip_special_tokens=True)
 
 
@@ -41,6 +45,11 @@ class StopStrings:
     """Watches a row's text for stop strings, token by token, so that every tree cuts alike."""
 
     def __init__(self, tokenizer: Any, stops: Sequence[str]) -> None:
+        if tokenizer is None:
+            raise ConfigError(
+                f"the stop string {stops[0]!r} needs a tokenizer, and this base model has none",
+                hint="leave it out",
+            )
         self._detokenizer = Detokenizer(tokenizer)
         self._stops = tuple(stops)
         self._reach = max(len(stop) for stop in stops)

@@ -37,15 +37,21 @@ class TokenChooser:
     """Names the token behind a node of one row."""
 
     def __init__(
-        self, model: Any, params: SamplingParams, prompt_length: int, processors: Any = None
+        self,
+        model: Any,
+        params: SamplingParams,
+        prompt_ids: Sequence[int],
+        max_new_tokens: int,
+        processors: Any = None,
     ) -> None:
         """`processors`: instead of those that the base and `params` ask for.
 
-        Raises ConfigError for a bias on a token that the model does not have.
+        Raises ConfigError for a bias on a token that the model does not have, and for what the
+        base's generation config asks for and cannot have.
         """
         self.params = params
         if processors is None:
-            processors = logits_processors(model, params, prompt_length)
+            processors = logits_processors(model, params, prompt_ids, max_new_tokens)
         self._processors = processors
 
     @property

@@ -28,9 +28,10 @@ from medusa_kit.fingerprint import contents_digest
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.hooks import foreign_hooks
 from medusa_kit.infer.attention import ATTENTION_NAME
+from medusa_kit.infer.before_loading import AnyTree
 from medusa_kit.infer.decode import Row, decode
 from medusa_kit.infer.engine import Engine
-from medusa_kit.infer.loading import AnyTree, build_engine, with_heads
+from medusa_kit.infer.loading import build_engine, with_heads
 from medusa_kit.infer.sampling import SamplingParams
 from medusa_kit.infer.token_choice import TokenChooser
 from medusa_kit.infer.transformers_request import check_request, lost_on_the_way, unpadded
@@ -250,7 +251,7 @@ def _chooser(
         device=device,
         model_kwargs={},
     )
-    return TokenChooser(model, params, len(ids), processors)
+    return TokenChooser(model, params, ids, new_tokens, processors)
 
 
 def _joined(input_ids_BT: Tensor, answers: list[list[int]], config: Any) -> Tensor:

@@ -1,7 +1,6 @@
 """What a call of transformers' generate() asks for, and what of it the kit must refuse.
 
-Whatever changes an answer is either honoured or refused by name. Settings of single tokens
-(penalties, bans, warpers) are honoured through transformers' own processors.
+Whatever changes an answer is either honoured or refused by name (generation_settings.py).
 
 Shapes: B batch, T tokens of the padded prompts.
 """
@@ -13,26 +12,8 @@ import torch
 from torch import Tensor
 
 from medusa_kit.errors import ConfigError
+from medusa_kit.infer.generation_settings import expected, unavailable
 
-HONOURED = {
-    "max_length", "max_new_tokens", "min_length", "min_new_tokens", "do_sample", "temperature",
-    "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff",
-    "repetition_penalty", "encoder_repetition_penalty", "no_repeat_ngram_size",
-    "encoder_no_repeat_ngram_size", "bad_words_ids", "sequence_bias", "suppress_tokens",
-    "begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id",
-    "exponential_decay_length_penalty", "renormalize_logits", "remove_invalid_values",
-    "num_return_sequences", "pad_token_id", "bos_token_id", "eos_token_id",
-}  # fmt: skip
-# Plain generate makes nothing of these either without beams, an assistant or a compiled forward.
-WITHOUT_MEANING = {
-    "early_stopping", "length_penalty", "diversity_penalty", "low_memory", "num_assistant_tokens",
-    "num_assistant_tokens_schedule", "assistant_confidence_threshold", "assistant_lookbehind",
-    "target_lookbehind", "assistant_ensemble_weight", "max_matching_ngram_size", "speculation_type",
-    "decoder_start_token_id", "compile_config", "disable_compile", "continuous_batching_config",
-    "transformers_version",
-}  # fmt: skip
-# Values of the others that ask for nothing, beside None; False where none is named.
-NEUTRAL = {"num_beams": 1, "num_beam_groups": 1, "use_cache": True, "guidance_scale": 1.0}
 # Keywords that generate() makes itself for every call.
 OWN_KEYWORDS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
 
@@ -70,7 +51,8 @@ def check_request(
         )
     if model.training:
         raise ConfigError("the model is in training mode", hint="call model.eval() first")
-    _check_config(config)
+    if (asked := unavailable(config)) is not None:
+        raise _refusal(f"{asked[0]}={asked[1]!r}", expected(asked[0]))
     _check_keywords(input_ids, keywords)
     T = input_ids.shape[1]
     processors = model._get_logits_processor(
@@ -102,19 +84,6 @@ def unpadded(input_ids_BT: Tensor, mask_BT: Tensor | None) -> list[list[int]]:
             )
         prompts.append(ids[-length:])
     return prompts
-
-
-def _check_config(config: Any) -> None:
-    from transformers import GenerationConfig
-
-    for name in sorted(vars(GenerationConfig())):
-        if name.startswith("_") or name in HONOURED or name in WITHOUT_MEANING:
-            continue
-        value = getattr(config, name, None)
-        if value is None or value == NEUTRAL.get(name, False):
-            continue
-        expected = f"; expected {NEUTRAL[name]}" if name in NEUTRAL else ""
-        raise _refusal(f"{name}={value!r}", expected)
 
 
 def _check_keywords(input_ids: Tensor, keywords: dict[str, Any]) -> None:

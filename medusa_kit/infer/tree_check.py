@@ -19,6 +19,7 @@ from torch import Tensor
 from medusa_kit import console
 from medusa_kit.base_model import RELATIVE_TOLERANCE, BaseModel, relative_error
 from medusa_kit.errors import IncompatibleBaseError
+from medusa_kit.infer.attention.choice import cannot_use
 from medusa_kit.infer.drafters.base import Topology
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.locks import lock_of
@@ -49,10 +50,14 @@ def prove_trees(base: BaseModel) -> TreeCheck:
 def proved_verifier(base: BaseModel, attention: str = "auto") -> tuple[Verifier, TreeCheck]:
     """A verifier that has passed `check_trees`, and what was measured.
 
-    Where the attention backend fails the check and `sdpa`, the reference, passes it, a warning says
-    so and `sdpa` stays. Raises ConfigError, IncompatibleBaseError.
+    Where the backend that `auto` took fails the check and `sdpa`, the reference, passes it, a
+    warning says so and `sdpa` stays; one that was asked for by name is an error then. Raises
+    ConfigError, IncompatibleBaseError.
     """
     verifier = Verifier(base, attention)
+    own = verifier._holder.mask_form
+    if own is not None and attention not in ("auto", "sdpa"):
+        raise cannot_use(attention, f"{base.info.model_type} computes its attention itself ({own})")
     try:
         return verifier, check_trees(verifier)
     except IncompatibleBaseError as error:
@@ -61,6 +66,8 @@ def proved_verifier(base: BaseModel, attention: str = "auto") -> tuple[Verifier,
             raise
         reference = Verifier(base, "sdpa")
         check = check_trees(reference)
+        if attention != "auto":
+            raise cannot_use(attention, error.message) from error
         reference.attention.asked = attention
         reference.attention.fallbacks.append(f"{failed}: {error.message}; sdpa instead")
         console.warn(f"attention {failed} failed the check at load, sdpa does: {error.message}")

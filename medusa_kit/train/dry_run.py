@@ -119,7 +119,7 @@ def _shown(base: BaseModel, item: HeadTargets) -> str:
         if (place in trained) != inside:
             shown.append("«" if not inside else "»")
             inside = not inside
-        shown.append(base.tokenizer.decode([token]))
+        shown.append(base.tokenizer.decode([token]) if base.tokenizer else f" {token}")
     return (
         "".join(shown)
         + ("»" if inside else "")

@@ -49,7 +49,8 @@ def save_merged(recipe: TrainRecipe) -> Path:
     merged = load_base_model(str(source), dtype=recipe.base.dtype, device="cpu")
     with atomic_write(target) as temporary:
         merged.model.save_pretrained(temporary)
-        merged.tokenizer.save_pretrained(temporary)
+        if merged.tokenizer is not None:
+            merged.tokenizer.save_pretrained(temporary)
         _copy_heads(source / PAIRED_FOLDER, temporary / PAIRED_FOLDER, merged)
     return target
 

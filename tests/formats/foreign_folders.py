@@ -62,6 +62,18 @@ def random_parts(
     return Parts(weights, biases, [draw(V, D) for _ in range(K)])
 
 
+ROUNDING = {torch.float16: 5e-3, torch.bfloat16: 4e-2, torch.float32: 1e-5}
+
+
+def agree(ours_KBV: Tensor, theirs_KBV: Tensor) -> None:
+    """Logits, to within rounding: in which order a product is summed is the library's to choose,
+    by the processor, by the shape, even by where the numbers lie. Weights are compared bit by bit.
+    """
+    size = theirs_KBV[theirs_KBV.isfinite()].abs().max()
+    atol = float(size) * ROUNDING[theirs_KBV.dtype]
+    torch.testing.assert_close(ours_KBV, theirs_KBV, atol=atol, rtol=0)
+
+
 def dotted(parts: Parts, prefix: str = "", matrices: bool = True) -> dict[str, Tensor]:
     tensors = {}
     for i in range(parts.K):

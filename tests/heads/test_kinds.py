@@ -161,10 +161,18 @@ def test_candidates_behind_a_path_are_those_of_a_sort(llama: BaseModel, projecti
             assert ids_BQC[b, q].tolist() == token_ids[order[:4]].tolist()
 
 
+def whole_numbers(*shape: int) -> torch.Tensor:
+    return torch.randint(-99, 100, shape).float()
+
+
 def heads_with_ties(projection: str) -> MedusaHeads:
-    """All rows of the output embedding appear three times: every logit has equals."""
+    """All rows of the output embedding appear three times: every logit has equals.
+
+    Whole numbers, so that of a whole hidden state equal rows make equal logits in any order of
+    summing.
+    """
     model = tiny_model("llama")
-    model.lm_head.weight.data.copy_(model.lm_head.weight.data[:32].repeat(3, 1))
+    model.lm_head.weight.data.copy_(whole_numbers(32, 32).repeat(3, 1))
     return make_heads(wrap_model(model), projection)
 
 
@@ -174,7 +182,7 @@ def test_candidates_are_sorted_by_logit_then_token_id(
     llama: BaseModel, projection: str, ties: bool
 ) -> None:
     heads = heads_with_ties(projection) if ties else make_heads(llama, projection)
-    hidden_BD = torch.randn(20, 32)
+    hidden_BD = whole_numbers(20, 32) if ties else torch.randn(20, 32)
     if not ties:
         for block in heads.blocks:
             torch.nn.init.normal_(block[0].linear.weight, std=0.3)
@@ -191,7 +199,7 @@ def test_candidates_are_sorted_by_logit_then_token_id(
 
 
 def test_ties_really_occur_in_the_test_above() -> None:
-    ids_KBC = heads_with_ties("shared").candidates(torch.randn(4, 32), 6)
+    ids_KBC = heads_with_ties("shared").candidates(whole_numbers(4, 32), 6)
     first_KB, second_KB, third_KB = ids_KBC[..., 0], ids_KBC[..., 1], ids_KBC[..., 2]
     assert torch.equal(second_KB, first_KB + 32)
     assert torch.equal(third_KB, first_KB + 64)

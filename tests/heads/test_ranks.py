@@ -8,7 +8,11 @@ from medusa_kit.heads.ranks import MISSING, UNAVAILABLE, token_ranks
 
 
 def heads_with_ties(projection):
-    """Every output row appears three times, so that each logit has two equals."""
+    """Every output row appears three times, so that each logit has two equals.
+
+    All numbers are whole and SiLU leaves those that it meets as they are, so that equal rows make
+    equal logits in any order of summing, among any number of rows.
+    """
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=30, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
@@ -16,21 +20,22 @@ def heads_with_ties(projection):
     )  # fmt: skip
     model = LlamaForCausalLM(config)
     with torch.no_grad():
-        model.lm_head.weight.copy_(model.lm_head.weight[:10].repeat(3, 1))
+        model.lm_head.weight.copy_(torch.randint(-9, 10, (10, 8)).float().repeat(3, 1))
     ids_R = torch.tensor([1, 2, 4, 11, 12, 21, 25]) if projection == "reduced" else None
     heads = MedusaHeads.for_base(wrap_model(model), 3, 1, projection, ids_R)
-    for parameter in heads.parameters():
-        torch.nn.init.normal_(parameter)
+    for blocks in heads.blocks:
+        blocks[0].linear.weight.data.random_(-1, 2)
+        blocks[0].linear.bias.data.fill_(64)
     if projection == "own":
         for own in heads.projections:
-            own.weight.data.copy_(own.weight.data[:10].repeat(3, 1))
+            own.weight.data.copy_(torch.randint(-9, 10, (10, 8)).float().repeat(3, 1))
     return heads, (range(30) if ids_R is None else ids_R.tolist())
 
 
 @pytest.mark.parametrize("projection", ["shared", "own", "reduced"])
 def test_ranks_equal_a_sort_by_logit_then_id(projection):
     heads, ids = heads_with_ties(projection)
-    hidden_PD = torch.randn(40, 8)
+    hidden_PD = torch.randint(-2, 3, (40, 8)).float()
     targets_PK = torch.randint(-1, 30, (40, 3))
     with torch.no_grad():
         logits_KPR = heads(hidden_PD)
@@ -57,7 +62,7 @@ def test_ranks_equal_a_sort_by_logit_then_id(projection):
 def test_an_untrained_head_ranks_as_the_base_does():
     heads, _ = heads_with_ties("shared")
     fresh = MedusaHeads.for_base(heads.base, 2)
-    hidden_PD = torch.randn(20, 8)
+    hidden_PD = torch.randint(-2, 3, (20, 8)).float()
     logits_PV = heads.base.head_logits(hidden_PD)
     order_PV = logits_PV.argsort(dim=-1, descending=True, stable=True)
     for rank in (0, 3):

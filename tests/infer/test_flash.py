@@ -9,7 +9,9 @@ from small_engines import BUSHY, random_heads, random_prompt
 from test_attention import step_of
 from tiny_models import tiny_base, tiny_model
 
+import medusa_kit
 from medusa_kit.errors import ConfigError, IncompatibleBaseError
+from medusa_kit.infer import loading
 from medusa_kit.infer.attention import choice, flash, triton_backend
 from medusa_kit.infer.attention.backend import Case
 from medusa_kit.infer.attention.choice import AttentionChoice
@@ -198,19 +200,33 @@ def test_an_old_gpu_has_sdpa_alone(gpu: None, monkeypatch: pytest.MonkeyPatch) -
     assert AttentionChoice("auto").choose(HALF) == "sdpa"
 
 
-def test_what_was_named_but_cannot_be_done_is_said_once(
-    gpu: None, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_was_named_but_cannot_be_done_is_an_error(gpu: None) -> None:
     attention = AttentionChoice("flash")
-    for dtype in (torch.float32, torch.float32, torch.bfloat16):
-        attention.choose(Case("cuda", dtype, 64, 64))
-    assert attention.report() == {
-        "asked": "flash",
-        "used": "sdpa+flash",
-        "fallbacks": ["flash: float32 (float16 and bfloat16 only); sdpa instead"],
-    }
-    warning = "warning: attention flash: float32 (float16 and bfloat16 only); sdpa instead\n"
-    assert capsys.readouterr().err == warning
+    assert attention.choose(HALF) == "flash"
+    with pytest.raises(ConfigError, match=r"'flash' .* float32 \(float16 and bfloat16 only\)"):
+        attention.choose(Case("cuda", torch.float32, 64, 64))
+    assert attention.report() == {"asked": "flash", "used": "flash", "fallbacks": []}
+
+
+def test_a_named_backend_that_cannot_do_the_model_is_an_error() -> None:
+    """Neither a layer that it cannot do nor a class with attention of its own goes on without."""
+    with pytest.raises(ConfigError, match=r"'flash' was asked for, .* has no soft cap") as caught:
+        build_engine(tiny_base("gemma2"), attention="flash")
+    assert "attention auto" in str(caught.value.hint)
+    with pytest.raises(ConfigError, match="codegen computes its attention itself"):
+        build_engine(tiny_base("codegen"), attention="flash")
+    for family in ("gemma2", "codegen"):
+        build_engine(tiny_base(family), attention="auto")
+
+
+def test_what_no_model_can_have_is_told_before_one_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setattr(triton_backend, "missing", lambda: None)
+    monkeypatch.setattr(loading, "load_base_model", None)
+    with pytest.raises(ConfigError, match=r"'triton' .* Triton kernels need a GPU"):
+        medusa_kit.load("debug-tiny", attention="triton", device="cpu")
 
 
 def test_unknown_and_missing_backends_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,9 +240,11 @@ def test_unknown_and_missing_backends_are_errors(monkeypatch: pytest.MonkeyPatch
     assert triton_backend.unsupported(HALF) == "triton is not installed"
 
 
-def test_a_backend_that_fails_the_check_at_load_leaves_it_to_sdpa(
+def test_a_backend_that_fails_the_check_at_load(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """`auto` leaves it to sdpa and says so; a name is an error; some faults are no backend's."""
+
     def forgets_the_prefix(query: Any, key: Any, value: Any, step: Any, *rest: Any) -> Any:
         seen = step.mask(None).clone()
         seen[:, :, 1:, 0] = False
@@ -234,10 +252,18 @@ def test_a_backend_that_fails_the_check_at_load_leaves_it_to_sdpa(
 
     broken = choice.Backend(forgets_the_prefix, lambda case: None)
     monkeypatch.setitem(choice.BACKENDS, "flash", broken)
-    verifier, check = proved_verifier(tiny_base("llama"), "flash")
+    with pytest.raises(ConfigError, match=r"'flash' was .* logits on a tree are off by"):
+        proved_verifier(tiny_base("llama"), "flash")
+    named = AttentionChoice._candidates
+    monkeypatch.setattr(
+        AttentionChoice,
+        "_candidates",
+        lambda self, case: ("flash", "sdpa") if self.asked == "auto" else named(self, case),
+    )
+    verifier, check = proved_verifier(tiny_base("llama"), "auto")
     assert check.relative_error < 1e-4
     report = verifier.attention.report()
-    assert (report["asked"], report["used"]) == ("flash", "sdpa")
+    assert (report["asked"], report["used"]) == ("auto", "sdpa")
     assert "logits on a tree are off by" in report["fallbacks"][0]
     assert "attention flash failed the check at load" in capsys.readouterr().err
     base = tiny_base("llama")

@@ -30,7 +30,7 @@ def test_draws_follow_the_processed_distribution() -> None:
     noise_SV = torch.stack([gumbel_noise(seed, 7, tokens) for seed in range(draws)])
     drawn_S = (expected.log() + noise_SV).argmax(-1)
     for seed in range(200):  # the chooser draws by this very noise
-        chooser = TokenChooser(model, SamplingParams(0.8, 12, 0.9, seed), 3)
+        chooser = TokenChooser(model, SamplingParams(0.8, 12, 0.9, seed), [1] * 3, 9)
         assert chooser.choose(logits, [1] * 7) == drawn_S[seed]
     counts = drawn_S.bincount(minlength=VOCAB)
     kept = expected > 0
@@ -68,7 +68,7 @@ def test_noise_is_gumbel_noise_and_the_same_on_every_machine() -> None:
 def test_penalties_of_the_generation_config_see_the_nodes_own_prefix() -> None:
     model = tiny_model("llama")
     model.generation_config.repetition_penalty = 5.0
-    chooser = TokenChooser(model, SamplingParams(), 2)
+    chooser = TokenChooser(model, SamplingParams(), [1, 3], 9)
     logits = torch.full((VOCAB,), 0.1)
     logits[5], logits[6] = 2.0, 1.0
     assert not chooser.takes_argmax
@@ -77,7 +77,7 @@ def test_penalties_of_the_generation_config_see_the_nodes_own_prefix() -> None:
 
 
 def test_plain_greedy_is_the_argmax() -> None:
-    chooser = TokenChooser(tiny_model("llama"), SamplingParams(), 2)
+    chooser = TokenChooser(tiny_model("llama"), SamplingParams(), [1, 3], 9)
     logits = torch.randn(VOCAB)
     assert chooser.takes_argmax
     assert chooser.choose(logits, [1, 3]) == int(logits.argmax())
@@ -98,7 +98,7 @@ PROMPT, ANSWER = [3, 4, 4], [4, 5, 5]
 )
 def test_penalties_and_bias_by_hand(options: SamplingOptions, gain: dict[int, float]) -> None:
     """OpenAI's formula over the answer alone; what stands in the prompt is free."""
-    chooser = TokenChooser(tiny_model("llama"), SamplingParams.of(options), len(PROMPT))
+    chooser = TokenChooser(tiny_model("llama"), SamplingParams.of(options), PROMPT, 9)
     logits = torch.randn(VOCAB)
     wanted = logits.clone()
     for token, value in gain.items():
@@ -112,10 +112,10 @@ def test_a_bases_own_repetition_penalty_holds_until_another_is_given() -> None:
     model.generation_config.min_p = 0.9  # narrowing is the request's alone, as with top-k and top-p
     logits = torch.ones(VOCAB)
     for given, expected in ((None, 0.5), (4.0, 0.25), (1.0, 1.0)):
-        chooser = TokenChooser(model, SamplingParams(repetition_penalty=given), 1)
+        chooser = TokenChooser(model, SamplingParams(repetition_penalty=given), [7], 9)
         assert chooser.scores(logits, [7])[7] == expected
         assert chooser.takes_argmax == (given == 1.0)
-    warm = TokenChooser(model, SamplingParams(1.0), 1)
+    warm = TokenChooser(model, SamplingParams(1.0), [7], 9)
     assert warm.scores(torch.randn(VOCAB), [7]).isfinite().all()
 
 
@@ -130,7 +130,7 @@ def test_typical_judgement_by_hand() -> None:
         ({"epsilon": 1.0}, [10]),  # delta 1: 0.297
     ]:
         params = SamplingParams(2.0, acceptance="typical", **options)
-        verdict = TokenChooser(tiny_model("llama"), params, 1).judge(logits, [1], range(9, 15))
+        verdict = TokenChooser(tiny_model("llama"), params, [1], 9).judge(logits, [1], range(9, 15))
         assert verdict.likeliest == 10
         assert list(verdict.passing(range(9, 15))) == passing, options
 
@@ -168,7 +168,7 @@ def test_values_out_of_range_are_refused(name: str, value: object) -> None:
 )  # fmt: skip
 def test_a_bias_that_cannot_be_is_refused(bias: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        TokenChooser(tiny_model("llama"), SamplingParams(logit_bias=bias), 1)
+        TokenChooser(tiny_model("llama"), SamplingParams(logit_bias=bias), [1], 9)
 
 
 @pytest.mark.parametrize(

@@ -100,7 +100,7 @@ def find_index(folder: Path) -> Path | None:
 def read_index(path: Path) -> dict[str, str]:
     """The file of each tensor. Raises CheckpointError."""
     try:
-        weight_map = json.loads(path.read_text())["weight_map"]
+        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
         return {str(name): str(file) for name, file in weight_map.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is no index of weights: {error}") from error
@@ -171,7 +171,7 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise CheckpointError(f"{path} is no JSON: {error}") from error
     if not isinstance(found, dict):

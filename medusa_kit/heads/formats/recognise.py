@@ -34,10 +34,11 @@ READERS = (
 )
 
 
-def read_foreign(folder: Path) -> ForeignHeads | None:
+def read_foreign(folder: Path, quiet: bool = False) -> ForeignHeads | None:
     """The heads in `folder`; None where it holds no weights, or those of medusa-kit.
 
-    Only the heads' own tensors are read, whatever else is in the files.
+    Only the heads' own tensors are read, whatever else is in the files. `quiet`: what the config
+    says otherwise than the tensors is not told.
     Raises CheckpointError: not recognised, cut off, unexpected, missing or misshapen tensors.
     """
     folder = Path(folder)
@@ -53,7 +54,8 @@ def read_foreign(folder: Path) -> ForeignHeads | None:
         base_name=heads.base_name or _base_name(config),
         adapter={name: files.get(name) for name in sorted(extras)},
     )
-    _compare(heads, config, folder / CONFIG_NAME)
+    if not quiet:
+        _compare(heads, config, folder / CONFIG_NAME)
     return heads
 
 

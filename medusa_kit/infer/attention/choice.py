@@ -1,14 +1,15 @@
 """Which backend computes tree attention, layer by layer, and what had to be left to another.
 
 `auto`: on CUDA `flash` where it can, else `triton` where it can, else `sdpa`; elsewhere `sdpa`.
+A backend that was asked for by name runs, or the reason why it cannot is an error.
 """
 
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from medusa_kit import console
 from medusa_kit.errors import ConfigError, nearest
 from medusa_kit.infer.attention import flash, triton_backend
 from medusa_kit.infer.attention.backend import Backend, Case
@@ -28,7 +29,6 @@ ATTENTION_NAMES = ("auto", *BACKENDS)
 class AttentionChoice:
     """The backend asked for, and what it comes down to for each case that a model brings.
 
-    A backend that was named but cannot do a case leaves it to `sdpa` and says so, once.
     `fixed_shapes`: only those that need no length on the host are in question.
     Raises ConfigError for a name that is unknown or not installed.
     """
@@ -79,12 +79,17 @@ class AttentionChoice:
         )
 
     def choose(self, case: Case) -> str:
-        """The first backend of those in question that can do the case; `sdpa` always can."""
-        reasons = []
+        """The first backend of those in question that can do the case.
+
+        Raises ConfigError for the one that was asked for by name and cannot; `sdpa` always can.
+        """
+        reasons: list[str] = []
         for name in self._candidates(case):
             reason = BACKENDS[name].unsupported(case)
             if reason is None:
                 break
+            if self.asked != "auto":
+                raise cannot_use(name, reason)
             reasons.append(f"{name}: {reason}")
         self._chosen[case] = name
         self._note(reasons, name)
@@ -92,7 +97,7 @@ class AttentionChoice:
 
     def _candidates(self, case: Case) -> Iterable[str]:
         if self.asked != "auto":
-            return dict.fromkeys((self.asked, "sdpa"))
+            return (self.asked,)
         if case.device != "cuda":
             return ("sdpa",)
         return [n for n, one in BACKENDS.items() if not (self.fixed_shapes and one.reads_lengths)]
@@ -100,8 +105,20 @@ class AttentionChoice:
     def _note(self, reasons: list[str], name: str) -> None:
         for reason in reasons:
             line = f"{reason}; {name} instead"
-            if line in self.fallbacks:
-                continue
-            self.fallbacks.append(line)
-            if self.asked != "auto":
-                console.warn(f"attention {line}")
+            if line not in self.fallbacks:
+                self.fallbacks.append(line)
+
+
+def check_before_loading(asked: str, device: str, dtype: torch.dtype) -> None:
+    """Raises ConfigError for a backend that can do no model there, whatever its heads are like."""
+    choice = AttentionChoice(asked)
+    if asked != "auto":
+        choice.choose(Case(device, dtype, 64, 64))
+
+
+def cannot_use(name: str, reason: str) -> ConfigError:
+    """For a backend that was asked for by name."""
+    return ConfigError(
+        f"attention {name!r} was asked for, but cannot be used here: {reason}",
+        hint="use attention auto, which takes what can be used, or sdpa, which always can",
+    )

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from medusa_kit import console
-from medusa_kit.errors import check_count
+from medusa_kit.errors import ConfigError, check_count, nearest
 from medusa_kit.infer.native.shared_library import library_in, opened
 
 SOURCES = ("simd.h", "pool.h", "matrix.h", "quads.h", "matmul.h", "heads.h", "decoder.cpp")
@@ -23,6 +23,15 @@ MAX_ROWS = 64
 WORK_OF_A_THREAD = 2_000_000  # multiplications; some 30 microseconds
 WORK_OF_A_BYTE = 5  # multiplications in the time that a core reads one
 OFF_SWITCH = "MEDUSA_KIT_NATIVE"  # 0 keeps to torch
+ISA_SWITCH = "MEDUSA_KIT_ISA"  # what to build for: native unless given, see ISAS
+# (flags of x86 compilers, what torch says of the processor); names as mk_isa reports them
+ISAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "native": (("-march=native",), ()),
+    "plain": (("-march=x86-64",), ()),
+    "avx2": (("-march=haswell",), ("_is_avx2_supported",)),
+    "avx512": (("-march=skylake-avx512",), ("_is_avx512_supported",)),
+    "avx512-vnni": (("-march=cascadelake",), ("_is_avx512_supported", "_is_vnni_supported")),
+}
 
 
 class Matrix(ctypes.Structure):
@@ -87,20 +96,43 @@ class Guess(ctypes.Structure):
 
 @cache
 def load_library() -> ctypes.CDLL | None:
-    """The library for this machine, or None where it cannot be built; the reason is printed."""
+    """The library for this machine, or None where it cannot be built; the reason is printed.
+
+    Raises ConfigError where MEDUSA_KIT_ISA names what is unknown or what the processor lacks.
+    """
     if os.environ.get(OFF_SWITCH) == "0":
         return None
+    flags = machine_flags(os.environ.get(ISA_SWITCH) or "native")
     try:
-        flags = ("-march=native",) if platform.machine() in ("x86_64", "AMD64") else ()
+        if platform.system() == "Windows":
+            raise OSError("on Windows torch builds with MSVC, which does not know their vectors")
         library = opened(lambda: build(flags))
     except Exception as error:  # no compiler, no ninja, no place to write: torch goes on alone
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         console.note(
             f"steps run through torch: the C++ kernels could not be built ({reason}); "
-            "they need a C++ compiler and ninja (pip install 'medusa-kit[cpu]')"
+            "they need g++ or clang++, and ninja (pip install 'medusa-kit[cpu]')"
         )
         return None
     return declare(library)
+
+
+def machine_flags(isa: str) -> tuple[str, ...]:
+    """The compiler's flags for an instruction set of ISAS. Raises ConfigError."""
+    if isa not in ISAS:
+        raise ConfigError(
+            f"{ISA_SWITCH} is {isa!r}; expected one of {', '.join(ISAS)}",
+            hint=f"did you mean {nearest(isa, ISAS) or 'native'}? Without it the kernels are built "
+            "for all that the processor has",
+        )
+    flags, needed = ISAS[isa]
+    x86 = platform.machine() in ("x86_64", "AMD64")
+    if needed and not (x86 and all(getattr(torch.cpu, name)() for name in needed)):
+        raise ConfigError(
+            f"{ISA_SWITCH} is {isa!r}, which this processor lacks",
+            hint=f"unset it, or set {ISA_SWITCH}=plain",
+        )
+    return flags if x86 else ()
 
 
 def build(machine_flags: tuple[str, ...]) -> Path:

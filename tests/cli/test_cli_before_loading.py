@@ -1,0 +1,76 @@
+"""What a command can tell wrong is told before a base is loaded."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli_debug_model import MODEL
+from small_engines import BUSHY, random_heads
+
+from medusa_kit.base_model import BaseModel, load_base_model
+from medusa_kit.errors import UsageError
+from medusa_kit.heads import save_heads
+from medusa_kit.tree.candidate_tree import save_tree
+
+Run = Callable[..., tuple[int, str, str]]
+BIAS = ["--logit-bias", "259=1"]  # debug-tiny has tokens 0..258
+COMMANDS: dict[str, tuple[list[str], str]] = {
+    "a bias in generate": (["generate", "Hi.", *BIAS], "logit_bias names token id 259; expected 0"),
+    "a bias in chat": (["chat", *BIAS], "logit_bias names token id 259; expected 0..258"),
+    "a bias in data": (["data", "generate", "HEADS/prompts.txt", "-o", "HEADS/out.jsonl", *BIAS],
+                       "logit_bias names token id 259"),
+    "heads of generate": (["generate", "Hi.", "--heads", "./gone"], "no heads at gone"),
+    "heads of chat": (["chat", "--heads", "./gone"], "no heads at gone"),
+    "heads of verify": (["verify", "--heads", "./gone"], "no heads at gone"),
+    "the second heads of bench": (["bench", "--heads", "HEADS", "--heads", "./gone"],
+                                  "no heads at gone"),
+    "the tree of verify": (["verify", "--heads", "HEADS", "--tree", "./gone.json"], "gone.json"),
+    "statistics": (["tree-search", "--heads", "HEADS"], "no statistics at"),
+    "statistics by name": (["tree-search", "--statistics", "./gone.npz"], "no statistics at gone"),
+    "answers": (["tree-search", "--heads", "HEADS", "--answers", "./gone.jsonl"], "gone.jsonl"),
+    "prompts": (["tree-search", "--heads", "HEADS", "--prompts", "./gone.txt"], "gone.txt"),
+    "a tree to judge": (["tree-search", "--heads", "HEADS", "--choices", "./gone.json"],
+                        "no tree file at gone.json"),
+    "sizes": (["tree-search", "--heads", "HEADS", "--sizes", "many"], "sizes 'many'"),
+    "an attention": (["generate", "Hi.", "--attention", "flush"], "did you mean flash"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def heads(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("heads")
+    save_heads(random_heads(load_base_model("debug-tiny", device="cpu")), folder)
+    save_tree(BUSHY, folder / "tree.json", {})
+    (folder / "prompts.txt").write_text("Hi.\n")
+    return folder
+
+
+@pytest.mark.parametrize("case", COMMANDS)
+def test_told_before_a_base_is_loaded(
+    run: Run, heads: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    def load(*_: Any, **__: Any) -> None:
+        raise UsageError("a base was loaded")
+
+    monkeypatch.setattr(BaseModel, "__init__", load)
+    arguments, message = COMMANDS[case]
+    code, out, err = run(*(one.replace("HEADS", str(heads)) for one in arguments), *MODEL)
+    assert (code, out) == (code or 1, "")
+    assert message in err.replace("\n", " ")
+    assert "a base was loaded" not in err
+
+
+def test_a_bias_within_the_vocabulary_is_left_alone(run: Run) -> None:
+    code, out, _ = run("generate", "Hi.", "-n", "3", "--logit-bias", "258=-1", *MODEL)
+    assert (code, bool(out)) == (0, True)
+
+
+def test_an_attention_that_cannot_be_used_is_no_success(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    code, out, err = run("generate", "Hi.", "--attention", "triton", *MODEL)
+    assert (code, out) == (2, "")
+    assert "Triton kernels need a GPU" in err
+    assert "attention auto" in err
