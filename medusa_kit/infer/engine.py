@@ -7,6 +7,7 @@ import atexit
 import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from numbers import Integral
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -183,15 +184,13 @@ class Engine:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt, through the chat template where there is one."""
-        if isinstance(prompt, list) and (not prompt or isinstance(prompt[0], int)):
-            ids = [int(token) for token in prompt]  # type: ignore[arg-type]
-            _check_ids(ids, self.base.info.vocab_size)
-            return ids
+        if isinstance(prompt, list) and (not prompt or isinstance(prompt[0], Integral)):
+            return _token_ids(prompt, self.base.info.vocab_size)
         if self.base.tokenizer is None:
             raise ConfigError(
                 "this base model came without a tokenizer", hint="give token ids as the prompt"
             )
-        return encode_prompt(self.base.tokenizer, prompt)
+        return encode_prompt(self.base.tokenizer, prompt)  # type: ignore[arg-type]
 
     def use_tree(self, tree: Tree | TreePlan) -> None:
         """Decode with another tree from now on. Raises TreeError where the heads cannot fill it."""
@@ -352,7 +351,7 @@ def _as_prompts(prompt: Any) -> tuple[list[Prompt], bool]:
     items = list(prompt)
     if not items:
         raise ConfigError("there is no prompt", hint="give messages, a string or token ids")
-    if isinstance(items[0], dict | int):
+    if isinstance(items[0], dict | Integral):
         return [items], True
     return items, False
 
@@ -364,7 +363,9 @@ def _as_stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     return stops
 
 
-def _check_ids(ids: list[int], vocab_size: int) -> None:
-    for token in ids:
-        if not 0 <= token < vocab_size:
-            raise ConfigError(f"token id {token} is out of range; expected 0..{vocab_size - 1}")
+def _token_ids(prompt: Sequence[Any], vocab_size: int) -> list[int]:
+    for token in prompt:
+        whole = isinstance(token, Integral) and not isinstance(token, bool)
+        if not whole or not 0 <= int(token) < vocab_size:
+            raise ConfigError(f"token id {token!r} is out of range; expected 0..{vocab_size - 1}")
+    return [int(token) for token in prompt]

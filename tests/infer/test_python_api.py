@@ -175,6 +175,8 @@ def test_what_cannot_be_done_is_refused(engine: Engine) -> None:
         (lambda: engine.generate(ids, drafter="medusaa"), "did you mean medusa"),
         (lambda: engine.generate([]), "no prompt"),
         (lambda: engine.generate([5, 96]), r"96 is out of range; expected 0\.\.95"),
+        (lambda: engine.generate([5, 2.7]), "token id 2.7"),
+        (lambda: engine.generate([5, True]), "token id True"),
         (lambda: engine.generate("text"), "without a tokenizer"),
         (lambda: engine.generate(ids, max_new_tokens=0), "max_new_tokens 0"),
         (lambda: engine.generate(ids, max_new_tokens=4.0), "max_new_tokens 4.0 .* an integer"),
