@@ -1,8 +1,10 @@
 """Writing files so that a crash, a full disk or Ctrl-C never leaves a half-written one."""
 
+import errno
 import hashlib
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,7 +28,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
             _replace_folder(path, temporary)
         else:
             if temporary.is_file():
-                temporary.chmod(_ordinary_mode())
+                temporary.chmod(_ordinary_mode(temporary))
             temporary.replace(path)
     finally:
         if temporary.is_dir():
@@ -36,9 +38,16 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def link_target(path: Path) -> Path:
-    """Where writing to `path` ends up: the path itself, or what a symbolic link there points to."""
+    """Where writing to `path` ends up: the path itself, or what a symbolic link there points to.
+
+    A path with `..` is told without it: `a/../a` is nowhere while `a` is being replaced. Raises
+    OSError for links that point to each other in a circle.
+    """
     path = Path(path)
-    return path.resolve() if path.is_symlink() else path
+    try:
+        return path.resolve() if path.is_symlink() or ".." in path.parts else path
+    except RuntimeError as error:  # Python before 3.13
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from error
 
 
 def _replace_folder(path: Path, temporary: Path) -> None:
@@ -62,8 +71,15 @@ def file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _ordinary_mode() -> int:
-    """The mode of a file that open() creates; safetensors leaves its files to their owner alone."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask
+def _ordinary_mode(beside: Path) -> int:
+    """The mode of a file that open() creates; safetensors leaves its files to their owner alone.
+
+    A file is made to see it: os.umask tells the mask only by changing it, for every thread.
+    """
+    probe = beside.with_name(f"{beside.name}.mode")
+    descriptor = os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        return stat.S_IMODE(os.fstat(descriptor).st_mode)
+    finally:
+        os.close(descriptor)
+        probe.unlink()
