@@ -5,10 +5,11 @@ run that fails before leaves neither. A row says what was asked as a digest: its
 the next file of prompts may give to another one.
 """
 
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,9 @@ from medusa_kit import console
 from medusa_kit.data.answer_settings import BASE_FINGERPRINT, read_settings, settings_path
 from medusa_kit.data.readers import Message
 from medusa_kit.errors import ConfigError, DataError, MedusaKitError
-from medusa_kit.files import atomic_write
+from medusa_kit.files import atomic_write, link_target
 from medusa_kit.fingerprint import OLD_NOTE, Match, compare
+from medusa_kit.one_owner import one_owner
 
 ASKED = "asked"  # a row's digest of what was asked
 
@@ -28,14 +30,36 @@ def digest_of(messages: Sequence[Message], chat_template: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+@contextlib.contextmanager
+def answer_file(path: Path, settings: dict[str, Any]) -> Iterator["AnswerFile"]:
+    """The file, for one run at a time. Raises ConfigError, naming who, while another writes to it,
+    MedusaKitError where nothing can be written, and what AnswerFile raises."""
+    if Path(path).is_dir():
+        raise ConfigError(f"{path} is a folder; expected a file to write answers to")
+
+    def refusal(who: str) -> ConfigError:
+        return ConfigError(
+            f"{path} is being written to by another run{who}",
+            hint="wait for its end or stop it, or choose another output file",
+        )
+
+    with contextlib.ExitStack() as stack:
+        try:
+            file = link_target(path)
+            file.parent.mkdir(parents=True, exist_ok=True)  # told before an hour of answers
+            lock, holder = (file.with_name(f".{file.name}.{kind}") for kind in ("lock", "json"))
+            stack.enter_context(one_owner(lock, holder, refusal, lambda: not file.is_file()))
+        except OSError as error:
+            raise MedusaKitError(f"cannot write to {path}: {error.strerror}") from error
+        yield AnswerFile(path, settings)
+
+
 class AnswerFile:
     """The rows that are there already count as done; a half-written last line is cut off."""
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
         """Raises ConfigError when the file was made with other settings, DataError when broken."""
         self.path = Path(path)
-        if self.path.is_dir():
-            raise ConfigError(f"{path} is a folder; expected a file to write answers to")
         self._meta = settings_path(self.path)
         self._settings = settings
         self._done: dict[str, list[str | list[int]]] = {}  # by id, what was asked
@@ -43,8 +67,6 @@ class AnswerFile:
         if self.path.is_file() and self.path.stat().st_size:
             self._check_settings(settings)
             self._read_done()
-        else:
-            self.path.parent.mkdir(parents=True, exist_ok=True)  # told before an hour of answers
 
     def has(self, identity: str, asked: str, prompt_ids: list[int]) -> bool:
         """Whether this was asked under this id. Rows of an older version tell it by prompt_ids."""

@@ -16,7 +16,7 @@ from medusa_kit.data.answer_settings import BASE_FINGERPRINT
 from medusa_kit.data.chat import encode_prompt
 from medusa_kit.data.readers import AnswerRow, Conversation, Message
 from medusa_kit.errors import ConfigError, DataError
-from medusa_kit.infer.answer_file import ASKED, AnswerFile, digest_of
+from medusa_kit.infer.answer_file import ASKED, AnswerFile, answer_file, digest_of
 from medusa_kit.infer.decode import decode, make_row
 from medusa_kit.infer.drafters.plain import PlainDrafter
 from medusa_kit.infer.logits_processing import check_bias_ids
@@ -88,10 +88,23 @@ def generate_answers(
         "turns": turns,
         "sampling": _sampling_record(sampling),
     }
-    out = AnswerFile(out_path, settings)
     room = base.info.context_length - max_new_tokens
-    report = GenerateReport()
-    tasks = _tasks(base.tokenizer, rows, turns, on_error, room, out, report)
+    with answer_file(out_path, settings) as out:
+        report = GenerateReport()
+        tasks = _tasks(base.tokenizer, rows, turns, on_error, room, out, report)
+        _answer(base, tasks, out, report, max_new_tokens, batch_size, sampling)
+    return report
+
+
+def _answer(
+    base: BaseModel,
+    tasks: Sequence[_Task],
+    out: AnswerFile,
+    report: GenerateReport,
+    max_new_tokens: int,
+    batch_size: int,
+    sampling: SamplingParams,
+) -> None:
     verifier, _ = prepared_verifier(base)  # answers come through the cache and attention of trees
     with console.progress("answering", len(tasks), "prompts", done=report.already_there) as bar:
         for batch in _batches(tasks, batch_size):
@@ -106,7 +119,6 @@ def generate_answers(
             out.append(records)
             _count(report, records)
             bar.advance(len(records), f"{report.tokens:,} tokens")
-    return report
 
 
 def fetch_answers(
@@ -126,12 +138,25 @@ def fetch_answers(
     A row that the server refuses (DataError) is skipped or fatal. `settings` name the server's
     model and limits; they are kept beside the file and compared.
     """
+    record = {**settings, "turns": turns, "sampling": _sampling_record(sampling)}
+    with answer_file(out_path, record) as out:
+        report = GenerateReport()
+        tasks = _tasks(tokenizer, rows, turns, on_error, None, out, report)
+        _fetch(tasks, out, report, fetch, sampling, concurrency, on_error)
+    return report
+
+
+def _fetch(
+    tasks: Sequence[_Task],
+    out: AnswerFile,
+    report: GenerateReport,
+    fetch: Fetch,
+    sampling: SamplingParams,
+    concurrency: int,
+    on_error: str,
+) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    record = {**settings, "turns": turns, "sampling": _sampling_record(sampling)}
-    out = AnswerFile(out_path, record)
-    report = GenerateReport()
-    tasks = _tasks(tokenizer, rows, turns, on_error, None, out, report)
     tasks = [task for task in tasks if not task.answered(out)]
     pool, refused = ThreadPoolExecutor(concurrency), 0
     waiting = [(task, pool.submit(fetch, task.messages)) for task in tasks]
@@ -156,7 +181,6 @@ def fetch_answers(
                 bar.advance(1, f"{report.tokens:,} tokens")
     finally:
         pool.shutdown(cancel_futures=True)
-    return report
 
 
 def asked_messages(messages: Sequence[Message], turns: str) -> list[Message]:

@@ -1,6 +1,8 @@
 """A file of answers goes on by what was asked, not by the names of rows alone."""
 
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -8,6 +10,7 @@ import pytest
 from medusa_kit.base_model import BaseModel, load_base_model
 from medusa_kit.data.chat import encode_prompt
 from medusa_kit.data.readers import AnswerRow, Conversation, read_rows
+from medusa_kit.errors import ConfigError, DataError
 from medusa_kit.infer.self_distill import generate_answers
 
 TOKENS = 2
@@ -79,3 +82,31 @@ def test_a_template_that_writes_the_time_asks_nothing_twice(
     assert (report.written, report.already_there) == (0, 2)
     base.tokenizer.chat_template += "!"
     assert generate_answers(base, prompts(2), out, **options).written == 2
+
+
+def test_a_second_run_into_the_same_file_is_refused(
+    base: BaseModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its own name and by a link to it; the file is the same as of one run."""
+    monkeypatch.setattr("medusa_kit.one_owner.PATIENCE", 0, raising=False)
+    out, link = tmp_path / "answers.jsonl", tmp_path / "link.jsonl"
+    link.symlink_to(out)
+    refused: list[str] = []
+
+    def rows() -> Iterator[Conversation]:
+        for path in (out, link):
+            with pytest.raises(ConfigError, match="another run") as caught:
+                generate_answers(base, prompts(3), path, max_new_tokens=TOKENS)
+            refused.append(caught.value.message)
+        yield from prompts(3)
+
+    generate_answers(base, rows(), out, max_new_tokens=TOKENS)
+    assert [f"process {os.getpid()} on " in message for message in refused] == [True, True]
+    assert [row.id for row in rows_of(out)] == ["prompts:1", "prompts:2", "prompts:3"]
+    assert generate_answers(base, prompts(3), out, max_new_tokens=TOKENS).already_there == 3
+
+
+def test_a_run_that_answers_nothing_leaves_nothing(base: BaseModel, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no prompt is left"):
+        generate_answers(base, [], tmp_path / "answers.jsonl", max_new_tokens=TOKENS)
+    assert list(tmp_path.iterdir()) == []
