@@ -140,7 +140,7 @@ def _statistics(
     dynamic_nodes: int | None,
 ) -> Any:
     """Loaded, or taken on answers; `dynamic_nodes`: and record dynamic trees of up to so many."""
-    from medusa_kit.data.readers import AnswerRow, read_rows
+    from medusa_kit.data.readers import AnswerRow, read_good_and_bad, read_rows
     from medusa_kit.infer.calibrate import calibrate, fitted_dynamic_tree
     from medusa_kit.infer.self_distill import generate_answers
     from medusa_kit.tree.statistics import RankStatistics
@@ -148,7 +148,7 @@ def _statistics(
     if prompts is not None:
         answers = folder / "calibration_answers.jsonl"
         generate_answers(
-            engine.base, read_rows(prompts, limit=limit), answers,
+            engine.base, read_good_and_bad(prompts, limit=limit), answers,
             max_new_tokens=max_new_tokens, batch_size=batch_size,
         )  # fmt: skip
     if answers is None:

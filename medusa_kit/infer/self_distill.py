@@ -14,7 +14,7 @@ from medusa_kit import console
 from medusa_kit.base_model import BaseModel
 from medusa_kit.data.answer_settings import BASE_FINGERPRINT
 from medusa_kit.data.chat import encode_prompt
-from medusa_kit.data.readers import AnswerRow, Conversation, Message
+from medusa_kit.data.readers import AnswerRow, BadRow, Conversation, Message
 from medusa_kit.errors import ConfigError, DataError
 from medusa_kit.infer.answer_file import ASKED, AnswerFile, answer_file, digest_of
 from medusa_kit.infer.decode import decode, make_row
@@ -58,7 +58,7 @@ class _Task:
 
 def generate_answers(
     base: BaseModel,
-    rows: Iterable[Conversation | AnswerRow],
+    rows: Iterable[Conversation | AnswerRow | BadRow],
     out_path: Path,
     *,
     max_new_tokens: int = 256,
@@ -123,7 +123,7 @@ def _answer(
 
 def fetch_answers(
     tokenizer: Any,
-    rows: Iterable[Conversation | AnswerRow],
+    rows: Iterable[Conversation | AnswerRow | BadRow],
     out_path: Path,
     fetch: Fetch,
     settings: dict[str, Any],
@@ -198,7 +198,7 @@ def asked_messages(messages: Sequence[Message], turns: str) -> list[Message]:
 
 def _tasks(
     tokenizer: Any,
-    rows: Iterable[Conversation | AnswerRow],
+    rows: Iterable[Conversation | AnswerRow | BadRow],
     turns: str,
     on_error: str,
     room: int | None,
@@ -210,6 +210,8 @@ def _tasks(
     seen: set[str] = set()
     for row in rows:
         try:
+            if isinstance(row, BadRow):
+                raise DataError(row.reason, hint=row.hint)
             if not isinstance(row, Conversation):
                 raise DataError("it is an answer already, expected a prompt")
             identity = row.id or f"{Path(row.source).stem}:{row.row}"
