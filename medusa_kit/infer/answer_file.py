@@ -2,7 +2,8 @@
 
 Beside FILE lies FILE.meta.json with the settings its rows were made with, from the first row on: a
 run that fails before leaves neither. A row says what was asked as a digest: its id is a name that
-the next file of prompts may give to another one.
+the next file of prompts may give to another one. An answer belongs to one prompt of a run: the one
+of its name, or else one without a name of its own that asks the same.
 """
 
 import contextlib
@@ -62,19 +63,32 @@ class AnswerFile:
         self.path = Path(path)
         self._meta = settings_path(self.path)
         self._settings = settings
-        self._done: dict[str, list[str | list[int]]] = {}  # by id, what was asked
+        self._ids: set[str] = set()
+        self._claimed: set[str] = set()  # ids of answers that belong to a prompt of this run
+        self._free: dict[str | tuple[int, ...], list[str]] = {}  # by what was asked, other ids
         self.num_rows = 0
         if self.path.is_file() and self.path.stat().st_size:
             self._check_settings(settings)
             self._read_done()
 
-    def has(self, identity: str, asked: str, prompt_ids: list[int]) -> bool:
-        """Whether this was asked under this id. Rows of an older version tell it by prompt_ids."""
-        there = self._done.get(identity, [])
-        return asked in there or prompt_ids in there
+    def claim(self, identity: str, asked: str, prompt_ids: list[int], any_id: bool = False) -> bool:
+        """Whether this was asked under this id, or `any_id`, and belongs to no other prompt yet.
+
+        Rows of an older version tell what was asked by prompt_ids.
+        """
+        for key in (asked, tuple(prompt_ids)):
+            ids = self._free.get(key, [])
+            if ids and (any_id or identity in ids):
+                index = ids.index(identity) if identity in ids else 0
+                self._claimed.add(ids.pop(index))
+                return True
+        return False
 
     def has_id(self, identity: str) -> bool:
-        return identity in self._done
+        return identity in self._ids
+
+    def is_claimed(self, identity: str) -> bool:
+        return identity in self._claimed
 
     def append(self, records: Sequence[dict[str, Any]]) -> None:
         """Write rows and see them to the disk. Raises MedusaKitError when it is full."""
@@ -97,12 +111,12 @@ class AnswerFile:
                 f"cannot write to {self.path}: {error.strerror}; {self.num_rows} rows are safe",
                 hint="make room, then run the same command again: it goes on from there",
             ) from error
-        for record in records:
-            self._remember(record)
+        self.num_rows += len(records)
 
     def _remember(self, record: dict[str, Any]) -> None:
-        asked = record[ASKED] if ASKED in record else record["prompt_ids"]
-        self._done.setdefault(str(record["id"]), []).append(asked)
+        asked = record[ASKED] if ASKED in record else tuple(record["prompt_ids"])
+        self._free.setdefault(asked, []).append(str(record["id"]))
+        self._ids.add(str(record["id"]))
         self.num_rows += 1
 
     def _check_settings(self, settings: dict[str, Any]) -> None:

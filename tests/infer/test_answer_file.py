@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,3 +111,49 @@ def test_a_run_that_answers_nothing_leaves_nothing(base: BaseModel, tmp_path: Pa
     with pytest.raises(DataError, match="no prompt is left"):
         generate_answers(base, [], tmp_path / "answers.jsonl", max_new_tokens=TOKENS)
     assert list(tmp_path.iterdir()) == []
+
+
+def renamed(rows: list[Conversation], source: str = "prompts.jsonl") -> list[Conversation]:
+    """The same prompts at other places, or in another file."""
+    return [replace(row, row=number, source=source) for number, row in enumerate(rows, start=1)]
+
+
+@pytest.mark.parametrize("change", ["inserted", "deleted", "reversed", "renamed"])
+def test_prompts_without_ids_are_known_by_what_they_ask(
+    base: BaseModel, tmp_path: Path, change: str
+) -> None:
+    out, options = tmp_path / "answers.jsonl", {"max_new_tokens": TOKENS}
+    generate_answers(base, prompts(5), out, **options)
+    moved = {
+        "inserted": renamed([prompt("new", 1), *prompts(5)]),
+        "deleted": renamed(prompts(5)[1:]),
+        "reversed": renamed(prompts(5)[::-1]),
+        "renamed": renamed(prompts(5), "others.jsonl"),
+    }[change]
+    report = generate_answers(base, moved, out, **options)
+    new = int(change == "inserted")
+    assert (report.written, report.already_there, report.changed) == (new, len(moved) - new, 0)
+    rows = rows_of(out)
+    assert len({tuple(row.prompt_ids) for row in rows}) == len({row.id for row in rows}) == 5 + new
+    assert generate_answers(base, moved, out, **options).written == 0
+
+
+def test_prompts_without_ids_that_ask_the_same_have_an_answer_each(
+    base: BaseModel, tmp_path: Path
+) -> None:
+    out, options = tmp_path / "answers.jsonl", {"max_new_tokens": TOKENS}
+    same = [prompt("same", row) for row in (1, 2, 3)]
+    generate_answers(base, same[:2], out, **options)
+    report = generate_answers(base, renamed(same, "others.jsonl"), out, **options)
+    assert (report.written, report.already_there) == (1, 2)
+    assert len({row.id for row in rows_of(out)}) == 3
+
+
+def test_ids_that_clash_with_made_ones(base: BaseModel, tmp_path: Path) -> None:
+    out, options = tmp_path / "answers.jsonl", {"max_new_tokens": TOKENS}
+    rows = [prompt("one", 1, "a#3"), prompt("two", 2, "a"), prompt("three", 3, "a")]
+    generate_answers(base, rows, out, **options)
+    assert len({row.id for row in rows_of(out)}) == 3
+    assert generate_answers(base, rows, out, **options).written == 0
+    moved = renamed([prompt("new", 1), *rows])
+    assert generate_answers(base, moved, out, **options).written == 1
