@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from medusa_kit.base_model import BaseModel, load_base_model
+from medusa_kit.data.answer_settings import base_that_answered
 from medusa_kit.data.chat import encode_prompt
 from medusa_kit.data.readers import AnswerRow, Conversation, read_rows
 from medusa_kit.errors import ConfigError, DataError
@@ -157,3 +158,19 @@ def test_ids_that_clash_with_made_ones(base: BaseModel, tmp_path: Path) -> None:
     assert generate_answers(base, rows, out, **options).written == 0
     moved = renamed([prompt("new", 1), *rows])
     assert generate_answers(base, moved, out, **options).written == 1
+
+
+def test_a_link_and_its_target_have_the_same_settings(base: BaseModel, tmp_path: Path) -> None:
+    out, link = tmp_path / "disk/answers.jsonl", tmp_path / "link.jsonl"
+    out.parent.mkdir()
+    link.symlink_to(out)
+    generate_answers(base, prompts(1), link, max_new_tokens=TOKENS)
+    meta = out.with_name("answers.jsonl.meta.json")
+    assert meta.is_file()
+    for path, count in ((out, 2), (link, 3)):
+        assert generate_answers(base, prompts(count), path, max_new_tokens=TOKENS).written == 1
+        with pytest.raises(ConfigError, match="other settings"):
+            generate_answers(base, prompts(4), path, max_new_tokens=TOKENS + 1)
+        assert base_that_answered(str(path)) == base.info.fingerprint
+    meta.rename(tmp_path / "link.jsonl.meta.json")  # where earlier versions wrote it
+    assert generate_answers(base, prompts(4), link, max_new_tokens=TOKENS).written == 1
