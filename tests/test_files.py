@@ -1,5 +1,6 @@
 """Writing to a temporary name and renaming: what is there before, during, after and on failure."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,42 @@ def test_files_are_readable_by_whom_ordinary_files_are(tmp_path: Path) -> None:
         save_file({"a": torch.zeros(2)}, temporary)  # on its own readable by the owner alone
     modes = {path.stat().st_mode for path in tmp_path.iterdir()}
     assert len(modes) == 1
+
+
+def test_the_mask_of_the_process_is_never_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between setting and restoring it, another thread's files would be open to everybody."""
+    set_mask, before, asked = os.umask, os.umask(0o027), []
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "umask", lambda mask: asked.append(mask) or set_mask(mask))
+            with atomic_write(tmp_path / "heads.safetensors") as temporary:
+                save_file({"a": torch.zeros(2)}, temporary)
+    finally:
+        set_mask(before)
+    assert asked == []
+    assert (tmp_path / "heads.safetensors").stat().st_mode & 0o777 == 0o640
+    assert [path.name for path in tmp_path.iterdir()] == ["heads.safetensors"]
+
+
+def test_a_folder_named_by_way_of_itself_is_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("one", "two"):
+        with atomic_write(Path("folder/../folder")) as temporary:
+            temporary.mkdir()
+            (temporary / name).write_text(name)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["two"]
+
+
+def test_links_in_a_circle_are_an_error_of_the_system(tmp_path: Path) -> None:
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(OSError, match="symbolic links"), atomic_write(tmp_path / "a"):
+        pass
 
 
 def test_a_link_stays_and_what_it_points_to_is_written(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # A module may import from its own tier's package and from lower tiers; train and infer are on one
 # tier and never import each other.
 TIERS = [
-    {"errors", "console", "files", "locks", "made_once", "version"},
+    {"errors", "console", "files", "locks", "made_once", "one_owner", "version"},
     {
         "config",
         "drafting",
@@ -40,6 +40,7 @@ SIBLINGS_ALLOWED = {("heads", "base_model"), ("config", "embedded"), ("config", 
                     ("drafting", "sections"), ("engine_config", "sections"),
                     ("engine_config", "drafting"), ("engine_config", "embedded"),
                     ("made_once", "console"), ("made_once", "files"),
+                    ("one_owner", "console"), ("one_owner", "errors"), ("one_owner", "files"),
                     ("adapters", "config"), ("adapters", "fingerprint"),
                     ("fingerprint", "quantised"),
                     ("model_files", "adapters"), ("model_files", "embedded"),

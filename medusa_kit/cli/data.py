@@ -81,13 +81,13 @@ def _generate_here(
     how: dict[str, Any],
 ) -> Any:  # fmt: skip
     from medusa_kit.base_model import load_base_model
-    from medusa_kit.data.readers import read_rows
+    from medusa_kit.data.readers import read_good_and_bad
     from medusa_kit.infer.before_loading import check_bias
     from medusa_kit.infer.self_distill import generate_answers
 
     check_bias(model, None, how["sampling"])
     base = load_base_model(model, dtype=dtype, device=device)
-    return generate_answers(base, read_rows(source, limit=limit), output, **how)
+    return generate_answers(base, read_good_and_bad(source, limit=limit), output, **how)
 
 
 def _fetch(
@@ -95,13 +95,13 @@ def _fetch(
     how: dict[str, Any],
 ) -> Any:  # fmt: skip
     from medusa_kit.base_model import load_tokenizer
-    from medusa_kit.data.readers import read_rows
+    from medusa_kit.data.readers import read_good_and_bad
     from medusa_kit.infer.self_distill import fetch_answers
 
     tokenizer = load_tokenizer(model)
     settings = {"endpoint_model": server.model, "max_new_tokens": server.max_new_tokens}
     return fetch_answers(
-        tokenizer, read_rows(source, limit=limit), output,
+        tokenizer, read_good_and_bad(source, limit=limit), output,
         lambda messages: server.answer(messages, tokenizer), settings,
         concurrency=concurrency, **how,
     )  # fmt: skip
@@ -147,12 +147,12 @@ def inspect(
     _check_on_error(on_error)
     from medusa_kit.base_model import load_tokenizer
     from medusa_kit.data.chat import encode_rows
-    from medusa_kit.data.readers import read_rows
+    from medusa_kit.data.readers import read_good_and_bad
 
     tokenizer = load_tokenizer(model)
     encoded: list[Any] = []
     for source in sources:
-        rows = itertools.islice(read_rows(source), limit if encoded else max(limit, row))
+        rows = itertools.islice(read_good_and_bad(source), limit if encoded else max(limit, row))
         encoded.append(encode_rows(rows, tokenizer, max_length, on_error))
     examples, report = encoded[0]
     example = next((example for example in examples if example.row == row), None)

@@ -139,11 +139,11 @@ def _given(
     """What to calibrate on, read before a base is loaded: rows of prompts or answers, statistics,
     or None where those beside the heads are meant. Raises DataError, CheckpointError.
     """
-    from medusa_kit.data.readers import AnswerRow, read_rows
+    from medusa_kit.data.readers import AnswerRow, read_good_and_bad, read_rows
     from medusa_kit.tree.statistics import RankStatistics
 
     if prompts is not None:
-        return list(read_rows(prompts, limit=limit))
+        return list(read_good_and_bad(prompts, limit=limit))
     if statistics is not None:
         return RankStatistics.load(_existing(statistics))
     if answers is None:

@@ -5,18 +5,25 @@ from pathlib import Path
 from typing import Any
 
 from medusa_kit.errors import DataError
+from medusa_kit.files import link_target
 
 BASE_FINGERPRINT = "base_fingerprint"
 
 
 def settings_path(answers: Path) -> Path:
+    """Beside the file itself, so that a link to it finds them too."""
+    return _beside(link_target(answers))
+
+
+def _beside(answers: Path) -> Path:
     return answers.with_name(answers.name + ".meta.json")
 
 
 def read_settings(answers: Path) -> dict[str, Any] | None:
     """None where nothing lies beside the file. Raises DataError for what is no such settings."""
-    path = settings_path(answers)
-    if not path.is_file():
+    places = (settings_path(answers), _beside(answers))  # earlier versions wrote beside the link
+    path = next((place for place in places if place.is_file()), None)
+    if path is None:
         return None
     try:
         there = json.loads(path.read_text())

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from medusa_kit.data.readers import Conversation, Message, Row
+from medusa_kit.data.readers import BadRow, Conversation, Message, Row
 from medusa_kit.data.template import chat_template, refusals, render, special_ids
 from medusa_kit.errors import DataError
 
@@ -174,7 +174,7 @@ def _end_of_turn(tokenizer: Any, ids: Sequence[int], start: int) -> int:
 
 
 def encode_rows(
-    rows: Iterable[Row],
+    rows: Iterable[Row | BadRow],
     tokenizer: Any,
     max_length: int,
     on_error: str = "skip",
@@ -227,7 +227,9 @@ def _refuse_empty(sources: dict[str, SourceCount]) -> None:
         )
 
 
-def _encode_row(row: Row, tokenizer: Any) -> EncodedExample:
+def _encode_row(row: Row | BadRow, tokenizer: Any) -> EncodedExample:
+    if isinstance(row, BadRow):
+        raise row.error()
     if isinstance(row, Conversation):
         return encode_conversation(tokenizer, row.messages, row.row)
     if not row.response_ids:

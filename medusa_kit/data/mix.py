@@ -10,15 +10,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
 from medusa_kit.config import DataSection, SourceSection
-from medusa_kit.data.readers import Row, read_rows
+from medusa_kit.data.readers import BadRow, Row, read_good_and_bad
 
 Stop = Literal["exhaust", "stop_at_first"]
 
 
-def recipe_rows(data: DataSection, seed: int) -> Iterator[Row]:
+def recipe_rows(data: DataSection, seed: int) -> Iterator[Row | BadRow]:
     """The rows a recipe trains on; read as they are asked for.
 
-    Raises what read_rows raises.
+    Raises what read_good_and_bad raises.
     """
     entries = data.entries()
     sources = [_rows(entry, data) for entry in entries]
@@ -29,18 +29,18 @@ def recipe_rows(data: DataSection, seed: int) -> Iterator[Row]:
     return itertools.chain.from_iterable(sources)
 
 
-def _rows(entry: SourceSection, data: DataSection) -> Iterator[Row]:
+def _rows(entry: SourceSection, data: DataSection) -> Iterator[Row | BadRow]:
     """No source gives more than the limit over all, so a stream always has one."""
     limits = [limit for limit in (entry.limit, data.limit) if limit is not None]
-    return read_rows(entry.source, min(limits, default=None), data.streaming)
+    return read_good_and_bad(entry.source, min(limits, default=None), data.streaming)
 
 
 def mix_rows(
-    sources: Sequence[tuple[Iterable[Row], float]],
+    sources: Sequence[tuple[Iterable[Row | BadRow], float]],
     seed: int,
     limit: int | None = None,
     stop: Stop = "exhaust",
-) -> Iterator[Row]:
+) -> Iterator[Row | BadRow]:
     """Rows of (source, weight > 0) pairs, each source in its own order, at most `limit` in all.
 
     Every row comes from a source drawn with a chance in proportion to its weight. A drawn source
@@ -52,8 +52,8 @@ def mix_rows(
 
 
 def _draw(
-    live: list[tuple[Iterator[Row], float]], generator: random.Random, stop: Stop
-) -> Iterator[Row]:
+    live: list[tuple[Iterator[Row | BadRow], float]], generator: random.Random, stop: Stop
+) -> Iterator[Row | BadRow]:
     while live:
         chosen = _choose([weight for _, weight in live], generator)
         row = next(live[chosen][0], None)

@@ -46,6 +46,19 @@ class AnswerRow:
     source: str = field(default="", compare=False)  # where it was read is no part of the answer
 
 
+@dataclass(frozen=True)
+class BadRow:
+    """A row in which no known format was found, and why."""
+
+    reason: str
+    row: int
+    source: str
+    hint: str | None = None
+
+    def error(self) -> DataError:
+        return DataError(f"{self.source}:{self.row}: {self.reason}", hint=self.hint)
+
+
 Row: TypeAlias = Conversation | AnswerRow
 
 
@@ -57,6 +70,16 @@ def read_rows(source: str, limit: int | None = None, streaming: bool = False) ->
     Raises DataError for a missing, empty or broken source; a row of no known format is named by its
     number and keys. Raises ConfigError for a streamed data set without a limit.
     """
+    for row in read_good_and_bad(source, limit, streaming):
+        if isinstance(row, BadRow):
+            raise row.error()
+        yield row
+
+
+def read_good_and_bad(
+    source: str, limit: int | None = None, streaming: bool = False
+) -> Iterator[Row | BadRow]:
+    """The same, with a BadRow for each row of no known format, for those who skip such rows."""
     path = Path(source).expanduser()
     looks_like_path = path.suffix in FILE_KINDS or source.startswith((".", "/", "~"))
     if path.is_file():
@@ -134,64 +157,69 @@ def _read_data_set(source: str, limit: int | None, streaming: bool) -> Iterator[
         ) from error
 
 
-def _row(item: Any, number: int, source: str) -> Row:
-    where = f"{source}:{number}"
+def _row(item: Any, number: int, source: str) -> Row | BadRow:
+    try:
+        return _good_row(item, number, source)
+    except DataError as error:
+        return BadRow(error.message, number, source, error.hint)
+
+
+def _good_row(item: Any, number: int, source: str) -> Row:
     if isinstance(item, str):
         return Conversation([{"role": "user", "content": item}], number, None, source)
     if not isinstance(item, dict):
-        raise DataError(f"{where} holds a {type(item).__name__}, expected an object or a string")
+        raise DataError(f"it holds a {type(item).__name__}, expected an object or a string")
     identity = item.get("id", item.get("question_id"))
     identity = None if identity is None else str(identity)
     if "response_ids" in item:
         return _answer(item, identity, number, source)
     category = item.get("category")
     category = category if isinstance(category, str) else None
-    return Conversation(_messages(item, where), number, identity, source, category)
+    return Conversation(_messages(item), number, identity, source, category)
 
 
-def _messages(item: dict[str, Any], where: str) -> list[Message]:
+def _messages(item: dict[str, Any]) -> list[Message]:
     for key, role_key, content_key in (("messages", "role", "content"),
                                        ("conversations", "from", "value")):  # fmt: skip
         if item.get(key) is not None:
-            turns = _listed(item, key, where)
-            return [_message(turn, role_key, content_key, where) for turn in turns]
+            turns = _listed(item, key)
+            return [_message(turn, role_key, content_key) for turn in turns]
     if item.get("turns"):
-        return [{"role": "user", "content": str(_listed(item, "turns", where)[0])}]
+        return [{"role": "user", "content": str(_listed(item, "turns")[0])}]
     if isinstance(item.get("prompt"), str):
         return [{"role": "user", "content": item["prompt"]}]
     raise DataError(
-        f"{where} is of no known format; its keys are {', '.join(map(repr, item)) or 'none'}",
+        f"it is of no known format; its keys are {', '.join(map(repr, item)) or 'none'}",
         hint="expected messages, conversations, prompt, turns or response_ids",
     )
 
 
-def _listed(item: dict[str, Any], key: str, where: str) -> list[Any]:
+def _listed(item: dict[str, Any], key: str) -> list[Any]:
     if not isinstance(item[key], list):
-        raise DataError(f"{where}: {key} is a {type(item[key]).__name__}, expected a list")
+        raise DataError(f"{key} is a {type(item[key]).__name__}, expected a list")
     return item[key]
 
 
-def _message(turn: Any, role_key: str, content_key: str, where: str) -> Message:
+def _message(turn: Any, role_key: str, content_key: str) -> Message:
     try:
         role, content = turn[role_key], turn[content_key]
     except (KeyError, TypeError) as error:
-        raise DataError(f"{where}: a turn lacks {role_key!r} or {content_key!r}") from error
+        raise DataError(f"a turn lacks {role_key!r} or {content_key!r}") from error
     if not isinstance(role, str) or role not in ROLES:
-        raise DataError(f"{where}: role {role!r} is unknown; expected one of {', '.join(ROLES)}")
+        raise DataError(f"role {role!r} is unknown; expected one of {', '.join(ROLES)}")
     if not isinstance(content, str):
-        raise DataError(f"{where}: content is a {type(content).__name__}, expected text")
+        raise DataError(f"content is a {type(content).__name__}, expected text")
     return {"role": ROLES[role], "content": content}
 
 
 def _answer(item: dict[str, Any], identity: str | None, number: int, source: str) -> AnswerRow:
-    where = f"{source}:{number}"
     prompt_ids, response_ids = item.get("prompt_ids"), item["response_ids"]
     for name, ids in (("prompt_ids", prompt_ids), ("response_ids", response_ids)):
         if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
-            raise DataError(f"{where}: {name} must be a list of token ids")
+            raise DataError(f"{name} must be a list of token ids")
     reason = item.get("finish_reason")
     if reason not in FINISH_REASONS:
-        raise DataError(f"{where}: finish_reason {reason!r}; expected one of {FINISH_REASONS}")
+        raise DataError(f"finish_reason {reason!r}; expected one of {FINISH_REASONS}")
     assert isinstance(prompt_ids, list)
     return AnswerRow(
         prompt_ids, response_ids, reason, identity, number, item.get("sampling"), source

@@ -50,6 +50,7 @@ def pull(name: HubName, destination: Path | None = None, force: bool = False) ->
     digest = hashlib.sha256(f"{name.repository}@{info.sha}".encode()).hexdigest()[:DIGEST_LENGTH]
     place = link_target(target)  # files gather on the disk where they are going to be
     gathering = place.parent / f".{place.name}.{digest}.pull"
+    _begin(gathering, name, info.sha)
     _download(api, what, name, info, gathering)
     _write_record(gathering, name, info.sha)
     _check_free(target, force)  # a download takes long enough for somebody to write there
@@ -61,7 +62,13 @@ def pull(name: HubName, destination: Path | None = None, force: bool = False) ->
 def _check_free(target: Path, force: bool) -> None:
     if target.is_file():
         raise UsageError(f"{target} is a file, expected a folder", hint="name another folder")
-    if target.resolve() == Path.cwd():
+    try:
+        place = link_target(target)
+    except OSError as error:
+        raise UsageError(
+            f"{target} is no place to write to: {error.strerror}", hint="name another folder"
+        ) from error
+    if place.resolve() == Path.cwd():
         raise UsageError(f"{target} is the working folder", hint="name a folder to make")
     if not target.is_dir() or not any(target.iterdir()):
         return
@@ -82,9 +89,8 @@ def _check_free(target: Path, force: bool) -> None:
 
 def _not_pulled(target: Path) -> list[str]:
     """What in the folder is not as the pull left it that made the folder."""
-    try:
-        pulled = dict(json.loads((target / RECORD).read_text())["files"])
-    except (OSError, ValueError, KeyError, TypeError):  # none, or none that a pull wrote
+    pulled = _recorded(target)
+    if pulled is None:
         return sorted(path.name for path in target.iterdir())
     parents = {str(parent) for name in pulled for parent in PurePosixPath(name).parents}
     others = []
@@ -98,6 +104,28 @@ def _not_pulled(target: Path) -> list[str]:
         if not ours:
             others.append(name)
     return others
+
+
+def _recorded(folder: Path) -> dict[str, str] | None:
+    """Digests of the files that a pull put there; None where no pull made the folder."""
+    try:
+        return dict(json.loads((folder / RECORD).read_text())["files"])
+    except (OSError, ValueError, KeyError, TypeError):  # none, or none that a pull wrote
+        return None
+
+
+def _begin(gathering: Path, name: HubName, commit: str) -> None:
+    """From its first moment on the folder says that a pull made it."""
+    if _recorded(gathering) is not None:
+        return
+    if gathering.exists() and not (gathering.is_dir() and not any(gathering.iterdir())):
+        raise UsageError(
+            f"{gathering}, where files are to gather, is there, and no pull made it",
+            hint="move it away",
+        )
+    with atomic_write(gathering) as temporary:
+        temporary.mkdir()
+        _write_record(temporary, name, commit)
 
 
 def _download(api: Any, what: str, name: HubName, info: Any, gathering: Path) -> None:
@@ -137,4 +165,5 @@ def _finish(gathering: Path, target: Path) -> None:
         gathering.replace(temporary)
     digest = "[0-9a-f]" * DIGEST_LENGTH
     for older in target.parent.glob(f".{glob.escape(target.name)}.{digest}.pull"):
-        shutil.rmtree(older, ignore_errors=True)
+        if not older.is_symlink() and _recorded(older) is not None:
+            shutil.rmtree(older, ignore_errors=True)

@@ -2,13 +2,15 @@
 
 Beside FILE lies FILE.meta.json with the settings its rows were made with, from the first row on: a
 run that fails before leaves neither. A row says what was asked as a digest: its id is a name that
-the next file of prompts may give to another one.
+the next file of prompts may give to another one. An answer belongs to one prompt of a run: the one
+of its name, or else one without a name of its own that asks the same.
 """
 
+import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,9 @@ from medusa_kit import console
 from medusa_kit.data.answer_settings import BASE_FINGERPRINT, read_settings, settings_path
 from medusa_kit.data.readers import Message
 from medusa_kit.errors import ConfigError, DataError, MedusaKitError
-from medusa_kit.files import atomic_write
+from medusa_kit.files import atomic_write, link_target
 from medusa_kit.fingerprint import OLD_NOTE, Match, compare
+from medusa_kit.one_owner import one_owner
 
 ASKED = "asked"  # a row's digest of what was asked
 
@@ -28,31 +31,64 @@ def digest_of(messages: Sequence[Message], chat_template: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+@contextlib.contextmanager
+def answer_file(path: Path, settings: dict[str, Any]) -> Iterator["AnswerFile"]:
+    """The file, for one run at a time. Raises ConfigError, naming who, while another writes to it,
+    MedusaKitError where nothing can be written, and what AnswerFile raises."""
+    if Path(path).is_dir():
+        raise ConfigError(f"{path} is a folder; expected a file to write answers to")
+
+    def refusal(who: str) -> ConfigError:
+        return ConfigError(
+            f"{path} is being written to by another run{who}",
+            hint="wait for its end or stop it, or choose another output file",
+        )
+
+    with contextlib.ExitStack() as stack:
+        try:
+            file = link_target(path)
+            file.parent.mkdir(parents=True, exist_ok=True)  # told before an hour of answers
+            lock, holder = (file.with_name(f".{file.name}.{kind}") for kind in ("lock", "json"))
+            stack.enter_context(one_owner(lock, holder, refusal, lambda: not file.is_file()))
+        except OSError as error:
+            raise MedusaKitError(f"cannot write to {path}: {error.strerror}") from error
+        yield AnswerFile(path, settings)
+
+
 class AnswerFile:
     """The rows that are there already count as done; a half-written last line is cut off."""
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
         """Raises ConfigError when the file was made with other settings, DataError when broken."""
         self.path = Path(path)
-        if self.path.is_dir():
-            raise ConfigError(f"{path} is a folder; expected a file to write answers to")
         self._meta = settings_path(self.path)
         self._settings = settings
-        self._done: dict[str, list[str | list[int]]] = {}  # by id, what was asked
+        self._ids: set[str] = set()
+        self._claimed: set[str] = set()  # ids of answers that belong to a prompt of this run
+        self._free: dict[str | tuple[int, ...], list[str]] = {}  # by what was asked, other ids
         self.num_rows = 0
         if self.path.is_file() and self.path.stat().st_size:
             self._check_settings(settings)
             self._read_done()
-        else:
-            self.path.parent.mkdir(parents=True, exist_ok=True)  # told before an hour of answers
 
-    def has(self, identity: str, asked: str, prompt_ids: list[int]) -> bool:
-        """Whether this was asked under this id. Rows of an older version tell it by prompt_ids."""
-        there = self._done.get(identity, [])
-        return asked in there or prompt_ids in there
+    def claim(self, identity: str, asked: str, prompt_ids: list[int], any_id: bool = False) -> bool:
+        """Whether this was asked under this id, or `any_id`, and belongs to no other prompt yet.
+
+        Rows of an older version tell what was asked by prompt_ids.
+        """
+        for key in (asked, tuple(prompt_ids)):
+            ids = self._free.get(key, [])
+            if ids and (any_id or identity in ids):
+                index = ids.index(identity) if identity in ids else 0
+                self._claimed.add(ids.pop(index))
+                return True
+        return False
 
     def has_id(self, identity: str) -> bool:
-        return identity in self._done
+        return identity in self._ids
+
+    def is_claimed(self, identity: str) -> bool:
+        return identity in self._claimed
 
     def append(self, records: Sequence[dict[str, Any]]) -> None:
         """Write rows and see them to the disk. Raises MedusaKitError when it is full."""
@@ -75,12 +111,12 @@ class AnswerFile:
                 f"cannot write to {self.path}: {error.strerror}; {self.num_rows} rows are safe",
                 hint="make room, then run the same command again: it goes on from there",
             ) from error
-        for record in records:
-            self._remember(record)
+        self.num_rows += len(records)
 
     def _remember(self, record: dict[str, Any]) -> None:
-        asked = record[ASKED] if ASKED in record else record["prompt_ids"]
-        self._done.setdefault(str(record["id"]), []).append(asked)
+        asked = record[ASKED] if ASKED in record else tuple(record["prompt_ids"])
+        self._free.setdefault(asked, []).append(str(record["id"]))
+        self._ids.add(str(record["id"]))
         self.num_rows += 1
 
     def _check_settings(self, settings: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ Answers are written in batches by plain decoding, or fetched from a server; each
 at once, so an interrupted run loses at most one and goes on where it stopped.
 """
 
+import itertools
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -14,9 +15,9 @@ from medusa_kit import console
 from medusa_kit.base_model import BaseModel
 from medusa_kit.data.answer_settings import BASE_FINGERPRINT
 from medusa_kit.data.chat import encode_prompt
-from medusa_kit.data.readers import AnswerRow, Conversation, Message
+from medusa_kit.data.readers import AnswerRow, BadRow, Conversation, Message
 from medusa_kit.errors import ConfigError, DataError
-from medusa_kit.infer.answer_file import ASKED, AnswerFile, digest_of
+from medusa_kit.infer.answer_file import ASKED, AnswerFile, answer_file, digest_of
 from medusa_kit.infer.decode import decode, make_row
 from medusa_kit.infer.drafters.plain import PlainDrafter
 from medusa_kit.infer.logits_processing import check_bias_ids
@@ -51,14 +52,13 @@ class _Task:
     messages: list[Message]
     prompt_ids: list[int]
     asked: str  # a digest of it
-
-    def answered(self, out: AnswerFile) -> bool:
-        return out.has(self.id, self.asked, self.prompt_ids)
+    named: bool  # by its source alone; other ids have the row's number in them
+    answered: bool = False
 
 
 def generate_answers(
     base: BaseModel,
-    rows: Iterable[Conversation | AnswerRow],
+    rows: Iterable[Conversation | AnswerRow | BadRow],
     out_path: Path,
     *,
     max_new_tokens: int = 256,
@@ -88,14 +88,27 @@ def generate_answers(
         "turns": turns,
         "sampling": _sampling_record(sampling),
     }
-    out = AnswerFile(out_path, settings)
     room = base.info.context_length - max_new_tokens
-    report = GenerateReport()
-    tasks = _tasks(base.tokenizer, rows, turns, on_error, room, out, report)
+    with answer_file(out_path, settings) as out:
+        report = GenerateReport()
+        tasks = _tasks(base.tokenizer, rows, turns, on_error, room, out, report)
+        _answer(base, tasks, out, report, max_new_tokens, batch_size, sampling)
+    return report
+
+
+def _answer(
+    base: BaseModel,
+    tasks: Sequence[_Task],
+    out: AnswerFile,
+    report: GenerateReport,
+    max_new_tokens: int,
+    batch_size: int,
+    sampling: SamplingParams,
+) -> None:
     verifier, _ = prepared_verifier(base)  # answers come through the cache and attention of trees
     with console.progress("answering", len(tasks), "prompts", done=report.already_there) as bar:
         for batch in _batches(tasks, batch_size):
-            missing = [task for task in batch if not task.answered(out)]
+            missing = [task for task in batch if not task.answered]
             if not missing:
                 continue
             answers = _answer_batch(verifier, missing, max_new_tokens, sampling)
@@ -106,12 +119,11 @@ def generate_answers(
             out.append(records)
             _count(report, records)
             bar.advance(len(records), f"{report.tokens:,} tokens")
-    return report
 
 
 def fetch_answers(
     tokenizer: Any,
-    rows: Iterable[Conversation | AnswerRow],
+    rows: Iterable[Conversation | AnswerRow | BadRow],
     out_path: Path,
     fetch: Fetch,
     settings: dict[str, Any],
@@ -126,13 +138,26 @@ def fetch_answers(
     A row that the server refuses (DataError) is skipped or fatal. `settings` name the server's
     model and limits; they are kept beside the file and compared.
     """
+    record = {**settings, "turns": turns, "sampling": _sampling_record(sampling)}
+    with answer_file(out_path, record) as out:
+        report = GenerateReport()
+        tasks = _tasks(tokenizer, rows, turns, on_error, None, out, report)
+        _fetch(tasks, out, report, fetch, sampling, concurrency, on_error)
+    return report
+
+
+def _fetch(
+    tasks: Sequence[_Task],
+    out: AnswerFile,
+    report: GenerateReport,
+    fetch: Fetch,
+    sampling: SamplingParams,
+    concurrency: int,
+    on_error: str,
+) -> None:
     from concurrent.futures import ThreadPoolExecutor
 
-    record = {**settings, "turns": turns, "sampling": _sampling_record(sampling)}
-    out = AnswerFile(out_path, record)
-    report = GenerateReport()
-    tasks = _tasks(tokenizer, rows, turns, on_error, None, out, report)
-    tasks = [task for task in tasks if not task.answered(out)]
+    tasks = [task for task in tasks if not task.answered]
     pool, refused = ThreadPoolExecutor(concurrency), 0
     waiting = [(task, pool.submit(fetch, task.messages)) for task in tasks]
     try:
@@ -156,7 +181,6 @@ def fetch_answers(
                 bar.advance(1, f"{report.tokens:,} tokens")
     finally:
         pool.shutdown(cancel_futures=True)
-    return report
 
 
 def asked_messages(messages: Sequence[Message], turns: str) -> list[Message]:
@@ -174,7 +198,7 @@ def asked_messages(messages: Sequence[Message], turns: str) -> list[Message]:
 
 def _tasks(
     tokenizer: Any,
-    rows: Iterable[Conversation | AnswerRow],
+    rows: Iterable[Conversation | AnswerRow | BadRow],
     turns: str,
     on_error: str,
     room: int | None,
@@ -186,11 +210,10 @@ def _tasks(
     seen: set[str] = set()
     for row in rows:
         try:
+            if isinstance(row, BadRow):
+                raise DataError(row.reason, hint=row.hint)
             if not isinstance(row, Conversation):
                 raise DataError("it is an answer already, expected a prompt")
-            identity = row.id or f"{Path(row.source).stem}:{row.row}"
-            if identity in seen:  # rows of a source may share an id; answers must not
-                identity = f"{identity}#{row.row}"
             messages = asked_messages(row.messages, turns)
             ids = encode_prompt(tokenizer, messages)
             if room is not None and len(ids) > room:
@@ -200,18 +223,46 @@ def _tasks(
                 raise DataError(f"row {row.row}: {error.message}", hint=error.hint) from error
             report.skipped.append((row.row, error.message))
             continue
+        identity = row.id or f"{Path(row.source).stem}:{row.row}"
+        if identity in seen:  # rows of a source may share an id; answers must not
+            identity = _unused(f"{identity}#{row.row}", lambda name: name in seen)
         asked = digest_of(messages, getattr(tokenizer, "chat_template", None))
-        task = _Task(identity, row.row, messages, ids, asked)
-        tasks.append(task)
+        tasks.append(_Task(identity, row.row, messages, ids, asked, identity == row.id))
         seen.add(identity)
-        if task.answered(out):
-            report.already_there += 1
-        elif out.has_id(identity):
-            report.changed += 1
     if not tasks:
         reason = f", the first: {report.skipped[0][1]}" if report.skipped else ""
         raise DataError(f"no prompt is left to answer ({len(report.skipped)} skipped{reason})")
+    return _matched(tasks, seen, out, report)
+
+
+def _matched(
+    tasks: list[_Task], seen: set[str], out: AnswerFile, report: GenerateReport
+) -> list[_Task]:
+    """The tasks with what is answered already; ids that are other prompts' by now are changed."""
+    tasks = [replace(t, answered=out.claim(t.id, t.asked, t.prompt_ids)) for t in tasks]
+    for index, task in enumerate(tasks):
+        found = task.answered
+        if not found and not task.named:
+            found = out.claim(task.id, task.asked, task.prompt_ids, any_id=True)
+            tasks[index] = replace(task, answered=found)
+        report.already_there += found
+    for index, task in enumerate(tasks):
+        if task.answered or not out.has_id(task.id):
+            continue
+        if task.named or not out.is_claimed(task.id):
+            report.changed += 1
+            continue
+        name = f"{task.id}#{task.row}"
+        identity = _unused(name, lambda name: name in seen or out.has_id(name))
+        seen.add(identity)
+        tasks[index] = replace(task, id=identity)
     return tasks
+
+
+def _unused(name: str, used: Callable[[str], bool]) -> str:
+    """The name, or the first of name#2, name#3 ... that is not in use."""
+    names = itertools.chain([name], (f"{name}#{number}" for number in itertools.count(2)))
+    return next(one for one in names if not used(one))
 
 
 def _batches(tasks: Sequence[_Task], batch_size: int) -> Iterator[list[_Task]]:

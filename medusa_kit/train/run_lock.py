@@ -1,20 +1,15 @@
-"""One training at a time in a folder: a lock of the operating system, which dies with its owner."""
+"""One training at a time in a folder."""
 
 import contextlib
-import datetime
-import json
-import os
-import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
 from medusa_kit.errors import ConfigError
-from medusa_kit.files import atomic_write, link_target
+from medusa_kit.files import link_target
+from medusa_kit.one_owner import one_owner
 
-LOCK = ".training.lock"  # empty; it stays, since removing it would let two in
-HOLDER = ".training.json"  # who trains here: a locked file cannot be read everywhere
+LOCK = ".training.lock"  # empty
+HOLDER = ".training.json"  # who trains here
 
 
 @contextlib.contextmanager
@@ -26,38 +21,20 @@ def only_training_in(folder: Path) -> Iterator[None]:
     folder = link_target(folder)
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / LOCK)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise ConfigError(
-            f"{folder} is in use by another training{_holder(folder)}",
+
+    def refusal(who: str) -> ConfigError:
+        return ConfigError(
+            f"{folder} is in use by another training{who}",
             hint="wait for its end or stop it, or choose another output_dir",
-        ) from error
+        )
+
+    def unused() -> bool:
+        return made and [path.name for path in folder.iterdir()] == [LOCK]
+
     try:
-        with atomic_write(folder / HOLDER) as temporary:
-            temporary.write_text(json.dumps(_here()))
-        yield
+        with one_owner(folder / LOCK, folder / HOLDER, refusal, unused):
+            yield
     finally:
-        (folder / HOLDER).unlink(missing_ok=True)
-        unused = made and [path.name for path in folder.iterdir()] == [LOCK]
-        with contextlib.suppress(OSError):  # Windows keeps a file that is open
-            if unused:
-                (folder / LOCK).unlink()
-        lock.release()
-        with contextlib.suppress(OSError):  # somebody else has begun
-            if unused:
+        if made:
+            with contextlib.suppress(OSError):  # it holds a run, or somebody else has begun
                 folder.rmdir()
-
-
-def _here() -> dict[str, object]:
-    now = datetime.datetime.now().astimezone().isoformat(timespec="seconds")
-    return {"pid": os.getpid(), "host": socket.gethostname(), "since": now}
-
-
-def _holder(folder: Path) -> str:
-    try:
-        there = json.loads((folder / HOLDER).read_text())
-        return f": process {there['pid']} on {there['host']}, since {there['since']}"
-    except (OSError, ValueError, KeyError, TypeError):  # it has only just begun
-        return ""

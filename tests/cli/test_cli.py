@@ -361,3 +361,25 @@ def test_an_interrupted_data_generate_says_how_to_go_on(
     assert (code, out) == (130, "")
     assert "warning: stopped; " in err
     assert "the same command" in err
+
+
+BAD_PROMPTS = [
+    '{"messages": [{"role": "user", "content": null}]}',
+    '{"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}',
+    "[]",
+    "null",
+    '{"question": "of no format"}',
+]
+
+
+def test_data_generate_skips_rows_of_a_bad_shape(run: Run, tmp_path: Path) -> None:
+    path, out = tmp_path / "prompts.jsonl", tmp_path / "answers.jsonl"
+    path.write_text("\n".join(['{"prompt": "a"}', *BAD_PROMPTS, '{"prompt": "b"}', ""]))
+    arguments = ["data", "generate", str(path), "-o", str(out), "-m", "debug-tiny", "-n", "2"]
+    code, _, err = run(*arguments)
+    assert (code, len(out.read_text().splitlines())) == (0, 2), err
+    assert "row 2 skipped: content is a NoneType, expected text" in err
+    assert "row 5 skipped: it holds a NoneType" in err
+    out.unlink()
+    code, _, err = run(*arguments, "--on-error", "fail")
+    assert (code, out.exists(), "row 2: content is" in err) == (1, False, True), err

@@ -156,7 +156,7 @@ def test_every_source_of_a_stream_has_a_limit(monkeypatch: pytest.MonkeyPatch) -
         calls.append((name, limit, streaming))
         return source(name, limit)
 
-    monkeypatch.setattr("medusa_kit.data.mix.read_rows", read)
+    monkeypatch.setattr("medusa_kit.data.mix.read_good_and_bad", read)
     sources = ["a/b", {"source": "c/d", "limit": 4}, {"source": "e/f", "limit": 99}]
     assert len(order(sources, streaming=True, limit=20)) == 20
     assert calls == [("a/b", 20, True), ("c/d", 4, True), ("e/f", 20, True)]

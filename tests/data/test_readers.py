@@ -1,6 +1,7 @@
 """Every row format, and errors that name the file and the line."""
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -8,7 +9,11 @@ from typing import Any
 
 import pytest
 
+from medusa_kit.config import DataSection
+from medusa_kit.data.chat import encode_rows
+from medusa_kit.data.mix import recipe_rows
 from medusa_kit.data.readers import AnswerRow, Conversation, read_rows
+from medusa_kit.embedded import byte_tokenizer
 from medusa_kit.errors import DataError
 
 
@@ -140,6 +145,23 @@ def test_a_bad_row_is_named_by_file_and_line(tmp_path: Path, case: str) -> None:
     with pytest.raises(DataError, match=message) as caught:
         list(read_rows(source))
     assert f"{source}:2" in caught.value.message
+
+
+@pytest.mark.parametrize("case", BAD_ROWS)
+def test_a_bad_row_is_skipped_with_its_reason_where_bad_rows_are(tmp_path: Path, case: str) -> None:
+    row, message = BAD_ROWS[case]
+    source = lines(tmp_path / "rows.jsonl", [ANSWER, row, ANSWER])
+    examples, report = encode_rows(recipe_rows(sources_of(source), 0), byte_tokenizer(), 64)
+    assert [example.row for example in examples] == [1, 3]
+    ((number, reason),) = report.skipped
+    assert number == 2
+    assert re.search(message, reason)
+    with pytest.raises(DataError, match=message):
+        encode_rows(recipe_rows(sources_of(source), 0), byte_tokenizer(), 64, "fail")
+
+
+def sources_of(source: str) -> DataSection:
+    return DataSection(sources=[source])
 
 
 def test_broken_json_is_named_by_file_and_line(tmp_path: Path) -> None:

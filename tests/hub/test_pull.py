@@ -153,6 +153,40 @@ def test_a_linked_destination_is_filled_where_it_points(
     assert load_files(tmp_path / "disk/heads") == load_files(folder)
 
 
+def test_a_destination_named_by_way_of_itself(pushed: StandInHub, run: Run, tmp_path: Path) -> None:
+    assert run("pull", "me/heads")[0] == 0
+    code, _, err = run("pull", "me/heads@next", "heads/../heads", "--force")
+    assert (code, (tmp_path / "heads/tree.json").exists()) == (0, False), err
+    assert not list(tmp_path.glob(".heads*"))
+
+
+def test_links_in_a_circle_are_no_destination(pushed: StandInHub, run: Run, tmp_path: Path) -> None:
+    (tmp_path / "heads").symlink_to("other")
+    (tmp_path / "other").symlink_to("heads")
+    code, _, err = run("pull", "me/heads")
+    assert (code, "heads is no place to write to" in err) == (2, True), err
+
+
+def test_only_what_a_pull_left_is_cleared_away(
+    pushed: StandInHub, run: Run, tmp_path: Path
+) -> None:
+    """An interrupted pull of another commit, and a folder of somebody's own with such a name."""
+    pushed.faults.append(Fault("GET /me/heads/resolve", status=403))
+    assert run("pull", "me/heads@next")[0] == 1
+    (left,) = tmp_path.glob(".heads.*.pull")
+    own = tmp_path / ".heads.0123456789ab.pull"
+    own.mkdir()
+    (own / "notes.txt").write_text("years of work")
+    assert run("pull", "me/heads")[0] == 0
+    assert not left.exists()
+    assert (own / "notes.txt").read_text() == "years of work"
+    (tmp_path / "heads").rename(tmp_path / "before")
+    own.rename(left)  # where the next pull's files would gather
+    code, _, err = run("pull", "me/heads@next")
+    assert (code, "no pull made it" in err) == (2, True), err
+    assert everything(left) == {"notes.txt": b"years of work"}
+
+
 def test_damage_is_seen(
     pushed: StandInHub, run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -1,19 +1,23 @@
 """One training at a time in a folder, and metrics of one run, in order, each line once."""
 
+import contextlib
 import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 
+from medusa_kit import one_owner
 from medusa_kit.errors import ConfigError, DataError
 from medusa_kit.train import loop, random_state
 from medusa_kit.train.run_folder import RunFolder
+from medusa_kit.train.run_lock import only_training_in
 from medusa_kit.train.trainer import train, train_heads
 
 HOLD = """
@@ -73,6 +77,7 @@ def test_a_second_training_in_the_folder_is_refused_and_changes_nothing(
             refused.append(caught.value.message)
         assert contents(tmp_path / "run") == before
 
+    monkeypatch.setattr(one_owner, "PATIENCE", 0)
     in_the_middle(monkeypatch, 6, again)
     train_heads(base, counting_rows(), recipe)
     assert len(refused) == 3
@@ -96,6 +101,17 @@ def test_the_lock_dies_with_its_process(tiny_base, counting_rows, make_recipe, t
         holder.send_signal(signal.SIGKILL)
     train_heads(base, counting_rows(), recipe)
     assert (tmp_path / "run/run.json").is_file()
+
+
+def test_a_lock_that_is_about_to_be_free_is_waited_for(monkeypatch, tmp_path):
+    """A killed process holds its lock for some milliseconds more."""
+    with contextlib.ExitStack() as dying:
+        dying.enter_context(only_training_in(tmp_path))
+        with monkeypatch.context() as patch:
+            patch.setattr(time, "sleep", lambda _: dying.close())
+            with only_training_in(tmp_path):
+                holder = json.loads((tmp_path / ".training.json").read_text())
+    assert holder["pid"] == os.getpid()
 
 
 def test_a_lock_is_no_run(tiny_base, make_recipe, tmp_path):
