@@ -9,7 +9,6 @@ import re
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,59 +32,13 @@ from foreign_folders import (
     vllm,
     vllm_config,
 )
-from tiny_models import tiny_base, tiny_model
+from same_heads import DTYPES, SIZES, base_in, base_matrix, hidden, hold, hold_matrices, logits_of
+from tiny_models import tiny_model
 
-from medusa_kit.base_model import BaseModel, wrap_model
+from medusa_kit.base_model import wrap_model
 from medusa_kit.errors import CheckpointError, IncompatibleBaseError
-from medusa_kit.heads import MedusaHeads, load_heads
+from medusa_kit.heads import load_heads
 from medusa_kit.heads.formats.files import heads_place, hub_patterns
-
-SIZES = [(1, 1), (3, 1), (5, 1), (1, 2), (3, 2), (5, 2)]
-DTYPES = [torch.float16, torch.bfloat16, torch.float32]
-
-
-@cache
-def base_in(dtype: torch.dtype) -> BaseModel:
-    return tiny_base("llama", dtype=dtype)
-
-
-def base_matrix(dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return base_in(dtype).output_embedding.weight.detach()
-
-
-def hidden(dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(4, D, generator=torch.Generator().manual_seed(7)).to(dtype)
-
-
-def logits_of(heads: MedusaHeads, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    """logits_KBV over the whole vocabulary, -inf where a head has no opinion."""
-    logits_KBR = heads(hidden(dtype))
-    if heads.column_ids is None:
-        return logits_KBR
-    full_KBV = torch.full((*logits_KBR.shape[:2], V), -torch.inf, dtype=dtype)
-    full_KBV[..., heads.column_ids] = logits_KBR
-    return full_KBV
-
-
-def hold(heads: MedusaHeads, parts: Parts, dtype: torch.dtype = torch.float32) -> None:
-    """The heads are `parts`: every weight bit for bit, logits to within rounding."""
-    assert heads.num_heads == parts.K
-    for k, blocks in enumerate(heads.blocks):
-        expected = list(zip(parts.weights[k], parts.biases[k], strict=True))
-        for block, (weight, bias) in zip(blocks, expected, strict=True):
-            assert torch.equal(block.linear.weight, weight)
-            assert torch.equal(block.linear.bias, bias)
-    hold_matrices(heads, parts.matrices)
-    agree(logits_of(heads, dtype), parts.logits(hidden(dtype)))
-
-
-def hold_matrices(heads: MedusaHeads, matrices: list[torch.Tensor]) -> None:
-    """Also of heads that have only the rows of some tokens."""
-    rows = slice(None) if heads.column_ids is None else heads.column_ids
-    for k, matrix in enumerate(matrices):
-        weight, bias = heads.linear(k)
-        assert torch.equal(weight, matrix[rows])
-        assert bias is None or not bias.any()
 
 
 @pytest.mark.parametrize("case", FOLDERS)

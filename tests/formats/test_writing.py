@@ -5,7 +5,6 @@ Shapes: D hidden, V vocabulary, K heads, L blocks, B batch.
 
 import json
 import re
-import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -28,41 +27,25 @@ from foreign_folders import (
     vllm_config,
 )
 from safetensors.torch import load_file
-from test_reading import DTYPES, SIZES, base_in, base_matrix, hidden, hold, logits_of
+from same_heads import (
+    DTYPES,
+    FP32,
+    SIZES,
+    SOME,
+    base_in,
+    base_matrix,
+    hidden,
+    hold,
+    logits_of,
+    our_heads,
+    same_weights,
+    saved,
+)
 from tiny_models import tiny_base
 
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError, MedusaKitError
 from medusa_kit.heads import MedusaHeads, load_heads, read_config, save_heads
 from medusa_kit.heads.formats.convert import WRITERS, convert
-from medusa_kit.tree.candidate_tree import CandidateTree
-
-FP32 = torch.float32
-SOME = torch.tensor([1, 2, 17, 60, 95])
-
-
-def our_heads(
-    K: int = 3, L: int = 1, projection: str = "own", dtype: torch.dtype = FP32, **kinds: Any
-) -> MedusaHeads:
-    """Heads with every weight away from its start."""
-    ids_R = SOME if projection == "reduced" else None
-    heads = MedusaHeads.for_base(base_in(dtype), K, L, projection, ids_R, **kinds)  # type: ignore[arg-type]
-    for parameter in heads.parameters():
-        torch.nn.init.normal_(parameter, std=0.2)
-    return heads.requires_grad_(False)
-
-
-def saved(folder: Path, **options: Any) -> tuple[Path, MedusaHeads]:
-    heads = our_heads(**options)
-    save_heads(heads, folder)
-    return folder, heads
-
-
-def same_weights(ours: MedusaHeads, theirs: MedusaHeads) -> None:
-    """Bit for bit."""
-    expected = theirs.state_dict()
-    found = ours.state_dict()
-    assert found.keys() == expected.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
 @pytest.mark.parametrize("to", [*LOADERS, "medusa-kit"])
@@ -213,55 +196,7 @@ def test_the_size_of_the_published_vllm_heads() -> None:
     assert 8 + (text + 7) // 8 * 8 + end == 1_478_493_144
 
 
-# Commands and configs.
-
-
-def test_what_serves_it_is_told(tmp_path: Path) -> None:
-    source, _ = saved(tmp_path / "ours")
-    _, written = convert(source, tmp_path / "my heads", "vllm", base_name="org/base")
-    assert shlex.join(written.command or []) == (
-        "vllm serve org/base --speculative-config "
-        f"""'{{"method":"medusa","model":"{tmp_path}/my heads","num_speculative_tokens":3}}'"""
-    )
-    _, written = convert(source, tmp_path / "trt", "trt-llm", base_name="org/base")
-    assert {"--num_medusa_heads", "--medusa_model_dir"} < set(written.command or [])
-
-
-def test_heads_for_some_tokens_are_served_without_the_check_of_weights(tmp_path: Path) -> None:
-    """vLLM 0.32 takes token_map for a weight that it has not loaded."""
-    source, _ = saved(tmp_path / "ours", projection="reduced")
-    _, written = convert(source, tmp_path / "out", "vllm", base=base_in(FP32))
-    at = (written.command or []).index("--model-loader-extra-config")
-    assert json.loads((written.command or [])[at + 1]) == {"enable_weights_track": False}
-    assert any("heads that are missing" in note for note in written.notes)
-    source, _ = saved(tmp_path / "whole", projection="shared")
-    _, written = convert(source, tmp_path / "other", "vllm", base=base_in(FP32))
-    assert "--model-loader-extra-config" not in (written.command or [])
-    assert not any("missing" in note for note in written.notes)
-
-
-@pytest.mark.parametrize("to", ["vllm", "trt-llm"])
-def test_what_serves_it_names_the_folder_of_the_base(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, to: str
-) -> None:
-    """The heads know their base by another name; where it lies is told by --model."""
-    heads = our_heads(projection="shared")
-    heads.config = replace(heads.config, base_model_name="smollm2-135m-instruct")
-    save_heads(heads, tmp_path / "ours")
-    base = base_in(FP32)
-    monkeypatch.setattr(base, "info", replace(base.info, name=str(tmp_path), source="folder"))
-    (tmp_path / "config.json").write_text("{}")
-    _, written = convert(tmp_path / "ours", tmp_path / "out", to, base=base)
-    assert str(tmp_path) in (written.command or [])
-    assert "smollm2-135m-instruct" not in (written.command or [])
-
-
-def test_a_name_that_only_we_know_is_not_put_into_a_command(tmp_path: Path) -> None:
-    heads = our_heads(projection="own")
-    heads.config = replace(heads.config, base_model_name="smollm2-135m-instruct")
-    save_heads(heads, tmp_path / "ours")
-    _, written = convert(tmp_path / "ours", tmp_path / "out", "vllm")
-    assert (written.command or [])[:3] == ["vllm", "serve", "BASE"]
+# Configs.
 
 
 @pytest.mark.parametrize("to", ["fd-v1", "tgi", "lorax", "trt-llm"])
@@ -454,12 +389,3 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_every_writer_has_a_loader_to_be_held_against() -> None:
     assert set(WRITERS) == {*LOADERS, "medusa-kit"}
-
-
-def test_the_chain_that_the_manual_shows_fits_the_heads_it_names() -> None:
-    """docs/vllm.md: as deep as the drafts of its command, so that three heads take it."""
-    page = (Path(__file__).parents[2] / "docs/vllm.md").read_text()
-    chain = json.loads(re.findall(r"echo '(\[.*\])' > chain\.json", page)[0])
-    drafts = int(re.findall(r'"num_speculative_tokens": (\d+)', page)[0])
-    tree = CandidateTree.from_choices(chain)
-    assert (tree.depth, tree.num_nodes) == (drafts, drafts + 1) == (3, 4)

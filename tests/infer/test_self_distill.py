@@ -16,7 +16,7 @@ from medusa_kit.errors import ConfigError, DataError, IncompatibleBaseError, Med
 from medusa_kit.fingerprint import Fingerprint
 from medusa_kit.infer import self_distill
 from medusa_kit.infer.sampling import SamplingParams
-from medusa_kit.infer.self_distill import asked_messages, generate_answers
+from medusa_kit.infer.self_distill import generate_answers
 from medusa_kit.infer.tree_cache import TreeCache
 
 TOKENS = 6
@@ -391,26 +391,3 @@ def test_rows_that_are_no_prompts(base: BaseModel, tmp_path: Path) -> None:
                               (2, "the conversation has no user turn")]  # fmt: skip
     with pytest.raises(DataError, match="no prompt is left"):
         generate_answers(base, [answer], tmp_path / "b.jsonl", max_new_tokens=TOKENS)
-
-
-def test_which_turn_is_answered() -> None:
-    turns = [("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")]
-    messages = [{"role": role, "content": content} for role, content in turns]
-    assert asked_messages(messages, "first") == messages[:2]
-    assert asked_messages(messages, "last") == messages[:4]
-    with pytest.raises(ConfigError, match="turns 'all' is unknown"):
-        asked_messages(messages, "all")
-    with pytest.raises(DataError, match="no user turn"):
-        asked_messages(messages[:1], "first")
-
-
-def test_the_last_turn_in_a_file(base: BaseModel, tmp_path: Path) -> None:
-    turns = [("user", "a"), ("assistant", "b"), ("user", "c")]
-    messages = [{"role": role, "content": content} for role, content in turns]
-    rows = [Conversation(messages, 1, None, "p.jsonl")]
-    generate_answers(base, rows, tmp_path / "a.jsonl", max_new_tokens=TOKENS, turns="last")
-    (answer,) = rows_of(tmp_path / "a.jsonl")
-    assert base.tokenizer.decode(answer.prompt_ids) == (
-        "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n"
-        "<|im_start|>user\nc<|im_end|>\n<|im_start|>assistant\n"
-    )

@@ -1,0 +1,71 @@
+"""What `convert` prints to serve the heads, and what the manual shows."""
+
+import json
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from same_heads import FP32, base_in, our_heads, saved
+
+from medusa_kit.heads import save_heads
+from medusa_kit.heads.formats.convert import convert
+from medusa_kit.tree.candidate_tree import CandidateTree
+
+
+def test_what_serves_it_is_told(tmp_path: Path) -> None:
+    source, _ = saved(tmp_path / "ours")
+    _, written = convert(source, tmp_path / "my heads", "vllm", base_name="org/base")
+    assert shlex.join(written.command or []) == (
+        "vllm serve org/base --speculative-config "
+        f"""'{{"method":"medusa","model":"{tmp_path}/my heads","num_speculative_tokens":3}}'"""
+    )
+    _, written = convert(source, tmp_path / "trt", "trt-llm", base_name="org/base")
+    assert {"--num_medusa_heads", "--medusa_model_dir"} < set(written.command or [])
+
+
+def test_heads_for_some_tokens_are_served_without_the_check_of_weights(tmp_path: Path) -> None:
+    """vLLM 0.32 takes token_map for a weight that it has not loaded."""
+    source, _ = saved(tmp_path / "ours", projection="reduced")
+    _, written = convert(source, tmp_path / "out", "vllm", base=base_in(FP32))
+    at = (written.command or []).index("--model-loader-extra-config")
+    assert json.loads((written.command or [])[at + 1]) == {"enable_weights_track": False}
+    assert any("heads that are missing" in note for note in written.notes)
+    source, _ = saved(tmp_path / "whole", projection="shared")
+    _, written = convert(source, tmp_path / "other", "vllm", base=base_in(FP32))
+    assert "--model-loader-extra-config" not in (written.command or [])
+    assert not any("missing" in note for note in written.notes)
+
+
+@pytest.mark.parametrize("to", ["vllm", "trt-llm"])
+def test_what_serves_it_names_the_folder_of_the_base(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, to: str
+) -> None:
+    """The heads know their base by another name; where it lies is told by --model."""
+    heads = our_heads(projection="shared")
+    heads.config = replace(heads.config, base_model_name="smollm2-135m-instruct")
+    save_heads(heads, tmp_path / "ours")
+    base = base_in(FP32)
+    monkeypatch.setattr(base, "info", replace(base.info, name=str(tmp_path), source="folder"))
+    (tmp_path / "config.json").write_text("{}")
+    _, written = convert(tmp_path / "ours", tmp_path / "out", to, base=base)
+    assert str(tmp_path) in (written.command or [])
+    assert "smollm2-135m-instruct" not in (written.command or [])
+
+
+def test_a_name_that_only_we_know_is_not_put_into_a_command(tmp_path: Path) -> None:
+    heads = our_heads(projection="own")
+    heads.config = replace(heads.config, base_model_name="smollm2-135m-instruct")
+    save_heads(heads, tmp_path / "ours")
+    _, written = convert(tmp_path / "ours", tmp_path / "out", "vllm")
+    assert (written.command or [])[:3] == ["vllm", "serve", "BASE"]
+
+
+def test_the_chain_that_the_manual_shows_fits_the_heads_it_names() -> None:
+    """docs/vllm.md: as deep as the drafts of its command, so that three heads take it."""
+    page = (Path(__file__).parents[2] / "docs/vllm.md").read_text()
+    chain = json.loads(re.findall(r"echo '(\[.*\])' > chain\.json", page)[0])
+    drafts = int(re.findall(r'"num_speculative_tokens": (\d+)', page)[0])
+    tree = CandidateTree.from_choices(chain)
+    assert (tree.depth, tree.num_nodes) == (drafts, drafts + 1) == (3, 4)
