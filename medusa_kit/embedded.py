@@ -62,12 +62,18 @@ def dequantised_folder(gguf: Path) -> Path:
     if not gguf.is_file():
         raise CheckpointError(f"no GGUF file at {gguf}", hint="check the path")
     folder = cache_folder() / f"{gguf.stem}-{_digest(gguf)[:16]}"
-    make_once(
-        folder,
-        f"dequantising {gguf.name} once into {folder}",
-        lambda made: (made / "config.json").is_file(),
-        lambda temporary: _dequantise(gguf, temporary),
-    )
+    try:
+        make_once(
+            folder,
+            f"dequantising {gguf.name} once into {folder}",
+            lambda made: (made / "config.json").is_file(),
+            lambda temporary: _dequantise(gguf, temporary),
+        )
+    except OSError as error:
+        raise CheckpointError(
+            f"{gguf.name} cannot be dequantised into {folder}: {error}",
+            hint="set MEDUSA_KIT_CACHE to a folder that can be written and has room",
+        ) from error
     return folder
 
 

@@ -216,3 +216,11 @@ def test_a_file_that_is_no_model_leaves_nothing(large: Path, cache: Path) -> Non
     with pytest.raises(CheckpointError, match="cannot be read as a GGUF model"):
         dequantised_folder(large)
     assert [path for path in cache.iterdir() if path.is_dir() and path.name != "digests"] == []
+
+
+def test_a_cache_that_cannot_be_written_is_told(large: Path, made: list[Path], cache: Path) -> None:
+    cache.write_text("a file where the folder should be")
+    with pytest.raises(CheckpointError, match="cannot be dequantised") as error:
+        dequantised_folder(large)
+    assert "MEDUSA_KIT_CACHE" in str(error.value)
+    assert made == []

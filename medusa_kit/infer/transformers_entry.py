@@ -200,12 +200,26 @@ def _built(model: Any) -> Engine:
 
 
 def _make_of(model: Any) -> list[Any]:
-    """What changes when modules, hooks or weights are exchanged, and when weights are trained."""
+    """What changes when modules, their numbers (a norm's epsilon, a scale), functions of classes,
+    hooks or weights are exchanged, when the config is, and when weights are trained."""
     weights = [
         (id(p), p.data_ptr(), 0 if p.is_inference() else p._version) for p in model.parameters()
     ]
-    modules = [(id(m), type(m), vars(m).get("forward")) for m in model.modules()]
-    return [*weights, *modules, *foreign_hooks(model)]
+    modules = [
+        (id(m), type(m), type(m).forward, vars(m).get("forward"), _numbers_of(m))
+        for m in model.modules()
+    ]
+    config = model.config.to_dict()
+    # Attention is exchanged by every call, and transformers writes the dtype in two forms.
+    for key in [key for key in config if "attn_implementation" in key or "dtype" in key]:
+        del config[key]
+    return [*weights, *modules, config, *foreign_hooks(model)]
+
+
+def _numbers_of(module: Any) -> list[tuple[str, Any]]:
+    """But for what transformers notes down for itself (`_…`)."""
+    own = [(name, value) for name, value in vars(module).items() if not name.startswith("_")]
+    return [(name, value) for name, value in own if isinstance(value, int | float)]
 
 
 def _packed_contents(model: Any, engine: Engine) -> str | None:

@@ -143,3 +143,20 @@ def test_a_forward_of_the_instances_is_noticed(known: Any) -> None:
     own = mlp.forward
     mlp.forward = lambda x: own(x) * -1.5
     check_answers(known, before)
+
+
+def test_numbers_of_modules_are_noticed(known: Any) -> None:
+    before = check_answers(known, None)
+    known.model.layers[0].input_layernorm.variance_epsilon = 0.5
+    before = check_answers(known, before)
+    known.model.layers[1].self_attn.scaling *= 5
+    check_answers(known, before)
+
+
+def test_functions_of_classes_are_noticed(known: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = check_answers(known, None)
+    kind = type(known.model.layers[0].mlp)
+    monkeypatch.setattr(kind, "forward", lambda self, x: 0.1 * x)
+    check_answers(known, before)
+    monkeypatch.undo()
+    assert torch.equal(check_answers(known, None), before)

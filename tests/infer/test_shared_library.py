@@ -104,6 +104,13 @@ def test_a_damaged_library_is_never_opened(
     assert the_library(tmp_path).read_bytes() == library.read_bytes()
 
 
+def test_a_damaged_digest_is_made_anew(compiled: list[Path], tmp_path: Path) -> None:
+    load_anew()
+    (the_library(tmp_path).parent / "sha256").write_bytes(b"\xff\xfe")
+    assert load_anew() is not None
+    assert len(compiled) == 2
+
+
 def test_a_stale_lock_of_torchs_loader_holds_nobody_up(
     compiled: list[Path], tmp_path: Path
 ) -> None:

@@ -56,5 +56,5 @@ def _library(folder: Path) -> Path:
 def _is_whole(folder: Path) -> bool:
     try:
         return file_digest(_library(folder)) == (folder / SEAL).read_text()
-    except OSError:
+    except (OSError, UnicodeDecodeError):
         return False
