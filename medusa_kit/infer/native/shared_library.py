@@ -14,9 +14,7 @@ from medusa_kit.files import file_digest
 from medusa_kit.made_once import make_once
 
 SEAL = "sha256"
-BUILD_PATIENCE = (
-    600.0  # seconds that another process may take to compile; it needs about one minute
-)
+BUILD_PATIENCE = 600.0  # seconds that another process may compile; it needs about one minute
 
 
 def library_in(folder: Path, doing: str, compile_into: Callable[[Path], None]) -> Path:
