@@ -10,16 +10,15 @@ from test_attention import step_of
 from tiny_models import tiny_base, tiny_model
 
 import medusa_kit
-from medusa_kit.errors import ConfigError, IncompatibleBaseError
+from medusa_kit.errors import ConfigError
 from medusa_kit.infer import loading
-from medusa_kit.infer.attention import choice, flash, triton_backend
+from medusa_kit.infer.attention import flash, triton_backend
 from medusa_kit.infer.attention.backend import Case
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.attention.flash import tree_flash
 from medusa_kit.infer.attention.merge import merge
-from medusa_kit.infer.attention.sdpa import explicit, tree_sdpa
+from medusa_kit.infer.attention.sdpa import tree_sdpa
 from medusa_kit.infer.loading import build_engine
-from medusa_kit.infer.tree_check import proved_verifier
 
 H, E = 6, 8
 LENGTHS = [[7, 3, 5], [0, 4, 0], [0, 0, 0], [9, 9, 9], [90, 2, 41]]
@@ -238,35 +237,3 @@ def test_unknown_and_missing_backends_are_errors(monkeypatch: pytest.MonkeyPatch
         AttentionChoice("triton")
     assert "medusa-kit[triton]" in str(caught.value.hint)
     assert triton_backend.unsupported(HALF) == "triton is not installed"
-
-
-def test_a_backend_that_fails_the_check_at_load(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`auto` leaves it to sdpa and says so; a name is an error; some faults are no backend's."""
-
-    def forgets_the_prefix(query: Any, key: Any, value: Any, step: Any, *rest: Any) -> Any:
-        seen = step.mask(None).clone()
-        seen[:, :, 1:, 0] = False
-        return explicit(query, key, value, seen, 1.0, None, None).transpose(1, 2).contiguous()
-
-    broken = choice.Backend(forgets_the_prefix, lambda case: None)
-    monkeypatch.setitem(choice.BACKENDS, "flash", broken)
-    with pytest.raises(ConfigError, match=r"'flash' was .* logits on a tree are off by"):
-        proved_verifier(tiny_base("llama"), "flash")
-    named = AttentionChoice._candidates
-    monkeypatch.setattr(
-        AttentionChoice,
-        "_candidates",
-        lambda self, case: ("flash", "sdpa") if self.asked == "auto" else named(self, case),
-    )
-    verifier, check = proved_verifier(tiny_base("llama"), "auto")
-    assert check.relative_error < 1e-4
-    report = verifier.attention.report()
-    assert (report["asked"], report["used"]) == ("auto", "sdpa")
-    assert "logits on a tree are off by" in report["fallbacks"][0]
-    assert "attention flash failed the check at load" in capsys.readouterr().err
-    base = tiny_base("llama")
-    base.model.lm_head.weight.data[3, 3] = float("nan")
-    with pytest.raises(IncompatibleBaseError):  # no backend's fault
-        proved_verifier(base, "flash")

@@ -47,5 +47,9 @@ class Backend:
     reads_lengths: bool = False
 
 
+class BackendFailure(RuntimeError):
+    """A backend that could have done a case cannot run on this machine; `str` says why."""
+
+
 def compute_capability() -> tuple[int, int]:
     return torch.cuda.get_device_capability()

@@ -1,6 +1,7 @@
 """Which backend computes tree attention, layer by layer, and what had to be left to another.
 
 `auto`: on CUDA `flash` where it can, else `triton` where it can, else `sdpa`; elsewhere `sdpa`.
+What turns out not to run or to compute something wrong is ruled out, and the next one goes on.
 A backend that was asked for by name runs, or the reason why it cannot is an error.
 """
 
@@ -10,9 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from medusa_kit import console
 from medusa_kit.errors import ConfigError, nearest
 from medusa_kit.infer.attention import flash, triton_backend
-from medusa_kit.infer.attention.backend import Backend, Case
+from medusa_kit.infer.attention.backend import Backend, BackendFailure, Case
 from medusa_kit.infer.attention.sdpa import tree_sdpa
 from medusa_kit.infer.tree_step import TreeStep
 
@@ -48,6 +50,7 @@ class AttentionChoice:
             )
         self.asked, self.fixed_shapes = asked, fixed_shapes
         self.fallbacks: list[str] = []
+        self.ruled_out: dict[str, str] = {}  # by name: what was seen to go wrong
         self._chosen: dict[Case, str] = {}
 
     @property
@@ -71,12 +74,32 @@ class AttentionChoice:
         softcap: float | None = None,
         sinks_H: Tensor | None = None,
     ) -> Tensor:
-        """Attention output [B, N, H, E] by the backend that this case goes to."""
+        """Attention output [B, N, H, E] by the backend that this case goes to.
+
+        Raises ConfigError for the one that was asked for by name and cannot run here.
+        """
         case = Case.of(query_BHNE, value_BGLE, softcap, sinks_H)
         name = self._chosen.get(case) or self.choose(case)
-        return BACKENDS[name].attend(
-            query_BHNE, key_BGLE, value_BGLE, step, scale, window, softcap, sinks_H
-        )
+        arguments = (query_BHNE, key_BGLE, value_BGLE, step, scale, window, softcap, sinks_H)
+        try:
+            return BACKENDS[name].attend(*arguments)
+        except BackendFailure as error:
+            if self.asked != "auto":
+                raise cannot_use(name, str(error)) from error
+            self.rule_out(name, str(error))
+            console.warn(f"attention {name} cannot run here: {error}")
+        return self.attend(*arguments)
+
+    def rule_out(self, name: str, reason: str) -> None:
+        """Leave it to the next backend from now on."""
+        self.ruled_out[name] = reason
+        self._chosen = {case: used for case, used in self._chosen.items() if used != name}
+
+    def exchangeable(self) -> str | None:
+        """The backend in use that another could stand in for: not one asked for, nor the last."""
+        if self.asked != "auto":
+            return None
+        return next((name for name in self._chosen.values() if name != "sdpa"), None)
 
     def choose(self, case: Case) -> str:
         """The first backend of those in question that can do the case.
@@ -85,7 +108,7 @@ class AttentionChoice:
         """
         reasons: list[str] = []
         for name in self._candidates(case):
-            reason = BACKENDS[name].unsupported(case)
+            reason = self.ruled_out.get(name) or BACKENDS[name].unsupported(case)
             if reason is None:
                 break
             if self.asked != "auto":

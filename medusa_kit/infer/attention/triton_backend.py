@@ -10,12 +10,13 @@ head dim of keys and values, W words of ancestors, S splits, X rows of all group
 import functools
 import importlib.util
 import os
+import subprocess
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from medusa_kit.infer.attention.backend import Case, compute_capability
+from medusa_kit.infer.attention.backend import BackendFailure, Case, compute_capability
 from medusa_kit.infer.attention.sdpa import tree_sdpa
 from medusa_kit.infer.tree_step import TreeStep
 
@@ -79,31 +80,10 @@ def tree_triton(
     """Attention output [B, N, H, E]; equal to `tree_sdpa` but for rounding.
 
     `num_splits`: over how many programs the slots of a row are spread; by the machine unless given.
-    Raises RuntimeError where a kernel does not compile.
+    Raises BackendFailure where Triton cannot compile a kernel or launch it.
     """
     if step.is_causal(window) and softcap is None and sinks_H is None:
         return tree_sdpa(query_BHNE, key_BGLE, value_BGLE, step, scale, window)
-    from triton.errors import TritonError
-
-    try:
-        return _launch(
-            query_BHNE, key_BGLE, value_BGLE, step, scale, window, softcap, sinks_H, num_splits
-        )
-    except TritonError as error:
-        raise RuntimeError(f"a Triton kernel failed: {error}") from error
-
-
-def _launch(
-    query_BHNE: Tensor,
-    key_BGLE: Tensor,
-    value_BGLE: Tensor,
-    step: TreeStep,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    sinks_H: Tensor | None,
-    num_splits: int | None,
-) -> Tensor:
     from medusa_kit.infer.attention.triton_kernel import merge_kernel, split_kernel
 
     B, H, N, E = query_BHNE.shape
@@ -116,7 +96,8 @@ def _launch(
     partials_SXV = torch.empty(S, B * G * R, EV, dtype=torch.float32, device=device)
     lses_SX = torch.empty(S, B * G * R, dtype=torch.float32, device=device)
     bites = window is not None and step.window_bites(window)
-    split_kernel[(tiles, B * G, S)](
+    _run(
+        split_kernel, (tiles, B * G, S),
         query_BHNE, key_BGLE, value_BGLE, words, depths, lengths, partials_SXV, lses_SX,
         *query_BHNE.stride(), *key_BGLE.stride(), *value_BGLE.stride(),
         scale, softcap or 0.0, window or 0, G, N, R, chunk,
@@ -124,13 +105,31 @@ def _launch(
         **blocks, num_warps=4, num_stages=2,
     )  # fmt: skip
     out_BNHV = query_BHNE.new_empty(B, N, H, EV)
-    merge_kernel[(B * H * N,)](
+    _run(
+        merge_kernel, (B * H * N,),
         partials_SXV, lses_SX, lses_SX if sinks_H is None else sinks_H.float().contiguous(),
         out_BNHV, S, N, H,
         EV=EV, HAS_SINKS=sinks_H is not None, BLOCK_S=_power_of_two(S), BLOCK_V=blocks["BLOCK_V"],
         num_warps=1,
     )  # fmt: skip
     return out_BNHV
+
+
+def _run(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """Launch a kernel. At the first launch Triton compiles it, finds the driver and builds a small
+    library in C, and each of these fails in a way of its own where the machine lacks something."""
+    from triton.errors import TritonError
+
+    try:
+        kernel[grid](*arguments, **options)
+    except subprocess.CalledProcessError as error:
+        raise BackendFailure(
+            f"a compiler that Triton needs failed with exit status {error.returncode}; its "
+            "launcher takes a C compiler and Python's headers, Python.h (package python3-dev)"
+        ) from error
+    except (TritonError, OSError, ImportError, AssertionError, RuntimeError) as error:
+        lines = str(error).splitlines() or ["no reason given"]
+        raise BackendFailure(f"Triton failed with {type(error).__name__}: {lines[0]}") from error
 
 
 def _described(step: TreeStep) -> tuple[Tensor, Tensor, Tensor]:
