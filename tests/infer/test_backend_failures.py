@@ -14,6 +14,7 @@ from medusa_kit.errors import ConfigError, IncompatibleBaseError
 from medusa_kit.infer.attention import choice
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.attention.sdpa import explicit, tree_sdpa
+from medusa_kit.infer.fixed.forward import FixedTreeStep
 from medusa_kit.infer.loading import build_engine
 from medusa_kit.infer.tree_check import proved_verifier
 
@@ -37,6 +38,12 @@ def forgets_the_prefix(query: Any, key: Any, value: Any, step: Any, *rest: Any) 
     return explicit(query, key, value, seen, 1.0, None, None).transpose(1, 2).contiguous()
 
 
+def right_in_the_loop(query: Any, key: Any, value: Any, step: Any, *rest: Any) -> Any:
+    attend = forgets_the_prefix if isinstance(step, FixedTreeStep) else tree_sdpa
+    return attend(query, key, value, step, *rest)
+
+
+RIGHT_IN_THE_LOOP = choice.Backend(right_in_the_loop, lambda case: None)
 WRONG = choice.Backend(forgets_the_prefix, lambda case: None)
 
 
@@ -135,3 +142,26 @@ def test_one_that_fails_the_check_costs_no_other(
     assert verifier.attention.name == "flash"
     assert verifier.attention.fallbacks[0].startswith("triton: trees cannot be verified")
     assert verifier.attention.fallbacks[0].endswith("; flash instead")
+
+
+@pytest.mark.parametrize("fails_alone", [True, False])
+def test_steps_of_fixed_shapes_outlive_a_backend(
+    fails_alone: bool, many: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton that fails in them, or failed the check before, leaves them to sdpa."""
+    monkeypatch.setitem(choice.BACKENDS, "triton", RIGHT_IN_THE_LOOP if fails_alone else WRONG)
+    many[:] = ["triton", "sdpa"]
+    engine = build_engine(tiny_base("llama"), fixed_shapes="always")
+    assert engine.verifier.attention.name == ("triton" if fails_alone else "sdpa")
+    stats = engine.generate([1, 5, 9], max_new_tokens=6).stats
+    assert stats.steps_run_by == "torch, fixed shapes (sdpa)"
+    assert stats.attention_fallbacks[0].startswith("triton: trees cannot be verified")
+    assert len(stats.attention_fallbacks) == 1
+
+
+def test_a_backend_asked_for_by_name_is_exchanged_for_no_other_in_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(choice.BACKENDS, "triton", RIGHT_IN_THE_LOOP)
+    with pytest.raises(ConfigError, match=r"fixed_shapes 'always' was asked for, .* off by"):
+        build_engine(tiny_base("llama"), attention="triton", fixed_shapes="always")

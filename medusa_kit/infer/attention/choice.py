@@ -53,6 +53,13 @@ class AttentionChoice:
         self.ruled_out: dict[str, str] = {}  # by name: what was seen to go wrong
         self._chosen: dict[Case, str] = {}
 
+    def for_fixed_shapes(self) -> "AttentionChoice":
+        """The same for steps of fixed shapes: what was ruled out stays so, and what they leave to
+        another backend is told among the fallbacks of this one."""
+        choice = AttentionChoice(self.asked, fixed_shapes=True)
+        choice.ruled_out, choice.fallbacks = dict(self.ruled_out), self.fallbacks
+        return choice
+
     @property
     def name(self) -> str:
         """The backends in use, the one that does the first layer first, as in `flash+sdpa`."""

@@ -23,7 +23,7 @@ from medusa_kit.infer.drafters.plain import PlainDrafter
 from medusa_kit.infer.fixed.forward import FixedVerifier
 from medusa_kit.infer.fixed.step import FixedStep
 from medusa_kit.infer.token_choice import TokenChooser
-from medusa_kit.infer.tree_check import TreeCheck, check_trees
+from medusa_kit.infer.tree_check import TreeCheck, check_backends
 from medusa_kit.infer.verifier import Forward, Verifier
 from medusa_kit.locks import SharedLock
 
@@ -154,7 +154,8 @@ def use_fixed_shapes(
     """Let steps of fixed shapes take over where they can; the check that then holds.
 
     `auto` means on CUDA. They are proved like any forward, and that nothing in them waits for the
-    host. Raises ConfigError where they were asked for by name and cannot be used.
+    host; a backend of tree attention that fails leaves them to the next. Raises ConfigError where
+    they were asked for by name and cannot be used.
     """
     check_choice(fixed_shapes, compiled)
     by_name = fixed_shapes == "always" or compiled
@@ -195,7 +196,7 @@ def _obstacle(verifier: Verifier, needs_cuda: bool) -> str | None:
 def _proved(fixed: FixedVerifier) -> TreeCheck:
     fixed.guarding = True
     try:
-        return check_trees(fixed)
+        return check_backends(fixed)
     finally:
         fixed.guarding = False
 
