@@ -1,6 +1,7 @@
 """The split-and-merge path against SDPA and the formula; what goes to which backend, and why."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -60,7 +61,7 @@ def by_version_2(
 def test_equals_sdpa(monkeypatch: pytest.MonkeyPatch, kernel: str, lengths: list[int]) -> None:
     """Rows of different length, windows, groups, head sizes, sinks and caps, random trees."""
     if kernel == "flash-attn":
-        monkeypatch.setattr(flash, "package", lambda device: by_version_2)
+        monkeypatch.setattr(flash, "package", lambda *device: by_version_2)
     for seed, window in enumerate(WINDOWS):
         for groups, size, extra in [(1, 8, ""), (2, 40, "sinks"), (6, 3, ""), (3, 16, "softcap")]:
             if extra == "softcap" and kernel == "torch":
@@ -99,7 +100,7 @@ def test_the_kernel_runs_over_what_all_nodes_see_and_nothing_else(
         step = step_of(lengths)
         tree_flash(*qkv(step, 2), step, 0.3, window)
         assert calls == expected, (lengths, window)
-    monkeypatch.setattr(flash, "package", lambda device: by_version_2)
+    monkeypatch.setattr(flash, "package", lambda *device: by_version_2)
     calls.clear()
     tree_flash(*qkv(step_of([7, 0]), 2), step_of([7, 0]), 0.3)
     assert calls == [(2, 7)]
@@ -168,22 +169,21 @@ HALF = Case("cuda", torch.bfloat16, 64, 64)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU of capability 9.0 with triton, without flash-attn."""
     for module in (flash, triton_backend):
-        monkeypatch.setattr(module, "compute_capability", lambda: (9, 0))
-    monkeypatch.setattr(flash, "package", lambda device: None)
+        monkeypatch.setattr(module, "compute_capability", lambda index: (9, 0))
+    monkeypatch.setattr(flash, "package", lambda *device: None)
     monkeypatch.setattr(triton_backend, "missing", lambda: None)
 
 
 @pytest.mark.parametrize(
     ("case", "expected", "why"),
     [
-        (HALF, "flash", None),
-        (Case("cuda", torch.float32, 64, 64), "triton", "flash: float32"),
-        (Case("cuda", torch.float16, 20, 20), "triton", "flash: head size 20"),
-        (Case("cuda", torch.float16, 192, 128), "triton", "flash: keys of 192 numbers"),
-        (Case("cuda", torch.float16, 64, 64, softcap=True), "triton", "no soft cap"),
-        (Case("cuda", torch.float16, 64, 64, sinks=True), "flash", None),
-        (Case("cuda", torch.float16, 320, 320), "sdpa", "triton: head size 320"),
-        (Case("cuda", torch.float64, 64, 64), "sdpa", "triton: float64"),
+        (HALF, "triton", None),
+        (replace(HALF, hides=False), "flash", None),
+        (replace(HALF, hides=False, dtype=torch.float32), "triton", "flash: float32"),
+        (replace(HALF, dtype=torch.float32, softcap=True, sinks=True), "triton", None),
+        (replace(HALF, head_size=192), "triton", None),
+        (replace(HALF, head_size=320, value_size=320), "sdpa", "triton: head size 320"),
+        (replace(HALF, dtype=torch.float64), "sdpa", "triton: float64"),
         (Case("cpu", torch.float32, 64, 64), "sdpa", None),
     ],
 )
@@ -193,9 +193,26 @@ def test_auto(gpu: None, case: Case, expected: str, why: str | None) -> None:
     assert any(why in line for line in attention.fallbacks) if why else not attention.fallbacks
 
 
+def test_without_triton_flash_and_sdpa_share_the_work(
+    gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_backend, "missing", lambda: ("triton is not installed", "triton"))
+    attention = AttentionChoice("auto")
+    assert attention.choose(HALF) == "flash"
+    for changed, why in [
+        ({"dtype": torch.float32}, "flash: float32"),
+        ({"head_size": 20, "value_size": 20}, "flash: head size 20"),
+        ({"head_size": 192}, "flash: keys of 192 numbers"),
+        ({"softcap": True}, "no soft cap"),
+    ]:
+        assert attention.choose(replace(HALF, **changed)) == "sdpa"
+        assert any(why in line for line in attention.fallbacks)
+    assert attention.choose(replace(HALF, sinks=True)) == "flash"
+
+
 def test_an_old_gpu_has_sdpa_alone(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (flash, triton_backend):
-        monkeypatch.setattr(module, "compute_capability", lambda: (7, 5))
+        monkeypatch.setattr(module, "compute_capability", lambda index: (7, 5))
     assert AttentionChoice("auto").choose(HALF) == "sdpa"
 
 

@@ -1,6 +1,8 @@
 """Which backend computes tree attention, layer by layer, and what had to be left to another.
 
-`auto`: on CUDA `flash` where it can, else `triton` where it can, else `sdpa`; elsewhere `sdpa`.
+`auto`: on CUDA the first that can do a case, in the order of fewest kernels a layer (counted in
+tests/infer/test_backend_costs.py): `triton`, `flash`, `sdpa`, but `flash` first where no slot is
+hidden from any node and one of torch's kernels does it all; elsewhere `sdpa`.
 What turns out not to run or to compute something wrong is ruled out, and the next one goes on.
 A backend that was asked for by name runs, or the reason why it cannot is an error.
 """
@@ -26,6 +28,8 @@ BACKENDS = {
     "sdpa": Backend(tree_sdpa, lambda _: None),
 }
 ATTENTION_NAMES = ("auto", *BACKENDS)
+FOR_TREES = ("triton", "flash", "sdpa")
+WHERE_ALL_IS_SEEN = ("flash", "triton", "sdpa")
 
 
 class AttentionChoice:
@@ -85,7 +89,8 @@ class AttentionChoice:
 
         Raises ConfigError for the one that was asked for by name and cannot run here.
         """
-        case = Case.of(query_BHNE, value_BGLE, softcap, sinks_H)
+        hides = softcap is not None or sinks_H is not None or not step.sees_all(window)
+        case = Case.of(query_BHNE, value_BGLE, softcap, sinks_H, hides)
         name = self._chosen.get(case) or self.choose(case)
         arguments = (query_BHNE, key_BGLE, value_BGLE, step, scale, window, softcap, sinks_H)
         try:
@@ -130,7 +135,8 @@ class AttentionChoice:
             return (self.asked,)
         if case.device != "cuda":
             return ("sdpa",)
-        return [n for n, one in BACKENDS.items() if not (self.fixed_shapes and one.reads_lengths)]
+        names = FOR_TREES if case.hides else WHERE_ALL_IS_SEEN
+        return [n for n in names if not (self.fixed_shapes and BACKENDS[n].reads_lengths)]
 
     def _note(self, reasons: list[str], name: str) -> None:
         for reason in reasons:

@@ -12,10 +12,12 @@ import importlib.util
 import os
 import subprocess
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from medusa_kit.infer.attention.backend import BackendFailure, Case, compute_capability
 from medusa_kit.infer.attention.sdpa import tree_sdpa
@@ -50,7 +52,7 @@ def unsupported(case: Case) -> str | None:
         return f"{str(case.dtype).removeprefix('torch.')} (float32, float16 and bfloat16 only)"
     if max(case.head_size, case.value_size) > MAX_HEAD_SIZE:
         return f"head size {max(case.head_size, case.value_size)} ({MAX_HEAD_SIZE} at most)"
-    if case.device == "cuda" and compute_capability() < (8, 0):
+    if case.device == "cuda" and compute_capability(case.index) < (8, 0):
         return "the GPU is older than compute capability 8.0"
     return None
 
@@ -64,10 +66,9 @@ def ancestor_words(sees_BNN: Tensor) -> Tensor:
     """Bit j % 64 of word j // 64 says whether a node sees node j: words_BNW, int64."""
     B, N, _ = sees_BNN.shape
     W = -(-N // WORD)
-    bits_BNWJ = sees_BNN.new_zeros(B, N, W * WORD)
-    bits_BNWJ[..., :N] = sees_BNN
+    bits_BNWJ = functional.pad(sees_BNN, (0, W * WORD - N)).view(B, N, W, WORD)
     shifts_J = torch.arange(WORD, device=sees_BNN.device)
-    return (bits_BNWJ.view(B, N, W, WORD).long() << shifts_J).sum(-1)
+    return (bits_BNWJ.long() << shifts_J).sum(-1)
 
 
 def tree_triton(
@@ -145,8 +146,11 @@ def _run(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) ->
     library in C, and each of these fails in a way of its own where the machine lacks something."""
     from triton.errors import TritonError
 
+    device = arguments[0].device  # Triton launches on the current one, which may be another
+    elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
     try:
-        kernel[grid](*arguments, **options)
+        with torch.cuda.device(device) if elsewhere else nullcontext():
+            kernel[grid](*arguments, **options)
     except subprocess.CalledProcessError as error:
         raise BackendFailure(
             f"a compiler that Triton needs failed with exit status {error.returncode}; its "
