@@ -32,6 +32,7 @@ class TreeStep:
     sees_BNN: Tensor
     causal_prompt: bool = False  # all rows empty and a plain chain: a causal kernel will do
     attend: Callable[..., Tensor] | None = None  # what computes attention; None: SDPA
+    split_finely: bool = False  # short rows too go to several programs, as long ones do
     _shared: dict[Any, Any] = field(default_factory=dict)
 
     @property
