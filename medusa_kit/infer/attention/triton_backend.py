@@ -7,7 +7,6 @@ Shapes: B batch, H query heads, G key/value heads, N nodes with root, L slots in
 head dim of keys and values, W words of ancestors, S splits, X rows of all groups.
 """
 
-import functools
 import importlib.util
 import os
 import subprocess
@@ -109,7 +108,7 @@ def launched(
 ) -> Tensor:
     """The output, once `run` has launched each kernel that it is given, with grid and arguments.
 
-    The check of the kernels without a device (bench/kernel_check.py) compiles them instead.
+    The check of the kernels without a device (bench/gpu_check/kernels.py) compiles them instead.
     """
     from medusa_kit.infer.attention.triton_kernel import merge_kernel, split_kernel
 
@@ -212,7 +211,6 @@ def _splits(programs: int, step: TreeStep, device: torch.device) -> int:
     return max(1, min(wanted, step.num_slots // SLOTS_PER_SPLIT))
 
 
-@functools.cache
 def _num_cores(device: torch.device) -> int:
     if device.type != "cuda":
         return 1
