@@ -93,7 +93,7 @@ def verify(
             num_steps += ours.stats.num_steps
             if ours.token_ids != expected:
                 differences.append(
-                    _difference(
+                    difference_of(
                         engine,
                         oracle,
                         sampling,
@@ -118,7 +118,7 @@ def verify(
     )
 
 
-def _difference(
+def difference_of(
     engine: Engine,
     oracle: Oracle,
     sampling: SamplingParams,
@@ -128,6 +128,7 @@ def _difference(
     ours: Sequence[int],
     expected: Sequence[int],
 ) -> Difference:
+    """Of two answers that are not the same."""
     position = first_difference(ours, expected)
     tokens = [ids[position] if position < len(ids) else None for ids in (expected, ours)]
     margin = float("inf")
