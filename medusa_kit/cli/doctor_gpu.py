@@ -43,7 +43,7 @@ Minutes = Annotated[
     float, typer.Option(min=0.0, help="--gpu: what does not fit into them is left out.")
 ]
 GoesOn = Annotated[
-    bool, typer.Option("--continue", help="--gpu: measure what the report lacks or left out.")
+    bool, typer.Option("--continue", help="--gpu: keep what FILE has; measure what it left out.")
 ]
 Only = Annotated[
     str | None,
@@ -143,6 +143,7 @@ def _in_a_new_process(asked: Asked, minutes: float) -> NoReturn:
     command = [sys.executable, "-m", "medusa_kit", "doctor", "--gpu", "--continue"]
     command += ["--output", str(asked.path), "--minutes", f"{max(minutes, 0.0):.3f}"]
     command += ["--device", asked.device, *(["--json"] if asked.as_json else [])]
+    command += [] if asked.only is None else ["--only", asked.only]
     sys.stdout.flush()
     sys.stderr.flush()
     os.execv(sys.executable, command)

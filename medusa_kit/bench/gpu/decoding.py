@@ -22,7 +22,7 @@ from medusa_kit.infer.drafters import draft_with
 ACCEPTANCE = 2.6  # tokens a step, those of the goal
 NODES = 64
 PROMPT, ANSWER = 128, 96
-TEMPERATURE = 0.8
+TEMPERATURE = 0.7
 ROUNDS = 2
 
 
@@ -115,7 +115,7 @@ def draft(shape: Shape, way: Way, kind: str, bench: Workbench) -> dict[str, Any]
 
 def transformers_part(shape: Shape, temperature: float = 0.0) -> Part:
     run = partial(transformers_answer, shape, temperature)
-    return Part(transformers_name(shape, temperature), "answers", run, 15.0)
+    return Part(transformers_name(shape, temperature), "answers", run, 15.0, shape.name)
 
 
 def transformers_name(shape: Shape, temperature: float) -> str:
@@ -126,7 +126,7 @@ def answer_part(
     shape: Shape, temperature: float, acceptance: float | None, way: Way = CAPTURED
 ) -> Part:
     run = partial(our_answer, shape, way, temperature, acceptance)
-    return Part(answer_name(shape, temperature, acceptance, way), "answers", run, 8.0)
+    return Part(answer_name(shape, temperature, acceptance, way), "answers", run, 8.0, shape.name)
 
 
 def answer_name(
@@ -138,7 +138,7 @@ def answer_name(
 
 def draft_part(shape: Shape, kind: str, way: Way = CAPTURED) -> Part:
     name = f"{shape.name}: draft of {kind} heads"
-    return Part(name, "drafts", partial(draft, shape, way, kind), 8.0)
+    return Part(name, "drafts", partial(draft, shape, way, kind), 8.0, shape.name)
 
 
 def _rule(temperature: float) -> str:

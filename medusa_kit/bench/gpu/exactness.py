@@ -30,7 +30,7 @@ GUESSED_RIGHT = 0.7  # of the places that the table knows
 def exactness(way: Way, dtype: torch.dtype, bench: Workbench) -> dict[str, Any]:
     """Raises MedusaKitError where a float32 answer differs by more than rounding."""
     bench.clear()
-    shape = tiny(EXACTNESS, 2) if bench.small else EXACTNESS
+    shape = tiny(EXACTNESS) if bench.small else EXACTNESS
     oracle = Oracle(random_base(shape, bench.device, dtype, wide=True))
     tokens = bench.size(64, 10)
     prompts = _prompts(shape.vocab_size)
@@ -131,5 +131,5 @@ def compiled_exactness_part() -> Part:
 
 
 def _part(way: Way, dtype: torch.dtype, needs: float = 10.0) -> Part:
-    name = f"greedy tokens against transformers, {str(dtype).removeprefix('torch.')} ({way})"
+    name = f"greedy tokens, {str(dtype).removeprefix('torch.')} ({way})"
     return Part(name, "exactness", partial(exactness, way, dtype), needs)

@@ -23,9 +23,9 @@ def measure(
 ) -> Report:
     """Run the parts, saving the report at `path` behind each.
 
-    `goes_on`: with the report at `path`, whose parts are kept but those left out for time. `only`:
-    parts whose name holds this, which then are measured anew. Raises ConfigError where no part
-    does, DataError where `path` is no report, DeviceLost with parts left.
+    `goes_on`: with the report at `path`: its parts are kept, broken ones too, but those left out
+    for time. `only`: the parts whose name holds this. Raises ConfigError where none does, DataError
+    where `path` is no report, DeviceLost where another process has to go on.
     """
     report = Report(device, dry_run, path, GOALS, goes_on)
     wanted = [part for part in parts(small=dry_run) if (only or "").lower() in part.name.lower()]
@@ -34,8 +34,7 @@ def measure(
             f"--only {only!r} is in no part's name", hint="a part is named as in the tables: 8B"
         )
     for part in wanted:
-        record = report.records.get(part.name)
-        if record is not None and (only is not None or record.status == "left out"):
+        if part.name in report.records and report.records[part.name].status == "left out":
             del report.records[part.name]
     with _on(device), _as_written() if dry_run else contextlib.nullcontext():
         run_parts(wanted, Workbench(device, dry_run, report.figures), report, minutes)
@@ -48,6 +47,13 @@ def _on(device: torch.device) -> contextlib.AbstractContextManager[object]:
 
 @contextlib.contextmanager
 def _as_written() -> Iterator[None]:
-    """For a dry run: what would be compiled, which takes minutes, runs as it is written."""
-    with torch.compiler.set_stance("force_eager"):
-        yield
+    """For a dry run: what would be compiled, which takes minutes, runs as it is written; and in one
+    thread, since several only wait for each other over so little.
+    """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with torch.compiler.set_stance("force_eager"):
+            yield
+    finally:
+        torch.set_num_threads(threads)

@@ -37,6 +37,7 @@ class Record:
 
     name: str
     kind: str
+    shape: str
     status: Status
     measured: bool  # False in a dry run
     figures: dict[str, Any] = field(default_factory=dict)
@@ -140,7 +141,7 @@ def _read(path: Path, dry_run: bool) -> dict[str, Record]:
         ) from error
     if (name := told.get("running")) is not None:
         why = "the process ended while it ran"
-        records[name] = Record(name, "", "failed", not dry_run, why=why)
+        records[name] = Record(name, "", "", "failed", not dry_run, why=why)
     return records
 
 

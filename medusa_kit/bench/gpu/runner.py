@@ -23,12 +23,16 @@ GB = 1e9
 
 @dataclass(frozen=True)
 class Part:
-    """One thing to measure. `needs`: seconds of the budget without which it is not begun."""
+    """One thing to measure. `needs`: seconds of the budget without which it is not begun.
+
+    Its name begins with that of `shape`, where it is about one; parts of one kind share a table.
+    """
 
     name: str
-    kind: str  # parts of one kind share a table
+    kind: str
     run: Callable[[Workbench], Mapping[str, Any]]
     needs: float = FEWEST_SECONDS
+    shape: str = ""
 
 
 class OutOfTime(BaseException):
@@ -58,19 +62,27 @@ def _run(part: Part, bench: Workbench, report: Report, ends: float) -> None:
     measured, left = not report.dry_run, ends - time.monotonic()
     if left < part.needs:
         why = f"no time: {max(0.0, left):.0f} s were left, it takes about {part.needs:.0f} s"
-        report.add(Record(part.name, part.kind, "left out", measured, why=why))
+        report.add(Record(part.name, part.kind, part.shape, "left out", measured, why=why))
         return
     report.save(running=part.name)
     _forget_peak(bench.device)
     start = time.monotonic()
-    outcome = _outcome(part, bench, left)
+    try:
+        outcome = _outcome(part, bench, left)
+    except KeyboardInterrupt:
+        report.save()  # nothing is under way any more
+        raise
     seconds = round(time.monotonic() - start, 2)
     broken = outcome["status"] in ("failed", "out of memory")
     lost = broken and _is_lost(bench.device)
     peak = None if lost else _peak_gb(bench.device)
-    report.add(
-        Record(part.name, part.kind, measured=measured, seconds=seconds, peak_gb=peak, **outcome)
-    )
+    about: dict[str, Any] = {
+        "name": part.name,
+        "kind": part.kind,
+        "shape": part.shape,
+        "measured": measured,
+    }
+    report.add(Record(**about, seconds=seconds, peak_gb=peak, **outcome))
     if broken:
         console.warn(f"{part.name}: {outcome['why']}")
     if lost:

@@ -40,7 +40,7 @@ def bandwidth(bench: Workbench) -> dict[str, Any]:
         free, _ = torch.cuda.mem_get_info(bench.device)
         count = min(count, free // 3 // bench.dtype.itemsize)
     count = bench.size(count, 1 << 16) // 4096 * 4096
-    source = torch.zeros(count, device=bench.device, dtype=bench.dtype)
+    source = torch.empty(count, device=bench.device, dtype=bench.dtype).normal_()
     target = torch.empty_like(source)
     vector = torch.ones(4096, 1, device=bench.device, dtype=bench.dtype)
     ways: dict[str, tuple[Callable[[], Any], int]] = {
@@ -206,22 +206,23 @@ def step_part(
         "steps",
         partial(step, shape, way, nodes, prefix, rows),
         COMPILE_SECONDS if way.compiled else 5.0,
+        shape.name,
     )
 
 
 def step_name(
     shape: Shape, nodes: int, way: Way = CAPTURED, prefix: int = PREFIX, rows: int = 1
 ) -> str:
-    more = f", {rows} rows" if rows > 1 else ""
-    more += f", behind {prefix:,} tokens" if prefix != PREFIX else ""
+    more = f" for {rows} rows" if rows > 1 else ""
+    more += f" behind {prefix:,}" if prefix != PREFIX else ""
     return f"{shape.name}: step of {nodes}{more} ({way})"
 
 
 def prompt_part(shape: Shape, length: int, way: Way = CAPTURED) -> Part:
     name = f"{shape.name}: prompt of {length:,} tokens"
-    return Part(name, "prompts", partial(prompt, shape, way, length))
+    return Part(name, "prompts", partial(prompt, shape, way, length), 5.0, shape.name)
 
 
 def kernels_part(shape: Shape, nodes: int, way: Way = CAPTURED) -> Part:
     name = f"{shape.name}: kernels of a step of {nodes} ({way})"
-    return Part(name, "kernels", partial(kernels, shape, way, nodes), 10.0)
+    return Part(name, "kernels", partial(kernels, shape, way, nodes), 10.0, shape.name)

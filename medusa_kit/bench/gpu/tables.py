@@ -14,9 +14,8 @@ NONE = "–"
 STEPS: Sequence[Column] = (
     ("ms", "ms", 3),
     ("× floor", "times_floor", 2),
-    ("device ms", "device_ms", 3),
-    ("× floor", "device_times_floor", 2),
-    ("host syncs", "host_syncs", 1),
+    ("on device", "device_times_floor", 2),
+    ("syncs", "host_syncs", 1),
     ("attention", "attention", None),
 )
 TABLES: dict[str, tuple[str, Sequence[Column]]] = {
@@ -24,9 +23,9 @@ TABLES: dict[str, tuple[str, Sequence[Column]]] = {
         ("most", "gb_per_second", 0), ("copy", "copy_gb_per_second", 0),
         ("sum", "sum_gb_per_second", 0), ("maximum", "maximum_gb_per_second", 0),
         ("matrix × vector", "matrix_times_vector_gb_per_second", 0))),
-    "exactness": ("Exactness", (
+    "exactness": ("Greedy tokens against transformers", (
         ("answers", "answers", 0), ("identical", "identical", 0),
-        ("beyond rounding", "beyond_rounding", 0), ("tokens a step", "acceptance_length", 2))),
+        ("not by rounding", "beyond_rounding", 0), ("tokens a step", "acceptance_length", 2))),
     "steps": ("Steps", STEPS),
     "answers": ("Answers", (
         ("tokens/s", "tokens_per_second", 1), ("tokens a step", "acceptance_length", 2),
@@ -55,28 +54,36 @@ def print_report(report: Report) -> None:
 
 
 def _tables(report: Report) -> Iterator[Table]:
-    by_kind: dict[str, list[Record]] = {}
+    groups: dict[tuple[str, str], list[Record]] = {}
     for record in report.records.values():
         if record.status == "done":
-            by_kind.setdefault(record.kind, []).append(record)
+            groups.setdefault((record.kind, record.shape), []).append(record)
     for kind, (title, columns) in TABLES.items():
-        if kind in by_kind:
-            yield _table(title, columns, by_kind[kind])
+        for (of_kind, shape), records in groups.items():
+            if of_kind == kind:
+                heading = f"{title}, {shape}" if shape else title
+                heading += " (no measurement)" if report.dry_run else ""
+                yield _table(heading, columns, records)
     without = [one for one in report.records.values() if one.status != "done"]
     if without:
         reasons = [(one.name, one.status, one.why or NONE) for one in without]
         yield _left(console.table("Without figures", ("part", "status", "why"), reasons))
     rows = [(goal["goal"], _shown(goal["figure"], 2), MET[goal["met"]]) for goal in report.goals]
-    yield console.table("Goals", ("goal", "figure", "met"), rows)
+    none = " (nothing was measured)" if report.dry_run else ""
+    yield console.table(f"Goals{none}", ("goal", "figure", "met"), rows)
 
 
 def _table(title: str, columns: Sequence[Column], records: Sequence[Record]) -> Table:
     headings = ("part", *(heading for heading, _, _ in columns), "peak GB")
     rows = [
-        (one.name, *(_cell(one.figures, column) for column in columns), _shown(one.peak_gb, 2))
+        (_label(one), *(_cell(one.figures, column) for column in columns), _shown(one.peak_gb, 2))
         for one in records
     ]
     return console.table(title, headings, rows)
+
+
+def _label(record: Record) -> str:
+    return record.name.removeprefix(f"{record.shape}: ")
 
 
 def _cell(figures: Mapping[str, Any], column: Column) -> str:

@@ -73,4 +73,4 @@ def _recipe(bench: Workbench) -> TrainRecipe:
 
 
 def training_part(shape: Shape) -> Part:
-    return Part(f"{shape.name}: training", "training", partial(training, shape), 20.0)
+    return Part(f"{shape.name}: training", "training", partial(training, shape), 20.0, shape.name)

@@ -62,4 +62,4 @@ def plain_decoding(shape: Shape, bench: Workbench) -> dict[str, Any]:
 
 def vllm_part(shape: Shape) -> Part:
     name = f"{shape.name}: vLLM, greedy"
-    return Part(name, "answers", partial(plain_decoding, shape), LIMIT_SECONDS)
+    return Part(name, "answers", partial(plain_decoding, shape), LIMIT_SECONDS, shape.name)

@@ -56,6 +56,7 @@ class Workbench:
         self._shape: Shape | None = None
         self._base: BaseModel | None = None
         self._engine: tuple[Way, Engine] | None = None
+        self._failed: dict[tuple[Shape, Way], MedusaKitError] = {}  # engines that were not built
 
     def size(self, full: int, small: int) -> int:
         """A count: `full`, or what is enough to walk through."""
@@ -70,13 +71,21 @@ class Workbench:
 
     def engine(self, shape: Shape, way: Way) -> Engine:
         """Around the model of `shape`. Raises Cannot as `engine_around` does."""
+        if (shape, way) in self._failed:
+            raise self._failed[shape, way]
         if self._shape != shape:
             self._put(shape)
         assert self._base is not None
         if self._engine is None or self._engine[0] != way:
             self._engine = None
             self.collect()
-            self._engine = (way, self.engine_around(self._base, way))
+            try:
+                self._engine = (way, self.engine_around(self._base, way))
+            except Exception as error:  # tried once: a large model takes a while to make again
+                why = (str(error) or repr(error)).splitlines()[0]
+                kind = Cannot if isinstance(error, Cannot) else MedusaKitError
+                self._failed[shape, way] = kind(f"{why} (as above)")
+                raise
         return self._engine[1]
 
     def engine_around(self, base: BaseModel, way: Way) -> Engine:
@@ -129,6 +138,6 @@ class Workbench:
         self.collect()
 
     def collect(self) -> None:
-        gc.collect()
         if self.device.type == "cuda":
+            gc.collect()
             torch.cuda.empty_cache()
