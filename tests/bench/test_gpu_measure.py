@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from medusa_kit.bench.gpu import exactness
+from medusa_kit.bench.gpu import exactness, workbench
 from medusa_kit.bench.gpu.clock import Clock
 from medusa_kit.bench.gpu.decoding import answer_part
 from medusa_kit.bench.gpu.known_text import KnownText, share_for, tree_of
@@ -25,9 +25,10 @@ from medusa_kit.bench.gpu.shapes import (
 )
 from medusa_kit.bench.gpu.steps import step_part
 from medusa_kit.bench.gpu.tables import TABLES
-from medusa_kit.bench.gpu.workbench import CAPTURED, COMPILED, LOOP, Cannot, Workbench
+from medusa_kit.bench.gpu.workbench import CAPTURED, COMPILED, LOOP, Cannot, Way, Workbench
 from medusa_kit.bench.oracle import Oracle
-from medusa_kit.errors import MedusaKitError
+from medusa_kit.errors import ConfigError, IncompatibleBaseError, MedusaKitError
+from medusa_kit.infer.attention import triton_backend
 from medusa_kit.infer.fixed.shapes import FixedShapes
 from medusa_kit.infer.loading import build_engine
 
@@ -41,7 +42,9 @@ TINY = tiny(SMOLLM2_135M)
 def walked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The JSON of a whole dry run."""
     path = tmp_path_factory.mktemp("gpu") / "report.json"
-    measure(CPU, dry_run=True, path=path)
+    with pytest.MonkeyPatch.context() as patch:  # an interpreter has other tests, and no bfloat16
+        patch.setattr(triton_backend, "interpreting", lambda: False)
+        measure(CPU, dry_run=True, path=path)
     return json.loads(path.read_text())
 
 
@@ -193,6 +196,19 @@ def test_an_engine_that_failed_is_not_tried_again(
     with pytest.raises(MedusaKitError, match=r"no kernel image .as above"):
         bench.engine(TINY, CAPTURED)
     assert len(tried) == 1
+
+
+@pytest.mark.parametrize("refused", [True, False], ids=["by the proof", "by its own word"])
+def test_attention_that_computes_something_else_is_no_matter_of_what_is_installed(
+    refused: bool, bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def build(*_: Any, **__: Any) -> None:
+        cause = IncompatibleBaseError("logits are off") if refused else None
+        raise ConfigError("attention 'triton' cannot be used here") from cause
+
+    monkeypatch.setattr(workbench, "build_engine", build)
+    with pytest.raises(ConfigError if refused else Cannot, match="cannot be used here"):
+        bench.engine(TINY, Way(attention="triton"))
 
 
 def test_a_model_that_does_not_fit_is_told_before_it_is_made(

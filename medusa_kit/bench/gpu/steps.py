@@ -101,7 +101,12 @@ def timed_steps(
         seconds = _replayed(bench, engine, drafter, prompts, room)
         found |= {"device_ms": 1e3 * seconds, "device_times_floor": floor and seconds / floor}
     found |= {"floor_ms": floor and 1e3 * floor, "host_syncs": syncs}
-    return found | {"attention": verifier.attention.name, "run_by": run_by}
+    fallbacks = list(verifier.attention.fallbacks)
+    return found | {
+        "attention": verifier.attention.name,
+        "fallbacks": fallbacks,
+        "run_by": run_by,
+    }
 
 
 @contextmanager

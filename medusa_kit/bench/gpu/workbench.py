@@ -14,7 +14,7 @@ from torch import Tensor
 from medusa_kit.base_model import BaseModel
 from medusa_kit.bench.gpu.clock import Clock
 from medusa_kit.bench.gpu.shapes import Shape, random_base, successors
-from medusa_kit.errors import ConfigError, MedusaKitError
+from medusa_kit.errors import ConfigError, IncompatibleBaseError, MedusaKitError
 from medusa_kit.infer.engine import Engine
 from medusa_kit.infer.loading import build_engine
 
@@ -89,7 +89,10 @@ class Workbench:
         return self._engine[1]
 
     def engine_around(self, base: BaseModel, way: Way) -> Engine:
-        """Raises Cannot where the attention that was named is not to be had here."""
+        """Raises Cannot where the attention that was named is not to be had here.
+
+        One that is there and computes something else is an error.
+        """
         on_cuda = self.device.type == "cuda"
         # On a CPU `auto` would take the C++ decoder, which is not what is walked through here.
         attention = "sdpa" if way.attention == "auto" and not on_cuda else way.attention
@@ -102,7 +105,8 @@ class Workbench:
                 keep_layers=True,
             )
         except ConfigError as error:
-            if way.attention == "auto":  # which has to work
+            wrong = isinstance(error.__cause__, IncompatibleBaseError)  # the proof refused it
+            if wrong or way.attention == "auto":
                 raise
             raise Cannot(error.message) from error
 
