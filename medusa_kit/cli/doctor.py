@@ -27,7 +27,7 @@ def doctor(
         float, typer.Option(min=0.0, max=1.0, help="How far shares of right guesses may differ.")
     ] = 0.1,
     as_json: Annotated[bool, typer.Option("--json", help="Findings as a JSON list.")] = False,
-    dtype: options.DType = "float32",
+    dtype: options.DType = "auto",
     device: options.Device = "auto",
 ) -> None:
     """Check base, data and heads for the known causes of "good in training, bad in serving".

@@ -30,7 +30,13 @@ Heads = Annotated[
     ),
 ]
 Tree = Annotated[str | None, typer.Option(help="Tree file; the one beside the heads unless given.")]
-DType = Annotated[str, typer.Option(help="float32, bfloat16, float16 or float64.")]
+DType = Annotated[
+    str,
+    typer.Option(
+        help="float32, bfloat16, float16, float64, or auto: on CUDA the checkpoint's own dtype, "
+        "elsewhere float32."
+    ),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Weights = Annotated[
     str,

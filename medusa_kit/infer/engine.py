@@ -52,6 +52,7 @@ class GenerationStats:
     steps_run_by: str = "torch"  # torch, C++, or fixed shapes, with the details of each
     drafter_notes: list[str] = field(default_factory=list)  # what drafted when, and why
     first_token_seconds: float = 0.0  # of `seconds`, until the first token: the prompt's part
+    dtype: str = "float32"  # that the base computed in
     weights: str = CHECKPOINT  # checkpoint | int8
     quantization: str | None = None  # of the base as loaded: the answer is the quantised model's
     noise: float = 0.0  # logits by which rounding may differ: a smaller margin may flip a token
@@ -278,6 +279,7 @@ class Engine:
             acceptance=row.chooser.params.acceptance,
             steps_run_by=row.steps_run_by,
             first_token_seconds=first,
+            dtype=self.base.info.dtype,
             weights=self.weights,
             quantization=self.base.info.quantization,
             noise=self.check.noise,
