@@ -127,7 +127,7 @@ class Stopwatch:
     """Seconds spent in each part, without those in parts that it called."""
 
     def __init__(self, device: torch.device) -> None:
-        self._on_cuda = device.type == "cuda"
+        self._device = device
         self._running: list[str] = []
         self._since = 0.0
         self.spent: dict[str, float] = defaultdict(float)
@@ -152,8 +152,8 @@ class Stopwatch:
         return wrapper
 
     def _count(self) -> None:
-        if self._on_cuda:
-            torch.cuda.synchronize()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
         now = time.perf_counter()
         if self._running:
             self.spent[self._running[-1]] += now - self._since

@@ -106,7 +106,7 @@ def verify(
                 )
             bar.advance(note=f"{len(differences)} differ")
     length = (num_tokens - len(prompts)) / num_steps if num_steps else 1.0
-    attention = engine.verifier.attention.report()
+    attention = (engine.attention if sampling.greedy else engine.verifier.attention).report()
     return VerifyReport(
         len(prompts),
         num_tokens,

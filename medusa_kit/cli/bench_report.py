@@ -142,7 +142,7 @@ def engine_title(engine: Any, setup: dict[str, Any]) -> tuple[str, str]:
     """(what was measured, where)."""
     info = engine.base.info
     return (
-        f"{info.name}, {info.dtype}, {info.device}, attention {engine.verifier.attention.name}"
+        f"{info.name}, {info.dtype}, {info.device}, attention {engine.attention.name}"
         f"{options.weights_note(engine)}",
         f"steps by {setup['steps_run_by']}; {setup['processor']}, threads {setup['threads']}, "
         f"torch {setup['torch']}, transformers {setup['transformers']}",
@@ -157,7 +157,7 @@ def engine_record(engine: Any, setup: dict[str, Any]) -> dict[str, Any]:
         "lossy": engine.base.info.lossy,
         "drafter": engine.own_drafter,
         "heads_refused": engine.heads_refused,
-        "attention": engine.verifier.attention.report(),
+        "attention": engine.attention.report(),
         "setup": setup,
     }
 

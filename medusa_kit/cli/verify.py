@@ -98,7 +98,7 @@ def _print(engine: Any, reports: dict[str, Any]) -> None:
         )
     if (said := options.quantised_note(engine)) is not None:
         console.note(said)
-    attention = engine.verifier.attention.name
+    attention = engine.attention.name
     title = (
         f"{engine.base.info.name}{options.weights_note(engine)}, "
         f"drafter {engine.own_drafter}, attention {attention}, "

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from medusa_kit.errors import ConfigError, ContextLengthError, check_count
 from medusa_kit.infer.acceptance import Verdict, accept, accept_typical
+from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.device_memory import memory_named
 from medusa_kit.infer.drafters.base import Draft, Drafter, State, StepResult, path_to, tell_end
 from medusa_kit.infer.fixed.loop import run_steps
@@ -39,6 +40,7 @@ class Row:
     num_steps: int = 0
     depth_counts: dict[int, int] = field(default_factory=dict)  # accepted depth -> steps
     steps_run_by: str = "torch"
+    attention: AttentionChoice | None = None  # of its steps, once there are any
 
     def take(self, tokens: Sequence[int]) -> list[int]:
         """Emit tokens up to the first stop; what is behind it is dropped. Returns those emitted."""
@@ -126,8 +128,9 @@ def _decode(
 ) -> Iterator[Emitted]:
     """The loop. `step`: does on the device what stands here, from the first root on."""
     by = verifier.fixed.name if verifier.fixed and step else verifier.steps_run_by
+    attention = verifier.fixed.verifier.attention if verifier.fixed and step else verifier.attention
     for row in rows:
-        row.steps_run_by = by
+        row.steps_run_by, row.attention = by, attention
     hidden_BD, logits_BV = verifier.prefill(cache, [row.prompt_ids for row in rows])
     roots = [row.chooser.choose(logits_BV[i], row.prompt_ids) for i, row in enumerate(rows)]
     yield [(row, row.take([root])) for row, root in zip(rows, roots, strict=True)]

@@ -85,7 +85,7 @@ class _Place:
         start = time.perf_counter()
         self._step(drafter)
         if self.engine.base.device.type == "cuda":
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self.engine.base.device)
         return time.perf_counter() - start
 
     def _step(self, drafter: Drafter) -> None:

@@ -156,7 +156,8 @@ def summed(library: str, z_PD: Tensor, targets_P: Tensor, columns: Columns) -> T
     targets_P = targets_P.masked_fill(targets_P < 0, NO_TARGET)
     z_PD = scale.before_cap(z_PD.to(weight_RD.dtype)).contiguous()
     bias_R = None if bias_R is None else scale.before_cap(bias_R)
-    return LIBRARIES[library].compute(z_PD, weight_RD, bias_R, targets_P, scale.cap)
+    with torch.cuda.device_of(z_PD):  # Triton starts kernels on the current device
+        return LIBRARIES[library].compute(z_PD, weight_RD, bias_R, targets_P, scale.cap)
 
 
 def head_columns(heads: MedusaHeads, k: int) -> Columns | None:

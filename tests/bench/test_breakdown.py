@@ -117,3 +117,12 @@ def test_the_floor_of_more_bytes_than_the_buffer_is_scaled(monkeypatch: pytest.M
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
     monkeypatch.setattr("medusa_kit.bench.breakdown.FLOOR_BUFFER", 64)
     assert read_floor(256, torch.device("cpu"), repeats=3) == 4.0
+
+
+def test_a_stopwatch_waits_for_the_models_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for whichever is current."""
+    waited: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: waited.append(device))
+    with Stopwatch(torch.device("cuda", 1)).part(MODEL):
+        pass
+    assert waited == [torch.device("cuda", 1)] * 2

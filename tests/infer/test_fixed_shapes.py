@@ -327,3 +327,16 @@ def test_asked_for_where_they_cannot_be_used() -> None:
     with pytest.raises(ConfigError, match="waits for a value on the host"):
         build_engine(wrap_model(model), fixed_shapes="always")
     assert build_engine(tiny_base("llama")).verifier.fixed is None
+
+
+def test_statistics_name_the_attention_that_computed() -> None:
+    """Steps of fixed shapes have a choice of backends of their own."""
+    engine = fixed_engine()
+    assert engine.verifier.fixed is not None
+    steps = engine.verifier.fixed.verifier.attention
+    steps.fallbacks.append("triton: not here; sdpa instead")
+    result = engine.generate(PROMPTS[0], max_new_tokens=4)
+    assert result.stats.steps_run_by == FIXED
+    assert result.stats.attention_fallbacks == engine.attention.fallbacks == steps.fallbacks
+    loop = engine.generate(PROMPTS[0], max_new_tokens=4, temperature=0.8).stats
+    assert (loop.steps_run_by, loop.attention_fallbacks) == ("torch", [])

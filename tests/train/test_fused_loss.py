@@ -140,6 +140,27 @@ def test_liger_is_run_without_waiting_for_the_device(tiny_base, stand_ins):
     assert not again.loss.requires_grad
 
 
+def test_a_library_runs_on_the_device_of_what_it_is_given(tiny_base, stand_ins, monkeypatch):
+    """Triton's kernels start on the current device, which with several GPUs may be another."""
+    entered = []
+
+    class Guard:
+        def __init__(self, tensor):
+            self.tensor = tensor
+
+        def __enter__(self):
+            entered.append(self.tensor)
+
+        def __exit__(self, *_):
+            assert len(CALLS) == 1
+
+    monkeypatch.setattr(torch.cuda, "device_of", Guard)
+    z_PD = torch.randn(5, 16)
+    columns = fused_loss.base_columns(tiny_base())
+    fused_loss.summed("liger", z_PD, torch.tensor([1, 2, -1, 4, 5]), columns)
+    assert [tensor.shape for tensor in entered] == [z_PD.shape]
+
+
 @pytest.mark.parametrize("with_original", [False, True])
 def test_a_library_gives_the_bases_own_loss(tiny_base, stand_ins, with_original):
     """Also where the original was asked for the heads' sake only; the bias is learned with it."""
