@@ -20,6 +20,7 @@ from medusa_kit.infer.drafters.base import Drafter
 from medusa_kit.infer.drafters.hydra import HydraDrafter
 from medusa_kit.infer.drafters.medusa import MedusaDrafter
 from medusa_kit.infer.drafters.plain import PlainDrafter
+from medusa_kit.infer.fixed.capture import GraphMemory, can_capture
 from medusa_kit.infer.fixed.forward import FixedVerifier
 from medusa_kit.infer.fixed.step import FixedStep
 from medusa_kit.infer.token_choice import TokenChooser
@@ -48,7 +49,7 @@ class FixedShapes:
     def __init__(self, verifier: FixedVerifier, compiled: Forward | None = None) -> None:
         self.verifier, self.compiled = verifier, compiled
         self._steps: list[FixedStep] = []  # the one used last comes last
-        self._pool: Any = None  # memory that all graphs share: only one runs at a time
+        self._graphs: GraphMemory | None = None
         self.refused: str | None = None  # why capturing failed, once it has
         self._lock = SharedLock()
 
@@ -79,7 +80,7 @@ class FixedShapes:
     def forget(self) -> None:
         """Give back the memory of all steps."""
         self._steps.clear()
-        self._pool = None
+        self._graphs = None
 
     def _applies(self, drafter: Drafter, rows: Sequence[Request]) -> bool:
         return (
@@ -102,16 +103,19 @@ class FixedShapes:
         return self._new_step(drafter, B, S)
 
     def _new_step(self, drafter: Drafter, batch_size: int, num_slots: int) -> FixedStep | None:
-        if self._pool is None and self.verifier.base.device.type == "cuda":
-            self._pool = torch.cuda.graph_pool_handle()
+        device = self.verifier.base.device
+        if self._graphs is None and can_capture(device):
+            self._graphs = GraphMemory(device)
         try:
             step = FixedStep(
-                self.verifier, cast(Any, drafter), batch_size, num_slots, self.compiled, self._pool
-            )
+                self.verifier, cast(Any, drafter), batch_size, num_slots, self.compiled,
+                self._graphs,
+            )  # fmt: skip
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:  # the capture; the model itself has run at load
-            if out_of_memory := _memory_error(error):
-                raise out_of_memory from None
             self.refused = str(error).splitlines()[0]
+            self.forget()
             console.warn(f"steps are not captured in a CUDA graph: {self.refused}")
             return None
         self._steps.append(step)
@@ -122,13 +126,6 @@ def num_slots(needed: int, most: int) -> int:
     """Slots to make where `needed` are: a power of two, but no more than can ever be used."""
     rounded = max(FEWEST_SLOTS, 1 << (needed - 1).bit_length())
     return min(rounded, -(-most // SLOTS_MULTIPLE) * SLOTS_MULTIPLE)
-
-
-def _memory_error(error: BaseException | None) -> torch.OutOfMemoryError | None:
-    """What broke a capture first: closing it then raises an error of its own."""
-    while error is not None and not isinstance(error, torch.OutOfMemoryError):
-        error = error.__context__
-    return error
 
 
 def _drafts_alike(one: Any, other: Any) -> bool:
