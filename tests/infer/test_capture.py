@@ -13,7 +13,7 @@ import torch
 from small_engines import BUSHY, engine_with_heads, random_heads, random_prompt
 from tiny_models import tiny_base
 
-from medusa_kit.infer.fixed import shapes
+from medusa_kit.infer.fixed import kept
 from medusa_kit.infer.fixed.capture import GraphMemory
 from medusa_kit.infer.fixed.step import FixedStep
 from medusa_kit.infer.loading import build_engine
@@ -111,7 +111,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> D
     for name, value in stand_ins.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", one.end_allocate, raising=False)
-    monkeypatch.setattr(shapes, "can_capture", lambda _: True)
+    monkeypatch.setattr(kept, "can_capture", lambda _: True)
     return one
 
 

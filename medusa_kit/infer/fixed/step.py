@@ -20,6 +20,8 @@ from medusa_kit.infer.fixed.capture import GraphMemory
 from medusa_kit.infer.fixed.forward import FixedVerifier
 from medusa_kit.infer.verifier import Forward
 
+GRAPH_BYTES = 32 << 20  # about, of a graph of a thousand kernels
+
 
 class StaticDrafter(Protocol):
     """A drafter with one topology whose tokens follow from hidden state and root alone."""
@@ -96,6 +98,27 @@ class FixedStep:
         else:
             self.graph.replay()
         return self.out_BJ1.tolist()
+
+    @torch.inference_mode()
+    def take_over(self, other: "FixedStep", places: Sequence[int]) -> None:
+        """Go on, from the first row on, where the rows in these places of `other` stand."""
+        self.cache.copy_rows(other.cache, places)
+        self.active_B.zero_()
+        self.active_B[: len(places)] = True
+        for row, place in enumerate(places):
+            self.lengths_B[row] = other.lengths_B[place]
+            self.tokens_BN[row] = other.tokens_BN[place]
+
+    @property
+    def num_bytes(self) -> int:
+        """What it holds while it waits."""
+        return self.cache.num_bytes + (0 if self.graph is None else GRAPH_BYTES)
+
+    def free(self) -> None:
+        """Give the memory back now: cache and layers hold each other, so that it would wait for a
+        garbage collection. Of no use any more."""
+        self.graph = None
+        self.cache.free()
 
     def advance(self) -> None:
         """What is captured: nothing here may be read on the host.
