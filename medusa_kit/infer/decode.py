@@ -17,8 +17,8 @@ from medusa_kit.infer.acceptance import Verdict, accept, accept_typical
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.device_memory import memory_named
 from medusa_kit.infer.drafters.base import Draft, Drafter, State, StepResult, path_to, tell_end
+from medusa_kit.infer.fixed.kept import Loan
 from medusa_kit.infer.fixed.loop import run_steps
-from medusa_kit.infer.fixed.step import FixedStep
 from medusa_kit.infer.sampling import SamplingParams
 from medusa_kit.infer.stream import StopStrings
 from medusa_kit.infer.token_choice import TokenChooser
@@ -108,14 +108,10 @@ def decode(verifier: Verifier, drafter: Drafter, rows: Sequence[Row]) -> Iterato
     num_slots += drafter.num_nodes - 1
     with memory_named(verifier.base, len(rows), drafter.num_nodes, num_slots):
         if verifier.fixed is None:
-            yield from _decode(verifier, drafter, rows, verifier.new_cache(len(rows), num_slots))
+            yield from _decode(verifier, drafter, rows, num_slots)
         else:
-            with verifier.fixed.borrowed(drafter, rows) as step:
-                if step is None:
-                    cache = verifier.new_cache(len(rows), num_slots)
-                else:
-                    cache = step.cache.first_rows(len(rows))
-                yield from _decode(verifier, drafter, rows, cache, step)
+            with verifier.fixed.borrowed(drafter, rows) as loan:
+                yield from _decode(verifier, drafter, rows, num_slots, loan)
     tell_end(drafter, [row.token_ids for row in rows])
 
 
@@ -123,20 +119,20 @@ def _decode(
     verifier: Verifier,
     drafter: Drafter,
     rows: Sequence[Row],
-    cache: TreeCache,
-    step: FixedStep | None = None,
+    num_slots: int,
+    loan: Loan | None = None,
 ) -> Iterator[Emitted]:
-    """The loop. `step`: does on the device what stands here, from the first root on."""
-    by = verifier.fixed.name if verifier.fixed and step else verifier.steps_run_by
-    attention = verifier.fixed.verifier.attention if verifier.fixed and step else verifier.attention
+    """The loop. `loan`: a step that does on the device what stands here, from the first root on."""
+    ran = verifier if loan is None or verifier.fixed is None else verifier.fixed.verifier
+    by = verifier.fixed.name if verifier.fixed and loan else verifier.steps_run_by
     for row in rows:
-        row.steps_run_by, row.attention = by, attention
-    hidden_BD, logits_BV = verifier.prefill(cache, [row.prompt_ids for row in rows])
+        row.steps_run_by, row.attention = by, ran.attention
+    cache, hidden_BD, logits_BV = _prefilled(verifier, rows, num_slots, loan)
     roots = [row.chooser.choose(logits_BV[i], row.prompt_ids) for i, row in enumerate(rows)]
     yield [(row, row.take([root])) for row, root in zip(rows, roots, strict=True)]
 
-    if step is not None:
-        yield from run_steps(step, rows, roots, hidden_BD)
+    if loan is not None:
+        yield from run_steps(loan, rows, roots, hidden_BD)
         return
     rows = list(rows)
     choosers = [row.chooser for row in rows]
@@ -179,6 +175,21 @@ def _decode(
         hidden_BD = hidden_BND[torch.arange(len(rows)), last_nodes]
         state = State(state.tokens, next_roots, hidden_BD, state.choosers)
         yield emitted
+
+
+def _prefilled(
+    verifier: Verifier, rows: Sequence[Row], num_slots: int, loan: Loan | None
+) -> tuple[TreeCache, Tensor, Tensor]:
+    """A cache that holds the prompts; (hidden_BD, logits_BV) at the last token of each."""
+
+    def prefill() -> tuple[TreeCache, Tensor, Tensor]:
+        if loan is None:
+            cache = verifier.new_cache(len(rows), num_slots)
+        else:
+            cache = loan.step.cache.first_rows(len(rows))
+        return cache, *verifier.prefill(cache, [row.prompt_ids for row in rows])
+
+    return prefill() if verifier.fixed is None else verifier.fixed.with_room(prefill)
 
 
 @dataclass(frozen=True)

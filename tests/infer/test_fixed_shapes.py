@@ -15,7 +15,7 @@ from small_engines import BUSHY, engine_with_heads, random_heads, random_prompt
 from tiny_models import CONTEXT, VOCAB, tiny_base, tiny_model
 
 from medusa_kit.base_model import wrap_model
-from medusa_kit.errors import ConfigError, DeviceMemoryError, IncompatibleBaseError
+from medusa_kit.errors import ConfigError, IncompatibleBaseError
 from medusa_kit.infer.acceptance import accept
 from medusa_kit.infer.decode import decode, make_row
 from medusa_kit.infer.drafters import draft_with
@@ -25,7 +25,6 @@ from medusa_kit.infer.engine import Engine
 from medusa_kit.infer.fixed.accept import TreeTables, accept_greedy, walked
 from medusa_kit.infer.fixed.forward import FixedTreeStep
 from medusa_kit.infer.fixed.guard import HostRead, NoHostReads
-from medusa_kit.infer.fixed.shapes import num_slots
 from medusa_kit.infer.fixed.step import FixedStep
 from medusa_kit.infer.loading import build_engine
 from medusa_kit.infer.sampling import SamplingParams
@@ -234,40 +233,6 @@ def test_an_answer_asked_for_while_another_streams() -> None:
     next(abandoned)
     abandoned.close()
     assert engine.generate(PROMPTS[2], max_new_tokens=20).stats.steps_run_by == FIXED
-
-
-def test_steps_are_kept_and_rounded_up() -> None:
-    engine = fixed_engine()
-    fixed = engine.verifier.fixed
-    assert fixed is not None
-    engine.generate(PROMPTS, max_new_tokens=4)
-    step = fixed._steps[0]
-    assert (step.batch_size, step.num_slots, step.num_nodes) == (4, 192, 10)
-    engine.generate([*PROMPTS, [3]], max_new_tokens=30)
-    assert fixed._steps == [step]
-    engine.generate([3], max_new_tokens=4)
-    engine.generate(PROMPTS[:2], max_new_tokens=4)
-    assert [one.batch_size for one in fixed._steps] == [1, 2]
-    assert [num_slots(n, 10_000) for n in (1, 257, 9_000)] == [256, 512, 10_048]
-
-
-def test_too_little_memory_fails_the_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = fixed_engine()
-
-    def refuse(self: FixedStep) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(FixedStep, "advance", refuse)
-        with pytest.raises(
-            DeviceMemoryError, match="no room for 3 rows of up to 32 tokens"
-        ) as caught:
-            engine.generate(PROMPTS, max_new_tokens=4)
-    assert "with 10 nodes each: the cache takes about" in caught.value.message
-    assert "a tree of at most 5 nodes" in (caught.value.hint or "")
-    assert engine.verifier.fixed is not None
-    assert engine.verifier.fixed._steps == []
-    assert engine.generate(PROMPTS[0], max_new_tokens=4).stats.steps_run_by == FIXED
 
 
 def test_a_capture_that_fails_leaves_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:

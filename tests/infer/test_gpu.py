@@ -14,6 +14,7 @@ from medusa_kit.infer.attention.choice import BACKENDS
 from medusa_kit.infer.attention.sdpa import tree_sdpa
 from medusa_kit.infer.drafters.base import Topology
 from medusa_kit.infer.engine import Engine
+from medusa_kit.infer.fixed.step import FixedStep
 from medusa_kit.infer.loading import build_engine
 from medusa_kit.infer.tree_step import TreeStep
 from medusa_kit.tree.candidate_tree import CandidateTree
@@ -169,6 +170,41 @@ def test_a_replayed_step_waits_for_nothing() -> None:
             step.advance()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("fault", ["an error", "a read", "a read nobody hears of"])
+def test_a_capture_that_fails_leaves_a_working_loop(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, plain = captured_engine("llama"), FixedStep.advance
+    stream, mode = torch.cuda.current_stream(), torch.cuda.get_sync_debug_mode()
+
+    def advance(self: FixedStep) -> None:
+        plain(self)
+        if not torch.cuda.is_current_stream_capturing():
+            return
+        if fault == "an error":
+            raise RuntimeError("injected")
+        try:
+            self.out_BJ1.tolist()  # not allowed in a capture, which is invalid from here on
+        except RuntimeError:
+            if fault == "a read":
+                raise
+
+    monkeypatch.setattr(FixedStep, "advance", advance)
+    expected = answers_on_cuda("llama", 24)
+    results = engine.generate(PROMPTS, max_new_tokens=24)
+    assert [result.token_ids for result in results] == expected
+    assert engine.verifier.fixed is not None
+    assert engine.verifier.fixed.refused
+    assert results[0].stats.steps_run_by == "torch"
+    assert (torch.cuda.current_stream(), torch.cuda.get_sync_debug_mode()) == (stream, mode)
+    torch.rand(3, device="cuda")  # the generator is not being recorded
+    # Nor does anything else go to the graph's memory: another model is captured after it.
+    monkeypatch.setattr(FixedStep, "advance", plain)
+    again = captured_engine("llama").generate(PROMPTS, max_new_tokens=24)
+    assert [result.token_ids for result in again] == expected
+    assert "in a CUDA graph" in again[0].stats.steps_run_by
 
 
 def test_a_compiled_forward_is_captured() -> None:

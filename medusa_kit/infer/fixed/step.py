@@ -7,7 +7,7 @@ Shapes: B batch, N nodes with root, J nodes of the longest path, root included, 
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,10 +16,11 @@ from medusa_kit.base_model import RELATIVE_TOLERANCE, relative_error
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer.drafters.base import Topology
 from medusa_kit.infer.fixed.accept import TreeTables, accept_greedy
+from medusa_kit.infer.fixed.capture import GraphMemory
 from medusa_kit.infer.fixed.forward import FixedVerifier
 from medusa_kit.infer.verifier import Forward
 
-WARM_UPS = 2  # before a capture: libraries allocate and kernels compile at their first calls
+GRAPH_BYTES = 32 << 20  # about, of a graph of a thousand kernels
 
 
 class StaticDrafter(Protocol):
@@ -33,9 +34,9 @@ class StaticDrafter(Protocol):
 class FixedStep:
     """Steps for B rows and one tree, over S slots. `begin` once a request, then `run`.
 
-    Everything a step reads and writes lies in buffers made here. The graph holds the addresses of
-    the weights too: weights that are replaced later are not seen. Raises torch.OutOfMemoryError,
-    and RuntimeError where the step cannot be captured.
+    Everything a step reads and writes lies in buffers made here. With `graphs` it is captured: the
+    graph holds the addresses of the weights too, so weights that are replaced later are not seen.
+    Raises torch.OutOfMemoryError, and RuntimeError where the step cannot be captured.
     """
 
     @torch.inference_mode()
@@ -46,7 +47,7 @@ class FixedStep:
         batch_size: int,
         num_slots: int,
         compiled: Forward | None = None,
-        pool: Any = None,
+        graphs: GraphMemory | None = None,
     ) -> None:
         self.verifier, self.drafter = verifier, drafter
         self.batch_size, self.num_slots = batch_size, num_slots
@@ -67,8 +68,8 @@ class FixedStep:
         if self.forward is not None:
             self._check_compiled()
         self.advance()  # the first forward allocates the slots
-        if self.device.type == "cuda":
-            self._capture(pool)
+        if graphs is not None:  # until `begin` all rows idle, so that running it changes nothing
+            self.graph = graphs.capture(self.advance)
 
     @property
     def num_nodes(self) -> int:
@@ -97,6 +98,27 @@ class FixedStep:
         else:
             self.graph.replay()
         return self.out_BJ1.tolist()
+
+    @torch.inference_mode()
+    def take_over(self, other: "FixedStep", places: Sequence[int]) -> None:
+        """Go on, from the first row on, where the rows in these places of `other` stand."""
+        self.cache.copy_rows(other.cache, places)
+        self.active_B.zero_()
+        self.active_B[: len(places)] = True
+        for row, place in enumerate(places):
+            self.lengths_B[row] = other.lengths_B[place]
+            self.tokens_BN[row] = other.tokens_BN[place]
+
+    @property
+    def num_bytes(self) -> int:
+        """What it holds while it waits."""
+        return self.cache.num_bytes + (0 if self.graph is None else GRAPH_BYTES)
+
+    def free(self) -> None:
+        """Give the memory back now: cache and layers hold each other, so that it would wait for a
+        garbage collection. Of no use any more."""
+        self.graph = None
+        self.cache.free()
 
     def advance(self) -> None:
         """What is captured: nothing here may be read on the host.
@@ -132,17 +154,3 @@ class FixedStep:
                 f"of its logits' spread (allowed {allowed:.0e})",
                 hint="decode without compile",
             )
-
-    def _capture(self, pool: Any) -> None:
-        """Record `advance` once. Until `begin` all rows idle, so running it changes nothing."""
-        with torch.cuda.device(self.device):
-            here, side = torch.cuda.current_stream(), torch.cuda.Stream()
-            side.wait_stream(here)
-            with torch.cuda.stream(side):
-                for _ in range(WARM_UPS):
-                    self.advance()
-            here.wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-                self.advance()
-            self.graph = graph
