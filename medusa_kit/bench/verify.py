@@ -111,7 +111,7 @@ def verify(
         len(prompts),
         num_tokens,
         differences,
-        engine.check.noise,
+        engine.noise,
         length,
         attention,
         drafter or engine.own_drafter,
@@ -137,7 +137,7 @@ def _difference(
         scores_V = chooser.scores(oracle.logits(prefix), prefix)
         margin = float(scores_V.max() - scores_V[tokens].min())
     scale = 1.0 if sampling.greedy else 1.0 / sampling.temperature
-    return Difference(index, position, tokens[0], tokens[1], margin, engine.check.noise * scale)
+    return Difference(index, position, tokens[0], tokens[1], margin, engine.noise * scale)
 
 
 def first_difference(ours: Sequence[int], expected: Sequence[int]) -> int:

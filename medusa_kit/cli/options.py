@@ -190,7 +190,7 @@ def quantised_note(engine: Any) -> str | None:
     return (
         f"the base is quantised ({engine.base.info.quantization}): its answers are held against "
         "those of the same quantised model, where a margin below the noise "
-        f"({engine.check.noise:.1e}) may flip by rounding"
+        f"({engine.noise:.1e}) may flip by rounding"
     )
 
 

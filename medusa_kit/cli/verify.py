@@ -103,7 +103,7 @@ def _print(engine: Any, reports: dict[str, Any]) -> None:
         f"{engine.base.info.name}{options.weights_note(engine)}, "
         f"drafter {engine.own_drafter}, attention {attention}, "
         f"steps by {engine.steps_run_by}, "
-        f"noise {engine.check.noise:.1e}"
+        f"noise {engine.noise:.1e}"
     )
     console.out.print(console.table(title, columns, rows))
     for name, report in reports.items():

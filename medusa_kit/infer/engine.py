@@ -124,10 +124,20 @@ class Engine:
         return self.base.info.weights
 
     @property
+    def noise(self) -> float:
+        """Logits by which rounding may differ, as measured at load and by each compiled step."""
+        fixed = self.verifier.fixed
+        return self.check.noise if fixed is None else max(self.check.noise, fixed.noise)
+
+    @property
     def steps_run_by(self) -> str:
         """What runs greedy steps; each answer's statistics say what ran its own."""
         fixed = self.verifier.fixed
-        return self.verifier.steps_run_by if fixed is None else fixed.name
+        if fixed is None:
+            return self.verifier.steps_run_by
+        if fixed.refused is not None:
+            return f"{self.verifier.steps_run_by} (no fixed shapes: {fixed.refused})"
+        return fixed.name
 
     @property
     def attention(self) -> AttentionChoice:
@@ -290,7 +300,7 @@ class Engine:
             dtype=self.base.info.dtype,
             weights=self.weights,
             quantization=self.base.info.quantization,
-            noise=self.check.noise,
+            noise=self.noise,
         )
         reason = row.finish_reason or "cancelled"
         return GenerationResult(cut_at_stop(text, stops), list(row.token_ids), reason, stats)

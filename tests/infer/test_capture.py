@@ -153,6 +153,7 @@ def test_a_capture_that_fails_leaves_the_loop(
         assert (result.token_ids, result.stats.steps_run_by) == (expected.token_ids, "torch")
     reason = {"begin": "cannot begin", "end": INVALID}.get(where, f"a fault in the {where}")
     assert engine.verifier.fixed.refused == reason
+    assert engine.steps_run_by == f"torch (no fixed shapes: {reason})"
     assert engine.verifier.fixed._steps == []
 
 

@@ -77,6 +77,16 @@ class FixedCache(TreeCache):
             for row, place in enumerate(places):
                 own[row, :, :shared].copy_(others[place, :, :shared])
 
+    def fill_at_random(self) -> None:
+        """Every slot, the same numbers each time."""
+        generator = torch.Generator(self._rows_B1.device).manual_seed(0)
+        for tensor in self._tensors():
+            tensor.normal_(generator=generator)
+
+    def clear(self) -> None:
+        for tensor in self._tensors():
+            tensor.zero_()
+
     @property
     def num_bytes(self) -> int:
         return sum(tensor.nbytes for tensor in self._tensors())

@@ -60,13 +60,15 @@ class FixedVerifier(Verifier):
     """A verifier of the same base model whose every forward is one of fixed shapes.
 
     It takes what `check_trees` asks of a verifier, so that the same proof holds for it; while
-    `guarding`, a forward that reads on the host raises HostRead.
+    `guarding`, a forward that reads on the host raises HostRead. `compiled` runs trees, though no
+    prompts, in place of the model's forward, in the proof of it alone: a step has its own.
     """
 
     def __init__(self, plain: Verifier) -> None:
         self.base, self._holder = plain.base, plain._holder
         self.attention = AttentionChoice(plain.attention.asked, fixed_shapes=True)
         self.native, self.fixed, self.guarding = None, None, False
+        self.compiled: Forward | None = None
 
     def new_cache(self, batch_size: int, num_slots: int) -> FixedCache:
         return FixedCache(self.base.info.num_layers, batch_size, num_slots, self.base.device)
@@ -85,7 +87,8 @@ class FixedVerifier(Verifier):
     ) -> NodeScores:
         assert isinstance(cache, FixedCache)
         lengths_B = torch.tensor(cache.lengths, device=tokens_BN.device)
-        hidden_BND, logits_BNV = self.score(cache, lengths_B, tokens_BN, depths_BN, sees_BNN)
+        own = None if prompt else self.compiled
+        hidden_BND, logits_BNV = self.score(cache, lengths_B, tokens_BN, depths_BN, sees_BNN, own)
         if isinstance(keep, int):
             return NodeScores(hidden_BND, logits_BNV)
         return NodeScores(hidden_BND[:, keep], logits_BNV[:, keep])

@@ -62,7 +62,8 @@ class FixedShapes:
         self.verifier, self.compiled = verifier, compiled
         self._steps: list[FixedStep] = []  # the one used last comes last
         self._graphs: GraphMemory | None = None
-        self.refused: str | None = None  # why capturing failed, once it has
+        self.refused: str | None = None  # why compiling or capturing failed, once it has
+        self.noise = 0.0  # logits by which a compiled step was seen to differ from a plain one
         self._lock = SharedLock()
 
     @property
@@ -191,8 +192,9 @@ class FixedShapes:
         except RuntimeError as error:  # compiling or the capture; the model itself has run at load
             self.refused = str(error).splitlines()[0]
             self.forget()
-            console.warn(f"steps are not captured in a CUDA graph: {self.refused}")
+            console.warn(f"steps of fixed shapes are given up for the loop: {self.refused}")
             return None
+        self.noise = max(self.noise, step.noise)
         self._steps.append(step)
         self._keep_within(most_kept(device), step)
         return step

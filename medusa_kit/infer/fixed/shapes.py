@@ -1,15 +1,13 @@
 """Whether a model decodes in steps of fixed shapes: what was asked for, obstacles, proof."""
 
-from typing import Any, cast
+from functools import partial
 
-import torch
-
-from medusa_kit.base_model import BaseModel
 from medusa_kit.errors import ConfigError, IncompatibleBaseError, nearest
+from medusa_kit.infer.fixed.compiled import compiled_forward
 from medusa_kit.infer.fixed.forward import FixedVerifier
 from medusa_kit.infer.fixed.kept import FixedShapes
 from medusa_kit.infer.tree_check import TreeCheck, check_trees
-from medusa_kit.infer.verifier import Forward, Verifier
+from medusa_kit.infer.verifier import Verifier
 
 FIXED_SHAPES = ("auto", "always", "never")
 
@@ -42,10 +40,12 @@ def use_fixed_shapes(
     reason = _obstacle(verifier, needs_cuda=fixed_shapes == "auto")
     if reason is None:
         try:
-            own = _proved(fixed)
-            forward = (lambda: _compiled(verifier.base)) if compiled else None
+            checks = [check, _proved(fixed)]
+            if compiled:
+                checks.append(_proved_compiled(fixed))
+            forward = partial(compiled_forward, verifier.base) if compiled else None
             verifier.fixed = FixedShapes(fixed, forward)
-            return own if own.noise > check.noise else check
+            return max(checks, key=lambda measured: measured.noise)
         except IncompatibleBaseError as error:
             reason = error.message
     if by_name:
@@ -77,16 +77,10 @@ def _proved(fixed: FixedVerifier) -> TreeCheck:
         fixed.guarding = False
 
 
-def _compiled(base: BaseModel) -> Forward:
-    """torch.compile of decoder and output embedding; the load check found them equal to the model.
-
-    Compiled when first called, once for each shape.
-    """
-    if not base.decoder_is_exact:
-        raise IncompatibleBaseError(f"{base.info.model_type} has no decoder that can stand alone")
-
-    def forward(tokens_BN: torch.Tensor, **arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        hidden_BND = base.model.get_decoder()(tokens_BN, **arguments).last_hidden_state
-        return hidden_BND, base.head_logits(hidden_BND)
-
-    return cast(Forward, torch.compile(forward, dynamic=False))
+def _proved_compiled(fixed: FixedVerifier) -> TreeCheck:
+    """The same proof for a compiled forward. Without the guard, which cannot look into one."""
+    fixed.compiled = compiled_forward(fixed.base)
+    try:
+        return check_trees(fixed)
+    finally:
+        fixed.compiled = None
