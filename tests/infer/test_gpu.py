@@ -1,5 +1,6 @@
 """The promise on a CUDA device; these skip themselves where there is none."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -49,6 +50,26 @@ def test_same_seed_same_text_as_on_the_cpu() -> None:
         result = engine.generate(prompt, max_new_tokens=24, temperature=0.9, seed=4)
         texts.append(result.token_ids)
     assert texts[0] == texts[1]
+
+
+def test_a_step_of_the_loop_waits_once() -> None:
+    """Counted by torch's own warnings, a long answer against a short one."""
+    engine = captured_engine("llama", fixed_shapes="never")
+
+    def waits(tokens: int, rows: int) -> tuple[int, int]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                results = engine.generate(PROMPTS[:rows], max_new_tokens=tokens)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        return len(caught), max(result.stats.num_steps for result in results)
+
+    for rows in (1, 3):
+        waits(24, rows)  # what is made once
+        (short, fewer), (long, more) = waits(4, rows), waits(24, rows)
+        assert long - short <= more - fewer, (rows, short, fewer, long, more)
 
 
 # Attention backends with their real kernels.

@@ -26,8 +26,8 @@ class FixedTreeStep(TreeStep):
     def __init__(
         self, lengths_B: Tensor, depths_BN: Tensor, sees_BNN: Tensor, num_slots: int, attend: Any
     ) -> None:
-        super().__init__((), depths_BN, sees_BNN, False, attend)
-        self._lengths_B, self._num_slots = lengths_B, num_slots
+        super().__init__((), depths_BN, sees_BNN, False, attend, lengths_B)
+        self._num_slots = num_slots
 
     @property
     def num_slots(self) -> int:
@@ -36,12 +36,9 @@ class FixedTreeStep(TreeStep):
     def sees_all(self, window: int | None) -> bool:
         return False
 
-    def device_lengths(self) -> Tensor:
-        return self._lengths_B
-
     def _build_mask(self, window: int | None) -> Tensor:
         """mask_BNS, as the base class builds it, with empty slots behind each row's nodes."""
-        N, lengths_B1 = self.num_nodes, self._lengths_B[:, None]
+        N, lengths_B1 = self.num_nodes, self.device_lengths()[:, None]
         slots_S = torch.arange(self.num_slots, device=lengths_B1.device)
         node_BS = slots_S - lengths_B1  # the node that lies in a slot
         in_prefix_B1S = (node_BS < 0)[:, None]
