@@ -31,14 +31,14 @@ NO_SOFTCAP = "torch's own copy has no soft cap, and flash-attn (extra `flash`) i
 
 
 @functools.cache
-def package(device: str) -> Callable[..., Any] | None:
-    """flash-attn's function for a cache with a length for each row, or None.
+def package(device: str, index: int | None = None) -> Callable[..., Any] | None:
+    """flash-attn's function for a cache with a length for each row, or None; on one of the devices.
 
     Version 4 shares version 2's import name and lacks the function, hence the look at versions.
     """
     if device != "cuda" or torch.version.hip:
         return None
-    if compute_capability()[0] == 9 and importlib.util.find_spec("flash_attn_interface"):
+    if compute_capability(index)[0] == 9 and importlib.util.find_spec("flash_attn_interface"):
         return importlib.import_module("flash_attn_interface").flash_attn_with_kvcache
     try:
         if importlib.metadata.version("flash-attn").split(".")[0] != "2":
@@ -52,7 +52,7 @@ def unsupported(case: Case) -> str | None:
     """Why the flash kernels cannot do this case, or None."""
     if case.head_size != case.value_size:
         return f"keys of {case.head_size} numbers with values of {case.value_size}"
-    if case.softcap and package(case.device) is None:
+    if case.softcap and package(case.device, case.index) is None:
         return NO_SOFTCAP
     if case.device == "cpu":
         return None
@@ -62,7 +62,7 @@ def unsupported(case: Case) -> str | None:
         return f"{str(case.dtype).removeprefix('torch.')} (float16 and bfloat16 only)"
     if case.head_size % 8 or case.head_size > MAX_HEAD_SIZE:
         return f"head size {case.head_size} (a multiple of 8, {MAX_HEAD_SIZE} at most)"
-    if compute_capability() < (8, 0):
+    if compute_capability(case.index) < (8, 0):
         return "the GPU is older than compute capability 8.0"
     return None
 
@@ -181,7 +181,7 @@ def _prefix(
     """
     start, end = min(cut.starts), max(step.lengths)
     even = min(step.lengths) == end
-    if start == max(cut.starts) and (even or package(key_BGLE.device.type)):
+    if start == max(cut.starts) and (even or package(key_BGLE.device.type, key_BGLE.device.index)):
         counts_B = step.once(
             ("flash counts", start),
             lambda: step.device_lengths().to(torch.int32) - start,
@@ -209,7 +209,7 @@ def _kernel(
     softcap: float | None,
 ) -> Part:
     """The flash kernel without a mask over the first `counts` keys of each row."""
-    function = package(query_BGRE.device.type)
+    function = package(query_BGRE.device.type, query_BGRE.device.index)
     if function is not None:
         out_BRGE, lse_BGR, *_ = function(
             query_BGRE.transpose(1, 2),

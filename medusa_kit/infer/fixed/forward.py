@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.fixed.cache import FixedCache
 from medusa_kit.infer.fixed.guard import NoHostReads
 from medusa_kit.infer.tree_cache import TreeCache
@@ -63,7 +62,7 @@ class FixedVerifier(Verifier):
 
     def __init__(self, plain: Verifier) -> None:
         self.base, self._holder = plain.base, plain._holder
-        self.attention = AttentionChoice(plain.attention.asked, fixed_shapes=True)
+        self.attention = plain.attention.for_fixed_shapes()
         self.native, self.fixed, self.guarding = None, None, False
         self.compiled: Forward | None = None
 
