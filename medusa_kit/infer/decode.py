@@ -20,6 +20,7 @@ from medusa_kit.infer.drafters.base import Draft, Drafter, State, StepResult, pa
 from medusa_kit.infer.fixed.kept import Loan
 from medusa_kit.infer.fixed.loop import run_steps
 from medusa_kit.infer.sampling import SamplingParams
+from medusa_kit.infer.sending import sent
 from medusa_kit.infer.stream import StopStrings
 from medusa_kit.infer.token_choice import TokenChooser
 from medusa_kit.infer.tree_cache import TreeCache
@@ -150,10 +151,11 @@ def _decode(
         draft = drafter.propose(state)
         scores = verifier.forward(cache, draft.tokens_BN, draft.depths_BN, draft.sees_BNN)
         hidden_BND, logits_BNV = scores.hidden_BMD, scores.logits_BMV
-        tokens_BN = draft.tokens_BN.tolist()
         likeliest: list[list[int]] | None = None
-        if any(row.chooser.takes_argmax for row in rows):
-            likeliest = scores.likeliest().tolist()  # all nodes in one transfer
+        if any(row.chooser.takes_argmax for row in rows):  # all that is read, in one transfer
+            tokens_BN, likeliest = torch.stack([draft.tokens_BN, scores.likeliest()]).tolist()
+        else:
+            tokens_BN = draft.tokens_BN.tolist()
         paths, next_roots = _accept_rows(
             verifier, rows, state, draft, tokens_BN, logits_BNV, likeliest or []
         )
@@ -171,8 +173,8 @@ def _decode(
             kept = row.take([*accepted, root])
             row.count_step(len(kept), len(path))
             emitted.append((row, kept))
-        last_nodes = torch.tensor([path[-1] if path else 0 for path in paths])
-        hidden_BD = hidden_BND[torch.arange(len(rows)), last_nodes]
+        places = [(row, path[-1] if path else 0) for row, path in enumerate(paths)]
+        hidden_BD = hidden_BND[sent(places, hidden_BND.device).unbind(-1)]
         state = State(state.tokens, next_roots, hidden_BD, state.choosers)
         yield emitted
 
@@ -254,6 +256,6 @@ def _select(state: State, rows: Sequence[int]) -> State:
     return State(
         [state.tokens[row] for row in rows],
         [state.roots_B[row] for row in rows],
-        state.hidden_BD[torch.tensor(rows, device=state.hidden_BD.device)],
+        state.hidden_BD[sent(rows, state.hidden_BD.device)],
         [state.choosers[row] for row in rows],
     )

@@ -1,5 +1,6 @@
 """The promise on a CUDA device; these skip themselves where there is none."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -51,6 +52,26 @@ def test_same_seed_same_text_as_on_the_cpu() -> None:
     assert texts[0] == texts[1]
 
 
+def test_a_step_of_the_loop_waits_once() -> None:
+    """Counted by torch's own warnings, a long answer against a short one."""
+    engine = captured_engine("llama", fixed_shapes="never")
+
+    def waits(tokens: int, rows: int) -> tuple[int, int]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                results = engine.generate(PROMPTS[:rows], max_new_tokens=tokens)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        return len(caught), max(result.stats.num_steps for result in results)
+
+    for rows in (1, 3):
+        waits(24, rows)  # what is made once
+        (short, fewer), (long, more) = waits(4, rows), waits(24, rows)
+        assert long - short <= more - fewer, (rows, short, fewer, long, more)
+
+
 # Attention backends with their real kernels.
 
 
@@ -91,11 +112,12 @@ def test_a_backend_equals_sdpa_on_cuda(
         assert float((out.double() - expected).abs().max()) < tolerance, (nodes, size, extra)
 
 
-def test_auto_takes_flash_for_half_precision_and_passes_the_check_at_load() -> None:
+def test_auto_takes_triton_for_trees_flash_where_all_is_seen_and_passes_the_check_at_load() -> None:
+    pytest.importorskip("triton", reason="triton is not installed (extra `triton`)")
     model = tiny_model("llama", hidden_size=64).to("cuda", torch.bfloat16)  # head size 16
-    engine = build_engine(wrap_model(model))
-    result = engine.generate(list(range(5, 17)), max_new_tokens=8)
-    assert (result.stats.attention, result.stats.attention_fallbacks) == ("flash", [])
+    engine = build_engine(wrap_model(model), fixed_shapes="never")
+    result = engine.generate(list(range(5, 17)), drafter="none", max_new_tokens=8)
+    assert (result.stats.attention, result.stats.attention_fallbacks) == ("triton+flash", [])
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "mistral-sliding"])

@@ -6,7 +6,7 @@ from medusa_kit.errors import ConfigError, IncompatibleBaseError, nearest
 from medusa_kit.infer.fixed.compiled import compiled_forward
 from medusa_kit.infer.fixed.forward import FixedVerifier
 from medusa_kit.infer.fixed.kept import FixedShapes
-from medusa_kit.infer.tree_check import TreeCheck, check_trees
+from medusa_kit.infer.tree_check import TreeCheck, check_backends
 from medusa_kit.infer.verifier import Verifier
 
 FIXED_SHAPES = ("auto", "always", "never")
@@ -29,7 +29,8 @@ def use_fixed_shapes(
     """Let steps of fixed shapes take over where they can; the check that then holds.
 
     `auto` means on CUDA. They are proved like any forward, and that nothing in them waits for the
-    host. Raises ConfigError where they were asked for by name and cannot be used.
+    host; a backend of tree attention that fails leaves them to the next. Raises ConfigError where
+    they were asked for by name and cannot be used.
     """
     check_choice(fixed_shapes, compiled)
     by_name = fixed_shapes == "always" or compiled
@@ -72,7 +73,7 @@ def _obstacle(verifier: Verifier, needs_cuda: bool) -> str | None:
 def _proved(fixed: FixedVerifier) -> TreeCheck:
     fixed.guarding = True
     try:
-        return check_trees(fixed)
+        return check_backends(fixed)
     finally:
         fixed.guarding = False
 
@@ -81,6 +82,6 @@ def _proved_compiled(fixed: FixedVerifier) -> TreeCheck:
     """The same proof for a compiled forward. Without the guard, which cannot look into one."""
     fixed.compiled = compiled_forward(fixed.base)
     try:
-        return check_trees(fixed)
+        return check_backends(fixed)
     finally:
         fixed.compiled = None
