@@ -106,12 +106,12 @@ def verify(
                 )
             bar.advance(note=f"{len(differences)} differ")
     length = (num_tokens - len(prompts)) / num_steps if num_steps else 1.0
-    attention = engine.verifier.attention.report()
+    attention = (engine.attention if sampling.greedy else engine.verifier.attention).report()
     return VerifyReport(
         len(prompts),
         num_tokens,
         differences,
-        engine.check.noise,
+        engine.noise,
         length,
         attention,
         drafter or engine.own_drafter,
@@ -138,7 +138,7 @@ def difference_of(
         scores_V = chooser.scores(oracle.logits(prefix), prefix)
         margin = float(scores_V.max() - scores_V[tokens].min())
     scale = 1.0 if sampling.greedy else 1.0 / sampling.temperature
-    return Difference(index, position, tokens[0], tokens[1], margin, engine.check.noise * scale)
+    return Difference(index, position, tokens[0], tokens[1], margin, engine.noise * scale)
 
 
 def first_difference(ours: Sequence[int], expected: Sequence[int]) -> int:

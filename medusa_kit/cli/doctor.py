@@ -28,7 +28,7 @@ def doctor(
         float, typer.Option(min=0.0, max=1.0, help="How far shares of right guesses may differ.")
     ] = 0.1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not tables.")] = False,
-    dtype: options.DType = "float32",
+    dtype: options.DType = "auto",
     device: options.Device = "auto",
     gpu: doctor_gpu.Gpu = False,
     dry_run: doctor_gpu.DryRun = False,

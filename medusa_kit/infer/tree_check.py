@@ -50,28 +50,43 @@ def prove_trees(base: BaseModel) -> TreeCheck:
 def proved_verifier(base: BaseModel, attention: str = "auto") -> tuple[Verifier, TreeCheck]:
     """A verifier that has passed `check_trees`, and what was measured.
 
-    Where the backend that `auto` took fails the check and `sdpa`, the reference, passes it, a
-    warning says so and `sdpa` stays; one that was asked for by name is an error then. Raises
-    ConfigError, IncompatibleBaseError.
+    Where a backend fails the check and `sdpa`, the reference, passes it, `auto` goes on without it
+    and says so; one that was asked for by name is an error. Raises ConfigError,
+    IncompatibleBaseError.
     """
     verifier = Verifier(base, attention)
     own = verifier._holder.mask_form
     if own is not None and attention not in ("auto", "sdpa"):
         raise cannot_use(attention, f"{base.info.model_type} computes its attention itself ({own})")
     try:
-        return verifier, check_trees(verifier)
+        return verifier, check_backends(verifier)
     except IncompatibleBaseError as error:
-        failed = verifier.attention.name
-        if failed == "sdpa":
+        if attention in ("auto", "sdpa"):
             raise
-        reference = Verifier(base, "sdpa")
-        check = check_trees(reference)
-        if attention != "auto":
-            raise cannot_use(attention, error.message) from error
-        reference.attention.asked = attention
-        reference.attention.fallbacks.append(f"{failed}: {error.message}; sdpa instead")
-        console.warn(f"attention {failed} failed the check at load, sdpa does: {error.message}")
-        return reference, check
+        check_trees(Verifier(base, "sdpa"))  # else it is the model's fault
+        raise cannot_use(attention, error.message) from error
+
+
+def check_backends(verifier: Verifier) -> TreeCheck:
+    """`check_trees`, without one backend of tree attention after another where `auto` has others.
+
+    Raises IncompatibleBaseError where the last one fails too.
+    """
+    failed: dict[str, str] = {}
+    while True:
+        try:
+            check = check_trees(verifier)
+            break
+        except IncompatibleBaseError as error:
+            name = verifier.attention.exchangeable()
+            if name is None:
+                raise
+            failed[name] = error.message
+            verifier.attention.rule_out(name, error.message)
+    for name, reason in failed.items():
+        passed = verifier.attention.name
+        console.warn(f"attention {name} failed the check at load, {passed} passed it: {reason}")
+    return check
 
 
 @torch.inference_mode()

@@ -1,6 +1,7 @@
 """The split-and-merge path against SDPA and the formula; what goes to which backend, and why."""
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,16 +11,15 @@ from test_attention import step_of
 from tiny_models import tiny_base, tiny_model
 
 import medusa_kit
-from medusa_kit.errors import ConfigError, IncompatibleBaseError
+from medusa_kit.errors import ConfigError
 from medusa_kit.infer import loading
-from medusa_kit.infer.attention import choice, flash, triton_backend
+from medusa_kit.infer.attention import flash, triton_backend
 from medusa_kit.infer.attention.backend import Case
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.attention.flash import tree_flash
 from medusa_kit.infer.attention.merge import merge
-from medusa_kit.infer.attention.sdpa import explicit, tree_sdpa
+from medusa_kit.infer.attention.sdpa import tree_sdpa
 from medusa_kit.infer.loading import build_engine
-from medusa_kit.infer.tree_check import proved_verifier
 
 H, E = 6, 8
 LENGTHS = [[7, 3, 5], [0, 4, 0], [0, 0, 0], [9, 9, 9], [90, 2, 41]]
@@ -61,7 +61,7 @@ def by_version_2(
 def test_equals_sdpa(monkeypatch: pytest.MonkeyPatch, kernel: str, lengths: list[int]) -> None:
     """Rows of different length, windows, groups, head sizes, sinks and caps, random trees."""
     if kernel == "flash-attn":
-        monkeypatch.setattr(flash, "package", lambda device: by_version_2)
+        monkeypatch.setattr(flash, "package", lambda *device: by_version_2)
     for seed, window in enumerate(WINDOWS):
         for groups, size, extra in [(1, 8, ""), (2, 40, "sinks"), (6, 3, ""), (3, 16, "softcap")]:
             if extra == "softcap" and kernel == "torch":
@@ -100,7 +100,7 @@ def test_the_kernel_runs_over_what_all_nodes_see_and_nothing_else(
         step = step_of(lengths)
         tree_flash(*qkv(step, 2), step, 0.3, window)
         assert calls == expected, (lengths, window)
-    monkeypatch.setattr(flash, "package", lambda device: by_version_2)
+    monkeypatch.setattr(flash, "package", lambda *device: by_version_2)
     calls.clear()
     tree_flash(*qkv(step_of([7, 0]), 2), step_of([7, 0]), 0.3)
     assert calls == [(2, 7)]
@@ -169,22 +169,21 @@ HALF = Case("cuda", torch.bfloat16, 64, 64)
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU of capability 9.0 with triton, without flash-attn."""
     for module in (flash, triton_backend):
-        monkeypatch.setattr(module, "compute_capability", lambda: (9, 0))
-    monkeypatch.setattr(flash, "package", lambda device: None)
+        monkeypatch.setattr(module, "compute_capability", lambda index: (9, 0))
+    monkeypatch.setattr(flash, "package", lambda *device: None)
     monkeypatch.setattr(triton_backend, "missing", lambda: None)
 
 
 @pytest.mark.parametrize(
     ("case", "expected", "why"),
     [
-        (HALF, "flash", None),
-        (Case("cuda", torch.float32, 64, 64), "triton", "flash: float32"),
-        (Case("cuda", torch.float16, 20, 20), "triton", "flash: head size 20"),
-        (Case("cuda", torch.float16, 192, 128), "triton", "flash: keys of 192 numbers"),
-        (Case("cuda", torch.float16, 64, 64, softcap=True), "triton", "no soft cap"),
-        (Case("cuda", torch.float16, 64, 64, sinks=True), "flash", None),
-        (Case("cuda", torch.float16, 320, 320), "sdpa", "triton: head size 320"),
-        (Case("cuda", torch.float64, 64, 64), "sdpa", "triton: float64"),
+        (HALF, "triton", None),
+        (replace(HALF, hides=False), "flash", None),
+        (replace(HALF, hides=False, dtype=torch.float32), "triton", "flash: float32"),
+        (replace(HALF, dtype=torch.float32, softcap=True, sinks=True), "triton", None),
+        (replace(HALF, head_size=192), "triton", None),
+        (replace(HALF, head_size=320, value_size=320), "sdpa", "triton: head size 320"),
+        (replace(HALF, dtype=torch.float64), "sdpa", "triton: float64"),
         (Case("cpu", torch.float32, 64, 64), "sdpa", None),
     ],
 )
@@ -194,9 +193,26 @@ def test_auto(gpu: None, case: Case, expected: str, why: str | None) -> None:
     assert any(why in line for line in attention.fallbacks) if why else not attention.fallbacks
 
 
+def test_without_triton_flash_and_sdpa_share_the_work(
+    gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_backend, "missing", lambda: ("triton is not installed", "triton"))
+    attention = AttentionChoice("auto")
+    assert attention.choose(HALF) == "flash"
+    for changed, why in [
+        ({"dtype": torch.float32}, "flash: float32"),
+        ({"head_size": 20, "value_size": 20}, "flash: head size 20"),
+        ({"head_size": 192}, "flash: keys of 192 numbers"),
+        ({"softcap": True}, "no soft cap"),
+    ]:
+        assert attention.choose(replace(HALF, **changed)) == "sdpa"
+        assert any(why in line for line in attention.fallbacks)
+    assert attention.choose(replace(HALF, sinks=True)) == "flash"
+
+
 def test_an_old_gpu_has_sdpa_alone(gpu: None, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (flash, triton_backend):
-        monkeypatch.setattr(module, "compute_capability", lambda: (7, 5))
+        monkeypatch.setattr(module, "compute_capability", lambda index: (7, 5))
     assert AttentionChoice("auto").choose(HALF) == "sdpa"
 
 
@@ -238,35 +254,3 @@ def test_unknown_and_missing_backends_are_errors(monkeypatch: pytest.MonkeyPatch
         AttentionChoice("triton")
     assert "medusa-kit[triton]" in str(caught.value.hint)
     assert triton_backend.unsupported(HALF) == "triton is not installed"
-
-
-def test_a_backend_that_fails_the_check_at_load(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """`auto` leaves it to sdpa and says so; a name is an error; some faults are no backend's."""
-
-    def forgets_the_prefix(query: Any, key: Any, value: Any, step: Any, *rest: Any) -> Any:
-        seen = step.mask(None).clone()
-        seen[:, :, 1:, 0] = False
-        return explicit(query, key, value, seen, 1.0, None, None).transpose(1, 2).contiguous()
-
-    broken = choice.Backend(forgets_the_prefix, lambda case: None)
-    monkeypatch.setitem(choice.BACKENDS, "flash", broken)
-    with pytest.raises(ConfigError, match=r"'flash' was .* logits on a tree are off by"):
-        proved_verifier(tiny_base("llama"), "flash")
-    named = AttentionChoice._candidates
-    monkeypatch.setattr(
-        AttentionChoice,
-        "_candidates",
-        lambda self, case: ("flash", "sdpa") if self.asked == "auto" else named(self, case),
-    )
-    verifier, check = proved_verifier(tiny_base("llama"), "auto")
-    assert check.relative_error < 1e-4
-    report = verifier.attention.report()
-    assert (report["asked"], report["used"]) == ("auto", "sdpa")
-    assert "logits on a tree are off by" in report["fallbacks"][0]
-    assert "attention flash failed the check at load" in capsys.readouterr().err
-    base = tiny_base("llama")
-    base.model.lm_head.weight.data[3, 3] = float("nan")
-    with pytest.raises(IncompatibleBaseError):  # no backend's fault
-        proved_verifier(base, "flash")

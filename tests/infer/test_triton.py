@@ -3,6 +3,7 @@
 import importlib.metadata
 import importlib.util
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -86,3 +87,84 @@ def test_lengths_are_read_on_the_device(window: int | None) -> None:
     arguments = (query, key, value, step, 0.3, window)
     out = tree_triton(*arguments, num_splits=2)
     torch.testing.assert_close(out, tree_sdpa(*arguments), atol=5e-6, rtol=1e-5)
+
+
+class Watched:
+    """In place of a kernel: runs it and keeps what it was launched with."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.kernel, self.launches = kernel, list[tuple[Any, Any]]()
+
+    def __getitem__(self, grid: Any) -> Any:
+        def launch(*arguments: Any, **options: Any) -> None:
+            self.kernel[grid](*arguments, **options)
+            self.launches.append((arguments, options))
+
+        return launch
+
+
+@needs_triton
+@pytest.mark.parametrize(("window", "sinks"), [(None, False), (300, True)])
+def test_every_program_works_however_large_the_cache(
+    window: int | None, sinks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The number of splits is fixed when a step is captured, for all slots; each row's own length
+    says what lies in them. Rows too short for all leave the rest empty."""
+    from medusa_kit.infer.attention import triton_kernel
+
+    watched = Watched(triton_kernel.split_kernel)
+    monkeypatch.setattr(triton_kernel, "split_kernel", watched)
+    tree = step_of([0, 0, 0], parents_of(6))
+    lengths = torch.tensor([700, 30, 0], device=DEVICE)
+    step = FixedTreeStep(lengths, tree.depths_BN.to(DEVICE), tree.sees_BNN.to(DEVICE), 4096, None)
+    query = torch.randn(3, 6, 2, 12, device=DEVICE).transpose(1, 2)
+    key, value = torch.randn(2, 3, 1, 4096, 12, device=DEVICE)
+    sinks_H = torch.randn(2, device=DEVICE) if sinks else None
+    arguments = (query, key, value, step, 0.3, window, None, sinks_H)
+    out = tree_triton(*arguments, num_splits=8)
+    torch.testing.assert_close(out, tree_sdpa(*arguments), atol=5e-6, rtol=1e-5)
+    lses_SX = watched.launches[0][0][7]
+    busy_SB = lses_SX.view(8, 3, 12).isfinite().any(-1)  # a row of the batch has 2 · 6 rows
+    assert busy_SB[:, 0].all()
+    assert busy_SB.sum(0).tolist() == [8, 3, 1]  # 16 slots at least: 36 and 6 in all
+    assert (lses_SX.view(8, 3, 12)[3:, 1:] == float("-inf")).all()
+
+
+@needs_triton
+@pytest.mark.parametrize("sinks", [False, True])
+def test_any_number_of_splits_is_merged_by_the_same_kernel(
+    sinks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tile of all splits is compiled anew for each number, and spills where they are many."""
+    from medusa_kit.infer.attention import triton_kernel
+
+    watched = Watched(triton_kernel.merge_kernel)
+    monkeypatch.setattr(triton_kernel, "merge_kernel", watched)
+    step = step_of([520], parents_of(2))
+    step.depths_BN, step.sees_BNN = step.depths_BN.to(DEVICE), step.sees_BNN.to(DEVICE)
+    query = torch.randn(1, 2, 1, 12, device=DEVICE).transpose(1, 2)
+    key, value = torch.randn(2, 1, 1, step.num_slots, 12, device=DEVICE)
+    sinks_H = torch.randn(1, device=DEVICE) if sinks else None
+    arguments = (query, key, value, step, 3.0, None, None, sinks_H)
+    for splits in (1, 2, 33):
+        out = tree_triton(*arguments, num_splits=splits)
+        torch.testing.assert_close(out, tree_sdpa(*arguments), atol=5e-6, rtol=1e-5)
+    assert len({str(options) for _, options in watched.launches}) == 1
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("size", [12, 200])
+def test_every_tile_size_computes_the_same(size: int, dtype: torch.dtype) -> None:
+    """One tile of rows, several, and one that is not full, by each way of cutting them. No
+    bfloat16, whose products the interpreter gets wrong."""
+    for nodes in (1, 5, 17):
+        step = step_of([50], parents_of(nodes))
+        step.depths_BN, step.sees_BNN = step.depths_BN.to(DEVICE), step.sees_BNN.to(DEVICE)
+        query = torch.randn(1, nodes, 4, size, device=DEVICE).transpose(1, 2)
+        key, value = torch.randn(2, 1, 1, step.num_slots, size, device=DEVICE)
+        rounded = [tensor.to(dtype) for tensor in (query, key, value)]
+        out = tree_triton(*rounded, step, 0.1, num_splits=3)
+        exact = tree_sdpa(*(tensor.double() for tensor in rounded), step, 0.1)
+        allowed = {torch.float16: 4e-3, torch.float32: 5e-6}[dtype]
+        assert float((out.double() - exact).abs().max()) < allowed

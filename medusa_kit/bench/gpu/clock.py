@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from medusa_kit.infer.fixed.capture import GraphMemory
+
 WARM_UPS = 3
 SYNC_WARNING = "synchronizing CUDA operation"  # what torch says at each, in debug mode "warn"
 
@@ -104,16 +106,7 @@ class Clock:
         """
         if not self.on_cuda:
             return call
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UPS):
-                call()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-            call()
-        return graph.replay
+        return GraphMemory(self.device).capture(call).replay
 
 
 @contextmanager

@@ -93,7 +93,6 @@ def timed_steps(
     fixed = engine.verifier.fixed
     if fixed is not None and "fixed shapes" not in run_by:
         raise MedusaKitError(f"steps were not captured but run by {run_by}: {fixed.refused}")
-    verifier = engine.verifier if fixed is None else fixed.verifier
     found: dict[str, Any] = {"nodes": drafter.num_nodes, "rows": rows, "prefix": prefix}
     found |= {"ms": 1e3 * timing.median, "least_ms": 1e3 * timing.least}
     found |= {"times_floor": floor and timing.median / floor}
@@ -101,12 +100,8 @@ def timed_steps(
         seconds = _replayed(bench, engine, drafter, prompts, room)
         found |= {"device_ms": 1e3 * seconds, "device_times_floor": floor and seconds / floor}
     found |= {"floor_ms": floor and 1e3 * floor, "host_syncs": syncs}
-    fallbacks = list(verifier.attention.fallbacks)
-    return found | {
-        "attention": verifier.attention.name,
-        "fallbacks": fallbacks,
-        "run_by": run_by,
-    }
+    told = engine.attention.report()
+    return found | {"attention": told["used"], "fallbacks": told["fallbacks"], "run_by": run_by}
 
 
 @contextmanager
@@ -137,8 +132,9 @@ def _replayed(
     fixed, replays = engine.verifier.fixed, bench.size(REPLAYS, 2)
     assert fixed is not None
     rows = _rows(engine, drafter, prompts, room)
-    with fixed.borrowed(drafter, rows) as captured:
-        assert captured is not None, "steps have just been taken in it"
+    with fixed.borrowed(drafter, rows) as loan:
+        assert loan is not None, "steps have just been taken in it"
+        captured = loan.step
         cache = captured.cache.first_rows(len(rows))
         hidden_BD, logits_BV = engine.verifier.prefill(cache, prompts)
         captured.begin([len(ids) for ids in prompts], logits_BV.argmax(-1).tolist(), hidden_BD)

@@ -9,7 +9,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Case:
-    """What a layer asks for. Trees, lengths and windows are not in it: every backend does all."""
+    """What a layer asks for. Trees, lengths and windows are not in it: every backend does all.
+
+    `hides`: whether some node may not see some slot in sight, so that stock kernels need a mask.
+    `index`: which device of its kind; None is the current one.
+    """
 
     device: str  # cpu | cuda | ...
     dtype: torch.dtype
@@ -17,10 +21,17 @@ class Case:
     value_size: int
     softcap: bool = False
     sinks: bool = False
+    hides: bool = True
+    index: int | None = None
 
     @classmethod
     def of(
-        cls, query_BHNE: Tensor, value_BGLE: Tensor, softcap: float | None, sinks_H: Tensor | None
+        cls,
+        query_BHNE: Tensor,
+        value_BGLE: Tensor,
+        softcap: float | None,
+        sinks_H: Tensor | None,
+        hides: bool = True,
     ) -> "Case":
         return cls(
             query_BHNE.device.type,
@@ -29,6 +40,8 @@ class Case:
             value_BGLE.shape[-1],
             softcap is not None,
             sinks_H is not None,
+            hides,
+            query_BHNE.device.index,
         )
 
 
@@ -47,5 +60,10 @@ class Backend:
     reads_lengths: bool = False
 
 
-def compute_capability() -> tuple[int, int]:
-    return torch.cuda.get_device_capability()
+class BackendFailure(RuntimeError):
+    """A backend that could have done a case cannot run on this machine; `str` says why."""
+
+
+def compute_capability(index: int | None = None) -> tuple[int, int]:
+    """Of the CUDA device with that index, or of the current one."""
+    return torch.cuda.get_device_capability(index)

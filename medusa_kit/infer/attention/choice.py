@@ -1,6 +1,9 @@
 """Which backend computes tree attention, layer by layer, and what had to be left to another.
 
-`auto`: on CUDA `flash` where it can, else `triton` where it can, else `sdpa`; elsewhere `sdpa`.
+`auto`: on CUDA the first that can do a case, in the order of fewest kernels a layer (counted in
+tests/infer/test_backend_costs.py): `triton`, `flash`, `sdpa`, but `flash` first where no slot is
+hidden from any node and one of torch's kernels does it all; elsewhere `sdpa`.
+What turns out not to run or to compute something wrong is ruled out, and the next one goes on.
 A backend that was asked for by name runs, or the reason why it cannot is an error.
 """
 
@@ -10,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from medusa_kit import console
 from medusa_kit.errors import ConfigError, nearest
 from medusa_kit.infer.attention import flash, triton_backend
-from medusa_kit.infer.attention.backend import Backend, Case
+from medusa_kit.infer.attention.backend import Backend, BackendFailure, Case
 from medusa_kit.infer.attention.sdpa import tree_sdpa
 from medusa_kit.infer.tree_step import TreeStep
 
@@ -24,6 +28,8 @@ BACKENDS = {
     "sdpa": Backend(tree_sdpa, lambda _: None),
 }
 ATTENTION_NAMES = ("auto", *BACKENDS)
+FOR_TREES = ("triton", "flash", "sdpa")
+WHERE_ALL_IS_SEEN = ("flash", "triton", "sdpa")
 
 
 class AttentionChoice:
@@ -48,7 +54,15 @@ class AttentionChoice:
             )
         self.asked, self.fixed_shapes = asked, fixed_shapes
         self.fallbacks: list[str] = []
+        self.ruled_out: dict[str, str] = {}  # by name: what was seen to go wrong
         self._chosen: dict[Case, str] = {}
+
+    def for_fixed_shapes(self) -> "AttentionChoice":
+        """The same for steps of fixed shapes: what was ruled out stays so, and what they leave to
+        another backend is told among the fallbacks of this one."""
+        choice = AttentionChoice(self.asked, fixed_shapes=True)
+        choice.ruled_out, choice.fallbacks = dict(self.ruled_out), self.fallbacks
+        return choice
 
     @property
     def name(self) -> str:
@@ -71,12 +85,33 @@ class AttentionChoice:
         softcap: float | None = None,
         sinks_H: Tensor | None = None,
     ) -> Tensor:
-        """Attention output [B, N, H, E] by the backend that this case goes to."""
-        case = Case.of(query_BHNE, value_BGLE, softcap, sinks_H)
+        """Attention output [B, N, H, E] by the backend that this case goes to.
+
+        Raises ConfigError for the one that was asked for by name and cannot run here.
+        """
+        hides = softcap is not None or sinks_H is not None or not step.sees_all(window)
+        case = Case.of(query_BHNE, value_BGLE, softcap, sinks_H, hides)
         name = self._chosen.get(case) or self.choose(case)
-        return BACKENDS[name].attend(
-            query_BHNE, key_BGLE, value_BGLE, step, scale, window, softcap, sinks_H
-        )
+        arguments = (query_BHNE, key_BGLE, value_BGLE, step, scale, window, softcap, sinks_H)
+        try:
+            return BACKENDS[name].attend(*arguments)
+        except BackendFailure as error:
+            if self.asked != "auto":
+                raise cannot_use(name, str(error)) from error
+            self.rule_out(name, str(error))
+            console.warn(f"attention {name} cannot run here: {error}")
+        return self.attend(*arguments)
+
+    def rule_out(self, name: str, reason: str) -> None:
+        """Leave it to the next backend from now on."""
+        self.ruled_out[name] = reason
+        self._chosen = {case: used for case, used in self._chosen.items() if used != name}
+
+    def exchangeable(self) -> str | None:
+        """The backend in use that another could stand in for: not one asked for, nor the last."""
+        if self.asked != "auto":
+            return None
+        return next((name for name in self._chosen.values() if name != "sdpa"), None)
 
     def choose(self, case: Case) -> str:
         """The first backend of those in question that can do the case.
@@ -85,7 +120,7 @@ class AttentionChoice:
         """
         reasons: list[str] = []
         for name in self._candidates(case):
-            reason = BACKENDS[name].unsupported(case)
+            reason = self.ruled_out.get(name) or BACKENDS[name].unsupported(case)
             if reason is None:
                 break
             if self.asked != "auto":
@@ -100,7 +135,8 @@ class AttentionChoice:
             return (self.asked,)
         if case.device != "cuda":
             return ("sdpa",)
-        return [n for n, one in BACKENDS.items() if not (self.fixed_shapes and one.reads_lengths)]
+        names = FOR_TREES if case.hides else WHERE_ALL_IS_SEEN
+        return [n for n in names if not (self.fixed_shapes and BACKENDS[n].reads_lengths)]
 
     def _note(self, reasons: list[str], name: str) -> None:
         for reason in reasons:

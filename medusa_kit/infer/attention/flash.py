@@ -31,14 +31,14 @@ NO_SOFTCAP = "torch's own copy has no soft cap, and flash-attn (extra `flash`) i
 
 
 @functools.cache
-def package(device: str) -> Callable[..., Any] | None:
-    """flash-attn's function for a cache with a length for each row, or None.
+def package(device: str, index: int | None = None) -> Callable[..., Any] | None:
+    """flash-attn's function for a cache with a length for each row, or None; on one of the devices.
 
     Version 4 shares version 2's import name and lacks the function, hence the look at versions.
     """
     if device != "cuda" or torch.version.hip:
         return None
-    if compute_capability()[0] == 9 and importlib.util.find_spec("flash_attn_interface"):
+    if compute_capability(index)[0] == 9 and importlib.util.find_spec("flash_attn_interface"):
         return importlib.import_module("flash_attn_interface").flash_attn_with_kvcache
     try:
         if importlib.metadata.version("flash-attn").split(".")[0] != "2":
@@ -52,7 +52,7 @@ def unsupported(case: Case) -> str | None:
     """Why the flash kernels cannot do this case, or None."""
     if case.head_size != case.value_size:
         return f"keys of {case.head_size} numbers with values of {case.value_size}"
-    if case.softcap and package(case.device) is None:
+    if case.softcap and package(case.device, case.index) is None:
         return NO_SOFTCAP
     if case.device == "cpu":
         return None
@@ -62,7 +62,7 @@ def unsupported(case: Case) -> str | None:
         return f"{str(case.dtype).removeprefix('torch.')} (float16 and bfloat16 only)"
     if case.head_size % 8 or case.head_size > MAX_HEAD_SIZE:
         return f"head size {case.head_size} (a multiple of 8, {MAX_HEAD_SIZE} at most)"
-    if compute_capability() < (8, 0):
+    if compute_capability(case.index) < (8, 0):
         return "the GPU is older than compute capability 8.0"
     return None
 
@@ -110,15 +110,16 @@ def cut_slots(step: TreeStep, window: int | None) -> Cut:
     lengths, N = step.lengths, step.num_nodes
     even = min(lengths) == max(lengths)
     if window is None or not step.window_bites(window):
-        slots_BK = None if even else _places(step, lengths, 0)
+        slots_BK = None if even else _places(step, step.device_lengths(), 0)
         return Cut((0,) * len(lengths), slots_BK, step.sees_BNN)
     # A node is at most N - 1 deep, so all see what the deepest possible one would.
     starts = tuple(min(max(length + N - window, 0), length) for length in lengths)
+    lengths_B = step.device_lengths()
+    starts_B = (lengths_B + N - window).clamp_min(0).minimum(lengths_B)
     width = min(N, window) - 1  # slots before `starts` that some node sees
-    band_BW = _places(step, starts, -width)[:, :width]
-    tree_BN = _places(step, lengths, 0)
-    lengths_B1 = torch.tensor(lengths, device=band_BW.device)[:, None]
-    positions_BN = lengths_B1 + step.depths_BN
+    band_BW = _places(step, starts_B, -width)[:, :width]
+    tree_BN = _places(step, lengths_B, 0)
+    positions_BN = lengths_B[:, None] + step.depths_BN
     distance_BNW = positions_BN[:, :, None] - band_BW[:, None, :]
     distance_BNN = positions_BN[:, :, None] - positions_BN[:, None, :]
     band_mask_BNW = (band_BW >= 0)[:, None, :] & (distance_BNW < window)
@@ -130,11 +131,9 @@ def cut_slots(step: TreeStep, window: int | None) -> Cut:
     )
 
 
-def _places(step: TreeStep, firsts: Any, shift: int) -> Tensor:
-    """Slots of N places from `firsts` plus `shift` on, int64 [B, N]."""
-    device = step.depths_BN.device
-    firsts_B1 = torch.tensor(firsts, device=device)[:, None]
-    return firsts_B1 + shift + torch.arange(step.num_nodes, device=device)
+def _places(step: TreeStep, firsts_B: Tensor, shift: int) -> Tensor:
+    """Slots of N places from `firsts_B` plus `shift` on, int64 [B, N]."""
+    return firsts_B[:, None] + shift + torch.arange(step.num_nodes, device=firsts_B.device)
 
 
 def _dense(
@@ -182,10 +181,10 @@ def _prefix(
     """
     start, end = min(cut.starts), max(step.lengths)
     even = min(step.lengths) == end
-    if start == max(cut.starts) and (even or package(key_BGLE.device.type)):
+    if start == max(cut.starts) and (even or package(key_BGLE.device.type, key_BGLE.device.index)):
         counts_B = step.once(
             ("flash counts", start),
-            lambda: torch.tensor(step.lengths, dtype=torch.int32, device=key_BGLE.device) - start,
+            lambda: step.device_lengths().to(torch.int32) - start,
         )
         keys, values = key_BGLE[:, :, start:end], value_BGLE[:, :, start:end]
         return _kernel(query_BGRE, keys, values, counts_B, scale, softcap)
@@ -210,7 +209,7 @@ def _kernel(
     softcap: float | None,
 ) -> Part:
     """The flash kernel without a mask over the first `counts` keys of each row."""
-    function = package(query_BGRE.device.type)
+    function = package(query_BGRE.device.type, query_BGRE.device.index)
     if function is not None:
         out_BRGE, lse_BGR, *_ = function(
             query_BGRE.transpose(1, 2),

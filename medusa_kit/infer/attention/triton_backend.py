@@ -10,12 +10,16 @@ head dim of keys and values, W words of ancestors, S splits, X rows of all group
 import functools
 import importlib.util
 import os
+import subprocess
+from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from medusa_kit.infer.attention.backend import Case, compute_capability
+from medusa_kit.infer.attention.backend import BackendFailure, Case, compute_capability
 from medusa_kit.infer.attention.sdpa import tree_sdpa
 from medusa_kit.infer.tree_step import TreeStep
 
@@ -23,7 +27,10 @@ MAX_HEAD_SIZE = 256
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 WORD = 64
 PROGRAMS_PER_CORE = 2  # enough to keep a streaming multiprocessor busy
-BLOCKS_PER_SPLIT = 4  # fewer and the merge costs more than the split gains
+MOST_REGISTERS = 255  # a thread; PROGRAMS_PER_CORE of 4 warps have as many
+SLOTS_PER_SPLIT = 64  # at least, of a full cache: one tile of keys
+FEWEST_SLOTS = 16  # of a split where few are taken: a tensor core's products take so many at least
+SPLITS_AT_ONCE = 4  # in the merge: as many loads under way, and few registers
 
 
 def missing() -> tuple[str, str] | None:
@@ -45,7 +52,7 @@ def unsupported(case: Case) -> str | None:
         return f"{str(case.dtype).removeprefix('torch.')} (float32, float16 and bfloat16 only)"
     if max(case.head_size, case.value_size) > MAX_HEAD_SIZE:
         return f"head size {max(case.head_size, case.value_size)} ({MAX_HEAD_SIZE} at most)"
-    if case.device == "cuda" and compute_capability() < (8, 0):
+    if case.device == "cuda" and compute_capability(case.index) < (8, 0):
         return "the GPU is older than compute capability 8.0"
     return None
 
@@ -59,10 +66,9 @@ def ancestor_words(sees_BNN: Tensor) -> Tensor:
     """Bit j % 64 of word j // 64 says whether a node sees node j: words_BNW, int64."""
     B, N, _ = sees_BNN.shape
     W = -(-N // WORD)
-    bits_BNWJ = sees_BNN.new_zeros(B, N, W * WORD)
-    bits_BNWJ[..., :N] = sees_BNN
+    bits_BNWJ = functional.pad(sees_BNN, (0, W * WORD - N)).view(B, N, W, WORD)
     shifts_J = torch.arange(WORD, device=sees_BNN.device)
-    return (bits_BNWJ.view(B, N, W, WORD).long() << shifts_J).sum(-1)
+    return (bits_BNWJ.long() << shifts_J).sum(-1)
 
 
 def tree_triton(
@@ -79,21 +85,17 @@ def tree_triton(
     """Attention output [B, N, H, E]; equal to `tree_sdpa` but for rounding.
 
     `num_splits`: over how many programs the slots of a row are spread; by the machine unless given.
-    Raises RuntimeError where a kernel does not compile.
+    Raises BackendFailure where Triton cannot compile a kernel or launch it.
     """
     if step.is_causal(window) and softcap is None and sinks_H is None:
         return tree_sdpa(query_BHNE, key_BGLE, value_BGLE, step, scale, window)
-    from triton.errors import TritonError
-
-    try:
-        return _launch(
-            query_BHNE, key_BGLE, value_BGLE, step, scale, window, softcap, sinks_H, num_splits
-        )
-    except TritonError as error:
-        raise RuntimeError(f"a Triton kernel failed: {error}") from error
+    return launched(
+        _run, query_BHNE, key_BGLE, value_BGLE, step, scale, window, softcap, sinks_H, num_splits
+    )
 
 
-def _launch(
+def launched(
+    run: Callable[..., None],
     query_BHNE: Tensor,
     key_BGLE: Tensor,
     value_BGLE: Tensor,
@@ -104,33 +106,59 @@ def _launch(
     sinks_H: Tensor | None,
     num_splits: int | None,
 ) -> Tensor:
+    """The output, once `run` has launched each kernel that it is given, with grid and arguments.
+
+    The check of the kernels without a device (bench/kernel_check.py) compiles them instead.
+    """
     from medusa_kit.infer.attention.triton_kernel import merge_kernel, split_kernel
 
     B, H, N, E = query_BHNE.shape
     G, EV = key_BGLE.shape[1], value_BGLE.shape[-1]
     R, device = H // G * N, query_BHNE.device
     words, depths, lengths = step.once("triton", lambda: _described(step))
-    blocks = _blocks(R, E, EV, query_BHNE.element_size())
-    tiles = -(-R // blocks["BLOCK_R"])
-    S, chunk = _splits(num_splits, tiles * B * G, step.num_slots, blocks["BLOCK_L"], device)
+    tile = configuration(R, E, EV, query_BHNE.element_size())
+    tiles = -(-R // tile["BLOCK_R"])
+    S = num_splits or _splits(tiles * B * G, step.num_slots, device)
     partials_SXV = torch.empty(S, B * G * R, EV, dtype=torch.float32, device=device)
     lses_SX = torch.empty(S, B * G * R, dtype=torch.float32, device=device)
     bites = window is not None and step.window_bites(window)
-    split_kernel[(tiles, B * G, S)](
+    run(
+        split_kernel, (tiles, B * G, S),
         query_BHNE, key_BGLE, value_BGLE, words, depths, lengths, partials_SXV, lses_SX,
         *query_BHNE.stride(), *key_BGLE.stride(), *value_BGLE.stride(),
-        scale, softcap or 0.0, window or 0, G, N, R, chunk,
-        E=E, EV=EV, W=words.shape[-1], HAS_WINDOW=bites, HAS_CAP=softcap is not None,
-        **blocks, num_warps=4, num_stages=2,
+        scale, softcap or 0.0, window or 0, G, N, R, words.shape[-1],
+        E=E, EV=EV, HAS_WINDOW=bites, HAS_CAP=softcap is not None, FEWEST_SLOTS=FEWEST_SLOTS,
+        **tile,
     )  # fmt: skip
     out_BNHV = query_BHNE.new_empty(B, N, H, EV)
-    merge_kernel[(B * H * N,)](
+    run(
+        merge_kernel, (B * H * N,),
         partials_SXV, lses_SX, lses_SX if sinks_H is None else sinks_H.float().contiguous(),
         out_BNHV, S, N, H,
-        EV=EV, HAS_SINKS=sinks_H is not None, BLOCK_S=_power_of_two(S), BLOCK_V=blocks["BLOCK_V"],
+        EV=EV, HAS_SINKS=sinks_H is not None, BLOCK_S=SPLITS_AT_ONCE, BLOCK_V=tile["BLOCK_V"],
         num_warps=1,
     )  # fmt: skip
     return out_BNHV
+
+
+def _run(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """Launch a kernel. At the first launch Triton compiles it, finds the driver and builds a small
+    library in C, and each of these fails in a way of its own where the machine lacks something."""
+    from triton.errors import TritonError
+
+    device = arguments[0].device  # Triton launches on the current one, which may be another
+    elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
+    try:
+        with torch.cuda.device(device) if elsewhere else nullcontext():
+            kernel[grid](*arguments, **options)
+    except subprocess.CalledProcessError as error:
+        raise BackendFailure(
+            f"a compiler that Triton needs failed with exit status {error.returncode}; its "
+            "launcher takes a C compiler and Python's headers, Python.h (package python3-dev)"
+        ) from error
+    except (TritonError, OSError, ImportError, AssertionError, RuntimeError) as error:
+        lines = str(error).splitlines() or ["no reason given"]
+        raise BackendFailure(f"Triton failed with {type(error).__name__}: {lines[0]}") from error
 
 
 def _described(step: TreeStep) -> tuple[Tensor, Tensor, Tensor]:
@@ -144,28 +172,41 @@ def _power_of_two(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def _blocks(rows: int, head_size: int, value_size: int, item_size: int) -> dict[str, int]:
-    """Tile sizes, smaller for wide heads: query, keys and values of a tile share fast memory."""
+def configuration(rows: int, head_size: int, value_size: int, item_size: int) -> dict[str, int]:
+    """Tile sizes and warps of the first kernel. `make gpu-check` holds them to their limits.
+
+    Keys and values of a tile, twice, share at most 99 kB of fast memory on the smaller devices
+    (8.6, 8.9, 12.0), and what a program sums up has to stay in registers. Float32 has no tensor
+    cores here (they would round to 10 bits), each thread holds whole columns: small tiles.
+    """
     block_e, block_v = (max(16, _power_of_two(size)) for size in (head_size, value_size))
-    wide = max(block_e, block_v) * item_size > 256
-    most_rows = 32 if wide else 64
-    return {
+    widest = max(block_e, block_v)
+    if item_size > 2:
+        most_rows, block_l = (32 if widest <= 64 else 16), 16
+    elif widest <= 128:
+        most_rows, block_l = 64, (64 if rows <= 16 else 32)
+    else:
+        most_rows, block_l = 32, (32 if rows <= 16 else 16)
+    chosen = {
         "BLOCK_R": min(most_rows, max(16, _power_of_two(rows))),
-        "BLOCK_L": 32 if wide else 64,
+        "BLOCK_L": block_l,
         "BLOCK_E": block_e,
         "BLOCK_V": block_v,
+        "num_warps": 4,
+        "num_stages": 2,
     }
+    # Without it ptxas saves registers for more programs a core than are launched, and spills a few
+    # bytes for that. torch.compile does not know the option; in float32 it makes things worse.
+    if item_size <= 2 and not torch.compiler.is_compiling():
+        chosen["maxnreg"] = MOST_REGISTERS
+    return chosen
 
 
-def _splits(
-    asked: int | None, programs: int, num_slots: int, block: int, device: torch.device
-) -> tuple[int, int]:
-    """(number of splits, slots in each, a multiple of the block)."""
-    if asked is None:
-        wanted = -(-PROGRAMS_PER_CORE * _num_cores(device) // programs)
-        asked = max(1, min(wanted, num_slots // (BLOCKS_PER_SPLIT * block)))
-    chunk = -(-num_slots // (asked * block)) * block
-    return -(-num_slots // chunk), chunk
+def _splits(programs: int, num_slots: int, device: torch.device) -> int:
+    """Over how many programs the slots of a row are spread. Each takes its share of the slots that
+    are taken, so a count chosen for the whole cache, as a captured step does, suits any length."""
+    wanted = -(-PROGRAMS_PER_CORE * _num_cores(device) // programs)
+    return max(1, min(wanted, num_slots // SLOTS_PER_SPLIT))
 
 
 @functools.cache

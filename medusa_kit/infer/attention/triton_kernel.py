@@ -6,7 +6,7 @@ once) and streams one split of its row's slots: first those of the prefix, which
 for the window, then the tree's, by the ancestor bits. Arguments named stride_* count elements.
 
 Shapes: R = M·N query rows of a group (M = query heads a group, N nodes), S splits, E and EV head
-dim of keys and values, W 64-bit words of ancestors for each node.
+dim of keys and values.
 """
 
 import triton
@@ -46,12 +46,12 @@ def _absorb(
 @triton.jit
 def _seen_in_tree(
     words, depths, node, depth, slots, length, in_rows, in_sight, window,
-    W: tl.constexpr, HAS_WINDOW: tl.constexpr,
+    num_words, HAS_WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Which of the slots, all of the tree, each row sees; `words` and `depths` of its batch row."""
     other = slots - length  # the node in a slot
     seen = in_rows[:, None] & in_sight[None, :]
-    places = node[:, None] * W + (other >> 6)[None, :]
+    places = node[:, None] * num_words + (other >> 6)[None, :]
     word = tl.load(words + places, mask=seen, other=0)
     seen = seen & (((word >> (other & 63)[None, :].to(tl.int64)) & 1) == 1)
     if HAS_WINDOW:
@@ -78,23 +78,40 @@ def _write(
 
 
 @triton.jit
+def _share(
+    length, num_nodes, window, HAS_WINDOW: tl.constexpr, FEWEST_SLOTS: tl.constexpr
+):  # fmt: skip
+    """(first, last) slot of this program's split, of those that a node sees: by the row's own
+    length, so that no program of a short row is left without work in a large cache."""
+    first_seen = 0
+    if HAS_WINDOW:  # what no node sees is not read
+        first_seen = tl.maximum(length - window + 1, 0)
+    end = length + num_nodes
+    chunk = tl.maximum(tl.cdiv(end - first_seen, tl.num_programs(2)), FEWEST_SLOTS)
+    first = first_seen + tl.program_id(2) * chunk
+    return first, tl.minimum(first + chunk, end)
+
+
+# Numbers that change from step to step are not compiled in: a kernel for each would be compiled in
+# the middle of an answer.
+@triton.jit(do_not_specialize=["window", "num_groups", "num_nodes", "num_rows", "num_words"])
 def split_kernel(
     queries, keys, values, words, depths, lengths, partials, lses,
     stride_qb, stride_qh, stride_qn, stride_qe,
     stride_kb, stride_kg, stride_kl, stride_ke,
     stride_vb, stride_vg, stride_vl, stride_ve,
-    scale, softcap, window, num_groups, num_nodes, num_rows, chunk,
-    E: tl.constexpr, EV: tl.constexpr, W: tl.constexpr,
-    HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
+    scale, softcap, window, num_groups, num_nodes, num_rows, num_words,
+    E: tl.constexpr, EV: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
+    FEWEST_SLOTS: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """partials_S(BGR)EV and lses_S(BGR) of split s: slots [s · chunk, (s + 1) · chunk)."""
+    """partials_S(BGR)EV and lses_S(BGR) of one split; a split may hold no slot of a short row."""
     bg = tl.program_id(1)
     b = (bg // num_groups).to(tl.int64)
     g = (bg % num_groups).to(tl.int64)
     keys += b * stride_kb + g * stride_kg
     values += b * stride_vb + g * stride_vg
-    words += b * num_nodes * W
+    words += b * num_nodes * num_words
     depths += b * num_nodes
     rows = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
     in_rows = rows < num_rows
@@ -108,11 +125,7 @@ def split_kernel(
     )  # fmt: skip
     depth = tl.load(depths + node, mask=in_rows, other=0)
     length = tl.load(lengths + b)
-    first = tl.program_id(2) * chunk
-    last = tl.minimum(first + chunk, length + num_nodes)
-    tree_first = tl.maximum(first, length)
-    if HAS_WINDOW:  # what no node sees is not read
-        first = tl.maximum(first, length - window + 1)
+    first, last = _share(length, num_nodes, window, HAS_WINDOW, FEWEST_SLOTS)
     out = tl.zeros([BLOCK_R, BLOCK_V], dtype=tl.float32)
     top = tl.full([BLOCK_R], float("-inf"), dtype=tl.float32)
     total = tl.zeros([BLOCK_R], dtype=tl.float32)
@@ -126,11 +139,11 @@ def split_kernel(
             query, keys, values, slots, in_sight, seen, out, top, total, stride_kl, stride_ke,
             stride_vl, stride_ve, scale, softcap, E, EV, HAS_CAP, BLOCK_E, BLOCK_V,
         )  # fmt: skip
-    for start in range(tree_first, last, BLOCK_L):
+    for start in range(tl.maximum(first, length), last, BLOCK_L):  # the tree
         slots = start + tl.arange(0, BLOCK_L)
         in_sight = slots < last
         seen = _seen_in_tree(words, depths, node, depth, slots, length, in_rows, in_sight, window,
-                             W, HAS_WINDOW)  # fmt: skip
+                             num_words, HAS_WINDOW)  # fmt: skip
         out, top, total = _absorb(
             query, keys, values, slots, in_sight, seen, out, top, total, stride_kl, stride_ke,
             stride_vl, stride_ve, scale, softcap, E, EV, HAS_CAP, BLOCK_E, BLOCK_V,
@@ -139,32 +152,38 @@ def split_kernel(
     _write(partials, lses, first_place, rows, in_rows, out, top, total, EV, BLOCK_V)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits", "num_nodes", "num_heads"])
 def merge_kernel(
     partials, lses, sinks, outputs, num_splits, num_nodes, num_heads,
     EV: tl.constexpr, HAS_SINKS: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """outputs_BNHEV from the splits' partials; one program for each (b, h, n)."""
+    """outputs_BNHEV from the splits' partials, a few splits at a time under a running maximum; one
+    program for each (b, h, n)."""
     row = tl.program_id(0).to(tl.int64)
     num_rows = tl.num_programs(0)
     n = row % num_nodes
     h = row // num_nodes % num_heads
     b = row // num_nodes // num_heads
-    s = tl.arange(0, BLOCK_S)
     v = tl.arange(0, BLOCK_V)
-    lse = tl.load(lses + s * num_rows + row, mask=s < num_splits, other=float("-inf"))
-    partial = tl.load(
-        partials + (s * num_rows + row)[:, None] * EV + v[None, :],
-        mask=(s < num_splits)[:, None] & (v < EV)[None, :], other=0.0,
-    )  # fmt: skip
-    top = tl.max(lse, 0)  # finite: a node sees itself
-    if HAS_SINKS:
-        sink = tl.load(sinks + h)
-        top = tl.maximum(top, sink)
-    weights = tl.exp(lse - top)
-    total = tl.sum(weights, 0)
-    if HAS_SINKS:
-        total += tl.exp(sink - top)
-    out = tl.sum(partial * weights[:, None], 0) / total
+    top = float("-inf")
+    total = 0.0
+    if HAS_SINKS:  # takes weight and gives nothing
+        top = tl.load(sinks + h)
+        total = 1.0
+    out = tl.zeros([BLOCK_V], dtype=tl.float32)
+    for first in range(0, num_splits, BLOCK_S):
+        s = first + tl.arange(0, BLOCK_S)
+        lse = tl.load(lses + s * num_rows + row, mask=s < num_splits, other=float("-inf"))
+        new_top = tl.maximum(top, tl.max(lse, 0))
+        base = tl.where(new_top == float("-inf"), 0.0, new_top)  # splits that saw nothing so far
+        weights = tl.exp(lse - base)
+        partial = tl.load(
+            partials + (s * num_rows + row)[:, None] * EV + v[None, :],
+            mask=(weights > 0)[:, None] & (v < EV)[None, :], other=0.0,
+        )  # fmt: skip
+        decay = tl.exp(top - base)
+        out = out * decay + tl.sum(partial * weights[:, None], 0)
+        total = total * decay + tl.sum(weights, 0)
+        top = new_top
     place = ((b * num_nodes + n) * num_heads + h) * EV
-    tl.store(outputs + place + v, out, mask=v < EV)
+    tl.store(outputs + place + v, out / total, mask=v < EV)  # total > 0: a node sees itself
