@@ -130,9 +130,9 @@ def _device(asked: Asked) -> Any:
             hint="--dry-run walks through the whole of it on tiny shapes, on the CPU",
         )
     device = pick_device(asked.device)
-    if device.type != "cuda":
+    if device.type != "cuda" or (device.index or 0) >= torch.cuda.device_count():
         raise UsageError(
-            f"--device {asked.device} is no GPU, which is what --gpu measures",
+            f"--device {asked.device} is no GPU of this machine, which is what --gpu measures",
             hint="leave it out, or give cuda or cuda:N; --dry-run is on the CPU",
         )
     return torch.device("cuda", device.index or 0)

@@ -2,18 +2,20 @@
 
 import json
 import warnings
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from medusa_kit.bench.gpu import exactness, workbench
+from medusa_kit.bench.gpu import exactness, report, workbench
 from medusa_kit.bench.gpu.clock import Clock
 from medusa_kit.bench.gpu.decoding import answer_part
 from medusa_kit.bench.gpu.known_text import KnownText, share_for, tree_of
-from medusa_kit.bench.gpu.measure import measure
-from medusa_kit.bench.gpu.plan import parts
+from medusa_kit.bench.gpu.measure import measure, parts
 from medusa_kit.bench.gpu.report import NO_MEASUREMENT, describe
+from medusa_kit.bench.gpu.runner import DeviceLost, Part, run_parts
 from medusa_kit.bench.gpu.shapes import (
     EXACTNESS,
     LLAMA_1B,
@@ -63,6 +65,7 @@ def test_a_dry_run_walks_through_every_part(walked: dict[str, Any]) -> None:
     without = {name for name, part in found.items() if part["status"] != "done"}
     assert all(found[name]["status"] == "cannot" for name in without), without
     assert all("triton" in name or "vLLM" in name for name in without)
+    assert [shape["hidden_size"] for shape in walked["setup"]["shapes"]] == [32, 32, 32]
     assert walked["finished"]
     assert "running" not in walked
 
@@ -219,7 +222,73 @@ def test_a_model_that_does_not_fit_is_told_before_it_is_made(
         Workbench(torch.device("cuda"), False, lambda name: {}).untouched(LLAMA_8B)
 
 
-# The clock.
+# What asks the device, against a stand-in for it.
+
+
+class Event:
+    """A CUDA event whose next one is 2 ms later."""
+
+    def __init__(self, enable_timing: bool) -> None:
+        assert enable_timing
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+    def elapsed_time(self, end: "Event") -> float:
+        return 2.0
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    properties = SimpleNamespace(
+        total_memory=80 * 10**9, major=9, minor=0, multi_processor_count=132
+    )
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda *_: properties)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda *_: "a GPU")
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda *_: 3 * 10**9)
+    monkeypatch.setattr(report, "DRIVER", Path("nowhere"))
+    return torch.device("cuda", 0)
+
+
+def test_events_are_milliseconds(device: torch.device) -> None:
+    clock, calls = Clock(device), []
+    timing = clock.each(lambda: calls.append(1), repeats=3, warm_ups=2)
+    assert (timing.median, timing.least, len(calls)) == (2e-3, 2e-3, 5)
+    assert clock.together(lambda: None, repeats=4) == 5e-4
+    assert clock.once(lambda: "done") == ("done", 2e-3)
+
+
+def test_the_setup_of_a_gpu(device: torch.device) -> None:
+    setup = describe(device)
+    assert (setup["device"], setup["memory_gb"]) == ("a GPU", 80.0)
+    assert (setup["compute_capability"], setup["multiprocessors"]) == ("9.0", 132)
+    assert "driver" in setup
+
+
+def test_a_record_has_the_peak_of_the_devices_memory(device: torch.device) -> None:
+    told = report.Report(device, dry_run=False, path=None)
+    part = Part("a", "steps", lambda bench: {"ms": 1.0})
+    run_parts([part], Workbench(device, True, told.figures), told, minutes=1)
+    assert (told.records["a"].peak_gb, told.records["a"].measured) == (3.0, True)
+
+
+def test_a_device_that_answers_with_an_error_is_lost(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def loses(bench: Workbench) -> dict[str, Any]:
+        monkeypatch.setattr(torch.cuda, "synchronize", fails)
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    told = report.Report(device, dry_run=False, path=None)
+    with pytest.raises(DeviceLost, match="illegal memory access"):
+        run_parts([Part("a", "steps", loses)], Workbench(device, True, told.figures), told, 1)
 
 
 def test_host_syncs_are_counted_by_torchs_own_warnings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -67,11 +67,15 @@ def test_usage_errors(run: Run, arguments: list[str], said: str) -> None:
     assert said in err
 
 
-def test_a_cpu_is_no_gpu(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("device", ["cpu", "cuda:1"])
+def test_only_a_gpu_of_this_machine_is_measured(
+    run: Run, monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    code, _, err = run("doctor", "--gpu", "--device", "cpu")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    code, _, err = run("doctor", "--gpu", "--device", device)
     assert code == 2
-    assert "--device cpu is no GPU" in err
+    assert f"--device {device} is no GPU of this machine" in err
 
 
 def test_a_dry_run_prints_tables_and_saves_nothing_by_itself(run: Run) -> None:
@@ -81,6 +85,14 @@ def test_a_dry_run_prints_tables_and_saves_nothing_by_itself(run: Run) -> None:
     assert "Memory, GB/s (no measurement)" in out
     assert "Goals (nothing was measured)" in out
     assert not list(Path().iterdir())
+
+
+def test_only_takes_parts_by_name_and_the_floor(run: Run) -> None:
+    code, out, _ = run(*DRY, "--only", "8b: PROMPT", "--json")
+    assert code == 0
+    bandwidth, prompt = json.loads(out)["parts"]
+    assert (bandwidth["name"], prompt["kind"]) == ("memory bandwidth", "prompts")
+    assert prompt["figures"]["times_floor"] > 0
 
 
 def test_json_on_stdout_is_what_is_saved(run: Run) -> None:
@@ -120,6 +132,7 @@ def test_a_lost_device_hands_over_to_a_new_process(
 
     commands: list[list[str]] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(measure, "measure", lost)
     monkeypatch.setattr(os, "execv", took_over)
     _, _, err = run("doctor", "--gpu", "--device", "cuda:0", "--only", "8B", "--json")

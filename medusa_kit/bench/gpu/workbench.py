@@ -72,7 +72,7 @@ class Workbench:
     def engine(self, shape: Shape, way: Way) -> Engine:
         """Around the model of `shape`. Raises Cannot as `engine_around` does."""
         if (shape, way) in self._failed:
-            raise self._failed[shape, way]
+            raise self._failed[shape, way].with_traceback(None)
         if self._shape != shape:
             self._put(shape)
         assert self._base is not None
