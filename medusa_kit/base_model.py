@@ -18,20 +18,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medusa_kit import adapters, embedded, families, fingerprint, hooks
-from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError, nearest
+from medusa_kit import adapters, console, embedded, families, fingerprint, hooks
+from medusa_kit.errors import CheckpointError, IncompatibleBaseError
 from medusa_kit.fingerprint import Fingerprint
 from medusa_kit.locks import lock_of
 from medusa_kit.logit_scale import LogitScale
 from medusa_kit.model_files import from_pretrained, quiet_transformers, resolve
+from medusa_kit.placement import AUTO, asked_dtype, check_dtype, pick_device
 from medusa_kit.quantised import is_quantised, num_weights, quantisation_of, raw_bytes
 
-DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 # Largest error allowed between two ways of computing the same logits, as a share of their spread.
 # float32: rounding is some 1e-5 of the spread, a missing scale or cap 1e-1 and more.
 RELATIVE_TOLERANCE = {
@@ -306,8 +301,8 @@ def wrap_model(model: Any, tokenizer: Any = None, name: str = "in-memory") -> Ba
 def load_base_model(
     name: str,
     *,
-    dtype: str = "float32",
-    device: str = "auto",
+    dtype: str = AUTO,
+    device: str = AUTO,
     revision: str | None = None,
     attention: str | None = None,
     four_bit: bool = False,
@@ -315,20 +310,24 @@ def load_base_model(
     """Load a base model and its tokenizer.
 
     `name`: a Hub id, a local folder (of a model, or of an adapter that Medusa-2 trained), a GGUF
-    file, `smollm2-135m-instruct` (the embedded one) or `debug-tiny` (random weights). `device`:
-    auto takes CUDA where there is one. `attention`: transformers' name for it; by default SDPA
+    file, `smollm2-135m-instruct` (the embedded one) or `debug-tiny` (random weights). `dtype`: auto
+    is the checkpoint's own on CUDA and float32 elsewhere (medusa_kit.placement). `device`: auto
+    takes CUDA where there is one. `attention`: transformers' name for it; by default SDPA
     where the family has it. `four_bit`: through bitsandbytes, on a GPU.
     Raises CheckpointError (missing, cut off, unreadable), IncompatibleBaseError, ConfigError.
     """
-    if dtype not in DTYPES:
-        raise ConfigError(
-            f"dtype {dtype!r} is unknown; expected one of {', '.join(DTYPES)}",
-            hint=f"did you mean {nearest(dtype, DTYPES) or 'float32'}?",
-        )
+    check_dtype(dtype)
     quiet_transformers()
-    source, model, tokenizer, known = _load(name, DTYPES[dtype], revision, attention, four_bit)
-    model = model if four_bit else _placed(model, pick_device(device))
-    return BaseModel(model, tokenizer, name, source, revision, known)
+    place = pick_device(device)
+    wanted = asked_dtype(dtype, place)
+    source, model, tokenizer, known = _load(name, wanted, revision, attention, four_bit)
+    model = model if four_bit else _placed(model, place)
+    base = BaseModel(model, tokenizer, name, source, revision, known)
+    if wanted == AUTO:
+        console.note(
+            f"{name} is loaded in {base.info.dtype}, its checkpoint's dtype (auto on CUDA)"
+        )
+    return base
 
 
 def _placed(model: Any, device: torch.device) -> Any:
@@ -343,7 +342,7 @@ def _placed(model: Any, device: torch.device) -> Any:
 
 def _load(
     name: str,
-    dtype: torch.dtype,
+    dtype: torch.dtype | str,
     revision: str | None,
     attention: str | None,
     four_bit: bool = False,
@@ -354,7 +353,7 @@ def _load(
     source, place = resolve(name)
     if source == "debug":
         model, tokenizer = embedded.debug_model()
-        return source, model.to(dtype), tokenizer, None
+        return source, model if isinstance(dtype, str) else model.to(dtype), tokenizer, None
     if source != "adapter":
         return source, *from_pretrained(place, dtype, revision, attention, four_bit), None
     info, folder = adapters.read_info(Path(place)), Path(place)
@@ -383,18 +382,3 @@ def load_tokenizer(name: str, revision: str | None = None) -> Any:
         return AutoTokenizer.from_pretrained(place, revision=revision)
     except Exception as error:  # as for models
         raise CheckpointError(f"cannot load a tokenizer from {place!r}: {error}") from error
-
-
-def pick_device(device: str) -> torch.device:
-    """`auto`, `cpu`, `cuda` or `cuda:N`. Raises ConfigError for one that is not there."""
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        wanted = torch.device(device)
-    except RuntimeError as error:
-        raise ConfigError(f"device {device!r} is unknown", hint="use auto, cpu or cuda") from error
-    if wanted.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            f"device {device!r} was asked for, but torch sees no CUDA device", hint="use cpu"
-        )
-    return wanted

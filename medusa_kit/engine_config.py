@@ -40,7 +40,8 @@ class EngineConfig(Section):
     revision: str | None = None
     heads: str = "auto"  # auto, none, untrained, a folder or a Hub id
     tree: str | None = None  # a file; the one beside the heads unless given
-    dtype: Literal["float32", "bfloat16", "float16", "float64"] = "float32"
+    # auto: on CUDA the checkpoint's own, elsewhere float32
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
     device: str = "auto"
     weights: Literal["checkpoint", "int8"] = "checkpoint"  # int8: lossy, rounded, on a CPU
     attention: Literal["auto", "sdpa", "flash", "triton"] = "auto"

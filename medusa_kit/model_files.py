@@ -10,6 +10,7 @@ import torch
 from medusa_kit import adapters, console, embedded, families
 from medusa_kit.errors import CheckpointError, IncompatibleBaseError, MedusaKitError
 from medusa_kit.locks import building_models
+from medusa_kit.placement import load_dtype
 from medusa_kit.quantised import installing, is_known, method_of
 
 GGUF_NUMBERS = {"F64", "F32", "F16", "BF16"}  # kinds of tensors that are not quantised
@@ -124,10 +125,14 @@ def _gguf_kinds(path: Path) -> str | None:
 
 
 def from_pretrained(
-    place: str, dtype: torch.dtype, revision: str | None, attention: str | None, four_bit: bool
+    place: str,
+    dtype: torch.dtype | str,
+    revision: str | None,
+    attention: str | None,
+    four_bit: bool,
 ) -> tuple[Any, Any]:
-    """(model, tokenizer or None). `attention`: transformers' name for it, None for the class's
-    default.
+    """(model, tokenizer or None). `dtype`: as of `placement.load_dtype`. `attention`: transformers'
+    name for it, None for the class's default.
 
     Raises IncompatibleBaseError, before any weight is read, for what the config rules out;
     CheckpointError.
@@ -136,12 +141,14 @@ def from_pretrained(
 
     options: dict[str, Any] = {}
     method = "bitsandbytes" if four_bit else None
-    if four_bit:  # NF4 (QLoRA, arXiv 2305.14314)
-        options["quantization_config"] = BitsAndBytesConfig(
-            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=dtype
-        )
     try:
         config = AutoConfig.from_pretrained(place, revision=revision)
+        dtype = load_dtype(dtype, config)
+        if four_bit:  # NF4 (QLoRA, arXiv 2305.14314)
+            computed_in = torch.float32 if isinstance(dtype, str) else dtype
+            options["quantization_config"] = BitsAndBytesConfig(
+                load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=computed_in
+            )
         families.refuse_impossible(config, place)
         method = method or _method(config)
         _refuse_unknown(method, place)

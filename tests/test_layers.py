@@ -29,6 +29,7 @@ TIERS = [
         "hub_client",
         "logit_scale",
         "model_files",
+        "placement",
         "quantised",
     },
     {"base_model", "heads", "data"},
@@ -44,7 +45,8 @@ SIBLINGS_ALLOWED = {("heads", "base_model"), ("config", "embedded"), ("config", 
                     ("adapters", "config"), ("adapters", "fingerprint"),
                     ("fingerprint", "quantised"),
                     ("model_files", "adapters"), ("model_files", "embedded"),
-                    ("model_files", "families"), ("model_files", "quantised"),
+                    ("model_files", "families"), ("model_files", "placement"),
+                    ("model_files", "quantised"),
                     ("demo", "cli"), ("__main__", "cli")}  # fmt: skip
 MAX_LINES, MAX_FUNCTION_LINES = 400, 60
 

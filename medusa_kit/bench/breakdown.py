@@ -4,19 +4,23 @@ The real loop decodes real prompts with stopwatches around its parts; their time
 a part calls is counted there and not here. The same answers are decoded once without stopwatches,
 so that their own cost shows. On CUDA a stopwatch waits for the device, which costs overlap.
 
+A step that runs whole on the device (infer/fixed/) is one part: nothing on the host stands between
+its kernels. On CUDA torch's profiler then says which kernels took how long (`kernels`).
+
 Shapes: D in, O out.
 """
 
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+from torch.profiler import ProfilerActivity, profile
 
 from medusa_kit.infer import decode as loop
 from medusa_kit.infer.decode import Row, decode, make_row
@@ -24,16 +28,26 @@ from medusa_kit.infer.drafters import draft_with, dynamic
 from medusa_kit.infer.drafters.base import Drafter
 from medusa_kit.infer.drafters.plain import PlainDrafter
 from medusa_kit.infer.engine import Engine
+from medusa_kit.infer.fixed.step import FixedStep
 from medusa_kit.infer.packed_linear import pack_for_rows
 from medusa_kit.infer.sampling import SamplingParams
 from medusa_kit.infer.tree_cache import TreeCache, TreeCacheLayer
 from medusa_kit.quantised import stored_bytes
 
-# In the order of a step. Where C++ runs steps it stands for all of the model.
-HEADS, TREE, NATIVE, LINEAR, ATTENTION, MODEL, ACCEPT, CACHE, PYTHON = PARTS = (
-    "heads", "tree", "C++ step", "linear layers", "attention", "rest of the model", "accept",
-    "cache", "Python",
+# In the order of a step. Where C++ runs steps it stands for all of the model; a step on the device
+# for everything but what Python does with its tokens.
+HEADS, TREE, NATIVE, DEVICE, LINEAR, ATTENTION, MODEL, ACCEPT, CACHE, PYTHON = PARTS = (
+    "heads", "tree", "C++ step", "step on the device", "linear layers", "attention",
+    "rest of the model", "accept", "cache", "Python",
 )  # fmt: skip
+WHOLE = (HEADS, DEVICE)  # what they call is theirs
+# Kinds of kernels by what their names hold, lower case; the first that fits.
+KERNELS = {
+    ATTENTION: ("flash", "fmha", "attention", "attend", "split_kernel", "merge_kernel"),
+    LINEAR: ("gemm", "gemv", "cutlass", "nvjet", "cublas", "splitk"),
+    "copies": ("memcpy", "memset"),
+}
+OTHER = "other kernels"
 FLOOR_BUFFER = 1 << 31  # bytes: of larger weights a part is read, and the time scaled up
 
 
@@ -43,11 +57,13 @@ class Breakdown:
 
     num_nodes: int
     num_steps: int
+    steps_run_by: str
     parts: dict[str, float]  # those of PARTS that took any time
     step_seconds: float  # with stopwatches
     undisturbed_seconds: float  # without
     weight_bytes: int  # that the base model's part of a step reads
     floor_seconds: float  # to read that many bytes once
+    kernels: dict[str, float] = field(default_factory=dict)  # of a step on CUDA, on average
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -94,22 +110,46 @@ def step_breakdown(
         return [make_row(engine.verifier, prompt, sampling, tokens) for prompt in batch]
 
     drafter = _drafter(engine, len(batch), drafts)
-    undisturbed = [seconds for seconds, _ in _steps(engine, drafter, rows(), None)]
+    asked = rows()
+    undisturbed = [seconds for seconds, _ in _steps(engine, drafter, asked, None)]
     watch = Stopwatch(engine.base.device)
     with watched(engine, drafter, watch):
         steps = list(_steps(engine, drafter, rows(), watch))
     if not steps:
         return None
+    kernels: dict[str, float] = {}
+    if engine.base.device.type == "cuda":
+        kernels = _profiled(_steps(engine, drafter, rows(), None))
     medians = {part: statistics.median(spent[part] for _, spent in steps) for part in PARTS}
     return Breakdown(
         num_nodes=drafter.num_nodes,
         num_steps=len(steps),
+        steps_run_by=asked[0].steps_run_by,
         parts={part: seconds for part, seconds in medians.items() if seconds > 0},
         step_seconds=statistics.median(seconds for seconds, _ in steps),
         undisturbed_seconds=statistics.median(undisturbed),
         weight_bytes=_weight_bytes(engine),
         floor_seconds=floor_seconds,
+        kernels=kernels,
     )
+
+
+def _profiled(steps: Iterator[Any]) -> dict[str, float]:
+    """`kernel_seconds` of these steps but the first, which comes with the prompt."""
+    next(steps, None)
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        num_steps = len(list(steps))
+    return kernel_seconds(profiled.key_averages(), num_steps) if num_steps else {}
+
+
+def kernel_seconds(events: Iterable[Any], num_steps: int) -> dict[str, float]:
+    """Seconds a step of each kind of kernels. `events`: a profiler's sums, in microseconds."""
+    spent: dict[str, float] = defaultdict(float)
+    for event in events:
+        name = event.key.lower()
+        kind = next((k for k, words in KERNELS.items() if any(w in name for w in words)), OTHER)
+        spent[kind] += event.self_device_time_total / 1e6 / num_steps
+    return {kind: seconds for kind, seconds in spent.items() if seconds > 0}
 
 
 def read_floor(num_bytes: int, device: torch.device, repeats: int = 9) -> float:
@@ -127,7 +167,7 @@ class Stopwatch:
     """Seconds spent in each part, without those in parts that it called."""
 
     def __init__(self, device: torch.device) -> None:
-        self._on_cuda = device.type == "cuda"
+        self._device = device
         self._running: list[str] = []
         self._since = 0.0
         self.spent: dict[str, float] = defaultdict(float)
@@ -144,7 +184,7 @@ class Stopwatch:
 
     def timed(self, function: Callable[..., Any], part: str) -> Callable[..., Any]:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            if HEADS in self._running:  # they may read through the base's own layers
+            if not set(WHOLE).isdisjoint(self._running):  # heads may read the base's own layers
                 return function(*args, **kwargs)
             with self.part(part):
                 return function(*args, **kwargs)
@@ -152,8 +192,8 @@ class Stopwatch:
         return wrapper
 
     def _count(self) -> None:
-        if self._on_cuda:
-            torch.cuda.synchronize()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
         now = time.perf_counter()
         if self._running:
             self.spent[self._running[-1]] += now - self._since
@@ -173,6 +213,7 @@ def watched(engine: Engine, drafter: Drafter, watch: Stopwatch) -> Iterator[None
         (TreeCacheLayer, "update", CACHE),
         (TreeCache, "commit", CACHE),
         (loop, "_accept_rows", ACCEPT),
+        (FixedStep, "run", DEVICE),
     ]
     if engine.heads is not None:
         places += [(engine.heads, name, HEADS) for name in ("candidates", "candidates_behind")]

@@ -93,7 +93,7 @@ def verify(
             num_steps += ours.stats.num_steps
             if ours.token_ids != expected:
                 differences.append(
-                    _difference(
+                    difference_of(
                         engine,
                         oracle,
                         sampling,
@@ -106,19 +106,19 @@ def verify(
                 )
             bar.advance(note=f"{len(differences)} differ")
     length = (num_tokens - len(prompts)) / num_steps if num_steps else 1.0
-    attention = engine.verifier.attention.report()
+    attention = (engine.attention if sampling.greedy else engine.verifier.attention).report()
     return VerifyReport(
         len(prompts),
         num_tokens,
         differences,
-        engine.check.noise,
+        engine.noise,
         length,
         attention,
         drafter or engine.own_drafter,
     )
 
 
-def _difference(
+def difference_of(
     engine: Engine,
     oracle: Oracle,
     sampling: SamplingParams,
@@ -128,6 +128,7 @@ def _difference(
     ours: Sequence[int],
     expected: Sequence[int],
 ) -> Difference:
+    """Of two answers that are not the same."""
     position = first_difference(ours, expected)
     tokens = [ids[position] if position < len(ids) else None for ids in (expected, ours)]
     margin = float("inf")
@@ -137,7 +138,7 @@ def _difference(
         scores_V = chooser.scores(oracle.logits(prefix), prefix)
         margin = float(scores_V.max() - scores_V[tokens].min())
     scale = 1.0 if sampling.greedy else 1.0 / sampling.temperature
-    return Difference(index, position, tokens[0], tokens[1], margin, engine.check.noise * scale)
+    return Difference(index, position, tokens[0], tokens[1], margin, engine.noise * scale)
 
 
 def first_difference(ours: Sequence[int], expected: Sequence[int]) -> int:

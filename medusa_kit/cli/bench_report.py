@@ -112,14 +112,20 @@ def _with_length(speed: str, tally: Any) -> str:
 
 def breakdown_table(breakdowns: dict[str, Any], title: str) -> Any:
     """Parts of a step in ms, a column each; `breakdowns` as `break_down` returns them."""
-    from medusa_kit.bench.breakdown import PARTS
+    from medusa_kit.bench.breakdown import KERNELS, OTHER, PARTS
 
     found = list(breakdowns.values())
+    kinds = [kind for kind in (*KERNELS, OTHER) if any(kind in one.kernels for one in found)]
     used = [part for part in PARTS if any(part in one.parts for one in found)]
     rows: list[tuple[Any, ...]] = [
         (part, *(f"{one.parts[part] * 1e3:.2f}" if part in one.parts else "–" for one in found))
         for part in used
     ]
+    rows += [
+        (f"kernels: {kind}", *(f"{one.kernels[kind] * 1e3:.2f}" if kind in one.kernels else "–"
+                               for one in found))
+        for kind in kinds
+    ]  # fmt: skip
     rows += [
         ("step", *(f"{one.step_seconds * 1e3:.2f}" for one in found)),
         ("step without stopwatches", *(f"{one.undisturbed_seconds * 1e3:.2f}" for one in found)),
@@ -142,7 +148,7 @@ def engine_title(engine: Any, setup: dict[str, Any]) -> tuple[str, str]:
     """(what was measured, where)."""
     info = engine.base.info
     return (
-        f"{info.name}, {info.dtype}, {info.device}, attention {engine.verifier.attention.name}"
+        f"{info.name}, {info.dtype}, {info.device}, attention {engine.attention.name}"
         f"{options.weights_note(engine)}",
         f"steps by {setup['steps_run_by']}; {setup['processor']}, threads {setup['threads']}, "
         f"torch {setup['torch']}, transformers {setup['transformers']}",
@@ -157,7 +163,7 @@ def engine_record(engine: Any, setup: dict[str, Any]) -> dict[str, Any]:
         "lossy": engine.base.info.lossy,
         "drafter": engine.own_drafter,
         "heads_refused": engine.heads_refused,
-        "attention": engine.verifier.attention.report(),
+        "attention": engine.attention.report(),
         "setup": setup,
     }
 

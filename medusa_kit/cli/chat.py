@@ -46,7 +46,7 @@ def _greeting(engine: Any) -> str:
         drafting += f", {engine.heads.num_heads} heads, a tree of {engine.tree.num_nodes} nodes"
     elif engine.own_drafter == "auto":
         drafting += ", no heads"
-    about = f"{info.model_type}, {info.dtype}, {info.device}, {engine.verifier.attention.name}"
+    about = f"{info.model_type}, {info.dtype}, {info.device}, {engine.attention.name}"
     about += options.weights_note(engine)
     return f"{info.name} ({about}); {drafting}. /help helps."
 

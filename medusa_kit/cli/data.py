@@ -43,7 +43,7 @@ def generate(
         bool,
         typer.Option("--return-token-ids", help="Ask the server for token ids (vLLM, SGLang)."),
     ] = False,
-    dtype: options.DType = "float32",
+    dtype: options.DType = "auto",
     device: options.Device = "auto",
 ) -> None:
     """Let the base model answer prompts itself: the text its heads should learn from.

@@ -8,10 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from medusa_kit import console
-from medusa_kit.cli import options
+from medusa_kit.cli import doctor_gpu, options
 
 
 def doctor(
+    context: typer.Context,
     model: Annotated[
         str,
         typer.Argument(help="Base model: a Hub id, a folder, a GGUF file, or the embedded one."),
@@ -26,15 +27,26 @@ def doctor(
     tolerance: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="How far shares of right guesses may differ.")
     ] = 0.1,
-    as_json: Annotated[bool, typer.Option("--json", help="Findings as a JSON list.")] = False,
-    dtype: options.DType = "float32",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not tables.")] = False,
+    dtype: options.DType = "auto",
     device: options.Device = "auto",
+    gpu: doctor_gpu.Gpu = False,
+    dry_run: doctor_gpu.DryRun = False,
+    output: doctor_gpu.Output = None,
+    minutes: doctor_gpu.Minutes = doctor_gpu.DEFAULT_MINUTES,
+    goes_on: doctor_gpu.GoesOn = False,
+    only: doctor_gpu.Only = None,
 ) -> None:
     """Check base, data and heads for the known causes of "good in training, bad in serving".
 
     Without heads, or without data, the checks that need them are skipped. Exit code 1 when there is
-    a problem; warnings leave it at 0.
+    a problem; warnings leave it at 0. With --gpu it measures the GPU path instead: exit code 1 when
+    a part of it failed.
     """
+    doctor_gpu.check_options(context, gpu)
+    if gpu:
+        doctor_gpu.run(doctor_gpu.Asked(dry_run, output, minutes, goes_on, only, as_json, device))
+        return
     from medusa_kit.base_model import load_base_model
     from medusa_kit.bench.doctor import diagnose
     from medusa_kit.data.readers import read_rows

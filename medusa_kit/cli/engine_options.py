@@ -54,7 +54,7 @@ def _engine(
             "repeated.",
         ),
     ] = None,
-    dtype: options.DType = "float32",
+    dtype: options.DType = "auto",
     device: options.Device = "auto",
     weights: options.Weights = "checkpoint",
     attention: options.Attention = "auto",
@@ -65,13 +65,17 @@ def _engine(
     """The options themselves; `_arguments` is what becomes of them."""
 
 
-def with_engine(several: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_engine(
+    several: bool = False, dtype: str = "auto"
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Put the engine's options where a command has its parameter `loading`.
 
-    `several`: for a command that compares heads and drafters, with a `--heads` of its own. Its
-    parameter GIVEN_NAMES, if it has one, gets the names of all its options that were really given.
+    `dtype`: the default of the command. `several`: for a command that compares heads and drafters,
+    with a `--heads` of its own. Its parameter GIVEN_NAMES, if it has one, gets the names of all its
+    options that were really given.
     """
-    shown = [one for name, one in inspect.signature(_engine).parameters.items()
+    shown = [one.replace(default=dtype) if name == "dtype" else one
+             for name, one in inspect.signature(_engine).parameters.items()
              if name != "heads" or not several]  # fmt: skip
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:

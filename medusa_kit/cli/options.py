@@ -30,7 +30,13 @@ Heads = Annotated[
     ),
 ]
 Tree = Annotated[str | None, typer.Option(help="Tree file; the one beside the heads unless given.")]
-DType = Annotated[str, typer.Option(help="float32, bfloat16, float16 or float64.")]
+DType = Annotated[
+    str,
+    typer.Option(
+        help="float32, bfloat16, float16, float64, or auto: on CUDA the checkpoint's own dtype, "
+        "elsewhere float32."
+    ),
+]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
 Weights = Annotated[
     str,
@@ -184,7 +190,7 @@ def quantised_note(engine: Any) -> str | None:
     return (
         f"the base is quantised ({engine.base.info.quantization}): its answers are held against "
         "those of the same quantised model, where a margin below the noise "
-        f"({engine.check.noise:.1e}) may flip by rounding"
+        f"({engine.noise:.1e}) may flip by rounding"
     )
 
 

@@ -52,7 +52,7 @@ def tree_search(
         int | None, typer.Option(min=1, help="Take this many prompts or answers.")
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts answered together.")] = 16,
-    dtype: options.DType = "float32",
+    dtype: options.DType = "auto",
     device: options.Device = "auto",
     force: options.Force = False,
 ) -> None:

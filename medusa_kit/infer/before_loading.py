@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from medusa_kit.base_model import DTYPES, pick_device
+import torch
+
 from medusa_kit.drafting import check_drafting, drafts_without_heads
 from medusa_kit.errors import ConfigError, IncompatibleBaseError
 from medusa_kit.heads import MedusaHeads
@@ -28,6 +29,7 @@ from medusa_kit.model_files import (
     stored_config,
     stored_generation_config,
 )
+from medusa_kit.placement import AUTO, asked_dtype, check_dtype, load_dtype, pick_device
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
 from medusa_kit.tree.plan import Tree, TreePlan, load_plan
@@ -57,16 +59,27 @@ def check_loading(
 ) -> None:
     """For the arguments of `medusa_kit.load`. Raises what that raises."""
     quiet_transformers()
+    check_dtype(dtype)
     choice.AttentionChoice(attention)
     check_choice(fixed_shapes, compiled)
     check_weights(weights, name, dtype, device, revision)
     check_drafting(drafter, drafter_options, draft_model is not None, fallback)
-    if dtype in DTYPES:  # else loading says which there are
-        choice.check_before_loading(attention, pick_device(device).type, DTYPES[dtype])
+    _check_attention(attention, name, dtype, pick_device(device), revision)
     optional = drafts_without_heads(drafter, draft_model is not None, fallback)
     check_heads(name, revision, heads, tree, force, optional)
     if (settings := stored_generation_config(name, revision)) is not None:
         check_own_settings(settings)
+
+
+def _check_attention(
+    attention: str, name: str, dtype: str, device: torch.device, revision: str | None
+) -> None:
+    wanted = asked_dtype(dtype, device)
+    if isinstance(wanted, str) and attention != "auto":
+        config = stored_config(name, revision)
+        wanted = AUTO if config is None else load_dtype(wanted, config)
+    if not isinstance(wanted, str):  # else only the weights tell
+        choice.check_before_loading(attention, device.type, wanted)
 
 
 def check_heads(

@@ -14,11 +14,13 @@ from torch import Tensor
 
 from medusa_kit.errors import ConfigError, ContextLengthError, check_count
 from medusa_kit.infer.acceptance import Verdict, accept, accept_typical
+from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.device_memory import memory_named
 from medusa_kit.infer.drafters.base import Draft, Drafter, State, StepResult, path_to, tell_end
+from medusa_kit.infer.fixed.kept import Loan
 from medusa_kit.infer.fixed.loop import run_steps
-from medusa_kit.infer.fixed.step import FixedStep
 from medusa_kit.infer.sampling import SamplingParams
+from medusa_kit.infer.sending import sent
 from medusa_kit.infer.stream import StopStrings
 from medusa_kit.infer.token_choice import TokenChooser
 from medusa_kit.infer.tree_cache import TreeCache
@@ -39,6 +41,7 @@ class Row:
     num_steps: int = 0
     depth_counts: dict[int, int] = field(default_factory=dict)  # accepted depth -> steps
     steps_run_by: str = "torch"
+    attention: AttentionChoice | None = None  # of its steps, once there are any
 
     def take(self, tokens: Sequence[int]) -> list[int]:
         """Emit tokens up to the first stop; what is behind it is dropped. Returns those emitted."""
@@ -106,14 +109,10 @@ def decode(verifier: Verifier, drafter: Drafter, rows: Sequence[Row]) -> Iterato
     num_slots += drafter.num_nodes - 1
     with memory_named(verifier.base, len(rows), drafter.num_nodes, num_slots):
         if verifier.fixed is None:
-            yield from _decode(verifier, drafter, rows, verifier.new_cache(len(rows), num_slots))
+            yield from _decode(verifier, drafter, rows, num_slots)
         else:
-            with verifier.fixed.borrowed(drafter, rows) as step:
-                if step is None:
-                    cache = verifier.new_cache(len(rows), num_slots)
-                else:
-                    cache = step.cache.first_rows(len(rows))
-                yield from _decode(verifier, drafter, rows, cache, step)
+            with verifier.fixed.borrowed(drafter, rows) as loan:
+                yield from _decode(verifier, drafter, rows, num_slots, loan)
     tell_end(drafter, [row.token_ids for row in rows])
 
 
@@ -121,19 +120,20 @@ def _decode(
     verifier: Verifier,
     drafter: Drafter,
     rows: Sequence[Row],
-    cache: TreeCache,
-    step: FixedStep | None = None,
+    num_slots: int,
+    loan: Loan | None = None,
 ) -> Iterator[Emitted]:
-    """The loop. `step`: does on the device what stands here, from the first root on."""
-    by = verifier.fixed.name if verifier.fixed and step else verifier.steps_run_by
+    """The loop. `loan`: a step that does on the device what stands here, from the first root on."""
+    ran = verifier if loan is None or verifier.fixed is None else verifier.fixed.verifier
+    by = verifier.fixed.name if verifier.fixed and loan else verifier.steps_run_by
     for row in rows:
-        row.steps_run_by = by
-    hidden_BD, logits_BV = verifier.prefill(cache, [row.prompt_ids for row in rows])
+        row.steps_run_by, row.attention = by, ran.attention
+    cache, hidden_BD, logits_BV = _prefilled(verifier, rows, num_slots, loan)
     roots = [row.chooser.choose(logits_BV[i], row.prompt_ids) for i, row in enumerate(rows)]
     yield [(row, row.take([root])) for row, root in zip(rows, roots, strict=True)]
 
-    if step is not None:
-        yield from run_steps(step, rows, roots, hidden_BD)
+    if loan is not None:
+        yield from run_steps(loan, rows, roots, hidden_BD)
         return
     rows = list(rows)
     choosers = [row.chooser for row in rows]
@@ -151,10 +151,11 @@ def _decode(
         draft = drafter.propose(state)
         scores = verifier.forward(cache, draft.tokens_BN, draft.depths_BN, draft.sees_BNN)
         hidden_BND, logits_BNV = scores.hidden_BMD, scores.logits_BMV
-        tokens_BN = draft.tokens_BN.tolist()
         likeliest: list[list[int]] | None = None
-        if any(row.chooser.takes_argmax for row in rows):
-            likeliest = scores.likeliest().tolist()  # all nodes in one transfer
+        if any(row.chooser.takes_argmax for row in rows):  # all that is read, in one transfer
+            tokens_BN, likeliest = torch.stack([draft.tokens_BN, scores.likeliest()]).tolist()
+        else:
+            tokens_BN = draft.tokens_BN.tolist()
         paths, next_roots = _accept_rows(
             verifier, rows, state, draft, tokens_BN, logits_BNV, likeliest or []
         )
@@ -172,10 +173,25 @@ def _decode(
             kept = row.take([*accepted, root])
             row.count_step(len(kept), len(path))
             emitted.append((row, kept))
-        last_nodes = torch.tensor([path[-1] if path else 0 for path in paths])
-        hidden_BD = hidden_BND[torch.arange(len(rows)), last_nodes]
+        places = [(row, path[-1] if path else 0) for row, path in enumerate(paths)]
+        hidden_BD = hidden_BND[sent(places, hidden_BND.device).unbind(-1)]
         state = State(state.tokens, next_roots, hidden_BD, state.choosers)
         yield emitted
+
+
+def _prefilled(
+    verifier: Verifier, rows: Sequence[Row], num_slots: int, loan: Loan | None
+) -> tuple[TreeCache, Tensor, Tensor]:
+    """A cache that holds the prompts; (hidden_BD, logits_BV) at the last token of each."""
+
+    def prefill() -> tuple[TreeCache, Tensor, Tensor]:
+        if loan is None:
+            cache = verifier.new_cache(len(rows), num_slots)
+        else:
+            cache = loan.step.cache.first_rows(len(rows))
+        return cache, *verifier.prefill(cache, [row.prompt_ids for row in rows])
+
+    return prefill() if verifier.fixed is None else verifier.fixed.with_room(prefill)
 
 
 @dataclass(frozen=True)
@@ -240,6 +256,6 @@ def _select(state: State, rows: Sequence[int]) -> State:
     return State(
         [state.tokens[row] for row in rows],
         [state.roots_B[row] for row in rows],
-        state.hidden_BD[torch.tensor(rows, device=state.hidden_BD.device)],
+        state.hidden_BD[sent(rows, state.hidden_BD.device)],
         [state.choosers[row] for row in rows],
     )

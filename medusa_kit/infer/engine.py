@@ -16,6 +16,7 @@ from medusa_kit.data.chat import encode_prompt
 from medusa_kit.drafting import READ_HEADS, default_drafter, drafts_without_heads
 from medusa_kit.errors import ConfigError, check_count
 from medusa_kit.heads import MedusaHeads
+from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.decode import Row, decode, make_row
 from medusa_kit.infer.drafters.base import Drafter, notes_of
 from medusa_kit.infer.drafters.factory import DraftContext, build_drafter
@@ -39,7 +40,7 @@ class GenerationStats:
     """How an answer came about. `acceptance_by_depth[d - 1]`: share of steps at depth d."""
 
     drafter: str
-    attention: str  # backends of tree attention in the loop, as in `flash` or `flash+sdpa`
+    attention: str  # backends of tree attention in its steps, as in `flash` or `flash+sdpa`
     attention_fallbacks: list[str]  # what was left to another backend than asked for, and why
     prompt_tokens: int
     new_tokens: int
@@ -52,6 +53,7 @@ class GenerationStats:
     steps_run_by: str = "torch"  # torch, C++, or fixed shapes, with the details of each
     drafter_notes: list[str] = field(default_factory=list)  # what drafted when, and why
     first_token_seconds: float = 0.0  # of `seconds`, until the first token: the prompt's part
+    dtype: str = "float32"  # that the base computed in
     weights: str = CHECKPOINT  # checkpoint | int8
     quantization: str | None = None  # of the base as loaded: the answer is the quantised model's
     noise: float = 0.0  # logits by which rounding may differ: a smaller margin may flip a token
@@ -122,10 +124,26 @@ class Engine:
         return self.base.info.weights
 
     @property
+    def noise(self) -> float:
+        """Logits by which rounding may differ, as measured at load and by each compiled step."""
+        fixed = self.verifier.fixed
+        return self.check.noise if fixed is None else max(self.check.noise, fixed.noise)
+
+    @property
     def steps_run_by(self) -> str:
         """What runs greedy steps; each answer's statistics say what ran its own."""
         fixed = self.verifier.fixed
-        return self.verifier.steps_run_by if fixed is None else fixed.name
+        if fixed is None:
+            return self.verifier.steps_run_by
+        if fixed.refused is not None:
+            return f"{self.verifier.steps_run_by} (no fixed shapes: {fixed.refused})"
+        return fixed.name
+
+    @property
+    def attention(self) -> AttentionChoice:
+        """The backends of tree attention in what runs greedy steps."""
+        fixed = self.verifier.fixed
+        return self.verifier.attention if fixed is None else fixed.verifier.attention
 
     def generate(
         self,
@@ -263,11 +281,12 @@ class Engine:
             sum(n for depth, n in row.depth_counts.items() if depth >= d)
             for d in range(1, deepest + 1)
         ]
+        attention = row.attention or self.verifier.attention
         stats = GenerationStats(
             drafter=drafter.name,
             drafter_notes=notes_of(drafter),
-            attention=self.verifier.attention.name,
-            attention_fallbacks=list(self.verifier.attention.fallbacks),
+            attention=attention.name,
+            attention_fallbacks=list(attention.fallbacks),
             prompt_tokens=len(row.prompt_ids),
             new_tokens=len(row.token_ids),
             num_steps=row.num_steps,
@@ -278,9 +297,10 @@ class Engine:
             acceptance=row.chooser.params.acceptance,
             steps_run_by=row.steps_run_by,
             first_token_seconds=first,
+            dtype=self.base.info.dtype,
             weights=self.weights,
             quantization=self.base.info.quantization,
-            noise=self.check.noise,
+            noise=self.noise,
         )
         reason = row.finish_reason or "cancelled"
         return GenerationResult(cut_at_stop(text, stops), list(row.token_ids), reason, stats)

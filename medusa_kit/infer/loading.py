@@ -29,6 +29,7 @@ from medusa_kit.infer.generation_settings import check_own_settings
 from medusa_kit.infer.native.heads import install_native_heads
 from medusa_kit.infer.prepare import prepared_verifier
 from medusa_kit.infer.rounded import with_weights
+from medusa_kit.placement import AUTO
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.plan import Tree, TreePlan
 
@@ -40,8 +41,8 @@ def load(
     *,
     heads: str | Path | MedusaHeads | None = "auto",
     tree: AnyTree = None,
-    dtype: str = "float32",
-    device: str = "auto",
+    dtype: str = AUTO,
+    device: str = AUTO,
     weights: str = CHECKPOINT,
     attention: str = "auto",
     fixed_shapes: str = "auto",
@@ -57,8 +58,10 @@ def load(
 
     `heads`: auto (paired with the base, else shipped with the kit, else none), None, a folder, a
     Hub id (ORG/NAME or ORG/NAME@REVISION), or `untrained`. `tree`: a tree, static or dynamic, its
-    file or a list of choices; else the one beside the heads. `weights`: checkpoint, its own, or
-    int8: rounded, on a CPU; LOSSY, the words are another model's (medusa_kit.infer.rounded).
+    file or a list of choices; else the one beside the heads. `dtype`: auto (on CUDA the
+    checkpoint's own, elsewhere float32), float32, bfloat16, float16 or float64. `weights`:
+    checkpoint, its own, or int8: rounded, on a CPU; LOSSY, the words are another model's
+    (medusa_kit.infer.rounded).
     `attention`: what computes tree attention (auto, sdpa, flash, triton).
     `fixed_shapes`: whether greedy steps run whole on the device (auto: on CUDA, as a CUDA graph;
     always, never); `compiled`: with the model's forward through torch.compile.

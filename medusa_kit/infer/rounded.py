@@ -18,12 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from medusa_kit import console
-from medusa_kit.base_model import INT8, WEIGHTS, BaseModel, pick_device
+from medusa_kit.base_model import INT8, WEIGHTS, BaseModel
 from medusa_kit.errors import ConfigError, nearest
 from medusa_kit.infer.native.packing import Blocks
 from medusa_kit.infer.packed_linear import plain_linears
 from medusa_kit.infer.tree_step import HOLDER_ATTRIBUTE
 from medusa_kit.model_files import stored_quantised
+from medusa_kit.placement import AUTO, pick_device
 
 GROUP, LARGEST = 32, 127
 LEAVE_OUT = "leave out weights"
@@ -102,7 +103,7 @@ def _check_place(device: str, dtype: str) -> None:
             hint=f"{LEAVE_OUT}; on a GPU load a model that transformers itself quantises, or use "
             "device cpu",
         )
-    if dtype != "float32":
+    if dtype not in ("float32", AUTO):  # auto on a CPU is float32
         raise ConfigError(
             f"weights int8 need dtype float32, in which a CPU multiplies; it is {dtype}",
             hint=f"dtype float32 (weights are stored in eight bits all the same), or {LEAVE_OUT}",

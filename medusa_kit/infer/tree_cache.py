@@ -16,6 +16,7 @@ from torch.nn.functional import pad
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from medusa_kit.errors import ContextLengthError
+from medusa_kit.infer.sending import sent
 
 
 class TreeCacheLayer(CacheLayerMixin):
@@ -70,6 +71,7 @@ class TreeCache(Cache):
         self._block: Tensor | None = None
         self._strays: list[tuple[Tensor, Tensor]] = []
         self._places: tuple[Any, tuple[Tensor, Tensor]] | None = None
+        self._sent: tuple[Any, Tensor] | None = None
 
     @property
     def block(self) -> Tensor | None:
@@ -84,13 +86,19 @@ class TreeCache(Cache):
                 layer.lazy_initialization(empty, empty)
         return self.block
 
+    def device_lengths(self, device: torch.device) -> Tensor:
+        """lengths_B on the device, sent there once for all who need them."""
+        key = (tuple(self.lengths), device)
+        if self._sent is None or self._sent[0] != key:
+            self._sent = key, sent(self.lengths, device)
+        return self._sent[1]
+
     def places(self, num_nodes: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """(rows_B1, slots_BN) that a forward of N nodes writes to, the same for all layers."""
         key = (tuple(self.lengths), num_nodes, device)
         if self._places is None or self._places[0] != key:
             rows_B1 = torch.arange(len(self.lengths), device=device)[:, None]
-            lengths_B1 = torch.tensor(self.lengths, device=device)[:, None]
-            slots_BN = lengths_B1 + torch.arange(num_nodes, device=device)
+            slots_BN = self.device_lengths(device)[:, None] + torch.arange(num_nodes, device=device)
             self._places = key, (rows_B1, slots_BN)
         return self._places[1]
 
@@ -117,34 +125,35 @@ class TreeCache(Cache):
     @torch.inference_mode()
     def commit(self, kept: Sequence[Sequence[int]]) -> None:
         """Keep these nodes (ascending) of each row's last forward; forget the other nodes."""
+        self._move(
+            [_moves(nodes, length) for nodes, length in zip(kept, self.lengths, strict=True)]
+        )
         for row, nodes in enumerate(kept):
-            self._move(row, self.lengths[row], nodes)
             self.lengths[row] += len(nodes)
 
-    def _move(self, row: int, start: int, nodes: Sequence[int]) -> None:
-        settled = 0  # nodes 0, 1, ... already lie where they belong
-        while settled < len(nodes) and nodes[settled] == settled:
-            settled += 1
-        if settled == len(nodes):
+    def _move(self, moves: Sequence[Sequence[tuple[int, int]]]) -> None:
+        """Copy slots of each row, all rows at once: (from, to)."""
+        J = max(len(pairs) for pairs in moves)
+        if J == 0:
             return
-        source = torch.tensor(nodes[settled:]) + start
-        target = slice(start + settled, start + len(nodes))
+        # Rows with fewer moves make their last one several times.
+        table = [[(row, *pairs[min(j, len(pairs) - 1)]) for j in range(J)]
+                 for row, pairs in enumerate(moves) if pairs]  # fmt: skip
         if self._block is not None:
-            slots = self._block[:, :, row]
-            slots[..., target, :] = slots.index_select(3, source.to(slots.device))
+            rows, source, target = sent(table, self._block.device).unbind(-1)
+            self._block[:, :, rows, :, target] = self._block[:, :, rows, :, source]
         for pair in self._strays:
+            rows, source, target = sent(table, pair[0].device).unbind(-1)
             for tensor in pair:
-                slots = tensor[row]
-                slots[:, target] = slots.index_select(1, source.to(slots.device))
+                tensor[rows, :, target] = tensor[rows, :, source]
 
     @torch.inference_mode()
     def select_rows(self, rows: Sequence[int]) -> None:
         """Go on with these rows only (a finished row leaves the batch)."""
-        index = torch.tensor(rows)
         self.lengths = [self.lengths[row] for row in rows]
         self._replace(
-            lambda block: block.index_select(2, index.to(block.device)),
-            lambda slots: slots[index.to(slots.device)],
+            lambda block: block.index_select(2, sent(rows, block.device)),
+            lambda slots: slots.index_select(0, sent(rows, slots.device)),
         )
 
     @torch.inference_mode()
@@ -169,3 +178,8 @@ class TreeCache(Cache):
                 self._strays.append((layer.keys, layer.values))
             elif layer.keys is not None and self._block is not None:
                 layer.keys, layer.values = self._block[position, 0], self._block[position, 1]
+
+
+def _moves(nodes: Sequence[int], start: int) -> list[tuple[int, int]]:
+    """(from, to) slots that bring these nodes to the front; those that lie there stay."""
+    return [(start + node, start + place) for place, node in enumerate(nodes) if node != place]

@@ -86,6 +86,7 @@ class TreeSearch:
             "machine": {
                 "processor": platform.processor() or platform.machine(),
                 "device": machine_name(engine.base.device),
+                "steps_run_by": engine.steps_run_by,
                 "threads": torch.get_num_threads(),
                 "torch": torch.__version__,
             },

@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from medusa_kit.infer.sending import sent
+
 T = TypeVar("T")
 
 
@@ -33,6 +35,7 @@ class TreeStep:
     causal_prompt: bool = False  # all rows empty and a plain chain: a causal kernel will do
     attend: Callable[..., Tensor] | None = None  # what computes attention; None: SDPA
     split_finely: bool = False  # short rows too go to several programs, as long ones do
+    lengths_B: Tensor | None = None  # the lengths where the nodes are, if they lie there already
     _shared: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -85,11 +88,13 @@ class TreeStep:
 
     def device_lengths(self) -> Tensor:
         """lengths_B where the nodes are."""
-        return torch.tensor(self.lengths, device=self.depths_BN.device)
+        if self.lengths_B is None:
+            self.lengths_B = sent(self.lengths, self.depths_BN.device)
+        return self.lengths_B
 
     def _build_mask(self, window: int | None) -> Tensor:
         device = self.depths_BN.device
-        lengths_B11 = torch.tensor(self.lengths, device=device)[:, None, None]
+        lengths_B11 = self.device_lengths()[:, None, None]
         slots_L = torch.arange(self.num_slots, device=device)
         mask_BNL = (slots_L < lengths_B11).expand(-1, self.num_nodes, -1).clone()
         if window is not None:

@@ -14,6 +14,7 @@ from medusa_kit.families import refuse_impossible
 from medusa_kit.infer.attention import install_tree_attention
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.native.decoder import NativeDecoder
+from medusa_kit.infer.sending import sent
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import NodeScores, TreeStep
 from medusa_kit.locks import lock_of
@@ -64,11 +65,11 @@ class Verifier:
         Nodes past the context's last position get that position; they can never be accepted.
         """
         cache.check_room(tokens_BN.shape[1])
-        lengths_B1 = torch.tensor(cache.lengths, device=depths_BN.device)[:, None]
-        positions_BN = (lengths_B1 + depths_BN).clamp_max(self.base.info.context_length - 1)
-        step = TreeStep(
-            tuple(cache.lengths), depths_BN, sees_BNN, causal_prompt, self.attention.attend
-        )
+        lengths_B = cache.device_lengths(depths_BN.device)
+        last_position = self.base.info.context_length - 1
+        positions_BN = (lengths_B[:, None] + depths_BN).clamp_max(last_position)
+        lengths, attend = tuple(cache.lengths), self.attention.attend
+        step = TreeStep(lengths, depths_BN, sees_BNN, causal_prompt, attend, lengths_B)
         if self.native and self.native.takes(cache, step):
             wanted = None if isinstance(keep, int) else keep
             with lock_of(self.base.model):
@@ -112,7 +113,7 @@ class Verifier:
         for start in range(0, longest, size):
             chunks = [list(prompt[start : start + size]) for prompt in prompts]
             T = max(len(chunk) for chunk in chunks)
-            tokens_BT = torch.tensor([c + [0] * (T - len(c)) for c in chunks], device=device)
+            tokens_BT = sent([c + [0] * (T - len(c)) for c in chunks], device)
             depths_BT = torch.arange(T, device=device).expand(len(prompts), T)
             sees_TT = torch.ones(T, T, dtype=torch.bool, device=device).tril()
             ends = {row: len(chunk) - 1 for row, chunk in enumerate(chunks)
@@ -125,7 +126,7 @@ class Verifier:
                 sees_TT.expand(len(prompts), T, T),
                 causal_prompt=start == 0,
                 prompt=True,
-                keep=torch.tensor(wanted, device=device),
+                keep=sent(wanted, device),
             )
             cache.commit([range(len(chunk)) for chunk in chunks])
             for row, end in ends.items():

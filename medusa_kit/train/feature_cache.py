@@ -25,11 +25,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from medusa_kit import console
-from medusa_kit.base_model import DTYPES, BaseModel
+from medusa_kit.base_model import BaseModel
 from medusa_kit.config import TrainRecipe
 from medusa_kit.errors import IncompatibleBaseError, MedusaKitError
 from medusa_kit.files import atomic_write
 from medusa_kit.fingerprint import Match, compare
+from medusa_kit.placement import DTYPES
 from medusa_kit.train import distributed
 from medusa_kit.train.data import HeadTargets
 from medusa_kit.train.features import FeatureOptions, Positions, batches, by_length, run

@@ -25,7 +25,7 @@ from medusa_kit.config import TrainSection
 from medusa_kit.heads.kinds import MedusaHeads
 from medusa_kit.heads.ranks import head_parameter_dtype, project_rows
 from medusa_kit.train.chunked_loss import SharedTargets, chunked_loss
-from medusa_kit.train.fused_loss import Columns, base_columns, head_columns, summed
+from medusa_kit.train.fused_loss import LIBRARIES, Columns, base_columns, head_columns, summed
 
 SOFT_SHARES = {"cross_entropy": 0.0, "soft": 0.5, "tv": 1.0, "lk": 1.0}  # unless the recipe says
 
@@ -129,7 +129,9 @@ def _fused(
     options: LossOptions, z_PD: Tensor, targets_P: Tensor, columns: Columns | None
 ) -> Tensor | None:
     """The summed loss where a library works it out; a part of an update may hold no target."""
-    if options.fused is None or columns is None or not bool((targets_P >= 0).any()):
+    if options.fused is None or columns is None:
+        return None
+    if LIBRARIES[options.fused].needs_target and not bool((targets_P >= 0).any()):
         return None
     return summed(options.fused, z_PD, targets_P, columns)
 

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from medusa_kit import adapters
-from medusa_kit.base_model import DTYPES, VARIANT_KEY, BaseModel, load_base_model
+from medusa_kit.base_model import VARIANT_KEY, BaseModel, load_base_model
 from medusa_kit.config import TrainRecipe
 from medusa_kit.files import atomic_write
 from medusa_kit.heads import MedusaHeads, save_heads
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER, read_config, write_config
 from medusa_kit.heads.config import HeadsConfig
+from medusa_kit.placement import DTYPES
 from medusa_kit.train import distributed
 from medusa_kit.train.engine import TrainingEngine
 from medusa_kit.train.provenance import provenance

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from medusa_kit import adapters, console
-from medusa_kit.base_model import BaseModel, load_base_model, pick_device
+from medusa_kit.base_model import BaseModel, load_base_model
 from medusa_kit.config import TrainRecipe
 from medusa_kit.data.answer_settings import base_that_answered
 from medusa_kit.data.chat import EncodedExample, check_ids, encode_rows
@@ -20,6 +20,8 @@ from medusa_kit.data.mix import recipe_rows
 from medusa_kit.errors import ConfigError, MedusaKitError
 from medusa_kit.fingerprint import Match, compare
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER
+from medusa_kit.model_files import stored_config
+from medusa_kit.placement import pick_device, stored_dtype
 from medusa_kit.train import distributed, fused_loss, preparation, quality, result, sharded_base
 from medusa_kit.train.data import HeadTargets, prepare, split
 from medusa_kit.train.engine import make_engine
@@ -91,6 +93,7 @@ def load_base(recipe: TrainRecipe, device: torch.device) -> BaseModel:
     four_bit = recipe.stage == "medusa2" and recipe.joint_options.moves == "qlora"
     if four_bit:
         adapters.require_4bit(device.type)
+    _tell_smaller_dtype(recipe, device)
     return load_base_model(
         recipe.base.model,
         dtype=recipe.base.dtype,
@@ -98,6 +101,21 @@ def load_base(recipe: TrainRecipe, device: torch.device) -> BaseModel:
         revision=recipe.base.revision,
         four_bit=four_bit,
     )
+
+
+def _tell_smaller_dtype(recipe: TrainRecipe, device: torch.device) -> None:
+    """A recipe says what it computes in, on whatever machine: `auto` is for decoding alone."""
+    base = recipe.base
+    if device.type != "cuda" or base.dtype != "float32" or recipe.stage != "medusa1":
+        return
+    config = stored_config(base.model, base.revision)
+    stored = None if config is None else stored_dtype(config)
+    if stored in (torch.bfloat16, torch.float16):
+        name = str(stored).removeprefix("torch.")
+        console.note(
+            f"base.dtype is float32 and the checkpoint's is {name}: base.dtype={name} takes half "
+            "the memory and time of the base's forwards (heads train in float32 either way)"
+        )
 
 
 def load_examples(base: BaseModel, recipe: TrainRecipe) -> list[EncodedExample]:

@@ -1,6 +1,8 @@
 """Where a step's time goes: the parts, and that the engine is as before afterwards."""
 
 import time
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,16 +15,20 @@ from medusa_kit.bench.breakdown import (
     ACCEPT,
     ATTENTION,
     CACHE,
+    DEVICE,
     HEADS,
     LINEAR,
     MODEL,
     NATIVE,
+    OTHER,
     PYTHON,
     TREE,
     Stopwatch,
     break_down,
+    kernel_seconds,
     read_floor,
 )
+from medusa_kit.cli.bench_report import breakdown_table
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.engine import Engine
 from medusa_kit.infer.loading import build_engine
@@ -95,6 +101,33 @@ def test_parts_of_a_tree_grown_at_each_step() -> None:
     assert break_down({"heads": engine}, PROMPTS, 8)["heads"].parts[HEADS] > 0
 
 
+def test_a_step_on_the_device_is_one_part() -> None:
+    """Nothing of the loop's parts stands under its name, and what ran says so."""
+    base = endless_base(14)
+    engine = build_engine(base, heads=random_heads(base), tree=BUSHY, fixed_shapes="always")
+    prompts = [[token % 14 for token in prompt] for prompt in PROMPTS]
+    one, ours = break_down({"heads": engine}, prompts, 8).values()
+    for found in (one, ours):
+        assert set(found.parts) == {DEVICE, PYTHON}
+        assert found.steps_run_by == engine.steps_run_by == "torch, fixed shapes (sdpa)"
+        assert found.kernels == {}, "there is no CUDA here"
+    engine.use_tree(DynamicTree(6, (1.0, 1.0), 3, 3))
+    grown = break_down({"heads": engine}, prompts, 8)["heads"]
+    assert (grown.steps_run_by, DEVICE in grown.parts) == ("torch", False)
+
+
+def test_kernels_of_a_profile_by_kind() -> None:
+    names = {"void flash_fwd_splitkv_kernel<cutlass>": 3.0, "split_kernel": 1.0,
+             "nvjet_hsh_64x8": 20.0, "void gemv2T_kernel_val": 4.0, "Memcpy DtoH": 0.5,
+             "void at::native::elementwise_kernel": 2.5, "cudaGraphLaunch": 0.0}  # fmt: skip
+    events = [SimpleNamespace(key=k, self_device_time_total=v * 1e6) for k, v in names.items()]
+    assert kernel_seconds(events, 2) == {
+        ATTENTION: 2.0, LINEAR: 12.0, "copies": 0.25, OTHER: 1.25}  # fmt: skip
+    table = breakdown_table({"x": replace(break_down({"h": through_torch()}, PROMPTS, 4)["h"],
+                                          kernels=kernel_seconds(events, 2))}, "")  # fmt: skip
+    assert "kernels: linear layers" in map(str, table.columns[0].cells)
+
+
 def test_afterwards_nothing_is_watched() -> None:
     engine = through_torch()
     before = (TreeCache.commit, TreeCacheLayer.update, AttentionChoice.attend)
@@ -117,3 +150,12 @@ def test_the_floor_of_more_bytes_than_the_buffer_is_scaled(monkeypatch: pytest.M
     monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
     monkeypatch.setattr("medusa_kit.bench.breakdown.FLOOR_BUFFER", 64)
     assert read_floor(256, torch.device("cpu"), repeats=3) == 4.0
+
+
+def test_a_stopwatch_waits_for_the_models_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for whichever is current."""
+    waited: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: waited.append(device))
+    with Stopwatch(torch.device("cuda", 1)).part(MODEL):
+        pass
+    assert waited == [torch.device("cuda", 1)] * 2

@@ -179,3 +179,11 @@ def test_verify_and_bench_with_drafters(
     assert "medusa-kit, suffix: nothing was found" in out
     assert "decoding" in out
     assert (record["drafter"], record["heads_refused"]) == ("auto", None)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command[0])
+def test_the_dtype_is_the_checkpoints_own_but_for_verify(loaded: Any, command: Any) -> None:
+    """What verify promises is said of float32, unless a file or an option says otherwise."""
+    usual = "float32" if command[0] == "verify" else "auto"
+    assert loaded(*command, *MODEL)["dtype"] == usual
+    assert loaded(*command, *MODEL, "--dtype", "auto")["dtype"] == "auto"

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 from small_engines import BUSHY, engine_with_heads, random_heads, random_prompt
-from tiny_models import CONTEXT, VOCAB, tiny_base, tiny_model
+from tiny_models import CONTEXT, tiny_base, tiny_model
 
 from medusa_kit.base_model import wrap_model
-from medusa_kit.errors import ConfigError, DeviceMemoryError, IncompatibleBaseError
+from medusa_kit.errors import ConfigError
 from medusa_kit.infer.acceptance import accept
 from medusa_kit.infer.decode import decode, make_row
 from medusa_kit.infer.drafters import draft_with
@@ -25,7 +25,6 @@ from medusa_kit.infer.engine import Engine
 from medusa_kit.infer.fixed.accept import TreeTables, accept_greedy, walked
 from medusa_kit.infer.fixed.forward import FixedTreeStep
 from medusa_kit.infer.fixed.guard import HostRead, NoHostReads
-from medusa_kit.infer.fixed.shapes import num_slots
 from medusa_kit.infer.fixed.step import FixedStep
 from medusa_kit.infer.loading import build_engine
 from medusa_kit.infer.sampling import SamplingParams
@@ -236,40 +235,6 @@ def test_an_answer_asked_for_while_another_streams() -> None:
     assert engine.generate(PROMPTS[2], max_new_tokens=20).stats.steps_run_by == FIXED
 
 
-def test_steps_are_kept_and_rounded_up() -> None:
-    engine = fixed_engine()
-    fixed = engine.verifier.fixed
-    assert fixed is not None
-    engine.generate(PROMPTS, max_new_tokens=4)
-    step = fixed._steps[0]
-    assert (step.batch_size, step.num_slots, step.num_nodes) == (4, 192, 10)
-    engine.generate([*PROMPTS, [3]], max_new_tokens=30)
-    assert fixed._steps == [step]
-    engine.generate([3], max_new_tokens=4)
-    engine.generate(PROMPTS[:2], max_new_tokens=4)
-    assert [one.batch_size for one in fixed._steps] == [1, 2]
-    assert [num_slots(n, 10_000) for n in (1, 257, 9_000)] == [256, 512, 10_048]
-
-
-def test_too_little_memory_fails_the_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = fixed_engine()
-
-    def refuse(self: FixedStep) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(FixedStep, "advance", refuse)
-        with pytest.raises(
-            DeviceMemoryError, match="no room for 3 rows of up to 32 tokens"
-        ) as caught:
-            engine.generate(PROMPTS, max_new_tokens=4)
-    assert "with 10 nodes each: the cache takes about" in caught.value.message
-    assert "a tree of at most 5 nodes" in (caught.value.hint or "")
-    assert engine.verifier.fixed is not None
-    assert engine.verifier.fixed._steps == []
-    assert engine.generate(PROMPTS[0], max_new_tokens=4).stats.steps_run_by == FIXED
-
-
 def test_a_capture_that_fails_leaves_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = fixed_engine()
 
@@ -283,34 +248,6 @@ def test_a_capture_that_fails_leaves_the_loop(monkeypatch: pytest.MonkeyPatch) -
         assert (result.token_ids, result.stats.steps_run_by) == (expected[0], "torch")
     assert engine.verifier.fixed is not None
     assert engine.verifier.fixed.refused == "operation not permitted when stream is capturing"
-
-
-def test_compile_is_handed_the_forward_and_its_result_is_checked(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    calls: list[Any] = []
-    off_by = 0.0
-
-    def stand_in(forward: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-        def compiled(*args: Any, **kwargs: Any) -> Any:
-            calls.append(options)
-            hidden, logits = forward(*args, **kwargs)
-            return hidden, logits + off_by * torch.arange(VOCAB)
-
-        return compiled
-
-    monkeypatch.setattr(torch, "compile", stand_in)
-    base = tiny_base("gemma3")
-    engine = build_engine(base, heads=random_heads(base), fixed_shapes="always", compiled=True)
-    expected = plain_answers(tiny_model("gemma3"), PROMPTS[:1], 12)
-    result = engine.generate(PROMPTS[0], max_new_tokens=12)
-    assert result.token_ids == expected[0]
-    assert result.stats.steps_run_by == "torch.compile, fixed shapes (sdpa)"
-    assert calls[0] == {"dynamic": False}
-    assert len(calls) == 2 + result.stats.num_steps  # checked, slots allocated, then the steps
-    off_by = 1.0
-    with pytest.raises(IncompatibleBaseError, match="compiled forward"):
-        engine.generate(PROMPTS, max_new_tokens=4)
 
 
 def test_asked_for_where_they_cannot_be_used() -> None:
@@ -327,3 +264,16 @@ def test_asked_for_where_they_cannot_be_used() -> None:
     with pytest.raises(ConfigError, match="waits for a value on the host"):
         build_engine(wrap_model(model), fixed_shapes="always")
     assert build_engine(tiny_base("llama")).verifier.fixed is None
+
+
+def test_statistics_name_the_attention_that_computed() -> None:
+    """Steps of fixed shapes have a choice of backends of their own."""
+    engine = fixed_engine()
+    assert engine.verifier.fixed is not None
+    steps = engine.verifier.fixed.verifier.attention
+    steps.fallbacks.append("triton: not here; sdpa instead")
+    result = engine.generate(PROMPTS[0], max_new_tokens=4)
+    assert result.stats.steps_run_by == FIXED
+    assert result.stats.attention_fallbacks == engine.attention.fallbacks == steps.fallbacks
+    loop = engine.generate(PROMPTS[0], max_new_tokens=4, temperature=0.8).stats
+    assert (loop.steps_run_by, loop.attention_fallbacks) == ("torch", [])

@@ -1,5 +1,6 @@
 """The promise on a CUDA device; these skip themselves where there is none."""
 
+import warnings
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from medusa_kit.infer.attention.choice import BACKENDS
 from medusa_kit.infer.attention.sdpa import tree_sdpa
 from medusa_kit.infer.drafters.base import Topology
 from medusa_kit.infer.engine import Engine
+from medusa_kit.infer.fixed.step import FixedStep
 from medusa_kit.infer.loading import build_engine
 from medusa_kit.infer.tree_step import TreeStep
 from medusa_kit.tree.candidate_tree import CandidateTree
@@ -48,6 +50,26 @@ def test_same_seed_same_text_as_on_the_cpu() -> None:
         result = engine.generate(prompt, max_new_tokens=24, temperature=0.9, seed=4)
         texts.append(result.token_ids)
     assert texts[0] == texts[1]
+
+
+def test_a_step_of_the_loop_waits_once() -> None:
+    """Counted by torch's own warnings, a long answer against a short one."""
+    engine = captured_engine("llama", fixed_shapes="never")
+
+    def waits(tokens: int, rows: int) -> tuple[int, int]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                results = engine.generate(PROMPTS[:rows], max_new_tokens=tokens)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        return len(caught), max(result.stats.num_steps for result in results)
+
+    for rows in (1, 3):
+        waits(24, rows)  # what is made once
+        (short, fewer), (long, more) = waits(4, rows), waits(24, rows)
+        assert long - short <= more - fewer, (rows, short, fewer, long, more)
 
 
 # Attention backends with their real kernels.
@@ -170,6 +192,41 @@ def test_a_replayed_step_waits_for_nothing() -> None:
             step.advance()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("fault", ["an error", "a read", "a read nobody hears of"])
+def test_a_capture_that_fails_leaves_a_working_loop(
+    fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, plain = captured_engine("llama"), FixedStep.advance
+    stream, mode = torch.cuda.current_stream(), torch.cuda.get_sync_debug_mode()
+
+    def advance(self: FixedStep) -> None:
+        plain(self)
+        if not torch.cuda.is_current_stream_capturing():
+            return
+        if fault == "an error":
+            raise RuntimeError("injected")
+        try:
+            self.out_BJ1.tolist()  # not allowed in a capture, which is invalid from here on
+        except RuntimeError:
+            if fault == "a read":
+                raise
+
+    monkeypatch.setattr(FixedStep, "advance", advance)
+    expected = answers_on_cuda("llama", 24)
+    results = engine.generate(PROMPTS, max_new_tokens=24)
+    assert [result.token_ids for result in results] == expected
+    assert engine.verifier.fixed is not None
+    assert engine.verifier.fixed.refused
+    assert results[0].stats.steps_run_by == "torch"
+    assert (torch.cuda.current_stream(), torch.cuda.get_sync_debug_mode()) == (stream, mode)
+    torch.rand(3, device="cuda")  # the generator is not being recorded
+    # Nor does anything else go to the graph's memory: another model is captured after it.
+    monkeypatch.setattr(FixedStep, "advance", plain)
+    again = captured_engine("llama").generate(PROMPTS, max_new_tokens=24)
+    assert [result.token_ids for result in again] == expected
+    assert "in a CUDA graph" in again[0].stats.steps_run_by
 
 
 def test_a_compiled_forward_is_captured() -> None:

@@ -83,7 +83,7 @@ def test_a_mask_that_lets_siblings_see_each_other_is_caught(
 
 
 def test_a_commit_that_keeps_the_wrong_nodes_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def careless(cache: TreeCache, row: int, start: int, nodes: list[int]) -> None: ...
+    def careless(cache: TreeCache, moves: list[list[tuple[int, int]]]) -> None: ...
 
     monkeypatch.setattr(TreeCache, "_move", careless)
     with pytest.raises(IncompatibleBaseError, match="off by"):

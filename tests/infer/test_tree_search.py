@@ -1,18 +1,23 @@
 """Which tree is chosen, given step times; what it is chosen from; what a search refuses."""
 
 import math
+import time
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from rank_tables import random_statistics
-from small_engines import engine_with_heads
+from small_engines import endless_base, engine_with_heads, random_heads
 
 from medusa_kit.errors import ConfigError, TreeError
 from medusa_kit.infer import tree_search as module
 from medusa_kit.infer.engine import Engine
+from medusa_kit.infer.fixed.step import FixedStep
+from medusa_kit.infer.loading import build_engine
 from medusa_kit.infer.step_time import measure_step_times
 from medusa_kit.infer.tree_search import TreeRow, judge_tree, search_tree
+from medusa_kit.infer.verifier import Verifier
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
 from medusa_kit.tree.plan import TreePlan
@@ -155,6 +160,36 @@ def test_measured_steps_leave_the_engine_as_it_was(engine: Engine) -> None:
     grown = {"grown": DynamicTree(6, (1.0, 1.0, 1.0), num_ranks=6)}
     assert set(measure_step_times(engine, grown, (8,), 1, batch_size=3)) == {1, "grown"}
     assert engine.generate(prompt, max_new_tokens=10).token_ids == before
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_what_is_timed_is_what_decodes(monkeypatch: pytest.MonkeyPatch, batch_size: int) -> None:
+    """Where steps run whole on the device, those; a tree that they cannot do, in the loop. The
+    clock goes by as many seconds as a step has nodes, and a hundredth for one of the loop."""
+    now, ran = 0.0, {"fixed": 0, "loop": 0}
+    run, forward = FixedStep.run, Verifier.forward
+
+    def fixed_step(self: FixedStep) -> list[list[int]]:
+        nonlocal now
+        now, ran["fixed"] = now + self.num_nodes, ran["fixed"] + 1
+        return run(self)
+
+    def loop_step(self: Verifier, *args: Any, prompt: bool = False, **options: Any) -> Any:
+        nonlocal now
+        now += 100.0 if prompt else 0.01
+        ran["loop"] += not prompt
+        return forward(self, *args, prompt=prompt, **options)
+
+    base = endless_base(14)
+    trees = {1: CandidateTree.root_only(), 4: CandidateTree([(0,), (1,), (0, 0)]),
+             "grown": DynamicTree(6, (1.0, 1.0, 1.0), num_ranks=6)}  # fmt: skip
+    engine = build_engine(base, heads=random_heads(base), tree=trees[4], fixed_shapes="always")
+    monkeypatch.setattr(FixedStep, "run", fixed_step)
+    monkeypatch.setattr(Verifier, "forward", loop_step)
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    seconds = measure_step_times(engine, trees, (8, 50), 3, batch_size)
+    assert seconds == pytest.approx({1: 1.0, 4: 4.0, "grown": 0.01})
+    assert ran == {"fixed": 2 * 5 * 4, "loop": 2 * 4}, "two prefixes, four steps each time"
 
 
 def test_statistics_of_other_heads_or_bases_are_refused(engine: Engine) -> None:

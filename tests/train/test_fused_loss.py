@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from medusa_kit.base_model import LogitScale
 from medusa_kit.errors import ConfigError
 from medusa_kit.heads import MedusaHeads
+from medusa_kit.infer.fixed.guard import NoHostReads
 from medusa_kit.train import fused_loss, trainer
 from medusa_kit.train.loss import LossOptions, SoftTargets, base_loss, heads_loss
 from medusa_kit.train.trainer import train, train_heads
@@ -30,26 +31,46 @@ def dense(z_PD, weight_RD, targets_P, bias_R, softcap, ignore_index, reduction):
     return F.cross_entropy(logits_PR, targets_P, ignore_index=ignore_index, reduction=reduction)
 
 
-def liger_fused_linear_cross_entropy(
-    input, weight, target, bias=None, ignore_index=-100, reduction="mean", softcap=None,
-    accum_dtype=None,
+def fused_linear_cross_entropy_forward(
+    _input, weight, target, ce_weight=None, bias=None, ignore_index=-100, lse_square_scale=0.0,
+    label_smoothing=0.0, reduction="mean", softcap=None, return_z_loss=False, accum_dtype=None,
 ):  # fmt: skip
+    """As Liger's: gradients come with the loss, and the targets are counted on the host."""
     CALLS.append("liger")
-    return dense(input, weight, target, bias, softcap, ignore_index, reduction)
+    assert accum_dtype == torch.float32, "gradients would be summed in 16 bits"
+    assert (target != ignore_index).sum().item() > 0 or reduction == "sum"
+    given = [_input, weight, *([] if bias is None else [bias])]
+    graded = [tensor for tensor in given if tensor.requires_grad]
+    with torch.enable_grad():
+        loss = dense(_input, weight, target, bias, softcap, ignore_index, reduction)
+        found = iter(torch.autograd.grad(loss, graded) if graded else [])
+    gradients = [next(found) if tensor.requires_grad else None for tensor in given]
+    return loss.detach(), None, None, None, *gradients, *([None] if bias is None else [])
 
 
 def linear_cross_entropy(
+    e, c, targets, bias=None, ignore_index=-100, softcap=None, reduction="mean", shift=0,
+    filter_eps="auto", accum_e_fp32=False, accum_c_fp32=False, filter_e_grad=True,
+    filter_c_grad=True, impl="cce",
+):  # fmt: skip
+    assert filter_eps is None, "the filter leaves small gradients out"
+    assert accum_e_fp32, "gradients would be summed in 16 bits"
+    assert accum_c_fp32, "gradients would be summed in 16 bits"
+    assert (targets != ignore_index).any(), "it cannot be asked about nothing"
+    CALLS.append("cut_cross_entropy")
+    return dense(e, c, targets, bias, softcap, ignore_index, reduction)
+
+
+def older_linear_cross_entropy(
     e, c, targets, ignore_index=-100, softcap=None, reduction="mean", shift=False,
     filter_eps="high", impl="cce",
 ):  # fmt: skip
-    assert filter_eps is None, "the filter leaves small gradients out"
-    CALLS.append("cut_cross_entropy")
-    return dense(e, c, targets, None, softcap, ignore_index, reduction)
+    """The release on the package index."""
 
 
 CALLS = []
 STAND_INS = {
-    "liger_kernel.transformers.functional": liger_fused_linear_cross_entropy,
+    "liger_kernel.ops.fused_linear_cross_entropy": fused_linear_cross_entropy_forward,
     "cut_cross_entropy": linear_cross_entropy,
 }
 
@@ -92,11 +113,52 @@ def test_a_library_gives_the_chunked_loss(tiny_base, stand_ins, library, project
     for parameter in heads.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     ahead_PJ = torch.randint(-1, 32, (23, 4))
-    ahead_PJ[:, 3] = -1  # a head without any target: no library is asked
+    ahead_PJ[:, 3] = -1  # a head without any target
     ours, theirs = both(heads, torch.randn(23, 16, dtype=torch.float64), ahead_PJ, library)
-    assert [library] * 2 == CALLS
+    assert [library] * (3 if library == "liger" else 2) == CALLS
     for one, other in zip(ours, theirs, strict=True):
         torch.testing.assert_close(other, one, rtol=1e-10, atol=1e-12)
+
+
+def test_liger_is_run_without_waiting_for_the_device(tiny_base, stand_ins):
+    """Forward and backward, also where a part of an update holds no target."""
+    heads = MedusaHeads.for_base(tiny_base(), 3, 1, "own", None, "hydra")
+    ahead_PJ = torch.randint(-1, 32, (23, 4))
+    ahead_PJ[:, 3] = -1
+    counts_K = torch.tensor([20, 20, 0])
+    with NoHostReads():
+        result = heads_loss(
+            heads, torch.randn(23, 16), ahead_PJ, LossOptions(fused="liger"), counts_K=counts_K
+        )
+        gradients = torch.autograd.grad(result.loss, list(heads.parameters()))
+    assert CALLS == ["liger"] * 3
+    assert all(gradient.isfinite().all() for gradient in gradients)
+    with torch.no_grad():
+        again = heads_loss(
+            heads, torch.randn(23, 16), ahead_PJ, LossOptions(fused="liger"), counts_K=counts_K
+        )
+    assert not again.loss.requires_grad
+
+
+def test_a_library_runs_on_the_device_of_what_it_is_given(tiny_base, stand_ins, monkeypatch):
+    """Triton's kernels start on the current device, which with several GPUs may be another."""
+    entered = []
+
+    class Guard:
+        def __init__(self, tensor):
+            self.tensor = tensor
+
+        def __enter__(self):
+            entered.append(self.tensor)
+
+        def __exit__(self, *_):
+            assert len(CALLS) == 1
+
+    monkeypatch.setattr(torch.cuda, "device_of", Guard)
+    z_PD = torch.randn(5, 16)
+    columns = fused_loss.base_columns(tiny_base())
+    fused_loss.summed("liger", z_PD, torch.tensor([1, 2, -1, 4, 5]), columns)
+    assert [tensor.shape for tensor in entered] == [z_PD.shape]
 
 
 @pytest.mark.parametrize("with_original", [False, True])
@@ -154,8 +216,22 @@ def test_a_library_that_is_not_installed_is_refused(make_recipe, monkeypatch):
     recipe = make_recipe(train={"fused_loss": "cut_cross_entropy"})
     with pytest.raises(ConfigError, match="cut_cross_entropy is not installed") as caught:
         fused_loss.check_named(recipe, CUDA)
-    assert "medusa-kit[fused]" in (caught.value.hint or "")
+    assert "from source" in (caught.value.hint or "")
     fused_loss.check_named(make_recipe(), CUDA)  # auto: the chunked path
+
+
+def test_a_release_that_sums_gradients_in_16_bits_is_refused(make_recipe, stand_ins, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    recipe = make_recipe(train={"fused_loss": "cut_cross_entropy"})
+    fused_loss.check_named(recipe, CUDA)
+    older = sys.modules["cut_cross_entropy"]
+    monkeypatch.setattr(older, "linear_cross_entropy", older_linear_cross_entropy)
+    with pytest.raises(
+        ConfigError, match=r"in the 16 bits .* \(no accum_c_fp32, accum_e"
+    ) as caught:
+        fused_loss.check_named(recipe, CUDA)
+    assert "from source" in (caught.value.hint or "")
 
 
 ZERO_3 = {"deepspeed": {"zero_stage": 3}}

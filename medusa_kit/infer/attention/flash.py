@@ -110,15 +110,16 @@ def cut_slots(step: TreeStep, window: int | None) -> Cut:
     lengths, N = step.lengths, step.num_nodes
     even = min(lengths) == max(lengths)
     if window is None or not step.window_bites(window):
-        slots_BK = None if even else _places(step, lengths, 0)
+        slots_BK = None if even else _places(step, step.device_lengths(), 0)
         return Cut((0,) * len(lengths), slots_BK, step.sees_BNN)
     # A node is at most N - 1 deep, so all see what the deepest possible one would.
     starts = tuple(min(max(length + N - window, 0), length) for length in lengths)
+    lengths_B = step.device_lengths()
+    starts_B = (lengths_B + N - window).clamp_min(0).minimum(lengths_B)
     width = min(N, window) - 1  # slots before `starts` that some node sees
-    band_BW = _places(step, starts, -width)[:, :width]
-    tree_BN = _places(step, lengths, 0)
-    lengths_B1 = torch.tensor(lengths, device=band_BW.device)[:, None]
-    positions_BN = lengths_B1 + step.depths_BN
+    band_BW = _places(step, starts_B, -width)[:, :width]
+    tree_BN = _places(step, lengths_B, 0)
+    positions_BN = lengths_B[:, None] + step.depths_BN
     distance_BNW = positions_BN[:, :, None] - band_BW[:, None, :]
     distance_BNN = positions_BN[:, :, None] - positions_BN[:, None, :]
     band_mask_BNW = (band_BW >= 0)[:, None, :] & (distance_BNW < window)
@@ -130,11 +131,9 @@ def cut_slots(step: TreeStep, window: int | None) -> Cut:
     )
 
 
-def _places(step: TreeStep, firsts: Any, shift: int) -> Tensor:
-    """Slots of N places from `firsts` plus `shift` on, int64 [B, N]."""
-    device = step.depths_BN.device
-    firsts_B1 = torch.tensor(firsts, device=device)[:, None]
-    return firsts_B1 + shift + torch.arange(step.num_nodes, device=device)
+def _places(step: TreeStep, firsts_B: Tensor, shift: int) -> Tensor:
+    """Slots of N places from `firsts_B` plus `shift` on, int64 [B, N]."""
+    return firsts_B[:, None] + shift + torch.arange(step.num_nodes, device=firsts_B.device)
 
 
 def _dense(
@@ -185,7 +184,7 @@ def _prefix(
     if start == max(cut.starts) and (even or package(key_BGLE.device.type, key_BGLE.device.index)):
         counts_B = step.once(
             ("flash counts", start),
-            lambda: torch.tensor(step.lengths, dtype=torch.int32, device=key_BGLE.device) - start,
+            lambda: step.device_lengths().to(torch.int32) - start,
         )
         keys, values = key_BGLE[:, :, start:end], value_BGLE[:, :, start:end]
         return _kernel(query_BGRE, keys, values, counts_B, scale, softcap)

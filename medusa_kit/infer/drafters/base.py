@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from medusa_kit.infer.sending import sent
 from medusa_kit.infer.token_choice import TokenChooser
 
 ROOT, UNUSED = -1, -2
@@ -35,8 +36,7 @@ class Topology:
             if parent >= 0:
                 depths[node] = depths[parent] + 1
                 sees_NN[node] |= sees_NN[parent]
-        depths_N = torch.tensor(depths, device=device)
-        return cls(tuple(parents), depths_N, torch.from_numpy(sees_NN).to(device))
+        return cls(tuple(parents), sent(depths, device), sent(torch.from_numpy(sees_NN), device))
 
 
 def path_to(node: int, parents: Sequence[int]) -> list[int]:
@@ -95,7 +95,7 @@ class StepResult:
         """The base model's likeliest token behind each of these nodes, processing left out."""
         if self.likeliest_BN is not None:
             return [self.likeliest_BN[row][node] for node in nodes]
-        at = torch.tensor(nodes, device=self.logits_BNV.device)
+        at = sent(nodes, self.logits_BNV.device)
         return self.logits_BNV[row, at].argmax(-1).tolist()
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit.infer.drafters.base import ROOT, UNUSED, Draft, Topology
+from medusa_kit.infer.sending import sent
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.verifier import PREFILL_CHUNK, Verifier
 
@@ -90,11 +91,11 @@ class DraftRunner:
             sees_TT = torch.ones(T, T, dtype=torch.bool, device=device).tril()
             self.verifier.forward(
                 cache,
-                torch.tensor([chunk + [0] * (T - len(chunk)) for chunk in chunks], device=device),
+                sent([chunk + [0] * (T - len(chunk)) for chunk in chunks], device),
                 torch.arange(T, device=device).expand(B, T),
                 sees_TT.expand(B, T, T),
                 causal_prompt=not any(cache.lengths),
-                keep=torch.tensor([0], device=device),
+                keep=sent([0], device),
             )
             cache.commit([range(len(chunk)) for chunk in chunks])
         for read, unread in zip(self._read, self._unread, strict=True):
@@ -115,7 +116,7 @@ class DraftRunner:
             tokens.append([*unread, *nodes, *[0] * rest])
             parents = (*range(ROOT, start - 1), *behind, *[UNUSED] * rest)
             topologies.append(_topology(parents, self.device))
-        return Draft(torch.tensor(tokens, device=self.device), topologies)
+        return Draft(sent(tokens, self.device), topologies)
 
     def _room_for(self, num_nodes: int) -> TreeCache:
         """The cache, with slots for `num_nodes` more."""

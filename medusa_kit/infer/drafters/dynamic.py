@@ -25,6 +25,7 @@ from medusa_kit.infer.drafters.base import (
     StatelessDrafter,
     Topology,
 )
+from medusa_kit.infer.sending import sent
 from medusa_kit.tree.dynamic import DynamicTree, best_first
 
 Grown = tuple[Tensor, list[list[int]]]  # tokens_BN, parents of each row
@@ -48,7 +49,7 @@ class DynamicDrafter(StatelessDrafter):
     @torch.inference_mode()
     def grow(self, hidden_BD: Tensor, roots_B: Sequence[int]) -> Grown:
         """(tokens_BN, parents of each row). Slots that no path is left for are UNUSED."""
-        roots = torch.tensor(roots_B, device=hidden_BD.device)
+        roots = sent(roots_B, hidden_BD.device)
         grow = _grow_at_once if self.heads.one_pass else _grow_by_depth
         return grow(self.heads, self.tree, hidden_BD, roots)
 
@@ -68,7 +69,7 @@ def _grow_at_once(
         empty = tree.num_nodes - len(parents)
         tokens_BN.append([root, *guesses, *[root] * empty])
         parents_BN.append(parents + [UNUSED] * empty)
-    return torch.tensor(tokens_BN, device=hidden_BD.device), parents_BN
+    return sent(tokens_BN, hidden_BD.device), parents_BN
 
 
 def _grow_by_depth(

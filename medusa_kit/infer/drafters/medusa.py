@@ -10,6 +10,7 @@ from torch import Tensor
 
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.drafters.base import Draft, State, StatelessDrafter, Topology
+from medusa_kit.infer.sending import sent
 from medusa_kit.tree.candidate_tree import CandidateTree
 
 
@@ -26,7 +27,7 @@ class HeadsDrafter(StatelessDrafter):
 
     @torch.inference_mode()
     def propose(self, state: State) -> Draft:
-        roots_B = torch.tensor(state.roots_B, device=state.hidden_BD.device)
+        roots_B = sent(state.roots_B, state.hidden_BD.device)
         return Draft(self.fill(state.hidden_BD, roots_B), [self.topology] * len(roots_B))
 
     def fill(self, hidden_BD: Tensor, roots_B: Tensor, on_device: bool = False) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit.infer.drafters.base import ROOT, Draft, State, StatelessDrafter, Topology
+from medusa_kit.infer.sending import sent
 
 
 class PlainDrafter(StatelessDrafter):
@@ -17,7 +18,7 @@ class PlainDrafter(StatelessDrafter):
         self.topology = Topology.from_parents([ROOT], device)
 
     def propose(self, state: State) -> Draft:
-        roots_B1 = torch.tensor(state.roots_B, device=self.topology.depths_N.device)[:, None]
+        roots_B1 = sent(state.roots_B, self.topology.depths_N.device)[:, None]
         return Draft(roots_B1, [self.topology] * len(state.roots_B))
 
     def fill(self, hidden_BD: Tensor, roots_B: Tensor, on_device: bool = False) -> Tensor:

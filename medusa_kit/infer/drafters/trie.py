@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from medusa_kit.infer.drafters.base import ROOT, UNUSED, Draft, State, StepResult, Topology
+from medusa_kit.infer.sending import sent
 
 
 class Trie:
@@ -102,7 +103,7 @@ def draft_of(tries: Sequence[Trie], device: torch.device) -> Draft:
     tokens = [trie.tokens + [trie.tokens[0]] * (N - trie.num_nodes) for trie in tries]
     parents = [trie.parents + [UNUSED] * (N - trie.num_nodes) for trie in tries]
     topologies = [Topology.from_parents(row, device) for row in parents]
-    return Draft(torch.tensor(tokens, device=device), topologies)
+    return Draft(sent(tokens, device), topologies)
 
 
 class Source(Protocol):

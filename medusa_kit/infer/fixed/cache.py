@@ -5,7 +5,7 @@ Every forward returns all S slots; what lies behind a row's nodes is masked.
 Shapes: B batch, G key/value heads, S slots, E head dim, N nodes with root, J nodes of a path.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -68,6 +68,39 @@ class FixedCache(TreeCache):
         for pair in self._strays:
             for tensor in pair:
                 tensor[rows, :, target] = tensor[rows, :, source]
+
+    def copy_rows(self, other: "FixedCache", places: Sequence[int]) -> None:
+        """The rows in these places of `other`, as far as both have slots, as the first rows here;
+        without a copy on the way."""
+        shared = min(self.num_slots, other.num_slots)
+        for own, others in zip(self._tensors(), other._tensors(), strict=True):
+            for row, place in enumerate(places):
+                own[row, :, :shared].copy_(others[place, :, :shared])
+
+    def fill_at_random(self) -> None:
+        """Every slot, the same numbers each time."""
+        generator = torch.Generator(self._rows_B1.device).manual_seed(0)
+        for tensor in self._tensors():
+            tensor.normal_(generator=generator)
+
+    def clear(self) -> None:
+        for tensor in self._tensors():
+            tensor.zero_()
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self._tensors())
+
+    def free(self) -> None:
+        """Let go of all slots."""
+        self._block, self._strays, self.layers = None, [], []
+
+    def _tensors(self) -> Iterator[Tensor]:
+        """Keys and values of every layer, [B, G, S, E]."""
+        for layer in self.layers:
+            if layer.keys is not None and layer.values is not None:
+                yield layer.keys
+                yield layer.values
 
     @torch.inference_mode()
     def commit(self, kept: Sequence[Sequence[int]]) -> None:

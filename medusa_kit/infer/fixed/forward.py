@@ -25,8 +25,8 @@ class FixedTreeStep(TreeStep):
     def __init__(
         self, lengths_B: Tensor, depths_BN: Tensor, sees_BNN: Tensor, num_slots: int, attend: Any
     ) -> None:
-        super().__init__((), depths_BN, sees_BNN, False, attend)
-        self._lengths_B, self._num_slots = lengths_B, num_slots
+        super().__init__((), depths_BN, sees_BNN, False, attend, lengths_B)
+        self._num_slots = num_slots
 
     @property
     def num_slots(self) -> int:
@@ -35,12 +35,9 @@ class FixedTreeStep(TreeStep):
     def sees_all(self, window: int | None) -> bool:
         return False
 
-    def device_lengths(self) -> Tensor:
-        return self._lengths_B
-
     def _build_mask(self, window: int | None) -> Tensor:
         """mask_BNS, as the base class builds it, with empty slots behind each row's nodes."""
-        N, lengths_B1 = self.num_nodes, self._lengths_B[:, None]
+        N, lengths_B1 = self.num_nodes, self.device_lengths()[:, None]
         slots_S = torch.arange(self.num_slots, device=lengths_B1.device)
         node_BS = slots_S - lengths_B1  # the node that lies in a slot
         in_prefix_B1S = (node_BS < 0)[:, None]
@@ -59,13 +56,15 @@ class FixedVerifier(Verifier):
     """A verifier of the same base model whose every forward is one of fixed shapes.
 
     It takes what `check_trees` asks of a verifier, so that the same proof holds for it; while
-    `guarding`, a forward that reads on the host raises HostRead.
+    `guarding`, a forward that reads on the host raises HostRead. `compiled` runs trees, though no
+    prompts, in place of the model's forward, in the proof of it alone: a step has its own.
     """
 
     def __init__(self, plain: Verifier) -> None:
         self.base, self._holder = plain.base, plain._holder
         self.attention = plain.attention.for_fixed_shapes()
         self.native, self.fixed, self.guarding = None, None, False
+        self.compiled: Forward | None = None
 
     def new_cache(self, batch_size: int, num_slots: int) -> FixedCache:
         return FixedCache(self.base.info.num_layers, batch_size, num_slots, self.base.device)
@@ -84,7 +83,8 @@ class FixedVerifier(Verifier):
     ) -> NodeScores:
         assert isinstance(cache, FixedCache)
         lengths_B = torch.tensor(cache.lengths, device=tokens_BN.device)
-        hidden_BND, logits_BNV = self.score(cache, lengths_B, tokens_BN, depths_BN, sees_BNN)
+        own = None if prompt else self.compiled
+        hidden_BND, logits_BNV = self.score(cache, lengths_B, tokens_BN, depths_BN, sees_BNN, own)
         if isinstance(keep, int):
             return NodeScores(hidden_BND, logits_BNV)
         return NodeScores(hidden_BND[:, keep], logits_BNV[:, keep])

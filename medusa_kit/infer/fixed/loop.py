@@ -1,7 +1,7 @@
 """Decoding in steps of fixed shapes, from the first root on.
 
-Rows that finish idle in their places until the last one has: the shapes, and a captured graph, stay
-as they are.
+Rows that finish idle in their places: the shapes, and a captured graph, stay as they are. Once half
+of them do, the others go on in a smaller step.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,26 +10,28 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from medusa_kit.infer.fixed.accept import walked
-from medusa_kit.infer.fixed.step import FixedStep
+from medusa_kit.infer.fixed.kept import Loan
 
 if TYPE_CHECKING:
     from medusa_kit.infer.decode import Emitted, Row
 
 
 def run_steps(
-    step: FixedStep, rows: "Sequence[Row]", roots: Sequence[int], hidden_BD: Tensor
+    loan: Loan, rows: "Sequence[Row]", roots: Sequence[int], hidden_BD: Tensor
 ) -> "Iterator[Emitted]":
     """Decode rows whose prompts lie in the step's cache; yields what each step emitted."""
-    step.begin([len(row.prompt_ids) for row in rows], roots, hidden_BD)
+    loan.step.begin([len(row.prompt_ids) for row in rows], roots, hidden_BD)
     alive = dict(enumerate(rows))
     while True:
         for index, row in list(alive.items()):
             if row.finish_reason is not None:
-                step.rest(index)
+                loan.step.rest(index)
                 del alive[index]
         if not alive:
             return
-        results = step.run()
+        if loan.narrow(list(alive), list(alive.values())):
+            alive = dict(enumerate(alive.values()))
+        results = loan.step.run()
         emitted: Emitted = []
         for index, row in alive.items():
             tokens = walked(results[index])

@@ -1,140 +1,15 @@
-"""Which requests are decoded in steps of fixed shapes, and the steps made so far.
+"""Whether a model decodes in steps of fixed shapes: what was asked for, obstacles, proof."""
 
-One step, and on CUDA one captured graph, for each (rows, tree, slots); rows and slots are rounded
-up, so that few are made. What a step cannot do stays on the loop of decode.py: sampling, processed
-logits, typical acceptance, trees that change from step to step.
+from functools import partial
 
-Shapes: B batch.
-"""
-
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol, cast
-
-import torch
-
-from medusa_kit import console
-from medusa_kit.base_model import BaseModel
 from medusa_kit.errors import ConfigError, IncompatibleBaseError, nearest
-from medusa_kit.infer.drafters.base import Drafter
-from medusa_kit.infer.drafters.hydra import HydraDrafter
-from medusa_kit.infer.drafters.medusa import MedusaDrafter
-from medusa_kit.infer.drafters.plain import PlainDrafter
+from medusa_kit.infer.fixed.compiled import compiled_forward
 from medusa_kit.infer.fixed.forward import FixedVerifier
-from medusa_kit.infer.fixed.step import FixedStep
-from medusa_kit.infer.token_choice import TokenChooser
+from medusa_kit.infer.fixed.kept import FixedShapes
 from medusa_kit.infer.tree_check import TreeCheck, check_backends
-from medusa_kit.infer.verifier import Forward, Verifier
-from medusa_kit.locks import SharedLock
+from medusa_kit.infer.verifier import Verifier
 
 FIXED_SHAPES = ("auto", "always", "never")
-STATIC_DRAFTERS = (PlainDrafter, MedusaDrafter, HydraDrafter)
-FEWEST_SLOTS = 256
-SLOTS_MULTIPLE = 64  # attention kernels like rows of the mask that are aligned
-KEPT_STEPS = 2  # each holds a cache; two trees or batch sizes in turn are not captured anew
-
-
-class Request(Protocol):
-    """What matters of a row here (decode.Row)."""
-
-    prompt_ids: list[int]
-    chooser: TokenChooser
-    max_new_tokens: int
-
-
-class FixedShapes:
-    """The steps of one base model. `compiled` runs its forward in place of the model's own."""
-
-    def __init__(self, verifier: FixedVerifier, compiled: Forward | None = None) -> None:
-        self.verifier, self.compiled = verifier, compiled
-        self._steps: list[FixedStep] = []  # the one used last comes last
-        self._pool: Any = None  # memory that all graphs share: only one runs at a time
-        self.refused: str | None = None  # why capturing failed, once it has
-        self._lock = SharedLock()
-
-    @property
-    def name(self) -> str:
-        """For statistics: what runs the steps."""
-        forward = "torch" if self.compiled is None else "torch.compile"
-        graph = " in a CUDA graph" if self.verifier.base.device.type == "cuda" else ""
-        return f"{forward}, fixed shapes{graph} ({self.verifier.attention.name})"
-
-    @contextmanager
-    def borrowed(self, drafter: Drafter, rows: Sequence[Request]) -> Iterator[FixedStep | None]:
-        """A step for these rows, or None where the loop has to decode them; it is theirs alone."""
-        step: FixedStep | None = None
-        try:
-            with self._lock:
-                step = self._step(drafter, rows) if self._applies(drafter, rows) else None
-                if step is not None:
-                    step.busy = True
-            yield step
-        except torch.OutOfMemoryError:
-            self.forget()
-            raise
-        finally:
-            if step is not None:
-                step.busy = False
-
-    def forget(self) -> None:
-        """Give back the memory of all steps."""
-        self._steps.clear()
-        self._pool = None
-
-    def _applies(self, drafter: Drafter, rows: Sequence[Request]) -> bool:
-        return (
-            self.refused is None
-            and type(drafter) in STATIC_DRAFTERS
-            and all(row.chooser.takes_argmax for row in rows)
-            and not any(step.busy for step in self._steps)  # one answer streams, another is asked
-        )
-
-    def _step(self, drafter: Drafter, rows: Sequence[Request]) -> FixedStep | None:
-        longest = max(len(row.prompt_ids) + row.max_new_tokens for row in rows)
-        context = self.verifier.base.info.context_length
-        B = 1 << (len(rows) - 1).bit_length()
-        S = num_slots(longest + drafter.num_nodes - 1, context + drafter.num_nodes - 1)
-        for index, step in enumerate(self._steps):
-            if (step.batch_size, step.num_slots) == (B, S) and _drafts_alike(step.drafter, drafter):
-                self._steps.append(self._steps.pop(index))
-                return step
-        del self._steps[: len(self._steps) + 1 - KEPT_STEPS]
-        return self._new_step(drafter, B, S)
-
-    def _new_step(self, drafter: Drafter, batch_size: int, num_slots: int) -> FixedStep | None:
-        if self._pool is None and self.verifier.base.device.type == "cuda":
-            self._pool = torch.cuda.graph_pool_handle()
-        try:
-            step = FixedStep(
-                self.verifier, cast(Any, drafter), batch_size, num_slots, self.compiled, self._pool
-            )
-        except RuntimeError as error:  # the capture; the model itself has run at load
-            if out_of_memory := _memory_error(error):
-                raise out_of_memory from None
-            self.refused = str(error).splitlines()[0]
-            console.warn(f"steps are not captured in a CUDA graph: {self.refused}")
-            return None
-        self._steps.append(step)
-        return step
-
-
-def num_slots(needed: int, most: int) -> int:
-    """Slots to make where `needed` are: a power of two, but no more than can ever be used."""
-    rounded = max(FEWEST_SLOTS, 1 << (needed - 1).bit_length())
-    return min(rounded, -(-most // SLOTS_MULTIPLE) * SLOTS_MULTIPLE)
-
-
-def _memory_error(error: BaseException | None) -> torch.OutOfMemoryError | None:
-    """What broke a capture first: closing it then raises an error of its own."""
-    while error is not None and not isinstance(error, torch.OutOfMemoryError):
-        error = error.__context__
-    return error
-
-
-def _drafts_alike(one: Any, other: Any) -> bool:
-    if type(one) is not type(other):
-        return False
-    return isinstance(one, PlainDrafter) or (one.heads is other.heads and one.tree == other.tree)
 
 
 def check_choice(fixed_shapes: str, compiled: bool) -> None:
@@ -166,10 +41,12 @@ def use_fixed_shapes(
     reason = _obstacle(verifier, needs_cuda=fixed_shapes == "auto")
     if reason is None:
         try:
-            own = _proved(fixed)
-            forward = _compiled(verifier.base) if compiled else None
+            checks = [check, _proved(fixed)]
+            if compiled:
+                checks.append(_proved_compiled(fixed))
+            forward = partial(compiled_forward, verifier.base) if compiled else None
             verifier.fixed = FixedShapes(fixed, forward)
-            return own if own.noise > check.noise else check
+            return max(checks, key=lambda measured: measured.noise)
         except IncompatibleBaseError as error:
             reason = error.message
     if by_name:
@@ -201,16 +78,10 @@ def _proved(fixed: FixedVerifier) -> TreeCheck:
         fixed.guarding = False
 
 
-def _compiled(base: BaseModel) -> Forward:
-    """torch.compile of decoder and output embedding; the load check found them equal to the model.
-
-    Compiled when first called, once for each shape.
-    """
-    if not base.decoder_is_exact:
-        raise IncompatibleBaseError(f"{base.info.model_type} has no decoder that can stand alone")
-
-    def forward(tokens_BN: torch.Tensor, **arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        hidden_BND = base.model.get_decoder()(tokens_BN, **arguments).last_hidden_state
-        return hidden_BND, base.head_logits(hidden_BND)
-
-    return cast(Forward, torch.compile(forward, dynamic=False))
+def _proved_compiled(fixed: FixedVerifier) -> TreeCheck:
+    """The same proof for a compiled forward. Without the guard, which cannot look into one."""
+    fixed.compiled = compiled_forward(fixed.base)
+    try:
+        return check_backends(fixed)
+    finally:
+        fixed.compiled = None

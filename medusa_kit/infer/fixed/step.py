@@ -7,19 +7,19 @@ Shapes: B batch, N nodes with root, J nodes of the longest path, root included, 
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from medusa_kit.base_model import RELATIVE_TOLERANCE, relative_error
-from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer.drafters.base import Topology
 from medusa_kit.infer.fixed.accept import TreeTables, accept_greedy
+from medusa_kit.infer.fixed.capture import GraphMemory
+from medusa_kit.infer.fixed.compiled import check_compiled
 from medusa_kit.infer.fixed.forward import FixedVerifier
 from medusa_kit.infer.verifier import Forward
 
-WARM_UPS = 2  # before a capture: libraries allocate and kernels compile at their first calls
+GRAPH_BYTES = 32 << 20  # about, of a graph of a thousand kernels
 
 
 class StaticDrafter(Protocol):
@@ -33,9 +33,9 @@ class StaticDrafter(Protocol):
 class FixedStep:
     """Steps for B rows and one tree, over S slots. `begin` once a request, then `run`.
 
-    Everything a step reads and writes lies in buffers made here. The graph holds the addresses of
-    the weights too: weights that are replaced later are not seen. Raises torch.OutOfMemoryError,
-    and RuntimeError where the step cannot be captured.
+    Everything a step reads and writes lies in buffers made here. With `graphs` it is captured: the
+    graph holds the addresses of the weights too, so weights that are replaced later are not seen.
+    Raises torch.OutOfMemoryError, and RuntimeError where the step cannot be captured.
     """
 
     @torch.inference_mode()
@@ -46,7 +46,7 @@ class FixedStep:
         batch_size: int,
         num_slots: int,
         compiled: Forward | None = None,
-        pool: Any = None,
+        graphs: GraphMemory | None = None,
     ) -> None:
         self.verifier, self.drafter = verifier, drafter
         self.batch_size, self.num_slots = batch_size, num_slots
@@ -64,11 +64,11 @@ class FixedStep:
         self.active_B = tokens_N.new_zeros(B, dtype=torch.bool)
         self.out_BJ1 = tokens_N.new_zeros(B, self.tree.longest + 1)
         self.graph: torch.cuda.CUDAGraph | None = None
-        if self.forward is not None:
-            self._check_compiled()
+        # Logits by which the compiled forward may differ from the plain one.
+        self.noise = 0.0 if compiled is None else check_compiled(self)
         self.advance()  # the first forward allocates the slots
-        if self.device.type == "cuda":
-            self._capture(pool)
+        if graphs is not None:  # until `begin` all rows idle, so that running it changes nothing
+            self.graph = graphs.capture(self.advance)
 
     @property
     def num_nodes(self) -> int:
@@ -98,13 +98,34 @@ class FixedStep:
             self.graph.replay()
         return self.out_BJ1.tolist()
 
+    @torch.inference_mode()
+    def take_over(self, other: "FixedStep", places: Sequence[int]) -> None:
+        """Go on, from the first row on, where the rows in these places of `other` stand."""
+        self.cache.copy_rows(other.cache, places)
+        self.active_B.zero_()
+        self.active_B[: len(places)] = True
+        for row, place in enumerate(places):
+            self.lengths_B[row] = other.lengths_B[place]
+            self.tokens_BN[row] = other.tokens_BN[place]
+
+    @property
+    def num_bytes(self) -> int:
+        """What it holds while it waits."""
+        return self.cache.num_bytes + (0 if self.graph is None else GRAPH_BYTES)
+
+    def free(self) -> None:
+        """Give the memory back now: cache and layers hold each other, so that it would wait for a
+        garbage collection. Of no use any more."""
+        self.graph = None
+        self.cache.free()
+
     def advance(self) -> None:
         """What is captured: nothing here may be read on the host.
 
         Rows that idle stand at length 0, so that whatever they write stays inside the slots.
         """
         lengths_B = torch.where(self.active_B, self.lengths_B, 0)
-        hidden_BND, logits_BNV = self._score(lengths_B, self.forward)
+        hidden_BND, logits_BNV = self.score(lengths_B, self.forward)
         last_position = self.verifier.base.info.context_length - 1
         found = accept_greedy(
             self.tree, self.tokens_BN, logits_BNV.argmax(-1), last_position - lengths_B
@@ -116,33 +137,8 @@ class FixedStep:
         self.lengths_B.copy_(lengths_B + found.counts_B)
         self.out_BJ1.copy_(torch.cat([found.emitted_BJ, found.counts_B[:, None]], dim=1))
 
-    def _score(self, lengths_B: Tensor, forward: Forward | None) -> tuple[Tensor, Tensor]:
+    def score(self, lengths_B: Tensor, forward: Forward | None = None) -> tuple[Tensor, Tensor]:
+        """(hidden_BND, logits_BNV) of the tree behind `lengths_B` tokens."""
         return self.verifier.score(
             self.cache, lengths_B, self.tokens_BN, self.depths_BN, self.sees_BNN, forward
         )
-
-    def _check_compiled(self) -> None:
-        """A compiler may be wrong: its logits are held against those of the plain forward."""
-        logits = [self._score(self.lengths_B, one)[1] for one in (None, self.forward)]
-        error = relative_error(logits[1], logits[0])
-        allowed = RELATIVE_TOLERANCE[logits[0].dtype]
-        if not error <= allowed:
-            raise IncompatibleBaseError(
-                f"the compiled forward of {self.verifier.base.info.name!r} is off by {error:.1e} "
-                f"of its logits' spread (allowed {allowed:.0e})",
-                hint="decode without compile",
-            )
-
-    def _capture(self, pool: Any) -> None:
-        """Record `advance` once. Until `begin` all rows idle, so running it changes nothing."""
-        with torch.cuda.device(self.device):
-            here, side = torch.cuda.current_stream(), torch.cuda.Stream()
-            side.wait_stream(here)
-            with torch.cuda.stream(side):
-                for _ in range(WARM_UPS):
-                    self.advance()
-            here.wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-                self.advance()
-            self.graph = graph

@@ -1,0 +1,119 @@
+"""Stopwatches: CUDA events where there is a device, the processor's clock in a dry run."""
+
+import statistics
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from medusa_kit.infer.fixed.capture import GraphMemory
+
+WARM_UPS = 3
+SYNC_WARNING = "synchronizing CUDA operation"  # what torch says at each, in debug mode "warn"
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one call: the median of several, and the least."""
+
+    median: float
+    least: float
+
+    @classmethod
+    def of(cls, seconds: list[float]) -> "Timing":
+        return cls(statistics.median(seconds), min(seconds))
+
+
+class Clock:
+    """Times calls on one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.on_cuda = device.type == "cuda"
+
+    def each(self, call: Callable[[], Any], repeats: int, warm_ups: int = WARM_UPS) -> Timing:
+        """Call after call, each between two events of its own.
+
+        What the host does between them counts where the call waits for the device, as a step that
+        reads its result does.
+        """
+        for _ in range(warm_ups):
+            call()
+        self.wait()
+        return Timing.of([measured() for measured in [self._around(call) for _ in range(repeats)]])
+
+    def together(self, call: Callable[[], Any], repeats: int, warm_ups: int = WARM_UPS) -> float:
+        """Mean seconds of calls sent off one behind the other, for those that nobody waits for."""
+
+        def all_of_them() -> None:
+            for _ in range(repeats):
+                call()
+
+        for _ in range(warm_ups):
+            call()
+        self.wait()
+        return self._around(all_of_them)() / repeats
+
+    def once(self, call: Callable[[], Any]) -> tuple[Any, float]:
+        """(what the call returns, its seconds), without a warm-up."""
+        result: list[Any] = []
+        self.wait()
+        measured = self._around(lambda: result.append(call()))
+        return result[0], measured()
+
+    def _around(self, call: Callable[[], Any]) -> Callable[[], float]:
+        """Run the call now; its seconds can be asked for later, when nothing is timed any more."""
+        if not self.on_cuda:
+            start = time.perf_counter()
+            call()
+            seconds = time.perf_counter() - start
+            return lambda: seconds
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        call()
+        end.record()
+
+        def seconds_between() -> float:
+            end.synchronize()
+            return begin.elapsed_time(end) / 1e3
+
+        return seconds_between
+
+    def wait(self) -> None:
+        if self.on_cuda:
+            torch.cuda.synchronize(self.device)
+
+    def syncs(self, call: Callable[[], Any], repeats: int) -> float | None:
+        """How often the host waits for the device in a call, by torch's own count of its calls."""
+        if not self.on_cuda:
+            for _ in range(repeats):
+                call()
+            return None
+        with warnings.catch_warnings(record=True) as said, _telling_syncs():
+            warnings.simplefilter("always")
+            for _ in range(repeats):
+                call()
+        return sum(SYNC_WARNING in str(one.message) for one in said) / repeats
+
+    def replayable(self, call: Callable[[], Any]) -> Callable[[], Any]:
+        """The call as a CUDA graph, as it stands inside a captured step; the call itself on a CPU.
+
+        It must not read anything on the host.
+        """
+        if not self.on_cuda:
+            return call
+        return GraphMemory(self.device).capture(call).replay
+
+
+@contextmanager
+def _telling_syncs() -> Iterator[None]:
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("warn")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)

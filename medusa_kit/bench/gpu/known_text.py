@@ -1,0 +1,86 @@
+"""A drafter that knows the text a given share of the time, and trees of a given size for it.
+
+It stands where heads stand, so it runs in captured steps as heads do: a table on the device says,
+for every token, what each head guesses behind it. Which of a token's guesses are right is drawn
+once, by a seed. A draft costs one look-up, so a step with it is the verify step alone.
+
+Shapes: B batch, K heads, C candidates of a head, V vocabulary, D hidden.
+"""
+
+import torch
+from torch import Tensor
+
+from medusa_kit.base_model import BaseModel
+from medusa_kit.heads import MedusaHeads
+from medusa_kit.tree.candidate_tree import CandidateTree
+
+NUM_HEADS = 4
+FIRST_GUESS_RIGHT = 0.6  # what `tree_of` assumes; what rank r holds falls with its square
+
+
+class KnownText(MedusaHeads):
+    """Heads whose best guesses stand in a table; their weights are never read.
+
+    Second and later guesses are always wrong, so acceptance does not depend on the tree.
+    """
+
+    guess_KV: Tensor
+
+    @classmethod
+    def of(cls, base: BaseModel, next_V: Tensor, right_share: float, seed: int = 0) -> "KnownText":
+        """`next_V`: the token behind each. `right_share`: of guesses, each depth for itself."""
+        heads = cls.for_base(base, NUM_HEADS)
+        assert isinstance(heads, KnownText)
+        generator = torch.Generator().manual_seed(seed)
+        drawn_KV = torch.rand(NUM_HEADS, len(next_V), generator=generator).to(next_V.device)
+        token_V, guesses = torch.arange(len(next_V), device=next_V.device), []
+        for right_V in drawn_KV < right_share:
+            token_V = next_V[token_V]  # heads[0] guesses the token behind the root
+            wrong_V = (token_V + len(next_V) // 2) % len(next_V)
+            guesses.append(torch.where(right_V, token_V, wrong_V))
+        heads.guess_KV = torch.stack(guesses)
+        return heads.requires_grad_(False)
+
+    def candidates(
+        self,
+        hidden_BD: Tensor,
+        count: int,
+        first: int | None = None,
+        roots_B: Tensor | None = None,
+        on_device: bool = False,
+    ) -> Tensor:
+        """ids_KBC, as of heads."""
+        assert roots_B is not None
+        best_KB = self.guess_KV[: first or self.num_heads][:, roots_B]
+        ranks_C = torch.arange(count, device=best_KB.device)
+        return (best_KB[..., None] + ranks_C) % self.guess_KV.shape[1]
+
+
+def share_for(acceptance_length: float) -> float:
+    """The share of right guesses with which steps emit that many tokens on average.
+
+    With share p they emit 1 + p + p² + … over the heads. Raises ValueError out of reach.
+    """
+    if not 1 <= acceptance_length <= NUM_HEADS + 1:
+        raise ValueError(f"{acceptance_length} tokens a step; expected 1 to {NUM_HEADS + 1}")
+    low, high = 0.0, 1.0
+    for _ in range(50):
+        middle = (low + high) / 2
+        emitted = sum(middle**depth for depth in range(NUM_HEADS + 1))
+        low, high = (middle, high) if emitted < acceptance_length else (low, middle)
+    return low
+
+
+def tree_of(num_nodes: int) -> CandidateTree:
+    """A tree of that many nodes in the form that searches find: the likeliest paths first."""
+    open_paths: dict[tuple[int, ...], float] = {(0,): FIRST_GUESS_RIGHT}
+    paths: list[tuple[int, ...]] = []
+    while len(paths) < num_nodes - 1:
+        path = max(open_paths, key=lambda one: open_paths[one])
+        value = open_paths.pop(path)
+        paths.append(path)
+        above, rank = path[:-1], path[-1]
+        open_paths[(*above, rank + 1)] = value * ((rank + 1) / (rank + 2)) ** 2
+        if len(path) < NUM_HEADS:
+            open_paths[(*path, 0)] = value * FIRST_GUESS_RIGHT
+    return CandidateTree.from_choices(paths)

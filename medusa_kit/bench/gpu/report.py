@@ -1,0 +1,187 @@
+"""The report: what every part came to, saved behind each, so that little is lost in a crash.
+
+`running` in the file names the part that was under way: a run that goes on from there knows that
+it ended the process.
+"""
+
+import datetime
+import importlib.metadata
+import json
+import platform
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from medusa_kit.bench.machine import processor_name
+from medusa_kit.errors import DataError
+from medusa_kit.files import atomic_write
+from medusa_kit.version import __version__
+
+KIND, VERSION = "medusa-kit gpu report", 1
+PACKAGES = ("torch", "transformers", "triton", "flash-attn", "vllm", "deepspeed", "liger-kernel",
+            "cut-cross-entropy")  # fmt: skip
+DRIVER = Path("/proc/driver/nvidia/version")
+NO_MEASUREMENT = "dry run on tiny shapes on the CPU: no figure in here is a measurement"
+
+Status = Literal["done", "failed", "out of memory", "cannot", "left out"]
+BROKEN: tuple[Status, ...] = ("failed", "out of memory")
+
+
+@dataclass(frozen=True)
+class Record:
+    """What one part came to. `why`: the error, or the reason why there are no figures."""
+
+    name: str
+    kind: str
+    shape: str
+    status: Status
+    measured: bool  # False in a dry run
+    figures: dict[str, Any] = field(default_factory=dict)
+    why: str | None = None
+    where: str | None = None  # of an error: the end of its traceback
+    seconds: float = 0.0
+    peak_gb: float | None = None  # of the device's memory, in tensors
+
+
+@dataclass(frozen=True)
+class Goal:
+    """`figure` of the part `part` is to be at most, or at least, `limit`."""
+
+    name: str
+    part: str
+    figure: str
+    limit: float
+    at_least: bool = False
+
+    def judged(self, figures: Mapping[str, Any], measured: bool) -> dict[str, Any]:
+        """`met` is None where nothing was measured."""
+        value, met = figures.get(self.figure), None
+        if measured and value is not None:
+            met = value >= self.limit if self.at_least else value <= self.limit
+        sign = "at least" if self.at_least else "at most"
+        goal = f"{self.name}: {sign} {self.limit:g}"
+        return {"goal": goal, "figure": value, "met": met, "part": self.part}
+
+
+class Report:
+    """Records by name, in the order in which parts were run. `path`: where it is saved, if at all.
+
+    Raises DataError: `goes_on`, and `path` holds no report of this kind of run.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        dry_run: bool,
+        path: Path | None,
+        goals: Sequence[Goal] = (),
+        goes_on: bool = False,
+    ) -> None:
+        self.path, self.dry_run, self._goals = path, dry_run, goals
+        self.setup = describe(device)
+        self.records: dict[str, Record] = {}
+        self.finished = False
+        if goes_on:
+            assert path is not None
+            self.records = _read(path, dry_run)
+
+    def add(self, record: Record) -> None:
+        self.records[record.name] = record
+        self.save()
+
+    def figures(self, name: str) -> Mapping[str, Any]:
+        """Of a part that is done; empty for any other."""
+        record = self.records.get(name)
+        return record.figures if record is not None and record.status == "done" else {}
+
+    @property
+    def broken(self) -> list[Record]:
+        return [record for record in self.records.values() if record.status in BROKEN]
+
+    @property
+    def goals(self) -> list[dict[str, Any]]:
+        measured = not self.dry_run
+        return [goal.judged(self.figures(goal.part), measured) for goal in self._goals]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "kind": KIND,
+            "version": VERSION,
+            "dry_run": self.dry_run,
+            **({"note": NO_MEASUREMENT} if self.dry_run else {}),
+            "finished": self.finished,
+            "setup": self.setup,
+            "goals": self.goals,
+            "parts": [asdict(record) for record in self.records.values()],
+        }
+
+    def save(self, running: str | None = None) -> None:
+        """`running`: the part that is begun now."""
+        if self.path is None:
+            return
+        told = self.as_dict() | ({"running": running} if running else {})
+        with atomic_write(self.path) as temporary:
+            temporary.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+
+
+def _read(path: Path, dry_run: bool) -> dict[str, Record]:
+    """Records of an earlier run; the part during which its process ended has failed."""
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+        if (told["kind"], told["version"], told["dry_run"]) != (KIND, VERSION, dry_run):
+            raise ValueError("it is of another kind, version or run (dry, or not)")
+        records = {one["name"]: Record(**one) for one in told["parts"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{path} is no report to go on from: {error}", hint="leave out --continue"
+        ) from error
+    if (name := told.get("running")) is not None:
+        why = "the process ended while it ran"
+        records[name] = Record(name, "", "", "failed", not dry_run, why=why)
+    return records
+
+
+def describe(device: torch.device) -> dict[str, Any]:
+    """The device and the versions that figures were measured with, and the date."""
+    found: dict[str, Any] = {
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "device": processor_name(device),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "medusa_kit": __version__,
+        "cuda": torch.version.cuda,
+        **_versions(PACKAGES),
+    }
+    if device.type == "cuda":
+        properties = torch.cuda.get_device_properties(device)
+        found |= {
+            "driver": _driver(),
+            "memory_gb": round(properties.total_memory / 1e9, 1),
+            "compute_capability": f"{properties.major}.{properties.minor}",
+            "multiprocessors": properties.multi_processor_count,
+        }
+    return found
+
+
+def _versions(packages: Iterable[str]) -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for package in packages:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            found[package] = None
+    return found
+
+
+def _driver() -> str | None:
+    """The NVIDIA driver's version, from its own tool or the kernel module."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+        return done.stdout.splitlines()[0].strip()
+    except (OSError, subprocess.SubprocessError, IndexError):
+        return DRIVER.read_text().splitlines()[0] if DRIVER.is_file() else None

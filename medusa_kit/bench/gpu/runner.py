@@ -1,0 +1,154 @@
+"""Runs parts one by one within a budget; what fails is recorded and the rest goes on."""
+
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from medusa_kit import console
+from medusa_kit.bench.gpu.report import Record, Report
+from medusa_kit.bench.gpu.workbench import Cannot, Workbench
+from medusa_kit.errors import DeviceMemoryError, MedusaKitError
+
+FEWEST_SECONDS = 3.0  # a part is not begun with less of the budget left
+TRACEBACK_LINES = 12
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class Part:
+    """One thing to measure. `needs`: seconds of the budget without which it is not begun.
+
+    Its name begins with that of `shape`, where it is about one; parts of one kind share a table.
+    """
+
+    name: str
+    kind: str
+    run: Callable[[Workbench], Mapping[str, Any]]
+    needs: float = FEWEST_SECONDS
+    shape: str = ""
+
+
+class OutOfTime(BaseException):
+    """The budget ended inside a part. Not an Exception: what a part catches must not hold it up."""
+
+
+class DeviceLost(Exception):
+    """The device answers nothing more in this process, as after an illegal access."""
+
+
+def run_parts(parts: Sequence[Part], bench: Workbench, report: Report, minutes: float) -> None:
+    """Run what the report has no record of yet, save it behind each part.
+
+    Raises DeviceLost with parts left, which another process can go on with.
+    """
+    ends = time.monotonic() + 60 * minutes
+    with console.progress("measuring", len(parts), "parts") as bar:
+        for part in parts:
+            if part.name not in report.records:
+                _run(part, bench, report, ends)
+            bar.advance(note=part.name)
+    report.finished = True
+    report.save()
+
+
+def _run(part: Part, bench: Workbench, report: Report, ends: float) -> None:
+    measured, left = not report.dry_run, ends - time.monotonic()
+    if left < part.needs:
+        why = f"no time: {max(0.0, left):.0f} s were left, it takes about {part.needs:.0f} s"
+        report.add(Record(part.name, part.kind, part.shape, "left out", measured, why=why))
+        return
+    report.save(running=part.name)
+    _forget_peak(bench.device)
+    start = time.monotonic()
+    try:
+        outcome = _outcome(part, bench, left)
+    except KeyboardInterrupt:
+        report.save()  # nothing is under way any more
+        raise
+    seconds = round(time.monotonic() - start, 2)
+    broken = outcome["status"] in ("failed", "out of memory")
+    lost = broken and _is_lost(bench.device)
+    peak = None if lost else _peak_gb(bench.device)
+    about: dict[str, Any] = {
+        "name": part.name,
+        "kind": part.kind,
+        "shape": part.shape,
+        "measured": measured,
+    }
+    report.add(Record(**about, seconds=seconds, peak_gb=peak, **outcome))
+    if broken:
+        console.warn(f"{part.name}: {outcome['why']}")
+    if lost:
+        raise DeviceLost(outcome["why"])
+    if broken:
+        bench.clear()
+
+
+def _outcome(part: Part, bench: Workbench, left: float) -> dict[str, Any]:
+    """Status, figures, and why there are none. Tracebacks hold tensors, so none leaves here."""
+    try:
+        with _time_limit(left):
+            return {"status": "done", "figures": dict(part.run(bench))}
+    except OutOfTime:
+        return {"status": "left out", "why": f"stopped, the time was up after {left:.0f} s"}
+    except Cannot as error:
+        return {"status": "cannot", "why": error.message}
+    except (torch.OutOfMemoryError, DeviceMemoryError) as error:
+        return {"status": "out of memory", "why": str(error).splitlines()[0]}
+    except Exception as error:  # a part is anybody's code on a device: anything may be raised
+        where = "".join(traceback.format_exception(error)).splitlines()[-TRACEBACK_LINES:]
+        return {"status": "failed", "why": _said(error), "where": "\n".join(where)}
+
+
+def _said(error: Exception) -> str:
+    if isinstance(error, MedusaKitError):
+        return error.message
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+@contextmanager
+def _time_limit(seconds: float) -> Iterator[None]:
+    """Raise OutOfTime in the body after so long, where signals can: in the main thread of POSIX."""
+    if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise OutOfTime
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _is_lost(device: torch.device) -> bool:
+    if device.type != "cuda":
+        return False
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return True
+    return False
+
+
+def _forget_peak(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+
+def _peak_gb(device: torch.device) -> float | None:
+    if device.type != "cuda":
+        return None
+    return round(torch.cuda.max_memory_allocated(device) / GB, 3)

@@ -1,0 +1,229 @@
+"""Steps against the floor: how long the real loop takes for N nodes behind a prompt.
+
+A step is timed from one `next` of the decoding loop to the other, host and device together, since
+that is what an answer is made of. Of captured steps the device's own share is timed besides, by
+replays that nobody waits for.
+
+Shapes: D hidden.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+
+from medusa_kit.bench.gpu.known_text import KnownText, tree_of
+from medusa_kit.bench.gpu.runner import Part
+from medusa_kit.bench.gpu.shapes import Shape
+from medusa_kit.bench.gpu.workbench import BANDWIDTH, CAPTURED, Cannot, Way, Workbench
+from medusa_kit.errors import MedusaKitError
+from medusa_kit.infer.decode import Row, decode, make_row
+from medusa_kit.infer.drafters import draft_with
+from medusa_kit.infer.drafters.base import Drafter
+from medusa_kit.infer.drafters.plain import PlainDrafter
+from medusa_kit.infer.engine import Engine
+from medusa_kit.infer.sampling import SamplingParams
+
+PREFIX, LONG_PREFIX = 512, 4000  # tokens before the step
+STEPS, WARM_UPS, REPLAYS, SYNC_STEPS = 30, 4, 20, 5
+BUFFER = 1 << 32  # bytes read for the bandwidth: far more than any cache on the device holds
+TOP_KERNELS, NAME_LENGTH = 15, 90
+COMPILE_SECONDS = 90.0
+
+
+def bandwidth(bench: Workbench) -> dict[str, Any]:
+    """The most that any of these gets out of the device's memory: reading, copying, a product."""
+    count = BUFFER // bench.dtype.itemsize
+    if bench.device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(bench.device)
+        count = min(count, free // 3 // bench.dtype.itemsize)
+    count = bench.size(count, 1 << 16) // 4096 * 4096
+    source = torch.empty(count, device=bench.device, dtype=bench.dtype).normal_()
+    target = torch.empty_like(source)
+    vector = torch.ones(4096, 1, device=bench.device, dtype=bench.dtype)
+    ways: dict[str, tuple[Callable[[], Any], int]] = {
+        "copy": (lambda: target.copy_(source), 2),
+        "sum": (lambda: source.view(torch.int32).sum(), 1),
+        "maximum": (lambda: source.view(torch.int32).amax(), 1),
+        "matrix_times_vector": (lambda: source.view(-1, 4096) @ vector, 1),
+    }
+    found = {}
+    for name, (call, times) in ways.items():
+        seconds = bench.clock.each(call, bench.size(20, 2)).median
+        found[f"{name}_gb_per_second"] = times * source.nbytes / seconds / 1e9
+    return {"gb_per_second": max(found.values()), **found, "buffer_gb": source.nbytes / 1e9}
+
+
+def drafter_of(
+    bench: Workbench, engine: Engine, shape: Shape, nodes: int, right_share: float = 0.0
+) -> Drafter:
+    """Proposes that many nodes, at no cost worth naming."""
+    if nodes == 1:
+        return PlainDrafter(bench.device)
+    heads = KnownText.of(engine.base, bench.successors(shape), right_share)
+    return draft_with(heads, tree_of(nodes))
+
+
+def some_prompts(bench: Workbench, shape: Shape, length: int, rows: int = 1) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(length)
+    ids = torch.randint(0, shape.vocab_size, (rows, length), generator=generator)
+    return ids.tolist()
+
+
+def step(
+    shape: Shape, way: Way, nodes: int, prefix: int, rows: int, bench: Workbench
+) -> dict[str, Any]:
+    """The decoding loop's own steps, all guesses wrong, so that each emits one token."""
+    engine = bench.engine(shape, way)
+    drafter = drafter_of(bench, engine, shape, nodes)
+    return timed_steps(bench, engine, shape, drafter, bench.size(prefix, 12), rows)
+
+
+def timed_steps(
+    bench: Workbench, engine: Engine, shape: Shape, drafter: Drafter, prefix: int, rows: int = 1
+) -> dict[str, Any]:
+    steps, floor = bench.size(STEPS, 3), bench.floor(shape)
+    prompts, room = some_prompts(bench, shape, prefix, rows), WARM_UPS + steps + SYNC_STEPS
+    with _decoding(engine, drafter, prompts, room) as (row, next_step):
+        timing = bench.clock.each(next_step, steps, WARM_UPS)
+        syncs = bench.clock.syncs(next_step, bench.size(SYNC_STEPS, 1))
+        run_by = row.steps_run_by
+    fixed = engine.verifier.fixed
+    if fixed is not None and "fixed shapes" not in run_by:
+        raise MedusaKitError(f"steps were not captured but run by {run_by}: {fixed.refused}")
+    found: dict[str, Any] = {"nodes": drafter.num_nodes, "rows": rows, "prefix": prefix}
+    found |= {"ms": 1e3 * timing.median, "least_ms": 1e3 * timing.least}
+    found |= {"times_floor": floor and timing.median / floor}
+    if fixed is not None:
+        seconds = _replayed(bench, engine, drafter, prompts, room)
+        found |= {"device_ms": 1e3 * seconds, "device_times_floor": floor and seconds / floor}
+    found |= {"floor_ms": floor and 1e3 * floor, "host_syncs": syncs}
+    told = engine.attention.report()
+    return found | {"attention": told["used"], "fallbacks": told["fallbacks"], "run_by": run_by}
+
+
+@contextmanager
+def _decoding(
+    engine: Engine, drafter: Drafter, prompts: list[list[int]], steps: int
+) -> Iterator[tuple[Row, Callable[[], Any]]]:
+    """(the first row, what takes the next step) of prompts that have been read."""
+    rows = _rows(engine, drafter, prompts, steps)
+    running = decode(engine.verifier, drafter, rows)
+    try:
+        next(running)
+        yield rows[0], partial(next, running)
+    finally:
+        running.close()  # type: ignore[attr-defined]  # it is a generator
+
+
+def _rows(engine: Engine, drafter: Drafter, prompts: list[list[int]], steps: int) -> list[Row]:
+    """With room for `steps` steps, whatever they emit."""
+    tokens = 1 + (steps + 1) * 5
+    return [make_row(engine.verifier, ids, SamplingParams(), tokens) for ids in prompts]
+
+
+@torch.inference_mode()
+def _replayed(
+    bench: Workbench, engine: Engine, drafter: Drafter, prompts: list[list[int]], room: int
+) -> float:
+    """Seconds of a captured step on the device, one sent off behind the other."""
+    fixed, replays = engine.verifier.fixed, bench.size(REPLAYS, 2)
+    assert fixed is not None
+    rows = _rows(engine, drafter, prompts, room)
+    with fixed.borrowed(drafter, rows) as loan:
+        assert loan is not None, "steps have just been taken in it"
+        captured = loan.step
+        cache = captured.cache.first_rows(len(rows))
+        hidden_BD, logits_BV = engine.verifier.prefill(cache, prompts)
+        captured.begin([len(ids) for ids in prompts], logits_BV.argmax(-1).tolist(), hidden_BD)
+        replay = captured.advance if captured.graph is None else captured.graph.replay
+        return bench.clock.together(replay, replays)
+
+
+@torch.inference_mode()
+def prompt(shape: Shape, way: Way, length: int, bench: Workbench) -> dict[str, Any]:
+    """Reading a prompt, by the same verifier."""
+    verifier, length = bench.engine(shape, way).verifier, bench.size(length, 24)
+    cache = verifier.new_cache(1, length)
+    ids = some_prompts(bench, shape, length)
+
+    def read() -> None:
+        cache.lengths = [0]
+        verifier.prefill(cache, ids)
+
+    seconds, floor = bench.clock.each(read, bench.size(5, 1), 2).median, bench.floor(shape)
+    return {
+        "prompt_tokens": length,
+        "ms": 1e3 * seconds,
+        "tokens_per_second": length / seconds,
+        "times_floor": floor and seconds / floor,
+        "attention": verifier.attention.name,
+    }
+
+
+def kernels(shape: Shape, way: Way, nodes: int, bench: Workbench) -> dict[str, Any]:
+    """What a step's time goes to, by torch's profiler: operations on the device by their time."""
+    from torch.profiler import ProfilerActivity, profile
+
+    engine, steps = bench.engine(shape, way), bench.size(5, 1)
+    drafter, prompts = drafter_of(bench, engine, shape, nodes), some_prompts(bench, shape, 32)
+    on_cuda = bench.device.type == "cuda"
+    activity = ProfilerActivity.CUDA if on_cuda else ProfilerActivity.CPU
+    with _decoding(engine, drafter, prompts, WARM_UPS + steps) as (_, next_step):
+        for _ in range(WARM_UPS):
+            next_step()
+        with profile(activities=[activity]) as profiled:
+            for _ in range(steps):
+                next_step()
+            bench.clock.wait()
+    field = "self_device_time_total" if on_cuda else "self_cpu_time_total"
+    events = [(getattr(one, field), one.count, one.key) for one in profiled.key_averages()]
+    events = sorted((one for one in events if one[0] > 0), reverse=True)
+    if not events:
+        raise Cannot("the profiler saw nothing on the device")
+    top = [
+        {"name": name[:NAME_LENGTH], "a_step": count / steps, "microseconds": time / steps}
+        for time, count, name in events[:TOP_KERNELS]
+    ]
+    return {
+        "nodes": nodes,
+        "kernels": sum(count for _, count, _ in events) / steps,
+        "ms": sum(time for time, _, _ in events) / steps / 1e3,
+        "top": top,
+    }
+
+
+def bandwidth_part() -> Part:
+    return Part(BANDWIDTH, "bandwidth", bandwidth)
+
+
+def step_part(
+    shape: Shape, nodes: int, way: Way = CAPTURED, prefix: int = PREFIX, rows: int = 1
+) -> Part:
+    return Part(
+        step_name(shape, nodes, way, prefix, rows),
+        "steps",
+        partial(step, shape, way, nodes, prefix, rows),
+        COMPILE_SECONDS if way.compiled else 5.0,
+        shape.name,
+    )
+
+
+def step_name(
+    shape: Shape, nodes: int, way: Way = CAPTURED, prefix: int = PREFIX, rows: int = 1
+) -> str:
+    more = f" for {rows} rows" if rows > 1 else ""
+    more += f" behind {prefix:,}" if prefix != PREFIX else ""
+    return f"{shape.name}: step of {nodes}{more} ({way})"
+
+
+def prompt_part(shape: Shape, length: int, way: Way = CAPTURED) -> Part:
+    name = f"{shape.name}: prompt of {length:,} tokens"
+    return Part(name, "prompts", partial(prompt, shape, way, length), 5.0, shape.name)
+
+
+def kernels_part(shape: Shape, nodes: int, way: Way = CAPTURED) -> Part:
+    name = f"{shape.name}: kernels of a step of {nodes} ({way})"
+    return Part(name, "kernels", partial(kernels, shape, way, nodes), 10.0, shape.name)

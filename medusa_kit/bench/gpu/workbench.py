@@ -1,0 +1,147 @@
+"""What parts work on: one model on the device at a time, engines around it, and the floor.
+
+Parts that follow each other on the same shape share the model; another shape takes its place.
+"""
+
+import gc
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from medusa_kit.base_model import BaseModel
+from medusa_kit.bench.gpu.clock import Clock
+from medusa_kit.bench.gpu.shapes import Shape, random_base, successors
+from medusa_kit.errors import ConfigError, IncompatibleBaseError, MedusaKitError
+from medusa_kit.infer.engine import Engine
+from medusa_kit.infer.loading import build_engine
+
+ROOM = 1.1  # a model is begun only where so many times its weights are free
+BANDWIDTH = "memory bandwidth"  # the part that measures the floor
+
+Figures = Callable[[str], Mapping[str, Any]]  # of a part that is done, by its name
+
+
+class Cannot(MedusaKitError):
+    """A part has no figures on this machine, and nothing is wrong: the reason is the message."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """How an engine runs its steps. `captured`: whole on the device, else in the plain loop."""
+
+    captured: bool = True
+    compiled: bool = False
+    attention: str = "auto"
+
+    def __str__(self) -> str:
+        words = ["captured" if self.captured else "loop"]
+        words += ["compiled"] if self.compiled else []
+        words += [] if self.attention == "auto" else [self.attention]
+        return ", ".join(words)
+
+
+CAPTURED, LOOP, COMPILED = Way(), Way(captured=False), Way(compiled=True)
+
+
+class Workbench:
+    """`small`: the sizes of a dry run. `figures`: what earlier parts found."""
+
+    def __init__(self, device: torch.device, small: bool, figures: Figures) -> None:
+        self.device, self.small, self.figures = device, small, figures
+        self.dtype = torch.bfloat16
+        self.clock = Clock(device)
+        self._shape: Shape | None = None
+        self._base: BaseModel | None = None
+        self._engine: tuple[Way, Engine] | None = None
+        self._failed: dict[tuple[Shape, Way], MedusaKitError] = {}  # engines that were not built
+
+    def size(self, full: int, small: int) -> int:
+        """A count: `full`, or what is enough to walk through."""
+        return small if self.small else full
+
+    def untouched(self, shape: Shape) -> BaseModel:
+        """A model that no engine has been built around: plain transformers' own."""
+        if self._engine is not None or self._shape != shape:
+            self._put(shape)
+        assert self._base is not None
+        return self._base
+
+    def engine(self, shape: Shape, way: Way) -> Engine:
+        """Around the model of `shape`. Raises Cannot as `engine_around` does."""
+        if (shape, way) in self._failed:
+            raise self._failed[shape, way].with_traceback(None)
+        if self._shape != shape:
+            self._put(shape)
+        assert self._base is not None
+        if self._engine is None or self._engine[0] != way:
+            self._engine = None
+            self.collect()
+            try:
+                self._engine = (way, self.engine_around(self._base, way))
+            except Exception as error:  # tried once: a large model takes a while to make again
+                why = (str(error) or repr(error)).splitlines()[0]
+                kind = Cannot if isinstance(error, Cannot) else MedusaKitError
+                self._failed[shape, way] = kind(f"{why} (as above)")
+                raise
+        return self._engine[1]
+
+    def engine_around(self, base: BaseModel, way: Way) -> Engine:
+        """Raises Cannot where the attention that was named is not to be had here.
+
+        One that is there and computes something else is an error.
+        """
+        on_cuda = self.device.type == "cuda"
+        # On a CPU `auto` would take the C++ decoder, which is not what is walked through here.
+        attention = "sdpa" if way.attention == "auto" and not on_cuda else way.attention
+        try:
+            return build_engine(
+                base,
+                attention=attention,
+                fixed_shapes="always" if way.captured else "never",
+                compiled=way.compiled,
+                keep_layers=True,
+            )
+        except ConfigError as error:
+            wrong = isinstance(error.__cause__, IncompatibleBaseError)  # the proof refused it
+            if wrong or way.attention == "auto":
+                raise
+            raise Cannot(error.message) from error
+
+    def successors(self, shape: Shape) -> Tensor:
+        return successors(shape.vocab_size, self.device)
+
+    def weight_bytes(self, shape: Shape) -> int:
+        """What a step reads of the model."""
+        return shape.linear_weights * self.dtype.itemsize
+
+    def floor(self, shape: Shape) -> float | None:
+        """Seconds to read a step's weights once; None where the bandwidth was not measured."""
+        found = self.figures(BANDWIDTH).get("gb_per_second")
+        return None if found is None else self.weight_bytes(shape) / (found * 1e9)
+
+    def _put(self, shape: Shape) -> None:
+        """Raises Cannot for a model that is larger than what is free."""
+        self.clear()
+        needed = ROOM * shape.all_weights * self.dtype.itemsize
+        if self.device.type == "cuda":
+            free, _ = torch.cuda.mem_get_info(self.device)
+            if needed > free:
+                raise Cannot(
+                    f"{shape.name} in {str(self.dtype).removeprefix('torch.')} needs about "
+                    f"{needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free"
+                )
+        self._base = random_base(shape, self.device, self.dtype)
+        self._shape = shape
+
+    def clear(self) -> None:
+        """Give back the device's memory."""
+        self._shape = self._base = self._engine = None
+        self.collect()
+
+    def collect(self) -> None:
+        if self.device.type == "cuda":
+            gc.collect()
+            torch.cuda.empty_cache()

@@ -1,0 +1,90 @@
+"""Recording a step in a CUDA graph so that a failure costs the graph and nothing else.
+
+`torch.cuda.graph` ends a capture, then gives the stream back; where ending it fails, as it does
+once something forbidden has run, the capture's stream stays current, torch below 2.12 goes on
+taking memory from the graph's pool, and the random generator believes that it is being recorded.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import torch
+
+Work = Callable[[], object]
+
+
+def can_capture(device: torch.device) -> bool:
+    return device.type == "cuda"
+
+
+class GraphMemory:
+    """What all graphs of a model share: a pool of memory, since only one of them runs at a time,
+    and the stream they are recorded on, since torch reuses memory within a stream alone."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        with torch.cuda.device(device):
+            self.stream = torch.cuda.Stream()
+            self.pool: Any = torch.cuda.graph_pool_handle()
+
+    def capture(self, work: Work) -> torch.cuda.CUDAGraph:
+        """Run `work` twice, then record it once.
+
+        The first run may compile and allocate; the second may not wait for the device. Raises what
+        `work` raised, or RuntimeError; the current stream, the allocator and the generator of
+        random numbers are then what they were before.
+        """
+        with torch.cuda.device(self.device):
+            here = torch.cuda.current_stream()
+            self.stream.wait_stream(here)
+            with torch.cuda.stream(self.stream):
+                work()
+                with waiting_refused():
+                    work()
+            here.wait_stream(self.stream)
+            torch.cuda.synchronize()
+            torch.cuda.empty_cache()  # the warm-up's memory lies outside the pool
+            with torch.cuda.stream(self.stream):
+                return self._record(work)
+
+    def _record(self, work: Work) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        with self._as_before():
+            # thread_local: another thread may allocate or wait meanwhile.
+            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
+            try:
+                work()
+            except BaseException:
+                with suppress(RuntimeError):  # what `work` raised says more
+                    graph.capture_end()
+                raise
+            graph.capture_end()
+        return graph
+
+    @contextmanager
+    def _as_before(self) -> Iterator[None]:
+        """Undo what a capture that could not be ended leaves of itself in torch."""
+        generator = torch.cuda.default_generators[self.stream.device_index]
+        state = generator.clone_state()
+        try:
+            yield
+        except BaseException:
+            with suppress(RuntimeError):  # says so where the allocator has let go already
+                torch._C._cuda_endAllocateToPool(self.stream.device_index, self.pool)
+            generator.graphsafe_set_state(state)
+            raise
+
+
+@contextmanager
+def waiting_refused() -> Iterator[None]:
+    """An operation that makes the host wait for the device raises RuntimeError in here.
+
+    torch has one such setting for the whole process, so this is kept short.
+    """
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
