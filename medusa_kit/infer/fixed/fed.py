@@ -102,7 +102,7 @@ class FedSize:
         self.lengths_B = steps.lengths_B
         first = packed(Tree([0], [ROOT]), num_nodes)
         self.staged_B4N = torch.tensor([first] * self.batch_size)
-        if self.device.type == "cuda":  # else a copy would wait for the device
+        if self.device.type == "cuda" and torch.cuda.is_initialized():  # else a copy waits for it
             self.staged_B4N = self.staged_B4N.pin_memory()
         self.sent_B4N = self.staged_B4N.to(self.device)
         self.nodes_N = torch.arange(num_nodes, device=self.device)
