@@ -292,3 +292,19 @@ def test_the_loop_and_steps_keep_costs_apart() -> None:
     assert drafter.sent.cost.measured
     assert not drafter.experience.cost.measured
     assert set(drafter.sent.cost._means) <= {1, 4, 8, 16}
+
+
+def test_steps_are_used_again_by_whom_they_suit() -> None:
+    engine = auto_engine("llama")
+    fixed: Any = engine.verifier.fixed
+    for options, made in [({}, 1), ({}, 1), ({"max_nodes": 6}, 2), ({"max_nodes": 6}, 2)]:
+        engine.generate(LOOPING[0], max_new_tokens=4, drafter="auto", drafter_options=options)
+        assert len(fixed._steps) == made
+    engine.generate(LOOPING[0], max_new_tokens=4, drafter="medusa")
+    assert len(fixed._steps) == 3
+    other = random_heads(engine.base)
+    ours, theirs = (Feeds((1, 4), 8, draft_with(heads, BUSHY)) for heads in (engine.heads, other))
+    assert ours.alike(Feeds((1, 4), 8, draft_with(engine.heads, BUSHY)))
+    assert not ours.alike(theirs)
+    assert not ours.alike(Feeds((1, 4), 8))
+    assert not ours.alike(Feeds((1, 4), 4, ours.heads))

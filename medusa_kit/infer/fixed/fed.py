@@ -51,13 +51,13 @@ class Feeds:
 
     def alike(self, other: "Feeds") -> bool:
         """Whether steps made for one do for the other."""
-        ours, theirs = self.heads, other.heads
-        if (self.sizes, self.ranks, type(ours)) != (other.sizes, other.ranks, type(theirs)):
+        if (self.sizes, self.ranks) != (other.sizes, other.ranks):
             return False
-        return ours is None or (
-            getattr(ours, "heads", None) is getattr(theirs, "heads", None)
-            and ours.topology.parents == getattr(theirs, "topology").parents  # noqa: B009
-        )
+        ours, theirs = self.heads, other.heads
+        if ours is None or theirs is None:
+            return ours is theirs
+        same = type(ours) is type(theirs) and ours.topology.parents == theirs.topology.parents
+        return same and getattr(ours, "heads", None) is getattr(theirs, "heads", None)
 
 
 class Tree(NamedTuple):
