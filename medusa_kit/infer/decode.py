@@ -17,8 +17,8 @@ from medusa_kit.infer.acceptance import Verdict, accept, accept_typical
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.device_memory import memory_named
 from medusa_kit.infer.drafters.base import Draft, Drafter, State, StepResult, path_to, tell_end
+from medusa_kit.infer.fixed.fed_loop import run_on_device
 from medusa_kit.infer.fixed.kept import Loan
-from medusa_kit.infer.fixed.loop import run_steps
 from medusa_kit.infer.sampling import SamplingParams
 from medusa_kit.infer.sending import sent
 from medusa_kit.infer.stream import StopStrings
@@ -124,16 +124,13 @@ def _decode(
     loan: Loan | None = None,
 ) -> Iterator[Emitted]:
     """The loop. `loan`: a step that does on the device what stands here, from the first root on."""
-    ran = verifier if loan is None or verifier.fixed is None else verifier.fixed.verifier
-    by = verifier.fixed.name if verifier.fixed and loan else verifier.steps_run_by
-    for row in rows:
-        row.steps_run_by, row.attention = by, ran.attention
+    _tell_what_runs(verifier, rows, loan)
     cache, hidden_BD, logits_BV = _prefilled(verifier, rows, num_slots, loan)
     roots = [row.chooser.choose(logits_BV[i], row.prompt_ids) for i, row in enumerate(rows)]
     yield [(row, row.take([root])) for row, root in zip(rows, roots, strict=True)]
 
     if loan is not None:
-        yield from run_steps(loan, rows, roots, hidden_BD)
+        yield from run_on_device(loan, drafter, rows, roots, hidden_BD)
         return
     rows = list(rows)
     choosers = [row.chooser for row in rows]
@@ -177,6 +174,14 @@ def _decode(
         hidden_BD = hidden_BND[sent(places, hidden_BND.device).unbind(-1)]
         state = State(state.tokens, next_roots, hidden_BD, state.choosers)
         yield emitted
+
+
+def _tell_what_runs(verifier: Verifier, rows: Sequence[Row], loan: Loan | None) -> None:
+    by, attention = verifier.steps_run_by, verifier.attention
+    if loan is not None and verifier.fixed is not None:
+        by, attention = verifier.fixed.name, verifier.fixed.verifier.attention
+    for row in rows:
+        row.steps_run_by, row.attention = by, attention
 
 
 def _prefilled(

@@ -13,6 +13,6 @@ def sent(values: Any, device: torch.device, dtype: torch.dtype | None = None) ->
     pinned memory does not, and torch keeps that memory until the copy is over.
     """
     here = values if isinstance(values, Tensor) else torch.tensor(values, dtype=dtype)
-    if device.type != "cuda":
+    if device.type != "cuda" or not torch.cuda.is_initialized():  # not a real one
         return here.to(device)
     return here.pin_memory().to(device, non_blocking=True)

@@ -17,6 +17,7 @@ from tiny_models import CONTEXT, tiny_base, tiny_model
 from medusa_kit.base_model import wrap_model
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.acceptance import accept
+from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.decode import decode, make_row
 from medusa_kit.infer.drafters import draft_with
 from medusa_kit.infer.drafters.base import Topology
@@ -268,12 +269,14 @@ def test_asked_for_where_they_cannot_be_used() -> None:
 
 def test_statistics_name_the_attention_that_computed() -> None:
     """Steps of fixed shapes have a choice of backends of their own."""
+
+    class Elsewhere(AttentionChoice):
+        name = "triton"
+
     engine = fixed_engine()
     assert engine.verifier.fixed is not None
-    steps = engine.verifier.fixed.verifier.attention
-    steps.fallbacks.append("triton: not here; sdpa instead")
-    result = engine.generate(PROMPTS[0], max_new_tokens=4)
-    assert result.stats.steps_run_by == FIXED
-    assert result.stats.attention_fallbacks == engine.attention.fallbacks == steps.fallbacks
+    engine.verifier.fixed.verifier.attention.__class__ = Elsewhere
+    steps = engine.generate(PROMPTS[0], max_new_tokens=4).stats
+    assert (steps.attention, engine.attention.name) == ("triton", "triton")
     loop = engine.generate(PROMPTS[0], max_new_tokens=4, temperature=0.8).stats
-    assert (loop.steps_run_by, loop.attention_fallbacks) == ("torch", [])
+    assert (loop.steps_run_by, loop.attention) == ("torch", "sdpa")

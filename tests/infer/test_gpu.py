@@ -179,6 +179,21 @@ def test_captured_steps_equal_transformers(family: str, attention: str, kind: st
     assert all(step.graph is not None for step in fixed._steps)
 
 
+@pytest.mark.parametrize("kind", ["medusa", "hydra"])
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+def test_auto_sends_its_guesses_to_captured_steps(family: str, kind: str) -> None:
+    engine = captured_engine(family, kind, drafter="auto")
+    expected = answers_on_cuda(family, 24)
+    for _ in range(2):
+        results = engine.generate(PROMPTS, max_new_tokens=24)
+        assert [result.token_ids for result in results] == expected
+        assert "in a CUDA graph" in results[0].stats.steps_run_by
+        assert any("guesses sent" in note for note in results[0].stats.drafter_notes)
+    assert engine.verifier.fixed is not None
+    (steps,) = engine.verifier.fixed._steps
+    assert all(size.graph is not None for size in steps.sizes.values())
+
+
 def test_a_replayed_step_waits_for_nothing() -> None:
     engine = captured_engine("llama")
     engine.generate(PROMPTS, max_new_tokens=8)

@@ -3,16 +3,22 @@
 Free sources (text and tables) are asked at every step. How many of the merged guesses are verified
 follows from their chances and from what a node costs on this machine, measured while decoding.
 Heads and draft models cost time to ask: `Chooser` finds out where that pays.
+
+Where steps run whole on the device (infer/fixed/), guesses are sent to them: the heads then draft
+within the step and are asked at every one, and a step has one of a few sizes, filled with guesses.
 """
 
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
+
+import torch
 
 from medusa_kit.infer.drafters.base import Draft, Drafter, State, StepResult, notes_of, tell_end
 from medusa_kit.infer.drafters.chooser import Chooser
 from medusa_kit.infer.drafters.combined import (
+    HeadsSource,
     build_sources,
     learn,
     merged,
@@ -20,11 +26,17 @@ from medusa_kit.infer.drafters.combined import (
     usual_sources,
 )
 from medusa_kit.infer.drafters.experience import Luck, StepCost
-from medusa_kit.infer.drafters.factory import DraftContext, build_drafter
+from medusa_kit.infer.drafters.factory import DraftContext
+from medusa_kit.infer.drafters.hydra import HydraDrafter
+from medusa_kit.infer.drafters.medusa import MedusaDrafter
+from medusa_kit.infer.drafters.recycling import RecyclingDrafter
 from medusa_kit.infer.drafters.trie import Source, Trie, draft_of
+from medusa_kit.infer.fixed.fed import MOST_NODES, Feeds
+from medusa_kit.infer.token_choice import TokenChooser
 
 COSTLY = ("medusa", "draft-model")
 SLOPES = {"cpu": 0.12, "cuda": 0.01}  # of a node more, in one-node steps, until it is measured
+SIZES = (1, 4, 8, 16, 32)  # nodes of steps on the device, each captured by itself
 HOPES = {"medusa": 0.5, "draft-model": 1.0}  # tokens a step that a costly source adds, at first
 
 
@@ -64,13 +76,28 @@ class AutoDrafter:
     device: Any
     max_nodes: int
     reasons: Sequence[str] = ()
+    feeds: Feeds | None = None  # what it asks of steps on the device; None: they are of no use
+    sent: Experience | None = None  # of such steps, which cost something else
     clock: Callable[[], float] = time.perf_counter
     shares: dict[str, _Share] = field(default_factory=dict)
     _step: _Step | None = None
+    _sends: bool = False
 
     @property
     def num_nodes(self) -> int:
-        return self.max_nodes
+        return max(self.max_nodes, 0 if self.feeds is None else self.feeds.num_nodes)
+
+    def use_steps(self) -> None:
+        """From now on heads' guesses come with the state, and trees are read on the host."""
+        assert self.feeds is not None
+        assert self.sent is not None
+        self.free, self.costly = [*self.free, *self.costly], []
+        self.experience, self.max_nodes, self._sends = self.sent, self.feeds.num_nodes, True
+        self.device = torch.device("cpu")
+
+    def _nodes(self, wanted: int) -> int:
+        """Nodes that are verified where so many are wanted."""
+        return self.feeds.fitting(wanted) if self._sends and self.feeds is not None else wanted
 
     @property
     def name(self) -> str:
@@ -87,7 +114,14 @@ class AutoDrafter:
             for name, share in self.shares.items()
         ]
         sources = [note for source in (*self.free, *self.costly) for note in notes_of(source)]
-        return [*self.reasons, *told, *sources]
+        return [*self.reasons, *self._how(), *told, *sources]
+
+    def _how(self) -> list[str]:
+        if self.feeds is None:
+            return []
+        if not self._sends:
+            return ["guesses are not sent to steps on the device: they were not to be had"]
+        return [f"guesses sent to steps of {', '.join(map(str, self.feeds.sizes))} nodes"]
 
     def begin(self, state: State) -> None:
         for source in (*self.free, *self.costly):
@@ -98,10 +132,10 @@ class AutoDrafter:
         luck, cost = self.experience.luck, self.experience.cost
         tries = merged(self.free, state, luck)
         orders = [trie.by_chance() for trie in tries]
-        size, promised = best_size(orders, cost, self.max_nodes)
+        size, promised = best_size(orders, cost, self.max_nodes, self._nodes)
         situation, choice = None, 0
         if cost.measured:
-            step_seconds = cost.seconds(B * size) / B
+            step_seconds = cost.seconds(B * self._nodes(size)) / B
             situation, choice = self.experience.chooser.choose(promised / B, step_seconds)
         if choice:
             for whole, more in zip(
@@ -109,7 +143,8 @@ class AutoDrafter:
             ):
                 whole.merge(more)
             orders = [trie.by_chance() for trie in tries]
-            size, _ = best_size(orders, cost, self.max_nodes)
+            size, _ = best_size(orders, cost, self.max_nodes, self._nodes)
+        size = self._nodes(size)  # what is verified anyway holds guesses too
         tries = [
             trie.kept([node for node, _ in order[:size]])
             for trie, order in zip(tries, orders, strict=True)
@@ -124,7 +159,8 @@ class AutoDrafter:
         assert did is not None
         experience, B = self.experience, len(did.tries)
         emitted = B + sum(len(path) for path in step.paths)
-        experience.cost.record(B * step.draft.tokens_BN.shape[1], now - did.drafted)
+        num_nodes = self._nodes(step.draft.tokens_BN.shape[1])
+        experience.cost.record(B * num_nodes, now - did.drafted)
         if did.situation is not None:
             seconds = (now - did.start) / B
             experience.chooser.record(did.situation, did.choice, emitted / B, seconds)
@@ -148,21 +184,30 @@ class AutoDrafter:
 Order = Sequence[tuple[int, float]]  # a row's nodes with their chances, likeliest first
 
 
-def best_size(orders: Sequence[Order], cost: StepCost, max_nodes: int) -> tuple[int, float]:
-    """(nodes a row, tokens they promise over all rows) with the most tokens a second."""
+def best_size(
+    orders: Sequence[Order],
+    cost: StepCost,
+    max_nodes: int,
+    verified: Callable[[int], int] = lambda wanted: wanted,
+) -> tuple[int, float]:
+    """(nodes a row, tokens they promise over all rows) with the most tokens a second.
+
+    `verified`: how many nodes a step has where so many are wanted.
+    """
     B = len(orders)
     gains = [0.0] * max_nodes  # of the n-th likeliest node, over the rows
     for order in orders:
         for place, (_, chance) in enumerate(order[:max_nodes]):
             gains[place] += chance
     best, tokens, promised = 1, float(B), float(B)
-    rate = tokens / cost.seconds(B)
+    rate = tokens / cost.seconds(B * verified(1))
     for size in range(2, max_nodes + 1):
         if gains[size - 1] == 0.0:
             break
         tokens += gains[size - 1]
-        if tokens / cost.seconds(B * size) > rate:
-            best, promised, rate = size, tokens, tokens / cost.seconds(B * size)
+        seconds = cost.seconds(B * verified(size))
+        if tokens / seconds > rate:
+            best, promised, rate = size, tokens, tokens / seconds
     return best, promised
 
 
@@ -174,8 +219,6 @@ def _sources_of(trie: Trie) -> str:
 
 def build(context: DraftContext, options: Any) -> Drafter:
     """Heads where there are any, the draft model where one is named, and free sources."""
-    if options.sources is None and context.heads is not None and context.verifier.fixed is not None:
-        return build_drafter("medusa", context)  # steps of fixed shapes know heads only
     names, reasons = usual_sources(context, options.sources)
     given = {**free_sizes(options.max_nodes), **options.options}
     sources = build_sources(context, names, given)
@@ -183,7 +226,44 @@ def build(context: DraftContext, options: Any) -> Drafter:
     costly = [source for source in sources if source.name in COSTLY]
     key = ("auto", tuple(names), context.batch_size)
     experience = context.remembered(key, lambda: _fresh(context, costly))
-    return AutoDrafter(free, costly, experience, context.device, options.max_nodes, reasons)
+    drafter = AutoDrafter(free, costly, experience, context.device, options.max_nodes, reasons)
+    if context.verifier.fixed is not None:
+        if (why := _obstacle(context, free, costly)) is not None:
+            drafter.reasons = [*reasons, f"guesses are not sent to steps on the device: {why}"]
+            return drafter
+        drafter.feeds = _feeds(options, free, costly, context.base.info.vocab_size)
+        sent = ("auto, sent", tuple(names), context.batch_size, drafter.feeds.sizes)
+        drafter.sent = context.remembered(sent, lambda: _fresh(context, []))
+    return drafter
+
+
+def _obstacle(
+    context: DraftContext, free: Sequence[Source], costly: Sequence[Source]
+) -> str | None:
+    """Why guesses of these sources cannot be sent to steps on the device; None where they can."""
+    if any(source.name == "draft-model" for source in (*free, *costly)):
+        return "a draft model is among the sources, and runs beside them"
+    chooser = TokenChooser(context.base.model, context.sampling, [0], 1)
+    if not chooser.takes_argmax:
+        return "tokens are drawn or logits processed, which is done on the host"
+    for source in costly:
+        if type(getattr(source, "inner", None)) not in (MedusaDrafter, HydraDrafter):
+            return "the heads' tree is grown anew at each step"
+    return None
+
+
+def _feeds(
+    options: Any, free: Sequence[Source], costly: Sequence[Source], vocab_size: int
+) -> Feeds:
+    """As many nodes as the heads' tree has, unless options give a number."""
+    heads = next((cast(HeadsSource, source).inner for source in costly), None)
+    most = options.max_nodes
+    if heads is not None and "max_nodes" not in options.model_fields_set:
+        most = max(most, heads.num_nodes)
+    most = min(most, MOST_NODES)
+    widths = [s.options.width for s in free if isinstance(s, RecyclingDrafter)]
+    ranks = min(max(widths, default=0), vocab_size)
+    return Feeds((*(size for size in SIZES if size < most), most), ranks, heads)
 
 
 def free_sizes(max_nodes: int) -> dict[str, dict[str, Any]]:

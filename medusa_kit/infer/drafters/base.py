@@ -77,6 +77,8 @@ class State:
     roots_B: list[int]
     hidden_BD: Tensor  # read at the last committed token; its next token is the root
     choosers: Sequence[TokenChooser] = ()  # how each row's tokens are chosen; none: by argmax
+    # Tokens of the tree that heads fill, root included, where the last step drafted them as well.
+    guesses: Sequence[Sequence[int]] | None = None
 
 
 @dataclass(frozen=True)

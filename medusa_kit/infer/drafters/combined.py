@@ -24,27 +24,34 @@ class HeadsSource:
 
     name = "medusa"
 
-    def __init__(self, inner: Drafter) -> None:
+    def __init__(self, inner: Any) -> None:
+        """`inner`: a drafter; one with a static tree where the state holds its guesses."""
         self.inner, self.num_nodes = inner, inner.num_nodes
 
     def begin(self, state: State) -> None:
         self.inner.begin(state)
 
     def guess(self, state: State) -> list[Trie]:
+        if state.guesses is not None:
+            parents = self.inner.topology.parents
+            return [self._trie(tokens, parents) for tokens in state.guesses]
         draft = self.inner.propose(state)
-        tries = []
-        for tokens, topology in zip(draft.tokens_BN.tolist(), draft.topologies, strict=True):
-            trie, place, born = Trie(tokens[0]), {0: 0}, dict[int, int]()
-            for node, parent in enumerate(topology.parents):
-                if parent >= 0:
-                    rank = born.get(parent, 0)
-                    born[parent] = rank + 1
-                    depth = int(topology.depths_N[node])
-                    chance = FIRST_GUESS * DEEPER ** (depth - 1) * NEXT_RANK**rank
-                    key = (self.name, node)
-                    place[node] = trie.add(place[parent], tokens[node], chance, key)
-            tries.append(trie)
-        return tries
+        return [
+            self._trie(tokens, topology.parents)
+            for tokens, topology in zip(draft.tokens_BN.tolist(), draft.topologies, strict=True)
+        ]
+
+    def _trie(self, tokens: Sequence[int], parents: Sequence[int]) -> Trie:
+        trie, place, born, depths = Trie(tokens[0]), {0: 0}, dict[int, int](), {0: 0}
+        for node, parent in enumerate(parents):
+            if parent >= 0:
+                rank = born.get(parent, 0)
+                born[parent] = rank + 1
+                depths[node] = depths[parent] + 1
+                chance = FIRST_GUESS * DEEPER ** (depths[node] - 1) * NEXT_RANK**rank
+                key = (self.name, node)
+                place[node] = trie.add(place[parent], tokens[node], chance, key)
+        return trie
 
     def observe(self, step: StepResult) -> None:
         self.inner.observe(step)

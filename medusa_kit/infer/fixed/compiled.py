@@ -14,6 +14,7 @@ from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer.verifier import Forward
 
 if TYPE_CHECKING:
+    from medusa_kit.infer.fixed.fed import FedSize
     from medusa_kit.infer.fixed.step import FixedStep
 
 
@@ -62,7 +63,7 @@ def with_own_code(function: Any) -> Any:
     return own
 
 
-def check_compiled(step: "FixedStep") -> float:
+def check_compiled(step: "FixedStep | FedSize") -> float:
     """Hold the step's compiled forward against the plain one; how much rounding differs, doubled.
 
     Every slot holds numbers at random and the rows are of different lengths, the first one as long

@@ -21,13 +21,15 @@ from medusa_kit.infer.drafters.hydra import HydraDrafter
 from medusa_kit.infer.drafters.medusa import MedusaDrafter
 from medusa_kit.infer.drafters.plain import PlainDrafter
 from medusa_kit.infer.fixed.capture import GraphMemory, can_capture
+from medusa_kit.infer.fixed.fed import FedStep, Feeds
 from medusa_kit.infer.fixed.forward import FixedVerifier
 from medusa_kit.infer.fixed.step import FixedStep
 from medusa_kit.infer.token_choice import TokenChooser
 from medusa_kit.infer.verifier import Forward
 from medusa_kit.locks import SharedLock
 
-STATIC_DRAFTERS = (PlainDrafter, MedusaDrafter, HydraDrafter)
+STATIC_DRAFTERS = (PlainDrafter, MedusaDrafter, HydraDrafter, Feeds)
+Step = FixedStep | FedStep
 FEWEST_SLOTS = 256
 SLOTS_MULTIPLE = 64  # attention kernels like rows of the mask that are aligned
 # How much larger than asked for a step may be that is used again. A row too many is computed like
@@ -60,7 +62,7 @@ class FixedShapes:
         self, verifier: FixedVerifier, compiled: Callable[[], Forward] | None = None
     ) -> None:
         self.verifier, self.compiled = verifier, compiled
-        self._steps: list[FixedStep] = []  # the one used last comes last
+        self._steps: list[Step] = []  # the one used last comes last
         self._graphs: GraphMemory | None = None
         self.refused: str | None = None  # why compiling or capturing failed, once it has
         self.noise = 0.0  # logits by which a compiled step was seen to differ from a plain one
@@ -76,6 +78,7 @@ class FixedShapes:
     @contextmanager
     def borrowed(self, drafter: Drafter, rows: Sequence[Request]) -> "Iterator[Loan | None]":
         """A step for these rows, or None where the loop has to decode them; it is theirs alone."""
+        drafter = getattr(drafter, "feeds", None) or drafter
         with self._lock:
             step = self._step(drafter, rows) if self._applies(drafter, rows) else None
             loan = None if step is None else Loan(self, step)
@@ -111,7 +114,7 @@ class FixedShapes:
                 self._graphs = None
         return bool(waiting)
 
-    def _drop(self, step: FixedStep) -> None:
+    def _drop(self, step: Step) -> None:
         self._steps.remove(step)
         step.free()
 
@@ -123,12 +126,12 @@ class FixedShapes:
             and not any(step.busy for step in self._steps)  # one answer streams, another is asked
         )
 
-    def _step(self, drafter: Drafter, rows: Sequence[Request]) -> FixedStep | None:
+    def _step(self, drafter: Drafter, rows: Sequence[Request]) -> Step | None:
         longest = self._longest(drafter, rows)
         found = self._large_enough(drafter, len(rows), longest)
         return found or self.with_room(lambda: self._new_step(drafter, len(rows), longest))
 
-    def smaller(self, step: FixedStep, rows: Sequence[Request]) -> FixedStep | None:
+    def smaller(self, step: Step, rows: Sequence[Request]) -> Step | None:
         """A step of half as many rows or less for what is left of a request, if one is at hand or
         worth making."""
         if 2 * num_rows(len(rows)) > step.batch_size or self.refused is not None:
@@ -152,7 +155,7 @@ class FixedShapes:
 
     def _large_enough(
         self, drafter: Drafter, rows: int, slots: int, most_rows: int | None = None
-    ) -> FixedStep | None:
+    ) -> Step | None:
         """The least of the steps at hand that holds so much and is not much too large."""
         most_rows = most_rows or max(num_rows(rows), ROWS_TOO_MANY * rows)
         most_slots = max(self._slots(drafter, slots), SLOTS_TOO_MANY * slots)
@@ -174,19 +177,12 @@ class FixedShapes:
     def _slots(self, drafter: Drafter, needed: int) -> int:
         return num_slots(needed, self.verifier.base.info.context_length + drafter.num_nodes - 1)
 
-    def _new_step(self, drafter: Drafter, rows: int, slots: int) -> FixedStep | None:
+    def _new_step(self, drafter: Drafter, rows: int, slots: int) -> Step | None:
         device = self.verifier.base.device
         if self._graphs is None and can_capture(device):
             self._graphs = GraphMemory(device)
         try:
-            step = FixedStep(
-                self.verifier,
-                cast(Any, drafter),
-                num_rows(rows),
-                self._slots(drafter, slots),
-                self.compiled() if self.compiled else None,
-                self._graphs,
-            )
+            step = self._made(drafter, num_rows(rows), self._slots(drafter, slots))
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # compiling or the capture; the model itself has run at load
@@ -199,7 +195,13 @@ class FixedShapes:
         self._keep_within(most_kept(device), step)
         return step
 
-    def _keep_within(self, num_bytes: int, newest: FixedStep) -> None:
+    def _made(self, drafter: Any, rows: int, slots: int) -> Step:
+        if isinstance(drafter, Feeds):
+            return FedStep(self.verifier, drafter, rows, slots, self.compiled, self._graphs)
+        compiled = self.compiled() if self.compiled else None
+        return FixedStep(self.verifier, drafter, rows, slots, compiled, self._graphs)
+
+    def _keep_within(self, num_bytes: int, newest: Step) -> None:
         """Drop what was used longest ago until the rest fits; the newest stays in any case."""
         for step in self._steps[:]:
             if sum(one.num_bytes for one in self._steps) <= num_bytes:
@@ -211,9 +213,19 @@ class FixedShapes:
 class Loan:
     """A step that is one request's alone, exchanged for a smaller one as its rows finish."""
 
-    def __init__(self, shapes: FixedShapes, step: FixedStep) -> None:
+    def __init__(self, shapes: FixedShapes, step: Step) -> None:
         self._shapes, self.step, self._over = shapes, step, False
         step.busy = True
+
+    @property
+    def static(self) -> FixedStep:
+        """The step, where it drafts by itself."""
+        return cast(FixedStep, self.step)
+
+    @property
+    def fed(self) -> FedStep:
+        """The step, where trees are sent to it."""
+        return cast(FedStep, self.step)
 
     def give_back(self) -> None:
         if not self._over:  # it may be another's by now
@@ -226,7 +238,7 @@ class Loan:
         if smaller is None:
             return False
         smaller.busy = True
-        smaller.take_over(self.step, places)
+        smaller.take_over(cast(Any, self.step), places)
         self.step.busy, self.step = False, smaller
         return True
 
@@ -253,4 +265,6 @@ def most_kept(device: torch.device) -> int:
 def _drafts_alike(one: Any, other: Any) -> bool:
     if type(one) is not type(other):
         return False
+    if isinstance(one, Feeds):
+        return one.alike(other)
     return isinstance(one, PlainDrafter) or (one.heads is other.heads and one.tree == other.tree)

@@ -20,18 +20,18 @@ def run_steps(
     loan: Loan, rows: "Sequence[Row]", roots: Sequence[int], hidden_BD: Tensor
 ) -> "Iterator[Emitted]":
     """Decode rows whose prompts lie in the step's cache; yields what each step emitted."""
-    loan.step.begin([len(row.prompt_ids) for row in rows], roots, hidden_BD)
+    loan.static.begin([len(row.prompt_ids) for row in rows], roots, hidden_BD)
     alive = dict(enumerate(rows))
     while True:
         for index, row in list(alive.items()):
             if row.finish_reason is not None:
-                loan.step.rest(index)
+                loan.static.rest(index)
                 del alive[index]
         if not alive:
             return
         if loan.narrow(list(alive), list(alive.values())):
             alive = dict(enumerate(alive.values()))
-        results = loan.step.run()
+        results = loan.static.run()
         emitted: Emitted = []
         for index, row in alive.items():
             tokens = walked(results[index])
