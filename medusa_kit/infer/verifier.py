@@ -69,7 +69,7 @@ class Verifier:
         last_position = self.base.info.context_length - 1
         positions_BN = (lengths_B[:, None] + depths_BN).clamp_max(last_position)
         lengths, attend = tuple(cache.lengths), self.attention.attend
-        step = TreeStep(lengths, depths_BN, sees_BNN, causal_prompt, attend, lengths_B)
+        step = TreeStep(lengths, depths_BN, sees_BNN, causal_prompt, attend, lengths_B=lengths_B)
         if self.native and self.native.takes(cache, step):
             wanted = None if isinstance(keep, int) else keep
             with lock_of(self.base.model):

@@ -134,7 +134,7 @@ def _replayed(
     rows = _rows(engine, drafter, prompts, room)
     with fixed.borrowed(drafter, rows) as loan:
         assert loan is not None, "steps have just been taken in it"
-        captured = loan.step
+        captured = loan.static
         cache = captured.cache.first_rows(len(rows))
         hidden_BD, logits_BV = engine.verifier.prefill(cache, prompts)
         captured.begin([len(ids) for ids in prompts], logits_BV.argmax(-1).tolist(), hidden_BD)

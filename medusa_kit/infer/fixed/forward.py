@@ -25,7 +25,7 @@ class FixedTreeStep(TreeStep):
     def __init__(
         self, lengths_B: Tensor, depths_BN: Tensor, sees_BNN: Tensor, num_slots: int, attend: Any
     ) -> None:
-        super().__init__((), depths_BN, sees_BNN, False, attend, lengths_B)
+        super().__init__((), depths_BN, sees_BNN, attend=attend, lengths_B=lengths_B)
         self._num_slots = num_slots
 
     @property
