@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install check fmt fix test test-quantised stress test-vllm test-gpu demo bench clean
+.PHONY: help install check fmt fix test test-quantised stress test-vllm gpu-check test-gpu demo bench clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -85,6 +85,10 @@ $(VLLM)/.installed: tests/served_by_vllm/requirements.py constraints.txt
 	mkdir -p $(VLLM_STUB)
 	printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM_VERSION)+cpu\n' > $(VLLM_STUB)/METADATA
 	touch $@
+
+# The compiler's own cache lies in build/, so a second run only compiles what has changed.
+gpu-check: install ## What can be said of the GPU path without a GPU: kernels compiled, limits held
+	TRITON_CACHE_DIR=build/triton $(BIN)/python -m medusa_kit.bench.gpu_check $(PARTS)
 
 test-gpu: install ## Only the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu -rs

@@ -35,6 +35,7 @@ class TreeStep:
     causal_prompt: bool = False  # all rows empty and a plain chain: a causal kernel will do
     attend: Callable[..., Tensor] | None = None  # what computes attention; None: SDPA
     lengths_B: Tensor | None = None  # the lengths where the nodes are, if they lie there already
+    split_finely: bool = False  # short rows too go to several programs, as long ones do
     _shared: dict[Any, Any] = field(default_factory=dict)
 
     @property

@@ -28,10 +28,26 @@ def test_a_wrong_window_is_caught_though_the_real_one_is_longer_than_the_prompts
     owners = [base.config, *base.model.modules()]
     assert {getattr(owner, "sliding_window", None) for owner in owners} == {None, 64}
     right = tree_step.TreeStep.mask
-    wider = {4: 5, None: None}  # 4: the window of the proof
+    wider = {4: 5, 64: 64, None: None}  # 4: the window of the proof
     monkeypatch.setattr(
         tree_step.TreeStep, "mask", lambda step, window, *rest: right(step, wider[window], *rest)
     )
+    with pytest.raises(IncompatibleBaseError, match="off by"):
+        prove_trees(base)
+
+
+def test_a_fault_while_the_window_is_not_full_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks and kernels are others then; every answer begins so."""
+    base = wrap_model(tiny_model("mistral-sliding", sliding_window=64))
+    right = tree_step.TreeStep.mask
+
+    def wrong(step: tree_step.TreeStep, window: int | None, *rest: int) -> torch.Tensor:
+        mask = right(step, window, *rest).clone()
+        if not step.window_bites(window):
+            mask[..., 1:, 0] = False
+        return mask
+
+    monkeypatch.setattr(tree_step.TreeStep, "mask", wrong)
     with pytest.raises(IncompatibleBaseError, match="off by"):
         prove_trees(base)
 

@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 import torch
 from test_attention import step_of
+from tiny_models import tiny_model
 
+from medusa_kit.base_model import wrap_model
+from medusa_kit.errors import ConfigError
 from medusa_kit.infer.attention.sdpa import tree_sdpa
 from medusa_kit.infer.attention.triton_backend import ancestor_words, tree_triton
 from medusa_kit.infer.fixed.forward import FixedTreeStep
+from medusa_kit.infer.tree_check import proved_verifier
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -168,3 +172,32 @@ def test_every_tile_size_computes_the_same(size: int, dtype: torch.dtype) -> Non
         exact = tree_sdpa(*(tensor.double() for tensor in rounded), step, 0.1)
         allowed = {torch.float16: 4e-3, torch.float32: 5e-6}[dtype]
         assert float((out.double() - exact).abs().max()) < allowed
+
+
+@needs_triton
+def test_the_check_at_load_sees_rows_split_and_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fault of the merge shows on prompts that are far too short to be split by themselves."""
+    from medusa_kit.infer.attention import triton_kernel
+
+    merge = triton_kernel.merge_kernel
+    split = Watched(triton_kernel.split_kernel)
+
+    class WrongWeights:
+        def __getitem__(self, grid: Any) -> Any:
+            def launch(partials: Any, lses_SX: Any, *rest: Any, **options: Any) -> None:
+                lses_SX[1:] += 1.0
+                merge[grid](partials, lses_SX, *rest, **options)
+
+            return launch
+
+    one = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
+    base = wrap_model(tiny_model("mistral-sliding", sliding_window=64, **one))
+    proved_verifier(base, "triton")
+    monkeypatch.setattr(triton_kernel, "merge_kernel", WrongWeights())
+    monkeypatch.setattr(triton_kernel, "split_kernel", split)
+    with pytest.raises(ConfigError, match=r"'triton' .* logits on a tree are off by"):
+        proved_verifier(base, "triton")
+    shapes = {
+        (options["HAS_WINDOW"], len(arguments[6]) > 1) for arguments, options in split.launches
+    }
+    assert shapes == {(True, False), (True, True), (False, True)}

@@ -54,6 +54,7 @@ class AttentionChoice:
             )
         self.asked, self.fixed_shapes = asked, fixed_shapes
         self.fallbacks: list[str] = []
+        self.split_finely = False  # while the check at load wants to see rows split and merged
         self.ruled_out: dict[str, str] = {}  # by name: what was seen to go wrong
         self._chosen: dict[Case, str] = {}
 
@@ -92,6 +93,7 @@ class AttentionChoice:
         hides = softcap is not None or sinks_H is not None or not step.sees_all(window)
         case = Case.of(query_BHNE, value_BGLE, softcap, sinks_H, hides)
         name = self._chosen.get(case) or self.choose(case)
+        step.split_finely = self.split_finely
         arguments = (query_BHNE, key_BGLE, value_BGLE, step, scale, window, softcap, sinks_H)
         try:
             return BACKENDS[name].attend(*arguments)

@@ -7,7 +7,6 @@ Shapes: B batch, H query heads, G key/value heads, N nodes with root, L slots in
 head dim of keys and values, W words of ancestors, S splits, X rows of all groups.
 """
 
-import functools
 import importlib.util
 import os
 import subprocess
@@ -30,6 +29,7 @@ PROGRAMS_PER_CORE = 2  # enough to keep a streaming multiprocessor busy
 MOST_REGISTERS = 255  # a thread; PROGRAMS_PER_CORE of 4 warps have as many
 SLOTS_PER_SPLIT = 64  # at least, of a full cache: one tile of keys
 FEWEST_SLOTS = 16  # of a split where few are taken: a tensor core's products take so many at least
+FINE_SPLITS = 6  # of short rows, where splitting itself is to be seen: more than merge at once
 SPLITS_AT_ONCE = 4  # in the merge: as many loads under way, and few registers
 
 
@@ -108,7 +108,7 @@ def launched(
 ) -> Tensor:
     """The output, once `run` has launched each kernel that it is given, with grid and arguments.
 
-    The check of the kernels without a device (bench/kernel_check.py) compiles them instead.
+    The check of the kernels without a device (bench/gpu_check/kernels.py) compiles them instead.
     """
     from medusa_kit.infer.attention.triton_kernel import merge_kernel, split_kernel
 
@@ -118,7 +118,7 @@ def launched(
     words, depths, lengths = step.once("triton", lambda: _described(step))
     tile = configuration(R, E, EV, query_BHNE.element_size())
     tiles = -(-R // tile["BLOCK_R"])
-    S = num_splits or _splits(tiles * B * G, step.num_slots, device)
+    S = num_splits or _splits(tiles * B * G, step, device)
     partials_SXV = torch.empty(S, B * G * R, EV, dtype=torch.float32, device=device)
     lses_SX = torch.empty(S, B * G * R, dtype=torch.float32, device=device)
     bites = window is not None and step.window_bites(window)
@@ -127,8 +127,8 @@ def launched(
         query_BHNE, key_BGLE, value_BGLE, words, depths, lengths, partials_SXV, lses_SX,
         *query_BHNE.stride(), *key_BGLE.stride(), *value_BGLE.stride(),
         scale, softcap or 0.0, window or 0, G, N, R, words.shape[-1],
-        E=E, EV=EV, HAS_WINDOW=bites, HAS_CAP=softcap is not None, FEWEST_SLOTS=FEWEST_SLOTS,
-        **tile,
+        1 if step.split_finely else FEWEST_SLOTS,
+        E=E, EV=EV, HAS_WINDOW=bites, HAS_CAP=softcap is not None, **tile,
     )  # fmt: skip
     out_BNHV = query_BHNE.new_empty(B, N, H, EV)
     run(
@@ -202,14 +202,15 @@ def configuration(rows: int, head_size: int, value_size: int, item_size: int) ->
     return chosen
 
 
-def _splits(programs: int, num_slots: int, device: torch.device) -> int:
+def _splits(programs: int, step: TreeStep, device: torch.device) -> int:
     """Over how many programs the slots of a row are spread. Each takes its share of the slots that
     are taken, so a count chosen for the whole cache, as a captured step does, suits any length."""
+    if step.split_finely:
+        return FINE_SPLITS
     wanted = -(-PROGRAMS_PER_CORE * _num_cores(device) // programs)
-    return max(1, min(wanted, num_slots // SLOTS_PER_SPLIT))
+    return max(1, min(wanted, step.num_slots // SLOTS_PER_SPLIT))
 
 
-@functools.cache
 def _num_cores(device: torch.device) -> int:
     if device.type != "cuda":
         return 1

@@ -78,31 +78,33 @@ def _write(
 
 
 @triton.jit
-def _share(
-    length, num_nodes, window, HAS_WINDOW: tl.constexpr, FEWEST_SLOTS: tl.constexpr
-):  # fmt: skip
+def _share(length, num_nodes, window, fewest_slots, HAS_WINDOW: tl.constexpr):
     """(first, last) slot of this program's split, of those that a node sees: by the row's own
     length, so that no program of a short row is left without work in a large cache."""
     first_seen = 0
     if HAS_WINDOW:  # what no node sees is not read
         first_seen = tl.maximum(length - window + 1, 0)
     end = length + num_nodes
-    chunk = tl.maximum(tl.cdiv(end - first_seen, tl.num_programs(2)), FEWEST_SLOTS)
+    chunk = tl.maximum(tl.cdiv(end - first_seen, tl.num_programs(2)), fewest_slots)
     first = first_seen + tl.program_id(2) * chunk
     return first, tl.minimum(first + chunk, end)
 
 
 # Numbers that change from step to step are not compiled in: a kernel for each would be compiled in
 # the middle of an answer.
-@triton.jit(do_not_specialize=["window", "num_groups", "num_nodes", "num_rows", "num_words"])
+@triton.jit(
+    do_not_specialize=[
+        "window", "num_groups", "num_nodes", "num_rows", "num_words", "fewest_slots"
+    ]
+)  # fmt: skip
 def split_kernel(
     queries, keys, values, words, depths, lengths, partials, lses,
     stride_qb, stride_qh, stride_qn, stride_qe,
     stride_kb, stride_kg, stride_kl, stride_ke,
     stride_vb, stride_vg, stride_vl, stride_ve,
     scale, softcap, window, num_groups, num_nodes, num_rows, num_words,
+    fewest_slots,
     E: tl.constexpr, EV: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_CAP: tl.constexpr,
-    FEWEST_SLOTS: tl.constexpr,
     BLOCK_R: tl.constexpr, BLOCK_L: tl.constexpr, BLOCK_E: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
     """partials_S(BGR)EV and lses_S(BGR) of one split; a split may hold no slot of a short row."""
@@ -125,7 +127,7 @@ def split_kernel(
     )  # fmt: skip
     depth = tl.load(depths + node, mask=in_rows, other=0)
     length = tl.load(lengths + b)
-    first, last = _share(length, num_nodes, window, HAS_WINDOW, FEWEST_SLOTS)
+    first, last = _share(length, num_nodes, window, fewest_slots, HAS_WINDOW)
     out = tl.zeros([BLOCK_R, BLOCK_V], dtype=tl.float32)
     top = tl.full([BLOCK_R], float("-inf"), dtype=tl.float32)
     total = tl.zeros([BLOCK_R], dtype=tl.float32)
