@@ -4,10 +4,9 @@ Everything lies on the meta device, which knows shapes and holds nothing, so an 
 memory; whatever asks for a value fails there.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -125,15 +124,13 @@ class TritonLaunches:
         )
 
 
-@contextmanager
-def cores_of_a_gpu() -> Iterator[None]:
-    """Splits are chosen as on a GPU of CORES."""
-    before: Callable[..., int] = triton_backend._num_cores
-    triton_backend._num_cores = lambda device: CORES  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        triton_backend._num_cores = before  # type: ignore[assignment]
+def cores_of_a_gpu() -> Any:
+    """A context in which splits are chosen as on a GPU of CORES."""
+    return mock.patch.object(triton_backend, "_num_cores", _cores)
+
+
+def _cores(device: torch.device) -> int:
+    return CORES
 
 
 def step_of_shape(

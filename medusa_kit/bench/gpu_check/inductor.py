@@ -18,8 +18,8 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from medusa_kit.bench.shapes_only import CORES, cores_of_a_gpu
-from medusa_kit.bench.step_count import Kernel
+from medusa_kit.bench.gpu_check.shapes import CORES, cores_of_a_gpu
+from medusa_kit.bench.gpu_check.tracing import Kernel
 from medusa_kit.infer.attention import triton_backend
 from medusa_kit.infer.fixed.compiled import compiled_forward
 from medusa_kit.infer.fixed.step import FixedStep
@@ -40,27 +40,19 @@ class Scheduled(Exception):
         self.kernels = kernels
 
 
-def inductor_kernels(step: FixedStep) -> list[Kernel]:
+def inductor_kernels(step: FixedStep, attend: Any = triton_backend.tree_triton) -> list[Kernel]:
     """The kernels of the step's compiled forward, our own of tree attention left out.
 
     Raises RuntimeError where it does not compile in one piece.
     """
     found: list[list[Kernel]] = []
-    attend = step.verifier.attention.attend
-    step.verifier.attention.attend = _by_triton  # type: ignore[method-assign]
-    try:
-        with torch.inference_mode(), cores_of_a_gpu(), _as_if_triton_ran():
-            forward = compiled_forward(step.verifier.base, _Backend(found))
-            step.score(step.lengths_B, forward)
-    finally:
-        step.verifier.attention.attend = attend  # type: ignore[method-assign]
+    patch = mock.patch.object(step.verifier.attention, "attend", attend)
+    with patch, torch.inference_mode(), cores_of_a_gpu(), _as_if_triton_ran():
+        forward = compiled_forward(step.verifier.base, _Backend(found))
+        step.score(step.lengths_B, forward)
     if len(found) != 1:
         raise RuntimeError(f"the compiled forward came out as {len(found)} graphs, not one")
     return found[0]
-
-
-def _by_triton(*arguments: Any, **options: Any) -> Tensor:
-    return triton_backend.tree_triton(*arguments, **options)
 
 
 class _Backend:
