@@ -19,7 +19,10 @@ from medusa_kit.bench.gpu_check.report import Report
 from medusa_kit.errors import MedusaKitError
 
 # Each module has `check(quick) -> Report`; a new part is a line here.
-PARTS = {"kernels": "medusa_kit.bench.gpu_check.kernels"}
+PARTS = {
+    "kernels": "medusa_kit.bench.gpu_check.kernels",
+    "step": "medusa_kit.bench.gpu_check.step",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from medusa_kit.infer.fixed.step import FixedStep
 
 
-def compiled_forward(base: BaseModel) -> Forward:
+def compiled_forward(base: BaseModel, backend: Any = "inductor") -> Forward:
     """torch.compile of decoder and output embedding, compiled when first called.
 
     The load check found the two equal to the model. Raises IncompatibleBaseError where they cannot
@@ -32,7 +32,7 @@ def compiled_forward(base: BaseModel) -> Forward:
         hidden_BND = base.model.get_decoder()(tokens_BN, **arguments).last_hidden_state
         return hidden_BND, base.head_logits(hidden_BND)
 
-    run = torch.compile(with_own_code(forward), dynamic=False, fullgraph=True)
+    run = torch.compile(with_own_code(forward), dynamic=False, fullgraph=True, backend=backend)
 
     def named(tokens_BN: Tensor, **arguments: Any) -> tuple[Tensor, Tensor]:
         from torch._dynamo.exc import TorchDynamoException

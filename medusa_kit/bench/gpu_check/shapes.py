@@ -1,0 +1,147 @@
+"""Models of real shapes without weights, and steps over them: for counting where no GPU is.
+
+Everything lies on the meta device, which knows shapes and holds nothing, so an 8B model takes no
+memory; whatever asks for a value fails there.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from medusa_kit.base_model import BaseModel, wrap_model
+from medusa_kit.heads import MedusaHeads
+from medusa_kit.infer.attention import triton_backend
+from medusa_kit.infer.drafters.medusa import MedusaDrafter
+from medusa_kit.infer.drafters.plain import PlainDrafter
+from medusa_kit.infer.fixed.forward import FixedVerifier
+from medusa_kit.infer.fixed.step import FixedStep
+from medusa_kit.infer.tree_step import TreeStep
+from medusa_kit.infer.verifier import Verifier
+from medusa_kit.tree.candidate_tree import CandidateTree
+
+META = torch.device("meta")
+SHAPES: dict[str, dict[str, Any]] = {
+    "SmolLM2-135M": {
+        "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
+        "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152,
+        "max_position_embeddings": 8192, "tie_word_embeddings": True,
+    },
+    "Llama-3.1-8B": {
+        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
+        "max_position_embeddings": 131072, "tie_word_embeddings": False,
+    },
+}  # fmt: skip
+NUM_HEADS = 4
+CORES = 132  # streaming multiprocessors of an H100 or H200
+
+
+def base_of_shape(shape: dict[str, Any], dtype: torch.dtype = torch.bfloat16) -> BaseModel:
+    """A Llama of this shape: checked at a small size, which has values, then exchanged for one
+    that has none."""
+    small = {**shape, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1,
+             "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 64}  # fmt: skip
+    base = wrap_model(_llama(small, dtype, torch.device("cpu")), None, "shapes only")
+    base.model = _llama(shape, dtype, META)
+    base.model.requires_grad_(False)
+    base.config = base.model.config
+    base.info = replace(
+        base.info,
+        hidden_size=shape["hidden_size"],
+        vocab_size=shape["vocab_size"],
+        num_layers=shape["num_hidden_layers"],
+        context_length=shape["max_position_embeddings"],
+        device="meta",
+    )
+    return base
+
+
+def _llama(shape: dict[str, Any], dtype: torch.dtype, device: torch.device) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with device:
+        return AutoModelForCausalLM.from_config(
+            AutoConfig.for_model("llama", **shape), dtype=dtype
+        ).eval()
+
+
+def tree_of(num_nodes: int) -> CandidateTree:
+    """A tree of so many nodes for four heads, wide at the top as searched ones are."""
+    paths: list[tuple[int, ...]] = []
+    last: list[tuple[int, ...]] = [()]
+    for _ in range(NUM_HEADS):
+        last = [(*path, rank) for path in last for rank in range(10)]
+        last = sorted(last, key=_unlikelihood)[:num_nodes]
+        paths += last
+    return CandidateTree(tuple(sorted(paths, key=_unlikelihood)[: num_nodes - 1]))
+
+
+def _unlikelihood(path: tuple[int, ...]) -> tuple[float, int, tuple[int, ...]]:
+    product = 1.0
+    for rank in path:
+        product *= 1.6 * (rank + 1)
+    return product, len(path), path
+
+
+@dataclass
+class Launch:
+    """One launch of a kernel of our own, and the bytes that it moves."""
+
+    name: str
+    num_bytes: int
+
+
+class TritonLaunches:
+    """Attention as on a GPU, by the Triton backend, whose launches are noted instead of made.
+
+    `length`: tokens that each row has, which decides how much of the cache is read.
+    """
+
+    def __init__(self, length: int) -> None:
+        self.length, self.launches = length, list[Launch]()
+
+    def attend(
+        self, query_BHNE: Tensor, key_BGLE: Tensor, value_BGLE: Tensor, step: TreeStep,
+        scale: float, window: int | None = None, softcap: float | None = None,
+        sinks_H: Tensor | None = None,
+    ) -> Tensor:  # fmt: skip
+        B, _, N, E = query_BHNE.shape
+        read = B * key_BGLE.shape[1] * (self.length + N) * (E + value_BGLE.shape[-1])
+
+        def note(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+            tensors = [one for one in arguments if isinstance(one, Tensor)]
+            moved = sum(
+                one.nbytes for one in tensors if one is not key_BGLE and one is not value_BGLE
+            )
+            slots = read * key_BGLE.element_size() if any(t is key_BGLE for t in tensors) else 0
+            self.launches.append(Launch(kernel.fn.__name__, moved + slots))
+
+        return triton_backend.launched(
+            note, query_BHNE, key_BGLE, value_BGLE, step, scale, window, softcap, sinks_H, None
+        )
+
+
+def cores_of_a_gpu() -> Any:
+    """A context in which splits are chosen as on a GPU of CORES."""
+    return mock.patch.object(triton_backend, "_num_cores", _cores)
+
+
+def _cores(device: torch.device) -> int:
+    return CORES
+
+
+def step_of_shape(
+    base: BaseModel, num_nodes: int, num_slots: int, attention: TritonLaunches, rows: int = 1
+) -> FixedStep:
+    """A step as it would be captured, its slots allocated."""
+    verifier = FixedVerifier(Verifier(base))
+    verifier.attention.attend = attention.attend  # type: ignore[method-assign]
+    drafter: Any = PlainDrafter(META)
+    if num_nodes > 1:
+        heads = MedusaHeads.for_base(base, num_heads=NUM_HEADS).requires_grad_(False)
+        drafter = MedusaDrafter(heads, tree_of(num_nodes))
+    with cores_of_a_gpu():
+        return FixedStep(verifier, drafter, rows, num_slots)

@@ -1,0 +1,100 @@
+"""A step traced on the meta device into one graph, and the kernels of that graph.
+
+A read on the host, which a CUDA graph cannot hold, and any mixing of host and device fail the
+trace. Every operation of the graph that is not a view or bare memory launches a kernel (a few
+launch more, sorting for one; they are counted once), and is taken to move what it reads and writes;
+gathers and scatters what they touch.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_iter
+
+from medusa_kit.bench.gpu_check.shapes import META, cores_of_a_gpu
+from medusa_kit.infer.fixed.guard import NoHostReads
+
+aten = torch.ops.aten
+# No view by its schema, and still without a kernel.
+NO_KERNEL = {
+    aten._unsafe_view, aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty,
+    aten.detach, aten.alias, aten.lift_fresh, aten.sym_size,
+}  # fmt: skip
+# These touch as much of their first argument as they give.
+GATHERS = {aten.embedding, aten.index, aten.gather, aten.index_select}
+# These write as much of it as the values they are given; which argument those are.
+SCATTERS = {aten.index_put: 2, aten.index_put_: 2, aten.copy_: 1}
+FILLS = {aten.fill_, aten.zero_}
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """One kernel, and the bytes it moves."""
+
+    name: str
+    num_bytes: int
+
+
+def traced(work: Callable[[], object]) -> torch.fx.GraphModule:
+    """One graph of all operations of `work`. Raises HostRead, or RuntimeError where a value is
+    looked at that the meta device does not have."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    def with_argument(x: Tensor) -> Tensor:  # make_fx wants one
+        with NoHostReads():
+            work()
+        return x + 1
+
+    with torch.inference_mode(), cores_of_a_gpu():
+        return make_fx(with_argument)(torch.empty(1, device=META))
+
+
+def kernels_of(graph: torch.fx.GraphModule) -> list[Kernel]:
+    """The kernels of a traced graph, in order, without the one that `traced` adds."""
+    found = []
+    for node in graph.graph.nodes:
+        operation = node.target
+        if node.op != "call_function" or not isinstance(operation, torch._ops.OpOverload):
+            continue
+        if not operation.is_view and operation.overloadpacket not in NO_KERNEL:
+            found.append(Kernel(str(operation), _moved(graph, node)))
+    return found[:-1]
+
+
+def _moved(graph: torch.fx.GraphModule, node: torch.fx.Node) -> int:
+    operation: Any = node.target
+    out = sum(map(_stored, _tensors([node.meta.get("val")])))
+    arguments = [_value(graph, one) for one in tree_iter((node.args, node.kwargs))]
+    read = [_stored(one) for one in _tensors(arguments)]
+    if operation.overloadpacket in FILLS:
+        return out
+    if operation.overloadpacket in GATHERS:
+        return 2 * out + sum(read[1:])
+    if (place := SCATTERS.get(operation.overloadpacket)) is not None:
+        values = _stored(_value(graph, node.args[place]))
+        return 2 * values + (sum(read[1:-1]) if place == 2 else 0)
+    in_place = operation._schema.name.endswith("_")
+    return sum(read) + (read[0] if in_place else out)
+
+
+def _value(graph: torch.fx.GraphModule, argument: Any) -> Any:
+    if not isinstance(argument, torch.fx.Node):
+        return argument
+    if argument.op == "get_attr":
+        return getattr(graph, str(argument.target))
+    return argument.meta.get("val")
+
+
+def _tensors(values: Iterable[Any]) -> list[Tensor]:
+    return [one for one in tree_iter(list(values)) if isinstance(one, Tensor)]
+
+
+def _stored(tensor: Tensor) -> int:
+    """Bytes that lie in memory: what is expanded is there once."""
+    numel = 1
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        numel *= size if stride != 0 else 1
+    return numel * tensor.element_size()
