@@ -12,11 +12,12 @@ from tiny_models import tiny_model
 
 from medusa_kit.base_model import wrap_model
 from medusa_kit.errors import DeviceMemoryError
-from medusa_kit.infer.decode import decode, make_row
+from medusa_kit.infer.decode import Row, decode, make_row
 from medusa_kit.infer.drafters import draft_with
 from medusa_kit.infer.drafters.plain import PlainDrafter
 from medusa_kit.infer.engine import Engine
 from medusa_kit.infer.fixed import kept
+from medusa_kit.infer.fixed.cache import FixedCache
 from medusa_kit.infer.fixed.kept import FixedShapes, num_rows, num_slots
 from medusa_kit.infer.fixed.step import FixedStep
 from medusa_kit.infer.loading import build_engine
@@ -214,10 +215,11 @@ def test_an_answer_that_is_nearly_over_stays_where_it_is(monkeypatch: pytest.Mon
 
 def test_a_smaller_step_that_has_no_room_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, fixed = fixed_engine()
-    rows, plain = counted(monkeypatch), FixedStep.advance
+    rows, plain, tried = counted(monkeypatch), FixedStep.advance, []
 
     def advance(self: FixedStep) -> None:
         if self.batch_size == 1:
+            tried.append(self.num_slots)
             raise torch.OutOfMemoryError("CUDA out of memory.")
         plain(self)
 
@@ -227,4 +229,33 @@ def test_a_smaller_step_that_has_no_room_is_done_without(monkeypatch: pytest.Mon
     list(decode(engine.verifier, draft_with(engine.heads, BUSHY), requests))
     assert [row.token_ids for row in requests] == answers_alone("llama", [100, 3])
     assert set(rows) == {2}
+    assert len(tried) == 1, "tried again at each step"
     assert [step.busy for step in fixed._steps] == [False]
+
+
+@pytest.mark.parametrize("drafter", ["medusa", "auto"])
+def test_a_move_to_a_smaller_step_that_fails_costs_the_request_alone(
+    drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it was; the next request finds all steps free."""
+    engine, fixed = fixed_engine()
+
+    def rows_of_unlike_limits() -> list[Row]:
+        rows = [make_row(engine.verifier, prompt, SamplingParams(), tokens)
+                for prompt, tokens in zip(PROMPTS, [90, 3], strict=False)]  # fmt: skip
+        list(decode(engine.verifier, engine._drafter(drafter, None, 2), rows))
+        return rows
+
+    for error in (KeyboardInterrupt(), torch.OutOfMemoryError("CUDA out of memory.")):
+
+        def interrupted(*_: Any, raised: BaseException = error) -> None:
+            raise raised
+
+        with monkeypatch.context() as patch:
+            patch.setattr(FixedCache, "copy_rows", interrupted)
+            with pytest.raises((type(error), DeviceMemoryError)):
+                rows_of_unlike_limits()
+        assert not any(step.busy for step in fixed._steps)
+        rows = rows_of_unlike_limits()
+        assert [row.token_ids for row in rows] == answers_alone("llama", [90, 3])
+        assert {row.steps_run_by for row in rows} == {FIXED}
