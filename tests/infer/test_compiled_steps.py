@@ -115,7 +115,7 @@ def test_a_compiled_forward_runs_the_steps_and_its_rounding_counts(
     assert result.token_ids == expected.token_ids
     assert result.stats.steps_run_by == COMPILED
     assert calls[0] == {"dynamic": False, "fullgraph": True}
-    assert len(calls) == 4 + result.stats.num_steps  # two trees, the check, the slots, the steps
+    assert len(calls) == 5 + result.stats.num_steps  # three trees, the check, the slots, the steps
     off_by = 1e-4
     engine.generate([PROMPT, PROMPT], max_new_tokens=4)
     assert engine.generate(PROMPT, max_new_tokens=4).stats.noise == engine.noise > 1.9e-4
