@@ -18,6 +18,7 @@ from medusa_kit.infer.drafters.plain import PlainDrafter
 from medusa_kit.infer.engine import Engine
 from medusa_kit.infer.fixed import kept
 from medusa_kit.infer.fixed.cache import FixedCache
+from medusa_kit.infer.fixed.fed import FedSize
 from medusa_kit.infer.fixed.kept import FixedShapes, num_rows, num_slots
 from medusa_kit.infer.fixed.step import FixedStep
 from medusa_kit.infer.loading import build_engine
@@ -259,3 +260,46 @@ def test_a_move_to_a_smaller_step_that_fails_costs_the_request_alone(
         rows = rows_of_unlike_limits()
         assert [row.token_ids for row in rows] == answers_alone("llama", [90, 3])
         assert {row.steps_run_by for row in rows} == {FIXED}
+
+
+@pytest.mark.parametrize(("owner", "drafter"), [(FixedStep, "medusa"), (FedSize, "auto")])
+def test_a_step_that_cannot_be_made_holds_no_memory(
+    owner: Any, drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, _ = fixed_engine()
+    advance, blocks = owner.advance, list[weakref.ref[torch.Tensor]]()
+
+    def fail(self: Any) -> None:
+        advance(self)
+        blocks.append(weakref.ref(self.cache._block))
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(owner, "advance", fail)
+    gc.disable()  # memory must not wait for a collection
+    try:
+        engine.generate(PROMPTS[0], max_new_tokens=4, drafter=drafter)
+        assert [block() for block in blocks] == [None]
+    finally:
+        gc.enable()
+
+
+def test_memory_is_taken_from_caches_of_earlier_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop's caches, which wait for a collection, where no step waits."""
+    engine, fixed = fixed_engine()
+    prefill, caches = Verifier.prefill, list[weakref.ref[Any]]()
+
+    def with_room_for_one(self: Verifier, cache: Any, prompts: Any) -> Any:
+        if any(earlier() is not None for earlier in caches):
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        result = prefill(self, cache, prompts)
+        caches.append(weakref.ref(cache))
+        return result
+
+    monkeypatch.setattr(Verifier, "prefill", with_room_for_one)
+    gc.disable()
+    try:
+        for _ in range(2):
+            engine.generate(PROMPTS[0], max_new_tokens=4, temperature=0.8)
+    finally:
+        gc.enable()
+    assert (len(caches), fixed._steps) == (2, [])

@@ -176,7 +176,14 @@ class FedStep:
         self.active_B = torch.zeros(batch_size, dtype=torch.bool, device=self.device)
         self.noise = 0.0
         self.sizes: dict[int, FedSize] = {}
-        for num_nodes in feeds.sizes:
+        try:
+            self._prepare(compiled, graphs)
+        except BaseException:
+            self.free()
+            raise
+
+    def _prepare(self, compiled: Callable[[], Forward] | None, graphs: GraphMemory | None) -> None:
+        for num_nodes in self.drafter.sizes:
             size = FedSize(self, num_nodes, compiled() if compiled else None)
             if size.forward is not None:
                 self.noise = max(self.noise, check_compiled(size))

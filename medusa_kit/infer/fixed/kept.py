@@ -94,25 +94,23 @@ class FixedShapes:
                 loan.give_back()
 
     def with_room(self, work: Callable[[], T]) -> T:
-        """What `work` returns; where memory runs out, once more without the steps that wait."""
+        """What `work` returns; where memory runs out, once more without the steps that wait and
+        the caches of earlier requests."""
         try:
             return work()
         except torch.OutOfMemoryError as error:
             error.__traceback__ = None  # its frames hold tensors
-            if not self.forget():
-                raise
-        gc.collect()  # a cache and its layers hold each other
+        self.forget()
+        gc.collect()  # the loop's caches and their layers hold each other
         return work()
 
-    def forget(self) -> bool:
-        """Give back the memory of the steps that nobody uses; whether there were any."""
+    def forget(self) -> None:
+        """Give back the memory of the steps that nobody uses."""
         with self._lock:
-            waiting = [step for step in self._steps if not step.busy]
-            for step in waiting:
+            for step in [step for step in self._steps if not step.busy]:
                 self._drop(step)
             if not self._steps:
                 self._graphs = None
-        return bool(waiting)
 
     def _drop(self, step: Step) -> None:
         self._steps.remove(step)
