@@ -303,3 +303,26 @@ def test_memory_is_taken_from_caches_of_earlier_requests(monkeypatch: pytest.Mon
     finally:
         gc.enable()
     assert (len(caches), fixed._steps) == (2, [])
+
+
+@pytest.mark.parametrize("drafter", ["medusa", "auto"])
+def test_a_request_that_overflowed_spoils_no_later_one(
+    drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NaN that an earlier request left in a step's slots, hidden ones too, and in a smaller one's
+    that has more slots than the one before."""
+    monkeypatch.setattr(kept, "FEWEST_SLOTS", 16)
+    monkeypatch.setattr(kept, "WORTH_A_STEP", 1)
+    engine, fixed = fixed_engine()
+    engine.generate(PROMPTS[0], max_new_tokens=100, drafter=drafter)
+    engine.generate(PROMPTS[:2], max_new_tokens=30, drafter=drafter)
+    with torch.inference_mode():
+        for step in fixed._steps:
+            for tensor in step.cache._tensors():
+                tensor.fill_(float("nan"))
+    rows = [make_row(engine.verifier, prompt, SamplingParams(), tokens)
+            for prompt, tokens in zip(PROMPTS, [30, 3], strict=False)]  # fmt: skip
+    list(decode(engine.verifier, engine._drafter(drafter, None, 2), rows))
+    assert [row.token_ids for row in rows] == answers_alone("llama", [30, 3])
+    assert len(fixed._steps) == 2
+    assert fixed._steps[-1].num_slots > fixed._steps[0].num_slots
