@@ -24,6 +24,7 @@ from medusa_kit.infer.fixed import kept
 from medusa_kit.infer.fixed.fed import SEES, FedSize, FedStep, Feeds, Tree, accept_fed, packed
 from medusa_kit.infer.loading import build_engine
 from medusa_kit.infer.sampling import SamplingParams
+from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
 
 FAMILIES = ["llama", "qwen3", "gemma3", "gpt2"]
@@ -306,5 +307,8 @@ def test_steps_are_used_again_by_whom_they_suit() -> None:
     ours, theirs = (Feeds((1, 4), 8, draft_with(heads, BUSHY)) for heads in (engine.heads, other))
     assert ours.alike(Feeds((1, 4), 8, draft_with(engine.heads, BUSHY)))
     assert not ours.alike(theirs)
+    shaped_alike = [CandidateTree([(0,), (second,)]) for second in (1, 2)]
+    one, another = (Feeds((1, 4), 8, draft_with(engine.heads, tree)) for tree in shaped_alike)
+    assert not one.alike(another), "the guesses would be those of another tree"
     assert not ours.alike(Feeds((1, 4), 8))
     assert not ours.alike(Feeds((1, 4), 4, ours.heads))

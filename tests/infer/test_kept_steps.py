@@ -12,11 +12,13 @@ from tiny_models import tiny_model
 
 from medusa_kit.base_model import wrap_model
 from medusa_kit.errors import DeviceMemoryError
-from medusa_kit.infer.decode import decode, make_row
+from medusa_kit.infer.decode import Row, decode, make_row
 from medusa_kit.infer.drafters import draft_with
 from medusa_kit.infer.drafters.plain import PlainDrafter
 from medusa_kit.infer.engine import Engine
 from medusa_kit.infer.fixed import kept
+from medusa_kit.infer.fixed.cache import FixedCache
+from medusa_kit.infer.fixed.fed import FedSize
 from medusa_kit.infer.fixed.kept import FixedShapes, num_rows, num_slots
 from medusa_kit.infer.fixed.step import FixedStep
 from medusa_kit.infer.loading import build_engine
@@ -214,10 +216,11 @@ def test_an_answer_that_is_nearly_over_stays_where_it_is(monkeypatch: pytest.Mon
 
 def test_a_smaller_step_that_has_no_room_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, fixed = fixed_engine()
-    rows, plain = counted(monkeypatch), FixedStep.advance
+    rows, plain, tried = counted(monkeypatch), FixedStep.advance, []
 
     def advance(self: FixedStep) -> None:
         if self.batch_size == 1:
+            tried.append(self.num_slots)
             raise torch.OutOfMemoryError("CUDA out of memory.")
         plain(self)
 
@@ -227,4 +230,99 @@ def test_a_smaller_step_that_has_no_room_is_done_without(monkeypatch: pytest.Mon
     list(decode(engine.verifier, draft_with(engine.heads, BUSHY), requests))
     assert [row.token_ids for row in requests] == answers_alone("llama", [100, 3])
     assert set(rows) == {2}
+    assert len(tried) == 1, "tried again at each step"
     assert [step.busy for step in fixed._steps] == [False]
+
+
+@pytest.mark.parametrize("drafter", ["medusa", "auto"])
+def test_a_move_to_a_smaller_step_that_fails_costs_the_request_alone(
+    drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever it was; the next request finds all steps free."""
+    engine, fixed = fixed_engine()
+
+    def rows_of_unlike_limits() -> list[Row]:
+        rows = [make_row(engine.verifier, prompt, SamplingParams(), tokens)
+                for prompt, tokens in zip(PROMPTS, [90, 3], strict=False)]  # fmt: skip
+        list(decode(engine.verifier, engine._drafter(drafter, None, 2), rows))
+        return rows
+
+    for error in (KeyboardInterrupt(), torch.OutOfMemoryError("CUDA out of memory.")):
+
+        def interrupted(*_: Any, raised: BaseException = error) -> None:
+            raise raised
+
+        with monkeypatch.context() as patch:
+            patch.setattr(FixedCache, "copy_rows", interrupted)
+            with pytest.raises((type(error), DeviceMemoryError)):
+                rows_of_unlike_limits()
+        assert not any(step.busy for step in fixed._steps)
+        rows = rows_of_unlike_limits()
+        assert [row.token_ids for row in rows] == answers_alone("llama", [90, 3])
+        assert {row.steps_run_by for row in rows} == {FIXED}
+
+
+@pytest.mark.parametrize(("owner", "drafter"), [(FixedStep, "medusa"), (FedSize, "auto")])
+def test_a_step_that_cannot_be_made_holds_no_memory(
+    owner: Any, drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, _ = fixed_engine()
+    advance, blocks = owner.advance, list[weakref.ref[torch.Tensor]]()
+
+    def fail(self: Any) -> None:
+        advance(self)
+        blocks.append(weakref.ref(self.cache._block))
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    monkeypatch.setattr(owner, "advance", fail)
+    gc.disable()  # memory must not wait for a collection
+    try:
+        engine.generate(PROMPTS[0], max_new_tokens=4, drafter=drafter)
+        assert [block() for block in blocks] == [None]
+    finally:
+        gc.enable()
+
+
+def test_memory_is_taken_from_caches_of_earlier_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop's caches, which wait for a collection, where no step waits."""
+    engine, fixed = fixed_engine()
+    prefill, caches = Verifier.prefill, list[weakref.ref[Any]]()
+
+    def with_room_for_one(self: Verifier, cache: Any, prompts: Any) -> Any:
+        if any(earlier() is not None for earlier in caches):
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        result = prefill(self, cache, prompts)
+        caches.append(weakref.ref(cache))
+        return result
+
+    monkeypatch.setattr(Verifier, "prefill", with_room_for_one)
+    gc.disable()
+    try:
+        for _ in range(2):
+            engine.generate(PROMPTS[0], max_new_tokens=4, temperature=0.8)
+    finally:
+        gc.enable()
+    assert (len(caches), fixed._steps) == (2, [])
+
+
+@pytest.mark.parametrize("drafter", ["medusa", "auto"])
+def test_a_request_that_overflowed_spoils_no_later_one(
+    drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NaN that an earlier request left in a step's slots, hidden ones too, and in a smaller one's
+    that has more slots than the one before."""
+    monkeypatch.setattr(kept, "FEWEST_SLOTS", 16)
+    monkeypatch.setattr(kept, "WORTH_A_STEP", 1)
+    engine, fixed = fixed_engine()
+    engine.generate(PROMPTS[0], max_new_tokens=100, drafter=drafter)
+    engine.generate(PROMPTS[:2], max_new_tokens=30, drafter=drafter)
+    with torch.inference_mode():
+        for step in fixed._steps:
+            for tensor in step.cache._tensors():
+                tensor.fill_(float("nan"))
+    rows = [make_row(engine.verifier, prompt, SamplingParams(), tokens)
+            for prompt, tokens in zip(PROMPTS, [30, 3], strict=False)]  # fmt: skip
+    list(decode(engine.verifier, engine._drafter(drafter, None, 2), rows))
+    assert [row.token_ids for row in rows] == answers_alone("llama", [30, 3])
+    assert len(fixed._steps) == 2
+    assert fixed._steps[-1].num_slots > fixed._steps[0].num_slots

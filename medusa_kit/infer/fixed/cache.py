@@ -71,11 +71,12 @@ class FixedCache(TreeCache):
 
     def copy_rows(self, other: "FixedCache", places: Sequence[int]) -> None:
         """The rows in these places of `other`, as far as both have slots, as the first rows here;
-        without a copy on the way."""
+        without a copy on the way. Slots that `other` lacks are emptied."""
         shared = min(self.num_slots, other.num_slots)
         for own, others in zip(self._tensors(), other._tensors(), strict=True):
             for row, place in enumerate(places):
                 own[row, :, :shared].copy_(others[place, :, :shared])
+                own[row, :, shared:].zero_()
 
     def fill_at_random(self) -> None:
         """Every slot, the same numbers each time."""
@@ -111,12 +112,19 @@ class FixedCache(TreeCache):
         for row, nodes in enumerate(kept):
             self.lengths[row] += len(nodes)
 
+    @torch.inference_mode()
     def first_rows(self, count: int) -> TreeCache:
-        """The first `count` rows, empty, as an ordinary cache over the same memory: for prompts."""
+        """The first `count` rows, emptied, as an ordinary cache over the same memory: for prompts.
+
+        A slot that is hidden from a node is multiplied by 0, which leaves NaN what it is: numbers
+        that an earlier request was too much for would spoil all later ones.
+        """
         rows = TreeCache(len(self.layers), count, self.num_slots)
         rows._block = None if self._block is None else self._block[:, :, :count]
         for layer, own in zip(rows.layers, self.layers, strict=True):
             if own.keys is not None and own.values is not None:
                 layer.keys, layer.values = own.keys[:count], own.values[:count]
+                layer.keys.zero_()
+                layer.values.zero_()
                 layer.is_initialized = True
         return rows

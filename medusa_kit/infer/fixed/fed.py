@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 
 from medusa_kit.infer.drafters.base import ROOT
+from medusa_kit.infer.drafters.medusa import HeadsDrafter
 from medusa_kit.infer.fixed.accept import Accepted
 from medusa_kit.infer.fixed.capture import GraphMemory
 from medusa_kit.infer.fixed.compiled import check_compiled
 from medusa_kit.infer.fixed.forward import FixedVerifier
-from medusa_kit.infer.fixed.step import GRAPH_BYTES, StaticDrafter
+from medusa_kit.infer.fixed.step import GRAPH_BYTES
 from medusa_kit.infer.verifier import Forward
 
 MOST_NODES = 62  # who sees whom is sent as the bits of a number
@@ -35,7 +36,7 @@ class Feeds:
 
     sizes: tuple[int, ...]
     ranks: int = 0
-    heads: StaticDrafter | None = None
+    heads: HeadsDrafter | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -56,8 +57,7 @@ class Feeds:
         ours, theirs = self.heads, other.heads
         if ours is None or theirs is None:
             return ours is theirs
-        same = type(ours) is type(theirs) and ours.topology.parents == theirs.topology.parents
-        return same and getattr(ours, "heads", None) is getattr(theirs, "heads", None)
+        return type(ours) is type(theirs) and (ours.heads, ours.tree) == (theirs.heads, theirs.tree)
 
 
 class Tree(NamedTuple):
@@ -176,7 +176,14 @@ class FedStep:
         self.active_B = torch.zeros(batch_size, dtype=torch.bool, device=self.device)
         self.noise = 0.0
         self.sizes: dict[int, FedSize] = {}
-        for num_nodes in feeds.sizes:
+        try:
+            self._prepare(compiled, graphs)
+        except BaseException:
+            self.free()
+            raise
+
+    def _prepare(self, compiled: Callable[[], Forward] | None, graphs: GraphMemory | None) -> None:
+        for num_nodes in self.drafter.sizes:
             size = FedSize(self, num_nodes, compiled() if compiled else None)
             if size.forward is not None:
                 self.noise = max(self.noise, check_compiled(size))

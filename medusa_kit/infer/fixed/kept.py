@@ -94,25 +94,23 @@ class FixedShapes:
                 loan.give_back()
 
     def with_room(self, work: Callable[[], T]) -> T:
-        """What `work` returns; where memory runs out, once more without the steps that wait."""
+        """What `work` returns; where memory runs out, once more without the steps that wait and
+        the caches of earlier requests."""
         try:
             return work()
         except torch.OutOfMemoryError as error:
             error.__traceback__ = None  # its frames hold tensors
-            if not self.forget():
-                raise
-        gc.collect()  # a cache and its layers hold each other
+        self.forget()
+        gc.collect()  # the loop's caches and their layers hold each other
         return work()
 
-    def forget(self) -> bool:
-        """Give back the memory of the steps that nobody uses; whether there were any."""
+    def forget(self) -> None:
+        """Give back the memory of the steps that nobody uses."""
         with self._lock:
-            waiting = [step for step in self._steps if not step.busy]
-            for step in waiting:
+            for step in [step for step in self._steps if not step.busy]:
                 self._drop(step)
             if not self._steps:
                 self._graphs = None
-        return bool(waiting)
 
     def _drop(self, step: Step) -> None:
         self._steps.remove(step)
@@ -131,9 +129,9 @@ class FixedShapes:
         found = self._large_enough(drafter, len(rows), longest)
         return found or self.with_room(lambda: self._new_step(drafter, len(rows), longest))
 
-    def smaller(self, step: Step, rows: Sequence[Request]) -> Step | None:
+    def smaller(self, step: Step, rows: Sequence[Request], may_make: bool = True) -> Step | None:
         """A step of half as many rows or less for what is left of a request, if one is at hand or
-        worth making."""
+        worth making; nobody else's from here on. Raises torch.OutOfMemoryError."""
         if 2 * num_rows(len(rows)) > step.batch_size or self.refused is not None:
             return None
         drafter = cast(Drafter, step.drafter)
@@ -141,12 +139,11 @@ class FixedShapes:
         with self._lock:
             found = self._large_enough(drafter, len(rows), longest, step.batch_size // 2)
             left = max(row.max_new_tokens - len(row.token_ids) for row in rows)
-            if found is not None or left < WORTH_A_STEP or self.compiled is not None:
-                return found
-            try:
-                return self._new_step(drafter, len(rows), longest)
-            except torch.OutOfMemoryError:
-                return None
+            if found is None and may_make and left >= WORTH_A_STEP and self.compiled is None:
+                found = self._new_step(drafter, len(rows), longest)
+            if found is not None:
+                found.busy = True
+            return found
 
     def _longest(self, drafter: Drafter, rows: Sequence[Request]) -> int:
         """Slots that the longest row may come to need."""
@@ -215,6 +212,7 @@ class Loan:
 
     def __init__(self, shapes: FixedShapes, step: Step) -> None:
         self._shapes, self.step, self._over = shapes, step, False
+        self._has_room = True  # until a smaller step found none
         step.busy = True
 
     @property
@@ -234,11 +232,18 @@ class Loan:
     def narrow(self, places: Sequence[int], rows: Sequence[Request]) -> bool:
         """Go on with the rows in these places alone, from the first place on, in a smaller step;
         False where it stays as it is."""
-        smaller = self._shapes.smaller(self.step, rows)
+        try:
+            smaller = self._shapes.smaller(self.step, rows, self._has_room)
+        except torch.OutOfMemoryError:
+            self._has_room = False  # asked at every step, and making one takes as long as several
+            return False
         if smaller is None:
             return False
-        smaller.busy = True
-        smaller.take_over(cast(Any, self.step), places)
+        try:
+            smaller.take_over(cast(Any, self.step), places)
+        except BaseException:
+            smaller.busy = False
+            raise
         self.step.busy, self.step = False, smaller
         return True
 
