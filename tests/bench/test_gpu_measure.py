@@ -1,14 +1,17 @@
 """`doctor --gpu` on the CPU: a dry run walks through every part, and parts do what they say."""
 
+import importlib.util
 import json
+import sys
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from medusa_kit import fingerprint
 from medusa_kit.bench.gpu import exactness, report, workbench
 from medusa_kit.bench.gpu.clock import Clock
 from medusa_kit.bench.gpu.decoding import answer_part
@@ -30,6 +33,7 @@ from medusa_kit.bench.gpu.tables import TABLES
 from medusa_kit.bench.gpu.workbench import CAPTURED, COMPILED, LOOP, Cannot, Way, Workbench
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.errors import ConfigError, IncompatibleBaseError, MedusaKitError
+from medusa_kit.infer import packed_linear
 from medusa_kit.infer.attention import triton_backend
 from medusa_kit.infer.fixed.shapes import FixedShapes
 from medusa_kit.infer.loading import build_engine
@@ -38,6 +42,9 @@ from medusa_kit.infer.loading import build_engine
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 CPU = torch.device("cpu")
 TINY = tiny(SMOLLM2_135M)
+# Packages that the machine of a GPU may lack: a borrowed one has no network to get them.
+NOT_NEEDED = ("xxhash", "psutil", "gguf", "datasets", "deepspeed", "wandb", "peft", "matplotlib",
+              "flash_attn", "liger_kernel", "vllm")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +53,8 @@ def walked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     path = tmp_path_factory.mktemp("gpu") / "report.json"
     with pytest.MonkeyPatch.context() as patch:  # an interpreter has other tests, and no bfloat16
         patch.setattr(triton_backend, "interpreting", lambda: False)
+        for name in NOT_NEEDED:
+            patch.setitem(sys.modules, name, None)
         measure(CPU, dry_run=True, path=path)
     return json.loads(path.read_text())
 
@@ -105,6 +114,20 @@ def test_the_setup_names_device_versions_and_date() -> None:
     setup = describe(CPU)
     assert setup["torch"] == torch.__version__
     assert {"date", "device", "cuda", "triton", "transformers", "medusa_kit"} <= set(setup)
+
+
+@pytest.mark.parametrize("module", [fingerprint, packed_linear], ids=lambda one: one.__name__)
+def test_modules_load_without_what_is_not_needed(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in NOT_NEEDED:
+        monkeypatch.setitem(sys.modules, name, None)
+    spec = importlib.util.spec_from_file_location("loaded_again", str(module.__file__))
+    assert spec is not None
+    assert spec.loader is not None
+    again = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "loaded_again", again)  # dataclasses look for it
+    spec.loader.exec_module(again)
 
 
 # Random weights and the drafter that knows their text.
