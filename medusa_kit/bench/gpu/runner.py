@@ -101,7 +101,7 @@ def _outcome(part: Part, bench: Workbench, left: float) -> dict[str, Any]:
     except Cannot as error:
         return {"status": "cannot", "why": error.message}
     except (torch.OutOfMemoryError, DeviceMemoryError) as error:
-        return {"status": "out of memory", "why": str(error).splitlines()[0]}
+        return {"status": "out of memory", "why": _first_line(error)}
     except Exception as error:  # a part is anybody's code on a device: anything may be raised
         where = "".join(traceback.format_exception(error)).splitlines()[-TRACEBACK_LINES:]
         return {"status": "failed", "why": _said(error), "where": "\n".join(where)}
@@ -110,8 +110,13 @@ def _outcome(part: Part, bench: Workbench, left: float) -> dict[str, Any]:
 def _said(error: Exception) -> str:
     if isinstance(error, MedusaKitError):
         return error.message
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    line, kind = _first_line(error), type(error).__name__
+    return line if line == kind else f"{kind}: {line}"
+
+
+def _first_line(error: Exception) -> str:
+    """Of what it says; its name where it says nothing."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 @contextmanager
