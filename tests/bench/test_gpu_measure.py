@@ -99,8 +99,11 @@ def test_goals_name_parts_and_figures_that_there_are(walked: dict[str, Any]) -> 
 
 
 def test_every_way_ran_as_it_is_called(walked: dict[str, Any]) -> None:
-    steps = [part for part in walked["parts"] if part["kind"] == "steps"]
-    for part in (part for part in steps if part["status"] == "done"):
+    done = [part for part in walked["parts"] if part["status"] == "done"]
+    for part in (part for part in done if "medusa-kit," in part["name"]):
+        captured = "fixed shapes" in part["figures"]["run_by"]
+        assert captured == ("(captured)" in part["name"]) == ("(loop)" not in part["name"])
+    for part in (part for part in done if part["kind"] == "steps"):
         run_by = part["figures"]["run_by"]
         assert ("fixed shapes" in run_by) == ("captured" in part["name"])
         assert run_by.startswith("torch.compile") == ("compiled" in part["name"])
@@ -183,6 +186,16 @@ def test_a_step_that_was_not_captured_is_no_figure(
     monkeypatch.setattr(FixedShapes, "_applies", lambda *_: False)
     with pytest.raises(MedusaKitError, match="not captured but run by torch"):
         step_part(TINY, 16).run(bench)
+
+
+def test_an_answer_that_was_not_captured_is_no_figure(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FixedShapes, "_applies", lambda *_: False)
+    with pytest.raises(
+        MedusaKitError, match=r"no figure of .captured.: its steps were run by torch"
+    ):
+        answer_part(TINY, 0.0, 2.6).run(bench)
 
 
 def test_the_speed_of_another_text_is_no_figure(
