@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from medusa_kit import fingerprint
+from medusa_kit import console, fingerprint
 from medusa_kit.bench.gpu import exactness, report, workbench
 from medusa_kit.bench.gpu.clock import Clock
 from medusa_kit.bench.gpu.decoding import answer_part
@@ -29,7 +29,7 @@ from medusa_kit.bench.gpu.shapes import (
     tiny,
 )
 from medusa_kit.bench.gpu.steps import step_part
-from medusa_kit.bench.gpu.tables import TABLES
+from medusa_kit.bench.gpu.tables import TABLES, print_report
 from medusa_kit.bench.gpu.workbench import CAPTURED, COMPILED, LOOP, Cannot, Way, Workbench
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.errors import ConfigError, IncompatibleBaseError, MedusaKitError
@@ -175,6 +175,28 @@ def test_weights_that_a_step_reads_are_counted_from_the_shape() -> None:
     assert [round(shape.linear_weights / 1e6) for shape in (SMOLLM2_135M, LLAMA_1B, LLAMA_8B)] == [
         134, 1236, 7505,
     ]  # fmt: skip
+
+
+def test_no_figure_is_cut_off_at_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console.out, "width", 80)
+    told = report.Report(CPU, dry_run=False, path=None)
+    longest = {part.kind: part for part in sorted(parts(small=False), key=lambda p: len(p.name))}
+    for kind, (_, columns) in TABLES.items():
+        part = longest[kind]
+        figures = {name: "triton" if digits is None else 987.6543 for _, name, digits in columns}
+        told.add(report.Record(part.name, kind, part.shape, "done", True, figures, peak_gb=61.234))
+    why = "attention 'triton' was asked for, but cannot be used here: no compiler was found"
+    told.add(report.Record("without", "steps", "", "cannot", True, why=why))
+    print_report(told)
+    out = capsys.readouterr().out
+    assert "…" not in out
+    digits = [one for _, columns in TABLES.values() for _, _, one in columns]
+    for count in (0, 1, 2, 3):
+        assert out.count(f" {987.6543:.{count}f} ") == digits.count(count), count
+    assert out.count(" 61.23 ") == len(TABLES)
+    assert f"without: cannot, {why}\n" in out
 
 
 # What must not pass for a figure.
