@@ -113,6 +113,16 @@ def test_every_way_ran_as_it_is_called(walked: dict[str, Any]) -> None:
         assert part["figures"]["acceptance_length"] > 1.1
 
 
+def test_what_takes_long_or_leaves_a_trace_comes_behind_the_rest() -> None:
+    """Compiling takes minutes of the nine; a profiler may slow down what is timed later."""
+    names = [part.name for part in parts(small=False)]
+    late = [one for one in names if "compiled" in one or "kernels" in one or "vLLM" in one]
+    assert names[-len(late) :] == late
+    assert len(late) < len(names) / 5
+    first = next(one for one in names if "Llama-3.1-8B" in one)
+    assert names.index(first) < 20
+
+
 def test_the_setup_names_device_versions_and_date() -> None:
     setup = describe(CPU)
     assert setup["torch"] == torch.__version__
