@@ -16,14 +16,20 @@ def atomic_write(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`; rename it to `path` on success, remove it on failure.
 
     Works for a file and for a folder: whatever the body leaves under the temporary name is moved,
-    an old folder of that name being replaced. A symbolic link stays: what it points to is written,
-    the temporary path lying beside that, so that nothing moves to another disk.
+    an old folder of that name being replaced, by a folder alone: for a file, IsADirectoryError. A
+    symbolic link stays: what it points to is written, the temporary path lying beside that, so that
+    nothing moves to another disk. OSError for what is neither file nor folder, such as /dev/null,
+    which root would put an ordinary file in place of.
     """
     path = link_target(path)
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise OSError(errno.EINVAL, "Not an ordinary file", str(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.tmp"
     try:
         yield temporary
+        if path.is_dir() and not temporary.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
         if path.is_dir():
             _replace_folder(path, temporary)
         else:

@@ -20,7 +20,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from xxhash import xxh3_128
 
 from medusa_kit.quantised import is_quantised, raw_bytes, stored_parts
 
@@ -63,7 +62,7 @@ class Fingerprint:
 
     def adapted(self, variant: str, output: str) -> "Fingerprint":
         """Of this model with the adapter of digest `variant`, merged in whatever dtype."""
-        whole = xxh3_128(f"{self.whole} {variant}".encode()).hexdigest()
+        whole = _xxh3_128(f"{self.whole} {variant}".encode()).hexdigest()
         return Fingerprint(whole, output, self.quantised)
 
 
@@ -82,12 +81,12 @@ def compare(one: Any, other: Any) -> Match:
 def whole_digest(digests: Mapping[str, str], variant: str | None = None) -> str:
     """Of all tensors, by name. `variant`: the mark of a model that Medusa-2 trained."""
     lines = [f"{name} {digest}\n" for name, digest in sorted(digests.items())]
-    return xxh3_128("".join([*lines, variant or ""]).encode()).hexdigest()
+    return _xxh3_128("".join([*lines, variant or ""]).encode()).hexdigest()
 
 
 def tensor_digest(shape: Sequence[int], pieces: Iterable[Tensor]) -> str:
     """Of one tensor in floating point, whose numbers come in order, in pieces of any size."""
-    digest = xxh3_128(repr(tuple(shape)).encode())
+    digest = _xxh3_128(repr(tuple(shape)).encode())
     for piece in pieces:
         digest.update(piece.bfloat16().cpu().view(torch.uint8).numpy().data)
     return digest.hexdigest()
@@ -132,7 +131,7 @@ def contents_digest(model: Any) -> str:
     """
     tensors = [*model.parameters(), *model.buffers()]
     sampled = sum(tensor.nbytes for tensor in tensors) > READ_WHOLE
-    digest = xxh3_128()
+    digest = _xxh3_128()
     for tensor in tensors:
         for part in stored_parts(tensor):
             flat = part.detach().flatten()
@@ -142,11 +141,18 @@ def contents_digest(model: Any) -> str:
     return digest.hexdigest()
 
 
+def _xxh3_128(data: bytes = b"") -> Any:
+    """Imported where a digest is made: a base whose fingerprint is known needs none."""
+    from xxhash import xxh3_128
+
+    return xxh3_128(data)
+
+
 def _stored_digest(tensor: Tensor) -> str:
     """Quantised weights count as they are stored: what they expand to is their library's affair."""
     if tensor.is_floating_point() and not is_quantised(tensor):
         return tensor_digest(tensor.shape, _pieces(tensor))
-    digest = xxh3_128(repr(tuple(tensor.shape)).encode())
+    digest = _xxh3_128(repr(tuple(tensor.shape)).encode())
     for part in stored_parts(tensor):
         digest.update(f"{part.dtype} {tuple(part.shape)}".encode())
         digest.update(part.detach().contiguous().cpu().flatten().view(torch.uint8).numpy().data)

@@ -47,6 +47,25 @@ def test_a_folder_replaces_the_old_folder_whole(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_file_never_takes_the_place_of_a_folder(tmp_path: Path) -> None:
+    path = tmp_path / "results"
+    path.mkdir()
+    (path / "precious").write_text("old")
+    with pytest.raises(IsADirectoryError, match="results"), atomic_write(path) as temporary:
+        temporary.write_text("new")
+    assert (path / "precious").read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_device_stays_what_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(OSError, match="Not an ordinary file"), atomic_write(path) as temporary:
+        temporary.write_text("new")
+    assert path.is_fifo()
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_files_are_readable_by_whom_ordinary_files_are(tmp_path: Path) -> None:
     (tmp_path / "ordinary").write_text("")
     with atomic_write(tmp_path / "heads.safetensors") as temporary:

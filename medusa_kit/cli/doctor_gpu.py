@@ -14,6 +14,7 @@ from medusa_kit import console
 from medusa_kit.errors import MedusaKitError, UsageError
 
 DEFAULT_MINUTES = 9.0
+MOST_MINUTES = 1440.0
 DEFAULT_OUTPUT = Path("gpu_report.json")
 OWN_OPTIONS = {"dry_run": "--dry-run", "output": "--output", "minutes": "--minutes",
                "goes_on": "--continue", "only": "--only"}  # fmt: skip
@@ -35,12 +36,14 @@ Output = Annotated[
     Path | None,
     typer.Option(
         metavar="FILE",
+        dir_okay=False,
         help="--gpu: the JSON file, saved behind each part; gpu_report.json unless given (none in "
         "a dry run).",
     ),
 ]
 Minutes = Annotated[
-    float, typer.Option(min=0.0, help="--gpu: what does not fit into them is left out.")
+    float,
+    typer.Option(min=0.0, max=MOST_MINUTES, help="--gpu: what does not fit into them is left out."),
 ]
 GoesOn = Annotated[
     bool, typer.Option("--continue", help="--gpu: keep what FILE has; measure what it left out.")
@@ -92,27 +95,34 @@ def check_options(context: typer.Context, gpu: bool) -> None:
 
 def run(asked: Asked) -> None:
     """Measure, save, print; exit code 1 where a part failed."""
+    began = time.monotonic()  # a cold machine takes a while to load torch and transformers
+
+    def left() -> float:
+        return asked.minutes - (time.monotonic() - began) / 60
+
     from medusa_kit.bench.gpu.measure import measure
     from medusa_kit.bench.gpu.runner import DeviceLost
     from medusa_kit.bench.gpu.tables import print_report
 
-    device, began = _device(asked), time.monotonic()
+    device = _device(asked)
     try:
-        report = measure(
-            device, asked.dry_run, asked.path, asked.minutes, asked.goes_on, asked.only
-        )
+        report = measure(device, asked.dry_run, asked.path, left(), asked.goes_on, asked.only)
     except DeviceLost as error:
         console.warn(f"{error}: the device answers no more, so a new process goes on")
-        _in_a_new_process(asked, asked.minutes - (time.monotonic() - began) / 60)
+        _in_a_new_process(asked, left())
     if asked.as_json:
         typer.echo(json.dumps(report.as_dict(), indent=2))
     else:
         print_report(report)
-    if asked.path is not None:
+    number = "1 part" if len(report.broken) == 1 else f"{len(report.broken)} parts"
+    errors = [f"{number} failed"] if report.broken else []
+    if report.unsaved is not None:
+        errors.append(report.unsaved)
+    elif asked.path is not None:
         console.note(f"saved as {asked.path}")
-    if report.broken:
-        number = "1 part" if len(report.broken) == 1 else f"{len(report.broken)} parts"
-        console.err.print(f"error: {number} failed", style="bold red")
+    for line in errors:
+        console.err.print(f"error: {line}", style="bold red", markup=False, highlight=False)
+    if errors:
         raise typer.Exit(1)
 
 

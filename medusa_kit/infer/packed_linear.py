@@ -11,7 +11,6 @@ Shapes: X rows, D in, O out.
 from collections.abc import Iterable
 from typing import Any, cast
 
-import psutil
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -112,6 +111,8 @@ def pack_for_rows(model: Any, rows: int) -> None:
 
 def free_memory() -> int:
     """Bytes of memory that can be taken without swapping."""
+    import psutil  # only a CPU asks: a GPU machine without it can measure
+
     return int(psutil.virtual_memory().available)
 
 

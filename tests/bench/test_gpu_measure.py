@@ -1,14 +1,17 @@
 """`doctor --gpu` on the CPU: a dry run walks through every part, and parts do what they say."""
 
+import importlib.util
 import json
+import sys
 import warnings
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from medusa_kit import console, fingerprint
 from medusa_kit.bench.gpu import exactness, report, workbench
 from medusa_kit.bench.gpu.clock import Clock
 from medusa_kit.bench.gpu.decoding import answer_part
@@ -26,10 +29,11 @@ from medusa_kit.bench.gpu.shapes import (
     tiny,
 )
 from medusa_kit.bench.gpu.steps import step_part
-from medusa_kit.bench.gpu.tables import TABLES
+from medusa_kit.bench.gpu.tables import TABLES, print_report
 from medusa_kit.bench.gpu.workbench import CAPTURED, COMPILED, LOOP, Cannot, Way, Workbench
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.errors import ConfigError, IncompatibleBaseError, MedusaKitError
+from medusa_kit.infer import packed_linear
 from medusa_kit.infer.attention import triton_backend
 from medusa_kit.infer.fixed.shapes import FixedShapes
 from medusa_kit.infer.loading import build_engine
@@ -38,6 +42,9 @@ from medusa_kit.infer.loading import build_engine
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 CPU = torch.device("cpu")
 TINY = tiny(SMOLLM2_135M)
+# Packages that the machine of a GPU may lack: a borrowed one has no network to get them.
+NOT_NEEDED = ("xxhash", "psutil", "gguf", "datasets", "deepspeed", "wandb", "peft", "matplotlib",
+              "flash_attn", "liger_kernel", "vllm")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +53,8 @@ def walked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     path = tmp_path_factory.mktemp("gpu") / "report.json"
     with pytest.MonkeyPatch.context() as patch:  # an interpreter has other tests, and no bfloat16
         patch.setattr(triton_backend, "interpreting", lambda: False)
+        for name in NOT_NEEDED:
+            patch.setitem(sys.modules, name, None)
         measure(CPU, dry_run=True, path=path)
     return json.loads(path.read_text())
 
@@ -90,8 +99,11 @@ def test_goals_name_parts_and_figures_that_there_are(walked: dict[str, Any]) -> 
 
 
 def test_every_way_ran_as_it_is_called(walked: dict[str, Any]) -> None:
-    steps = [part for part in walked["parts"] if part["kind"] == "steps"]
-    for part in (part for part in steps if part["status"] == "done"):
+    done = [part for part in walked["parts"] if part["status"] == "done"]
+    for part in (part for part in done if "medusa-kit," in part["name"]):
+        captured = "fixed shapes" in part["figures"]["run_by"]
+        assert captured == ("(captured)" in part["name"]) == ("(loop)" not in part["name"])
+    for part in (part for part in done if part["kind"] == "steps"):
         run_by = part["figures"]["run_by"]
         assert ("fixed shapes" in run_by) == ("captured" in part["name"])
         assert run_by.startswith("torch.compile") == ("compiled" in part["name"])
@@ -101,10 +113,34 @@ def test_every_way_ran_as_it_is_called(walked: dict[str, Any]) -> None:
         assert part["figures"]["acceptance_length"] > 1.1
 
 
+def test_what_takes_long_or_leaves_a_trace_comes_behind_the_rest() -> None:
+    """Compiling takes minutes of the nine; a profiler may slow down what is timed later."""
+    names = [part.name for part in parts(small=False)]
+    late = [one for one in names if "compiled" in one or "kernels" in one or "vLLM" in one]
+    assert names[-len(late) :] == late
+    assert len(late) < len(names) / 5
+    first = next(one for one in names if "Llama-3.1-8B" in one)
+    assert names.index(first) < 20
+
+
 def test_the_setup_names_device_versions_and_date() -> None:
     setup = describe(CPU)
     assert setup["torch"] == torch.__version__
     assert {"date", "device", "cuda", "triton", "transformers", "medusa_kit"} <= set(setup)
+
+
+@pytest.mark.parametrize("module", [fingerprint, packed_linear], ids=lambda one: one.__name__)
+def test_modules_load_without_what_is_not_needed(
+    module: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in NOT_NEEDED:
+        monkeypatch.setitem(sys.modules, name, None)
+    spec = importlib.util.spec_from_file_location("loaded_again", str(module.__file__))
+    assert spec is not None
+    assert spec.loader is not None
+    again = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "loaded_again", again)  # dataclasses look for it
+    spec.loader.exec_module(again)
 
 
 # Random weights and the drafter that knows their text.
@@ -151,6 +187,28 @@ def test_weights_that_a_step_reads_are_counted_from_the_shape() -> None:
     ]  # fmt: skip
 
 
+def test_no_figure_is_cut_off_at_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(console.out, "width", 80)
+    told = report.Report(CPU, dry_run=False, path=None)
+    longest = {part.kind: part for part in sorted(parts(small=False), key=lambda p: len(p.name))}
+    for kind, (_, columns) in TABLES.items():
+        part = longest[kind]
+        figures = {name: "triton" if digits is None else 987.6543 for _, name, digits in columns}
+        told.add(report.Record(part.name, kind, part.shape, "done", True, figures, peak_gb=61.234))
+    why = "attention 'triton' was asked for, but cannot be used here: no compiler was found"
+    told.add(report.Record("without", "steps", "", "cannot", True, why=why))
+    print_report(told)
+    out = capsys.readouterr().out
+    assert "…" not in out
+    digits = [one for _, columns in TABLES.values() for _, _, one in columns]
+    for count in (0, 1, 2, 3):
+        assert out.count(f" {987.6543:.{count}f} ") == digits.count(count), count
+    assert out.count(" 61.23 ") == len(TABLES)
+    assert f"without: cannot, {why}\n" in out
+
+
 # What must not pass for a figure.
 
 
@@ -160,6 +218,16 @@ def test_a_step_that_was_not_captured_is_no_figure(
     monkeypatch.setattr(FixedShapes, "_applies", lambda *_: False)
     with pytest.raises(MedusaKitError, match="not captured but run by torch"):
         step_part(TINY, 16).run(bench)
+
+
+def test_an_answer_that_was_not_captured_is_no_figure(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FixedShapes, "_applies", lambda *_: False)
+    with pytest.raises(
+        MedusaKitError, match=r"no figure of .captured.: its steps were run by torch"
+    ):
+        answer_part(TINY, 0.0, 2.6).run(bench)
 
 
 def test_the_speed_of_another_text_is_no_figure(
@@ -199,6 +267,18 @@ def test_an_engine_that_failed_is_not_tried_again(
     with pytest.raises(MedusaKitError, match=r"no kernel image .as above"):
         bench.engine(TINY, CAPTURED)
     assert len(tried) == 1
+
+
+def test_an_engine_that_had_no_memory_is_tried_again(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise IncompatibleBaseError("a tree forward failed") from torch.OutOfMemoryError("no")
+
+    with monkeypatch.context() as patch, pytest.raises(IncompatibleBaseError):
+        patch.setattr(bench, "engine_around", fails)
+        bench.engine(TINY, CAPTURED)
+    assert bench.engine(TINY, CAPTURED).verifier.fixed is not None
 
 
 @pytest.mark.parametrize("refused", [True, False], ids=["by the proof", "by its own word"])

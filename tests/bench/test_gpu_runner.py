@@ -47,6 +47,12 @@ def raises(error: BaseException) -> Run:
     return part
 
 
+def caused_by(cause: Exception) -> Exception:
+    error = MedusaKitError("the proof failed")
+    error.__cause__ = cause
+    return error
+
+
 def statuses(report: Report) -> list[str]:
     return [record.status for record in report.records.values()]
 
@@ -58,6 +64,8 @@ def statuses(report: Report) -> list[str]:
         (ZeroDivisionError(), "failed", "ZeroDivisionError"),
         (MedusaKitError("the tokens differ", hint="look"), "failed", "the tokens differ"),
         (torch.OutOfMemoryError("CUDA out of memory."), "out of memory", "CUDA out of memory."),
+        (caused_by(torch.OutOfMemoryError("no")), "out of memory", "the proof failed"),
+        (torch.OutOfMemoryError(), "out of memory", "OutOfMemoryError"),
         (Cannot("vLLM is not installed"), "cannot", "vLLM is not installed"),
     ],
     ids=lambda value: type(value).__name__,
@@ -117,6 +125,71 @@ def test_going_on_needs_a_report_of_the_same_kind(path: Path) -> None:
     with pytest.raises(DataError, match="no report to go on from") as raised:
         run(path, fine, goes_on=True)
     assert raised.value.hint == "leave out --continue"
+
+
+def other_device(told: dict[str, Any]) -> None:
+    told["setup"]["device"] = "NVIDIA H200"
+
+
+def other_torch(told: dict[str, Any]) -> None:
+    told["setup"]["torch"] = "1.0"
+
+
+def no_figures(told: dict[str, Any]) -> None:
+    told["parts"][0]["figures"] = None
+
+
+def no_such_status(told: dict[str, Any]) -> None:
+    told["parts"][0]["status"] = "well"
+
+
+def one_field_more(told: dict[str, Any]) -> None:
+    told["parts"][0]["colour"] = "red"
+
+
+def a_number_runs(told: dict[str, Any]) -> None:
+    told["running"] = 5
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (other_device, "it is of device NVIDIA H200, and here device is"),
+        (other_torch, "it is of torch 1.0, and here torch is"),
+        (no_figures, r"valid dictionary .parts.0.figures"),
+        (no_such_status, r"parts.0.status"),
+        (one_field_more, r"parts.0.colour"),
+        (a_number_runs, "running is 5; expected the name of a part"),
+    ],
+)
+def test_a_report_of_another_machine_or_form_is_not_gone_on_from(
+    path: Path, change: Callable[[dict[str, Any]], None], said: str
+) -> None:
+    run(path, fine)
+    told = json.loads(path.read_text())
+    change(told)
+    path.write_text(json.dumps(told))
+    with pytest.raises(DataError, match=said):
+        run(path, fine, goes_on=True)
+
+
+def test_where_nothing_can_be_written_nothing_is_measured(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MedusaKitError, match=r"cannot be saved as .*File exists") as raised:
+        run(tmp_path / "file" / "report.json", raises(AssertionError("measured")))
+    assert raised.value.hint == "name another file with --output"
+
+
+def test_a_disk_that_is_full_later_costs_no_figure(path: Path, capsys: Any) -> None:
+    def fills(bench: Workbench) -> dict[str, Any]:
+        path.unlink()
+        path.mkdir()  # nobody, root included, can put a file in its place
+        return {}
+
+    report = run(path, fine, fills, fine)
+    assert statuses(report) == ["done"] * 3
+    assert "cannot be saved" in str(report.unsaved)
+    assert capsys.readouterr().err.count("warning:") == 1
 
 
 def test_what_does_not_fit_into_the_budget_is_left_out() -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from medusa_kit.bench.gpu import measure
 from medusa_kit.bench.gpu.runner import DeviceLost, Part
 from medusa_kit.bench.gpu.workbench import Workbench
+from medusa_kit.cli import doctor_gpu
 
 Run = Callable[..., tuple[int, str, str]]
 DRY = ("doctor", "--gpu", "--dry-run")
@@ -53,6 +55,9 @@ def test_without_a_gpu_it_says_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
         ([*DRY, "--continue"], "a dry run is not saved"),
         ([*DRY, "--only", "nothing"], "--only 'nothing' is in no part's name"),
         ([*DRY, "--minutes", "-1"], "Invalid value for '--minutes'"),
+        ([*DRY, "--minutes", "nan"], "Invalid value for '--minutes'"),
+        ([*DRY, "--minutes", "inf"], "Invalid value for '--minutes'"),
+        ([*DRY, "--output", "."], "Invalid value for '--output'"),
         (["doctor", "--dry-run"], "--dry-run has no meaning without --gpu"),
         (["doctor", "--output", "x"], "--output has no meaning without --gpu"),
         (["doctor", "--minutes", "3"], "--minutes has no meaning without --gpu"),
@@ -108,6 +113,32 @@ def test_a_part_that_fails_makes_the_run_fail(run: Run, monkeypatch: pytest.Monk
     assert code == 1
     assert "ValueError: not here" in out
     assert "error: 1 part failed" in err
+
+
+def test_a_report_that_cannot_be_saved_is_printed_and_an_error(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fills(bench: Workbench) -> dict[str, Any]:
+        Path("r.json").unlink()
+        Path("r.json").mkdir()
+        return {"ms": 1.5}
+
+    parts_are(monkeypatch, Part("one", "steps", fills))
+    code, out, err = run(*DRY, "--output", "r.json")
+    assert code == 1
+    assert "1.500" in out
+    assert "error: the report cannot be saved as r.json" in err
+    assert "saved as r.json" not in err.replace("cannot be saved as", "")
+
+
+def test_loading_counts_among_the_minutes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(doctor_gpu, "_device", lambda asked: time.sleep(0.02))
+    monkeypatch.setattr(measure, "measure", lambda *told: seen.append(told) or [].pop())
+    with pytest.raises(IndexError):
+        run(*DRY)
+    ((_, _, _, minutes, _, _),) = seen
+    assert 8 < minutes < 9 - 0.02 / 60
 
 
 def test_continue_measures_what_was_left_out(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ torch.cuda is a stand-in here that keeps what a capture changes: the current str
 allocations the graph's pool gets, whether the generator is being recorded, the debug mode.
 """
 
+import warnings
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -119,6 +120,20 @@ def test_the_second_run_may_not_wait_and_only_the_third_is_recorded(device: Devi
     seen: list[Any] = []
     GraphMemory(CUDA).capture(lambda: seen.append((device.debug_mode, device.pools[:])))
     assert seen == [(0, []), ("error", []), (0, [(0, 1)])]
+    assert device.as_before, device
+
+
+def test_torchs_word_on_the_setting_is_not_passed_on(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says once a process that the setting is a prototype; here every warning is an error."""
+
+    def told(mode: Any) -> None:
+        device.set_mode(mode)
+        warnings.warn("Synchronization debug mode is a prototype feature", stacklevel=2)
+
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", told)
+    GraphMemory(CUDA).capture(lambda: None)
     assert device.as_before, device
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from medusa_kit.infer.fixed.capture import GraphMemory
+from medusa_kit.infer.fixed.capture import GraphMemory, set_sync_debug_mode
 
 WARM_UPS = 3
 SYNC_WARNING = "synchronizing CUDA operation"  # what torch says at each, in debug mode "warn"
@@ -112,8 +112,8 @@ class Clock:
 @contextmanager
 def _telling_syncs() -> Iterator[None]:
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("warn")
     try:
+        set_sync_debug_mode("warn")
         yield
     finally:
-        torch.cuda.set_sync_debug_mode(before)
+        set_sync_debug_mode(before)

@@ -4,6 +4,7 @@ a chosen acceptance length asks.
 Shapes: D hidden, B batch, N nodes with root.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -63,6 +64,7 @@ def our_answer(
 
     seconds = bench.clock.each(answer, bench.size(ROUNDS, 1), 1).median
     ours = results[-1]
+    _check_ran(_that_runs(way, temperature), ours.stats.steps_run_by)
     if temperature == 0:
         _check_text(bench, shape, prompt, ours.token_ids)
     theirs = bench.figures(transformers_name(shape, temperature)).get("tokens_per_second")
@@ -74,6 +76,16 @@ def our_answer(
         "against_transformers": theirs and rate / theirs,
         "run_by": ours.stats.steps_run_by,
     }
+
+
+def _that_runs(way: Way, temperature: float) -> Way:
+    """Of sampled answers the loop, whatever the engine: captured steps are greedy ones."""
+    return way if temperature == 0 else replace(way, captured=False, compiled=False)
+
+
+def _check_ran(way: Way, run_by: str) -> None:
+    if ("fixed shapes" in run_by) != way.captured:
+        raise MedusaKitError(f"the answer is no figure of ({way}): its steps were run by {run_by}")
 
 
 def _answer_length(bench: Workbench) -> int:
@@ -133,7 +145,9 @@ def answer_name(
     shape: Shape, temperature: float, acceptance: float | None, way: Way = CAPTURED
 ) -> str:
     drafts = "one node" if acceptance is None else f"acceptance {acceptance}"
-    return f"{shape.name}: medusa-kit, {_rule(temperature)}, {drafts} ({way})"
+    return (
+        f"{shape.name}: medusa-kit, {_rule(temperature)}, {drafts} ({_that_runs(way, temperature)})"
+    )
 
 
 def draft_part(shape: Shape, kind: str, way: Way = CAPTURED) -> Part:

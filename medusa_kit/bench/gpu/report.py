@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from medusa_kit import console
 from medusa_kit.bench.machine import processor_name
-from medusa_kit.errors import DataError
+from medusa_kit.errors import DataError, MedusaKitError
 from medusa_kit.files import atomic_write
 from medusa_kit.version import __version__
 
@@ -29,11 +31,15 @@ NO_MEASUREMENT = "dry run on tiny shapes on the CPU: no figure in here is a meas
 
 Status = Literal["done", "failed", "out of memory", "cannot", "left out"]
 BROKEN: tuple[Status, ...] = ("failed", "out of memory")
+# What figures of one report have in common; others are of another report.
+SAME = ("device", "medusa_kit", "cuda", "torch", "transformers", "triton")
 
 
 @dataclass(frozen=True)
 class Record:
     """What one part came to. `why`: the error, or the reason why there are no figures."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")  # of one that is read from a file
 
     name: str
     kind: str
@@ -70,7 +76,8 @@ class Goal:
 class Report:
     """Records by name, in the order in which parts were run. `path`: where it is saved, if at all.
 
-    Raises DataError: `goes_on`, and `path` holds no report of this kind of run.
+    Raises DataError: `goes_on`, and `path` holds no report of this kind of run on this device.
+    `unsaved`: why `path` does not hold the latest, where it could be written before.
     """
 
     def __init__(
@@ -85,9 +92,11 @@ class Report:
         self.setup = describe(device)
         self.records: dict[str, Record] = {}
         self.finished = False
+        self.unsaved: str | None = None
+        self._was_saved = False
         if goes_on:
             assert path is not None
-            self.records = _read(path, dry_run)
+            self.records = _read(path, dry_run, self.setup)
 
     def add(self, record: Record) -> None:
         self.records[record.name] = record
@@ -120,29 +129,56 @@ class Report:
         }
 
     def save(self, running: str | None = None) -> None:
-        """`running`: the part that is begun now."""
+        """Raises MedusaKitError where it cannot be written from the start; what has taken minutes
+        to measure is not given up when the disk is full later."""
         if self.path is None:
             return
         told = self.as_dict() | ({"running": running} if running else {})
-        with atomic_write(self.path) as temporary:
-            temporary.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        try:
+            with atomic_write(self.path) as temporary:
+                temporary.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            why = f"the report cannot be saved as {self.path}: {error}"
+            if not self._was_saved:
+                raise MedusaKitError(why, hint="name another file with --output") from error
+            if self.unsaved is None:
+                console.warn(f"{why}; going on without")
+            self.unsaved = why
+        else:
+            self._was_saved, self.unsaved = True, None
 
 
-def _read(path: Path, dry_run: bool) -> dict[str, Record]:
+def _read(path: Path, dry_run: bool, setup: Mapping[str, Any]) -> dict[str, Record]:
     """Records of an earlier run; the part during which its process ended has failed."""
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
         if (told["kind"], told["version"], told["dry_run"]) != (KIND, VERSION, dry_run):
             raise ValueError("it is of another kind, version or run (dry, or not)")
-        records = {one["name"]: Record(**one) for one in told["parts"]}
+        for name in SAME:
+            if (was := told["setup"][name]) != setup[name]:
+                raise ValueError(f"it is of {name} {was}, and here {name} is {setup[name]}")
+        records = {
+            one.name: one for one in TypeAdapter(list[Record]).validate_python(told["parts"])
+        }
+        if (running := told.get("running")) is not None and not isinstance(running, str):
+            raise ValueError(f"running is {running!r}; expected the name of a part")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{path} is no report to go on from: {error}", hint="leave out --continue"
+            f"{path} is no report to go on from: {_wrong(error)}", hint="leave out --continue"
         ) from error
-    if (name := told.get("running")) is not None:
+    if running is not None:
         why = "the process ended while it ran"
-        records[name] = Record(name, "", "", "failed", not dry_run, why=why)
+        records[running] = Record(running, "", "", "failed", not dry_run, why=why)
     return records
+
+
+def _wrong(error: Exception) -> str:
+    if isinstance(error, KeyError):
+        return f"it has no {error}"
+    if isinstance(error, ValidationError):
+        first = error.errors()[0]
+        return f"{first['msg']} (parts.{'.'.join(map(str, first['loc']))})"
+    return str(error)
 
 
 def describe(device: torch.device) -> dict[str, Any]:

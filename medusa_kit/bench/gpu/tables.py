@@ -14,7 +14,7 @@ NONE = "–"
 STEPS: Sequence[Column] = (
     ("ms", "ms", 3),
     ("× floor", "times_floor", 2),
-    ("on device", "device_times_floor", 2),
+    ("on\ndevice", "device_times_floor", 2),
     ("syncs", "host_syncs", 1),
     ("attention", "attention", None),
 )
@@ -22,24 +22,24 @@ TABLES: dict[str, tuple[str, Sequence[Column]]] = {
     "bandwidth": ("Memory, GB/s", (
         ("most", "gb_per_second", 0), ("copy", "copy_gb_per_second", 0),
         ("sum", "sum_gb_per_second", 0), ("maximum", "maximum_gb_per_second", 0),
-        ("matrix × vector", "matrix_times_vector_gb_per_second", 0))),
+        ("matrix\n× vector", "matrix_times_vector_gb_per_second", 0))),
     "exactness": ("Greedy tokens against transformers", (
         ("answers", "answers", 0), ("identical", "identical", 0),
-        ("not by rounding", "beyond_rounding", 0), ("tokens a step", "acceptance_length", 2))),
+        ("not by\nrounding", "beyond_rounding", 0), ("tokens\na step", "acceptance_length", 2))),
     "steps": ("Steps", STEPS),
     "answers": ("Answers", (
-        ("tokens/s", "tokens_per_second", 1), ("tokens a step", "acceptance_length", 2),
-        ("× transformers", "against_transformers", 2))),
+        ("tokens/s", "tokens_per_second", 1), ("tokens\na step", "acceptance_length", 2),
+        ("× trans-\nformers", "against_transformers", 2))),
     "prompts": ("Prompts", (
         ("ms", "ms", 2), ("× floor", "times_floor", 2), ("tokens/s", "tokens_per_second", 0),
         ("attention", "attention", None))),
     "drafts": ("Drafts of 4 random heads", (
-        ("captured ms", "ms", 3), ("loop ms", "loop_ms", 3), ("step with it, ms", "step_ms", 3),
+        ("captured\nms", "ms", 3), ("loop\nms", "loop_ms", 3), ("step with\nit, ms", "step_ms", 3),
         ("× floor", "step_times_floor", 2))),
-    "kernels": ("What steps launch", (("operations a step", "kernels", 0), ("ms", "ms", 3))),
+    "kernels": ("What steps launch", (("operations\na step", "kernels", 0), ("ms", "ms", 3))),
     "training": ("Training", (
         ("positions/s", "positions_per_second", 0),
-        ("hidden states, tokens/s", "feature_tokens_per_second", 0))),
+        ("hidden states,\ntokens/s", "feature_tokens_per_second", 0))),
 }  # fmt: skip
 MET = {True: "met", False: "missed", None: NONE}
 
@@ -51,6 +51,8 @@ def print_report(report: Report) -> None:
     console.out.print(title, markup=False, highlight=False, style="bold")
     for table in _tables(report):
         console.out.print(table)
+    _print_without(report)
+    console.out.print(_goals(report))
 
 
 def _tables(report: Report) -> Iterator[Table]:
@@ -64,22 +66,31 @@ def _tables(report: Report) -> Iterator[Table]:
                 heading = f"{title}, {shape}" if shape else title
                 heading += " (no measurement)" if report.dry_run else ""
                 yield _table(heading, columns, records)
+
+
+def _print_without(report: Report) -> None:
+    """Lines, not a table: reasons are long."""
     without = [one for one in report.records.values() if one.status != "done"]
     if without:
-        reasons = [(one.name, one.status, one.why or NONE) for one in without]
-        yield _left(console.table("Without figures", ("part", "status", "why"), reasons))
+        console.out.print("Without figures", style="bold")
+    for one in without:
+        line = f"{one.name}: {one.status}, {one.why or NONE}"
+        console.out.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _goals(report: Report) -> Table:
     rows = [(goal["goal"], _shown(goal["figure"], 2), MET[goal["met"]]) for goal in report.goals]
     none = " (nothing was measured)" if report.dry_run else ""
-    yield console.table(f"Goals{none}", ("goal", "figure", "met"), rows)
+    return _narrow(console.table(f"Goals{none}", ("goal", "figure", "met"), rows))
 
 
 def _table(title: str, columns: Sequence[Column], records: Sequence[Record]) -> Table:
-    headings = ("part", *(heading for heading, _, _ in columns), "peak GB")
+    headings = ("part", *(heading for heading, _, _ in columns), "peak\nGB")
     rows = [
         (_label(one), *(_cell(one.figures, column) for column in columns), _shown(one.peak_gb, 2))
         for one in records
     ]
-    return console.table(title, headings, rows)
+    return _narrow(console.table(title, headings, rows))
 
 
 def _label(record: Record) -> str:
@@ -97,7 +108,8 @@ def _shown(value: Any, digits: int | None) -> str:
     return str(value) if digits is None else f"{value:,.{digits}f}"
 
 
-def _left(table: Table) -> Table:
+def _narrow(table: Table) -> Table:
+    """Where room is short, names go over several lines: a figure that is cut off says nothing."""
     for column in table.columns:
-        column.justify = "left"
+        column.no_wrap = not column.no_wrap
     return table

@@ -5,12 +5,18 @@ Its weights are random too (`load_format="dummy"`), so its text means nothing an
 
 import importlib.util
 import json
+import os
+import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from medusa_kit.bench.gpu.decoding import ANSWER, PROMPT
 from medusa_kit.bench.gpu.runner import Part
@@ -48,16 +54,40 @@ def plain_decoding(shape: Shape, bench: Workbench) -> dict[str, Any]:
         (Path(folder) / "config.json").write_text(json.dumps(config, default=str))
         command = [sys.executable, "-c", SCRIPT, folder, str(PROMPT), str(ANSWER), MARK]
         try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, timeout=LIMIT_SECONDS, check=False
-            )
+            code, said, errors = _finished(command, _environment(bench.device), LIMIT_SECONDS)
         except subprocess.TimeoutExpired as error:
             raise Cannot(f"vLLM took more than {LIMIT_SECONDS:.0f} s") from error
-    lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
-    if done.returncode or not lines:
-        last = (done.stderr.strip().splitlines() or ["nothing"])[-1]
-        raise MedusaKitError(f"vLLM ended with {done.returncode} and said: {last}")
+    lines = [line for line in said.splitlines() if line.startswith(MARK)]
+    if code or not lines:
+        last = (errors.strip().splitlines() or ["nothing"])[-1]
+        raise MedusaKitError(f"vLLM ended with {code} and said: {last}")
     return dict(json.loads(lines[-1].removeprefix(MARK)))
+
+
+def _finished(
+    command: Sequence[str], environment: Mapping[str, str], seconds: float
+) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr). However it ends, the processes it started end with it: they
+    would hold the device's memory. Raises subprocess.TimeoutExpired."""
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            said, errors = process.communicate(timeout=seconds)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, said, errors
+
+
+def _environment(device: torch.device) -> dict[str, str]:
+    """No network, and the device that is measured as the only one."""
+    number = device.index or 0
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    own = str(number) if seen is None else seen.split(",")[number]
+    offline = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
+    return {**os.environ, **offline, "CUDA_VISIBLE_DEVICES": own}
 
 
 def vllm_part(shape: Shape) -> Part:

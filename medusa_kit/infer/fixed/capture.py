@@ -5,6 +5,7 @@ once something forbidden has run, the capture's stream stays current, torch belo
 taking memory from the graph's pool, and the random generator believes that it is being recorded.
 """
 
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -83,8 +84,16 @@ def waiting_refused() -> Iterator[None]:
     torch has one such setting for the whole process, so this is kept short.
     """
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        set_sync_debug_mode("error")
         yield
     finally:
-        torch.cuda.set_sync_debug_mode(before)
+        set_sync_debug_mode(before)
+
+
+def set_sync_debug_mode(mode: int | str) -> None:
+    """Without torch's word, at the first call of a process, that the setting is a prototype: where
+    warnings are errors it would end a capture."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode(mode)
