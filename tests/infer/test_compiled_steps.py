@@ -5,7 +5,6 @@ torch.compile is the real one with a back end that runs what it is given and cou
 """
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import pytest
@@ -52,16 +51,15 @@ class Counter:
         return run
 
 
-def test_every_shape_runs_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_shape_runs_compiled() -> None:
     """More shapes than torch keeps of one function: what is over runs uncompiled by its default."""
     counter = Counter()
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=counter))
     verifier = FixedVerifier(Verifier(base_of("llama", num_hidden_layers=1)))
     drafter = PlainDrafter(verifier.base.device)
     with torch._dynamo.config.patch(recompile_limit=1), torch.inference_mode():
         for rows in (1, 2):
             counter.graphs = counter.runs = 0
-            step = FixedStep(verifier, drafter, rows, 64, compiled_forward(verifier.base))
+            step = FixedStep(verifier, drafter, rows, 64, compiled_forward(verifier.base, counter))
             step.begin([3] * rows, [5] * rows, torch.zeros(rows, 32))
             step.run()
             step.run()
@@ -69,7 +67,6 @@ def test_every_shape_runs_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_does_not_compile_in_one_piece_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
     head_logits = BaseModel.head_logits
 
     def broken(self: BaseModel, hidden: torch.Tensor) -> torch.Tensor:
@@ -114,7 +111,7 @@ def test_a_compiled_forward_runs_the_steps_and_its_rounding_counts(
     result = engine.generate(PROMPT, max_new_tokens=12)
     assert result.token_ids == expected.token_ids
     assert result.stats.steps_run_by == COMPILED
-    assert calls[0] == {"dynamic": False, "fullgraph": True}
+    assert calls[0] == {"dynamic": False, "fullgraph": True, "backend": "inductor"}
     assert len(calls) == 5 + result.stats.num_steps  # three trees, the check, the slots, the steps
     off_by = 1e-4
     engine.generate([PROMPT, PROMPT], max_new_tokens=4)
