@@ -61,7 +61,7 @@ test-quantised: install ## The tests that need torchao and bitsandbytes
 	test -d $(QUANTISERS) || $(BIN)/pip install --quiet --no-deps -c constraints.txt \
 		--target $(QUANTISERS) torchao bitsandbytes accelerate
 	OMP_NUM_THREADS=1 PYTHONPATH=$(QUANTISERS) $(BIN)/python -m pytest \
-		tests/infer/test_quantiser_libraries.py tests/train/test_quantised_base.py
+		tests/engine/test_quantiser_libraries.py tests/train/test_quantised_base.py
 
 # 4 engines, 4 threads each, 200 requests a thread, and the kernels under ThreadSanitizer.
 stress: install ## Engines in many threads, the long form; part of `test` is the short one
@@ -94,7 +94,7 @@ test-gpu: install ## Only the tests that need a GPU
 	$(BIN)/python -m pytest -m gpu -rs
 
 demo: install ## The whole loop on the embedded model: data, heads, tree, verify, bench
-	$(BIN)/python -m medusa_kit.demo
+	$(BIN)/python -m medusa_kit.cli.demo
 
 bench: install ## The shipped heads against plain transformers, on the kit's own prompts
 	$(BIN)/medusa-kit bench

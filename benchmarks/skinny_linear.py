@@ -17,12 +17,12 @@ import torch
 from torch import Tensor, nn
 
 from medusa_kit import console
-from medusa_kit.base_model import load_base_model
-from medusa_kit.infer.native.gguf_blocks import GGUFBlocks
-from medusa_kit.infer.native.linear import make_native
-from medusa_kit.infer.packed_linear import install_packed_linears, pack_for_rows
-from medusa_kit.infer.rounded import rounded
-from medusa_kit.model_files import gguf_behind
+from medusa_kit.base.files import gguf_behind
+from medusa_kit.base.model import load_base_model
+from medusa_kit.infer.cpu.gguf_blocks import GGUFBlocks
+from medusa_kit.infer.cpu.int8_weights import rounded
+from medusa_kit.infer.cpu.linear import make_native
+from medusa_kit.infer.cpu.mkl_linear import install_packed_linears, pack_for_rows
 
 Run = Callable[[dict[int, Tensor]], Any]
 

@@ -16,12 +16,12 @@ from dataclasses import dataclass, field
 import torch
 
 from medusa_kit.data.readers import AnswerRow, read_rows
-from medusa_kit.drafting import drafter_options
-from medusa_kit.infer.drafters.base import State
-from medusa_kit.infer.drafters.past_answers import PastAnswers
-from medusa_kit.infer.drafters.prompt_lookup import PromptLookupDrafter
-from medusa_kit.infer.drafters.suffix import SuffixDrafter
-from medusa_kit.infer.drafters.trie import Trie, TrieDrafter
+from medusa_kit.drafters.text.past_answers import PastAnswers
+from medusa_kit.drafters.text.prompt_lookup import PromptLookupDrafter
+from medusa_kit.drafters.text.suffix import SuffixDrafter
+from medusa_kit.drafters.trie import Trie, TrieDrafter
+from medusa_kit.infer.draft import State
+from medusa_kit.settings.drafters import drafter_options
 
 
 @dataclass

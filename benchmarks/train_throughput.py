@@ -28,13 +28,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medusa_kit import console
-from medusa_kit.base_model import BaseModel, load_base_model
-from medusa_kit.config import TrainRecipe, load_recipe
+from medusa_kit.base.model import BaseModel, load_base_model
 from medusa_kit.data.chat import EncodedExample, encode_rows
 from medusa_kit.data.readers import read_rows
 from medusa_kit.heads import MedusaHeads
+from medusa_kit.settings.recipe import TrainRecipe, load_recipe
 from medusa_kit.train.data import prepare, split
-from medusa_kit.train.loss import LossOptions, heads_loss
+from medusa_kit.train.loss.loss import LossOptions, heads_loss
 from medusa_kit.train.trainer import train
 
 RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "smollm2_135m_heads.yaml"

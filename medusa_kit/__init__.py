@@ -9,27 +9,27 @@ from typing import TYPE_CHECKING, Any
 from medusa_kit.version import __version__
 
 if TYPE_CHECKING:
+    from medusa_kit.engine.engine import Engine, GenerationResult
+    from medusa_kit.engine.load import load, load_config
+    from medusa_kit.engine.transformers_entry import custom_generate, custom_generate_with
     from medusa_kit.errors import MedusaKitError
     from medusa_kit.heads import MedusaHeads, load_heads, save_heads
-    from medusa_kit.infer.engine import Engine, GenerationResult
-    from medusa_kit.infer.loading import load, load_config
-    from medusa_kit.infer.native.kernels import set_num_threads
-    from medusa_kit.infer.transformers_entry import custom_generate, custom_generate_with
+    from medusa_kit.infer.cpu.kernels import set_num_threads
     from medusa_kit.tree.candidate_tree import CandidateTree
 
 _PLACES = {
     "CandidateTree": "medusa_kit.tree.candidate_tree",
-    "Engine": "medusa_kit.infer.engine",
-    "GenerationResult": "medusa_kit.infer.engine",
+    "Engine": "medusa_kit.engine.engine",
+    "GenerationResult": "medusa_kit.engine.engine",
     "MedusaHeads": "medusa_kit.heads",
     "MedusaKitError": "medusa_kit.errors",
-    "custom_generate": "medusa_kit.infer.transformers_entry",
-    "custom_generate_with": "medusa_kit.infer.transformers_entry",
-    "load": "medusa_kit.infer.loading",
-    "load_config": "medusa_kit.infer.loading",
+    "custom_generate": "medusa_kit.engine.transformers_entry",
+    "custom_generate_with": "medusa_kit.engine.transformers_entry",
+    "load": "medusa_kit.engine.load",
+    "load_config": "medusa_kit.engine.load",
     "load_heads": "medusa_kit.heads",
     "save_heads": "medusa_kit.heads",
-    "set_num_threads": "medusa_kit.infer.native.kernels",
+    "set_num_threads": "medusa_kit.infer.cpu.kernels",
 }
 
 __all__ = [

@@ -12,10 +12,10 @@ os.environ.setdefault("DS_ACCELERATOR", "cpu")
 if not torch.cuda.is_available():  # must be set before anything imports triton
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from tiny_models import tiny_base
+from support.tiny_models import tiny_base
 
-from medusa_kit.base_model import BaseModel, load_base_model, quiet_transformers
-from medusa_kit.infer.native import kernels
+from medusa_kit.base.model import BaseModel, load_base_model, quiet_transformers
+from medusa_kit.infer.cpu import kernels
 
 quiet_transformers()
 

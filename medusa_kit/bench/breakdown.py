@@ -4,7 +4,7 @@ The real loop decodes real prompts with stopwatches around its parts; their time
 a part calls is counted there and not here. The same answers are decoded once without stopwatches,
 so that their own cost shows. On CUDA a stopwatch waits for the device, which costs overlap.
 
-A step that runs whole on the device (infer/fixed/) is one part: nothing on the host stands between
+A step that runs whole on the device (infer/cuda_graph/) is one part: nothing on the host stands between
 its kernels. On CUDA torch's profiler then says which kernels took how long (`kernels`).
 
 Shapes: D in, O out.
@@ -22,17 +22,18 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from medusa_kit.base.quantization import stored_bytes
+from medusa_kit.drafters import draft_with
+from medusa_kit.drafters.heads import dynamic
+from medusa_kit.drafters.plain import PlainDrafter
+from medusa_kit.engine.engine import Engine
 from medusa_kit.infer import decode as loop
+from medusa_kit.infer.cpu.mkl_linear import pack_for_rows
+from medusa_kit.infer.cuda_graph.step import FixedStep
 from medusa_kit.infer.decode import Row, decode, make_row
-from medusa_kit.infer.drafters import draft_with, dynamic
-from medusa_kit.infer.drafters.base import Drafter
-from medusa_kit.infer.drafters.plain import PlainDrafter
-from medusa_kit.infer.engine import Engine
-from medusa_kit.infer.fixed.step import FixedStep
-from medusa_kit.infer.packed_linear import pack_for_rows
-from medusa_kit.infer.sampling import SamplingParams
+from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.tree_cache import TreeCache, TreeCacheLayer
-from medusa_kit.quantised import stored_bytes
+from medusa_kit.settings.sampling import SamplingParams
 
 # In the order of a step. Where C++ runs steps it stands for all of the model; a step on the device
 # for everything but what Python does with its tokens.

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from medusa_kit import console
-from medusa_kit.base_model import BaseModel
+from medusa_kit.base.model import BaseModel
 from medusa_kit.bench import doctor_data, doctor_heads
 from medusa_kit.bench.doctor_case import Case, Finding, check, examine, ok, problem
 from medusa_kit.data.readers import AnswerRow, Conversation

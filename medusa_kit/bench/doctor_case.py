@@ -14,21 +14,21 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from medusa_kit.base_model import BaseModel
+from medusa_kit.base.model import BaseModel
 from medusa_kit.data.chat import EncodedExample, EncodeReport, encode_prompt, encode_rows
 from medusa_kit.data.readers import AnswerRow, Conversation
+from medusa_kit.drafters import draft_with
+from medusa_kit.engine.engine import Engine
+from medusa_kit.engine.load import build_engine, find_heads
 from medusa_kit.errors import CheckpointError, DataError, IncompatibleBaseError, MedusaKitError
 from medusa_kit.heads import MedusaHeads, load_heads
-from medusa_kit.infer import calibrate as calibration
+from medusa_kit.infer.cpu.mkl_linear import pack_for_rows
 from medusa_kit.infer.decode import Row, decode, make_row
-from medusa_kit.infer.drafters import draft_with
-from medusa_kit.infer.drafters.base import Drafter
-from medusa_kit.infer.engine import Engine
-from medusa_kit.infer.loading import build_engine, find_heads
-from medusa_kit.infer.packed_linear import pack_for_rows
-from medusa_kit.infer.sampling import SamplingParams
+from medusa_kit.infer.draft import Drafter
+from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.statistics import RankStatistics
+from medusa_kit.tuning import calibrate as calibration
 
 MAX_LENGTH = 2048  # rows are cut here, as recipes do
 PROBE_TOKENS = 256

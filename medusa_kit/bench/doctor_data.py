@@ -5,7 +5,7 @@ Shapes: B batch, T tokens, D hidden, V vocabulary.
 
 import torch
 
-from medusa_kit.base_model import RELATIVE_TOLERANCE, relative_error
+from medusa_kit.base.model import RELATIVE_TOLERANCE, relative_error
 from medusa_kit.bench.doctor_case import Case, Finding, check, ok, problem, skipped, warning
 from medusa_kit.data.chat import GENERATION_MARK, encode_conversation, encode_prompt
 from medusa_kit.data.readers import Conversation

@@ -14,14 +14,14 @@ import torch
 from medusa_kit.bench.doctor_case import Case, Finding, check, ok, problem, skipped, warning
 from medusa_kit.bench.doctor_data import SELF_DISTIL
 from medusa_kit.data.chat import EncodedExample
+from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.infer import calibrate as calibration
-from medusa_kit.infer.drafters.base import Draft, State, StatelessDrafter, Topology
-from medusa_kit.infer.drafters.plain import PlainDrafter
+from medusa_kit.infer.draft import Draft, State, StatelessDrafter, Topology
 from medusa_kit.train import data as training
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.replay import replay
 from medusa_kit.tree.statistics import NOT_AVAILABLE, RankStatistics
+from medusa_kit.tuning import calibrate as calibration
 
 LEAST_COVERED = 0.85  # share of trained tokens that a reduced projection should hold
 ORACLE_STEPS = 4

@@ -19,9 +19,9 @@ from medusa_kit.bench.served_acceptance import (
     steps_between,
 )
 from medusa_kit.data.readers import Message
+from medusa_kit.distill.openai_client import Endpoint, encode_again
+from medusa_kit.distill.openai_stream import Streamed, stream_answer
 from medusa_kit.errors import MedusaKitError
-from medusa_kit.infer.openai_client import Endpoint, encode_again
-from medusa_kit.infer.openai_stream import Streamed, stream_answer
 
 HOPELESS_FAILURES = 5  # in a row: it is not the prompts then
 FAILURES_SAID = 5

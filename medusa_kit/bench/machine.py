@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from medusa_kit.engine.engine import Engine
 from medusa_kit.files import file_digest
 from medusa_kit.heads.checkpoint import WEIGHTS_NAME
-from medusa_kit.infer.engine import Engine
 from medusa_kit.version import __version__
 
 CPU_INFO = Path("/proc/cpuinfo")

@@ -3,15 +3,15 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from medusa_kit.base_model import BaseModel
+from medusa_kit.base.model import BaseModel
 from medusa_kit.bench.bench import Answers, Batch, BenchReport, Decoding, Method
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.peers import DEFAULT_PEERS, PEERS, PeerCase, transformers_method
-from medusa_kit.drafting import READ_HEADS, check_drafting
+from medusa_kit.drafters.memory import Memory
+from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ContextLengthError
-from medusa_kit.infer.drafters.memory import Memory
-from medusa_kit.infer.engine import Engine
-from medusa_kit.infer.sampling import SamplingParams
+from medusa_kit.settings.drafters import READ_HEADS, check_drafting
+from medusa_kit.settings.sampling import SamplingParams
 
 ONE_NODE = "medusa-kit, one node"
 

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medusa_kit.base_model import BaseModel, load_base_model
-from medusa_kit.infer.rounded import with_weights
+from medusa_kit.base.model import BaseModel, load_base_model
+from medusa_kit.infer.cpu.int8_weights import with_weights
 
 
 class Oracle:

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from medusa_kit.base_model import BaseModel
+from medusa_kit.base.model import BaseModel
 from medusa_kit.bench.bench import Answers, Batch, Decoding, Method
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.errors import ConfigError, MedusaKitError, nearest
-from medusa_kit.infer.sampling import SamplingParams
+from medusa_kit.settings.sampling import SamplingParams
 
 LOOKUP_TOKENS = 10  # transformers' own example value for prompt lookup
 COMPILE_BACKEND = "inductor"

@@ -10,7 +10,7 @@ import urllib.request
 from collections import Counter
 from dataclasses import dataclass
 
-from medusa_kit.infer.openai_client import Endpoint
+from medusa_kit.distill.openai_client import Endpoint
 
 LINE = re.compile(
     r"^vllm:spec_decode_num_(drafts|draft_tokens|accepted_tokens|accepted_tokens_per_pos)(?:_total)?"

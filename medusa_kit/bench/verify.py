@@ -12,10 +12,10 @@ from typing import Any
 
 from medusa_kit import console
 from medusa_kit.bench.oracle import Oracle
+from medusa_kit.engine.engine import Engine, Prompt
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.engine import Engine, Prompt
-from medusa_kit.infer.sampling import SamplingParams
-from medusa_kit.infer.token_choice import TokenChooser
+from medusa_kit.infer.accept.token_choice import TokenChooser
+from medusa_kit.settings.sampling import SamplingParams
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ def bench(
     """Plain transformers generate, its peers, ours, and a server, in turn on the same prompts."""
     from medusa_kit.bench.methods import named_drafters
     from medusa_kit.bench.peers import assistant_for, named_peers
-    from medusa_kit.infer.sampling import SamplingParams
+    from medusa_kit.settings.sampling import SamplingParams
 
     sampling = SamplingParams(temperature, seed=seed)
     if server is not None:
@@ -132,7 +132,7 @@ def _measure(
 def _assistant(name: str | None, engine: Any) -> Any:
     if name is None:
         return None
-    from medusa_kit.base_model import load_base_model
+    from medusa_kit.base.model import load_base_model
 
     info = engine.base.info
     return load_base_model(name, dtype=info.dtype, device=info.device)
@@ -173,8 +173,8 @@ def _named(heads: list[str]) -> dict[str, str]:
 
 def _check_others(places: list[str], loading: engine_options.Loading) -> None:
     """What is wrong with heads beside the first is told before a base is loaded too."""
-    from medusa_kit.drafting import drafts_without_heads
-    from medusa_kit.infer.before_loading import check_heads
+    from medusa_kit.engine.before_loading import check_heads
+    from medusa_kit.settings.drafters import drafts_without_heads
 
     has_draft_model = loading["draft_model"] is not None
     optional = drafts_without_heads(loading["drafter"], has_draft_model, loading.get("fallback"))
@@ -187,7 +187,7 @@ def _check_others(places: list[str], loading: engine_options.Loading) -> None:
 
 def _engines(first: Any, named: dict[str, str], force: bool) -> dict[str, Any]:
     """One engine for each set of heads, all around the same base model and verifier."""
-    from medusa_kit.infer.loading import with_heads
+    from medusa_kit.engine.load import with_heads
 
     names = list(named)
     engines = {names[0]: first}

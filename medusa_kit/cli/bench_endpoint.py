@@ -74,8 +74,8 @@ class Server:
 
     def open(self, model: str, max_new_tokens: int, sampling: Any) -> "Served":
         """Ask for a first answer. Raises ConfigError, DataError or MedusaKitError for none."""
-        from medusa_kit.infer.openai_client import Endpoint
-        from medusa_kit.infer.openai_stream import probe
+        from medusa_kit.distill.openai_client import Endpoint
+        from medusa_kit.distill.openai_stream import probe
 
         key, name = self.api_key_env or "OPENAI_API_KEY", self.endpoint_model or model
         compared = not self.endpoint_only  # text encoded again may be other tokens
@@ -104,7 +104,7 @@ class Served:
         """Where several requests run at once, rounds are large, so that few wait for the last, and
         of all categories together.
         """
-        from medusa_kit.base_model import load_tokenizer
+        from medusa_kit.base.model import load_tokenizer
         from medusa_kit.bench.bench import bench
         from medusa_kit.version import __version__
 

@@ -185,7 +185,7 @@ def write(
         temporary.write_text(json.dumps(record, indent=2) + "\n")
     console.note(f"wrote {folder / 'bench.json'}")
     try:
-        from medusa_kit.infer.plots import plot_bench
+        from medusa_kit.tuning.plots import plot_bench
     except ImportError:
         console.note("no chart: matplotlib is not installed (pip install 'medusa-kit[plot]')")
         return

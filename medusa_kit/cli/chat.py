@@ -27,8 +27,8 @@ def chat(
 ) -> None:
     """Chat with the model; each answer closes with its speed and acceptance length."""
     import medusa_kit
-    from medusa_kit.infer.before_loading import check_bias
-    from medusa_kit.infer.sampling import SamplingParams
+    from medusa_kit.engine.before_loading import check_bias
+    from medusa_kit.settings.sampling import SamplingParams
 
     check_bias(loading["name"], loading.get("revision"), SamplingParams.of(sampling))
     engine = medusa_kit.load(**loading)

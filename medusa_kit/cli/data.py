@@ -55,8 +55,8 @@ def generate(
         unused = "--return-token-ids" if endpoint_model is None else "--endpoint-model"
         raise UsageError(f"without a server {unused} would not be used",
                          hint="name it: --endpoint URL")  # fmt: skip
-    from medusa_kit.infer.openai_client import Endpoint
-    from medusa_kit.infer.sampling import SamplingParams
+    from medusa_kit.distill.openai_client import Endpoint
+    from medusa_kit.settings.sampling import SamplingParams
 
     params = SamplingParams.of(sampling)
     how = {"sampling": params, "turns": turns, "on_error": on_error}
@@ -80,10 +80,10 @@ def _generate_here(
     source: str, limit: int | None, output: Path, model: str, dtype: str, device: str,
     how: dict[str, Any],
 ) -> Any:  # fmt: skip
-    from medusa_kit.base_model import load_base_model
+    from medusa_kit.base.model import load_base_model
     from medusa_kit.data.readers import read_good_and_bad
-    from medusa_kit.infer.before_loading import check_bias
-    from medusa_kit.infer.self_distill import generate_answers
+    from medusa_kit.distill.generate import generate_answers
+    from medusa_kit.engine.before_loading import check_bias
 
     check_bias(model, None, how["sampling"])
     base = load_base_model(model, dtype=dtype, device=device)
@@ -94,9 +94,9 @@ def _fetch(
     source: str, limit: int | None, output: Path, model: str, server: Any, concurrency: int,
     how: dict[str, Any],
 ) -> Any:  # fmt: skip
-    from medusa_kit.base_model import load_tokenizer
+    from medusa_kit.base.model import load_tokenizer
     from medusa_kit.data.readers import read_good_and_bad
-    from medusa_kit.infer.self_distill import fetch_answers
+    from medusa_kit.distill.generate import fetch_answers
 
     tokenizer = load_tokenizer(model)
     settings = {"endpoint_model": server.model, "max_new_tokens": server.max_new_tokens}
@@ -145,7 +145,7 @@ def inspect(
 ) -> None:
     """Print a conversation with masked and trained tokens apart, and what is trained on."""
     _check_on_error(on_error)
-    from medusa_kit.base_model import load_tokenizer
+    from medusa_kit.base.model import load_tokenizer
     from medusa_kit.data.chat import encode_rows
     from medusa_kit.data.readers import read_good_and_bad
 

@@ -16,7 +16,7 @@ import typer
 from medusa_kit.cli import options
 from medusa_kit.errors import UsageError
 
-# medusa_kit.drafting has the same, but --help must not wait for what it imports.
+# medusa_kit.settings.drafters has the same, but --help must not wait for what it imports.
 DRAFTERS = ("auto", "medusa", "draft-model", "prompt-lookup", "suffix", "lookahead", "recycling",
             "combined", "none")  # fmt: skip
 PLACE = "loading"  # the parameter that stands where the options go
@@ -107,7 +107,7 @@ def with_engine(
 
 def _arguments(values: dict[str, Any], given: set[str]) -> dict[str, Any]:
     """Arguments of `medusa_kit.load`: options given, else the file's, else the defaults."""
-    from medusa_kit.drafting import check_drafting
+    from medusa_kit.settings.drafters import check_drafting
 
     config, items = values.pop("config"), values.pop("drafter_option") or []
     changes = _named({name: values[name] for name in values if name in given})
@@ -131,13 +131,13 @@ def _named(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_file(path: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
-    from medusa_kit.engine_config import read_engine_config
+    from medusa_kit.settings.engine import read_engine_config
 
     return read_engine_config(path).arguments(changes)
 
 
 def _drafter_options(told: Mapping[str, Any], items: list[str]) -> dict[str, Any]:
-    from medusa_kit.sections import put
+    from medusa_kit.settings.schema import put
 
     result = copy.deepcopy(dict(told))
     for item in items:
@@ -146,7 +146,7 @@ def _drafter_options(told: Mapping[str, Any], items: list[str]) -> dict[str, Any
 
 
 def _check_draft_model_is_used(loading: Mapping[str, Any]) -> None:
-    from medusa_kit.drafting import READ_DRAFT_MODEL
+    from medusa_kit.settings.drafters import READ_DRAFT_MODEL
 
     who = {loading["drafter"], loading.get("fallback")}
     if loading["drafter"] is not None and not who & set(READ_DRAFT_MODEL):

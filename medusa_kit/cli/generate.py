@@ -34,8 +34,8 @@ def generate(
     if batch_size < 1:
         raise UsageError(f"batch size {batch_size} is out of range; expected 1 or more")
     import medusa_kit
-    from medusa_kit.infer.before_loading import check_bias
-    from medusa_kit.infer.sampling import SamplingParams
+    from medusa_kit.engine.before_loading import check_bias
+    from medusa_kit.settings.sampling import SamplingParams
 
     prompts = _prompts(prompt, file, system)
     check_bias(loading["name"], loading.get("revision"), SamplingParams.of(sampling))

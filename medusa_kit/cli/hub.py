@@ -48,11 +48,11 @@ def push(
     ] = None,
 ) -> None:
     """Upload heads with a card of what was measured. The token is HF_TOKEN or `hf auth login`'s."""
+    from medusa_kit.base.hub_client import HubName
     from medusa_kit.hub.card import CardOptions
     from medusa_kit.hub.folder import left_out, upload_files
     from medusa_kit.hub.measured import read_measured
     from medusa_kit.hub.push import push as run
-    from medusa_kit.hub_client import HubName
 
     place = HubName.parse(name)
     if place.revision is not None:
@@ -84,8 +84,8 @@ def pull(
     ] = False,
 ) -> None:
     """Download heads into a folder. Run it again after an interruption: it goes on."""
+    from medusa_kit.base.hub_client import HubName
     from medusa_kit.hub.pull import pull as run
-    from medusa_kit.hub_client import HubName
 
     typer.echo(run(HubName.parse(name), destination, force))
 

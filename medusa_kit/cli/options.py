@@ -153,7 +153,7 @@ def with_sampling(acceptance: bool = True) -> Callable[[Callable[..., None]], Ca
             for group in groups:
                 names = inspect.signature(group).parameters
                 sampling |= group(**{name: arguments.pop(name) for name in names})
-            from medusa_kit.infer.sampling import SamplingParams
+            from medusa_kit.settings.sampling import SamplingParams
 
             SamplingParams.of(sampling)  # wrong values are told before a model loads
             command(**arguments, sampling=sampling)

@@ -56,7 +56,7 @@ def load_both(loading: Mapping[str, Any], same_weights: bool = False) -> tuple[A
     are too.
     """
     from medusa_kit.bench.oracle import Oracle
-    from medusa_kit.infer.loading import load
+    from medusa_kit.engine.load import load
 
     engine = load(**loading)
     return engine, Oracle.beside(engine.base, same_weights)

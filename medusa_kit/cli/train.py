@@ -30,13 +30,13 @@ def train(
     ] = 1,
 ) -> None:
     """Train Medusa heads, the base frozen or with it. Run it again after Ctrl-C to go on."""
-    from medusa_kit.config import dump, load_recipe
+    from medusa_kit.settings.recipe import dump, load_recipe
 
     loaded = load_recipe(recipe, overrides or [])
     if nproc > 1 and not dry_run:
         _launch(recipe, overrides or [], fresh, nproc)
         return
-    from medusa_kit.infer.tree_check import prove_trees
+    from medusa_kit.infer.self_check import prove_trees
     from medusa_kit.train.dry_run import dry_run as show
     from medusa_kit.train.trainer import train as run_training
 

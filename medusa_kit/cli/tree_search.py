@@ -58,7 +58,7 @@ def tree_search(
 ) -> None:
     """Find the tree with the most tokens a second: statistics, sorting, replay, step times."""
     _check_together(prompts, answers, statistics, choices, batch_sizes)
-    from medusa_kit.infer.tree_search import judge_tree, search_tree
+    from medusa_kit.tuning.tree_search import judge_tree, search_tree
 
     _check_writable(heads, output)
     sized, batches = _numbers("sizes", sizes), _numbers("batch sizes", batch_sizes)
@@ -90,7 +90,7 @@ def _check_together(
 
 
 def _engine(model: str, heads: str, dtype: str, device: str, force: bool) -> Any:
-    from medusa_kit.infer.loading import load
+    from medusa_kit.engine.load import load
 
     engine = load(
         model, heads=options.heads_argument(heads), dtype=dtype, device=device, force=force
@@ -105,7 +105,7 @@ def _engine(model: str, heads: str, dtype: str, device: str, force: bool) -> Any
 
 def _check_writable(heads: str, output: Path | None) -> None:
     """The Hub's cache is no place for results."""
-    from medusa_kit.hub_client import on_hub
+    from medusa_kit.base.hub_client import on_hub
 
     if output is None and on_hub(heads) is not None:
         raise UsageError(
@@ -186,9 +186,9 @@ def _statistics(
 ) -> Any:
     """Loaded, or taken on answers; `dynamic_nodes`: and record dynamic trees of up to so many."""
     from medusa_kit.data.readers import AnswerRow, read_rows
-    from medusa_kit.infer.calibrate import calibrate, fitted_dynamic_tree
-    from medusa_kit.infer.self_distill import generate_answers
+    from medusa_kit.distill.generate import generate_answers
     from medusa_kit.tree.statistics import RankStatistics
+    from medusa_kit.tuning.calibrate import calibrate, fitted_dynamic_tree
 
     if given is None:
         return RankStatistics.load(_existing(Path(engine.heads_source or folder) / STATISTICS_NAME))
@@ -218,7 +218,7 @@ def _read_choices(path: Path) -> Any:
 
 
 def _report(engine: Any, search: Any, folder: Path) -> None:
-    from medusa_kit.infer.before_loading import TREE_NAME
+    from medusa_kit.engine.before_loading import TREE_NAME
     from medusa_kit.tree.plan import save_plan
     from medusa_kit.tree.render import describe_tree
 
@@ -250,7 +250,7 @@ def _named(row: Any, several: bool) -> str:
 
 def _plot(search: Any, path: Path) -> None:
     try:
-        from medusa_kit.infer.plots import plot_trees
+        from medusa_kit.tuning.plots import plot_trees
     except ImportError:
         console.note("no plot: matplotlib is not installed (pip install 'medusa-kit[plot]')")
         return

@@ -40,7 +40,7 @@ def verify(
     nothing to the rounding, not that answers are those of the checkpoint.
     """
     from medusa_kit.bench.verify import verify as run
-    from medusa_kit.infer.sampling import SamplingParams
+    from medusa_kit.settings.sampling import SamplingParams
 
     sampling = SamplingParams(temperature, top_k, top_p, seed)
     asked = read_prompts(prompts, limit)

@@ -9,8 +9,8 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Literal
 
-from medusa_kit.config import DataSection, SourceSection
 from medusa_kit.data.readers import BadRow, Row, read_good_and_bad
+from medusa_kit.settings.recipe import DataSection, SourceSection
 
 Stop = Literal["exhaust", "stop_at_first"]
 

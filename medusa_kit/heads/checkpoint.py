@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from medusa_kit import console
-from medusa_kit.base_model import BaseModel
+from medusa_kit.base.fingerprint import OLD_NOTE, Match, compare
+from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
 from medusa_kit.files import atomic_write
-from medusa_kit.fingerprint import OLD_NOTE, Match, compare
 from medusa_kit.heads.config import KINDS, PROJECTIONS, HeadsConfig, check_reduced_ids
 from medusa_kit.heads.formats import kit
 from medusa_kit.heads.formats.recognise import read_foreign

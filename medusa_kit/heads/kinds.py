@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from medusa_kit.base_model import BaseModel, plain_linear
+from medusa_kit.base.model import BaseModel, plain_linear
 from medusa_kit.errors import ConfigError
 from medusa_kit.heads.config import (
     KINDS,

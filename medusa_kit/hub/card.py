@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-from medusa_kit.embedded import EMBEDDED_NAME
+from medusa_kit.base.gguf import EMBEDDED_NAME
 from medusa_kit.hub.figures import acceptance, exactness, speed, tree
 from medusa_kit.hub.markdown import table
 from medusa_kit.hub.measured import Measured

@@ -6,10 +6,10 @@ Every figure comes from a file beside the heads (measured.py); none is worked ou
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from medusa_kit.engine.before_loading import TREE_NAME
 from medusa_kit.hub.markdown import table
 from medusa_kit.hub.measured import TOP, Measured
 from medusa_kit.hub.public import public
-from medusa_kit.infer.before_loading import TREE_NAME
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.render import describe_tree, render_tree
 

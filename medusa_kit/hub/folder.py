@@ -7,6 +7,7 @@ from pathlib import Path
 
 import yaml
 
+from medusa_kit.engine.before_loading import TREE_NAME
 from medusa_kit.heads.checkpoint import CONFIG_NAME, FORMAT, WEIGHTS_NAME
 from medusa_kit.hub.card import CardOptions, render_card
 from medusa_kit.hub.measured import (
@@ -17,7 +18,6 @@ from medusa_kit.hub.measured import (
     Measured,
 )
 from medusa_kit.hub.public import public
-from medusa_kit.infer.before_loading import TREE_NAME
 from medusa_kit.tree.statistics import RankStatistics
 
 CARD_NAME, RECIPE_NAME = "README.md", "recipe.yaml"

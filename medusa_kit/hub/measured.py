@@ -19,18 +19,18 @@ from typing import Any
 
 import numpy as np
 
-from medusa_kit.base_model import CHECKPOINT
+from medusa_kit.base.fingerprint import Match, compare
+from medusa_kit.base.model import CHECKPOINT
+from medusa_kit.engine.before_loading import TREE_NAME
 from medusa_kit.errors import ConfigError, DataError
 from medusa_kit.files import file_digest
-from medusa_kit.fingerprint import Match, compare
 from medusa_kit.heads.checkpoint import CONFIG_NAME, PAIRED_FOLDER, WEIGHTS_NAME, read_config
 from medusa_kit.heads.config import HeadsConfig
-from medusa_kit.infer.before_loading import TREE_NAME
-from medusa_kit.infer.tree_search import HELD_OUT
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.plan import TreePlan, load_plan
 from medusa_kit.tree.replay import ReplayResult, replay, replay_dynamic
 from medusa_kit.tree.statistics import RankStatistics
+from medusa_kit.tuning.tree_search import HELD_OUT
 
 STATISTICS_NAME, PROVENANCE_NAME = "statistics.npz", "provenance.json"
 BENCH_NAME, VERIFY_NAME = "bench.json", "verify.json"

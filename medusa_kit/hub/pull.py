@@ -13,10 +13,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from medusa_kit import console
+from medusa_kit.base.hub_client import HubName, talk
 from medusa_kit.errors import CheckpointError, HubError, UsageError
 from medusa_kit.files import atomic_write, file_digest, link_target
 from medusa_kit.heads.checkpoint import CONFIG_NAME, read_config
-from medusa_kit.hub_client import HubName, talk
 
 PULLED = ("*.json", "*.safetensors", "*.npz", "*.yaml", "*.md", "*.png")
 RECORD = ".medusa-kit-pull"  # JSON: repository, commit, and the digest of each file

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from medusa_kit import console
+from medusa_kit.base.fingerprint import Match, compare
+from medusa_kit.base.hub_client import HubName, check_login, talk
 from medusa_kit.errors import ConfigError, UsageError
-from medusa_kit.fingerprint import Match, compare
 from medusa_kit.heads.checkpoint import CONFIG_NAME, FORMAT
 from medusa_kit.heads.config import HeadsConfig
 from medusa_kit.hub.folder import CARD_NAME, UploadFile, is_known
-from medusa_kit.hub_client import HubName, check_login, talk
 
 SAME = ("num_heads", "kind")  # and the base: what tells heads from other heads
 HARMLESS = (".gitattributes", CARD_NAME)

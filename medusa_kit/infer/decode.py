@@ -13,18 +13,18 @@ import torch
 from torch import Tensor
 
 from medusa_kit.errors import ConfigError, ContextLengthError, check_count
-from medusa_kit.infer.acceptance import Verdict, accept, accept_typical
+from medusa_kit.infer.accept.rules import Verdict, accept, accept_typical
+from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.infer.attention.choice import AttentionChoice
-from medusa_kit.infer.device_memory import memory_named
-from medusa_kit.infer.drafters.base import Draft, Drafter, State, StepResult, path_to, tell_end
-from medusa_kit.infer.fixed.fed_loop import run_on_device
-from medusa_kit.infer.fixed.kept import Loan
-from medusa_kit.infer.sampling import SamplingParams
+from medusa_kit.infer.cuda_graph.fed_loop import run_on_device
+from medusa_kit.infer.cuda_graph.kept import Loan
+from medusa_kit.infer.detokenize import StopStrings
+from medusa_kit.infer.draft import Draft, Drafter, State, StepResult, path_to, tell_end
+from medusa_kit.infer.memory import memory_named
 from medusa_kit.infer.sending import sent
-from medusa_kit.infer.stream import StopStrings
-from medusa_kit.infer.token_choice import TokenChooser
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.verifier import Verifier
+from medusa_kit.settings.sampling import SamplingParams
 
 
 @dataclass

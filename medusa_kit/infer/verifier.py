@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from medusa_kit.base_model import BaseModel
-from medusa_kit.families import refuse_impossible
+from medusa_kit.base.families import refuse_impossible
+from medusa_kit.base.model import BaseModel
 from medusa_kit.infer.attention import install_tree_attention
 from medusa_kit.infer.attention.choice import AttentionChoice
-from medusa_kit.infer.native.decoder import NativeDecoder
+from medusa_kit.infer.cpu.decoder import NativeDecoder
 from medusa_kit.infer.sending import sent
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import NodeScores, TreeStep
 from medusa_kit.locks import lock_of
 
 if TYPE_CHECKING:
-    from medusa_kit.infer.fixed.shapes import FixedShapes
+    from medusa_kit.infer.cuda_graph.shapes import FixedShapes
 
 Forward = Callable[..., tuple[Tensor, Tensor]]  # (hidden_BND, logits_BNV)
 PREFILL_CHUNK = 512  # tokens of a prompt in one forward: bounds the mask and the activations

@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from medusa_kit.config import TrainRecipe
 from medusa_kit.errors import ConfigError
+from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train import distributed
 
 

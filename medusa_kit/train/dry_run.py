@@ -7,12 +7,12 @@ import time
 
 import torch
 
-from medusa_kit.base_model import BaseModel
-from medusa_kit.config import TrainRecipe
+from medusa_kit.base.model import BaseModel
+from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train import distributed, trainer
 from medusa_kit.train.data import HeadTargets, prepare, split
 from medusa_kit.train.engine import Stage
-from medusa_kit.train.features import by_length
+from medusa_kit.train.features.features import by_length
 from medusa_kit.train.preparation import Run, prepare_run
 
 ADAMW_COPIES = 4  # weights, gradients, two moments

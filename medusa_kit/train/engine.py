@@ -14,17 +14,17 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from medusa_kit.config import TrainRecipe
 from medusa_kit.errors import CheckpointError, ConfigError
+from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train import distributed
+from medusa_kit.train.batching import Batch
 from medusa_kit.train.deepspeed_setup import (
     deepspeed_config,
     import_deepspeed,
     quiet,
     start_process_group,
 )
-from medusa_kit.train.feeds import Batch
-from medusa_kit.train.loss import HeadsLoss
+from medusa_kit.train.loss.loss import HeadsLoss
 from medusa_kit.train.stages import Medusa1, Medusa2, Terms
 
 Stage = Medusa1 | Medusa2

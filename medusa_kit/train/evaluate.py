@@ -14,8 +14,8 @@ from medusa_kit.errors import TreeError
 from medusa_kit.heads.kinds import MedusaHeads
 from medusa_kit.heads.ranks import token_ranks
 from medusa_kit.train.data import HeadTargets
-from medusa_kit.train.features import Positions
-from medusa_kit.train.loss import LossOptions, heads_loss
+from medusa_kit.train.features.features import Positions
+from medusa_kit.train.loss.loss import LossOptions, heads_loss
 from medusa_kit.tree.search import best_trees
 from medusa_kit.tree.statistics import RankStatistics
 

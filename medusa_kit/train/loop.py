@@ -18,18 +18,18 @@ import numpy as np
 import torch
 
 from medusa_kit import console
-from medusa_kit.config import TrainRecipe
+from medusa_kit.base.fingerprint import OLD_NOTE, Match, compare
 from medusa_kit.errors import ConfigError, IncompatibleBaseError, MedusaKitError
-from medusa_kit.fingerprint import OLD_NOTE, Match, compare
+from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train import distributed
+from medusa_kit.train.batching import Feed, Update
 from medusa_kit.train.engine import TrainingEngine
 from medusa_kit.train.evaluate import HeadScores
-from medusa_kit.train.feeds import Feed, Update
-from medusa_kit.train.loss import HeadsLoss
-from medusa_kit.train.random_state import load_random_state, save_random_state
-from medusa_kit.train.run_folder import RunFolder
-from medusa_kit.train.schedule import heads_weight, learning_rate
-from medusa_kit.train.tracking import start_tracking
+from medusa_kit.train.loss.loss import HeadsLoss
+from medusa_kit.train.run.folder import RunFolder
+from medusa_kit.train.run.random_state import load_random_state, save_random_state
+from medusa_kit.train.run.schedule import heads_weight, learning_rate
+from medusa_kit.train.run.tracking import start_tracking
 
 Score = Callable[[], HeadScores]
 

@@ -9,18 +9,20 @@ from typing import Any
 
 import torch
 
-from medusa_kit import adapters, console
-from medusa_kit.base_model import BaseModel
-from medusa_kit.config import TrainRecipe
+from medusa_kit import console
+from medusa_kit.base import adapters
+from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import ConfigError
 from medusa_kit.heads import MedusaHeads, load_heads
 from medusa_kit.heads.formats.files import heads_place
-from medusa_kit.train import distributed, fused_loss
+from medusa_kit.settings.recipe import TrainRecipe
+from medusa_kit.train import distributed
+from medusa_kit.train.batching import Cutting, Feed, LiveFeed, StoredFeed
 from medusa_kit.train.data import HeadTargets, coverage, most_frequent_ids
 from medusa_kit.train.engine import Stage, TrainingEngine
 from medusa_kit.train.evaluate import HeadScores, answer_starts, evaluate
-from medusa_kit.train.feature_cache import cached_positions
-from medusa_kit.train.features import (
+from medusa_kit.train.features.cache import cached_positions
+from medusa_kit.train.features.features import (
     FeatureOptions,
     Positions,
     by_length,
@@ -28,8 +30,8 @@ from medusa_kit.train.features import (
     collect_features,
     run_batches,
 )
-from medusa_kit.train.feeds import Cutting, Feed, LiveFeed, StoredFeed
-from medusa_kit.train.loss import LossOptions
+from medusa_kit.train.loss import fused as fused_loss
+from medusa_kit.train.loss.loss import LossOptions
 from medusa_kit.train.stages import Medusa1, Medusa2, needs_original
 
 SOFT_TOP = 32  # the base's likeliest tokens kept for soft targets, unless the recipe says

@@ -11,9 +11,9 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import torch
 
-from medusa_kit.base_model import BaseModel
+from medusa_kit.base.model import BaseModel
 from medusa_kit.train.data import HeadTargets
-from medusa_kit.train.features import LOGIT_ROWS, FeatureOptions, batches, by_length, run
+from medusa_kit.train.features.features import LOGIT_ROWS, FeatureOptions, batches, by_length, run
 
 
 @dataclass(frozen=True)

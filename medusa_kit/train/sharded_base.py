@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 
 from medusa_kit import console
-from medusa_kit.base_model import BaseModel, quiet_transformers
-from medusa_kit.config import TrainRecipe
-from medusa_kit.model_files import from_pretrained, resolve
-from medusa_kit.placement import DTYPES
-from medusa_kit.quantised import num_weights
+from medusa_kit.base.files import from_pretrained, resolve
+from medusa_kit.base.model import BaseModel, quiet_transformers
+from medusa_kit.base.placement import DTYPES
+from medusa_kit.base.quantization import num_weights
+from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train import distributed
 from medusa_kit.train.deepspeed_setup import (
     deepspeed_config,

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medusa_kit import adapters
-from medusa_kit.base_model import BaseModel
-from medusa_kit.config import JointSection
+from medusa_kit.base import adapters
+from medusa_kit.base.model import BaseModel
 from medusa_kit.heads.kinds import MedusaHeads
 from medusa_kit.heads.ranks import head_parameter_dtype
-from medusa_kit.train.features import Positions, likeliest
-from medusa_kit.train.feeds import Batch
-from medusa_kit.train.loss import (
+from medusa_kit.settings.recipe import JointSection
+from medusa_kit.train.batching import Batch
+from medusa_kit.train.features.features import Positions, likeliest
+from medusa_kit.train.loss.loss import (
     HeadsLoss,
     LossOptions,
     SoftTargets,

@@ -11,25 +11,28 @@ from typing import Any
 
 import torch
 
-from medusa_kit import adapters, console
-from medusa_kit.base_model import BaseModel, load_base_model
-from medusa_kit.config import TrainRecipe
+from medusa_kit import console
+from medusa_kit.base import adapters
+from medusa_kit.base.files import stored_config
+from medusa_kit.base.fingerprint import Match, compare
+from medusa_kit.base.model import BaseModel, load_base_model
+from medusa_kit.base.placement import pick_device, stored_dtype
 from medusa_kit.data.answer_settings import base_that_answered
 from medusa_kit.data.chat import EncodedExample, check_ids, encode_rows
 from medusa_kit.data.mix import recipe_rows
 from medusa_kit.errors import ConfigError, MedusaKitError
-from medusa_kit.fingerprint import Match, compare
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER
-from medusa_kit.model_files import stored_config
-from medusa_kit.placement import pick_device, stored_dtype
-from medusa_kit.train import distributed, fused_loss, preparation, quality, result, sharded_base
+from medusa_kit.settings.recipe import TrainRecipe
+from medusa_kit.train import distributed, preparation, quality, sharded_base
 from medusa_kit.train.data import HeadTargets, prepare, split
 from medusa_kit.train.engine import make_engine
 from medusa_kit.train.evaluate import HeadScores
 from medusa_kit.train.loop import TrainingLoop
-from medusa_kit.train.provenance import git_state, versions
+from medusa_kit.train.loss import fused as fused_loss
 from medusa_kit.train.quality import Quality
-from medusa_kit.train.run_folder import RunFolder
+from medusa_kit.train.run import result
+from medusa_kit.train.run.folder import RunFolder
+from medusa_kit.train.run.provenance import git_state, versions
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,9 @@
 from pathlib import Path
 
 import pytest
-from counting import counting_base, counting_rows, save_counting_heads
+from support.counting import counting_base, counting_rows, save_counting_heads
 
-from medusa_kit.base_model import BaseModel
+from medusa_kit.base.model import BaseModel
 from medusa_kit.bench.doctor import Case, examine
 
 

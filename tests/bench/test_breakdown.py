@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from small_engines import BUSHY, endless_base, engine_with_heads, random_heads
-from tiny_models import tiny_model
+from support.small_engines import BUSHY, endless_base, engine_with_heads, random_heads
+from support.tiny_models import tiny_model
 
-from medusa_kit.base_model import wrap_model
+from medusa_kit.base.model import wrap_model
 from medusa_kit.bench.breakdown import (
     ACCEPT,
     ATTENTION,
@@ -29,10 +29,10 @@ from medusa_kit.bench.breakdown import (
     read_floor,
 )
 from medusa_kit.cli.bench_report import breakdown_table
+from medusa_kit.engine.engine import Engine
+from medusa_kit.engine.load import build_engine
 from medusa_kit.infer.attention.choice import AttentionChoice
-from medusa_kit.infer.engine import Engine
-from medusa_kit.infer.loading import build_engine
-from medusa_kit.infer.native.kernels import load_library
+from medusa_kit.infer.cpu.kernels import load_library
 from medusa_kit.infer.tree_cache import TreeCache, TreeCacheLayer
 from medusa_kit.tree.dynamic import DynamicTree
 

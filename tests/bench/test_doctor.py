@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from counting import (
+from support.counting import (
     ASK,
     TURN,
     VOCAB,
@@ -17,9 +17,9 @@ from counting import (
     said,
     talk,
 )
-from tiny_models import tiny_model
+from support.tiny_models import tiny_model
 
-from medusa_kit.base_model import BaseModel, wrap_model
+from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.bench import doctor_case, doctor_data, doctor_heads
 from medusa_kit.bench.doctor import CHECKS, Case, Finding, diagnose, examine, tree_attention
 from medusa_kit.errors import IncompatibleBaseError

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from counting import (
+from support.counting import (
     STOP,
     VOCAB,
     K,
@@ -18,13 +18,13 @@ from counting import (
     save_counting_heads,
 )
 
-from medusa_kit.base_model import BaseModel
+from medusa_kit.base.model import BaseModel
 from medusa_kit.bench import doctor_heads
 from medusa_kit.bench.doctor import Case, Finding, diagnose, examine
 from medusa_kit.data.readers import AnswerRow
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.infer import calibrate as calibration
 from medusa_kit.train import data as training
+from medusa_kit.tuning import calibrate as calibration
 
 
 def test_heads_of_another_base(base: BaseModel, heads: Path) -> None:

@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from streaming_server import StreamingServer
+from support.streaming_server import StreamingServer
 
+from medusa_kit.base.gguf import byte_tokenizer
 from medusa_kit.bench import endpoint as endpoint_module
 from medusa_kit.bench.bench import Answers, BenchReport, Decoding, Method, bench
 from medusa_kit.bench.endpoint import Asked, EndpointRun
 from medusa_kit.bench.served_acceptance import read_counts, steps_between
-from medusa_kit.embedded import byte_tokenizer
+from medusa_kit.distill.openai_client import Endpoint
+from medusa_kit.distill.openai_stream import probe, stream_answer
 from medusa_kit.errors import DataError, MedusaKitError
-from medusa_kit.infer.openai_client import Endpoint
-from medusa_kit.infer.openai_stream import probe, stream_answer
 
 ASK = [{"role": "user", "content": "Hi"}]
 TEXT = "to you!"

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from medusa_kit import console, fingerprint
+from medusa_kit import console
+from medusa_kit.base import fingerprint
 from medusa_kit.bench.gpu import exactness, report, workbench
 from medusa_kit.bench.gpu.clock import Clock
 from medusa_kit.bench.gpu.decoding import answer_part
@@ -32,11 +33,11 @@ from medusa_kit.bench.gpu.steps import step_part
 from medusa_kit.bench.gpu.tables import TABLES, print_report
 from medusa_kit.bench.gpu.workbench import CAPTURED, COMPILED, LOOP, Cannot, Way, Workbench
 from medusa_kit.bench.oracle import Oracle
+from medusa_kit.engine.load import build_engine
 from medusa_kit.errors import ConfigError, IncompatibleBaseError, MedusaKitError
-from medusa_kit.infer import packed_linear
 from medusa_kit.infer.attention import triton_backend
-from medusa_kit.infer.fixed.shapes import FixedShapes
-from medusa_kit.infer.loading import build_engine
+from medusa_kit.infer.cpu import mkl_linear as packed_linear
+from medusa_kit.infer.cuda_graph.shapes import FixedShapes
 
 # torch's own, when dynamo is imported
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from small_engines import endless_base, engine_with_heads, lively_chat_base, random_prompt
-from tiny_models import CONTEXT, VOCAB, tiny_base
+from support.small_engines import endless_base, engine_with_heads, lively_chat_base, random_prompt
+from support.tiny_models import CONTEXT, VOCAB, tiny_base
 
-from medusa_kit.base_model import BaseModel
+from medusa_kit.base.model import BaseModel
 from medusa_kit.bench import peers
 from medusa_kit.bench.bench import BenchReport, MethodResult, Tally, bench
 from medusa_kit.bench.methods import (
@@ -23,12 +23,12 @@ from medusa_kit.bench.methods import (
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.peers import assistant_for, named_peers
 from medusa_kit.cli.prompts import read_prompt_set
+from medusa_kit.drafters.factory import BUILDERS, DraftContext
+from medusa_kit.drafters.plain import PlainDrafter
+from medusa_kit.engine.load import build_engine, with_heads
 from medusa_kit.errors import ConfigError, ContextLengthError
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.infer.drafters.factory import BUILDERS, DraftContext
-from medusa_kit.infer.drafters.plain import PlainDrafter
-from medusa_kit.infer.loading import build_engine, with_heads
-from medusa_kit.infer.sampling import SamplingParams
+from medusa_kit.settings.sampling import SamplingParams
 
 # Of different lengths; the last fills the context, so that a batch with it must stop early.
 PROMPTS = [random_prompt(length, seed) for seed, length in enumerate((9, 3, 6, CONTEXT - 4))]

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from medusa_kit.base_model import BaseModel
+from medusa_kit.base.model import BaseModel
 from medusa_kit.bench.gpu_check import step as part
 from medusa_kit.bench.gpu_check.inductor import inductor_kernels
 from medusa_kit.bench.gpu_check.shapes import META, TritonLaunches, base_of_shape, step_of_shape
 from medusa_kit.bench.gpu_check.step import count_base, count_step
 from medusa_kit.bench.gpu_check.tracing import kernels_of, traced
 from medusa_kit.infer.attention.sdpa import tree_sdpa
-from medusa_kit.infer.fixed import step as fixed_step
-from medusa_kit.infer.fixed.guard import HostRead
+from medusa_kit.infer.cuda_graph import step as fixed_step
+from medusa_kit.infer.cuda_graph.guard import HostRead
 
 pytest.importorskip("triton", reason="triton is not installed (extra `triton`)")
 TINY = {

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cli_debug_model import MODEL, ROOT
+from support.debug_model import MODEL, ROOT
 
 from medusa_kit import cli, console
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_debug_model import MODEL, PLAIN, ROOT, plain_text
+from support.debug_model import MODEL, PLAIN, ROOT, plain_text
 
-from medusa_kit.base_model import load_base_model
-from medusa_kit.infer.engine import Engine
-from medusa_kit.infer.sampling import SamplingParams
+from medusa_kit.base.model import load_base_model
+from medusa_kit.engine.engine import Engine
+from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.version import __version__
 
 COMMANDS = ["train", "tree-search", "generate", "chat", "verify", "bench", "doctor", "convert",
@@ -356,7 +356,7 @@ def test_an_interrupted_data_generate_says_how_to_go_on(
     def interrupt(*args: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("medusa_kit.infer.self_distill._answer_batch", interrupt)
+    monkeypatch.setattr("medusa_kit.distill.generate._answer_batch", interrupt)
     code, out, err = run("data", "generate", prompts, "-o", tmp_path / "a.jsonl", *MODEL)
     assert (code, out) == (130, "")
     assert "warning: stopped; " in err

@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_debug_model import MODEL
-from small_engines import BUSHY, random_heads
+from support.debug_model import MODEL
+from support.small_engines import BUSHY, random_heads
 
-from medusa_kit.base_model import BaseModel, load_base_model
+from medusa_kit.base.model import BaseModel, load_base_model
 from medusa_kit.errors import UsageError
 from medusa_kit.heads import save_heads
 from medusa_kit.tree.candidate_tree import save_tree

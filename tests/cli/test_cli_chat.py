@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import typer
-from cli_debug_model import MODEL, plain_answer, plain_text
+from support.debug_model import MODEL, plain_answer, plain_text
 
-from medusa_kit.infer.engine import Engine
+from medusa_kit.engine.engine import Engine
 
 Run = Callable[..., tuple[int, str, str]]
 Talk = Callable[..., tuple[int, str, str]]
@@ -133,7 +133,7 @@ def test_comparing_with_an_answer_stopped_before_its_first_token(
     def interrupt(*args: Any) -> Any:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("medusa_kit.infer.engine.decode", interrupt)
+    monkeypatch.setattr("medusa_kit.engine.engine.decode", interrupt)
     code, _, err = chat(["a", "/compare"], "--heads", "none")
     assert code == 0
     assert "stopped before its first token" in err

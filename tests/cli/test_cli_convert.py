@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_debug_model import MODEL, plain_text
 from safetensors.torch import load_file, save_file
+from support.debug_model import MODEL, plain_text
 
 Run = Callable[..., tuple[int, str, str]]
 PROMPT = "Name a tree."

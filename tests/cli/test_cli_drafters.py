@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_debug_model import MODEL, PLAIN, plain_text
+from support.debug_model import MODEL, PLAIN, plain_text
 
-from medusa_kit import drafting
 from medusa_kit.cli import engine_options
-from medusa_kit.infer import loading
-from medusa_kit.infer.drafters.factory import BUILDERS, DraftContext
-from medusa_kit.infer.drafters.plain import PlainDrafter
+from medusa_kit.drafters.factory import BUILDERS, DraftContext
+from medusa_kit.drafters.plain import PlainDrafter
+from medusa_kit.engine import load as loading
+from medusa_kit.settings import drafters as drafting
 
 Run = Callable[..., tuple[int, str, str]]
 COMMANDS = [["generate", "hi"], ["chat"], ["verify"], ["bench"]]

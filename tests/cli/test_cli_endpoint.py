@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cli_debug_model import MODEL
-from streaming_server import StreamingServer
+from support.debug_model import MODEL
+from support.streaming_server import StreamingServer
 
-from medusa_kit import base_model
+from medusa_kit.base import model as base_model
+from medusa_kit.base.gguf import byte_tokenizer
 from medusa_kit.data.readers import AnswerRow, read_rows
-from medusa_kit.embedded import byte_tokenizer
-from medusa_kit.infer import loading, openai_client
+from medusa_kit.distill import openai_client
+from medusa_kit.engine import load as loading
 
 Run = Callable[..., tuple[int, str, str]]
 SHORT = [

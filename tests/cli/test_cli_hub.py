@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from cli_debug_model import MODEL
+from support.debug_model import MODEL
 
 Run = Callable[..., tuple[int, str, str]]
 

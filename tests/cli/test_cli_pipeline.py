@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_debug_model import MODEL, ROOT
-from tiny_models import tiny_base
+from support.debug_model import MODEL, ROOT
+from support.tiny_models import tiny_base
 
-from medusa_kit.base_model import load_base_model
+from medusa_kit.base.model import load_base_model
+from medusa_kit.engine.engine import Engine
 from medusa_kit.heads import MedusaHeads, load_heads, save_heads
-from medusa_kit.infer.engine import Engine
 from medusa_kit.tree.plan import load_plan
 
 Run = Callable[..., tuple[int, str, str]]

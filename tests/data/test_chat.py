@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from medusa_kit.base.gguf import CHATML_TEMPLATE, byte_tokenizer
 from medusa_kit.data.chat import encode_conversation, encode_prompt, encode_rows
 from medusa_kit.data.readers import AnswerRow, Conversation, Row
-from medusa_kit.embedded import CHATML_TEMPLATE, byte_tokenizer
 from medusa_kit.errors import DataError
 from medusa_kit.train.data import head_targets
 

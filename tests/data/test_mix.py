@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from medusa_kit.config import DataSection, TrainRecipe
+from medusa_kit.base.gguf import byte_tokenizer
 from medusa_kit.data.chat import encode_rows
 from medusa_kit.data.mix import Stop, mix_rows, recipe_rows
 from medusa_kit.data.readers import AnswerRow, Conversation
-from medusa_kit.embedded import byte_tokenizer
 from medusa_kit.errors import DataError
+from medusa_kit.settings.recipe import DataSection, TrainRecipe
 from medusa_kit.train.trainer import load_examples
 
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from medusa_kit.config import DataSection
+from medusa_kit.base.gguf import byte_tokenizer
 from medusa_kit.data.chat import encode_rows
 from medusa_kit.data.mix import recipe_rows
 from medusa_kit.data.readers import AnswerRow, Conversation, read_rows
-from medusa_kit.embedded import byte_tokenizer
 from medusa_kit.errors import DataError
+from medusa_kit.settings.recipe import DataSection
 
 
 def lines(path: Path, rows: Sequence[Any]) -> str:

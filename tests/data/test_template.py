@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
+from medusa_kit.base.gguf import CHATML_TEMPLATE, byte_tokenizer
 from medusa_kit.bench import doctor_data
 from medusa_kit.bench.doctor_case import Case
 from medusa_kit.data.chat import encode_conversation, encode_prompt
-from medusa_kit.embedded import CHATML_TEMPLATE, byte_tokenizer
+from medusa_kit.distill.openai_client import encode_again
 from medusa_kit.errors import DataError
-from medusa_kit.infer.openai_client import encode_again
 
 TALK = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Hello!"}]
 ENDS_THE_TEXT = "{% if not add_generation_prompt %}{{ eos_token }}{% endif %}"  # as Phi-3's does

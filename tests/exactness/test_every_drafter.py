@@ -7,13 +7,13 @@ or another's.
 """
 
 import pytest
-from small_engines import engine_with_heads, random_prompt
+from support.small_engines import engine_with_heads, random_prompt
+from support.tiny_models import CONTEXT, VOCAB, tiny_base
 from test_greedy import plain_answer
-from tiny_models import CONTEXT, VOCAB, tiny_base
 
-from medusa_kit.base_model import wrap_model
-from medusa_kit.drafting import DRAFTERS
-from medusa_kit.infer.engine import Engine
+from medusa_kit.base.model import wrap_model
+from medusa_kit.engine.engine import Engine
+from medusa_kit.settings.drafters import DRAFTERS
 
 FAMILIES = ("llama", "gemma3", "gpt2")
 OPTIONS: dict[str, list[dict]] = {

@@ -6,13 +6,13 @@ attention, and a class that keeps its own attention.
 """
 
 import pytest
+from support.tiny_models import CONTEXT, MORE, STOP, tiny_base
 from test_greedy import PartlyKnowing, plain_answer, random_prompt
-from tiny_models import CONTEXT, MORE, STOP, tiny_base
 
+from medusa_kit.engine.engine import Engine
+from medusa_kit.engine.load import build_engine
 from medusa_kit.infer.decode import Row, decode, make_row
-from medusa_kit.infer.engine import Engine
-from medusa_kit.infer.loading import build_engine
-from medusa_kit.infer.sampling import SamplingParams
+from medusa_kit.settings.sampling import SamplingParams
 
 DIFFERENT = ["gemma2", "gpt_oss", "deepseek_v3", "falcon"]
 Truths = dict[tuple[int, ...], list[int]]

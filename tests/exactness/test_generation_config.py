@@ -9,24 +9,24 @@ from typing import Any
 
 import pytest
 import torch
-from small_engines import BUSHY, random_heads, random_prompt
+from support.small_engines import BUSHY, random_heads, random_prompt
+from support.tiny_models import STOP, tiny_base, tiny_model
 from test_greedy import PartlyKnowing, plain_answer
-from tiny_models import STOP, tiny_base, tiny_model
 from transformers import GenerationConfig, WatermarkingConfig
 
 import medusa_kit
+from medusa_kit.engine.engine import Engine
+from medusa_kit.engine.load import build_engine
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.decode import decode, make_row
-from medusa_kit.infer.engine import Engine
-from medusa_kit.infer.generation_settings import (
+from medusa_kit.infer.accept.generation_settings import (
     HONOURED,
     REFUSED,
     SETTINGS,
     check_own_settings,
 )
-from medusa_kit.infer.loading import build_engine
-from medusa_kit.infer.sampling import SamplingParams
-from medusa_kit.infer.token_choice import TokenChooser
+from medusa_kit.infer.accept.token_choice import TokenChooser
+from medusa_kit.infer.decode import decode, make_row
+from medusa_kit.settings.sampling import SamplingParams
 
 TOKENS = 24
 PROMPT = random_prompt(6, 2)
@@ -153,7 +153,7 @@ def test_a_cache_that_rounds_is_refused_and_others_are_no_matter() -> None:
 
 
 def test_a_base_is_refused_before_it_is_proved(monkeypatch: pytest.MonkeyPatch) -> None:
-    from medusa_kit.infer import loading
+    from medusa_kit.engine import load as loading
 
     base = tiny_base("llama")
     base.model.generation_config.num_beams = 2

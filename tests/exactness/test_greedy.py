@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import CONTEXT, FAMILIES, STOP, VOCAB, tiny_base, tiny_model
+from support.tiny_models import CONTEXT, FAMILIES, STOP, VOCAB, tiny_base, tiny_model
 from transformers import LogitsProcessor, LogitsProcessorList
 
+from medusa_kit.engine.engine import Engine
+from medusa_kit.engine.load import build_engine
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.decode import decode, make_row
-from medusa_kit.infer.drafters.base import Draft, State, StatelessDrafter, Topology
-from medusa_kit.infer.engine import Engine
-from medusa_kit.infer.loading import build_engine
-from medusa_kit.infer.sampling import SamplingParams
+from medusa_kit.infer.draft import Draft, State, StatelessDrafter, Topology
+from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 
 TREES = {

@@ -11,12 +11,14 @@ from typing import Any
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_engines import endless_base
-from tiny_models import tiny_base
+from support.small_engines import endless_base
+from support.tiny_models import tiny_base
 
-from medusa_kit.infer.acceptance import accept
+from medusa_kit.engine.engine import Engine
+from medusa_kit.engine.load import build_engine
+from medusa_kit.infer.accept.rules import accept
 from medusa_kit.infer.decode import decode, make_row
-from medusa_kit.infer.drafters.base import (
+from medusa_kit.infer.draft import (
     UNUSED,
     Draft,
     State,
@@ -24,11 +26,9 @@ from medusa_kit.infer.drafters.base import (
     Topology,
     path_to,
 )
-from medusa_kit.infer.engine import Engine
-from medusa_kit.infer.loading import build_engine
-from medusa_kit.infer.sampling import SamplingParams
 from medusa_kit.infer.tree_step import TreeStep
 from medusa_kit.infer.verifier import Verifier
+from medusa_kit.settings.sampling import SamplingParams
 
 CPU = torch.device("cpu")
 VOCAB = 8  # so few tokens that blind guesses are often right

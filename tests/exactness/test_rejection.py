@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 import torch
-from small_engines import decode_all, endless_base
+from support.small_engines import decode_all, endless_base
 from test_sampling import PROMPT, chi_square_p_value, exact_law, right
 
-from medusa_kit.infer import token_choice
-from medusa_kit.infer.acceptance import accept_drawn
-from medusa_kit.infer.drafters.base import Draft, State
-from medusa_kit.infer.drafters.factory import DraftContext, build_drafter
-from medusa_kit.infer.engine import Engine
-from medusa_kit.infer.loading import build_engine
-from medusa_kit.infer.sampling import SamplingParams
+from medusa_kit.drafters.factory import DraftContext, build_drafter
+from medusa_kit.engine.engine import Engine
+from medusa_kit.engine.load import build_engine
+from medusa_kit.infer.accept import token_choice
+from medusa_kit.infer.accept.rules import accept_drawn
+from medusa_kit.infer.draft import Draft, State
+from medusa_kit.settings.sampling import SamplingParams
 
 # Of the wrong rules below each is told from 1,024 answers at 1e-4. What the test of 1,536 cannot
 # tell: a rule that accepts a fifth more than it should (p = 2e-3 over answers of three tokens).
@@ -111,7 +111,7 @@ def test_a_candidate_discarded_for_its_probability_is_noticed(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pruning a drawn tree breaks the law, which is why a drawn tree is never pruned."""
-    from medusa_kit.infer.drafters.draft_model import DraftModelDrafter
+    from medusa_kit.drafters.draft_model.drafter import DraftModelDrafter
 
     original = DraftModelDrafter.propose
 

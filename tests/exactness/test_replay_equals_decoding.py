@@ -7,20 +7,20 @@ are right now and then; the answers are the engine's own, written by plain decod
 import numpy as np
 import pytest
 import torch
-from small_engines import endless_base, random_heads, random_prompt
+from support.small_engines import endless_base, random_heads, random_prompt
 from test_greedy import TREES
 
-from medusa_kit.base_model import wrap_model
+from medusa_kit.base.model import wrap_model
 from medusa_kit.data.readers import AnswerRow
-from medusa_kit.infer.calibrate import calibrate
+from medusa_kit.drafters import draft_with
+from medusa_kit.engine.engine import Engine
+from medusa_kit.engine.load import build_engine
 from medusa_kit.infer.decode import decode, make_row
-from medusa_kit.infer.drafters import draft_with
-from medusa_kit.infer.engine import Engine
-from medusa_kit.infer.loading import build_engine
-from medusa_kit.infer.sampling import SamplingParams
+from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.replay import replay
 from medusa_kit.tree.statistics import RankStatistics
+from medusa_kit.tuning.calibrate import calibrate
 
 VOCAB, TOKENS = 16, 30
 ALL_TREES = {

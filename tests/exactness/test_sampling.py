@@ -14,23 +14,23 @@ from typing import Any
 
 import pytest
 import torch
-from small_engines import (
+from support.small_engines import (
     decode_all,
     endless_base,
     engine_with_heads,
     random_heads,
     random_prompt,
 )
+from support.tiny_models import STOP, VOCAB, tiny_base, tiny_model
 from test_greedy import TREES, PartlyKnowing
-from tiny_models import STOP, VOCAB, tiny_base, tiny_model
 
-from medusa_kit.infer import token_choice
-from medusa_kit.infer.drafters import draft_with
-from medusa_kit.infer.drafters.base import Draft, State, StatelessDrafter, Topology
-from medusa_kit.infer.engine import Engine
-from medusa_kit.infer.loading import build_engine
-from medusa_kit.infer.sampling import SamplingParams
-from medusa_kit.infer.token_choice import TokenChooser, gumbel_noise
+from medusa_kit.drafters import draft_with
+from medusa_kit.engine.engine import Engine
+from medusa_kit.engine.load import build_engine
+from medusa_kit.infer.accept import token_choice
+from medusa_kit.infer.accept.token_choice import TokenChooser, gumbel_noise
+from medusa_kit.infer.draft import Draft, State, StatelessDrafter, Topology
+from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 
 PENALISED = SamplingParams(

@@ -12,17 +12,17 @@ from typing import Any
 
 import pytest
 import torch
-from small_engines import decode_all, endless_base, random_heads, random_prompt
+from support.small_engines import decode_all, endless_base, random_heads, random_prompt
 from test_sampling import log_probabilities
 
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.verify import verify
+from medusa_kit.drafters.plain import PlainDrafter
+from medusa_kit.engine.engine import Engine
+from medusa_kit.engine.load import build_engine
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.drafters.base import Draft, State, StatelessDrafter, Topology, path_to
-from medusa_kit.infer.drafters.plain import PlainDrafter
-from medusa_kit.infer.engine import Engine
-from medusa_kit.infer.loading import build_engine
-from medusa_kit.infer.sampling import SamplingParams
+from medusa_kit.infer.draft import Draft, State, StatelessDrafter, Topology, path_to
+from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 
 VOCAB, NODES, TOKENS = 8, 9, 24

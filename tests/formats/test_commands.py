@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from same_heads import FP32, base_in, our_heads, saved
+from support.same_heads import FP32, base_in, our_heads, saved
 
 from medusa_kit.heads import save_heads
 from medusa_kit.heads.formats.convert import convert

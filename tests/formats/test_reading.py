@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from foreign_folders import (
+from support.foreign_folders import (
     FOLDERS,
     D,
     Parts,
@@ -32,10 +32,19 @@ from foreign_folders import (
     vllm,
     vllm_config,
 )
-from same_heads import DTYPES, SIZES, base_in, base_matrix, hidden, hold, hold_matrices, logits_of
-from tiny_models import tiny_model
+from support.same_heads import (
+    DTYPES,
+    SIZES,
+    base_in,
+    base_matrix,
+    hidden,
+    hold,
+    hold_matrices,
+    logits_of,
+)
+from support.tiny_models import tiny_model
 
-from medusa_kit.base_model import wrap_model
+from medusa_kit.base.model import wrap_model
 from medusa_kit.errors import CheckpointError, IncompatibleBaseError
 from medusa_kit.heads import load_heads
 from medusa_kit.heads.formats.files import heads_place, hub_patterns

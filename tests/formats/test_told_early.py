@@ -5,13 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from foreign_folders import D, put, random_parts, vllm, vllm_config
-from tiny_models import tiny_model
+from support.foreign_folders import D, put, random_parts, vllm, vllm_config
+from support.tiny_models import tiny_model
 
 import medusa_kit
-from medusa_kit.base_model import wrap_model
+from medusa_kit.base.model import wrap_model
+from medusa_kit.engine import load as loading
 from medusa_kit.errors import CheckpointError, IncompatibleBaseError
-from medusa_kit.infer import loading
 
 
 class Loaded(Exception):

@@ -4,10 +4,10 @@ Shapes: T tokens, R columns of a projection, P positions, J tokens ahead, K head
 """
 
 import torch
-from small_engines import BUSHY, endless_base, random_heads, random_prompt
+from support.small_engines import BUSHY, endless_base, random_heads, random_prompt
 
+from medusa_kit.engine.load import build_engine
 from medusa_kit.heads.ranks import MISSING, token_ranks
-from medusa_kit.infer.loading import build_engine
 
 
 def test_heads_with_own_rows_for_some_tokens_draft_exactly() -> None:

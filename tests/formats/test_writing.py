@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from engine_loaders import LOADERS
-from foreign_folders import (
+from safetensors.torch import load_file
+from support.engine_loaders import LOADERS
+from support.foreign_folders import (
     FOLDERS,
     D,
     V,
@@ -26,8 +27,7 @@ from foreign_folders import (
     vllm,
     vllm_config,
 )
-from safetensors.torch import load_file
-from same_heads import (
+from support.same_heads import (
     DTYPES,
     FP32,
     SIZES,
@@ -41,7 +41,7 @@ from same_heads import (
     same_weights,
     saved,
 )
-from tiny_models import tiny_base
+from support.tiny_models import tiny_base
 
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError, MedusaKitError
 from medusa_kit.heads import MedusaHeads, load_heads, read_config, save_heads

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import tiny_base, tiny_model
+from support.tiny_models import tiny_base, tiny_model
 
-from medusa_kit.base_model import BaseModel, wrap_model
+from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.errors import CheckpointError, IncompatibleBaseError
 from medusa_kit.heads import MedusaHeads, load_heads, read_config, save_heads
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import FAMILIES, VOCAB, tiny_base, tiny_model
+from support.tiny_models import FAMILIES, VOCAB, tiny_base, tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from medusa_kit.base_model import BaseModel, wrap_model
+from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.errors import ConfigError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.kinds import columns_by_key

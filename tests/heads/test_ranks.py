@@ -2,7 +2,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from medusa_kit.base_model import wrap_model
+from medusa_kit.base.model import wrap_model
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.ranks import MISSING, UNAVAILABLE, token_ranks
 

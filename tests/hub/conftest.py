@@ -10,11 +10,11 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 from huggingface_hub import constants
-from rank_tables import random_statistics
-from standin_hub import TOKEN, StandInHub
+from support.rank_tables import random_statistics
+from support.standin_hub import TOKEN, StandInHub
 
 from medusa_kit import cli, console
-from medusa_kit.base_model import BaseModel
+from medusa_kit.base.model import BaseModel
 from medusa_kit.files import file_digest
 from medusa_kit.heads import MedusaHeads, save_heads
 from medusa_kit.tree.candidate_tree import CandidateTree, save_tree

@@ -9,13 +9,13 @@ import pytest
 import torch
 import yaml
 
-from medusa_kit.base_model import BaseModel
-from medusa_kit.config import load_recipe
+from medusa_kit.base.model import BaseModel
 from medusa_kit.heads import MedusaHeads, save_heads
 from medusa_kit.hub.card import CardOptions, render_card
 from medusa_kit.hub.measured import read_measured
 from medusa_kit.hub.public import public
-from medusa_kit.train.provenance import provenance
+from medusa_kit.settings.recipe import load_recipe
+from medusa_kit.train.run.provenance import provenance
 from medusa_kit.tree.candidate_tree import load_tree
 from medusa_kit.tree.replay import replay
 from medusa_kit.tree.statistics import RankStatistics

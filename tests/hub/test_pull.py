@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import standin_hub
 from huggingface_hub import constants
-from standin_hub import Fault, StandInHub
+from support import standin_hub
+from support.standin_hub import Fault, StandInHub
 
-from medusa_kit.base_model import BaseModel
+from medusa_kit.base.hub_client import HubName, on_hub
+from medusa_kit.base.model import BaseModel
+from medusa_kit.engine.load import find_heads
 from medusa_kit.errors import CheckpointError, HubError, UsageError
 from medusa_kit.heads import load_heads
 from medusa_kit.hub import pull
 from medusa_kit.hub.pull import RECORD
-from medusa_kit.hub_client import HubName, on_hub
-from medusa_kit.infer.loading import find_heads
 
 Run = Callable[..., tuple[int, str, str]]
 

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 from huggingface_hub import constants
-from standin_hub import TOKEN, Fault, StandInHub
+from support.standin_hub import TOKEN, Fault, StandInHub
 
 import medusa_kit
-from medusa_kit.base_model import BaseModel
+from medusa_kit.base.model import BaseModel
+from medusa_kit.engine.load import build_engine
 from medusa_kit.heads import MedusaHeads, save_heads
-from medusa_kit.infer.loading import build_engine
 
 Run = Callable[..., tuple[int, str, str]]
 

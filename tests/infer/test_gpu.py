@@ -5,18 +5,18 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_models import PROMISED, tiny_base, tiny_model
+from support.tiny_models import PROMISED, tiny_base, tiny_model
 
-from medusa_kit.base_model import wrap_model
+from medusa_kit.base.model import wrap_model
+from medusa_kit.engine.engine import Engine
+from medusa_kit.engine.load import build_engine
 from medusa_kit.errors import DeviceMemoryError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.attention.backend import Case
 from medusa_kit.infer.attention.choice import BACKENDS
 from medusa_kit.infer.attention.sdpa import tree_sdpa
-from medusa_kit.infer.drafters.base import Topology
-from medusa_kit.infer.engine import Engine
-from medusa_kit.infer.fixed.step import FixedStep
-from medusa_kit.infer.loading import build_engine
+from medusa_kit.infer.cuda_graph.step import FixedStep
+from medusa_kit.infer.draft import Topology
 from medusa_kit.infer.tree_step import TreeStep
 from medusa_kit.tree.candidate_tree import CandidateTree
 

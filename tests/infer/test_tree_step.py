@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from medusa_kit.infer.drafters.base import Topology
+from medusa_kit.infer.draft import Topology
 from medusa_kit.infer.tree_step import TreeStep, current_step, hang_on
 
 CPU = torch.device("cpu")

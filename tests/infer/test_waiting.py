@@ -10,15 +10,17 @@ from typing import Any
 
 import pytest
 import torch
-from small_engines import BUSHY, random_heads, random_prompt
-from tiny_models import tiny_base, tiny_model
+from support.small_engines import BUSHY, random_heads, random_prompt
+from support.tiny_models import tiny_base, tiny_model
 
-from medusa_kit.base_model import wrap_model
+from medusa_kit.base.model import wrap_model
+from medusa_kit.drafters import plain
+from medusa_kit.drafters.heads import medusa
+from medusa_kit.engine.load import build_engine
 from medusa_kit.heads import kinds
 from medusa_kit.infer import decode, sending, tree_cache, tree_step, verifier
-from medusa_kit.infer.drafters import base, medusa, plain
-from medusa_kit.infer.loading import build_engine
-from medusa_kit.infer.native import kernels
+from medusa_kit.infer import draft as base
+from medusa_kit.infer.cpu import kernels
 
 READS = ("tolist", "item", "numpy", "__bool__", "__int__", "__float__", "__index__")
 SENDERS = (decode, tree_cache, tree_step, verifier, base, medusa, plain)

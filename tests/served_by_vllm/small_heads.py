@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from medusa_kit.base_model import load_base_model
+from medusa_kit.base.gguf import EMBEDDED_NAME
+from medusa_kit.base.model import load_base_model
 from medusa_kit.cli.prompts import asset
-from medusa_kit.embedded import EMBEDDED_NAME
 from medusa_kit.heads import MedusaHeads, load_heads, save_heads
 
 HERE = Path(__file__).parent

@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 import torch
-from callers import Words, all_at_once, answers, requests_of
-from small_engines import random_heads
-from tiny_models import tiny_model
+from support.callers import Words, all_at_once, answers, requests_of
+from support.small_engines import random_heads
+from support.tiny_models import tiny_model
 
 import medusa_kit
-from medusa_kit.base_model import wrap_model
-from medusa_kit.infer.engine import Engine
-from medusa_kit.infer.loading import build_engine
+from medusa_kit.base.model import wrap_model
+from medusa_kit.engine.engine import Engine
+from medusa_kit.engine.load import build_engine
 
 pytestmark = pytest.mark.stress
 

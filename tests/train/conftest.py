@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from medusa_kit.base_model import wrap_model
-from medusa_kit.config import TrainRecipe
+from medusa_kit.base.model import wrap_model
 from medusa_kit.data.chat import EncodedExample
+from medusa_kit.settings.recipe import TrainRecipe
 
 VOCABULARY = 32
 CYCLE = 23

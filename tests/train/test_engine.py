@@ -10,26 +10,26 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from medusa_kit.config import JointSection
 from medusa_kit.errors import ConfigError
 from medusa_kit.heads import MedusaHeads
+from medusa_kit.settings.recipe import JointSection
 from medusa_kit.train import engine as engine_module
+from medusa_kit.train.batching import Batch
 from medusa_kit.train.engine import make_engine
-from medusa_kit.train.feeds import Batch
-from medusa_kit.train.loss import LossOptions
-from medusa_kit.train.schedule import heads_weight, learning_rate
+from medusa_kit.train.loss.loss import LossOptions
+from medusa_kit.train.run.schedule import heads_weight, learning_rate
 from medusa_kit.train.stages import Medusa1
 
 CHILD = """
 import json, tempfile, torch
 from pathlib import Path
 from transformers import LlamaConfig, LlamaForCausalLM
-from medusa_kit.base_model import wrap_model
-from medusa_kit.config import TrainRecipe
+from medusa_kit.base.model import wrap_model
+from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.train.engine import make_engine
-from medusa_kit.train.feeds import Batch
-from medusa_kit.train.loss import LossOptions
+from medusa_kit.train.batching import Batch
+from medusa_kit.train.loss.loss import LossOptions
 from medusa_kit.train.stages import Medusa1
 
 torch.manual_seed(0)

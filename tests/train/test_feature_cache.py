@@ -9,14 +9,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from medusa_kit.base.fingerprint import Fingerprint
 from medusa_kit.errors import IncompatibleBaseError, MedusaKitError
-from medusa_kit.fingerprint import Fingerprint
 from medusa_kit.heads import load_heads
-from medusa_kit.train import feature_cache
 from medusa_kit.train.data import prepare
-from medusa_kit.train.feature_cache import cache_folder, cached_positions
-from medusa_kit.train.features import FeatureOptions, collect_features
-from medusa_kit.train.run_folder import RunFolder
+from medusa_kit.train.features import cache as feature_cache
+from medusa_kit.train.features.cache import cache_folder, cached_positions
+from medusa_kit.train.features.features import FeatureOptions, collect_features
+from medusa_kit.train.run.folder import RunFolder
 from medusa_kit.train.trainer import train_heads
 
 

@@ -3,8 +3,9 @@ import torch
 
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.train import distributed
+from medusa_kit.train.batching import Cutting, LiveFeed, StoredFeed, partition
 from medusa_kit.train.data import head_targets, prepare
-from medusa_kit.train.features import (
+from medusa_kit.train.features.features import (
     FeatureOptions,
     Rows,
     batches,
@@ -12,7 +13,6 @@ from medusa_kit.train.features import (
     collect_features,
     cuts,
 )
-from medusa_kit.train.feeds import Cutting, LiveFeed, StoredFeed, partition
 
 
 def make_feed(kind, base, items, cutting, options):

@@ -13,12 +13,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from medusa_kit.base_model import LogitScale
+from medusa_kit.base.model import LogitScale
 from medusa_kit.errors import ConfigError
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.infer.fixed.guard import NoHostReads
-from medusa_kit.train import fused_loss, trainer
-from medusa_kit.train.loss import LossOptions, SoftTargets, base_loss, heads_loss
+from medusa_kit.infer.cuda_graph.guard import NoHostReads
+from medusa_kit.train import trainer
+from medusa_kit.train.loss import fused as fused_loss
+from medusa_kit.train.loss.loss import LossOptions, SoftTargets, base_loss, heads_loss
 from medusa_kit.train.trainer import train, train_heads
 
 CUDA = torch.device("cuda")

@@ -5,8 +5,14 @@ import torch
 from torch.nn import functional as F
 
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.train.chunked_loss import LOSSES, SharedTargets
-from medusa_kit.train.loss import LossOptions, SoftTargets, base_loss, heads_loss, target_counts
+from medusa_kit.train.loss.chunked import LOSSES, SharedTargets
+from medusa_kit.train.loss.loss import (
+    LossOptions,
+    SoftTargets,
+    base_loss,
+    heads_loss,
+    target_counts,
+)
 
 REDUCED = torch.tensor([0, 3, 4, 9, 15, 16, 30])
 

@@ -5,14 +5,14 @@ import json
 import pytest
 import torch
 
-from medusa_kit import adapters
-from medusa_kit.base_model import load_base_model, wrap_model
-from medusa_kit.config import LoraSection
+from medusa_kit.base import adapters
+from medusa_kit.base.model import load_base_model, wrap_model
 from medusa_kit.data.chat import EncodedExample
+from medusa_kit.engine.load import load
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
 from medusa_kit.heads import load_heads
-from medusa_kit.infer.loading import load
-from medusa_kit.train.run_folder import RunFolder
+from medusa_kit.settings.recipe import LoraSection
+from medusa_kit.train.run.folder import RunFolder
 from medusa_kit.train.trainer import train_heads
 
 TEXTS = ["count: one two three four five six", "a b c d e f g h", "to be or not to be, to be"]

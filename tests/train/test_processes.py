@@ -14,7 +14,7 @@ import pytest
 import torch
 from processes import make_base
 
-from medusa_kit.embedded import byte_tokenizer
+from medusa_kit.base.gguf import byte_tokenizer
 from medusa_kit.errors import ConfigError
 from medusa_kit.train import launch
 

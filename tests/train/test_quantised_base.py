@@ -15,7 +15,7 @@ def test_heads_learn_on_a_base_in_eight_bits(
 ):
     from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
-    from medusa_kit.base_model import wrap_model
+    from medusa_kit.base.model import wrap_model
 
     model = tiny_base().model
     full = wrap_model(model).weights_digest()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from medusa_kit.config import load_recipe
+from medusa_kit.settings.recipe import load_recipe
 from medusa_kit.train.dry_run import dry_run
 from medusa_kit.train.trainer import train
 

@@ -15,15 +15,16 @@ import torch
 
 from medusa_kit import one_owner
 from medusa_kit.errors import ConfigError, DataError
-from medusa_kit.train import loop, random_state
-from medusa_kit.train.run_folder import RunFolder
-from medusa_kit.train.run_lock import only_training_in
+from medusa_kit.train import loop
+from medusa_kit.train.run import random_state
+from medusa_kit.train.run.folder import RunFolder
+from medusa_kit.train.run.lock import only_training_in
 from medusa_kit.train.trainer import train, train_heads
 
 HOLD = """
 import sys
 from pathlib import Path
-from medusa_kit.train.run_lock import only_training_in
+from medusa_kit.train.run.lock import only_training_in
 with only_training_in(Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()

@@ -15,9 +15,9 @@ from medusa_kit.heads import MedusaHeads, load_heads
 from medusa_kit.train import sharded_base
 from medusa_kit.train.data import prepare
 from medusa_kit.train.evaluate import answer_starts, evaluate, simulated_acceptance
-from medusa_kit.train.features import FeatureOptions, collect_features
-from medusa_kit.train.provenance import git_state, versions
-from medusa_kit.train.run_folder import RunFolder
+from medusa_kit.train.features.features import FeatureOptions, collect_features
+from medusa_kit.train.run.folder import RunFolder
+from medusa_kit.train.run.provenance import git_state, versions
 from medusa_kit.train.trainer import own_device, train_heads
 from medusa_kit.tree import CandidateTree, RankStatistics
 from medusa_kit.tree.replay import replay
@@ -158,7 +158,7 @@ def test_each_process_takes_its_own_gpu(monkeypatch):
 
 
 def test_versions_name_what_is_installed_and_skip_the_rest(monkeypatch):
-    monkeypatch.setattr("medusa_kit.train.provenance.PACKAGES", ("torch", "no-such-package"))
+    monkeypatch.setattr("medusa_kit.train.run.provenance.PACKAGES", ("torch", "no-such-package"))
     assert set(versions()) == {"medusa_kit", "torch"}
 
 

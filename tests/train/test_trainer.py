@@ -6,6 +6,7 @@ import signal
 import pytest
 import torch
 
+from medusa_kit.base.fingerprint import Fingerprint
 from medusa_kit.data.chat import EncodedExample
 from medusa_kit.errors import (
     CheckpointError,
@@ -14,10 +15,9 @@ from medusa_kit.errors import (
     IncompatibleBaseError,
     MedusaKitError,
 )
-from medusa_kit.fingerprint import Fingerprint
 from medusa_kit.heads import load_heads
 from medusa_kit.train import loop
-from medusa_kit.train.run_folder import RunFolder
+from medusa_kit.train.run.folder import RunFolder
 from medusa_kit.train.trainer import train_heads
 
 

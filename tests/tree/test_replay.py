@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from rank_tables import random_statistics
+from support.rank_tables import random_statistics
 
 from medusa_kit.errors import TreeError
 from medusa_kit.tree.candidate_tree import CandidateTree

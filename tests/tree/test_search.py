@@ -2,7 +2,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from rank_tables import random_statistics
+from support.rank_tables import random_statistics
 
 from medusa_kit.errors import TreeError
 from medusa_kit.tree.candidate_tree import CandidateTree

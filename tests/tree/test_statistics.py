@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from rank_tables import random_statistics
+from support.rank_tables import random_statistics
 
 from medusa_kit.errors import CheckpointError, TreeError
 from medusa_kit.tree.statistics import MISSING, NOT_AVAILABLE, RankStatistics

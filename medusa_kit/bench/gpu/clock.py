@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from medusa_kit.infer.fixed.capture import GraphMemory, set_sync_debug_mode
+from medusa_kit.infer.cuda_graph.capture import GraphMemory, set_sync_debug_mode
 
 WARM_UPS = 3
 SYNC_WARNING = "synchronizing CUDA operation"  # what torch says at each, in debug mode "warn"

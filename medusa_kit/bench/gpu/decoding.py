@@ -16,9 +16,9 @@ from medusa_kit.bench.gpu.shapes import Shape
 from medusa_kit.bench.gpu.steps import PREFIX, some_prompts, timed_steps
 from medusa_kit.bench.gpu.workbench import CAPTURED, Way, Workbench
 from medusa_kit.bench.oracle import Oracle
+from medusa_kit.drafters import draft_with
 from medusa_kit.errors import MedusaKitError
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.infer.drafters import draft_with
 
 ACCEPTANCE = 2.6  # tokens a step, those of the goal
 NODES = 64

@@ -18,9 +18,9 @@ from medusa_kit.bench.gpu.shapes import EXACTNESS, random_base, tiny
 from medusa_kit.bench.gpu.workbench import CAPTURED, COMPILED, LOOP, Way, Workbench
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.verify import difference_of
+from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import MedusaKitError
-from medusa_kit.infer.engine import Engine
-from medusa_kit.infer.sampling import SamplingParams
+from medusa_kit.settings.sampling import SamplingParams
 
 PROMPT_LENGTHS = (12, 31, 2, 90)
 NODES = 16

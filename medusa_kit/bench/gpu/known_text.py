@@ -10,7 +10,7 @@ Shapes: B batch, K heads, C candidates of a head, V vocabulary, D hidden.
 import torch
 from torch import Tensor
 
-from medusa_kit.base_model import BaseModel
+from medusa_kit.base.model import BaseModel
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.tree.candidate_tree import CandidateTree
 

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medusa_kit.base_model import BaseModel
-from medusa_kit.fingerprint import Fingerprint
+from medusa_kit.base.fingerprint import Fingerprint
+from medusa_kit.base.model import BaseModel
 
 LIKELIEST_LOGIT = 15.0  # of a chained token's successor; rounded finely in 16 bits, as 17 is not
 # In standard deviations of the others: above their largest, which is at 4.5, and near enough for

@@ -18,13 +18,13 @@ from medusa_kit.bench.gpu.known_text import KnownText, tree_of
 from medusa_kit.bench.gpu.runner import Part
 from medusa_kit.bench.gpu.shapes import Shape
 from medusa_kit.bench.gpu.workbench import BANDWIDTH, CAPTURED, Cannot, Way, Workbench
+from medusa_kit.drafters import draft_with
+from medusa_kit.drafters.plain import PlainDrafter
+from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import MedusaKitError
 from medusa_kit.infer.decode import Row, decode, make_row
-from medusa_kit.infer.drafters import draft_with
-from medusa_kit.infer.drafters.base import Drafter
-from medusa_kit.infer.drafters.plain import PlainDrafter
-from medusa_kit.infer.engine import Engine
-from medusa_kit.infer.sampling import SamplingParams
+from medusa_kit.infer.draft import Drafter
+from medusa_kit.settings.sampling import SamplingParams
 
 PREFIX, LONG_PREFIX = 512, 4000  # tokens before the step
 STEPS, WARM_UPS, REPLAYS, SYNC_STEPS = 30, 4, 20, 5

@@ -11,11 +11,11 @@ from medusa_kit.bench.gpu.runner import Part
 from medusa_kit.bench.gpu.shapes import Shape
 from medusa_kit.bench.gpu.steps import some_prompts
 from medusa_kit.bench.gpu.workbench import Workbench
-from medusa_kit.config import TrainRecipe
 from medusa_kit.data.chat import EncodedExample
+from medusa_kit.settings.recipe import TrainRecipe
+from medusa_kit.train.batching import Update
 from medusa_kit.train.data import prepare
 from medusa_kit.train.engine import PlainEngine, TrainingEngine
-from medusa_kit.train.feeds import Update
 from medusa_kit.train.preparation import prepare_run
 
 ROWS, LENGTH, PROMPT = 48, 1024, 64

@@ -11,17 +11,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medusa_kit.base_model import BaseModel
+from medusa_kit.base.model import BaseModel
 from medusa_kit.bench.gpu.clock import Clock
 from medusa_kit.bench.gpu.shapes import Shape, random_base, successors
+from medusa_kit.engine.engine import Engine
+from medusa_kit.engine.load import build_engine
 from medusa_kit.errors import (
     ConfigError,
     DeviceMemoryError,
     IncompatibleBaseError,
     MedusaKitError,
 )
-from medusa_kit.infer.engine import Engine
-from medusa_kit.infer.loading import build_engine
 
 ROOM = 1.1  # a model is begun only where so many times its weights are free
 BANDWIDTH = "memory bandwidth"  # the part that measures the floor

@@ -21,8 +21,8 @@ from torch import Tensor
 from medusa_kit.bench.gpu_check.shapes import CORES, cores_of_a_gpu
 from medusa_kit.bench.gpu_check.tracing import Kernel
 from medusa_kit.infer.attention import triton_backend
-from medusa_kit.infer.fixed.compiled import compiled_forward
-from medusa_kit.infer.fixed.step import FixedStep
+from medusa_kit.infer.cuda_graph.compiled import compiled_forward
+from medusa_kit.infer.cuda_graph.step import FixedStep
 
 GPU = torch.device("cuda", 0)
 CAPABILITY = (9, 0)

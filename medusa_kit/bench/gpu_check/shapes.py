@@ -11,13 +11,13 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from medusa_kit.base_model import BaseModel, wrap_model
+from medusa_kit.base.model import BaseModel, wrap_model
+from medusa_kit.drafters.heads.medusa import MedusaDrafter
+from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.attention import triton_backend
-from medusa_kit.infer.drafters.medusa import MedusaDrafter
-from medusa_kit.infer.drafters.plain import PlainDrafter
-from medusa_kit.infer.fixed.forward import FixedVerifier
-from medusa_kit.infer.fixed.step import FixedStep
+from medusa_kit.infer.cuda_graph.forward import FixedVerifier
+from medusa_kit.infer.cuda_graph.step import FixedStep
 from medusa_kit.infer.tree_step import TreeStep
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.tree.candidate_tree import CandidateTree

@@ -10,12 +10,12 @@ Shapes: B batch, N nodes with root.
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
-from medusa_kit.base_model import BaseModel
+from medusa_kit.base.model import BaseModel
 from medusa_kit.bench.gpu_check.inductor import inductor_kernels
 from medusa_kit.bench.gpu_check.report import Report
 from medusa_kit.bench.gpu_check.shapes import SHAPES, TritonLaunches, base_of_shape, step_of_shape
 from medusa_kit.bench.gpu_check.tracing import Kernel, kernels_of, traced
-from medusa_kit.infer.fixed.step import FixedStep
+from medusa_kit.infer.cuda_graph.step import FixedStep
 
 NODES = (1, 16, 64)
 LENGTH, NUM_SLOTS = 1024, 2048  # tokens of the row, and slots of its cache

@@ -13,8 +13,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from medusa_kit.base.hub_client import heads_folder
 from medusa_kit.errors import CheckpointError
-from medusa_kit.hub_client import heads_folder
 
 CONFIG_NAME = "config.json"
 FD_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")

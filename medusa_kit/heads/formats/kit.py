@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit import console
-from medusa_kit.base_model import BaseModel
+from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
 from medusa_kit.heads.config import HeadsConfig
 from medusa_kit.heads.formats.neutral import Block, ForeignHeads

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medusa_kit.base_model import BaseModel
+from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import CheckpointError, ConfigError
 from medusa_kit.heads.formats.neutral import ForeignHeads
 

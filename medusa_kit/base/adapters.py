@@ -1,0 +1,168 @@
+"""Adapters on a base model (LoRA, arXiv 2106.09685), through peft: put on, switched off, merged.
+
+An adapter folder is peft's own (`adapter_config.json`, `adapter_model.safetensors`) and a
+`medusa_kit.json` that says which base it belongs to.
+"""
+
+import contextlib
+import hashlib
+import importlib.util
+import json
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypedDict
+
+from medusa_kit import console
+from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError, nearest
+from medusa_kit.settings.recipe import LoraSection
+
+CONFIG_NAME = "adapter_config.json"
+WEIGHTS_NAME = "adapter_model.safetensors"
+OWN_NAME = "medusa_kit.json"
+
+
+class AdapterInfo(TypedDict):
+    """medusa_kit.json: the base that the adapter was trained on."""
+
+    base_model: str
+    revision: str | None
+    base_fingerprint: str
+
+
+def put_on(model: Any, options: LoraSection) -> None:
+    """Put fresh adapters on `model`; only they are trained from here on.
+
+    Raises ConfigError: peft is missing, or targets that match no module (the nearest are named).
+    """
+    _require_peft()
+    from peft import LoraConfig
+
+    if options.targets != "all-linear":
+        _check_targets(model, options.targets)
+    model.add_adapter(
+        LoraConfig(
+            r=options.rank,
+            lora_alpha=options.alpha,
+            lora_dropout=options.dropout,
+            target_modules=options.targets,
+            task_type="CAUSAL_LM",
+        )
+    )
+
+
+@contextlib.contextmanager
+def switched_off(model: Any) -> Iterator[None]:
+    """The original model, for the time being: the same weights without the adapters."""
+    model.disable_adapters()
+    try:
+        yield
+    finally:
+        model.enable_adapters()
+
+
+def save_adapter(model: Any, folder: Path, info: AdapterInfo) -> None:
+    """Write the adapters on `model` and which base they belong to."""
+    model.save_pretrained(folder)
+    path = folder / CONFIG_NAME
+    config = json.loads(path.read_text())
+    config["base_model_name_or_path"] = info["base_model"]
+    path.write_text(json.dumps(config, indent=2) + "\n")
+    (folder / OWN_NAME).write_text(json.dumps(info, indent=2) + "\n")
+
+
+def is_adapter_folder(path: Path) -> bool:
+    return (path / CONFIG_NAME).is_file() and not (path / "config.json").is_file()
+
+
+def read_info(folder: Path) -> AdapterInfo:
+    """Which base an adapter folder belongs to. Raises CheckpointError."""
+    try:
+        raw = json.loads((folder / OWN_NAME).read_text())
+        return {key: raw[key] for key in AdapterInfo.__annotations__}  # type: ignore[return-value]
+    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{folder} holds an adapter, but no readable {OWN_NAME}: {error!r}",
+            hint="adapters from `medusa-kit train` have one; merge others into their base first",
+        ) from error
+
+
+def check_base(info: AdapterInfo, found: str, folder: Path) -> None:
+    """Raises IncompatibleBaseError where `found`, a base's fingerprint, is not the adapter's."""
+    from medusa_kit.base import fingerprint
+
+    match = fingerprint.compare(info["base_fingerprint"], found)
+    if match is fingerprint.Match.OTHER:
+        raise IncompatibleBaseError(
+            f"the adapter in {folder} belongs to a base with fingerprint "
+            f"{info['base_fingerprint']}; {info['base_model']!r} has {found}",
+            hint="load it with the base it was trained on",
+        )
+    if match is fingerprint.Match.OLD:
+        console.note(f"the adapter in {folder}: {fingerprint.OLD_NOTE}")
+
+
+def merge_into(model: Any, folder: Path) -> Any:
+    """`model` with the adapter in `folder` merged into its weights. Raises CheckpointError."""
+    _require_peft()
+    from peft import PeftModel
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by old names
+            return PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
+    except Exception as error:  # from OSError to safetensors' own kinds
+        raise CheckpointError(
+            f"the adapter in {folder} cannot be put on its base: {error}",
+            hint="the folder is incomplete or damaged, or belongs to another base: copy it again",
+        ) from error
+
+
+def variant_of(folder: Path) -> str:
+    """What makes the merged model another model than its base: a digest of the adapter."""
+    return hashlib.sha256((folder / WEIGHTS_NAME).read_bytes()).hexdigest()[:16]
+
+
+def require_4bit(device: str) -> None:
+    """Raises ConfigError where a 4-bit base cannot be loaded."""
+    import torch
+
+    problem = None
+    if importlib.util.find_spec("bitsandbytes") is None:
+        problem = "the package bitsandbytes is not installed"
+    elif not torch.cuda.is_available() or device == "cpu":
+        problem = "it needs a CUDA device"
+    if problem:
+        raise ConfigError(
+            f"joint.moves 'qlora' loads the base in 4 bits with bitsandbytes: {problem}",
+            hint="joint.moves=lora works anywhere",
+        )
+
+
+def _require_peft() -> None:
+    if importlib.util.find_spec("peft") is None:
+        raise ConfigError(
+            "adapters need the package peft, which is not installed",
+            hint="pip install 'medusa-kit[train]', or train with joint.moves=full",
+        )
+
+
+def _check_targets(model: Any, targets: list[str]) -> None:
+    """peft takes a name that matches nothing in silence as long as another one matches."""
+    import torch
+
+    linear = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    ends = {name.rpartition(".")[2] for name in linear}
+    for target in targets:
+        if model.get_output_embeddings() is dict(model.named_modules()).get(target):
+            raise ConfigError(
+                f"joint.lora.targets: {target!r} is the output embedding, which heads read",
+                hint="leave it out; adapters go on the layers below it",
+            )
+        if not any(name == target or name.endswith(f".{target}") for name in linear):
+            close = nearest(target, ends)
+            raise ConfigError(
+                f"joint.lora.targets: {target!r} matches no linear layer of this model",
+                hint=(f"did you mean {close}? " if close else "")
+                + f"there are: {', '.join(sorted(ends))}",
+            )

@@ -1,0 +1,81 @@
+"""What a model's config alone says about trees: families and layers that cannot hold one.
+
+Known by name, so before a single weight is read. Of everything else the proof at load judges
+(infer/self_check.py); a name here only spares the wait and gives the true reason.
+"""
+
+from typing import Any
+
+from medusa_kit.errors import IncompatibleBaseError
+
+STATE = "it carries a state from token to token, so siblings in a tree would follow one another"
+CONVOLUTION = "its short convolutions mix neighbouring slots, and siblings are neighbours"
+SLOTS = "its ALiBi biases follow slot order, not position ids"
+SEQUENCE = "it places tokens by their order in the sequence and takes no position ids"
+INDEX = "its layers choose or compress keys by an index that a tree cannot be rolled back in"
+ENCODER = "it is an encoder-decoder; a causal language model without an encoder is needed"
+HALF = "half of its heads carry a state or a convolution beside their attention"
+
+# What a family's config lists in `layer_types`; attention, full or sliding, is all that may stay.
+IMPOSSIBLE_LAYERS = {
+    "linear_attention": STATE,
+    "mamba": STATE,
+    "recurrent": STATE,
+    "conv": CONVOLUTION,
+    "hybrid": HALF,
+    "hybrid_sliding": HALF,
+    "chunked_attention": "its chunked attention masks by slot, not by position",
+    "indexed_attention": INDEX,
+    "minimax_m3_sparse": INDEX,
+    "compressed_sparse_attention": INDEX,
+    "heavily_compressed_attention": INDEX,
+}
+# Families as a whole, and those whose config may not list its layers.
+IMPOSSIBLE = {
+    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "recurrent_gemma"), STATE),
+    **dict.fromkeys(("falcon_h1", "zamba", "zamba2", "zaya", "inkling_text"), HALF),
+    **dict.fromkeys(("bloom", "mpt"), SLOTS),
+    **dict.fromkeys(("cpmant", "xlnet", "roformer"), SEQUENCE),
+    **dict.fromkeys(("openai-gpt", "xlm", "reformer"), "it keeps no cache of keys and values"),
+    "gpt_neo": "its local layers count slots, not positions",
+    "blt": "it cuts its text into patches, and a patch depends on its neighbours in the sequence",
+}
+NO_LIMIT = 1 << 30  # context of families that state none
+
+
+def why_impossible(config: Any) -> str | None:
+    """Why trees cannot be verified on a model with this config; None where only a proof can say."""
+    if getattr(config, "is_encoder_decoder", False):
+        return ENCODER
+    config = config.get_text_config()
+    if config.model_type in IMPOSSIBLE:
+        return IMPOSSIBLE[config.model_type]
+    if getattr(config, "alibi", False) is True:  # Falcon's first models
+        return SLOTS
+    layers = getattr(config, "layer_types", None) or ()
+    return next((IMPOSSIBLE_LAYERS[kind] for kind in layers if kind in IMPOSSIBLE_LAYERS), None)
+
+
+def refuse_impossible(config: Any, name: str) -> None:
+    """Raises IncompatibleBaseError, with the reason, for what the config rules out."""
+    why = why_impossible(config)
+    if why is not None:
+        raise IncompatibleBaseError(
+            f"trees cannot be verified on {name!r} ({config.model_type}): {why}",
+            hint="transformers' own generate serves this model; docs/models.md lists the families "
+            "that trees were verified on",
+        )
+
+
+def context_length(config: Any) -> int:
+    """Positions that plain decoding places by one rule.
+
+    Longrope (Phi-3) has two sets of frequencies and starts a text anew when it crosses from one to
+    the other, so the context ends at the crossing.
+    """
+    length = int(getattr(config, "max_position_embeddings", None) or NO_LIMIT)
+    rope = getattr(config, "rope_parameters", None) or {}
+    for one in (rope, *(kind for kind in rope.values() if isinstance(kind, dict))):
+        if one.get("rope_type") == "longrope":
+            length = min(length, int(one.get("original_max_position_embeddings") or length))
+    return length

@@ -1,0 +1,210 @@
+"""Where a base model's files are, by the name a person gives, and reading them by transformers."""
+
+import os
+from logging import ERROR, getLogger
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from medusa_kit import console
+from medusa_kit.base import adapters, families
+from medusa_kit.base import gguf as embedded
+from medusa_kit.base.placement import load_dtype
+from medusa_kit.base.quantization import installing, is_known, method_of
+from medusa_kit.errors import CheckpointError, IncompatibleBaseError, MedusaKitError
+from medusa_kit.locks import building_models
+
+GGUF_NUMBERS = {"F64", "F32", "F16", "BF16"}  # kinds of tensors that are not quantised
+
+
+def resolve(name: str) -> tuple[str, str]:
+    """(source, what `from_pretrained` is given)."""
+    if name == embedded.DEBUG_NAME:
+        return "debug", name
+    if name == embedded.EMBEDDED_NAME:
+        return "embedded", str(embedded.dequantised_folder(embedded.embedded_gguf()))
+    path = Path(name).expanduser()
+    if path.suffix == ".gguf":
+        return "gguf", str(embedded.dequantised_folder(path))
+    if path.is_dir():
+        if adapters.is_adapter_folder(path):
+            return "adapter", str(path)
+        if not (path / "config.json").is_file():
+            raise CheckpointError(f"{path} has no config.json", hint="name a model folder")
+        return "folder", str(path)
+    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+        raise CheckpointError(f"no model at {path}", hint="check the path")
+    return "hub", name
+
+
+def gguf_behind(name: str) -> Path | None:
+    """The GGUF file that a base of this name was dequantised from, if it was."""
+    if name == embedded.EMBEDDED_NAME:
+        return embedded.embedded_gguf()
+    path = Path(name).expanduser()
+    return path if path.suffix == ".gguf" and path.is_file() else None
+
+
+def stored_quantised(name: str, revision: str | None = None) -> str | None:
+    """How a base's files are quantised, told without reading weights; None where nothing tells.
+
+    What cannot be read is left to loading, which says why.
+    """
+    if name == embedded.DEBUG_NAME:
+        return None
+    if name == embedded.EMBEDDED_NAME:
+        return "a quantised GGUF file"
+    try:
+        if (path := gguf_behind(name)) is not None:
+            return _gguf_kinds(path)
+        source, place = resolve(name)
+        if source == "adapter":
+            info = adapters.read_info(Path(place))
+            return stored_quantised(info["base_model"], info["revision"])
+        from transformers import AutoConfig
+
+        found = AutoConfig.from_pretrained(place, revision=revision)
+    except Exception:  # as in `from_pretrained`
+        return None
+    return _method(found)
+
+
+def stored_config(name: str, revision: str | None = None) -> Any | None:
+    """The config of a base's text model, told without reading weights; None where it cannot be
+    read, which loading explains."""
+    from transformers import AutoConfig
+
+    try:
+        source, place = resolve(name)
+        if source == "debug":
+            return embedded.debug_model()[0].config
+        if source == "adapter":
+            info = adapters.read_info(Path(place))
+            return stored_config(info["base_model"], info["revision"])
+        return AutoConfig.from_pretrained(place, revision=revision).get_text_config()
+    except Exception:  # as in `from_pretrained`
+        return None
+
+
+def stored_generation_config(name: str, revision: str | None = None) -> Any | None:
+    """The generation config beside a base's weights; None where there is none to be read."""
+    from transformers import GenerationConfig
+
+    try:
+        source, place = resolve(name)
+        if source == "adapter":
+            info = adapters.read_info(Path(place))
+            return stored_generation_config(info["base_model"], info["revision"])
+        return GenerationConfig.from_pretrained(place, revision=revision)
+    except Exception:  # many bases have none
+        return None
+
+
+def built_sizes(config: Any) -> dict[str, int] | None:
+    """What heads read and score, of a model of this config; built without numbers, so that it takes
+    neither memory nor long. None where it cannot be."""
+    from transformers import AutoModelForCausalLM
+
+    try:
+        with torch.device("meta"):
+            weight_VD = AutoModelForCausalLM.from_config(config).get_output_embeddings().weight
+    except Exception:  # families differ in what they do on the meta device
+        return None
+    return {"hidden size": weight_VD.shape[1], "vocabulary size": weight_VD.shape[0]}
+
+
+def _method(config: Any) -> str | None:
+    told = getattr(config, "quantization_config", None)
+    return None if told is None else method_of(told)
+
+
+def _gguf_kinds(path: Path) -> str | None:
+    import gguf
+
+    kinds = {t.tensor_type.name for t in gguf.GGUFReader(str(path)).tensors if len(t.shape) == 2}
+    return ", ".join(sorted(kinds - GGUF_NUMBERS)) or None
+
+
+def from_pretrained(
+    place: str,
+    dtype: torch.dtype | str,
+    revision: str | None,
+    attention: str | None,
+    four_bit: bool,
+) -> tuple[Any, Any]:
+    """(model, tokenizer or None). `dtype`: as of `placement.load_dtype`. `attention`: transformers'
+    name for it, None for the class's default.
+
+    Raises IncompatibleBaseError, before any weight is read, for what the config rules out;
+    CheckpointError.
+    """
+    from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
+
+    options: dict[str, Any] = {}
+    method = "bitsandbytes" if four_bit else None
+    try:
+        config = AutoConfig.from_pretrained(place, revision=revision)
+        dtype = load_dtype(dtype, config)
+        if four_bit:  # NF4 (QLoRA, arXiv 2305.14314)
+            computed_in = torch.float32 if isinstance(dtype, str) else dtype
+            options["quantization_config"] = BitsAndBytesConfig(
+                load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=computed_in
+            )
+        families.refuse_impossible(config, place)
+        method = method or _method(config)
+        _refuse_unknown(method, place)
+        with building_models:
+            model = AutoModelForCausalLM.from_pretrained(
+                place, dtype=dtype, revision=revision, attn_implementation=attention, **options
+            )
+        tokenizer = _tokenizer(place, revision)
+    except MedusaKitError:
+        raise
+    except Exception as error:  # from OSError to safetensors' own kinds
+        raise CheckpointError(
+            f"cannot load a base model from {place!r}: {error}",
+            hint=installing(method, error)
+            or "a Hub id needs network and perhaps a login; a folder needs config.json, "
+            "safetensors and tokenizer files that are whole",
+        ) from error
+    return model, tokenizer
+
+
+def _tokenizer(place: str, revision: str | None) -> Any | None:
+    """None for a folder that has no file of one: whoever has token ids needs none."""
+    from transformers import AutoTokenizer
+
+    folder = Path(place)
+    if folder.is_dir() and not any(_is_tokenizers(path.name) for path in folder.iterdir()):
+        console.note(f"{place} holds no tokenizer: prompts are token ids, and answers too")
+        return None
+    return AutoTokenizer.from_pretrained(place, revision=revision)
+
+
+def _is_tokenizers(name: str) -> bool:
+    """Whether a file of a model's folder is, by its name, part of a tokenizer."""
+    parts = ("tokenizer", "vocab", "merges", "spiece", "tekken", "sentencepiece")
+    return name.endswith((".model", ".tiktoken")) or any(part in name for part in parts)
+
+
+def _refuse_unknown(method: str | None, place: str) -> None:
+    """transformers would read such a folder as unquantised, and make up the weights it misses."""
+    if method is not None and not is_known(method):
+        raise IncompatibleBaseError(
+            f"{place!r} is quantised by {method!r}, a method that transformers does not know",
+            hint="a newer transformers may know it; else take the model in full precision",
+        )
+
+
+def quiet_transformers() -> None:
+    """Its progress bars and warnings are about loading, and would stand among our own lines."""
+    if not torch.cuda.is_available():
+        # DeepSpeed, which transformers imports where installed, else warns about this on stdout.
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    # It says at every product of eight-bit layers that their inputs go through float16.
+    getLogger("bitsandbytes.autograd._functions").setLevel(ERROR)

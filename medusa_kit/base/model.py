@@ -1,0 +1,386 @@
+"""The base model: the causal LM whose words we must reproduce.
+
+Heads read one thing, what the output embedding reads (the last hidden state after the final norm),
+so a base model here is a transformers model plus `hidden_states` and `head_logits`, both checked at
+load against the model's own forward. No model code is patched.
+
+Shapes: B batch, T tokens, D hidden, V vocabulary (rows of the output embedding), X any
+leading shape.
+"""
+
+import hashlib
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from medusa_kit import console
+from medusa_kit.base import adapters, families, fingerprint, hooks
+from medusa_kit.base import gguf as embedded
+from medusa_kit.base.files import from_pretrained, quiet_transformers, resolve
+from medusa_kit.base.fingerprint import Fingerprint
+from medusa_kit.base.logit_scale import LogitScale
+from medusa_kit.base.placement import AUTO, asked_dtype, check_dtype, pick_device
+from medusa_kit.base.quantization import is_quantised, num_weights, quantisation_of, raw_bytes
+from medusa_kit.errors import CheckpointError, IncompatibleBaseError
+from medusa_kit.locks import lock_of
+
+# Largest error allowed between two ways of computing the same logits, as a share of their spread.
+# float32: rounding is some 1e-5 of the spread, a missing scale or cap 1e-1 and more.
+RELATIVE_TOLERANCE = {
+    torch.float64: 1e-8,
+    torch.float32: 1e-3,
+    torch.bfloat16: 0.1,
+    torch.float16: 2e-2,
+}
+FINAL_NORM_NAMES = ("norm", "final_layernorm", "ln_f", "final_layer_norm", "final_norm")
+VARIANT_KEY = "medusa_kit_variant"  # in the config of what Medusa-2 trained: a digest of it
+CHECKPOINT, INT8 = WEIGHTS = ("checkpoint", "int8")  # whose numbers, see infer/cpu/int8_weights.py
+
+
+@dataclass(frozen=True)
+class BaseModelInfo:
+    """What the model is; printed by the CLI and kept beside everything made from it."""
+
+    name: str
+    revision: str | None
+    source: str  # hub | folder | gguf | embedded | memory
+    model_type: str
+    hidden_size: int
+    vocab_size: int
+    num_layers: int
+    context_length: int
+    tied_embeddings: bool
+    quantized: bool
+    dtype: str
+    device: str
+    num_parameters: int
+    fingerprint: str
+    weights: str = CHECKPOINT
+    quantization: str | None = None  # method and kind, of a quantised one
+
+    @property
+    def lossy(self) -> bool:
+        """Whether this is another model than the checkpoint's."""
+        return self.weights != CHECKPOINT
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class BaseModel:
+    """A frozen transformers causal LM, its tokenizer, and the two views that heads need."""
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        name: str,
+        source: str,
+        revision: str | None = None,
+        known: Fingerprint | None = None,
+    ) -> None:
+        """`known`: the fingerprint, where it is not that of the weights as they are."""
+        if model.config.is_encoder_decoder:
+            families.refuse_impossible(model.config, name)
+        model.eval()
+        model.requires_grad_(False)
+        self.model = model
+        self.tokenizer = tokenizer
+        self.config = model.config.get_text_config()
+        self.scale_logits = LogitScale.of(self.config)
+        self.decoder_is_exact = self._check_views()
+        self.info = self._describe(name, source, revision, known)
+        self.scales: dict[Any, Tensor] = {}  # of linear layers that were rounded: scales_OQ
+
+    @property
+    def device(self) -> torch.device:
+        return self.output_embedding.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.output_embedding.weight.dtype
+
+    @property
+    def output_embedding(self) -> Any:
+        """The module that turns hidden states into logits; looked up, since it may be replaced."""
+        return self.model.get_output_embeddings()
+
+    @property
+    def stop_token_ids(self) -> frozenset[int]:
+        """Tokens that end an answer: the generation config's, else the tokenizer's."""
+        ids = self.model.generation_config.eos_token_id
+        if ids is None and self.tokenizer is not None:
+            ids = self.tokenizer.eos_token_id
+        if ids is None:
+            return frozenset()
+        return frozenset(ids) if isinstance(ids, list | tuple) else frozenset([ids])
+
+    def head_logits(self, hidden_XD: Tensor) -> Tensor:
+        """Output embedding with its bias, then the model's own scale and soft cap: logits_XV.
+
+        A plain Linear's weights are read without calling the module: training reads them chunk by
+        chunk, and ZeRO-3 would gather them at every call.
+        """
+        return self.scale_logits(plain_linear(self.output_embedding, hidden_XD))
+
+    @property
+    def embedding_size(self) -> int:
+        """Numbers in an input embedding; the hidden size nearly always."""
+        return int(self.model.get_input_embeddings().weight.shape[1])
+
+    @torch.no_grad()
+    def token_embeddings(self, token_ids_X: Tensor) -> Tensor:
+        """embeddings_XE of the input, each scaled to unit RMS; ids below 0 read as token 0.
+
+        Families scale their embeddings differently, some by the size of the model; scaled alike
+        they suit the same heads and learning rates. The weights are read without calling the
+        module, as in head_logits.
+        """
+        embedding, ids_X = self.model.get_input_embeddings(), token_ids_X.clamp_min(0)
+        plain = isinstance(embedding, torch.nn.Embedding) and not is_quantised(embedding.weight)
+        embeddings_XE = embedding.weight[ids_X] if plain else embedding(ids_X)
+        mean_square_X1 = embeddings_XE.float().square().mean(-1, keepdim=True)
+        return embeddings_XE * mean_square_X1.clamp_min(1e-12).rsqrt().to(embeddings_XE.dtype)
+
+    @torch.no_grad()
+    def hidden_states(
+        self, input_ids_BT: Tensor, attention_mask_BT: Tensor | None = None
+    ) -> Tensor:
+        """hidden_BTD, what the output embedding reads at every token."""
+        return self.traced_hidden_states(input_ids_BT, attention_mask_BT)
+
+    def traced_hidden_states(
+        self,
+        input_ids_BT: Tensor,
+        attention_mask_BT: Tensor | None = None,
+        position_ids_BT: Tensor | None = None,
+    ) -> Tensor:
+        """The same with gradient, where the model has any.
+
+        Without the [T, V] product where the model's decoder was seen to return the same at load.
+        """
+        arguments = {"attention_mask": attention_mask_BT, "use_cache": False}
+        if position_ids_BT is not None:
+            arguments["position_ids"] = position_ids_BT
+        if self.decoder_is_exact:
+            decoder = self.model.get_decoder()
+            return decoder(input_ids_BT, **arguments).last_hidden_state
+        return self._hooked(input_ids_BT, **arguments)[0]
+
+    @torch.no_grad()
+    def hidden_and_logits(self, input_ids_BT: Tensor, **arguments: Any) -> tuple[Tensor, Tensor]:
+        """One forward of the model: (what the output embedding read, the model's own logits)."""
+        return self._hooked(input_ids_BT, **arguments)
+
+    def _hooked(self, input_ids_BT: Tensor, **arguments: Any) -> tuple[Tensor, Tensor]:
+        @hooks.ours
+        def look(_: Any, args: tuple[Tensor, ...]) -> None:
+            seen[get_ident()] = args[0]
+
+        seen: dict[int, Tensor] = {}  # by thread: a caller may run the model in others as well
+        with lock_of(self.model):
+            hook = self.output_embedding.register_forward_pre_hook(look)
+            try:
+                logits_BTV = self.model(input_ids_BT, **arguments).logits
+            finally:
+                hook.remove()
+        return seen[get_ident()], logits_BTV
+
+    def weights_digest(self) -> str:
+        """SHA-256 over every parameter and buffer, to prove that training left the base alone."""
+        digest = hashlib.sha256()
+        for name, tensor in sorted(self.model.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(raw_bytes(tensor))
+        return digest.hexdigest()
+
+    def _check_views(self) -> bool:
+        """Hold `head_logits` against the model's logits; say if the decoder equals the hook."""
+        weight = getattr(self.output_embedding, "weight", None)
+        if not isinstance(weight, Tensor) or is_quantised(weight):
+            found = "" if weight is None else " in floating point"
+            raise IncompatibleBaseError(
+                f"{type(self.model).__name__} has no output embedding{found}",
+                hint="a causal language model with one output embedding is needed, and "
+                "quantisation must leave that one out (as it does by default)",
+            )
+        generator = torch.Generator().manual_seed(0)
+        rows = min(self.output_embedding.weight.shape[0], self.config.vocab_size)
+        ids_BT = torch.randint(0, rows, (2, 8), generator=generator).to(self.device)
+        hidden_BTD, logits_BTV = self.hidden_and_logits(ids_BT, use_cache=False)
+        error = relative_error(self.head_logits(hidden_BTD), logits_BTV)
+        if error > RELATIVE_TOLERANCE[logits_BTV.dtype]:
+            raise IncompatibleBaseError(
+                f"{self.config.model_type}: logits rebuilt from the hidden state differ from the "
+                f"model's own by {error:.1e} of their spread (allowed "
+                f"{RELATIVE_TOLERANCE[logits_BTV.dtype]:.0e})",
+                hint="the model changes its logits after the output embedding in a way that "
+                "medusa-kit does not know (it knows soft caps and scales)",
+            )
+        try:
+            decoded = self.model.get_decoder()(ids_BT, use_cache=False).last_hidden_state
+        except (AttributeError, TypeError, ValueError):
+            return False
+        return bool(
+            decoded.shape == hidden_BTD.shape
+            and relative_error(decoded, hidden_BTD) < RELATIVE_TOLERANCE[hidden_BTD.dtype]
+        )
+
+    def _describe(
+        self, name: str, source: str, revision: str | None, known: Fingerprint | None
+    ) -> BaseModelInfo:
+        weight_VD = self.output_embedding.weight
+        embedding = self.model.get_input_embeddings()
+        quantization = quantisation_of(self.model)
+        return BaseModelInfo(
+            name=name,
+            revision=revision,
+            source=source,
+            model_type=self.config.model_type,
+            hidden_size=weight_VD.shape[1],
+            vocab_size=weight_VD.shape[0],
+            num_layers=self.config.num_hidden_layers,
+            context_length=families.context_length(self.config),
+            tied_embeddings=weight_VD.data_ptr() == embedding.weight.data_ptr(),
+            quantized=quantization is not None,
+            quantization=quantization,
+            dtype=str(self.dtype).removeprefix("torch."),
+            device=str(self.device),
+            num_parameters=num_weights(self.model),
+            fingerprint=str(known) if known else self._fingerprint(quantization is not None),
+        )
+
+    def fingerprint(self, variant: str | None = None) -> str:
+        """Of the weights as they are now. `variant`: the mark of what Medusa-2 trained."""
+        return self._fingerprint(self.info.quantized, variant)
+
+    def adapted_fingerprint(self, variant: str) -> Fingerprint:
+        """Of this base with the adapter of digest `variant`, be it merged or not."""
+        output = fingerprint.output_digest(self.output_weights(), variant)
+        return Fingerprint.parse(self.info.fingerprint).adapted(variant, output)
+
+    def _fingerprint(self, quantised: bool, variant: str | None = None) -> str:
+        variant = variant or getattr(self.config, VARIANT_KEY, None)
+        digests = fingerprint.digests_of(self.model, self._made_whole)
+        whole = fingerprint.whole_digest(digests, variant)
+        output = fingerprint.output_digest(self.output_weights(), variant)
+        return str(Fingerprint(whole, output, quantised))
+
+    def _made_whole(self, weight: Tensor) -> AbstractContextManager[Any]:
+        """While it lasts, this process can read `weight`."""
+        return nullcontext()
+
+    def output_weights(self) -> list[Any]:
+        """What quantisation and adapters leave alone: output embedding, final norm."""
+        decoder = self.model.get_decoder() if hasattr(self.model, "get_decoder") else None
+        norms = [getattr(getattr(decoder, name, None), "weight", None) for name in FINAL_NORM_NAMES]
+        return [self.output_embedding.weight, *(norm for norm in norms if norm is not None)]
+
+
+def plain_linear(module: Any, x_XD: Tensor) -> Tensor:
+    """module(x), for a plain Linear without its hooks."""
+    if type(module) is torch.nn.Linear:
+        return torch.nn.functional.linear(x_XD, module.weight, module.bias)
+    return module(x_XD)
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """Largest absolute difference, in standard deviations of `expected`."""
+    spread = expected.float().std().clamp_min(1e-12)
+    return float((actual.double() - expected.double()).abs().max() / spread)
+
+
+def wrap_model(model: Any, tokenizer: Any = None, name: str = "in-memory") -> BaseModel:
+    """A base model around a transformers model that the caller built."""
+    return BaseModel(model, tokenizer, name, "memory")
+
+
+def load_base_model(
+    name: str,
+    *,
+    dtype: str = AUTO,
+    device: str = AUTO,
+    revision: str | None = None,
+    attention: str | None = None,
+    four_bit: bool = False,
+) -> BaseModel:
+    """Load a base model and its tokenizer.
+
+    `name`: a Hub id, a local folder (of a model, or of an adapter that Medusa-2 trained), a GGUF
+    file, `smollm2-135m-instruct` (the embedded one) or `debug-tiny` (random weights). `dtype`: auto
+    is the checkpoint's own on CUDA and float32 elsewhere (medusa_kit.base.placement). `device`: auto
+    takes CUDA where there is one. `attention`: transformers' name for it; by default SDPA
+    where the family has it. `four_bit`: through bitsandbytes, on a GPU.
+    Raises CheckpointError (missing, cut off, unreadable), IncompatibleBaseError, ConfigError.
+    """
+    check_dtype(dtype)
+    quiet_transformers()
+    place = pick_device(device)
+    wanted = asked_dtype(dtype, place)
+    source, model, tokenizer, known = _load(name, wanted, revision, attention, four_bit)
+    model = model if four_bit else _placed(model, place)
+    base = BaseModel(model, tokenizer, name, source, revision, known)
+    if wanted == AUTO:
+        console.note(
+            f"{name} is loaded in {base.info.dtype}, its checkpoint's dtype (auto on CUDA)"
+        )
+    return base
+
+
+def _placed(model: Any, device: torch.device) -> Any:
+    """The model on `device`; a quantised one that cannot be moved stays where it was loaded."""
+    try:
+        return model.to(device)
+    except (ValueError, NotImplementedError):
+        if not getattr(model, "is_quantized", False):
+            raise
+        return model
+
+
+def _load(
+    name: str,
+    dtype: torch.dtype | str,
+    revision: str | None,
+    attention: str | None,
+    four_bit: bool = False,
+) -> tuple[str, Any, Any, Fingerprint | None]:
+    """(source, model, tokenizer, None); the base of an adapter with the adapter merged into it,
+    and its fingerprint: merged weights are rounded otherwise in every dtype.
+    """
+    source, place = resolve(name)
+    if source == "debug":
+        model, tokenizer = embedded.debug_model()
+        return source, model if isinstance(dtype, str) else model.to(dtype), tokenizer, None
+    if source != "adapter":
+        return source, *from_pretrained(place, dtype, revision, attention, four_bit), None
+    info, folder = adapters.read_info(Path(place)), Path(place)
+    _, model, tokenizer, known = _load(info["base_model"], dtype, info["revision"], attention)
+    base = BaseModel(model, tokenizer, info["base_model"], "memory", known=known)
+    adapters.check_base(info, base.info.fingerprint, folder)
+    variant = adapters.variant_of(folder)
+    known = base.adapted_fingerprint(variant)
+    model = adapters.merge_into(model, folder)
+    setattr(model.config.get_text_config(), VARIANT_KEY, variant)
+    return source, model, tokenizer, known
+
+
+def load_tokenizer(name: str, revision: str | None = None) -> Any:
+    """Only the tokenizer of a base model. Raises CheckpointError."""
+    from transformers import AutoTokenizer
+
+    quiet_transformers()
+    source, place = resolve(name)
+    if source == "debug":
+        return embedded.byte_tokenizer()
+    if source == "adapter":
+        info = adapters.read_info(Path(place))
+        return load_tokenizer(info["base_model"], info["revision"])
+    try:
+        return AutoTokenizer.from_pretrained(place, revision=revision)
+    except Exception as error:  # as for models
+        raise CheckpointError(f"cannot load a tokenizer from {place!r}: {error}") from error

@@ -1,0 +1,1 @@
+"""The base model's own answers, as text to train heads on."""

@@ -1,0 +1,163 @@
+"""The file answers are appended to: resumable, and never a mix of two settings.
+
+Beside FILE lies FILE.meta.json with the settings its rows were made with, from the first row on: a
+run that fails before leaves neither. A row says what was asked as a digest: its id is a name that
+the next file of prompts may give to another one. An answer belongs to one prompt of a run: the one
+of its name, or else one without a name of its own that asks the same.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from medusa_kit import console
+from medusa_kit.base.fingerprint import OLD_NOTE, Match, compare
+from medusa_kit.data.answer_settings import BASE_FINGERPRINT, read_settings, settings_path
+from medusa_kit.data.readers import Message
+from medusa_kit.errors import ConfigError, DataError, MedusaKitError
+from medusa_kit.files import atomic_write, link_target
+from medusa_kit.one_owner import one_owner
+
+ASKED = "asked"  # a row's digest of what was asked
+
+
+def digest_of(messages: Sequence[Message], chat_template: Any) -> str:
+    """What was asked. Not by token ids: templates that write the date change them every day."""
+    text = json.dumps([list(messages), chat_template], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def answer_file(path: Path, settings: dict[str, Any]) -> Iterator["AnswerFile"]:
+    """The file, for one run at a time. Raises ConfigError, naming who, while another writes to it,
+    MedusaKitError where nothing can be written, and what AnswerFile raises."""
+    if Path(path).is_dir():
+        raise ConfigError(f"{path} is a folder; expected a file to write answers to")
+
+    def refusal(who: str) -> ConfigError:
+        return ConfigError(
+            f"{path} is being written to by another run{who}",
+            hint="wait for its end or stop it, or choose another output file",
+        )
+
+    with contextlib.ExitStack() as stack:
+        try:
+            file = link_target(path)
+            file.parent.mkdir(parents=True, exist_ok=True)  # told before an hour of answers
+            lock, holder = (file.with_name(f".{file.name}.{kind}") for kind in ("lock", "json"))
+            stack.enter_context(one_owner(lock, holder, refusal, lambda: not file.is_file()))
+        except OSError as error:
+            raise MedusaKitError(f"cannot write to {path}: {error.strerror}") from error
+        yield AnswerFile(path, settings)
+
+
+class AnswerFile:
+    """The rows that are there already count as done; a half-written last line is cut off."""
+
+    def __init__(self, path: Path, settings: dict[str, Any]) -> None:
+        """Raises ConfigError when the file was made with other settings, DataError when broken."""
+        self.path = Path(path)
+        self._meta = settings_path(self.path)
+        self._settings = settings
+        self._ids: set[str] = set()
+        self._claimed: set[str] = set()  # ids of answers that belong to a prompt of this run
+        self._free: dict[str | tuple[int, ...], list[str]] = {}  # by what was asked, other ids
+        self.num_rows = 0
+        if self.path.is_file() and self.path.stat().st_size:
+            self._check_settings(settings)
+            self._read_done()
+
+    def claim(self, identity: str, asked: str, prompt_ids: list[int], any_id: bool = False) -> bool:
+        """Whether this was asked under this id, or `any_id`, and belongs to no other prompt yet.
+
+        Rows of an older version tell what was asked by prompt_ids.
+        """
+        for key in (asked, tuple(prompt_ids)):
+            ids = self._free.get(key, [])
+            if ids and (any_id or identity in ids):
+                index = ids.index(identity) if identity in ids else 0
+                self._claimed.add(ids.pop(index))
+                return True
+        return False
+
+    def has_id(self, identity: str) -> bool:
+        return identity in self._ids
+
+    def is_claimed(self, identity: str) -> bool:
+        return identity in self._claimed
+
+    def append(self, records: Sequence[dict[str, Any]]) -> None:
+        """Write rows and see them to the disk. Raises MedusaKitError when it is full."""
+        before = self.path.stat().st_size if self.path.is_file() else 0
+        text = "".join(json.dumps(record) + "\n" for record in records)
+        try:
+            if not before:
+                self._write_settings()
+            with self.path.open("a", encoding="utf-8") as stream:
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())
+        except OSError as error:
+            if not before:
+                self.path.unlink(missing_ok=True)
+                self._meta.unlink(missing_ok=True)
+            else:
+                os.truncate(self.path, before)  # shrinking needs no room
+            raise MedusaKitError(
+                f"cannot write to {self.path}: {error.strerror}; {self.num_rows} rows are safe",
+                hint="make room, then run the same command again: it goes on from there",
+            ) from error
+        self.num_rows += len(records)
+
+    def _remember(self, record: dict[str, Any]) -> None:
+        asked = record[ASKED] if ASKED in record else tuple(record["prompt_ids"])
+        self._free.setdefault(asked, []).append(str(record["id"]))
+        self._ids.add(str(record["id"]))
+        self.num_rows += 1
+
+    def _check_settings(self, settings: dict[str, Any]) -> None:
+        there = read_settings(self.path)
+        if there is None:
+            raise ConfigError(
+                f"{self.path} exists, but {self._meta.name} is missing, so it is unknown how its "
+                "rows were made",
+                hint="choose another output file",
+            )
+        differing = [
+            f"{key}: {settings.get(key)!r} ≠ {there.get(key)!r}"
+            for key in sorted({*settings, *there})
+            if settings.get(key) != there.get(key) and not self._older(key, settings, there)
+        ]
+        if differing:
+            raise ConfigError(
+                f"{self.path} holds answers made with other settings (now ≠ then): "
+                + "; ".join(differing),
+                hint="choose another output file",
+            )
+
+    def _older(self, key: str, now: dict[str, Any], then: dict[str, Any]) -> bool:
+        """Whether the base was named by an old fingerprint, which holds as far as it goes."""
+        older = key == BASE_FINGERPRINT and compare(now.get(key), then.get(key)) is Match.OLD
+        if older:
+            console.note(f"{self._meta}: {OLD_NOTE}")
+        return older
+
+    def _write_settings(self) -> None:
+        with atomic_write(self._meta) as temporary:
+            temporary.write_text(json.dumps(self._settings, indent=2) + "\n")
+
+    def _read_done(self) -> None:
+        raw = self.path.read_bytes()
+        whole = raw.rfind(b"\n") + 1
+        if whole < len(raw):
+            console.warn(f"{self.path}: the last line was cut off; it is dropped and made again")
+            os.truncate(self.path, whole)
+        for number, line in enumerate(raw[:whole].splitlines(), start=1):
+            try:
+                self._remember(json.loads(line))
+            except (ValueError, KeyError, TypeError) as error:
+                raise DataError(f"{self.path}:{number} is no answer row: {error}") from error

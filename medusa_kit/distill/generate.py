@@ -1,0 +1,325 @@
+"""Self-distillation data: prompts in, the base model's own answers out (arXiv 2401.10774, §2.3.2).
+
+Answers are written in batches by plain decoding, or fetched from a server; each batch is appended
+at once, so an interrupted run loses at most one and goes on where it stopped.
+"""
+
+import itertools
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from medusa_kit import console
+from medusa_kit.base.model import BaseModel
+from medusa_kit.data.answer_settings import BASE_FINGERPRINT
+from medusa_kit.data.chat import encode_prompt
+from medusa_kit.data.readers import AnswerRow, BadRow, Conversation, Message
+from medusa_kit.distill.answer_file import ASKED, AnswerFile, answer_file, digest_of
+from medusa_kit.drafters.plain import PlainDrafter
+from medusa_kit.errors import ConfigError, DataError
+from medusa_kit.infer.accept.logits_processing import check_bias_ids
+from medusa_kit.infer.backends import prepared_verifier
+from medusa_kit.infer.cpu.int8_weights import refuse_rounded
+from medusa_kit.infer.cpu.mkl_linear import pack_for_rows
+from medusa_kit.infer.decode import decode, make_row
+from medusa_kit.infer.verifier import Verifier
+from medusa_kit.settings.sampling import SamplingParams
+
+SORTED_BATCHES = 8  # prompts are sorted by length within this many batches, to pad little
+HOPELESS_REFUSALS = 8  # rows a server refuses before any answer: it is not the rows then
+# Fetches one answer: (response ids, finish reason, whether the ids were re-tokenised from text).
+Fetch = Callable[[list[Message]], tuple[list[int], str, bool]]
+
+
+@dataclass
+class GenerateReport:
+    """What a run added; `skipped`: (row, reason)."""
+
+    written: int = 0
+    already_there: int = 0
+    changed: int = 0  # rows whose id has an answer there, to another prompt
+    tokens: int = 0
+    stopped: int = 0  # answers that ended by themselves
+    skipped: list[tuple[int, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Task:
+    id: str
+    row: int
+    messages: list[Message]
+    prompt_ids: list[int]
+    asked: str  # a digest of it
+    named: bool  # by its source alone; other ids have the row's number in them
+    answered: bool = False
+
+
+def generate_answers(
+    base: BaseModel,
+    rows: Iterable[Conversation | AnswerRow | BadRow],
+    out_path: Path,
+    *,
+    max_new_tokens: int = 256,
+    batch_size: int = 16,
+    sampling: SamplingParams | None = None,
+    turns: str = "first",
+    on_error: str = "skip",
+) -> GenerateReport:
+    """Append the model's answers to `out_path`, going on where an earlier run stopped.
+
+    Raises ConfigError when the file holds answers made with other settings, for a lossy acceptance
+    rule or rounded weights and for a bias on a token the model does not have, DataError for a bad
+    row with on_error="fail", IncompatibleBaseError for a model that takes no tree (heads would be
+    of no use to it), MedusaKitError for a full disk.
+    """
+    sampling = sampling or SamplingParams()
+    if sampling.lossy:
+        raise ConfigError(
+            "typical acceptance is lossy; expected exact: data holds the model's own answers",
+            hint="leave out acceptance",
+        )
+    refuse_rounded(base, "data holds the model's own answers")
+    check_bias_ids(sampling, base.info.vocab_size)
+    settings = {
+        BASE_FINGERPRINT: base.info.fingerprint,
+        "max_new_tokens": max_new_tokens,
+        "turns": turns,
+        "sampling": _sampling_record(sampling),
+    }
+    room = base.info.context_length - max_new_tokens
+    with answer_file(out_path, settings) as out:
+        report = GenerateReport()
+        tasks = _tasks(base.tokenizer, rows, turns, on_error, room, out, report)
+        _answer(base, tasks, out, report, max_new_tokens, batch_size, sampling)
+    return report
+
+
+def _answer(
+    base: BaseModel,
+    tasks: Sequence[_Task],
+    out: AnswerFile,
+    report: GenerateReport,
+    max_new_tokens: int,
+    batch_size: int,
+    sampling: SamplingParams,
+) -> None:
+    verifier, _ = prepared_verifier(base)  # answers come through the cache and attention of trees
+    with console.progress("answering", len(tasks), "prompts", done=report.already_there) as bar:
+        for batch in _batches(tasks, batch_size):
+            missing = [task for task in batch if not task.answered]
+            if not missing:
+                continue
+            answers = _answer_batch(verifier, missing, max_new_tokens, sampling)
+            records = [
+                _record(task, ids, reason, sampling)
+                for task, (ids, reason) in zip(missing, answers, strict=True)
+            ]
+            out.append(records)
+            _count(report, records)
+            bar.advance(len(records), f"{report.tokens:,} tokens")
+
+
+def fetch_answers(
+    tokenizer: Any,
+    rows: Iterable[Conversation | AnswerRow | BadRow],
+    out_path: Path,
+    fetch: Fetch,
+    settings: dict[str, Any],
+    *,
+    sampling: SamplingParams,
+    concurrency: int = 8,
+    turns: str = "first",
+    on_error: str = "skip",
+) -> GenerateReport:
+    """The same from a server: `fetch` answers one conversation; `concurrency` run at once.
+
+    A row that the server refuses (DataError) is skipped or fatal. `settings` name the server's
+    model and limits; they are kept beside the file and compared.
+    """
+    record = {**settings, "turns": turns, "sampling": _sampling_record(sampling)}
+    with answer_file(out_path, record) as out:
+        report = GenerateReport()
+        tasks = _tasks(tokenizer, rows, turns, on_error, None, out, report)
+        _fetch(tasks, out, report, fetch, sampling, concurrency, on_error)
+    return report
+
+
+def _fetch(
+    tasks: Sequence[_Task],
+    out: AnswerFile,
+    report: GenerateReport,
+    fetch: Fetch,
+    sampling: SamplingParams,
+    concurrency: int,
+    on_error: str,
+) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    tasks = [task for task in tasks if not task.answered]
+    pool, refused = ThreadPoolExecutor(concurrency), 0
+    waiting = [(task, pool.submit(fetch, task.messages)) for task in tasks]
+    try:
+        with console.progress("fetching", len(tasks), "prompts") as bar:
+            for task, answer in waiting:  # in file order, so that a resumed file is the same
+                try:
+                    ids, reason, again = answer.result()
+                except DataError as error:
+                    refused += 1
+                    hopeless = not out.num_rows and refused == min(len(tasks), HOPELESS_REFUSALS)
+                    if on_error == "fail" or hopeless:
+                        raise DataError(
+                            f"row {task.row}: {error.message}", hint=error.hint
+                        ) from error
+                    report.skipped.append((task.row, error.message))
+                    continue
+                extra = {"retokenized": True} if again else {}
+                records = [{**_record(task, ids, reason, sampling), **extra}]
+                out.append(records)
+                _count(report, records)
+                bar.advance(1, f"{report.tokens:,} tokens")
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def asked_messages(messages: Sequence[Message], turns: str) -> list[Message]:
+    """What the model is asked: up to the first user turn, or up to the last one.
+
+    Raises DataError for a conversation without a user turn, ConfigError for another `turns`.
+    """
+    if turns not in ("first", "last"):
+        raise ConfigError(f"turns {turns!r} is unknown; expected first or last")
+    users = [index for index, message in enumerate(messages) if message["role"] == "user"]
+    if not users:
+        raise DataError("the conversation has no user turn")
+    return list(messages[: (users[0] if turns == "first" else users[-1]) + 1])
+
+
+def _tasks(
+    tokenizer: Any,
+    rows: Iterable[Conversation | AnswerRow | BadRow],
+    turns: str,
+    on_error: str,
+    room: int | None,
+    out: AnswerFile,
+    report: GenerateReport,
+) -> list[_Task]:
+    """All prompts that can be answered, those already answered included: their order is by all."""
+    tasks: list[_Task] = []
+    seen: set[str] = set()
+    for row in rows:
+        try:
+            if isinstance(row, BadRow):
+                raise DataError(row.reason, hint=row.hint)
+            if not isinstance(row, Conversation):
+                raise DataError("it is an answer already, expected a prompt")
+            messages = asked_messages(row.messages, turns)
+            ids = encode_prompt(tokenizer, messages)
+            if room is not None and len(ids) > room:
+                raise DataError(f"the prompt has {len(ids)} tokens; there is room for {room}")
+        except DataError as error:
+            if on_error == "fail":
+                raise DataError(f"row {row.row}: {error.message}", hint=error.hint) from error
+            report.skipped.append((row.row, error.message))
+            continue
+        identity = row.id or f"{Path(row.source).stem}:{row.row}"
+        if identity in seen:  # rows of a source may share an id; answers must not
+            identity = _unused(f"{identity}#{row.row}", lambda name: name in seen)
+        asked = digest_of(messages, getattr(tokenizer, "chat_template", None))
+        tasks.append(_Task(identity, row.row, messages, ids, asked, identity == row.id))
+        seen.add(identity)
+    if not tasks:
+        reason = f", the first: {report.skipped[0][1]}" if report.skipped else ""
+        raise DataError(f"no prompt is left to answer ({len(report.skipped)} skipped{reason})")
+    return _matched(tasks, seen, out, report)
+
+
+def _matched(
+    tasks: list[_Task], seen: set[str], out: AnswerFile, report: GenerateReport
+) -> list[_Task]:
+    """The tasks with what is answered already; ids that are other prompts' by now are changed."""
+    tasks = [replace(t, answered=out.claim(t.id, t.asked, t.prompt_ids)) for t in tasks]
+    for index, task in enumerate(tasks):
+        found = task.answered
+        if not found and not task.named:
+            found = out.claim(task.id, task.asked, task.prompt_ids, any_id=True)
+            tasks[index] = replace(task, answered=found)
+        report.already_there += found
+    for index, task in enumerate(tasks):
+        if task.answered or not out.has_id(task.id):
+            continue
+        if task.named or not out.is_claimed(task.id):
+            report.changed += 1
+            continue
+        name = f"{task.id}#{task.row}"
+        identity = _unused(name, lambda name: name in seen or out.has_id(name))
+        seen.add(identity)
+        tasks[index] = replace(task, id=identity)
+    return tasks
+
+
+def _unused(name: str, used: Callable[[str], bool]) -> str:
+    """The name, or the first of name#2, name#3 ... that is not in use."""
+    names = itertools.chain([name], (f"{name}#{number}" for number in itertools.count(2)))
+    return next(one for one in names if not used(one))
+
+
+def _batches(tasks: Sequence[_Task], batch_size: int) -> Iterator[list[_Task]]:
+    """Tasks in file order by groups, inside a group by prompt length."""
+    group = batch_size * SORTED_BATCHES
+    for start in range(0, len(tasks), group):
+        ordered = sorted(tasks[start : start + group], key=lambda task: len(task.prompt_ids))
+        for first in range(0, len(ordered), batch_size):
+            yield ordered[first : first + batch_size]
+
+
+def _answer_batch(
+    verifier: Verifier, batch: Sequence[_Task], max_new_tokens: int, sampling: SamplingParams
+) -> list[tuple[list[int], str]]:
+    """(response ids with the stop token, finish reason) of each prompt, by plain decoding.
+
+    A prompt draws by its own seed, so that its answer is the same in every batch.
+    """
+    rows = [
+        make_row(
+            verifier,
+            task.prompt_ids,
+            replace(sampling, seed=(sampling.seed << 32) + zlib.crc32(task.id.encode())),
+            max_new_tokens,
+        )
+        for task in batch
+    ]
+    pack_for_rows(verifier.base.model, len(rows))
+    for _ in decode(verifier, PlainDrafter(verifier.base.device), rows):
+        pass
+    return [(row.token_ids, row.finish_reason or "length") for row in rows]
+
+
+def _sampling_record(sampling: SamplingParams) -> dict[str, Any]:
+    """What rows and the file's settings say: newer options only where they are in use."""
+    record: dict[str, Any] = {"temperature": sampling.temperature}
+    if not sampling.greedy:
+        record |= {"top_k": sampling.top_k, "top_p": sampling.top_p, "seed": sampling.seed}
+    at_rest = asdict(SamplingParams(sampling.temperature, seed=sampling.seed))
+    record |= {name: v for name, v in asdict(sampling).items() if v != at_rest[name]}
+    if sampling.logit_bias:  # as JSON will have it
+        record["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
+    return record
+
+
+def _record(task: _Task, ids: list[int], reason: str, sampling: SamplingParams) -> dict[str, Any]:
+    return {
+        "id": task.id,
+        ASKED: task.asked,
+        "prompt_ids": task.prompt_ids,
+        "response_ids": ids,
+        "finish_reason": reason,
+        "sampling": _sampling_record(sampling),
+    }
+
+
+def _count(report: GenerateReport, records: Sequence[dict[str, Any]]) -> None:
+    report.written += len(records)
+    report.tokens += sum(len(record["response_ids"]) for record in records)
+    report.stopped += sum(record["finish_reason"] == "stop" for record in records)

@@ -1,0 +1,145 @@
+"""One chat completion as a server streams it, piece by piece, with the times that matter.
+
+Server-sent events: lines `data: {...}`, the last one `data: [DONE]`. Servers that send the answer
+whole all the same are read too; of those there is no time to first token.
+"""
+
+import http.client
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from medusa_kit.data.readers import Message
+from medusa_kit.distill.openai_client import Endpoint
+from medusa_kit.errors import DataError
+
+EVENT_STREAM = "text/event-stream"
+TEXT_PARTS = ("content", "reasoning_content", "reasoning")  # of a delta; thinking is decoded too
+PROBE_TOKENS = 4
+
+
+@dataclass(frozen=True)
+class Streamed:
+    """An answer, and when what of it came (time.perf_counter; connecting included)."""
+
+    text: str
+    finish_reason: str  # stop or length
+    started: float
+    first: float | None  # the first piece of text; None: it all came at once
+    ended: float
+    prompt_tokens: int | None = None  # by the server's count; None: it sends no usage
+    completion_tokens: int | None = None
+    token_ids: list[int] | None = None  # the model's own, where they were asked for and came whole
+
+
+def stream_answer(
+    endpoint: Endpoint, messages: list[Message], *, include_usage: bool = True
+) -> Streamed:
+    """Ask for a stream and read it to its end.
+
+    Raises DataError when the server refuses this conversation or its answer breaks off,
+    MedusaKitError when it refuses us or stays away. What breaks off is not asked for again: a
+    second answer would be timed with the prompt's cache warm.
+    """
+    body = {**endpoint.body(messages), "stream": True}
+    if include_usage:
+        body["stream_options"] = {"include_usage": True}
+
+    def read(response: Any, started: float) -> Streamed:
+        if response.headers.get_content_type() != EVENT_STREAM:
+            return _whole(endpoint, response.read(), started)
+        return _pieces(response, started)
+
+    return endpoint.ask(body, read)
+
+
+def probe(endpoint: Endpoint) -> tuple[Endpoint, bool]:
+    """(the endpoint as it may be asked, whether usage may be), by a short request, or up to three.
+
+    `return_token_ids` stays where the server sends them. Raises as `stream_answer` does where it
+    does not serve us: better here than behind minutes of loading.
+    """
+    short = replace(endpoint, max_new_tokens=PROBE_TOKENS)
+    hello: list[Message] = [{"role": "user", "content": "Hello"}]
+    plain = replace(short, return_token_ids=False)
+    try:
+        got = stream_answer(short, hello)
+        return replace(endpoint, return_token_ids=got.token_ids is not None), True
+    except DataError:  # token ids are news to it, perhaps, or stream_options
+        endpoint = replace(endpoint, return_token_ids=False)
+    if short != plain:
+        try:
+            stream_answer(plain, hello)
+            return endpoint, True
+        except DataError:
+            pass
+    stream_answer(plain, hello, include_usage=False)
+    return endpoint, False
+
+
+def _whole(endpoint: Endpoint, raw: bytes, started: float) -> Streamed:
+    ended = time.perf_counter()
+    choice, text, usage = endpoint.completion(raw)
+    counts = _counts(usage)
+    ids = _whole_ids(choice.get("token_ids") or [], counts)
+    return Streamed(text, _reason(choice), started, None, ended, **counts, token_ids=ids)
+
+
+def _pieces(response: Any, started: float) -> Streamed:
+    texts, usage, reason, first = list[str](), dict[str, Any](), None, None
+    ids: list[int] = []
+    num_pieces = 0
+    for piece in _events(response):
+        usage = piece.get("usage") or usage
+        for choice in piece.get("choices") or ():
+            delta = choice.get("delta") or {}
+            if any(delta.get(part) for part in TEXT_PARTS):
+                first = time.perf_counter() if first is None else first
+                num_pieces += 1
+                texts.append(delta.get("content") or "")
+            reason = choice.get("finish_reason") or reason
+            ids += choice.get("token_ids") or ()
+    ended = time.perf_counter()
+    if reason is None:
+        raise DataError(f"the answer breaks off after {num_pieces} pieces")
+    if num_pieces == 1 and (usage.get("completion_tokens") or 2) > 1:
+        first = None  # held back until it was done
+    done = "stop" if reason == "stop" else "length"
+    counts = _counts(usage)
+    return Streamed(
+        "".join(texts), done, started, first, ended, **counts, token_ids=_whole_ids(ids, counts)
+    )
+
+
+def _events(response: Any) -> Iterator[dict[str, Any]]:
+    """The JSON of each `data:` line. Raises DataError where the stream breaks or tells an error."""
+    try:
+        for line in response:
+            kind, _, data = line.strip().partition(b":")
+            if kind != b"data":  # comments, event names, blank lines
+                continue
+            if data.strip() == b"[DONE]":
+                return
+            piece = json.loads(data)
+            if not isinstance(piece, dict) or piece.get("error"):
+                raise DataError(f"the server sends an error: {data.decode()[:200]}")
+            yield piece
+    except (OSError, http.client.HTTPException) as error:
+        raise DataError(f"the answer breaks off: {error}") from error
+    except ValueError as error:
+        raise DataError(f"the server sends a piece that is no JSON: {error}") from error
+
+
+def _reason(choice: dict[str, Any]) -> str:
+    return "stop" if choice.get("finish_reason") == "stop" else "length"
+
+
+def _whole_ids(ids: list[int], counts: dict[str, int | None]) -> list[int] | None:
+    """None where none came, or not as many as the server counts."""
+    return ids if ids and counts["completion_tokens"] in (None, len(ids)) else None
+
+
+def _counts(usage: dict[str, Any]) -> dict[str, int | None]:
+    return {name: usage.get(name) for name in ("prompt_tokens", "completion_tokens")}

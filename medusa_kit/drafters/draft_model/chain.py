@@ -1,0 +1,114 @@
+"""One row's draft as the draft model writes it: a chain of its own tokens, perhaps with siblings.
+
+Which token it takes depends on how the row's tokens are chosen:
+- greedily: its likeliest, with its probability as the chance;
+- drawn, `matched`: the one that the row's own noise picks from its processed logits, so that it is
+  the base's draw as often as their laws allow. Chances are those of the noisy scores read as
+  logits, since the noise is known;
+- drawn, `rejection`: a draw of its own from its processed law, which is passed on with the draft;
+  siblings are drawn without replacement, and none is ever left out for its probability.
+
+Shapes: V vocabulary of the base, U of the draft, R tokens taken at a node.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from medusa_kit.drafters.draft_model.lengths import Lengths
+from medusa_kit.drafters.draft_model.shared_vocabulary import Vocabulary
+from medusa_kit.drafters.trie import Trie
+from medusa_kit.infer.accept.token_choice import TokenChooser
+
+NOTHING = -1  # a token that no node holds: the walk ends
+
+
+@dataclass
+class Chain:
+    """`extend` is asked at each node that the draft model has reached, until `done`."""
+
+    text: list[int]  # the draft's ids up to the root
+    prefix: list[int]  # ours, root included
+    vocabulary: Vocabulary
+    lengths: Lengths
+    limit: int  # tokens; below 1 nothing is drafted
+    width: int
+    num_nodes: int
+    stop_ids: frozenset[int]  # as the draft picks them
+    chooser: TokenChooser | None = None
+    drawn: bool = False  # whether tokens are draws with a law
+    trie: Trie = field(init=False)
+    own_ids: list[int] = field(default_factory=list)  # the chain's tokens, as the draft has them
+    laws: dict[int, Tensor] = field(default_factory=dict)
+    chance: float = 1.0  # of the chain so far
+    _tip: int = 0
+
+    def __post_init__(self) -> None:
+        self.trie = Trie(self.prefix[-1])
+        self._root_position = len(self.prefix) - 1
+        self.done = self.limit < 1
+
+    @property
+    def whole_text(self) -> list[int]:
+        """As the draft model has it, with what it drafted."""
+        return [*self.text, *self.own_ids]
+
+    @property
+    def newest(self) -> int:
+        """The last of it."""
+        return self.own_ids[-1] if self.own_ids else self.text[-1] if self.text else 0
+
+    @property
+    def up_to_root(self) -> list[int]:
+        """Our tokens, without what was drafted."""
+        return self.prefix[: self._root_position + 1]
+
+    def extend(self, logits_U: Tensor) -> int:
+        """Take the next token by what the draft model says behind the chain; its id there."""
+        if self.done:
+            return NOTHING
+        width = self.width
+        if self.drawn:
+            width = min(width, self.num_nodes - self.trie.num_nodes)
+        tokens, chances = self._picks(self.vocabulary.to_base(logits_U), width)
+        if not tokens or (self.vocabulary.kind == "text" and tokens[0] in self.stop_ids):
+            self.done = True
+            return NOTHING
+        self._grow(tokens, chances)
+        own = self.vocabulary.to_draft(tokens[0])
+        self.own_ids.append(own)
+        self.done = (
+            len(self.own_ids) >= self.limit
+            or tokens[0] in self.stop_ids
+            or self.lengths.stops(self.chance)
+            or (self.drawn and self.trie.num_nodes >= self.num_nodes)
+        )
+        return own
+
+    def _grow(self, tokens: Sequence[int], chances: Sequence[float]) -> None:
+        depth, tip = len(self.own_ids) + 1, self._tip
+        for rank, (token, chance) in enumerate(zip(tokens, chances, strict=True)):
+            key = ("draft-model", min(rank, 2), min(depth, 4), round(4 * chance))
+            node = self.trie.add(tip, token, chance, key)
+            self._tip = node if rank == 0 else self._tip
+        self.prefix.append(tokens[0])
+        self.chance *= chances[0]
+
+    def _picks(self, logits_V: Tensor, width: int) -> tuple[list[int], list[float]]:
+        """(tokens_R, best first, their chances)."""
+        if self.drawn:
+            assert self.chooser is not None
+            scores_V, law_V = self.chooser.drawn(logits_V, self.prefix, self._root_position)
+            self.laws[self._tip] = law_V
+        elif self.chooser is None or self.chooser.takes_argmax:
+            scores_V = logits_V.float()
+        else:
+            scores_V = self.chooser.scores(logits_V, self.prefix)
+        best_R, tokens_R = scores_V.topk(min(width, len(scores_V)))
+        chances_R = law_V[tokens_R] if self.drawn else (best_R - scores_V.logsumexp(-1)).exp()
+        possible = int((best_R > -math.inf).sum())
+        both = torch.stack([tokens_R.double(), chances_R.double()])[:, :possible].tolist()
+        return [int(token) for token in both[0]], both[1]

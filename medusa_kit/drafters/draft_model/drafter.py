@@ -1,0 +1,250 @@
+"""A smaller causal LM as drafter (speculative decoding, arXiv 2211.17192): it writes a few tokens
+by forwards of its own, and the base checks them all in one.
+
+The draft model is run as a base model is, through a verifier and a tree cache of its own, so on a
+CPU its steps run in C++, and a smaller drafter may guess for it in turn (staged.py).
+
+Shapes: B batch, N nodes with root, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from medusa_kit.base.model import BaseModel
+from medusa_kit.drafters.draft_model.chain import Chain
+from medusa_kit.drafters.draft_model.lengths import lengths_for
+from medusa_kit.drafters.draft_model.loading import draft_verifier
+from medusa_kit.drafters.draft_model.retokenized import Reader, Retokenized, SameIds
+from medusa_kit.drafters.draft_model.runner import DraftRunner
+from medusa_kit.drafters.draft_model.shared_vocabulary import Vocabulary, shared_vocabulary
+from medusa_kit.drafters.draft_model.staged import Inside, build_inside
+from medusa_kit.drafters.factory import DraftContext
+from medusa_kit.drafters.trie import Trie, TrieDrafter, draft_of
+from medusa_kit.errors import ConfigError
+from medusa_kit.infer.accept.rules import accept
+from medusa_kit.infer.accept.token_choice import TokenChooser
+from medusa_kit.infer.draft import Draft, State, StepResult
+from medusa_kit.infer.verifier import Verifier
+from medusa_kit.settings.drafters import DraftModelOptions
+
+
+class DraftModelDrafter(TrieDrafter):
+    """Build with `build`. `guess` gives its tries to others; draws are for `propose` alone."""
+
+    name = "draft-model"
+    rewinds = True  # a text may get shorter, as drafts do that are taken back
+
+    def __init__(
+        self,
+        base: BaseModel,
+        verifier: Verifier,
+        options: DraftModelOptions,
+        vocabulary: Vocabulary,
+        inside: Inside,
+    ) -> None:
+        super().__init__(base.device)
+        self.base, self.verifier = base, verifier
+        self.options, self.vocabulary, self.inside = options, vocabulary, inside
+        self._chains: list[list[int]] = []  # of each row: guessed, and not yet judged
+        self._readers: list[Reader] = []
+        self._begin_rows(0)
+        self.num_nodes = min(options.num_nodes, 1 + options.width * self.lengths.longest)
+        if vocabulary.kind == "text":  # the base may cut what was said into more tokens
+            self.num_nodes = options.num_nodes
+        self._drafts = self._drafted = self._accepted = 0
+
+    @property
+    def num_forwards(self) -> int:
+        """Of the draft model, over trees; reading a prompt does not count."""
+        return self.runner.num_forwards
+
+    @property
+    def notes(self) -> list[str]:
+        if not self._drafts:
+            return []
+        return [
+            f"draft model {self.verifier.base.info.name} ({self.vocabulary.kind} tokenizer): "
+            f"{self.num_forwards} forwards, "
+            f"{self._accepted / self._drafts:.2f} of {self._drafted / self._drafts:.2f} drafted "
+            "tokens accepted on average",
+            *self.inside.notes,
+        ]
+
+    def begin(self, state: State) -> None:
+        self._begin_rows(len(state.tokens))
+
+    def propose(self, state: State) -> Draft:
+        chains = self._grow(state, self.options.sampling == "rejection")
+        draft = draft_of(self._finish(chains), self.device)
+        if not any(chain.laws for chain in chains):
+            return draft
+        return replace(draft, laws=[chain.laws for chain in chains])
+
+    def guess(self, state: State) -> list[Trie]:
+        return self._finish(self._grow(state, False))
+
+    def observe(self, step: StepResult) -> None:
+        """Count how much of each chain was accepted, whoever's draft it had become part of."""
+        tokens_BN = step.draft.tokens_BN.tolist()
+        for row, (chain, path) in enumerate(zip(self._chains, step.paths, strict=True)):
+            if not chain:
+                continue
+            accepted = 0
+            for token, node in zip(chain, path, strict=False):
+                if tokens_BN[row][node] != token:
+                    break
+                accepted += 1
+            self.lengths.observe(row, len(chain), accepted)
+            self._drafts += 1
+            self._drafted += len(chain)
+            self._accepted += accepted
+        self._chains = [[] for _ in self._chains]
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        self.runner.select_rows(rows)
+        self.lengths.select_rows(rows)
+        self.inside.select_rows(rows)
+        self._chains = [self._chains[row] for row in rows]
+        self._readers = [self._readers[row] for row in rows]
+
+    def _begin_rows(self, num_rows: int) -> None:
+        cost = self.verifier.base.info.num_parameters / self.base.info.num_parameters
+        self.lengths = lengths_for(self.options, num_rows, cost)
+        self.runner = DraftRunner(self.verifier, num_rows)
+        self._chains = [[] for _ in range(num_rows)]
+        self._readers = [self._reader() for _ in range(num_rows)]
+
+    @torch.inference_mode()
+    def _grow(self, state: State, drawn: bool) -> list[Chain]:
+        """Each row's draft: forwards of the draft model until every row has enough."""
+        chains = [self._chain(state, row, drawn) for row in range(len(state.tokens))]
+        self.runner.follow([None if chain.done else chain.text for chain in chains])
+        choosers = () if drawn or not self._same_ids else state.choosers
+        first = True
+        while not all(chain.done for chain in chains):
+            self._forward(chains, choosers, first)
+            first = False
+        return chains
+
+    def _forward(
+        self, chains: Sequence[Chain], choosers: Sequence[TokenChooser], first: bool
+    ) -> None:
+        """One forward: guesses from inside, what the draft model says to them, the cache."""
+        texts = [chain.whole_text if self.inside.needs_state else [] for chain in chains]
+        roots = [chain.newest for chain in chains]
+        hidden_BD = torch.zeros(len(chains), 0, device=self.runner.device)
+        inner = State([text[:-1] for text in texts], roots, hidden_BD, choosers)
+        draft = self.inside.propose(inner, first)
+        hidden, logits = self.runner.verify(draft)
+        tokens_BN, paths = draft.tokens_BN.tolist(), list[list[int] | None]()
+        for row, chain in enumerate(chains):
+            if chain.done:
+                paths.append(None)
+                continue
+            parents, logits_NU = draft.topologies[row].parents, logits[row]
+            extend = partial(_extend, chain, logits_NU)
+            paths.append(accept(tokens_BN[row], parents, extend, len(parents))[0])
+        self.runner.commit(draft, paths)
+        if self.inside.needs_state:
+            kept = [path or [] for path in paths]
+            nexts = [chain.newest for chain in chains]
+            stacked = torch.stack(hidden), torch.stack(logits)
+            self.inside.observe(StepResult(draft, kept, nexts, *stacked))
+
+    def _chain(self, state: State, row: int, drawn: bool) -> Chain:
+        """An empty draft behind the row's root, as long as lengths and both contexts allow."""
+        prefix = [*state.tokens[row], state.roots_B[row]]
+        text = self._readers[row].read(prefix)
+        contexts = self.base.info.context_length, self.verifier.base.info.context_length
+        limit = min(
+            self.lengths.limit(row),
+            self.options.num_nodes - 1,
+            contexts[0] - len(prefix),
+            contexts[1] - len(text) + 1,
+        )
+        in_text = self.vocabulary.kind == "text"
+        chooser = state.choosers[row] if state.choosers and not in_text else None
+        return Chain(
+            text,
+            prefix,
+            self.vocabulary,
+            self.lengths,
+            limit if text else 0,
+            self.options.width,
+            self.options.num_nodes,
+            (self.verifier.base if in_text else self.base).stop_token_ids,
+            chooser,
+            drawn and chooser is not None and chooser.draws,
+        )
+
+    def _finish(self, chains: Sequence[Chain]) -> list[Trie]:
+        """What the base is to check; remembers the chains, to see how much of them is accepted."""
+        tries = []
+        for row, chain in enumerate(chains):
+            if self.vocabulary.kind == "text":
+                trie = self._translated(row, chain)
+            else:
+                trie = chain.trie if chain.drawn else chain.trie.best(self.num_nodes)
+            tries.append(trie)
+            self._chains[row] = _first_children(trie)
+        return tries
+
+    def _translated(self, row: int, chain: Chain) -> Trie:
+        """The chain in the base's tokens; what is sure of the whole is spread over them evenly."""
+        trie = Trie(chain.trie.tokens[0])
+        if not chain.own_ids:
+            return trie
+        said = self._readers[row].back(chain.up_to_root, chain.own_ids, chain.text)
+        said = said[: self.num_nodes - 1]
+        chance = chain.chance ** (1 / max(len(said), 1))
+        trie.add_chain(said, chance, ("draft-model", "text", round(4 * chance)))
+        return trie
+
+    @property
+    def _same_ids(self) -> bool:
+        vocabulary = self.vocabulary
+        return vocabulary.kind == "same" and vocabulary.base_size == vocabulary.draft_size
+
+    def _reader(self) -> Reader:
+        if self.vocabulary.reads_text:
+            return Retokenized(self.base.tokenizer, self.verifier.base.tokenizer)
+        return SameIds(self.vocabulary)
+
+
+def _extend(chain: Chain, logits_NU: Tensor, node: int) -> int:
+    return chain.extend(logits_NU[node])
+
+
+def _first_children(trie: Trie) -> list[int]:
+    """Tokens of the chain: at each node the first child."""
+    chain, tip = list[int](), 0
+    for node, parent in enumerate(trie.parents):
+        if node and parent == tip:
+            chain.append(trie.tokens[node])
+            tip = node
+    return chain
+
+
+def build(context: DraftContext, options: DraftModelOptions) -> DraftModelDrafter:
+    """Raises ConfigError: no draft model, tokenizers or options that do not fit each other; what
+    load_base_model raises."""
+    verifier = draft_verifier(context)
+    drawn = options.sampling == "rejection" and not context.sampling.greedy
+    text_will_do = not drawn and options.width == 1
+    vocabulary = context.remembered(
+        ("draft vocabulary", id(verifier), options.tokenizer, text_will_do),
+        lambda: shared_vocabulary(options.tokenizer, context.base, verifier.base, text_will_do),
+    )
+    if vocabulary.kind == "text" and not text_will_do:
+        found = "sampling rejection" if drawn else f"width {options.width}"
+        raise ConfigError(
+            f"drafter draft-model: {found} cannot be had where drafts are exchanged as text, as "
+            f"those of {verifier.base.info.name!r} for {context.base.info.name!r}",
+            hint="use sampling matched and width 1, or a draft model whose tokenizer is nearer",
+        )
+    inside = build_inside(context, verifier, options.staged)
+    return DraftModelDrafter(context.base, verifier, options, vocabulary, inside)

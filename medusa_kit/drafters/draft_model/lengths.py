@@ -1,0 +1,111 @@
+"""How long a draft model drafts: a fixed number of tokens, by luck, or by its own confidence.
+
+A rule may stop behind a token, never take one back: tokens drawn at random stay exact that way.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+from medusa_kit.settings.drafters import DraftModelOptions
+
+STEP = 0.1  # of the threshold's logarithm, at each draft
+THRESHOLDS = (0.01, 0.95)
+MEMORY = 0.95  # of the averages that the threshold's target is made of
+
+
+class Lengths(Protocol):
+    """`limit` before a row's draft, `stops` behind each of its tokens, `observe` afterwards."""
+
+    longest: int  # tokens of any draft
+
+    def limit(self, row: int) -> int: ...
+
+    def stops(self, chance: float) -> bool: ...
+
+    def observe(self, row: int, drafted: int, accepted: int) -> None: ...
+
+    def select_rows(self, rows: Sequence[int]) -> None: ...
+
+
+class Fixed:
+    def __init__(self, length: int) -> None:
+        self.longest = length
+
+    def limit(self, row: int) -> int:
+        return self.longest
+
+    def stops(self, chance: float) -> bool:
+        return False
+
+    def observe(self, row: int, drafted: int, accepted: int) -> None: ...
+
+    def select_rows(self, rows: Sequence[int]) -> None: ...
+
+
+class Heuristic(Fixed):
+    """Two tokens more after a draft that was accepted whole, one less after any other; each row has
+    a length of its own (the schedule of transformers' assisted generation)."""
+
+    def __init__(self, length: int, longest: int, num_rows: int) -> None:
+        super().__init__(longest)
+        self._lengths = [min(length, longest)] * num_rows
+
+    def limit(self, row: int) -> int:
+        return self._lengths[row]
+
+    def observe(self, row: int, drafted: int, accepted: int) -> None:
+        change = 2 if accepted == drafted else -1
+        self._lengths[row] = min(max(self._lengths[row] + change, 1), self.longest)
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        self._lengths = [self._lengths[row] for row in rows]
+
+
+class Threshold(Fixed):
+    """Stops behind the token by which the draft's chance falls under a threshold.
+
+    With `cost`, a draft forward's time in forwards of the base, the threshold follows acceptance:
+    it is nudged so that a draft's *last* token is accepted as often as it must be to be worth its
+    time, which is cost x tokens emitted per forward's time. Up by STEP x that target where the last
+    token was rejected, down by STEP x (1 - target) where it was accepted (on a logarithmic scale):
+    at rest the share of accepted last tokens is the target. No clock is read, so that runs repeat.
+    """
+
+    def __init__(self, threshold: float, longest: int, cost: float | None = None) -> None:
+        super().__init__(longest)
+        self.threshold, self.cost = threshold, cost
+        self._drafted = self._accepted = 0.0  # averages of late, for a draft
+        self._weight = 0.0
+
+    @property
+    def target(self) -> float:
+        """How often a last token must be accepted to pay."""
+        if self.cost is None or not self._weight:
+            return 0.5
+        drafted, accepted = self._drafted / self._weight, self._accepted / self._weight
+        rate = (1 + accepted) / (1 + self.cost * drafted)
+        return min(max(self.cost * rate, 0.05), 0.9)
+
+    def stops(self, chance: float) -> bool:
+        return chance < self.threshold
+
+    def observe(self, row: int, drafted: int, accepted: int) -> None:
+        if self.cost is None or not self.threshold:
+            return
+        target = self.target
+        step = STEP * (target - 1 if accepted == drafted else target)
+        least, most = THRESHOLDS
+        self.threshold = min(max(self.threshold * math.exp(step), least), most)
+        self._drafted = MEMORY * self._drafted + drafted
+        self._accepted = MEMORY * self._accepted + accepted
+        self._weight = MEMORY * self._weight + 1
+
+
+def lengths_for(options: DraftModelOptions, num_rows: int, cost: float) -> Lengths:
+    """`cost`: of a draft forward, in forwards of the base."""
+    if options.lengths == "fixed":
+        return Fixed(options.length)
+    if options.lengths == "heuristic":
+        return Heuristic(options.length, options.max_length, num_rows)
+    return Threshold(options.threshold, options.max_length, cost if options.adapt else None)

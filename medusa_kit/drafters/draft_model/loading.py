@@ -1,0 +1,37 @@
+"""The draft model itself: loaded and prepared once for an engine, in its base's dtype and place."""
+
+from medusa_kit import console
+from medusa_kit.base.model import load_base_model
+from medusa_kit.drafters.factory import DraftContext
+from medusa_kit.errors import ConfigError
+from medusa_kit.infer.backends import prepared_verifier
+from medusa_kit.infer.verifier import Verifier
+
+
+def draft_verifier(context: DraftContext) -> Verifier:
+    """Raises ConfigError where none is named; what load_base_model and prepared_verifier raise."""
+    wanted, base = context.draft_model, context.base
+    if wanted is None:
+        raise ConfigError(
+            f"drafter draft-model: no draft model for {base.info.name!r} is named",
+            hint="give draft_model: a smaller model of the same family",
+        )
+    if wanted is base:
+        return context.verifier
+
+    def prepare() -> Verifier:
+        draft = wanted
+        if isinstance(draft, str):
+            draft = load_base_model(draft, dtype=base.info.dtype, device=base.info.device)
+        sizes = draft.info.num_parameters, base.info.num_parameters
+        if sizes[0] > sizes[1]:
+            console.warn(
+                f"the draft model {draft.info.name} has {sizes[0] / 1e6:,.1f}M parameters, more "
+                f"than the {sizes[1] / 1e6:,.1f}M of {base.info.name}: each of its forwards "
+                "costs more than one it may save"
+            )
+        return prepared_verifier(draft, fixed_shapes="never")[0]
+
+    return context.remembered(
+        ("draft model", wanted if isinstance(wanted, str) else id(wanted)), prepare
+    )

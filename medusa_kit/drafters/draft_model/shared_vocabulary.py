@@ -1,0 +1,183 @@
+"""What the tokenizers of a base and of its draft model have in common, and so how the tokens of one
+become the other's.
+
+`same`: ids mean the same to both. `intersection`: the draft may propose the tokens that both have,
+mapped id to id (arXiv 2502.05202, §3.3). `text`: what the draft says is read as text. Whatever the
+way, guesses are only guesses: what comes out is the base model's.
+
+Shapes: V vocabulary of the base, U of the draft, C tokens that both have.
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from medusa_kit import console
+from medusa_kit.base.model import BaseModel
+from medusa_kit.errors import ConfigError
+
+# Share of the base's tokens from which on `auto` takes `intersection`. Below it the draft can say
+# most words only in pieces, which the base, with a token for the whole, would not say: SmolLM2 has
+# 18% of Gemma 3's tokens, and over ten greedy answers its drafts went a little further as text.
+ENOUGH = 0.5
+SAME_SHARE = 0.99  # and for `same`, where a few added tokens may differ
+BYTE_SPACE, SENTENCE_SPACE = "Ġ", "▁"
+
+Surface = bytes | str  # what a token prints; a special token is known by its name
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Tokens of equal text. `agrees`: each has the same id in both vocabularies."""
+
+    base_ids: list[int]
+    draft_ids: list[int]
+    share: float  # of the base's tokens
+
+    @property
+    def agrees(self) -> bool:
+        return self.share >= SAME_SHARE and self.base_ids == self.draft_ids
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """From the draft's ids to the base's and back."""
+
+    kind: str  # same | intersection | text
+    base_size: int
+    draft_size: int
+    overlap: Overlap | None = None  # with intersection
+
+    @property
+    def reads_text(self) -> bool:
+        """Whether the draft reads our text through its own tokenizer."""
+        return self.kind != "same"
+
+    def to_base(self, logits_U: Tensor) -> Tensor:
+        """logits_V of the base's tokens; impossible where the draft has none of the kind."""
+        if self.overlap is not None:
+            logits_V = logits_U.new_full((self.base_size,), -math.inf)
+            base_C, draft_C = (ids.to(logits_U.device) for ids in self._ids)
+            logits_V[base_C] = logits_U[draft_C]
+            return logits_V
+        if self.kind == "text" or self.base_size == self.draft_size:
+            return logits_U
+        missing = max(self.base_size - self.draft_size, 0)
+        return torch.nn.functional.pad(logits_U[: self.base_size], (0, missing), value=-math.inf)
+
+    def to_draft(self, token: int) -> int:
+        """The draft's id of a token that it proposed."""
+        return token if self.overlap is None else self._draft_of[token]
+
+    @cached_property
+    def _ids(self) -> tuple[Tensor, Tensor]:
+        assert self.overlap is not None
+        return torch.tensor(self.overlap.base_ids), torch.tensor(self.overlap.draft_ids)
+
+    @cached_property
+    def _draft_of(self) -> dict[int, int]:
+        assert self.overlap is not None
+        return dict(zip(self.overlap.base_ids, self.overlap.draft_ids, strict=True))
+
+
+def shared_vocabulary(
+    wanted: str, base: BaseModel, draft: BaseModel, text_will_do: bool = True
+) -> Vocabulary:
+    """`wanted`: auto | same | text | intersection (DraftModelOptions.tokenizer). `text_will_do`:
+    whether text is good enough for what else was asked for.
+
+    Raises ConfigError: `same` where it is not so, no token in common, no tokenizer to read with.
+    """
+    sizes = base.info.vocab_size, draft.info.vocab_size
+    names = f"{base.info.name!r} and {draft.info.name!r}"
+    if base.tokenizer is None or draft.tokenizer is None:
+        if wanted in ("auto", "same") and sizes[0] == sizes[1]:
+            return Vocabulary("same", *sizes)
+        raise ConfigError(
+            f"{names} cannot be read by each other: their vocabularies have {sizes[0]} and "
+            f"{sizes[1]} tokens and one came without a tokenizer (tokenizer = {wanted!r})",
+            hint="give both models with their tokenizers",
+        )
+    overlap = measure_overlap(base.tokenizer, draft.tokenizer, *sizes)
+    if not overlap.share:
+        raise ConfigError(
+            f"the tokenizers of {names} have no token in common",
+            hint="choose a draft model of the same family, or another drafter",
+        )
+    if wanted == "auto":
+        wanted = _announced(overlap, base, draft, text_will_do)
+    if wanted == "same" and not overlap.agrees:
+        raise ConfigError(
+            f"the tokenizers of {names} are not the same: {overlap.share:.1%} of the base's tokens "
+            "are in both, with other ids or too few; expected equal ids for equal tokens",
+            hint="use tokenizer intersection, text or auto",
+        )
+    return Vocabulary(wanted, *sizes, overlap if wanted == "intersection" else None)
+
+
+def _announced(overlap: Overlap, base: BaseModel, draft: BaseModel, text_will_do: bool) -> str:
+    """The way that suits; said aloud where the tokenizers differ."""
+    if overlap.agrees:
+        return "same"
+    kind = "text" if text_will_do and overlap.share < ENOUGH else "intersection"
+    rule = {"intersection": "the draft proposes those", "text": "drafts are exchanged as text"}
+    console.note(
+        f"{draft.info.name} has {overlap.share:.1%} of {base.info.name}'s tokens, so {rule[kind]} "
+        f"(tokenizer {kind}; intersection from {ENOUGH:.0%} on)"
+    )
+    return kind
+
+
+def measure_overlap(base: Any, draft: Any, base_size: int, draft_size: int) -> Overlap:
+    """Of two tokenizers; ids that a model has no row for do not count."""
+    ours = {text: i for text, i in surfaces(base).items() if i < base_size}
+    theirs = {text: i for text, i in surfaces(draft).items() if i < draft_size}
+    pairs = sorted((i, theirs[text]) for text, i in ours.items() if text in theirs)
+    share = len(pairs) / max(len(ours), 1)
+    return Overlap([i for i, _ in pairs], [i for _, i in pairs], share)
+
+
+def surfaces(tokenizer: Any) -> dict[Surface, int]:
+    """What each token prints -> its id. Byte-level and sentencepiece spellings become bytes, so
+    `Ġthe` and `▁the` are the same token. Of two tokens that print the same, the one that a text is
+    cut into: a byte's own token comes last, the lower id first."""
+    special = set(tokenizer.all_special_ids) | {
+        i for i, token in tokenizer.added_tokens_decoder.items() if token.special
+    }
+    known = tokenizer.get_vocab()
+    marks = [sum(text.startswith(mark) for text in known) for mark in (BYTE_SPACE, SENTENCE_SPACE)]
+    spell = _byte_level if marks[0] >= marks[1] else _sentence_piece
+    result: dict[Surface, int] = {}
+    for text, i in sorted(known.items(), key=lambda item: (_is_byte(item[0]), item[1])):
+        result.setdefault(text if i in special else spell(text), i)
+    return result
+
+
+def _byte_level(text: str) -> Surface:
+    values = [_BYTE_OF.get(char) for char in text]
+    return text.encode() if None in values else bytes(v for v in values if v is not None)
+
+
+def _sentence_piece(text: str) -> Surface:
+    if _is_byte(text):
+        return bytes([int(text[3:5], 16)])
+    return text.replace(SENTENCE_SPACE, " ").encode()
+
+
+def _is_byte(text: str) -> bool:
+    return len(text) == 6 and text.startswith("<0x") and text.endswith(">")
+
+
+def _byte_letters() -> dict[str, int]:
+    """The letters that byte-level tokenizers write for bytes (GPT-2's)."""
+    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [value for value in range(256) if value not in plain]
+    letters = {chr(value): value for value in plain}
+    return letters | {chr(256 + place): value for place, value in enumerate(others)}
+
+
+_BYTE_OF = _byte_letters()

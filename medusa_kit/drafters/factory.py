@@ -1,0 +1,106 @@
+"""From a drafter's name and options to the drafter, for an engine's rows.
+
+Adding a drafter: its file with a `build` of its own, its options in medusa_kit/settings/drafters.py, its
+line in BUILDERS, and a test (docs/drafters.md).
+"""
+
+import importlib
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+import torch
+
+from medusa_kit.base.model import BaseModel
+from medusa_kit.drafters import draft_with
+from medusa_kit.drafters.heads.break_even import CautiousDrafter
+from medusa_kit.drafters.memory import Memory
+from medusa_kit.drafters.plain import PlainDrafter
+from medusa_kit.errors import ConfigError
+from medusa_kit.heads import MedusaHeads
+from medusa_kit.infer.cpu.mkl_linear import pack_for_rows
+from medusa_kit.infer.draft import Drafter
+from medusa_kit.infer.verifier import Verifier
+from medusa_kit.settings.drafters import drafter_options
+from medusa_kit.settings.sampling import SamplingParams
+from medusa_kit.tree.plan import Tree
+
+T = TypeVar("T")
+
+
+@dataclass
+class DraftContext:
+    """What a drafter may be built from. `memory` lives as long as the engine: tables, models."""
+
+    verifier: Verifier
+    heads: MedusaHeads | None = None
+    tree: Tree | None = None  # for this batch size
+    break_even: float | None = None  # tokens a step of that tree must emit, where it is known
+    draft_model: str | BaseModel | None = None
+    batch_size: int = 1
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    memory: Memory = field(default_factory=Memory)
+    heads_refused: str | None = None  # why heads that were found are not in use
+
+    @property
+    def base(self) -> BaseModel:
+        return self.verifier.base
+
+    @property
+    def device(self) -> torch.device:
+        return self.verifier.base.device
+
+    def remembered(self, key: Hashable, make: Callable[[], T]) -> T:
+        """What an earlier request left under `key`, else made now."""
+        return self.memory.remembered(key, make)
+
+
+Builder = Callable[[DraftContext, Any], Drafter]
+
+
+def build_drafter(
+    name: str, context: DraftContext, options: Mapping[str, Any] | None = None
+) -> Drafter:
+    """Raises ConfigError: an unknown name or option, or nothing to draft with."""
+    checked = drafter_options(name, options)
+    return BUILDERS[name](context, checked)
+
+
+def _plain(context: DraftContext, options: Any) -> Drafter:
+    return PlainDrafter(context.device)
+
+
+def _heads(context: DraftContext, options: Any) -> Drafter:
+    if context.heads is None or context.tree is None:
+        raise ConfigError(
+            f"there are no heads for {context.base.info.name!r}, so nothing to draft with",
+            hint="train some with `medusa-kit train`, or decode with another drafter: auto, suffix",
+        )
+    pack_for_rows(context.base.model, context.tree.num_nodes * context.batch_size)
+    drafter = draft_with(context.heads, context.tree)
+    if context.break_even is None or context.verifier.fixed is not None:
+        return drafter
+    return CautiousDrafter(drafter, PlainDrafter(context.device), context.break_even)
+
+
+def _in(module: str) -> Builder:
+    """The `build` of a drafter's own file, loaded when it is asked for."""
+
+    def build(context: DraftContext, options: Any) -> Drafter:
+        found = importlib.import_module(f"medusa_kit.drafters.{module}")
+        return cast(Drafter, found.build(context, options))
+
+    return build
+
+
+BUILDERS: dict[str, Builder] = {
+    "auto": _in("auto"),
+    "combined": _in("combined"),
+    "draft-model": _in("draft_model"),
+    "lookahead": _in("lookahead"),
+    "medusa": _heads,
+    "none": _plain,
+    "prompt-lookup": _in("prompt_lookup"),
+    "recycling": _in("recycling"),
+    "suffix": _in("suffix"),
+}

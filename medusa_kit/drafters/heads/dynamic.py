@@ -1,0 +1,134 @@
+"""Heads as a drafter whose tree is grown anew for each row and step, best first.
+
+Static trees put the same ranks in the same slots; here a node is whatever path the heads find most
+probable now (EAGLE-2, arXiv 2406.16858, §4; tree/dynamic.py). Acceptance does not change, and the
+tree depends on committed tokens alone, so decoding stays exact, sampling too.
+
+Nodes are numbered by falling probability: the tree of N nodes is the first N of any larger one.
+
+Shapes: B batch, N nodes with root, D hidden, K heads, R guesses of a head, Q parents of one depth,
+J tokens of their paths, C candidates of all depths so far.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from medusa_kit.heads import MedusaHeads
+from medusa_kit.heads.scores import scored_guesses, scored_guesses_behind
+from medusa_kit.infer.draft import (
+    ROOT,
+    UNUSED,
+    Draft,
+    State,
+    StatelessDrafter,
+    Topology,
+)
+from medusa_kit.infer.sending import sent
+from medusa_kit.tree.dynamic import DynamicTree, best_first
+
+Grown = tuple[Tensor, list[list[int]]]  # tokens_BN, parents of each row
+
+
+class DynamicDrafter(StatelessDrafter):
+    """For every kind of heads; how a tree is grown depends on whether they read the path."""
+
+    def __init__(self, heads: MedusaHeads, tree: DynamicTree) -> None:
+        """Raises TreeError when the tree uses more heads than there are, or more guesses."""
+        tree.check_fits(heads.num_heads, heads.num_columns)
+        self.name: str = f"{heads.config.kind}, dynamic tree"
+        self.heads, self.tree = heads, tree
+        self.num_nodes = tree.num_nodes
+
+    def propose(self, state: State) -> Draft:
+        tokens_BN, parents = self.grow(state.hidden_BD, state.roots_B)
+        device = state.hidden_BD.device
+        return Draft(tokens_BN, [Topology.from_parents(row, device) for row in parents])
+
+    @torch.inference_mode()
+    def grow(self, hidden_BD: Tensor, roots_B: Sequence[int]) -> Grown:
+        """(tokens_BN, parents of each row). Slots that no path is left for are UNUSED."""
+        roots = sent(roots_B, hidden_BD.device)
+        grow = _grow_at_once if self.heads.one_pass else _grow_by_depth
+        return grow(self.heads, self.tree, hidden_BD, roots)
+
+
+def _grow_at_once(
+    heads: MedusaHeads, tree: DynamicTree, hidden_BD: Tensor, roots_B: Tensor
+) -> Grown:
+    """One pass of the heads, then a heap: exactly the N - 1 most probable paths."""
+    count = min(tree.num_ranks, tree.num_nodes - 1)
+    temperatures = tree.temperatures[: tree.depth]
+    ids_KBR, scores_KBR = scored_guesses(heads, hidden_BD, count, temperatures, roots_B)
+    ids, parents_BN = ids_KBR.tolist(), []
+    tokens_BN = []
+    for row, root in enumerate(roots_B.tolist()):
+        parents, depths, ranks = best_first(scores_KBR[:, row].tolist(), tree.num_nodes)
+        guesses = [ids[d - 1][row][r] for d, r in zip(depths[1:], ranks[1:], strict=True)]
+        empty = tree.num_nodes - len(parents)
+        tokens_BN.append([root, *guesses, *[root] * empty])
+        parents_BN.append(parents + [UNUSED] * empty)
+    return sent(tokens_BN, hidden_BD.device), parents_BN
+
+
+def _grow_by_depth(
+    heads: MedusaHeads, tree: DynamicTree, hidden_BD: Tensor, roots_B: Tensor
+) -> Grown:
+    """One pass a depth over the `beam` best nodes of the depth before; then the best of all.
+
+    Only nodes that can still have a child in the tree of N are passed on: the N - 2 best so far.
+    What is left out could not have entered, so the limit changes the time and not the tree.
+    """
+    count = min(tree.num_ranks, tree.num_nodes - 1)
+    paths_BQJ, above_BQ = roots_B[:, None, None], torch.zeros_like(roots_B)[:, None].float()
+    places_BQ = torch.full_like(roots_B, ROOT)[:, None]  # of the parents, among the candidates
+    tokens, scores, parents = list[Tensor](), list[Tensor](), list[Tensor]()
+    for k in range(tree.depth):
+        hidden_BQD = hidden_BD[:, None].expand(-1, paths_BQJ.shape[1], -1)
+        ids_BQR, own_BQR = scored_guesses_behind(
+            heads, k, hidden_BQD, paths_BQJ, count, tree.temperatures[k]
+        )
+        before = sum(part.shape[1] for part in scores)
+        tokens.append(ids_BQR.flatten(1))
+        scores.append((above_BQ[..., None] + own_BQR).flatten(1))
+        parents.append(places_BQ.repeat_interleave(count, dim=1))
+        best_BQ = _worth_a_child(tree, scores)
+        if k + 1 == tree.depth or best_BQ.shape[1] == 0:
+            break
+        above_BQ = scores[-1].gather(1, best_BQ)
+        path_of_BQ = best_BQ // count
+        behind_BQJ = paths_BQJ.gather(1, path_of_BQ[..., None].expand(-1, -1, paths_BQJ.shape[2]))
+        paths_BQJ = torch.cat([behind_BQJ, tokens[-1].gather(1, best_BQ)[..., None]], dim=2)
+        places_BQ = best_BQ + before
+    return _cut(tree.num_nodes, roots_B, *(torch.cat(p, dim=1) for p in (tokens, scores, parents)))
+
+
+def _worth_a_child(tree: DynamicTree, scores: Sequence[Tensor]) -> Tensor:
+    """Which candidates of the last depth get children, best first; as many for every row."""
+    room = tree.num_nodes - 2  # nodes besides the root and the child itself
+    ordered = scores[-1].sort(dim=1, descending=True, stable=True)
+    best, values = ordered.indices[:, : min(tree.beam, room)], ordered.values
+    all_BC = torch.cat(list(scores), dim=1)
+    if not 0 < room < all_BC.shape[1]:
+        return best
+    least_B1 = all_BC.topk(room, dim=1).values[:, -1:]
+    reaching = int((values[:, : best.shape[1]] >= least_B1).sum(1).max())
+    return best[:, :reaching]
+
+
+def _cut(
+    num_nodes: int, roots_B: Tensor, tokens_BC: Tensor, scores_BC: Tensor, parents_BC: Tensor
+) -> Grown:
+    """The best num_nodes - 1 candidates. A stable sort keeps parents before children as likely."""
+    kept_BN = scores_BC.sort(dim=1, descending=True, stable=True).indices[:, : num_nodes - 1]
+    B, kept = kept_BN.shape
+    # One more column stands for the root, at place -1.
+    node_of_BC = torch.full((B, scores_BC.shape[1] + 1), UNUSED, device=kept_BN.device)
+    node_of_BC[:, ROOT] = 0
+    numbers_BN = torch.arange(1, kept + 1, device=kept_BN.device).expand(B, -1)
+    node_of_BC.scatter_(1, kept_BN, numbers_BN)
+    parents_BN = node_of_BC.gather(1, parents_BC.gather(1, kept_BN) % node_of_BC.shape[1])
+    rows = [[ROOT, *row] + [UNUSED] * (num_nodes - 1 - kept) for row in parents_BN.tolist()]
+    empty_BN = roots_B[:, None].expand(-1, num_nodes - 1 - kept)
+    return torch.cat([roots_B[:, None], tokens_BC.gather(1, kept_BN), empty_BN], dim=1), rows

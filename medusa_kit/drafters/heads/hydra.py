@@ -1,0 +1,62 @@
+"""Heads that read the path, as a drafter: one small pass a depth (Hydra, arXiv 2402.05109, §3).
+
+The node at depth d with rank r holds the r-th likeliest token of heads[d - 1] behind its parent's
+path; all parents of one depth go through the head together.
+
+Shapes: B batch, N nodes with root, D hidden, Q parents of one depth, J tokens of their paths,
+C candidates of a head.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from medusa_kit.drafters.heads.medusa import HeadsDrafter
+from medusa_kit.heads import MedusaHeads
+from medusa_kit.infer.draft import path_to
+from medusa_kit.tree.candidate_tree import CandidateTree
+
+
+@dataclass(frozen=True)
+class Level:
+    """Nodes of one depth, and where their tokens come from."""
+
+    nodes: Tensor
+    paths_QJ: Tensor  # nodes from the root to each parent
+    parent_of_node: Tensor  # row of paths_QJ
+    rank_of_node: Tensor
+    num_ranks: int
+
+
+class HydraDrafter(HeadsDrafter):
+    """For kinds whose heads read the path (`hydra`)."""
+
+    def __init__(self, heads: MedusaHeads, tree: CandidateTree) -> None:
+        super().__init__(heads, tree)
+        device = heads.base.device
+        self._levels = [_level(tree, depth, device) for depth in range(1, tree.depth + 1)]
+
+    def fill(self, hidden_BD: Tensor, roots_B: Tensor, on_device: bool = False) -> Tensor:
+        tokens_BN = roots_B[:, None].repeat(1, self.num_nodes)
+        for k, level in enumerate(self._levels):
+            path_BQJ = tokens_BN[:, level.paths_QJ]
+            hidden_BQD = hidden_BD[:, None].expand(-1, len(level.paths_QJ), -1)
+            ids_BQC = self.heads.candidates_behind(
+                k, hidden_BQD, path_BQJ, level.num_ranks, on_device
+            )
+            tokens_BN[:, level.nodes] = ids_BQC[:, level.parent_of_node, level.rank_of_node]
+        return tokens_BN
+
+
+def _level(tree: CandidateTree, depth: int, device: torch.device) -> Level:
+    nodes = [node for node, d in enumerate(tree.depths) if d == depth]
+    parents = sorted({tree.parents[node] for node in nodes})
+    ranks = [tree.ranks[node] for node in nodes]
+    return Level(
+        torch.tensor(nodes, device=device),
+        torch.tensor([path_to(parent, tree.parents) for parent in parents], device=device),
+        torch.tensor([parents.index(tree.parents[node]) for node in nodes], device=device),
+        torch.tensor(ranks, device=device),
+        max(ranks) + 1,
+    )

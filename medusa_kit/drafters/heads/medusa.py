@@ -1,0 +1,53 @@
+"""Heads as a drafter: one pass of the heads fills a static tree (Medusa, arXiv 2401.10774, §2.1.2).
+
+The node at depth d with rank r holds the r-th likeliest token of heads[d - 1].
+
+Shapes: B batch, N nodes with root, D hidden, K heads, C candidates of a head.
+"""
+
+import torch
+from torch import Tensor
+
+from medusa_kit.heads import MedusaHeads
+from medusa_kit.infer.draft import Draft, State, StatelessDrafter, Topology
+from medusa_kit.infer.sending import sent
+from medusa_kit.tree.candidate_tree import CandidateTree
+
+
+class HeadsDrafter(StatelessDrafter):
+    """What every drafter has that fills a static tree with the guesses of heads."""
+
+    def __init__(self, heads: MedusaHeads, tree: CandidateTree) -> None:
+        """Raises TreeError when the tree is deeper than there are heads, or wider than a head."""
+        tree.check_fits(heads.num_heads, heads.num_columns)
+        self.name: str = heads.config.kind
+        self.heads, self.tree = heads, tree
+        self.num_nodes = tree.num_nodes
+        self.topology = Topology.from_parents(tree.parents, heads.base.device)
+
+    @torch.inference_mode()
+    def propose(self, state: State) -> Draft:
+        roots_B = sent(state.roots_B, state.hidden_BD.device)
+        return Draft(self.fill(state.hidden_BD, roots_B), [self.topology] * len(roots_B))
+
+    def fill(self, hidden_BD: Tensor, roots_B: Tensor, on_device: bool = False) -> Tensor:
+        """tokens_BN of the tree. `on_device`: nothing is read on the host."""
+        raise NotImplementedError
+
+
+class MedusaDrafter(HeadsDrafter):
+    """For kinds whose heads all run at once (`medusa`, `rooted`)."""
+
+    def __init__(self, heads: MedusaHeads, tree: CandidateTree) -> None:
+        super().__init__(heads, tree)
+        device = heads.base.device
+        self._head_N = torch.tensor([depth - 1 for depth in tree.depths[1:]], device=device)
+        self._rank_N = torch.tensor(tree.ranks[1:], device=device)
+
+    def fill(self, hidden_BD: Tensor, roots_B: Tensor, on_device: bool = False) -> Tensor:
+        if self.num_nodes == 1:
+            return roots_B[:, None]
+        tree = self.tree  # heads below its deepest node need not run
+        ids_KBC = self.heads.candidates(hidden_BD, tree.num_ranks, tree.depth, roots_B, on_device)
+        guesses_NB = ids_KBC[self._head_N, :, self._rank_N]
+        return torch.cat([roots_B[:, None], guesses_NB.T], dim=1)

@@ -1,0 +1,281 @@
+"""At each position what pays: which sources to ask, how many nodes to verify, or none at all.
+
+Free sources (text and tables) are asked at every step. How many of the merged guesses are verified
+follows from their chances and from what a node costs on this machine, measured while decoding.
+Heads and draft models cost time to ask: `Chooser` finds out where that pays.
+
+Where steps run whole on the device (infer/cuda_graph/), guesses are sent to them: the heads then draft
+within the step and are asked at every one, and a step has one of a few sizes, filled with guesses.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+
+from medusa_kit.drafters.factory import DraftContext
+from medusa_kit.drafters.heads.hydra import HydraDrafter
+from medusa_kit.drafters.heads.medusa import MedusaDrafter
+from medusa_kit.drafters.mixed.bandit import Chooser
+from medusa_kit.drafters.mixed.combined import (
+    HeadsSource,
+    build_sources,
+    learn,
+    merged,
+    shared_luck,
+    usual_sources,
+)
+from medusa_kit.drafters.mixed.estimates import Luck, StepCost
+from medusa_kit.drafters.text.recycling import RecyclingDrafter
+from medusa_kit.drafters.trie import Source, Trie, draft_of
+from medusa_kit.infer.accept.token_choice import TokenChooser
+from medusa_kit.infer.cuda_graph.fed import MOST_NODES, Feeds
+from medusa_kit.infer.draft import Draft, Drafter, State, StepResult, notes_of, tell_end
+
+COSTLY = ("medusa", "draft-model")
+SLOPES = {"cpu": 0.12, "cuda": 0.01}  # of a node more, in one-node steps, until it is measured
+SIZES = (1, 4, 8, 16, 32)  # nodes of steps on the device, each captured by itself
+HOPES = {"medusa": 0.5, "draft-model": 1.0}  # tokens a step that a costly source adds, at first
+
+
+@dataclass
+class Experience:
+    """What all requests of an engine have taught; batches of different sizes apart."""
+
+    luck: Luck
+    cost: StepCost
+    chooser: Chooser
+
+
+@dataclass
+class _Step:
+    """What was done in the step under way."""
+
+    tries: list[Trie]
+    situation: int | None  # None: the first step of all, which only measures
+    choice: int
+    start: float
+    drafted: float = 0.0
+
+
+@dataclass
+class _Share:
+    steps: int = 0
+    tokens: int = 0
+
+
+@dataclass
+class AutoDrafter:
+    """`free` sources at every step, one of `costly` where it pays. `clock` gives seconds."""
+
+    free: Sequence[Source]
+    costly: Sequence[Source]
+    experience: Experience
+    device: Any
+    max_nodes: int
+    reasons: Sequence[str] = ()
+    feeds: Feeds | None = None  # what it asks of steps on the device; None: they are of no use
+    sent: Experience | None = None  # of such steps, which cost something else
+    clock: Callable[[], float] = time.perf_counter
+    shares: dict[str, _Share] = field(default_factory=dict)
+    _step: _Step | None = None
+    _sends: bool = False
+
+    @property
+    def num_nodes(self) -> int:
+        return max(self.max_nodes, 0 if self.feeds is None else self.feeds.num_nodes)
+
+    def use_steps(self) -> None:
+        """From now on heads' guesses come with the state, and trees are read on the host."""
+        assert self.feeds is not None
+        assert self.sent is not None
+        self.free, self.costly = [*self.free, *self.costly], []
+        self.experience, self.max_nodes, self._sends = self.sent, self.feeds.num_nodes, True
+        self.device = torch.device("cpu")
+
+    def _nodes(self, wanted: int) -> int:
+        """Nodes that are verified where so many are wanted."""
+        return self.feeds.fitting(wanted) if self._sends and self.feeds is not None else wanted
+
+    @property
+    def name(self) -> str:
+        """Auto, and what drafted how often."""
+        steps = sum(share.steps for share in self.shares.values())
+        ranked = sorted(self.shares.items(), key=lambda item: -item[1].steps)
+        parts = [f"{name} {share.steps / steps:.0%}" for name, share in ranked]
+        return f"auto ({', '.join(parts)})" if parts else "auto"
+
+    @property
+    def notes(self) -> list[str]:
+        told = [
+            f"{name}: {share.steps} steps, {share.tokens / share.steps:.2f} tokens each"
+            for name, share in self.shares.items()
+        ]
+        sources = [note for source in (*self.free, *self.costly) for note in notes_of(source)]
+        return [*self.reasons, *self._how(), *told, *sources]
+
+    def _how(self) -> list[str]:
+        if self.feeds is None:
+            return []
+        if not self._sends:
+            return ["guesses are not sent to steps on the device: they were not to be had"]
+        return [f"guesses sent to steps of {', '.join(map(str, self.feeds.sizes))} nodes"]
+
+    def begin(self, state: State) -> None:
+        for source in (*self.free, *self.costly):
+            source.begin(state)
+
+    def propose(self, state: State) -> Draft:
+        start, B = self.clock(), len(state.roots_B)
+        luck, cost = self.experience.luck, self.experience.cost
+        tries = merged(self.free, state, luck)
+        orders = [trie.by_chance() for trie in tries]
+        size, promised = best_size(orders, cost, self.max_nodes, self._nodes)
+        situation, choice = None, 0
+        if cost.measured:
+            step_seconds = cost.seconds(B * self._nodes(size)) / B
+            situation, choice = self.experience.chooser.choose(promised / B, step_seconds)
+        if choice:
+            for whole, more in zip(
+                tries, merged([self.costly[choice - 1]], state, luck), strict=True
+            ):
+                whole.merge(more)
+            orders = [trie.by_chance() for trie in tries]
+            size, _ = best_size(orders, cost, self.max_nodes, self._nodes)
+        size = self._nodes(size)  # what is verified anyway holds guesses too
+        tries = [
+            trie.kept([node for node, _ in order[:size]])
+            for trie, order in zip(tries, orders, strict=True)
+        ]
+        self._step = _Step(tries, situation, choice, start)
+        draft = draft_of(tries, self.device)
+        self._step.drafted = self.clock()
+        return draft
+
+    def observe(self, step: StepResult) -> None:
+        now, did = self.clock(), self._step
+        assert did is not None
+        experience, B = self.experience, len(did.tries)
+        emitted = B + sum(len(path) for path in step.paths)
+        num_nodes = self._nodes(step.draft.tokens_BN.shape[1])
+        experience.cost.record(B * num_nodes, now - did.drafted)
+        if did.situation is not None:
+            seconds = (now - did.start) / B
+            experience.chooser.record(did.situation, did.choice, emitted / B, seconds)
+        learn(experience.luck, did.tries, step)
+        for source in (*self.free, *self.costly):
+            source.observe(step)
+        for trie, path in zip(did.tries, step.paths, strict=True):
+            share = self.shares.setdefault(_sources_of(trie), _Share())
+            share.steps += 1
+            share.tokens += 1 + len(path)
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        for source in (*self.free, *self.costly):
+            source.select_rows(rows)
+
+    def end(self, answers: Sequence[Sequence[int]]) -> None:
+        for source in (*self.free, *self.costly):
+            tell_end(source, answers)
+
+
+Order = Sequence[tuple[int, float]]  # a row's nodes with their chances, likeliest first
+
+
+def best_size(
+    orders: Sequence[Order],
+    cost: StepCost,
+    max_nodes: int,
+    verified: Callable[[int], int] = lambda wanted: wanted,
+) -> tuple[int, float]:
+    """(nodes a row, tokens they promise over all rows) with the most tokens a second.
+
+    `verified`: how many nodes a step has where so many are wanted.
+    """
+    B = len(orders)
+    gains = [0.0] * max_nodes  # of the n-th likeliest node, over the rows
+    for order in orders:
+        for place, (_, chance) in enumerate(order[:max_nodes]):
+            gains[place] += chance
+    best, tokens, promised = 1, float(B), float(B)
+    rate = tokens / cost.seconds(B * verified(1))
+    for size in range(2, max_nodes + 1):
+        if gains[size - 1] == 0.0:
+            break
+        tokens += gains[size - 1]
+        seconds = cost.seconds(B * verified(size))
+        if tokens / seconds > rate:
+            best, promised, rate = size, tokens, tokens / seconds
+    return best, promised
+
+
+def _sources_of(trie: Trie) -> str:
+    """Whose guesses a tree holds; none where it is the root alone."""
+    names = {str(key[0]) for key in trie.keys if isinstance(key, tuple)}
+    return " + ".join(sorted(names)) or "none"
+
+
+def build(context: DraftContext, options: Any) -> Drafter:
+    """Heads where there are any, the draft model where one is named, and free sources."""
+    names, reasons = usual_sources(context, options.sources)
+    given = {**free_sizes(options.max_nodes), **options.options}
+    sources = build_sources(context, names, given)
+    free = [source for source in sources if source.name not in COSTLY]
+    costly = [source for source in sources if source.name in COSTLY]
+    key = ("auto", tuple(names), context.batch_size)
+    experience = context.remembered(key, lambda: _fresh(context, costly))
+    drafter = AutoDrafter(free, costly, experience, context.device, options.max_nodes, reasons)
+    if context.verifier.fixed is not None:
+        if (why := _obstacle(context, free, costly)) is not None:
+            drafter.reasons = [*reasons, f"guesses are not sent to steps on the device: {why}"]
+            return drafter
+        drafter.feeds = _feeds(options, free, costly, context.base.info.vocab_size)
+        sent = ("auto, sent", tuple(names), context.batch_size, drafter.feeds.sizes)
+        drafter.sent = context.remembered(sent, lambda: _fresh(context, []))
+    return drafter
+
+
+def _obstacle(
+    context: DraftContext, free: Sequence[Source], costly: Sequence[Source]
+) -> str | None:
+    """Why guesses of these sources cannot be sent to steps on the device; None where they can."""
+    if any(source.name == "draft-model" for source in (*free, *costly)):
+        return "a draft model is among the sources, and runs beside them"
+    chooser = TokenChooser(context.base.model, context.sampling, [0], 1)
+    if not chooser.takes_argmax:
+        return "tokens are drawn or logits processed, which is done on the host"
+    for source in costly:
+        if type(getattr(source, "inner", None)) not in (MedusaDrafter, HydraDrafter):
+            return "the heads' tree is grown anew at each step"
+    return None
+
+
+def _feeds(
+    options: Any, free: Sequence[Source], costly: Sequence[Source], vocab_size: int
+) -> Feeds:
+    """As many nodes as the heads' tree has, unless options give a number."""
+    heads = next((cast(HeadsSource, source).inner for source in costly), None)
+    most = options.max_nodes
+    if heads is not None and "max_nodes" not in options.model_fields_set:
+        most = max(most, heads.num_nodes)
+    most = min(most, MOST_NODES)
+    widths = [s.options.width for s in free if isinstance(s, RecyclingDrafter)]
+    ranks = min(max(widths, default=0), vocab_size)
+    return Feeds((*(size for size in SIZES if size < most), most), ranks, heads)
+
+
+def free_sizes(max_nodes: int) -> dict[str, dict[str, Any]]:
+    """How much free sources guess: what is not worth verifying is left out afterwards."""
+    return {
+        "suffix": {"num_nodes": max_nodes},
+        "prompt-lookup": {"num_tokens": max_nodes - 1},
+        "recycling": {"num_nodes": min(max_nodes, 6)},
+    }
+
+
+def _fresh(context: DraftContext, costly: Sequence[Source]) -> Experience:
+    hopes = [0.0, *(HOPES[source.name] for source in costly)]
+    cost = StepCost(SLOPES.get(context.device.type, SLOPES["cuda"]))
+    return Experience(shared_luck(context), cost, Chooser(hopes))

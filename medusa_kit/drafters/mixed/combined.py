@@ -1,0 +1,179 @@
+"""Several sources in one tree of a fixed size: the likeliest guesses of all of them.
+
+Kinds of guesses are believed by their luck so far. A copied span that agrees with four tokens or
+more before it outranks everything else.
+"""
+
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+
+from medusa_kit.drafters.factory import DraftContext, build_drafter
+from medusa_kit.drafters.mixed.estimates import Luck
+from medusa_kit.drafters.trie import Source, Trie, TrieDrafter, draft_of
+from medusa_kit.infer.draft import Draft, Drafter, State, StepResult, notes_of, tell_end
+
+LONG_MATCH = 4  # tokens
+COPYING = ("suffix", "prompt-lookup")  # sources whose keys hold the length of the match
+FIRST_GUESS, DEEPER, NEXT_RANK = 0.4, 0.75, 0.4  # what heads are believed before any step
+
+
+class HeadsSource:
+    """The tree that heads fill, as tries; each node of it is a kind of guess of its own."""
+
+    name = "medusa"
+
+    def __init__(self, inner: Any) -> None:
+        """`inner`: a drafter; one with a static tree where the state holds its guesses."""
+        self.inner, self.num_nodes = inner, inner.num_nodes
+
+    def begin(self, state: State) -> None:
+        self.inner.begin(state)
+
+    def guess(self, state: State) -> list[Trie]:
+        if state.guesses is not None:
+            parents = self.inner.topology.parents
+            return [self._trie(tokens, parents) for tokens in state.guesses]
+        draft = self.inner.propose(state)
+        return [
+            self._trie(tokens, topology.parents)
+            for tokens, topology in zip(draft.tokens_BN.tolist(), draft.topologies, strict=True)
+        ]
+
+    def _trie(self, tokens: Sequence[int], parents: Sequence[int]) -> Trie:
+        trie, place, born, depths = Trie(tokens[0]), {0: 0}, dict[int, int](), {0: 0}
+        for node, parent in enumerate(parents):
+            if parent >= 0:
+                rank = born.get(parent, 0)
+                born[parent] = rank + 1
+                depths[node] = depths[parent] + 1
+                chance = FIRST_GUESS * DEEPER ** (depths[node] - 1) * NEXT_RANK**rank
+                key = (self.name, node)
+                place[node] = trie.add(place[parent], tokens[node], chance, key)
+        return trie
+
+    def observe(self, step: StepResult) -> None:
+        self.inner.observe(step)
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        self.inner.select_rows(rows)
+
+
+class CombinedDrafter(TrieDrafter):
+    """Merges the tries of `sources` and keeps `num_nodes` of each row's."""
+
+    def __init__(self, sources: Sequence[Source], num_nodes: int, luck: Luck, device: torch.device):
+        super().__init__(device)
+        self.sources, self.num_nodes, self.luck = sources, num_nodes, luck
+        self.reasons: list[str] = []  # why sources that one would expect are not there
+        self._tries: list[Trie] = []
+
+    @property
+    def name(self) -> str:
+        return "combined: " + " + ".join(source.name for source in self.sources)
+
+    @property
+    def notes(self) -> list[str]:
+        return [*self.reasons, *(note for source in self.sources for note in notes_of(source))]
+
+    def begin(self, state: State) -> None:
+        for source in self.sources:
+            source.begin(state)
+
+    def guess(self, state: State) -> list[Trie]:
+        tries = merged(self.sources, state, self.luck)
+        orders = [trie.by_chance(_long_match)[: self.num_nodes] for trie in tries]
+        return [
+            trie.kept([node for node, _ in order])
+            for trie, order in zip(tries, orders, strict=True)
+        ]
+
+    def propose(self, state: State) -> Draft:
+        self._tries = self.guess(state)
+        return draft_of(self._tries, self.device)
+
+    def observe(self, step: StepResult) -> None:
+        learn(self.luck, self._tries, step)
+        for source in self.sources:
+            source.observe(step)
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        for source in self.sources:
+            source.select_rows(rows)
+
+    def end(self, answers: Sequence[Sequence[int]]) -> None:
+        for source in self.sources:
+            tell_end(source, answers)
+
+
+def merged(sources: Sequence[Source], state: State, luck: Luck) -> list[Trie]:
+    """One trie a row with the guesses of all sources, each as likely as its kind has been."""
+    result = [Trie(root) for root in state.roots_B]
+    for source in sources:
+        for whole, trie in zip(result, source.guess(state), strict=True):
+            trie.chances = [
+                luck.chance(key, chance)
+                for key, chance in zip(trie.keys, trie.chances, strict=True)
+            ]
+            whole.merge(trie)
+    return result
+
+
+def learn(luck: Luck, tries: Sequence[Trie], step: StepResult) -> None:
+    """A guess was tried where the text came to its parent, and right where it went on to it."""
+    for trie, path in zip(tries, step.paths, strict=True):
+        reached = {0, *path}
+        for node in range(1, trie.num_nodes):
+            if trie.parents[node] in reached:
+                luck.record(trie.keys[node], node in reached)
+
+
+def _long_match(key: Any) -> bool:
+    return isinstance(key, tuple) and key[0] in COPYING and key[1] >= LONG_MATCH
+
+
+def build_sources(
+    context: DraftContext, names: Sequence[str], options: dict[str, dict[str, Any]]
+) -> list[Source]:
+    """Raises ConfigError for a source that has nothing to draft with, or a wrong option."""
+    sources: list[Source] = []
+    for name in dict.fromkeys(names):
+        drafter: Any = build_drafter(name, context, options.get(name))
+        sources.append(
+            HeadsSource(getattr(drafter, "inner", drafter)) if name == "medusa" else drafter
+        )
+    return sources
+
+
+def shared_luck(context: DraftContext) -> Luck:
+    """What is known of kinds of guesses, from every request of this engine."""
+    key: Hashable = "luck of guesses"
+    return context.remembered(key, Luck)
+
+
+def usual_sources(
+    context: DraftContext, asked: Sequence[str] | None
+) -> tuple[list[str], list[str]]:
+    """(sources, why some that one would expect are not among them)."""
+    if asked is not None:
+        return list(asked), []
+    names, reasons = ["suffix", "recycling"], []
+    if context.heads is not None:
+        names.append("medusa")
+    else:
+        refused = context.heads_refused
+        reasons.append(
+            f"heads refused: {refused}" if refused else f"no heads for {context.base.info.name!r}"
+        )
+    if context.draft_model is not None:
+        names.append("draft-model")
+    return names, reasons
+
+
+def build(context: DraftContext, options: Any) -> Drafter:
+    names, reasons = usual_sources(context, options.sources)
+    sources = build_sources(context, names, options.options)
+    drafter = CombinedDrafter(sources, options.num_nodes, shared_luck(context), context.device)
+    drafter.reasons = reasons
+    return drafter

@@ -1,0 +1,185 @@
+"""Lookahead decoding (Fu et al., arXiv 2402.02057): the base model guesses for itself.
+
+Two branches share each forward. In the window, W columns of N - 1 tokens are refined as in Jacobi
+iteration: column i stands i places behind the root, sees the first tokens of the columns before it
+and its own tokens, and the base's likeliest token behind it completes an n-gram, which goes into a
+pool. The other branch verifies what the pool has behind the root.
+
+Both are one tree: the first tokens of the columns are a chain, and from each hangs the rest of its
+column. So acceptance may walk the window too, and beginnings that agree share their nodes.
+
+Shapes: W columns, N tokens of an n-gram, G n-grams verified in a step (the paper's letters).
+"""
+
+from collections.abc import Sequence
+from itertools import islice
+
+import torch
+
+from medusa_kit.drafters.factory import DraftContext
+from medusa_kit.drafters.trie import Trie, TrieDrafter
+from medusa_kit.errors import ConfigError
+from medusa_kit.infer.draft import UNUSED, Draft, State, StepResult
+from medusa_kit.settings.drafters import LookaheadOptions
+
+MAX_NODES = 512  # verified in a step; more than pays anywhere
+POOL_CHANCE, WINDOW_CHANCE = 0.35, 0.2  # that a guess is right where its parent is
+
+
+class Pool:
+    """N-grams of one row by their first token, the latest first."""
+
+    def __init__(self, per_token: int) -> None:
+        self._per_token = per_token
+        self._rests: dict[int, dict[tuple[int, ...], None]] = {}  # oldest first
+
+    def add(self, ngram: Sequence[int]) -> None:
+        rests, rest = self._rests.setdefault(ngram[0], {}), tuple(ngram[1:])
+        rests.pop(rest, None)
+        rests[rest] = None
+        if len(rests) > self._per_token:
+            del rests[next(iter(rests))]
+
+    def add_text(self, tokens: Sequence[int], size: int) -> None:
+        for start in range(len(tokens) - size + 1):
+            self.add(tokens[start : start + size])
+
+    def behind(self, token: int, count: int) -> list[tuple[int, ...]]:
+        """Up to `count` continuations of `token`."""
+        return list(islice(reversed(self._rests.get(token, {})), count))
+
+
+class Window:
+    """The columns of one row. They begin as single tokens and gain one a step up to N - 1.
+
+    While they grow the text moves past the first of them, so there are N - 2 more at the start.
+    """
+
+    def __init__(self, seeds: Sequence[int], size: int) -> None:
+        self.columns = [[token] for token in seeds]
+        self._size = size  # N
+        self.ends: list[int] = []  # the node of each column's last token
+
+    def plant(self, trie: Trie) -> None:
+        """Hang the columns into a tree of guesses behind the root."""
+        first, self.ends = 0, []
+        self.columns[0][0] = trie.tokens[0]
+        for place, column in enumerate(self.columns):
+            if place:
+                key = ("lookahead", "window", place)
+                first = trie.add(first, column[0], WINDOW_CHANCE, key)
+            node = first
+            for depth, token in enumerate(column[1:], start=place + 1):
+                node = trie.add(node, token, WINDOW_CHANCE, ("lookahead", "window", depth))
+            self.ends.append(node)
+
+    def advance(self, found: Sequence[int]) -> list[list[int]]:
+        """Take the likeliest tokens behind the columns: the n-grams that this completes.
+
+        A full column loses its first token and so keeps its place behind the new root, however
+        many tokens were accepted: windows that were shifted by those and refilled at the right
+        guessed worse.
+        """
+        for column, token in zip(self.columns, found, strict=True):
+            column.append(token)
+        if len(self.columns[0]) < self._size:
+            del self.columns[0]
+            return []
+        ngrams = self.columns
+        self.columns = [column[1:] for column in ngrams]
+        return ngrams
+
+
+class _Row:
+    """What is known for one row."""
+
+    def __init__(self, tokens: Sequence[int], options: LookaheadOptions) -> None:
+        W, N = options.window, options.ngram
+        self.options, self.pool = options, Pool(options.pool)
+        self.window = Window(_seeds(tokens, W + N - 2), N)
+        self._read = 0 if options.from_prompt else len(tokens)  # tokens that the pool has seen
+
+    def read(self, tokens: Sequence[int], root: int) -> None:
+        """Add the n-grams of the text that is new, up to the root."""
+        start = max(self._read - self.options.ngram + 1, 0)
+        self.pool.add_text([*tokens[start:], root], self.options.ngram)
+        self._read = len(tokens) + 1
+
+    def tree(self, root: int) -> Trie:
+        trie = Trie(root)
+        self.window.plant(trie)
+        for rest in self.pool.behind(root, self.options.guesses):
+            node = 0
+            for depth, token in enumerate(rest, start=1):
+                node = trie.add(node, token, POOL_CHANCE, ("lookahead", "pool", depth))
+        return trie
+
+
+class LookaheadDrafter(TrieDrafter):
+    name = "lookahead"
+
+    def __init__(self, options: LookaheadOptions, device: torch.device) -> None:
+        super().__init__(device)
+        self.options = options
+        self.num_nodes = most_nodes(options)
+        self._rows: list[_Row] = []
+        self._draft: Draft | None = None
+        self._steps = self._nodes = self._emitted = 0  # summed over rows
+
+    def begin(self, state: State) -> None:
+        self._rows = [_Row(tokens, self.options) for tokens in state.tokens]
+
+    def guess(self, state: State) -> list[Trie]:
+        for row, tokens, root in zip(self._rows, state.tokens, state.roots_B, strict=True):
+            row.read(tokens, root)
+        return [row.tree(root) for row, root in zip(self._rows, state.roots_B, strict=True)]
+
+    def propose(self, state: State) -> Draft:
+        self._draft = super().propose(state)
+        return self._draft
+
+    def observe(self, step: StepResult) -> None:
+        self._steps += len(step.paths)
+        self._emitted += sum(1 + len(path) for path in step.paths)
+        self._nodes += sum(
+            len(row.parents) - row.parents.count(UNUSED) for row in step.draft.topologies
+        )
+        if step.draft is not self._draft:
+            return  # another's tree, where the window did not stand
+        for index, row in enumerate(self._rows):
+            for ngram in row.window.advance(step.likeliest(index, row.window.ends)):
+                row.pool.add(ngram)
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        self._rows = [self._rows[row] for row in rows]
+
+    @property
+    def notes(self) -> list[str]:
+        if not self._steps:
+            return []
+        nodes, tokens = self._nodes / self._steps, self._emitted / self._steps
+        return [f"lookahead: {nodes:.1f} nodes verified a step, {tokens:.2f} tokens a forward"]
+
+
+def most_nodes(options: LookaheadOptions) -> int:
+    """Nodes of the largest step, root included; while the window fills it may be wider."""
+    W, levels = options.window, options.ngram - 1
+    window = max(depth * (W + levels - depth) for depth in range(1, levels + 1))
+    return window + options.guesses * levels
+
+
+def _seeds(tokens: Sequence[int], count: int) -> list[int]:
+    """First tokens to refine, from all over the prompt."""
+    return [tokens[(place * 7919) % len(tokens)] for place in range(count)]
+
+
+def build(context: DraftContext, options: LookaheadOptions) -> LookaheadDrafter:
+    """Raises ConfigError where a step would have more nodes than can be of use."""
+    nodes, most = most_nodes(options), min(context.base.info.context_length, MAX_NODES)
+    if nodes > most:
+        raise ConfigError(
+            f"lookahead: window {options.window}, ngram {options.ngram} and guesses "
+            f"{options.guesses} make {nodes} nodes a step; expected at most {most}",
+            hint="(window + guesses) * (ngram - 1) is their number: make one of them smaller",
+        )
+    return LookaheadDrafter(options, context.device)

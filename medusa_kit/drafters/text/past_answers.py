@@ -1,0 +1,175 @@
+"""Answers of earlier requests, to draft from: the newest `most_tokens` of them, on disk as well.
+
+The file is a .npz of token ids with the identity of the tokenizer they belong to. It is written
+anew when a request ends. What another process wrote meanwhile is taken in first; of two that write
+at the same moment one wins. A file that cannot be read is never written over.
+"""
+
+import hashlib
+import json
+import pathlib
+import struct
+import zipfile
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+
+from medusa_kit.base.model import BaseModel
+from medusa_kit.drafters.text.suffix_array import SuffixArray
+from medusa_kit.drafters.text.suffix_automaton import SuffixAutomaton
+from medusa_kit.errors import CheckpointError
+from medusa_kit.files import atomic_write
+from medusa_kit.locks import SharedLock
+
+FORMAT, VERSION = "medusa-kit past answers", 1
+MOST_UNSORTED = 16_384  # tokens that wait in an automaton for the next sorting
+
+# What numpy, zipfile, zlib and json raise on files that are cut off, damaged or something else.
+_UNREADABLE = (
+    *(OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, RuntimeError),
+    *(zipfile.BadZipFile, zlib.error, struct.error, MemoryError),
+)
+
+
+def tokenizer_identity(base: BaseModel) -> str:
+    """A digest of the vocabulary, or its size where the model came without a tokenizer."""
+    if base.tokenizer is None:
+        return f"{base.info.vocab_size} tokens"
+    digest = hashlib.sha256()
+    for word, token in sorted(base.tokenizer.get_vocab().items()):
+        digest.update(f"{token} {word}\n".encode("utf-8", "surrogatepass"))
+    return digest.hexdigest()[:32]
+
+
+class PastAnswers:
+    """`sorted` and `recent` together index the answers; rows keep those they began with.
+
+    An answer that is dropped, as one of the oldest, stays in the index until the next sorting.
+    `lock`: held while one of several threads reads the index, and by what changes it.
+    """
+
+    def __init__(
+        self, path: str | pathlib.Path, tokenizer: str, most_tokens: int, max_match: int
+    ) -> None:
+        self.path, self.tokenizer = pathlib.Path(path), tokenizer
+        self.lock = SharedLock()
+        self.most_tokens, self.max_match = most_tokens, max_match
+        self.num_tokens = 0
+        self.sorted = SuffixArray([], max_match)
+        self.recent = SuffixAutomaton(max_match)
+        self._answers: dict[bytes, int] = {}  # ids -> how many, oldest first
+        self._unsaved: list[bytes] = []
+        self._seen: tuple[int, ...] | None = None  # the file as it was read or written last
+
+    def __iter__(self) -> "Iterator[array[int]]":
+        return (array("i", answer) for answer in self._answers)
+
+    def refresh(self) -> None:
+        """Take in what the file has, if it has changed. Raises CheckpointError: not readable, or
+        of another tokenizer."""
+        with self.lock:
+            if (stamp := _stamp(self.path)) == self._seen or stamp is None:
+                return
+            found, known = _read(self.path, self.tokenizer), self._answers
+            self._answers, self.num_tokens, self._seen = {}, 0, stamp
+            for answer in [*found, *self._unsaved]:
+                self._remember(answer)
+            self._index([answer for answer in self._answers if answer not in known])
+
+    def add(self, answers: Iterable[Sequence[int]]) -> None:
+        """The newest answers. One that is there already becomes new again."""
+        given = [array("i", ids[-self.most_tokens :]).tobytes() for ids in answers if ids]
+        with self.lock:
+            fresh = [answer for answer in given if self._remember(answer)]
+            unsaved = [*self._unsaved, *given]
+            self._unsaved = [answer for answer in unsaved if answer in self._answers]
+            self._index(fresh)
+
+    def save(self) -> None:
+        """Write the file. Raises CheckpointError as `refresh` does, OSError."""
+        header = {"format": FORMAT, "version": VERSION, "tokenizer": self.tokenizer}
+        with self.lock:
+            self.refresh()
+            tokens, lengths = array("i", b"".join(self._answers)), list(self._answers.values())
+            with atomic_write(self.path) as temporary, temporary.open("wb") as file:
+                np.savez(
+                    file,
+                    header=np.array(json.dumps(header)),
+                    tokens=np.array(tokens, dtype=np.int32),
+                    lengths=np.array(lengths, dtype=np.int32),
+                )
+            self._unsaved, self._seen = [], _stamp(self.path)
+
+    def _remember(self, answer: bytes) -> bool:
+        """Whether it was new. Drops the oldest beyond the cap."""
+        old = self._answers.pop(answer, 0)
+        self._answers[answer] = len(answer) // array("i").itemsize
+        self.num_tokens += self._answers[answer] - old
+        while self.num_tokens > self.most_tokens:
+            self.num_tokens -= self._answers.pop(next(iter(self._answers)))
+        return not old
+
+    def _index(self, fresh: Sequence[bytes]) -> None:
+        """Few new answers wait in the automaton; with many, all are sorted anew."""
+        waiting = self.recent.num_tokens + sum(map(len, fresh)) // array("i").itemsize
+        if waiting > min(MOST_UNSORTED, self.most_tokens // 16):
+            self._sort()
+            return
+        for answer in fresh:
+            self.recent.restart()
+            for token in array("i", answer):
+                self.recent.read(token)
+
+    def _sort(self) -> None:
+        self.sorted = SuffixArray(self, self.max_match)
+        self.recent = SuffixAutomaton(self.max_match)
+
+
+def _stamp(path: pathlib.Path) -> tuple[int, ...] | None:
+    try:
+        status = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}: past answers cannot be read ({error})", hint="name another file as store"
+        ) from error
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _read(path: pathlib.Path, tokenizer: str) -> list[bytes]:
+    """The answers in the file, oldest first."""
+    try:
+        with path.open("rb") as file:
+            arrays = np.load(file, allow_pickle=False)
+            header = json.loads(str(arrays["header"]))
+            found = (header["format"], header["version"], header["tokenizer"])
+            tokens, lengths = arrays["tokens"], arrays["lengths"]
+        if found[:2] != (FORMAT, VERSION):
+            raise ValueError(f"format {found[0]!r} version {found[1]!r}")
+        _check(tokens, lengths)
+    except _UNREADABLE as error:
+        raise CheckpointError(
+            f"{path}: not a medusa-kit store of past answers, version {VERSION} ({error})",
+            hint="move it away, or name another file as store",
+        ) from error
+    if found[2] != tokenizer:
+        raise CheckpointError(
+            f"{path}: past answers of another tokenizer ({found[2]}); expected {tokenizer}",
+            hint="keep one store for each tokenizer: name another file as store",
+        )
+    ends = np.cumsum(lengths)[:-1]
+    return (
+        [part.astype(np.intc).tobytes() for part in np.split(tokens, ends)] if len(lengths) else []
+    )
+
+
+def _check(tokens: np.ndarray, lengths: np.ndarray) -> None:
+    """Raises ValueError where the arrays contradict each other."""
+    whole = all(np.issubdtype(part.dtype, np.integer) for part in (tokens, lengths))
+    if not whole or tokens.ndim != 1 or lengths.ndim != 1:
+        raise ValueError("expected two lists of whole numbers")
+    if (lengths < 1).any() or lengths.sum() != len(tokens) or (tokens < 0).any():
+        raise ValueError(f"{len(lengths)} answers do not make up {len(tokens)} tokens")

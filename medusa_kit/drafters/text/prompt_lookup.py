@@ -1,0 +1,98 @@
+"""What followed the last time the same tokens stood in prompt or answer, copied (prompt lookup).
+
+The longest n-gram of the text's end is tried first, the root included; the latest earlier place
+where it stood decides. A copy that reaches the text's end goes on with itself, so that a loop is
+predicted beyond its last turn. Method: github.com/apoorvumang/prompt-lookup-decoding.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from medusa_kit.drafters.factory import DraftContext
+from medusa_kit.drafters.trie import Trie, TrieDrafter
+from medusa_kit.infer.draft import State
+from medusa_kit.settings.drafters import PromptLookupOptions
+
+# How often a copied token was right, by how many tokens before it agreed, itself not counted;
+# the last value stands for all longer ones (benchmarks/text_drafters.py measures them).
+CHANCES = (0.0, 0.24, 0.55, 0.65, 0.7, 0.74, 0.79, 0.82, 0.94)
+MOST = len(CHANCES) - 1
+
+
+class NgramIndex:
+    """A text, and for each n-gram in it that something follows the latest place behind it."""
+
+    def __init__(self, min_ngram: int, max_ngram: int) -> None:
+        self.sizes = range(max_ngram, min_ngram - 1, -1)
+        self.tokens: list[int] = []
+        self._behind: dict[tuple[int, ...], int] = {}
+
+    def read(self, tokens: Sequence[int]) -> None:
+        text = self.tokens
+        for token in tokens:
+            place = len(text)
+            for size in self.sizes:
+                if size <= place:
+                    self._behind[tuple(text[place - size :])] = place
+            text.append(token)
+
+    def copy(self, num_tokens: int) -> tuple[int, list[int]]:
+        """(tokens that agree, what followed them), longest n-gram first; (0, []) without one."""
+        text = self.tokens
+        for size in self.sizes:
+            place = self._behind.get(tuple(text[-size:])) if size <= len(text) else None
+            if place is not None:
+                copied = text[place : place + num_tokens]
+                period = len(copied)
+                copied += [copied[i % period] for i in range(period, num_tokens)]
+                return self._agreement(place, size), copied
+        return 0, []
+
+    def _agreement(self, place: int, known: int) -> int:
+        """How many tokens before `place` are those of the text's end, as far as it matters."""
+        text, size = self.tokens, known
+        while size < min(MOST, place) and text[place - size - 1] == text[-size - 1]:
+            size += 1
+        return size
+
+
+class PromptLookupDrafter(TrieDrafter):
+    name = "prompt-lookup"
+
+    def __init__(self, options: PromptLookupOptions, device: torch.device) -> None:
+        super().__init__(device)
+        self.options, self.num_nodes = options, options.num_tokens + 1
+        self._rows: list[NgramIndex] = []
+
+    def begin(self, state: State) -> None:
+        options = self.options
+        self._rows = [NgramIndex(options.min_ngram, options.max_ngram) for _ in state.tokens]
+
+    def guess(self, state: State) -> list[Trie]:
+        return [
+            self._row(index, tokens, root)
+            for index, tokens, root in zip(self._rows, state.tokens, state.roots_B, strict=True)
+        ]
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        self._rows = [self._rows[row] for row in rows]
+
+    def _row(self, index: NgramIndex, tokens: list[int], root: int) -> Trie:
+        index.read(unread(tokens, root, len(index.tokens)))
+        matched, copied = index.copy(self.options.num_tokens)
+        trie, node = Trie(root), 0
+        for depth, token in enumerate(copied, start=1):
+            # A copied token that was right makes the match one longer.
+            chance = CHANCES[min(matched + depth - 1, MOST)]
+            node = trie.add(node, token, chance, (self.name, min(matched, MOST), min(depth, 4)))
+        return trie
+
+
+def unread(tokens: list[int], root: int, num_read: int) -> list[int]:
+    """What a row's text, the root at its end, has beyond the first `num_read` tokens."""
+    return [*tokens[num_read:], root] if num_read <= len(tokens) else []
+
+
+def build(context: DraftContext, options: PromptLookupOptions) -> PromptLookupDrafter:
+    return PromptLookupDrafter(options, context.device)

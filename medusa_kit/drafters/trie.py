@@ -1,0 +1,149 @@
+"""Guesses of one row as they grow on the host: a tree of tokens, each with the chance it is right.
+
+What reads text or tables (lookup, suffixes, recycling) proposes tries; several can be merged.
+
+Shapes: B batch, N nodes with root.
+"""
+
+import heapq
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from typing import Protocol
+
+import torch
+
+from medusa_kit.infer.draft import ROOT, UNUSED, Draft, State, StepResult, Topology
+from medusa_kit.infer.sending import sent
+
+
+class Trie:
+    """Node 0 is the root; siblings hold different tokens; parents come before their children.
+
+    `chances[n]`: how likely the base model goes to node n once it stands at n's parent, as far as
+    the drafter knows. `keys[n]`: guesses of a kind share a key, so that their luck can be counted.
+    """
+
+    def __init__(self, root: int) -> None:
+        self.tokens, self.parents, self.chances = [root], [ROOT], [1.0]
+        self.keys: list[Hashable] = [None]
+        self._children: dict[tuple[int, int], int] = {}
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self.tokens)
+
+    def child(self, parent: int, token: int) -> int | None:
+        return self._children.get((parent, token))
+
+    def add(self, parent: int, token: int, chance: float, key: Hashable = None) -> int:
+        """The child of `parent` that holds `token`: the one there is, with the better chance."""
+        node = self.child(parent, token)
+        if node is None:
+            node = self._children[parent, token] = self.num_nodes
+            self.tokens.append(token)
+            self.parents.append(parent)
+            self.chances.append(chance)
+            self.keys.append(key)
+        elif chance > self.chances[node]:
+            self.chances[node], self.keys[node] = chance, key
+        return node
+
+    def add_chain(self, tokens: Iterable[int], chance: float, key: Hashable = None) -> int:
+        """One token behind the other from the root on; the last node."""
+        node = 0
+        for token in tokens:
+            node = self.add(node, token, chance, key)
+        return node
+
+    def merge(self, other: "Trie") -> None:
+        """Take over what `other` guesses behind the same root."""
+        place = {0: 0}
+        for node in range(1, other.num_nodes):
+            parent = place[other.parents[node]]
+            place[node] = self.add(
+                parent, other.tokens[node], other.chances[node], other.keys[node]
+            )
+
+    def by_chance(
+        self, outranks: Callable[[Hashable], bool] | None = None
+    ) -> list[tuple[int, float]]:
+        """(node, chance of the whole path to it), likeliest first, the root at the head.
+
+        Paths of nothing but nodes whose key `outranks` go before all others.
+        """
+        children: dict[int, list[int]] = {}
+        for node, parent in enumerate(self.parents):
+            children.setdefault(parent, []).append(node)
+        order, queue = list[tuple[int, float]](), [(False, -1.0, 0)]
+        while queue:
+            behind, negative, node = heapq.heappop(queue)
+            order.append((node, -negative))
+            for child in children.get(node, ()):
+                lower = outranks is not None and (behind or not outranks(self.keys[child]))
+                heapq.heappush(queue, (lower, negative * self.chances[child], child))
+        return order
+
+    def kept(self, nodes: Sequence[int]) -> "Trie":
+        """Only these nodes, the root first and parents before children."""
+        result, place = Trie(self.tokens[0]), {0: 0}
+        for node in nodes[1:]:
+            parent = place[self.parents[node]]
+            place[node] = result.add(parent, self.tokens[node], self.chances[node], self.keys[node])
+        return result
+
+    def best(self, num_nodes: int) -> "Trie":
+        """The `num_nodes` likeliest nodes, root included."""
+        if self.num_nodes <= num_nodes:
+            return self
+        return self.kept([node for node, _ in self.by_chance()[:num_nodes]])
+
+
+def draft_of(tries: Sequence[Trie], device: torch.device) -> Draft:
+    """One trie a row; smaller ones are filled up with unused nodes."""
+    N = max(trie.num_nodes for trie in tries)
+    tokens = [trie.tokens + [trie.tokens[0]] * (N - trie.num_nodes) for trie in tries]
+    parents = [trie.parents + [UNUSED] * (N - trie.num_nodes) for trie in tries]
+    topologies = [Topology.from_parents(row, device) for row in parents]
+    return Draft(sent(tokens, device), topologies)
+
+
+class Source(Protocol):
+    """A drafter that can also give its guesses as tries, so that they can be merged."""
+
+    @property
+    def num_nodes(self) -> int: ...
+
+    @property
+    def name(self) -> str: ...
+
+    def begin(self, state: State) -> None: ...
+
+    def guess(self, state: State) -> list[Trie]: ...
+
+    def observe(self, step: StepResult) -> None: ...
+
+    def select_rows(self, rows: Sequence[int]) -> None: ...
+
+
+class TrieDrafter:
+    """A source as a drafter of its own. What is observed may be another's draft."""
+
+    num_nodes = 1
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    @property
+    def name(self) -> str:
+        raise NotImplementedError
+
+    def begin(self, state: State) -> None: ...
+
+    def guess(self, state: State) -> list[Trie]:
+        raise NotImplementedError
+
+    def propose(self, state: State) -> Draft:
+        return draft_of(self.guess(state), self.device)
+
+    def observe(self, step: StepResult) -> None: ...
+
+    def select_rows(self, rows: Sequence[int]) -> None: ...

@@ -1,0 +1,193 @@
+"""What can be told wrong before a base is loaded: options, heads and trees, held against each other
+and against the base's config.
+
+Loading and the proof of trees take a while; whoever mistyped a folder should not wait for them.
+What only the weights tell, such as a fingerprint, is left to loading.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from medusa_kit.base.files import (
+    built_sizes,
+    quiet_transformers,
+    stored_config,
+    stored_generation_config,
+)
+from medusa_kit.base.placement import AUTO, asked_dtype, check_dtype, load_dtype, pick_device
+from medusa_kit.errors import ConfigError, IncompatibleBaseError
+from medusa_kit.heads import MedusaHeads
+from medusa_kit.heads.checkpoint import PAIRED_FOLDER, read_heads, says_ours
+from medusa_kit.heads.formats.files import heads_place
+from medusa_kit.heads.formats.recognise import read_foreign
+from medusa_kit.infer.accept.generation_settings import check_own_settings
+from medusa_kit.infer.accept.logits_processing import check_bias_ids
+from medusa_kit.infer.attention import choice
+from medusa_kit.infer.cpu.int8_weights import check_before_loading as check_weights
+from medusa_kit.infer.cuda_graph.shapes import check_choice
+from medusa_kit.settings.drafters import check_drafting, drafts_without_heads
+from medusa_kit.settings.sampling import SamplingParams
+from medusa_kit.tree.candidate_tree import CandidateTree
+from medusa_kit.tree.dynamic import DynamicTree
+from medusa_kit.tree.plan import Tree, TreePlan, load_plan
+
+TREE_NAME = "tree.json"
+UNTRAINED_HEADS = 4
+AnyTree = Tree | TreePlan | str | Path | list[list[int]] | None
+
+
+def check_loading(
+    name: str,
+    *,
+    heads: str | Path | MedusaHeads | None,
+    tree: AnyTree,
+    dtype: str,
+    device: str,
+    weights: str,
+    attention: str,
+    fixed_shapes: str,
+    compiled: bool,
+    revision: str | None,
+    force: bool,
+    drafter: str | None,
+    drafter_options: Mapping[str, Any] | None,
+    draft_model: Any,
+    fallback: str | None,
+) -> None:
+    """For the arguments of `medusa_kit.load`. Raises what that raises."""
+    quiet_transformers()
+    check_dtype(dtype)
+    choice.AttentionChoice(attention)
+    check_choice(fixed_shapes, compiled)
+    check_weights(weights, name, dtype, device, revision)
+    check_drafting(drafter, drafter_options, draft_model is not None, fallback)
+    _check_attention(attention, name, dtype, pick_device(device), revision)
+    optional = drafts_without_heads(drafter, draft_model is not None, fallback)
+    check_heads(name, revision, heads, tree, force, optional)
+    if (settings := stored_generation_config(name, revision)) is not None:
+        check_own_settings(settings)
+
+
+def _check_attention(
+    attention: str, name: str, dtype: str, device: torch.device, revision: str | None
+) -> None:
+    wanted = asked_dtype(dtype, device)
+    if isinstance(wanted, str) and attention != "auto":
+        config = stored_config(name, revision)
+        wanted = AUTO if config is None else load_dtype(wanted, config)
+    if not isinstance(wanted, str):  # else only the weights tell
+        choice.check_before_loading(attention, device.type, wanted)
+
+
+def check_heads(
+    name: str,
+    revision: str | None,
+    heads: str | Path | MedusaHeads | None,
+    tree: AnyTree,
+    force: bool,
+    optional: bool,
+) -> None:
+    """`optional`: heads that do not fit the base are left out, which loading tells.
+
+    Raises CheckpointError, TreeError, ConfigError, IncompatibleBaseError.
+    """
+    if heads is None and tree is not None:
+        raise no_heads_for(name)
+    given, folder = read_tree(tree, None), None
+    numbers: tuple[int, int | None] | None = None
+    if isinstance(heads, MedusaHeads):
+        numbers = heads.num_heads, heads.num_columns
+    elif heads == "untrained":
+        numbers = UNTRAINED_HEADS, None
+    elif heads is not None:
+        folder = paired_heads(name) if heads == "auto" else heads_place(heads)
+    if folder is not None:
+        numbers = _stored_numbers(folder, None if optional else (name, revision), force)
+        given = read_tree(None, folder) if given is None else given
+    if given is not None and numbers is not None:
+        num_heads, columns = numbers
+        given.check_fits(num_heads, 1 << 40 if columns is None else columns)
+
+
+def no_heads_for(name: str) -> ConfigError:
+    return ConfigError(
+        f"a tree needs heads to fill it, and there are none for {name!r}",
+        hint="name the heads' folder",
+    )
+
+
+def paired_heads(name: str) -> Path | None:
+    """Heads that lie inside their base's own folder."""
+    folder = Path(name).expanduser() / PAIRED_FOLDER
+    return folder if (folder / "config.json").is_file() else None
+
+
+def read_tree(tree: AnyTree, folder: Path | None) -> Tree | TreePlan | None:
+    """The tree given, else the one beside the heads in `folder`, if there is one."""
+    if isinstance(tree, CandidateTree | DynamicTree | TreePlan):
+        return tree
+    if isinstance(tree, list):
+        return CandidateTree.from_choices(tree)
+    path = Path(tree) if tree is not None else folder / TREE_NAME if folder else None
+    if path is not None and (tree is not None or path.is_file()):
+        return load_plan(path)
+    return None
+
+
+def check_bias(name: str, revision: str | None, params: SamplingParams) -> None:
+    """Raises ConfigError for a bias on a token that the base lacks."""
+    if not params.logit_bias:
+        return
+    config = stored_config(name, revision)
+    if config is None or max(params.logit_bias) < config.vocab_size:
+        return
+    if (sizes := built_sizes(config)) is not None:
+        check_bias_ids(params, sizes["vocabulary size"])
+
+
+def _stored_numbers(
+    folder: Path, base: tuple[str, str | None] | None, force: bool
+) -> tuple[int, int | None]:
+    """(heads, columns of each) of what lies in `folder`, held against the config of `base`."""
+    if not says_ours(folder) and (foreign := read_foreign(folder, quiet=True)) is not None:
+        rows = [len(matrix_RD) for matrix_RD in foreign.matrix_list()[:1]]
+        ours: dict[str, Any] = {"hidden size": foreign.hidden_size}
+        if foreign.token_map_R is not None:
+            columns: int | None = len(foreign.token_map_R)
+        elif (columns := rows[0] if rows else foreign.vocab_size) is not None:
+            ours["vocabulary size"] = columns
+        num_heads, about = foreign.num_heads, f"these {foreign.format} heads"
+    else:
+        config, _ = read_heads(folder)
+        num_heads, columns = config.num_heads, config.reduced_size or config.vocab_size
+        ours = {"hidden size": config.hidden_size, "vocabulary size": config.vocab_size}
+        if not force:
+            ours["architecture"] = config.base_model_type
+        about = f"these heads were trained for {config.base_model_name!r} and"
+    if base is not None:
+        _check_fit(about, ours, *base)
+    return num_heads, columns
+
+
+def _check_fit(about: str, ours: dict[str, Any], name: str, revision: str | None) -> None:
+    config = stored_config(name, revision)
+    if config is None:
+        return
+    theirs = {"hidden size": config.hidden_size, "vocabulary size": config.vocab_size,
+              "architecture": config.model_type}  # fmt: skip
+    if all(theirs[what] == value for what, value in ours.items()):
+        return
+    built = built_sizes(config)  # some families project the hidden state to another size
+    if built is None:
+        return
+    theirs |= built
+    differing = [f"{what} {value!r} ≠ {theirs[what]!r}" for what, value in ours.items()
+                 if value != theirs[what]]  # fmt: skip
+    if differing:
+        raise IncompatibleBaseError(
+            f"{about} do not fit {name!r}: {'; '.join(differing)} (heads ≠ base)",
+            hint="load the base they were trained on",
+        )

@@ -1,0 +1,391 @@
+"""The engine: a base model with heads and a tree, ready to generate. What the CLI and users call.
+
+Shapes: B batch, N nodes with root.
+"""
+
+import atexit
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from numbers import Integral
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from medusa_kit.base.model import CHECKPOINT, BaseModel
+from medusa_kit.data.chat import encode_prompt
+from medusa_kit.drafters.factory import DraftContext, build_drafter
+from medusa_kit.drafters.memory import Memory
+from medusa_kit.errors import ConfigError, check_count
+from medusa_kit.heads import MedusaHeads
+from medusa_kit.infer.attention.choice import AttentionChoice
+from medusa_kit.infer.decode import Row, decode, make_row
+from medusa_kit.infer.detokenize import StopStrings, TextStream, cut_at_stop
+from medusa_kit.infer.draft import Drafter, notes_of
+from medusa_kit.infer.self_check import TreeCheck
+from medusa_kit.infer.verifier import Verifier
+from medusa_kit.locks import SharedLock
+from medusa_kit.settings.drafters import READ_HEADS, default_drafter, drafts_without_heads
+from medusa_kit.settings.sampling import SamplingOptions, SamplingParams
+from medusa_kit.tree.candidate_tree import CandidateTree
+from medusa_kit.tree.plan import Tree, TreePlan
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # in typing from Python 3.11 on
+
+Prompt = str | list[dict[str, str]] | list[int]
+
+
+@dataclass(frozen=True)
+class GenerationStats:
+    """How an answer came about. `acceptance_by_depth[d - 1]`: share of steps at depth d."""
+
+    drafter: str
+    attention: str  # backends of tree attention in its steps, as in `flash` or `flash+sdpa`
+    attention_fallbacks: list[str]  # what was left to another backend than asked for, and why
+    prompt_tokens: int
+    new_tokens: int
+    num_steps: int
+    acceptance_length: float  # (new tokens - 1) / verify forwards; plain decoding is exactly 1
+    acceptance_by_depth: list[float]
+    seconds: float
+    tokens_per_second: float
+    acceptance: str = "exact"  # exact | typical
+    steps_run_by: str = "torch"  # torch, C++, or fixed shapes, with the details of each
+    drafter_notes: list[str] = field(default_factory=list)  # what drafted when, and why
+    first_token_seconds: float = 0.0  # of `seconds`, until the first token: the prompt's part
+    dtype: str = "float32"  # that the base computed in
+    weights: str = CHECKPOINT  # checkpoint | int8
+    quantization: str | None = None  # of the base as loaded: the answer is the quantised model's
+    noise: float = 0.0  # logits by which rounding may differ: a smaller margin may flip a token
+
+    @property
+    def lossy(self) -> bool:
+        """Whether the answer may differ from what the base model would have said."""
+        return bool(self.lossy_by)
+
+    @property
+    def lossy_by(self) -> list[str]:
+        """What may have changed the answer."""
+        acceptance = [f"{self.acceptance} acceptance"] if self.acceptance != "exact" else []
+        return acceptance + ([f"{self.weights} weights"] if self.weights != CHECKPOINT else [])
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "lossy": self.lossy}
+
+
+@dataclass(frozen=True)
+class GenerationResult:
+    """`token_ids`: the new tokens only, the stop token included. `text`: without it."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str  # stop | length
+    stats: GenerationStats
+
+
+@dataclass
+class Engine:
+    """Generates text exactly as the base model would, faster. Build with `medusa_kit.load`.
+
+    Only acceptance="typical" and weights="int8" leave the base model's law; statistics then say so.
+    """
+
+    verifier: Verifier
+    check: TreeCheck
+    heads: MedusaHeads | None = None
+    tree: Tree = field(default_factory=CandidateTree.root_only)  # for one prompt at a time
+    heads_source: str | None = None
+    plan: TreePlan | None = None  # trees by batch size, where tree.json has several
+    drafter: str | None = None  # unless a call names one
+    usual_drafter: str | None = None  # where none is named at all; None: heads, if there are any
+    drafter_options: dict[str, Any] = field(default_factory=dict)  # of that drafter
+    draft_model: str | BaseModel | None = None  # a smaller model, for drafters that use one
+    memory: Memory = field(default_factory=Memory)  # what drafters keep between calls
+    fallback: str | None = None  # the drafter where there are no heads, for those that read them
+    heads_refused: str | None = None  # why heads that were found are not in use
+
+    @property
+    def own_drafter(self) -> str:
+        """Who drafts unless a call names another."""
+        return self._own_drafter()[0]
+
+    @property
+    def drafts_without_heads(self) -> bool:
+        """Whether something else than heads was told to draft where they do not fit."""
+        return drafts_without_heads(self.drafter, self.draft_model is not None, self.fallback)
+
+    @property
+    def base(self) -> BaseModel:
+        return self.verifier.base
+
+    @property
+    def weights(self) -> str:
+        """Whose numbers the base computes with: checkpoint, or int8, which is lossy."""
+        return self.base.info.weights
+
+    @property
+    def noise(self) -> float:
+        """Logits by which rounding may differ, as measured at load and by each compiled step."""
+        fixed = self.verifier.fixed
+        return self.check.noise if fixed is None else max(self.check.noise, fixed.noise)
+
+    @property
+    def steps_run_by(self) -> str:
+        """What runs greedy steps; each answer's statistics say what ran its own."""
+        fixed = self.verifier.fixed
+        if fixed is None:
+            return self.verifier.steps_run_by
+        if fixed.refused is not None:
+            return f"{self.verifier.steps_run_by} (no fixed shapes: {fixed.refused})"
+        return fixed.name
+
+    @property
+    def attention(self) -> AttentionChoice:
+        """The backends of tree attention in what runs greedy steps."""
+        fixed = self.verifier.fixed
+        return self.verifier.attention if fixed is None else fixed.verifier.attention
+
+    def generate(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        *,
+        max_new_tokens: int = 256,
+        stop: str | Sequence[str] | None = None,
+        drafter: str | None = None,
+        drafter_options: Mapping[str, Any] | None = None,
+        batch_size: int = 8,
+        **sampling: "Unpack[SamplingOptions]",
+    ) -> Any:
+        """Answer one prompt (GenerationResult) or a list of prompts (a list of them).
+
+        A prompt is a list of chat messages, a string or a list of token ids. `drafter`: a name from
+        medusa_kit.settings.drafters.DRAFTERS with its options (the engine's own unless given); none is plain
+        decoding through the same loop. The text is the same with each of them.
+        `sampling`: the fields of SamplingParams (temperature, top_k, top_p, seed, …); greedy unless
+        given.
+        Raises ConfigError, ContextLengthError.
+        """
+        prompts, single = _as_prompts(prompt)
+        check_count("batch_size", batch_size)
+        params = SamplingParams.of(sampling)
+        stops = _as_stops(stop)
+        results = []
+        for start in range(0, len(prompts), batch_size):
+            rows = [
+                self._row(one, params, max_new_tokens, stops)
+                for one in prompts[start : start + batch_size]
+            ]
+            built = self._drafter(drafter, drafter_options, len(rows), params)
+            results += self._run(rows, built, stops)
+        return results[0] if single else results
+
+    def stream(
+        self,
+        prompt: Prompt,
+        *,
+        max_new_tokens: int = 256,
+        stop: str | Sequence[str] | None = None,
+        drafter: str | None = None,
+        drafter_options: Mapping[str, Any] | None = None,
+        **sampling: "Unpack[SamplingOptions]",
+    ) -> "Streaming":
+        """Iterate over pieces of the answer; the object's `result` is there at the end."""
+        stops, params = _as_stops(stop), SamplingParams.of(sampling)
+        prompts, single = _as_prompts(prompt)
+        if not single:
+            raise ConfigError(
+                f"stream was given {len(prompts)} prompts; expected one",
+                hint="call stream once for each, or generate for all of them",
+            )
+        row = self._row(prompts[0], params, max_new_tokens, stops)
+        return Streaming(self, row, self._drafter(drafter, drafter_options, 1, params), stops)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt, through the chat template where there is one."""
+        if isinstance(prompt, list) and (not prompt or isinstance(prompt[0], Integral)):
+            return _token_ids(prompt, self.base.info.vocab_size)
+        if self.base.tokenizer is None:
+            raise ConfigError(
+                "this base model came without a tokenizer", hint="give token ids as the prompt"
+            )
+        return encode_prompt(self.base.tokenizer, prompt)  # type: ignore[arg-type]
+
+    def use_tree(self, tree: Tree | TreePlan) -> None:
+        """Decode with another tree from now on. Raises TreeError where the heads cannot fill it."""
+        if self.heads is not None:
+            tree.check_fits(self.heads.num_heads, self.heads.num_columns)
+        plan = tree if isinstance(tree, TreePlan) else None
+        self.plan, self.tree = plan, tree.for_batch(1) if isinstance(tree, TreePlan) else tree
+
+    def tree_for(self, batch_size: int) -> Tree:
+        return self.plan.for_batch(batch_size) if self.plan else self.tree
+
+    def _row(
+        self, prompt: Prompt, sampling: SamplingParams, max_new_tokens: int, stops: tuple[str, ...]
+    ) -> Row:
+        watcher = StopStrings(self.base.tokenizer, stops) if stops else None
+        return make_row(self.verifier, self.encode(prompt), sampling, max_new_tokens, watcher)
+
+    def _drafter(
+        self,
+        name: str | None,
+        options: Mapping[str, Any] | None = None,
+        batch_size: int = 1,
+        sampling: SamplingParams | None = None,
+    ) -> Drafter:
+        """Raises ConfigError for a drafter that is unknown or has nothing to draft with."""
+        context = DraftContext(
+            self.verifier,
+            self.heads,
+            tree=self.tree_for(batch_size) if self.heads is not None else None,
+            break_even=self.plan.break_even if self.plan and batch_size == 1 else None,
+            draft_model=self.draft_model,
+            batch_size=batch_size,
+            sampling=sampling or SamplingParams(),
+            memory=self.memory,
+            heads_refused=self.heads_refused,
+        )
+        own, own_options = self._own_drafter()
+        if options is None and name in (None, own):
+            options = own_options
+        return build_drafter(name or own, context, options)
+
+    def _own_drafter(self) -> tuple[str, Mapping[str, Any]]:
+        """With its options; those of a drafter that the fallback stands for are not its."""
+        if self.heads is None and self.fallback and self.drafter in (None, *READ_HEADS):
+            return self.fallback, {}
+        default = default_drafter(self.heads is not None, self.draft_model is not None)
+        return self.drafter or self.usual_drafter or default, self.drafter_options
+
+    def _run(
+        self, rows: list[Row], drafter: Drafter, stops: tuple[str, ...]
+    ) -> list[GenerationResult]:
+        start, first = time.perf_counter(), None
+        finished: dict[int, float] = {}
+        for emitted in decode(self.verifier, drafter, rows):
+            now = time.perf_counter() - start
+            first = now if first is None else first
+            for row, _ in emitted:
+                if row.finish_reason:
+                    finished.setdefault(id(row), now)
+        return [self._result(row, drafter, finished[id(row)], first or 0.0, stops) for row in rows]
+
+    def _result(
+        self, row: Row, drafter: Drafter, seconds: float, first: float, stops: tuple[str, ...]
+    ) -> GenerationResult:
+        text = ""
+        if self.base.tokenizer is not None:
+            text = self.base.tokenizer.decode(row.spoken(row.token_ids), skip_special_tokens=True)
+        deepest = max(row.depth_counts, default=0)
+        at_least = [
+            sum(n for depth, n in row.depth_counts.items() if depth >= d)
+            for d in range(1, deepest + 1)
+        ]
+        attention = row.attention or self.verifier.attention
+        stats = GenerationStats(
+            drafter=drafter.name,
+            drafter_notes=notes_of(drafter),
+            attention=attention.name,
+            attention_fallbacks=list(attention.fallbacks),
+            prompt_tokens=len(row.prompt_ids),
+            new_tokens=len(row.token_ids),
+            num_steps=row.num_steps,
+            acceptance_length=(len(row.token_ids) - 1) / row.num_steps if row.num_steps else 1.0,
+            acceptance_by_depth=[count / row.num_steps for count in at_least],
+            seconds=seconds,
+            tokens_per_second=len(row.token_ids) / seconds if seconds else 0.0,
+            acceptance=row.chooser.params.acceptance,
+            steps_run_by=row.steps_run_by,
+            first_token_seconds=first,
+            dtype=self.base.info.dtype,
+            weights=self.weights,
+            quantization=self.base.info.quantization,
+            noise=self.noise,
+        )
+        reason = row.finish_reason or "cancelled"
+        return GenerationResult(cut_at_stop(text, stops), list(row.token_ids), reason, stats)
+
+
+class Streaming:
+    """An iterator over an answer's text as it comes, in pieces, read once.
+
+    Stopping early is fine, by letting go of it or by `close()`, from another thread too: `result`
+    holds what there is.
+    """
+
+    def __init__(self, engine: Engine, row: Row, drafter: Drafter, stops: tuple[str, ...]) -> None:
+        self._engine, self._row, self._drafter, self._stops = engine, row, drafter, stops
+        self._seconds = self._first = 0.0
+        self._pieces = self._decoded()
+        self._turn = SharedLock()  # of the threads that read or close it
+        _streams.add(self)
+
+    def __iter__(self) -> "Streaming":
+        return self
+
+    def __next__(self) -> str:
+        with self._turn:
+            return next(self._pieces)
+
+    def close(self) -> None:
+        """End the answer here, or after the step that another thread is in; what it held of the
+        machine's memory is given back."""
+        with self._turn:
+            self._pieces.close()
+
+    def _decoded(self) -> Generator[str, None, None]:
+        start = time.perf_counter()
+        text = TextStream(self._engine.base.tokenizer, self._stops)
+        for emitted in decode(self._engine.verifier, self._drafter, [self._row]):
+            self._seconds = time.perf_counter() - start
+            self._first = self._first or self._seconds
+            if piece := text.push([t for row, some in emitted for t in row.spoken(some)]):
+                yield piece
+        if piece := text.finish():
+            yield piece
+
+    @property
+    def result(self) -> GenerationResult:
+        return self._engine._result(
+            self._row, self._drafter, self._seconds, self._first, self._stops
+        )
+
+
+_streams: WeakSet[Streaming] = WeakSet()
+
+
+@atexit.register
+def _close_streams() -> None:
+    """Those still open, while the modules that closing needs are there."""
+    for stream in list(_streams):
+        if stream._turn.acquire(blocking=False):  # else a thread that goes on is reading it
+            stream.close()
+
+
+def _as_prompts(prompt: Any) -> tuple[list[Prompt], bool]:
+    """(prompts, whether one was given): messages, text and ids are one; a list of those is many."""
+    if hasattr(prompt, "tolist"):  # a tensor of ids
+        prompt = prompt.tolist()
+    if isinstance(prompt, str) or not isinstance(prompt, Sequence):
+        return [prompt], True
+    items = list(prompt)
+    if not items:
+        raise ConfigError("there is no prompt", hint="give messages, a string or token ids")
+    if isinstance(items[0], dict | Integral):
+        return [items], True
+    return items, False
+
+
+def _as_stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    if "" in stops:
+        raise ConfigError("a stop string is empty", hint="leave it out")
+    return stops
+
+
+def _token_ids(prompt: Sequence[Any], vocab_size: int) -> list[int]:
+    for token in prompt:
+        whole = isinstance(token, Integral) and not isinstance(token, bool)
+        if not whole or not 0 <= int(token) < vocab_size:
+            raise ConfigError(f"token id {token!r} is out of range; expected 0..{vocab_size - 1}")
+    return [int(token) for token in prompt]

@@ -1,0 +1,276 @@
+"""`model.generate(**inputs, custom_generate=medusa_kit.custom_generate)`: the kit behind
+transformers' own generate, for a model that is already loaded.
+
+generate() prepares the request (settings, special tokens, mask) as always and hands it over; the
+answer has the same shape and, greedily in float32, the same tokens. What the kit cannot honour is
+refused by name (transformers_request.py).
+
+The model stays the caller's: no layer is exchanged, and attention is switched to tree attention for
+the length of a call only.
+
+Shapes: B batch, T tokens of the padded prompts.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+from medusa_kit.base.fingerprint import contents_digest
+from medusa_kit.base.hooks import foreign_hooks
+from medusa_kit.base.model import BaseModel, wrap_model
+from medusa_kit.engine.before_loading import AnyTree
+from medusa_kit.engine.engine import Engine
+from medusa_kit.engine.load import build_engine, with_heads
+from medusa_kit.engine.transformers_request import check_request, lost_on_the_way, unpadded
+from medusa_kit.errors import ConfigError, ContextLengthError
+from medusa_kit.heads import MedusaHeads
+from medusa_kit.infer.accept.token_choice import TokenChooser
+from medusa_kit.infer.attention import ATTENTION_NAME
+from medusa_kit.infer.decode import Row, decode
+from medusa_kit.locks import SharedLock, lock_of
+from medusa_kit.settings.drafters import drafter_options
+from medusa_kit.settings.sampling import SamplingParams
+
+WITHOUT_HEADS = "auto"  # the drafter for a model that has no heads
+PLACE = "_medusa_kit_engines"  # attribute of a model under which its engines are kept
+
+
+class CustomGenerate:
+    """What generate() calls. Engines are built at the first call for a model and kept with it."""
+
+    def __init__(
+        self,
+        *,
+        heads: str | Path | MedusaHeads | None = "auto",
+        tree: AnyTree = None,
+        drafter: str | None = None,
+        options: Mapping[str, Any] | None = None,
+        draft_model: str | BaseModel | None = None,
+    ) -> None:
+        if drafter is not None:
+            drafter_options(drafter, options)  # mistakes show here, not in the first answer
+        elif options is not None:
+            raise ConfigError("drafter options were given without a drafter", hint="name it")
+        self.heads, self.tree, self.draft_model = heads, tree, draft_model
+        self.drafter, self.options = drafter, options
+
+    def __call__(
+        self,
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Any = None,
+        stopping_criteria: Any = None,
+        generation_config: Any = None,
+        **model_kwargs: Any,
+    ) -> Tensor:
+        """token_ids_BT of prompts and answers, as generate() returns them.
+
+        Raises ConfigError for what cannot be honoured, ContextLengthError, IncompatibleBaseError.
+        """
+        lost = lost_on_the_way()
+        streamer = model_kwargs.pop("streamer", None) or lost.pop("streamer", None)
+        check_request(
+            model, input_ids, logits_processor, stopping_criteria, generation_config,
+            {**lost, **model_kwargs},
+        )  # fmt: skip
+        if streamer is not None and len(input_ids) > 1:
+            raise ConfigError(
+                f"a streamer was given with {len(input_ids)} prompts; expected one",
+                hint="rows of a batch advance by different amounts",
+            )
+        prompts = unpadded(input_ids, model_kwargs.get("attention_mask"))
+        kept = _kept(model)
+        engine = kept.engine(model, self)
+        new_tokens = generation_config.max_length - input_ids.shape[1]
+        rows = _rows(engine, prompts, generation_config, new_tokens)
+        name = self.drafter or ("medusa" if engine.heads is not None else WITHOUT_HEADS)
+        drafter = engine._drafter(name, self.options, len(rows), rows[0].chooser.params)
+        with kept.tree_attention(model):
+            for emitted in decode(engine.verifier, drafter, rows):
+                for _, tokens in emitted if streamer is not None else ():
+                    for token in tokens:
+                        streamer.put(torch.tensor([token]))
+        if streamer is not None:
+            streamer.end()
+        return _joined(input_ids, [row.token_ids for row in rows], generation_config)
+
+
+custom_generate = CustomGenerate()
+
+
+def custom_generate_with(
+    *,
+    heads: str | Path | MedusaHeads | None = "auto",
+    tree: AnyTree = None,
+    drafter: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    draft_model: str | BaseModel | None = None,
+) -> CustomGenerate:
+    """A `custom_generate` with settings of its own. Keep it: its engines live as long.
+
+    `heads`, `tree`: as for `medusa_kit.load`. `drafter`: a name from medusa_kit.settings.drafters.DRAFTERS
+    with its `options`; by default heads where there are any. `draft_model`: for drafters that use
+    one. Raises ConfigError for a drafter or an option that does not exist.
+    """
+    return CustomGenerate(
+        heads=heads, tree=tree, drafter=drafter, options=options, draft_model=draft_model
+    )
+
+
+class _Engines:
+    """The engines of one model. They hang on the model itself, so that they go when it goes: in a
+    dictionary with weak keys each engine would hold its own key for ever."""
+
+    def __init__(self) -> None:
+        self._plain: Engine | None = None
+        self._make: list[Any] = []
+        self._contents: str | None = None
+        self._by_entry: WeakKeyDictionary[CustomGenerate, Engine] = WeakKeyDictionary()
+        self._lock = SharedLock()
+        self._calls = 0  # under way, in any thread
+        self._attention = ""  # the model's own, while there are any
+
+    def engine(self, model: Any, entry: CustomGenerate) -> Engine:
+        """The engine for these settings; all are built anew where the model has changed."""
+        with self._lock:
+            if self._plain is None or self._has_changed(model, self._plain):
+                self._by_entry.clear()
+                self._plain = _built(model)
+                self._make = _make_of(model)
+                self._contents = _packed_contents(model, self._plain)
+            if entry not in self._by_entry:
+                engine = with_heads(self._plain, entry.heads, tree=entry.tree)
+                engine.draft_model = entry.draft_model
+                self._by_entry[entry] = engine
+            return self._by_entry[entry]
+
+    def _has_changed(self, model: Any, plain: Engine) -> bool:
+        made_otherwise = self._make != _make_of(model)
+        return made_otherwise or self._contents != _packed_contents(model, plain)
+
+    @contextmanager
+    def tree_attention(self, model: Any) -> Iterator[None]:
+        """From the start of the first call to the end of the last of those that overlap."""
+        if not model._can_set_attn_implementation():  # an older class keeps its own, with our mask
+            yield
+            return
+        with self._lock:
+            if self._calls == 0:
+                self._attention = model.config._attn_implementation
+                model.set_attn_implementation(ATTENTION_NAME)
+            self._calls += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._calls -= 1
+                if self._calls == 0:
+                    model.set_attn_implementation(self._attention)
+
+    def __deepcopy__(self, memo: Any) -> "_Engines":
+        return _Engines()  # a copy of the model builds its own
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Engines, ()
+
+
+def _kept(model: Any) -> _Engines:
+    with lock_of(model):
+        return vars(model).setdefault(PLACE, _Engines())
+
+
+def _built(model: Any) -> Engine:
+    """Wrapping freezes a model; here it stays as trainable, and its attention as it was."""
+    trainable = [p for p in model.parameters() if p.requires_grad]
+    attention = model.config._attn_implementation
+    name = getattr(model, "name_or_path", "") or type(model).__name__
+    try:
+        return build_engine(wrap_model(model, None, name), keep_layers=True)
+    finally:
+        for parameter in trainable:
+            parameter.requires_grad_(True)
+        if model.config._attn_implementation != attention:
+            model.set_attn_implementation(attention)
+
+
+def _make_of(model: Any) -> list[Any]:
+    """What changes when modules, their numbers (a norm's epsilon, a scale), functions of classes,
+    hooks or weights are exchanged, when the config is, and when weights are trained."""
+    weights = [
+        (id(p), p.data_ptr(), 0 if p.is_inference() else p._version) for p in model.parameters()
+    ]
+    modules = [
+        (id(m), type(m), type(m).forward, vars(m).get("forward"), _numbers_of(m))
+        for m in model.modules()
+    ]
+    config = model.config.to_dict()
+    # Attention is exchanged by every call, and transformers writes the dtype in two forms.
+    for key in [key for key in config if "attn_implementation" in key or "dtype" in key]:
+        del config[key]
+    return [*weights, *modules, config, *foreign_hooks(model)]
+
+
+def _numbers_of(module: Any) -> list[tuple[str, Any]]:
+    """But for what transformers notes down for itself (`_…`)."""
+    own = [(name, value) for name, value in vars(module).items() if not name.startswith("_")]
+    return [(name, value) for name, value in own if isinstance(value, int | float)]
+
+
+def _packed_contents(model: Any, engine: Engine) -> str | None:
+    """C++ steps read a packed copy, and writes through `.data`, as peft's when it merges, leave no
+    other trace; steps by torch read the model itself."""
+    return None if engine.verifier.native is None else contents_digest(model)
+
+
+def _rows(engine: Engine, prompts: list[list[int]], config: Any, new_tokens: int) -> list[Row]:
+    """Raises ContextLengthError: plain generate runs past the context's end, trees cannot."""
+    longest, context = max(len(ids) for ids in prompts), engine.base.info.context_length
+    if longest + new_tokens > context:
+        raise ContextLengthError(
+            f"{longest} tokens of a prompt and {new_tokens} of an answer were asked for; the "
+            f"model's context holds {context}",
+            hint=f"max_new_tokens={max(context - longest, 0)} is the most for this prompt",
+        )
+    params = [SamplingParams()] * len(prompts)
+    if config.do_sample:
+        seeds = torch.randint(2**63 - 1, (len(prompts),)).tolist()  # torch.manual_seed governs
+        params = [SamplingParams(config.temperature or 1.0, seed=seed) for seed in seeds]
+    stops = config._eos_token_tensor
+    stop_ids = frozenset(() if stops is None else stops.flatten().tolist())
+    return [
+        Row(ids, _chooser(engine, ids, one, config, new_tokens), new_tokens, stop_ids)
+        for ids, one in zip(prompts, params, strict=True)
+    ]
+
+
+def _chooser(
+    engine: Engine, ids: Sequence[int], params: SamplingParams, config: Any, new_tokens: int
+) -> TokenChooser:
+    """With generate's own processors for this row. Lengths in the settings count the padding."""
+    model, device = engine.base.model, engine.base.device
+    config = copy.deepcopy(config)
+    padding = config.max_length - new_tokens - len(ids)
+    config.max_length -= padding
+    config.min_length = max((config.min_length or 0) - padding, 0)
+    processors = model._get_logits_processor(
+        generation_config=config,
+        input_ids_seq_length=len(ids),
+        encoder_input_ids=torch.tensor([list(ids)], device=device),
+        device=device,
+        model_kwargs={},
+    )
+    return TokenChooser(model, params, ids, new_tokens, processors)
+
+
+def _joined(input_ids_BT: Tensor, answers: list[list[int]], config: Any) -> Tensor:
+    """Prompts as they came, answers filled up with the padding token."""
+    longest, padding = max(map(len, answers)), config._pad_token_tensor
+    fill = 0 if padding is None else int(padding)  # without one no row ends before the others
+    filled = [answer + [fill] * (longest - len(answer)) for answer in answers]
+    return torch.cat([input_ids_BT, torch.tensor(filled).to(input_ids_BT)], dim=1)

@@ -1,0 +1,131 @@
+"""What a call of transformers' generate() asks for, and what of it the kit must refuse.
+
+Whatever changes an answer is either honoured or refused by name (generation_settings.py).
+
+Shapes: B batch, T tokens of the padded prompts.
+"""
+
+import inspect
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from medusa_kit.errors import ConfigError
+from medusa_kit.infer.accept.generation_settings import expected, unavailable
+
+# Keywords that generate() makes itself for every call.
+OWN_KEYWORDS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
+
+
+def lost_on_the_way() -> dict[str, Any]:
+    """Arguments of the generate() that is calling, which it does not pass on to a callable.
+
+    Without a look at them a streamer would wait for ever and an assistant be ignored in silence.
+    """
+    from transformers import GenerationMixin
+
+    code = inspect.unwrap(GenerationMixin.generate).__code__
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    if frame is None:
+        return {}
+    names = ("streamer", "assistant_model", "synced_gpus")
+    return {name: frame.f_locals.get(name) for name in names}
+
+
+def check_request(
+    model: Any,
+    input_ids: Tensor,
+    logits_processor: Any,
+    stopping_criteria: Any,
+    config: Any,
+    keywords: dict[str, Any],
+) -> None:
+    """Raises ConfigError for what the kit cannot honour."""
+    if config is None or not hasattr(config, "_eos_token_tensor"):
+        raise ConfigError(
+            "custom_generate was called without a prepared request",
+            hint="call model.generate(**inputs, custom_generate=medusa_kit.custom_generate)",
+        )
+    if model.training:
+        raise ConfigError("the model is in training mode", hint="call model.eval() first")
+    if (asked := unavailable(config)) is not None:
+        raise _refusal(f"{asked[0]}={asked[1]!r}", expected(asked[0]))
+    _check_keywords(input_ids, keywords)
+    T = input_ids.shape[1]
+    processors = model._get_logits_processor(
+        generation_config=config,
+        input_ids_seq_length=T,
+        encoder_input_ids=input_ids,
+        device=input_ids.device,
+        model_kwargs=keywords,
+    )
+    _check_same("logits processor", logits_processor, processors)
+    criteria = model._get_stopping_criteria(generation_config=config, stopping_criteria=[])
+    _check_same("stopping criterion", stopping_criteria, criteria)
+
+
+def unpadded(input_ids_BT: Tensor, mask_BT: Tensor | None) -> list[list[int]]:
+    """The prompts without the padding on their left. Raises ConfigError for any other."""
+    if mask_BT is None:
+        return input_ids_BT.tolist()
+    prompts = []
+    for row, (ids, mask) in enumerate(zip(input_ids_BT.tolist(), mask_BT.tolist(), strict=True)):
+        length = sum(1 for seen in mask if seen)
+        if not length:
+            raise ConfigError(f"prompt {row} is empty: its attention mask hides every token")
+        if not all(mask[-length:]):
+            raise ConfigError(
+                f"the attention mask of prompt {row} hides tokens behind the first it shows; "
+                "expected padding on the left only",
+                hint="make the tokenizer's padding_side 'left'",
+            )
+        prompts.append(ids[-length:])
+    return prompts
+
+
+def _check_keywords(input_ids: Tensor, keywords: dict[str, Any]) -> None:
+    for name, value in keywords.items():
+        if name not in OWN_KEYWORDS and value is not None and value is not False:
+            raise _refusal(name)
+    cache = keywords.get("past_key_values")
+    if cache is not None and cache.get_seq_length():
+        raise _refusal(f"past_key_values with {cache.get_seq_length()} tokens")
+    mask, positions = keywords.get("attention_mask"), keywords.get("position_ids")
+    if positions is None:
+        return
+    counted = (torch.ones_like(input_ids) if mask is None else mask).long().cumsum(-1) - 1
+    differ = positions.long() != counted.to(positions.device)
+    if mask is not None:
+        differ &= mask.to(positions.device).bool()
+    if bool(differ.any()):
+        raise _refusal("position_ids other than 0, 1, 2, …")
+
+
+def _check_same(what: str, given: Any, own: Any) -> None:
+    """Those given must be those that the settings ask for, in that order."""
+    rest = list(own)
+    for one in given or ():
+        if not rest or not _equal(one, rest.pop(0)):
+            raise _refusal(f"the {what} {type(one).__name__} of your own")
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return bool(one == other) or (hasattr(one, "__dict__") and _equal(vars(one), vars(other)))
+
+
+def _refusal(what: str, expected: str = "") -> ConfigError:
+    return ConfigError(
+        f"medusa-kit's generate cannot honour {what}{expected}",
+        hint="leave it out, or call generate without custom_generate",
+    )

@@ -1,0 +1,110 @@
+"""The processors that turn a node's logits into the law its token is chosen by.
+
+transformers' own list for the base's generation config and the request, in generate's order (which
+settings that config may have: generation_settings.py):
+repetition penalty and the like, then ours (presence and frequency penalty, bias), then temperature,
+top-k, top-p and min-p. Each is a transformers LogitsProcessor, so generate takes ours as well.
+
+Shapes: B rows, T tokens of a prefix, V vocabulary.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor
+
+from medusa_kit.errors import ConfigError
+from medusa_kit.infer.accept.generation_settings import check_own_settings
+from medusa_kit.settings.sampling import SamplingParams
+
+
+class CountPenalty(LogitsProcessor):
+    """OpenAI's: a token that stands n > 0 times in the answer loses presence + n · frequency.
+
+    Counted over generated tokens only: what stands in the prompt is free.
+    """
+
+    def __init__(self, presence: float, frequency: float, prompt_length: int) -> None:
+        self.presence, self.frequency, self.prompt_length = presence, frequency, prompt_length
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        answer_BT = input_ids[:, self.prompt_length :]
+        ones_BT = torch.ones_like(answer_BT, dtype=scores.dtype)
+        counts_BV = torch.zeros_like(scores).scatter_add_(1, answer_BT, ones_BT)
+        return scores - self.presence * (counts_BV > 0) - self.frequency * counts_BV
+
+
+class TokenBias(LogitsProcessor):
+    """Adds a number to the logits of some tokens."""
+
+    def __init__(self, bias: Mapping[int, float], device: torch.device) -> None:
+        self.ids = torch.tensor(list(bias), device=device)
+        self.values = torch.tensor(list(bias.values()), dtype=torch.float32, device=device)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        return scores.index_add(1, self.ids, self.values.to(scores.dtype).expand(len(scores), -1))
+
+
+def check_bias_ids(params: SamplingParams, vocab_size: int) -> None:
+    """Raises ConfigError for a bias on a token that the model does not have."""
+    for token in params.logit_bias or ():
+        if token >= vocab_size:
+            raise ConfigError(
+                f"logit_bias names token id {token}; expected 0..{vocab_size - 1}",
+                hint="ids are those of this model's tokenizer",
+            )
+
+
+def logits_processors(
+    model: Any, params: SamplingParams, prompt_ids: Sequence[int], max_new_tokens: int
+) -> Any:
+    """The list for these parameters over the base's generation config; empty: logits as they are.
+
+    Raises ConfigError for a bias on a token that the model does not have, and for what the base's
+    generation config asks for and cannot have.
+    """
+    check_own_settings(model.generation_config)
+    weight = model.get_output_embeddings().weight
+    check_bias_ids(params, weight.shape[0])
+    config = _generation_config(model, params, weight.device)
+    config.max_length = len(prompt_ids) + max_new_tokens  # where an end is forced
+    return model._get_logits_processor(
+        generation_config=config,
+        input_ids_seq_length=len(prompt_ids),
+        encoder_input_ids=torch.tensor([list(prompt_ids)], device=weight.device),
+        logits_processor=_own_processors(params, len(prompt_ids), weight.device),
+        device=weight.device,
+        model_kwargs={},
+    )
+
+
+def _own_processors(
+    params: SamplingParams, prompt_length: int, device: torch.device
+) -> list[LogitsProcessor]:
+    """Those that transformers lacks."""
+    own: list[LogitsProcessor] = []
+    if params.presence_penalty or params.frequency_penalty:
+        own.append(CountPenalty(params.presence_penalty, params.frequency_penalty, prompt_length))
+    if params.logit_bias:
+        own.append(TokenBias(params.logit_bias, device))
+    return own
+
+
+def _generation_config(model: Any, params: SamplingParams, device: torch.device) -> Any:
+    """The base's, with the request's settings in the place of its own."""
+    config = copy.deepcopy(model.generation_config)
+    config.do_sample = not params.greedy
+    config.temperature = None if params.greedy else params.temperature
+    config.top_k = 0 if params.top_k is None else params.top_k
+    config.top_p = 1.0 if params.top_p is None else params.top_p
+    config.min_p = params.min_p
+    if params.repetition_penalty is not None:
+        config.repetition_penalty = float(params.repetition_penalty)
+    # generate() fills this before it builds processors; without it lengths cannot be penalised
+    ids = config.eos_token_id
+    eos = [ids] if isinstance(ids, int) else ids
+    config._eos_token_tensor = None if eos is None else torch.tensor(eos, device=device)
+    return config

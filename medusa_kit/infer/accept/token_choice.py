@@ -1,0 +1,178 @@
+"""How the next token is chosen: greedy, or drawn exactly, from the base model's processed logits.
+
+Processing (logits_processing.py) is applied to a node's logits with that node's own prefix: prompt,
+committed tokens, path. Only nodes that the walk reaches are processed.
+
+A draw uses Gumbel noise that depends on the seed, the token's absolute position and the token
+alone: argmax(log p + noise) is a sample of p, and the text is the same for every drafter, tree and
+batch.
+
+Where a drafter drew its guesses, `TokenChooser.choose_drawn` names one of them as often as
+multi-candidate rejection can (acceptance.accept_drawn). The text of a seed then depends on the
+drafter; its law does not.
+
+Typical acceptance asks another question, which guesses are likely enough: `TokenChooser.judge`.
+
+Shapes: V vocabulary, C some of its tokens, T tokens of a prefix, X any shape.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from medusa_kit.infer.accept.logits_processing import logits_processors
+from medusa_kit.infer.accept.rules import Verdict, accept_drawn
+from medusa_kit.settings.sampling import SamplingParams
+
+MASK_64 = (1 << 64) - 1
+# Streams of random numbers beside the plain one of a seed: a drafter's draws, and what decides
+# whether one of them is accepted.
+DRAWS, VERDICTS = 1, 2
+
+
+class TokenChooser:
+    """Names the token behind a node of one row."""
+
+    def __init__(
+        self,
+        model: Any,
+        params: SamplingParams,
+        prompt_ids: Sequence[int],
+        max_new_tokens: int,
+        processors: Any = None,
+    ) -> None:
+        """`processors`: instead of those that the base and `params` ask for.
+
+        Raises ConfigError for a bias on a token that the model does not have, and for what the
+        base's generation config asks for and cannot have.
+        """
+        self.params = params
+        if processors is None:
+            processors = logits_processors(model, params, prompt_ids, max_new_tokens)
+        self._processors = processors
+
+    @property
+    def takes_argmax(self) -> bool:
+        """Whether the plain argmax of the model's logits is the answer, so all nodes go at once."""
+        return self.params.greedy and not self._processors
+
+    def choose(self, logits_V: Tensor, prefix: Sequence[int]) -> int:
+        """The token behind `prefix`, whose last token gave `logits_V`."""
+        return int(self.scores(logits_V, prefix).argmax(-1))
+
+    def scores(self, logits_V: Tensor, prefix: Sequence[int]) -> Tensor:
+        """scores_V whose argmax is the token: processed logits, and noise for an exact draw."""
+        scores_V = self._processed(logits_V, prefix)
+        if not self.draws:
+            return scores_V
+        return noisy(scores_V, self.params.seed, len(prefix))
+
+    @property
+    def draws(self) -> bool:
+        """Whether tokens are drawn exactly, rather than the likeliest taken or guesses judged."""
+        return not (self.params.greedy or self.params.lossy)
+
+    def law(self, logits_V: Tensor, prefix: Sequence[int]) -> Tensor:
+        """law_V that the token behind `prefix` is drawn from, float64."""
+        return self._processed(logits_V, prefix).double().softmax(-1)
+
+    def choose_drawn(
+        self, logits_V: Tensor, prefix: Sequence[int], drawn_V: Tensor, candidates: Sequence[int]
+    ) -> int:
+        """One of `candidates`, drawn from `drawn_V` without replacement, or another token: a draw
+        from this node's law in any case (see accept_drawn)."""
+        if not self.draws:
+            return self.choose(logits_V, prefix)
+        verdicts = stream(self.params.seed, VERDICTS)
+        places_C = torch.arange(len(candidates))
+        uniforms = uniform_noise(verdicts, len(prefix), places_C).tolist()
+        wanted_V = self.law(logits_V, prefix)
+        token, left_V = accept_drawn(wanted_V, drawn_V.to(wanted_V), candidates, uniforms)
+        if token is not None:
+            return token
+        return int(noisy(left_V.log(), self.params.seed, len(prefix)).argmax(-1))
+
+    def drawn(
+        self, logits_V: Tensor, prefix: Sequence[int], root_position: int
+    ) -> tuple[Tensor, Tensor]:
+        """For a drafter: (scores_V, law_V). The tokens of the highest scores are draws from the law
+        without replacement, in that order.
+
+        `root_position`: of the draft's root. Each draft has draws of its own, since how far an
+        earlier one went may have depended on its draws.
+        """
+        scores_V = self._processed(logits_V, prefix)
+        seed = stream(self.params.seed, DRAWS, root_position)
+        return noisy(scores_V, seed, len(prefix)), scores_V.double().softmax(-1)
+
+    def judge(self, logits_V: Tensor, prefix: Sequence[int], tokens: Sequence[int]) -> Verdict:
+        """What typical acceptance asks: are these guesses of the next token likely enough?
+
+        The bar is min(epsilon, delta · exp(-entropy)) of the processed law (§2.3.1).
+        """
+        log_V = self._processed(logits_V, prefix).log_softmax(-1)
+        entropy = -(log_V.exp() * log_V).nansum()  # 0 · log 0 counts as 0
+        guessed_C = log_V[torch.tensor(tokens, dtype=torch.int64, device=log_V.device)]
+        *log_probs, uncertainty = torch.cat([guessed_C, entropy[None]]).tolist()  # one transfer
+        epsilon, delta = self.params.thresholds
+        bar = min(math.log(epsilon), math.log(delta) - uncertainty)
+        return Verdict(int(log_V.argmax(-1)), log_probs, bar)
+
+    def _processed(self, logits_V: Tensor, prefix: Sequence[int]) -> Tensor:
+        scores_1V = logits_V[None].float()
+        if self._processors:
+            prefix_1T = torch.tensor([list(prefix)], device=logits_V.device)
+            for process in self._processors:  # the list's own call inspects signatures every time
+                scores_1V = process(prefix_1T, scores_1V)
+        return scores_1V[0]
+
+
+def noisy(scores_V: Tensor, seed: int, position: int) -> Tensor:
+    """scores_V with Gumbel noise on those that can win."""
+    # Top-k, top-p and min-p leave few tokens of many thousands: no noise for the others.
+    kept_C = (scores_V > -math.inf).nonzero()[:, 0]
+    noise_C = gumbel_noise(seed, position, kept_C).to(scores_V.dtype)
+    return scores_V.index_add(0, kept_C, noise_C)
+
+
+def stream(seed: int, purpose: int, place: int = 0) -> int:
+    """A seed that has nothing to do with `seed` itself, for another purpose and place."""
+    return _mix(_mix(seed, -purpose), place)
+
+
+def gumbel_noise(seed: int, position: int, tokens_X: Tensor) -> Tensor:
+    """Standard Gumbel noise_X for `tokens_X` as candidates for the place `position`."""
+    return -(-uniform_noise(seed, position, tokens_X).log()).log().float()
+
+
+def uniform_noise(seed: int, position: int, tokens_X: Tensor) -> Tensor:
+    """float64 numbers_X between 0 and 1, neither included.
+
+    Each number is a hash of seed, position and token (SplitMix64), so that any of them can be had
+    without the others, on the device where it is needed.
+    """
+    z_X = tokens_X.long() * _signed(0x9E3779B97F4A7C15) + _signed(_mix(seed, position))
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        z_X = (z_X ^ _shifted(z_X, shift)) * _signed(factor)
+    z_X = z_X ^ _shifted(z_X, 31)
+    return (_shifted(z_X, 11).double() + 0.5) * 2.0**-53  # 53 bits, never 0 or 1
+
+
+def _shifted(z_X: Tensor, bits: int) -> Tensor:
+    """z_X >> bits as if unsigned."""
+    return (z_X >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def _mix(seed: int, position: int) -> int:
+    """A seed for each pair, well apart for neighbours (the finaliser of SplitMix64)."""
+    z = (seed * 0x9E3779B97F4A7C15 + position * 0xD1B54A32D192ED03 + 0x2545F4914F6CDD1D) & MASK_64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK_64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK_64
+    return z ^ (z >> 31)

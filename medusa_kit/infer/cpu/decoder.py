@@ -1,0 +1,252 @@
+"""A base model's verify step in one C++ call, for CPUs and families that `describe` knows.
+
+Prompts are trees without branches, so they go this way too, in pieces. The model itself stays as it
+is and can take any forward over: both write the same cache.
+
+Shapes: B batch, N nodes with root, M of them kept, D hidden, V vocabulary, E head dim,
+T rotary tables, P positions, R likeliest tokens.
+"""
+
+import ctypes
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from medusa_kit.base.files import gguf_behind
+from medusa_kit.base.model import BaseModel
+from medusa_kit.infer.cpu import kernels
+from medusa_kit.infer.cpu.describe import LayerParts, ModelParts, Unsupported, describe
+from medusa_kit.infer.cpu.gguf_blocks import GGUFBlocks, equal_blocks
+from medusa_kit.infer.cpu.mkl_linear import SHARE_OF_MEMORY, free_memory
+from medusa_kit.infer.cpu.packing import (
+    Blocks,
+    PackedMatrix,
+    alike,
+    interleaved,
+    interleaved_blocks,
+    joined_blocks,
+    pack,
+)
+from medusa_kit.infer.tree_cache import TreeCache
+from medusa_kit.infer.tree_step import NodeScores, TreeStep
+
+RANKED = 8  # likeliest tokens that a step tells of each node: a by-product of finding the argmax
+
+
+class NativeDecoder:
+    """Runs up to MAX_ROWS nodes at once. Build with `native_decoder`."""
+
+    def __init__(self, base: BaseModel, gguf: Path | None = None) -> None:
+        """Raises Unsupported where the model cannot be run this way."""
+        loaded = kernels.load_library()
+        if loaded is None:
+            raise Unsupported("the C++ kernels are not there")
+        self.base = base
+        self._library = loaded
+        self.parts = describe(base.model)
+        self._packer = _Packer(base, GGUFBlocks(gguf) if gguf else None)
+        self._tables = _tables(self.parts)
+        self._rotary_2TPE = torch.empty(0, 0)
+        self._cache_shape = (self.parts.kv_heads, self.parts.head_size)
+        self._alive: list[Any] = []  # what the structures point to
+        output = self.parts.output
+        self.output_blocks = self._packer.blocks(output)
+        packed = pack(output.weight.detach(), output.bias, self.output_blocks)
+        self.output = self._packer.keep(packed)
+        self._struct = self._build()
+        sizes = [matrix.struct for matrix in self._packer.matrices]
+        self._num_weights = sum(struct.outputs * struct.inputs for struct in sizes)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of weights that a step reads."""
+        return sum(matrix.num_bytes for matrix in self._packer.matrices)
+
+    @property
+    def summary(self) -> str:
+        """Instruction set and how the weights are stored, for reports."""
+        forms = sorted({matrix.kind for matrix in self._packer.matrices})
+        size = f"{self.weight_bytes / 1e6:,.0f} MB of weights as {', '.join(forms)}"
+        return f"{self._library.mk_isa().decode()}, {size}"
+
+    def takes(self, cache: TreeCache, step: TreeStep) -> bool:
+        """Whether this forward can go this way: few rows, and a cache of one shape."""
+        rows = len(step.lengths) * step.num_nodes
+        return rows <= kernels.MAX_ROWS and cache.block_of(*self._cache_shape) is not None
+
+    def prompt_chunk(self, num_rows: int) -> int:
+        """Tokens of each of so many prompts that one call takes; 0 for too many prompts."""
+        return kernels.MAX_ROWS // num_rows
+
+    def forward(
+        self,
+        cache: TreeCache,
+        tokens_BN: Tensor,
+        positions_BN: Tensor,
+        step: TreeStep,
+        keep_M: Tensor | None = None,
+        prompt: bool = False,
+    ) -> NodeScores:
+        """Scores of the nodes `keep_M` (all). Several threads may call; the kernels take turns.
+
+        `prompt`: many rows are fastest another way than few, and a node's bits depend on the way,
+        so it is chosen by what the rows are and not by how many there happen to be.
+        """
+        B, N = tokens_BN.shape
+        M = N if keep_M is None else len(keep_M)
+        nodes_M = torch.arange(N) if keep_M is None else keep_M
+        kept_BM = torch.arange(0, B * N, N)[:, None] + nodes_M
+        embeddings_BND = self.base.model.get_input_embeddings()(tokens_BN).contiguous()
+        rotary = self._rotary(positions_BN)
+        hidden_BMD = torch.empty(B, M, self.base.info.hidden_size)
+        logits_BMV = torch.empty(B, M, self.base.info.vocab_size)
+        ranked_BMR = torch.empty(B, M, min(RANKED, self.base.info.vocab_size), dtype=torch.int64)
+        lengths_B = torch.tensor(step.lengths)
+        depths_BN, sees_BNN = step.depths_BN.contiguous(), step.sees_BNN.contiguous()
+        block = cache.block_of(*self._cache_shape)
+        assert block is not None
+        for layer, layer_parts in self._windowed:
+            layer.window = layer_parts.window
+        struct = kernels.Step(
+            B, N, cache.num_slots, prompt, embeddings_BND.data_ptr(), rotary.data_ptr(),
+            lengths_B.data_ptr(), depths_BN.data_ptr(), sees_BNN.data_ptr(), block.data_ptr(),
+            B * M, kept_BM.data_ptr(), hidden_BMD.data_ptr(), logits_BMV.data_ptr(),
+            ranked_BMR.shape[2], ranked_BMR.data_ptr(),
+        )  # fmt: skip
+        threads = kernels.threads_for(B * N * self._num_weights)
+        self._library.mk_step(ctypes.byref(self._struct), ctypes.byref(struct), threads)
+        return NodeScores(hidden_BMD, self.base.scale_logits(logits_BMV), ranked_BMR)
+
+    def _rotary(self, positions_BN: Tensor) -> Tensor:
+        """[tables, cos and sin, B, N, E], from the model's own rotary embedding."""
+        last, rotary_2TPE = int(positions_BN.max()), self._rotary_2TPE
+        if last >= rotary_2TPE.shape[1]:
+            self._rotary_2TPE = rotary_2TPE = self._rotary_up_to(max(2 * last, 256))
+        return rotary_2TPE[:, positions_BN]
+
+    def _rotary_up_to(self, length: int) -> Tensor:
+        """Cosines and sines of the first positions, table by table; `describe` takes no others."""
+        positions_1P, like = torch.arange(length)[None], torch.empty(1)
+        pairs = [
+            self.parts.rotary(like, positions_1P, *([] if kind is None else [kind]))
+            for kind in self._tables
+        ]
+        return torch.cat([table for pair in pairs for table in pair])
+
+    def _build(self) -> kernels.Decoder:
+        p = self.parts
+        layers = (kernels.Layer * len(p.layers))(*[self._layer(layer) for layer in p.layers])
+        self._alive.append(layers)
+        self._windowed = [pair for pair in zip(layers, p.layers, strict=True) if pair[1].window]
+        return kernels.Decoder(
+            self.base.info.hidden_size, p.layers[0].down.in_features, p.query_heads, p.kv_heads,
+            p.head_size, p.head_size, len(p.layers), int(p.gelu), p.norm_epsilon, p.scale,
+            layers, self._pointer(p.final_norm), self.output.struct,
+        )  # fmt: skip
+
+    def _layer(self, layer: LayerParts) -> kernels.Layer:
+        packer, kv_heads = self._packer, self.parts.kv_heads
+        heads = {layer.queries: self.parts.query_heads, layer.keys: kv_heads}
+        return kernels.Layer(
+            packer.joined([layer.queries, layer.keys, layer.values], heads).struct,
+            packer.one(layer.out).struct,
+            packer.gated(layer.gate, layer.up).struct,
+            packer.one(layer.down).struct,
+            self._pointer(layer.input_norm),
+            self._pointer(layer.after_attention_norm),
+            self._pointer(layer.before_mlp_norm),
+            self._pointer(layer.after_mlp_norm),
+            self._pointer(layer.q_norm),
+            self._pointer(layer.k_norm),
+            0 if self._tables == [None] else self._tables.index(layer.rotary_type),
+            layer.window,
+        )
+
+    def _pointer(self, tensor: Tensor | None) -> int:
+        self._alive.append(tensor)
+        return 0 if tensor is None else tensor.data_ptr()
+
+
+def _tables(parts: ModelParts) -> list[str | None]:
+    """The rotary tables that layers use: one for each layer type where the model has several."""
+    kinds = getattr(parts.rotary, "layer_types", None)
+    return [None] if kinds is None else list(kinds)
+
+
+class _Packer:
+    """Packs linear layers, from blocks that expand to the same bits where there are any: a GGUF
+    file's, or those that the weights were rounded to.
+    """
+
+    def __init__(self, base: BaseModel, gguf: GGUFBlocks | None) -> None:
+        model = base.model
+        self.gguf, self.scales = gguf, base.scales
+        self.names = {id(module): name for name, module in model.named_modules()}
+        embedding = model.get_input_embeddings()
+        output = model.get_output_embeddings()
+        if output.weight.data_ptr() == embedding.weight.data_ptr():
+            self.names[id(output)] = self.names[id(embedding)]
+        self.matrices: list[PackedMatrix] = []
+
+    def one(self, linear: nn.Linear) -> PackedMatrix:
+        return self.keep(pack(linear.weight.detach(), linear.bias, self.blocks(linear)))
+
+    def joined(self, linears: list[nn.Linear], heads: dict[nn.Linear, int]) -> PackedMatrix:
+        """Several layers that read the same, as one matrix."""
+        weight = torch.cat([linear.weight.detach() for linear in linears])
+        parts = alike([self.blocks(linear, heads.get(linear, 1)) for linear in linears])
+        whole = None if parts is None else joined_blocks(parts)
+        return self.keep(pack(weight, _joined_bias(linears), whole))
+
+    def gated(self, gate: nn.Linear, up: nn.Linear) -> PackedMatrix:
+        if gate.bias is not None or up.bias is not None:
+            raise Unsupported("a gated MLP with biases")
+        weight = interleaved(gate.weight.detach(), up.weight.detach())
+        parts = alike([self.blocks(gate), self.blocks(up)])
+        whole = None if parts is None else interleaved_blocks(*parts)
+        return self.keep(pack(weight, None, whole))
+
+    def blocks(self, linear: nn.Linear, num_heads: int = 1) -> Blocks | None:
+        if linear in self.scales:
+            return equal_blocks(linear.weight.detach(), self.scales[linear])
+        if self.gguf is None:
+            return None
+        return self.gguf.find(self.names[id(linear)], linear.weight.detach(), num_heads)
+
+    def keep(self, matrix: PackedMatrix) -> PackedMatrix:
+        self.matrices.append(matrix)
+        return matrix
+
+
+def _joined_bias(linears: list[nn.Linear]) -> Tensor | None:
+    biases = [linear.bias for linear in linears]
+    if all(bias is None for bias in biases):
+        return None
+    return torch.cat(
+        [
+            torch.zeros(linear.out_features) if bias is None else bias.detach()
+            for linear, bias in zip(linears, biases, strict=True)
+        ]
+    )
+
+
+def _packed_bytes(base: BaseModel) -> float:
+    """Of all weights as float32, but those that were rounded in their blocks."""
+    rounded = sum(layer.weight.numel() for layer in base.scales)
+    return 4 * (base.info.num_parameters - rounded) + (1 + 4 / 32) * rounded
+
+
+def native_decoder(base: BaseModel) -> NativeDecoder:
+    """The C++ decoder for `base`. Raises Unsupported, with the reason, where there is none."""
+    if base.device.type != "cpu":
+        raise Unsupported(f"the model is on {base.device.type}")
+    if base.info.quantized:
+        raise Unsupported("quantised weights are computed by layers of their own")
+    if base.dtype != torch.float32:
+        raise Unsupported("only float32 is computed that way")
+    size = _packed_bytes(base)
+    if size > SHARE_OF_MEMORY * free_memory():
+        raise Unsupported(f"no room for packed weights (up to {size / 1e9:.1f} GB)")
+    return NativeDecoder(base, gguf_behind(base.info.name))

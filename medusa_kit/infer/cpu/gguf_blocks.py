@@ -1,0 +1,169 @@
+"""The blocks of a GGUF file: codes, scales and offsets that expand to the loaded float32 weights.
+
+Only what comes out equal, bit for bit, is used; anything else falls back to wider weights.
+
+Shapes: O outputs, I inputs, Q groups of inputs.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from medusa_kit.base.gguf import dequantised_folder
+from medusa_kit.files import atomic_write
+from medusa_kit.infer.cpu.packing import GROUPS, Blocks
+
+# Beside the dequantised model: GGUF headers parse slowly. Safetensors inside, but not by name:
+# engines that are given this folder read every *.safetensors (vLLM does) or *.bin as weights.
+CACHE_NAME = "gguf_scales.cache"
+
+
+class GGUFBlocks:
+    """Finds the blocks behind a model's weights by their names."""
+
+    def __init__(self, path: Path) -> None:
+        """`path`: of a GGUF file. Its scales are cached where its dequantised copy is."""
+        from safetensors import safe_open
+
+        cache = dequantised_folder(path) / CACHE_NAME
+        if not cache.is_file():
+            with atomic_write(cache) as temporary:
+                save_scales(path, temporary)
+        with safe_open(cache, "pt") as stream:
+            self._scales = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
+            metadata = stream.metadata()
+        self._map = name_map(metadata["architecture"], int(metadata["layers"]))
+
+    def find(self, name: str, weight_OI: Tensor, num_heads: int = 1) -> Blocks | None:
+        """Blocks of the module called `name`; `num_heads` for queries and keys, which GGUF's Llama
+        stores with the halves of each head in turn.
+        """
+        gguf_name = self._map and self._map.get_name(f"{name}.weight", try_suffixes=(".weight",))
+        scales_OQ = self._scales.get(f"{gguf_name}.scales")
+        offsets_OQ = self._scales.get(f"{gguf_name}.offsets")
+        if scales_OQ is None or len(scales_OQ) != len(weight_OI):
+            return None
+        if weight_OI.shape[1] % scales_OQ.shape[1]:
+            return None
+        for order in (slice(None), _halves_in_turn(len(weight_OI), num_heads)):
+            ordered = None if offsets_OQ is None else offsets_OQ[order]
+            if blocks := equal_blocks(weight_OI, scales_OQ[order], ordered):
+                return blocks
+        return None
+
+
+def name_map(architecture: str, num_layers: int) -> Any:
+    """The gguf package's map from transformers' names to GGUF's; None for what it does not know."""
+    import gguf
+
+    by_name = {name: arch for arch, name in gguf.MODEL_ARCH_NAMES.items()}
+    known = by_name.get(architecture)
+    return None if known is None else gguf.get_tensor_name_map(known, num_layers)
+
+
+def save_scales(path: Path, target: Path) -> None:
+    """Scales and offsets of a GGUF file's two-dimensional tensors, as safetensors."""
+    import gguf
+    from safetensors.torch import save_file
+
+    reader = gguf.GGUFReader(str(path))
+    tensors: dict[str, Tensor] = {}
+    for tensor in reader.tensors:
+        found = read_scales(tensor, int(tensor.shape[1])) if len(tensor.shape) == 2 else None
+        if found is not None:
+            parts = zip(("scales", "offsets"), found, strict=True)
+            tensors |= {f"{tensor.name}.{name}": part for name, part in parts if part is not None}
+    field = reader.get_field("general.architecture")
+    layers = {int(t.name.split(".")[1]) for t in reader.tensors if t.name.startswith("blk.")}
+    metadata = {
+        "architecture": str(field.contents()) if field else "",
+        "layers": str(1 + max(layers, default=0)),
+    }
+    save_file(tensors, target, metadata)
+
+
+def _halves_in_turn(rows: int, num_heads: int) -> Tensor:
+    if rows % (2 * num_heads):
+        return torch.arange(rows)
+    return torch.arange(rows).view(num_heads, -1, 2).transpose(1, 2).flatten()
+
+
+def read_scales(tensor: Any, rows: int) -> tuple[Tensor, Tensor | None] | None:
+    """(scales_OQ, offsets_OQ or None) of a GGUF tensor, for the kinds known here; else None."""
+    reader = READERS.get(tensor.tensor_type.name)
+    if reader is None:
+        return None
+    size, read = reader
+    parts = read(tensor.data.reshape(rows, -1, size))
+    scales, offsets = (
+        None if part is None else torch.from_numpy(part.reshape(rows, -1).astype(np.float32))
+        for part in parts
+    )
+    assert scales is not None
+    return scales, offsets
+
+
+def equal_blocks(
+    weight_OI: Tensor, scales_OQ: Tensor, offsets_OQ: Tensor | None = None
+) -> Blocks | None:
+    """Blocks of these scales that expand to the very weights, bit for bit, if there are any."""
+    blocks = blocks_of(weight_OI, scales_OQ, offsets_OQ)
+    same = blocks.group in GROUPS and torch.equal(blocks.expand(), weight_OI)
+    return blocks if same else None
+
+
+def blocks_of(weight_OI: Tensor, scales_OQ: Tensor, offsets_OQ: Tensor | None) -> Blocks:
+    """The codes that bring out these weights, if any do."""
+    codes_OQS = weight_OI.view(*scales_OQ.shape, -1)
+    if offsets_OQ is not None:
+        codes_OQS = codes_OQS - offsets_OQ[..., None]
+    inverse_OQ = torch.where(scales_OQ == 0, 0.0, 1 / scales_OQ)
+    codes_OQS = (codes_OQS * inverse_OQ[..., None]).round_()
+    return Blocks(codes_OQS.to(torch.int8).view(weight_OI.shape), scales_OQ, offsets_OQ)
+
+
+def _half(raw: np.ndarray, at: int) -> np.ndarray:
+    return raw[..., at : at + 2].copy().view(np.float16).astype(np.float32)
+
+
+def _q4_0(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    return _half(raw, 0), -8 * _half(raw, 0)
+
+
+def _scale_only(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    return _half(raw, 0), None
+
+
+def _scale_and_minimum(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    return _half(raw, 0), _half(raw, 2)
+
+
+def _super_blocks(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    """Q4_K, Q5_K: eight groups of 32 with six-bit scales and minima of a scale and a minimum."""
+    from gguf.quants import Q4_K
+
+    scales, minima = Q4_K.get_scale_min(raw[..., 4:16].reshape(-1, 12).copy())
+    shape = (*raw.shape[:-1], 8)
+    return (
+        _half(raw, 0) * scales.reshape(shape).astype(np.float32),
+        -(_half(raw, 2) * minima.reshape(shape).astype(np.float32)),
+    )
+
+
+def _q6_k(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
+    return _half(raw, 208) * raw[..., 192:208].copy().view(np.int8).astype(np.float32), None
+
+
+READERS = {  # kind -> (bytes of a block, scales and offsets of its groups)
+    "Q4_0": (18, _q4_0),
+    "Q4_1": (20, _scale_and_minimum),
+    "Q5_0": (22, _scale_only),
+    "Q5_1": (24, _scale_and_minimum),
+    "Q8_0": (34, _scale_only),
+    "Q4_K": (144, _super_blocks),
+    "Q5_K": (176, _super_blocks),
+    "Q6_K": (210, _q6_k),
+}

@@ -1,0 +1,110 @@
+"""Heads that guess in one C++ call, beside a base whose steps run in C++.
+
+Shapes: X any leading shape, D hidden, J tokens of the path, K heads, C guesses, R rows of a call.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from medusa_kit.heads import MedusaHeads
+from medusa_kit.heads.kinds import Guesses
+from medusa_kit.infer.cpu import kernels
+from medusa_kit.infer.cpu.decoder import NativeDecoder
+from medusa_kit.infer.cpu.packing import PackedMatrix, pack
+
+
+class NativeHeads:
+    """A `Guesser` for frozen heads; the weights are packed copies of theirs."""
+
+    def __init__(self, heads: MedusaHeads, decoder: NativeDecoder) -> None:
+        library = kernels.load_library()
+        assert library is not None
+        self._library = library
+        embedding = heads.base.model.get_input_embeddings()
+        blocks = [_packed_blocks(head) for head in heads.blocks]
+        projections = _projections(heads, decoder)
+        scale, ids = heads.base.scale_logits, heads.column_ids
+        self._alive = [blocks, projections, embedding, ids]  # what the structures point to
+        structs = (kernels.Head * heads.num_heads)(
+            *(
+                kernels.Head(
+                    (kernels.Matrix * len(head))(*(block.struct for block in head)),
+                    len(head), heads.config.num_read(k), projections[k].struct,
+                )
+                for k, head in enumerate(blocks)
+            )
+        )  # fmt: skip
+        shared = len({id(projection) for projection in projections}) == 1
+        self._struct = kernels.Heads(
+            heads.config.hidden_size, heads.base.embedding_size, shared,
+            scale.factor / scale.divisor, scale.cap or 0.0, structs,
+            embedding.weight.data_ptr(), 0 if ids is None else ids.data_ptr(),
+        )  # fmt: skip
+        self._num_read = [heads.config.num_read(k) for k in range(heads.num_heads)]
+        self._work = [
+            sum(block.struct.outputs * block.struct.inputs for block in [*head, projections[k]])
+            for k, head in enumerate(blocks)
+        ]
+
+    def __call__(
+        self,
+        heads: Sequence[int],
+        hidden_XD: Tensor,
+        path_XJ: Tensor | None,
+        count: int,
+        temperatures: Sequence[float] | None = None,
+    ) -> Guesses | None:
+        """Guesses_KXC of these heads, in rising order; None for more rows than the kernels take."""
+        K, shape = len(heads), hidden_XD.shape[:-1]
+        rows = hidden_XD[..., 0].numel()
+        longest = max(self._num_read[k] for k in heads)
+        if K * rows > kernels.MAX_ROWS or hidden_XD.dtype != torch.float32:
+            return None
+        hidden_RD = hidden_XD.expand(K, *hidden_XD.shape).contiguous()
+        head_R = torch.tensor([k for k in heads for _ in range(rows)])
+        path_RJ = torch.empty(K * rows, 0, dtype=torch.int64)
+        if longest:
+            assert path_XJ is not None
+            path_RJ = path_XJ[..., :longest].expand(K, *shape, longest).contiguous()
+        ids_KXC = torch.empty(K, *shape, count, dtype=torch.int64)
+        scores_KXC = torch.empty(0) if temperatures is None else torch.empty(ids_KXC.shape)
+        heat_R = torch.tensor([t for t in temperatures or () for _ in range(rows)])
+        guess = kernels.Guess(
+            K * rows, longest, count, head_R.data_ptr(), path_RJ.data_ptr(),
+            hidden_RD.data_ptr(), 0 if temperatures is None else heat_R.data_ptr(),
+            ids_KXC.data_ptr(), scores_KXC.data_ptr(),
+        )  # fmt: skip
+        threads = kernels.threads_for(rows * sum(self._work[k] for k in heads))
+        self._library.mk_guess(ctypes.byref(self._struct), ctypes.byref(guess), threads)
+        return ids_KXC, scores_KXC
+
+
+def _packed_blocks(head: Any) -> list[PackedMatrix]:
+    return [pack(block.linear.weight, block.linear.bias) for block in head]
+
+
+def _projections(heads: MedusaHeads, decoder: NativeDecoder) -> list[PackedMatrix]:
+    """One a head; the same one several times where heads share it."""
+    if heads.config.projection == "shared":
+        return [decoder.output] * heads.num_heads
+    if heads.config.projection == "own":
+        return [pack(own.weight, own.bias) for own in heads.projections]  # type: ignore[arg-type]
+    weight_and_bias, ids = heads.linear(0), heads.column_ids
+    assert weight_and_bias is not None
+    assert ids is not None
+    blocks = decoder.output_blocks
+    return [pack(*weight_and_bias, blocks and blocks.select(ids))] * heads.num_heads
+
+
+def install_native_heads(heads: MedusaHeads, decoder: NativeDecoder) -> None:
+    """Let frozen heads draft through the kernels; those that train keep to torch, since packed
+    copies would go stale.
+    """
+    embedding = heads.base.model.get_input_embeddings()
+    plain = isinstance(embedding, nn.Embedding) and embedding.weight.is_contiguous()
+    if plain and not any(parameter.requires_grad for parameter in heads.parameters()):
+        heads.guesser = NativeHeads(heads, decoder)

@@ -1,0 +1,162 @@
+"""Weights rounded to eight bits: an option for decoding on a CPU, and a lossy one.
+
+A weight w becomes s · round(w / s), where 32 inputs of an output share s = max |w| / 127. The
+linear layers of the model itself get the rounded numbers, so that C++ steps, torch's forwards, the
+proof at load and heads all see one model. It is another model than the checkpoint's: answers of the
+two may differ, so reports name the weights, and none of its answers counts as identical. What is no
+linear layer keeps its numbers; so does the input table where the output embedding shares it, since
+looking up a row costs nothing. The fingerprint stays the checkpoint's, whose heads fit this model
+too.
+
+Shapes: O outputs, I inputs, Q groups of inputs, S inputs of a group.
+"""
+
+from collections import defaultdict
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from medusa_kit import console
+from medusa_kit.base.files import stored_quantised
+from medusa_kit.base.model import INT8, WEIGHTS, BaseModel
+from medusa_kit.base.placement import AUTO, pick_device
+from medusa_kit.errors import ConfigError, nearest
+from medusa_kit.infer.cpu.mkl_linear import plain_linears
+from medusa_kit.infer.cpu.packing import Blocks
+from medusa_kit.infer.tree_step import HOLDER_ATTRIBUTE
+
+GROUP, LARGEST = 32, 127
+LEAVE_OUT = "leave out weights"
+NAMED = 3  # layers that stay, in the note
+
+
+def check_weights(weights: str) -> None:
+    """Raises ConfigError for weights that there are not."""
+    if weights not in WEIGHTS:
+        raise ConfigError(
+            f"weights {weights!r} are unknown; expected one of {', '.join(WEIGHTS)}",
+            hint=f"did you mean {nearest(weights, WEIGHTS) or WEIGHTS[0]}?",
+        )
+
+
+def check_before_loading(
+    weights: str, name: str, dtype: str, device: str, revision: str | None
+) -> None:
+    """Raises ConfigError for what options and the model's config alone rule out."""
+    check_weights(weights)
+    if weights != INT8:
+        return
+    _check_place(pick_device(device).type, dtype)
+    if method := stored_quantised(name, revision):
+        raise _quantised(name, f" ({method})")
+
+
+def with_weights(base: BaseModel, weights: str) -> BaseModel:
+    """`base` with such weights. Rounding is done in place, and is for a base not yet in use.
+
+    Raises ConfigError where they cannot be had, and where the base has already other ones.
+    """
+    check_weights(weights)
+    if weights == base.info.weights:
+        return base
+    if weights != INT8:
+        raise ConfigError(
+            f"weights {weights!r} were asked for, and those of this base are rounded to "
+            f"{base.info.weights}",
+            hint=f"load the base again, or ask for weights {base.info.weights!r}",
+        )
+    _check_place(base.device.type, base.info.dtype)
+    if base.info.quantized:
+        raise _quantised(base.info.name)
+    if hasattr(base.model, HOLDER_ATTRIBUTE):
+        raise ConfigError(
+            "weights cannot be rounded under an engine that decodes with them",
+            hint="load the base again",
+        )
+    _round_linears(base)
+    return base
+
+
+def refuse_rounded(base: BaseModel, what: str) -> None:
+    """Raises ConfigError: `what` stands for the checkpoint's model, and this base is another."""
+    if base.info.lossy:
+        raise ConfigError(
+            f"the base's weights are rounded to {base.info.weights}, which is lossy; {what}",
+            hint="load the base again, with the checkpoint's weights",
+        )
+
+
+def rounded(weight_OI: Tensor) -> Blocks:
+    """The weights as codes and scales; `expand` of it is the rounded weights. 32 must divide I."""
+    weight_OQS = weight_OI.unflatten(1, (-1, GROUP))
+    scales_OQ = weight_OQS.abs().amax(-1) / LARGEST
+    divisors_OQ = scales_OQ.masked_fill(scales_OQ == 0, 1.0)
+    codes_OQS = (weight_OQS / divisors_OQ[..., None]).round_().clamp_(-LARGEST, LARGEST)
+    return Blocks(codes_OQS.to(torch.int8).view(weight_OI.shape), scales_OQ, None)
+
+
+def _check_place(device: str, dtype: str) -> None:
+    if device != "cpu":
+        raise ConfigError(
+            f"weights int8 are for a CPU; the device is {device}",
+            hint=f"{LEAVE_OUT}; on a GPU load a model that transformers itself quantises, or use "
+            "device cpu",
+        )
+    if dtype not in ("float32", AUTO):  # auto on a CPU is float32
+        raise ConfigError(
+            f"weights int8 need dtype float32, in which a CPU multiplies; it is {dtype}",
+            hint=f"dtype float32 (weights are stored in eight bits all the same), or {LEAVE_OUT}",
+        )
+
+
+def _quantised(name: str, how: str = "") -> ConfigError:
+    return ConfigError(
+        f"weights int8 are for a model in full precision; {name!r} is quantised already{how}",
+        hint=f"{LEAVE_OUT}: it decodes with its own blocks, exactly",
+    )
+
+
+@torch.no_grad()
+def _round_linears(base: BaseModel) -> None:
+    layers = plain_linears(base.model)
+    fitting = [layer for layer in layers if layer.in_features % GROUP == 0]
+    if not fitting:
+        raise ConfigError(
+            f"no weights of {base.info.name!r} can be rounded to int8: it has no linear layer of "
+            f"{GROUP} inputs or a multiple",
+            hint=LEAVE_OUT,
+        )
+    sharing: dict[int, list[nn.Linear]] = defaultdict(list)
+    for layer in fitting:
+        sharing[id(layer.weight)].append(layer)
+    for same in sharing.values():
+        blocks = rounded(same[0].weight.detach())
+        weight = nn.Parameter(blocks.expand(), requires_grad=False)
+        for layer in same:
+            layer.weight = weight
+            base.scales[layer] = blocks.scales_OQ
+    base.info = replace(base.info, weights=INT8)
+    _untie(base)
+    _tell(base, layers)
+
+
+def _untie(base: BaseModel) -> None:
+    """So that nothing in transformers ties a rounded output embedding to the input table again."""
+    if base.output_embedding in base.scales:
+        base.model.config.tie_word_embeddings = False
+        base.config.tie_word_embeddings = False
+
+
+def _tell(base: BaseModel, layers: list[nn.Linear]) -> None:
+    names = {module: name for name, module in base.model.named_modules()}
+    left = [names[layer] for layer in layers if layer not in base.scales]
+    share = sum(layer.weight.numel() for layer in base.scales) / base.info.num_parameters
+    said = (
+        f"weights rounded to int8, which is LOSSY: {len(base.scales)} linear layers, "
+        f"{min(share, 1.0):.0%} of the parameters"
+    )
+    if left:
+        listed = ", ".join(left[:NAMED]) + (", …" if len(left) > NAMED else "")
+        said += f"; {len(left)} stay, whose inputs {GROUP} does not divide ({listed})"
+    console.note(said)

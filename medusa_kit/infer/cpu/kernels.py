@@ -1,0 +1,216 @@
+"""The C++ library: built at first use by torch's extension loader, cached, called through ctypes.
+
+Structures here mirror those of matmul.h, heads.h and decoder.cpp, field by field.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_void_p
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from medusa_kit import console
+from medusa_kit.errors import ConfigError, check_count, nearest
+from medusa_kit.infer.cpu.shared_library import library_in, opened
+
+SOURCES = ("simd.h", "pool.h", "matrix.h", "quads.h", "matmul.h", "heads.h", "decoder.cpp")
+FLAGS = ("-O3", "-std=c++17", "-pthread", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi")
+MAX_ROWS = 64
+WORK_OF_A_THREAD = 2_000_000  # multiplications; some 30 microseconds
+WORK_OF_A_BYTE = 5  # multiplications in the time that a core reads one
+OFF_SWITCH = "MEDUSA_KIT_NATIVE"  # 0 keeps to torch
+ISA_SWITCH = "MEDUSA_KIT_ISA"  # what to build for: native unless given, see ISAS
+# (flags of x86 compilers, what torch says of the processor); names as mk_isa reports them
+ISAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "native": (("-march=native",), ()),
+    "plain": (("-march=x86-64",), ()),
+    "avx2": (("-march=haswell",), ("_is_avx2_supported",)),
+    "avx512": (("-march=skylake-avx512",), ("_is_avx512_supported",)),
+    "avx512-vnni": (("-march=cascadelake",), ("_is_avx512_supported", "_is_vnni_supported")),
+}
+
+
+class Matrix(ctypes.Structure):
+    _fields_ = (
+        ("kind", c_int64), ("outputs", c_int64), ("inputs", c_int64),
+        ("data", c_void_p), ("bias", c_void_p),
+    )  # fmt: skip
+
+
+class Layer(ctypes.Structure):
+    _fields_ = (
+        ("qkv", Matrix), ("out", Matrix), ("gate_up", Matrix), ("down", Matrix),
+        ("input_norm", c_void_p), ("after_attention_norm", c_void_p),
+        ("before_mlp_norm", c_void_p), ("after_mlp_norm", c_void_p),
+        ("q_norm", c_void_p), ("k_norm", c_void_p),
+        ("rotary", c_int64), ("window", c_int64),
+    )  # fmt: skip
+
+
+class Decoder(ctypes.Structure):
+    _fields_ = (
+        ("hidden", c_int64), ("mlp", c_int64), ("query_heads", c_int64), ("kv_heads", c_int64),
+        ("head_size", c_int64), ("rotary_size", c_int64), ("num_layers", c_int64),
+        ("gelu", c_int64), ("norm_epsilon", c_float), ("scale", c_float),
+        ("layers", POINTER(Layer)), ("final_norm", c_void_p), ("output", Matrix),
+    )  # fmt: skip
+
+
+class Step(ctypes.Structure):
+    _fields_ = (
+        ("batch", c_int64), ("nodes", c_int64), ("slots", c_int64), ("prompt", c_int64),
+        ("embeddings", c_void_p), ("rotary", c_void_p), ("lengths", c_void_p),
+        ("depths", c_void_p), ("sees", c_void_p), ("cache", c_void_p),
+        ("num_kept", c_int64), ("kept", c_void_p),
+        ("hidden_out", c_void_p), ("logits", c_void_p),
+        ("num_likeliest", c_int64), ("likeliest", c_void_p),
+    )  # fmt: skip
+
+
+class Head(ctypes.Structure):
+    _fields_ = (
+        ("blocks", POINTER(Matrix)), ("num_blocks", c_int64), ("num_read", c_int64),
+        ("projection", Matrix),
+    )  # fmt: skip
+
+
+class Heads(ctypes.Structure):
+    _fields_ = (
+        ("hidden", c_int64), ("embedding", c_int64), ("one_projection", c_int64),
+        ("factor", c_float), ("cap", c_float),
+        ("heads", POINTER(Head)), ("embeddings", c_void_p), ("column_ids", c_void_p),
+    )  # fmt: skip
+
+
+class Guess(ctypes.Structure):
+    _fields_ = (
+        ("rows", c_int64), ("path_length", c_int64), ("count", c_int64),
+        ("head_of_row", c_void_p), ("paths", c_void_p),
+        ("hidden", c_void_p), ("temperatures", c_void_p), ("ids", c_void_p), ("scores", c_void_p),
+    )  # fmt: skip
+
+
+@cache
+def load_library() -> ctypes.CDLL | None:
+    """The library for this machine, or None where it cannot be built; the reason is printed.
+
+    Raises ConfigError where MEDUSA_KIT_ISA names what is unknown or what the processor lacks.
+    """
+    if os.environ.get(OFF_SWITCH) == "0":
+        return None
+    flags = machine_flags(os.environ.get(ISA_SWITCH) or "native")
+    try:
+        if platform.system() == "Windows":
+            raise OSError("on Windows torch builds with MSVC, which does not know their vectors")
+        library = opened(lambda: build(flags))
+    except Exception as error:  # no compiler, no ninja, no place to write: torch goes on alone
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        console.note(
+            f"steps run through torch: the C++ kernels could not be built ({reason}); "
+            "they need g++ or clang++, and ninja (pip install 'medusa-kit[cpu]')"
+        )
+        return None
+    return declare(library)
+
+
+def machine_flags(isa: str) -> tuple[str, ...]:
+    """The compiler's flags for an instruction set of ISAS. Raises ConfigError."""
+    if isa not in ISAS:
+        raise ConfigError(
+            f"{ISA_SWITCH} is {isa!r}; expected one of {', '.join(ISAS)}",
+            hint=f"did you mean {nearest(isa, ISAS) or 'native'}? Without it the kernels are built "
+            "for all that the processor has",
+        )
+    flags, needed = ISAS[isa]
+    x86 = platform.machine() in ("x86_64", "AMD64")
+    if needed and not (x86 and all(getattr(torch.cpu, name)() for name in needed)):
+        raise ConfigError(
+            f"{ISA_SWITCH} is {isa!r}, which this processor lacks",
+            hint=f"unset it, or set {ISA_SWITCH}=plain",
+        )
+    return flags if x86 else ()
+
+
+def build(machine_flags: tuple[str, ...]) -> Path:
+    """Compile if need be; the path of the library. Raises what torch's loader raises, OSError."""
+    from torch.utils import cpp_extension
+
+    sources = Path(__file__).parent
+    digest = hashlib.sha256(repr((FLAGS, machine_flags, _processor())).encode())
+    for name in SOURCES:
+        digest.update((sources / name).read_bytes())
+    name = f"medusa_kit_{digest.hexdigest()[:12]}"
+
+    def compile_into(folder: Path) -> None:
+        cpp_extension.load(
+            name,
+            [str(sources / "decoder.cpp")],
+            extra_cflags=[*FLAGS, *machine_flags],
+            extra_ldflags=["-pthread"],
+            build_directory=str(folder),  # of its own: the loader's lock outlives who is killed
+            is_python_module=False,
+        )
+
+    folder = Path(cpp_extension._get_build_directory(name, False))
+    doing = "building the C++ kernels once for this processor"
+    return library_in(folder, doing, compile_into)
+
+
+def declare(library: ctypes.CDLL) -> ctypes.CDLL:
+    library.mk_isa.restype = c_char_p
+    library.mk_step.argtypes = (POINTER(Decoder), POINTER(Step), c_int)
+    library.mk_step.restype = None
+    library.mk_guess.argtypes = (POINTER(Heads), POINTER(Guess), c_int)
+    library.mk_guess.restype = None
+    library.mk_linear.argtypes = (POINTER(Matrix), c_void_p, c_int, c_void_p, c_int)
+    library.mk_linear.restype = None
+    return library
+
+
+def threads_for(multiplications: int, num_bytes: int = 0) -> int:
+    """As many of torch's threads as have enough to do: meeting takes microseconds too.
+
+    `num_bytes`: of the weights that are read.
+    """
+    work = max(multiplications, WORK_OF_A_BYTE * num_bytes)
+    return min(_own_threads or torch.get_num_threads(), 1 + work // WORK_OF_A_THREAD)
+
+
+_own_threads = 0  # asked for by set_num_threads, or those of the process this one was forked from
+
+
+def set_num_threads(count: int) -> None:
+    """Let the C++ kernels of this process use so many threads from now on; torch's stay as they
+    are, which is as many unless this is called. Made for forked workers: there torch must keep to
+    one, and the kernels start with as many as the parent had.
+
+    Raises ConfigError for less than 1.
+    """
+    global _own_threads
+    check_count("the number of threads", count)
+    _own_threads = int(count)
+
+
+def _leave_torch_one_thread() -> None:
+    """In a forked child: OpenMP, torch's threads, waits for ever for those of the parent; the
+    kernels make theirs anew."""
+    global _own_threads
+    _own_threads = _own_threads or torch.get_num_threads()
+    torch.set_num_threads(1)
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
+    os.register_at_fork(after_in_child=_leave_torch_one_thread)
+
+
+def _processor() -> str:
+    """What `-march=native` depends on: a folder shared by machines must not mix them up."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line for line in lines if line.startswith(("flags", "Features")))
+    except (OSError, StopIteration):
+        return platform.processor()

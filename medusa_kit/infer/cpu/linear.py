@@ -1,0 +1,69 @@
+"""Linear layers for a few rows through the C++ kernels, for models that the C++ decoder does not
+know.
+
+Shapes: X any leading shape, D in, O out.
+"""
+
+import ctypes
+from collections.abc import Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from medusa_kit.base.quantization import is_plain_linear
+from medusa_kit.infer.cpu import kernels
+from medusa_kit.infer.cpu.gguf_blocks import equal_blocks
+from medusa_kit.infer.cpu.mkl_linear import plain_linears
+from medusa_kit.infer.cpu.packing import Blocks, PackedMatrix, pack
+
+
+class NativeLinear(nn.Linear):
+    """nn.Linear that multiplies up to MAX_ROWS rows by weights packed for it. Names and identity
+    of the weights stay; more rows, other dtypes and gradients go the usual way.
+    """
+
+    packed: PackedMatrix
+    loaded: ctypes.CDLL
+
+    def forward(self, x_XD: Tensor) -> Tensor:
+        rows = x_XD.numel() // self.in_features
+        grad = torch.is_grad_enabled() and (x_XD.requires_grad or self.weight.requires_grad)
+        if rows > kernels.MAX_ROWS or grad or x_XD.dtype != torch.float32:
+            return F.linear(x_XD, self.weight, self.bias)
+        x_XD = x_XD.contiguous()
+        out_XO = x_XD.new_empty(*x_XD.shape[:-1], self.out_features)
+        self.loaded.mk_linear(
+            ctypes.byref(self.packed.struct), x_XD.data_ptr(), rows, out_XO.data_ptr(),
+            kernels.threads_for(rows * self.weight.numel(), self.packed.num_bytes),
+        )  # fmt: skip
+        return out_XO
+
+
+def make_native(layer: nn.Linear, blocks: Blocks | None = None) -> bool:
+    """Turn a plain float32 layer on a CPU into a NativeLinear; says whether it did."""
+    loaded = kernels.load_library()
+    weight = layer.weight
+    plain = is_plain_linear(layer) and weight.device.type == "cpu"
+    if loaded is None or not plain or weight.dtype != torch.float32:
+        return False
+    layer.__class__ = NativeLinear
+    native = cast(NativeLinear, layer)
+    native.packed = pack(weight.detach(), layer.bias, blocks)
+    native.loaded = loaded
+    return True
+
+
+def install_native_linears(module: Any, scales: Mapping[Any, Tensor] | None = None) -> int:
+    """Turn all plain float32 layers of a module; returns how many.
+
+    `scales`: scales_OQ of layers whose weights were rounded to eight bits.
+    """
+    known = scales or {}
+    return sum(
+        make_native(
+            layer, equal_blocks(layer.weight.detach(), known[layer]) if layer in known else None
+        )
+        for layer in plain_linears(module)
+    )

@@ -1,0 +1,260 @@
+"""Steps of fixed shapes whose trees come from the host: what text and tables guess, fed to a step.
+
+There is one step for each of a few numbers of nodes, over one cache. Before a step the host sends
+one small tensor, the tree; afterwards it reads one, what was emitted and what guesses are made of:
+the likeliest tokens behind each node, and the tree that the heads fill for the next step.
+
+Shapes: B batch, N nodes with root, J nodes of a path, R likeliest tokens behind a node, H nodes of
+the heads' tree, X all that is read of a row, D hidden.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from medusa_kit.drafters.heads.medusa import HeadsDrafter
+from medusa_kit.infer.cuda_graph.accept import Accepted
+from medusa_kit.infer.cuda_graph.capture import GraphMemory
+from medusa_kit.infer.cuda_graph.compiled import check_compiled
+from medusa_kit.infer.cuda_graph.forward import FixedVerifier
+from medusa_kit.infer.cuda_graph.step import GRAPH_BYTES
+from medusa_kit.infer.draft import ROOT
+from medusa_kit.infer.verifier import Forward
+
+MOST_NODES = 62  # who sees whom is sent as the bits of a number
+TOKEN, PARENT, DEPTH, SEES = range(4)  # what is sent of each node
+NO_NODE = -1  # the parent of the root, and of a place that no node has
+
+
+@dataclass(frozen=True)
+class Feeds:
+    """What a drafter asks of such steps: these numbers of nodes, rising, the `ranks` likeliest
+    tokens behind each node, and the guesses of `heads`."""
+
+    sizes: tuple[int, ...]
+    ranks: int = 0
+    heads: HeadsDrafter | None = None
+
+    @property
+    def num_nodes(self) -> int:
+        return self.sizes[-1]
+
+    @property
+    def num_guesses(self) -> int:
+        return 0 if self.heads is None else len(self.heads.topology.parents)
+
+    def fitting(self, num_nodes: int) -> int:
+        """The least size that holds so many nodes."""
+        return next(size for size in self.sizes if size >= num_nodes)
+
+    def alike(self, other: "Feeds") -> bool:
+        """Whether steps made for one do for the other."""
+        if (self.sizes, self.ranks) != (other.sizes, other.ranks):
+            return False
+        ours, theirs = self.heads, other.heads
+        if ours is None or theirs is None:
+            return ours is theirs
+        return type(ours) is type(theirs) and (ours.heads, ours.tree) == (theirs.heads, theirs.tree)
+
+
+class Tree(NamedTuple):
+    """A row's tree on the host; a parent comes before its children."""
+
+    tokens: Sequence[int]
+    parents: Sequence[int]
+
+
+class Outcome(NamedTuple):
+    """What a step came to in one row. `emitted`: accepted tokens, then the next root."""
+
+    emitted: list[int]
+    ranked_NR: list[list[int]]
+    guesses: list[int]  # tokens of the heads' tree for the next step, root included
+
+
+def packed(tree: Tree, num_nodes: int) -> list[list[int]]:
+    """Tokens, parents, depths and ancestors of a tree, filled up to `num_nodes`. What fills has no
+    parent, so that it is never accepted, and sees itself alone."""
+    rest = range(len(tree.tokens), num_nodes)
+    depths, sees = list[int](), list[int]()
+    for node, parent in enumerate(tree.parents):
+        inside = parent >= 0
+        depths.append(depths[parent] + 1 if inside else 0)
+        sees.append((sees[parent] if inside else 0) | 1 << node)
+    return [
+        [*tree.tokens, *(tree.tokens[0] for _ in rest)],
+        [*(max(parent, NO_NODE) for parent in tree.parents), *(NO_NODE for _ in rest)],
+        [*depths, *(0 for _ in rest)],
+        [*sees, *(1 << node for node in rest)],
+    ]
+
+
+class FedSize:
+    """The step of N nodes: its buffers and, on CUDA, its graph."""
+
+    def __init__(self, steps: "FedStep", num_nodes: int, forward: Forward | None) -> None:
+        self.steps, self.num_nodes, self.forward = steps, num_nodes, forward
+        self.verifier, self.cache, self.device = steps.verifier, steps.cache, steps.device
+        self.batch_size, self.num_slots = steps.batch_size, steps.num_slots
+        self.lengths_B = steps.lengths_B
+        first = packed(Tree([0], [ROOT]), num_nodes)
+        self.staged_B4N = torch.tensor([first] * self.batch_size)
+        if self.device.type == "cuda" and torch.cuda.is_initialized():  # else a copy waits for it
+            self.staged_B4N = self.staged_B4N.pin_memory()
+        self.sent_B4N = self.staged_B4N.to(self.device)
+        self.nodes_N = torch.arange(num_nodes, device=self.device)
+        feeds = steps.drafter
+        read = num_nodes + 1 + num_nodes * feeds.ranks + feeds.num_guesses
+        self.out_BX = self.sent_B4N.new_zeros(self.batch_size, read)
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def run(self, trees: Mapping[int, Tree]) -> list[list[int]]:
+        for row, tree in trees.items():
+            self.staged_B4N[row] = torch.tensor(packed(tree, self.num_nodes))
+        self.sent_B4N.copy_(self.staged_B4N, non_blocking=True)
+        if self.graph is None:
+            self.advance()
+        else:
+            self.graph.replay()
+        return self.out_BX.tolist()
+
+    def advance(self) -> None:
+        """What is captured: nothing here may be read on the host."""
+        steps, feeds = self.steps, self.steps.drafter
+        lengths_B = torch.where(steps.active_B, self.lengths_B, 0)
+        hidden_BND, logits_BNV = self.score(lengths_B, self.forward)
+        last_position = self.verifier.base.info.context_length - 1
+        found = accept_fed(
+            self.sent_B4N, self._sees_BNN(), logits_BNV.argmax(-1), last_position - lengths_B
+        )
+        self.cache.move(lengths_B, found.nodes_BJ)
+        told = [found.emitted_BJ, found.counts_B[:, None]]
+        if feeds.ranks:
+            told.append(logits_BNV.topk(feeds.ranks, dim=-1).indices.flatten(1))
+        if feeds.heads is not None:
+            places_B11 = found.last_B[:, None, None].expand(-1, 1, hidden_BND.shape[-1])
+            hidden_BD = hidden_BND.gather(1, places_B11)[:, 0]
+            told.append(feeds.heads.fill(hidden_BD, found.roots_B, on_device=True))
+        self.lengths_B.copy_(lengths_B + found.counts_B)
+        self.out_BX.copy_(torch.cat(told, dim=1))
+
+    def score(self, lengths_B: Tensor, forward: Forward | None = None) -> tuple[Tensor, Tensor]:
+        """(hidden_BND, logits_BNV) of the trees behind `lengths_B` tokens."""
+        sent = self.sent_B4N
+        return self.verifier.score(
+            self.cache, lengths_B, sent[:, TOKEN], sent[:, DEPTH], self._sees_BNN(), forward
+        )
+
+    def _sees_BNN(self) -> Tensor:
+        return (self.sent_B4N[:, SEES, :, None] >> self.nodes_N) & 1 == 1
+
+
+class FedStep:
+    """Steps for B rows over S slots whose trees are sent; to whoever keeps steps like a FixedStep.
+
+    `compiled`: makes a compiled forward, for each size its own. Raises torch.OutOfMemoryError, and
+    RuntimeError where a step cannot be captured.
+    """
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        verifier: FixedVerifier,
+        feeds: Feeds,
+        batch_size: int,
+        num_slots: int,
+        compiled: Callable[[], Forward] | None = None,
+        graphs: GraphMemory | None = None,
+    ) -> None:
+        self.verifier, self.drafter, self.device = verifier, feeds, verifier.base.device
+        self.batch_size, self.num_slots, self.busy = batch_size, num_slots, False
+        self.cache = verifier.new_cache(batch_size, num_slots)
+        self.lengths_B = torch.zeros(batch_size, dtype=torch.int64, device=self.device)
+        self.active_B = torch.zeros(batch_size, dtype=torch.bool, device=self.device)
+        self.noise = 0.0
+        self.sizes: dict[int, FedSize] = {}
+        try:
+            self._prepare(compiled, graphs)
+        except BaseException:
+            self.free()
+            raise
+
+    def _prepare(self, compiled: Callable[[], Forward] | None, graphs: GraphMemory | None) -> None:
+        for num_nodes in self.drafter.sizes:
+            size = FedSize(self, num_nodes, compiled() if compiled else None)
+            if size.forward is not None:
+                self.noise = max(self.noise, check_compiled(size))
+            size.advance()  # the first forward allocates the slots
+            self.sizes[num_nodes] = size
+        if graphs is not None:  # until `begin` all rows idle, so that running it changes nothing
+            for size in self.sizes.values():
+                size.graph = graphs.capture(size.advance)
+
+    @torch.inference_mode()
+    def begin(self, lengths: Sequence[int]) -> None:
+        """Start from prompts whose keys and values lie in the first rows of the cache."""
+        self.active_B.zero_()
+        self.active_B[: len(lengths)] = True
+        self.lengths_B[: len(lengths)] = torch.tensor(lengths, device=self.device)
+
+    @torch.inference_mode()
+    def rest(self, row: int) -> None:
+        """Row `row` has finished: it idles in its place from the next step on."""
+        self.active_B[row] = False
+
+    @torch.inference_mode()
+    def run(self, trees: Mapping[int, Tree]) -> dict[int, Outcome]:
+        """One step: `trees` by row, in the smallest size that holds them all."""
+        N = self.drafter.fitting(max(len(tree.tokens) for tree in trees.values()))
+        results, R = self.sizes[N].run(trees), self.drafter.ranks
+        outcomes = {}
+        for row in trees:
+            told, behind = results[row], N + 1 + N * R
+            ranked = [told[start : start + R] for start in range(N + 1, behind, R)] if R else []
+            outcomes[row] = Outcome(told[: told[N]], ranked, told[behind:])
+        return outcomes
+
+    @torch.inference_mode()
+    def take_over(self, other: "FedStep", places: Sequence[int]) -> None:
+        """Go on, from the first row on, where the rows in these places of `other` stand."""
+        self.cache.copy_rows(other.cache, places)
+        self.active_B.zero_()
+        self.active_B[: len(places)] = True
+        for row, place in enumerate(places):
+            self.lengths_B[row] = other.lengths_B[place]
+
+    @property
+    def num_bytes(self) -> int:
+        """What it holds while it waits."""
+        graphs = sum(size.graph is not None for size in self.sizes.values())
+        return self.cache.num_bytes + graphs * GRAPH_BYTES
+
+    def free(self) -> None:
+        """Give the memory back now. Of no use any more."""
+        self.sizes.clear()
+        self.cache.free()
+
+
+def accept_fed(
+    sent_B4N: Tensor, sees_BNN: Tensor, likeliest_BN: Tensor, max_depth_B: Tensor
+) -> Accepted:
+    """As `accept_greedy`, where each row has a tree of its own."""
+    tokens_BN, parents_BN, depths_BN, _ = sent_B4N.unbind(1)
+    N = tokens_BN.shape[1]
+    places_J = torch.arange(N, device=tokens_BN.device)
+    named_BN = likeliest_BN.gather(1, parents_BN.clamp_min(0))
+    holds_BN = ((tokens_BN == named_BN) & (parents_BN >= 0)) | (places_J == 0)
+    path_holds_BN = (holds_BN[:, None] | ~sees_BNN).all(-1)
+    fits_BN = path_holds_BN & (depths_BN <= max_depth_B[:, None])
+    last_B = torch.where(fits_BN, depths_BN, -1).argmax(1)
+    depth_B1 = depths_BN.gather(1, last_B[:, None])
+    on_path_BN = sees_BNN.gather(1, last_B[:, None, None].expand(-1, 1, N))[:, 0]
+    at_BJN = on_path_BN[:, None] & (depths_BN[:, None] == places_J[:, None])
+    nodes_BJ = torch.where(places_J <= depth_B1, at_BJN.int().argmax(-1), places_J)
+    roots_B1 = likeliest_BN.gather(1, last_B[:, None])
+    behind_BJ = tokens_BN.gather(1, nodes_BJ).roll(-1, dims=1)
+    emitted_BJ = torch.where(places_J == depth_B1, roots_B1, behind_BJ)
+    return Accepted(last_B, nodes_BJ, depth_B1[:, 0] + 1, roots_B1[:, 0], emitted_BJ)

@@ -1,0 +1,124 @@
+"""Decoding in steps whose trees are sent: the drafter guesses on the host, all else runs on the
+device.
+
+Shapes: B batch, N nodes with root, R likeliest tokens behind a node, D hidden.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from medusa_kit.infer.cuda_graph.fed import FedStep, Feeds, Outcome, Tree
+from medusa_kit.infer.cuda_graph.kept import Loan
+from medusa_kit.infer.cuda_graph.loop import run_steps
+from medusa_kit.infer.draft import Drafter, State, StepResult
+
+if TYPE_CHECKING:
+    from medusa_kit.infer.decode import Emitted, Row
+
+NOTHING = torch.empty(0)  # for hidden states and logits, which stay on the device
+
+
+class FedDrafter(Drafter, Protocol):
+    """A drafter that can do with what such steps tell."""
+
+    feeds: Feeds | None
+
+    def use_steps(self) -> None:
+        """Guess on the host from now on; heads' guesses come with the state."""
+
+
+def run_on_device(
+    loan: Loan, drafter: Drafter, rows: "Sequence[Row]", roots: Sequence[int], hidden_BD: Tensor
+) -> "Iterator[Emitted]":
+    """Decode rows whose prompts lie in the step's cache, by the loop that suits the step."""
+    if isinstance(loan.step, FedStep):
+        return run_fed(loan, cast(FedDrafter, drafter), rows, roots, hidden_BD)
+    return run_steps(loan, rows, roots, hidden_BD)
+
+
+def run_fed(
+    loan: Loan, drafter: FedDrafter, rows: "Sequence[Row]", roots: Sequence[int], hidden_BD: Tensor
+) -> "Iterator[Emitted]":
+    """Decode rows whose prompts lie in the step's cache; yields what each step emitted."""
+    loan.fed.begin([len(row.prompt_ids) for row in rows])
+    drafter.use_steps()
+    rows, places = list(rows), list(range(len(rows)))
+    choosers = [row.chooser for row in rows]
+    tokens = [list(row.prompt_ids) for row in rows]
+    guesses = _first_guesses(loan.fed.drafter, hidden_BD, roots)
+    state = State(tokens, list(roots), NOTHING, choosers, guesses)
+    drafter.begin(state)
+    while True:
+        alive = [index for index, row in enumerate(rows) if row.finish_reason is None]
+        if not alive:
+            return
+        if len(alive) < len(rows):
+            for index in set(range(len(rows))) - set(alive):
+                loan.fed.rest(places[index])
+            rows, places = [rows[i] for i in alive], [places[i] for i in alive]
+            state = _select(state, alive)
+            drafter.select_rows(alive)
+        if loan.narrow(places, rows):
+            places = list(range(len(rows)))
+        draft = drafter.propose(state)
+        trees = [
+            Tree(tokens, topology.parents)
+            for tokens, topology in zip(draft.tokens_BN.tolist(), draft.topologies, strict=True)
+        ]
+        by_row = loan.fed.run(dict(zip(places, trees, strict=True)))
+        outcomes = [by_row[place] for place in places]
+        paths = [_path(tree, one.emitted) for tree, one in zip(trees, outcomes, strict=True)]
+        next_roots = [one.emitted[-1] for one in outcomes]
+        drafter.observe(StepResult(draft, paths, next_roots, NOTHING, NOTHING, *_ranked(outcomes)))
+        emitted: Emitted = []
+        for index, (row, one) in enumerate(zip(rows, outcomes, strict=True)):
+            state.tokens[index] += [state.roots_B[index], *one.emitted[:-1]]
+            kept = row.take(one.emitted)
+            row.count_step(len(kept), len(one.emitted) - 1)
+            emitted.append((row, kept))
+        guesses = [one.guesses for one in outcomes] if guesses is not None else None
+        state = State(state.tokens, next_roots, NOTHING, state.choosers, guesses)
+        yield emitted
+
+
+def _first_guesses(
+    feeds: Feeds, hidden_BD: Tensor, roots: Sequence[int]
+) -> Sequence[Sequence[int]] | None:
+    """The heads' tree behind the prompts."""
+    if feeds.heads is None:
+        return None
+    roots_B = torch.tensor(roots, device=hidden_BD.device)
+    guesses: list[list[int]] = feeds.heads.fill(hidden_BD, roots_B).tolist()
+    return guesses
+
+
+def _path(tree: Tree, emitted: Sequence[int]) -> list[int]:
+    """The accepted nodes: emitted are their tokens, then the next root."""
+    children = {
+        (parent, tree.tokens[node]): node for node, parent in enumerate(tree.parents) if parent >= 0
+    }
+    path = [0]
+    for token in emitted[:-1]:
+        path.append(children[path[-1], token])
+    return path[1:]
+
+
+def _ranked(outcomes: Sequence[Outcome]) -> tuple[list[list[int]] | None, Tensor | None]:
+    """(the likeliest token behind each node, ranked_BNR), where they were asked for."""
+    if not outcomes[0].ranked_NR:
+        return None, None
+    likeliest = [[ranks[0] for ranks in one.ranked_NR] for one in outcomes]
+    return likeliest, torch.tensor([one.ranked_NR for one in outcomes])
+
+
+def _select(state: State, rows: Sequence[int]) -> State:
+    return State(
+        [state.tokens[row] for row in rows],
+        [state.roots_B[row] for row in rows],
+        state.hidden_BD,
+        [state.choosers[row] for row in rows],
+        None if state.guesses is None else [state.guesses[row] for row in rows],
+    )

@@ -1,0 +1,41 @@
+"""Decoding in steps of fixed shapes, from the first root on.
+
+Rows that finish idle in their places: the shapes, and a captured graph, stay as they are. Once half
+of them do, the others go on in a smaller step.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from medusa_kit.infer.cuda_graph.accept import walked
+from medusa_kit.infer.cuda_graph.kept import Loan
+
+if TYPE_CHECKING:
+    from medusa_kit.infer.decode import Emitted, Row
+
+
+def run_steps(
+    loan: Loan, rows: "Sequence[Row]", roots: Sequence[int], hidden_BD: Tensor
+) -> "Iterator[Emitted]":
+    """Decode rows whose prompts lie in the step's cache; yields what each step emitted."""
+    loan.static.begin([len(row.prompt_ids) for row in rows], roots, hidden_BD)
+    alive = dict(enumerate(rows))
+    while True:
+        for index, row in list(alive.items()):
+            if row.finish_reason is not None:
+                loan.static.rest(index)
+                del alive[index]
+        if not alive:
+            return
+        if loan.narrow(list(alive), list(alive.values())):
+            alive = dict(enumerate(alive.values()))
+        results = loan.static.run()
+        emitted: Emitted = []
+        for index, row in alive.items():
+            tokens = walked(results[index])
+            kept = row.take(tokens)
+            row.count_step(len(kept), len(tokens) - 1)
+            emitted.append((row, kept))
+        yield emitted

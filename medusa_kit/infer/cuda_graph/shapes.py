@@ -1,0 +1,87 @@
+"""Whether a model decodes in steps of fixed shapes: what was asked for, obstacles, proof."""
+
+from functools import partial
+
+from medusa_kit.errors import ConfigError, IncompatibleBaseError, nearest
+from medusa_kit.infer.cuda_graph.compiled import compiled_forward
+from medusa_kit.infer.cuda_graph.forward import FixedVerifier
+from medusa_kit.infer.cuda_graph.kept import FixedShapes
+from medusa_kit.infer.self_check import TreeCheck, check_backends
+from medusa_kit.infer.verifier import Verifier
+
+FIXED_SHAPES = ("auto", "always", "never")
+
+
+def check_choice(fixed_shapes: str, compiled: bool) -> None:
+    """Raises ConfigError for a word that is none, or a compiled forward without its steps."""
+    if fixed_shapes not in FIXED_SHAPES:
+        raise ConfigError(
+            f"fixed_shapes {fixed_shapes!r} is unknown; expected one of {', '.join(FIXED_SHAPES)}",
+            hint=f"did you mean {nearest(fixed_shapes, FIXED_SHAPES) or 'auto'}?",
+        )
+    if compiled and fixed_shapes == "never":
+        raise ConfigError("compile has no meaning with fixed_shapes 'never'", hint="leave one out")
+
+
+def use_fixed_shapes(
+    verifier: Verifier, check: TreeCheck, fixed_shapes: str, compiled: bool
+) -> TreeCheck:
+    """Let steps of fixed shapes take over where they can; the check that then holds.
+
+    `auto` means on CUDA. They are proved like any forward, and that nothing in them waits for the
+    host; a backend of tree attention that fails leaves them to the next. Raises ConfigError where
+    they were asked for by name and cannot be used.
+    """
+    check_choice(fixed_shapes, compiled)
+    by_name = fixed_shapes == "always" or compiled
+    on_cuda = verifier.base.device.type == "cuda"
+    if fixed_shapes == "never" or not (by_name or on_cuda):
+        return check
+    fixed = FixedVerifier(verifier)
+    reason = _obstacle(verifier, needs_cuda=fixed_shapes == "auto")
+    if reason is None:
+        try:
+            checks = [check, _proved(fixed)]
+            if compiled:
+                checks.append(_proved_compiled(fixed))
+            forward = partial(compiled_forward, verifier.base) if compiled else None
+            verifier.fixed = FixedShapes(fixed, forward)
+            return max(checks, key=lambda measured: measured.noise)
+        except IncompatibleBaseError as error:
+            reason = error.message
+    if by_name:
+        asked = "compile" if compiled else f"fixed_shapes {fixed_shapes!r}"
+        raise ConfigError(
+            f"{asked} was asked for, but steps of fixed shapes cannot be used: {reason}",
+            hint="leave it out; the ordinary loop decodes the same",
+        )
+    verifier.steps_run_by = f"torch (no fixed shapes: {reason})"
+    return check
+
+
+def _obstacle(verifier: Verifier, needs_cuda: bool) -> str | None:
+    devices = {str(parameter.device) for parameter in verifier.base.model.parameters()}
+    if needs_cuda and verifier.base.device.type != "cuda":
+        return f"the model is on {verifier.base.device.type}"
+    if len(devices) > 1:
+        return f"the model lies on several devices ({', '.join(sorted(devices))})"
+    if verifier.attention.asked == "flash":
+        return "attention 'flash' reads lengths on the host"
+    return None
+
+
+def _proved(fixed: FixedVerifier) -> TreeCheck:
+    fixed.guarding = True
+    try:
+        return check_backends(fixed)
+    finally:
+        fixed.guarding = False
+
+
+def _proved_compiled(fixed: FixedVerifier) -> TreeCheck:
+    """The same proof for a compiled forward. Without the guard, which cannot look into one."""
+    fixed.compiled = compiled_forward(fixed.base)
+    try:
+        return check_backends(fixed)
+    finally:
+        fixed.compiled = None

@@ -1,0 +1,152 @@
+"""A whole step of fixed shapes: verify, accept, commit and draft the next tree, on the device.
+
+The host reads one small tensor a step: the emitted tokens and their count. On CUDA the step is
+recorded once in a CUDA graph and replayed; elsewhere the same function is called.
+
+Shapes: B batch, N nodes with root, J nodes of the longest path, root included, D hidden.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from medusa_kit.infer.cuda_graph.accept import TreeTables, accept_greedy
+from medusa_kit.infer.cuda_graph.capture import GraphMemory
+from medusa_kit.infer.cuda_graph.compiled import check_compiled
+from medusa_kit.infer.cuda_graph.forward import FixedVerifier
+from medusa_kit.infer.draft import Topology
+from medusa_kit.infer.verifier import Forward
+
+GRAPH_BYTES = 32 << 20  # about, of a graph of a thousand kernels
+
+
+class StaticDrafter(Protocol):
+    """A drafter with one topology whose tokens follow from hidden state and root alone."""
+
+    topology: Topology
+
+    def fill(self, hidden_BD: Tensor, roots_B: Tensor, on_device: bool = False) -> Tensor: ...
+
+
+class FixedStep:
+    """Steps for B rows and one tree, over S slots. `begin` once a request, then `run`.
+
+    Everything a step reads and writes lies in buffers made here. With `graphs` it is captured: the
+    graph holds the addresses of the weights too, so weights that are replaced later are not seen.
+    Raises torch.OutOfMemoryError, and RuntimeError where the step cannot be captured.
+    """
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        verifier: FixedVerifier,
+        drafter: StaticDrafter,
+        batch_size: int,
+        num_slots: int,
+        compiled: Forward | None = None,
+        graphs: GraphMemory | None = None,
+    ) -> None:
+        self.verifier, self.drafter = verifier, drafter
+        self.batch_size, self.num_slots = batch_size, num_slots
+        self.forward = compiled
+        self.busy = False
+        self.device = verifier.base.device
+        self.tree = TreeTables.of(drafter.topology)
+        self.cache = verifier.new_cache(batch_size, num_slots)
+        B, N = batch_size, len(drafter.topology.parents)
+        self.depths_BN = self.tree.depths_N.expand(B, N).contiguous()
+        self.sees_BNN = self.tree.sees_NN.expand(B, N, N).contiguous()
+        tokens_N = torch.arange(N, device=self.device) % verifier.base.info.vocab_size
+        self.tokens_BN = tokens_N.repeat(B, 1)
+        self.lengths_B = tokens_N.new_zeros(B)
+        self.active_B = tokens_N.new_zeros(B, dtype=torch.bool)
+        self.out_BJ1 = tokens_N.new_zeros(B, self.tree.longest + 1)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.noise = 0.0  # logits by which the compiled forward may differ from the plain one
+        try:
+            self._prepare(graphs)
+        except BaseException:
+            self.free()
+            raise
+
+    def _prepare(self, graphs: GraphMemory | None) -> None:
+        if self.forward is not None:
+            self.noise = check_compiled(self)
+        self.advance()  # the first forward allocates the slots
+        if graphs is not None:  # until `begin` all rows idle, so that running it changes nothing
+            self.graph = graphs.capture(self.advance)
+
+    @property
+    def num_nodes(self) -> int:
+        return self.tokens_BN.shape[1]
+
+    @torch.inference_mode()
+    def begin(self, lengths: Sequence[int], roots: Sequence[int], hidden_XD: Tensor) -> None:
+        """Start from these prompts, whose keys and values lie in the first rows of the cache."""
+        rows = len(lengths)
+        self.active_B.zero_()
+        self.active_B[:rows] = True
+        self.lengths_B[:rows] = torch.tensor(lengths, device=self.device)
+        roots_X = torch.tensor(roots, device=self.device)
+        self.tokens_BN[:rows] = self.drafter.fill(hidden_XD, roots_X)
+
+    @torch.inference_mode()
+    def rest(self, row: int) -> None:
+        """Row `row` has finished: it idles in its place from the next step on."""
+        self.active_B[row] = False
+
+    @torch.inference_mode()
+    def run(self) -> list[list[int]]:
+        """One step: for each row, the emitted tokens and then their count."""
+        if self.graph is None:
+            self.advance()
+        else:
+            self.graph.replay()
+        return self.out_BJ1.tolist()
+
+    @torch.inference_mode()
+    def take_over(self, other: "FixedStep", places: Sequence[int]) -> None:
+        """Go on, from the first row on, where the rows in these places of `other` stand."""
+        self.cache.copy_rows(other.cache, places)
+        self.active_B.zero_()
+        self.active_B[: len(places)] = True
+        for row, place in enumerate(places):
+            self.lengths_B[row] = other.lengths_B[place]
+            self.tokens_BN[row] = other.tokens_BN[place]
+
+    @property
+    def num_bytes(self) -> int:
+        """What it holds while it waits."""
+        return self.cache.num_bytes + (0 if self.graph is None else GRAPH_BYTES)
+
+    def free(self) -> None:
+        """Give the memory back now: cache and layers hold each other, so that it would wait for a
+        garbage collection. Of no use any more."""
+        self.graph = None
+        self.cache.free()
+
+    def advance(self) -> None:
+        """What is captured: nothing here may be read on the host.
+
+        Rows that idle stand at length 0, so that whatever they write stays inside the slots.
+        """
+        lengths_B = torch.where(self.active_B, self.lengths_B, 0)
+        hidden_BND, logits_BNV = self.score(lengths_B, self.forward)
+        last_position = self.verifier.base.info.context_length - 1
+        found = accept_greedy(
+            self.tree, self.tokens_BN, logits_BNV.argmax(-1), last_position - lengths_B
+        )
+        self.cache.move(lengths_B, found.nodes_BJ)
+        places_B11 = found.last_B[:, None, None].expand(-1, 1, hidden_BND.shape[-1])
+        hidden_BD = hidden_BND.gather(1, places_B11)[:, 0]
+        self.tokens_BN.copy_(self.drafter.fill(hidden_BD, found.roots_B, on_device=True))
+        self.lengths_B.copy_(lengths_B + found.counts_B)
+        self.out_BJ1.copy_(torch.cat([found.emitted_BJ, found.counts_B[:, None]], dim=1))
+
+    def score(self, lengths_B: Tensor, forward: Forward | None = None) -> tuple[Tensor, Tensor]:
+        """(hidden_BND, logits_BNV) of the tree behind `lengths_B` tokens."""
+        return self.verifier.score(
+            self.cache, lengths_B, self.tokens_BN, self.depths_BN, self.sees_BNN, forward
+        )

@@ -1,0 +1,140 @@
+"""What a drafter is: it proposes a tree of tokens for each row, and may watch what became of it.
+
+Topology is data: a parents row for each batch row. Node 0 is the root, the base model's own next
+token; a parent comes before its children; UNUSED marks a slot that holds nothing.
+
+Shapes: B batch, N nodes with root, D hidden, V vocabulary.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from medusa_kit.infer.accept.token_choice import TokenChooser
+from medusa_kit.infer.sending import sent
+
+ROOT, UNUSED = -1, -2
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Parents of one tree with what follows from them: depths_N and sees_NN (ancestors, itself)."""
+
+    parents: tuple[int, ...]
+    depths_N: Tensor
+    sees_NN: Tensor
+
+    @classmethod
+    def from_parents(cls, parents: Sequence[int], device: torch.device) -> "Topology":
+        N = len(parents)
+        depths, sees_NN = [0] * N, np.eye(N, dtype=bool)  # numpy: a tenth of torch's time a row
+        for node, parent in enumerate(parents):
+            if parent >= 0:
+                depths[node] = depths[parent] + 1
+                sees_NN[node] |= sees_NN[parent]
+        return cls(tuple(parents), sent(depths, device), sent(torch.from_numpy(sees_NN), device))
+
+
+def path_to(node: int, parents: Sequence[int]) -> list[int]:
+    """Nodes from the root to `node`, both included."""
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
+
+
+@dataclass(frozen=True)
+class Draft:
+    """tokens_BN, and the topology of each row (the same object where rows share one).
+
+    `laws[row][node]`: where the children of a node were drawn at random, one after the other
+    without replacement in node order, the law_V of the first. Other nodes are mere guesses.
+    """
+
+    tokens_BN: Tensor
+    topologies: Sequence[Topology]
+    laws: Sequence[Mapping[int, Tensor]] | None = None
+
+    @property
+    def depths_BN(self) -> Tensor:
+        return torch.stack([topology.depths_N for topology in self.topologies])
+
+    @property
+    def sees_BNN(self) -> Tensor:
+        return torch.stack([topology.sees_NN for topology in self.topologies])
+
+
+@dataclass
+class State:
+    """Where the rows stand before a step. `tokens[b]`: prompt and committed tokens of row b."""
+
+    tokens: list[list[int]]
+    roots_B: list[int]
+    hidden_BD: Tensor  # read at the last committed token; its next token is the root
+    choosers: Sequence[TokenChooser] = ()  # how each row's tokens are chosen; none: by argmax
+    # Tokens of the tree that heads fill, root included, where the last step drafted them as well.
+    guesses: Sequence[Sequence[int]] | None = None
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What verifying a draft showed, for drafters that learn from it."""
+
+    draft: Draft
+    paths: Sequence[Sequence[int]]  # accepted nodes of each row, root not included
+    next_roots: Sequence[int]  # the token behind each row's last accepted node
+    hidden_BND: Tensor
+    logits_BNV: Tensor
+    likeliest_BN: Sequence[Sequence[int]] | None = None  # where the loop has it anyway
+    ranked_BNR: Tensor | None = None  # the R likeliest tokens, where the verifier has them
+
+    def likeliest(self, row: int, nodes: Sequence[int]) -> list[int]:
+        """The base model's likeliest token behind each of these nodes, processing left out."""
+        if self.likeliest_BN is not None:
+            return [self.likeliest_BN[row][node] for node in nodes]
+        at = sent(nodes, self.logits_BNV.device)
+        return self.logits_BNV[row, at].argmax(-1).tolist()
+
+
+class Drafter(Protocol):
+    """`begin` once; `propose` and `observe` each step; `select_rows` when a row has finished."""
+
+    @property
+    def num_nodes(self) -> int: ...  # the most it proposes for a row, root included
+
+    @property
+    def name(self) -> str: ...
+
+    def begin(self, state: State) -> None: ...
+
+    def propose(self, state: State) -> Draft: ...
+
+    def observe(self, step: StepResult) -> None: ...
+
+    def select_rows(self, rows: Sequence[int]) -> None: ...
+
+
+class StatelessDrafter:
+    """A drafter that keeps nothing between steps."""
+
+    def begin(self, state: State) -> None: ...
+
+    def observe(self, step: StepResult) -> None: ...
+
+    def select_rows(self, rows: Sequence[int]) -> None: ...
+
+
+def notes_of(drafter: object) -> list[str]:
+    """What drafted when, and why, where a drafter has several ways."""
+    return list(getattr(drafter, "notes", ()))
+
+
+def tell_end(drafter: object, answers: Sequence[Sequence[int]]) -> None:
+    """A request is over: its rows' answers, for drafters that keep them (`end(answers)`)."""
+    if (end := getattr(drafter, "end", None)) is not None:
+        end(answers)

@@ -1,0 +1,63 @@
+"""A request that the accelerator's memory cannot hold fails with figures; the engine lives on.
+
+Shapes: B batch, N nodes with root, S cache slots.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from medusa_kit.base.model import BaseModel
+from medusa_kit.errors import DeviceMemoryError
+
+GB = 1e9
+
+
+@contextmanager
+def memory_named(
+    base: BaseModel, batch_size: int, num_nodes: int, num_slots: int
+) -> Iterator[None]:
+    """Turn torch's out-of-memory error into DeviceMemoryError, with sizes and what to do."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        # Frames of the traceback hold tensors; without it their memory is free again.
+        torch_said = str(error).splitlines()[0]
+        error.__traceback__ = None
+        told = _told(base, batch_size, num_nodes, num_slots, torch_said)
+        raise told from None
+
+
+def _told(base: BaseModel, B: int, N: int, S: int, torch_said: str) -> DeviceMemoryError:
+    cache, logits = B * S * cache_bytes_per_token(base), B * N * base.info.vocab_size * _size(base)
+    smaller = "decode fewer prompts together (batch_size), or ask for fewer tokens"
+    if N > 1:
+        smaller = f"use a tree of at most {max(1, N // 2)} nodes, or {smaller}"
+    return DeviceMemoryError(
+        f"{base.info.device} has no room for {B} rows of up to {S} tokens with {N} nodes each: the "
+        f"cache takes about {cache / GB:.2f} GB, a step's logits {logits / GB:.2f} GB{_free(base)} "
+        f"({torch_said})",
+        hint=smaller,
+    )
+
+
+def cache_bytes_per_token(base: BaseModel) -> int:
+    """About, from the config: keys and values of all layers."""
+    config: Any = base.config
+    heads = config.num_attention_heads
+    groups = getattr(config, "num_key_value_heads", None) or heads
+    head_size = getattr(config, "head_dim", None) or base.info.hidden_size // heads
+    return 2 * base.info.num_layers * groups * head_size * _size(base)
+
+
+def _size(base: BaseModel) -> int:
+    return base.dtype.itemsize
+
+
+def _free(base: BaseModel) -> str:
+    if base.device.type != "cuda":
+        return ""
+    free, total = torch.cuda.mem_get_info(base.device)
+    return f", and {free / GB:.2f} of {total / GB:.2f} GB are free"

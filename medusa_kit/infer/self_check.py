@@ -1,0 +1,225 @@
+"""Proof at load that trees can be verified on a model, and how large rounding is.
+
+A random tree on two rows of different length is scored through the tree cache and tree attention;
+each root-to-node path is scored again as plain text by the model with transformers' own attention
+and no cache. Lists of architectures miss what this catches: families that drop what they are
+passed, mix neighbours by slot order, or place tokens by something other than position ids.
+
+Shapes: B batch, T tokens, N nodes with root, V vocabulary.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from medusa_kit import console
+from medusa_kit.base.model import RELATIVE_TOLERANCE, BaseModel, relative_error
+from medusa_kit.errors import IncompatibleBaseError
+from medusa_kit.infer.attention.choice import cannot_use
+from medusa_kit.infer.draft import Topology
+from medusa_kit.infer.verifier import Verifier
+from medusa_kit.locks import lock_of
+
+PROMPT_LENGTHS = (5, 11)
+# Two trees in turn: the second stands on what was kept of the first, so commit is proved as well,
+# and a kernel that shares long rows among several programs has to do so there.
+ROUNDS = 2
+PARENTS = (-1, 0, 0, 1, 2, 2)
+KEPT = (0, 2, 5)
+# The window of sliding layers while the proof runs: prompts are too short for a real one to bite.
+PROOF_WINDOW = 4
+OWN_NOISE_TOKENS = 12
+
+
+@dataclass(frozen=True)
+class TreeCheck:
+    """`noise`: the largest logit difference seen, doubled, and at least the last bit of the largest
+    logit: a top-2 margin below it may flip."""
+
+    relative_error: float
+    noise: float
+
+
+def prove_trees(base: BaseModel) -> TreeCheck:
+    """`check_trees` for a base that is about to be trained on: heads need trees to be of use."""
+    return proved_verifier(base)[1]
+
+
+def proved_verifier(base: BaseModel, attention: str = "auto") -> tuple[Verifier, TreeCheck]:
+    """A verifier that has passed `check_trees`, and what was measured.
+
+    Where a backend fails the check and `sdpa`, the reference, passes it, `auto` goes on without it
+    and says so; one that was asked for by name is an error. Raises ConfigError,
+    IncompatibleBaseError.
+    """
+    verifier = Verifier(base, attention)
+    own = verifier._holder.mask_form
+    if own is not None and attention not in ("auto", "sdpa"):
+        raise cannot_use(attention, f"{base.info.model_type} computes its attention itself ({own})")
+    try:
+        return verifier, check_backends(verifier)
+    except IncompatibleBaseError as error:
+        if attention in ("auto", "sdpa"):
+            raise
+        check_trees(Verifier(base, "sdpa"))  # else it is the model's fault
+        raise cannot_use(attention, error.message) from error
+
+
+def check_backends(verifier: Verifier) -> TreeCheck:
+    """`check_trees`, without one backend of tree attention after another where `auto` has others.
+
+    Raises IncompatibleBaseError where the last one fails too.
+    """
+    failed: dict[str, str] = {}
+    while True:
+        try:
+            check = check_trees(verifier)
+            break
+        except IncompatibleBaseError as error:
+            name = verifier.attention.exchangeable()
+            if name is None:
+                raise
+            failed[name] = error.message
+            verifier.attention.rule_out(name, error.message)
+    for name, reason in failed.items():
+        passed = verifier.attention.name
+        console.warn(f"attention {name} failed the check at load, {passed} passed it: {reason}")
+    return check
+
+
+@torch.inference_mode()
+def check_trees(verifier: Verifier) -> TreeCheck:
+    """Raises IncompatibleBaseError, with the measured error, where a tree's logits are wrong."""
+    base = verifier.base
+    try:
+        with lock_of(base.model):
+            with _biting_windows(base.model) as any_window:
+                noise, relative = _measure(verifier, ROUNDS)
+            if any_window:  # that has not come to bite yet: other masks, another kernel
+                whole = _measure(verifier, 1)
+                noise, relative = max(noise, whole[0]), max(relative, whole[1])
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise _refusal(base, f"a tree forward failed: {error}") from error
+    # Quantised activations turn a last bit into a whole step: as coarse as bf16.
+    allowed = RELATIVE_TOLERANCE[torch.bfloat16 if base.info.quantized else base.dtype]
+    if not relative <= allowed:  # also when it is NaN
+        raise _refusal(
+            base, f"its logits on a tree are off by {relative:.1e} of their spread "
+            f"(allowed {allowed:.0e}){_own_noise(base) if base.info.quantized else ''}"
+        )  # fmt: skip
+    return TreeCheck(relative, noise)
+
+
+def _measure(verifier: Verifier, rounds: int) -> tuple[float, float]:
+    """(noise, relative error) over as many trees in turn, the last one in splits."""
+    base = verifier.base
+    generator = torch.Generator().manual_seed(0)
+    prompts = [_random_ids(base, length, generator) for length in PROMPT_LENGTHS]
+    topology = Topology.from_parents(PARENTS, base.device)
+    N, B = len(PARENTS), len(prompts)
+    cache = verifier.new_cache(B, max(PROMPT_LENGTHS) + 2 * N)
+    verifier.prefill(cache, prompts)
+    expected, actual = [], []
+    for round in range(rounds):
+        trees = [_random_ids(base, N, generator) for _ in prompts]
+        with _split_finely(verifier, round == rounds - 1):
+            logits_BNV = verifier.forward(
+                cache,
+                torch.tensor(trees, device=base.device),
+                topology.depths_N.expand(B, N),
+                topology.sees_NN.expand(B, N, N),
+            ).logits_BMV
+        for row in range(B):
+            paths = [_path(node, prompts[row], trees[row], topology) for node in range(N)]
+            actual.append(logits_BNV[row])
+            expected.append(_plain_logits(base, paths))
+        cache.commit([KEPT] * B)
+        prompts = [p + [t[n] for n in KEPT] for p, t in zip(prompts, trees, strict=True)]
+    return _difference(torch.cat(actual), torch.cat(expected))
+
+
+def _difference(actual_XV: Tensor, expected_XV: Tensor) -> tuple[float, float]:
+    last_bit = torch.finfo(actual_XV.dtype).eps * float(expected_XV.double().abs().max())
+    absolute = float((actual_XV.double() - expected_XV.double()).abs().max())
+    spread = float(expected_XV.double().std().clamp_min(1e-12))
+    return max(2 * absolute, last_bit), absolute / spread
+
+
+@contextmanager
+def _split_finely(verifier: Verifier, wanted: bool) -> Iterator[None]:
+    verifier.attention.split_finely = wanted
+    try:
+        yield
+    finally:
+        verifier.attention.split_finely = False
+
+
+@contextmanager
+def _biting_windows(model: Any) -> Iterator[bool]:
+    """Narrow every sliding window for a while, so that a wrong one shows on a short text; whether
+    there is any."""
+    holders = {id(owner): owner for module in model.modules()
+               for owner in (module, getattr(module, "config", None))}  # fmt: skip
+    text = model.config.get_text_config()
+    windows = [(owner, owner.sliding_window) for owner in (*holders.values(), text)
+               if isinstance(getattr(owner, "sliding_window", None), int)
+               and owner.sliding_window > PROOF_WINDOW]  # fmt: skip
+    try:
+        for owner, _ in windows:
+            owner.sliding_window = PROOF_WINDOW
+        yield bool(windows)
+    finally:
+        for owner, window in windows:
+            owner.sliding_window = window
+
+
+def _own_noise(base: BaseModel) -> str:
+    """By how much a quantised base differs from itself: read at once, and with its own cache."""
+    ids_1T = torch.tensor([_random_ids(base, OWN_NOISE_TOKENS, torch.Generator().manual_seed(0))])
+    ids_1T = ids_1T.to(base.device)
+    try:
+        whole_1V = base.model(ids_1T, use_cache=False).logits[:, -1]
+        before = base.model(ids_1T[:, :-1], use_cache=True)
+        cached_1V = base.model(ids_1T[:, -1:], past_key_values=before.past_key_values).logits[:, -1]
+    except (RuntimeError, TypeError, ValueError, IndexError, AttributeError):
+        return ""
+    own = relative_error(cached_1V, whole_1V)
+    return f"; without any tree, its logits with and without a cache differ by {own:.1e}"
+
+
+def _random_ids(base: BaseModel, count: int, generator: torch.Generator) -> list[int]:
+    size = min(base.info.vocab_size, base.config.vocab_size)
+    return torch.randint(0, size, (count,), generator=generator).tolist()
+
+
+def _path(node: int, prompt: list[int], tree: list[int], topology: Topology) -> list[int]:
+    seen = topology.sees_NN[node].nonzero().flatten().tolist()
+    return prompt + [tree[i] for i in seen]
+
+
+def _plain_logits(base: BaseModel, paths: list[list[int]]) -> Tensor:
+    """Logits behind the last token of each path, one plain forward a path: logits_NV."""
+    return torch.cat(
+        [
+            base.model(torch.tensor([path], device=base.device), use_cache=False).logits[:, -1]
+            for path in paths
+        ]
+    )
+
+
+def _refusal(base: BaseModel, what: str) -> IncompatibleBaseError:
+    why = "the family may mix tokens by slot order or ignore position ids"
+    if base.info.quantized:
+        why = (
+            f"it is quantised ({base.info.quantization}): where inputs of layers are rounded too, "
+            "a last bit can become a whole step; quantise its weights alone. If that is not it, "
+            + why
+        )
+    return IncompatibleBaseError(
+        f"trees cannot be verified on {base.info.name!r} ({base.info.model_type}): {what}",
+        hint=f"use transformers' own generate for this model; {why}",
+    )

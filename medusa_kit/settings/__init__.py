@@ -1,0 +1,1 @@
+"""Every option, defined once: recipes, drafters, engines, sampling."""

@@ -1,0 +1,199 @@
+"""Which drafter guesses ahead, and each one's options: the same in YAML, on the command line and
+from Python. Unknown names and options are refused with the nearest that exists.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from medusa_kit.errors import ConfigError, nearest
+from medusa_kit.settings.schema import Section, explain
+
+SourceName = Literal["medusa", "suffix", "prompt-lookup", "recycling", "draft-model"]
+
+
+class NoOptions(Section):
+    """`none` and `medusa`: the tree comes from tree.json."""
+
+
+class PromptLookupOptions(Section):
+    """What follows the last time the same words stood in prompt or answer."""
+
+    max_ngram: int = Field(default=3, ge=1)  # tokens that must agree, tried first
+    min_ngram: int = Field(default=1, ge=1)  # and tried last
+    num_tokens: int = Field(default=7, ge=1)  # copied behind the root
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "PromptLookupOptions":
+        if self.min_ngram > self.max_ngram:
+            raise ValueError(
+                f"min_ngram {self.min_ngram} is above max_ngram {self.max_ngram}; "
+                "expected at most that"
+            )
+        return self
+
+
+class SuffixOptions(Section):
+    """The longest earlier matches of the text's end, several of them as a tree."""
+
+    num_nodes: int = Field(default=8, ge=2)  # root included
+    max_match: int = Field(default=32, ge=1)  # tokens of agreement that still count
+    store: str | None = None  # file with past answers, read at start and added to
+    store_tokens: int = Field(default=1_000_000, ge=1)  # the oldest answers beyond are dropped
+
+
+class LookaheadOptions(Section):
+    """Lookahead decoding (arXiv 2402.02057): a window of guesses refined in parallel."""
+
+    window: int = Field(default=5, ge=1)  # W, columns refined in parallel
+    ngram: int = Field(default=4, ge=2)  # N, tokens of an n-gram
+    guesses: int = Field(default=5, ge=1)  # G, n-grams of the pool verified in a step
+    pool: int = Field(default=64, ge=1)  # n-grams kept for each first token
+    from_prompt: bool = True  # whether the pool begins with those of the prompt
+
+
+class RecyclingOptions(Section):
+    """Token recycling (arXiv 2408.08696): a table of which tokens came next of late."""
+
+    num_nodes: int = Field(default=8, ge=2)
+    width: int = Field(default=8, ge=1)  # likeliest tokens remembered behind each token
+
+
+class StagedOptions(Section):
+    """What drafts for the draft model."""
+
+    drafter: Literal["prompt-lookup", "suffix", "recycling", "draft-model"] = "suffix"
+    draft_model: str | None = None  # with drafter draft-model
+    options: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _model_where_one_drafts(self) -> "StagedOptions":
+        if (self.drafter == "draft-model") != (self.draft_model is not None):
+            raise ValueError(
+                f"drafter {self.drafter!r} with draft_model {self.draft_model!r}; expected a "
+                "draft_model with drafter draft-model and with no other"
+            )
+        return self
+
+
+class DraftModelOptions(Section):
+    """A smaller causal LM."""
+
+    lengths: Literal["fixed", "heuristic", "threshold"] = "threshold"  # when a draft stops
+    length: int = Field(default=4, ge=1)  # fixed: tokens a draft; heuristic: at the start
+    max_length: int = Field(default=10, ge=1)
+    threshold: float = Field(default=0.4, ge=0, lt=1)  # of the draft's chance so far; it adapts
+    adapt: bool = True  # whether the threshold follows acceptance
+    width: int = Field(default=1, ge=1)  # siblings at each depth
+    num_nodes: int = Field(default=16, ge=2)
+    sampling: Literal["matched", "rejection"] = "matched"  # at a temperature above 0
+    tokenizer: Literal["auto", "same", "text", "intersection"] = "auto"
+    staged: StagedOptions | None = None
+
+    @model_validator(mode="after")
+    def _fitting(self) -> "DraftModelOptions":
+        if self.lengths == "heuristic" and self.length > self.max_length:
+            raise ValueError(
+                f"length {self.length} is above max_length {self.max_length}; expected at most that"
+            )
+        return self
+
+
+class CombinedOptions(Section):
+    """Guesses of several sources in one tree of a fixed size."""
+
+    sources: list[SourceName] | None = None  # as with auto
+    num_nodes: int = Field(default=8, ge=2)
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict)  # by source
+
+
+class AutoOptions(Section):
+    """Of what there is, at each position what pays: measured while decoding."""
+
+    # Suffix, recycling, heads where there are any, a draft model where one is named, unless given.
+    sources: list[SourceName] | None = None
+    max_nodes: int = Field(default=16, ge=2)
+    options: dict[str, dict[str, Any]] = Field(default_factory=dict)  # by source
+
+
+OPTIONS: dict[str, type[Section]] = {
+    "auto": AutoOptions,
+    "medusa": NoOptions,
+    "draft-model": DraftModelOptions,
+    "prompt-lookup": PromptLookupOptions,
+    "suffix": SuffixOptions,
+    "lookahead": LookaheadOptions,
+    "recycling": RecyclingOptions,
+    "combined": CombinedOptions,
+    "none": NoOptions,
+}
+DRAFTERS = tuple(OPTIONS)
+READ_HEADS = ("medusa", "combined", "auto")  # where there are any
+READ_DRAFT_MODEL = ("draft-model", "combined", "auto")  # where one is named
+FALLBACKS = ("draft-model", "prompt-lookup", "suffix", "none")
+
+
+def default_drafter(has_heads: bool, has_draft_model: bool) -> str:
+    """The drafter of an engine that was built in code and told none; `load` and the commands take
+    auto."""
+    if has_heads:
+        return "medusa"
+    return "draft-model" if has_draft_model else "none"
+
+
+def check_name(name: str) -> str:
+    """`name`, if there is such a drafter; raises ConfigError with the nearest else."""
+    if name not in OPTIONS:
+        raise ConfigError(
+            f"drafter {name!r} is unknown; expected one of {', '.join(DRAFTERS)}",
+            hint=f"did you mean {near}?" if (near := nearest(name, DRAFTERS)) else None,
+        )
+    return name
+
+
+def drafter_options(name: str, given: Mapping[str, Any] | Section | None = None) -> Any:
+    """Checked options of drafter `name`. Raises ConfigError: unknown name or key, wrong value."""
+    kind = OPTIONS[check_name(name)]
+    if isinstance(given, Section):
+        given = given.model_dump()
+    try:
+        return kind.model_validate(dict(given or {}))
+    except ValidationError as error:
+        raise explain(error, f"drafter {name}", kind, "there is no option") from error
+
+
+def drafts_without_heads(drafter: str | None, has_draft_model: bool, fallback: str | None) -> bool:
+    """Whether something else than heads was told to draft where they do not fit."""
+    if fallback is not None or drafter == "auto":
+        return True
+    return has_draft_model and drafter != "medusa"
+
+
+def check_drafting(
+    name: str | None,
+    options: Mapping[str, Any] | None,
+    has_draft_model: bool,
+    fallback: str | None = None,
+) -> None:
+    """Refuse, before anything is loaded, what no engine could draft with.
+
+    Raises ConfigError: an unknown drafter or option, options of no drafter, no draft model.
+    """
+    if name is not None:
+        drafter_options(name, options)
+    elif options:
+        raise ConfigError(
+            f"drafter options ({', '.join(options)}) without a drafter; expected one by name",
+            hint=f"name one of {', '.join(DRAFTERS)}",
+        )
+    if fallback is not None and fallback not in FALLBACKS:
+        raise ConfigError(
+            f"fallback {fallback!r} is unknown; expected one of {', '.join(FALLBACKS)}",
+            hint=f"did you mean {near}?" if (near := nearest(fallback, FALLBACKS)) else None,
+        )
+    if "draft-model" in (name, fallback) and not has_draft_model:
+        raise ConfigError(
+            "drafter draft-model needs a smaller model, and none is named",
+            hint="name it: --draft-model MODEL, or draft_model",
+        )

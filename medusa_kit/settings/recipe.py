@@ -1,0 +1,316 @@
+"""Training recipes: typed sections read from YAML, overrides on top, unknown keys refused.
+
+A recipe is frozen once loaded; `dump` gives the resolved one, which the run keeps beside its heads.
+Only options that do something exist.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+
+from medusa_kit.errors import ConfigError, nearest
+from medusa_kit.settings.schema import Section, beside, explain, put, read_yaml
+
+
+class BaseSection(Section):
+    """Which base model, and how it is loaded."""
+
+    model: str  # Hub id, folder, GGUF file, smollm2-135m-instruct or debug-tiny
+    revision: str | None = None
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: str = "auto"
+
+
+class HeadsSection(Section):
+    """What the heads are made of."""
+
+    kind: Literal["medusa", "rooted", "hydra"] = "medusa"  # what a head reads; see heads/kinds.py
+    num_heads: int = Field(default=4, ge=1)
+    num_blocks: int = Field(default=1, ge=1)
+    projection: Literal["shared", "own", "reduced"] = "shared"
+    reduced_size: int | None = Field(default=None, ge=1)  # tokens a reduced projection keeps
+    save_dtype: Literal["float32", "bfloat16", "float16"] | None = None  # the base's, unless given
+
+    @model_validator(mode="after")
+    def _reduced_size_belongs_to_reduced(self) -> "HeadsSection":
+        if (self.projection == "reduced") != (self.reduced_size is not None):
+            raise ValueError(
+                f"projection {self.projection!r} with reduced_size {self.reduced_size}; "
+                "reduced_size goes with projection 'reduced', and only with it"
+            )
+        return self
+
+
+class SourceSection(Section):
+    """One source and its part in the mix. A plain name means weight 1 and no limit."""
+
+    source: str  # a file, a folder or a data set
+    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)  # share of rows, relative
+    limit: int | None = Field(default=None, ge=1)  # rows read of this source
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_unknown_key(cls, raw: Any) -> Any:
+        """`_suggest` knows a recipe's sections by name, and an entry of a list has none."""
+        for key in raw if isinstance(raw, dict) else ():
+            if key not in cls.model_fields:
+                close = nearest(str(key), cls.model_fields)
+                known = f"did you mean {close}?" if close else "known: source, weight, limit"
+                raise ValueError(f"unknown key {key!r}; {known}")
+        return raw
+
+
+def _name_or_mapping(value: Any) -> Any:
+    """Names stay names, so that a dumped recipe reads as it was written."""
+    if isinstance(value, str | SourceSection):
+        return value
+    if isinstance(value, dict):
+        return SourceSection.model_validate(value)
+    raise ValueError(f"{value!r} is no source; expected a name or {{source, weight, limit}}")
+
+
+Source = Annotated[str | SourceSection, BeforeValidator(_name_or_mapping)]
+
+
+class DataSection(Section):
+    """Which text is trained on.
+
+    Several sources are read one after the other; with a weight other than 1, a limit over all of
+    them or mix "stop_at_first", rows are drawn from them by weight, see data/mix.py.
+    """
+
+    sources: list[Source] = Field(min_length=1)  # looked up beside the recipe, then as given
+    mix: Literal["exhaust", "stop_at_first"] = "exhaust"  # go on when one source has run dry?
+    streaming: bool = False  # data sets row by row, never the whole of one; needs a limit
+    max_length: int = Field(default=2048, ge=4)  # tokens a row keeps, at most the model's context
+    eval_fraction: float = Field(default=0.02, gt=0, lt=1)  # share of rows held out
+    limit: int | None = Field(default=None, ge=2)  # rows read over all sources
+    on_error: Literal["skip", "fail"] = "skip"  # a row that cannot be encoded
+
+    def entries(self) -> list[SourceSection]:
+        """Every source with its weight and limit spelled out."""
+        return [
+            entry if isinstance(entry, SourceSection) else SourceSection(source=entry)
+            for entry in self.sources
+        ]
+
+
+class TrainSection(Section):
+    """The optimisation. Positions, not rows, make a batch."""
+
+    epochs: int = Field(default=1, ge=1)
+    micro_batch_positions: int = Field(default=4096, ge=1)
+    accumulation: int = Field(default=1, ge=1)  # micro-batches an update
+    learning_rate: float = Field(default=1e-3, gt=0)
+    warmup_ratio: float = Field(default=0.05, ge=0, lt=1)
+    weight_decay: float = Field(default=0.0, ge=0)
+    head_decay: float = Field(default=0.8, gt=0, le=1)  # head k (from 1) weighs head_decay ** k
+    head_weights: Literal["decay", "learned"] = "decay"  # learned: from there on, by uncertainty
+    loss: Literal["cross_entropy", "soft", "tv", "lk"] = "soft"  # see train/loss/loss.py
+    # Of the target, what the base itself says there; not with cross_entropy. 0.5 for soft, else 1.
+    soft_share: float | None = Field(default=None, gt=0, le=1)
+    soft_top: int | None = Field(default=None, ge=1)  # likeliest tokens of the base kept; 32
+    grad_clip: float = Field(default=1.0, gt=0)
+    chunk_positions: int = Field(default=1024, ge=1)  # rows of logits that exist at once
+    # Cross-entropy by a library, where it has hard targets; auto: on CUDA, where one is installed.
+    fused_loss: Literal["auto", "never", "liger", "cut_cross_entropy"] = "auto"
+    # Hidden states of the frozen base: computed once and kept in memory or on disk, or every epoch.
+    # Medusa-2 moves the base, so there they are always live.
+    features: Literal["memory", "disk", "live"] | None = None
+    cache_dir: str | None = None  # with features "disk"; shared by runs on the same base
+    cache_dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    feature_batch_tokens: int = Field(default=8192, ge=1)  # padded tokens a forward of the base
+    packing: bool = False  # rows one behind the other in a forward, instead of side by side
+    log_every: int = Field(default=10, ge=1)
+    eval_every: int = Field(default=200, ge=1)
+    save_every: int = Field(default=200, ge=1)
+    keep: Literal["best", "last"] = "best"  # by simulated acceptance length on held-out rows
+
+    @model_validator(mode="after")
+    def _soft_options_belong_to_soft_losses(self) -> "TrainSection":
+        if self.loss == "cross_entropy":
+            for name in ("soft_share", "soft_top"):
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f"loss {self.loss!r} with {name} {getattr(self, name)}; {name} goes with "
+                        "the losses 'soft', 'tv' and 'lk', and only with them"
+                    )
+        return self
+
+    @model_validator(mode="after")
+    def _cache_dir_belongs_to_disk(self) -> "TrainSection":
+        if self.cache_dir is not None and self.features != "disk":
+            raise ValueError(
+                f"features {self.features!r} with cache_dir {self.cache_dir!r}; cache_dir goes "
+                "with features 'disk', and only with it"
+            )
+        return self
+
+
+class LoraSection(Section):
+    """Adapters of the base (LoRA, arXiv 2106.09685), through peft."""
+
+    rank: int = Field(default=32, ge=1)
+    alpha: float = Field(default=16, gt=0)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    targets: list[str] | Literal["all-linear"] = "all-linear"  # names of modules, or their ends
+
+
+class JointSection(Section):
+    """Medusa-2 (arXiv 2401.10774, §2.2.2): heads and base together."""
+
+    moves: Literal["full", "lora", "qlora"] = "lora"  # what of the base
+    heads_from: str | None = None  # two-stage: heads of an earlier Medusa-1 run, a folder or Hub id
+    heads_weight: float = Field(default=0.2, gt=0)  # of the heads' loss beside the base's
+    schedule: Literal["constant", "linear", "sine"] = "constant"  # how that weight grows
+    heads_learning_rate_factor: float = Field(default=4.0, gt=0)  # times train.learning_rate
+    distill_share: float = Field(default=1.0, ge=0, le=1)  # of the base's loss: KL to the original
+    distill_top: int = Field(default=64, ge=1)  # likeliest tokens of the original kept
+    teacher: Literal["live", "cached"] | None = None  # live: the adapters switched off
+    gradient_checkpointing: bool = False
+    save_merged: bool = False  # besides the adapter, a whole model
+    lora: LoraSection = LoraSection()
+
+    @model_validator(mode="after")
+    def _full_training_needs_a_cached_teacher(self) -> "JointSection":
+        if self.moves == "full" and self.teacher == "live":
+            raise ValueError(
+                "moves 'full' with teacher 'live': the original is gone once the base moves; "
+                "use teacher 'cached', or moves 'lora'"
+            )
+        if self.moves == "full" and self.save_merged:
+            raise ValueError("moves 'full' with save_merged: there is no adapter to merge")
+        return self
+
+
+class OffloadSection(Section):
+    optimizer: bool = False
+    parameters: bool = False  # with zero_stage 3
+
+
+class DeepspeedSection(Section):
+    """How the optimiser is spread over processes (ZeRO, arXiv 1910.02054)."""
+
+    enabled: bool = True
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    offload: OffloadSection = OffloadSection()  # to the host's memory
+    persistence_threshold: int = Field(default=100_000, ge=0)  # stage 3: smaller ones stay whole
+
+    @model_validator(mode="after")
+    def _offload_needs_a_stage(self) -> "DeepspeedSection":
+        if self.offload.optimizer and self.zero_stage == 0:
+            raise ValueError("offload.optimizer with zero_stage 0; it needs stage 1, 2 or 3")
+        if self.offload.parameters and self.zero_stage != 3:
+            raise ValueError(f"offload.parameters with zero_stage {self.zero_stage}; it needs 3")
+        return self
+
+
+class LoggingSection(Section):
+    wandb: bool = False
+    offline: bool = False  # wandb writes to output_dir/wandb, to be synced later
+    project: str = "medusa-kit"
+
+
+class TrainRecipe(Section):
+    """Everything a training run depends on."""
+
+    stage: Literal["medusa1", "medusa2"] = "medusa1"
+    output_dir: str
+    seed: int = Field(default=0, ge=0)
+    base: BaseSection
+    heads: HeadsSection = HeadsSection()
+    data: DataSection
+    train: TrainSection = TrainSection()
+    joint: JointSection | None = None  # stage medusa2
+    deepspeed: DeepspeedSection = DeepspeedSection()
+    logging: LoggingSection = LoggingSection()
+
+    @model_validator(mode="after")
+    def _stages_have_their_own_options(self) -> "TrainRecipe":
+        features = self.train.features
+        if self.stage == "medusa2" and features not in (None, "live"):
+            raise ValueError(
+                f"stage 'medusa2' with train.features {features!r}; the base moves, so its hidden "
+                "states are always live"
+            )
+        if self.stage == "medusa2" and self.base.dtype == "float16":
+            raise ValueError("stage 'medusa2' with base.dtype 'float16'; use bfloat16 or float32")
+        if self.stage == "medusa1" and self.joint is not None:
+            raise ValueError("stage 'medusa1' with a section joint; joint goes with 'medusa2'")
+        return self
+
+    @property
+    def joint_options(self) -> JointSection:
+        """The section `joint`; its defaults where the recipe has none."""
+        return self.joint or JointSection()
+
+
+def load_recipe(path: Path, overrides: Sequence[str] = ()) -> TrainRecipe:
+    """The recipe at `path` with `section.key=value` overrides, values read as YAML.
+
+    Raises ConfigError: no such file, no YAML, an unknown key, a value of the wrong type.
+    """
+    path = Path(path)
+    raw = read_yaml(path, "recipe")
+    for override in overrides:
+        put(raw, override)
+    try:
+        recipe = TrainRecipe.model_validate(raw)
+    except ValidationError as error:
+        raise explain(error, str(path), TrainRecipe) from error
+    return _resolve_sources(recipe, path.parent)
+
+
+def dump(recipe: TrainRecipe) -> str:
+    """The recipe as YAML, defaults spelled out. Loads back to an equal recipe."""
+    return yaml.safe_dump(recipe.model_dump(), sort_keys=False)
+
+
+def differences(ours: TrainRecipe, theirs: TrainRecipe) -> list[str]:
+    """`section.key: ours ≠ theirs` for every value that differs."""
+    other = dict(_flatten(theirs.model_dump()))
+    return [
+        f"{key}: {value!r} ≠ {other[key]!r}"
+        for key, value in _flatten(ours.model_dump())
+        if value != other[key]
+    ]
+
+
+def _flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _resolve_sources(recipe: TrainRecipe, folder: Path) -> TrainRecipe:
+    """Relative paths that exist beside the recipe, else in the working folder, made absolute."""
+    sources: list[str | SourceSection] = []
+    for entry in recipe.data.sources:
+        if isinstance(entry, SourceSection):
+            found = beside(entry.source, folder)
+            sources.append(entry.model_copy(update={"source": found}))
+        else:
+            sources.append(beside(entry, folder))
+    data = recipe.data.model_copy(update={"sources": sources})
+    _refuse_endless_streams(data)
+    return recipe.model_copy(update={"data": data})
+
+
+def _refuse_endless_streams(data: DataSection) -> None:
+    """Said before a base model is loaded. Only data sets need a limit: files end, and one that is
+    missing is named when it is read."""
+    if not data.streaming or data.limit is not None:
+        return
+    for entry in data.entries():
+        path = Path(entry.source)
+        is_file = path.is_file() or path.suffix in (".jsonl", ".json", ".txt")
+        if entry.limit is None and not is_file:
+            raise ConfigError(
+                f"data.streaming reads {entry.source!r} without a limit, so it might never end",
+                hint="set data.limit, or give the source as {source: NAME, limit: ROWS}",
+            )

@@ -1,0 +1,182 @@
+"""What an epoch is made of: updates, each cut into the micro-batches of every process.
+
+Which positions make an update follows from (seed, epoch) and the update's size alone; how it is cut
+follows from accumulation and processes. So runs whose micro-batch × accumulation × processes agree
+train on the same updates.
+
+Shapes: T tokens, D hidden, P positions, K heads, J = K + 1 tokens ahead.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from medusa_kit.base.model import BaseModel
+from medusa_kit.train import distributed
+from medusa_kit.train.data import HeadTargets
+from medusa_kit.train.features.features import (
+    FeatureOptions,
+    Positions,
+    Rows,
+    by_length,
+    cuts,
+    run_batches,
+)
+from medusa_kit.train.loss.loss import SoftTargets
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A micro-batch of one process: hidden states (Medusa-1), or the rows they come from."""
+
+    ahead_PJ: Tensor
+    hidden_PD: Tensor | None = None
+    soft: SoftTargets | None = None
+    rows: Rows | None = None
+    original: Positions | None = None  # what the original base says there (Medusa-2)
+
+    @property
+    def num_positions(self) -> int:
+        return len(self.ahead_PJ)
+
+
+@dataclass(frozen=True)
+class Update:
+    """All that one step of the optimiser rests on."""
+
+    batches: list[Batch]  # this process's
+    ahead_PJ: Tensor  # of all positions, in whatever process
+
+
+class Feed(Protocol):
+    """`updates` of an epoch in order, from `first` on."""
+
+    updates_per_epoch: int
+
+    def epoch(self, seed: int, first: int = 0) -> Iterator[Update]: ...
+
+
+@dataclass(frozen=True)
+class Cutting:
+    """How many positions make an update, and into how many micro-batches it is cut."""
+
+    update_positions: int
+    accumulation: int = 1
+
+    def own(self, parts: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """This process's share of an update's parts; neighbours go to different processes."""
+        return list(parts[distributed.rank() :: distributed.world()])
+
+    @property
+    def num_parts(self) -> int:
+        return self.accumulation * distributed.world()
+
+
+class StoredPositions(Protocol):
+    """Positions that can be picked one by one: in memory, or on disk (feature_cache.py)."""
+
+    @property
+    def ahead_PJ(self) -> Tensor: ...
+
+    def rows(self, rows_P: Tensor) -> tuple[Tensor, Tensor, SoftTargets | None]: ...
+
+
+class StoredFeed:
+    """Positions in any order, from memory or disk."""
+
+    def __init__(self, positions: StoredPositions, cutting: Cutting) -> None:
+        self.positions, self.cutting = positions, cutting
+        self.num_positions = len(positions.ahead_PJ)
+        self.updates_per_epoch = max(1, round(self.num_positions / cutting.update_positions))
+
+    def epoch(self, seed: int, first: int = 0) -> Iterator[Update]:
+        generator = torch.Generator().manual_seed(seed)
+        order_P = torch.randperm(self.num_positions, generator=generator)
+        order_P = order_P.to(self.positions.ahead_PJ.device)
+        for start, end in cuts(self.num_positions, self.updates_per_epoch)[first:]:
+            parts = self.cutting.own(cuts(end - start, self.cutting.num_parts))
+            chosen = [self.positions.rows(order_P[start + a : start + b]) for a, b in parts]
+            batches = [Batch(ahead_PJ, hidden_PD, soft) for hidden_PD, ahead_PJ, soft in chosen]
+            yield Update(batches, self.positions.ahead_PJ[order_P[start:end]])
+
+
+class LiveFeed:
+    """Whole rows, which go through the base again in every epoch.
+
+    `joint`: the rows themselves are given, for a base that moves (`original`: what the original
+    base said at each item's positions); else the hidden states that the frozen base gives them.
+    """
+
+    def __init__(
+        self,
+        base: BaseModel,
+        items: Sequence[HeadTargets],
+        cutting: Cutting,
+        options: FeatureOptions,
+        joint: bool = False,
+        original: dict[int, Positions] | None = None,
+    ) -> None:
+        self.base, self.items, self.cutting, self.options = base, items, cutting, options
+        self.joint, self.original = joint, original
+        total = sum(len(item.positions_P) for item in items)
+        wanted = max(1, round(total / cutting.update_positions))
+        self.updates_per_epoch = min(wanted, len(items))
+
+    def epoch(self, seed: int, first: int = 0) -> Iterator[Update]:
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(len(self.items), generator=generator).tolist()
+        sizes = [len(self.items[i].positions_P) for i in order]
+        for start, end in partition(sizes, self.updates_per_epoch)[first:]:
+            # neighbours in length share a micro-batch, so that padding is small
+            chosen = sorted(order[start:end], key=lambda i: -len(self.items[i].input_ids))
+            sizes_here = [len(self.items[i].positions_P) for i in chosen]
+            parts = self.cutting.own(partition(sizes_here, self.cutting.num_parts))
+            batches = [self._batch(chosen[a:b], spare=chosen[-1]) for a, b in parts]
+            ahead = [torch.from_numpy(self.items[i].ahead_PJ) for i in chosen]
+            yield Update(batches, torch.cat(ahead))
+
+    def _batch(self, chosen: list[int], spare: int) -> Batch:
+        """A part may be empty; every process must still do the same, so `spare` stands in."""
+        items = [self.items[i] for i in chosen] or [_without_targets(self.items[spare])]
+        if self.joint:
+            ahead_PJ = torch.cat([torch.from_numpy(item.ahead_PJ) for item in items])
+            rows = Rows.of(items, self.base.device, self.options.packing)
+            original = self._original(chosen or [spare])
+            return Batch(ahead_PJ.to(self.base.device), rows=rows, original=original)
+        found = list(run_batches(self.base, by_length(items), self.options))
+        whole = Positions.joined(found)
+        all_P = torch.arange(len(whole.ahead_PJ), device=whole.ahead_PJ.device)
+        return Batch(whole.ahead_PJ, whole.hidden_PD, whole.soft(all_P))
+
+    def _original(self, chosen: list[int]) -> Positions | None:
+        if self.original is None:
+            return None
+        return Positions.joined([self.original[i] for i in chosen])
+
+
+def partition(sizes: Sequence[int], parts: int) -> list[tuple[int, int]]:
+    """`parts` consecutive (start, end) ranges of about equal sums.
+
+    None is empty where there are items enough; the last ones are where there are not.
+    """
+    if len(sizes) < parts:
+        one_each = [(index, index + 1) for index in range(len(sizes))]
+        return one_each + [(len(sizes), len(sizes))] * (parts - len(sizes))
+    sums = np.concatenate([[0], np.cumsum(sizes)])
+    ranges, start = [], 0
+    for part in range(1, parts + 1):
+        goal = sums[-1] * part / parts
+        end = int(np.abs(sums - goal).argmin())
+        end = min(max(end, start + 1), len(sizes) - (parts - part))
+        end = len(sizes) if part == parts else end
+        ranges.append((start, end))
+        start = end
+    return ranges
+
+
+def _without_targets(item: HeadTargets) -> HeadTargets:
+    return HeadTargets(item.input_ids, item.positions_P, np.full_like(item.ahead_PJ, -1))

@@ -1,0 +1,1 @@
+"""The frozen base's hidden states, in memory or on disk."""

@@ -1,0 +1,274 @@
+"""Hidden states on disk, for runs whose features do not fit into memory or are used again.
+
+cache_dir/index.json           which base, tokenizer and format; the shards and their rows
+cache_dir/shard-XXXX.safetensors   hidden_PD [P, D] (and likeliest_PS, chances_PS), the positions
+                               trained on of whole rows, one row after the other
+
+A row is known by a digest of its tokens and positions, so equal rows are stored once and a cache
+that was interrupted, or shared by another run, is only added to. A shard's own header lists its
+rows; a shard that is cut off is named and its rows are made again.
+
+Shapes: P positions, D hidden, K heads, J = K + 1 tokens ahead, S likeliest tokens of the base.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from medusa_kit import console
+from medusa_kit.base.fingerprint import Match, compare
+from medusa_kit.base.model import BaseModel
+from medusa_kit.base.placement import DTYPES
+from medusa_kit.errors import IncompatibleBaseError, MedusaKitError
+from medusa_kit.files import atomic_write
+from medusa_kit.settings.recipe import TrainRecipe
+from medusa_kit.train import distributed
+from medusa_kit.train.data import HeadTargets
+from medusa_kit.train.features.features import FeatureOptions, Positions, batches, by_length, run
+from medusa_kit.train.loss.loss import SoftTargets
+
+INDEX, FINGERPRINT = "index.json", "base_fingerprint"
+SHARD_BYTES = 256 << 20
+SPARE_BYTES = 64 << 20  # left free on the disk besides
+
+
+class CachedPositions:
+    """Positions of given rows, read from shards as they are asked for."""
+
+    def __init__(self, folder: Path, items: Sequence[HeadTargets], dtype: torch.dtype) -> None:
+        self.ahead_PJ = torch.cat([torch.from_numpy(item.ahead_PJ) for item in items])
+        self._dtype = dtype
+        places, self._shards = _read_shards(folder)
+        shard, row = [], []
+        for item in items:
+            index, start, count = places[row_digest(item)]
+            shard.append(np.full(count, index, dtype=np.int32))
+            row.append(np.arange(start, start + count))
+        self._shard_P = torch.from_numpy(np.concatenate(shard))
+        self._row_P = torch.from_numpy(np.concatenate(row))
+
+    def rows(self, rows_P: Tensor) -> tuple[Tensor, Tensor, SoftTargets | None]:
+        """(hidden_PD, ahead_PJ, soft targets) of these positions."""
+        soft = None
+        if "likeliest_PS" in self._shards[0]:
+            ahead_K = torch.arange(1, self.ahead_PJ.shape[1])
+            rows_PK = (rows_P[:, None] + ahead_K).clamp_max(len(self.ahead_PJ) - 1)
+            parts = (self._gather(name, rows_PK.flatten()).unflatten(0, rows_PK.shape)
+                     for name in ("likeliest_PS", "chances_PS"))  # fmt: skip
+            soft = SoftTargets(*parts)
+        return self._gather("hidden_PD", rows_P).to(self._dtype), self.ahead_PJ[rows_P], soft
+
+    def _gather(self, name: str, rows_P: Tensor) -> Tensor:
+        first = self._shards[0][name]
+        result = torch.empty(len(rows_P), first.shape[1], dtype=first.dtype)
+        shard_P, row_P = self._shard_P[rows_P], self._row_P[rows_P]
+        for index in shard_P.unique().tolist():
+            chosen_P = shard_P == index
+            result[chosen_P] = self._shards[index][name][row_P[chosen_P]]
+        return result
+
+
+def cached_positions(
+    base: BaseModel, items: Sequence[HeadTargets], recipe: TrainRecipe, options: FeatureOptions
+) -> CachedPositions:
+    """The cache of the recipe, with what is missing added first.
+
+    Raises IncompatibleBaseError (a cache of another base, tokenizer or format), MedusaKitError
+    (the disk is too small).
+    """
+    folder = cache_folder(recipe)
+    identity = _identity(base, recipe, options)
+    if distributed.is_main():
+        _open(folder, identity)
+    distributed.barrier()
+    known, _ = _read_shards(folder)
+    missing = {row_digest(item): item for item in items}
+    missing = {digest: item for digest, item in missing.items() if digest not in known}
+    _quote(base, items, list(missing.values()), recipe, options)
+    distributed.barrier()  # everybody has looked before anybody writes
+    if missing:
+        _fill(base, folder, list(missing.values()), DTYPES[recipe.train.cache_dtype], options)
+    distributed.barrier()
+    if distributed.is_main():
+        _write_index(folder, identity)
+    return CachedPositions(folder, items, base.dtype)
+
+
+def cache_folder(recipe: TrainRecipe) -> Path:
+    return Path(recipe.train.cache_dir or Path(recipe.output_dir) / "features").expanduser()
+
+
+def row_digest(item: HeadTargets) -> str:
+    digest = hashlib.sha256(np.asarray(item.input_ids, dtype=np.int32).tobytes())
+    digest.update(np.asarray(item.positions_P, dtype=np.int64).tobytes())
+    return digest.hexdigest()[:32]
+
+
+def _identity(base: BaseModel, recipe: TrainRecipe, options: FeatureOptions) -> dict[str, Any]:
+    tokenizer = base.tokenizer.get_vocab() if base.tokenizer is not None else {}
+    vocabulary = json.dumps(sorted(tokenizer.items(), key=lambda pair: pair[1])).encode()
+    return {
+        FINGERPRINT: base.info.fingerprint,
+        "tokenizer": hashlib.sha256(vocabulary).hexdigest()[:16],
+        "hidden_size": base.info.hidden_size,
+        "dtype": recipe.train.cache_dtype,
+        "likeliest": options.soft_top,
+    }
+
+
+def _open(folder: Path, identity: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / INDEX
+    if not path.is_file():
+        _write_index(folder, identity)
+        return
+    try:
+        there = json.loads(path.read_text())
+    except (json.JSONDecodeError, OSError) as error:
+        raise IncompatibleBaseError(
+            f"{path} cannot be read: {error}", hint="remove the folder, or choose another cache_dir"
+        ) from error
+    different = [f"{key} {value!r} ≠ {there.get(key)!r}" for key, value in identity.items()
+                 if there.get(key) != value]  # fmt: skip
+    if len(different) == 1 and _made_by_old_rule(there, identity):
+        console.note(
+            f"the feature cache in {folder} names its base by an old fingerprint, which does not "
+            "tell whether its hidden states are this base's: they are made again"
+        )
+        _remove_shards(folder)
+        _write_index(folder, identity)
+    elif different:
+        raise IncompatibleBaseError(
+            f"the feature cache in {folder} was made otherwise: {'; '.join(different)} "
+            "(this run ≠ cache)",
+            hint="choose another train.cache_dir, or remove the folder",
+        )
+
+
+def _made_by_old_rule(there: dict[str, Any], identity: dict[str, Any]) -> bool:
+    return compare(there.get(FINGERPRINT), identity[FINGERPRINT]) is Match.OLD
+
+
+def _remove_shards(folder: Path) -> None:
+    for path in _shard_files(folder):
+        path.unlink(missing_ok=True)
+
+
+def _write_index(folder: Path, identity: dict[str, Any]) -> None:
+    shards = [{"file": path.name, "bytes": path.stat().st_size} for path in _shard_files(folder)]
+    with atomic_write(folder / INDEX) as temporary:
+        temporary.write_text(json.dumps({**identity, "shards": shards}, indent=2) + "\n")
+
+
+def _quote(
+    base: BaseModel,
+    items: Sequence[HeadTargets],
+    missing: Sequence[HeadTargets],
+    recipe: TrainRecipe,
+    options: FeatureOptions,
+) -> None:
+    """Say what it will take; refuse before anything is computed when the disk is too small."""
+    folder = cache_folder(recipe)
+    each = base.info.hidden_size * DTYPES[recipe.train.cache_dtype].itemsize + 8 * options.soft_top
+    new = sum(len(item.positions_P) for item in missing)
+    total = sum(len(item.positions_P) for item in items)
+    free = shutil.disk_usage(folder).free
+    console.note(
+        f"hidden states on disk: {new:,} of {total:,} positions are missing, {new * each / 1e9:.3f}"
+        f" GB into {folder} ({free / 1e9:.1f} GB free)"
+    )
+    if new * each + SPARE_BYTES > free:
+        raise MedusaKitError(
+            f"{folder} has {free / 1e9:.1f} GB free; the hidden states need {new * each / 1e9:.1f}",
+            hint="name a larger disk with train.cache_dir, train on fewer rows (data.limit), or "
+            "use train.features=live",
+        )
+
+
+def _fill(
+    base: BaseModel,
+    folder: Path,
+    missing: Sequence[HeadTargets],
+    dtype: torch.dtype,
+    options: FeatureOptions,
+) -> None:
+    """This process's share of the missing rows, shard by shard."""
+    own = by_length(missing)[distributed.rank() :: distributed.world()]
+    total = sum(len(item.positions_P) for item in own)
+    held: list[tuple[HeadTargets, Positions]] = []
+    size = 0
+    with console.progress("hidden states", total, unit="tok") as bar:
+        for item, positions in _rows(base, own, options):
+            held.append((item, positions._replace(hidden_PD=positions.hidden_PD.to(dtype))))
+            size += positions.hidden_PD.nbytes
+            bar.advance(len(item.positions_P))
+            if size >= SHARD_BYTES:
+                _write_shard(folder, held)
+                held, size = [], 0
+        if held:
+            _write_shard(folder, held)
+
+
+def _rows(
+    base: BaseModel, items: Sequence[HeadTargets], options: FeatureOptions
+) -> Iterator[tuple[HeadTargets, Positions]]:
+    for group in batches(items, options.batch_tokens, options.packing):
+        found = run(base, group, options)
+        done = 0
+        for item in group:
+            size = len(item.positions_P)
+            yield item, Positions(*(part[done : done + size].cpu() for part in found))
+            done += size
+
+
+def _write_shard(folder: Path, held: Sequence[tuple[HeadTargets, Positions]]) -> None:
+    rows = [[row_digest(item), len(item.positions_P)] for item, _ in held]
+    whole = Positions.joined([positions for _, positions in held])
+    tensors = {"hidden_PD": whole.hidden_PD.contiguous()}
+    if whole.likeliest_PS.shape[1]:
+        tensors |= {"likeliest_PS": whole.likeliest_PS, "chances_PS": whole.chances_PS}
+    name = hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
+    try:
+        with atomic_write(folder / f"shard-{name}.safetensors") as temporary:
+            save_file(tensors, temporary, metadata={"rows": json.dumps(rows)})
+    except (OSError, SafetensorError) as error:
+        raise MedusaKitError(
+            f"cannot write hidden states to {folder}: {error}",
+            hint="make room and run the same command again: finished shards are kept",
+        ) from error
+
+
+def _shard_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("shard-*.safetensors"))
+
+
+def _read_shards(
+    folder: Path,
+) -> tuple[dict[str, tuple[int, int, int]], list[dict[str, Tensor]]]:
+    """(digest -> (shard, first row, rows), the shards' tensors, mapped from disk)."""
+    places: dict[str, tuple[int, int, int]] = {}
+    shards: list[dict[str, Tensor]] = []
+    for path in _shard_files(folder):
+        try:
+            with safe_open(path, framework="pt") as stream:
+                rows = json.loads(stream.metadata()["rows"])
+                tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
+        except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
+            console.warn(f"{path} is damaged ({error}): its rows are made again")
+            path.unlink(missing_ok=True)
+            continue
+        start = 0
+        for digest, count in rows:
+            places[digest] = (len(shards), start, count)
+            start += count
+        shards.append(tensors)
+    return places, shards

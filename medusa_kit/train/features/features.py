@@ -1,0 +1,238 @@
+"""Hidden states of the positions trained on, from one forward of the base over a batch of rows.
+
+Shapes: B batch, T tokens, D hidden, P positions, K heads, J = K + 1 tokens ahead (the root, then
+each head's target), S likeliest tokens of the base.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from medusa_kit import console
+from medusa_kit.base.model import RELATIVE_TOLERANCE, BaseModel, relative_error
+from medusa_kit.errors import IncompatibleBaseError
+from medusa_kit.train import distributed
+from medusa_kit.train.data import HeadTargets
+from medusa_kit.train.loss.loss import SoftTargets
+
+LOGIT_ROWS = 1024  # rows of the base's logits that exist at once, for soft targets
+# Share of free GPU memory that stored features may take; the rest is for heads and logits.
+DEVICE_SHARE = 0.6
+
+
+@dataclass(frozen=True)
+class FeatureOptions:
+    """How rows go through the base. soft_top: likeliest tokens kept for soft targets, or 0."""
+
+    batch_tokens: int = 8192
+    soft_top: int = 0
+    packing: bool = False
+
+
+class Rows(NamedTuple):
+    """Rows of text as the base takes them: padded side by side, or packed one behind the other."""
+
+    input_ids_BT: Tensor
+    mask_BT: Tensor | None  # none where packed: position ids tell the rows apart
+    position_ids_BT: Tensor | None
+    flat_P: Tensor  # places of the positions trained on, in the flattened [B * T]
+
+    @classmethod
+    def of(cls, items: Sequence[HeadTargets], device: torch.device, packing: bool) -> "Rows":
+        ids, mask, position_ids, flat = _packed(items) if packing else _padded(items)
+        return cls(
+            ids.to(device),
+            None if mask is None else mask.to(device),
+            None if position_ids is None else position_ids.to(device),
+            flat.to(device),
+        )
+
+    def hidden_PD(self, base: BaseModel) -> Tensor:
+        """With gradient, where the base has any."""
+        hidden_BTD = base.traced_hidden_states(
+            self.input_ids_BT, self.mask_BT, self.position_ids_BT
+        )
+        return hidden_BTD.flatten(0, 1)[self.flat_P]
+
+
+class Positions(NamedTuple):
+    """Positions of whole examples, one example after the other, on one device.
+
+    hidden_PD is in the base's dtype, ahead_PJ int32. likeliest_PS, chances_PS: the base's own
+    guesses for the token after each position, where soft targets are asked for (S = 0 otherwise).
+    """
+
+    hidden_PD: Tensor
+    ahead_PJ: Tensor
+    likeliest_PS: Tensor
+    chances_PS: Tensor
+
+    @classmethod
+    def empty(cls, total: int, like: "Positions", **place: Any) -> "Positions":
+        return cls(*(torch.empty(total, t.shape[1], dtype=t.dtype, **place) for t in like))
+
+    @classmethod
+    def joined(cls, parts: Sequence["Positions"]) -> "Positions":
+        """One behind the other."""
+        return cls(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+
+    def rows(self, rows_P: Tensor) -> tuple[Tensor, Tensor, SoftTargets | None]:
+        """(hidden_PD, ahead_PJ, soft targets) of these rows."""
+        return self.hidden_PD[rows_P], self.ahead_PJ[rows_P], self.soft(rows_P)
+
+    def soft(self, rows_P: Tensor) -> SoftTargets | None:
+        """Head k's target stands where the base looked ahead from k + 1 positions further on.
+
+        Those lie next to each other wherever there is a target.
+        """
+        if not self.likeliest_PS.shape[1]:
+            return None
+        ahead_K = torch.arange(1, self.ahead_PJ.shape[1], device=rows_P.device)
+        rows_PK = (rows_P[:, None] + ahead_K).clamp_max(len(self.ahead_PJ) - 1)
+        return SoftTargets(self.likeliest_PS[rows_PK], self.chances_PS[rows_PK])
+
+
+def cuts(total: int, parts: int) -> list[tuple[int, int]]:
+    """`parts` nearly equal (start, end) ranges that cover 0..total."""
+    edges = [index * total // parts for index in range(parts + 1)]
+    return list(pairwise(edges))
+
+
+def batches(
+    items: Sequence[HeadTargets], batch_tokens: int, packing: bool = False
+) -> list[list[HeadTargets]]:
+    """Consecutive items, as many to a batch as fit into `batch_tokens` tokens, padding included."""
+    groups: list[list[HeadTargets]] = []
+    longest = total = 0
+    for item in items:
+        length = len(item.input_ids)
+        longest, total = max(longest, length), total + length
+        needed = total if packing else longest * (len(groups[-1]) + 1 if groups else 1)
+        if groups and needed <= batch_tokens:
+            groups[-1].append(item)
+        else:
+            groups.append([item])
+            longest = total = length
+    return groups
+
+
+def by_length(items: Sequence[HeadTargets]) -> list[HeadTargets]:
+    """Longest first, so that padding is small and lack of memory shows at once."""
+    return sorted(items, key=lambda item: -len(item.input_ids))
+
+
+def run_batches(
+    base: BaseModel, items: Sequence[HeadTargets], options: FeatureOptions
+) -> Iterator[Positions]:
+    """The positions of consecutive items, batch by batch."""
+    for group in batches(items, options.batch_tokens, options.packing):
+        yield run(base, group, options)
+
+
+@torch.no_grad()
+def run(base: BaseModel, group: Sequence[HeadTargets], options: FeatureOptions) -> Positions:
+    """The positions of one batch of examples, on the base's device."""
+    hidden_PD = Rows.of(group, base.device, options.packing).hidden_PD(base)
+    ahead_PJ = torch.cat([torch.from_numpy(item.ahead_PJ) for item in group]).to(base.device)
+    return Positions(hidden_PD, ahead_PJ, *likeliest(base, hidden_PD, options.soft_top))
+
+
+def collect_features(
+    base: BaseModel,
+    items: Sequence[HeadTargets],
+    options: FeatureOptions,
+    description: str = "features",
+) -> Positions:
+    """Run the base once over all items, longest first; processes share the work."""
+    total = sum(len(item.positions_P) for item in items)
+    place = _storage(base, total)
+    store: Positions | None = None
+    done = 0
+    rank, world = distributed.rank(), distributed.world()
+    groups = batches(by_length(items), options.batch_tokens, options.packing)
+    with console.progress(description, total, unit="tok") as bar:
+        for index, group in enumerate(groups):
+            size = sum(len(item.positions_P) for item in group)
+            owner = index % world
+            if owner == rank or store is None:
+                found = run(base, group, options)
+            store = store or Positions.empty(total, found, **place)
+            for kept, new in zip(store, found, strict=True):
+                if owner == rank:
+                    kept[done : done + size] = new
+                distributed.broadcast(kept[done : done + size], owner)
+            done += size
+            bar.advance(size)
+    assert store is not None
+    return store
+
+
+def check_packing(base: BaseModel, items: Sequence[HeadTargets]) -> None:
+    """Raises IncompatibleBaseError where packed rows see each other."""
+    with torch.no_grad():
+        apart, packed = (
+            Rows.of(items[:3], base.device, packing).hidden_PD(base) for packing in (False, True)
+        )
+    error = relative_error(packed, apart)
+    if error > RELATIVE_TOLERANCE[apart.dtype]:
+        raise IncompatibleBaseError(
+            f"{base.info.model_type}: hidden states of packed rows differ from the rows' own by "
+            f"{error:.1e} of their spread (allowed {RELATIVE_TOLERANCE[apart.dtype]:.0e})",
+            hint="this family does not keep packed rows apart: train.packing=false",
+        )
+
+
+def likeliest(base: BaseModel, hidden_PD: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """(ids_PS int32, probabilities_PS float32) of the base's likeliest next tokens."""
+    ids_PS = torch.empty(len(hidden_PD), count, dtype=torch.int32, device=hidden_PD.device)
+    chances_PS = torch.empty(len(hidden_PD), count, device=hidden_PD.device)
+    for start in range(0, len(hidden_PD) if count else 0, LOGIT_ROWS):
+        rows = slice(start, start + LOGIT_ROWS)
+        top = base.head_logits(hidden_PD[rows]).float().softmax(-1).topk(count)
+        ids_PS[rows], chances_PS[rows] = top.indices.int(), top.values
+    return ids_PS, chances_PS
+
+
+def _storage(base: BaseModel, num_positions: int) -> dict[str, Any]:
+    """Tensor options of the store, after a note on its size; the GPU where it fits, else pinned."""
+    num_bytes = num_positions * base.info.hidden_size * base.dtype.itemsize
+    place: dict[str, Any] = {"device": base.device}
+    if base.device.type == "cuda":
+        free_bytes, _ = torch.cuda.mem_get_info(base.device)
+        if num_bytes > DEVICE_SHARE * free_bytes and distributed.world() == 1:
+            place = {"device": "cpu", "pin_memory": True}
+    where = "host" if torch.device(place["device"]).type == "cpu" else "GPU"
+    console.note(
+        f"{num_positions:,} positions: {num_bytes / 1e9:.3f} GB of hidden states in {where} memory"
+    )
+    return place
+
+
+def _padded(
+    items: Sequence[HeadTargets],
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+    length = max(len(item.input_ids) for item in items)
+    input_ids_BT = torch.zeros(len(items), length, dtype=torch.int64)
+    mask_BT = torch.zeros_like(input_ids_BT)
+    places = []
+    for index, item in enumerate(items):
+        input_ids_BT[index, : len(item.input_ids)] = torch.tensor(item.input_ids)
+        mask_BT[index, : len(item.input_ids)] = 1
+        places.append(torch.from_numpy(item.positions_P) + index * length)
+    return input_ids_BT, mask_BT, None, torch.cat(places)
+
+
+def _packed(
+    items: Sequence[HeadTargets],
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+    """One row; position ids that start again tell transformers where the next example begins."""
+    ids = torch.cat([torch.tensor(item.input_ids) for item in items])
+    position_ids = torch.cat([torch.arange(len(item.input_ids)) for item in items])
+    starts = torch.tensor([0, *(len(item.input_ids) for item in items)]).cumsum(0)
+    places = [torch.from_numpy(item.positions_P) + int(start)
+              for item, start in zip(items, starts[:-1], strict=True)]  # fmt: skip
+    return ids[None], None, position_ids[None], torch.cat(places)

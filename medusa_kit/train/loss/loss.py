@@ -1,0 +1,190 @@
+"""The heads' loss (Medusa, arXiv 2401.10774, §2.2.1), chunk by chunk (see chunked_loss.py), or by
+a library where there is one (fused_loss.py).
+
+Head k, from 1, weighs decay^k, or what it learns to weigh from there on (by uncertainty, arXiv
+1705.07115: exp(-s) × loss + s). A target is one token, or in part (`soft_share`) the base's own
+distribution at that place, its likeliest tokens (self-distillation, as Hydra++ does it: arXiv
+2402.05109, §4).
+
+A loss is a mean over the whole update: each micro-batch divides by the update's counts, so what an
+update teaches does not depend on how it is cut into micro-batches and spread over processes.
+
+Shapes: P positions, D hidden, K heads, J = K + 1 tokens ahead, S likeliest tokens of the base, or
+tokens that share one target.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from medusa_kit.base.model import BaseModel
+from medusa_kit.heads.kinds import MedusaHeads
+from medusa_kit.heads.ranks import head_parameter_dtype, project_rows
+from medusa_kit.settings.recipe import TrainSection
+from medusa_kit.train.loss.chunked import SharedTargets, chunked_loss
+from medusa_kit.train.loss.fused import LIBRARIES, Columns, base_columns, head_columns, summed
+
+SOFT_SHARES = {"cross_entropy": 0.0, "soft": 0.5, "tv": 1.0, "lk": 1.0}  # unless the recipe says
+
+
+class SoftTargets(NamedTuple):
+    """Where each head's target stands: the base's likeliest tokens and their probabilities."""
+
+    ids_PKS: Tensor
+    probabilities_PKS: Tensor
+
+
+@dataclass(frozen=True)
+class LossOptions:
+    """Which loss, and how it is computed; `kind` is one of chunked_loss.LOSSES."""
+
+    decay: float = 0.8
+    chunk: int = 1024
+    kind: str = "cross_entropy"
+    soft_share: float = 0.0
+    learned_weights: bool = False
+    fused: str | None = None  # the library for targets that are one token; see fused_loss.py
+
+    @classmethod
+    def of(cls, train: TrainSection, fused: str | None = None) -> "LossOptions":
+        share = train.soft_share or SOFT_SHARES[train.loss]
+        learned = train.head_weights == "learned"
+        return cls(train.head_decay, train.chunk_positions, train.loss, share, learned, fused)
+
+
+class HeadsLoss(NamedTuple):
+    """Of one micro-batch, or summed over those of an update."""
+
+    loss: Tensor  # scalar, with gradient
+    per_head_K: Tensor  # unweighted mean loss of each head, detached
+    missing_K: Tensor  # targets that the projection has no column for
+    base: Tensor  # scalar, detached: the base's own loss in Medusa-2, else 0
+
+
+def target_counts(heads: MedusaHeads, ahead_PJ: Tensor, soft: bool) -> Tensor:
+    """counts_K (float): how many positions teach each head.
+
+    Without soft targets only those whose target has a column in the projection.
+    """
+    targets_PK = ahead_PJ[:, 1:].to(heads.base.device, torch.int64)
+    known_PK = targets_PK >= 0 if soft else heads.to_columns(targets_PK) >= 0
+    return known_PK.sum(0).to(loss_dtype(heads))
+
+
+def loss_dtype(heads: MedusaHeads) -> torch.dtype:
+    """Losses are added up in float32 at least."""
+    return torch.promote_types(head_parameter_dtype(heads), torch.float32)
+
+
+def heads_loss(
+    heads: MedusaHeads,
+    hidden_PD: Tensor,
+    ahead_PJ: Tensor,
+    options: LossOptions,
+    soft: SoftTargets | None = None,
+    counts_K: Tensor | None = None,
+    uncertainty_K: Tensor | None = None,
+) -> HeadsLoss:
+    """Sum over heads of decay^(k+1) (k from 0) times the head's summed loss / counts_K.
+
+    counts_K: the update's, those of these positions unless given; a head without any adds 0.
+    ahead_PJ: ids of the root and of each head's target, -1 for none. `soft_share` of the target is
+    `soft`, scaled to sum to 1 over the tokens with a column.
+    """
+    hidden_PD = hidden_PD.to(heads.base.device, head_parameter_dtype(heads))
+    ahead_PJ = ahead_PJ.to(heads.base.device, torch.int64)
+    if counts_K is None:
+        counts_K = target_counts(heads, ahead_PJ, soft is not None)
+    losses, missing = [], []
+    for k in range(heads.num_heads):
+        shared = _shared_out(heads, ahead_PJ[:, k + 1], soft, options.soft_share, k)
+        z_PD = heads.transform(hidden_PD, k, ahead_PJ)
+        total = None
+        if options.fused is not None and options.kind == "cross_entropy" and soft is None:
+            total = _fused(options, z_PD, shared.columns_PS[:, 0], head_columns(heads, k))
+        if total is None:
+            weights = list(heads.projections[k].parameters()) if len(heads.projections) else []
+            project = partial(project_rows, heads, k=k)
+            total = chunked_loss(z_PD, shared, project, options.chunk, options.kind, weights)
+        losses.append(total / counts_K[k].clamp_min(1))
+        missing.append(((shared.columns_PS[:, 0] < 0) & (ahead_PJ[:, k + 1] >= 0)).sum())
+    per_head_K = torch.stack(losses)
+    loss = _weighted(per_head_K, options.decay, uncertainty_K)
+    return HeadsLoss(loss, per_head_K.detach(), torch.stack(missing), loss.detach() * 0)
+
+
+def _weighted(per_head_K: Tensor, decay: float, uncertainty_K: Tensor | None) -> Tensor:
+    powers_K = torch.arange(1, len(per_head_K) + 1, device=per_head_K.device)
+    base = torch.tensor(decay, dtype=per_head_K.dtype, device=per_head_K.device)
+    weights_K = base**powers_K
+    if uncertainty_K is not None:
+        weights_K = weights_K * torch.exp(-uncertainty_K)
+    return (weights_K * per_head_K).sum()
+
+
+def _fused(
+    options: LossOptions, z_PD: Tensor, targets_P: Tensor, columns: Columns | None
+) -> Tensor | None:
+    """The summed loss where a library works it out; a part of an update may hold no target."""
+    if options.fused is None or columns is None:
+        return None
+    if LIBRARIES[options.fused].needs_target and not bool((targets_P >= 0).any()):
+        return None
+    return summed(options.fused, z_PD, targets_P, columns)
+
+
+def base_loss(
+    base: BaseModel,
+    hidden_PD: Tensor,
+    roots_P: Tensor,
+    options: LossOptions,
+    count: Tensor,
+    original: SoftTargets | None,
+) -> Tensor:
+    """The base's own loss at these positions, summed, over the update's `count` of them.
+
+    Cross-entropy against the root, the token that was written, or in part (`soft_share`) against
+    what the original base says there: KL up to a constant, over its likeliest tokens and, as one,
+    all others (arXiv 2401.10774, §2.3.2). `original` holds [P, S] here. roots_P: -1 for none.
+    """
+    roots_P = roots_P.to(hidden_PD.device, torch.int64)
+    if original is None or options.soft_share == 0:
+        total = _fused(options, hidden_PD, roots_P, base_columns(base))
+        if total is not None:
+            return total / count.clamp_min(1)
+    embedding = base.output_embedding
+    weights = [weight for weight in embedding.parameters(recurse=False) if weight.requires_grad]
+    dtype = torch.promote_types(hidden_PD.dtype, torch.float32)
+    known_P = (roots_P >= 0).to(dtype)
+    hard = 1 - options.soft_share if original is not None else 1.0
+    columns_PS, shares_PS = roots_P[:, None], (hard * known_P)[:, None]
+    rest_P = torch.zeros_like(known_P)
+    if original is not None:
+        chances_PS = original.probabilities_PKS.to(hidden_PD.device, dtype) * known_P[:, None]
+        soft_PS = options.soft_share * chances_PS
+        columns_PS = torch.cat([columns_PS, original.ids_PKS.to(hidden_PD.device).long()], 1)
+        shares_PS = torch.cat([shares_PS, soft_PS], 1)
+        rest_P = (options.soft_share * known_P - soft_PS.sum(1)).clamp_min(0)
+    targets = SharedTargets(columns_PS, shares_PS, rest_P)
+    total = chunked_loss(hidden_PD, targets, base.head_logits, options.chunk, "rest", weights)
+    return total / count.clamp_min(1)
+
+
+def _shared_out(
+    heads: MedusaHeads, targets_P: Tensor, soft: SoftTargets | None, soft_share: float, k: int
+) -> SharedTargets:
+    """Which columns share each position's target, by how much."""
+    columns_P1 = heads.to_columns(targets_P)[:, None]
+    dtype = loss_dtype(heads)
+    if soft is None:
+        return SharedTargets(columns_P1, (columns_P1 >= 0).to(dtype))
+    ids_PS = soft.ids_PKS[:, k].to(targets_P.device, torch.int64)
+    columns_PS = heads.to_columns(ids_PS)
+    known_PS = (columns_PS >= 0) & (targets_P >= 0)[:, None]
+    shares_PS = soft.probabilities_PKS[:, k].to(targets_P.device, dtype) * known_PS
+    shares_PS = soft_share * shares_PS / shares_PS.sum(1, keepdim=True).clamp_min(1e-6)
+    hard_P1 = (1 - soft_share) * (columns_P1 >= 0).to(dtype)
+    return SharedTargets(torch.cat([columns_P1, columns_PS], 1), torch.cat([hard_P1, shares_PS], 1))

@@ -1,0 +1,202 @@
+"""A training run on disk, and how it goes on after an interruption.
+
+output_dir/recipe.yaml         the resolved recipe
+output_dir/metrics.jsonl       one line every `log_every` updates and every evaluation
+output_dir/checkpoint/step-N/  engine, random states, progress.json (last); only while unfinished
+output_dir/heads/              the heads: the best so far, or with train.keep=last the last
+output_dir/model/, adapter/    what Medusa-2 trained besides, the heads inside
+output_dir/.training.lock      held by the process that trains here; .training.json says which
+output_dir/run.json            versions, recipe, scores; written last: the run is finished
+"""
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from medusa_kit.errors import CheckpointError, ConfigError, MedusaKitError
+from medusa_kit.files import atomic_write
+from medusa_kit.settings.recipe import TrainRecipe, differences, dump, load_recipe
+from medusa_kit.train import distributed
+from medusa_kit.train.run.lock import only_training_in
+from medusa_kit.train.run.provenance import provenance
+
+PROGRESS, METRICS = "progress.json", "metrics.jsonl"
+OWN_FILES = ("recipe.yaml", METRICS, "run.json", "bad_update.pt")
+METRIC_LINES = "metric_lines"  # in progress.json: how many there were
+
+
+class Checkpoint(NamedTuple):
+    folder: Path
+    progress: dict[str, Any]  # step, seconds, best, what base, data and processes it belongs to
+
+
+class RunFolder:
+    """The folder of one run. `open` refuses what would mix two runs; the main process writes."""
+
+    def __init__(self, recipe: TrainRecipe) -> None:
+        self.recipe = recipe
+        self.path = Path(recipe.output_dir)
+        self.heads = self.path / "heads"
+        self._checkpoints = self.path / "checkpoint"
+        self._saved_step: int | None = None
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """While it lasts no other training writes here; the main process holds it for all.
+
+        Raises ConfigError where another training does, MedusaKitError where nothing can be
+        written: in every process, so that none waits for one that is gone.
+        """
+        with contextlib.ExitStack() as stack:
+            refused: MedusaKitError | None = None
+            if distributed.is_main():
+                try:
+                    with self.explain_disk():
+                        stack.enter_context(only_training_in(self.path))
+                except MedusaKitError as error:
+                    refused = error
+            refused = distributed.from_main(refused)
+            if refused is not None:
+                raise refused
+            yield
+
+    def open(self, fresh: bool = False) -> None:
+        """Check that this recipe may use the folder; `fresh` removes what an older run left.
+
+        Raises ConfigError for another recipe's run, and for a run that is finished.
+        """
+        if fresh and distributed.is_main():
+            self._drop_checkpoints()
+            for name in OWN_FILES:
+                (self.path / name).unlink(missing_ok=True)
+        distributed.barrier()
+        finished = (self.path / "run.json").is_file()
+        if not finished and not self._complete():
+            return
+        hint = "choose another output_dir, or add --fresh to start over"
+        if different := self._differences():
+            raise ConfigError(
+                f"{self.path} holds a run of another recipe; here ≠ there: {'; '.join(different)}",
+                hint=hint,
+            )
+        if finished:
+            raise ConfigError(
+                f"{self.path} holds this run, finished: its heads are in {self.heads}", hint=hint
+            )
+
+    def _differences(self) -> list[str]:
+        path = self.path / "recipe.yaml"
+        try:
+            return differences(self.recipe, load_recipe(path))
+        except ConfigError as error:  # removed, or written by another version
+            return [error.message]
+
+    def begin(self) -> None:
+        """The first update is to come: what a run wrote that never saved anything goes."""
+        if distributed.is_main():
+            for name in OWN_FILES:
+                (self.path / name).unlink(missing_ok=True)
+            with self.explain_disk(), atomic_write(self.path / "recipe.yaml") as temporary:
+                temporary.write_text(dump(self.recipe))
+
+    def save(self, write: Callable[[Path], None], progress: dict[str, Any]) -> None:
+        """A new checkpoint; the old one goes once the new one is whole.
+
+        `write` is called in every process, with a folder that all of them write into.
+        """
+        folder = self._checkpoints / f"step-{progress['step']:08d}"
+        with self.explain_disk():
+            if distributed.is_main():
+                shutil.rmtree(folder, ignore_errors=True)
+                folder.mkdir(parents=True)
+            distributed.barrier()
+            try:
+                write(folder)
+                distributed.barrier()
+                if distributed.is_main():
+                    (folder / "provenance.json").write_text(provenance(self.recipe))
+                    lines = {METRIC_LINES: len(self._metric_lines())}
+                    with atomic_write(folder / PROGRESS) as temporary:
+                        temporary.write_text(json.dumps({**progress, **lines}))
+            except BaseException:
+                shutil.rmtree(folder, ignore_errors=True)
+                raise
+        self._saved_step = progress["step"]
+        if distributed.is_main():
+            self._drop_checkpoints(keep=folder)
+
+    def _drop_checkpoints(self, keep: Path | None = None) -> None:
+        """One by one: their folder may be a link to another disk, which stays."""
+        for folder in self._checkpoints.glob("step-*"):
+            if folder != keep:
+                shutil.rmtree(folder, ignore_errors=True)
+        if keep is None and not self._checkpoints.is_symlink():
+            shutil.rmtree(self._checkpoints, ignore_errors=True)
+
+    def load(self) -> Checkpoint | None:
+        """The newest complete checkpoint, or None. Raises CheckpointError when it is damaged."""
+        complete = self._complete()
+        if not complete:
+            return None
+        path = complete[-1] / PROGRESS
+        try:
+            progress = json.loads(path.read_text())
+            self._saved_step = progress["step"]
+        except (json.JSONDecodeError, KeyError, OSError) as error:
+            raise CheckpointError(
+                f"{path} cannot be read: {error}", hint="add --fresh to start over"
+            ) from error
+        return Checkpoint(complete[-1], progress)
+
+    def _complete(self) -> list[Path]:
+        return sorted(path.parent for path in self._checkpoints.glob(f"step-*/{PROGRESS}"))
+
+    def log(self, line: dict[str, Any]) -> None:
+        if distributed.is_main():
+            with self.explain_disk(), (self.path / METRICS).open("a") as stream:
+                stream.write(json.dumps(line) + "\n")
+
+    def forget_metrics_since(self, checkpoint: Checkpoint) -> None:
+        """Drop the lines that were not there when the checkpoint was written."""
+        if not distributed.is_main():
+            return
+        lines, progress = self._metric_lines(), checkpoint.progress
+        if METRIC_LINES in progress:
+            kept = lines[: progress[METRIC_LINES]]
+        else:  # an older version's
+            kept = [line for line in lines if _step_of(line) <= progress["step"]]
+        with self.explain_disk(), atomic_write(self.path / METRICS) as temporary:
+            temporary.write_text("".join(f"{line}\n" for line in kept))
+
+    def _metric_lines(self) -> list[str]:
+        path = self.path / METRICS
+        return path.read_text().splitlines() if path.is_file() else []
+
+    def finish(self, summary: dict[str, Any]) -> None:
+        if not distributed.is_main():
+            return
+        with self.explain_disk(), atomic_write(self.path / "run.json") as temporary:
+            temporary.write_text(json.dumps(summary, indent=2) + "\n")
+        self._drop_checkpoints()
+
+    @contextlib.contextmanager
+    def explain_disk(self) -> Iterator[None]:
+        """A full disk in our words. torch.save reports one as RuntimeError."""
+        try:
+            yield
+        except (OSError, RuntimeError) as error:
+            safe = "nothing" if self._saved_step is None else f"step {self._saved_step}"
+            raise MedusaKitError(
+                f"cannot write to {self.path}: {error} ({safe} is safe in the checkpoint)",
+                hint="make room and run the same command again: it goes on from the checkpoint",
+            ) from error
+
+
+def _step_of(line: str) -> float:
+    try:
+        return json.loads(line)["step"]
+    except (json.JSONDecodeError, KeyError, TypeError):
+        return float("inf")  # half a line, cut off by the interruption

@@ -1,0 +1,102 @@
+"""What a run leaves behind: heads, and with Medusa-2 the model or the adapter around them.
+
+Weights that ZeRO-3 has spread over processes are made whole before they are written.
+"""
+
+import hashlib
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from medusa_kit.base import adapters
+from medusa_kit.base.model import VARIANT_KEY, BaseModel, load_base_model
+from medusa_kit.base.placement import DTYPES
+from medusa_kit.files import atomic_write
+from medusa_kit.heads import MedusaHeads, save_heads
+from medusa_kit.heads.checkpoint import PAIRED_FOLDER, read_config, write_config
+from medusa_kit.heads.config import HeadsConfig
+from medusa_kit.settings.recipe import TrainRecipe
+from medusa_kit.train import distributed
+from medusa_kit.train.engine import TrainingEngine
+from medusa_kit.train.run.folder import RunFolder
+from medusa_kit.train.run.provenance import provenance
+
+
+def keep(engine: TrainingEngine, base: BaseModel, recipe: TrainRecipe, folder: RunFolder) -> None:
+    """Write what is trained, as it is now, in place of what was kept before."""
+    heads = engine.module.heads
+    moved = [p for p in engine.module.parameters() if p.requires_grad]
+    whole_model = recipe.stage == "medusa2" and recipe.joint_options.moves == "full"
+    needed = list(engine.module.parameters()) if whole_model else [*moved, *base.output_weights()]
+    with engine.whole(needed):
+        if distributed.is_main():
+            if recipe.stage == "medusa2":
+                _save_joint(base, heads, recipe)
+            else:
+                _save_heads(heads, recipe, folder.heads, heads.config)
+    distributed.barrier()
+
+
+def joint_folder(recipe: TrainRecipe) -> Path:
+    """Where Medusa-2 leaves its model or adapter, heads inside."""
+    name = "model" if recipe.joint_options.moves == "full" else "adapter"
+    return Path(recipe.output_dir) / name
+
+
+def save_merged(recipe: TrainRecipe) -> Path:
+    """Base and adapter as one whole model, heads inside; returns its folder."""
+    source, target = joint_folder(recipe), Path(recipe.output_dir) / "merged"
+    merged = load_base_model(str(source), dtype=recipe.base.dtype, device="cpu")
+    with atomic_write(target) as temporary:
+        merged.model.save_pretrained(temporary)
+        if merged.tokenizer is not None:
+            merged.tokenizer.save_pretrained(temporary)
+        _copy_heads(source / PAIRED_FOLDER, temporary / PAIRED_FOLDER, merged)
+    return target
+
+
+def _copy_heads(source: Path, target: Path, merged: BaseModel) -> None:
+    """An adapter's model goes by base and adapter, a whole one by the weights in its files."""
+    shutil.copytree(source, target)
+    write_config(target, replace(read_config(target), base_fingerprint=merged.fingerprint()))
+
+
+def _save_heads(heads: MedusaHeads, recipe: TrainRecipe, folder: Path, config: HeadsConfig) -> None:
+    save_dtype = recipe.heads.save_dtype or recipe.base.dtype
+    save_heads(heads, folder, DTYPES[save_dtype], config)
+    with atomic_write(folder / "provenance.json") as temporary:
+        temporary.write_text(provenance(recipe))
+
+
+def _save_joint(base: BaseModel, heads: MedusaHeads, recipe: TrainRecipe) -> None:
+    """Model or adapter with the heads inside, as one folder that loads in one step."""
+    target, info = joint_folder(recipe), base.info
+    with atomic_write(target) as temporary:
+        if recipe.joint_options.moves == "full":
+            variant = _variant(base.model)
+            config = base.model.config.get_text_config()
+            own = base.fingerprint(variant)
+            setattr(config, VARIANT_KEY, variant)
+            base.model.save_pretrained(temporary)
+            delattr(config, VARIANT_KEY)
+        else:
+            path = Path(info.name).expanduser()
+            adapters.save_adapter(base.model, temporary, {
+                "base_model": str(path.resolve()) if path.exists() else info.name,
+                "revision": info.revision,
+                "base_fingerprint": info.fingerprint,
+            })  # fmt: skip
+            own = str(base.adapted_fingerprint(adapters.variant_of(temporary)))
+        if base.tokenizer is not None:
+            base.tokenizer.save_pretrained(temporary)
+        named = replace(heads.config, base_model_name=str(target), base_fingerprint=own)
+        _save_heads(heads, recipe, temporary / PAIRED_FOLDER, named)
+
+
+def _variant(model: Any) -> str:
+    """A name for these weights: a digest of the beginning of every tensor."""
+    digest = hashlib.sha256()
+    for _, parameter in sorted(model.named_parameters()):
+        digest.update(parameter.detach().flatten()[:1024].float().cpu().numpy().tobytes())
+    return digest.hexdigest()[:16]

@@ -1,0 +1,1 @@
+"""What suits this model and this machine: calibration, step times, the tree."""

@@ -1,0 +1,173 @@
+"""Calibration: at which rank did each head have the true token, over answers the model wrote.
+
+One teacher-forced forward an answer; every position from the last prompt token on counts.
+
+Shapes: B batch, T tokens, D hidden, K heads, J = K + 1 tokens ahead, P positions.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from medusa_kit import console
+from medusa_kit.base.model import BaseModel
+from medusa_kit.data.chat import check_ids
+from medusa_kit.data.readers import AnswerRow
+from medusa_kit.drafters.heads.dynamic import DynamicDrafter
+from medusa_kit.errors import DataError
+from medusa_kit.heads import MedusaHeads
+from medusa_kit.heads.ranks import UNAVAILABLE, token_ranks
+from medusa_kit.infer.accept.rules import accept
+from medusa_kit.infer.cpu.int8_weights import refuse_rounded
+from medusa_kit.tree.dynamic import NUM_RANKS as DYNAMIC_RANKS
+from medusa_kit.tree.dynamic import DynamicTree
+from medusa_kit.tree.statistics import MISSING, RankStatistics
+from medusa_kit.tuning.temperature import fit_temperatures
+
+NUM_RANKS = 32  # ranks looked at; the best tree of 64 nodes uses some 20 at depth 1
+BATCH_TOKENS = 4096
+FIT_POSITIONS = 4096
+
+
+def calibrate(
+    base: BaseModel,
+    heads: MedusaHeads,
+    answers: Sequence[AnswerRow],
+    num_ranks: int = NUM_RANKS,
+    dynamic: DynamicTree | None = None,
+) -> RankStatistics:
+    """Rank statistics of `heads` over answers; empty answers and too long ones are left out.
+
+    With `dynamic`, the tree it grows at every position is recorded too, which takes longer than all
+    the rest where heads read the path. Raises DataError when no answer remains.
+    """
+    usable = usable_answers(base, answers)
+    drafter = None if dynamic is None else DynamicDrafter(heads, dynamic)
+    ranks: list[np.ndarray] = [np.empty(0)] * len(usable)
+    entries: list[np.ndarray] = [np.empty(0)] * len(usable)
+    with console.progress("calibrating", len(usable), "answers") as bar:
+        for index, hidden_PD in hidden_states(base, usable):
+            ahead_PJ = tokens_ahead(usable[index].response_ids, heads.num_heads)
+            ranks[index] = token_ranks(heads, hidden_PD, ahead_PJ, num_ranks).numpy()
+            if drafter is not None:
+                entries[index] = tree_entries(drafter, hidden_PD, ahead_PJ)
+            bar.advance()
+    starts = np.cumsum([0] + [len(r) for r in ranks[:-1]])
+    meta = {
+        "base_model": base.info.name,
+        "base_fingerprint": base.info.fingerprint,
+        "num_answers": len(usable),
+        **({} if dynamic is None else {"dynamic": dynamic.as_dict()}),
+    }
+    return RankStatistics(
+        np.concatenate(ranks), starts, min(num_ranks, heads.num_columns), meta,
+        None if dynamic is None else np.concatenate(entries),
+    )  # fmt: skip
+
+
+def fitted_dynamic_tree(
+    base: BaseModel, heads: MedusaHeads, answers: Sequence[AnswerRow], num_nodes: int
+) -> DynamicTree:
+    """A dynamic tree with temperatures fitted on some FIT_POSITIONS positions of the answers.
+
+    Answers are taken evenly from the list. Raises DataError when none can be used.
+    """
+    usable = usable_answers(base, answers)
+    stride = max(1, sum(len(a.response_ids) for a in usable) // FIT_POSITIONS)
+    hidden, ahead = [], []
+    with console.progress("fitting temperatures", len(usable[::stride]), "answers") as bar:
+        for index, hidden_PD in hidden_states(base, usable[::stride]):
+            hidden.append(hidden_PD.clone())
+            ahead.append(tokens_ahead(usable[::stride][index].response_ids, heads.num_heads))
+            bar.advance()
+        temperatures = fit_temperatures(heads, torch.cat(hidden), torch.cat(ahead))
+    return DynamicTree(num_nodes, temperatures, min(DYNAMIC_RANKS, heads.num_columns))
+
+
+def usable_answers(base: BaseModel, answers: Sequence[AnswerRow]) -> list[AnswerRow]:
+    """Answers with tokens that fit the context.
+
+    Raises DataError when there is none, and for a token that the base does not have; ConfigError
+    for a base with rounded weights.
+    """
+    refuse_rounded(base, "statistics are of the model's own answers")
+    context = base.info.context_length
+    usable = [a for a in answers if a.response_ids
+              and len(a.prompt_ids) + len(a.response_ids) <= context]  # fmt: skip
+    if not usable:
+        raise DataError(
+            f"none of the {len(answers)} answers can be calibrated on",
+            hint="answers need response_ids and have to fit the model's context",
+        )
+    for answer in usable:
+        check_ids([*answer.prompt_ids, *answer.response_ids], base.info.vocab_size, answer.row)
+    return usable
+
+
+def hidden_states(base: BaseModel, answers: Sequence[AnswerRow]) -> Iterator[tuple[int, Tensor]]:
+    """(index, hidden_PD) of each answer, row p before answer token p; answers of like length come
+    together, in another order than given."""
+    order = sorted(range(len(answers)), key=lambda i: _size(answers[i]))
+    for batch in _batches(order, answers):
+        hidden_BTD = base.hidden_states(*_padded(base, [answers[i] for i in batch]))
+        for row, index in enumerate(batch):
+            first = len(answers[index].prompt_ids) - 1
+            yield index, hidden_BTD[row, first : first + len(answers[index].response_ids)]
+
+
+@torch.inference_mode()
+def tree_entries(
+    drafter: DynamicDrafter, hidden_PD: Tensor, ahead_PJ: Tensor, chunk_positions: int = 32
+) -> np.ndarray:
+    """entries_PK (int16): with how many nodes the tree grown at each position holds the true path
+    as far as head k, by growing it; MISSING where it never does."""
+    entries_PK = np.full(ahead_PJ[:, 1:].shape, MISSING, dtype=np.int16)
+    for start in range(0, len(hidden_PD), chunk_positions):
+        ahead = ahead_PJ[start : start + chunk_positions].tolist()
+        hidden_BD = hidden_PD[start : start + chunk_positions].to(drafter.heads.base.device)
+        tokens_BN, parents = drafter.grow(hidden_BD, [row[0] for row in ahead])
+        for row, tokens in enumerate(tokens_BN.tolist()):
+            truth = iter([*ahead[row][1:], UNAVAILABLE])  # asked for once a node, down the path
+            path, _ = accept(tokens, parents[row], _telling(truth), entries_PK.shape[1])
+            entries_PK[start + row, : len(path)] = np.array(path, dtype=np.int16) + 1
+    return entries_PK
+
+
+def _telling(truth: Iterator[int]) -> Callable[[int], int]:
+    return lambda _: next(truth)
+
+
+def tokens_ahead(response_ids: Sequence[int], num_heads: int) -> Tensor:
+    """ahead_PJ: row p sits before answer token p, its root; head k's truth is token p + 1 + k."""
+    T = len(response_ids)
+    padded = torch.tensor([*response_ids, *[UNAVAILABLE] * num_heads])
+    return torch.stack([padded[j : j + T] for j in range(num_heads + 1)], dim=1)
+
+
+def _size(answer: AnswerRow) -> int:
+    return len(answer.prompt_ids) + len(answer.response_ids)
+
+
+def _batches(order: Sequence[int], answers: Sequence[AnswerRow]) -> Iterator[list[int]]:
+    """Answers of like length together, at most BATCH_TOKENS padded tokens each."""
+    batch: list[int] = []
+    for index in order:
+        if batch and (len(batch) + 1) * _size(answers[index]) > BATCH_TOKENS:
+            yield batch
+            batch = []
+        batch.append(index)
+    yield batch
+
+
+def _padded(base: BaseModel, answers: Sequence[AnswerRow]) -> tuple[Tensor, Tensor]:
+    """(input_ids_BT, attention_mask_BT), padded on the right."""
+    T = max(_size(answer) for answer in answers)
+    ids_BT = torch.zeros(len(answers), T, dtype=torch.int64)
+    mask_BT = torch.zeros(len(answers), T, dtype=torch.int64)
+    for row, answer in enumerate(answers):
+        ids = [*answer.prompt_ids, *answer.response_ids]
+        ids_BT[row, : len(ids)] = torch.tensor(ids)
+        mask_BT[row, : len(ids)] = 1
+    return ids_BT.to(base.device), mask_BT.to(base.device)

@@ -1,0 +1,154 @@
+"""How long a whole step takes on this machine for N nodes: draft, verify, accept, commit.
+
+Machines are noisy, so each size is measured in turn with one-node steps beside it, and its ratio to
+those is what counts. Where steps may run whole on the device (infer/cuda_graph/) the product's own
+decoding is timed, from one emission to the next, so that what is measured is what decodes: a
+captured step where there would be one, the loop where not. On a CPU, where a prompt takes as long
+as many steps, steps of the loop are taken again and again from the same prefix.
+
+Shapes: B batch, N nodes with root.
+"""
+
+import statistics
+import time
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
+from typing import Any, cast
+
+import torch
+
+from medusa_kit import console
+from medusa_kit.drafters import draft_with
+from medusa_kit.drafters.plain import PlainDrafter
+from medusa_kit.engine.engine import Engine
+from medusa_kit.infer.accept.rules import accept
+from medusa_kit.infer.cpu.mkl_linear import pack_for_rows
+from medusa_kit.infer.decode import Emitted, decode, make_row
+from medusa_kit.infer.draft import Drafter, State, path_to
+from medusa_kit.infer.tree_cache import TreeCache
+from medusa_kit.settings.sampling import SamplingParams
+from medusa_kit.tree.plan import Tree
+
+PREFIX_LENGTHS = (64, 384)
+REPEATS = 7
+WARM_UPS = 1  # steps of an answer that do not count: the device may be busy with the prompt still
+
+
+@torch.inference_mode()
+def measure_step_times(
+    engine: Engine,
+    trees: Mapping[Any, Tree],
+    prefix_lengths: Sequence[int] = PREFIX_LENGTHS,
+    repeats: int = REPEATS,
+    batch_size: int = 1,
+) -> dict[Any, float]:
+    """Seconds of a step for each tree, under its own key, averaged over the prefix lengths.
+
+    Key 1 is always there: plain decoding, one node. A batch is that many rows of one length.
+    """
+    assert engine.heads is not None
+    context = engine.base.info.context_length
+    prefix_lengths = [min(length, context // 2) for length in prefix_lengths]
+    plain = PlainDrafter(engine.base.device)
+    most = max(tree.num_nodes for tree in trees.values())
+    places: list[_Place | _Decoding] = [
+        _Place(engine, length, most, batch_size)
+        if engine.verifier.fixed is None
+        else _Decoding(engine, length, batch_size)
+        for length in prefix_lengths
+    ]
+    ratios: dict[Any, float] = {}
+    plain_times: list[float] = []
+    with console.progress("timing steps", len(trees), "trees") as bar:
+        for key, tree in sorted(trees.items(), key=lambda item: item[1].num_nodes):
+            drafter = draft_with(engine.heads, tree) if tree.num_nodes > 1 else plain
+            pack_for_rows(engine.base.model, tree.num_nodes * batch_size)
+            pairs = [place.compare(drafter, plain, repeats) for place in places]
+            ratios[key] = statistics.mean(ours / one for ours, one in pairs)
+            plain_times += [one for _, one in pairs]
+            bar.advance()
+    one_node = statistics.median(plain_times)
+    ratios[1] = 1.0
+    return {key: one_node * ratio for key, ratio in ratios.items()}
+
+
+class _Decoding:
+    """Prompts of some length, which are decoded again and again."""
+
+    def __init__(self, engine: Engine, prefix_length: int, batch_size: int) -> None:
+        self.engine = engine
+        self.prompts = _random_prompts(engine, prefix_length, batch_size)
+
+    def compare(self, drafter: Drafter, plain: Drafter, repeats: int) -> tuple[float, float]:
+        """Median seconds of a step with `drafter` and with `plain`, one answer after the other."""
+        return self._median(drafter, repeats), self._median(plain, repeats)
+
+    def _median(self, drafter: Drafter, repeats: int) -> float:
+        wanted = WARM_UPS + repeats
+        rows = [
+            make_row(self.engine.verifier, prompt, SamplingParams(), 1 + wanted * drafter.num_nodes)
+            for prompt in self.prompts
+        ]
+        for row in rows:
+            row.stop_ids = frozenset()
+        times: list[float] = []
+        steps = cast(Generator[Emitted, None, None], decode(self.engine.verifier, drafter, rows))
+        with closing(steps) as emitted:
+            next(emitted)  # the prompt's
+            while len(times) < wanted and all(row.finish_reason is None for row in rows):
+                start = time.perf_counter()
+                next(emitted)  # the tokens are on the host by then
+                times.append(time.perf_counter() - start)
+        return statistics.median(times[WARM_UPS:] or times)
+
+
+class _Place:
+    """A prefix of some length, from which steps of the loop are taken again and again."""
+
+    def __init__(self, engine: Engine, prefix_length: int, max_nodes: int, batch_size: int) -> None:
+        self.engine = engine
+        prompts = _random_prompts(engine, prefix_length, batch_size)
+        self.cache: TreeCache = engine.verifier.new_cache(batch_size, prefix_length + max_nodes)
+        hidden_BD, logits_BV = engine.verifier.prefill(self.cache, prompts)
+        self.state = State(prompts, logits_BV.argmax(-1).tolist(), hidden_BD)
+
+    def compare(self, drafter: Drafter, plain: Drafter, repeats: int) -> tuple[float, float]:
+        """Median seconds of a step with `drafter` and with `plain`, taken in turn."""
+        self._step(drafter)  # packs, warms up
+        ours, one = [], []
+        for _ in range(repeats):
+            ours.append(self._timed(drafter))
+            one.append(self._timed(plain))
+        return statistics.median(ours), statistics.median(one)
+
+    def _timed(self, drafter: Drafter) -> float:
+        start = time.perf_counter()
+        self._step(drafter)
+        if self.engine.base.device.type == "cuda":  # with fixed_shapes "never"
+            torch.cuda.synchronize(self.engine.base.device)
+        return time.perf_counter() - start
+
+    def _step(self, drafter: Drafter) -> None:
+        draft = drafter.propose(self.state)
+        scores = self.engine.verifier.forward(
+            self.cache, draft.tokens_BN, draft.depths_BN, draft.sees_BNN
+        )
+        likeliest_BN = scores.likeliest().tolist()
+        tokens_BN = draft.tokens_BN.tolist()
+        paths = []
+        for topology, tokens, likeliest in zip(
+            draft.topologies, tokens_BN, likeliest_BN, strict=True
+        ):
+            accept(tokens, topology.parents, likeliest.__getitem__, len(tokens))
+            # Commit the costly case, the deepest path, and go back to the prefix.
+            paths.append(path_to(int(topology.depths_N.argmax()), topology.parents))
+        before = list(self.cache.lengths)
+        self.cache.commit(paths)
+        self.cache.lengths = before
+
+
+def _random_prompts(engine: Engine, length: int, count: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(length)
+    size = engine.base.info.vocab_size
+    prompts: list[list[int]] = torch.randint(0, size, (count, length), generator=generator).tolist()
+    return prompts

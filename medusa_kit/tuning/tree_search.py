@@ -1,0 +1,222 @@
+"""Find the tree for this model on this machine: statistics, sorting, replay, step times, choice.
+
+Longest is not fastest: of the best trees of each size, static and dynamic, the one with the most
+tokens a second wins, and plain decoding (one node) is among them.
+"""
+
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from medusa_kit import console
+from medusa_kit.base.fingerprint import OLD_NOTE, Match, compare
+from medusa_kit.engine.engine import Engine
+from medusa_kit.errors import ConfigError
+from medusa_kit.tree.candidate_tree import CandidateTree
+from medusa_kit.tree.dynamic import DynamicTree
+from medusa_kit.tree.plan import PlannedTree, Tree, TreePlan
+from medusa_kit.tree.replay import replay, replay_dynamic
+from medusa_kit.tree.search import SearchResult, best_trees
+from medusa_kit.tree.statistics import RankStatistics
+from medusa_kit.tuning.step_time import measure_step_times
+
+DEFAULT_SIZES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 24, 32, 48, 64)
+HELD_OUT = 0.25
+FEW_POSITIONS = 50_000
+
+
+@dataclass(frozen=True)
+class TreeRow:
+    """One line of the table. `acceptance_length` is by replay on held-out answers.
+
+    `dynamic`: how trees of this size are grown instead; `tree` is then the static one of the size.
+    """
+
+    num_nodes: int
+    tree: CandidateTree
+    promised_length: float
+    acceptance_length: float
+    step_seconds: float
+    speed_up: float  # predicted, over one-node decoding in the same engine
+    method: str
+    dynamic: DynamicTree | None = None
+    batch_size: int = 1
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            **({"batch_size": self.batch_size} if self.batch_size > 1 else {}),
+            "num_nodes": self.num_nodes,
+            **({"dynamic": True} if self.dynamic else {}),
+            "acceptance_length": round(self.acceptance_length, 4),
+            "step_ms": round(self.step_seconds * 1e3, 3),
+            "predicted_speed_up": round(self.speed_up, 4),
+        }
+
+
+@dataclass(frozen=True)
+class TreeSearch:
+    """`chosen`: the fastest for batch size 1; `by_batch`: and for each batch size looked at."""
+
+    rows: list[TreeRow]
+    by_batch: list[TreeRow]
+    num_positions: int
+
+    @property
+    def chosen(self) -> TreeRow:
+        return self.by_batch[0]
+
+    @property
+    def plan(self) -> TreePlan:
+        return TreePlan(
+            tuple(PlannedTree(row.batch_size, row.tree, row.dynamic) for row in self.by_batch)
+        )
+
+    def as_extra(self, engine: Engine) -> dict[str, Any]:
+        """What tree.json says beside the trees: where they come from."""
+        return {
+            "acceptance_length": round(self.chosen.acceptance_length, 4),
+            "predicted_speed_up": round(self.chosen.speed_up, 4),
+            "calibration_positions": self.num_positions,
+            "base_model": engine.base.info.name,
+            "base_fingerprint": engine.base.info.fingerprint,
+            "base_weights": engine.weights,
+            "machine": {
+                "processor": platform.processor() or platform.machine(),
+                "device": machine_name(engine.base.device),
+                "steps_run_by": engine.steps_run_by,
+                "threads": torch.get_num_threads(),
+                "torch": torch.__version__,
+            },
+            "table": [row.as_dict() for row in self.rows],
+        }
+
+
+def machine_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def search_tree(
+    engine: Engine,
+    statistics: RankStatistics,
+    sizes: Sequence[int] = DEFAULT_SIZES,
+    fixed_size: int | None = None,
+    batch_sizes: Sequence[int] = (1,),
+) -> TreeSearch:
+    """The fastest tree for `engine`, at batch size 1 and at each of `batch_sizes`.
+
+    Dynamic trees of the same sizes compete where the statistics recorded them. `fixed_size` takes
+    that size whatever its speed. Raises ConfigError for statistics of other heads or batch sizes
+    below 1, TreeError for impossible sizes.
+    """
+    _check_statistics(engine, statistics)
+    if min(batch_sizes, default=1) < 1:
+        raise ConfigError(f"batch size {min(batch_sizes)} is out of range; expected 1 or more")
+    if statistics.num_positions < FEW_POSITIONS:
+        console.warn(
+            f"{statistics.num_positions:,} calibration positions; {FEW_POSITIONS:,} and more make "
+            "the tree reliable"
+        )
+    wanted = sorted({1, *sizes, *([fixed_size] if fixed_size else [])})
+    fit, held_out = statistics.split(HELD_OUT, seed=0)
+    results = best_trees(fit, wanted, held_out)
+    contenders = [_static_row(result) for result in results.values()]
+    contenders += _dynamic_rows(engine, results, held_out)
+    rows, by_batch = [], []
+    for batch_size in sorted({1, *batch_sizes}):
+        timed = _timed(engine, contenders, batch_size)
+        rows += timed
+        by_batch.append(_fastest([row for row in timed if row.num_nodes == fixed_size] or timed))
+    return TreeSearch(rows, by_batch, statistics.num_positions)
+
+
+def _fastest(rows: Sequence[TreeRow]) -> TreeRow:
+    """Ties go to fewer nodes, then to static trees."""
+    return max(sorted(rows, key=lambda row: row.num_nodes), key=lambda row: row.speed_up)
+
+
+def _static_row(result: SearchResult) -> TreeRow:
+    length = result.replayed_length if result.tree.num_nodes > 1 else 1.0
+    promised = result.promised_length
+    return TreeRow(result.tree.num_nodes, result.tree, promised, length, 0.0, 0.0, result.method)
+
+
+def _dynamic_rows(
+    engine: Engine, results: Mapping[int, SearchResult], held_out: RankStatistics
+) -> list[TreeRow]:
+    """The dynamic tree of each size, as far as the statistics recorded any."""
+    if held_out.entries_PK is None:
+        return []
+    assert engine.heads is not None
+    recorded = DynamicTree.from_dict(held_out.meta.get("dynamic"))
+    recorded.check_fits(engine.heads.num_heads, engine.heads.num_columns)
+    return [
+        TreeRow(
+            size,
+            result.tree,
+            float("nan"),
+            replay_dynamic(size, held_out).acceptance_length,
+            0.0,
+            0.0,
+            "dynamic",
+            replace(recorded, num_nodes=size),
+        )
+        for size, result in results.items()
+        if 2 <= size <= recorded.num_nodes
+    ]
+
+
+def _timed(engine: Engine, rows: Sequence[TreeRow], batch_size: int) -> list[TreeRow]:
+    """The same rows with their step times at this batch size, static before dynamic ones."""
+    trees: dict[Any, Tree] = {
+        row.num_nodes if row.dynamic is None else ("dynamic", row.num_nodes): row.dynamic
+        or row.tree
+        for row in rows
+    }
+    seconds = measure_step_times(engine, trees, batch_size=batch_size)
+    return [
+        replace(
+            row,
+            step_seconds=seconds[key],
+            speed_up=row.acceptance_length * seconds[1] / seconds[key],
+            batch_size=batch_size,
+        )
+        for key, row in zip(trees, rows, strict=True)
+    ]
+
+
+def judge_tree(engine: Engine, statistics: RankStatistics, tree: CandidateTree) -> TreeSearch:
+    """The same table for one given tree (a published `medusa_choices` list, say)."""
+    _check_statistics(engine, statistics)
+    assert engine.heads is not None
+    tree.check_fits(engine.heads.num_heads, engine.heads.num_columns)
+    length = replay(tree, statistics).acceptance_length
+    plain = TreeRow(1, CandidateTree.root_only(), 1.0, 1.0, 0.0, 0.0, "plain")
+    given = TreeRow(tree.num_nodes, tree, float("nan"), length, 0.0, 0.0, "given")
+    rows = _timed(engine, [plain, given] if tree.num_nodes > 1 else [plain], 1)
+    return TreeSearch(rows, rows[-1:], statistics.num_positions)
+
+
+def _check_statistics(engine: Engine, statistics: RankStatistics) -> None:
+    if engine.heads is None:
+        raise ConfigError(
+            f"there are no heads for {engine.base.info.name!r}, so there is no tree to find",
+            hint="train some with `medusa-kit train`",
+        )
+    if statistics.num_heads != engine.heads.num_heads:
+        raise ConfigError(
+            f"the statistics are of {statistics.num_heads} heads; these are "
+            f"{engine.heads.num_heads}",
+            hint="calibrate again",
+        )
+    base = engine.base.info.fingerprint
+    match = compare(statistics.meta.get("base_fingerprint") or base, base)
+    if match is Match.OLD:
+        console.note(f"the statistics: {OLD_NOTE}")
+    if match is Match.OTHER:
+        raise ConfigError(
+            f"the statistics were taken on another base ({statistics.meta.get('base_model')!r})",
+            hint="calibrate again",
+        )

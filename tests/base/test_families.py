@@ -1,0 +1,124 @@
+"""Families that cannot hold a tree are refused by their config alone, with the reason."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.tiny_models import COMMON, EVERY, tiny_base, tiny_model
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaModel, T5ForConditionalGeneration
+
+from medusa_kit.base.families import refuse_impossible, why_impossible
+from medusa_kit.base.model import BaseModel, load_base_model, wrap_model
+from medusa_kit.errors import IncompatibleBaseError
+from medusa_kit.infer.verifier import Verifier
+
+STATEFUL = ["mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "recurrent_gemma", "jamba", "bamba",
+            "nemotron_h", "granitemoehybrid", "qwen3_next", "minimax", "olmo_hybrid"]  # fmt: skip
+REASONS = {
+    **dict.fromkeys(STATEFUL, "carries a state"),
+    **dict.fromkeys(("zamba", "zamba2", "falcon_h1"), "half of its heads"),
+    **dict.fromkeys(("bloom", "mpt"), "ALiBi"),
+    "gpt_neo": "count slots",
+    "llama4_text": "chunked attention",
+    "deepseek_v32": "by an index",
+    "openai-gpt": "no cache",
+    "xlnet": "no position ids",
+    "bart": "encoder-decoder",
+}
+
+
+def test_the_page_lists_what_is_tested() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+    table = page[page.index("## Verified") : page.index("Sixteen rows")].split("|\n", 1)[1]
+    assert set(re.findall(r"`(\w+)`", table)) == {kind for kind, _ in EVERY.values()}
+
+
+@pytest.mark.parametrize("family", REASONS)
+def test_refused_by_name_and_for_the_right_reason(family: str) -> None:
+    with pytest.raises(IncompatibleBaseError, match=REASONS[family]) as caught:
+        refuse_impossible(AutoConfig.for_model(family), "some/model")
+    assert f"'some/model' ({family})" in caught.value.message
+    assert "docs/models.md" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize(
+    ("family", "arguments", "reason"),
+    [
+        ("lfm2", {"layer_types": ["conv", "full_attention"]}, "convolutions"),
+        ("falcon", {"alibi": True}, "ALiBi"),
+        ("lfm2", {"layer_types": ["full_attention"] * 2}, None),
+        ("falcon", {"alibi": False}, None),
+        ("gemma3_text", {"layer_types": ["sliding_attention", "full_attention"]}, None),
+    ],
+)
+def test_it_is_the_layers_that_count(family: str, arguments: dict, reason: str | None) -> None:
+    layers = {"num_hidden_layers": 2} if "layer_types" in arguments else {}
+    why = why_impossible(AutoConfig.for_model(family, **layers, **arguments))
+    assert why is None if reason is None else reason in (why or "")
+
+
+@pytest.mark.parametrize("family", ["zamba2", "t5"])
+def test_a_folder_is_refused_before_any_weight_is_read(family: str, tmp_path: Path) -> None:
+    """There is none in it."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
+    with pytest.raises(IncompatibleBaseError, match="trees cannot be verified on"):
+        load_base_model(str(tmp_path), device="cpu")
+
+
+def model_of(family: str, **arguments: Any) -> Any:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **arguments)).eval()
+
+
+def test_models_in_memory_are_refused_too() -> None:
+    mamba = model_of("mamba", vocab_size=96, hidden_size=32, num_hidden_layers=2, state_size=4)
+    bloom = model_of("bloom", vocab_size=96, hidden_size=32, n_layer=2, n_head=4)
+    for model in (mamba, bloom):
+        with pytest.raises(IncompatibleBaseError, match=model.config.model_type):
+            Verifier(wrap_model(model))
+
+
+def test_the_proof_catches_what_no_name_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same model under a name that is not on the list, refused with what went wrong."""
+    from medusa_kit.infer import verifier
+    from medusa_kit.infer.self_check import prove_trees
+
+    monkeypatch.setattr(verifier, "refuse_impossible", lambda *_: None)
+    bloom = model_of("bloom", vocab_size=96, hidden_size=32, n_layer=2, n_head=4)
+    with pytest.raises(IncompatibleBaseError, match="a tree forward failed"):
+        prove_trees(wrap_model(bloom))
+    lfm2 = model_of("lfm2", **COMMON, layer_types=["conv", "full_attention", "conv"])
+    with pytest.raises(IncompatibleBaseError):
+        prove_trees(wrap_model(lfm2))
+
+
+def test_encoder_decoders_and_models_without_an_output_embedding() -> None:
+    t5 = AutoConfig.for_model("t5", vocab_size=96, d_model=16, d_ff=16, num_layers=1, num_heads=2)
+    with pytest.raises(IncompatibleBaseError, match="encoder-decoder"):
+        wrap_model(T5ForConditionalGeneration(t5))
+    config = AutoConfig.for_model("llama", **COMMON)
+    with pytest.raises(IncompatibleBaseError, match="LlamaModel has no output embedding") as caught:
+        wrap_model(LlamaModel(config))
+    assert "causal language model" in (caught.value.hint or "")
+
+
+def test_a_quantised_output_embedding_is_refused() -> None:
+    model = tiny_model("llama")
+    weight = model.lm_head.weight.data.to(torch.int8)
+    model.lm_head.weight = torch.nn.Parameter(weight, requires_grad=False)
+    with pytest.raises(IncompatibleBaseError, match="in floating point") as caught:
+        wrap_model(model)
+    assert "quantisation" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "gptj"])
+def test_families_that_transformers_has_no_sdpa_for_load_from_a_folder(
+    family: str, tmp_path: Path, chat_base: BaseModel
+) -> None:
+    tiny_model(family).save_pretrained(tmp_path)
+    chat_base.tokenizer.save_pretrained(tmp_path)
+    loaded = load_base_model(str(tmp_path), device="cpu")
+    assert loaded.info.fingerprint == tiny_base(family).info.fingerprint

@@ -1,0 +1,139 @@
+"""What tells one base model from another: every tensor, whatever the dtype it was loaded in."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from support.tiny_models import tiny_base, tiny_model
+from torch import Tensor
+
+from medusa_kit.base.fingerprint import Fingerprint, Match, compare, tensor_digest, whole_digest
+from medusa_kit.base.model import BaseModel, load_base_model, wrap_model
+from medusa_kit.errors import IncompatibleBaseError
+from medusa_kit.heads import MedusaHeads, load_heads, save_heads
+from medusa_kit.heads.checkpoint import read_config, write_config
+
+# One of each: attention, MLP, norms inside and at the end, embedding, output embedding.
+TENSORS = (
+    "model.layers.1.self_attn.k_proj.weight",
+    "model.layers.2.mlp.down_proj.weight",
+    "model.layers.0.input_layernorm.weight",
+    "model.norm.weight",
+    "model.embed_tokens.weight",
+    "lm_head.weight",
+)
+
+
+def old_form(fingerprint: str) -> str:
+    """What version 1 would have said."""
+    return str(replace(Fingerprint.parse(fingerprint), whole=None))
+
+
+@pytest.mark.parametrize("name", TENSORS)
+def test_every_tensor_counts(name: str) -> None:
+    changed = tiny_model("llama")
+    weight = changed.get_parameter(name)
+    weight.data.view(-1)[7] += 0.125
+    assert wrap_model(changed).info.fingerprint != tiny_base("llama").info.fingerprint
+
+
+@pytest.mark.parametrize("family", ["llama-tied", "gemma3", "gpt2", "mixtral"])
+def test_the_load_dtype_does_not_count(family: str, tmp_path: Path) -> None:
+    of_dtypes = {
+        tiny_base(family, dtype=dtype).info.fingerprint for dtype in (torch.float32, torch.bfloat16)
+    }
+    assert len(of_dtypes) == 1
+    tiny_model(family).save_pretrained(tmp_path)
+    loaded = type(tiny_model(family)).from_pretrained(tmp_path)
+    assert {wrap_model(loaded).info.fingerprint} == of_dtypes
+
+
+def test_tensors_may_be_read_piece_by_piece() -> None:
+    """Layer by layer, in rows that were expanded from something packed: the same in the end."""
+    model = tiny_model("llama-tied")
+
+    def rows(weight: Tensor) -> Iterator[Tensor]:
+        for row in weight.detach().flatten().split(5):
+            yield row.clone()
+
+    digests = {
+        name: tensor_digest(weight.shape, rows(weight))
+        for name, weight in reversed(model.state_dict().items())
+    }
+    whole = Fingerprint.parse(wrap_model(model).info.fingerprint).whole
+    assert whole_digest(digests) == whole
+    assert whole_digest(digests, "a variant") != whole
+
+
+def test_a_digest_is_the_same_everywhere() -> None:
+    """Files outlive versions: these values must never change."""
+    weight_XY = torch.arange(12, dtype=torch.float32).view(3, 4) / 7
+    digest = tensor_digest(weight_XY.shape, [weight_XY])
+    assert digest == "b5c5de893658bf049d66012f8ab2d8f3"
+    assert digest != tensor_digest((4, 3), [weight_XY])
+    assert whole_digest({"b": digest, "a": "0"}) == "072a353e2bcceb669474bf2367187e27"
+
+
+def test_what_fingerprints_say_of_each_other() -> None:
+    full, tuned, quantised = "2:aa:cc", "2:bb:cc", "2q:dd:cc"
+    assert compare(full, full) is Match.SAME
+    assert compare(full, tuned) is Match.OTHER
+    assert compare(full, quantised) is compare(quantised, full) is Match.COPY
+    assert compare("2q:dd:cc", "2q:ee:cc") is Match.COPY
+    assert compare(full, "cc") is compare("cc", full) is Match.OLD
+    assert compare("cc", "cc") is Match.SAME
+    for other in ("2:aa:ee", "2q:aa:ee", "ee", "", None, "3:aa:cc"):
+        assert compare(full, other) is Match.OTHER
+
+
+def test_heads_of_a_base_with_another_mlp_are_refused(tmp_path: Path) -> None:
+    """Embedding, output embedding and final norm are those that the heads know."""
+    save_heads(MedusaHeads.for_base(tiny_base("llama"), 2), tmp_path)
+    changed = tiny_model("llama")
+    changed.model.layers[1].mlp.up_proj.weight.data *= 1.25
+    with pytest.raises(IncompatibleBaseError, match="fingerprint"):
+        load_heads(tmp_path, wrap_model(changed))
+
+
+def with_fingerprint(folder: Path, change: str) -> None:
+    config = read_config(folder)
+    old = old_form(config.base_fingerprint)
+    write_config(folder, replace(config, base_fingerprint=old if change == "old" else change))
+
+
+def test_heads_with_an_old_fingerprint_load_with_a_note(
+    llama: BaseModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_heads(MedusaHeads.for_base(llama, 2), tmp_path)
+    load_heads(tmp_path, llama)
+    assert capsys.readouterr().err == ""
+    with_fingerprint(tmp_path, "old")
+    load_heads(tmp_path, llama)
+    assert "its fingerprint is an old one" in capsys.readouterr().err
+    with pytest.raises(IncompatibleBaseError, match="fingerprint"):
+        load_heads(tmp_path, tiny_base("llama", seed=1))
+
+
+def test_heads_know_a_quantised_copy_of_their_base(
+    llama: BaseModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_heads(MedusaHeads.for_base(llama, 2), tmp_path)
+    copy = tiny_base("llama")
+    output = Fingerprint.parse(copy.info.fingerprint).output
+    quantised = str(Fingerprint("of integers", output, quantised=True))
+    copy.info = replace(copy.info, quantized=True, fingerprint=quantised)
+    load_heads(tmp_path, copy)
+    assert "trained on a full-precision copy" in capsys.readouterr().err
+    with_fingerprint(tmp_path, str(Fingerprint("of integers", "another", quantised=True)))
+    with pytest.raises(IncompatibleBaseError, match="fingerprint"):
+        load_heads(tmp_path, copy)
+
+
+def test_a_model_in_a_folder_keeps_its_fingerprint(tmp_path: Path, chat_base: BaseModel) -> None:
+    for part in (chat_base.model, chat_base.tokenizer):
+        part.save_pretrained(tmp_path)
+    for dtype in ("float32", "bfloat16"):
+        loaded = load_base_model(str(tmp_path), dtype=dtype, device="cpu")
+        assert loaded.info.fingerprint == chat_base.info.fingerprint

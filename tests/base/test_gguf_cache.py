@@ -1,0 +1,227 @@
+"""GGUF files are dequantised once for each content, and a folder is never replaced."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from support.tiny_gguf import write_gguf
+
+from medusa_kit import made_once
+from medusa_kit.base import gguf as embedded
+from medusa_kit.base.gguf import dequantised_folder
+from medusa_kit.base.model import load_base_model
+from medusa_kit.errors import CheckpointError
+
+pytest.importorskip("gguf")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MEDUSA_KIT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """A file of the size of real ones, whose contents nobody looks into here."""
+    path = tmp_path / "large.gguf"
+    path.write_bytes(b"GGUF" + bytes(2 << 20))
+    return path
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files that were dequantised, by a stand-in."""
+    done: list[Path] = []
+
+    def make(gguf: Path, folder: Path) -> None:
+        done.append(gguf)
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+
+    monkeypatch.setattr(embedded, "_dequantise", make)
+    return done
+
+
+def change_last_byte(path: Path) -> None:
+    """Contents alone: name, size, beginning and times stay."""
+    stamp = path.stat()
+    with path.open("r+b") as stream:
+        stream.seek(-1, os.SEEK_END)
+        last = stream.read(1)
+        stream.seek(-1, os.SEEK_END)
+        stream.write(bytes([last[0] ^ 0x40]))
+    os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+
+
+def test_a_byte_changed_late_in_the_file_is_another_model(large: Path, made: list[Path]) -> None:
+    first = dequantised_folder(large)
+    assert dequantised_folder(large) == first
+    assert len(made) == 1
+    change_last_byte(large)
+    assert dequantised_folder(large) != first
+    assert len(made) == 2
+    change_last_byte(large)
+    assert dequantised_folder(large) == first
+    assert len(made) == 2, "both are kept"
+
+
+def test_weights_are_those_of_the_file_as_it_is(tmp_path: Path) -> None:
+    """Two exports of one name, size and beginning; a model of the other's weights is not loaded."""
+    path = write_gguf(tmp_path / "tuned.gguf")
+    before = load_base_model(str(path), device="cpu")
+    raw = path.read_bytes()
+    last = before.model.lm_head.weight[-1, -1].item()
+    at = raw.rindex(before.model.lm_head.weight[-1].detach().numpy().tobytes())
+    assert at > 1 << 20
+    path.write_bytes(raw[:at] + bytes(4) + raw[at + 4 :])
+    after = load_base_model(str(path), device="cpu")
+    assert after.model.lm_head.weight[-1, 0].item() == 0
+    assert after.model.lm_head.weight[-1, -1].item() == last
+    assert after.info.fingerprint != before.info.fingerprint
+
+
+def test_the_digest_is_remembered(
+    large: Path, made: list[Path], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Path] = []
+    digest = embedded.file_digest
+    monkeypatch.setattr(embedded, "file_digest", lambda path: read.append(path) or digest(path))
+    folder = dequantised_folder(large)
+    assert dequantised_folder(large) == folder
+    assert len(read) == 2, "a file that was just written may change within a tick of the clock"
+    monkeypatch.setattr(embedded, "SETTLED_SECONDS", -60)
+    for _ in range(3):
+        assert dequantised_folder(large) == folder
+    assert len(read) == 3
+    change_last_byte(large)
+    assert dequantised_folder(large) != folder
+    (memory,) = (cache / "digests").iterdir()
+    for damage in ("{half", "[]", json.dumps({"path": str(large)})):
+        memory.write_text(damage)
+        assert dequantised_folder(large) != folder
+
+
+def test_threads_that_come_at_once_get_one_folder(
+    large: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody's folder is replaced while he reads it."""
+    together = threading.Barrier(2)
+    made: list[int] = []
+    found: list[tuple[Path, int]] = []
+
+    def make(_: Path, folder: Path) -> None:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            together.wait(timeout=0.3)  # without a lock both are here at the same time
+        folder.mkdir()
+        (folder / "config.json").write_text("{}")
+        made.append(folder.stat().st_ino)
+
+    def load() -> None:
+        folder = dequantised_folder(large)
+        found.append((folder, folder.stat().st_ino))
+
+    monkeypatch.setattr(embedded, "_dequantise", make)
+    threads = [threading.Thread(target=load) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+    assert found == [(found[0][0], made[0])] * 2
+
+
+PROCESS = """
+import sys, time
+from pathlib import Path
+from medusa_kit import embedded
+
+def make(gguf, folder):
+    folder.mkdir()
+    print("making", flush=True)
+    sys.stdin.readline()
+    (folder / "config.json").write_text("{}")
+
+embedded._dequantise = make
+print("ready", flush=True)
+folder = embedded.dequantised_folder(Path(sys.argv[1]))
+print(folder.stat().st_ino, flush=True)
+"""
+
+
+def start(large: Path) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROCESS, str(large)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def test_processes_that_come_at_once_get_one_folder(large: Path) -> None:
+    first = start(large)
+    assert first.stdout is not None
+    assert first.stdout.readline() == "making\n"
+    second = start(large)
+    assert second.stderr is not None
+    assert "waiting for another process" in second.stderr.readline()
+    said = first.communicate("go on\n")[0]
+    assert second.communicate("")[0] == said, "it made nothing of its own"
+    assert first.returncode == second.returncode == 0
+
+
+def test_a_killed_process_holds_nobody_up(large: Path, made: list[Path]) -> None:
+    first = start(large)
+    assert first.stdout is not None
+    assert first.stdout.readline() == "making\n"
+    first.kill()
+    first.communicate()
+    folder = dequantised_folder(large)
+    assert (folder / "config.json").is_file()
+    assert len(made) == 1
+    left = {path.name for path in folder.parent.iterdir()}
+    assert left - {"digests"} == {folder.name, f".{folder.name}.lock"}
+
+
+def test_without_locks_the_first_folder_stays(
+    large: Path, made: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def no_locks(*_: object, **__: object) -> None:
+        raise NotImplementedError("this file system has none")
+
+    monkeypatch.setattr(made_once.FileLock, "acquire", no_locks)
+    own = embedded._dequantise
+    kept: list[int] = []
+
+    def make(gguf: Path, folder: Path) -> None:
+        own(gguf, folder)
+        if not kept:  # another process comes, and is done before this one
+            kept.append(0)
+            kept[0] = dequantised_folder(gguf).stat().st_ino
+
+    monkeypatch.setattr(embedded, "_dequantise", make)
+    folder = dequantised_folder(large)
+    assert [folder.stat().st_ino] == kept
+    assert len(made) == 2
+    assert "work may be done twice" in capsys.readouterr().err
+    assert [path.name for path in folder.parent.iterdir() if path.suffix == ".tmp"] == []
+
+
+def test_a_file_that_is_no_model_leaves_nothing(large: Path, cache: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot be read as a GGUF model"):
+        dequantised_folder(large)
+    assert [path for path in cache.iterdir() if path.is_dir() and path.name != "digests"] == []
+
+
+def test_a_cache_that_cannot_be_written_is_told(large: Path, made: list[Path], cache: Path) -> None:
+    cache.write_text("a file where the folder should be")
+    with pytest.raises(CheckpointError, match="cannot be dequantised") as error:
+        dequantised_folder(large)
+    assert "MEDUSA_KIT_CACHE" in str(error.value)
+    assert made == []

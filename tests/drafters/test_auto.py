@@ -1,0 +1,204 @@
+"""Combined and auto on a made-up text and clock: what is merged and verified, who is asked.
+
+Shapes: B batch, N nodes with root.
+"""
+
+import random
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from medusa_kit.drafters.mixed.auto import AutoDrafter, Experience, best_size
+from medusa_kit.drafters.mixed.bandit import Chooser
+from medusa_kit.drafters.mixed.combined import CombinedDrafter
+from medusa_kit.drafters.mixed.estimates import Luck, StepCost
+from medusa_kit.drafters.trie import Trie, TrieDrafter, draft_of
+from medusa_kit.infer.draft import State, StepResult
+
+CPU = torch.device("cpu")
+EMPTY = torch.empty(0)
+
+
+class Stub(TrieDrafter):
+    """Copies the next tokens of the true text, each right with `skill`; asking takes `seconds`."""
+
+    def __init__(self, name: str, text: Sequence[int], skill: float, clock: "Clock", seconds=0.0):
+        super().__init__(CPU)
+        self._name, self.text, self.skill = name, text, skill
+        self.clock, self.seconds, self.draw = clock, seconds, random.Random(7)
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def guess(self, state: State) -> list[Trie]:
+        self.clock.now += self.seconds
+        tries = []
+        for tokens, root in zip(state.tokens, state.roots_B, strict=True):
+            trie, node = Trie(root), 0
+            for depth, token in enumerate(self.text[len(tokens) + 1 :][:8]):
+                token = token if self.draw.random() < self.skill else 10_000 + depth
+                node = trie.add(node, token, 0.5, (self._name, 8, depth))
+            tries.append(trie)
+        return tries
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def run(drafter, text: Sequence[int], clock: Clock, slope: float) -> tuple[int, list[int]]:
+    """Decode `text` as a loop would, a step costing 1 + slope * (N - 1). (steps, sizes)."""
+    state, sizes = State([[text[0]]], [text[1]], EMPTY), []
+    drafter.begin(state)
+    while len(state.tokens[0]) + 1 < len(text) - 10:
+        draft = drafter.propose(state)
+        tokens, parents = draft.tokens_BN[0].tolist(), draft.topologies[0].parents
+        sizes.append(len(tokens))
+        clock.now += 1 + slope * (len(tokens) - 1)
+        path, at = [], len(state.tokens[0])
+        while (
+            following := next(
+                (
+                    n
+                    for n, p in enumerate(parents)
+                    if p == (path[-1] if path else 0) and tokens[n] == text[at + 1 + len(path)]
+                ),
+                None,
+            )
+        ) is not None:
+            path.append(following)
+        kept = [tokens[0], *(tokens[n] for n in path)]
+        root = text[at + len(kept)]
+        drafter.observe(StepResult(draft, [path], [root], EMPTY, EMPTY))
+        state = State([[*state.tokens[0], *kept]], [root], EMPTY)
+    return len(sizes), sizes
+
+
+def auto(free, costly, clock: Clock) -> AutoDrafter:
+    hopes = [0.0] + [0.5] * len(costly)
+    experience = Experience(Luck(), StepCost(0.1), Chooser(hopes))
+    return AutoDrafter(free, costly, experience, CPU, 16, clock=clock)
+
+
+def text_of(length: int) -> list[int]:
+    draw = random.Random(0)
+    return [draw.randrange(1000) for _ in range(length)]
+
+
+def test_drafting_stops_where_guesses_are_always_wrong() -> None:
+    clock, text = Clock(), text_of(800)
+    wrong = [Stub("suffix", text, 0.0, clock), Stub("medusa", text, 0.0, clock, seconds=0.2)]
+    drafter = auto(wrong[:1], wrong[1:], clock)
+    steps, _ = run(drafter, text, clock, slope=0.1)
+    assert steps < clock.now < 1.02 * steps  # the first tries included
+    assert drafter.shares["none"].steps > 0.9 * steps
+
+
+def test_sure_guesses_are_verified_at_length_and_heads_are_not_asked_for() -> None:
+    clock, text = Clock(), text_of(2000)
+    sure = Stub("suffix", text, 0.98, clock)
+    heads = Stub("medusa", text, 0.6, clock, seconds=0.3)
+    drafter = auto([sure], [heads], clock)
+    steps, sizes = run(drafter, text, clock, slope=0.05)
+    assert steps < len(text) / 4
+    assert sum(sizes) / steps > 6
+    asked = sum(s.steps for name, s in drafter.shares.items() if "medusa" in name)
+    assert asked < 0.2 * steps
+
+
+def test_heads_are_asked_for_where_they_pay() -> None:
+    clock, text = Clock(), text_of(1500)
+    heads = Stub("medusa", text, 0.6, clock, seconds=0.1)
+    drafter = auto([Stub("suffix", text, 0.02, clock)], [heads], clock)
+    run(drafter, text, clock, slope=0.05)
+    alone = Clock()
+    single = CombinedDrafter([Stub("medusa", text, 0.6, alone, seconds=0.1)], 4, Luck(), CPU)
+    run(single, text, alone, slope=0.05)
+    assert clock.now < 1.03 * alone.now
+    assert any("medusa: " in note for note in drafter.notes)
+
+
+@given(
+    st.lists(st.floats(0.01, 0.95), min_size=1, max_size=12), st.floats(0.0, 0.5),
+    st.integers(2, 8),
+)  # fmt: skip
+def test_the_size_taken_has_the_most_tokens_a_second(
+    chances: list[float], slope: float, max_nodes: int
+) -> None:
+    trie, draw = Trie(0), random.Random(1)
+    for token, chance in enumerate(chances, start=1):
+        trie.add(draw.randrange(trie.num_nodes), token, chance)
+    cost = StepCost(slope)
+    size, promised = best_size([trie.by_chance()], cost, max_nodes)
+    paths = sorted((chance for _, chance in trie.by_chance()), reverse=True)
+    rates = [sum(paths[:n]) / cost.seconds(n) for n in range(1, min(max_nodes, len(paths)) + 1)]
+    assert promised / cost.seconds(size) == pytest.approx(max(rates))
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3), st.floats(0.05, 1)), max_size=30))
+def test_tries_keep_parents_before_children_and_merge_the_same_paths(
+    adds: list[tuple[int, int, float]],
+) -> None:
+    whole, halves = Trie(9), [Trie(9), Trie(9)]
+    paths: set[tuple[int, ...]] = {()}
+    for number, (where, token, chance) in enumerate(adds):
+        known = sorted(paths)
+        path = (*known[where % len(known)], token)
+        paths.add(path)
+        whole.add_chain(path, chance)
+        halves[number % 2].add_chain(path, chance)
+    both = halves[0]
+    both.merge(halves[1])
+    assert _paths(both) == _paths(whole) == paths
+    order = both.by_chance()
+    assert all(first >= second for (_, first), (_, second) in pairwise(order))
+    small = both.best(5)
+    assert small.num_nodes == min(5, both.num_nodes)
+    assert all(parent < node for node, parent in enumerate(small.parents))
+
+
+def _paths(trie: Trie) -> set[tuple[int, ...]]:
+    found = [()]
+    for node in range(1, trie.num_nodes):
+        found.append((*found[trie.parents[node]], trie.tokens[node]))
+    return set(found)
+
+
+def test_a_long_match_outranks_likelier_guesses_in_a_combined_tree() -> None:
+    class Fixed(TrieDrafter):
+        def __init__(self, name: str, tokens: list[int], chance: float, match: int) -> None:
+            super().__init__(CPU)
+            self.own, self.tokens, self.chance, self.match = name, tokens, chance, match
+
+        @property
+        def name(self) -> str:
+            return self.own
+
+        def guess(self, state: State) -> list[Trie]:
+            trie = Trie(state.roots_B[0])
+            trie.add_chain(self.tokens, self.chance, (self.own, self.match))
+            return [trie]
+
+    heads = Fixed("medusa", [1, 2, 3], 0.9, 0)
+    for match, first in ((4, [5, 6, 7]), (3, [1, 2, 3])):
+        sources = [heads, Fixed("suffix", [5, 6, 7], 0.3, match)]
+        drafter = CombinedDrafter(sources, 4, Luck(), CPU)
+        draft = drafter.propose(State([[0]], [8], EMPTY))
+        assert draft.tokens_BN.tolist() == [[8, *first]]
+
+
+def test_rows_of_different_size_are_filled_with_unused_nodes() -> None:
+    small, large = Trie(1), Trie(2)
+    large.add_chain([3, 4], 0.5)
+    draft = draft_of([small, large], CPU)
+    assert draft.tokens_BN.tolist() == [[1, 1, 1], [2, 3, 4]]
+    assert draft.topologies[0].parents == (-1, -2, -2)
+    assert draft.depths_BN.tolist() == [[0, 0, 0], [0, 1, 2]]

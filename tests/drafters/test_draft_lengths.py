@@ -1,0 +1,55 @@
+"""When a draft stops."""
+
+import random
+
+import pytest
+
+from medusa_kit.drafters.draft_model.lengths import Heuristic, Threshold, lengths_for
+from medusa_kit.settings.drafters import DraftModelOptions
+
+
+def test_heuristic_two_more_after_a_whole_draft_one_less_after_any_other() -> None:
+    lengths = Heuristic(4, 10, num_rows=2)
+    for accepted, expected in ((4, 6), (6, 8), (8, 10), (10, 10), (3, 9), (9, 10)):
+        lengths.observe(0, lengths.limit(0), accepted)
+        assert lengths.limit(0) == expected
+    assert lengths.limit(1) == 4
+    for _ in range(6):
+        lengths.observe(1, lengths.limit(1), 0)
+    assert lengths.limit(1) == 1
+    lengths.select_rows([1])
+    assert lengths.limit(0) == 1
+
+
+@pytest.mark.parametrize("overconfident", [1.0, 2.0, 0.5])
+def test_the_threshold_settles_where_the_last_token_is_worth_its_time(overconfident: float) -> None:
+    """However well the draft knows itself: chances are right, too high or too low."""
+    draw, cost = random.Random(0), 0.2
+    lengths = Threshold(0.4, 20, cost)
+    lasts, targets = [], []
+    for step in range(6000):
+        drafted, right, accepted, chance = 0, True, 0, 1.0
+        while drafted < lengths.longest:
+            true = draw.random() ** 0.2
+            chance *= true ** (1 / overconfident)
+            right = right and draw.random() < true
+            drafted, accepted = drafted + 1, accepted + right
+            if lengths.stops(chance):
+                break
+        lengths.observe(0, drafted, accepted)
+        if step > 2000:
+            lasts.append(accepted == drafted)
+            targets.append(lengths.target)
+    assert sum(lasts) / len(lasts) == pytest.approx(sum(targets) / len(targets), abs=0.05)
+    assert 0.2 < targets[-1] < 0.6
+
+
+def test_a_threshold_that_does_not_adapt_stays() -> None:
+    lengths = lengths_for(DraftModelOptions(threshold=0.3, adapt=False), 1, cost=0.1)
+    assert isinstance(lengths, Threshold)
+    for _ in range(50):
+        lengths.observe(0, 3, 0)
+    assert lengths.threshold == 0.3
+    assert lengths.stops(0.29)
+    assert not lengths.stops(0.3)
+    assert not lengths_for(DraftModelOptions(threshold=0), 1, 0.1).stops(0.0)

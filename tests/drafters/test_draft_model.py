@@ -1,0 +1,300 @@
+"""The draft model as a drafter: the same answers whatever it is, and as many tokens as it deserves.
+
+Pairs are built in code: the same weights again (every guess is right), the first layers of the
+base (some are), and another model altogether (few are).
+"""
+
+from dataclasses import asdict
+from typing import Any
+
+import pytest
+import torch
+from support.small_engines import decode_all, endless_base, random_prompt
+from support.tiny_models import CONTEXT, STOP, tiny_base, tiny_model
+
+from medusa_kit.base.model import BaseModel, load_base_model, wrap_model
+from medusa_kit.drafters.draft_model import loading as draft_loading
+from medusa_kit.drafters.draft_model import runner as draft_runner
+from medusa_kit.drafters.draft_model.drafter import DraftModelDrafter
+from medusa_kit.drafters.factory import DraftContext, build_drafter
+from medusa_kit.drafters.trie import TrieDrafter, draft_of
+from medusa_kit.engine.engine import Engine
+from medusa_kit.engine.load import build_engine
+from medusa_kit.errors import ConfigError
+from medusa_kit.infer.decode import decode, make_row
+from medusa_kit.infer.draft import Draft, State, StepResult, Topology
+from medusa_kit.infer.tree_cache import TreeCache
+from medusa_kit.settings.sampling import SamplingParams
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "fixed": {"lengths": "fixed", "length": 3},
+    "heuristic, wide": {"lengths": "heuristic", "width": 3, "num_nodes": 9},
+    "threshold": {"threshold": 0.1, "width": 2},
+}
+
+
+def plain_answer(
+    family: str, prompt: list[int], max_new_tokens: int, stop: int | None = STOP
+) -> list[int]:
+    """What transformers' generate says."""
+    ids, model = torch.tensor([prompt]), tiny_model(family)
+    model.generation_config.eos_token_id = stop
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, do_sample=False
+    )
+    return out[0, len(prompt) :].tolist()
+
+
+def first_layers(family: str, count: int = 2, seed: int = 0, **changes: Any) -> BaseModel:
+    """A draft that shares embeddings and its layers with the tiny model of `family`."""
+    model = tiny_model(family, seed, **changes)
+    model.model.layers = model.model.layers[:count]
+    model.config.num_hidden_layers = count
+    return wrap_model(model, None, f"first-{count}")
+
+
+def drafter_for(
+    engine: Engine, draft: BaseModel, options: dict[str, Any], rows: int = 1, **sampling: Any
+) -> DraftModelDrafter:
+    context = DraftContext(
+        engine.verifier, None, None, None, draft, rows, SamplingParams(**sampling), engine.memory
+    )
+    drafter = build_drafter("draft-model", context, options)
+    assert isinstance(drafter, DraftModelDrafter)
+    return drafter
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral-sliding", "gpt2", "gemma3"])
+def test_answers_are_those_of_generate_in_a_batch(family: str) -> None:
+    engine = build_engine(tiny_base(family))
+    other = tiny_base(family, seed=1)
+    drafts = [other] if family == "gpt2" else [first_layers(family), other]
+    prompts = [random_prompt(length, length) for length in (3, 17, 9)]
+    expected = [plain_answer(family, prompt, 24) for prompt in prompts]
+    accepted = 0
+    for engine.draft_model in drafts:
+        for name, options in OPTIONS.items():
+            call = {"max_new_tokens": 24, "drafter": "draft-model", "drafter_options": options}
+            together = engine.generate(prompts, **call)
+            assert [result.token_ids for result in together] == expected, name
+            accepted += sum(r.stats.num_steps < len(r.token_ids) - 1 for r in together)
+    assert accepted > 0
+
+
+def test_the_same_weights_are_accepted_to_full_depth() -> None:
+    """And each draft costs as many forwards as it has tokens: what is known is not read again."""
+    engine, draft = build_engine(endless_base(96)), endless_base(96)
+    for length in (1, 4):
+        drafter = drafter_for(engine, draft, {"lengths": "fixed", "length": length})
+        row = make_row(engine.verifier, random_prompt(9, 1), SamplingParams(), 21)
+        for _ in decode(engine.verifier, drafter, [row]):
+            pass
+        steps = 20 // (length + 1)
+        assert row.depth_counts == {length: steps}
+        assert drafter.num_forwards == steps * length
+        assert f"{length}.00 of {length}.00" in drafter.notes[0]
+
+
+def test_rows_that_leave_and_advance_apart_keep_their_own_caches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A draft that is often right in a batch whose rows end at different places: each row takes the
+    steps it takes alone. The draft's cache is too small at first and grows."""
+    grown: list[int] = []
+    grow = TreeCache.grow
+    monkeypatch.setattr(TreeCache, "grow", lambda cache, n: (grown.append(n), grow(cache, n)))
+    monkeypatch.setattr(draft_runner, "ROOM", 1)
+    engine = build_engine(endless_base(8))
+    draft = endless_base(8)
+    for layer in draft.model.model.layers[1:]:
+        layer.mlp.down_proj.weight.data.mul_(0.9)
+    prompts = [random_prompt(length, length, 8) for length in (3, 30, 11)]
+    limits, options = (9, 30, 17), {"lengths": "fixed", "length": 5}
+
+    def run(indices: list[int]) -> list[Any]:
+        rows = [make_row(engine.verifier, prompts[i], SamplingParams(), limits[i]) for i in indices]
+        for _ in decode(engine.verifier, drafter_for(engine, draft, options), rows):
+            pass
+        return [(row.token_ids, row.depth_counts) for row in rows]
+
+    together = run([0, 1, 2])
+    assert together == [run([index])[0] for index in range(3)]
+    depths = {depth for _, counts in together for depth in counts}
+    assert len(grown) > 1
+    assert len(depths) > 2, "the test needs drafts that are accepted in part"
+    plain = [engine.generate(p, max_new_tokens=n, drafter="none").token_ids
+             for p, n in zip(prompts, limits, strict=True)]  # fmt: skip
+    assert [tokens for tokens, _ in together] == plain
+
+
+@pytest.mark.parametrize("draft_context", [CONTEXT, 40])
+def test_near_the_end_of_either_context(draft_context: int) -> None:
+    """A draft model with a shorter context falls silent where that ends."""
+    engine = build_engine(tiny_base("llama"))
+    engine.draft_model = wrap_model(
+        tiny_model("llama", max_position_embeddings=draft_context), None, "short"
+    )
+    prompts = [random_prompt(CONTEXT - 11, 5), random_prompt(20, 3), random_prompt(37, 2)]
+    expected = [plain_answer("llama", prompt, 30, stop=None)[: CONTEXT - len(prompt)]
+                for prompt in prompts]  # fmt: skip
+    engine.base.model.generation_config.eos_token_id = None
+    call = {"max_new_tokens": 30, "drafter": "draft-model",
+            "drafter_options": {"lengths": "fixed", "length": 6}}  # fmt: skip
+    results = engine.generate(prompts, **call)
+    assert [result.token_ids for result in results] == expected
+    if draft_context == CONTEXT:
+        assert results[0].stats.acceptance_length > 4
+    else:
+        alone = engine.generate(prompts[0], **call)
+        assert alone.stats.acceptance_length == 1.0
+        assert alone.stats.drafter_notes == []
+        assert 1 < results[1].stats.acceptance_length < 4
+
+
+def test_a_stop_token_ends_the_draft_and_the_answer() -> None:
+    engine = build_engine(tiny_base("llama"))
+    free = plain_answer("llama", random_prompt(5, 0), 20, stop=None)
+    engine.base.model.generation_config.eos_token_id = stop = free[6]
+    assert stop not in free[:6]
+    engine.draft_model = tiny_base("llama")
+    result = engine.generate(
+        random_prompt(5, 0), max_new_tokens=20, drafter="draft-model",
+        drafter_options={"lengths": "fixed", "length": 9},
+    )  # fmt: skip
+    assert result.token_ids == free[:7]
+    assert "6 forwards, 6.00 of 6.00" in result.stats.drafter_notes[0]
+
+
+SETTINGS = [
+    SamplingParams(0.8, seed=1),
+    SamplingParams(1.2, top_k=7, seed=2),
+    SamplingParams(),
+    SamplingParams(0.9, top_p=0.8, seed=5, repetition_penalty=1.3, frequency_penalty=0.5),
+    SamplingParams(frequency_penalty=1.0),
+]
+
+
+def test_matched_draws_give_the_seeds_own_text() -> None:
+    """With the same weights every draw is foreseen, penalties and all; with others some are."""
+    engine = build_engine(endless_base(96))
+    prompts = [random_prompt(length, length) for length in (5, 17, 8, 3, 12)]
+    expected = [
+        engine.generate(prompt, max_new_tokens=25, drafter="none", **asdict(params)).token_ids
+        for prompt, params in zip(prompts, SETTINGS, strict=True)
+    ]
+    options = {"lengths": "fixed", "length": 3, "width": 2}
+    drafter = drafter_for(engine, endless_base(96), options, temperature=1.0)
+    rows = decode_all(engine, drafter, prompts, 25, SETTINGS)
+    assert [row.token_ids for row in rows] == expected
+    assert all(row.depth_counts == {3: 6} for row in rows)
+
+    few = build_engine(endless_base(8))
+    params = SamplingParams(1.0, seed=3)
+    expected = [few.generate(p, max_new_tokens=40, drafter="none", **asdict(params)).token_ids
+                for p in ([5, 3, 7], [1, 2])]  # fmt: skip
+    for options in OPTIONS.values():
+        drafter = drafter_for(few, first_layers("llama", 1, vocab_size=8), options, temperature=1)
+        rows = decode_all(few, drafter, [[5, 3, 7], [1, 2]], 40, [params] * 2)
+        assert [row.token_ids for row in rows] == expected
+
+
+def test_foreseeing_the_noise_agrees_more_often_than_drafting_greedily() -> None:
+    few, draft = build_engine(endless_base(8)), first_layers("llama", vocab_size=8)
+    params = [SamplingParams(1.0, seed=seed) for seed in range(24)]
+
+    def steps(blind: bool) -> int:
+        drafter = drafter_for(few, draft, {"lengths": "fixed", "length": 3}, temperature=1.0)
+        if blind:
+            guess = drafter._grow
+            drafter._grow = lambda state, drawn: guess(  # type: ignore[method-assign]
+                State(state.tokens, state.roots_B, state.hidden_BD), drawn
+            )
+        rows = decode_all(few, drafter, [[5, 3, 7]] * 24, 24, params)
+        return sum(row.num_steps for row in rows)
+
+    assert steps(blind=False) < 0.95 * steps(blind=True)
+
+
+class Sharing(TrieDrafter):
+    """A drafter that merges the draft model's guesses with a wrong one, and drafts on its own now
+    and then."""
+
+    num_nodes = 8
+
+    def __init__(self, source: DraftModelDrafter) -> None:
+        super().__init__(torch.device("cpu"))
+        self.source, self.turn = source, 0
+        self.begin, self.select_rows = source.begin, source.select_rows  # type: ignore
+        self.observe = source.observe  # type: ignore[method-assign]
+
+    def propose(self, state: State) -> Draft:
+        self.turn += 1
+        if self.turn % 3 == 0:
+            topology = Topology.from_parents([-1, 0], torch.device("cpu"))
+            wrong = torch.tensor([[root, 0] for root in state.roots_B])
+            return Draft(wrong, [topology] * len(wrong))
+        tries = self.source.guess(state)
+        for trie in tries:
+            assert trie.keys[1][0] == "draft-model"
+            trie.add(0, 0, 0.1)
+        return draft_of(tries, self.device)
+
+
+def test_as_a_source_of_anothers_tries() -> None:
+    engine, draft = build_engine(endless_base(96)), endless_base(96)
+    prompts = [random_prompt(length, length) for length in (4, 11)]
+    plain = [engine.generate(p, max_new_tokens=30, drafter="none").token_ids for p in prompts]
+    source = drafter_for(engine, draft, {"lengths": "fixed", "length": 4}, rows=2)
+    rows = decode_all(engine, Sharing(source), prompts, 30, [SamplingParams()] * 2)
+    assert [row.token_ids for row in rows] == plain
+    assert "4.00 of 4.00" in source.notes[0]
+    assert rows[0].num_steps < 10
+
+
+def test_loaded_once_for_an_engine_and_warned_about_when_larger(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, loads = build_engine(load_base_model("debug-tiny", device="cpu")), []
+
+    def load(name: str, **where: Any) -> BaseModel:
+        loads.append((name, where))
+        return load_base_model(name, **where)
+
+    monkeypatch.setattr(draft_loading, "load_base_model", load)
+    engine.draft_model = "debug-tiny"
+    for _ in range(2):
+        engine.generate("Hi", max_new_tokens=4, drafter="draft-model")
+    assert loads == [("debug-tiny", {"dtype": "float32", "device": "cpu"})]
+    assert "warning" not in capsys.readouterr().err
+
+    small = build_engine(first_layers("llama", 1))
+    small.draft_model = tiny_base("llama")
+    for _ in range(2):
+        small.generate([5, 3], max_new_tokens=4, drafter="draft-model")
+    said = capsys.readouterr().err
+    assert said.count("tiny-llama has 0.0M parameters, more than") == 1
+
+
+def test_what_cannot_be_is_refused() -> None:
+    engine = build_engine(tiny_base("llama"))
+    with pytest.raises(ConfigError, match="no draft model for 'tiny-llama'"):
+        engine.generate([5], drafter="draft-model")
+    engine.draft_model = tiny_base("llama")
+    wrong = {
+        "length 11 is above max_length 10": {"lengths": "heuristic", "length": 11},
+        "no option 'treshold'": {"treshold": 0.5},
+        "expected a draft_model": {"staged": {"drafter": "draft-model"}},
+    }
+    for message, options in wrong.items():
+        with pytest.raises(ConfigError, match=message):
+            engine.generate([5], drafter="draft-model", drafter_options=options)
+
+
+def test_observing_a_step_it_had_no_part_in_counts_nothing() -> None:
+    engine = build_engine(endless_base(8))
+    drafter = drafter_for(engine, endless_base(8), {})
+    drafter.begin(State([[1, 2]], [3], torch.zeros(1, 32)))
+    draft = Draft(torch.tensor([[3]]), [Topology.from_parents([-1], torch.device("cpu"))])
+    drafter.observe(StepResult(draft, [[]], [4], torch.zeros(1, 1, 32), torch.zeros(1, 1, 8)))
+    assert drafter.notes == []
+    assert STOP not in engine.base.stop_token_ids

@@ -1,0 +1,92 @@
+"""What decoding learns about itself: luck, costs, and which sources pay."""
+
+import random
+
+import pytest
+
+from medusa_kit.drafters.mixed.bandit import Chooser
+from medusa_kit.drafters.mixed.estimates import MOST_CERTAIN, Luck, StepCost
+
+
+def test_luck_starts_from_what_is_believed_and_ends_at_what_is_seen() -> None:
+    luck, draw = Luck(), random.Random(0)
+    assert luck.chance("copy", 0.3) == pytest.approx(0.3)
+    for _ in range(2000):
+        luck.record("copy", draw.random() < 0.7)
+    assert luck.chance("copy", 0.1) == pytest.approx(0.7, abs=0.06)
+    assert luck.chance("other", 0.1) == pytest.approx(0.1)
+
+
+def test_luck_follows_a_text_that_changes_and_is_never_certain() -> None:
+    luck = Luck()
+    for _ in range(1000):
+        luck.record("copy", True)
+    assert luck.chance("copy", 0.5) == MOST_CERTAIN
+    for _ in range(600):
+        luck.record("copy", False)
+    assert luck.chance("copy", 0.5) < 0.15
+
+
+def test_step_cost_believes_its_slope_until_sizes_are_measured() -> None:
+    cost = StepCost(slope=0.1)
+    assert cost.seconds(11) == pytest.approx(2 * cost.seconds(1))
+    for _ in range(3):
+        cost.record(1, 0.010)
+    assert cost.seconds(1) == pytest.approx(0.010)
+    assert cost.seconds(11) == pytest.approx(0.020)
+
+
+def test_step_cost_learns_another_slope_and_speaks_of_sizes_between() -> None:
+    cost, draw = StepCost(slope=0.1), random.Random(1)
+    for _ in range(200):
+        nodes = draw.choice([1, 2, 4, 12])
+        cost.record(nodes, 0.010 * (1 + 0.02 * (nodes - 1)) * draw.uniform(0.9, 1.1))
+    assert cost.seconds(12) == pytest.approx(0.0122, rel=0.1)
+    assert cost.seconds(8) == pytest.approx(0.0114, rel=0.1)  # never seen
+
+
+def test_a_hiccup_of_the_machine_is_not_taken_for_the_cost() -> None:
+    cost = StepCost(slope=0.1)
+    for _ in range(20):
+        cost.record(1, 0.010)
+    cost.record(1, 1.0)
+    assert cost.seconds(1) < 0.013
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_the_chooser_asks_where_it_pays_and_almost_never_where_it_does_not(pays: bool) -> None:
+    """Heads add half a token for 20% of a step, or for 80% of one."""
+    chooser, draw, asked = Chooser([0.0, 0.5]), random.Random(2), 0
+    for step in range(1500):
+        situation, choice = chooser.choose(1.0, 0.010)
+        extra = 0.2 if pays else 0.8
+        seconds = 0.010 * (1 + extra * choice) * draw.uniform(0.8, 1.2)
+        tokens = 1.0 + choice * (draw.random() < 0.5)
+        chooser.record(situation, choice, tokens, seconds)
+        asked += choice if step >= 300 else 0
+    share = asked / 1200
+    assert share > 0.9 if pays else share < 0.03
+
+
+def test_situations_are_apart() -> None:
+    """Where the free guesses already promise much, asking is a waste; elsewhere it pays."""
+    chooser, draw, asked = Chooser([0.0, 0.5]), random.Random(3), {1.0: 0, 4.0: 0}
+    for step in range(2000):
+        promised = draw.choice([1.0, 4.0])
+        situation, choice = chooser.choose(promised, 0.010)
+        gain = 0.5 if promised == 1.0 else 0.0
+        tokens = promised + choice * (draw.random() < gain)
+        chooser.record(situation, choice, tokens, 0.010 * (1 + 0.15 * choice))
+        asked[promised] += choice if step >= 500 else 0
+    assert asked[1.0] > 600
+    assert asked[4.0] < 60
+
+
+def test_a_source_that_begins_to_pay_is_found_again() -> None:
+    chooser, late = Chooser([0.0, 0.5]), 0
+    for step in range(4000):
+        situation, choice = chooser.choose(1.0, 0.010)
+        pays = step > 1500
+        chooser.record(situation, choice, 1.0 + choice * pays, 0.010 * (1 + 0.3 * choice))
+        late += choice if step >= 3500 else 0
+    assert late > 400

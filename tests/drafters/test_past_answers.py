@@ -1,0 +1,110 @@
+"""A store of past answers: kept across requests and engines, capped, and never damaged further."""
+
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from support.small_engines import endless_base, random_prompt
+
+from medusa_kit.drafters.factory import DraftContext, build_drafter
+from medusa_kit.engine.load import build_engine
+from medusa_kit.errors import CheckpointError, ConfigError
+from medusa_kit.infer.draft import State
+
+
+def store_engine(vocab_size=40):
+    return build_engine(_base(vocab_size))
+
+
+_base = cache(endless_base)
+
+
+def drafter_with(**options):
+    return build_drafter("suffix", DraftContext(store_engine().verifier), options)
+
+
+def guessed(drafter, tokens, root):
+    state = State([tokens], [root], torch.zeros(1, 1))
+    drafter.begin(state)
+    return drafter.guess(state)[0]
+
+
+def with_store(path, **options):
+    return {"drafter": "suffix", "drafter_options": {"store": str(path), **options}}
+
+
+def test_a_store_serves_the_next_request_and_the_next_engine(tmp_path):
+    path = tmp_path / "new" / "past.npz"
+    prompt = random_prompt(6, 4, vocab_size=40)
+    first = store_engine().generate(prompt, max_new_tokens=40, drafter="suffix")
+    engine = store_engine()
+    results = [engine.generate(prompt, max_new_tokens=40, **with_store(path)) for _ in range(2)]
+    results.append(store_engine().generate(prompt, max_new_tokens=40, **with_store(path)))
+    assert [r.token_ids for r in results] == [first.token_ids] * 3
+    assert results[0].stats.num_steps == first.stats.num_steps  # nothing stored yet
+    assert max(r.stats.num_steps for r in results[1:]) < first.stats.num_steps / 2
+    with np.load(path) as stored:
+        assert stored["lengths"].tolist() == [40]  # the same answer is kept once
+        assert stored["tokens"].tolist() == first.token_ids
+
+
+def test_the_oldest_answers_are_dropped_beyond_the_cap(tmp_path):
+    path = tmp_path / "past.npz"
+    drafter = drafter_with(store=str(path), store_tokens=10)
+    drafter.end([[1, 2, 3, 4], [5, 6, 7, 8]])
+    drafter.end([[1, 2, 3, 4]])  # is the newest now
+    drafter.end([[9, 9, 9]])
+    assert [answer.tolist() for answer in drafter.past] == [[1, 2, 3, 4], [9, 9, 9]]
+    drafter.end([list(range(12))])
+    other = drafter_with(store=str(path), store_tokens=10)
+    assert [answer.tolist() for answer in other.past] == [list(range(2, 12))]
+
+
+def test_what_another_process_wrote_is_kept(tmp_path):
+    path = tmp_path / "past.npz"
+    ours, theirs = [drafter_with(store=str(path)) for _ in range(2)]
+    theirs.end([[1, 2]])
+    ours.end([[3, 4]])
+    theirs.end([[5, 6]])
+    third = drafter_with(store=str(path))
+    assert sorted(answer.tolist() for answer in third.past) == [[1, 2], [3, 4], [5, 6]]
+
+
+def test_another_tokenizers_and_damaged_stores_are_refused_and_left_alone(tmp_path):
+    path = tmp_path / "past.npz"
+    drafter_with(store=str(path)).end([[1, 2, 3]])
+    good = path.read_bytes()
+    with pytest.raises(CheckpointError, match="another tokenizer"):
+        store_engine(12).generate([3], max_new_tokens=3, **with_store(path))
+    assert path.read_bytes() == good
+    running = drafter_with(store=str(path))
+    for damaged in (b"", b"not a store", good[: len(good) // 2]):
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match="not a medusa-kit store") as error:
+            store_engine().generate([3], max_new_tokens=3, **with_store(path))
+        assert error.value.hint
+        running.end([[4, 5]])  # damaged while a request ran: its answer still comes
+        assert "not saved" in running.notes[-1]
+        assert path.read_bytes() == damaged
+    with pytest.raises(ConfigError, match="folder"):
+        store_engine().generate([3], max_new_tokens=3, **with_store(tmp_path))
+
+
+def test_large_stores_are_sorted_and_matched_as_small_ones_are(tmp_path):
+    """Answers wait in an automaton and move to the sorted index; guesses stay what they were."""
+    options = {"store": str(tmp_path / "a.npz"), "store_tokens": 100_000}
+    waiting = drafter_with(**options)
+    sorted_ = drafter_with(**options)
+    answers = [random_prompt(30, seed, vocab_size=40) for seed in range(12)]
+    for drafter in (waiting, sorted_):
+        drafter.past.add(answers)
+    sorted_.past._sort()
+    assert waiting.past.recent.num_tokens == 360
+    assert sorted_.past.recent.num_tokens == 0
+    for drafter in (waiting, sorted_):
+        trie = guessed(drafter, answers[7][8:16], answers[7][16])
+        assert trie.tokens[1:3] == answers[7][17:19]
+        assert trie.parents[1:3] == [0, 1]
+        assert trie.chances[1] == pytest.approx(1 / 3.5, abs=0.05)  # seen once behind nine tokens
+        assert trie.keys[1] == ("past", 8, 2)

@@ -1,0 +1,148 @@
+"""A drafter inside the draft model: the same draft with fewer of the draft model's forwards."""
+
+from typing import Any
+
+import pytest
+import torch
+from support.small_engines import decode_all, endless_base, random_prompt
+
+from medusa_kit.base.model import BaseModel
+from medusa_kit.drafters import factory
+from medusa_kit.drafters.draft_model import loading as draft_loading
+from medusa_kit.drafters.draft_model.drafter import DraftModelDrafter
+from medusa_kit.drafters.factory import DraftContext, build_drafter
+from medusa_kit.drafters.trie import Trie, TrieDrafter
+from medusa_kit.engine.engine import Engine
+from medusa_kit.engine.load import build_engine
+from medusa_kit.infer.draft import State, StepResult
+from medusa_kit.settings.sampling import SamplingParams
+
+
+def slightly_other(vocab_size: int) -> BaseModel:
+    """A draft that agrees with the base often, and not always."""
+    draft = endless_base(vocab_size)
+    for layer in draft.model.model.layers[1:]:
+        layer.mlp.down_proj.weight.data.mul_(0.85)
+    return draft
+
+
+class Copying(TrieDrafter):
+    """Copies what followed the root the last time it stood in the text, three tokens at most."""
+
+    name, num_nodes = "copying", 4
+    rewinds = False
+    greedy = True
+    made = 0
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__(device)
+        Copying.made += 1
+        self.known: list[list[int]] = []
+        self.observed = 0
+
+    def begin(self, state: State) -> None:
+        self.known = [list(tokens) for tokens in state.tokens]
+
+    def guess(self, state: State) -> list[Trie]:
+        tries = []
+        for row, (tokens, root) in enumerate(zip(state.tokens, state.roots_B, strict=True)):
+            if not self.rewinds:  # what it was told stays, as drafters may rely on
+                known = self.known[row]
+                assert tokens[: len(known)] == known
+            self.known[row] = list(tokens)
+            trie = Trie(root)
+            places = [place for place, token in enumerate(tokens) if token == root]
+            if places:
+                trie.add_chain(tokens[places[-1] + 1 :][:3], 0.9)
+            tries.append(trie)
+        return tries
+
+    def observe(self, step: StepResult) -> None:
+        """What a greedy draft model says behind each node that it takes; no row is half done."""
+        self.observed += 1
+        if not self.greedy or len(step.paths) > 1:
+            return
+        for node, path in zip([0, *step.paths[0]], step.paths[0], strict=False):
+            assert int(step.logits_BNV[0, node].argmax()) == int(step.draft.tokens_BN[0, path])
+
+    def select_rows(self, rows: Any) -> None:
+        self.known = [self.known[row] for row in rows]
+
+
+class CopyingOn(Copying):
+    rewinds = True
+
+
+class CopyingDraws(CopyingOn):
+    greedy = False
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    """Few tokens: now and then a copy is right."""
+    engine = build_engine(endless_base(8))
+    engine.draft_model = slightly_other(8)
+    return engine
+
+
+def decoded(
+    engine: Engine, options: dict[str, Any], tokens: int = 40, rows: int = 1, **sampling: Any
+) -> Any:
+    """(text, accepted depths of each row, drafter)."""
+    context = DraftContext(
+        engine.verifier, draft_model=engine.draft_model, memory=engine.memory,
+        sampling=SamplingParams(**sampling),
+    )  # fmt: skip
+    drafter = build_drafter("draft-model", context, options)
+    assert isinstance(drafter, DraftModelDrafter)
+    prompts = [random_prompt(length, length, 8) * 2 for length in (6, 13, 9)][:rows]
+    settings = [SamplingParams(**sampling)] * rows
+    done = decode_all(engine, drafter, prompts, tokens, settings)
+    return [row.token_ids for row in done], [row.depth_counts for row in done], drafter
+
+
+@pytest.mark.parametrize(("kind", "most"), [(Copying, 0.9), (CopyingOn, 0.8)])
+def test_the_same_drafts_with_fewer_forwards(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, kind: type[Copying], most: float
+) -> None:
+    """Asked once a draft, or before each forward where it can take text back."""
+    monkeypatch.setitem(factory.BUILDERS, "suffix", lambda context, _: kind(context.device))
+    options = {"lengths": "fixed", "length": 6}
+    plain = decoded(engine, options)
+    before = Copying.made
+    staged = decoded(engine, {**options, "staged": {"drafter": "suffix"}})
+    assert staged[:2] == plain[:2]
+    assert staged[2].num_forwards < most * plain[2].num_forwards
+    assert Copying.made == before + 1
+    assert (staged[2].inside.drafter.observed > 0) == (kind is CopyingOn)
+    assert "inside it drafts copying" in staged[2].notes
+
+
+def test_staged_draws_are_the_same_too(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = lambda context, _: CopyingDraws(context.device)  # noqa: E731
+    monkeypatch.setitem(factory.BUILDERS, "suffix", make)
+    for sampling in ("matched", "rejection"):
+        options = {"lengths": "fixed", "length": 5, "width": 2, "sampling": sampling}
+        plain = decoded(engine, options, 20, rows=3, temperature=0.3, seed=2)
+        staged = decoded(engine, {**options, "staged": {"drafter": "suffix"}}, 20, rows=3,
+                         temperature=0.3, seed=2)  # fmt: skip
+        assert staged[:2] == plain[:2]
+        assert staged[2].num_forwards <= plain[2].num_forwards
+
+
+def test_a_draft_model_inside_a_draft_model_and_a_copier_inside_that(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(draft_loading, "load_base_model", lambda name, **_: slightly_other(8))
+    monkeypatch.setitem(factory.BUILDERS, "suffix", lambda context, _: CopyingOn(context.device))
+    options = {"lengths": "fixed", "length": 6}
+    plain = decoded(engine, options)
+    inner = {"drafter": "draft-model", "draft_model": "smaller",
+             "options": {"lengths": "fixed", "length": 3}}  # fmt: skip
+    staged = decoded(engine, {**options, "staged": inner})
+    assert staged[:2] == plain[:2]
+    assert staged[2].num_forwards < 0.6 * plain[2].num_forwards
+    inner["options"] = {**inner["options"], "staged": {"drafter": "suffix"}}  # type: ignore
+    deeper = decoded(engine, {**options, "staged": inner})
+    assert deeper[:2] == plain[:2]
+    assert deeper[2].inside.drafter.num_forwards < staged[2].inside.drafter.num_forwards

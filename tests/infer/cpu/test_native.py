@@ -1,0 +1,373 @@
+"""The C++ kernels: weights expand to the same bits, rows do not depend on each other, and a whole
+step equals the model's own."""
+
+import ctypes
+import itertools
+import os
+import platform
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from support.small_engines import random_prompt
+from support.tiny_models import COMMON, SLIDING, STOP
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from medusa_kit.base.model import wrap_model
+from medusa_kit.errors import IncompatibleBaseError
+from medusa_kit.infer import backends as prepare
+from medusa_kit.infer.backends import prepared_verifier
+from medusa_kit.infer.cpu import kernels
+from medusa_kit.infer.cpu.decoder import native_decoder
+from medusa_kit.infer.cpu.describe import Unsupported, describe
+from medusa_kit.infer.cpu.gguf_blocks import READERS, blocks_of, read_scales
+from medusa_kit.infer.cpu.linear import NativeLinear, install_native_linears
+from medusa_kit.infer.cpu.packing import Blocks, pack
+from medusa_kit.infer.draft import Topology
+from medusa_kit.infer.verifier import Verifier
+
+pytestmark = pytest.mark.skipif(
+    kernels.load_library() is None, reason="the C++ kernels cannot be built on this machine"
+)
+WIDE = {**COMMON, "hidden_size": 96, "head_dim": 16, "num_attention_heads": 6}
+GEMMA = {**WIDE, "sliding_window": 6, "layer_types": SLIDING, "query_pre_attn_scalar": 16}
+MODELS = {
+    "llama": ("llama", WIDE),
+    "llama-with-biases": ("llama", {**WIDE, "attention_bias": True}),
+    "llama-3-rotary": (
+        "llama",
+        {**WIDE, "rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 1e4, "factor": 8.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 32}},
+    ),
+    "mistral-sliding": ("mistral", {**WIDE, "sliding_window": 7}),
+    "qwen2": ("qwen2", WIDE),
+    "qwen3": ("qwen3", WIDE),
+    "gemma": ("gemma", {**WIDE, "num_key_value_heads": 1}),
+    "gemma3": ("gemma3_text", GEMMA),
+    "gemma3-capped": ("gemma3_text", {**GEMMA, "final_logit_softcapping": 3.0}),
+}  # fmt: skip
+BRANCHING = (-1, 0, 0, 1, 2, 2, 4, 0)
+
+
+def model_of(name):
+    model_type, arguments = MODELS[name]
+    config = AutoConfig.for_model(model_type, **{**arguments, "eos_token_id": STOP})
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa").eval()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:  # norms and biases that matter
+            parameter.data.add_(0.3 * torch.randn(parameter.shape))
+    return model
+
+
+def random_blocks(codes, group, offsets, halves=True, rows=37, inputs=64):
+    generator = torch.Generator().manual_seed(1)
+    scales = torch.rand(rows, inputs // group, generator=generator).half().float()
+    shifts = torch.randn(rows, inputs // group, generator=generator).half().float()
+    scales[0, 0], shifts[1, 0] = 2.0**-24, -(2.0**-15)  # halves without a leading bit
+    if not halves:
+        scales *= 1 + 2.0**-6
+    drawn = torch.randint(*codes, (rows, inputs), generator=generator).to(torch.int8)
+    return Blocks(drawn, scales, shifts if offsets else None)
+
+
+BLOCKS = {
+    "int4": random_blocks((0, 16), 32, True),
+    "int8": random_blocks((-128, 128), 32, False),
+    "int8+": random_blocks((-16, 32), 32, True),
+    "int8 by 16": random_blocks((-32, 32), 16, False),
+    "int8+ by 16": random_blocks((0, 4), 16, True),
+    "int4, wide": random_blocks((0, 16), 32, True, halves=False),
+    "int8+, wide": random_blocks((-16, 32), 32, True, halves=False),
+}
+
+
+def multiply(matrix, x, threads=2):
+    out = torch.empty(len(x), matrix.struct.outputs)
+    kernels.load_library().mk_linear(
+        ctypes.byref(matrix.struct), x.data_ptr(), len(x), out.data_ptr(), threads
+    )
+    return out
+
+
+def weights_of(kind):
+    if kind in BLOCKS:
+        return BLOCKS[kind].expand()
+    weights = torch.randn(37, 50, generator=torch.Generator().manual_seed(2))
+    return weights.bfloat16().float() if kind == "bfloat16" else weights
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", *BLOCKS])
+def test_products_of_every_kind(kind):
+    weights = weights_of(kind)
+    bias = torch.randn(37, generator=torch.Generator().manual_seed(3))
+    matrix = pack(weights, bias, BLOCKS.get(kind))
+    assert matrix.kind == kind.removesuffix(", wide")
+    x = torch.randn(64, weights.shape[1], generator=torch.Generator().manual_seed(4))
+    whole = multiply(matrix, x)
+    expected = x.double() @ weights.double().T + bias.double()
+    assert torch.allclose(whole.double(), expected, atol=2e-5 * float(expected.abs().max()))
+    for rows, threads in itertools.product((1, 2, 3, 4, 7, 8, 9, 21), (1, 3)):
+        few = multiply(matrix, x[:rows].contiguous(), threads)
+        assert torch.equal(few, whole[:rows]), "a row's bits depend on its neighbours"
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_one_row_of_ones_reads_the_very_weights(kind):
+    """Each weight alone comes back with all its bits."""
+    weights = weights_of(kind)
+    matrix = pack(weights, None, BLOCKS[kind])
+    unit = torch.eye(weights.shape[1])
+    assert torch.equal(multiply(matrix, unit), weights.T)
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize("size", [1e-20, 1.0, 1e20])
+def test_what_is_rounded_away(kind, size):
+    """Also with one number of a group far above the others: as little as float32 rounds away."""
+    weights = weights_of(kind).double()
+    x = size * torch.randn(9, weights.shape[1], generator=torch.Generator().manual_seed(6))
+    x[:, 5] *= 1000
+    x[:, 20:] *= 0.001
+    out = multiply(pack(weights.float(), None, BLOCKS[kind]), x).double()
+    groups_NQS = x.double().unflatten(1, (-1, BLOCKS[kind].group))
+    most_NQ = groups_NQS.abs().amax(-1)
+    weight_OQ = weights.unflatten(1, (-1, BLOCKS[kind].group)).abs().sum(-1)
+    rounded_NO = 2.0**-23 * (most_NQ @ weight_OQ.T)
+    summed_NO = 2.0**-22 * (x.double().abs() @ weights.abs().T)
+    error_NO = (out - x.double() @ weights.T).abs()
+    assert (error_NO <= rounded_NO + summed_NO).all()
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize("odd", [float("nan"), float("inf")])
+def test_what_is_no_number_does_not_become_one(kind, odd):
+    x = torch.ones(2, 64)
+    x[1, 40] = odd
+    out = multiply(pack(weights_of(kind), None, BLOCKS[kind]), x)
+    assert out[0].isfinite().all()
+    assert not out[1].isfinite().any()
+
+
+ISAS = {
+    "avx512": (("-march=skylake-avx512",), "avx512bw"),
+    "avx2": (("-march=haswell",), "avx2"),
+    "plain": (("-march=x86-64", "-O1"), ""),
+}
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="these are flags of x86 compilers")
+@pytest.mark.parametrize("isa", ISAS)
+def test_other_instruction_sets(isa):
+    """Each gives the same products, within rounding."""
+    flags, needed = ISAS[isa]
+    if needed not in Path("/proc/cpuinfo").read_text():
+        pytest.skip(f"this processor has no {isa}")
+    other = kernels.declare(ctypes.CDLL(str(kernels.build(flags))))
+    assert other.mk_isa().decode() == isa
+    for kind in ("int4", "int8+", "int4, wide", "int8", "bfloat16", "float32"):
+        weights = weights_of(kind)
+        matrix = pack(weights, None, BLOCKS.get(kind))
+        x = torch.randn(9, weights.shape[1], generator=torch.Generator().manual_seed(5))
+        out = torch.empty(9, 37)
+        other.mk_linear(ctypes.byref(matrix.struct), x.data_ptr(), 9, out.data_ptr(), 2)
+        assert torch.allclose(out, multiply(matrix, x), atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_gguf_kinds_expand_to_the_same_bits(kind):
+    """Blocks of random bytes, whose scales are numbers, against the gguf package."""
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    size, _ = READERS[kind]
+    rng = np.random.default_rng(0)
+    rows = 5
+    raw = rng.integers(0, 256, (rows, 3, size), dtype=np.uint8)
+    scales = rng.uniform(0.001, 0.1, (rows, 3, 2)).astype(np.float16).view(np.uint8)
+    places = {"Q6_K": (208,), "Q4_0": (0,), "Q5_0": (0,), "Q8_0": (0,)}.get(kind, (0, 2))
+    for number, place in enumerate(places):
+        raw[:, :, place : place + 2] = scales[:, :, 2 * number : 2 * number + 2]
+    data = raw.reshape(rows, -1)
+    weights = torch.from_numpy(dequantize(data, GGMLQuantizationType[kind]).astype(np.float32))
+
+    class Tensor:
+        tensor_type = GGMLQuantizationType[kind]
+
+    Tensor.data = data
+    blocks = blocks_of(weights, *read_scales(Tensor, rows))
+    assert torch.equal(blocks.expand(), weights)
+    assert torch.equal(multiply(pack(weights, None, blocks), torch.eye(weights.shape[1])[:64]),
+                       weights.T[:64])  # fmt: skip
+
+
+def prefilled(verifier, prompts):
+    cache = verifier.new_cache(len(prompts), 64)
+    verifier.native = None
+    verifier.prefill(cache, prompts)
+    return cache
+
+
+def forward(verifier, native, prompts, parents, tokens, cache=None):
+    cache = cache or prefilled(verifier, prompts)
+    verifier.native = native
+    topology = Topology.from_parents(parents, torch.device("cpu"))
+    B, N = len(prompts), len(parents)
+    scores = verifier.forward(
+        cache,
+        torch.tensor([tokens] * B),
+        topology.depths_N.expand(B, N),
+        topology.sees_NN.expand(B, N, N),
+    )
+    return scores, cache
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_equals_the_models_own(name, many_threads):
+    base = wrap_model(model_of(name), None, name)
+    verifier, native = Verifier(base), native_decoder(base)
+    prompts = [random_prompt(length, seed=length) for length in (4, 9, 17)]
+    tokens = random_prompt(len(BRANCHING), seed=1)
+    with torch.inference_mode():
+        torchs, cache = forward(verifier, None, prompts, BRANCHING, tokens)
+        own, own_cache = forward(verifier, native, prompts, BRANCHING, tokens)
+    for name in ("logits_BMV", "hidden_BMD"):
+        expected = getattr(torchs, name)
+        atol = 2e-5 * float(expected.abs().max())
+        assert torch.allclose(getattr(own, name), expected, atol=atol, rtol=0)
+    assert torch.allclose(own_cache.block, cache.block, atol=1e-4)
+    own_logits = own.logits_BMV
+    assert torch.equal(own.likeliest(), own_logits.argmax(-1))
+    ranked = own_logits.sort(dim=-1, descending=True, stable=True).indices
+    if not base.scale_logits.cap:  # under a cap different logits become equal
+        assert torch.equal(own.ranked_BMR, ranked[..., :8])
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_a_node_has_the_same_bits_in_any_tree_and_batch(name, many_threads):
+    """Stronger than exactness needs: a path alone, and the same path among siblings and rows."""
+    base = wrap_model(model_of(name), None, name)
+    verifier, native = Verifier(base), native_decoder(base)
+    prompts = [random_prompt(length, seed=length) for length in (4, 9, 17)]
+    tokens = random_prompt(len(BRANCHING), seed=1)
+    with torch.inference_mode():
+        cache = prefilled(verifier, prompts)  # by torch, whose bits do depend on the batch
+        singles = [prefilled(verifier, [prompt]) for prompt in prompts]
+        for row, single in enumerate(singles):
+            single.block.copy_(cache.block[:, :, row : row + 1])
+        logits = forward(verifier, native, prompts, BRANCHING, tokens, cache)[0].logits_BMV
+        for node, path in ((7, [0, 7]), (6, [0, 2, 4, 6]), (3, [0, 1, 3])):
+            chain = tuple(range(-1, len(path) - 1))
+            alone = [tokens[i] for i in path]
+            for row, prompt in enumerate(prompts):
+                scores, _ = forward(verifier, native, [prompt], chain, alone, singles[row])
+                own = scores.logits_BMV
+                assert torch.equal(own[0, -1], logits[row, node])
+
+
+def test_what_cannot_be_described_goes_through_torch():
+    from support.tiny_models import tiny_model
+
+    with pytest.raises(Unsupported, match="no description of 'gpt2'"):
+        describe(tiny_model("gpt2"))
+    with pytest.raises(Unsupported, match="heads of 8 numbers"):
+        describe(tiny_model("llama"))
+    verifier, _ = prepared_verifier(wrap_model(tiny_model("olmo2"), None, "olmo2"))
+    assert verifier.native is None
+    assert "linear layers by C++ (no description of 'olmo2')" in verifier.steps_run_by
+    assert isinstance(verifier.base.model.model.layers[0].mlp.up_proj, NativeLinear)
+
+
+def test_a_step_that_the_proof_refuses_is_not_used(monkeypatch, capsys):
+    """A multiplier that no module shows, say: the model's own forward goes on alone."""
+    base = wrap_model(model_of("llama"), None, "odd")
+
+    def wrong(base):
+        native = native_decoder(base)
+        native._struct.scale *= 1.5
+        return native
+
+    monkeypatch.setattr(prepare, "native_decoder", wrong)
+    verifier, _ = prepared_verifier(base)
+    assert verifier.native is None
+    assert "the C++ ones were refused" in capsys.readouterr().err
+
+
+def test_no_compiler_is_no_failure(monkeypatch, capsys):
+    def broken(flags):
+        raise RuntimeError("Ninja is required to load C++ extensions")
+
+    monkeypatch.setattr(kernels, "build", broken)
+    kernels.load_library.cache_clear()
+    try:
+        verifier, _ = prepared_verifier(wrap_model(model_of("llama"), None, "llama"))
+    finally:
+        kernels.load_library.cache_clear()
+    assert verifier.steps_run_by.startswith("torch, linear layers packed by MKL")
+    assert "Ninja is required" in capsys.readouterr().err
+
+
+def test_linear_layers_leave_gradients_and_long_inputs_to_torch():
+    module = nn.Sequential(nn.Linear(20, 30), nn.Linear(30, 7)).requires_grad_(False)
+    x = torch.randn(70, 20)
+    expected = module(x)
+    assert install_native_linears(module) == 2
+    assert torch.equal(module(x), expected)
+    assert torch.allclose(module(x[:5].view(5, 1, 20)).view(5, 7), expected[:5], atol=1e-5)
+    x.requires_grad_()
+    module(x[:3]).sum().backward()
+    assert x.grad is not None
+
+
+def test_the_proof_itself_goes_through_the_kernels():
+    base = wrap_model(model_of("gemma3"), None, "gemma3")
+    verifier, check = prepared_verifier(base)
+    assert verifier.native is not None
+    assert verifier.steps_run_by.startswith("C++ (")
+    assert check.relative_error < 1e-4
+    for layer in verifier.native._struct.layers[: len(verifier.native.parts.layers)]:
+        layer.out.data = layer.qkv.data  # another matrix's weights
+    with pytest.raises(IncompatibleBaseError):
+        prepare.check_trees(verifier)
+
+
+def test_steps_in_a_crowd_have_the_same_bits(many_threads):
+    """Threads that wait long leave the rest to one; that must not show in what comes out."""
+    base = wrap_model(model_of("llama"), None, "llama")
+    verifier, native = Verifier(base), native_decoder(base)
+    prompts = [random_prompt(length, seed=length) for length in (4, 9, 17)]
+    tokens = random_prompt(len(BRANCHING), seed=1)
+    threads = torch.get_num_threads()
+    with torch.inference_mode():
+        cache = prefilled(verifier, prompts)
+        expected = forward(verifier, native, prompts, BRANCHING, tokens, cache)[0].logits_BMV
+        try:
+            torch.set_num_threads(4 * (os.cpu_count() or 1))  # far more than there are cores
+            for _ in range(30):
+                logits = forward(verifier, native, prompts, BRANCHING, tokens, cache)[0].logits_BMV
+                assert torch.equal(logits, expected)
+        finally:
+            torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral-sliding", "gemma3"])
+def test_prompts_in_pieces(name, monkeypatch, many_threads):
+    """Prompts longer than a piece, rows of different lengths: the model's own numbers, and the bits
+    that each row has alone."""
+    base = wrap_model(model_of(name), None, name)
+    verifier, native = Verifier(base), native_decoder(base)
+    prompts = [random_prompt(length, seed=length) for length in (3, 40, 25)]
+    with torch.inference_mode():
+        expected = Verifier(base).prefill(verifier.new_cache(3, 48), prompts)
+        monkeypatch.setattr(kernels, "MAX_ROWS", 21)  # seven tokens of each at a time
+        verifier.native = native
+        together = verifier.prefill(verifier.new_cache(3, 48), prompts)
+        for ours, theirs in zip(together, expected, strict=True):
+            assert torch.allclose(ours, theirs, atol=2e-5 * float(theirs.abs().max()), rtol=0)
+        for row, prompt in enumerate(prompts):
+            hidden, logits = verifier.prefill(verifier.new_cache(1, 48), [prompt])
+            assert torch.equal(hidden[0], together[0][row])
+            assert torch.equal(logits[0], together[1][row])

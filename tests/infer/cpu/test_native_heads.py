@@ -1,0 +1,163 @@
+"""Heads in one C++ call guess what they guess by themselves."""
+
+import pytest
+import torch
+from support.tiny_models import COMMON, STOP
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from medusa_kit.base.model import wrap_model
+from medusa_kit.drafters.heads.hydra import HydraDrafter
+from medusa_kit.heads import MedusaHeads
+from medusa_kit.heads.scores import scored_guesses, scored_guesses_behind
+from medusa_kit.infer.cpu import kernels
+from medusa_kit.infer.cpu.decoder import native_decoder
+from medusa_kit.infer.cpu.heads import install_native_heads
+from medusa_kit.infer.draft import State
+from medusa_kit.tree.candidate_tree import CandidateTree
+
+pytestmark = pytest.mark.skipif(
+    kernels.load_library() is None, reason="the C++ kernels cannot be built on this machine"
+)
+WIDE = {**COMMON, "hidden_size": 96, "head_dim": 16, "num_attention_heads": 6}
+FAMILIES = {
+    "llama": ("llama", {}),
+    "gemma3": (
+        "gemma3_text",
+        {"query_pre_attn_scalar": 16, "final_logit_softcapping": 3.0, "tie_word_embeddings": True},
+    ),
+}
+NUM_HEADS = 3
+
+
+def base_of(family):
+    model_type, arguments = FAMILIES[family]
+    config = AutoConfig.for_model(model_type, **{**WIDE, "eos_token_id": STOP, **arguments})
+    torch.manual_seed(0)
+    return wrap_model(AutoModelForCausalLM.from_config(config).eval(), None, family)
+
+
+def trained(base, kind, projection, num_blocks=2):
+    """Heads with weights as training leaves them, without the kernels."""
+    some = torch.arange(1, base.info.vocab_size, 2) if projection == "reduced" else None
+    heads = MedusaHeads.for_base(base, NUM_HEADS, num_blocks, projection, some, kind)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in heads.parameters():
+        parameter.data.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+    return heads.requires_grad_(False)
+
+
+def with_and_without(heads, call):
+    """What `call()` gives by the kernels, and by torch."""
+    heads.guesser = None
+    install_native_heads(heads, native_decoder(heads.base))
+    quick, heads.guesser = heads.guesser, None
+    by_torch = call()
+    used = []
+
+    def watched(*arguments):
+        used.append(quick(*arguments))
+        return used[-1]
+
+    heads.guesser = watched
+    by_kernels = call()
+    assert used
+    assert all(guesses is not None for guesses in used)
+    return by_kernels, by_torch
+
+
+def inputs(base, rows, path_length=NUM_HEADS):
+    generator = torch.Generator().manual_seed(rows)
+    hidden = torch.randn(rows, base.info.hidden_size, generator=generator)
+    paths = torch.randint(-1, base.info.vocab_size, (rows, path_length), generator=generator)
+    return hidden, paths
+
+
+@pytest.mark.parametrize("projection", ["shared", "reduced", "own"])
+@pytest.mark.parametrize("kind", ["medusa", "rooted", "hydra"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_behind_a_path(family, kind, projection, many_threads):
+    heads = trained(base_of(family), kind, projection)
+    for k, rows, count in ((0, 1, 1), (1, 2, 4), (2, 9, 10), (2, 64, 3)):
+        hidden, paths = inputs(heads.base, rows)
+
+        def ids(k=k, hidden=hidden, paths=paths, count=count):
+            return heads.candidates_behind(k, hidden, paths, count)
+
+        def scored(k=k, hidden=hidden, paths=paths, count=count):
+            return scored_guesses_behind(heads, k, hidden, paths, count, 0.7)
+
+        ours, theirs = with_and_without(heads, ids)
+        assert torch.equal(ours, theirs)
+        (ids_XC, scores_XC), (own_ids_XC, own_scores_XC) = with_and_without(heads, scored)
+        assert torch.equal(ids_XC, own_ids_XC)
+        assert torch.allclose(scores_XC, own_scores_XC, atol=2e-5)
+
+
+@pytest.mark.parametrize("projection", ["shared", "reduced", "own"])
+@pytest.mark.parametrize("kind", ["medusa", "rooted"])
+def test_all_heads_at_once(kind, projection, many_threads):
+    heads = trained(base_of("llama"), kind, projection)
+    for rows, first in ((1, 3), (5, 2)):
+        hidden, paths = inputs(heads.base, rows)
+        roots = paths[:, 0].clamp_min(0)
+
+        def ids(hidden=hidden, roots=roots, first=first):
+            return heads.candidates(hidden, 5, first, roots)
+
+        def scored(hidden=hidden, roots=roots, first=first):
+            return scored_guesses(heads, hidden, 5, [0.5, 1.0, 1.5][:first], roots)
+
+        ours, theirs = with_and_without(heads, ids)
+        assert ours.shape == (first, rows, 5)
+        assert torch.equal(ours, theirs)
+        (ids_KBC, scores_KBC), (own_ids_KBC, own_scores_KBC) = with_and_without(heads, scored)
+        assert torch.equal(ids_KBC, own_ids_KBC)
+        assert torch.allclose(scores_KBC, own_scores_KBC, atol=2e-5)
+
+
+def test_a_whole_tree(many_threads):
+    """Leading shapes of two dimensions, and rows that share their hidden state."""
+    heads = trained(base_of("llama"), "hydra", "reduced")
+    tree = CandidateTree.from_choices([[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]])
+    drafter = HydraDrafter(heads, tree)
+    hidden, paths = inputs(heads.base, 4)
+    state = State([[1]] * 4, paths[:, 0].clamp_min(0).tolist(), hidden, [])
+    ours, theirs = with_and_without(heads, lambda: drafter.propose(state).tokens_BN)
+    assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_equal_logits_go_by_token_id(threads, many_threads):
+    """Rows of the projection that are the same give the same logit, in any thread."""
+    heads = trained(base_of("llama"), "medusa", "own")
+    torch.set_num_threads(threads)
+    for projection in heads.projections:
+        weight = projection.weight.data
+        weight.copy_(weight[torch.arange(len(weight)) % 5])
+    hidden, _ = inputs(heads.base, 3)
+    ours, theirs = with_and_without(heads, lambda: heads.candidates(hidden, 8))
+    assert torch.equal(ours, theirs)
+    assert (ours.diff(dim=-1) == 5).any(), "no two of equal logits were among the best"
+
+
+def test_a_row_has_the_same_bits_among_others(many_threads):
+    heads = trained(base_of("llama"), "rooted", "shared")
+    install_native_heads(heads, native_decoder(heads.base))
+    hidden, paths = inputs(heads.base, 7)
+    _, together = scored_guesses(heads, hidden, 4, [1.0, 0.8], paths[:, 0].clamp_min(0))
+    for row in range(7):
+        alone = scored_guesses(
+            heads, hidden[row : row + 1], 4, [1.0, 0.8], paths[row : row + 1, 0].clamp_min(0)
+        )[1]
+        assert torch.equal(alone[:, 0], together[:, row])
+
+
+def test_what_the_kernels_do_not_take():
+    heads = trained(base_of("llama"), "hydra", "shared")
+    install_native_heads(heads, native_decoder(heads.base))
+    hidden, paths = inputs(heads.base, kernels.MAX_ROWS + 1)
+    assert heads.quickly([1], hidden, paths, 2) is None
+    assert heads.candidates_behind(1, hidden, paths, 2).shape == (kernels.MAX_ROWS + 1, 2)
+    training = trained(base_of("llama"), "hydra", "shared").requires_grad_(True)
+    install_native_heads(training, native_decoder(training.base))
+    assert training.guesser is None

@@ -1,0 +1,182 @@
+"""A capture that fails leaves torch as it was, and the loop answers.
+
+torch.cuda is a stand-in here that keeps what a capture changes: the current stream, whose
+allocations the graph's pool gets, whether the generator is being recorded, the debug mode.
+"""
+
+import warnings
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from support.small_engines import BUSHY, engine_with_heads, random_heads, random_prompt
+from support.tiny_models import tiny_base
+
+from medusa_kit.engine.load import build_engine
+from medusa_kit.infer.cuda_graph import kept
+from medusa_kit.infer.cuda_graph.capture import GraphMemory
+from medusa_kit.infer.cuda_graph.step import FixedStep
+
+CUDA = torch.device("cuda", 0)
+INVALID = "operation failed due to a previous error during capture"
+
+
+@dataclass
+class Device:
+    """What torch.cuda keeps. `torch_ends`: this torch lets go of a failed capture's pool."""
+
+    torch_ends: bool
+    stream: Any = "main"
+    pools: list[Any] = field(default_factory=list)
+    recording: bool = False
+    debug_mode: Any = 0
+    begins: bool = True
+    valid: bool = True
+
+    @property
+    def as_before(self) -> bool:
+        now = (self.stream, self.pools, self.recording, self.debug_mode)
+        return now == ("main", [], False, 0)
+
+    # As the generator of random numbers: its state says that it is being recorded.
+
+    def clone_state(self) -> bool:
+        return False
+
+    def graphsafe_set_state(self, recording: bool) -> None:
+        self.recording = recording
+
+    def set_mode(self, mode: Any) -> None:
+        self.debug_mode = mode
+
+    def end_allocate(self, index: int, pool: Any) -> None:
+        if pool not in self.pools:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
+        self.pools.remove(pool)
+
+
+class Streamed:
+    """As torch's: left without `__exit__`, it stays the current one."""
+
+    device: Device
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def __enter__(self) -> None:
+        self.before, self.device.stream = self.device.stream, self.stream
+
+    def __exit__(self, *_: object) -> None:
+        self.device.stream = self.before
+
+
+class Stream:
+    device_index = 0
+
+    def wait_stream(self, other: Any) -> None: ...
+
+
+class Graph:
+    """As at::cuda::CUDAGraph: what fails in capture_end leaves the rest of it undone."""
+
+    device: Device
+
+    def capture_begin(self, pool: Any, capture_error_mode: str) -> None:
+        assert capture_error_mode == "thread_local"
+        self.device.pools.append(pool)
+        self.device.recording = True
+        if not self.device.begins:
+            raise RuntimeError("cannot begin")
+
+    def capture_end(self) -> None:
+        if self.device.valid or self.device.torch_ends:
+            self.device.pools.pop()
+        if not self.device.valid:
+            raise RuntimeError(INVALID)
+        self.device.recording = False
+
+
+@pytest.fixture(params=[True, False], ids=["torch 2.13", "torch 2.11"])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Device:
+    one = Device(request.param)
+    stand_ins: dict[str, Any] = {
+        "Stream": Stream, "current_stream": Stream, "graph_pool_handle": lambda: (0, 1),
+        "stream": type("stream", (Streamed,), {"device": one}),
+        "CUDAGraph": type("CUDAGraph", (Graph,), {"device": one}),
+        "device": lambda _: nullcontext(), "default_generators": (one,),
+        "synchronize": lambda: None, "empty_cache": lambda: None,
+        "get_sync_debug_mode": lambda: one.debug_mode, "set_sync_debug_mode": one.set_mode,
+    }  # fmt: skip
+    for name, value in stand_ins.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", one.end_allocate, raising=False)
+    monkeypatch.setattr(kept, "can_capture", lambda _: True)
+    return one
+
+
+def test_the_second_run_may_not_wait_and_only_the_third_is_recorded(device: Device) -> None:
+    seen: list[Any] = []
+    GraphMemory(CUDA).capture(lambda: seen.append((device.debug_mode, device.pools[:])))
+    assert seen == [(0, []), ("error", []), (0, [(0, 1)])]
+    assert device.as_before, device
+
+
+def test_torchs_word_on_the_setting_is_not_passed_on(
+    device: Device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says once a process that the setting is a prototype; here every warning is an error."""
+
+    def told(mode: Any) -> None:
+        device.set_mode(mode)
+        warnings.warn("Synchronization debug mode is a prototype feature", stacklevel=2)
+
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", told)
+    GraphMemory(CUDA).capture(lambda: None)
+    assert device.as_before, device
+
+
+def fixed_engine() -> Any:
+    base = tiny_base("llama")
+    return build_engine(base, heads=random_heads(base), tree=BUSHY, fixed_shapes="always")
+
+
+# In which call of `advance` the fault is; the first one of all allocates the slots.
+CALLS = {"first run": 2, "second run": 3, "inside": 4, "inside, invalid": 4}
+
+
+@pytest.mark.parametrize("where", [*CALLS, "begin", "end"])
+def test_a_capture_that_fails_leaves_the_loop(
+    device: Device, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, prompt, plain, calls = fixed_engine(), random_prompt(9, 9), FixedStep.advance, []
+
+    def advance(self: FixedStep) -> None:
+        plain(self)
+        calls.append(where)
+        if len(calls) == CALLS.get(where):
+            device.valid = where != "inside, invalid"
+            raise RuntimeError(f"a fault in the {where}\nmore")
+
+    monkeypatch.setattr(FixedStep, "advance", advance)
+    device.valid, device.begins = where != "end", where != "begin"
+    expected = engine_with_heads(tiny_base("llama")).generate(prompt, max_new_tokens=12)
+    for _ in range(2):
+        result = engine.generate(prompt, max_new_tokens=12)
+        assert device.as_before, device
+        assert (result.token_ids, result.stats.steps_run_by) == (expected.token_ids, "torch")
+    reason = {"begin": "cannot begin", "end": INVALID}.get(where, f"a fault in the {where}")
+    assert engine.verifier.fixed.refused == reason
+    assert engine.steps_run_by == f"torch (no fixed shapes: {reason})"
+    assert engine.verifier.fixed._steps == []
+
+
+def test_memory_that_runs_out_inside_a_capture_is_no_refusal(device: Device) -> None:
+    def work() -> None:
+        if device.pools:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        GraphMemory(CUDA).capture(work)
+    assert device.as_before, device

@@ -1,0 +1,152 @@
+"""Compiled forwards in steps of fixed shapes: compiled for every shape, in one piece, and held
+against the plain forward where a compiler might go wrong.
+
+torch.compile is the real one with a back end that runs what it is given and counts, or a stand-in.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.small_engines import random_heads, random_prompt
+from support.tiny_models import VOCAB, tiny_model
+
+from medusa_kit.base.model import BaseModel, wrap_model
+from medusa_kit.drafters.plain import PlainDrafter
+from medusa_kit.engine.engine import Engine
+from medusa_kit.engine.load import build_engine
+from medusa_kit.errors import ConfigError, IncompatibleBaseError
+from medusa_kit.infer.cuda_graph.compiled import compiled_forward
+from medusa_kit.infer.cuda_graph.forward import FixedTreeStep, FixedVerifier
+from medusa_kit.infer.cuda_graph.step import FixedStep
+from medusa_kit.infer.verifier import Verifier
+
+PROMPT = random_prompt(19, 19)
+COMPILED = "torch.compile, fixed shapes (sdpa)"
+
+
+def base_of(family: str, **changes: Any) -> BaseModel:
+    return wrap_model(tiny_model(family, **changes))
+
+
+def compiling_engine(family: str, **changes: Any) -> Engine:
+    base = base_of(family, **changes)
+    return build_engine(base, heads=random_heads(base), fixed_shapes="always", compiled=True)
+
+
+class Counter:
+    """A back end: the graphs it was given, and how often they ran."""
+
+    def __init__(self) -> None:
+        self.graphs, self.runs = 0, 0
+
+    def __call__(self, graph: Any, inputs: Any) -> Callable[..., Any]:
+        self.graphs += 1
+
+        def run(*args: Any) -> Any:
+            self.runs += 1
+            return graph.forward(*args)
+
+        return run
+
+
+def test_every_shape_runs_compiled() -> None:
+    """More shapes than torch keeps of one function: what is over runs uncompiled by its default."""
+    counter = Counter()
+    verifier = FixedVerifier(Verifier(base_of("llama", num_hidden_layers=1)))
+    drafter = PlainDrafter(verifier.base.device)
+    with torch._dynamo.config.patch(recompile_limit=1), torch.inference_mode():
+        for rows in (1, 2):
+            counter.graphs = counter.runs = 0
+            step = FixedStep(verifier, drafter, rows, 64, compiled_forward(verifier.base, counter))
+            step.begin([3] * rows, [5] * rows, torch.zeros(rows, 32))
+            step.run()
+            step.run()
+            assert (counter.graphs, counter.runs) == (1, 4)  # held to the plain one, slots, two
+
+
+def test_what_does_not_compile_in_one_piece_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    head_logits = BaseModel.head_logits
+
+    def broken(self: BaseModel, hidden: torch.Tensor) -> torch.Tensor:
+        if torch.compiler.is_compiling():
+            torch._dynamo.graph_break()
+        return head_logits(self, hidden)
+
+    monkeypatch.setattr(BaseModel, "head_logits", broken)
+    with pytest.raises(ConfigError, match=r"compile was asked for, but .* torch.compile failed: "):
+        compiling_engine("llama", num_hidden_layers=1)
+
+
+def stand_in_for_compile(monkeypatch: pytest.MonkeyPatch, changed: Callable[..., Any]) -> list[Any]:
+    """torch.compile that calls `changed` with the forward; the options of each call."""
+    calls: list[Any] = []
+
+    def stand_in(forward: Callable[..., Any], **options: Any) -> Callable[..., Any]:
+        def compiled(*args: Any, **kwargs: Any) -> Any:
+            calls.append(options)
+            return changed(forward, *args, **kwargs)
+
+        return compiled
+
+    monkeypatch.setattr(torch, "compile", stand_in)
+    return calls
+
+
+def test_a_compiled_forward_runs_the_steps_and_its_rounding_counts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    off_by = 1e-5
+
+    def rounded(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        hidden, logits = forward(*args, **kwargs)
+        return hidden, logits + off_by * (torch.arange(VOCAB) == 7)
+
+    plain = build_engine(base_of("gemma3"), fixed_shapes="always")
+    expected = plain.generate(PROMPT, max_new_tokens=12)
+    calls = stand_in_for_compile(monkeypatch, rounded)
+    engine = compiling_engine("gemma3")
+    assert engine.noise > plain.noise + off_by  # doubled, and measured with the compiled forward
+    result = engine.generate(PROMPT, max_new_tokens=12)
+    assert result.token_ids == expected.token_ids
+    assert result.stats.steps_run_by == COMPILED
+    assert calls[0] == {"dynamic": False, "fullgraph": True, "backend": "inductor"}
+    assert len(calls) == 5 + result.stats.num_steps  # three trees, the check, the slots, the steps
+    off_by = 1e-4
+    engine.generate([PROMPT, PROMPT], max_new_tokens=4)
+    assert engine.generate(PROMPT, max_new_tokens=4).stats.noise == engine.noise > 1.9e-4
+    off_by = 10.0
+    with pytest.raises(IncompatibleBaseError, match="compiled forward"):
+        engine.generate([PROMPT] * 5, max_new_tokens=4)
+
+
+@pytest.mark.parametrize("wrong", ["windows", "the prefix"])
+def test_what_goes_wrong_behind_a_prefix_alone_is_found(
+    wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At load, and for a step of its own, where the windows are the model's."""
+    build = FixedTreeStep._build_mask
+
+    def mask(self: FixedTreeStep, window: int | None) -> torch.Tensor:
+        mask_BNS = build(self, None if wrong == "windows" else window)
+        if wrong == "the prefix":
+            newest_B1 = self.device_lengths()[:, None] - 1
+            mask_BNS = mask_BNS & (torch.arange(self.num_slots) != newest_B1)[:, None]
+        return mask_BNS
+
+    def changed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with monkeypatch.context() as patch:
+            if broken:
+                patch.setattr(FixedTreeStep, "_build_mask", mask)
+            return forward(*args, **kwargs)
+
+    stand_in_for_compile(monkeypatch, changed)
+    broken = True
+    with pytest.raises(ConfigError, match=r"compile was asked for, but .* its logits on a tree"):
+        compiling_engine("mistral-sliding")
+    broken = False
+    engine = compiling_engine("mistral-sliding")
+    broken = True
+    with pytest.raises(IncompatibleBaseError, match="the compiled forward"):
+        engine.generate(PROMPT, max_new_tokens=4)

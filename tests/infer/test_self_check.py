@@ -1,0 +1,112 @@
+"""The check at load: lets through what is right, refuses what is wrong, and says how wrong."""
+
+import pytest
+import torch
+from support.tiny_models import FAMILIES, tiny_base, tiny_model
+
+from medusa_kit.base.model import wrap_model
+from medusa_kit.errors import IncompatibleBaseError
+from medusa_kit.infer import attention, tree_step
+from medusa_kit.infer.self_check import check_trees, prove_trees
+from medusa_kit.infer.tree_cache import TreeCache
+from medusa_kit.infer.verifier import Verifier
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_right_model_passes_with_little_noise(family: str) -> None:
+    check = prove_trees(tiny_base(family))
+    assert check.relative_error < 1e-4
+    assert 0 < check.noise < 1e-2
+
+
+@pytest.mark.parametrize("family", ["mistral-sliding", "phimoe", "gpt_oss"])
+def test_a_wrong_window_is_caught_though_the_real_one_is_longer_than_the_prompts(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base = wrap_model(tiny_model(family, sliding_window=64))
+    prove_trees(base)
+    owners = [base.config, *base.model.modules()]
+    assert {getattr(owner, "sliding_window", None) for owner in owners} == {None, 64}
+    right = tree_step.TreeStep.mask
+    wider = {4: 5, 64: 64, None: None}  # 4: the window of the proof
+    monkeypatch.setattr(
+        tree_step.TreeStep, "mask", lambda step, window, *rest: right(step, wider[window], *rest)
+    )
+    with pytest.raises(IncompatibleBaseError, match="off by"):
+        prove_trees(base)
+
+
+def test_a_fault_while_the_window_is_not_full_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Masks and kernels are others then; every answer begins so."""
+    base = wrap_model(tiny_model("mistral-sliding", sliding_window=64))
+    right = tree_step.TreeStep.mask
+
+    def wrong(step: tree_step.TreeStep, window: int | None, *rest: int) -> torch.Tensor:
+        mask = right(step, window, *rest).clone()
+        if not step.window_bites(window):
+            mask[..., 1:, 0] = False
+        return mask
+
+    monkeypatch.setattr(tree_step.TreeStep, "mask", wrong)
+    with pytest.raises(IncompatibleBaseError, match="off by"):
+        prove_trees(base)
+
+
+def test_a_window_that_a_family_leaves_to_its_mask_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Phi-3.5-MoE never names its window to the attention function."""
+    monkeypatch.setattr(attention, "_unsaid_window", lambda module: None)
+    with pytest.raises(IncompatibleBaseError, match="off by"):
+        prove_trees(tiny_base("phimoe"))
+
+
+def test_an_attention_that_can_neither_be_exchanged_nor_masked_is_refused() -> None:
+    base = tiny_base("gptj")
+    base.config._attn_implementation_internal = "flash_attention_2"
+    with pytest.raises(IncompatibleBaseError, match="GPTJForCausalLM does not let its attention"):
+        Verifier(base)
+
+
+def test_a_mask_that_lets_siblings_see_each_other_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As when a family drops the tree's mask and falls back on a causal one."""
+    right = tree_step.TreeStep._build_mask
+
+    def causal(step: tree_step.TreeStep, window: int | None) -> torch.Tensor:
+        N = step.num_nodes
+        chain = torch.ones(N, N, dtype=torch.bool).tril().expand_as(step.sees_BNN)
+        return right(tree_step.TreeStep(step.lengths, step.depths_BN, chain), window)
+
+    monkeypatch.setattr(tree_step.TreeStep, "_build_mask", causal)
+    with pytest.raises(IncompatibleBaseError, match=r"logits on a tree are off by \d"):
+        prove_trees(tiny_base("llama"))
+
+
+def test_a_commit_that_keeps_the_wrong_nodes_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def careless(cache: TreeCache, moves: list[list[tuple[int, int]]]) -> None: ...
+
+    monkeypatch.setattr(TreeCache, "_move", careless)
+    with pytest.raises(IncompatibleBaseError, match="off by"):
+        prove_trees(tiny_base("llama"))
+
+
+def test_positions_by_slot_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when a family counts positions itself instead of reading position_ids."""
+    verifier = Verifier(tiny_base("llama"))
+    model = verifier.base.model
+    original = model.model.rotary_emb.forward
+
+    def by_slot(x: torch.Tensor, position_ids: torch.Tensor) -> object:
+        first = position_ids[:, :1]
+        return original(x, first + torch.arange(position_ids.shape[1])[None])
+
+    monkeypatch.setattr(model.model.rotary_emb, "forward", by_slot)
+    with pytest.raises(IncompatibleBaseError, match="off by"):
+        check_trees(verifier)
+
+
+def test_nan_is_no_small_error() -> None:
+    base = tiny_base("llama")
+    base.model.lm_head.weight.data[3, 3] = float("nan")
+    with pytest.raises(IncompatibleBaseError):
+        prove_trees(base)

@@ -1,0 +1,183 @@
+import pytest
+
+from medusa_kit.errors import ConfigError
+from medusa_kit.settings.recipe import SourceSection, differences, dump, load_recipe
+
+MINIMAL = """
+output_dir: out
+base: {model: debug-tiny}
+data: {sources: [rows.jsonl]}
+"""
+
+
+@pytest.fixture
+def recipe_file(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(MINIMAL)
+    return path
+
+
+def test_defaults_and_overrides(recipe_file):
+    recipe = load_recipe(
+        recipe_file, ["train.learning_rate=1e-4", "heads.num_heads=3", "data.sources=[a, b]"]
+    )
+    assert recipe.train.learning_rate == 1e-4
+    assert recipe.heads.num_heads == 3
+    assert recipe.data.sources == ["a", "b"]
+    assert recipe.train.head_decay == 0.8
+
+
+def test_override_opens_a_section_the_file_lacks(recipe_file):
+    assert load_recipe(recipe_file, ["logging.project=mine"]).logging.project == "mine"
+
+
+@pytest.mark.parametrize(
+    ("override", "suggestion"),
+    [
+        ("train.lerning_rate=1", "train.learning_rate"),
+        ("trian.epochs=1", "train"),
+        ("learning_rate=1", "train.learning_rate"),
+        ("base.modle=x", "base.model"),
+    ],
+)
+def test_unknown_key_names_the_nearest(recipe_file, override, suggestion):
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(recipe_file, [override])
+    assert str(recipe_file) in caught.value.message
+    assert override.split("=")[0].split(".")[0] in caught.value.message
+    assert caught.value.hint == f"did you mean {suggestion}?"
+
+
+@pytest.mark.parametrize(
+    ("override", "parts"),
+    [
+        ("train.epochs=many", ["train.epochs", "'many'", "integer"]),
+        ("train.epochs=0", ["train.epochs", "0", "greater than or equal to 1"]),
+        ("heads.projection=wide", ["heads.projection", "'wide'", "'shared', 'own' or 'reduced'"]),
+        ("heads.reduced_size=100", ["reduced_size", "'shared'"]),
+        ("heads.projection=reduced", ["reduced_size None"]),
+        ("heads.kind=eagle", ["heads.kind", "'eagle'", "'medusa', 'rooted' or 'hydra'"]),
+        ("train={loss: cross_entropy, soft_share: 0.5}", ["soft_share 0.5", "'cross_entropy'"]),
+        ("train={loss: cross_entropy, soft_top: 8}", ["soft_top 8", "'soft', 'tv' and 'lk'"]),
+        ("train.cache_dir=x", ["cache_dir 'x'", "features 'disk'"]),
+        ("joint.moves=full", ["stage 'medusa1'", "section joint"]),
+        ("joint={lora: {rnk: 3}}", ["'joint.lora.rnk'"]),
+        ("joint={moves: full, teacher: live}", ["teacher 'live'", "the original is gone"]),
+        ("joint={moves: full, save_merged: true}", ["no adapter to merge"]),
+        ("deepspeed.zero_stage=4", ["deepspeed.zero_stage", "0, 1, 2 or 3"]),
+        ("deepspeed.offload.optimizer=true", ["offload.optimizer", "zero_stage 0"]),
+        ("deepspeed.offload.parameters=true", ["offload.parameters", "needs 3"]),
+        ("data.sources=[{source: a, wieght: 2}]", ["sources.0", "'wieght'", "mean weight?"]),
+        ("data.sources=[a, {source: a, zzz: 2}]", ["sources.1", "'zzz'", "source, weight, limit"]),
+        ("data.sources=[{weight: 2}]", ["'data.sources.0.source' is missing"]),
+        ("data.sources=[{source: a, weight: 0}]", ["data.sources.0.weight", "greater than 0"]),
+        ("data.sources=[{source: a, weight: .inf}]", ["data.sources.0.weight", "finite"]),
+        ("data.sources=[{source: a, limit: 0}]", ["data.sources.0.limit = 0", "equal to 1"]),
+        ("data.sources=[3]", ["data.sources.0", "3 is no source", "{source, weight, limit}"]),
+        ("data.mix=shuffle", ["data.mix", "'shuffle'", "'exhaust' or 'stop_at_first'"]),
+        ("train=3", ["train = 3"]),
+        ("seed.deep=1", ["seed"]),
+        ("nonsense", ["nonsense", "section.key=value"]),
+        ("train.epochs=[1", ["train.epochs=[1", "YAML"]),
+    ],
+)
+def test_bad_values_are_named(recipe_file, override, parts):
+    recipe_file.write_text(MINIMAL + "seed: 1\n")
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(recipe_file, [override])
+    for part in parts:
+        assert part in caught.value.message
+
+
+def test_medusa2_reads_live_and_in_a_range_that_trains(recipe_file):
+    recipe_file.write_text(MINIMAL)
+    for override, said in (
+        ("train.features=disk", "always live"),
+        ("base.dtype=float16", "use bfloat16"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            load_recipe(recipe_file, ["stage=medusa2", override])
+    assert load_recipe(recipe_file, ["stage=medusa2"]).joint_options.moves == "lora"
+
+
+def test_a_key_of_an_optional_section_is_suggested(recipe_file):
+    recipe_file.write_text(MINIMAL)
+    with pytest.raises(ConfigError) as caught:
+        load_recipe(recipe_file, ["stage=medusa2", "joint.heads_wieght=1"])
+    assert "joint.heads_weight" in caught.value.hint
+
+
+def test_missing_key_and_missing_file(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text("output_dir: out\ndata: {sources: [x]}\nbase: {}\n")
+    with pytest.raises(ConfigError, match=r"'base\.model' is missing"):
+        load_recipe(path)
+    with pytest.raises(ConfigError, match="no recipe at"):
+        load_recipe(tmp_path / "other.yaml")
+    path.write_text("- a\n- list\n")
+    with pytest.raises(ConfigError, match="expected sections"):
+        load_recipe(path)
+
+
+def test_dump_loads_back_equal(recipe_file, tmp_path):
+    recipe = load_recipe(recipe_file, ["heads.projection=reduced", "heads.reduced_size=64"])
+    copy = tmp_path / "copy.yaml"
+    copy.write_text(dump(recipe))
+    assert load_recipe(copy) == recipe
+
+
+MIXED = "data.sources=[rows.jsonl, {source: more.jsonl, weight: 2.5, limit: 40}, {source: third}]"
+
+
+def test_sources_with_weights(recipe_file, tmp_path):
+    (tmp_path / "more.jsonl").write_text("")
+    recipe = load_recipe(recipe_file, [MIXED, "data.mix=stop_at_first"])
+    more = SourceSection(source=str(tmp_path / "more.jsonl"), weight=2.5, limit=40)
+    assert recipe.data.sources == ["rows.jsonl", more, SourceSection(source="third")]
+    assert recipe.data.entries() == [
+        SourceSection(source="rows.jsonl", weight=1, limit=None), more,
+        SourceSection(source="third", weight=1, limit=None),
+    ]  # fmt: skip
+    copy = tmp_path / "copy.yaml"
+    copy.write_text(dump(recipe))
+    assert load_recipe(copy) == recipe
+    assert differences(recipe, load_recipe(copy)) == []
+    assert "- rows.jsonl\n" in dump(recipe), "a name stays a name"
+
+
+ONE = "data.sources=[{source: a}]"
+
+
+def test_streaming_needs_a_limit_for_every_data_set(recipe_file, tmp_path):
+    (tmp_path / "rows").write_text("a file of any name")
+    limited = "data.sources=[rows, gone.jsonl, {source: owner/name, limit: 9}]"
+    for overrides in ([limited], [ONE, "data.limit=5"]):
+        assert load_recipe(recipe_file, [*overrides, "data.streaming=true"]).data.streaming
+    for sources, name in ((ONE, "a"), ("data.sources=[rows, owner/name]", "owner/name")):
+        with pytest.raises(
+            ConfigError, match=f"streaming reads '{name}' without a limit"
+        ) as caught:
+            load_recipe(recipe_file, [sources, "data.streaming=true"])
+        assert "data.limit" in caught.value.hint
+        assert not load_recipe(recipe_file, [sources]).data.streaming
+
+
+def test_sources_are_found_beside_the_recipe_first(recipe_file, tmp_path, monkeypatch):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    for folder in (tmp_path, elsewhere):
+        (folder / "rows.jsonl").write_text("")
+    (elsewhere / "here.jsonl").write_text("")
+    recipe = load_recipe(recipe_file, ["data.sources=[rows.jsonl, here.jsonl, a/dataset]"])
+    assert recipe.data.sources == [
+        str(tmp_path / "rows.jsonl"),
+        str(elsewhere / "here.jsonl"),
+        "a/dataset",
+    ]
+
+
+def test_differences_name_the_keys(recipe_file):
+    ours, theirs = load_recipe(recipe_file), load_recipe(recipe_file, ["train.epochs=5"])
+    assert differences(ours, theirs) == ["train.epochs: 1 ≠ 5"]
+    assert differences(ours, ours) == []
