@@ -46,9 +46,10 @@ ifdef VARIANT
 ifeq ($(filter $(VARIANT),$(VARIANTS)),)
 $(error VARIANT is '$(VARIANT)'; expected one of $(VARIANTS))
 endif
-TESTS ?= tests/exactness tests/formats tests/heads tests/bench/test_verify.py $(addprefix \
-	tests/infer/test_,$(addsuffix .py,attention fixed_shapes fused_norm native native_heads \
-	packed_linear rounded token_choice transformers_entry tree_check))
+TESTS ?= tests/exactness tests/formats tests/heads tests/infer/cpu tests/infer/accept \
+	tests/bench/test_verify.py tests/engine/test_transformers_entry.py \
+	tests/infer/attention/test_attention.py tests/infer/cuda_graph/test_cuda_graph.py \
+	tests/infer/test_self_check.py
 endif
 
 # One thread: tiny models are slower with more, by several times where other work runs beside.

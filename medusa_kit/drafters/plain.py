@@ -21,5 +21,8 @@ class PlainDrafter(StatelessDrafter):
         roots_B1 = sent(state.roots_B, self.topology.depths_N.device)[:, None]
         return Draft(roots_B1, [self.topology] * len(state.roots_B))
 
+    def alike(self, other: object) -> bool:
+        return type(self) is type(other)
+
     def fill(self, hidden_BD: Tensor, roots_B: Tensor, on_device: bool = False) -> Tensor:
         return roots_B[:, None]

@@ -159,8 +159,8 @@ class Engine:
         """Answer one prompt (GenerationResult) or a list of prompts (a list of them).
 
         A prompt is a list of chat messages, a string or a list of token ids. `drafter`: a name from
-        medusa_kit.settings.drafters.DRAFTERS with its options (the engine's own unless given); none is plain
-        decoding through the same loop. The text is the same with each of them.
+        settings.drafters.DRAFTERS with its options (the engine's own unless given); none is
+        plain decoding through the same loop. The text is the same with each of them.
         `sampling`: the fields of SamplingParams (temperature, top_k, top_p, seed, …); greedy unless
         given.
         Raises ConfigError, ContextLengthError.

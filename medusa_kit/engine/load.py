@@ -66,7 +66,7 @@ def load(
     `fixed_shapes`: whether greedy steps run whole on the device (auto: on CUDA, as a CUDA graph;
     always, never); `compiled`: with the model's forward through torch.compile.
     `force` puts heads on a base with another fingerprint.
-    `drafter`: who guesses ahead, a name of medusa_kit.settings.drafters.DRAFTERS with its `drafter_options`
+    `drafter`: who guesses ahead, a name of settings.drafters.DRAFTERS with its `drafter_options`
     (auto unless given); `draft_model`: a smaller model, for drafters that use one. `fallback`: the
     drafter where there are no heads or they do not fit. Heads that do not fit are an error unless
     something else was told to draft: a fallback, a draft model, drafter auto.

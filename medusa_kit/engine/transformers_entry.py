@@ -114,7 +114,7 @@ def custom_generate_with(
 ) -> CustomGenerate:
     """A `custom_generate` with settings of its own. Keep it: its engines live as long.
 
-    `heads`, `tree`: as for `medusa_kit.load`. `drafter`: a name from medusa_kit.settings.drafters.DRAFTERS
+    `heads`, `tree`: as for `medusa_kit.load`. `drafter`: a name from settings.drafters.DRAFTERS
     with its `options`; by default heads where there are any. `draft_model`: for drafters that use
     one. Raises ConfigError for a drafter or an option that does not exist.
     """

@@ -10,12 +10,12 @@ from typing import Any
 
 import yaml
 
-from medusa_kit.base.gguf import EMBEDDED_NAME
 from medusa_kit.hub.figures import acceptance, exactness, speed, tree
 from medusa_kit.hub.markdown import table
 from medusa_kit.hub.measured import Measured
 from medusa_kit.hub.public import is_local, public
 from medusa_kit.hub.usage import usage
+from medusa_kit.settings.engine import EMBEDDED_NAME
 from medusa_kit.version import __version__
 
 TAGS = ("medusa", "speculative-decoding", "medusa-kit")

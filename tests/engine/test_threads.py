@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 import torch
 from support.callers import Words, all_at_once, answers, requests_of
-from support.small_engines import engine_with_heads, random_heads, random_prompt
+from support.small_engines import engine_with_heads, random_prompt
+from support.threaded_engine import engine_for
 from support.tiny_models import tiny_model
 
 import medusa_kit
 from medusa_kit.base.gguf import byte_tokenizer
 from medusa_kit.base.model import load_base_model, wrap_model
 from medusa_kit.drafters.mixed.estimates import Luck, StepCost
-from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import build_engine
 from medusa_kit.infer.cpu import kernels
 
@@ -37,18 +37,6 @@ def steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     elif kernels.load_library() is None:
         pytest.skip("the C++ kernels cannot be built on this machine")
     return request.param
-
-
-def family_for(steps: str) -> str:
-    return "llama-tied" if steps == "C++" else "llama"
-
-
-def engine_for(steps: str, seed: int = 0) -> Engine:
-    name = family_for(steps)
-    base = wrap_model(tiny_model(name, seed), None, f"{name}-{seed}")
-    engine = build_engine(base, heads=random_heads(base))
-    assert engine.steps_run_by.startswith(steps), engine.steps_run_by
-    return engine
 
 
 def test_one_engine_called_by_several_threads(steps: str, many_threads: None) -> None:
@@ -145,7 +133,7 @@ sys.path[:0] = {paths!r}
 import torch
 from support.callers import answers, requests_of
 from medusa_kit.infer.cpu import kernels
-from test_threads import engine_for
+from support.threaded_engine import engine_for
 
 torch.set_num_threads(2)
 kernels.WORK_OF_A_THREAD = 1

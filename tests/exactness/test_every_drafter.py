@@ -7,9 +7,9 @@ or another's.
 """
 
 import pytest
+from support.partly_knowing import plain_answer
 from support.small_engines import engine_with_heads, random_prompt
 from support.tiny_models import CONTEXT, VOCAB, tiny_base
-from test_greedy import plain_answer
 
 from medusa_kit.base.model import wrap_model
 from medusa_kit.engine.engine import Engine

@@ -6,8 +6,8 @@ attention, and a class that keeps its own attention.
 """
 
 import pytest
+from support.partly_knowing import PartlyKnowing, plain_answer, random_prompt
 from support.tiny_models import CONTEXT, MORE, STOP, tiny_base
-from test_greedy import PartlyKnowing, plain_answer, random_prompt
 
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import build_engine

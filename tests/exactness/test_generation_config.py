@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from support.partly_knowing import PartlyKnowing, plain_answer
 from support.small_engines import BUSHY, random_heads, random_prompt
 from support.tiny_models import STOP, tiny_base, tiny_model
-from test_greedy import PartlyKnowing, plain_answer
 from transformers import GenerationConfig, WatermarkingConfig
 
 import medusa_kit

@@ -5,12 +5,9 @@ come from the engine. Heads are random, so that some guesses hold and most do no
 of drafter knows the answer in part, so that long paths are accepted too.
 """
 
-import random
-from collections.abc import Sequence
-from typing import Any
-
 import pytest
 import torch
+from support.partly_knowing import TREES, PartlyKnowing, plain_answer, random_prompt
 from support.tiny_models import CONTEXT, FAMILIES, STOP, VOCAB, tiny_base, tiny_model
 from transformers import LogitsProcessor, LogitsProcessorList
 
@@ -20,30 +17,6 @@ from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.decode import decode, make_row
 from medusa_kit.infer.draft import Draft, State, StatelessDrafter, Topology
 from medusa_kit.settings.sampling import SamplingParams
-from medusa_kit.tree.candidate_tree import CandidateTree
-
-TREES = {
-    "root": CandidateTree.root_only(),
-    "chain": CandidateTree.chain(3),
-    "wide": CandidateTree([(rank,) for rank in range(9)]),
-    "bushy": CandidateTree([(0,), (1,), (2,), (5,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 3)]),
-}
-
-
-def plain_answer(
-    family: str, prompt: Sequence[int], max_new_tokens: int, stop: int | None = STOP
-) -> list[int]:
-    ids, model = torch.tensor([list(prompt)]), tiny_model(family)
-    model.generation_config.eos_token_id = stop
-    out = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, do_sample=False
-    )
-    return out[0, len(prompt) :].tolist()
-
-
-def random_prompt(length: int, seed: int) -> list[int]:
-    generator = random.Random(seed)
-    return [generator.randrange(3, VOCAB) for _ in range(length)]
 
 
 def random_heads(engine: Engine, kind: str = "medusa") -> MedusaHeads:
@@ -53,46 +26,6 @@ def random_heads(engine: Engine, kind: str = "medusa") -> MedusaHeads:
     for parameter in heads.parameters():
         parameter.data.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
     return heads.requires_grad_(False)
-
-
-class PartlyKnowing(StatelessDrafter):
-    """Knows the true answer and drafts it among noise: random trees that hold the truth to a
-    random depth, a new topology for each row and step, slots unused at random."""
-
-    name = "partly-knowing"
-    num_nodes = 12
-
-    def __init__(self, truths: dict[tuple[int, ...], list[int]], seed: int = 0) -> None:
-        self.truths, self.random = truths, random.Random(seed)
-        self.most_accepted = 0
-
-    def propose(self, state: State) -> Draft:
-        rows = [self._row(tokens, root) for tokens, root in
-                zip(state.tokens, state.roots_B, strict=True)]  # fmt: skip
-        topologies = [Topology.from_parents(parents, torch.device("cpu")) for _, parents in rows]
-        return Draft(torch.tensor([tokens for tokens, _ in rows]), topologies)
-
-    def _row(self, committed: list[int], root: int) -> tuple[list[int], list[int]]:
-        prompt = next(p for p in self.truths if tuple(committed[: len(p)]) == p)
-        done = len(committed) - len(prompt) + 1
-        truth = self.truths[prompt][done : done + self.random.randrange(6)]
-        tokens, parents, tip = [root], [-1], 0
-        for token in truth:
-            while self.random.random() < 0.4 and len(tokens) < self.num_nodes - 6:
-                tokens.append(self.random.choice([t for t in range(VOCAB) if t != token]))
-                parents.append(self.random.randrange(len(parents)))
-                if (tokens[-1], parents[-1]) in zip(tokens[:-1], parents[:-1], strict=True):
-                    parents[-1] = -2  # a sibling with the same token: leave the slot unused
-            tokens.append(token)
-            parents.append(tip)
-            tip = len(tokens) - 1
-        while len(tokens) < self.num_nodes:
-            tokens.append(self.random.randrange(VOCAB))
-            parents.append(-2)
-        return tokens, parents
-
-    def observe(self, step: Any) -> None:
-        self.most_accepted = max(self.most_accepted, *(len(path) for path in step.paths))
 
 
 @pytest.mark.parametrize("family", FAMILIES)

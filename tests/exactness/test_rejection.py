@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 import torch
+from support.exact_distribution import PROMPT, chi_square_p_value, exact_law, right
 from support.small_engines import decode_all, endless_base
-from test_sampling import PROMPT, chi_square_p_value, exact_law, right
 
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.engine.engine import Engine

@@ -7,8 +7,8 @@ are right now and then; the answers are the engine's own, written by plain decod
 import numpy as np
 import pytest
 import torch
+from support.partly_knowing import TREES
 from support.small_engines import endless_base, random_heads, random_prompt
-from test_greedy import TREES
 
 from medusa_kit.base.model import wrap_model
 from medusa_kit.data.readers import AnswerRow

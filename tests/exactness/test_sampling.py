@@ -6,14 +6,21 @@ written out. The second is the exact probability of every short answer.
 Shapes: V vocabulary, S sequences, A answers that can come.
 """
 
-import math
-from collections import Counter
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import pytest
 import torch
+from support.exact_distribution import (
+    PROMPT,
+    Law,
+    Rule,
+    chi_square_p_value,
+    exact_law,
+    log_probabilities,
+    right,
+)
+from support.partly_knowing import TREES, PartlyKnowing
 from support.small_engines import (
     decode_all,
     endless_base,
@@ -22,7 +29,6 @@ from support.small_engines import (
     random_prompt,
 )
 from support.tiny_models import STOP, VOCAB, tiny_base, tiny_model
-from test_greedy import TREES, PartlyKnowing
 
 from medusa_kit.drafters import draft_with
 from medusa_kit.engine.engine import Engine
@@ -44,33 +50,6 @@ SETTINGS = [
     SamplingParams(1.0, top_k=20, top_p=0.9, seed=4),
     PENALISED,
 ]
-
-
-def log_probabilities(
-    logits_V: torch.Tensor, params: SamplingParams, prompt: list[int], answer: list[int]
-) -> torch.Tensor:
-    """What the parameters mean, written out: penalties, bias, temperature, the k best, the nucleus,
-    the share of the likeliest."""
-    logits_V = logits_V.double().clone()
-    for token in {*prompt, *answer}:
-        penalty = params.repetition_penalty or 1.0
-        logits_V[token] *= penalty if logits_V[token] < 0 else 1 / penalty
-    for token, count in Counter(answer).items():
-        logits_V[token] -= params.presence_penalty + count * params.frequency_penalty
-    for token, bias in (params.logit_bias or {}).items():
-        logits_V[token] += bias
-    logits_V /= params.temperature
-    order_V = logits_V.argsort(descending=True, stable=True)
-    kept = len(order_V) if params.top_k is None else params.top_k
-    shares_V = logits_V[order_V[:kept]].softmax(-1)
-    if params.top_p is not None:
-        before_V = shares_V.cumsum(-1) - shares_V
-        kept = int((before_V < params.top_p).sum())
-    if params.min_p is not None:
-        kept = min(kept, int((shares_V >= params.min_p * shares_V[0]).sum()))
-    result_V = torch.full_like(logits_V, float("-inf"))
-    result_V[order_V[:kept]] = logits_V[order_V[:kept]].log_softmax(-1)
-    return result_V
 
 
 def sampled_by_hand(
@@ -231,9 +210,6 @@ CASES = {"narrow": NARROW, "smooth": SMOOTH, "everything": EVERYTHING}
 FULL_TREE = CandidateTree(
     [*[(a,) for a in range(4)], *[(a, b) for a in range(4) for b in range(3)]]
 )
-PROMPT = [5, 3, 7, 4]
-Law = dict[tuple[int, ...], float]
-Rule = Callable[[torch.Tensor, list[int]], torch.Tensor]  # (logits_V, answer) -> log p_V
 
 
 @pytest.fixture(scope="module")
@@ -255,46 +231,6 @@ def draws(engine: Engine, case: Case) -> tuple[torch.Tensor, float]:
             accepted += sum(depth * count for depth, count in row.depth_counts.items())
             steps += row.num_steps
     return torch.tensor(answers), accepted / steps
-
-
-def right(params: SamplingParams) -> Rule:
-    return lambda logits_V, answer: log_probabilities(logits_V, params, PROMPT, answer)
-
-
-def exact_law(rule: Rule, tokens: int) -> Law:
-    """Probability of every answer that can come, from plain forwards of a second model."""
-    model = endless_base(8).model
-    answers: Law = {(): 1.0}
-    for _ in range(tokens):
-        longer: Law = {}
-        prefixes = torch.tensor([[*PROMPT, *answer] for answer in answers])
-        with torch.no_grad():
-            logits_AV = model(prefixes, use_cache=False).logits[:, -1]
-        for (answer, share), logits_V in zip(answers.items(), logits_AV, strict=True):
-            for token, log in enumerate(rule(logits_V, list(answer)).tolist()):
-                if log > -math.inf:
-                    longer[(*answer, token)] = share * math.exp(log)
-        answers = longer
-    assert abs(sum(answers.values()) - 1) < 1e-6
-    return answers
-
-
-def chi_square_p_value(answers_ST: torch.Tensor, law: Law) -> float:
-    """p-value of the counts under `law`; answers expected fewer than 5 times share a bin.
-
-    0 where an answer came that cannot come.
-    """
-    seen = Counter(map(tuple, answers_ST.tolist()))
-    if not seen.keys() <= law.keys():
-        return 0.0
-    counts = [(seen[a], len(answers_ST) * share) for a, share in law.items()]
-    bins = [(count, expected) for count, expected in counts if expected >= 5]
-    rare = [(count, expected) for count, expected in counts if expected < 5]
-    if rare:
-        bins.append((sum(count for count, _ in rare), sum(share for _, share in rare)))
-    statistic = sum((count - expected) ** 2 / expected for count, expected in bins)
-    half = torch.tensor([(len(bins) - 1) / 2, statistic / 2], dtype=torch.float64)
-    return float(torch.special.gammaincc(half[0], half[1]))
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+from support.exact_distribution import log_probabilities
 from support.small_engines import decode_all, endless_base, random_heads, random_prompt
-from test_sampling import log_probabilities
 
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.verify import verify

@@ -16,8 +16,8 @@ from typing import Any
 from server import serving, stop_on_signals
 from small_heads import kit, make_heads
 
-from medusa_kit.base.gguf import EMBEDDED_NAME
 from medusa_kit.cli.prompts import asset
+from medusa_kit.settings.engine import EMBEDDED_NAME
 
 NUM_PROMPTS = 10
 NUM_TOKENS = 64

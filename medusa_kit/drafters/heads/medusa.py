@@ -30,6 +30,13 @@ class HeadsDrafter(StatelessDrafter):
         roots_B = sent(state.roots_B, state.hidden_BD.device)
         return Draft(self.fill(state.hidden_BD, roots_B), [self.topology] * len(roots_B))
 
+    def alike(self, other: object) -> bool:
+        """Whether steps made for one do for the other (`infer/cuda_graph/`)."""
+        if type(self) is not type(other):
+            return False
+        assert isinstance(other, HeadsDrafter)
+        return self.heads is other.heads and self.tree == other.tree
+
     def fill(self, hidden_BD: Tensor, roots_B: Tensor, on_device: bool = False) -> Tensor:
         """tokens_BN of the tree. `on_device`: nothing is read on the host."""
         raise NotImplementedError

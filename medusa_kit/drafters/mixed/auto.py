@@ -4,8 +4,9 @@ Free sources (text and tables) are asked at every step. How many of the merged g
 follows from their chances and from what a node costs on this machine, measured while decoding.
 Heads and draft models cost time to ask: `Chooser` finds out where that pays.
 
-Where steps run whole on the device (infer/cuda_graph/), guesses are sent to them: the heads then draft
-within the step and are asked at every one, and a step has one of a few sizes, filled with guesses.
+Where steps run whole on the device (infer/cuda_graph/), guesses are sent to them: the heads then
+draft within the step and are asked at every one, and a step has one of a few sizes, filled with
+guesses.
 """
 
 import time

@@ -10,7 +10,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from medusa_kit.base.files import resolve
-from medusa_kit.base.gguf import DEBUG_NAME, EMBEDDED_NAME
 from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import ConfigError, nearest
 from medusa_kit.files import atomic_write
@@ -21,6 +20,7 @@ from medusa_kit.heads.formats.kit import check_sizes, from_kit, scale_note, simp
 from medusa_kit.heads.formats.neutral import ForeignHeads
 from medusa_kit.heads.formats.recognise import ADAPTER_CONFIG, read_foreign
 from medusa_kit.heads.formats.target import LAYOUTS, Target, Written
+from medusa_kit.settings.engine import DEBUG_NAME, EMBEDDED_NAME
 
 OURS = "medusa-kit"
 INDEX_NAME = "model.safetensors.index.json"

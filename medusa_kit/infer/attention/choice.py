@@ -1,7 +1,7 @@
 """Which backend computes tree attention, layer by layer, and what had to be left to another.
 
 `auto`: on CUDA the first that can do a case, in the order of fewest kernels a layer (counted in
-tests/infer/attention/test_backend_costs.py): `triton`, `flash`, `sdpa`, but `flash` first where no slot is
+tests' test_backend_costs.py): `triton`, `flash`, `sdpa`, but `flash` first where no slot is
 hidden from any node and one of torch's kernels does it all; elsewhere `sdpa`.
 What turns out not to run or to compute something wrong is ruled out, and the next one goes on.
 A backend that was asked for by name runs, or the reason why it cannot is an error.

@@ -15,12 +15,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from medusa_kit.drafters.heads.medusa import HeadsDrafter
 from medusa_kit.infer.cuda_graph.accept import Accepted
 from medusa_kit.infer.cuda_graph.capture import GraphMemory
 from medusa_kit.infer.cuda_graph.compiled import check_compiled
 from medusa_kit.infer.cuda_graph.forward import FixedVerifier
-from medusa_kit.infer.cuda_graph.step import GRAPH_BYTES
+from medusa_kit.infer.cuda_graph.step import GRAPH_BYTES, StaticDrafter
 from medusa_kit.infer.draft import ROOT
 from medusa_kit.infer.verifier import Forward
 
@@ -36,7 +35,7 @@ class Feeds:
 
     sizes: tuple[int, ...]
     ranks: int = 0
-    heads: HeadsDrafter | None = None
+    heads: StaticDrafter | None = None
 
     @property
     def num_nodes(self) -> int:
@@ -50,14 +49,14 @@ class Feeds:
         """The least size that holds so many nodes."""
         return next(size for size in self.sizes if size >= num_nodes)
 
-    def alike(self, other: "Feeds") -> bool:
+    def alike(self, other: object) -> bool:
         """Whether steps made for one do for the other."""
-        if (self.sizes, self.ranks) != (other.sizes, other.ranks):
+        if not isinstance(other, Feeds) or (self.sizes, self.ranks) != (other.sizes, other.ranks):
             return False
         ours, theirs = self.heads, other.heads
         if ours is None or theirs is None:
             return ours is theirs
-        return type(ours) is type(theirs) and (ours.heads, ours.tree) == (theirs.heads, theirs.tree)
+        return ours.alike(theirs)
 
 
 class Tree(NamedTuple):

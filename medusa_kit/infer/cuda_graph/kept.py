@@ -16,9 +16,6 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 
 from medusa_kit import console
-from medusa_kit.drafters.heads.hydra import HydraDrafter
-from medusa_kit.drafters.heads.medusa import MedusaDrafter
-from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.infer.cuda_graph.capture import GraphMemory, can_capture
 from medusa_kit.infer.cuda_graph.fed import FedStep, Feeds
@@ -28,7 +25,6 @@ from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.verifier import Forward
 from medusa_kit.locks import SharedLock
 
-STATIC_DRAFTERS = (PlainDrafter, MedusaDrafter, HydraDrafter, Feeds)
 Step = FixedStep | FedStep
 FEWEST_SLOTS = 256
 SLOTS_MULTIPLE = 64  # attention kernels like rows of the mask that are aligned
@@ -119,7 +115,7 @@ class FixedShapes:
     def _applies(self, drafter: Drafter, rows: Sequence[Request]) -> bool:
         return (
             self.refused is None
-            and type(drafter) in STATIC_DRAFTERS
+            and hasattr(drafter, "alike")
             and all(row.chooser.takes_argmax for row in rows)
             and not any(step.busy for step in self._steps)  # one answer streams, another is asked
         )
@@ -162,7 +158,7 @@ class FixedShapes:
             if rows <= step.batch_size <= most_rows
             and slots <= step.num_slots <= most_slots
             and not step.busy
-            and _drafts_alike(step.drafter, drafter)
+            and step.drafter.alike(drafter)
         ]
         if not fitting:
             return None
@@ -265,11 +261,3 @@ def most_kept(device: torch.device) -> int:
     if device.type != "cuda":
         return KEPT_ON_HOST
     return int(KEPT_SHARE * torch.cuda.get_device_properties(device).total_memory)
-
-
-def _drafts_alike(one: Any, other: Any) -> bool:
-    if type(one) is not type(other):
-        return False
-    if isinstance(one, Feeds):
-        return one.alike(other)
-    return isinstance(one, PlainDrafter) or (one.heads is other.heads and one.tree == other.tree)

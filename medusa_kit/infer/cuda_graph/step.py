@@ -27,6 +27,10 @@ class StaticDrafter(Protocol):
 
     topology: Topology
 
+    def alike(self, other: object) -> bool:
+        """Whether steps made for one do for the other."""
+        ...
+
     def fill(self, hidden_BD: Tensor, roots_B: Tensor, on_device: bool = False) -> Tensor: ...
 
 

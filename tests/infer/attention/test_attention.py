@@ -4,21 +4,13 @@ import math
 
 import pytest
 import torch
+from support.attention_inputs import step_of
 
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer.attention import install_tree_attention
 from medusa_kit.infer.attention.sdpa import tree_sdpa
-from medusa_kit.infer.draft import Topology
-from medusa_kit.infer.tree_step import TreeStep
 
-PARENTS = (-1, 0, 0, 1, 2, 2)
 H, E = 6, 8
-
-
-def step_of(lengths: list[int], parents: tuple[int, ...] = PARENTS) -> TreeStep:
-    one = Topology.from_parents(parents, torch.device("cpu"))
-    B = len(lengths)
-    return TreeStep(lengths, one.depths_N.expand(B, -1), one.sees_NN.expand(B, -1, -1))
 
 
 def by_hand(

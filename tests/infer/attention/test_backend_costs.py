@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_attention import step_of
-from test_flash import gpu, qkv  # noqa: F401 (pytest finds the fixture here)
-from test_triton import needs_triton, parents_of
+from support.attention_inputs import needs_triton, parents_of, qkv, step_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -64,7 +62,7 @@ def launches(name: str, step: TreeStep, window: int | None, patch: pytest.Monkey
     ids=str,
 )
 def test_auto_takes_what_launches_least(
-    lengths: list[int], nodes: int, window: int | None, gpu: None,  # noqa: F811
+    lengths: list[int], nodes: int, window: int | None, gpu: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     step = step_of(lengths, parents_of(nodes))

@@ -5,10 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from support.attention_inputs import needs_triton, qkv, step_of
 from support.tiny_models import tiny_base
-from test_attention import step_of
-from test_flash import qkv
-from test_triton import needs_triton
 
 from medusa_kit.engine.load import build_engine
 from medusa_kit.errors import ConfigError, IncompatibleBaseError

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from support.attention_inputs import H, qkv, step_of
 from support.small_engines import BUSHY, random_heads, random_prompt
 from support.tiny_models import tiny_base, tiny_model
-from test_attention import step_of
 
 import medusa_kit
 from medusa_kit.engine import load as loading
@@ -21,7 +21,6 @@ from medusa_kit.infer.attention.flash import tree_flash
 from medusa_kit.infer.attention.merge import merge
 from medusa_kit.infer.attention.sdpa import tree_sdpa
 
-H, E = 6, 8
 LENGTHS = [[7, 3, 5], [0, 4, 0], [0, 0, 0], [9, 9, 9], [90, 2, 41]]
 WINDOWS = [None, 1, 3, 6, 9, 40]
 
@@ -29,12 +28,6 @@ WINDOWS = [None, 1, 3, 6, 9, 40]
 def random_tree(nodes: int, seed: int) -> tuple[int, ...]:
     generator = random.Random(seed)
     return (-1, *(generator.randrange(-2, node) for node in range(1, nodes)))  # -2: unused
-
-
-def qkv(step: Any, groups: int, size: int = E, dtype: torch.dtype = torch.float32) -> list:
-    B, L = len(step.lengths), step.num_slots
-    shapes = [(B, H, step.num_nodes, size), (B, groups, L, size), (B, groups, L, size)]
-    return [torch.randn(shape, dtype=dtype) for shape in shapes]
 
 
 def by_version_2(
@@ -163,15 +156,6 @@ def test_greedy_answers_are_those_of_transformers(family: str) -> None:
 # Which backend.
 
 HALF = Case("cuda", torch.bfloat16, 64, 64)
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU of capability 9.0 with triton, without flash-attn."""
-    for module in (flash, triton_backend):
-        monkeypatch.setattr(module, "compute_capability", lambda index: (9, 0))
-    monkeypatch.setattr(flash, "package", lambda *device: None)
-    monkeypatch.setattr(triton_backend, "missing", lambda: None)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,11 @@
 """The Triton kernels against SDPA: on a GPU where there is one, else interpreted."""
 
-import importlib.metadata
-import importlib.util
-import random
 from typing import Any
 
 import pytest
 import torch
+from support.attention_inputs import DEVICE, needs_triton, parents_of, step_of
 from support.tiny_models import tiny_model
-from test_attention import step_of
 
 from medusa_kit.base.model import wrap_model
 from medusa_kit.errors import ConfigError
@@ -16,29 +13,6 @@ from medusa_kit.infer.attention.sdpa import tree_sdpa
 from medusa_kit.infer.attention.triton_backend import ancestor_words, tree_triton
 from medusa_kit.infer.cuda_graph.forward import FixedTreeStep
 from medusa_kit.infer.self_check import proved_verifier
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def why_not() -> str:
-    """Why the kernels cannot run here, or nothing."""
-    if importlib.util.find_spec("triton") is None:
-        return "triton is not installed (extra `triton`)"
-    triton, numpy = (
-        tuple(int(part) for part in importlib.metadata.version(name).split(".")[:2])
-        for name in ("triton", "numpy")
-    )
-    if DEVICE == "cpu" and triton < (3, 7) and numpy >= (2, 4):
-        return "no GPU, and the interpreter of triton before 3.7 does not know numpy 2.4"
-    return ""
-
-
-needs_triton = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it can run")
-
-
-def parents_of(nodes: int) -> tuple[int, ...]:
-    generator = random.Random(nodes)
-    return (-1, *(generator.randrange(node) for node in range(1, nodes)))
 
 
 def test_ancestor_words_hold_every_pair() -> None:

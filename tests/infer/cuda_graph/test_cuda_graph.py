@@ -5,12 +5,12 @@ now and then, so that stops and limits fall inside accepted paths.
 """
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from support.host_reads import few_words, no_reads, plain_answers
 from support.small_engines import BUSHY, engine_with_heads, random_heads, random_prompt
 from support.tiny_models import CONTEXT, tiny_base, tiny_model
 
@@ -35,25 +35,6 @@ from medusa_kit.tree.dynamic import DynamicTree
 FAMILIES = ["llama", "qwen3", "gemma3"]
 PROMPTS = [random_prompt(length, length) for length in (2, 19, 7)]
 FIXED = "torch, fixed shapes (sdpa)"
-
-
-def plain_answers(model: Any, prompts: list[list[int]], tokens: int) -> list[list[int]]:
-    """What generate says, one prompt at a time."""
-    answers = []
-    for prompt in prompts:
-        ids = torch.tensor([prompt])
-        out = model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False
-        )
-        answers.append(out[0, len(prompt) :].tolist())
-    return answers
-
-
-def few_words(family: str) -> Any:
-    """A model of few tokens that never stops by itself."""
-    model = tiny_model(family, vocab_size=14)
-    model.generation_config.eos_token_id = None
-    return model
 
 
 @pytest.mark.parametrize("kind", ["medusa", "hydra"])
@@ -108,22 +89,6 @@ def test_near_the_contexts_end(family: str) -> None:
     expected += plain_answers(few_words(family), prompts[2:], 50)
     results = engine.generate(prompts, max_new_tokens=50)
     assert [result.token_ids for result in results] == expected
-
-
-@contextmanager
-def no_reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The guard, and every way by which Python gets at a tensor's values."""
-
-    def refuse(name: str) -> Callable[..., Any]:
-        def read(*args: Any, **kwargs: Any) -> Any:
-            raise HostRead(f"Tensor.{name}")
-
-        return read
-
-    with monkeypatch.context() as patch, NoHostReads():
-        for name in ("item", "tolist", "numpy", "__bool__", "__int__", "__float__", "__index__"):
-            patch.setattr(torch.Tensor, name, refuse(name))
-        yield
 
 
 @pytest.mark.parametrize("kind", ["plain", "medusa", "rooted", "hydra"])

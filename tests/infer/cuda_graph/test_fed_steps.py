@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from support.host_reads import few_words, no_reads, plain_answers
 from support.small_engines import BUSHY, endless_base, random_heads, random_prompt
 from support.tiny_models import CONTEXT, VOCAB, tiny_base
-from test_fixed_shapes import few_words, no_reads, plain_answers
 
 from medusa_kit.base.model import wrap_model
 from medusa_kit.drafters import draft_with
