@@ -30,8 +30,9 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.infer import decode as loop
 from medusa_kit.infer.cpu.mkl_linear import pack_for_rows
 from medusa_kit.infer.cuda_graph.step import FixedStep
-from medusa_kit.infer.decode import Row, decode, make_row
+from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Drafter
+from medusa_kit.infer.request import Row, make_row
 from medusa_kit.infer.tree_cache import TreeCache, TreeCacheLayer
 from medusa_kit.settings.sampling import SamplingParams
 

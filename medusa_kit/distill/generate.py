@@ -23,7 +23,8 @@ from medusa_kit.infer.accept.logits_processing import check_bias_ids
 from medusa_kit.infer.backends import prepared_verifier
 from medusa_kit.infer.cpu.int8_weights import refuse_rounded
 from medusa_kit.infer.cpu.mkl_linear import pack_for_rows
-from medusa_kit.infer.decode import decode, make_row
+from medusa_kit.infer.decode import decode
+from medusa_kit.infer.request import make_row
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.sampling import SamplingParams
 

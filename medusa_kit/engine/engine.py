@@ -18,9 +18,10 @@ from medusa_kit.drafters.memory import Memory
 from medusa_kit.errors import ConfigError, check_count
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.attention.choice import AttentionChoice
-from medusa_kit.infer.decode import Row, decode, make_row
+from medusa_kit.infer.decode import decode
 from medusa_kit.infer.detokenize import StopStrings, TextStream, cut_at_stop
 from medusa_kit.infer.draft import Drafter, notes_of
+from medusa_kit.infer.request import Row, make_row
 from medusa_kit.infer.self_check import TreeCheck
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.locks import SharedLock

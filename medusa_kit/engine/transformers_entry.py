@@ -32,7 +32,8 @@ from medusa_kit.errors import ConfigError, ContextLengthError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.infer.attention import ATTENTION_NAME
-from medusa_kit.infer.decode import Row, decode
+from medusa_kit.infer.decode import decode
+from medusa_kit.infer.request import Row
 from medusa_kit.locks import SharedLock, lock_of
 from medusa_kit.settings.drafters import drafter_options
 from medusa_kit.settings.sampling import SamplingParams

@@ -23,8 +23,9 @@ from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.accept.rules import accept
 from medusa_kit.infer.cpu.mkl_linear import pack_for_rows
-from medusa_kit.infer.decode import Emitted, decode, make_row
+from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Drafter, State, path_to
+from medusa_kit.infer.request import Emitted, make_row
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.plan import Tree

@@ -21,8 +21,9 @@ from medusa_kit.drafters.trie import TrieDrafter, draft_of
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import build_engine
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.decode import decode, make_row
+from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Draft, State, StepResult, Topology
+from medusa_kit.infer.request import make_row
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.settings.sampling import SamplingParams
 

@@ -11,7 +11,8 @@ from support.tiny_models import CONTEXT, MORE, STOP, tiny_base
 
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import build_engine
-from medusa_kit.infer.decode import Row, decode, make_row
+from medusa_kit.infer.decode import decode
+from medusa_kit.infer.request import Row, make_row
 from medusa_kit.settings.sampling import SamplingParams
 
 DIFFERENT = ["gemma2", "gpt_oss", "deepseek_v3", "falcon"]

@@ -25,7 +25,8 @@ from medusa_kit.infer.accept.generation_settings import (
     check_own_settings,
 )
 from medusa_kit.infer.accept.token_choice import TokenChooser
-from medusa_kit.infer.decode import decode, make_row
+from medusa_kit.infer.decode import decode
+from medusa_kit.infer.request import make_row
 from medusa_kit.settings.sampling import SamplingParams
 
 TOKENS = 24

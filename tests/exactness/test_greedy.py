@@ -14,8 +14,9 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import build_engine
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.infer.decode import decode, make_row
+from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Draft, State, StatelessDrafter, Topology
+from medusa_kit.infer.request import make_row
 from medusa_kit.settings.sampling import SamplingParams
 
 

@@ -17,7 +17,7 @@ from support.tiny_models import tiny_base
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import build_engine
 from medusa_kit.infer.accept.rules import accept
-from medusa_kit.infer.decode import decode, make_row
+from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import (
     UNUSED,
     Draft,
@@ -26,6 +26,7 @@ from medusa_kit.infer.draft import (
     Topology,
     path_to,
 )
+from medusa_kit.infer.request import make_row
 from medusa_kit.infer.tree_step import TreeStep
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.sampling import SamplingParams

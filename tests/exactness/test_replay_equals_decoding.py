@@ -15,7 +15,8 @@ from medusa_kit.data.readers import AnswerRow
 from medusa_kit.drafters import draft_with
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import build_engine
-from medusa_kit.infer.decode import decode, make_row
+from medusa_kit.infer.decode import decode
+from medusa_kit.infer.request import make_row
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.replay import replay

@@ -10,8 +10,9 @@ from medusa_kit.base.model import BaseModel, load_base_model, wrap_model
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import build_engine
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.infer.decode import Row, decode, make_row
+from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Drafter
+from medusa_kit.infer.request import Row, make_row
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 from support.tiny_models import VOCAB, tiny_base, tiny_model

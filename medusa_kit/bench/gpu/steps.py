@@ -22,8 +22,9 @@ from medusa_kit.drafters import draft_with
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import MedusaKitError
-from medusa_kit.infer.decode import Row, decode, make_row
+from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Drafter
+from medusa_kit.infer.request import Row, make_row
 from medusa_kit.settings.sampling import SamplingParams
 
 PREFIX, LONG_PREFIX = 512, 4000  # tokens before the step

@@ -5,7 +5,7 @@ Shapes: B batch, N nodes with root, R likeliest tokens behind a node, D hidden.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -14,9 +14,7 @@ from medusa_kit.infer.cuda_graph.fed import FedStep, Feeds, Outcome, Tree
 from medusa_kit.infer.cuda_graph.kept import Loan
 from medusa_kit.infer.cuda_graph.loop import run_steps
 from medusa_kit.infer.draft import Drafter, State, StepResult
-
-if TYPE_CHECKING:
-    from medusa_kit.infer.decode import Emitted, Row
+from medusa_kit.infer.request import Emitted, Row
 
 NOTHING = torch.empty(0)  # for hidden states and logits, which stay on the device
 
@@ -31,8 +29,8 @@ class FedDrafter(Drafter, Protocol):
 
 
 def run_on_device(
-    loan: Loan, drafter: Drafter, rows: "Sequence[Row]", roots: Sequence[int], hidden_BD: Tensor
-) -> "Iterator[Emitted]":
+    loan: Loan, drafter: Drafter, rows: Sequence[Row], roots: Sequence[int], hidden_BD: Tensor
+) -> Iterator[Emitted]:
     """Decode rows whose prompts lie in the step's cache, by the loop that suits the step."""
     if isinstance(loan.step, FedStep):
         return run_fed(loan, cast(FedDrafter, drafter), rows, roots, hidden_BD)
@@ -40,8 +38,8 @@ def run_on_device(
 
 
 def run_fed(
-    loan: Loan, drafter: FedDrafter, rows: "Sequence[Row]", roots: Sequence[int], hidden_BD: Tensor
-) -> "Iterator[Emitted]":
+    loan: Loan, drafter: FedDrafter, rows: Sequence[Row], roots: Sequence[int], hidden_BD: Tensor
+) -> Iterator[Emitted]:
     """Decode rows whose prompts lie in the step's cache; yields what each step emitted."""
     loan.fed.begin([len(row.prompt_ids) for row in rows])
     drafter.use_steps()

@@ -5,20 +5,17 @@ of them do, the others go on in a smaller step.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from medusa_kit.infer.cuda_graph.accept import walked
 from medusa_kit.infer.cuda_graph.kept import Loan
-
-if TYPE_CHECKING:
-    from medusa_kit.infer.decode import Emitted, Row
+from medusa_kit.infer.request import Emitted, Row
 
 
 def run_steps(
-    loan: Loan, rows: "Sequence[Row]", roots: Sequence[int], hidden_BD: Tensor
-) -> "Iterator[Emitted]":
+    loan: Loan, rows: Sequence[Row], roots: Sequence[int], hidden_BD: Tensor
+) -> Iterator[Emitted]:
     """Decode rows whose prompts lie in the step's cache; yields what each step emitted."""
     loan.static.begin([len(row.prompt_ids) for row in rows], roots, hidden_BD)
     alive = dict(enumerate(rows))

@@ -26,8 +26,9 @@ from medusa_kit.infer.cuda_graph.accept import TreeTables, accept_greedy, walked
 from medusa_kit.infer.cuda_graph.forward import FixedTreeStep
 from medusa_kit.infer.cuda_graph.guard import HostRead, NoHostReads
 from medusa_kit.infer.cuda_graph.step import FixedStep
-from medusa_kit.infer.decode import decode, make_row
+from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Topology
+from medusa_kit.infer.request import make_row
 from medusa_kit.infer.tree_step import TreeStep
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.dynamic import DynamicTree

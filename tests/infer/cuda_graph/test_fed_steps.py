@@ -22,8 +22,9 @@ from medusa_kit.engine.load import build_engine
 from medusa_kit.infer.accept.rules import accept
 from medusa_kit.infer.cuda_graph import kept
 from medusa_kit.infer.cuda_graph.fed import SEES, FedSize, FedStep, Feeds, Tree, accept_fed, packed
-from medusa_kit.infer.decode import decode, make_row
+from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import StepResult, path_to
+from medusa_kit.infer.request import make_row
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree

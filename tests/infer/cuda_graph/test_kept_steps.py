@@ -21,7 +21,8 @@ from medusa_kit.infer.cuda_graph.cache import FixedCache
 from medusa_kit.infer.cuda_graph.fed import FedSize
 from medusa_kit.infer.cuda_graph.kept import FixedShapes, num_rows, num_slots
 from medusa_kit.infer.cuda_graph.step import FixedStep
-from medusa_kit.infer.decode import Row, decode, make_row
+from medusa_kit.infer.decode import decode
+from medusa_kit.infer.request import Row, make_row
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.sampling import SamplingParams
 
