@@ -4,6 +4,7 @@ import ast
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,18 @@ def test_imports_run_one_way(path: Path) -> None:
         assert tier_of(other) < tier_of(own), f"{own} must not import {other}"
 
 
+def test_no_module_imports_itself_in_a_circle() -> None:
+    """Under TYPE_CHECKING neither, nor inside functions."""
+    names = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in MODULES}
+    names = {name.removesuffix(".__init__"): path for name, path in names.items()}
+    del names["medusa_kit"]  # its public names load when they are used
+    imports = {name: _absolute_imports(path, names) & set(names) for name, path in names.items()}
+    while leaves := {name for name, used in imports.items() if not used & set(imports)}:
+        for name in leaves:
+            del imports[name]
+    assert not imports, f"these import each other: {sorted(imports)}"
+
+
 def test_tree_needs_no_torch() -> None:
     for path in (PACKAGE / "tree").glob("*.py"):
         text = path.read_text()
@@ -77,13 +90,15 @@ def test_tree_needs_no_torch() -> None:
         assert "transformers" not in {n.split(".")[0] for n in _absolute_imports(path)}, path
 
 
-def _absolute_imports(path: Path) -> set[str]:
+def _absolute_imports(path: Path, modules: Collection[str] = ()) -> set[str]:
+    """What a file imports; `from a import b` is a.b where that is one of `modules`, else a."""
     names = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
+            full = (f"{node.module}.{alias.name}" for alias in node.names)
+            names |= {name if name in modules else node.module for name in full}
     return names
 
 

@@ -246,7 +246,7 @@ def _steps(
     engine: Engine, drafter: Drafter, rows: list[Row], watch: Stopwatch | None
 ) -> Iterator[tuple[float, dict[str, float]]]:
     """Seconds of each step that all rows took part in, and where they went."""
-    emitted = decode(engine.verifier, drafter, rows)
+    emitted = decode(engine.verifier, drafter, rows, engine.graphs)
     next(emitted)  # the prompt's
     watch = watch or Stopwatch(engine.base.device)
     while all(row.finish_reason is None for row in rows):

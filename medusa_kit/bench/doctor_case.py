@@ -136,7 +136,7 @@ class Case:
         row = make_row(self.engine.verifier, prompt_ids, SamplingParams(), tokens)
         if not stop:
             row.stop_ids = frozenset()
-        steps = decode(self.engine.verifier, drafter, [row])
+        steps = decode(self.engine.verifier, drafter, [row], self.engine.graphs)
         emitted = [len(ids) for step in steps for _, ids in step]
         return row, emitted[1:]  # the first token is the prefill's
 

@@ -20,12 +20,11 @@ from medusa_kit.distill.answer_file import ASKED, AnswerFile, answer_file, diges
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.errors import ConfigError, DataError
 from medusa_kit.infer.accept.logits_processing import check_bias_ids
-from medusa_kit.infer.backends import prepared_verifier
+from medusa_kit.infer.backends import Backends, prepare_backends
 from medusa_kit.infer.cpu.int8_weights import refuse_rounded
 from medusa_kit.infer.cpu.mkl_linear import pack_for_rows
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.request import make_row
-from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.sampling import SamplingParams
 
 SORTED_BATCHES = 8  # prompts are sorted by length within this many batches, to pad little
@@ -106,13 +105,13 @@ def _answer(
     batch_size: int,
     sampling: SamplingParams,
 ) -> None:
-    verifier, _ = prepared_verifier(base)  # answers come through the cache and attention of trees
+    backends = prepare_backends(base)  # answers come through the cache and attention of trees
     with console.progress("answering", len(tasks), "prompts", done=report.already_there) as bar:
         for batch in _batches(tasks, batch_size):
             missing = [task for task in batch if not task.answered]
             if not missing:
                 continue
-            answers = _answer_batch(verifier, missing, max_new_tokens, sampling)
+            answers = _answer_batch(backends, missing, max_new_tokens, sampling)
             records = [
                 _record(task, ids, reason, sampling)
                 for task, (ids, reason) in zip(missing, answers, strict=True)
@@ -276,12 +275,13 @@ def _batches(tasks: Sequence[_Task], batch_size: int) -> Iterator[list[_Task]]:
 
 
 def _answer_batch(
-    verifier: Verifier, batch: Sequence[_Task], max_new_tokens: int, sampling: SamplingParams
+    backends: Backends, batch: Sequence[_Task], max_new_tokens: int, sampling: SamplingParams
 ) -> list[tuple[list[int], str]]:
     """(response ids with the stop token, finish reason) of each prompt, by plain decoding.
 
     A prompt draws by its own seed, so that its answer is the same in every batch.
     """
+    verifier = backends.verifier
     rows = [
         make_row(
             verifier,
@@ -292,7 +292,7 @@ def _answer_batch(
         for task in batch
     ]
     pack_for_rows(verifier.base.model, len(rows))
-    for _ in decode(verifier, PlainDrafter(verifier.base.device), rows):
+    for _ in decode(verifier, PlainDrafter(verifier.base.device), rows, backends.graphs):
         pass
     return [(row.token_ids, row.finish_reason or "length") for row in rows]
 

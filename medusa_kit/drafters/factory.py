@@ -41,6 +41,7 @@ class DraftContext:
     sampling: SamplingParams = field(default_factory=SamplingParams)
     memory: Memory = field(default_factory=Memory)
     heads_refused: str | None = None  # why heads that were found are not in use
+    on_device: bool = False  # whether whole steps may run on the device (infer/cuda_graph/)
 
     @property
     def base(self) -> BaseModel:
@@ -78,7 +79,7 @@ def _heads(context: DraftContext, options: Any) -> Drafter:
         )
     pack_for_rows(context.base.model, context.tree.num_nodes * context.batch_size)
     drafter = draft_with(context.heads, context.tree)
-    if context.break_even is None or context.verifier.fixed is not None:
+    if context.break_even is None or context.on_device:
         return drafter
     return CautiousDrafter(drafter, PlainDrafter(context.device), context.break_even)
 

@@ -18,6 +18,7 @@ from medusa_kit.drafters.memory import Memory
 from medusa_kit.errors import ConfigError, check_count
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.attention.choice import AttentionChoice
+from medusa_kit.infer.cuda_graph.kept import FixedShapes
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.detokenize import StopStrings, TextStream, cut_at_stop
 from medusa_kit.infer.draft import Drafter, notes_of
@@ -104,6 +105,7 @@ class Engine:
     memory: Memory = field(default_factory=Memory)  # what drafters keep between calls
     fallback: str | None = None  # the drafter where there are no heads, for those that read them
     heads_refused: str | None = None  # why heads that were found are not in use
+    graphs: FixedShapes | None = None  # runs whole steps on the device, where it applies
 
     @property
     def own_drafter(self) -> str:
@@ -127,24 +129,22 @@ class Engine:
     @property
     def noise(self) -> float:
         """Logits by which rounding may differ, as measured at load and by each compiled step."""
-        fixed = self.verifier.fixed
-        return self.check.noise if fixed is None else max(self.check.noise, fixed.noise)
+        graphs = self.graphs
+        return self.check.noise if graphs is None else max(self.check.noise, graphs.noise)
 
     @property
     def steps_run_by(self) -> str:
         """What runs greedy steps; each answer's statistics say what ran its own."""
-        fixed = self.verifier.fixed
-        if fixed is None:
+        if self.graphs is None:
             return self.verifier.steps_run_by
-        if fixed.refused is not None:
-            return f"{self.verifier.steps_run_by} (no fixed shapes: {fixed.refused})"
-        return fixed.name
+        if self.graphs.refused is not None:
+            return f"{self.verifier.steps_run_by} (no fixed shapes: {self.graphs.refused})"
+        return self.graphs.name
 
     @property
     def attention(self) -> AttentionChoice:
         """The backends of tree attention in what runs greedy steps."""
-        fixed = self.verifier.fixed
-        return self.verifier.attention if fixed is None else fixed.verifier.attention
+        return (self.graphs or self).verifier.attention
 
     def generate(
         self,
@@ -242,6 +242,7 @@ class Engine:
             break_even=self.plan.break_even if self.plan and batch_size == 1 else None,
             draft_model=self.draft_model,
             batch_size=batch_size,
+            on_device=self.graphs is not None,
             sampling=sampling or SamplingParams(),
             memory=self.memory,
             heads_refused=self.heads_refused,
@@ -263,7 +264,7 @@ class Engine:
     ) -> list[GenerationResult]:
         start, first = time.perf_counter(), None
         finished: dict[int, float] = {}
-        for emitted in decode(self.verifier, drafter, rows):
+        for emitted in decode(self.verifier, drafter, rows, self.graphs):
             now = time.perf_counter() - start
             first = now if first is None else first
             for row, _ in emitted:
@@ -337,7 +338,9 @@ class Streaming:
     def _decoded(self) -> Generator[str, None, None]:
         start = time.perf_counter()
         text = TextStream(self._engine.base.tokenizer, self._stops)
-        for emitted in decode(self._engine.verifier, self._drafter, [self._row]):
+        for emitted in decode(
+            self._engine.verifier, self._drafter, [self._row], self._engine.graphs
+        ):
             self._seconds = time.perf_counter() - start
             self._first = self._first or self._seconds
             if piece := text.push([t for row, some in emitted for t in row.spoken(some)]):

@@ -25,7 +25,7 @@ from medusa_kit.errors import ConfigError, IncompatibleBaseError
 from medusa_kit.heads import MedusaHeads, load_heads
 from medusa_kit.heads.formats.files import heads_place
 from medusa_kit.infer.accept.generation_settings import check_own_settings
-from medusa_kit.infer.backends import prepared_verifier
+from medusa_kit.infer.backends import prepare_backends
 from medusa_kit.infer.cpu.heads import install_native_heads
 from medusa_kit.infer.cpu.int8_weights import with_weights
 from medusa_kit.settings.drafters import check_drafting
@@ -127,10 +127,13 @@ def build_engine(
     if keep_layers and weights != CHECKPOINT:
         raise ConfigError(f"weights {weights!r} change the model, which was to keep its layers")
     check_drafting(drafter, drafter_options, draft_model is not None, fallback)
+    backends = prepare_backends(
+        with_weights(base, weights), attention, fixed_shapes, compiled, keep_layers
+    )
     plain = Engine(
-        *prepared_verifier(
-            with_weights(base, weights), attention, fixed_shapes, compiled, keep_layers
-        ),
+        backends.verifier,
+        backends.check,
+        graphs=backends.graphs,
         drafter=drafter,
         drafter_options=dict(drafter_options or {}),
         draft_model=draft_model,

@@ -93,7 +93,7 @@ class CustomGenerate:
         name = self.drafter or ("medusa" if engine.heads is not None else WITHOUT_HEADS)
         drafter = engine._drafter(name, self.options, len(rows), rows[0].chooser.params)
         with kept.tree_attention(model):
-            for emitted in decode(engine.verifier, drafter, rows):
+            for emitted in decode(engine.verifier, drafter, rows, engine.graphs):
                 for _, tokens in emitted if streamer is not None else ():
                     for token in tokens:
                         streamer.put(torch.tensor([token]))

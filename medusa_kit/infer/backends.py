@@ -1,11 +1,12 @@
 """A verifier made fast for its machine, and proved: what every command decodes through.
 
-On CUDA steps of fixed shapes are replayed as graphs where that applies (`fixed/`).
+On CUDA steps of fixed shapes are replayed as graphs where that applies (`cuda_graph/`).
 On a CPU whole steps run in C++ where the family is known to it, else linear layers do, else torch's
 own MKL packs them. Whatever is chosen must pass the same proof as the model alone.
 """
 
 import os
+from dataclasses import dataclass
 
 import torch
 
@@ -18,18 +19,29 @@ from medusa_kit.infer.cpu.fused_norm import install_fused_norms
 from medusa_kit.infer.cpu.kernels import OFF_SWITCH
 from medusa_kit.infer.cpu.linear import install_native_linears
 from medusa_kit.infer.cpu.mkl_linear import fits_in_memory, install_packed_linears
+from medusa_kit.infer.cuda_graph.kept import FixedShapes
 from medusa_kit.infer.cuda_graph.shapes import use_fixed_shapes
 from medusa_kit.infer.self_check import TreeCheck, check_trees, proved_verifier
 from medusa_kit.infer.verifier import Verifier
 
 
-def prepared_verifier(
+@dataclass(frozen=True)
+class Backends:
+    """What decodes: the verifier, the proof that it passed, and what runs whole steps on the device
+    where that applies."""
+
+    verifier: Verifier
+    check: TreeCheck
+    graphs: FixedShapes | None = None
+
+
+def prepare_backends(
     base: BaseModel,
     attention: str = "auto",
     fixed_shapes: str = "auto",
     compiled: bool = False,
     keep_layers: bool = False,
-) -> tuple[Verifier, TreeCheck]:
+) -> Backends:
     """Raises ConfigError, IncompatibleBaseError. A backend of tree attention asked for by name is a
     wish to see it run, so C++ does not take whole steps then. `keep_layers`: the model is in other
     use too, so its own layers stay as they are.
@@ -37,9 +49,9 @@ def prepared_verifier(
     if not keep_layers:
         install_fused_norms(base.model)
     verifier, check = proved_verifier(base, attention)
-    check = use_fixed_shapes(verifier, check, fixed_shapes, compiled)
-    if verifier.fixed is not None or base.device.type != "cpu":
-        return verifier, check
+    graphs, check = use_fixed_shapes(verifier, check, fixed_shapes, compiled)
+    if graphs is not None or base.device.type != "cpu":
+        return Backends(verifier, check, graphs)
     try:
         if attention != "auto":
             raise Unsupported(f"attention {attention} was asked for")
@@ -49,14 +61,14 @@ def prepared_verifier(
     except Unsupported as reason:
         verifier.steps_run_by = f"torch ({reason})"
         if keep_layers:
-            return verifier, check
-        return verifier, _with_fast_linears(verifier, check, str(reason))
+            return Backends(verifier, check)
+        return Backends(verifier, _with_fast_linears(verifier, check, str(reason)))
     except IncompatibleBaseError as error:
         verifier.native = None
         verifier.steps_run_by = "torch (the C++ steps were refused)"
         console.warn(f"steps run through torch, since the C++ ones were refused: {error.message}")
-        return verifier, check
-    return verifier, max(own, check, key=lambda measured: measured.noise)
+        return Backends(verifier, check)
+    return Backends(verifier, max(own, check, key=lambda measured: measured.noise))
 
 
 def _with_fast_linears(verifier: Verifier, check: TreeCheck, reason: str) -> TreeCheck:

@@ -15,7 +15,7 @@ from torch import Tensor
 from medusa_kit.infer.accept.rules import Verdict, accept, accept_typical
 from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.infer.cuda_graph.fed_loop import run_on_device
-from medusa_kit.infer.cuda_graph.kept import Loan
+from medusa_kit.infer.cuda_graph.kept import FixedShapes, Loan
 from medusa_kit.infer.draft import Draft, Drafter, State, StepResult, path_to, tell_end
 from medusa_kit.infer.memory import memory_named
 from medusa_kit.infer.request import Emitted, Row
@@ -25,19 +25,22 @@ from medusa_kit.infer.verifier import Verifier
 
 
 @torch.inference_mode()
-def decode(verifier: Verifier, drafter: Drafter, rows: Sequence[Row]) -> Iterator[Emitted]:
-    """Decode rows together until all have finished; yields what each step emitted.
+def decode(
+    verifier: Verifier, drafter: Drafter, rows: Sequence[Row], graphs: FixedShapes | None = None
+) -> Iterator[Emitted]:
+    """Decode rows together until all have finished; yields what each step emitted. `graphs`: runs
+    whole steps on the device, where it can.
 
     Raises DeviceMemoryError where an accelerator's memory is too small; a smaller request works.
     """
     num_slots = max(len(row.prompt_ids) + row.max_new_tokens for row in rows)
     num_slots += drafter.num_nodes - 1
     with memory_named(verifier.base, len(rows), drafter.num_nodes, num_slots):
-        if verifier.fixed is None:
+        if graphs is None:
             yield from _decode(verifier, drafter, rows, num_slots)
         else:
-            with verifier.fixed.borrowed(drafter, rows) as loan:
-                yield from _decode(verifier, drafter, rows, num_slots, loan)
+            with graphs.borrowed(drafter, rows) as loan:
+                yield from _decode(verifier, drafter, rows, num_slots, graphs, loan)
     tell_end(drafter, [row.token_ids for row in rows])
 
 
@@ -46,11 +49,12 @@ def _decode(
     drafter: Drafter,
     rows: Sequence[Row],
     num_slots: int,
+    graphs: FixedShapes | None = None,
     loan: Loan | None = None,
 ) -> Iterator[Emitted]:
     """The loop. `loan`: a step that does on the device what stands here, from the first root on."""
-    _tell_what_runs(verifier, rows, loan)
-    cache, hidden_BD, logits_BV = _prefilled(verifier, rows, num_slots, loan)
+    _tell_what_runs(verifier, rows, graphs if loan else None)
+    cache, hidden_BD, logits_BV = _prefilled(verifier, rows, num_slots, graphs, loan)
     roots = [row.chooser.choose(logits_BV[i], row.prompt_ids) for i, row in enumerate(rows)]
     yield [(row, row.take([root])) for row, root in zip(rows, roots, strict=True)]
 
@@ -101,16 +105,20 @@ def _decode(
         yield emitted
 
 
-def _tell_what_runs(verifier: Verifier, rows: Sequence[Row], loan: Loan | None) -> None:
+def _tell_what_runs(verifier: Verifier, rows: Sequence[Row], graphs: FixedShapes | None) -> None:
     by, attention = verifier.steps_run_by, verifier.attention
-    if loan is not None and verifier.fixed is not None:
-        by, attention = verifier.fixed.name, verifier.fixed.verifier.attention
+    if graphs is not None:
+        by, attention = graphs.name, graphs.verifier.attention
     for row in rows:
         row.steps_run_by, row.attention = by, attention
 
 
 def _prefilled(
-    verifier: Verifier, rows: Sequence[Row], num_slots: int, loan: Loan | None
+    verifier: Verifier,
+    rows: Sequence[Row],
+    num_slots: int,
+    graphs: FixedShapes | None,
+    loan: Loan | None,
 ) -> tuple[TreeCache, Tensor, Tensor]:
     """A cache that holds the prompts; (hidden_BD, logits_BV) at the last token of each."""
 
@@ -121,7 +129,7 @@ def _prefilled(
             cache = loan.step.cache.first_rows(len(rows))
         return cache, *verifier.prefill(cache, [row.prompt_ids for row in rows])
 
-    return prefill() if verifier.fixed is None else verifier.fixed.with_room(prefill)
+    return prefill() if graphs is None else graphs.with_room(prefill)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ Shapes: B batch, T tokens, N nodes with root, D hidden, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +18,6 @@ from medusa_kit.infer.sending import sent
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import NodeScores, TreeStep
 from medusa_kit.locks import lock_of
-
-if TYPE_CHECKING:
-    from medusa_kit.infer.cuda_graph.shapes import FixedShapes
 
 Forward = Callable[..., tuple[Tensor, Tensor]]  # (hidden_BND, logits_BNV)
 PREFILL_CHUNK = 512  # tokens of a prompt in one forward: bounds the mask and the activations
@@ -41,7 +38,6 @@ class Verifier:
         self._holder = install_tree_attention(base.model)
         self.native: NativeDecoder | None = None  # runs steps in one call, where the model allows
         self.steps_run_by = "torch"
-        self.fixed: FixedShapes | None = None  # runs whole steps on the device, where it applies
 
     def new_cache(self, batch_size: int, num_slots: int) -> TreeCache:
         return TreeCache(self.base.info.num_layers, batch_size, num_slots)

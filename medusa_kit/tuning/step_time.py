@@ -54,7 +54,7 @@ def measure_step_times(
     most = max(tree.num_nodes for tree in trees.values())
     places: list[_Place | _Decoding] = [
         _Place(engine, length, most, batch_size)
-        if engine.verifier.fixed is None
+        if engine.graphs is None
         else _Decoding(engine, length, batch_size)
         for length in prefix_lengths
     ]
@@ -93,7 +93,10 @@ class _Decoding:
         for row in rows:
             row.stop_ids = frozenset()
         times: list[float] = []
-        steps = cast(Generator[Emitted, None, None], decode(self.engine.verifier, drafter, rows))
+        steps = cast(
+            Generator[Emitted, None, None],
+            decode(self.engine.verifier, drafter, rows, self.engine.graphs),
+        )
         with closing(steps) as emitted:
             next(emitted)  # the prompt's
             while len(times) < wanted and all(row.finish_reason is None for row in rows):

@@ -280,7 +280,7 @@ def test_an_engine_that_had_no_memory_is_tried_again(
         patch.setattr(bench, "engine_around", fails)
         with pytest.raises(IncompatibleBaseError):
             bench.engine(TINY, CAPTURED)
-    assert bench.engine(TINY, CAPTURED).verifier.fixed is not None
+    assert bench.engine(TINY, CAPTURED).graphs is not None
 
 
 @pytest.mark.parametrize("refused", [True, False], ids=["by the proof", "by its own word"])

@@ -173,7 +173,7 @@ def test_captured_steps_equal_transformers(family: str, attention: str, kind: st
         alone = engine.generate(PROMPTS[1], max_new_tokens=24)
         assert alone.token_ids == expected[1]
         assert "in a CUDA graph" in alone.stats.steps_run_by
-    fixed = engine.verifier.fixed
+    fixed = engine.graphs
     assert fixed is not None
     assert [step.batch_size for step in fixed._steps] == [4, 1]
     assert all(step.graph is not None for step in fixed._steps)
@@ -189,16 +189,16 @@ def test_auto_sends_its_guesses_to_captured_steps(family: str, kind: str) -> Non
         assert [result.token_ids for result in results] == expected
         assert "in a CUDA graph" in results[0].stats.steps_run_by
         assert any("guesses sent" in note for note in results[0].stats.drafter_notes)
-    assert engine.verifier.fixed is not None
-    (steps,) = engine.verifier.fixed._steps
+    assert engine.graphs is not None
+    (steps,) = engine.graphs._steps
     assert all(size.graph is not None for size in steps.sizes.values())
 
 
 def test_a_replayed_step_waits_for_nothing() -> None:
     engine = captured_engine("llama")
     engine.generate(PROMPTS, max_new_tokens=8)
-    assert engine.verifier.fixed is not None
-    step = engine.verifier.fixed._steps[-1]
+    assert engine.graphs is not None
+    step = engine.graphs._steps[-1]
     assert step.graph is not None
     torch.cuda.set_sync_debug_mode("error")
     try:
@@ -232,8 +232,8 @@ def test_a_capture_that_fails_leaves_a_working_loop(
     expected = answers_on_cuda("llama", 24)
     results = engine.generate(PROMPTS, max_new_tokens=24)
     assert [result.token_ids for result in results] == expected
-    assert engine.verifier.fixed is not None
-    assert engine.verifier.fixed.refused
+    assert engine.graphs is not None
+    assert engine.graphs.refused
     assert results[0].stats.steps_run_by == "torch"
     assert (torch.cuda.current_stream(), torch.cuda.get_sync_debug_mode()) == (stream, mode)
     torch.rand(3, device="cuda")  # the generator is not being recorded

@@ -91,7 +91,7 @@ def timed_steps(
         timing = bench.clock.each(next_step, steps, WARM_UPS)
         syncs = bench.clock.syncs(next_step, bench.size(SYNC_STEPS, 1))
         run_by = row.steps_run_by
-    fixed = engine.verifier.fixed
+    fixed = engine.graphs
     if fixed is not None and "fixed shapes" not in run_by:
         raise MedusaKitError(f"steps were not captured but run by {run_by}: {fixed.refused}")
     found: dict[str, Any] = {"nodes": drafter.num_nodes, "rows": rows, "prefix": prefix}
@@ -111,7 +111,7 @@ def _decoding(
 ) -> Iterator[tuple[Row, Callable[[], Any]]]:
     """(the first row, what takes the next step) of prompts that have been read."""
     rows = _rows(engine, drafter, prompts, steps)
-    running = decode(engine.verifier, drafter, rows)
+    running = decode(engine.verifier, drafter, rows, engine.graphs)
     try:
         next(running)
         yield rows[0], partial(next, running)
@@ -130,7 +130,7 @@ def _replayed(
     bench: Workbench, engine: Engine, drafter: Drafter, prompts: list[list[int]], room: int
 ) -> float:
     """Seconds of a captured step on the device, one sent off behind the other."""
-    fixed, replays = engine.verifier.fixed, bench.size(REPLAYS, 2)
+    fixed, replays = engine.graphs, bench.size(REPLAYS, 2)
     assert fixed is not None
     rows = _rows(engine, drafter, prompts, room)
     with fixed.borrowed(drafter, rows) as loan:

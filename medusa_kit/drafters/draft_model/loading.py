@@ -4,12 +4,12 @@ from medusa_kit import console
 from medusa_kit.base.model import load_base_model
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.backends import prepared_verifier
+from medusa_kit.infer.backends import prepare_backends
 from medusa_kit.infer.verifier import Verifier
 
 
 def draft_verifier(context: DraftContext) -> Verifier:
-    """Raises ConfigError where none is named; what load_base_model and prepared_verifier raise."""
+    """Raises ConfigError where none is named; what load_base_model and prepare_backends raise."""
     wanted, base = context.draft_model, context.base
     if wanted is None:
         raise ConfigError(
@@ -30,7 +30,7 @@ def draft_verifier(context: DraftContext) -> Verifier:
                 f"than the {sizes[1] / 1e6:,.1f}M of {base.info.name}: each of its forwards "
                 "costs more than one it may save"
             )
-        return prepared_verifier(draft, fixed_shapes="never")[0]
+        return prepare_backends(draft, fixed_shapes="never").verifier
 
     return context.remembered(
         ("draft model", wanted if isinstance(wanted, str) else id(wanted)), prepare

@@ -228,7 +228,7 @@ def build(context: DraftContext, options: Any) -> Drafter:
     key = ("auto", tuple(names), context.batch_size)
     experience = context.remembered(key, lambda: _fresh(context, costly))
     drafter = AutoDrafter(free, costly, experience, context.device, options.max_nodes, reasons)
-    if context.verifier.fixed is not None:
+    if context.on_device:
         if (why := _obstacle(context, free, costly)) is not None:
             drafter.reasons = [*reasons, f"guesses are not sent to steps on the device: {why}"]
             return drafter

@@ -4,18 +4,33 @@ Shapes: B batch, N nodes with root, S cache slots.
 """
 
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
 from medusa_kit.base.model import RELATIVE_TOLERANCE, BaseModel, relative_error
 from medusa_kit.errors import IncompatibleBaseError
+from medusa_kit.infer.cuda_graph.cache import FixedCache
+from medusa_kit.infer.cuda_graph.forward import FixedVerifier
 from medusa_kit.infer.verifier import Forward
 
-if TYPE_CHECKING:
-    from medusa_kit.infer.cuda_graph.fed import FedSize
-    from medusa_kit.infer.cuda_graph.step import FixedStep
+
+class CompiledStep(Protocol):
+    """What is read here of a step that runs a compiled forward."""
+
+    verifier: FixedVerifier
+    cache: FixedCache
+    forward: Forward | None
+    lengths_B: Tensor
+    batch_size: int
+    num_slots: int
+    device: torch.device
+
+    @property
+    def num_nodes(self) -> int: ...
+
+    def score(self, lengths_B: Tensor, forward: Forward | None = None) -> tuple[Tensor, Tensor]: ...
 
 
 def compiled_forward(base: BaseModel, backend: Any = "inductor") -> Forward:
@@ -63,7 +78,7 @@ def with_own_code(function: Any) -> Any:
     return own
 
 
-def check_compiled(step: "FixedStep | FedSize") -> float:
+def check_compiled(step: CompiledStep) -> float:
     """Hold the step's compiled forward against the plain one; how much rounding differs, doubled.
 
     Every slot holds numbers at random and the rows are of different lengths, the first one as long

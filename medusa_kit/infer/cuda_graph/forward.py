@@ -63,7 +63,7 @@ class FixedVerifier(Verifier):
     def __init__(self, plain: Verifier) -> None:
         self.base, self._holder = plain.base, plain._holder
         self.attention = plain.attention.for_fixed_shapes()
-        self.native, self.fixed, self.guarding = None, None, False
+        self.native, self.guarding = None, False
         self.compiled: Forward | None = None
 
     def new_cache(self, batch_size: int, num_slots: int) -> FixedCache:

@@ -25,8 +25,8 @@ def check_choice(fixed_shapes: str, compiled: bool) -> None:
 
 def use_fixed_shapes(
     verifier: Verifier, check: TreeCheck, fixed_shapes: str, compiled: bool
-) -> TreeCheck:
-    """Let steps of fixed shapes take over where they can; the check that then holds.
+) -> tuple[FixedShapes | None, TreeCheck]:
+    """Steps of fixed shapes where they can take over, and the check that then holds.
 
     `auto` means on CUDA. They are proved like any forward, and that nothing in them waits for the
     host; a backend of tree attention that fails leaves them to the next. Raises ConfigError where
@@ -36,7 +36,7 @@ def use_fixed_shapes(
     by_name = fixed_shapes == "always" or compiled
     on_cuda = verifier.base.device.type == "cuda"
     if fixed_shapes == "never" or not (by_name or on_cuda):
-        return check
+        return None, check
     fixed = FixedVerifier(verifier)
     reason = _obstacle(verifier, needs_cuda=fixed_shapes == "auto")
     if reason is None:
@@ -45,8 +45,7 @@ def use_fixed_shapes(
             if compiled:
                 checks.append(_proved_compiled(fixed))
             forward = partial(compiled_forward, verifier.base) if compiled else None
-            verifier.fixed = FixedShapes(fixed, forward)
-            return max(checks, key=lambda measured: measured.noise)
+            return FixedShapes(fixed, forward), max(checks, key=lambda measured: measured.noise)
         except IncompatibleBaseError as error:
             reason = error.message
     if by_name:
@@ -56,7 +55,7 @@ def use_fixed_shapes(
             hint="leave it out; the ordinary loop decodes the same",
         )
     verifier.steps_run_by = f"torch (no fixed shapes: {reason})"
-    return check
+    return None, check
 
 
 def _obstacle(verifier: Verifier, needs_cuda: bool) -> str | None:

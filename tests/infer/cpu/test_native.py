@@ -17,8 +17,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from medusa_kit.base.model import wrap_model
 from medusa_kit.errors import IncompatibleBaseError
-from medusa_kit.infer import backends as prepare
-from medusa_kit.infer.backends import prepared_verifier
+from medusa_kit.infer import backends as backends_module
+from medusa_kit.infer.backends import prepare_backends
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import native_decoder
 from medusa_kit.infer.cpu.describe import Unsupported, describe
@@ -275,7 +275,7 @@ def test_what_cannot_be_described_goes_through_torch():
         describe(tiny_model("gpt2"))
     with pytest.raises(Unsupported, match="heads of 8 numbers"):
         describe(tiny_model("llama"))
-    verifier, _ = prepared_verifier(wrap_model(tiny_model("olmo2"), None, "olmo2"))
+    verifier = prepare_backends(wrap_model(tiny_model("olmo2"), None, "olmo2")).verifier
     assert verifier.native is None
     assert "linear layers by C++ (no description of 'olmo2')" in verifier.steps_run_by
     assert isinstance(verifier.base.model.model.layers[0].mlp.up_proj, NativeLinear)
@@ -290,8 +290,8 @@ def test_a_step_that_the_proof_refuses_is_not_used(monkeypatch, capsys):
         native._struct.scale *= 1.5
         return native
 
-    monkeypatch.setattr(prepare, "native_decoder", wrong)
-    verifier, _ = prepared_verifier(base)
+    monkeypatch.setattr(backends_module, "native_decoder", wrong)
+    verifier = prepare_backends(base).verifier
     assert verifier.native is None
     assert "the C++ ones were refused" in capsys.readouterr().err
 
@@ -303,7 +303,7 @@ def test_no_compiler_is_no_failure(monkeypatch, capsys):
     monkeypatch.setattr(kernels, "build", broken)
     kernels.load_library.cache_clear()
     try:
-        verifier, _ = prepared_verifier(wrap_model(model_of("llama"), None, "llama"))
+        verifier = prepare_backends(wrap_model(model_of("llama"), None, "llama")).verifier
     finally:
         kernels.load_library.cache_clear()
     assert verifier.steps_run_by.startswith("torch, linear layers packed by MKL")
@@ -324,14 +324,15 @@ def test_linear_layers_leave_gradients_and_long_inputs_to_torch():
 
 def test_the_proof_itself_goes_through_the_kernels():
     base = wrap_model(model_of("gemma3"), None, "gemma3")
-    verifier, check = prepared_verifier(base)
+    backends = prepare_backends(base)
+    verifier, check = backends.verifier, backends.check
     assert verifier.native is not None
     assert verifier.steps_run_by.startswith("C++ (")
     assert check.relative_error < 1e-4
     for layer in verifier.native._struct.layers[: len(verifier.native.parts.layers)]:
         layer.out.data = layer.qkv.data  # another matrix's weights
     with pytest.raises(IncompatibleBaseError):
-        prepare.check_trees(verifier)
+        backends_module.check_trees(verifier)
 
 
 def test_steps_in_a_crowd_have_the_same_bits(many_threads):

@@ -167,9 +167,9 @@ def test_a_capture_that_fails_leaves_the_loop(
         assert device.as_before, device
         assert (result.token_ids, result.stats.steps_run_by) == (expected.token_ids, "torch")
     reason = {"begin": "cannot begin", "end": INVALID}.get(where, f"a fault in the {where}")
-    assert engine.verifier.fixed.refused == reason
+    assert engine.graphs.refused == reason
     assert engine.steps_run_by == f"torch (no fixed shapes: {reason})"
-    assert engine.verifier.fixed._steps == []
+    assert engine.graphs._steps == []
 
 
 def test_memory_that_runs_out_inside_a_capture_is_no_refusal(device: Device) -> None:

@@ -69,7 +69,7 @@ def test_every_stop_and_every_limit_inside_paths(family: str) -> None:
         rows = [make_row(engine.verifier, p, SamplingParams(), limit) for p in prompts]
         for row in rows:
             row.stop_ids = frozenset([stop])
-        list(decode(engine.verifier, draft_with(engine.heads, BUSHY), rows))
+        list(decode(engine.verifier, draft_with(engine.heads, BUSHY), rows, engine.graphs))
         for row, answer in zip(rows, answers, strict=True):
             end = answer.index(stop) + 1 if stop in answer else limit
             assert row.token_ids == answer[: min(end, limit)], (stop, limit)
@@ -101,14 +101,14 @@ def test_a_step_reads_nothing_on_the_host(
     base = tiny_base(family)
     engine = build_engine(base, fixed_shapes="always")
     heads = None if kind == "plain" else random_heads(base, kind=kind)
-    assert engine.verifier.fixed is not None
+    assert engine.graphs is not None
     for device in ("cpu", "meta"):
         base.model.to(device)
         drafter: Any = PlainDrafter(base.device)
         if heads is not None:
             drafter = draft_with(heads.to(device), BUSHY)
         with torch.inference_mode():
-            step = FixedStep(engine.verifier.fixed.verifier, drafter, 4, 64)
+            step = FixedStep(engine.graphs.verifier, drafter, 4, 64)
             with no_reads(monkeypatch):
                 step.advance()
             assert step.out_BJ1.device.type == device
@@ -190,13 +190,13 @@ def test_an_answer_asked_for_while_another_streams() -> None:
     engine = fixed_engine()
     first, second = plain_answers(tiny_model("llama"), PROMPTS[1:], 20)
     rows = [make_row(engine.verifier, PROMPTS[1], SamplingParams(), 20)]
-    streaming = decode(engine.verifier, draft_with(engine.heads, BUSHY), rows)
+    streaming = decode(engine.verifier, draft_with(engine.heads, BUSHY), rows, engine.graphs)
     next(streaming), next(streaming)
     between = engine.generate(PROMPTS[2], max_new_tokens=20)
     assert (between.token_ids, between.stats.steps_run_by) == (second, "torch")
     list(streaming)
     assert rows[0].token_ids == first
-    abandoned = decode(engine.verifier, draft_with(engine.heads, BUSHY), rows[:1])
+    abandoned = decode(engine.verifier, draft_with(engine.heads, BUSHY), rows[:1], engine.graphs)
     next(abandoned)
     abandoned.close()
     assert engine.generate(PROMPTS[2], max_new_tokens=20).stats.steps_run_by == FIXED
@@ -213,8 +213,8 @@ def test_a_capture_that_fails_leaves_the_loop(monkeypatch: pytest.MonkeyPatch) -
     for _ in range(2):
         result = engine.generate(PROMPTS[0], max_new_tokens=6)
         assert (result.token_ids, result.stats.steps_run_by) == (expected[0], "torch")
-    assert engine.verifier.fixed is not None
-    assert engine.verifier.fixed.refused == "operation not permitted when stream is capturing"
+    assert engine.graphs is not None
+    assert engine.graphs.refused == "operation not permitted when stream is capturing"
 
 
 def test_asked_for_where_they_cannot_be_used() -> None:
@@ -230,7 +230,7 @@ def test_asked_for_where_they_cannot_be_used() -> None:
     model = tiny_model("llama", rope_parameters=growing)
     with pytest.raises(ConfigError, match="waits for a value on the host"):
         build_engine(wrap_model(model), fixed_shapes="always")
-    assert build_engine(tiny_base("llama")).verifier.fixed is None
+    assert build_engine(tiny_base("llama")).graphs is None
 
 
 def test_statistics_name_the_attention_that_computed() -> None:
@@ -240,8 +240,8 @@ def test_statistics_name_the_attention_that_computed() -> None:
         name = "triton"
 
     engine = fixed_engine()
-    assert engine.verifier.fixed is not None
-    engine.verifier.fixed.verifier.attention.__class__ = Elsewhere
+    assert engine.graphs is not None
+    engine.graphs.verifier.attention.__class__ = Elsewhere
     steps = engine.generate(PROMPTS[0], max_new_tokens=4).stats
     assert (steps.attention, engine.attention.name) == ("triton", "triton")
     loop = engine.generate(PROMPTS[0], max_new_tokens=4, temperature=0.8).stats

@@ -103,7 +103,7 @@ def test_every_stop_and_every_limit_inside_paths(family: str) -> None:
         rows = [make_row(engine.verifier, p, SamplingParams(), limit) for p in LOOPING]
         for row in rows:
             row.stop_ids = frozenset([stop])
-        list(decode(engine.verifier, engine._drafter(None, None, len(rows)), rows))
+        list(decode(engine.verifier, engine._drafter(None, None, len(rows)), rows, engine.graphs))
         for row, answer in zip(rows, answers, strict=True):
             end = answer.index(stop) + 1 if stop in answer else limit
             assert row.token_ids == answer[: min(end, limit)], (stop, limit)
@@ -131,15 +131,15 @@ def test_rows_that_go_on_move_to_a_smaller_step(monkeypatch: pytest.MonkeyPatch)
     engine = auto_engine("llama")
     rows = [make_row(engine.verifier, p, SamplingParams(), n)
             for p, n in zip([*LOOPING, LOOPING[0]], (3, 30, 5, 4), strict=True)]  # fmt: skip
-    list(decode(engine.verifier, engine._drafter(None, None, 4), rows))
+    list(decode(engine.verifier, engine._drafter(None, None, 4), rows, engine.graphs))
     expected = plain_answers(few_words("llama"), [*LOOPING, LOOPING[0]], 30)
     assert [row.token_ids for row in rows] == [
         answer[:n] for answer, n in zip(expected, (3, 30, 5, 4), strict=True)
     ]
-    assert engine.verifier.fixed is not None
-    assert sorted(step.batch_size for step in engine.verifier.fixed._steps) == [1, 4]
+    assert engine.graphs is not None
+    assert sorted(step.batch_size for step in engine.graphs._steps) == [1, 4]
     engine.generate(LOOPING[0], max_new_tokens=4)
-    assert len(engine.verifier.fixed._steps) == 2, "the steps at hand are used again"
+    assert len(engine.graphs._steps) == 2, "the steps at hand are used again"
 
 
 def random_tree(generator: random.Random, N: int, V: int) -> Tree:
@@ -179,12 +179,12 @@ def test_a_step_reads_nothing_on_the_host(kind: str, monkeypatch: pytest.MonkeyP
     base = tiny_base("gemma3")
     engine = build_engine(base, fixed_shapes="always")
     heads = None if kind == "plain" else random_heads(base, kind=kind)
-    assert engine.verifier.fixed is not None
+    assert engine.graphs is not None
     for device in ("cpu", "meta"):
         base.model.to(device)
         drafter: Any = None if heads is None else draft_with(heads.to(device), BUSHY)
         with torch.inference_mode():
-            step = FedStep(engine.verifier.fixed.verifier, Feeds((1, 4, 9), 5, drafter), 4, 64)
+            step = FedStep(engine.graphs.verifier, Feeds((1, 4, 9), 5, drafter), 4, 64)
             for size in step.sizes.values():
                 with no_reads(monkeypatch):
                     size.advance()
@@ -243,7 +243,7 @@ def test_what_cannot_be_sent_is_said() -> None:
 def test_while_another_answer_streams_the_loop_decodes() -> None:
     engine = auto_engine("llama")
     streaming = decode(engine.verifier, engine._drafter(None),
-                       [make_row(engine.verifier, LOOPING[1], SamplingParams(), 20)])  # fmt: skip
+                       [make_row(engine.verifier, LOOPING[1], SamplingParams(), 20)], engine.graphs)  # fmt: skip
     next(streaming), next(streaming)
     between = engine.generate(LOOPING[0], max_new_tokens=20)
     assert [between.token_ids] == plain_answers(few_words("llama"), LOOPING[:1], 20)
@@ -299,7 +299,7 @@ def test_the_loop_and_steps_keep_costs_apart() -> None:
 
 def test_steps_are_used_again_by_whom_they_suit() -> None:
     engine = auto_engine("llama")
-    fixed: Any = engine.verifier.fixed
+    fixed: Any = engine.graphs
     for options, made in [({}, 1), ({}, 1), ({"max_nodes": 6}, 2), ({"max_nodes": 6}, 2)]:
         engine.generate(LOOPING[0], max_new_tokens=4, drafter="auto", drafter_options=options)
         assert len(fixed._steps) == made

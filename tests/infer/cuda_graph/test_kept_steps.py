@@ -36,8 +36,8 @@ def fixed_engine(family: str = "llama") -> tuple[Engine, FixedShapes]:
     model.generation_config.eos_token_id = None
     base = wrap_model(model)
     engine = build_engine(base, heads=random_heads(base), tree=BUSHY, fixed_shapes="always")
-    assert engine.verifier.fixed is not None
-    return engine, engine.verifier.fixed
+    assert engine.graphs is not None
+    return engine, engine.graphs
 
 
 def rows_and_slots(fixed: FixedShapes) -> list[tuple[int, int]]:
@@ -173,7 +173,7 @@ def test_rows_that_finish_are_not_computed_for_long(monkeypatch: pytest.MonkeyPa
     rows, limits = counted(monkeypatch), [90, 4, 4, 9, 4, 9, 4, 17]
     requests = [make_row(engine.verifier, p, SamplingParams(), n)
                 for p, n in zip(PROMPTS, limits, strict=True)]  # fmt: skip
-    list(decode(engine.verifier, PlainDrafter(engine.base.device), requests))
+    list(decode(engine.verifier, PlainDrafter(engine.base.device), requests, engine.graphs))
     assert [row.token_ids for row in requests] == answers_alone("llama", limits)
     assert rows == [8] * 3 + [4] * 5 + [2] * 8 + [1] * 73
     assert sorted(step.batch_size for step in fixed._steps) == [1, 2, 4, 8]
@@ -188,7 +188,7 @@ def test_rows_go_on_in_a_smaller_step(family: str, monkeypatch: pytest.MonkeyPat
     rows, limits = counted(monkeypatch), [3, 30, 3, 100, 3]
     requests = [make_row(engine.verifier, p, SamplingParams(), n)
                 for p, n in zip(PROMPTS, limits, strict=False)]  # fmt: skip
-    list(decode(engine.verifier, draft_with(engine.heads, BUSHY), requests))
+    list(decode(engine.verifier, draft_with(engine.heads, BUSHY), requests, engine.graphs))
     assert [row.token_ids for row in requests] == answers_alone(family, limits)
     assert (rows[0], rows[-1]) == (6, 1)
     assert rows.count(6) < 3
@@ -204,7 +204,7 @@ def test_an_answer_that_is_nearly_over_stays_where_it_is(monkeypatch: pytest.Mon
         limits[0] = tokens
         requests = [make_row(engine.verifier, p, SamplingParams(), n)
                     for p, n in zip(PROMPTS, limits, strict=False)]  # fmt: skip
-        list(decode(engine.verifier, PlainDrafter(engine.base.device), requests))
+        list(decode(engine.verifier, PlainDrafter(engine.base.device), requests, engine.graphs))
         return rows
 
     assert steps_for(30) == [4] * 29
@@ -228,7 +228,7 @@ def test_a_smaller_step_that_has_no_room_is_done_without(monkeypatch: pytest.Mon
     monkeypatch.setattr(FixedStep, "advance", advance)
     requests = [make_row(engine.verifier, PROMPTS[n], SamplingParams(), tokens)
                 for n, tokens in enumerate([100, 3])]  # fmt: skip
-    list(decode(engine.verifier, draft_with(engine.heads, BUSHY), requests))
+    list(decode(engine.verifier, draft_with(engine.heads, BUSHY), requests, engine.graphs))
     assert [row.token_ids for row in requests] == answers_alone("llama", [100, 3])
     assert set(rows) == {2}
     assert len(tried) == 1, "tried again at each step"
@@ -245,7 +245,7 @@ def test_a_move_to_a_smaller_step_that_fails_costs_the_request_alone(
     def rows_of_unlike_limits() -> list[Row]:
         rows = [make_row(engine.verifier, prompt, SamplingParams(), tokens)
                 for prompt, tokens in zip(PROMPTS, [90, 3], strict=False)]  # fmt: skip
-        list(decode(engine.verifier, engine._drafter(drafter, None, 2), rows))
+        list(decode(engine.verifier, engine._drafter(drafter, None, 2), rows, engine.graphs))
         return rows
 
     for error in (KeyboardInterrupt(), torch.OutOfMemoryError("CUDA out of memory.")):
@@ -323,7 +323,7 @@ def test_a_request_that_overflowed_spoils_no_later_one(
                 tensor.fill_(float("nan"))
     rows = [make_row(engine.verifier, prompt, SamplingParams(), tokens)
             for prompt, tokens in zip(PROMPTS, [30, 3], strict=False)]  # fmt: skip
-    list(decode(engine.verifier, engine._drafter(drafter, None, 2), rows))
+    list(decode(engine.verifier, engine._drafter(drafter, None, 2), rows, engine.graphs))
     assert [row.token_ids for row in rows] == answers_alone("llama", [30, 3])
     assert len(fixed._steps) == 2
     assert fixed._steps[-1].num_slots > fixed._steps[0].num_slots
