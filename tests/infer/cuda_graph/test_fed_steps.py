@@ -242,8 +242,8 @@ def test_what_cannot_be_sent_is_said() -> None:
 
 def test_while_another_answer_streams_the_loop_decodes() -> None:
     engine = auto_engine("llama")
-    streaming = decode(engine.verifier, engine._drafter(None),
-                       [make_row(engine.verifier, LOOPING[1], SamplingParams(), 20)], engine.graphs)  # fmt: skip
+    row = make_row(engine.verifier, LOOPING[1], SamplingParams(), 20)
+    streaming = decode(engine.verifier, engine._drafter(None), [row], engine.graphs)
     next(streaming), next(streaming)
     between = engine.generate(LOOPING[0], max_new_tokens=20)
     assert [between.token_ids] == plain_answers(few_words("llama"), LOOPING[:1], 20)
