@@ -269,6 +269,19 @@ def test_an_engine_that_failed_is_not_tried_again(
     assert len(tried) == 1
 
 
+def test_an_engine_that_had_no_memory_is_tried_again(
+    bench: Workbench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any) -> None:
+        raise IncompatibleBaseError("a tree forward failed") from torch.OutOfMemoryError("no")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench, "engine_around", fails)
+        with pytest.raises(IncompatibleBaseError):
+            bench.engine(TINY, CAPTURED)
+    assert bench.engine(TINY, CAPTURED).verifier.fixed is not None
+
+
 @pytest.mark.parametrize("refused", [True, False], ids=["by the proof", "by its own word"])
 def test_attention_that_computes_something_else_is_no_matter_of_what_is_installed(
     refused: bool, bench: Workbench, monkeypatch: pytest.MonkeyPatch

@@ -47,6 +47,12 @@ def raises(error: BaseException) -> Run:
     return part
 
 
+def caused_by(cause: Exception) -> Exception:
+    error = MedusaKitError("the proof failed")
+    error.__cause__ = cause
+    return error
+
+
 def statuses(report: Report) -> list[str]:
     return [record.status for record in report.records.values()]
 
@@ -58,6 +64,7 @@ def statuses(report: Report) -> list[str]:
         (ZeroDivisionError(), "failed", "ZeroDivisionError"),
         (MedusaKitError("the tokens differ", hint="look"), "failed", "the tokens differ"),
         (torch.OutOfMemoryError("CUDA out of memory."), "out of memory", "CUDA out of memory."),
+        (caused_by(torch.OutOfMemoryError("no")), "out of memory", "the proof failed"),
         (torch.OutOfMemoryError(), "out of memory", "OutOfMemoryError"),
         (Cannot("vLLM is not installed"), "cannot", "vLLM is not installed"),
     ],

@@ -13,8 +13,8 @@ import torch
 
 from medusa_kit import console
 from medusa_kit.bench.gpu.report import Record, Report
-from medusa_kit.bench.gpu.workbench import Cannot, Workbench
-from medusa_kit.errors import DeviceMemoryError, MedusaKitError
+from medusa_kit.bench.gpu.workbench import Cannot, Workbench, ran_out_of_memory
+from medusa_kit.errors import MedusaKitError
 
 FEWEST_SECONDS = 3.0  # a part is not begun with less of the budget left
 TRACEBACK_LINES = 12
@@ -100,9 +100,9 @@ def _outcome(part: Part, bench: Workbench, left: float) -> dict[str, Any]:
         return {"status": "left out", "why": f"stopped, the time was up after {left:.0f} s"}
     except Cannot as error:
         return {"status": "cannot", "why": error.message}
-    except (torch.OutOfMemoryError, DeviceMemoryError) as error:
-        return {"status": "out of memory", "why": _first_line(error)}
     except Exception as error:  # a part is anybody's code on a device: anything may be raised
+        if ran_out_of_memory(error):
+            return {"status": "out of memory", "why": _first_line(error)}
         where = "".join(traceback.format_exception(error)).splitlines()[-TRACEBACK_LINES:]
         return {"status": "failed", "why": _said(error), "where": "\n".join(where)}
 

@@ -14,7 +14,12 @@ from torch import Tensor
 from medusa_kit.base_model import BaseModel
 from medusa_kit.bench.gpu.clock import Clock
 from medusa_kit.bench.gpu.shapes import Shape, random_base, successors
-from medusa_kit.errors import ConfigError, IncompatibleBaseError, MedusaKitError
+from medusa_kit.errors import (
+    ConfigError,
+    DeviceMemoryError,
+    IncompatibleBaseError,
+    MedusaKitError,
+)
 from medusa_kit.infer.engine import Engine
 from medusa_kit.infer.loading import build_engine
 
@@ -44,6 +49,15 @@ class Way:
 
 
 CAPTURED, LOOP, COMPILED = Way(), Way(captured=False), Way(compiled=True)
+
+
+def ran_out_of_memory(error: BaseException | None) -> bool:
+    """Whether that is what it comes from: the proof at load has a word of its own for it."""
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError | DeviceMemoryError):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 class Workbench:
@@ -82,6 +96,8 @@ class Workbench:
             try:
                 self._engine = (way, self.engine_around(self._base, way))
             except Exception as error:  # tried once: a large model takes a while to make again
+                if ran_out_of_memory(error):  # which may have been an earlier part's
+                    raise
                 why = (str(error) or repr(error)).splitlines()[0]
                 kind = Cannot if isinstance(error, Cannot) else MedusaKitError
                 self._failed[shape, way] = kind(f"{why} (as above)")
