@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor
 
-from medusa_kit.base_model import RELATIVE_TOLERANCE, BaseModel, relative_error
+from medusa_kit.base_model import BaseModel, relative_error
 from medusa_kit.errors import IncompatibleBaseError
+from medusa_kit.infer.tree_check import allowed_error
 from medusa_kit.infer.verifier import Forward
 
 if TYPE_CHECKING:
@@ -78,7 +79,8 @@ def check_compiled(step: "FixedStep | FedSize") -> float:
     step.cache.fill_at_random()
     plain, compiled = (step.score(lengths_B, one)[1] for one in (None, step.forward))
     step.cache.clear()
-    error, allowed = relative_error(compiled, plain), RELATIVE_TOLERANCE[plain.dtype]
+    error = relative_error(compiled, plain)
+    allowed = allowed_error(base, error)
     if not error <= allowed:
         raise IncompatibleBaseError(
             f"the compiled forward of {base.info.name!r} is off by {error:.1e} of its logits' "
