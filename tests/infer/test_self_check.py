@@ -1,8 +1,10 @@
 """The check at load: lets through what is right, refuses what is wrong, and says how wrong."""
 
+from typing import Any
+
 import pytest
 import torch
-from support.tiny_models import FAMILIES, tiny_base, tiny_model
+from support.tiny_models import FAMILIES, coarse_base, tiny_base, tiny_model
 
 from medusa_kit.base.model import wrap_model
 from medusa_kit.errors import IncompatibleBaseError
@@ -110,3 +112,29 @@ def test_nan_is_no_small_error() -> None:
     base.model.lm_head.weight.data[3, 3] = float("nan")
     with pytest.raises(IncompatibleBaseError):
         prove_trees(base)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_what_rounding_alone_does_in_16_bits_is_no_fault(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a model differs from itself as much without any tree; a wrong mask differs by more."""
+    base = coarse_base(dtype)
+    check = prove_trees(base)
+    assert 0.1 < check.relative_error < 0.5
+    right = tree_step.TreeStep.mask
+
+    def wrong(step: tree_step.TreeStep, *rest: Any) -> torch.Tensor:
+        mask = right(step, *rest).clone()
+        for row, length in enumerate(step.lengths):
+            mask[row, :, :, max(length - 1, 0)] &= length == 0
+        return mask
+
+    monkeypatch.setattr(tree_step.TreeStep, "mask", wrong)
+    with pytest.raises(IncompatibleBaseError, match=r"off by .* \(allowed [34]e-01\)"):
+        prove_trees(base)
+
+
+def test_rounding_excuses_nothing_in_32_bits() -> None:
+    with pytest.raises(IncompatibleBaseError, match=r"off by .* \(allowed 1e-03\)"):
+        prove_trees(coarse_base(torch.float32))

@@ -144,3 +144,13 @@ def tiny_model(family: str, seed: int = 0, **changes: Any) -> Any:
 
 def tiny_base(family: str, seed: int = 0, dtype: torch.dtype = torch.float32) -> BaseModel:
     return wrap_model(tiny_model(family, seed).to(dtype), None, f"tiny-{family}")
+
+
+def coarse_base(dtype: torch.dtype) -> BaseModel:
+    """A Llama whose logits hang on the last bits of its hidden states: two ways of computing the
+    same differ by a fifth of the logits' spread, as those of SmolLM2-135M do in bfloat16."""
+    model, often = tiny_model("llama").to(dtype), 8 / torch.finfo(dtype).eps
+    model.model.norm.register_forward_hook(
+        lambda module, inputs, out: (out + 0.05 * torch.sin(often * out.double())).to(out.dtype)
+    )
+    return wrap_model(model, None, "coarse-llama")

@@ -9,10 +9,11 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from medusa_kit.base.model import RELATIVE_TOLERANCE, BaseModel, relative_error
+from medusa_kit.base.model import BaseModel, relative_error
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer.cuda_graph.cache import FixedCache
 from medusa_kit.infer.cuda_graph.forward import FixedVerifier
+from medusa_kit.infer.self_check import allowed_error
 from medusa_kit.infer.verifier import Forward
 
 
@@ -93,7 +94,8 @@ def check_compiled(step: CompiledStep) -> float:
     step.cache.fill_at_random()
     plain, compiled = (step.score(lengths_B, one)[1] for one in (None, step.forward))
     step.cache.clear()
-    error, allowed = relative_error(compiled, plain), RELATIVE_TOLERANCE[plain.dtype]
+    error = relative_error(compiled, plain)
+    allowed = allowed_error(base, error)
     if not error <= allowed:
         raise IncompatibleBaseError(
             f"the compiled forward of {base.info.name!r} is off by {error:.1e} of its logits' "

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.small_engines import random_heads, random_prompt
-from support.tiny_models import VOCAB, tiny_model
+from support.tiny_models import VOCAB, coarse_base, tiny_base, tiny_model
 
 from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.drafters.plain import PlainDrafter
@@ -150,3 +150,20 @@ def test_what_goes_wrong_behind_a_prefix_alone_is_found(
     broken = True
     with pytest.raises(IncompatibleBaseError, match="the compiled forward"):
         engine.generate(PROMPT, max_new_tokens=4)
+
+
+def test_a_compiled_forward_may_round_as_coarsely_as_its_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def rounded(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        hidden, logits = forward(*args, **kwargs)
+        return hidden, logits + 0.2 * logits.std() * (torch.arange(VOCAB) == 7)
+
+    stand_in_for_compile(monkeypatch, rounded)
+    bases = [coarse_base(torch.bfloat16), tiny_base("llama", dtype=torch.bfloat16)]
+    verifiers = [FixedVerifier(Verifier(base)) for base in bases]
+    drafter = PlainDrafter(torch.device("cpu"))
+    step = FixedStep(verifiers[0], drafter, 2, 64, compiled_forward(bases[0]))
+    assert step.noise > 0
+    with pytest.raises(IncompatibleBaseError, match="compiled forward"):
+        FixedStep(verifiers[1], drafter, 2, 64, compiled_forward(bases[1]))
