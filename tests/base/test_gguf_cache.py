@@ -139,7 +139,7 @@ def test_threads_that_come_at_once_get_one_folder(
 PROCESS = """
 import sys, time
 from pathlib import Path
-from medusa_kit import embedded
+from medusa_kit.base import gguf as embedded
 
 def make(gguf, folder):
     folder.mkdir()
