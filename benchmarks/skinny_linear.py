@@ -20,7 +20,7 @@ from medusa_kit import console
 from medusa_kit.base.files import gguf_behind
 from medusa_kit.base.model import load_base_model
 from medusa_kit.infer.cpu.gguf_blocks import GGUFBlocks
-from medusa_kit.infer.cpu.int8_weights import rounded
+from medusa_kit.infer.cpu.int8_weights import int8_blocks
 from medusa_kit.infer.cpu.linear import make_native
 from medusa_kit.infer.cpu.mkl_linear import install_packed_linears, pack_for_rows
 
@@ -50,7 +50,7 @@ def native(layers: list[nn.Linear], kind: str, blocks: dict[int, Any]) -> tuple[
         if kind == "bfloat16":
             weight = weight.bfloat16().float()
         elif kind == "int8":
-            own = rounded(weight)
+            own = int8_blocks(weight)
             weight = own.expand()
         elif kind == "blocks":
             own = blocks.get(number)

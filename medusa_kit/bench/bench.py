@@ -1,6 +1,6 @@
 """Bench: ways of decoding, interleaved on the same prompts. What they are is in methods.py.
 
-Machines are noisy, so every batch of prompts goes through every method in turn (the order rotates)
+Timings jitter, so every batch of prompts goes through every method in turn (the order rotates)
 and what counts is the ratio within one run.
 """
 

@@ -189,8 +189,8 @@ def quantised_note(engine: Any) -> str | None:
         return None
     return (
         f"the base is quantised ({engine.base.info.quantization}): its answers are held against "
-        "those of the same quantised model, where a margin below the noise "
-        f"({engine.noise:.1e}) may flip by rounding"
+        "those of the same quantised model, where a margin below the rounding tolerance "
+        f"({engine.rounding_tolerance:.1e}) may flip by rounding"
     )
 
 

@@ -58,7 +58,8 @@ class GenerationStats:
     dtype: str = "float32"  # that the base computed in
     weights: str = CHECKPOINT  # checkpoint | int8
     quantization: str | None = None  # of the base as loaded: the answer is the quantised model's
-    noise: float = 0.0  # logits by which rounding may differ: a smaller margin may flip a token
+    # By how much rounding may move a logit: a top-2 margin below it may flip a token.
+    rounding_tolerance: float = 0.0
 
     @property
     def lossy(self) -> bool:
@@ -127,10 +128,11 @@ class Engine:
         return self.base.info.weights
 
     @property
-    def noise(self) -> float:
+    def rounding_tolerance(self) -> float:
         """Logits by which rounding may differ, as measured at load and by each compiled step."""
         graphs = self.graphs
-        return self.check.noise if graphs is None else max(self.check.noise, graphs.noise)
+        own = self.check.rounding_tolerance
+        return own if graphs is None else max(own, graphs.rounding_tolerance)
 
     @property
     def steps_run_by(self) -> str:
@@ -302,7 +304,7 @@ class Engine:
             dtype=self.base.info.dtype,
             weights=self.weights,
             quantization=self.base.info.quantization,
-            noise=self.noise,
+            rounding_tolerance=self.rounding_tolerance,
         )
         reason = row.finish_reason or "cancelled"
         return GenerationResult(cut_at_stop(text, stops), list(row.token_ids), reason, stats)

@@ -68,7 +68,7 @@ def prepare_backends(
         verifier.steps_run_by = "torch (the C++ steps were refused)"
         console.warn(f"steps run through torch, since the C++ ones were refused: {error.message}")
         return Backends(verifier, check)
-    return Backends(verifier, max(own, check, key=lambda measured: measured.noise))
+    return Backends(verifier, max(own, check, key=lambda measured: measured.rounding_tolerance))
 
 
 def _with_fast_linears(verifier: Verifier, check: TreeCheck, reason: str) -> TreeCheck:
@@ -81,4 +81,4 @@ def _with_fast_linears(verifier: Verifier, check: TreeCheck, reason: str) -> Tre
     elif install_packed_linears(model):
         verifier.steps_run_by = f"torch, linear layers packed by MKL ({reason})"
     own = check_trees(verifier)
-    return max(own, check, key=lambda measured: measured.noise)
+    return max(own, check, key=lambda measured: measured.rounding_tolerance)

@@ -17,7 +17,7 @@ from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.infer.cuda_graph.fed_loop import run_on_device
 from medusa_kit.infer.cuda_graph.kept import FixedShapes, Loan
 from medusa_kit.infer.draft import Draft, Drafter, State, StepResult, path_to, tell_end
-from medusa_kit.infer.memory import memory_named
+from medusa_kit.infer.memory import explain_oom
 from medusa_kit.infer.request import Emitted, Row
 from medusa_kit.infer.sending import sent
 from medusa_kit.infer.tree_cache import TreeCache
@@ -35,7 +35,7 @@ def decode(
     """
     num_slots = max(len(row.prompt_ids) + row.max_new_tokens for row in rows)
     num_slots += drafter.num_nodes - 1
-    with memory_named(verifier.base, len(rows), drafter.num_nodes, num_slots):
+    with explain_oom(verifier.base, len(rows), drafter.num_nodes, num_slots):
         if graphs is None:
             yield from _decode(verifier, drafter, rows, num_slots)
         else:

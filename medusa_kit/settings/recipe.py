@@ -12,7 +12,7 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from medusa_kit.errors import ConfigError, nearest
-from medusa_kit.settings.schema import Section, beside, explain, put, read_yaml
+from medusa_kit.settings.schema import Section, apply_override, beside, explain, read_yaml
 
 
 class BaseSection(Section):
@@ -256,7 +256,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> TrainRecipe:
     path = Path(path)
     raw = read_yaml(path, "recipe")
     for override in overrides:
-        put(raw, override)
+        apply_override(raw, override)
     try:
         recipe = TrainRecipe.model_validate(raw)
     except ValidationError as error:

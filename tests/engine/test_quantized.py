@@ -59,15 +59,15 @@ def test_a_base_that_transformers_quantises(
     assert [kind.__name__ for kind in kinds] == ["QuantizedLinear"]
     prompts: Any = [random_prompt(length, length) for length in (2, 9, 17)]
     report = verify(engine, Oracle.beside(base), prompts, max_new_tokens=16)
-    assert report.noise == engine.check.noise > 0
+    assert report.rounding_tolerance == engine.check.rounding_tolerance > 0
     assert report.bugs == []
     if input_step == 0.0:
         assert report.identical == 3
-        assert report.noise < 1e-4
+        assert report.rounding_tolerance < 1e-4
     cli_verify._print(engine, {"greedy": report})
     said = capsys.readouterr()
     assert "the base is quantised" in said.err
-    assert f"noise {report.noise:.1e}" in said.out.replace("\n", " ")
+    assert f"rounding tolerance {report.rounding_tolerance:.1e}" in said.out.replace("\n", " ")
 
 
 class EightBitLinear(nn.Module):

@@ -15,7 +15,7 @@ WINDOW = 12  # steps that are judged together
 SHORTEST_WAIT, LONGEST_WAIT = 48, 384  # plain steps before another try
 
 
-class CautiousDrafter:
+class BreakEvenDrafter:
     """Lets `inner` propose as long as it emits `break_even` tokens a step."""
 
     def __init__(self, inner: Drafter, plain: PlainDrafter, break_even: float) -> None:

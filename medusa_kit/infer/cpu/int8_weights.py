@@ -78,7 +78,7 @@ def with_weights(base: BaseModel, weights: str) -> BaseModel:
     return base
 
 
-def refuse_rounded(base: BaseModel, what: str) -> None:
+def refuse_int8_weights(base: BaseModel, what: str) -> None:
     """Raises ConfigError: `what` stands for the checkpoint's model, and this base is another."""
     if base.info.lossy:
         raise ConfigError(
@@ -87,7 +87,7 @@ def refuse_rounded(base: BaseModel, what: str) -> None:
         )
 
 
-def rounded(weight_OI: Tensor) -> Blocks:
+def int8_blocks(weight_OI: Tensor) -> Blocks:
     """The weights as codes and scales; `expand` of it is the rounded weights. 32 must divide I."""
     weight_OQS = weight_OI.unflatten(1, (-1, GROUP))
     scales_OQ = weight_OQS.abs().amax(-1) / LARGEST
@@ -131,7 +131,7 @@ def _round_linears(base: BaseModel) -> None:
     for layer in fitting:
         sharing[id(layer.weight)].append(layer)
     for same in sharing.values():
-        blocks = rounded(same[0].weight.detach())
+        blocks = int8_blocks(same[0].weight.detach())
         weight = nn.Parameter(blocks.expand(), requires_grad=False)
         for layer in same:
             layer.weight = weight

@@ -173,7 +173,7 @@ class FedStep:
         self.cache = verifier.new_cache(batch_size, num_slots)
         self.lengths_B = torch.zeros(batch_size, dtype=torch.int64, device=self.device)
         self.active_B = torch.zeros(batch_size, dtype=torch.bool, device=self.device)
-        self.noise = 0.0
+        self.rounding_tolerance = 0.0
         self.sizes: dict[int, FedSize] = {}
         try:
             self._prepare(compiled, graphs)
@@ -185,7 +185,7 @@ class FedStep:
         for num_nodes in self.drafter.sizes:
             size = FedSize(self, num_nodes, compiled() if compiled else None)
             if size.forward is not None:
-                self.noise = max(self.noise, check_compiled(size))
+                self.rounding_tolerance = max(self.rounding_tolerance, check_compiled(size))
             size.advance()  # the first forward allocates the slots
             self.sizes[num_nodes] = size
         if graphs is not None:  # until `begin` all rows idle, so that running it changes nothing

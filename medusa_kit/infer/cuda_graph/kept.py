@@ -61,7 +61,7 @@ class FixedShapes:
         self._steps: list[Step] = []  # the one used last comes last
         self._graphs: GraphMemory | None = None
         self.refused: str | None = None  # why compiling or capturing failed, once it has
-        self.noise = 0.0  # logits by which a compiled step was seen to differ from a plain one
+        self.rounding_tolerance = 0.0  # how far a compiled step's logits were from a plain one's
         self._lock = SharedLock()
 
     @property
@@ -183,7 +183,7 @@ class FixedShapes:
             self.forget()
             console.warn(f"steps of fixed shapes are given up for the loop: {self.refused}")
             return None
-        self.noise = max(self.noise, step.noise)
+        self.rounding_tolerance = max(self.rounding_tolerance, step.rounding_tolerance)
         self._steps.append(step)
         self._keep_within(most_kept(device), step)
         return step

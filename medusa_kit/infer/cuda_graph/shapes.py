@@ -45,7 +45,8 @@ def use_fixed_shapes(
             if compiled:
                 checks.append(_proved_compiled(fixed))
             forward = partial(compiled_forward, verifier.base) if compiled else None
-            return FixedShapes(fixed, forward), max(checks, key=lambda measured: measured.noise)
+            check = max(checks, key=lambda measured: measured.rounding_tolerance)
+            return FixedShapes(fixed, forward), check
         except IncompatibleBaseError as error:
             reason = error.message
     if by_name:

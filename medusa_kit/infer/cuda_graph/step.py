@@ -68,7 +68,7 @@ class FixedStep:
         self.active_B = tokens_N.new_zeros(B, dtype=torch.bool)
         self.out_BJ1 = tokens_N.new_zeros(B, self.tree.longest + 1)
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.noise = 0.0  # logits by which the compiled forward may differ from the plain one
+        self.rounding_tolerance = 0.0  # how far the compiled forward's logits may be off
         try:
             self._prepare(graphs)
         except BaseException:
@@ -77,7 +77,7 @@ class FixedStep:
 
     def _prepare(self, graphs: GraphMemory | None) -> None:
         if self.forward is not None:
-            self.noise = check_compiled(self)
+            self.rounding_tolerance = check_compiled(self)
         self.advance()  # the first forward allocates the slots
         if graphs is not None:  # until `begin` all rows idle, so that running it changes nothing
             self.graph = graphs.capture(self.advance)

@@ -13,7 +13,7 @@ constexpr int DIGITS = 3;
 constexpr int64_t units_a_group(int group) { return 4 + DIGITS + DIGITS * group / 4; }
 
 #ifdef MK_VNNI
-constexpr bool by_quads(int kind) { return has_scale(kind); }
+constexpr bool by_vnni(int kind) { return has_scale(kind); }
 constexpr int QUAD_BLOCK = 6;  // rows whose sums stay in registers
 
 struct Shares { float* factors; int32_t *starts, *digits; };
@@ -153,5 +153,5 @@ inline void multiply_two(const uint8_t* data, int64_t stride, int64_t inputs, co
 }
 
 #else
-constexpr bool by_quads(int) { return false; }
+constexpr bool by_vnni(int) { return false; }
 #endif
