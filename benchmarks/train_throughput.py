@@ -130,7 +130,7 @@ def run_naive(recipe: TrainRecipe) -> Result:
 
 def run_kit(recipe: TrainRecipe) -> Result:
     loaded: list[float] = []
-    report = train(recipe, prove=lambda _: loaded.extend((memory()[0], time.perf_counter())))
+    report = train(recipe, self_check=lambda _: loaded.extend((memory()[0], time.perf_counter())))
     setup = time.perf_counter() - loaded[1] - report.seconds
     metrics = (Path(recipe.output_dir) / "metrics.jsonl").read_text().splitlines()
     heads = json.loads((report.heads_folder / "config.json").read_text())

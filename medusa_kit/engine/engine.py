@@ -90,7 +90,8 @@ class GenerationResult:
 class Engine:
     """Generates text exactly as the base model would, faster. Build with `medusa_kit.load`.
 
-    Only acceptance="typical" and weights="int8" leave the base model's law; statistics then say so.
+    Only acceptance="typical" and weights="int8" leave the base model's distribution; statistics
+    then say so.
     """
 
     verifier: Verifier

@@ -1,8 +1,8 @@
-"""A verifier made fast for its machine, and proved: what every command decodes through.
+"""A verifier made fast for its machine, and self-checked: what every command decodes through.
 
 On CUDA steps of fixed shapes are replayed as graphs where that applies (`cuda_graph/`).
 On a CPU whole steps run in C++ where the family is known to it, else linear layers do, else torch's
-own MKL packs them. Whatever is chosen must pass the same proof as the model alone.
+own MKL packs them. Whatever is chosen must pass the same self-check as the model alone.
 """
 
 import os
@@ -21,14 +21,14 @@ from medusa_kit.infer.cpu.linear import install_native_linears
 from medusa_kit.infer.cpu.mkl_linear import fits_in_memory, install_packed_linears
 from medusa_kit.infer.cuda_graph.kept import FixedShapes
 from medusa_kit.infer.cuda_graph.shapes import use_fixed_shapes
-from medusa_kit.infer.self_check import TreeCheck, check_trees, proved_verifier
+from medusa_kit.infer.self_check import TreeCheck, check_trees, checked_verifier
 from medusa_kit.infer.verifier import Verifier
 
 
 @dataclass(frozen=True)
 class Backends:
-    """What decodes: the verifier, the proof that it passed, and what runs whole steps on the device
-    where that applies."""
+    """What decodes: the verifier, the self-check that it passed, and what runs whole steps on the
+    device where that applies."""
 
     verifier: Verifier
     check: TreeCheck
@@ -48,7 +48,7 @@ def prepare_backends(
     """
     if not keep_layers:
         install_fused_norms(base.model)
-    verifier, check = proved_verifier(base, attention)
+    verifier, check = checked_verifier(base, attention)
     graphs, check = use_fixed_shapes(verifier, check, fixed_shapes, compiled)
     if graphs is not None or base.device.type != "cpu":
         return Backends(verifier, check, graphs)

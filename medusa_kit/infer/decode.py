@@ -141,7 +141,7 @@ class _Nodes:
     tokens: list[int]
     parents: tuple[int, ...]
     logits_NV: Tensor
-    laws: Mapping[int, Tensor] = field(default_factory=dict)  # see Draft.laws
+    distributions: Mapping[int, Tensor] = field(default_factory=dict)  # see Draft.distributions
 
     def prefix(self, node: int) -> list[int]:
         """Everything up to `node`: prompt, committed tokens, its path."""
@@ -149,10 +149,10 @@ class _Nodes:
 
     def choose(self, node: int) -> int:
         logits_V, prefix = self.logits_NV[node], self.prefix(node)
-        if (law_V := self.laws.get(node)) is None:
+        if (distribution_V := self.distributions.get(node)) is None:
             return self.chooser.choose(logits_V, prefix)
         children = [self.tokens[n] for n, parent in enumerate(self.parents) if parent == node]
-        return self.chooser.choose_drawn(logits_V, prefix, law_V, children)
+        return self.chooser.choose_drawn(logits_V, prefix, distribution_V, children)
 
     def judge(self, node: int, guesses: list[int]) -> Verdict:
         return self.chooser.judge(self.logits_NV[node], self.prefix(node), guesses)
@@ -177,7 +177,7 @@ def _accept_rows(
             tokens_BN[index],
             draft.topologies[index].parents,
             logits_BNV[index],
-            draft.laws[index] if draft.laws else {},
+            draft.distributions[index] if draft.distributions else {},
         )
         max_depth = last_position - len(state.tokens[index])
         if row.chooser.params.lossy:

@@ -52,13 +52,14 @@ def path_to(node: int, parents: Sequence[int]) -> list[int]:
 class Draft:
     """tokens_BN, and the topology of each row (the same object where rows share one).
 
-    `laws[row][node]`: where the children of a node were drawn at random, one after the other
-    without replacement in node order, the law_V of the first. Other nodes are mere guesses.
+    `distributions[row][node]`: where the children of a node were drawn at random, one after the
+    other without replacement in node order, the distribution_V of the first. Other nodes are mere
+    guesses.
     """
 
     tokens_BN: Tensor
     topologies: Sequence[Topology]
-    laws: Sequence[Mapping[int, Tensor]] | None = None
+    distributions: Sequence[Mapping[int, Tensor]] | None = None
 
     @property
     def depths_BN(self) -> Tensor:

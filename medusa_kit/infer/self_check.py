@@ -1,4 +1,4 @@
-"""Proof at load that trees can be verified on a model, and how large rounding is.
+"""Self-check at load that trees can be verified on a model, and how large rounding is.
 
 A random tree on two rows of different length is scored through the tree cache and tree attention;
 each root-to-node path is scored again as plain text by the model with transformers' own attention
@@ -25,13 +25,13 @@ from medusa_kit.infer.verifier import Verifier
 from medusa_kit.locks import lock_of
 
 PROMPT_LENGTHS = (5, 11)
-# Two trees in turn: the second stands on what was kept of the first, so commit is proved as well,
+# Two trees in turn: the second stands on what was kept of the first, so commit is checked as well,
 # and a kernel that shares long rows among several programs has to do so there.
 ROUNDS = 2
 PARENTS = (-1, 0, 0, 1, 2, 2)
 KEPT = (0, 2, 5)
-# The window of sliding layers while the proof runs: prompts are too short for a real one to bite.
-PROOF_WINDOW = 4
+# The window of sliding layers while the check runs: prompts are too short for a real one to bite.
+CHECK_WINDOW = 4
 OWN_ROUNDING_TOKENS = 12
 # Texts for the rounding of a model in 16 bits, and what may pass for it, of the logits' spread.
 OWN_LENGTHS = (8, 12, 16, 20)
@@ -47,12 +47,12 @@ class TreeCheck:
     rounding_tolerance: float
 
 
-def prove_trees(base: BaseModel) -> TreeCheck:
+def self_check(base: BaseModel) -> TreeCheck:
     """`check_trees` for a base that is about to be trained on: heads need trees to be of use."""
-    return proved_verifier(base)[1]
+    return checked_verifier(base)[1]
 
 
-def proved_verifier(base: BaseModel, attention: str = "auto") -> tuple[Verifier, TreeCheck]:
+def checked_verifier(base: BaseModel, attention: str = "auto") -> tuple[Verifier, TreeCheck]:
     """A verifier that has passed `check_trees`, and what was measured.
 
     Where a backend fails the check and `sdpa`, the reference, passes it, `auto` goes on without it
@@ -200,10 +200,10 @@ def _biting_windows(model: Any) -> Iterator[bool]:
     text = model.config.get_text_config()
     windows = [(owner, owner.sliding_window) for owner in (*holders.values(), text)
                if isinstance(getattr(owner, "sliding_window", None), int)
-               and owner.sliding_window > PROOF_WINDOW]  # fmt: skip
+               and owner.sliding_window > CHECK_WINDOW]  # fmt: skip
     try:
         for owner, _ in windows:
-            owner.sliding_window = PROOF_WINDOW
+            owner.sliding_window = CHECK_WINDOW
         yield bool(windows)
     finally:
         for owner, window in windows:

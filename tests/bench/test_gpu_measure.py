@@ -283,7 +283,7 @@ def test_an_engine_that_had_no_memory_is_tried_again(
     assert bench.engine(TINY, CAPTURED).graphs is not None
 
 
-@pytest.mark.parametrize("refused", [True, False], ids=["by the proof", "by its own word"])
+@pytest.mark.parametrize("refused", [True, False], ids=["by the self-check", "by its own word"])
 def test_attention_that_computes_something_else_is_no_matter_of_what_is_installed(
     refused: bool, bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

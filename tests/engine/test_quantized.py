@@ -23,7 +23,7 @@ from medusa_kit.cli import verify as cli_verify
 from medusa_kit.engine.load import build_engine
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer.cpu.mkl_linear import PackedLinear, install_packed_linears
-from medusa_kit.infer.self_check import prove_trees
+from medusa_kit.infer.self_check import self_check
 
 
 def quantise_folder(folder: Path, input_step: float) -> Path:
@@ -67,7 +67,7 @@ def test_a_base_that_transformers_quantises(
     cli_verify._print(engine, {"greedy": report})
     said = capsys.readouterr()
     assert "the base is quantised" in said.err
-    assert f"rounding tolerance {report.rounding_tolerance:.1e}" in said.out.replace("\n", " ")
+    assert f"rounding tolerance {report.rounding_tolerance:.1e}" in " ".join(said.out.split())
 
 
 class EightBitLinear(nn.Module):
@@ -113,7 +113,7 @@ def test_layers_that_are_no_linear_are_verified_and_left_alone() -> None:
 def test_a_step_shared_by_all_tokens_of_a_forward_is_refused() -> None:
     """Then what a token becomes depends on the others beside it, siblings and other rows too."""
     with pytest.raises(IncompatibleBaseError, match=r"off by \d"):
-        prove_trees(wrap_model(eight_bit_model(True)))
+        self_check(wrap_model(eight_bit_model(True)))
 
 
 def test_packing_leaves_weights_alone_that_only_claim_to_be_float32() -> None:

@@ -121,7 +121,7 @@ def parts(small: bool) -> list[Part]:
         # A profiler stays in the process, so what is timed before has not met it.
         kernels_part(large, 64),
         kernels_part(large, 64, LOOP),
-        # Minutes of compiling: an engine's proof has two trees, and each step is one more.
+        # Minutes of compiling: an engine's self-check has two trees, and each step is one more.
         *(step_part(large, nodes, COMPILED) for nodes in (64, 1, 16)),
         compiled_exactness_part(),
         *(step_part(little, nodes, COMPILED) for nodes in (64, 1, 16)),

@@ -80,9 +80,9 @@ class DraftModelDrafter(TrieDrafter):
     def propose(self, state: State) -> Draft:
         chains = self._grow(state, self.options.sampling == "rejection")
         draft = draft_of(self._finish(chains), self.device)
-        if not any(chain.laws for chain in chains):
+        if not any(chain.distributions for chain in chains):
             return draft
-        return replace(draft, laws=[chain.laws for chain in chains])
+        return replace(draft, distributions=[chain.distributions for chain in chains])
 
     def guess(self, state: State) -> list[Trie]:
         return self._finish(self._grow(state, False))

@@ -2,11 +2,11 @@
 
 A weight w becomes s · round(w / s), where 32 inputs of an output share s = max |w| / 127. The
 linear layers of the model itself get the rounded numbers, so that C++ steps, torch's forwards, the
-proof at load and heads all see one model. It is another model than the checkpoint's: answers of the
-two may differ, so reports name the weights, and none of its answers counts as identical. What is no
-linear layer keeps its numbers; so does the input table where the output embedding shares it, since
-looking up a row costs nothing. The fingerprint stays the checkpoint's, whose heads fit this model
-too.
+self-check at load and heads all see one model. It is another model than the checkpoint's: answers
+of the two may differ, so reports name the weights, and none of its answers counts as identical.
+What is no linear layer keeps its numbers; so does the input table where the output embedding shares
+it, since looking up a row costs nothing. The fingerprint stays the checkpoint's, whose heads fit
+this model too.
 
 Shapes: O outputs, I inputs, Q groups of inputs, S inputs of a group.
 """

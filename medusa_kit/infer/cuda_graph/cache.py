@@ -42,7 +42,7 @@ class FixedCacheLayer(TreeCacheLayer):
 class FixedCache(TreeCache):
     """Slots that stay where they are, so that a graph may hold their addresses.
 
-    `lengths` on the host are for the proof at load alone; a step has its own on the device.
+    `lengths` on the host are for the self-check at load alone; a step has its own on the device.
     """
 
     def __init__(

@@ -55,9 +55,9 @@ class FixedTreeStep(TreeStep):
 class FixedVerifier(Verifier):
     """A verifier of the same base model whose every forward is one of fixed shapes.
 
-    It takes what `check_trees` asks of a verifier, so that the same proof holds for it; while
+    It takes what `check_trees` asks of a verifier, so that the same self-check holds for it; while
     `guarding`, a forward that reads on the host raises HostRead. `compiled` runs trees, though no
-    prompts, in place of the model's forward, in the proof of it alone: a step has its own.
+    prompts, in place of the model's forward, in its self-check alone: a step has its own.
     """
 
     def __init__(self, plain: Verifier) -> None:

@@ -1,4 +1,4 @@
-"""Whether a model decodes in steps of fixed shapes: what was asked for, obstacles, proof."""
+"""Whether a model decodes in steps of fixed shapes: what was asked for, obstacles, self-check."""
 
 from functools import partial
 
@@ -28,7 +28,7 @@ def use_fixed_shapes(
 ) -> tuple[FixedShapes | None, TreeCheck]:
     """Steps of fixed shapes where they can take over, and the check that then holds.
 
-    `auto` means on CUDA. They are proved like any forward, and that nothing in them waits for the
+    `auto` means on CUDA. They are checked like any forward, and that nothing in them waits for the
     host; a backend of tree attention that fails leaves them to the next. Raises ConfigError where
     they were asked for by name and cannot be used.
     """
@@ -41,9 +41,9 @@ def use_fixed_shapes(
     reason = _obstacle(verifier, needs_cuda=fixed_shapes == "auto")
     if reason is None:
         try:
-            checks = [check, _proved(fixed)]
+            checks = [check, _checked(fixed)]
             if compiled:
-                checks.append(_proved_compiled(fixed))
+                checks.append(_checked_compiled(fixed))
             forward = partial(compiled_forward, verifier.base) if compiled else None
             check = max(checks, key=lambda measured: measured.rounding_tolerance)
             return FixedShapes(fixed, forward), check
@@ -70,7 +70,7 @@ def _obstacle(verifier: Verifier, needs_cuda: bool) -> str | None:
     return None
 
 
-def _proved(fixed: FixedVerifier) -> TreeCheck:
+def _checked(fixed: FixedVerifier) -> TreeCheck:
     fixed.guarding = True
     try:
         return check_backends(fixed)
@@ -78,8 +78,8 @@ def _proved(fixed: FixedVerifier) -> TreeCheck:
         fixed.guarding = False
 
 
-def _proved_compiled(fixed: FixedVerifier) -> TreeCheck:
-    """The same proof for a compiled forward. Without the guard, which cannot look into one."""
+def _checked_compiled(fixed: FixedVerifier) -> TreeCheck:
+    """The same self-check for a compiled forward. Without the guard, which cannot look into one."""
     fixed.compiled = compiled_forward(fixed.base)
     try:
         return check_backends(fixed)

@@ -12,7 +12,7 @@ from medusa_kit.errors import ConfigError
 from medusa_kit.infer.attention.sdpa import tree_sdpa
 from medusa_kit.infer.attention.triton_backend import ancestor_words, tree_triton
 from medusa_kit.infer.cuda_graph.forward import FixedTreeStep
-from medusa_kit.infer.self_check import proved_verifier
+from medusa_kit.infer.self_check import checked_verifier
 
 
 def test_ancestor_words_hold_every_pair() -> None:
@@ -166,11 +166,11 @@ def test_the_check_at_load_sees_rows_split_and_merged(monkeypatch: pytest.Monkey
 
     one = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
     base = wrap_model(tiny_model("mistral-sliding", sliding_window=64, **one))
-    proved_verifier(base, "triton")
+    checked_verifier(base, "triton")
     monkeypatch.setattr(triton_kernel, "merge_kernel", WrongWeights())
     monkeypatch.setattr(triton_kernel, "split_kernel", split)
     with pytest.raises(ConfigError, match=r"'triton' .* logits on a tree are off by"):
-        proved_verifier(base, "triton")
+        checked_verifier(base, "triton")
     shapes = {
         (options["HAS_WINDOW"], len(arguments[6]) > 1) for arguments, options in split.launches
     }
