@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from medusa_kit import console
-from medusa_kit.base.files import gguf_behind
+from medusa_kit.base.files import gguf_source
 from medusa_kit.base.model import load_base_model
 from medusa_kit.infer.cpu.gguf_blocks import GGUFBlocks
 from medusa_kit.infer.cpu.int8_weights import int8_blocks
@@ -110,7 +110,7 @@ def main() -> None:
     base = load_base_model("smollm2-135m-instruct", device="cpu")
     names = {module: name for name, module in base.model.named_modules()}
     layers = [module for module in base.model.modules() if type(module) is nn.Linear]
-    path = gguf_behind("smollm2-135m-instruct")
+    path = gguf_source("smollm2-135m-instruct")
     assert path is not None
     found, gguf, config = {}, GGUFBlocks(path), base.config
     for number, layer in enumerate(layers):

@@ -18,7 +18,7 @@ from medusa_kit.drafters.memory import Memory
 from medusa_kit.errors import ConfigError, check_count
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.attention.choice import AttentionChoice
-from medusa_kit.infer.cuda_graph.kept import FixedShapes
+from medusa_kit.infer.cuda_graph.runner import GraphRunner
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.detokenize import StopStrings, TextStream, cut_at_stop
 from medusa_kit.infer.draft import Drafter, notes_of
@@ -107,7 +107,7 @@ class Engine:
     memory: Memory = field(default_factory=Memory)  # what drafters keep between calls
     fallback: str | None = None  # the drafter where there are no heads, for those that read them
     heads_refused: str | None = None  # why heads that were found are not in use
-    graphs: FixedShapes | None = None  # runs whole steps on the device, where it applies
+    graphs: GraphRunner | None = None  # runs whole steps on the device, where it applies
 
     @property
     def own_drafter(self) -> str:

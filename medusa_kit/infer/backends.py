@@ -19,7 +19,7 @@ from medusa_kit.infer.cpu.fused_norm import install_fused_norms
 from medusa_kit.infer.cpu.kernels import OFF_SWITCH
 from medusa_kit.infer.cpu.linear import install_native_linears
 from medusa_kit.infer.cpu.mkl_linear import fits_in_memory, install_packed_linears
-from medusa_kit.infer.cuda_graph.kept import FixedShapes
+from medusa_kit.infer.cuda_graph.runner import GraphRunner
 from medusa_kit.infer.cuda_graph.shapes import use_fixed_shapes
 from medusa_kit.infer.self_check import TreeCheck, check_trees, checked_verifier
 from medusa_kit.infer.verifier import Verifier
@@ -32,7 +32,7 @@ class Backends:
 
     verifier: Verifier
     check: TreeCheck
-    graphs: FixedShapes | None = None
+    graphs: GraphRunner | None = None
 
 
 def prepare_backends(

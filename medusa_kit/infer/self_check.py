@@ -235,7 +235,7 @@ def _path(node: int, prompt: list[int], tree: list[int], topology: Topology) -> 
 
 
 def _plain_logits(base: BaseModel, paths: list[list[int]]) -> Tensor:
-    """Logits behind the last token of each path, one plain forward a path: logits_NV."""
+    """Logits after the last token of each path, one plain forward a path: logits_NV."""
     return torch.cat(
         [
             base.model(torch.tensor([path], device=base.device), use_cache=False).logits[:, -1]

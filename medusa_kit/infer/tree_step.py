@@ -16,14 +16,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from medusa_kit.infer.sending import sent
+from medusa_kit.infer.transfer import to_device
 
 T = TypeVar("T")
 
 
 @dataclass
 class TreeStep:
-    """One forward: N nodes behind `lengths[b]` committed tokens in each row.
+    """One forward: N nodes after `lengths[b]` committed tokens in each row.
 
     `depths_BN`: position of a node = length + depth. `sees_BNN`: node i sees node j (its ancestors
     and itself). A prompt is a tree too, the one without branches.
@@ -89,7 +89,7 @@ class TreeStep:
     def device_lengths(self) -> Tensor:
         """lengths_B where the nodes are."""
         if self.lengths_B is None:
-            self.lengths_B = sent(self.lengths, self.depths_BN.device)
+            self.lengths_B = to_device(self.lengths, self.depths_BN.device)
         return self.lengths_B
 
     def _build_mask(self, window: int | None) -> Tensor:

@@ -85,7 +85,7 @@ def test_a_failed_part_says_where() -> None:
     assert "in part" in str(report.records["a"].where)
 
 
-def test_the_report_is_saved_behind_each_part(path: Path) -> None:
+def test_the_report_is_saved_after_each_part(path: Path) -> None:
     seen = []
 
     def looks(bench: Workbench) -> dict[str, Any]:

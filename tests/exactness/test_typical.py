@@ -1,6 +1,6 @@
 """Typical acceptance against its own rule, step by step in plain Python (arXiv 2401.10774, §2.3.1).
 
-The reference asks a second model for the distribution behind every path of every draft, by plain
+The reference asks a second model for the distribution after every path of every draft, by plain
 forwards without a cache, and takes the longest path all of whose tokens pass. The rule is lossy, so
 there is no answer of the base model to hold it to.
 """

@@ -57,7 +57,7 @@ def measure(
     goes_on: bool = False,
     only: str | None = None,
 ) -> Report:
-    """Run the parts, saving the report at `path` behind each.
+    """Run the parts, saving the report at `path` after each.
 
     `goes_on`: with the report at `path`: its parts are kept, broken ones too, but those left out
     for time. `only`: the parts whose name holds this, and the floor. Raises ConfigError where none

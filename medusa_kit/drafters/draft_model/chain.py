@@ -67,7 +67,7 @@ class Chain:
         return self.prefix[: self._root_position + 1]
 
     def extend(self, logits_U: Tensor) -> int:
-        """Take the next token by what the draft model says behind the chain; its id there."""
+        """Take the next token by what the draft model says after the chain; its id there."""
         if self.done:
             return NOTHING
         width = self.width

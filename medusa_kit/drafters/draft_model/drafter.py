@@ -156,7 +156,7 @@ class DraftModelDrafter(TrieDrafter):
             self.inside.observe(StepResult(draft, kept, nexts, *stacked))
 
     def _chain(self, state: State, row: int, drawn: bool) -> Chain:
-        """An empty draft behind the row's root, as long as lengths and both contexts allow."""
+        """An empty draft after the row's root, as long as lengths and both contexts allow."""
         prefix = [*state.tokens[row], state.roots_B[row]]
         text = self._readers[row].read(prefix)
         contexts = self.base.info.context_length, self.verifier.base.info.context_length

@@ -18,7 +18,7 @@ from medusa_kit.settings.sampling import SamplingParams
 
 
 class Inside:
-    """Guesses behind the draft model's own roots. `make`: the smaller drafter; None: no guesses.
+    """Guesses after the draft model's own roots. `make`: the smaller drafter; None: no guesses.
 
     A drafter may rely on text that only grows, but drafts are taken back. One that says
     `rewinds = True` copes and is asked before each forward; any other once a draft, where the text

@@ -28,7 +28,7 @@ def accept(
 ) -> tuple[list[int], int]:
     """Walk from the root: (accepted nodes without the root, the token that follows the last one).
 
-    `choose(node)` names the token behind `node`, called once a node, along the path only.
+    `choose(node)` names the token after `node`, called once a node, along the path only.
     `max_depth`: nodes deeper than this lie past the context's end and cannot be accepted.
     """
     children = {(parent, tokens[node]): node for node, parent in enumerate(parents) if parent >= 0}
@@ -70,7 +70,7 @@ def accept_drawn(
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the base model says of guesses behind a node, in log-probabilities."""
+    """What the base model says of guesses after a node, in log-probabilities."""
 
     likeliest: int  # its own next token
     log_probs: list[float]  # of the guesses asked about

@@ -34,7 +34,7 @@ DRAWS, VERDICTS = 1, 2
 
 
 class TokenChooser:
-    """Names the token behind a node of one row."""
+    """Names the token after a node of one row."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class TokenChooser:
         return self.params.greedy and not self._processors
 
     def choose(self, logits_V: Tensor, prefix: Sequence[int]) -> int:
-        """The token behind `prefix`, whose last token gave `logits_V`."""
+        """The token after `prefix`, whose last token gave `logits_V`."""
         return int(self.scores(logits_V, prefix).argmax(-1))
 
     def scores(self, logits_V: Tensor, prefix: Sequence[int]) -> Tensor:
@@ -76,7 +76,7 @@ class TokenChooser:
         return not (self.params.greedy or self.params.lossy)
 
     def distribution(self, logits_V: Tensor, prefix: Sequence[int]) -> Tensor:
-        """distribution_V that the token behind `prefix` is drawn from, float64."""
+        """distribution_V that the token after `prefix` is drawn from, float64."""
         return self._processed(logits_V, prefix).double().softmax(-1)
 
     def choose_drawn(

@@ -60,7 +60,7 @@ class AttentionChoice:
 
     def for_fixed_shapes(self) -> "AttentionChoice":
         """The same for steps of fixed shapes: what was ruled out stays so, and what they leave to
-        another backend is told among the fallbacks of this one."""
+        another backend is listed among the fallbacks of this one."""
         choice = AttentionChoice(self.asked, fixed_shapes=True)
         choice.ruled_out, choice.fallbacks = dict(self.ruled_out), self.fallbacks
         return choice

@@ -1,4 +1,4 @@
-// A verify step of a Llama-like decoder in one call: N nodes of B rows behind a cached prefix.
+// A verify step of a Llama-like decoder in one call: N nodes of B rows after a cached prefix.
 //
 // All threads run the same phases and wait at a barrier after each. Masked slots add exact zeros and
 // every sum has one order, so a node's numbers have the same bits in any tree and any batch.
@@ -31,7 +31,7 @@ struct Step {
     int64_t num_kept;                 // rows of B * N whose hidden states and logits are wanted
     const int64_t* kept;
     float *hidden_out, *logits;       // [kept, hidden], [kept, V]
-    int64_t num_likeliest;            // tokens behind each that are wanted, likeliest first
+    int64_t num_likeliest;            // tokens after each that are wanted, likeliest first
     int64_t* likeliest;               // [kept, num_likeliest]
 };
 
@@ -148,7 +148,7 @@ class Run {
         return s.cache + ((((layer * 2 + what) * s.batch + row) * d.kv_heads + head) * s.slots + at) * d.head_size;
     }
 
-    // Norms of heads, rotary embedding, keys and values into the cache behind the row's prefix.
+    // Norms of heads, rotary embedding, keys and values into the cache after the row's prefix.
     void place(const Layer& l, int64_t index, int id) {
         const float* cos = s.rotary + l.rotary * 2 * rows * d.rotary_size;
         const float* sin = cos + rows * d.rotary_size;

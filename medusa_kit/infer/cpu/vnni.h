@@ -24,7 +24,7 @@ inline Shares share_of(float* group, int n, int row) {
     return {group + 4 * row, starts + DIGITS * row, starts + DIGITS * n + DIGITS * row};
 }
 
-// `count` numbers of a group (zeros behind them) as fixed-point numbers.
+// `count` numbers of a group (zeros after them) as fixed-point numbers.
 template <int GROUP> inline void lay_out_group(const float* x, int64_t count, int n, int row, float* group) {
     constexpr int PARTS = GROUP / LANES;
     __m512 part[PARTS], most = _mm512_setzero_ps(), odd = _mm512_setzero_ps();

@@ -13,7 +13,7 @@ from medusa_kit.errors import ConfigError, IncompatibleBaseError
 from medusa_kit.infer.attention import choice
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.attention.sdpa import explicit, tree_sdpa
-from medusa_kit.infer.cuda_graph.forward import FixedTreeStep
+from medusa_kit.infer.cuda_graph.forward import StaticTreeStep
 from medusa_kit.infer.self_check import checked_verifier
 
 
@@ -37,7 +37,7 @@ def forgets_the_prefix(query: Any, key: Any, value: Any, step: Any, *rest: Any) 
 
 
 def right_in_the_loop(query: Any, key: Any, value: Any, step: Any, *rest: Any) -> Any:
-    attend = forgets_the_prefix if isinstance(step, FixedTreeStep) else tree_sdpa
+    attend = forgets_the_prefix if isinstance(step, StaticTreeStep) else tree_sdpa
     return attend(query, key, value, step, *rest)
 
 

@@ -18,14 +18,14 @@ import torch
 from medusa_kit import console
 from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.infer.cuda_graph.capture import GraphMemory, can_capture
-from medusa_kit.infer.cuda_graph.fed import FedStep, Feeds
-from medusa_kit.infer.cuda_graph.forward import FixedVerifier
-from medusa_kit.infer.cuda_graph.step import FixedStep
+from medusa_kit.infer.cuda_graph.forward import StaticVerifier
+from medusa_kit.infer.cuda_graph.host_trees import HostTreeSpec, HostTreeStep
+from medusa_kit.infer.cuda_graph.step import GraphStep
 from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.verifier import Forward
 from medusa_kit.locks import SharedLock
 
-Step = FixedStep | FedStep
+Step = GraphStep | HostTreeStep
 FEWEST_SLOTS = 256
 SLOTS_MULTIPLE = 64  # attention kernels like rows of the mask that are aligned
 # How much larger than asked for a step may be that is used again. A row too many is computed like
@@ -50,12 +50,12 @@ class Request(Protocol):
     max_new_tokens: int
 
 
-class FixedShapes:
+class GraphRunner:
     """The steps of one base model. `compiled` makes what runs in place of the model's forward, anew
     for each step."""
 
     def __init__(
-        self, verifier: FixedVerifier, compiled: Callable[[], Forward] | None = None
+        self, verifier: StaticVerifier, compiled: Callable[[], Forward] | None = None
     ) -> None:
         self.verifier, self.compiled = verifier, compiled
         self._steps: list[Step] = []  # the one used last comes last
@@ -74,7 +74,7 @@ class FixedShapes:
     @contextmanager
     def borrowed(self, drafter: Drafter, rows: Sequence[Request]) -> "Iterator[Loan | None]":
         """A step for these rows, or None where the loop has to decode them; it is theirs alone."""
-        drafter = getattr(drafter, "feeds", None) or drafter
+        drafter = getattr(drafter, "host_trees", None) or drafter
         with self._lock:
             step = self._step(drafter, rows) if self._applies(drafter, rows) else None
             loan = None if step is None else Loan(self, step)
@@ -189,10 +189,10 @@ class FixedShapes:
         return step
 
     def _made(self, drafter: Any, rows: int, slots: int) -> Step:
-        if isinstance(drafter, Feeds):
-            return FedStep(self.verifier, drafter, rows, slots, self.compiled, self._graphs)
+        if isinstance(drafter, HostTreeSpec):
+            return HostTreeStep(self.verifier, drafter, rows, slots, self.compiled, self._graphs)
         compiled = self.compiled() if self.compiled else None
-        return FixedStep(self.verifier, drafter, rows, slots, compiled, self._graphs)
+        return GraphStep(self.verifier, drafter, rows, slots, compiled, self._graphs)
 
     def _keep_within(self, num_bytes: int, newest: Step) -> None:
         """Drop what was used longest ago until the rest fits; the newest stays in any case."""
@@ -206,20 +206,20 @@ class FixedShapes:
 class Loan:
     """A step that is one request's alone, exchanged for a smaller one as its rows finish."""
 
-    def __init__(self, shapes: FixedShapes, step: Step) -> None:
+    def __init__(self, shapes: GraphRunner, step: Step) -> None:
         self._shapes, self.step, self._over = shapes, step, False
         self._has_room = True  # until a smaller step found none
         step.busy = True
 
     @property
-    def static(self) -> FixedStep:
+    def graph_step(self) -> GraphStep:
         """The step, where it drafts by itself."""
-        return cast(FixedStep, self.step)
+        return cast(GraphStep, self.step)
 
     @property
-    def fed(self) -> FedStep:
-        """The step, where trees are sent to it."""
-        return cast(FedStep, self.step)
+    def host_tree_step(self) -> HostTreeStep:
+        """The step, where its trees come from the host."""
+        return cast(HostTreeStep, self.step)
 
     def give_back(self) -> None:
         if not self._over:  # it may be another's by now
