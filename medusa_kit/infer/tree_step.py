@@ -1,5 +1,4 @@
-"""What one forward over a tree has to know (where each row stands, which nodes see which) and what
-it gives.
+"""The input of one forward over a tree (each row's length, which nodes see which) and its output.
 
 The step hangs on the attention modules while the model runs, so that the attention function finds
 it whatever keywords a model family passes on or drops.
@@ -111,7 +110,7 @@ class TreeStep:
 
 @dataclass(frozen=True)
 class NodeScores:
-    """What one forward over a tree gives, for M of its nodes.
+    """The output of one forward over a tree, for M of its nodes.
 
     `ranked_BMR`: the R likeliest tokens after each node, likeliest first, where they were found on
     the way.

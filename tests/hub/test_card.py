@@ -106,6 +106,14 @@ def test_a_bug_is_said(folder: Path) -> None:
     assert "not exact here" in card
 
 
+def test_a_verify_report_from_before_the_tolerance_was_renamed_is_read(folder: Path) -> None:
+    record = json.loads((folder / "verify.json").read_text())
+    record["greedy"]["noise"] = record["greedy"].pop("rounding_tolerance")
+    (folder / "verify.json").write_text(json.dumps(record))
+    card = render_card(read_measured(folder), CardOptions("me/heads"))
+    assert "the tolerance measured at load (1.5e-06)" in card
+
+
 @pytest.mark.parametrize(
     ("kinds", "vllm", "tgi"),
     [

@@ -2,9 +2,9 @@
 
 Which token it takes depends on how the row's tokens are chosen:
 - greedily: its likeliest, with its probability as the chance;
-- drawn, `matched`: the one that the row's own noise picks from its processed logits, so that it is
-  the base's draw as often as their distributions allow. Chances are those of the noisy scores read
-  as logits, since the noise is known;
+- drawn, `matched`: the one that the row's own Gumbel noise picks from its processed logits, so that
+  it is the base's draw as often as their distributions allow. Chances are those of the noisy scores
+  read as logits, since the noise is known;
 - drawn, `rejection`: a draw of its own from its processed distribution, which is passed on with the
   draft; siblings are drawn without replacement, and none is ever left out for its probability.
 
@@ -53,21 +53,21 @@ class Chain:
 
     @property
     def whole_text(self) -> list[int]:
-        """As the draft model has it, with what it drafted."""
+        """The whole text in the draft model's ids, drafted tokens included."""
         return [*self.text, *self.own_ids]
 
     @property
     def newest(self) -> int:
-        """The last of it."""
+        """The last token of that text."""
         return self.own_ids[-1] if self.own_ids else self.text[-1] if self.text else 0
 
     @property
     def up_to_root(self) -> list[int]:
-        """Our tokens, without what was drafted."""
+        """The base's tokens, without drafted ones."""
         return self.prefix[: self._root_position + 1]
 
     def extend(self, logits_U: Tensor) -> int:
-        """Take the next token by what the draft model says after the chain; its id there."""
+        """Append the draft model's next token; returns its id in the draft's vocabulary."""
         if self.done:
             return NOTHING
         width = self.width

@@ -59,7 +59,7 @@ class DraftModelDrafter(TrieDrafter):
 
     @property
     def num_forwards(self) -> int:
-        """Of the draft model, over trees; reading a prompt does not count."""
+        """Forwards of the draft model over trees; reading a prompt does not count."""
         return self.runner.num_forwards
 
     @property
@@ -88,7 +88,7 @@ class DraftModelDrafter(TrieDrafter):
         return self._finish(self._grow(state, False))
 
     def observe(self, step: StepResult) -> None:
-        """Count how much of each chain was accepted, whoever's draft it had become part of."""
+        """Count how much of each chain was accepted, whichever draft it became part of."""
         tokens_BN = step.draft.tokens_BN.tolist()
         for row, (chain, path) in enumerate(zip(self._chains, step.paths, strict=True)):
             if not chain:
@@ -133,7 +133,7 @@ class DraftModelDrafter(TrieDrafter):
     def _forward(
         self, chains: Sequence[Chain], choosers: Sequence[TokenChooser], first: bool
     ) -> None:
-        """One forward: guesses from inside, what the draft model says to them, the cache."""
+        """One forward: the inner drafter's guesses, the draft model's verdict, the cache update."""
         texts = [chain.whole_text if self.inside.needs_state else [] for chain in chains]
         roots = [chain.newest for chain in chains]
         hidden_BD = torch.zeros(len(chains), 0, device=self.runner.device)
@@ -182,7 +182,8 @@ class DraftModelDrafter(TrieDrafter):
         )
 
     def _finish(self, chains: Sequence[Chain]) -> list[Trie]:
-        """What the base is to check; remembers the chains, to see how much of them is accepted."""
+        """The draft for the base to verify; remembers the chains, to count how much of them is
+        accepted."""
         tries = []
         for row, chain in enumerate(chains):
             if self.vocabulary.kind == "text":

@@ -37,7 +37,7 @@ class Inside:
 
     @property
     def notes(self) -> list[str]:
-        """What drafts inside, and how it went."""
+        """The inner drafter's name and results."""
         if self.drafter is None:
             return []
         return [f"inside it drafts {self.drafter.name}", *notes_of(self.drafter)]

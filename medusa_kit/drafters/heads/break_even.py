@@ -27,7 +27,7 @@ class BreakEvenDrafter:
 
     @property
     def name(self) -> str:
-        """What statistics call it: how much was decoded plainly, if anything was."""
+        """Its name in statistics, with the number of plain steps if there were any."""
         if not self.plain_steps:
             return self.inner.name
         return f"{self.inner.name}, {self.plain_steps} of {self.steps} steps plain"

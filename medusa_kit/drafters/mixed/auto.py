@@ -43,7 +43,7 @@ HOPES = {"medusa": 0.5, "draft-model": 1.0}  # tokens a step that a costly sourc
 
 @dataclass
 class Experience:
-    """What all requests of an engine have taught; batches of different sizes apart."""
+    """What all requests of an engine have measured, kept apart by batch size."""
 
     acceptance: AcceptanceEstimate
     cost: StepCost
@@ -52,7 +52,7 @@ class Experience:
 
 @dataclass
 class _Step:
-    """What was done in the step under way."""
+    """What was proposed in the current step."""
 
     tries: list[Trie]
     situation: int | None  # None: the first step of all, which only measures
@@ -106,7 +106,7 @@ class AutoDrafter:
 
     @property
     def name(self) -> str:
-        """Auto, and what drafted how often."""
+        """`auto`, and how often each source drafted."""
         steps = sum(share.steps for share in self.shares.values())
         ranked = sorted(self.shares.items(), key=lambda item: -item[1].steps)
         parts = [f"{name} {share.steps / steps:.0%}" for name, share in ranked]
@@ -217,7 +217,7 @@ def best_size(
 
 
 def _sources_of(trie: Trie) -> str:
-    """Whose guesses a tree holds; none where it is the root alone."""
+    """The sources of a tree's guesses; "none" where it is the root alone."""
     names = {str(key[0]) for key in trie.keys if isinstance(key, tuple)}
     return " + ".join(sorted(names)) or "none"
 

@@ -64,7 +64,8 @@ class TokenChooser:
         return int(self.scores(logits_V, prefix).argmax(-1))
 
     def scores(self, logits_V: Tensor, prefix: Sequence[int]) -> Tensor:
-        """scores_V whose argmax is the token: processed logits, and noise for an exact draw."""
+        """scores_V whose argmax is the token: processed logits, with Gumbel noise for an exact
+        draw."""
         scores_V = self._processed(logits_V, prefix)
         if not self.draws:
             return scores_V

@@ -1,4 +1,4 @@
-"""Which backend computes tree attention, layer by layer, and what had to be left to another.
+"""Which backend computes tree attention, layer by layer, and which layers fell back to another one.
 
 `auto`: on CUDA the first that can do a case, in the order of fewest kernels a layer (counted in
 tests' test_backend_costs.py): `triton`, `flash`, `sdpa`, but `flash` first where no slot is
@@ -105,7 +105,7 @@ class AttentionChoice:
         return self.attend(*arguments)
 
     def rule_out(self, name: str, reason: str) -> None:
-        """Leave it to the next backend from now on."""
+        """Use the next backend instead from now on."""
         self.ruled_out[name] = reason
         self._chosen = {case: used for case, used in self._chosen.items() if used != name}
 

@@ -24,7 +24,7 @@ struct Heads {
 struct Guess {
     int64_t rows, path_length, count;
     const int64_t *head_of_row, *paths;  // [rows] rising; [rows, path_length], from the root on
-    const float *hidden, *temperatures;  // [rows, hidden]; [rows], or null where nobody asks for scores
+    const float *hidden, *temperatures;  // [rows, hidden]; [rows], or null where no scores are wanted
     int64_t* ids;                        // [rows, count], likeliest first
     float* scores;                       // [rows, count], log-probabilities
 };

@@ -85,7 +85,7 @@ inline void transpose_rows(const float* x, int rows, int64_t width, int64_t inpu
 }
 
 // Few rows are fastest by VNNI, many by weights expanded to floats. A row's bits depend on the kernel,
-// so whoever multiplies chooses by what the rows are (nodes, or a prompt), never by how many.
+// so the caller chooses by what the rows are (nodes or a prompt), never by their number.
 enum class Kernel { VNNI, EXPANDED };
 constexpr Kernel kernel_of(int kind, Kernel wanted) { return by_vnni(kind) ? wanted : Kernel::EXPANDED; }
 

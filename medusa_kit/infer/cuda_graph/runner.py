@@ -34,7 +34,7 @@ ROWS_TOO_MANY, SLOTS_TOO_MANY = 2, 4
 # Steps that wait for their next request keep their caches, up to this share of the GPU's memory.
 KEPT_SHARE = 0.25
 KEPT_ON_HOST = 1 << 30
-# A smaller step is made in the midst of a request only for a row that may still emit so many
+# A smaller step is made during a request only for a row that may still emit so many
 # tokens: making one takes about as long as four steps of the loop.
 WORTH_A_STEP = 64
 
@@ -101,7 +101,7 @@ class GraphRunner:
         return work()
 
     def forget(self) -> None:
-        """Give back the memory of the steps that nobody uses."""
+        """Give back the memory of the steps that are not in use."""
         with self._lock:
             for step in [step for step in self._steps if not step.busy]:
                 self._drop(step)
@@ -127,7 +127,7 @@ class GraphRunner:
 
     def smaller(self, step: Step, rows: Sequence[Request], may_make: bool = True) -> Step | None:
         """A step of half as many rows or less for what is left of a request, if one is at hand or
-        worth making; nobody else's from here on. Raises torch.OutOfMemoryError."""
+        worth making; it is marked busy. Raises torch.OutOfMemoryError."""
         if 2 * num_rows(len(rows)) > step.batch_size or self.refused is not None:
             return None
         drafter = cast(Drafter, step.drafter)
