@@ -17,10 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from medusa_kit import console
-from medusa_kit.base.files import gguf_behind
+from medusa_kit.base.files import gguf_source
 from medusa_kit.base.model import load_base_model
 from medusa_kit.infer.cpu.gguf_blocks import GGUFBlocks
-from medusa_kit.infer.cpu.int8_weights import rounded
+from medusa_kit.infer.cpu.int8_weights import int8_blocks
 from medusa_kit.infer.cpu.linear import make_native
 from medusa_kit.infer.cpu.mkl_linear import install_packed_linears, pack_for_rows
 
@@ -50,7 +50,7 @@ def native(layers: list[nn.Linear], kind: str, blocks: dict[int, Any]) -> tuple[
         if kind == "bfloat16":
             weight = weight.bfloat16().float()
         elif kind == "int8":
-            own = rounded(weight)
+            own = int8_blocks(weight)
             weight = own.expand()
         elif kind == "blocks":
             own = blocks.get(number)
@@ -110,7 +110,7 @@ def main() -> None:
     base = load_base_model("smollm2-135m-instruct", device="cpu")
     names = {module: name for name, module in base.model.named_modules()}
     layers = [module for module in base.model.modules() if type(module) is nn.Linear]
-    path = gguf_behind("smollm2-135m-instruct")
+    path = gguf_source("smollm2-135m-instruct")
     assert path is not None
     found, gguf, config = {}, GGUFBlocks(path), base.config
     for number, layer in enumerate(layers):

@@ -1,4 +1,4 @@
-"""Where a decoding step's time goes for trees of several sizes, behind a prefix of some length.
+"""Where a decoding step's time goes for trees of several sizes, after a prefix of some length.
 
     python benchmarks/step_breakdown.py --model smollm2-135m-instruct --nodes 1 8
 
@@ -18,7 +18,7 @@ from medusa_kit.tree.candidate_tree import CandidateTree
 
 
 def bushy_tree(nodes: int) -> CandidateTree:
-    """Up to 32 guesses of the first head, the others behind its best."""
+    """Up to 32 guesses of the first head, the others after its best."""
     ranks = min(nodes - 1, 32)
     return CandidateTree(
         [(rank,) for rank in range(ranks)] + [(0, rank) for rank in range(nodes - 1 - ranks)]
@@ -46,7 +46,7 @@ def main() -> None:
         measured = break_down({"drafting": engine}, [prompt], options.new_tokens)
         if name in measured:
             columns[f"{nodes} nodes"] = measured[name]
-    title = f"{options.model}, {engine.verifier.steps_run_by}, behind {options.prefix} tokens"
+    title = f"{options.model}, {engine.verifier.steps_run_by}, after {options.prefix} tokens"
     console.out.print(breakdown_table(columns, title))
 
 

@@ -25,8 +25,8 @@ from medusa_kit.settings.drafters import drafter_options
 
 
 @dataclass
-class Luck:
-    """Guesses behind right ones, by kind: how many, the chance believed, how many were right."""
+class Tally:
+    """Guesses after right ones, by kind: how many, the chance believed, how many were right."""
 
     steps: int = 0
     tokens: int = 0
@@ -53,8 +53,8 @@ class Luck:
         return depth
 
 
-def replay(drafter: TrieDrafter, answers: Sequence[AnswerRow]) -> Luck:
-    luck = Luck()
+def replay(drafter: TrieDrafter, answers: Sequence[AnswerRow]) -> Tally:
+    tally = Tally()
     for answer in answers:
         truth, place = answer.response_ids, 0
         state = State([list(answer.prompt_ids)], [truth[0]], torch.zeros(1, 1))
@@ -62,18 +62,18 @@ def replay(drafter: TrieDrafter, answers: Sequence[AnswerRow]) -> Luck:
         while place + 1 < len(truth):
             start = time.thread_time()
             trie = drafter.guess(state)[0]
-            luck.seconds += time.thread_time() - start
-            emitted = luck.walk(trie, truth[place + 1 :])
+            tally.seconds += time.thread_time() - start
+            emitted = tally.walk(trie, truth[place + 1 :])
             state.tokens[0] += truth[place : place + emitted]
             place += emitted
             state.roots_B[0] = truth[place]
-    return luck
+    return tally
 
 
-def report(name: str, luck: Luck) -> None:
-    guess = luck.seconds / luck.steps * 1e6
-    print(f"\n{name}: {luck.tokens / luck.steps:.3f} tokens a step, {guess:.0f} µs a guess")
-    for kind, (count, believed, right) in sorted(luck.kinds.items(), key=str):
+def report(name: str, tally: Tally) -> None:
+    guess = tally.seconds / tally.steps * 1e6
+    print(f"\n{name}: {tally.tokens / tally.steps:.3f} tokens a step, {guess:.0f} µs a guess")
+    for kind, (count, believed, right) in sorted(tally.kinds.items(), key=str):
         print(
             f"  {kind!s:22} {count:7.0f} believed {believed / count:.3f} right {right / count:.3f}"
         )
@@ -97,8 +97,8 @@ def main() -> None:
         past = PastAnswers("never-written", "", suffix.store_tokens, suffix.max_match)
         kept = [row for i, row in enumerate(rows) if 0 < i % options.every <= options.past]
         past.add([row.response_ids for row in kept])
-        luck = replay(SuffixDrafter(suffix, cpu, past), decoded)
-        report(f"suffix with {past.num_tokens} past tokens", luck)
+        tally = replay(SuffixDrafter(suffix, cpu, past), decoded)
+        report(f"suffix with {past.num_tokens} past tokens", tally)
 
 
 if __name__ == "__main__":

@@ -130,7 +130,7 @@ def run_naive(recipe: TrainRecipe) -> Result:
 
 def run_kit(recipe: TrainRecipe) -> Result:
     loaded: list[float] = []
-    report = train(recipe, prove=lambda _: loaded.extend((memory()[0], time.perf_counter())))
+    report = train(recipe, self_check=lambda _: loaded.extend((memory()[0], time.perf_counter())))
     setup = time.perf_counter() - loaded[1] - report.seconds
     metrics = (Path(recipe.output_dir) / "metrics.jsonl").read_text().splitlines()
     heads = json.loads((report.heads_folder / "config.json").read_text())
@@ -191,7 +191,7 @@ def show(rounds: list[dict[str, Result]], settings: str) -> None:
 
 
 def filled(answers: list[Result], columns: int) -> list[Result]:
-    """With answers of other tokens, as long and behind the same prompts, where these hold few."""
+    """With answers of other tokens, as long and after the same prompts, where these hold few."""
     if len({i for row in answers for i in row["response_ids"]}) > 1.1 * columns:
         return answers  # a tenth to spare: not every token is a target
     count = 1.1 * columns * len(answers) / sum(len(row["response_ids"]) for row in answers)

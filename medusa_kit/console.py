@@ -77,7 +77,7 @@ class _RateColumn(ProgressColumn):
 
 
 class ProgressBar:
-    """One line of progress. `advance(amount, note)`; the note stands behind the rate."""
+    """One line of progress. `advance(amount, note)`; the note stands after the rate."""
 
     def __init__(self, progress: Progress, task_id: TaskID) -> None:
         self._progress = progress

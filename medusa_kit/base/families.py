@@ -1,6 +1,6 @@
 """What a model's config alone says about trees: families and layers that cannot hold one.
 
-Known by name, so before a single weight is read. Of everything else the proof at load judges
+Known by name, so before a single weight is read. Of everything else the self-check at load judges
 (infer/self_check.py); a name here only spares the wait and gives the true reason.
 """
 
@@ -44,7 +44,8 @@ NO_LIMIT = 1 << 30  # context of families that state none
 
 
 def why_impossible(config: Any) -> str | None:
-    """Why trees cannot be verified on a model with this config; None where only a proof can say."""
+    """Why trees cannot be verified on a model with this config; None where only a self-check can
+    tell."""
     if getattr(config, "is_encoder_decoder", False):
         return ENCODER
     config = config.get_text_config()

@@ -39,7 +39,7 @@ def resolve(name: str) -> tuple[str, str]:
     return "hub", name
 
 
-def gguf_behind(name: str) -> Path | None:
+def gguf_source(name: str) -> Path | None:
     """The GGUF file that a base of this name was dequantised from, if it was."""
     if name == EMBEDDED_NAME:
         return embedded.embedded_gguf()
@@ -57,7 +57,7 @@ def stored_quantised(name: str, revision: str | None = None) -> str | None:
     if name == EMBEDDED_NAME:
         return "a quantised GGUF file"
     try:
-        if (path := gguf_behind(name)) is not None:
+        if (path := gguf_source(name)) is not None:
             return _gguf_kinds(path)
         source, place = resolve(name)
         if source == "adapter":

@@ -71,11 +71,11 @@ def heads_folder(name: str | Path, weights: Callable[[Path], Sequence[str]]) -> 
         return Path(snapshot_download(place.repository, **wanted))
 
     what = f"no folder {str(place)!r} here, nor heads on the Hub"
-    described = talk(what, place, lambda: fetch([DESCRIPTIONS]))
-    return talk(what, place, lambda: fetch([DESCRIPTIONS, *weights(described)]))
+    described = with_retries(what, place, lambda: fetch([DESCRIPTIONS]))
+    return with_retries(what, place, lambda: fetch([DESCRIPTIONS, *weights(described)]))
 
 
-def talk(what: str, name: HubName, call: Callable[[], _Result]) -> _Result:
+def with_retries(what: str, name: HubName, call: Callable[[], _Result]) -> _Result:
     """The call's result; tried again, a bounded number of times, where waiting may help.
 
     Raises HubError whose message begins with `what`.
@@ -98,7 +98,7 @@ def check_login(what: str, name: HubName) -> None:
     """Raises HubError where there is no token, in the environment or from the Hub's login."""
     from huggingface_hub import get_token
 
-    if talk(what, name, get_token) is None:
+    if with_retries(what, name, get_token) is None:
         raise HubError(f"{what}: no token", hint=LOGIN_HINT)
 
 

@@ -192,7 +192,7 @@ class BaseModel:
         return seen[get_ident()], logits_BTV
 
     def weights_digest(self) -> str:
-        """SHA-256 over every parameter and buffer, to prove that training left the base alone."""
+        """SHA-256 over every parameter and buffer, to show that training left the base alone."""
         digest = hashlib.sha256()
         for name, tensor in sorted(self.model.state_dict().items()):
             digest.update(name.encode())

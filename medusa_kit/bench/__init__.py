@@ -1,1 +1,1 @@
-"""Proof and measurement against plain transformers on an untouched second model."""
+"""Verification and measurement against plain transformers on an untouched second model."""

@@ -1,6 +1,6 @@
 """Bench: ways of decoding, interleaved on the same prompts. What they are is in methods.py.
 
-Machines are noisy, so every batch of prompts goes through every method in turn (the order rotates)
+Timings jitter, so every batch of prompts goes through every method in turn (the order rotates)
 and what counts is the ratio within one run.
 """
 
@@ -18,7 +18,7 @@ UNCATEGORISED = "(none)"
 
 @dataclass(frozen=True)
 class Decoding:
-    """What came behind the first step, in which the prompt is read: tokens, and their seconds."""
+    """What came after the first step, in which the prompt is read: tokens, and their seconds."""
 
     tokens: int
     seconds: float
@@ -79,7 +79,7 @@ class Tally:
     # Tokens a second, batch by batch; None: every prompt of it failed.
     rates: list[float | None] = field(default_factory=list)
     identical: int | None = 0  # answers that equal the reference's; None: not to be compared
-    decoding_tokens: int = 0  # behind the first step
+    decoding_tokens: int = 0  # after the first step
     decoding_seconds: float = 0.0
 
     @property

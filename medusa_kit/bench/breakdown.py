@@ -29,7 +29,7 @@ from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer import decode as loop
 from medusa_kit.infer.cpu.mkl_linear import pack_for_rows
-from medusa_kit.infer.cuda_graph.step import FixedStep
+from medusa_kit.infer.cuda_graph.step import GraphStep
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.request import Row, make_row
@@ -209,16 +209,16 @@ def watched(engine: Engine, drafter: Drafter, watch: Stopwatch) -> Iterator[None
     places: list[tuple[Any, str, str]] = [
         (drafter, "propose", TREE),
         (dynamic, "scored_guesses", HEADS),
-        (dynamic, "scored_guesses_behind", HEADS),
+        (dynamic, "scored_guesses_after", HEADS),
         (verifier.base, "hidden_and_logits", MODEL),
         (verifier.attention, "attend", ATTENTION),
         (TreeCacheLayer, "update", CACHE),
         (TreeCache, "commit", CACHE),
         (loop, "_accept_rows", ACCEPT),
-        (FixedStep, "run", DEVICE),
+        (GraphStep, "run", DEVICE),
     ]
     if engine.heads is not None:
-        places += [(engine.heads, name, HEADS) for name in ("candidates", "candidates_behind")]
+        places += [(engine.heads, name, HEADS) for name in ("candidates", "candidates_after")]
     if verifier.native is not None:
         places.append((verifier.native, "forward", NATIVE))
     places += [(layer, "forward", LINEAR) for layer in _linear_layers(verifier.base.model)]

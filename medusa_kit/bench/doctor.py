@@ -23,8 +23,8 @@ def tree_attention(case: Case) -> Finding:
     if case.engine is None:
         error = case.engine_error or IncompatibleBaseError("no engine was built")
         return problem(error.message, error.hint)
-    proof = case.engine.check
-    return ok(f"trees score as plain text does, error {proof.relative_error:.1e}")
+    measured = case.engine.check
+    return ok(f"trees score as plain text does, error {measured.relative_error:.1e}")
 
 
 CHECKS = (

@@ -167,7 +167,7 @@ def examine(
     heads: str | Path | None = None,
     tolerance: float = 0.1,
 ) -> Case:
-    """Encode, load and prove what was given; what fails is kept for the checks to report."""
+    """Encode, load and self-check what was given; what fails is kept for the checks to report."""
     case = Case(base, rows, tolerance=tolerance)
     if rows is not None:
         try:

@@ -54,11 +54,11 @@ def chat_template(case: Case) -> Finding:
             f"{what}; a rendered conversation does not begin with the prompt that is served",
             "compare the template with and without add_generation_prompt",
         )
-    behind = trained.loss_mask.index(True) - len(asked)
-    if behind:
+    distance = trained.loss_mask.index(True) - len(asked)
+    if distance:
         return warning(
-            f"{what}; the first trained token lies {abs(behind)} tokens "
-            f"{'behind' if behind > 0 else 'before'} the end of the prompt that is served",
+            f"{what}; the first trained token lies {abs(distance)} tokens "
+            f"{'after' if distance > 0 else 'before'} the end of the prompt that is served",
             "the assistant's header should be in the generation prompt, not in the answer",
         )
     try:

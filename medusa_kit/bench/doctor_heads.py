@@ -143,7 +143,7 @@ class OracleDrafter(StatelessDrafter):
         self._chain = Topology.from_parents(CandidateTree.chain(K).parents, self._device)
 
     def guesses(self, position: int) -> list[int]:
-        """What it drafts behind the answer's token at `position`, the root."""
+        """What it drafts after the answer's token at `position`, the root."""
         return self._targets_PK[position].tolist()
 
     def propose(self, state: State) -> Draft:
@@ -184,8 +184,8 @@ def _steps_when_shifted(truth: Sequence[int], K: int) -> list[int]:
     while place < T - 1:
         depth = 0
         while depth < K and place + 1 + depth < T:
-            behind = place + 2 + depth
-            guess = truth[behind] if behind < T else 0
+            after = place + 2 + depth
+            guess = truth[after] if after < T else 0
             if guess != truth[place + 1 + depth]:
                 break
             depth += 1

@@ -1,7 +1,7 @@
 """A running OpenAI-compatible server as a method of the bench: streamed, timed from outside.
 
 What counts are the seconds in which a request was under way: waits before a server is asked again,
-and requests that failed, do not. Decoding is the time behind a request's first token, likewise.
+and requests that failed, do not. Decoding is the time after a request's first token, likewise.
 """
 
 import statistics
@@ -182,8 +182,8 @@ class EndpointRun:
         if first is None:
             said.append("it sends answers whole: no time to first token, nothing on decoding")
         else:
-            behind = "" if rate is None else f", then {rate:.1f} tokens/s a request"
-            said.append(f"first token after {first * 1e3:.0f} ms{behind} (medians)")
+            decoding = "" if rate is None else f", then {rate:.1f} tokens/s a request"
+            said.append(f"first token after {first * 1e3:.0f} ms{decoding} (medians)")
         said.append(self._acceptance_note(known["drafted_tokens"], known["accepted_tokens"]))
         if known["compared_by"] == "encoding again":
             said.append("it sends no token ids: text was encoded again to compare it, which may be "

@@ -93,8 +93,8 @@ def engine_method(
         )
         seconds = max(result.stats.seconds for result in results)
         stats = [result.stats for result in results]
-        behind = sum(result.stats.new_tokens - 1 for result in results)
-        decoding = Decoding(behind, seconds - stats[0].first_token_seconds)
+        later_tokens = sum(result.stats.new_tokens - 1 for result in results)
+        decoding = Decoding(later_tokens, seconds - stats[0].first_token_seconds)
         return Answers([result.token_ids for result in results], seconds, stats, decoding)
 
     return Method(name, run, ours=True, lossy=engine.base.info.lossy)

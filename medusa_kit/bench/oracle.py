@@ -87,13 +87,13 @@ class Oracle:
         return torch.tensor(rows, device=device), torch.tensor(mask, device=device)
 
     def _answer(self, row: list[int]) -> list[int]:
-        """Up to the first stop token: what stands behind it is padding."""
+        """Up to the first stop token: what stands after it is padding."""
         stops = (i for i, token in enumerate(row) if token in self.base.stop_token_ids)
         return row[: next(stops, len(row)) + 1]
 
     @torch.inference_mode()
     def logits(self, ids: Sequence[int]) -> Tensor:
-        """logits_V behind the last token, by one plain forward."""
+        """logits_V after the last token, by one plain forward."""
         ids_1T = torch.tensor([list(ids)], device=self.base.device)
         return self.base.model(ids_1T, use_cache=False).logits[0, -1]
 

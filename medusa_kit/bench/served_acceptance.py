@@ -1,7 +1,7 @@
 """What a vLLM server has accepted of its drafts, from its Prometheus page /metrics.
 
 Counters since the server's start, over everybody's requests: what a run did is the difference. The
-Prometheus client puts `_total` behind their names; labels (engine, model) are summed over.
+Prometheus client puts `_total` after their names; labels (engine, model) are summed over.
 """
 
 import http.client

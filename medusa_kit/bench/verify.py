@@ -2,8 +2,8 @@
 
 Greedy answers are held against transformers generate on an untouched second model; sampled ones
 against one-node decoding with the same seed. At a first difference the margin, how far the worse of
-the two tokens lies below the likeliest, tells rounding (below the noise measured at load) from a
-bug: a tie between two tokens excuses neither a third nor an answer of another length.
+the two tokens lies below the likeliest, tells rounding (below the rounding tolerance, measured at
+load) from a bug: a tie between two tokens excuses neither a third nor an answer of another length.
 """
 
 from collections.abc import Sequence
@@ -27,11 +27,11 @@ class Difference:
     expected: int | None
     actual: int | None
     margin: float  # infinite where one answer has ended
-    noise: float
+    rounding_tolerance: float
 
     @property
     def is_rounding(self) -> bool:
-        return self.margin < self.noise
+        return self.margin < self.rounding_tolerance
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class VerifyReport:
     num_prompts: int
     num_tokens: int
     differences: list[Difference]
-    noise: float
+    rounding_tolerance: float
     acceptance_length: float
     attention: dict[str, Any]  # what was asked for, what is in use, and why not the same
     drafter: str
@@ -111,7 +111,7 @@ def verify(
         len(prompts),
         num_tokens,
         differences,
-        engine.noise,
+        engine.rounding_tolerance,
         length,
         attention,
         drafter or engine.own_drafter,
@@ -138,7 +138,8 @@ def difference_of(
         scores_V = chooser.scores(oracle.logits(prefix), prefix)
         margin = float(scores_V.max() - scores_V[tokens].min())
     scale = 1.0 if sampling.greedy else 1.0 / sampling.temperature
-    return Difference(index, position, tokens[0], tokens[1], margin, engine.noise * scale)
+    tolerance = engine.rounding_tolerance * scale
+    return Difference(index, position, tokens[0], tokens[1], margin, tolerance)
 
 
 def first_difference(ours: Sequence[int], expected: Sequence[int]) -> int:

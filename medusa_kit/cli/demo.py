@@ -38,7 +38,7 @@ def steps() -> list[tuple[str, list[str]]]:
              "--batch-size", "40", "--sizes", "1,2,4,6,8,12,16"],
         ),
         (
-            "Proof: token by token against plain transformers",
+            "Verification: token by token against plain transformers",
             ["verify", "--heads", fresh, "--prompts", others, "--limit", "4", "-n", "40"],
         ),
         (

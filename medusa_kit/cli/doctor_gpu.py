@@ -37,7 +37,7 @@ Output = Annotated[
     typer.Option(
         metavar="FILE",
         dir_okay=False,
-        help="--gpu: the JSON file, saved behind each part; gpu_report.json unless given (none in "
+        help="--gpu: the JSON file, saved after each part; gpu_report.json unless given (none in "
         "a dry run).",
     ),
 ]

@@ -137,11 +137,11 @@ def _of_file(path: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _drafter_options(told: Mapping[str, Any], items: list[str]) -> dict[str, Any]:
-    from medusa_kit.settings.schema import put
+    from medusa_kit.settings.schema import apply_override
 
     result = copy.deepcopy(dict(told))
     for item in items:
-        put(result, item, "drafter option", "KEY=VALUE", "--drafter-option num_nodes=12")
+        apply_override(result, item, "drafter option", "KEY=VALUE", "--drafter-option num_nodes=12")
     return result
 
 

@@ -171,13 +171,13 @@ def with_sampling(acceptance: bool = True) -> Callable[[Callable[..., None]], Ca
 
 
 def rule_note(stats: Any) -> str:
-    """What to say behind an answer's statistics where rule or weights are not the usual ones."""
+    """What to say after an answer's statistics where rule or weights are not the usual ones."""
     lossy = f"; LOSSY: {', '.join(stats.lossy_by)}" if stats.lossy else ""
     return lossy + (f"; base quantised ({stats.quantization})" if stats.quantization else "")
 
 
 def weights_note(engine: Any) -> str:
-    """What to say behind a model's name about its weights; nothing where they are its own."""
+    """What to say after a model's name about its weights; nothing where they are its own."""
     info = engine.base.info
     lossy = f", {engine.weights} weights: lossy" if info.lossy else ""
     return lossy + (f", quantised ({info.quantization})" if info.quantized else "")
@@ -189,8 +189,8 @@ def quantised_note(engine: Any) -> str | None:
         return None
     return (
         f"the base is quantised ({engine.base.info.quantization}): its answers are held against "
-        "those of the same quantised model, where a margin below the noise "
-        f"({engine.noise:.1e}) may flip by rounding"
+        "those of the same quantised model, where a margin below the rounding tolerance "
+        f"({engine.rounding_tolerance:.1e}) may flip by rounding"
     )
 
 

@@ -36,7 +36,7 @@ def train(
     if nproc > 1 and not dry_run:
         _launch(recipe, overrides or [], fresh, nproc)
         return
-    from medusa_kit.infer.self_check import prove_trees
+    from medusa_kit.infer.self_check import self_check
     from medusa_kit.train.dry_run import dry_run as show
     from medusa_kit.train.trainer import train as run_training
 
@@ -44,7 +44,7 @@ def train(
         console.out.print(dump(loaded), markup=False, highlight=False, soft_wrap=True)
         console.out.print(show(loaded), markup=False, highlight=False, soft_wrap=True)
         return
-    report = run_training(loaded, fresh, prove_trees)
+    report = run_training(loaded, fresh, self_check)
     if console.is_main():
         _show(report)
 

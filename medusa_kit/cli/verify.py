@@ -103,14 +103,15 @@ def _print(engine: Any, reports: dict[str, Any]) -> None:
         f"{engine.base.info.name}{options.weights_note(engine)}, "
         f"drafter {engine.own_drafter}, attention {attention}, "
         f"steps by {engine.steps_run_by}, "
-        f"noise {engine.noise:.1e}"
+        f"rounding tolerance {engine.rounding_tolerance:.1e}"
     )
     console.out.print(console.table(title, columns, rows))
     for name, report in reports.items():
         for d in report.differences:
             console.out.print(
                 f"{name}: prompt {d.prompt}, token {d.position}: expected {d.expected}, got "
-                f"{d.actual}; margin {d.margin:.2e}, noise {d.noise:.2e}: "
+                f"{d.actual}; margin {d.margin:.2e}, "
+                f"rounding tolerance {d.rounding_tolerance:.2e}: "
                 f"{'rounding' if d.is_rounding else 'BUG'}",
                 highlight=False,
             )

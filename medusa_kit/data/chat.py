@@ -45,7 +45,7 @@ class EncodeReport:
     longest: int = 0  # tokens of the longest row, before any cut
     tokens: int = 0
     trained_tokens: int = 0
-    trained_tokens_cut: int = 0  # what the assistant wrote behind max_length
+    trained_tokens_cut: int = 0  # what the assistant wrote after max_length
     sources: dict[str, SourceCount] = field(default_factory=dict)
 
     def summary(self, max_length: int) -> str:
@@ -165,7 +165,7 @@ def _masked_by_prefixes(
 
 
 def _end_of_turn(tokenizer: Any, ids: Sequence[int], start: int) -> int:
-    """One past the turn's last special token: behind it stands only the template's own tail."""
+    """One past the turn's last special token: after it stands only the template's own tail."""
     specials = special_ids(tokenizer)
     for position in range(len(ids) - 1, start - 1, -1):
         if ids[position] in specials:

@@ -29,7 +29,7 @@ def chat_template(tokenizer: Any) -> str | None:
 def end_of_turn_id(tokenizer: Any) -> int | None:
     """The token that the assistant ends its turn with: the chat template's, else the tokenizer's.
 
-    It is the first special one of what the template writes behind whatever the answer is: more may
+    It is the first special one of what the template writes after whatever the answer is: more may
     follow, as Phi-3's template ends a text after its last turn. A template without one, or that
     refuses one question and its answer, leaves the tokenizer's.
     """
@@ -41,7 +41,7 @@ def end_of_turn_id(tokenizer: Any) -> int | None:
 
 
 def _behind_any_answer(tokenizer: Any) -> list[int]:
-    """What two conversations that differ in the answer alone have in common behind it."""
+    """What two conversations that differ in the answer alone have in common after it."""
     if chat_template(tokenizer) is None:
         return []
     question: Message = {"role": "user", "content": "Is it?"}

@@ -21,7 +21,7 @@ from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.errors import ConfigError, DataError
 from medusa_kit.infer.accept.logits_processing import check_bias_ids
 from medusa_kit.infer.backends import Backends, prepare_backends
-from medusa_kit.infer.cpu.int8_weights import refuse_rounded
+from medusa_kit.infer.cpu.int8_weights import refuse_int8_weights
 from medusa_kit.infer.cpu.mkl_linear import pack_for_rows
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.request import make_row
@@ -80,7 +80,7 @@ def generate_answers(
             "typical acceptance is lossy; expected exact: data holds the model's own answers",
             hint="leave out acceptance",
         )
-    refuse_rounded(base, "data holds the model's own answers")
+    refuse_int8_weights(base, "data holds the model's own answers")
     check_bias_ids(sampling, base.info.vocab_size)
     settings = {
         BASE_FINGERPRINT: base.info.fingerprint,

@@ -59,7 +59,7 @@ def probe(endpoint: Endpoint) -> tuple[Endpoint, bool]:
     """(the endpoint as it may be asked, whether usage may be), by a short request, or up to three.
 
     `return_token_ids` stays where the server sends them. Raises as `stream_answer` does where it
-    does not serve us: better here than behind minutes of loading.
+    does not serve us: better here than after minutes of loading.
     """
     short = replace(endpoint, max_new_tokens=PROBE_TOKENS)
     hello: list[Message] = [{"role": "user", "content": "Hello"}]

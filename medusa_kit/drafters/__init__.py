@@ -1,4 +1,4 @@
-"""Drafters: every way of guessing ahead, one file each, behind one interface (base.py)."""
+"""Drafters: every way of guessing ahead, one file each, with one interface (infer/draft.py)."""
 
 from medusa_kit.drafters.heads.dynamic import DynamicDrafter
 from medusa_kit.drafters.heads.hydra import HydraDrafter

@@ -13,7 +13,7 @@ import torch
 
 from medusa_kit.base.model import BaseModel
 from medusa_kit.drafters import draft_with
-from medusa_kit.drafters.heads.break_even import CautiousDrafter
+from medusa_kit.drafters.heads.break_even import BreakEvenDrafter
 from medusa_kit.drafters.memory import Memory
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.errors import ConfigError
@@ -81,7 +81,7 @@ def _heads(context: DraftContext, options: Any) -> Drafter:
     drafter = draft_with(context.heads, context.tree)
     if context.break_even is None or context.on_device:
         return drafter
-    return CautiousDrafter(drafter, PlainDrafter(context.device), context.break_even)
+    return BreakEvenDrafter(drafter, PlainDrafter(context.device), context.break_even)
 
 
 def _in(module: str) -> Builder:

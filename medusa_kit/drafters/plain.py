@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit.infer.draft import ROOT, Draft, State, StatelessDrafter, Topology
-from medusa_kit.infer.sending import sent
+from medusa_kit.infer.transfer import to_device
 
 
 class PlainDrafter(StatelessDrafter):
@@ -18,7 +18,7 @@ class PlainDrafter(StatelessDrafter):
         self.topology = Topology.from_parents([ROOT], device)
 
     def propose(self, state: State) -> Draft:
-        roots_B1 = sent(state.roots_B, self.topology.depths_N.device)[:, None]
+        roots_B1 = to_device(state.roots_B, self.topology.depths_N.device)[:, None]
         return Draft(roots_B1, [self.topology] * len(state.roots_B))
 
     def alike(self, other: object) -> bool:

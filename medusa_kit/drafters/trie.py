@@ -12,14 +12,15 @@ from typing import Protocol
 import torch
 
 from medusa_kit.infer.draft import ROOT, UNUSED, Draft, State, StepResult, Topology
-from medusa_kit.infer.sending import sent
+from medusa_kit.infer.transfer import to_device
 
 
 class Trie:
     """Node 0 is the root; siblings hold different tokens; parents come before their children.
 
     `chances[n]`: how likely the base model goes to node n once it stands at n's parent, as far as
-    the drafter knows. `keys[n]`: guesses of a kind share a key, so that their luck can be counted.
+    the drafter knows. `keys[n]`: guesses of a kind share a key, so that it can be counted how often
+    they are right.
     """
 
     def __init__(self, root: int) -> None:
@@ -48,14 +49,14 @@ class Trie:
         return node
 
     def add_chain(self, tokens: Iterable[int], chance: float, key: Hashable = None) -> int:
-        """One token behind the other from the root on; the last node."""
+        """One token after another from the root on; the last node."""
         node = 0
         for token in tokens:
             node = self.add(node, token, chance, key)
         return node
 
     def merge(self, other: "Trie") -> None:
-        """Take over what `other` guesses behind the same root."""
+        """Take over what `other` guesses after the same root."""
         place = {0: 0}
         for node in range(1, other.num_nodes):
             parent = place[other.parents[node]]
@@ -75,10 +76,10 @@ class Trie:
             children.setdefault(parent, []).append(node)
         order, queue = list[tuple[int, float]](), [(False, -1.0, 0)]
         while queue:
-            behind, negative, node = heapq.heappop(queue)
+            outranked, negative, node = heapq.heappop(queue)
             order.append((node, -negative))
             for child in children.get(node, ()):
-                lower = outranks is not None and (behind or not outranks(self.keys[child]))
+                lower = outranks is not None and (outranked or not outranks(self.keys[child]))
                 heapq.heappush(queue, (lower, negative * self.chances[child], child))
         return order
 
@@ -103,7 +104,7 @@ def draft_of(tries: Sequence[Trie], device: torch.device) -> Draft:
     tokens = [trie.tokens + [trie.tokens[0]] * (N - trie.num_nodes) for trie in tries]
     parents = [trie.parents + [UNUSED] * (N - trie.num_nodes) for trie in tries]
     topologies = [Topology.from_parents(row, device) for row in parents]
-    return Draft(sent(tokens, device), topologies)
+    return Draft(to_device(tokens, device), topologies)
 
 
 class Source(Protocol):

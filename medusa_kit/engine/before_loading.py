@@ -1,8 +1,8 @@
 """What can be told wrong before a base is loaded: options, heads and trees, held against each other
 and against the base's config.
 
-Loading and the proof of trees take a while; whoever mistyped a folder should not wait for them.
-What only the weights tell, such as a fingerprint, is left to loading.
+Loading and the self-check of trees take a while; whoever mistyped a folder should not wait for
+them. What only the weights tell, such as a fingerprint, is left to loading.
 """
 
 from collections.abc import Mapping

@@ -18,7 +18,7 @@ from medusa_kit.drafters.memory import Memory
 from medusa_kit.errors import ConfigError, check_count
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.attention.choice import AttentionChoice
-from medusa_kit.infer.cuda_graph.kept import FixedShapes
+from medusa_kit.infer.cuda_graph.runner import GraphRunner
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.detokenize import StopStrings, TextStream, cut_at_stop
 from medusa_kit.infer.draft import Drafter, notes_of
@@ -58,7 +58,8 @@ class GenerationStats:
     dtype: str = "float32"  # that the base computed in
     weights: str = CHECKPOINT  # checkpoint | int8
     quantization: str | None = None  # of the base as loaded: the answer is the quantised model's
-    noise: float = 0.0  # logits by which rounding may differ: a smaller margin may flip a token
+    # By how much rounding may move a logit: a top-2 margin below it may flip a token.
+    rounding_tolerance: float = 0.0
 
     @property
     def lossy(self) -> bool:
@@ -89,7 +90,8 @@ class GenerationResult:
 class Engine:
     """Generates text exactly as the base model would, faster. Build with `medusa_kit.load`.
 
-    Only acceptance="typical" and weights="int8" leave the base model's law; statistics then say so.
+    Only acceptance="typical" and weights="int8" leave the base model's distribution; statistics
+    then say so.
     """
 
     verifier: Verifier
@@ -105,7 +107,7 @@ class Engine:
     memory: Memory = field(default_factory=Memory)  # what drafters keep between calls
     fallback: str | None = None  # the drafter where there are no heads, for those that read them
     heads_refused: str | None = None  # why heads that were found are not in use
-    graphs: FixedShapes | None = None  # runs whole steps on the device, where it applies
+    graphs: GraphRunner | None = None  # runs whole steps on the device, where it applies
 
     @property
     def own_drafter(self) -> str:
@@ -127,10 +129,11 @@ class Engine:
         return self.base.info.weights
 
     @property
-    def noise(self) -> float:
+    def rounding_tolerance(self) -> float:
         """Logits by which rounding may differ, as measured at load and by each compiled step."""
         graphs = self.graphs
-        return self.check.noise if graphs is None else max(self.check.noise, graphs.noise)
+        own = self.check.rounding_tolerance
+        return own if graphs is None else max(own, graphs.rounding_tolerance)
 
     @property
     def steps_run_by(self) -> str:
@@ -302,7 +305,7 @@ class Engine:
             dtype=self.base.info.dtype,
             weights=self.weights,
             quantization=self.base.info.quantization,
-            noise=self.noise,
+            rounding_tolerance=self.rounding_tolerance,
         )
         reason = row.finish_reason or "cancelled"
         return GenerationResult(cut_at_stop(text, stops), list(row.token_ids), reason, stats)

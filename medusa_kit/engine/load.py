@@ -119,7 +119,7 @@ def build_engine(
     fallback: str | None = None,
     keep_layers: bool = False,
 ) -> Engine:
-    """The same around a base model already loaded; trees are proved on it first.
+    """The same around a base model already loaded; trees are self-checked on it first.
 
     `weights`: int8 rounds those of `base` itself, in place. `keep_layers`: none of the model's own
     layers is exchanged for a faster one.

@@ -78,7 +78,7 @@ def unpadded(input_ids_BT: Tensor, mask_BT: Tensor | None) -> list[list[int]]:
             raise ConfigError(f"prompt {row} is empty: its attention mask hides every token")
         if not all(mask[-length:]):
             raise ConfigError(
-                f"the attention mask of prompt {row} hides tokens behind the first it shows; "
+                f"the attention mask of prompt {row} hides tokens after the first it shows; "
                 "expected padding on the left only",
                 hint="make the tokenizer's padding_side 'left'",
             )

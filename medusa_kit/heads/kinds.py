@@ -221,10 +221,10 @@ class MedusaHeads(nn.Module):
             return guesses[0]
         return self._best(self(hidden_BD, first, roots_B), count, on_device)
 
-    def candidates_behind(
+    def candidates_after(
         self, k: int, hidden_XD: Tensor, path_XJ: Tensor, count: int, on_device: bool = False
     ) -> Tensor:
-        """The `count` likeliest token ids of head k behind each path, best first: ids_XC."""
+        """The `count` likeliest token ids of head k after each path, best first: ids_XC."""
         guesses = None if on_device else self.quickly([k], hidden_XD, path_XJ, count)
         if guesses is not None:
             return guesses[0][0]

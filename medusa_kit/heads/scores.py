@@ -33,10 +33,10 @@ def scored_guesses(
     return _scored(heads, logits_KBR, count, scale_K11)
 
 
-def scored_guesses_behind(
+def scored_guesses_after(
     heads: MedusaHeads, k: int, hidden_XD: Tensor, path_XJ: Tensor, count: int, temperature: float
 ) -> tuple[Tensor, Tensor]:
-    """(ids_XC, scores_XC) of head k behind each path."""
+    """(ids_XC, scores_XC) of head k after each path."""
     guesses = heads.quickly([k], hidden_XD, path_XJ, count, [temperature])
     if guesses is not None:
         return guesses[0][0], guesses[1][0]

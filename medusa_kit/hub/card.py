@@ -13,7 +13,7 @@ import yaml
 from medusa_kit.hub.figures import acceptance, exactness, speed, tree
 from medusa_kit.hub.markdown import table
 from medusa_kit.hub.measured import Measured
-from medusa_kit.hub.public import is_local, public
+from medusa_kit.hub.redact_paths import is_local, redact_paths
 from medusa_kit.hub.usage import usage
 from medusa_kit.settings.engine import EMBEDDED_NAME
 from medusa_kit.version import __version__
@@ -82,7 +82,7 @@ def _metadata(measured: Measured, options: CardOptions) -> dict[str, Any]:
 
 def _introduction(measured: Measured, options: CardOptions) -> Iterator[str]:
     config, base = measured.config, options.base_of(measured)
-    name = public(config.base_model_name)
+    name = redact_paths(config.base_model_name)
     link = f"[{base}](https://huggingface.co/{base})" if base else f"`{name}`"
     yield f"# {options.repository.rpartition('/')[2]}"
     yield (
@@ -114,7 +114,7 @@ def _introduction(measured: Measured, options: CardOptions) -> Iterator[str]:
 
 
 def _training(measured: Measured, options: CardOptions) -> Iterator[str]:
-    recipe = public(measured.recipe)
+    recipe = redact_paths(measured.recipe)
     license_line = options.data_license or "not recorded"
     if recipe is None:
         yield f"Recipe and training data: not recorded. Licence of the data: {license_line}."

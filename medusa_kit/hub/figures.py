@@ -9,7 +9,7 @@ from typing import Any
 from medusa_kit.engine.before_loading import TREE_NAME
 from medusa_kit.hub.markdown import table
 from medusa_kit.hub.measured import TOP, Measured
-from medusa_kit.hub.public import public
+from medusa_kit.hub.redact_paths import redact_paths
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.render import describe_tree, render_tree
 
@@ -38,8 +38,8 @@ def _replay_lines(measured: Measured) -> Iterator[tuple[str, ...]]:
     if (found := measured.replayed) is not None:
         result = found.result
         yield (
-            f"{public(found.prompts) or 'calibration answers'} ({found.num_answers} answers held "
-            f"out, {result.tokens:,} tokens)",
+            f"{redact_paths(found.prompts) or 'calibration answers'} "
+            f"({found.num_answers} answers held out, {result.tokens:,} tokens)",
             "replay of the tree below, greedy",
             f"{result.acceptance_length:.3f}",
             _shares(result.acceptance_by_depth),
@@ -52,7 +52,7 @@ def _bench_lines(measured: Measured) -> Iterator[tuple[str, ...]]:
             if method.get("acceptance_length") is not None and _drafts(method):
                 yield (
                     _prompt_set(record),
-                    f"{public(method['name'])}, {_sampling(record)}, "
+                    f"{redact_paths(method['name'])}, {_sampling(record)}, "
                     f"batch {record.get('batch_size', 1)}",
                     f"{method['acceptance_length']:.3f}",
                     _shares(method.get("acceptance_by_depth") or ()),
@@ -91,11 +91,12 @@ def speed(measured: Measured, pictures: Sequence[str]) -> Iterator[str]:
         ran = [method for method in record["methods"] if "not_run" not in method]
         yield table(
             ("method", "tokens/s", "ratio", "acceptance length", "same answers"),
-            [_speed_row(public(method)) for method in ran],
+            [_speed_row(redact_paths(method)) for method in ran],
         )
         for method in record["methods"]:
             if "not_run" in method:
-                yield f"{public(method['name'])}: not run ({public(method['not_run'])})."
+                shown = redact_paths(method)
+                yield f"{shown['name']}: not run ({shown['not_run']})."
     yield from _pictures(pictures, "bench", "Tokens a second")
 
 
@@ -111,7 +112,7 @@ def _speed_row(method: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _prompt_set(record: dict[str, Any]) -> str:
-    name = public(record.get("prompts")) or "prompts without a recorded name"
+    name = redact_paths(record.get("prompts")) or "prompts without a recorded name"
     return f"{name} ({record['num_prompts']} prompts)"
 
 
@@ -144,10 +145,12 @@ def exactness(measured: Measured) -> Iterator[str]:
         )
         return
     first = measured.verify["greedy"]
+    # Older files call it "noise".
+    tolerance = first.get("rounding_tolerance", first.get("noise"))
     rows = [
         (
             how,
-            public(part.get("prompts")) or "not recorded",
+            redact_paths(part.get("prompts")) or "not recorded",
             part.get("drafter", "not recorded"),
             f"{part['identical']} of {part['num_prompts']}",
             f"{part['num_tokens']:,}",
@@ -161,7 +164,7 @@ def exactness(measured: Measured) -> Iterator[str]:
     yield (
         "Greedy answers are held to plain transformers generate on an untouched second model, "
         "sampled ones to one-node decoding with the same seed, token by token. Rounding: the two "
-        f"tokens' logits differ by less than the noise measured at load ({first['noise']:.1e})."
+        f"tokens' logits differ by less than the tolerance measured at load ({tolerance:.1e})."
     )
     yield table(columns, rows)
     if first.get("setup"):

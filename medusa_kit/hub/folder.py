@@ -17,7 +17,7 @@ from medusa_kit.hub.measured import (
     VERIFY_NAME,
     Measured,
 )
-from medusa_kit.hub.public import public
+from medusa_kit.hub.redact_paths import redact_paths
 from medusa_kit.tree.statistics import RankStatistics
 
 CARD_NAME, RECIPE_NAME = "README.md", "recipe.yaml"
@@ -42,7 +42,7 @@ def upload_files(measured: Measured, options: CardOptions) -> list[UploadFile]:
     pictures = [name for name in _pictures(measured) if (measured.folder / name).is_file()]
     found += [UploadFile(name, measured.folder / name) for name in pictures]
     card = render_card(measured, replace(options, pictures=pictures))
-    config = {"format": FORMAT, **public(measured.config.as_dict())}
+    config = {"format": FORMAT, **redact_paths(measured.config.as_dict())}
     return [
         UploadFile(CARD_NAME, card.encode()),
         UploadFile(CONFIG_NAME, _json(config)),
@@ -58,7 +58,7 @@ def _pictures(measured: Measured) -> Iterator[str]:
         record = measured.benches[0]
         drawn = [record.get("base", {}).get("name")]
         drawn += [method["name"] for method in record["methods"]]
-        if public(drawn) == drawn:
+        if redact_paths(drawn) == drawn:
             yield BENCH_PICTURE
 
 
@@ -73,21 +73,21 @@ def left_out(measured: Measured, files: Sequence[UploadFile]) -> list[str]:
 
 def _reports(measured: Measured) -> Iterator[UploadFile]:
     if measured.tree:
-        yield UploadFile(TREE_NAME, _json(public(measured.tree)))
+        yield UploadFile(TREE_NAME, _json(redact_paths(measured.tree)))
     elif measured.plan is not None:  # a bare list of paths
         yield UploadFile(TREE_NAME, measured.folder / TREE_NAME)
     statistics = measured.folder / STATISTICS_NAME
     if statistics.is_file():
         yield _statistics(statistics)
     if measured.provenance is not None:
-        yield UploadFile(PROVENANCE_NAME, _json(public(measured.provenance)))
+        yield UploadFile(PROVENANCE_NAME, _json(redact_paths(measured.provenance)))
     if measured.recipe is not None:
-        text = yaml.safe_dump(public(measured.recipe), sort_keys=False)
+        text = yaml.safe_dump(redact_paths(measured.recipe), sort_keys=False)
         yield UploadFile(RECIPE_NAME, text.encode())
     for index, record in enumerate(measured.benches):
-        yield UploadFile(bench_name(index), _json(public(record)))
+        yield UploadFile(bench_name(index), _json(redact_paths(record)))
     if measured.verify is not None:
-        yield UploadFile(VERIFY_NAME, _json(public(measured.verify)))
+        yield UploadFile(VERIFY_NAME, _json(redact_paths(measured.verify)))
 
 
 def bench_name(index: int) -> str:
@@ -105,7 +105,7 @@ def is_known(name: str) -> bool:
 def _statistics(path: Path) -> UploadFile:
     """The file as it is, unless its notes name a local path."""
     statistics = RankStatistics.load(path)
-    meta = public(statistics.meta)
+    meta = redact_paths(statistics.meta)
     if meta == statistics.meta:
         return UploadFile(STATISTICS_NAME, path)
     return UploadFile(STATISTICS_NAME, replace(statistics, meta=meta).as_bytes())

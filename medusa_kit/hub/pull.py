@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from medusa_kit import console
-from medusa_kit.base.hub_client import HubName, talk
+from medusa_kit.base.hub_client import HubName, with_retries
 from medusa_kit.errors import CheckpointError, HubError, UsageError
 from medusa_kit.files import atomic_write, file_digest, link_target
 from medusa_kit.heads.checkpoint import CONFIG_NAME, read_config
@@ -37,7 +37,7 @@ def pull(name: HubName, destination: Path | None = None, force: bool = False) ->
 
     api = HfApi(library_name="medusa-kit")
     what = f"cannot pull {name}"
-    info = talk(
+    info = with_retries(
         what,
         name,
         lambda: api.model_info(name.repository, revision=name.revision, files_metadata=True),
@@ -130,7 +130,7 @@ def _begin(gathering: Path, name: HubName, commit: str) -> None:
 
 def _download(api: Any, what: str, name: HubName, info: Any, gathering: Path) -> None:
     # A commit's hash, not a branch: what is fetched later belongs to what was fetched before.
-    talk(what, name, lambda: api.hf_hub_download(
+    with_retries(what, name, lambda: api.hf_hub_download(
         name.repository, CONFIG_NAME, revision=info.sha, local_dir=gathering))  # fmt: skip
     try:
         read_config(gathering)
@@ -138,7 +138,7 @@ def _download(api: Any, what: str, name: HubName, info: Any, gathering: Path) ->
         shutil.rmtree(gathering)
         hint = "fetch it with `hf download`; `medusa-kit convert` reads other tools' formats"
         raise CheckpointError(f"{name} holds no heads of ours", hint=hint) from error
-    talk(what, name, lambda: api.snapshot_download(
+    with_retries(what, name, lambda: api.snapshot_download(
         name.repository, revision=info.sha, local_dir=gathering, allow_patterns=list(PULLED)
     ))  # fmt: skip
     for sibling in info.siblings:

@@ -12,7 +12,7 @@ from typing import Any
 
 from medusa_kit import console
 from medusa_kit.base.fingerprint import Match, compare
-from medusa_kit.base.hub_client import HubName, check_login, talk
+from medusa_kit.base.hub_client import HubName, check_login, with_retries
 from medusa_kit.errors import ConfigError, UsageError
 from medusa_kit.heads.checkpoint import CONFIG_NAME, FORMAT
 from medusa_kit.heads.config import HeadsConfig
@@ -46,13 +46,13 @@ def push(
         if not force:
             _check_same(api, what, name, info, config)
     else:
-        talk(what, name, lambda: api.create_repo(
+        with_retries(what, name, lambda: api.create_repo(
             name.repository, private=private or None, exist_ok=True))  # fmt: skip
     branch = name.revision
     if branch is not None and not branch_exists:
-        talk(what, name, lambda: api.create_branch(
+        with_retries(what, name, lambda: api.create_branch(
             name.repository, branch=branch, exist_ok=True))  # fmt: skip
-    commit = talk(what, name, lambda: _commit(api, name, files))
+    commit = with_retries(what, name, lambda: _commit(api, name, files))
     if info is not None and commit.oid == info.sha:
         console.note("nothing to send: the repository has all of this")
     return str(commit.commit_url)
@@ -105,7 +105,7 @@ def _look(api: Any, what: str, name: HubName) -> tuple[Any, bool]:
         except RepositoryNotFoundError:
             return None, False
 
-    return talk(what, name, look)
+    return with_retries(what, name, look)
 
 
 def _names(info: Any) -> list[str]:
@@ -147,7 +147,7 @@ def _check_same(api: Any, what: str, name: HubName, info: Any, config: HeadsConf
 
 def _remote_config(api: Any, what: str, name: HubName, commit: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        path = talk(what, name, lambda: api.hf_hub_download(
+        path = with_retries(what, name, lambda: api.hf_hub_download(
             name.repository, CONFIG_NAME, revision=commit, local_dir=folder))  # fmt: skip
         try:
             found = json.loads(Path(path).read_text())

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from medusa_kit.heads.config import HeadsConfig
 from medusa_kit.hub.measured import Measured
-from medusa_kit.hub.public import is_local
+from medusa_kit.hub.redact_paths import is_local
 
 
 def usage(

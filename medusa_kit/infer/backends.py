@@ -1,8 +1,8 @@
-"""A verifier made fast for its machine, and proved: what every command decodes through.
+"""A verifier made fast for its machine, and self-checked: what every command decodes through.
 
 On CUDA steps of fixed shapes are replayed as graphs where that applies (`cuda_graph/`).
 On a CPU whole steps run in C++ where the family is known to it, else linear layers do, else torch's
-own MKL packs them. Whatever is chosen must pass the same proof as the model alone.
+own MKL packs them. Whatever is chosen must pass the same self-check as the model alone.
 """
 
 import os
@@ -19,20 +19,20 @@ from medusa_kit.infer.cpu.fused_norm import install_fused_norms
 from medusa_kit.infer.cpu.kernels import OFF_SWITCH
 from medusa_kit.infer.cpu.linear import install_native_linears
 from medusa_kit.infer.cpu.mkl_linear import fits_in_memory, install_packed_linears
-from medusa_kit.infer.cuda_graph.kept import FixedShapes
+from medusa_kit.infer.cuda_graph.runner import GraphRunner
 from medusa_kit.infer.cuda_graph.shapes import use_fixed_shapes
-from medusa_kit.infer.self_check import TreeCheck, check_trees, proved_verifier
+from medusa_kit.infer.self_check import TreeCheck, check_trees, checked_verifier
 from medusa_kit.infer.verifier import Verifier
 
 
 @dataclass(frozen=True)
 class Backends:
-    """What decodes: the verifier, the proof that it passed, and what runs whole steps on the device
-    where that applies."""
+    """What decodes: the verifier, the self-check that it passed, and what runs whole steps on the
+    device where that applies."""
 
     verifier: Verifier
     check: TreeCheck
-    graphs: FixedShapes | None = None
+    graphs: GraphRunner | None = None
 
 
 def prepare_backends(
@@ -48,7 +48,7 @@ def prepare_backends(
     """
     if not keep_layers:
         install_fused_norms(base.model)
-    verifier, check = proved_verifier(base, attention)
+    verifier, check = checked_verifier(base, attention)
     graphs, check = use_fixed_shapes(verifier, check, fixed_shapes, compiled)
     if graphs is not None or base.device.type != "cpu":
         return Backends(verifier, check, graphs)
@@ -68,7 +68,7 @@ def prepare_backends(
         verifier.steps_run_by = "torch (the C++ steps were refused)"
         console.warn(f"steps run through torch, since the C++ ones were refused: {error.message}")
         return Backends(verifier, check)
-    return Backends(verifier, max(own, check, key=lambda measured: measured.noise))
+    return Backends(verifier, max(own, check, key=lambda measured: measured.rounding_tolerance))
 
 
 def _with_fast_linears(verifier: Verifier, check: TreeCheck, reason: str) -> TreeCheck:
@@ -81,4 +81,4 @@ def _with_fast_linears(verifier: Verifier, check: TreeCheck, reason: str) -> Tre
     elif install_packed_linears(model):
         verifier.steps_run_by = f"torch, linear layers packed by MKL ({reason})"
     own = check_trees(verifier)
-    return max(own, check, key=lambda measured: measured.noise)
+    return max(own, check, key=lambda measured: measured.rounding_tolerance)

@@ -14,19 +14,19 @@ from torch import Tensor
 
 from medusa_kit.infer.accept.rules import Verdict, accept, accept_typical
 from medusa_kit.infer.accept.token_choice import TokenChooser
-from medusa_kit.infer.cuda_graph.fed_loop import run_on_device
-from medusa_kit.infer.cuda_graph.kept import FixedShapes, Loan
+from medusa_kit.infer.cuda_graph.host_tree_loop import run_on_device
+from medusa_kit.infer.cuda_graph.runner import GraphRunner, Loan
 from medusa_kit.infer.draft import Draft, Drafter, State, StepResult, path_to, tell_end
-from medusa_kit.infer.memory import memory_named
+from medusa_kit.infer.memory import explain_oom
 from medusa_kit.infer.request import Emitted, Row
-from medusa_kit.infer.sending import sent
+from medusa_kit.infer.transfer import to_device
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.verifier import Verifier
 
 
 @torch.inference_mode()
 def decode(
-    verifier: Verifier, drafter: Drafter, rows: Sequence[Row], graphs: FixedShapes | None = None
+    verifier: Verifier, drafter: Drafter, rows: Sequence[Row], graphs: GraphRunner | None = None
 ) -> Iterator[Emitted]:
     """Decode rows together until all have finished; yields what each step emitted. `graphs`: runs
     whole steps on the device, where it can.
@@ -35,7 +35,7 @@ def decode(
     """
     num_slots = max(len(row.prompt_ids) + row.max_new_tokens for row in rows)
     num_slots += drafter.num_nodes - 1
-    with memory_named(verifier.base, len(rows), drafter.num_nodes, num_slots):
+    with explain_oom(verifier.base, len(rows), drafter.num_nodes, num_slots):
         if graphs is None:
             yield from _decode(verifier, drafter, rows, num_slots)
         else:
@@ -49,7 +49,7 @@ def _decode(
     drafter: Drafter,
     rows: Sequence[Row],
     num_slots: int,
-    graphs: FixedShapes | None = None,
+    graphs: GraphRunner | None = None,
     loan: Loan | None = None,
 ) -> Iterator[Emitted]:
     """The loop. `loan`: a step that does on the device what stands here, from the first root on."""
@@ -100,12 +100,12 @@ def _decode(
             row.count_step(len(kept), len(path))
             emitted.append((row, kept))
         places = [(row, path[-1] if path else 0) for row, path in enumerate(paths)]
-        hidden_BD = hidden_BND[sent(places, hidden_BND.device).unbind(-1)]
+        hidden_BD = hidden_BND[to_device(places, hidden_BND.device).unbind(-1)]
         state = State(state.tokens, next_roots, hidden_BD, state.choosers)
         yield emitted
 
 
-def _tell_what_runs(verifier: Verifier, rows: Sequence[Row], graphs: FixedShapes | None) -> None:
+def _tell_what_runs(verifier: Verifier, rows: Sequence[Row], graphs: GraphRunner | None) -> None:
     by, attention = verifier.steps_run_by, verifier.attention
     if graphs is not None:
         by, attention = graphs.name, graphs.verifier.attention
@@ -117,7 +117,7 @@ def _prefilled(
     verifier: Verifier,
     rows: Sequence[Row],
     num_slots: int,
-    graphs: FixedShapes | None,
+    graphs: GraphRunner | None,
     loan: Loan | None,
 ) -> tuple[TreeCache, Tensor, Tensor]:
     """A cache that holds the prompts; (hidden_BD, logits_BV) at the last token of each."""
@@ -141,7 +141,7 @@ class _Nodes:
     tokens: list[int]
     parents: tuple[int, ...]
     logits_NV: Tensor
-    laws: Mapping[int, Tensor] = field(default_factory=dict)  # see Draft.laws
+    distributions: Mapping[int, Tensor] = field(default_factory=dict)  # see Draft.distributions
 
     def prefix(self, node: int) -> list[int]:
         """Everything up to `node`: prompt, committed tokens, its path."""
@@ -149,10 +149,10 @@ class _Nodes:
 
     def choose(self, node: int) -> int:
         logits_V, prefix = self.logits_NV[node], self.prefix(node)
-        if (law_V := self.laws.get(node)) is None:
+        if (distribution_V := self.distributions.get(node)) is None:
             return self.chooser.choose(logits_V, prefix)
         children = [self.tokens[n] for n, parent in enumerate(self.parents) if parent == node]
-        return self.chooser.choose_drawn(logits_V, prefix, law_V, children)
+        return self.chooser.choose_drawn(logits_V, prefix, distribution_V, children)
 
     def judge(self, node: int, guesses: list[int]) -> Verdict:
         return self.chooser.judge(self.logits_NV[node], self.prefix(node), guesses)
@@ -177,7 +177,7 @@ def _accept_rows(
             tokens_BN[index],
             draft.topologies[index].parents,
             logits_BNV[index],
-            draft.laws[index] if draft.laws else {},
+            draft.distributions[index] if draft.distributions else {},
         )
         max_depth = last_position - len(state.tokens[index])
         if row.chooser.params.lossy:
@@ -194,6 +194,6 @@ def _select(state: State, rows: Sequence[int]) -> State:
     return State(
         [state.tokens[row] for row in rows],
         [state.roots_B[row] for row in rows],
-        state.hidden_BD[sent(rows, state.hidden_BD.device)],
+        state.hidden_BD[to_device(rows, state.hidden_BD.device)],
         [state.choosers[row] for row in rows],
     )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit.infer.accept.token_choice import TokenChooser
-from medusa_kit.infer.sending import sent
+from medusa_kit.infer.transfer import to_device
 
 ROOT, UNUSED = -1, -2
 
@@ -36,7 +36,9 @@ class Topology:
             if parent >= 0:
                 depths[node] = depths[parent] + 1
                 sees_NN[node] |= sees_NN[parent]
-        return cls(tuple(parents), sent(depths, device), sent(torch.from_numpy(sees_NN), device))
+        return cls(
+            tuple(parents), to_device(depths, device), to_device(torch.from_numpy(sees_NN), device)
+        )
 
 
 def path_to(node: int, parents: Sequence[int]) -> list[int]:
@@ -52,13 +54,14 @@ def path_to(node: int, parents: Sequence[int]) -> list[int]:
 class Draft:
     """tokens_BN, and the topology of each row (the same object where rows share one).
 
-    `laws[row][node]`: where the children of a node were drawn at random, one after the other
-    without replacement in node order, the law_V of the first. Other nodes are mere guesses.
+    `distributions[row][node]`: where the children of a node were drawn at random, one after the
+    other without replacement in node order, the distribution_V of the first. Other nodes are mere
+    guesses.
     """
 
     tokens_BN: Tensor
     topologies: Sequence[Topology]
-    laws: Sequence[Mapping[int, Tensor]] | None = None
+    distributions: Sequence[Mapping[int, Tensor]] | None = None
 
     @property
     def depths_BN(self) -> Tensor:
@@ -87,17 +90,17 @@ class StepResult:
 
     draft: Draft
     paths: Sequence[Sequence[int]]  # accepted nodes of each row, root not included
-    next_roots: Sequence[int]  # the token behind each row's last accepted node
+    next_roots: Sequence[int]  # the token after each row's last accepted node
     hidden_BND: Tensor
     logits_BNV: Tensor
     likeliest_BN: Sequence[Sequence[int]] | None = None  # where the loop has it anyway
     ranked_BNR: Tensor | None = None  # the R likeliest tokens, where the verifier has them
 
     def likeliest(self, row: int, nodes: Sequence[int]) -> list[int]:
-        """The base model's likeliest token behind each of these nodes, processing left out."""
+        """The base model's likeliest token after each of these nodes, processing left out."""
         if self.likeliest_BN is not None:
             return [self.likeliest_BN[row][node] for node in nodes]
-        at = sent(nodes, self.logits_BNV.device)
+        at = to_device(nodes, self.logits_BNV.device)
         return self.logits_BNV[row, at].argmax(-1).tolist()
 
 

@@ -16,9 +16,7 @@ GB = 1e9
 
 
 @contextmanager
-def memory_named(
-    base: BaseModel, batch_size: int, num_nodes: int, num_slots: int
-) -> Iterator[None]:
+def explain_oom(base: BaseModel, batch_size: int, num_nodes: int, num_slots: int) -> Iterator[None]:
     """Turn torch's out-of-memory error into DeviceMemoryError, with sizes and what to do."""
     try:
         yield
@@ -26,11 +24,13 @@ def memory_named(
         # Frames of the traceback hold tensors; without it their memory is free again.
         torch_said = str(error).splitlines()[0]
         error.__traceback__ = None
-        told = _told(base, batch_size, num_nodes, num_slots, torch_said)
-        raise told from None
+        explained = _device_memory_error(base, batch_size, num_nodes, num_slots, torch_said)
+        raise explained from None
 
 
-def _told(base: BaseModel, B: int, N: int, S: int, torch_said: str) -> DeviceMemoryError:
+def _device_memory_error(
+    base: BaseModel, B: int, N: int, S: int, torch_said: str
+) -> DeviceMemoryError:
     cache, logits = B * S * cache_bytes_per_token(base), B * N * base.info.vocab_size * _size(base)
     smaller = "decode fewer prompts together (batch_size), or ask for fewer tokens"
     if N > 1:

@@ -28,7 +28,7 @@ class Row:
     attention: AttentionChoice | None = None  # of its steps, once there are any
 
     def take(self, tokens: Sequence[int]) -> list[int]:
-        """Emit tokens up to the first stop; what is behind it is dropped. Returns those emitted."""
+        """Emit tokens up to the first stop; what follows is dropped. Returns those emitted."""
         for count, token in enumerate(tokens, start=1):
             self.token_ids.append(token)
             if token in self.stop_ids or (self.stop_strings and self.stop_strings.push(token)):

@@ -1,4 +1,4 @@
-"""Proof at load that trees can be verified on a model, and how large rounding is.
+"""Self-check at load that trees can be verified on a model, and how large rounding is.
 
 A random tree on two rows of different length is scored through the tree cache and tree attention;
 each root-to-node path is scored again as plain text by the model with transformers' own attention
@@ -25,14 +25,14 @@ from medusa_kit.infer.verifier import Verifier
 from medusa_kit.locks import lock_of
 
 PROMPT_LENGTHS = (5, 11)
-# Two trees in turn: the second stands on what was kept of the first, so commit is proved as well,
+# Two trees in turn: the second stands on what was kept of the first, so commit is checked as well,
 # and a kernel that shares long rows among several programs has to do so there.
 ROUNDS = 2
 PARENTS = (-1, 0, 0, 1, 2, 2)
 KEPT = (0, 2, 5)
-# The window of sliding layers while the proof runs: prompts are too short for a real one to bite.
-PROOF_WINDOW = 4
-OWN_NOISE_TOKENS = 12
+# The window of sliding layers while the check runs: prompts are too short for a real one to bite.
+CHECK_WINDOW = 4
+OWN_ROUNDING_TOKENS = 12
 # Texts for the rounding of a model in 16 bits, and what may pass for it, of the logits' spread.
 OWN_LENGTHS = (8, 12, 16, 20)
 MOST_ROUNDED = 0.5
@@ -40,19 +40,19 @@ MOST_ROUNDED = 0.5
 
 @dataclass(frozen=True)
 class TreeCheck:
-    """`noise`: the largest logit difference seen, doubled, and at least the last bit of the largest
-    logit: a top-2 margin below it may flip."""
+    """`rounding_tolerance`: the largest logit difference seen, doubled, and at least the last bit
+    of the largest logit: a top-2 margin below it may flip."""
 
     relative_error: float
-    noise: float
+    rounding_tolerance: float
 
 
-def prove_trees(base: BaseModel) -> TreeCheck:
+def self_check(base: BaseModel) -> TreeCheck:
     """`check_trees` for a base that is about to be trained on: heads need trees to be of use."""
-    return proved_verifier(base)[1]
+    return checked_verifier(base)[1]
 
 
-def proved_verifier(base: BaseModel, attention: str = "auto") -> tuple[Verifier, TreeCheck]:
+def checked_verifier(base: BaseModel, attention: str = "auto") -> tuple[Verifier, TreeCheck]:
     """A verifier that has passed `check_trees`, and what was measured.
 
     Where a backend fails the check and `sdpa`, the reference, passes it, `auto` goes on without it
@@ -101,19 +101,19 @@ def check_trees(verifier: Verifier) -> TreeCheck:
     try:
         with lock_of(base.model):
             with _biting_windows(base.model) as any_window:
-                noise, relative = _measure(verifier, ROUNDS)
+                tolerance, relative = _measure(verifier, ROUNDS)
             if any_window:  # that has not come to bite yet: other masks, another kernel
                 whole = _measure(verifier, 1)
-                noise, relative = max(noise, whole[0]), max(relative, whole[1])
+                tolerance, relative = max(tolerance, whole[0]), max(relative, whole[1])
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise _refusal(base, f"a tree forward failed: {error}") from error
     allowed = allowed_error(base, relative)
     if not relative <= allowed:  # also when it is NaN
         raise _refusal(
             base, f"its logits on a tree are off by {relative:.1e} of their spread "
-            f"(allowed {allowed:.0e}){_own_noise(base) if base.info.quantized else ''}"
+            f"(allowed {allowed:.0e}){_own_cached_error(base) if base.info.quantized else ''}"
         )  # fmt: skip
-    return TreeCheck(relative, noise)
+    return TreeCheck(relative, tolerance)
 
 
 def allowed_error(base: BaseModel, measured: float) -> float:
@@ -148,7 +148,7 @@ def _own_rounding(base: BaseModel) -> float:
 
 
 def _measure(verifier: Verifier, rounds: int) -> tuple[float, float]:
-    """(noise, relative error) over as many trees in turn, the last one in splits."""
+    """(rounding tolerance, relative error) over as many trees in turn, the last one in splits."""
     base = verifier.base
     generator = torch.Generator().manual_seed(0)
     prompts = [_random_ids(base, length, generator) for length in PROMPT_LENGTHS]
@@ -200,20 +200,20 @@ def _biting_windows(model: Any) -> Iterator[bool]:
     text = model.config.get_text_config()
     windows = [(owner, owner.sliding_window) for owner in (*holders.values(), text)
                if isinstance(getattr(owner, "sliding_window", None), int)
-               and owner.sliding_window > PROOF_WINDOW]  # fmt: skip
+               and owner.sliding_window > CHECK_WINDOW]  # fmt: skip
     try:
         for owner, _ in windows:
-            owner.sliding_window = PROOF_WINDOW
+            owner.sliding_window = CHECK_WINDOW
         yield bool(windows)
     finally:
         for owner, window in windows:
             owner.sliding_window = window
 
 
-def _own_noise(base: BaseModel) -> str:
+def _own_cached_error(base: BaseModel) -> str:
     """By how much a quantised base differs from itself: read at once, and with its own cache."""
-    ids_1T = torch.tensor([_random_ids(base, OWN_NOISE_TOKENS, torch.Generator().manual_seed(0))])
-    ids_1T = ids_1T.to(base.device)
+    ids = _random_ids(base, OWN_ROUNDING_TOKENS, torch.Generator().manual_seed(0))
+    ids_1T = torch.tensor([ids], device=base.device)
     try:
         whole_1V = base.model(ids_1T, use_cache=False).logits[:, -1]
         before = base.model(ids_1T[:, :-1], use_cache=True)
@@ -235,7 +235,7 @@ def _path(node: int, prompt: list[int], tree: list[int], topology: Topology) -> 
 
 
 def _plain_logits(base: BaseModel, paths: list[list[int]]) -> Tensor:
-    """Logits behind the last token of each path, one plain forward a path: logits_NV."""
+    """Logits after the last token of each path, one plain forward a path: logits_NV."""
     return torch.cat(
         [
             base.model(torch.tensor([path], device=base.device), use_cache=False).logits[:, -1]

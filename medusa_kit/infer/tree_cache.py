@@ -1,6 +1,6 @@
 """The tree cache: preallocated keys and values, a length for each row, and commit.
 
-A forward writes its N nodes behind each row's committed tokens; `commit` keeps the accepted ones,
+A forward writes its N nodes after each row's committed tokens; `commit` keeps the accepted ones,
 gathered to the front, and forgets the rest. Nothing else is ever moved or shrunk: a sliding layer
 masks by position instead.
 
@@ -16,7 +16,7 @@ from torch.nn.functional import pad
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from medusa_kit.errors import ContextLengthError
-from medusa_kit.infer.sending import sent
+from medusa_kit.infer.transfer import to_device
 
 
 class TreeCacheLayer(CacheLayerMixin):
@@ -34,7 +34,7 @@ class TreeCacheLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write N nodes [B, G, N, E] behind each row; return the slots in sight [B, G, L, E]."""
+        """Write N nodes [B, G, N, E] after each row; return the slots in sight [B, G, L, E]."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
@@ -90,7 +90,7 @@ class TreeCache(Cache):
         """lengths_B on the device, sent there once for all who need them."""
         key = (tuple(self.lengths), device)
         if self._sent is None or self._sent[0] != key:
-            self._sent = key, sent(self.lengths, device)
+            self._sent = key, to_device(self.lengths, device)
         return self._sent[1]
 
     def places(self, num_nodes: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -118,7 +118,7 @@ class TreeCache(Cache):
     def check_room(self, num_nodes: int) -> None:
         if max(self.lengths) + num_nodes > self.num_slots:
             raise ContextLengthError(
-                f"{num_nodes} nodes behind {max(self.lengths)} tokens need more than the cache's "
+                f"{num_nodes} nodes after {max(self.lengths)} tokens need more than the cache's "
                 f"{self.num_slots} slots"
             )
 
@@ -140,10 +140,10 @@ class TreeCache(Cache):
         table = [[(row, *pairs[min(j, len(pairs) - 1)]) for j in range(J)]
                  for row, pairs in enumerate(moves) if pairs]  # fmt: skip
         if self._block is not None:
-            rows, source, target = sent(table, self._block.device).unbind(-1)
+            rows, source, target = to_device(table, self._block.device).unbind(-1)
             self._block[:, :, rows, :, target] = self._block[:, :, rows, :, source]
         for pair in self._strays:
-            rows, source, target = sent(table, pair[0].device).unbind(-1)
+            rows, source, target = to_device(table, pair[0].device).unbind(-1)
             for tensor in pair:
                 tensor[rows, :, target] = tensor[rows, :, source]
 
@@ -152,8 +152,8 @@ class TreeCache(Cache):
         """Go on with these rows only (a finished row leaves the batch)."""
         self.lengths = [self.lengths[row] for row in rows]
         self._replace(
-            lambda block: block.index_select(2, sent(rows, block.device)),
-            lambda slots: slots.index_select(0, sent(rows, slots.device)),
+            lambda block: block.index_select(2, to_device(rows, block.device)),
+            lambda slots: slots.index_select(0, to_device(rows, slots.device)),
         )
 
     @torch.inference_mode()

@@ -1,5 +1,4 @@
-"""What one forward over a tree has to know (where each row stands, which nodes see which) and what
-it gives.
+"""The input of one forward over a tree (each row's length, which nodes see which) and its output.
 
 The step hangs on the attention modules while the model runs, so that the attention function finds
 it whatever keywords a model family passes on or drops.
@@ -16,14 +15,14 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from medusa_kit.infer.sending import sent
+from medusa_kit.infer.transfer import to_device
 
 T = TypeVar("T")
 
 
 @dataclass
 class TreeStep:
-    """One forward: N nodes behind `lengths[b]` committed tokens in each row.
+    """One forward: N nodes after `lengths[b]` committed tokens in each row.
 
     `depths_BN`: position of a node = length + depth. `sees_BNN`: node i sees node j (its ancestors
     and itself). A prompt is a tree too, the one without branches.
@@ -89,7 +88,7 @@ class TreeStep:
     def device_lengths(self) -> Tensor:
         """lengths_B where the nodes are."""
         if self.lengths_B is None:
-            self.lengths_B = sent(self.lengths, self.depths_BN.device)
+            self.lengths_B = to_device(self.lengths, self.depths_BN.device)
         return self.lengths_B
 
     def _build_mask(self, window: int | None) -> Tensor:
@@ -111,7 +110,7 @@ class TreeStep:
 
 @dataclass(frozen=True)
 class NodeScores:
-    """What one forward over a tree gives, for M of its nodes.
+    """The output of one forward over a tree, for M of its nodes.
 
     `ranked_BMR`: the R likeliest tokens after each node, likeliest first, where they were found on
     the way.

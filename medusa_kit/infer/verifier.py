@@ -1,4 +1,4 @@
-"""The verifier: the base model, run over the nodes of a tree behind a cached prefix.
+"""The verifier: the base model, run over the nodes of a tree after a cached prefix.
 
 Shapes: B batch, T tokens, N nodes with root, D hidden, V vocabulary.
 """
@@ -14,7 +14,7 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.infer.attention import install_tree_attention
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.cpu.decoder import NativeDecoder
-from medusa_kit.infer.sending import sent
+from medusa_kit.infer.transfer import to_device
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import NodeScores, TreeStep
 from medusa_kit.locks import lock_of
@@ -109,7 +109,7 @@ class Verifier:
         for start in range(0, longest, size):
             chunks = [list(prompt[start : start + size]) for prompt in prompts]
             T = max(len(chunk) for chunk in chunks)
-            tokens_BT = sent([c + [0] * (T - len(c)) for c in chunks], device)
+            tokens_BT = to_device([c + [0] * (T - len(c)) for c in chunks], device)
             depths_BT = torch.arange(T, device=device).expand(len(prompts), T)
             sees_TT = torch.ones(T, T, dtype=torch.bool, device=device).tril()
             ends = {row: len(chunk) - 1 for row, chunk in enumerate(chunks)
@@ -122,7 +122,7 @@ class Verifier:
                 sees_TT.expand(len(prompts), T, T),
                 causal_prompt=start == 0,
                 prompt=True,
-                keep=sent(wanted, device),
+                keep=to_device(wanted, device),
             )
             cache.commit([range(len(chunk)) for chunk in chunks])
             for row, end in ends.items():

@@ -22,7 +22,7 @@ class PromptLookupOptions(Section):
 
     max_ngram: int = Field(default=3, ge=1)  # tokens that must agree, tried first
     min_ngram: int = Field(default=1, ge=1)  # and tried last
-    num_tokens: int = Field(default=7, ge=1)  # copied behind the root
+    num_tokens: int = Field(default=7, ge=1)  # copied after the root
 
     @model_validator(mode="after")
     def _ordered(self) -> "PromptLookupOptions":
@@ -57,7 +57,7 @@ class RecyclingOptions(Section):
     """Token recycling (arXiv 2408.08696): a table of which tokens came next of late."""
 
     num_nodes: int = Field(default=8, ge=2)
-    width: int = Field(default=8, ge=1)  # likeliest tokens remembered behind each token
+    width: int = Field(default=8, ge=1)  # likeliest tokens remembered after each token
 
 
 class StagedOptions(Section):

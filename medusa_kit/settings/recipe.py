@@ -12,7 +12,7 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from medusa_kit.errors import ConfigError, nearest
-from medusa_kit.settings.schema import Section, beside, explain, put, read_yaml
+from medusa_kit.settings.schema import Section, apply_override, beside, explain, read_yaml
 
 
 class BaseSection(Section):
@@ -123,7 +123,7 @@ class TrainSection(Section):
     cache_dir: str | None = None  # with features "disk"; shared by runs on the same base
     cache_dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
     feature_batch_tokens: int = Field(default=8192, ge=1)  # padded tokens a forward of the base
-    packing: bool = False  # rows one behind the other in a forward, instead of side by side
+    packing: bool = False  # rows one after another in a forward, instead of side by side
     log_every: int = Field(default=10, ge=1)
     eval_every: int = Field(default=200, ge=1)
     save_every: int = Field(default=200, ge=1)
@@ -256,7 +256,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> TrainRecipe:
     path = Path(path)
     raw = read_yaml(path, "recipe")
     for override in overrides:
-        put(raw, override)
+        apply_override(raw, override)
     try:
         recipe = TrainRecipe.model_validate(raw)
     except ValidationError as error:

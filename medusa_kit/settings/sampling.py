@@ -82,7 +82,8 @@ class SamplingParams:
             raise ConfigError(
                 f"typical acceptance has no meaning at temperature {self.temperature}; expected "
                 "above 0",
-                hint="give the temperature of the law that guesses are held against, such as 0.7",
+                hint="give the temperature of the distribution that guesses are held against"
+                ", such as 0.7",
             )
         if not self.lossy and (self.epsilon is not None or self.delta is not None):
             raise ConfigError(
@@ -108,7 +109,7 @@ class SamplingParams:
 
     @property
     def lossy(self) -> bool:
-        """Whether answers leave the base model's law."""
+        """Whether answers leave the base model's distribution."""
         return self.acceptance == "typical"
 
     @property

@@ -31,7 +31,7 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
     return raw
 
 
-def put(
+def apply_override(
     raw: dict[str, Any],
     item: str,
     what: str = "override",

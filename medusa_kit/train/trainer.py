@@ -49,12 +49,14 @@ class TrainReport:
 
 
 def train(
-    recipe: TrainRecipe, fresh: bool = False, prove: Callable[[BaseModel], object] | None = None
+    recipe: TrainRecipe,
+    fresh: bool = False,
+    self_check: Callable[[BaseModel], object] | None = None,
 ) -> TrainReport:
     """Train heads as `recipe` says, going on from its checkpoint where there is one.
 
-    `fresh` removes an older run's checkpoint from output_dir first. `prove` is called with the base
-    before any work and refuses it by raising (trees that cannot be verified on it).
+    `fresh` removes an older run's checkpoint from output_dir first. `self_check` is called with the
+    base before any work and refuses it by raising (trees that cannot be verified on it).
 
     Raises ConfigError (recipe, output_dir in use, another training there), DataError (no usable
     rows), MedusaKitError (loss not finite, full disk).
@@ -70,8 +72,8 @@ def train(
                 base: BaseModel = sharded_base.load(recipe, device)
             else:
                 base = load_base(recipe, device)
-            if prove is not None:
-                prove(base)
+            if self_check is not None:
+                self_check(base)
             return _train_heads(base, load_examples(base, recipe), recipe, folder)
     finally:
         if owns_group:

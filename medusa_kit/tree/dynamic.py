@@ -3,7 +3,7 @@
 A static tree spends its nodes where guesses hold on average; a dynamic one where they are likely to
 hold now (EAGLE-2, arXiv 2406.16858, §4). A path is worth the product of its tokens' probabilities,
 each head's brought to an honest scale by a temperature, and the tree of N nodes is the N - 1 most
-probable paths behind the root. A path is never more probable than its parent, so those are a tree,
+probable paths after the root. A path is never more probable than its parent, so those are a tree,
 and nodes numbered by falling probability make every smaller tree the beginning of a larger one.
 
 Shapes: N nodes with root, K heads, R ranks.
@@ -93,7 +93,7 @@ def best_first(
     """The num_nodes - 1 most probable paths where no head reads the path: (parents, depths, ranks).
 
     scores_KR: log-probabilities of each head's guesses, falling along R. Nodes come by falling
-    probability behind the root, ties by smaller depth, then parent, then rank. Fewer come back when
+    probability after the root, ties by smaller depth, then parent, then rank. Fewer come back when
     there are no more paths.
     """
     parents, depths, ranks = [-1], [0], [0]

@@ -20,7 +20,7 @@ from medusa_kit.errors import DataError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.ranks import UNAVAILABLE, token_ranks
 from medusa_kit.infer.accept.rules import accept
-from medusa_kit.infer.cpu.int8_weights import refuse_rounded
+from medusa_kit.infer.cpu.int8_weights import refuse_int8_weights
 from medusa_kit.tree.dynamic import NUM_RANKS as DYNAMIC_RANKS
 from medusa_kit.tree.dynamic import DynamicTree
 from medusa_kit.tree.statistics import MISSING, RankStatistics
@@ -92,7 +92,7 @@ def usable_answers(base: BaseModel, answers: Sequence[AnswerRow]) -> list[Answer
     Raises DataError when there is none, and for a token that the base does not have; ConfigError
     for a base with rounded weights.
     """
-    refuse_rounded(base, "statistics are of the model's own answers")
+    refuse_int8_weights(base, "statistics are of the model's own answers")
     context = base.info.context_length
     usable = [a for a in answers if a.response_ids
               and len(a.prompt_ids) + len(a.response_ids) <= context]  # fmt: skip

@@ -1,6 +1,6 @@
 """How long a whole step takes on this machine for N nodes: draft, verify, accept, commit.
 
-Machines are noisy, so each size is measured in turn with one-node steps beside it, and its ratio to
+Timings jitter, so each size is measured in turn with one-node steps beside it, and its ratio to
 those is what counts. Where steps may run whole on the device (infer/cuda_graph/) the product's own
 decoding is timed, from one emission to the next, so that what is measured is what decodes: a
 captured step where there would be one, the loop where not. On a CPU, where a prompt takes as long

@@ -84,15 +84,15 @@ def test_models_in_memory_are_refused_too() -> None:
 def test_the_proof_catches_what_no_name_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same model under a name that is not on the list, refused with what went wrong."""
     from medusa_kit.infer import verifier
-    from medusa_kit.infer.self_check import prove_trees
+    from medusa_kit.infer.self_check import self_check
 
     monkeypatch.setattr(verifier, "refuse_impossible", lambda *_: None)
     bloom = model_of("bloom", vocab_size=96, hidden_size=32, n_layer=2, n_head=4)
     with pytest.raises(IncompatibleBaseError, match="a tree forward failed"):
-        prove_trees(wrap_model(bloom))
+        self_check(wrap_model(bloom))
     lfm2 = model_of("lfm2", **COMMON, layer_types=["conv", "full_attention", "conv"])
     with pytest.raises(IncompatibleBaseError):
-        prove_trees(wrap_model(lfm2))
+        self_check(wrap_model(lfm2))
 
 
 def test_encoder_decoders_and_models_without_an_output_embedding() -> None:

@@ -22,7 +22,7 @@ from medusa_kit.base.placement import AUTO, asked_dtype, load_dtype, stored_dtyp
 from medusa_kit.engine import before_loading
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.attention import choice
-from medusa_kit.infer.cpu import int8_weights as rounded
+from medusa_kit.infer.cpu import int8_weights
 from medusa_kit.settings.engine import EngineConfig
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 1)
@@ -57,7 +57,7 @@ def test_configs_that_name_a_dtype_in_other_ways() -> None:
 
 @pytest.fixture
 def as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (base_model, before_loading, rounded):
+    for module in (base_model, before_loading, int8_weights):
         monkeypatch.setattr(module, "pick_device", lambda device: CUDA)
     monkeypatch.setattr(base_model, "_placed", lambda model, device: model)
 

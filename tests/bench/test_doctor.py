@@ -75,7 +75,7 @@ def test_chat_template() -> None:
     said(doctor_data.chat_template(chat_case(marked + other)), "problem", "does not begin with")
     thinking = ASK.replace("assistant\n", "assistant\nso: ")
     said(doctor_data.chat_template(chat_case(marked + thinking)), "problem")
-    said(doctor_data.chat_template(chat_case(marked)), "warning", "11 tokens behind")
+    said(doctor_data.chat_template(chat_case(marked)), "warning", "11 tokens after")
 
 
 def test_chat_template_that_is_absent_or_refuses() -> None:

@@ -37,7 +37,7 @@ from medusa_kit.engine.load import build_engine
 from medusa_kit.errors import ConfigError, IncompatibleBaseError, MedusaKitError
 from medusa_kit.infer.attention import triton_backend
 from medusa_kit.infer.cpu import mkl_linear as packed_linear
-from medusa_kit.infer.cuda_graph.shapes import FixedShapes
+from medusa_kit.infer.cuda_graph.shapes import GraphRunner
 
 # torch's own, when dynamo is imported
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
@@ -114,7 +114,7 @@ def test_every_way_ran_as_it_is_called(walked: dict[str, Any]) -> None:
         assert part["figures"]["acceptance_length"] > 1.1
 
 
-def test_what_takes_long_or_leaves_a_trace_comes_behind_the_rest() -> None:
+def test_what_takes_long_or_leaves_a_trace_comes_after_the_rest() -> None:
     """Compiling takes minutes of the nine; a profiler may slow down what is timed later."""
     names = [part.name for part in parts(small=False)]
     late = [one for one in names if "compiled" in one or "kernels" in one or "vLLM" in one]
@@ -148,7 +148,7 @@ def test_modules_load_without_what_is_not_needed(
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_chained_weights_say_one_token_behind_each(dtype: torch.dtype) -> None:
+def test_chained_weights_say_one_token_after_each(dtype: torch.dtype) -> None:
     base, next_V = random_base(TINY, CPU, dtype), successors(TINY.vocab_size, CPU)
     answer, _ = Oracle(base).generate([5, 6, 7], 40)
     assert answer[0] == next_V[7]
@@ -216,7 +216,7 @@ def test_no_figure_is_cut_off_at_80_columns(
 def test_a_step_that_was_not_captured_is_no_figure(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FixedShapes, "_applies", lambda *_: False)
+    monkeypatch.setattr(GraphRunner, "_applies", lambda *_: False)
     with pytest.raises(MedusaKitError, match="not captured but run by torch"):
         step_part(TINY, 16).run(bench)
 
@@ -224,7 +224,7 @@ def test_a_step_that_was_not_captured_is_no_figure(
 def test_an_answer_that_was_not_captured_is_no_figure(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FixedShapes, "_applies", lambda *_: False)
+    monkeypatch.setattr(GraphRunner, "_applies", lambda *_: False)
     with pytest.raises(
         MedusaKitError, match=r"no figure of .captured.: its steps were run by torch"
     ):
@@ -283,7 +283,7 @@ def test_an_engine_that_had_no_memory_is_tried_again(
     assert bench.engine(TINY, CAPTURED).graphs is not None
 
 
-@pytest.mark.parametrize("refused", [True, False], ids=["by the proof", "by its own word"])
+@pytest.mark.parametrize("refused", [True, False], ids=["by the self-check", "by its own word"])
 def test_attention_that_computes_something_else_is_no_matter_of_what_is_installed(
     refused: bool, bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,7 +48,7 @@ def raises(error: BaseException) -> Run:
 
 
 def caused_by(cause: Exception) -> Exception:
-    error = MedusaKitError("the proof failed")
+    error = MedusaKitError("the self-check failed")
     error.__cause__ = cause
     return error
 
@@ -64,7 +64,7 @@ def statuses(report: Report) -> list[str]:
         (ZeroDivisionError(), "failed", "ZeroDivisionError"),
         (MedusaKitError("the tokens differ", hint="look"), "failed", "the tokens differ"),
         (torch.OutOfMemoryError("CUDA out of memory."), "out of memory", "CUDA out of memory."),
-        (caused_by(torch.OutOfMemoryError("no")), "out of memory", "the proof failed"),
+        (caused_by(torch.OutOfMemoryError("no")), "out of memory", "the self-check failed"),
         (torch.OutOfMemoryError(), "out of memory", "OutOfMemoryError"),
         (Cannot("vLLM is not installed"), "cannot", "vLLM is not installed"),
     ],
@@ -85,7 +85,7 @@ def test_a_failed_part_says_where() -> None:
     assert "in part" in str(report.records["a"].where)
 
 
-def test_the_report_is_saved_behind_each_part(path: Path) -> None:
+def test_the_report_is_saved_after_each_part(path: Path) -> None:
     seen = []
 
     def looks(bench: Workbench) -> dict[str, Any]:

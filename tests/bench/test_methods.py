@@ -105,7 +105,7 @@ def test_a_row_for_each_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
     assert notes == [[], [], [], [], ["nothing was found", "twice"]]
 
 
-def test_what_comes_behind_the_first_step_is_timed_for_everybody() -> None:
+def test_what_comes_after_the_first_step_is_timed_for_everybody() -> None:
     """Three prompts of a batch and one alone, none of which stops early: all but a token each."""
     base, oracle = endless_base(VOCAB), endless_base(VOCAB)
     report = measured(base, oracle=oracle, batch_size=3, prompts=PROMPTS[:1] * 4)

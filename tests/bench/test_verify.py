@@ -21,7 +21,7 @@ from medusa_kit.tree.candidate_tree import CandidateTree
 PROMPTS = [[5, 6, 7], [40, 41], [11, 90, 33, 8]]
 TOKENS = 8
 SAMPLED = SamplingParams(temperature=0.8, seed=3)
-NOISE = 1e-3
+TOLERANCE = 1e-3
 
 
 def make_engine(model: Any = None) -> Engine:
@@ -31,7 +31,7 @@ def make_engine(model: Any = None) -> Engine:
         torch.nn.init.normal_(parameter, std=0.1)
     engine = build_engine(base, heads=heads.requires_grad_(False),
                           tree=CandidateTree([(0,), (1,), (0, 0), (0, 1)]))  # fmt: skip
-    engine.check = replace(engine.check, noise=NOISE)
+    engine.check = replace(engine.check, rounding_tolerance=TOLERANCE)
     return engine
 
 
@@ -75,7 +75,7 @@ def plain_answer(prompt: list[int]) -> list[int]:
 def test_a_sound_engine_is_identical(sampling: SamplingParams | None) -> None:
     report = check(make_engine(), sampling)
     assert report.differences == report.bugs == []
-    assert (report.identical, report.num_prompts, report.noise) == (3, 3, NOISE)
+    assert (report.identical, report.num_prompts, report.rounding_tolerance) == (3, 3, TOLERANCE)
     if sampling is None:
         assert report.num_tokens == sum(len(plain_answer(prompt)) for prompt in PROMPTS)
     assert 1.0 <= report.acceptance_length <= 3.0
@@ -120,10 +120,10 @@ def test_a_wrong_token_is_a_bug(
         logits_V = plain_logits(PROMPTS[1] + right[:2])
         margin = float(logits_V[right[2]] - logits_V[wrong])
         assert difference.margin == pytest.approx(margin, abs=1e-4)
-        assert difference.noise == NOISE
+        assert difference.rounding_tolerance == TOLERANCE
     else:
-        assert difference.noise == pytest.approx(NOISE / 0.8)
-    assert difference.margin > difference.noise
+        assert difference.rounding_tolerance == pytest.approx(TOLERANCE / 0.8)
+    assert difference.margin > difference.rounding_tolerance
     assert report.identical == 2
     record = json.loads(json.dumps(report.as_dict()))
     assert (record["bugs"], record["identical"], record["num_prompts"]) == (1, 2, 3)
@@ -141,10 +141,10 @@ def test_a_wrong_token_is_a_bug(
 def test_an_answer_of_another_length_is_a_bug(
     monkeypatch: pytest.MonkeyPatch, change: Callable[[list[int]], list[int]], position: int
 ) -> None:
-    """However large the noise: rounding picks another token, it never ends an answer."""
+    """However large the tolerance: rounding picks another token, it never ends an answer."""
     assert len(plain_answer(PROMPTS[0])) == TOKENS
     engine = make_engine()
-    engine.check = replace(engine.check, noise=1e9)
+    engine.check = replace(engine.check, rounding_tolerance=1e9)
     alter(monkeypatch, PROMPTS[0], change)
     (difference,) = check(engine).bugs
     assert (difference.prompt, difference.position) == (0, position)

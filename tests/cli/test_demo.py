@@ -25,7 +25,7 @@ def commands() -> list[str]:
 
 @pytest.mark.parametrize("line", commands())
 def test_command_and_options_exist(line: str) -> None:
-    """Parsed with --help behind it: an unknown command or option is still an error."""
+    """Parsed with --help after it: an unknown command or option is still an error."""
     arguments = [part for part in shlex.split(line) if part not in ("...", "[...]")]
     result = CliRunner().invoke(app, [*arguments, "--help"])
     assert result.exit_code == 0, result.output

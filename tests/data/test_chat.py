@@ -14,7 +14,7 @@ from medusa_kit.train.data import head_targets
 
 Messages = list[dict[str, str]]
 
-# Jinja drops a newline right behind a tag, so newlines of the text stand in quotes.
+# Jinja drops a newline right after a tag, so newlines of the text stand in quotes.
 TAIL = "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 MARKED = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' }}"
@@ -120,7 +120,7 @@ def test_what_follows_the_last_answer_is_left_out() -> None:
 
 
 def test_a_prompt_is_the_beginning_of_its_conversation() -> None:
-    """What is trained on comes right behind what the model is asked."""
+    """What is trained on comes right after what the model is asked."""
     messages = CONVERSATIONS["three turns"]
     example = encode_conversation(byte_tokenizer(), messages)
     for last_user in (0, 2, 4):

@@ -53,7 +53,7 @@ def test_shares_are_near_the_weights(weights: tuple[float, ...]) -> None:
             assert abs(counts[str(i)] / draws - share) < four_sigma(share, draws)
         halves = [Counter(name for name, _ in half) for half in (rows[:2000], rows[2000:])]
         share = weights[0] / sum(weights)
-        for half in halves:  # interleaved, not one block behind the other
+        for half in halves:  # interleaved, not one block after the other
             assert abs(half["0"] / 2000 - share) < four_sigma(share, 2000)
 
 

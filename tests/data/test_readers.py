@@ -102,7 +102,7 @@ def test_limit(tmp_path: Path) -> None:
     assert len(list(read_rows(source, limit=9))) == 5
 
 
-def test_rows_behind_the_limit_are_not_read(tmp_path: Path) -> None:
+def test_rows_after_the_limit_are_not_read(tmp_path: Path) -> None:
     path = tmp_path / "p.jsonl"
     path.write_text('{"prompt": "a"}\n{"prompt": "b"}\n{broken\n')
     assert len(list(read_rows(str(path), limit=2))) == 2

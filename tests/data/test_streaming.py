@@ -56,7 +56,7 @@ def test_streamed_rows_are_the_same(tmp_path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_files_behind_the_limit_are_not_opened(tmp_path: Path, kind: str) -> None:
+def test_files_after_the_limit_are_not_opened(tmp_path: Path, kind: str) -> None:
     """The second file is broken, which whoever reads it finds out."""
     folder = tmp_path / "set"
     write(folder, kind, PARTS[0], conversations(0, 4))
@@ -67,7 +67,7 @@ def test_files_behind_the_limit_are_not_opened(tmp_path: Path, kind: str) -> Non
             list(read_rows(str(folder), limit, streaming=streaming))
 
 
-def test_rows_behind_the_limit_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_after_the_limit_are_not_made(monkeypatch: pytest.MonkeyPatch) -> None:
     made, calls = [], []
 
     def rows() -> Iterator[dict[str, Any]]:

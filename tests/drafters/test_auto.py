@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from medusa_kit.drafters.mixed.auto import AutoDrafter, Experience, best_size
 from medusa_kit.drafters.mixed.bandit import Chooser
 from medusa_kit.drafters.mixed.combined import CombinedDrafter
-from medusa_kit.drafters.mixed.estimates import Luck, StepCost
+from medusa_kit.drafters.mixed.estimates import AcceptanceEstimate, StepCost
 from medusa_kit.drafters.trie import Trie, TrieDrafter, draft_of
 from medusa_kit.infer.draft import State, StepResult
 
@@ -84,7 +84,7 @@ def run(drafter, text: Sequence[int], clock: Clock, slope: float) -> tuple[int, 
 
 def auto(free, costly, clock: Clock) -> AutoDrafter:
     hopes = [0.0] + [0.5] * len(costly)
-    experience = Experience(Luck(), StepCost(0.1), Chooser(hopes))
+    experience = Experience(AcceptanceEstimate(), StepCost(0.1), Chooser(hopes))
     return AutoDrafter(free, costly, experience, CPU, 16, clock=clock)
 
 
@@ -120,7 +120,9 @@ def test_heads_are_asked_for_where_they_pay() -> None:
     drafter = auto([Stub("suffix", text, 0.02, clock)], [heads], clock)
     run(drafter, text, clock, slope=0.05)
     alone = Clock()
-    single = CombinedDrafter([Stub("medusa", text, 0.6, alone, seconds=0.1)], 4, Luck(), CPU)
+    single = CombinedDrafter(
+        [Stub("medusa", text, 0.6, alone, seconds=0.1)], 4, AcceptanceEstimate(), CPU
+    )
     run(single, text, alone, slope=0.05)
     assert clock.now < 1.03 * alone.now
     assert any("medusa: " in note for note in drafter.notes)
@@ -190,7 +192,7 @@ def test_a_long_match_outranks_likelier_guesses_in_a_combined_tree() -> None:
     heads = Fixed("medusa", [1, 2, 3], 0.9, 0)
     for match, first in ((4, [5, 6, 7]), (3, [1, 2, 3])):
         sources = [heads, Fixed("suffix", [5, 6, 7], 0.3, match)]
-        drafter = CombinedDrafter(sources, 4, Luck(), CPU)
+        drafter = CombinedDrafter(sources, 4, AcceptanceEstimate(), CPU)
         draft = drafter.propose(State([[0]], [8], EMPTY))
         assert draft.tokens_BN.tolist() == [[8, *first]]
 

@@ -9,7 +9,7 @@ from medusa_kit.drafters.heads.break_even import (
     LONGEST_WAIT,
     SHORTEST_WAIT,
     WINDOW,
-    CautiousDrafter,
+    BreakEvenDrafter,
 )
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.tree.plan import TreePlan, load_plan, save_plan
@@ -43,7 +43,7 @@ def test_heads_that_pay_go_on(engine, break_even):
 
 
 def test_the_wait_doubles_and_a_window_that_pays_ends_it():
-    drafter = CautiousDrafter(PlainDrafter(endless_base(8).device), None, break_even=1.5)
+    drafter = BreakEvenDrafter(PlainDrafter(endless_base(8).device), None, break_even=1.5)
     waits = []
     for emitted in (1.0, 1.0, 1.0, 1.0, 1.0, 2.0, 1.0):
         drafter._judge(emitted)

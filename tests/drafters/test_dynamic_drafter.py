@@ -53,8 +53,8 @@ def state_of(rows: int) -> State:
 
 
 @torch.inference_mode()
-def guesses_behind(heads: MedusaHeads, hidden_D, path: list[int]) -> dict[int, float]:
-    """The RANKS likeliest tokens behind a path, with log-probabilities; softmax written out."""
+def guesses_after(heads: MedusaHeads, hidden_D, path: list[int]) -> dict[int, float]:
+    """The RANKS likeliest tokens after a path, with log-probabilities; softmax written out."""
     k = len(path) - 1
     logits = heads.project(heads.transform(hidden_D[None], k, torch.tensor([path])), k)[0]
     shares = (logits / SCALES[k]).softmax(-1)
@@ -71,7 +71,7 @@ def paths_by_score(heads: MedusaHeads, hidden_D, root: int, beam: int) -> list[t
         below = {
             (*path, token): score + own
             for path, score in level.items()
-            for token, own in guesses_behind(heads, hidden_D, list(path)).items()
+            for token, own in guesses_after(heads, hidden_D, list(path)).items()
         }
         found |= below
         level = dict(sorted(below.items(), key=lambda item: -item[1])[:beam])

@@ -1,30 +1,30 @@
-"""What decoding learns about itself: luck, costs, and which sources pay."""
+"""What decoding learns about itself: acceptance, costs, and which sources pay."""
 
 import random
 
 import pytest
 
 from medusa_kit.drafters.mixed.bandit import Chooser
-from medusa_kit.drafters.mixed.estimates import MOST_CERTAIN, Luck, StepCost
+from medusa_kit.drafters.mixed.estimates import MOST_CERTAIN, AcceptanceEstimate, StepCost
 
 
 def test_luck_starts_from_what_is_believed_and_ends_at_what_is_seen() -> None:
-    luck, draw = Luck(), random.Random(0)
-    assert luck.chance("copy", 0.3) == pytest.approx(0.3)
+    acceptance, draw = AcceptanceEstimate(), random.Random(0)
+    assert acceptance.chance("copy", 0.3) == pytest.approx(0.3)
     for _ in range(2000):
-        luck.record("copy", draw.random() < 0.7)
-    assert luck.chance("copy", 0.1) == pytest.approx(0.7, abs=0.06)
-    assert luck.chance("other", 0.1) == pytest.approx(0.1)
+        acceptance.record("copy", draw.random() < 0.7)
+    assert acceptance.chance("copy", 0.1) == pytest.approx(0.7, abs=0.06)
+    assert acceptance.chance("other", 0.1) == pytest.approx(0.1)
 
 
 def test_luck_follows_a_text_that_changes_and_is_never_certain() -> None:
-    luck = Luck()
+    acceptance = AcceptanceEstimate()
     for _ in range(1000):
-        luck.record("copy", True)
-    assert luck.chance("copy", 0.5) == MOST_CERTAIN
+        acceptance.record("copy", True)
+    assert acceptance.chance("copy", 0.5) == MOST_CERTAIN
     for _ in range(600):
-        luck.record("copy", False)
-    assert luck.chance("copy", 0.5) < 0.15
+        acceptance.record("copy", False)
+    assert acceptance.chance("copy", 0.5) < 0.15
 
 
 def test_step_cost_believes_its_slope_until_sizes_are_measured() -> None:

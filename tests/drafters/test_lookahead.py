@@ -97,7 +97,7 @@ def step_with(drafter: LookaheadDrafter, roots: list[int]) -> Draft:
     return draft
 
 
-def test_the_window_is_a_chain_with_a_column_behind_each_place():
+def test_the_window_is_a_chain_with_a_column_after_each_place():
     drafter = drafter_of(window=4, ngram=4, from_prompt=False)
     drafter.begin(State([[7, 8]], [20], torch.empty(0)))
     for root in (20, 30, 40, 50):
@@ -113,7 +113,7 @@ def test_the_window_is_a_chain_with_a_column_behind_each_place():
 
 
 def test_completed_ngrams_are_what_the_base_model_says_and_are_verified_next():
-    """With a base that reads one token, all but those behind a root put in front are right."""
+    """With a base that reads one token, all but those after a root put in front are right."""
     drafter = drafter_of(window=4, ngram=4, from_prompt=False)
     drafter.begin(State([[7, 8]] * 2, [20, 21], torch.empty(0)))
     for _ in range(3):
@@ -146,9 +146,9 @@ def test_the_pool_keeps_the_latest():
     pool = Pool(per_token=2)
     for ngram in ([1, 2, 3], [1, 4, 5], [9, 9, 9], [1, 2, 3], [1, 6, 7]):
         pool.add(ngram)
-    assert pool.behind(1, 8) == [(6, 7), (2, 3)]
-    assert pool.behind(1, 1) == [(6, 7)]
-    assert pool.behind(5, 8) == []
+    assert pool.following(1, 8) == [(6, 7), (2, 3)]
+    assert pool.following(1, 1) == [(6, 7)]
+    assert pool.following(5, 8) == []
 
 
 def test_likeliest_tokens_are_worked_out_where_the_loop_has_none():

@@ -106,5 +106,5 @@ def test_large_stores_are_sorted_and_matched_as_small_ones_are(tmp_path):
         trie = guessed(drafter, answers[7][8:16], answers[7][16])
         assert trie.tokens[1:3] == answers[7][17:19]
         assert trie.parents[1:3] == [0, 1]
-        assert trie.chances[1] == pytest.approx(1 / 3.5, abs=0.05)  # seen once behind nine tokens
+        assert trie.chances[1] == pytest.approx(1 / 3.5, abs=0.05)  # seen once after nine tokens
         assert trie.keys[1] == ("past", 8, 2)

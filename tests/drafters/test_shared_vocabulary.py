@@ -111,8 +111,8 @@ def test_tokens_that_the_draft_lacks_cost_guesses_only(tokenizer: str) -> None:
 
 
 def test_draws_over_the_tokens_in_common() -> None:
-    """Matched draws: the seed's own text. Rejection: the draft's law lies on common tokens alone,
-    and with the same laws all draws are accepted."""
+    """Matched draws: the seed's own text. Rejection: the draft's distribution lies on common tokens
+    alone, and with the same distributions all draws are accepted."""
     base, draft = renumbered()
     engine = build_engine(base)
     engine.draft_model = draft

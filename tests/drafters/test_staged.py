@@ -58,7 +58,7 @@ class Copying(TrieDrafter):
         return tries
 
     def observe(self, step: StepResult) -> None:
-        """What a greedy draft model says behind each node that it takes; no row is half done."""
+        """What a greedy draft model says after each node that it takes; no row is half done."""
         self.observed += 1
         if not self.greedy or len(step.paths) > 1:
             return

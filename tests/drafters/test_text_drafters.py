@@ -148,12 +148,12 @@ def test_the_suffix_array_finds_the_longest_match_and_counts(texts, context, ahe
     assert [n for _, _, n in ranges] == sorted({longest, *range(1, min(longest, 3))} - {0})[::-1]
     expected = followers(texts, context, max_match)
     assert dict(index.levels(ranges)) == {n: expected[n] for _, _, n in ranges if n in expected}
-    behind = followers(texts, [*context, ahead], max_match + 1)
+    following = followers(texts, [*context, ahead], max_match + 1)
     longer = index.advance(ranges, ahead)
     assert [n for *_, n in longer] == [n + 1 for *_, n in ranges if ahead in expected.get(n, ())]
     for one in longer:
         counts = next((counts for _, counts in index.levels((one,))), {})
-        assert counts == behind.get(one[2], {})
+        assert counts == following.get(one[2], {})
 
 
 def test_chances_follow_the_formula():

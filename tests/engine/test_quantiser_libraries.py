@@ -105,12 +105,12 @@ def test_a_quantised_folder_decodes_as_plain_transformers_does(
     assert base.weights_digest() == oracle.base.weights_digest()
 
     stats = engine.generate(prompts[0], max_new_tokens=4).stats
-    assert (stats.quantization, stats.noise) == (name, engine.check.noise)
+    assert (stats.quantization, stats.rounding_tolerance) == (name, engine.check.rounding_tolerance)
     assert options.rule_note(stats) == f"; base quantised ({name})"
     assert name in options.weights_note(engine)
     said = options.quantised_note(engine)
     assert said is not None
-    assert f"the noise ({engine.check.noise:.1e}) may flip" in said
+    assert f"the rounding tolerance ({engine.check.rounding_tolerance:.1e}) may flip" in said
     assert "torch." not in capsys.readouterr().err  # e.g. a line for every product
     with pytest.raises(ConfigError, match="is quantised already"):
         check_before_loading("int8", str(tmp_path), "float32", "cpu", None)
@@ -173,7 +173,7 @@ def test_layers_whose_own_forward_rounds_are_left_alone() -> None:
     assert not make_native(rounding)
 
 
-def test_a_base_that_rounds_coarsely_is_refused_with_its_own_noise() -> None:
+def test_a_base_that_rounds_coarsely_is_refused_with_its_own_rounding() -> None:
     class Rounding(nn.Module):
         def __init__(self, linear: nn.Linear) -> None:
             super().__init__()

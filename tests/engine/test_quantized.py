@@ -23,7 +23,7 @@ from medusa_kit.cli import verify as cli_verify
 from medusa_kit.engine.load import build_engine
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer.cpu.mkl_linear import PackedLinear, install_packed_linears
-from medusa_kit.infer.self_check import prove_trees
+from medusa_kit.infer.self_check import self_check
 
 
 def quantise_folder(folder: Path, input_step: float) -> Path:
@@ -59,15 +59,15 @@ def test_a_base_that_transformers_quantises(
     assert [kind.__name__ for kind in kinds] == ["QuantizedLinear"]
     prompts: Any = [random_prompt(length, length) for length in (2, 9, 17)]
     report = verify(engine, Oracle.beside(base), prompts, max_new_tokens=16)
-    assert report.noise == engine.check.noise > 0
+    assert report.rounding_tolerance == engine.check.rounding_tolerance > 0
     assert report.bugs == []
     if input_step == 0.0:
         assert report.identical == 3
-        assert report.noise < 1e-4
+        assert report.rounding_tolerance < 1e-4
     cli_verify._print(engine, {"greedy": report})
     said = capsys.readouterr()
     assert "the base is quantised" in said.err
-    assert f"noise {report.noise:.1e}" in said.out.replace("\n", " ")
+    assert f"rounding tolerance {report.rounding_tolerance:.1e}" in " ".join(said.out.split())
 
 
 class EightBitLinear(nn.Module):
@@ -113,7 +113,7 @@ def test_layers_that_are_no_linear_are_verified_and_left_alone() -> None:
 def test_a_step_shared_by_all_tokens_of_a_forward_is_refused() -> None:
     """Then what a token becomes depends on the others beside it, siblings and other rows too."""
     with pytest.raises(IncompatibleBaseError, match=r"off by \d"):
-        prove_trees(wrap_model(eight_bit_model(True)))
+        self_check(wrap_model(eight_bit_model(True)))
 
 
 def test_packing_leaves_weights_alone_that_only_claim_to_be_float32() -> None:

@@ -23,7 +23,7 @@ from support.tiny_models import tiny_model
 import medusa_kit
 from medusa_kit.base.gguf import byte_tokenizer
 from medusa_kit.base.model import load_base_model, wrap_model
-from medusa_kit.drafters.mixed.estimates import Luck, StepCost
+from medusa_kit.drafters.mixed.estimates import AcceptanceEstimate, StepCost
 from medusa_kit.engine.load import build_engine
 from medusa_kit.infer.cpu import kernels
 
@@ -260,16 +260,16 @@ def test_a_stream_is_closed_while_another_thread_reads_it() -> None:
 
 def test_experience_is_recorded_while_others_read_it() -> None:
     """The means of steps are a dictionary that grows under those who fit a line through it."""
-    cost, luck = StepCost(slope=0.1), Luck()
+    cost, acceptance = StepCost(slope=0.1), AcceptanceEstimate()
 
     def work(number: int) -> None:
         for step in range(600):
             cost.record(1 + number * 600 + step, 1e-3)
             cost.seconds(5000)
-            luck.record(("kind", step % 7), True)
+            acceptance.record(("kind", step % 7), True)
 
     all_at_once(work, 4)
-    assert luck.chance(("kind", 1), 0.5) > 0.9
+    assert acceptance.chance(("kind", 1), 0.5) > 0.9
 
 
 TSAN = (

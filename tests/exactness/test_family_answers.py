@@ -68,7 +68,7 @@ def test_the_context_of_longrope_ends_at_its_crossing() -> None:
 
 @pytest.mark.parametrize("family", DIFFERENT)
 def test_a_stop_token_inside_the_tree(family: str) -> None:
-    """Drafts run on past it; nothing behind it comes out."""
+    """Drafts run on past it; nothing after it comes out."""
     engine = build_engine(tiny_base(family))
     prompts = [random_prompt(length, length + 40) for length in (3, 8, 14)]
     engine.base.model.generation_config.eos_token_id = None

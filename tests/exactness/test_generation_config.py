@@ -103,7 +103,7 @@ def test_settings_that_show_nowhere_here_are_taken() -> None:
 
 
 @pytest.mark.parametrize("name", SAMPLED)
-def test_draws_follow_the_law_of_plain_generate(name: str) -> None:
+def test_draws_follow_the_distribution_of_plain_generate(name: str) -> None:
     model, ids = tiny_model("llama"), torch.tensor([PROMPT])
     model.generation_config.update(**{name: SAMPLED[name]})
     torch.manual_seed(5)
@@ -115,10 +115,14 @@ def test_draws_follow_the_law_of_plain_generate(name: str) -> None:
     plain = TokenChooser(tiny_model("llama"), SamplingParams(0.7), PROMPT, 6)
     for step, (logits_1V, scores_1V) in enumerate(zip(out.logits, out.scores, strict=True)):
         prefix = out.sequences[0, : len(PROMPT) + step].tolist()
-        law_V = chooser.law(logits_1V[0], prefix)
-        torch.testing.assert_close(law_V, scores_1V[0].double().softmax(-1), atol=1e-6, rtol=0)
+        distribution_V = chooser.distribution(logits_1V[0], prefix)
+        torch.testing.assert_close(
+            distribution_V, scores_1V[0].double().softmax(-1), atol=1e-6, rtol=0
+        )
         if name != "renormalize_logits":
-            assert (law_V == 0).sum() > (plain.law(logits_1V[0], prefix) == 0).sum()
+            assert (distribution_V == 0).sum() > (
+                plain.distribution(logits_1V[0], prefix) == 0
+            ).sum()
 
 
 REFUSALS: dict[str, Any] = {
@@ -153,7 +157,7 @@ def test_a_cache_that_rounds_is_refused_and_others_are_no_matter() -> None:
         check_own_settings(GenerationConfig(cache_implementation="quantized"))
 
 
-def test_a_base_is_refused_before_it_is_proved(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_base_is_refused_before_it_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     from medusa_kit.engine import load as loading
 
     base = tiny_base("llama")

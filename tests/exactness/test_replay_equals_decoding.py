@@ -100,7 +100,7 @@ def test_steps_and_depths_are_equal(case: Case, name: str) -> None:
 
 @pytest.mark.parametrize("name", ALL_TREES)
 def test_every_step_starts_and_ends_where_replay_says(case: Case, name: str) -> None:
-    """All answers decoded in one batch; a step starts behind the tokens emitted before its root."""
+    """All answers decoded in one batch; a step starts after the tokens emitted before its root."""
     engine, answers, statistics = case
     tree = ALL_TREES[name]
     if not fitting(tree, engine):

@@ -1,4 +1,4 @@
-"""The promise when sampling: the same seed gives the same text, and the text follows the law.
+"""Sampling: the same seed gives the same text, and the text follows the exact distribution.
 
 The first oracle samples by hand: a full forward of a second model for each token, every parameter
 written out. The second is the exact probability of every short answer.
@@ -13,10 +13,10 @@ import pytest
 import torch
 from support.exact_distribution import (
     PROMPT,
-    Law,
+    Distribution,
     Rule,
     chi_square_p_value,
-    exact_law,
+    exact_distribution,
     log_probabilities,
     right,
 )
@@ -181,14 +181,14 @@ def test_other_seeds_give_other_texts() -> None:
     assert len(texts) == 8
 
 
-# The law. Answers of three or four tokens are drawn through tree decoding with many seeds and
-# counted against their exact probabilities with a chi-square test over all answers that can come,
-# so each token's law and the dependence between tokens are tested at once.
-# Power: `power` draws from the exact law of a *wrong* rule, often, and counts how often the test
-# rejects it. WRONG_RULES says what it detects. The mildest are half the frequency penalty, with a
-# non-centrality of 100 at 73 degrees of freedom, and a min-p left out, by which 4% of answers are
-# such as cannot come; a temperature 10% off would be found in 6 of 10 trials only. Two wrong rules
-# are decoded with.
+# The distribution. Answers of three or four tokens are drawn through tree decoding with many seeds
+# and counted against their exact probabilities with a chi-square test over all answers that can
+# come, so each token's distribution and the dependence between tokens are tested at once.
+# Power: `power` draws from the exact distribution of a *wrong* rule, often, and counts how often
+# the test rejects it. WRONG_RULES says what it detects. The mildest are half the frequency penalty,
+# with a non-centrality of 100 at 73 degrees of freedom, and a min-p left out, by which 4% of
+# answers are such as cannot come; a temperature 10% off would be found in 6 of 10 trials only. Two
+# wrong rules are decoded with.
 # A right sampler falls below 1e-3 for one choice of seeds in a thousand; seeds are fixed, so it
 # passes always or never.
 
@@ -234,13 +234,13 @@ def draws(engine: Engine, case: Case) -> tuple[torch.Tensor, float]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_sampled_answers_follow_the_exact_law(few_tokens: Engine, name: str) -> None:
+def test_sampled_answers_follow_the_exact_distribution(few_tokens: Engine, name: str) -> None:
     case = CASES[name]
-    law = exact_law(right(case.params), case.tokens)
-    assert len(law) >= 64
+    distribution = exact_distribution(right(case.params), case.tokens)
+    assert len(distribution) >= 64
     answers_ST, accepted = draws(few_tokens, case)
     assert accepted > 0.3, "the test needs drafts that are accepted"
-    assert chi_square_p_value(answers_ST, law) > LEVEL
+    assert chi_square_p_value(answers_ST, distribution) > LEVEL
 
 
 def temperature_first(params: SamplingParams) -> Rule:
@@ -279,27 +279,30 @@ WRONG_RULES: dict[str, tuple[Case, Rule]] = {
 }
 
 
-def power(case: Case, law: Law, wrong: Law, trials: int) -> float:
-    """Share of trials in which answers drawn by `wrong` are rejected as answers by `law`."""
+def power(case: Case, distribution: Distribution, wrong: Distribution, trials: int) -> float:
+    """Share of trials in which answers drawn by `wrong` are rejected as answers by
+    `distribution`."""
     generator = torch.Generator().manual_seed(0)
     shares_A = torch.tensor(list(wrong.values()), dtype=torch.float64)
     answers_AT = torch.tensor(list(wrong))
     rejected = 0
     for _ in range(trials):
         drawn_S = shares_A.multinomial(case.draws, replacement=True, generator=generator)
-        rejected += chi_square_p_value(answers_AT[drawn_S], law) < LEVEL
+        rejected += chi_square_p_value(answers_AT[drawn_S], distribution) < LEVEL
     return rejected / trials
 
 
-def test_the_law_test_has_the_power_to_reject_wrong_rules() -> None:
-    laws = {name: exact_law(right(case.params), case.tokens) for name, case in CASES.items()}
-    assert power(NARROW, laws["narrow"], laws["narrow"], 200) < 0.03
+def test_the_distribution_test_has_the_power_to_reject_wrong_rules() -> None:
+    distributions = {
+        name: exact_distribution(right(case.params), case.tokens) for name, case in CASES.items()
+    }
+    assert power(NARROW, distributions["narrow"], distributions["narrow"], 200) < 0.03
     for name, (case, rule) in WRONG_RULES.items():
-        law = next(laws[key] for key, one in CASES.items() if one is case)
-        assert power(case, law, exact_law(rule, case.tokens), 20) == 1.0, name
+        distribution = next(distributions[key] for key, one in CASES.items() if one is case)
+        assert power(case, distribution, exact_distribution(rule, case.tokens), 20) == 1.0, name
 
 
-def test_the_law_test_rejects_a_rule_that_is_blind_to_the_last_token(
+def test_the_distribution_test_rejects_a_rule_that_is_blind_to_the_last_token(
     few_tokens: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = TokenChooser._processed
@@ -309,25 +312,26 @@ def test_the_law_test_rejects_a_rule_that_is_blind_to_the_last_token(
         lambda self, logits_V, prefix: original(self, logits_V, prefix[: max(4, len(prefix) - 1)]),
     )
     answers_ST, _ = draws(few_tokens, replace(SMOOTH, draws=1024))
-    assert chi_square_p_value(answers_ST, exact_law(right(SMOOTH.params), 3)) < 1e-6
+    assert chi_square_p_value(answers_ST, exact_distribution(right(SMOOTH.params), 3)) < 1e-6
 
 
-def test_the_law_test_rejects_noise_shared_between_positions(
+def test_the_distribution_test_rejects_noise_shared_between_positions(
     few_tokens: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each token alone then still follows its law; only their joint law is wrong."""
+    """Each token alone then still follows its distribution; only their joint distribution is
+    wrong."""
     monkeypatch.setattr(
         token_choice, "gumbel_noise", lambda seed, _, tokens: gumbel_noise(seed, 0, tokens)
     )
     answers_ST, _ = draws(few_tokens, NARROW)
-    assert chi_square_p_value(answers_ST, exact_law(right(NARROW.params), 3)) < 1e-6
+    assert chi_square_p_value(answers_ST, exact_distribution(right(NARROW.params), 3)) < 1e-6
 
 
 def test_the_chi_square_helper_against_known_values() -> None:
     """Two equal shares: the p-value of a deviation d is 2 (1 - Phi(d)) in standard deviations."""
-    law = {(0,): 0.5, (1,): 0.5}
+    distribution = {(0,): 0.5, (1,): 0.5}
     num_draws = 10_000  # a standard deviation is 50
     for deviations, expected in ((0, 1.0), (1, 0.31731), (3, 0.0027)):
         more = num_draws // 2 + 50 * deviations
         answers_ST = torch.tensor([[1]] * more + [[0]] * (num_draws - more))
-        assert chi_square_p_value(answers_ST, law) == pytest.approx(expected, abs=1e-4)
+        assert chi_square_p_value(answers_ST, distribution) == pytest.approx(expected, abs=1e-4)

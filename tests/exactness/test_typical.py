@@ -1,8 +1,8 @@
 """Typical acceptance against its own rule, step by step in plain Python (arXiv 2401.10774, §2.3.1).
 
-The reference asks a second model for the law behind every path of every draft, by plain forwards
-without a cache, and takes the longest path all of whose tokens pass. The rule is lossy, so there is
-no answer of the base model to hold it to.
+The reference asks a second model for the distribution after every path of every draft, by plain
+forwards without a cache, and takes the longest path all of whose tokens pass. The rule is lossy, so
+there is no answer of the base model to hold it to.
 """
 
 import math
@@ -50,26 +50,28 @@ class RandomTrees(StatelessDrafter):
         return Draft(torch.tensor([tokens for tokens, _ in trees]), topologies)
 
 
-def law(model: Any, params: SamplingParams, prompt: list[int], answer: list[int]) -> list[float]:
+def distribution(
+    model: Any, params: SamplingParams, prompt: list[int], answer: list[int]
+) -> list[float]:
     with torch.no_grad():
         logits_V = model(torch.tensor([[*prompt, *answer]]), use_cache=False).logits[0, -1]
     return log_probabilities(logits_V, params, prompt, answer).exp().tolist()
 
 
-def passes(law_behind: list[float], token: int, params: SamplingParams) -> bool:
+def passes(probabilities: list[float], token: int, params: SamplingParams) -> bool:
     epsilon = 0.09 if params.epsilon is None else params.epsilon
     delta = math.sqrt(epsilon) if params.delta is None else params.delta
-    entropy = -sum(p * math.log(p) for p in law_behind if p > 0)
-    return law_behind[token] > min(epsilon, delta * math.exp(-entropy))
+    entropy = -sum(p * math.log(p) for p in probabilities if p > 0)
+    return probabilities[token] > min(epsilon, delta * math.exp(-entropy))
 
 
-def likeliest(law_behind: list[float]) -> int:
-    return law_behind.index(max(law_behind))
+def likeliest(probabilities: list[float]) -> int:
+    return probabilities.index(max(probabilities))
 
 
 def by_hand(model: Any, prompt: list[int], params: SamplingParams) -> tuple[list[int], list[int]]:
     """(answer, accepted depth of each step)."""
-    answer, depths = [likeliest(law(model, params, prompt, []))], list[int]()
+    answer, depths = [likeliest(distribution(model, params, prompt, []))], list[int]()
     while len(answer) < TOKENS:
         tokens, parents = random_tree([*prompt, *answer[:-1]], answer[-1])
         best, best_value = answer, (0, 0.0)
@@ -79,14 +81,14 @@ def by_hand(model: Any, prompt: list[int], params: SamplingParams) -> tuple[list
                 continue
             extended, log_likelihood, good = list(answer), 0.0, True
             for token in (tokens[n] for n in path[1:]):
-                behind = law(model, params, prompt, extended)
-                good = good and passes(behind, token, params)
-                log_likelihood += math.log(behind[token]) if behind[token] else -math.inf
+                next_token = distribution(model, params, prompt, extended)
+                good = good and passes(next_token, token, params)
+                log_likelihood += math.log(next_token[token]) if next_token[token] else -math.inf
                 extended.append(token)
             value = (len(path) - 1, log_likelihood)
             if good and value > best_value:
                 best, best_value = extended, value
-        answer = [*best, likeliest(law(model, params, prompt, best))]
+        answer = [*best, likeliest(distribution(model, params, prompt, best))]
         depths.append(best_value[0])
     return answer[:TOKENS], depths
 

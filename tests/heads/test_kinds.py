@@ -146,13 +146,13 @@ def test_the_first_block_adds_the_silu_of_hidden_state_and_embeddings(
 
 
 @pytest.mark.parametrize("projection", ["shared", "own", "reduced"])
-def test_candidates_behind_a_path_are_those_of_a_sort(llama: BaseModel, projection: str) -> None:
+def test_candidates_after_a_path_are_those_of_a_sort(llama: BaseModel, projection: str) -> None:
     heads = make_heads(llama, projection, kind="hydra")
     for block in heads.blocks.parameters():
         torch.nn.init.normal_(block, std=0.3)
     token_ids = torch.arange(VOCAB) if projection != "reduced" else REDUCED
     hidden_BQD, path_BQJ = torch.randn(2, 3, 32), torch.randint(3, VOCAB, (2, 3, 2))
-    ids_BQC = heads.candidates_behind(1, hidden_BQD, path_BQJ, 4)
+    ids_BQC = heads.candidates_after(1, hidden_BQD, path_BQJ, 4)
     assert ids_BQC.shape == (2, 3, 4)
     for b in range(2):
         for q in range(3):

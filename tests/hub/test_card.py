@@ -13,7 +13,7 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.heads import MedusaHeads, save_heads
 from medusa_kit.hub.card import CardOptions, render_card
 from medusa_kit.hub.measured import read_measured
-from medusa_kit.hub.public import public
+from medusa_kit.hub.redact_paths import redact_paths
 from medusa_kit.settings.recipe import load_recipe
 from medusa_kit.train.run.provenance import provenance
 from medusa_kit.tree.candidate_tree import load_tree
@@ -93,9 +93,9 @@ def test_local_paths_become_names() -> None:
     seen = {
         "/a/b": ["medusa-kit, /home/me/x/heads", "~/c/d.json", "C:\\u\\me", "me/heads", 3, None]
     }
-    assert public(seen) == {"b": ["medusa-kit, heads", "d.json", "me", "me/heads", 3, None]}
+    assert redact_paths(seen) == {"b": ["medusa-kit, heads", "d.json", "me", "me/heads", 3, None]}
     for kept in ("https://hf.co/a/b", "1 / 2", "and/or", "tokens a second"):
-        assert public(kept) == kept
+        assert redact_paths(kept) == kept
 
 
 def test_a_bug_is_said(folder: Path) -> None:
@@ -104,6 +104,14 @@ def test_a_bug_is_said(folder: Path) -> None:
     (folder / "verify.json").write_text(json.dumps(record))
     card = render_card(read_measured(folder), CardOptions("me/heads"))
     assert "not exact here" in card
+
+
+def test_a_verify_report_from_before_the_tolerance_was_renamed_is_read(folder: Path) -> None:
+    record = json.loads((folder / "verify.json").read_text())
+    record["greedy"]["noise"] = record["greedy"].pop("rounding_tolerance")
+    (folder / "verify.json").write_text(json.dumps(record))
+    card = render_card(read_measured(folder), CardOptions("me/heads"))
+    assert "the tolerance measured at load (1.5e-06)" in card
 
 
 @pytest.mark.parametrize(

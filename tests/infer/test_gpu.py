@@ -15,7 +15,7 @@ from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.attention.backend import Case
 from medusa_kit.infer.attention.choice import BACKENDS
 from medusa_kit.infer.attention.sdpa import tree_sdpa
-from medusa_kit.infer.cuda_graph.step import FixedStep
+from medusa_kit.infer.cuda_graph.step import GraphStep
 from medusa_kit.infer.draft import Topology
 from medusa_kit.infer.tree_step import TreeStep
 from medusa_kit.tree.candidate_tree import CandidateTree
@@ -173,10 +173,10 @@ def test_captured_steps_equal_transformers(family: str, attention: str, kind: st
         alone = engine.generate(PROMPTS[1], max_new_tokens=24)
         assert alone.token_ids == expected[1]
         assert "in a CUDA graph" in alone.stats.steps_run_by
-    fixed = engine.graphs
-    assert fixed is not None
-    assert [step.batch_size for step in fixed._steps] == [4, 1]
-    assert all(step.graph is not None for step in fixed._steps)
+    graphs = engine.graphs
+    assert graphs is not None
+    assert [step.batch_size for step in graphs._steps] == [4, 1]
+    assert all(step.graph is not None for step in graphs._steps)
 
 
 @pytest.mark.parametrize("kind", ["medusa", "hydra"])
@@ -213,10 +213,10 @@ def test_a_replayed_step_waits_for_nothing() -> None:
 def test_a_capture_that_fails_leaves_a_working_loop(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, plain = captured_engine("llama"), FixedStep.advance
+    engine, plain = captured_engine("llama"), GraphStep.advance
     stream, mode = torch.cuda.current_stream(), torch.cuda.get_sync_debug_mode()
 
-    def advance(self: FixedStep) -> None:
+    def advance(self: GraphStep) -> None:
         plain(self)
         if not torch.cuda.is_current_stream_capturing():
             return
@@ -228,7 +228,7 @@ def test_a_capture_that_fails_leaves_a_working_loop(
             if fault == "a read":
                 raise
 
-    monkeypatch.setattr(FixedStep, "advance", advance)
+    monkeypatch.setattr(GraphStep, "advance", advance)
     expected = answers_on_cuda("llama", 24)
     results = engine.generate(PROMPTS, max_new_tokens=24)
     assert [result.token_ids for result in results] == expected
@@ -238,7 +238,7 @@ def test_a_capture_that_fails_leaves_a_working_loop(
     assert (torch.cuda.current_stream(), torch.cuda.get_sync_debug_mode()) == (stream, mode)
     torch.rand(3, device="cuda")  # the generator is not being recorded
     # Nor does anything else go to the graph's memory: another model is captured after it.
-    monkeypatch.setattr(FixedStep, "advance", plain)
+    monkeypatch.setattr(GraphStep, "advance", plain)
     again = captured_engine("llama").generate(PROMPTS, max_new_tokens=24)
     assert [result.token_ids for result in again] == expected
     assert "in a CUDA graph" in again[0].stats.steps_run_by

@@ -9,16 +9,16 @@ from support.tiny_models import FAMILIES, coarse_base, tiny_base, tiny_model
 from medusa_kit.base.model import wrap_model
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer import attention, tree_step
-from medusa_kit.infer.self_check import check_trees, prove_trees
+from medusa_kit.infer.self_check import check_trees, self_check
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.verifier import Verifier
 
 
 @pytest.mark.parametrize("family", sorted(FAMILIES))
-def test_a_right_model_passes_with_little_noise(family: str) -> None:
-    check = prove_trees(tiny_base(family))
+def test_a_right_model_passes_within_a_small_tolerance(family: str) -> None:
+    check = self_check(tiny_base(family))
     assert check.relative_error < 1e-4
-    assert 0 < check.noise < 1e-2
+    assert 0 < check.rounding_tolerance < 1e-2
 
 
 @pytest.mark.parametrize("family", ["mistral-sliding", "phimoe", "gpt_oss"])
@@ -26,16 +26,16 @@ def test_a_wrong_window_is_caught_though_the_real_one_is_longer_than_the_prompts
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     base = wrap_model(tiny_model(family, sliding_window=64))
-    prove_trees(base)
+    self_check(base)
     owners = [base.config, *base.model.modules()]
     assert {getattr(owner, "sliding_window", None) for owner in owners} == {None, 64}
     right = tree_step.TreeStep.mask
-    wider = {4: 5, 64: 64, None: None}  # 4: the window of the proof
+    wider = {4: 5, 64: 64, None: None}  # 4: the window of the self-check
     monkeypatch.setattr(
         tree_step.TreeStep, "mask", lambda step, window, *rest: right(step, wider[window], *rest)
     )
     with pytest.raises(IncompatibleBaseError, match="off by"):
-        prove_trees(base)
+        self_check(base)
 
 
 def test_a_fault_while_the_window_is_not_full_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,14 +51,14 @@ def test_a_fault_while_the_window_is_not_full_is_caught(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(tree_step.TreeStep, "mask", wrong)
     with pytest.raises(IncompatibleBaseError, match="off by"):
-        prove_trees(base)
+        self_check(base)
 
 
 def test_a_window_that_a_family_leaves_to_its_mask_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Phi-3.5-MoE never names its window to the attention function."""
     monkeypatch.setattr(attention, "_unsaid_window", lambda module: None)
     with pytest.raises(IncompatibleBaseError, match="off by"):
-        prove_trees(tiny_base("phimoe"))
+        self_check(tiny_base("phimoe"))
 
 
 def test_an_attention_that_can_neither_be_exchanged_nor_masked_is_refused() -> None:
@@ -81,7 +81,7 @@ def test_a_mask_that_lets_siblings_see_each_other_is_caught(
 
     monkeypatch.setattr(tree_step.TreeStep, "_build_mask", causal)
     with pytest.raises(IncompatibleBaseError, match=r"logits on a tree are off by \d"):
-        prove_trees(tiny_base("llama"))
+        self_check(tiny_base("llama"))
 
 
 def test_a_commit_that_keeps_the_wrong_nodes_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +89,7 @@ def test_a_commit_that_keeps_the_wrong_nodes_is_caught(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(TreeCache, "_move", careless)
     with pytest.raises(IncompatibleBaseError, match="off by"):
-        prove_trees(tiny_base("llama"))
+        self_check(tiny_base("llama"))
 
 
 def test_positions_by_slot_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,7 +111,7 @@ def test_nan_is_no_small_error() -> None:
     base = tiny_base("llama")
     base.model.lm_head.weight.data[3, 3] = float("nan")
     with pytest.raises(IncompatibleBaseError):
-        prove_trees(base)
+        self_check(base)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
@@ -120,7 +120,7 @@ def test_what_rounding_alone_does_in_16_bits_is_no_fault(
 ) -> None:
     """Such a model differs from itself as much without any tree; a wrong mask differs by more."""
     base = coarse_base(dtype)
-    check = prove_trees(base)
+    check = self_check(base)
     assert 0.1 < check.relative_error < 0.5
     right = tree_step.TreeStep.mask
 
@@ -132,9 +132,9 @@ def test_what_rounding_alone_does_in_16_bits_is_no_fault(
 
     monkeypatch.setattr(tree_step.TreeStep, "mask", wrong)
     with pytest.raises(IncompatibleBaseError, match=r"off by .* \(allowed [34]e-01\)"):
-        prove_trees(base)
+        self_check(base)
 
 
 def test_rounding_excuses_nothing_in_32_bits() -> None:
     with pytest.raises(IncompatibleBaseError, match=r"off by .* \(allowed 1e-03\)"):
-        prove_trees(coarse_base(torch.float32))
+        self_check(coarse_base(torch.float32))

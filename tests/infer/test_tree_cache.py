@@ -96,5 +96,5 @@ def test_no_room_is_said_before_anything_is_written() -> None:
     cache.update(torch.ones(2, G, 6, E), torch.ones(2, G, 6, E), 0)
     cache.commit([[0, 1, 2, 3, 4, 5], [0]])
     cache.check_room(2)
-    with pytest.raises(ContextLengthError, match="3 nodes behind 6 tokens"):
+    with pytest.raises(ContextLengthError, match="3 nodes after 6 tokens"):
         cache.check_room(3)

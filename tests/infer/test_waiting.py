@@ -1,7 +1,7 @@
 """What the loop of decode.py makes the host wait for: a read a step, whatever rows and layers.
 
 On a CPU nothing waits, so what would is counted where Python asks for it: a tensor made of numbers
-with a device to go to (a copy from ordinary memory), values read; and what `sending.sent` sends.
+with a device to go to (a copy from ordinary memory), values read; and what `to_device` sends.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ from medusa_kit.drafters import plain
 from medusa_kit.drafters.heads import medusa
 from medusa_kit.engine.load import build_engine
 from medusa_kit.heads import kinds
-from medusa_kit.infer import decode, sending, tree_cache, tree_step, verifier
+from medusa_kit.infer import decode, transfer, tree_cache, tree_step, verifier
 from medusa_kit.infer import draft as base
 from medusa_kit.infer.cpu import kernels
 
@@ -46,7 +46,7 @@ def counts(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     # Only what is given to torch.tensor together with a device is on its way to one.
     monkeypatch.setattr(torch, "tensor", counting("copy", torch.tensor))
     for module in SENDERS:
-        monkeypatch.setattr(module, "sent", counting("send", sending.sent))
+        monkeypatch.setattr(module, "to_device", counting("send", transfer.to_device))
     return found
 
 

@@ -13,7 +13,7 @@ from medusa_kit.settings.engine import EMBEDDED_NAME
 
 HERE = Path(__file__).parent
 PROJECTIONS = ("reduced", "shared", "own")
-NOISE = 0.1  # of the spread of the base's matrix: own matrices that differ from head to head
+SPREAD = 0.1  # of the spread of the base's matrix: own matrices that differ from head to head
 
 
 def kit(*arguments: object) -> str:
@@ -45,5 +45,5 @@ def _derive(trained: Path, places: dict[str, Path]) -> None:
         heads.blocks.load_state_dict(reduced.blocks.state_dict())
         torch.manual_seed(0)
         for matrix in heads.projections or ():
-            matrix.weight.data += NOISE * matrix.weight.std() * torch.randn_like(matrix.weight)
+            matrix.weight.data += SPREAD * matrix.weight.std() * torch.randn_like(matrix.weight)
         save_heads(heads, places[projection])

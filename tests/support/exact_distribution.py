@@ -45,7 +45,7 @@ def log_probabilities(
 PROMPT = [5, 3, 7, 4]
 
 
-Law = dict[tuple[int, ...], float]
+Distribution = dict[tuple[int, ...], float]
 
 
 Rule = Callable[[torch.Tensor, list[int]], torch.Tensor]  # (logits_V, answer) -> log p_V
@@ -55,12 +55,12 @@ def right(params: SamplingParams) -> Rule:
     return lambda logits_V, answer: log_probabilities(logits_V, params, PROMPT, answer)
 
 
-def exact_law(rule: Rule, tokens: int) -> Law:
+def exact_distribution(rule: Rule, tokens: int) -> Distribution:
     """Probability of every answer that can come, from plain forwards of a second model."""
     model = endless_base(8).model
-    answers: Law = {(): 1.0}
+    answers: Distribution = {(): 1.0}
     for _ in range(tokens):
-        longer: Law = {}
+        longer: Distribution = {}
         prefixes = torch.tensor([[*PROMPT, *answer] for answer in answers])
         with torch.no_grad():
             logits_AV = model(prefixes, use_cache=False).logits[:, -1]
@@ -73,15 +73,15 @@ def exact_law(rule: Rule, tokens: int) -> Law:
     return answers
 
 
-def chi_square_p_value(answers_ST: torch.Tensor, law: Law) -> float:
-    """p-value of the counts under `law`; answers expected fewer than 5 times share a bin.
+def chi_square_p_value(answers_ST: torch.Tensor, distribution: Distribution) -> float:
+    """p-value of the counts under `distribution`; answers expected fewer than 5 times share a bin.
 
     0 where an answer came that cannot come.
     """
     seen = Counter(map(tuple, answers_ST.tolist()))
-    if not seen.keys() <= law.keys():
+    if not seen.keys() <= distribution.keys():
         return 0.0
-    counts = [(seen[a], len(answers_ST) * share) for a, share in law.items()]
+    counts = [(seen[a], len(answers_ST) * share) for a, share in distribution.items()]
     bins = [(count, expected) for count, expected in counts if expected >= 5]
     rare = [(count, expected) for count, expected in counts if expected < 5]
     if rare:

@@ -35,7 +35,7 @@ def random_prompt(length: int, seed: int) -> list[int]:
 
 
 class PartlyKnowing(StatelessDrafter):
-    """Knows the true answer and drafts it among noise: random trees that hold the truth to a
+    """Knows the true answer and hides it among wrong guesses: random trees that hold the truth to a
     random depth, a new topology for each row and step, slots unused at random."""
 
     name = "partly-knowing"

@@ -41,7 +41,7 @@ def ranks_by_sorting(
                 row.append(NOT_AVAILABLE)
                 continue
             path = torch.tensor([one.response_ids[p : p + k + 1]])
-            order = heads.candidates_behind(k, before, path, heads.num_columns)[0].tolist()
+            order = heads.candidates_after(k, before, path, heads.num_columns)[0].tolist()
             truth = one.response_ids[p + 1 + k]
             rank = order.index(truth) if truth in order else MISSING
             row.append(rank if rank < num_ranks else MISSING)

@@ -13,7 +13,7 @@ from support.small_engines import endless_base, engine_with_heads, random_heads
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import build_engine
 from medusa_kit.errors import ConfigError, TreeError
-from medusa_kit.infer.cuda_graph.step import FixedStep
+from medusa_kit.infer.cuda_graph.step import GraphStep
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
@@ -167,9 +167,9 @@ def test_what_is_timed_is_what_decodes(monkeypatch: pytest.MonkeyPatch, batch_si
     """Where steps run whole on the device, those; a tree that they cannot do, in the loop. The
     clock goes by as many seconds as a step has nodes, and a hundredth for one of the loop."""
     now, ran = 0.0, {"fixed": 0, "loop": 0}
-    run, forward = FixedStep.run, Verifier.forward
+    run, forward = GraphStep.run, Verifier.forward
 
-    def fixed_step(self: FixedStep) -> list[list[int]]:
+    def fixed_step(self: GraphStep) -> list[list[int]]:
         nonlocal now
         now, ran["fixed"] = now + self.num_nodes, ran["fixed"] + 1
         return run(self)
@@ -184,7 +184,7 @@ def test_what_is_timed_is_what_decodes(monkeypatch: pytest.MonkeyPatch, batch_si
     trees = {1: CandidateTree.root_only(), 4: CandidateTree([(0,), (1,), (0, 0)]),
              "grown": DynamicTree(6, (1.0, 1.0, 1.0), num_ranks=6)}  # fmt: skip
     engine = build_engine(base, heads=random_heads(base), tree=trees[4], fixed_shapes="always")
-    monkeypatch.setattr(FixedStep, "run", fixed_step)
+    monkeypatch.setattr(GraphStep, "run", fixed_step)
     monkeypatch.setattr(Verifier, "forward", loop_step)
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     seconds = measure_step_times(engine, trees, (8, 50), 3, batch_size)

@@ -47,7 +47,7 @@ class Clock:
         return Timing.of([measured() for measured in [self._around(call) for _ in range(repeats)]])
 
     def together(self, call: Callable[[], Any], repeats: int, warm_ups: int = WARM_UPS) -> float:
-        """Mean seconds of calls sent off one behind the other, for those that nobody waits for."""
+        """Mean seconds of calls sent off one after another, for those that nobody waits for."""
 
         def all_of_them() -> None:
             for _ in range(repeats):

@@ -80,7 +80,8 @@ def _compared(
                 first = (
                     first
                     or f"token {one.position} of prompt {index} ({drafter}, batch of "
-                    f"{batch_size}), margin {one.margin:.2g}, noise {one.noise:.2g}"
+                    f"{batch_size}), margin {one.margin:.2g}, "
+                    f"rounding tolerance {one.rounding_tolerance:.2g}"
                 )
     return {
         "answers": answers,

@@ -1,7 +1,7 @@
 """A drafter that knows the text a given share of the time, and trees of a given size for it.
 
 It stands where heads stand, so it runs in captured steps as heads do: a table on the device says,
-for every token, what each head guesses behind it. Which of a token's guesses are right is drawn
+for every token, what each head guesses after it. Which of a token's guesses are right is drawn
 once, by a seed. A draft costs one look-up, so a step with it is the verify step alone.
 
 Shapes: B batch, K heads, C candidates of a head, V vocabulary, D hidden.
@@ -28,14 +28,14 @@ class KnownText(MedusaHeads):
 
     @classmethod
     def of(cls, base: BaseModel, next_V: Tensor, right_share: float, seed: int = 0) -> "KnownText":
-        """`next_V`: the token behind each. `right_share`: of guesses, each depth for itself."""
+        """`next_V`: the token after each. `right_share`: of guesses, each depth for itself."""
         heads = cls.for_base(base, NUM_HEADS)
         assert isinstance(heads, KnownText)
         generator = torch.Generator().manual_seed(seed)
         drawn_KV = torch.rand(NUM_HEADS, len(next_V), generator=generator).to(next_V.device)
         token_V, guesses = torch.arange(len(next_V), device=next_V.device), []
         for right_V in drawn_KV < right_share:
-            token_V = next_V[token_V]  # heads[0] guesses the token behind the root
+            token_V = next_V[token_V]  # heads[0] guesses the token after the root
             wrong_V = (token_V + len(next_V) // 2) % len(next_V)
             guesses.append(torch.where(right_V, token_V, wrong_V))
         heads.guess_KV = torch.stack(guesses)

@@ -57,7 +57,7 @@ def measure(
     goes_on: bool = False,
     only: str | None = None,
 ) -> Report:
-    """Run the parts, saving the report at `path` behind each.
+    """Run the parts, saving the report at `path` after each.
 
     `goes_on`: with the report at `path`: its parts are kept, broken ones too, but those left out
     for time. `only`: the parts whose name holds this, and the floor. Raises ConfigError where none
@@ -121,7 +121,7 @@ def parts(small: bool) -> list[Part]:
         # A profiler stays in the process, so what is timed before has not met it.
         kernels_part(large, 64),
         kernels_part(large, 64, LOOP),
-        # Minutes of compiling: an engine's proof has two trees, and each step is one more.
+        # Minutes of compiling: an engine's self-check has two trees, and each step is one more.
         *(step_part(large, nodes, COMPILED) for nodes in (64, 1, 16)),
         compiled_exactness_part(),
         *(step_part(little, nodes, COMPILED) for nodes in (64, 1, 16)),

@@ -1,4 +1,4 @@
-"""The report: what every part came to, saved behind each, so that little is lost in a crash.
+"""The report: what every part came to, saved after each, so that little is lost in a crash.
 
 `running` in the file names the part that was under way: a run that goes on from there knows that
 it ended the process.

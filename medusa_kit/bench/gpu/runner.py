@@ -44,7 +44,7 @@ class DeviceLost(Exception):
 
 
 def run_parts(parts: Sequence[Part], bench: Workbench, report: Report, minutes: float) -> None:
-    """Run what the report has no record of yet, save it behind each part.
+    """Run what the report has no record of yet, save it after each part.
 
     Raises DeviceLost with parts left, which another process can go on with.
     """

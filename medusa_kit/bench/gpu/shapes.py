@@ -21,7 +21,7 @@ from medusa_kit.base.model import BaseModel
 
 LIKELIEST_LOGIT = 15.0  # of a chained token's successor; rounded finely in 16 bits, as 17 is not
 # In standard deviations of the others: above their largest, which is at 4.5, and near enough for
-# 16 bits to round it by little of them, as the proof at load asks.
+# 16 bits to round it by little of them, as the self-check at load asks.
 LIKELIEST_STANDS_OUT = 8.0
 ADDED_BY_A_LAYER = 0.02  # in embeddings' RMS, about
 ROWS_AT_A_TIME = 8192

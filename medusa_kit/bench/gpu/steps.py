@@ -1,4 +1,4 @@
-"""Steps against the floor: how long the real loop takes for N nodes behind a prompt.
+"""Steps against the floor: how long the real loop takes for N nodes after a prompt.
 
 A step is timed from one `next` of the decoding loop to the other, host and device together, since
 that is what an answer is made of. Of captured steps the device's own share is timed besides, by
@@ -129,13 +129,13 @@ def _rows(engine: Engine, drafter: Drafter, prompts: list[list[int]], steps: int
 def _replayed(
     bench: Workbench, engine: Engine, drafter: Drafter, prompts: list[list[int]], room: int
 ) -> float:
-    """Seconds of a captured step on the device, one sent off behind the other."""
+    """Seconds of a captured step on the device, one sent off after the other."""
     fixed, replays = engine.graphs, bench.size(REPLAYS, 2)
     assert fixed is not None
     rows = _rows(engine, drafter, prompts, room)
     with fixed.borrowed(drafter, rows) as loan:
         assert loan is not None, "steps have just been taken in it"
-        captured = loan.static
+        captured = loan.graph_step
         cache = captured.cache.first_rows(len(rows))
         hidden_BD, logits_BV = engine.verifier.prefill(cache, prompts)
         captured.begin([len(ids) for ids in prompts], logits_BV.argmax(-1).tolist(), hidden_BD)
@@ -216,7 +216,7 @@ def step_name(
     shape: Shape, nodes: int, way: Way = CAPTURED, prefix: int = PREFIX, rows: int = 1
 ) -> str:
     more = f" for {rows} rows" if rows > 1 else ""
-    more += f" behind {prefix:,}" if prefix != PREFIX else ""
+    more += f" after {prefix:,}" if prefix != PREFIX else ""
     return f"{shape.name}: step of {nodes}{more} ({way})"
 
 

@@ -8,7 +8,7 @@ from rich.table import Table
 from medusa_kit import console
 from medusa_kit.bench.gpu.report import NO_MEASUREMENT, Record, Report
 
-Column = tuple[str, str, int | None]  # heading, figure, digits behind the point or None for text
+Column = tuple[str, str, int | None]  # heading, figure, digits after the point or None for text
 NONE = "–"
 
 STEPS: Sequence[Column] = (

@@ -52,7 +52,7 @@ CAPTURED, LOOP, COMPILED = Way(), Way(captured=False), Way(compiled=True)
 
 
 def ran_out_of_memory(error: BaseException | None) -> bool:
-    """Whether that is what it comes from: the proof at load has a word of its own for it."""
+    """Whether that is what it comes from: the self-check at load has a word of its own for it."""
     while error is not None:
         if isinstance(error, torch.OutOfMemoryError | DeviceMemoryError):
             return True
@@ -121,7 +121,7 @@ class Workbench:
                 keep_layers=True,
             )
         except ConfigError as error:
-            wrong = isinstance(error.__cause__, IncompatibleBaseError)  # the proof refused it
+            wrong = isinstance(error.__cause__, IncompatibleBaseError)  # the self-check refused it
             if wrong or way.attention == "auto":
                 raise
             raise Cannot(error.message) from error

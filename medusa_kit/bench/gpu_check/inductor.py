@@ -22,7 +22,7 @@ from medusa_kit.bench.gpu_check.shapes import CORES, cores_of_a_gpu
 from medusa_kit.bench.gpu_check.tracing import Kernel
 from medusa_kit.infer.attention import triton_backend
 from medusa_kit.infer.cuda_graph.compiled import compiled_forward
-from medusa_kit.infer.cuda_graph.step import FixedStep
+from medusa_kit.infer.cuda_graph.step import GraphStep
 
 GPU = torch.device("cuda", 0)
 CAPABILITY = (9, 0)
@@ -40,7 +40,7 @@ class Scheduled(Exception):
         self.kernels = kernels
 
 
-def inductor_kernels(step: FixedStep, attend: Any = triton_backend.tree_triton) -> list[Kernel]:
+def inductor_kernels(step: GraphStep, attend: Any = triton_backend.tree_triton) -> list[Kernel]:
     """The kernels of the step's compiled forward, our own of tree attention left out.
 
     Raises RuntimeError where it does not compile in one piece.

@@ -16,8 +16,8 @@ from medusa_kit.drafters.heads.medusa import MedusaDrafter
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.attention import triton_backend
-from medusa_kit.infer.cuda_graph.forward import FixedVerifier
-from medusa_kit.infer.cuda_graph.step import FixedStep
+from medusa_kit.infer.cuda_graph.forward import StaticVerifier
+from medusa_kit.infer.cuda_graph.step import GraphStep
 from medusa_kit.infer.tree_step import TreeStep
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.tree.candidate_tree import CandidateTree
@@ -135,13 +135,13 @@ def _cores(device: torch.device) -> int:
 
 def step_of_shape(
     base: BaseModel, num_nodes: int, num_slots: int, attention: TritonLaunches, rows: int = 1
-) -> FixedStep:
+) -> GraphStep:
     """A step as it would be captured, its slots allocated."""
-    verifier = FixedVerifier(Verifier(base))
+    verifier = StaticVerifier(Verifier(base))
     verifier.attention.attend = attention.attend  # type: ignore[method-assign]
     drafter: Any = PlainDrafter(META)
     if num_nodes > 1:
         heads = MedusaHeads.for_base(base, num_heads=NUM_HEADS).requires_grad_(False)
         drafter = MedusaDrafter(heads, tree_of(num_nodes))
     with cores_of_a_gpu():
-        return FixedStep(verifier, drafter, rows, num_slots)
+        return GraphStep(verifier, drafter, rows, num_slots)

@@ -1,6 +1,6 @@
 """The part `step`: what a captured step launches and moves, counted, and what that promises.
 
-The step is the product's own (`FixedStep`), over shapes without weights; attention is the Triton
+The step is the product's own (`GraphStep`), over shapes without weights; attention is the Triton
 backend's launches. Times are those of a roofline: all bytes at the memory's full bandwidth, as if
 nothing stayed in the caches on the chip, and a fixed time from each kernel to the next.
 
@@ -15,7 +15,7 @@ from medusa_kit.bench.gpu_check.inductor import inductor_kernels
 from medusa_kit.bench.gpu_check.report import Report
 from medusa_kit.bench.gpu_check.shapes import SHAPES, TritonLaunches, base_of_shape, step_of_shape
 from medusa_kit.bench.gpu_check.tracing import Kernel, kernels_of, traced
-from medusa_kit.infer.cuda_graph.step import FixedStep
+from medusa_kit.infer.cuda_graph.step import GraphStep
 
 NODES = (1, 16, 64)
 LENGTH, NUM_SLOTS = 1024, 2048  # tokens of the row, and slots of its cache
@@ -55,7 +55,7 @@ class StepCount:
         return 1e3 * self.floor / bytes_per_second
 
 
-def count_step(step: FixedStep, attention: TritonLaunches) -> tuple[list[Kernel], list[Kernel]]:
+def count_step(step: GraphStep, attention: TritonLaunches) -> tuple[list[Kernel], list[Kernel]]:
     """(kernels of the model's forward, all others of the step)."""
     forward = _with_attention(attention, lambda: step.score(step.lengths_B))
     whole = _with_attention(attention, step.advance)

@@ -2,11 +2,11 @@
 
 Which token it takes depends on how the row's tokens are chosen:
 - greedily: its likeliest, with its probability as the chance;
-- drawn, `matched`: the one that the row's own noise picks from its processed logits, so that it is
-  the base's draw as often as their laws allow. Chances are those of the noisy scores read as
-  logits, since the noise is known;
-- drawn, `rejection`: a draw of its own from its processed law, which is passed on with the draft;
-  siblings are drawn without replacement, and none is ever left out for its probability.
+- drawn, `matched`: the one that the row's own Gumbel noise picks from its processed logits, so that
+  it is the base's draw as often as their distributions allow. Chances are those of the noisy scores
+  read as logits, since the noise is known;
+- drawn, `rejection`: a draw of its own from its processed distribution, which is passed on with the
+  draft; siblings are drawn without replacement, and none is ever left out for its probability.
 
 Shapes: V vocabulary of the base, U of the draft, R tokens taken at a node.
 """
@@ -39,10 +39,10 @@ class Chain:
     num_nodes: int
     stop_ids: frozenset[int]  # as the draft picks them
     chooser: TokenChooser | None = None
-    drawn: bool = False  # whether tokens are draws with a law
+    drawn: bool = False  # whether tokens are draws with a distribution
     trie: Trie = field(init=False)
     own_ids: list[int] = field(default_factory=list)  # the chain's tokens, as the draft has them
-    laws: dict[int, Tensor] = field(default_factory=dict)
+    distributions: dict[int, Tensor] = field(default_factory=dict)
     chance: float = 1.0  # of the chain so far
     _tip: int = 0
 
@@ -53,21 +53,21 @@ class Chain:
 
     @property
     def whole_text(self) -> list[int]:
-        """As the draft model has it, with what it drafted."""
+        """The whole text in the draft model's ids, drafted tokens included."""
         return [*self.text, *self.own_ids]
 
     @property
     def newest(self) -> int:
-        """The last of it."""
+        """The last token of that text."""
         return self.own_ids[-1] if self.own_ids else self.text[-1] if self.text else 0
 
     @property
     def up_to_root(self) -> list[int]:
-        """Our tokens, without what was drafted."""
+        """The base's tokens, without drafted ones."""
         return self.prefix[: self._root_position + 1]
 
     def extend(self, logits_U: Tensor) -> int:
-        """Take the next token by what the draft model says behind the chain; its id there."""
+        """Append the draft model's next token; returns its id in the draft's vocabulary."""
         if self.done:
             return NOTHING
         width = self.width
@@ -101,14 +101,18 @@ class Chain:
         """(tokens_R, best first, their chances)."""
         if self.drawn:
             assert self.chooser is not None
-            scores_V, law_V = self.chooser.drawn(logits_V, self.prefix, self._root_position)
-            self.laws[self._tip] = law_V
+            scores_V, distribution_V = self.chooser.drawn(
+                logits_V, self.prefix, self._root_position
+            )
+            self.distributions[self._tip] = distribution_V
         elif self.chooser is None or self.chooser.takes_argmax:
             scores_V = logits_V.float()
         else:
             scores_V = self.chooser.scores(logits_V, self.prefix)
         best_R, tokens_R = scores_V.topk(min(width, len(scores_V)))
-        chances_R = law_V[tokens_R] if self.drawn else (best_R - scores_V.logsumexp(-1)).exp()
+        chances_R = (
+            distribution_V[tokens_R] if self.drawn else (best_R - scores_V.logsumexp(-1)).exp()
+        )
         possible = int((best_R > -math.inf).sum())
         both = torch.stack([tokens_R.double(), chances_R.double()])[:, :possible].tolist()
         return [int(token) for token in both[0]], both[1]

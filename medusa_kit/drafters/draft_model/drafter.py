@@ -59,7 +59,7 @@ class DraftModelDrafter(TrieDrafter):
 
     @property
     def num_forwards(self) -> int:
-        """Of the draft model, over trees; reading a prompt does not count."""
+        """Forwards of the draft model over trees; reading a prompt does not count."""
         return self.runner.num_forwards
 
     @property
@@ -80,15 +80,15 @@ class DraftModelDrafter(TrieDrafter):
     def propose(self, state: State) -> Draft:
         chains = self._grow(state, self.options.sampling == "rejection")
         draft = draft_of(self._finish(chains), self.device)
-        if not any(chain.laws for chain in chains):
+        if not any(chain.distributions for chain in chains):
             return draft
-        return replace(draft, laws=[chain.laws for chain in chains])
+        return replace(draft, distributions=[chain.distributions for chain in chains])
 
     def guess(self, state: State) -> list[Trie]:
         return self._finish(self._grow(state, False))
 
     def observe(self, step: StepResult) -> None:
-        """Count how much of each chain was accepted, whoever's draft it had become part of."""
+        """Count how much of each chain was accepted, whichever draft it became part of."""
         tokens_BN = step.draft.tokens_BN.tolist()
         for row, (chain, path) in enumerate(zip(self._chains, step.paths, strict=True)):
             if not chain:
@@ -133,7 +133,7 @@ class DraftModelDrafter(TrieDrafter):
     def _forward(
         self, chains: Sequence[Chain], choosers: Sequence[TokenChooser], first: bool
     ) -> None:
-        """One forward: guesses from inside, what the draft model says to them, the cache."""
+        """One forward: the inner drafter's guesses, the draft model's verdict, the cache update."""
         texts = [chain.whole_text if self.inside.needs_state else [] for chain in chains]
         roots = [chain.newest for chain in chains]
         hidden_BD = torch.zeros(len(chains), 0, device=self.runner.device)
@@ -156,7 +156,7 @@ class DraftModelDrafter(TrieDrafter):
             self.inside.observe(StepResult(draft, kept, nexts, *stacked))
 
     def _chain(self, state: State, row: int, drawn: bool) -> Chain:
-        """An empty draft behind the row's root, as long as lengths and both contexts allow."""
+        """An empty draft after the row's root, as long as lengths and both contexts allow."""
         prefix = [*state.tokens[row], state.roots_B[row]]
         text = self._readers[row].read(prefix)
         contexts = self.base.info.context_length, self.verifier.base.info.context_length
@@ -182,7 +182,8 @@ class DraftModelDrafter(TrieDrafter):
         )
 
     def _finish(self, chains: Sequence[Chain]) -> list[Trie]:
-        """What the base is to check; remembers the chains, to see how much of them is accepted."""
+        """The draft for the base to verify; remembers the chains, to count how much of them is
+        accepted."""
         tries = []
         for row, chain in enumerate(chains):
             if self.vocabulary.kind == "text":

@@ -1,6 +1,7 @@
-"""How long a draft model drafts: a fixed number of tokens, by luck, or by its own confidence.
+"""How long a draft model drafts: a fixed number of tokens, by acceptance so far, or by its own
+confidence.
 
-A rule may stop behind a token, never take one back: tokens drawn at random stay exact that way.
+A rule may stop after a token, never take one back: tokens drawn at random stay exact that way.
 """
 
 import math
@@ -15,7 +16,7 @@ MEMORY = 0.95  # of the averages that the threshold's target is made of
 
 
 class Lengths(Protocol):
-    """`limit` before a row's draft, `stops` behind each of its tokens, `observe` afterwards."""
+    """`limit` before a row's draft, `stops` after each of its tokens, `observe` afterwards."""
 
     longest: int  # tokens of any draft
 
@@ -63,7 +64,7 @@ class Heuristic(Fixed):
 
 
 class Threshold(Fixed):
-    """Stops behind the token by which the draft's chance falls under a threshold.
+    """Stops after the token by which the draft's chance falls under a threshold.
 
     With `cost`, a draft forward's time in forwards of the base, the threshold follows acceptance:
     it is nudged so that a draft's *last* token is accepted as often as it must be to be worth its

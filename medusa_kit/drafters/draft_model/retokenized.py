@@ -22,7 +22,7 @@ class Reader(Protocol):
         """The draft's ids of a row's tokens, all of them, which go on from the last call's."""
 
     def back(self, tokens: Sequence[int], said: Sequence[int], text: Sequence[int]) -> list[int]:
-        """Base tokens behind `tokens` for the draft's ids `said` behind `text`."""
+        """Base tokens after `tokens` for the draft's ids `said` after `text`."""
 
 
 class SameIds:

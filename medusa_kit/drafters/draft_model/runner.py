@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit.infer.draft import ROOT, UNUSED, Draft, Topology
-from medusa_kit.infer.sending import sent
+from medusa_kit.infer.transfer import to_device
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.verifier import PREFILL_CHUNK, Verifier
 
@@ -21,7 +21,7 @@ ROOM = 256  # slots that a cache gets beyond what is needed at once
 
 class DraftRunner:
     """`texts[row]`: all tokens of a row as the draft model sees them, the last one its root, which
-    is read with the tree behind it. None: a row that the model's context is too short for."""
+    is read with the tree after it. None: a row that the model's context is too short for."""
 
     def __init__(self, verifier: Verifier, num_rows: int) -> None:
         self.verifier = verifier
@@ -63,7 +63,7 @@ class DraftRunner:
         )
 
     def commit(self, draft: Draft, paths: Sequence[Sequence[int] | None]) -> None:
-        """Keep each row's root and these nodes behind it; None: nothing new of that row."""
+        """Keep each row's root and these nodes after it; None: nothing new of that row."""
         assert self._cache is not None
         tokens_BN, kept = draft.tokens_BN.tolist(), list[list[int]]()
         for row, path in enumerate(paths):
@@ -91,11 +91,11 @@ class DraftRunner:
             sees_TT = torch.ones(T, T, dtype=torch.bool, device=device).tril()
             self.verifier.forward(
                 cache,
-                sent([chunk + [0] * (T - len(chunk)) for chunk in chunks], device),
+                to_device([chunk + [0] * (T - len(chunk)) for chunk in chunks], device),
                 torch.arange(T, device=device).expand(B, T),
                 sees_TT.expand(B, T, T),
                 causal_prompt=not any(cache.lengths),
-                keep=sent([0], device),
+                keep=to_device([0], device),
             )
             cache.commit([range(len(chunk)) for chunk in chunks])
         for read, unread in zip(self._read, self._unread, strict=True):
@@ -103,7 +103,7 @@ class DraftRunner:
             unread.clear()
 
     def _with_unread(self, draft: Draft) -> Draft:
-        """The tree behind the tokens that are still unread, as one larger tree."""
+        """The tree after the tokens that are still unread, as one larger tree."""
         most = max(map(len, self._unread))
         if not most:
             return draft
@@ -111,12 +111,12 @@ class DraftRunner:
         for row, nodes in enumerate(draft.tokens_BN.tolist()):
             unread = self._unread[row]
             start, rest = len(unread), most - len(unread)
-            behind = [p + start if p >= 0 else p for p in draft.topologies[row].parents]
-            behind[0] = start - 1  # which is ROOT where nothing is unread
+            shifted = [p + start if p >= 0 else p for p in draft.topologies[row].parents]
+            shifted[0] = start - 1  # which is ROOT where nothing is unread
             tokens.append([*unread, *nodes, *[0] * rest])
-            parents = (*range(ROOT, start - 1), *behind, *[UNUSED] * rest)
+            parents = (*range(ROOT, start - 1), *shifted, *[UNUSED] * rest)
             topologies.append(_topology(parents, self.device))
-        return Draft(sent(tokens, self.device), topologies)
+        return Draft(to_device(tokens, self.device), topologies)
 
     def _room_for(self, num_nodes: int) -> TreeCache:
         """The cache, with slots for `num_nodes` more."""

@@ -120,7 +120,7 @@ def shared_vocabulary(
 
 
 def _announced(overlap: Overlap, base: BaseModel, draft: BaseModel, text_will_do: bool) -> str:
-    """The way that suits; said aloud where the tokenizers differ."""
+    """The mode that fits; announced where the tokenizers differ."""
     if overlap.agrees:
         return "same"
     kind = "text" if text_will_do and overlap.share < ENOUGH else "intersection"

@@ -18,7 +18,7 @@ from medusa_kit.settings.sampling import SamplingParams
 
 
 class Inside:
-    """Guesses behind the draft model's own roots. `make`: the smaller drafter; None: no guesses.
+    """Guesses after the draft model's own roots. `make`: the smaller drafter; None: no guesses.
 
     A drafter may rely on text that only grows, but drafts are taken back. One that says
     `rewinds = True` copes and is asked before each forward; any other once a draft, where the text
@@ -37,7 +37,7 @@ class Inside:
 
     @property
     def notes(self) -> list[str]:
-        """What drafts inside, and how it went."""
+        """The inner drafter's name and results."""
         if self.drafter is None:
             return []
         return [f"inside it drafts {self.drafter.name}", *notes_of(self.drafter)]

@@ -15,7 +15,7 @@ WINDOW = 12  # steps that are judged together
 SHORTEST_WAIT, LONGEST_WAIT = 48, 384  # plain steps before another try
 
 
-class CautiousDrafter:
+class BreakEvenDrafter:
     """Lets `inner` propose as long as it emits `break_even` tokens a step."""
 
     def __init__(self, inner: Drafter, plain: PlainDrafter, break_even: float) -> None:
@@ -27,7 +27,7 @@ class CautiousDrafter:
 
     @property
     def name(self) -> str:
-        """What statistics call it: how much was decoded plainly, if anything was."""
+        """Its name in statistics, with the number of plain steps if there were any."""
         if not self.plain_steps:
             return self.inner.name
         return f"{self.inner.name}, {self.plain_steps} of {self.steps} steps plain"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.heads.scores import scored_guesses, scored_guesses_behind
+from medusa_kit.heads.scores import scored_guesses, scored_guesses_after
 from medusa_kit.infer.draft import (
     ROOT,
     UNUSED,
@@ -25,7 +25,7 @@ from medusa_kit.infer.draft import (
     StatelessDrafter,
     Topology,
 )
-from medusa_kit.infer.sending import sent
+from medusa_kit.infer.transfer import to_device
 from medusa_kit.tree.dynamic import DynamicTree, best_first
 
 Grown = tuple[Tensor, list[list[int]]]  # tokens_BN, parents of each row
@@ -49,7 +49,7 @@ class DynamicDrafter(StatelessDrafter):
     @torch.inference_mode()
     def grow(self, hidden_BD: Tensor, roots_B: Sequence[int]) -> Grown:
         """(tokens_BN, parents of each row). Slots that no path is left for are UNUSED."""
-        roots = sent(roots_B, hidden_BD.device)
+        roots = to_device(roots_B, hidden_BD.device)
         grow = _grow_at_once if self.heads.one_pass else _grow_by_depth
         return grow(self.heads, self.tree, hidden_BD, roots)
 
@@ -69,7 +69,7 @@ def _grow_at_once(
         empty = tree.num_nodes - len(parents)
         tokens_BN.append([root, *guesses, *[root] * empty])
         parents_BN.append(parents + [UNUSED] * empty)
-    return sent(tokens_BN, hidden_BD.device), parents_BN
+    return to_device(tokens_BN, hidden_BD.device), parents_BN
 
 
 def _grow_by_depth(
@@ -86,7 +86,7 @@ def _grow_by_depth(
     tokens, scores, parents = list[Tensor](), list[Tensor](), list[Tensor]()
     for k in range(tree.depth):
         hidden_BQD = hidden_BD[:, None].expand(-1, paths_BQJ.shape[1], -1)
-        ids_BQR, own_BQR = scored_guesses_behind(
+        ids_BQR, own_BQR = scored_guesses_after(
             heads, k, hidden_BQD, paths_BQJ, count, tree.temperatures[k]
         )
         before = sum(part.shape[1] for part in scores)

@@ -1,6 +1,6 @@
 """Heads that read the path, as a drafter: one small pass a depth (Hydra, arXiv 2402.05109, §3).
 
-The node at depth d with rank r holds the r-th likeliest token of heads[d - 1] behind its parent's
+The node at depth d with rank r holds the r-th likeliest token of heads[d - 1] after its parent's
 path; all parents of one depth go through the head together.
 
 Shapes: B batch, N nodes with root, D hidden, Q parents of one depth, J tokens of their paths,
@@ -42,7 +42,7 @@ class HydraDrafter(HeadsDrafter):
         for k, level in enumerate(self._levels):
             path_BQJ = tokens_BN[:, level.paths_QJ]
             hidden_BQD = hidden_BD[:, None].expand(-1, len(level.paths_QJ), -1)
-            ids_BQC = self.heads.candidates_behind(
+            ids_BQC = self.heads.candidates_after(
                 k, hidden_BQD, path_BQJ, level.num_ranks, on_device
             )
             tokens_BN[:, level.nodes] = ids_BQC[:, level.parent_of_node, level.rank_of_node]

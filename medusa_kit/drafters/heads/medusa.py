@@ -10,7 +10,7 @@ from torch import Tensor
 
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.draft import Draft, State, StatelessDrafter, Topology
-from medusa_kit.infer.sending import sent
+from medusa_kit.infer.transfer import to_device
 from medusa_kit.tree.candidate_tree import CandidateTree
 
 
@@ -27,7 +27,7 @@ class HeadsDrafter(StatelessDrafter):
 
     @torch.inference_mode()
     def propose(self, state: State) -> Draft:
-        roots_B = sent(state.roots_B, state.hidden_BD.device)
+        roots_B = to_device(state.roots_B, state.hidden_BD.device)
         return Draft(self.fill(state.hidden_BD, roots_B), [self.topology] * len(roots_B))
 
     def alike(self, other: object) -> bool:

@@ -25,14 +25,14 @@ from medusa_kit.drafters.mixed.combined import (
     build_sources,
     learn,
     merged,
-    shared_luck,
+    shared_estimate,
     usual_sources,
 )
-from medusa_kit.drafters.mixed.estimates import Luck, StepCost
+from medusa_kit.drafters.mixed.estimates import AcceptanceEstimate, StepCost
 from medusa_kit.drafters.text.recycling import RecyclingDrafter
 from medusa_kit.drafters.trie import Source, Trie, draft_of
 from medusa_kit.infer.accept.token_choice import TokenChooser
-from medusa_kit.infer.cuda_graph.fed import MOST_NODES, Feeds
+from medusa_kit.infer.cuda_graph.host_trees import MOST_NODES, HostTreeSpec
 from medusa_kit.infer.draft import Draft, Drafter, State, StepResult, notes_of, tell_end
 
 COSTLY = ("medusa", "draft-model")
@@ -43,16 +43,16 @@ HOPES = {"medusa": 0.5, "draft-model": 1.0}  # tokens a step that a costly sourc
 
 @dataclass
 class Experience:
-    """What all requests of an engine have taught; batches of different sizes apart."""
+    """What all requests of an engine have measured, kept apart by batch size."""
 
-    luck: Luck
+    acceptance: AcceptanceEstimate
     cost: StepCost
     chooser: Chooser
 
 
 @dataclass
 class _Step:
-    """What was done in the step under way."""
+    """What was proposed in the current step."""
 
     tries: list[Trie]
     situation: int | None  # None: the first step of all, which only measures
@@ -77,32 +77,36 @@ class AutoDrafter:
     device: Any
     max_nodes: int
     reasons: Sequence[str] = ()
-    feeds: Feeds | None = None  # what it asks of steps on the device; None: they are of no use
-    sent: Experience | None = None  # of such steps, which cost something else
+    # What it asks of steps on the device; None: it cannot use them.
+    host_trees: HostTreeSpec | None = None
+    device_experience: Experience | None = None  # of such steps, which cost something else
     clock: Callable[[], float] = time.perf_counter
     shares: dict[str, _Share] = field(default_factory=dict)
     _step: _Step | None = None
-    _sends: bool = False
+    _on_device: bool = False
 
     @property
     def num_nodes(self) -> int:
-        return max(self.max_nodes, 0 if self.feeds is None else self.feeds.num_nodes)
+        return max(self.max_nodes, 0 if self.host_trees is None else self.host_trees.num_nodes)
 
-    def use_steps(self) -> None:
+    def use_host_trees(self) -> None:
         """From now on heads' guesses come with the state, and trees are read on the host."""
-        assert self.feeds is not None
-        assert self.sent is not None
+        assert self.host_trees is not None
+        assert self.device_experience is not None
         self.free, self.costly = [*self.free, *self.costly], []
-        self.experience, self.max_nodes, self._sends = self.sent, self.feeds.num_nodes, True
+        self.experience, self.max_nodes = self.device_experience, self.host_trees.num_nodes
+        self._on_device = True
         self.device = torch.device("cpu")
 
     def _nodes(self, wanted: int) -> int:
         """Nodes that are verified where so many are wanted."""
-        return self.feeds.fitting(wanted) if self._sends and self.feeds is not None else wanted
+        if not self._on_device or self.host_trees is None:
+            return wanted
+        return self.host_trees.fitting(wanted)
 
     @property
     def name(self) -> str:
-        """Auto, and what drafted how often."""
+        """`auto`, and how often each source drafted."""
         steps = sum(share.steps for share in self.shares.values())
         ranked = sorted(self.shares.items(), key=lambda item: -item[1].steps)
         parts = [f"{name} {share.steps / steps:.0%}" for name, share in ranked]
@@ -110,19 +114,19 @@ class AutoDrafter:
 
     @property
     def notes(self) -> list[str]:
-        told = [
+        counts = [
             f"{name}: {share.steps} steps, {share.tokens / share.steps:.2f} tokens each"
             for name, share in self.shares.items()
         ]
         sources = [note for source in (*self.free, *self.costly) for note in notes_of(source)]
-        return [*self.reasons, *self._how(), *told, *sources]
+        return [*self.reasons, *self._how(), *counts, *sources]
 
     def _how(self) -> list[str]:
-        if self.feeds is None:
+        if self.host_trees is None:
             return []
-        if not self._sends:
+        if not self._on_device:
             return ["guesses are not sent to steps on the device: they were not to be had"]
-        return [f"guesses sent to steps of {', '.join(map(str, self.feeds.sizes))} nodes"]
+        return [f"guesses sent to steps of {', '.join(map(str, self.host_trees.sizes))} nodes"]
 
     def begin(self, state: State) -> None:
         for source in (*self.free, *self.costly):
@@ -130,8 +134,8 @@ class AutoDrafter:
 
     def propose(self, state: State) -> Draft:
         start, B = self.clock(), len(state.roots_B)
-        luck, cost = self.experience.luck, self.experience.cost
-        tries = merged(self.free, state, luck)
+        acceptance, cost = self.experience.acceptance, self.experience.cost
+        tries = merged(self.free, state, acceptance)
         orders = [trie.by_chance() for trie in tries]
         size, promised = best_size(orders, cost, self.max_nodes, self._nodes)
         situation, choice = None, 0
@@ -140,7 +144,7 @@ class AutoDrafter:
             situation, choice = self.experience.chooser.choose(promised / B, step_seconds)
         if choice:
             for whole, more in zip(
-                tries, merged([self.costly[choice - 1]], state, luck), strict=True
+                tries, merged([self.costly[choice - 1]], state, acceptance), strict=True
             ):
                 whole.merge(more)
             orders = [trie.by_chance() for trie in tries]
@@ -165,7 +169,7 @@ class AutoDrafter:
         if did.situation is not None:
             seconds = (now - did.start) / B
             experience.chooser.record(did.situation, did.choice, emitted / B, seconds)
-        learn(experience.luck, did.tries, step)
+        learn(experience.acceptance, did.tries, step)
         for source in (*self.free, *self.costly):
             source.observe(step)
         for trie, path in zip(did.tries, step.paths, strict=True):
@@ -213,7 +217,7 @@ def best_size(
 
 
 def _sources_of(trie: Trie) -> str:
-    """Whose guesses a tree holds; none where it is the root alone."""
+    """The sources of a tree's guesses; "none" where it is the root alone."""
     names = {str(key[0]) for key in trie.keys if isinstance(key, tuple)}
     return " + ".join(sorted(names)) or "none"
 
@@ -232,9 +236,10 @@ def build(context: DraftContext, options: Any) -> Drafter:
         if (why := _obstacle(context, free, costly)) is not None:
             drafter.reasons = [*reasons, f"guesses are not sent to steps on the device: {why}"]
             return drafter
-        drafter.feeds = _feeds(options, free, costly, context.base.info.vocab_size)
-        sent = ("auto, sent", tuple(names), context.batch_size, drafter.feeds.sizes)
-        drafter.sent = context.remembered(sent, lambda: _fresh(context, []))
+        drafter.host_trees = _host_trees(options, free, costly, context.base.info.vocab_size)
+        sizes = drafter.host_trees.sizes
+        key_there = ("auto, on device", tuple(names), context.batch_size, sizes)
+        drafter.device_experience = context.remembered(key_there, lambda: _fresh(context, []))
     return drafter
 
 
@@ -253,9 +258,9 @@ def _obstacle(
     return None
 
 
-def _feeds(
+def _host_trees(
     options: Any, free: Sequence[Source], costly: Sequence[Source], vocab_size: int
-) -> Feeds:
+) -> HostTreeSpec:
     """As many nodes as the heads' tree has, unless options give a number."""
     heads = next((cast(HeadsSource, source).inner for source in costly), None)
     most = options.max_nodes
@@ -264,7 +269,7 @@ def _feeds(
     most = min(most, MOST_NODES)
     widths = [s.options.width for s in free if isinstance(s, RecyclingDrafter)]
     ranks = min(max(widths, default=0), vocab_size)
-    return Feeds((*(size for size in SIZES if size < most), most), ranks, heads)
+    return HostTreeSpec((*(size for size in SIZES if size < most), most), ranks, heads)
 
 
 def free_sizes(max_nodes: int) -> dict[str, dict[str, Any]]:
@@ -279,4 +284,4 @@ def free_sizes(max_nodes: int) -> dict[str, dict[str, Any]]:
 def _fresh(context: DraftContext, costly: Sequence[Source]) -> Experience:
     hopes = [0.0, *(HOPES[source.name] for source in costly)]
     cost = StepCost(SLOPES.get(context.device.type, SLOPES["cuda"]))
-    return Experience(shared_luck(context), cost, Chooser(hopes))
+    return Experience(shared_estimate(context), cost, Chooser(hopes))

@@ -1,7 +1,7 @@
 """Which sources to ask at this position: learned from the tokens and seconds of the steps so far.
 
-Asking heads or a draft model costs time whatever comes of it, so it has to pay. Positions are told
-apart by how many tokens the free guesses promise. For each such situation every choice keeps its
+Asking heads or a draft model costs time whatever the result, so it has to pay. Positions are
+grouped by how many tokens the free guesses promise. For each such situation every choice keeps its
 tokens and seconds; the one with the most tokens a second is taken, the others now and then, the
 less often the more they have disappointed.
 """
@@ -42,7 +42,7 @@ class _Situation:
 
 @dataclass
 class Chooser:
-    """Choices by number; 0 asks nobody.
+    """Choices by number; 0 asks none of them.
 
     `hopes[c]`: tokens a step that choice c may add where nothing else is guessed; the less, the
     more is promised anyway.
@@ -73,7 +73,7 @@ class Chooser:
         return number, best
 
     def record(self, situation: int, choice: int, tokens: float, seconds: float) -> None:
-        """What a step with this choice emitted, and what it took."""
+        """Count the tokens and the seconds of a step with this choice."""
         with self._lock:
             self._record(situation, choice, tokens, seconds)
 

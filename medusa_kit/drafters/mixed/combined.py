@@ -1,7 +1,7 @@
 """Several sources in one tree of a fixed size: the likeliest guesses of all of them.
 
-Kinds of guesses are believed by their luck so far. A copied span that agrees with four tokens or
-more before it outranks everything else.
+Kinds of guesses are believed by how often they were right so far. A copied span that agrees with
+four tokens or more before it outranks everything else.
 """
 
 from collections.abc import Hashable, Sequence
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from medusa_kit.drafters.factory import DraftContext, build_drafter
-from medusa_kit.drafters.mixed.estimates import Luck
+from medusa_kit.drafters.mixed.estimates import AcceptanceEstimate
 from medusa_kit.drafters.trie import Source, Trie, TrieDrafter, draft_of
 from medusa_kit.infer.draft import Draft, Drafter, State, StepResult, notes_of, tell_end
 
@@ -63,9 +63,15 @@ class HeadsSource:
 class CombinedDrafter(TrieDrafter):
     """Merges the tries of `sources` and keeps `num_nodes` of each row's."""
 
-    def __init__(self, sources: Sequence[Source], num_nodes: int, luck: Luck, device: torch.device):
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        num_nodes: int,
+        acceptance: AcceptanceEstimate,
+        device: torch.device,
+    ):
         super().__init__(device)
-        self.sources, self.num_nodes, self.luck = sources, num_nodes, luck
+        self.sources, self.num_nodes, self.acceptance = sources, num_nodes, acceptance
         self.reasons: list[str] = []  # why sources that one would expect are not there
         self._tries: list[Trie] = []
 
@@ -82,7 +88,7 @@ class CombinedDrafter(TrieDrafter):
             source.begin(state)
 
     def guess(self, state: State) -> list[Trie]:
-        tries = merged(self.sources, state, self.luck)
+        tries = merged(self.sources, state, self.acceptance)
         orders = [trie.by_chance(_long_match)[: self.num_nodes] for trie in tries]
         return [
             trie.kept([node for node, _ in order])
@@ -94,7 +100,7 @@ class CombinedDrafter(TrieDrafter):
         return draft_of(self._tries, self.device)
 
     def observe(self, step: StepResult) -> None:
-        learn(self.luck, self._tries, step)
+        learn(self.acceptance, self._tries, step)
         for source in self.sources:
             source.observe(step)
 
@@ -107,26 +113,26 @@ class CombinedDrafter(TrieDrafter):
             tell_end(source, answers)
 
 
-def merged(sources: Sequence[Source], state: State, luck: Luck) -> list[Trie]:
+def merged(sources: Sequence[Source], state: State, acceptance: AcceptanceEstimate) -> list[Trie]:
     """One trie a row with the guesses of all sources, each as likely as its kind has been."""
     result = [Trie(root) for root in state.roots_B]
     for source in sources:
         for whole, trie in zip(result, source.guess(state), strict=True):
             trie.chances = [
-                luck.chance(key, chance)
+                acceptance.chance(key, chance)
                 for key, chance in zip(trie.keys, trie.chances, strict=True)
             ]
             whole.merge(trie)
     return result
 
 
-def learn(luck: Luck, tries: Sequence[Trie], step: StepResult) -> None:
+def learn(acceptance: AcceptanceEstimate, tries: Sequence[Trie], step: StepResult) -> None:
     """A guess was tried where the text came to its parent, and right where it went on to it."""
     for trie, path in zip(tries, step.paths, strict=True):
         reached = {0, *path}
         for node in range(1, trie.num_nodes):
             if trie.parents[node] in reached:
-                luck.record(trie.keys[node], node in reached)
+                acceptance.record(trie.keys[node], node in reached)
 
 
 def _long_match(key: Any) -> bool:
@@ -146,10 +152,10 @@ def build_sources(
     return sources
 
 
-def shared_luck(context: DraftContext) -> Luck:
+def shared_estimate(context: DraftContext) -> AcceptanceEstimate:
     """What is known of kinds of guesses, from every request of this engine."""
-    key: Hashable = "luck of guesses"
-    return context.remembered(key, Luck)
+    key: Hashable = "acceptance of guesses"
+    return context.remembered(key, AcceptanceEstimate)
 
 
 def usual_sources(
@@ -174,6 +180,6 @@ def usual_sources(
 def build(context: DraftContext, options: Any) -> Drafter:
     names, reasons = usual_sources(context, options.sources)
     sources = build_sources(context, names, options.options)
-    drafter = CombinedDrafter(sources, options.num_nodes, shared_luck(context), context.device)
+    drafter = CombinedDrafter(sources, options.num_nodes, shared_estimate(context), context.device)
     drafter.reasons = reasons
     return drafter

@@ -17,7 +17,7 @@ OUTLIER = 2.0  # a step is taken for at most this many times the expected second
 KNOWN_WELL = 6  # steps of a size from which on their own mean is taken
 
 
-class Luck:
+class AcceptanceEstimate:
     """How often guesses of each kind were right, once the text had come to their parent."""
 
     def __init__(self) -> None:

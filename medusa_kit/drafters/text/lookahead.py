@@ -1,9 +1,9 @@
 """Lookahead decoding (Fu et al., arXiv 2402.02057): the base model guesses for itself.
 
 Two branches share each forward. In the window, W columns of N - 1 tokens are refined as in Jacobi
-iteration: column i stands i places behind the root, sees the first tokens of the columns before it
-and its own tokens, and the base's likeliest token behind it completes an n-gram, which goes into a
-pool. The other branch verifies what the pool has behind the root.
+iteration: column i stands i places after the root, sees the first tokens of the columns before it
+and its own tokens, and the base's likeliest token after it completes an n-gram, which goes into a
+pool. The other branch verifies what the pool has after the root.
 
 Both are one tree: the first tokens of the columns are a chain, and from each hangs the rest of its
 column. So acceptance may walk the window too, and beginnings that agree share their nodes.
@@ -44,7 +44,7 @@ class Pool:
         for start in range(len(tokens) - size + 1):
             self.add(tokens[start : start + size])
 
-    def behind(self, token: int, count: int) -> list[tuple[int, ...]]:
+    def following(self, token: int, count: int) -> list[tuple[int, ...]]:
         """Up to `count` continuations of `token`."""
         return list(islice(reversed(self._rests.get(token, {})), count))
 
@@ -61,7 +61,7 @@ class Window:
         self.ends: list[int] = []  # the node of each column's last token
 
     def plant(self, trie: Trie) -> None:
-        """Hang the columns into a tree of guesses behind the root."""
+        """Hang the columns into a tree of guesses after the root."""
         first, self.ends = 0, []
         self.columns[0][0] = trie.tokens[0]
         for place, column in enumerate(self.columns):
@@ -74,9 +74,9 @@ class Window:
             self.ends.append(node)
 
     def advance(self, found: Sequence[int]) -> list[list[int]]:
-        """Take the likeliest tokens behind the columns: the n-grams that this completes.
+        """Take the likeliest tokens after the columns: the n-grams that this completes.
 
-        A full column loses its first token and so keeps its place behind the new root, however
+        A full column loses its first token and so keeps its place after the new root, however
         many tokens were accepted: windows that were shifted by those and refilled at the right
         guessed worse.
         """
@@ -108,7 +108,7 @@ class _Row:
     def tree(self, root: int) -> Trie:
         trie = Trie(root)
         self.window.plant(trie)
-        for rest in self.pool.behind(root, self.options.guesses):
+        for rest in self.pool.following(root, self.options.guesses):
             node = 0
             for depth, token in enumerate(rest, start=1):
                 node = trie.add(node, token, POOL_CHANCE, ("lookahead", "pool", depth))

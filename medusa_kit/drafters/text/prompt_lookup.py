@@ -21,7 +21,7 @@ MOST = len(CHANCES) - 1
 
 
 class NgramIndex:
-    """A text, and for each n-gram in it that something follows the latest place behind it."""
+    """A text, and for each n-gram in it that something follows the latest place after it."""
 
     def __init__(self, min_ngram: int, max_ngram: int) -> None:
         self.sizes = range(max_ngram, min_ngram - 1, -1)

@@ -1,6 +1,6 @@
 """Token recycling (arXiv 2408.08696): the likeliest next tokens of every node are kept for later.
 
-Each verified node, accepted or not, shows which tokens the base model finds likely behind the
+Each verified node, accepted or not, shows which tokens the base model finds likely after the
 node's token; the latest are kept in a table for all requests of an engine. A draft follows the
 table from the root on. The tree of N nodes is the one with the largest sum of path chances, where
 the token of rank r is right with RANK_CHANCES[r] whatever stands before it: the N likeliest paths,
@@ -77,14 +77,14 @@ class RecyclingDrafter(TrieDrafter):
         rank: int,
         path: float,
     ) -> None:
-        """The guess of this rank behind `node`; the next one when it has been taken."""
+        """The guess of this rank after `node`; the next one when it has been taken."""
         following = self.table.get(token, ())
         if rank < len(following):
             heapq.heappush(queue, (-path * _chance(rank), node, rank, following[rank]))
 
 
 def _ranked(step: StepResult, count: int) -> Tensor:
-    """ids_BNR of the `count` likeliest tokens behind each node."""
+    """ids_BNR of the `count` likeliest tokens after each node."""
     ranked_BNR = step.ranked_BNR
     if ranked_BNR is not None and ranked_BNR.shape[-1] >= min(count, step.logits_BNV.shape[-1]):
         return ranked_BNR[..., :count]

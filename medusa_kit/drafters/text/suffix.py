@@ -126,7 +126,7 @@ class SuffixRow:
                 place.read(token)
 
     def grow(self, root: int, num_nodes: int) -> Trie:
-        """The likeliest `num_nodes` nodes behind the root, best first.
+        """The likeliest `num_nodes` nodes after the root, best first.
 
         Guesses of a kind match as much and are believed alike, to a tenth.
         """

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-BETWEEN = -1  # stands behind each text; no string that is looked for holds it
+BETWEEN = -1  # stands after each text; no string that is looked for holds it
 SAMPLE = 32  # places looked at where a string stands at more
 SHORT = (2, 1)  # lengths looked up besides the longest match
 
-# Where a text stands: (first, behind the last, tokens matched) of the sorted places at which the
+# Where a text stands: (first, one past the last, tokens matched) of the sorted places at which the
 # text's last tokens stand, the longest match first.
 Ranges = tuple[tuple[int, int, int], ...]
 
@@ -48,7 +48,7 @@ class SuffixArray:
         return tuple((*ranges[length], length) for length in kept)
 
     def advance(self, ranges: Ranges, token: int) -> Ranges:
-        """The same strings with `token` behind them, where they stand."""
+        """The same strings with `token` appended, where they stand."""
         longer = []
         for first, end, matched in ranges:
             if matched < self.sorted_by:
@@ -95,8 +95,8 @@ def _sorted_places(tokens: np.ndarray, sorted_by: int) -> np.ndarray:
     """Places by the `sorted_by` tokens from each on, or a few more: ranks by doubled lengths."""
     rank, length = tokens.astype(np.int64) - BETWEEN, 1
     while length < sorted_by and len(rank):
-        behind = np.zeros_like(rank)  # nothing stands behind the end, which sorts first
-        behind[:-length] = rank[length:] + 1
-        _, rank = np.unique(rank * (rank.max() + 2) + behind, return_inverse=True)
+        later = np.zeros_like(rank)  # nothing stands after the end, which sorts first
+        later[:-length] = rank[length:] + 1
+        _, rank = np.unique(rank * (rank.max() + 2) + later, return_inverse=True)
         length *= 2
     return np.argsort(rank, kind="stable")

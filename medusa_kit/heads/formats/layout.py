@@ -28,7 +28,7 @@ class Layout:
     """How a format names things.
 
     block    groups head, block and kind (weight or bias)
-    matrix   group head, and index where the matrix is numbered behind the blocks
+    matrix   group head, and index where the matrix is numbered after the blocks
     own      whether a name belongs to the heads; the others are the base's or the adapter's
     """
 
@@ -81,7 +81,7 @@ def sort_names(layout: Layout, names: Iterable[str], extras: frozenset[str]) -> 
     for name, index in indexes.items():
         if index != found.num_blocks:
             raise CheckpointError(
-                f"{name} is unexpected: behind {found.num_blocks} blocks a head's vocabulary "
+                f"{name} is unexpected: after {found.num_blocks} blocks a head's vocabulary "
                 f"matrix has the number {found.num_blocks}"
             )
     return found

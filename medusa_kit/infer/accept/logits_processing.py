@@ -1,4 +1,4 @@
-"""The processors that turn a node's logits into the law its token is chosen by.
+"""The processors that turn a node's logits into the distribution its token is chosen by.
 
 transformers' own list for the base's generation config and the request, in generate's order (which
 settings that config may have: generation_settings.py):

@@ -5,7 +5,8 @@ proposed, the tokens named are those of plain decoding: a wrong guess costs time
 the likeliest token, exact sampling draws one (draw-and-match); both come as `choose`.
 
 Guesses that were drawn at random may be accepted by multi-candidate rejection instead, at each node
-(`accept_drawn`), which keeps the base model's law too and follows the drafter as often as any rule.
+(`accept_drawn`), which keeps the base model's distribution too and follows the drafter as often as
+any rule.
 
 Typical (arXiv 2401.10774, §2.3.1) is lossy: every guess that the base model finds likely enough is
 as good as its own token, and the longest path of such guesses wins.
@@ -27,7 +28,7 @@ def accept(
 ) -> tuple[list[int], int]:
     """Walk from the root: (accepted nodes without the root, the token that follows the last one).
 
-    `choose(node)` names the token behind `node`, called once a node, along the path only.
+    `choose(node)` names the token after `node`, called once a node, along the path only.
     `max_depth`: nodes deeper than this lie past the context's end and cannot be accepted.
     """
     children = {(parent, tokens[node]): node for node, parent in enumerate(parents) if parent >= 0}
@@ -44,19 +45,20 @@ def accept(
 def accept_drawn(
     wanted_V: Tensor, drawn_V: Tensor, candidates: Sequence[int], uniforms: Sequence[float]
 ) -> tuple[int | None, Tensor]:
-    """Multi-candidate rejection at one node: (the candidate accepted, what is left of the law).
+    """Multi-candidate rejection at one node: (the candidate accepted, what is left of the
+    distribution).
 
-    `wanted_V` is the law that the token must follow; the first candidate was drawn from `drawn_V`,
-    each other one from what is left of it without those before. Where none is accepted the token
-    must be drawn from the law returned, by noise that neither the candidates nor `uniforms`, a
-    number from 0 to 1 for each candidate, depend on (arXiv 2302.01318, theorem 1; for several
-    candidates arXiv 2305.09781, §4.3, without replacement as in arXiv 2402.12374, §3.2).
+    `wanted_V` is the distribution that the token must follow; the first candidate was drawn from
+    `drawn_V`, each other one from what is left of it without those before. Where none is accepted
+    the token must be drawn from the distribution returned, by noise that neither the candidates nor
+    `uniforms`, a number from 0 to 1 for each candidate, depend on (arXiv 2302.01318, theorem 1; for
+    several candidates arXiv 2305.09781, §4.3, without replacement as in arXiv 2402.12374, §3.2).
     """
     for candidate, uniform in zip(candidates, uniforms, strict=True):
         if uniform * float(drawn_V[candidate]) < float(wanted_V[candidate]):
             return candidate, wanted_V
         left_V = (wanted_V - drawn_V).clamp_min(0)
-        if not (total := float(left_V.sum())):  # equal laws but for rounding
+        if not (total := float(left_V.sum())):  # equal distributions but for rounding
             return candidate, wanted_V
         wanted_V = left_V / total
         drawn_V = drawn_V.clone()
@@ -68,7 +70,7 @@ def accept_drawn(
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the base model says of guesses behind a node, in log-probabilities."""
+    """What the base model says of guesses after a node, in log-probabilities."""
 
     likeliest: int  # its own next token
     log_probs: list[float]  # of the guesses asked about

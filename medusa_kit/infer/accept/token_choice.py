@@ -9,7 +9,7 @@ batch.
 
 Where a drafter drew its guesses, `TokenChooser.choose_drawn` names one of them as often as
 multi-candidate rejection can (acceptance.accept_drawn). The text of a seed then depends on the
-drafter; its law does not.
+drafter; its distribution does not.
 
 Typical acceptance asks another question, which guesses are likely enough: `TokenChooser.judge`.
 
@@ -34,7 +34,7 @@ DRAWS, VERDICTS = 1, 2
 
 
 class TokenChooser:
-    """Names the token behind a node of one row."""
+    """Names the token after a node of one row."""
 
     def __init__(
         self,
@@ -60,11 +60,12 @@ class TokenChooser:
         return self.params.greedy and not self._processors
 
     def choose(self, logits_V: Tensor, prefix: Sequence[int]) -> int:
-        """The token behind `prefix`, whose last token gave `logits_V`."""
+        """The token after `prefix`, whose last token gave `logits_V`."""
         return int(self.scores(logits_V, prefix).argmax(-1))
 
     def scores(self, logits_V: Tensor, prefix: Sequence[int]) -> Tensor:
-        """scores_V whose argmax is the token: processed logits, and noise for an exact draw."""
+        """scores_V whose argmax is the token: processed logits, with Gumbel noise for an exact
+        draw."""
         scores_V = self._processed(logits_V, prefix)
         if not self.draws:
             return scores_V
@@ -75,21 +76,21 @@ class TokenChooser:
         """Whether tokens are drawn exactly, rather than the likeliest taken or guesses judged."""
         return not (self.params.greedy or self.params.lossy)
 
-    def law(self, logits_V: Tensor, prefix: Sequence[int]) -> Tensor:
-        """law_V that the token behind `prefix` is drawn from, float64."""
+    def distribution(self, logits_V: Tensor, prefix: Sequence[int]) -> Tensor:
+        """distribution_V that the token after `prefix` is drawn from, float64."""
         return self._processed(logits_V, prefix).double().softmax(-1)
 
     def choose_drawn(
         self, logits_V: Tensor, prefix: Sequence[int], drawn_V: Tensor, candidates: Sequence[int]
     ) -> int:
         """One of `candidates`, drawn from `drawn_V` without replacement, or another token: a draw
-        from this node's law in any case (see accept_drawn)."""
+        from this node's distribution in any case (see accept_drawn)."""
         if not self.draws:
             return self.choose(logits_V, prefix)
         verdicts = stream(self.params.seed, VERDICTS)
         places_C = torch.arange(len(candidates))
         uniforms = uniform_noise(verdicts, len(prefix), places_C).tolist()
-        wanted_V = self.law(logits_V, prefix)
+        wanted_V = self.distribution(logits_V, prefix)
         token, left_V = accept_drawn(wanted_V, drawn_V.to(wanted_V), candidates, uniforms)
         if token is not None:
             return token
@@ -98,8 +99,8 @@ class TokenChooser:
     def drawn(
         self, logits_V: Tensor, prefix: Sequence[int], root_position: int
     ) -> tuple[Tensor, Tensor]:
-        """For a drafter: (scores_V, law_V). The tokens of the highest scores are draws from the law
-        without replacement, in that order.
+        """For a drafter: (scores_V, distribution_V). The tokens of the highest scores are draws
+        from the distribution without replacement, in that order.
 
         `root_position`: of the draft's root. Each draft has draws of its own, since how far an
         earlier one went may have depended on its draws.
@@ -111,7 +112,7 @@ class TokenChooser:
     def judge(self, logits_V: Tensor, prefix: Sequence[int], tokens: Sequence[int]) -> Verdict:
         """What typical acceptance asks: are these guesses of the next token likely enough?
 
-        The bar is min(epsilon, delta · exp(-entropy)) of the processed law (§2.3.1).
+        The bar is min(epsilon, delta · exp(-entropy)) of the processed distribution (§2.3.1).
         """
         log_V = self._processed(logits_V, prefix).log_softmax(-1)
         entropy = -(log_V.exp() * log_V).nansum()  # 0 · log 0 counts as 0

@@ -1,4 +1,4 @@
-"""What a backend of tree attention is, and what it is asked whether it can do."""
+"""The interface of a tree attention backend, and the cases it may support."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

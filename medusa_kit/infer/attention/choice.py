@@ -1,4 +1,4 @@
-"""Which backend computes tree attention, layer by layer, and what had to be left to another.
+"""Which backend computes tree attention, layer by layer, and which layers fell back to another one.
 
 `auto`: on CUDA the first that can do a case, in the order of fewest kernels a layer (counted in
 tests' test_backend_costs.py): `triton`, `flash`, `sdpa`, but `flash` first where no slot is
@@ -60,7 +60,7 @@ class AttentionChoice:
 
     def for_fixed_shapes(self) -> "AttentionChoice":
         """The same for steps of fixed shapes: what was ruled out stays so, and what they leave to
-        another backend is told among the fallbacks of this one."""
+        another backend is listed among the fallbacks of this one."""
         choice = AttentionChoice(self.asked, fixed_shapes=True)
         choice.ruled_out, choice.fallbacks = dict(self.ruled_out), self.fallbacks
         return choice
@@ -105,7 +105,7 @@ class AttentionChoice:
         return self.attend(*arguments)
 
     def rule_out(self, name: str, reason: str) -> None:
-        """Leave it to the next backend from now on."""
+        """Use the next backend instead from now on."""
         self.ruled_out[name] = reason
         self._chosen = {case: used for case, used in self._chosen.items() if used != name}
 

@@ -1,6 +1,6 @@
-// A verify step of a Llama-like decoder in one call: N nodes of B rows behind a cached prefix.
+// A verify step of a Llama-like decoder in one call: N nodes of B rows after a cached prefix.
 //
-// All threads run the same phases and meet at a barrier after each. Masked slots add exact zeros and
+// All threads run the same phases and wait at a barrier after each. Masked slots add exact zeros and
 // every sum has one order, so a node's numbers have the same bits in any tree and any batch.
 #include <vector>
 
@@ -31,7 +31,7 @@ struct Step {
     int64_t num_kept;                 // rows of B * N whose hidden states and logits are wanted
     const int64_t* kept;
     float *hidden_out, *logits;       // [kept, hidden], [kept, V]
-    int64_t num_likeliest;            // tokens behind each that are wanted, likeliest first
+    int64_t num_likeliest;            // tokens after each that are wanted, likeliest first
     int64_t* likeliest;               // [kept, num_likeliest]
 };
 
@@ -56,7 +56,7 @@ void rotate(float* x, const float* cos, const float* sin, int64_t size) {
 class Run {
   public:
     Run(const Decoder& d, const Step& s, Pool& p, int threads)
-        : d(d), s(s), p(p), rows((int)(s.batch * s.nodes)), way(s.prompt ? Way::EXPANDED : Way::QUADS) {
+        : d(d), s(s), p(p), rows((int)(s.batch * s.nodes)), kernel(s.prompt ? Kernel::EXPANDED : Kernel::VNNI) {
         queries = d.query_heads * d.head_size;
         keys = d.kv_heads * d.head_size;
         const int64_t widest = std::max({d.hidden, d.mlp, queries});
@@ -82,7 +82,7 @@ class Run {
     const Step& s;
     Pool& p;
     const int rows;
-    const Way way;
+    const Kernel kernel;
     int64_t queries, keys;
     std::vector<float> x, normed, branch, qkv, attended, gated, x_t;
     struct Scratch { std::vector<float> query, scores, accumulated; };
@@ -111,9 +111,9 @@ class Run {
     }
 
     template <class Finish> void multiply_by(const Matrix& m, const float* from, int count, int id, Finish finish) {
-        lay_out(m, way, from, count, x_t.data(), id, p.active());
+        lay_out(m, kernel, from, count, x_t.data(), id, p.active());
         p.barrier(id);
-        product(m, way, x_t.data(), count, id, p.active(), finish);
+        product(m, kernel, x_t.data(), count, id, p.active(), finish);
         p.barrier(id);
     }
 
@@ -148,7 +148,7 @@ class Run {
         return s.cache + ((((layer * 2 + what) * s.batch + row) * d.kv_heads + head) * s.slots + at) * d.head_size;
     }
 
-    // Norms of heads, rotary embedding, keys and values into the cache behind the row's prefix.
+    // Norms of heads, rotary embedding, keys and values into the cache after the row's prefix.
     void place(const Layer& l, int64_t index, int id) {
         const float* cos = s.rotary + l.rotary * 2 * rows * d.rotary_size;
         const float* sin = cos + rows * d.rotary_size;
@@ -307,7 +307,7 @@ class Run {
             const int64_t first = panel * LANES, end = std::min<int64_t>(first + V * LANES, d.output.outputs);
             for (int row = 0; row < wanted; ++row) {
                 const float* out = s.logits + row * d.output.outputs;
-                for (int64_t o = first; o < end; ++o) mine.meet(row, out[o], o);
+                for (int64_t o = first; o < end; ++o) mine.insert(row, out[o], o);
             }
         });
         for (int row = id; row < wanted; row += p.active()) {
@@ -340,9 +340,9 @@ void mk_linear(const Matrix* matrix, const float* x, int rows, float* out, int t
     Pool& p = pool(threads);
     static thread_local std::vector<float> x_t;
     x_t.resize(room_for(rows, matrix->inputs));
-    lay_out(*matrix, Way::QUADS, x, rows, x_t.data(), 0, 1);
+    lay_out(*matrix, Kernel::VNNI, x, rows, x_t.data(), 0, 1);
     float* transposed = x_t.data();
-    p.run([&](int id) { product(*matrix, Way::QUADS, transposed, rows, id, p.active(), Write<false>{*matrix, out, rows}); });
+    p.run([&](int id) { product(*matrix, Kernel::VNNI, transposed, rows, id, p.active(), Write<false>{*matrix, out, rows}); });
 }
 }
 #pragma GCC visibility pop

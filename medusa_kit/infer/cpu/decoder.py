@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from medusa_kit.base.files import gguf_behind
+from medusa_kit.base.files import gguf_source
 from medusa_kit.base.model import BaseModel
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.describe import LayerParts, ModelParts, Unsupported, describe
@@ -249,4 +249,4 @@ def native_decoder(base: BaseModel) -> NativeDecoder:
     size = _packed_bytes(base)
     if size > SHARE_OF_MEMORY * free_memory():
         raise Unsupported(f"no room for packed weights (up to {size / 1e9:.1f} GB)")
-    return NativeDecoder(base, gguf_behind(base.info.name))
+    return NativeDecoder(base, gguf_source(base.info.name))

@@ -1,7 +1,7 @@
 """What the C++ decoder has to know of a model, read off its modules; or why it cannot run it.
 
-The list of families is short on purpose, and each model is still proved at load (decoder.py): a
-family may hide a multiplier that no module shows.
+The list of families is short on purpose, and each model is still self-checked at load (decoder.py):
+a family may hide a multiplier that no module shows.
 
 Shapes: X any leading shape, D size of a norm.
 """

@@ -22,7 +22,7 @@ CACHE_NAME = "gguf_scales.cache"
 
 
 class GGUFBlocks:
-    """Finds the blocks behind a model's weights by their names."""
+    """Finds the blocks that a model's weights came from by their names."""
 
     def __init__(self, path: Path) -> None:
         """`path`: of a GGUF file. Its scales are cached where its dequantised copy is."""

@@ -24,7 +24,7 @@ struct Heads {
 struct Guess {
     int64_t rows, path_length, count;
     const int64_t *head_of_row, *paths;  // [rows] rising; [rows, path_length], from the root on
-    const float *hidden, *temperatures;  // [rows, hidden]; [rows], or null where nobody asks for scores
+    const float *hidden, *temperatures;  // [rows, hidden]; [rows], or null where no scores are wanted
     int64_t* ids;                        // [rows, count], likeliest first
     float* scores;                       // [rows, count], log-probabilities
 };
@@ -106,9 +106,9 @@ class Guessing {
     }
 
     template <class Finish> void multiply_by(const Matrix& m, const float* read, int count, int id, Finish finish) {
-        lay_out(m, Way::QUADS, read, count, x_t.data(), id, p.active());
+        lay_out(m, Kernel::VNNI, read, count, x_t.data(), id, p.active());
         p.barrier(id);
-        product(m, Way::QUADS, x_t.data(), count, id, p.active(), finish);
+        product(m, Kernel::VNNI, x_t.data(), count, id, p.active(), finish);
         p.barrier(id);
     }
 
@@ -123,7 +123,7 @@ class Guessing {
                 for (int64_t o = first; o < end; ++o) {
                     const float logit = scaled[o - first];
                     if (g.temperatures) logits[row * m.outputs + o] = logit;
-                    mine.meet(row, logit, o);
+                    mine.insert(row, logit, o);
                 }
             }
         });

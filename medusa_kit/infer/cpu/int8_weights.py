@@ -2,11 +2,11 @@
 
 A weight w becomes s · round(w / s), where 32 inputs of an output share s = max |w| / 127. The
 linear layers of the model itself get the rounded numbers, so that C++ steps, torch's forwards, the
-proof at load and heads all see one model. It is another model than the checkpoint's: answers of the
-two may differ, so reports name the weights, and none of its answers counts as identical. What is no
-linear layer keeps its numbers; so does the input table where the output embedding shares it, since
-looking up a row costs nothing. The fingerprint stays the checkpoint's, whose heads fit this model
-too.
+self-check at load and heads all see one model. It is another model than the checkpoint's: answers
+of the two may differ, so reports name the weights, and none of its answers counts as identical.
+What is no linear layer keeps its numbers; so does the input table where the output embedding shares
+it, since looking up a row costs nothing. The fingerprint stays the checkpoint's, whose heads fit
+this model too.
 
 Shapes: O outputs, I inputs, Q groups of inputs, S inputs of a group.
 """
@@ -78,7 +78,7 @@ def with_weights(base: BaseModel, weights: str) -> BaseModel:
     return base
 
 
-def refuse_rounded(base: BaseModel, what: str) -> None:
+def refuse_int8_weights(base: BaseModel, what: str) -> None:
     """Raises ConfigError: `what` stands for the checkpoint's model, and this base is another."""
     if base.info.lossy:
         raise ConfigError(
@@ -87,7 +87,7 @@ def refuse_rounded(base: BaseModel, what: str) -> None:
         )
 
 
-def rounded(weight_OI: Tensor) -> Blocks:
+def int8_blocks(weight_OI: Tensor) -> Blocks:
     """The weights as codes and scales; `expand` of it is the rounded weights. 32 must divide I."""
     weight_OQS = weight_OI.unflatten(1, (-1, GROUP))
     scales_OQ = weight_OQS.abs().amax(-1) / LARGEST
@@ -131,7 +131,7 @@ def _round_linears(base: BaseModel) -> None:
     for layer in fitting:
         sharing[id(layer.weight)].append(layer)
     for same in sharing.values():
-        blocks = rounded(same[0].weight.detach())
+        blocks = int8_blocks(same[0].weight.detach())
         weight = nn.Parameter(blocks.expand(), requires_grad=False)
         for layer in same:
             layer.weight = weight

@@ -17,7 +17,7 @@ from medusa_kit import console
 from medusa_kit.errors import ConfigError, check_count, nearest
 from medusa_kit.infer.cpu.shared_library import library_in, opened
 
-SOURCES = ("simd.h", "pool.h", "matrix.h", "quads.h", "matmul.h", "heads.h", "decoder.cpp")
+SOURCES = ("simd.h", "pool.h", "matrix.h", "vnni.h", "matmul.h", "heads.h", "decoder.cpp")
 FLAGS = ("-O3", "-std=c++17", "-pthread", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi")
 MAX_ROWS = 64
 WORK_OF_A_THREAD = 2_000_000  # multiplications; some 30 microseconds

@@ -3,7 +3,7 @@
 // Every output is one chain of fused multiply-adds over the inputs in order, whatever the number of
 // rows and threads: a row's result has the same bits alone and beside others.
 #pragma once
-#include "quads.h"
+#include "vnni.h"
 
 // V panels side by side, read eight inputs at a time.
 template <int KIND, int V> struct Panels {
@@ -84,17 +84,17 @@ inline void transpose_rows(const float* x, int rows, int64_t width, int64_t inpu
     }
 }
 
-// Few rows are fastest by quads, many by weights expanded to floats. A row's bits depend on the way,
-// so whoever multiplies chooses by what the rows are (nodes, or a prompt), never by how many.
-enum class Way { QUADS, EXPANDED };
-constexpr Way way_of(int kind, Way wanted) { return by_quads(kind) ? wanted : Way::EXPANDED; }
+// Few rows are fastest by VNNI, many by weights expanded to floats. A row's bits depend on the kernel,
+// so the caller chooses by what the rows are (nodes or a prompt), never by their number.
+enum class Kernel { VNNI, EXPANDED };
+constexpr Kernel kernel_of(int kind, Kernel wanted) { return by_vnni(kind) ? wanted : Kernel::EXPANDED; }
 
 // What `product` reads: rows laid out for the kind of the weights.
-inline void lay_out(const Matrix& m, Way way, const float* x, int rows, float* x_t, int part, int parts) {
+inline void lay_out(const Matrix& m, Kernel kernel, const float* x, int rows, float* x_t, int part, int parts) {
     const int group = group_of((int)m.kind);
     const int64_t inputs = padded(m.inputs, group);
 #ifdef MK_VNNI
-    if (way_of((int)m.kind, way) == Way::QUADS)
+    if (kernel_of((int)m.kind, kernel) == Kernel::VNNI)
         return (group == 32 ? lay_out_quads<32> : lay_out_quads<16>)(x, rows, m.inputs, inputs, x_t, part, parts);
 #endif
     transpose_rows(x, rows, m.inputs, inputs, x_t, part, parts);
@@ -147,7 +147,7 @@ inline void multiply_many(const uint8_t* data, int64_t stride, int64_t inputs, c
 
 #ifdef MK_VNNI
 template <int KIND, class Finish>
-inline void product_by_quads(const Matrix& m, const float* x_q, int rows, int64_t panel, int64_t end, Finish finish) {
+inline void product_by_vnni(const Matrix& m, const float* x_q, int rows, int64_t panel, int64_t end, Finish finish) {
     const int64_t groups = padded(m.inputs, group_of(KIND)) / group_of(KIND);
     const int64_t inputs = groups * group_of(KIND), stride = groups * bytes_a_group(KIND);
     alignas(64) float tile[MAX_ROWS * 2 * LANES];
@@ -169,7 +169,7 @@ inline void product_by_quads(const Matrix& m, const float* x_q, int rows, int64_
 // One phase: this thread's panels of the product, each tile [rows, V * 16] given to `finish(panel,
 // V, tile)`. Few rows need many panels at once, to keep enough chains of additions going.
 template <int KIND, class Finish>
-inline void product_of_kind(const Matrix& m, Way way, const float* x_t, int rows, int id, int threads, Finish finish) {
+inline void product_of_kind(const Matrix& m, Kernel kernel, const float* x_t, int rows, int id, int threads, Finish finish) {
     const int64_t inputs = padded(m.inputs, group_of(KIND));
     const int64_t stride = inputs / group_of(KIND) * bytes_a_group(KIND);
     const int64_t pairs = padded(m.outputs, 2 * LANES) / (2 * LANES);
@@ -184,8 +184,8 @@ inline void product_of_kind(const Matrix& m, Way way, const float* x_t, int rows
     };
     using std::integral_constant;
 #ifdef MK_VNNI
-    if constexpr (by_quads(KIND))
-        if (way == Way::QUADS) return product_by_quads<KIND>(m, x_t, rows, panel, end, finish);
+    if constexpr (by_vnni(KIND))
+        if (kernel == Kernel::VNNI) return product_by_vnni<KIND>(m, x_t, rows, panel, end, finish);
 #endif
 #ifdef __AVX512F__
     if (rows == 1) run(integral_constant<int, 6>{}, integral_constant<int, 1>{});
@@ -202,17 +202,17 @@ inline void product_of_kind(const Matrix& m, Way way, const float* x_t, int rows
 }
 
 template <class Finish>
-inline void product(const Matrix& m, Way way, const float* x_t, int rows, int id, int threads, Finish finish) {
+inline void product(const Matrix& m, Kernel kernel, const float* x_t, int rows, int id, int threads, Finish finish) {
     switch (m.kind) {
-        case F32: return product_of_kind<F32>(m, way, x_t, rows, id, threads, finish);
-        case BF16: return product_of_kind<BF16>(m, way, x_t, rows, id, threads, finish);
-        case INT4: return product_of_kind<INT4>(m, way, x_t, rows, id, threads, finish);
-        case INT8: return product_of_kind<INT8>(m, way, x_t, rows, id, threads, finish);
-        case INT8_OFFSET: return product_of_kind<INT8_OFFSET>(m, way, x_t, rows, id, threads, finish);
-        case INT8_FINE: return product_of_kind<INT8_FINE>(m, way, x_t, rows, id, threads, finish);
-        case INT8_FINE_OFFSET: return product_of_kind<INT8_FINE_OFFSET>(m, way, x_t, rows, id, threads, finish);
-        case INT4_HALF: return product_of_kind<INT4_HALF>(m, way, x_t, rows, id, threads, finish);
-        case INT8_OFFSET_HALF: return product_of_kind<INT8_OFFSET_HALF>(m, way, x_t, rows, id, threads, finish);
+        case F32: return product_of_kind<F32>(m, kernel, x_t, rows, id, threads, finish);
+        case BF16: return product_of_kind<BF16>(m, kernel, x_t, rows, id, threads, finish);
+        case INT4: return product_of_kind<INT4>(m, kernel, x_t, rows, id, threads, finish);
+        case INT8: return product_of_kind<INT8>(m, kernel, x_t, rows, id, threads, finish);
+        case INT8_OFFSET: return product_of_kind<INT8_OFFSET>(m, kernel, x_t, rows, id, threads, finish);
+        case INT8_FINE: return product_of_kind<INT8_FINE>(m, kernel, x_t, rows, id, threads, finish);
+        case INT8_FINE_OFFSET: return product_of_kind<INT8_FINE_OFFSET>(m, kernel, x_t, rows, id, threads, finish);
+        case INT4_HALF: return product_of_kind<INT4_HALF>(m, kernel, x_t, rows, id, threads, finish);
+        case INT8_OFFSET_HALF: return product_of_kind<INT8_OFFSET_HALF>(m, kernel, x_t, rows, id, threads, finish);
     }
 }
 
@@ -245,8 +245,8 @@ class Best {
     }
     const Found* of(int row) const { return &found[row * count]; }
 
-    // Columns come in rising order, so one that equals another goes behind it.
-    void meet(int row, float value, int64_t column) {
+    // Columns come in rising order, so one that equals another goes after it.
+    void insert(int row, float value, int64_t column) {
         Found* sorted = &found[row * count];
         if (!(value > sorted[count - 1].first)) return;
         int place = count - 1;
@@ -255,7 +255,7 @@ class Best {
     }
     // What another thread found among later columns.
     void join(int row, const Best& later) {
-        for (int i = 0; i < count; ++i) meet(row, later.of(row)[i].first, later.of(row)[i].second);
+        for (int i = 0; i < count; ++i) insert(row, later.of(row)[i].first, later.of(row)[i].second);
     }
 
   private:

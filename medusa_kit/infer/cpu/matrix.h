@@ -1,4 +1,4 @@
-// How weights lie in memory, and how the rows that meet them are cut into blocks.
+// How weights lie in memory, and how the rows they are multiplied with are cut into blocks.
 #pragma once
 #include <algorithm>
 #include <utility>

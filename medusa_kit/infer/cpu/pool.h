@@ -1,5 +1,5 @@
-// A few threads that run one function together and meet at barriers.
-// OpenMP's would do, but the pool torch brings spins beside ours, and a step meets some 200 times.
+// A few threads that run one function together and wait for each other at barriers.
+// OpenMP's would do, but the pool torch brings spins beside ours, and a step passes some 200 barriers.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -16,9 +16,9 @@
 #endif
 #if defined(__x86_64__)
 #include <immintrin.h>
-inline void breathe() { _mm_pause(); }
+inline void cpu_relax() { _mm_pause(); }
 #else
-inline void breathe() {}
+inline void cpu_relax() {}
 #endif
 
 inline double seconds() {
@@ -28,9 +28,9 @@ inline double seconds() {
 
 // Whether other programs want our cores. A barrier then costs a time slice instead of a microsecond,
 // and one thread alone is faster than several that wait for each other.
-class Crowd {
+class Contention {
   public:
-    bool here() const { return seconds() < until_; }
+    bool present() const { return seconds() < until_; }
     // A run that waited long: try again with all threads in a while, a longer one each time.
     void waited() {
         if (++strikes_ < 2) return;
@@ -63,11 +63,11 @@ class Pool {
     // How many take part from the last barrier on: the same for all who passed it.
     int active() const { return active_; }
 
-    // All threads, or this one alone where the machine is crowded, run body(id).
+    // All threads, or this one alone where other programs want the cores, run body(id).
     void run(const std::function<void(int)>& body) {
         if (size_ == 1) return body(0);
         std::lock_guard<std::mutex> one_caller(callers_);
-        active_ = crowd_.here() ? 1 : size_;
+        active_ = contention_.present() ? 1 : size_;
         if (active_ == 1) return body(0);
         start_ = seconds();
         waited_ = 0;
@@ -78,12 +78,12 @@ class Pool {
         const bool alone = active_ == 1;
         const double before = seconds();
         for (int spin = 0; done_.load(std::memory_order_acquire) < size_ - 1; ++spin)
-            spin < SPINS ? breathe() : std::this_thread::yield();
+            spin < SPINS ? cpu_relax() : std::this_thread::yield();
         waited_ += seconds() - before;
-        alone || too_long() ? crowd_.waited() : crowd_.went_well();
+        alone || too_long() ? contention_.waited() : contention_.went_well();
     }
 
-    // `may_leave`: thread 0 goes on alone behind this barrier if it has waited too long so far.
+    // `may_leave`: thread 0 goes on alone after this barrier if it has waited too long so far.
     void barrier(int id, bool may_leave = false) {
         if (active_ == 1) return;
         const int turn = turn_.load(std::memory_order_relaxed);
@@ -97,7 +97,7 @@ class Pool {
         }
         const double before = id == 0 ? seconds() : 0;
         for (int spin = 0; turn_.load(std::memory_order_acquire) == turn; ++spin)
-            spin < SPINS ? breathe() : std::this_thread::yield();
+            spin < SPINS ? cpu_relax() : std::this_thread::yield();
         if (id == 0) waited_ += seconds() - before;
     }
 
@@ -107,7 +107,7 @@ class Pool {
     void work(int id) {
         int seen = 0;
         while (true) {
-            for (int spin = 0; spin < SPINS && round_.load(std::memory_order_acquire) == seen; ++spin) breathe();
+            for (int spin = 0; spin < SPINS && round_.load(std::memory_order_acquire) == seen; ++spin) cpu_relax();
             std::unique_lock<std::mutex> lock(mutex_);
             wake_.wait(lock, [&] { return round_.load() != seen; });
             seen = round_.load();
@@ -122,7 +122,7 @@ class Pool {
     const int size_;
     int active_ = 1;
     double start_ = 0, waited_ = 0;
-    Crowd crowd_;
+    Contention contention_;
     std::vector<std::thread> workers_;
     std::mutex callers_, mutex_;
     std::condition_variable wake_;

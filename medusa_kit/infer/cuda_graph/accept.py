@@ -1,6 +1,6 @@
 """Greedy acceptance for all rows at once, on the device: what `accept` finds by walking.
 
-A node is accepted where each token of its path is what the base model names behind the one before;
+A node is accepted where each token of its path is what the base model names after the one before;
 siblings hold different tokens, so the accepted nodes are one path, and its deepest node tells all.
 
 Shapes: B batch, N nodes with root, J nodes of the longest path, root included.
@@ -43,7 +43,7 @@ class TreeTables:
 class Accepted:
     """`last_B`: deepest accepted node. `nodes_BJ`: its path. `counts_B`: accepted nodes, the root
     among them, and as many tokens emitted. `roots_B`: the next roots. `emitted_BJ`: the tokens
-    behind the old root, the next root last; what comes after means nothing."""
+    after the old root, the next root last; what comes after means nothing."""
 
     last_B: Tensor
     nodes_BJ: Tensor
@@ -55,7 +55,7 @@ class Accepted:
 def accept_greedy(
     tree: TreeTables, tokens_BN: Tensor, likeliest_BN: Tensor, max_depth_B: Tensor
 ) -> Accepted:
-    """`likeliest_BN`: what the base model names behind each node. Deeper than `max_depth_B` lies
+    """`likeliest_BN`: what the base model names after each node. Deeper than `max_depth_B` lies
     past the context's end."""
     named_BN = likeliest_BN[:, tree.parents_N]
     holds_BN = (tokens_BN == named_BN) | (tree.depths_N == 0)

@@ -1,6 +1,6 @@
 """The tree cache of fixed shapes: same slots, written and moved by indices that lie on the device.
 
-Every forward returns all S slots; what lies behind a row's nodes is masked.
+Every forward returns all S slots; what lies after a row's nodes is masked.
 
 Shapes: B batch, G key/value heads, S slots, E head dim, N nodes with root, J nodes of a path.
 """
@@ -14,10 +14,10 @@ from torch import Tensor
 from medusa_kit.infer.tree_cache import TreeCache, TreeCacheLayer
 
 
-class FixedCacheLayer(TreeCacheLayer):
-    """One layer's slots, written where the cache was told to."""
+class StaticTreeCacheLayer(TreeCacheLayer):
+    """One layer's slots, written where the cache aims."""
 
-    cache: "FixedCache"
+    cache: "StaticTreeCache"
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
@@ -39,22 +39,22 @@ class FixedCacheLayer(TreeCacheLayer):
         return self.cache.num_slots, 0
 
 
-class FixedCache(TreeCache):
+class StaticTreeCache(TreeCache):
     """Slots that stay where they are, so that a graph may hold their addresses.
 
-    `lengths` on the host are for the proof at load alone; a step has its own on the device.
+    `lengths` on the host are for the self-check at load alone; a step has its own on the device.
     """
 
     def __init__(
         self, num_layers: int, batch_size: int, num_slots: int, device: torch.device
     ) -> None:
         super().__init__(num_layers, batch_size, num_slots)
-        self.layers = [FixedCacheLayer(index, self) for index in range(num_layers)]
+        self.layers = [StaticTreeCacheLayer(index, self) for index in range(num_layers)]
         self._rows_B1 = torch.arange(batch_size, device=device)[:, None]
         self.aim = (self._rows_B1, self._rows_B1)  # where a forward writes: rows, slots_BN
 
-    def write_behind(self, lengths_B: Tensor, num_nodes: int) -> None:
-        """Let the next forward write its nodes behind `lengths_B` tokens."""
+    def write_after(self, lengths_B: Tensor, num_nodes: int) -> None:
+        """Let the next forward write its nodes after `lengths_B` tokens."""
         nodes_N = torch.arange(num_nodes, device=lengths_B.device)
         self.aim = (self._rows_B1, lengths_B[:, None] + nodes_N)
 
@@ -69,7 +69,7 @@ class FixedCache(TreeCache):
             for tensor in pair:
                 tensor[rows, :, target] = tensor[rows, :, source]
 
-    def copy_rows(self, other: "FixedCache", places: Sequence[int]) -> None:
+    def copy_rows(self, other: "StaticTreeCache", places: Sequence[int]) -> None:
         """The rows in these places of `other`, as far as both have slots, as the first rows here;
         without a copy on the way. Slots that `other` lacks are emptied."""
         shared = min(self.num_slots, other.num_slots)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from medusa_kit.base.model import BaseModel, relative_error
 from medusa_kit.errors import IncompatibleBaseError
-from medusa_kit.infer.cuda_graph.cache import FixedCache
-from medusa_kit.infer.cuda_graph.forward import FixedVerifier
+from medusa_kit.infer.cuda_graph.cache import StaticTreeCache
+from medusa_kit.infer.cuda_graph.forward import StaticVerifier
 from medusa_kit.infer.self_check import allowed_error
 from medusa_kit.infer.verifier import Forward
 
@@ -20,8 +20,8 @@ from medusa_kit.infer.verifier import Forward
 class CompiledStep(Protocol):
     """What is read here of a step that runs a compiled forward."""
 
-    verifier: FixedVerifier
-    cache: FixedCache
+    verifier: StaticVerifier
+    cache: StaticTreeCache
     forward: Forward | None
     lengths_B: Tensor
     batch_size: int

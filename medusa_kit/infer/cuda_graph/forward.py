@@ -9,14 +9,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medusa_kit.infer.cuda_graph.cache import FixedCache
+from medusa_kit.infer.cuda_graph.cache import StaticTreeCache
 from medusa_kit.infer.cuda_graph.guard import NoHostReads
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import NodeScores, TreeStep
 from medusa_kit.infer.verifier import Forward, Verifier
 
 
-class FixedTreeStep(TreeStep):
+class StaticTreeStep(TreeStep):
     """A TreeStep whose lengths_B are a tensor on the device; every slot of the cache is in sight.
 
     No `lengths` on the host: what asks for them cannot run at fixed shapes.
@@ -36,7 +36,7 @@ class FixedTreeStep(TreeStep):
         return False
 
     def _build_mask(self, window: int | None) -> Tensor:
-        """mask_BNS, as the base class builds it, with empty slots behind each row's nodes."""
+        """mask_BNS, as the base class builds it, with empty slots after each row's nodes."""
         N, lengths_B1 = self.num_nodes, self.device_lengths()[:, None]
         slots_S = torch.arange(self.num_slots, device=lengths_B1.device)
         node_BS = slots_S - lengths_B1  # the node that lies in a slot
@@ -52,12 +52,12 @@ class FixedTreeStep(TreeStep):
         return in_prefix_B1S | (in_tree_BNS & ((node_BS >= 0) & (node_BS < N))[:, None])
 
 
-class FixedVerifier(Verifier):
+class StaticVerifier(Verifier):
     """A verifier of the same base model whose every forward is one of fixed shapes.
 
-    It takes what `check_trees` asks of a verifier, so that the same proof holds for it; while
+    It takes what `check_trees` asks of a verifier, so that the same self-check holds for it; while
     `guarding`, a forward that reads on the host raises HostRead. `compiled` runs trees, though no
-    prompts, in place of the model's forward, in the proof of it alone: a step has its own.
+    prompts, in place of the model's forward, in its self-check alone: a step has its own.
     """
 
     def __init__(self, plain: Verifier) -> None:
@@ -66,8 +66,8 @@ class FixedVerifier(Verifier):
         self.native, self.guarding = None, False
         self.compiled: Forward | None = None
 
-    def new_cache(self, batch_size: int, num_slots: int) -> FixedCache:
-        return FixedCache(self.base.info.num_layers, batch_size, num_slots, self.base.device)
+    def new_cache(self, batch_size: int, num_slots: int) -> StaticTreeCache:
+        return StaticTreeCache(self.base.info.num_layers, batch_size, num_slots, self.base.device)
 
     @torch.inference_mode()
     def forward(
@@ -81,7 +81,7 @@ class FixedVerifier(Verifier):
         prompt: bool = False,
         keep: Tensor | int = 0,
     ) -> NodeScores:
-        assert isinstance(cache, FixedCache)
+        assert isinstance(cache, StaticTreeCache)
         lengths_B = torch.tensor(cache.lengths, device=tokens_BN.device)
         own = None if prompt else self.compiled
         hidden_BND, logits_BNV = self.score(cache, lengths_B, tokens_BN, depths_BN, sees_BNN, own)
@@ -91,23 +91,23 @@ class FixedVerifier(Verifier):
 
     def score(
         self,
-        cache: FixedCache,
+        cache: StaticTreeCache,
         lengths_B: Tensor,
         tokens_BN: Tensor,
         depths_BN: Tensor,
         sees_BNN: Tensor,
         forward: Forward | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """(hidden_BND, logits_BNV) of nodes behind lengths_B tokens; they lie in the cache.
+        """(hidden_BND, logits_BNV) of nodes after lengths_B tokens; they lie in the cache.
 
         `forward`: the model's, or something compiled that stands for it.
         """
         with NoHostReads() if self.guarding else nullcontext():
             positions_BN = lengths_B[:, None] + depths_BN
-            cache.write_behind(lengths_B, tokens_BN.shape[1])
+            cache.write_after(lengths_B, tokens_BN.shape[1])
             return self.run_model(
                 forward or self.base.hidden_and_logits,
-                FixedTreeStep(
+                StaticTreeStep(
                     lengths_B, depths_BN, sees_BNN, cache.num_slots, self.attention.attend
                 ),
                 tokens_BN,

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from medusa_kit.infer.cuda_graph.accept import walked
-from medusa_kit.infer.cuda_graph.kept import Loan
+from medusa_kit.infer.cuda_graph.runner import Loan
 from medusa_kit.infer.request import Emitted, Row
 
 
@@ -17,18 +17,18 @@ def run_steps(
     loan: Loan, rows: Sequence[Row], roots: Sequence[int], hidden_BD: Tensor
 ) -> Iterator[Emitted]:
     """Decode rows whose prompts lie in the step's cache; yields what each step emitted."""
-    loan.static.begin([len(row.prompt_ids) for row in rows], roots, hidden_BD)
+    loan.graph_step.begin([len(row.prompt_ids) for row in rows], roots, hidden_BD)
     alive = dict(enumerate(rows))
     while True:
         for index, row in list(alive.items()):
             if row.finish_reason is not None:
-                loan.static.rest(index)
+                loan.graph_step.rest(index)
                 del alive[index]
         if not alive:
             return
         if loan.narrow(list(alive), list(alive.values())):
             alive = dict(enumerate(alive.values()))
-        results = loan.static.run()
+        results = loan.graph_step.run()
         emitted: Emitted = []
         for index, row in alive.items():
             tokens = walked(results[index])

@@ -1,11 +1,11 @@
-"""Whether a model decodes in steps of fixed shapes: what was asked for, obstacles, proof."""
+"""Whether a model decodes in steps of fixed shapes: what was asked for, obstacles, self-check."""
 
 from functools import partial
 
 from medusa_kit.errors import ConfigError, IncompatibleBaseError, nearest
 from medusa_kit.infer.cuda_graph.compiled import compiled_forward
-from medusa_kit.infer.cuda_graph.forward import FixedVerifier
-from medusa_kit.infer.cuda_graph.kept import FixedShapes
+from medusa_kit.infer.cuda_graph.forward import StaticVerifier
+from medusa_kit.infer.cuda_graph.runner import GraphRunner
 from medusa_kit.infer.self_check import TreeCheck, check_backends
 from medusa_kit.infer.verifier import Verifier
 
@@ -25,10 +25,10 @@ def check_choice(fixed_shapes: str, compiled: bool) -> None:
 
 def use_fixed_shapes(
     verifier: Verifier, check: TreeCheck, fixed_shapes: str, compiled: bool
-) -> tuple[FixedShapes | None, TreeCheck]:
+) -> tuple[GraphRunner | None, TreeCheck]:
     """Steps of fixed shapes where they can take over, and the check that then holds.
 
-    `auto` means on CUDA. They are proved like any forward, and that nothing in them waits for the
+    `auto` means on CUDA. They are checked like any forward, and that nothing in them waits for the
     host; a backend of tree attention that fails leaves them to the next. Raises ConfigError where
     they were asked for by name and cannot be used.
     """
@@ -37,15 +37,16 @@ def use_fixed_shapes(
     on_cuda = verifier.base.device.type == "cuda"
     if fixed_shapes == "never" or not (by_name or on_cuda):
         return None, check
-    fixed = FixedVerifier(verifier)
+    static = StaticVerifier(verifier)
     reason = _obstacle(verifier, needs_cuda=fixed_shapes == "auto")
     if reason is None:
         try:
-            checks = [check, _proved(fixed)]
+            checks = [check, _checked(static)]
             if compiled:
-                checks.append(_proved_compiled(fixed))
+                checks.append(_checked_compiled(static))
             forward = partial(compiled_forward, verifier.base) if compiled else None
-            return FixedShapes(fixed, forward), max(checks, key=lambda measured: measured.noise)
+            check = max(checks, key=lambda measured: measured.rounding_tolerance)
+            return GraphRunner(static, forward), check
         except IncompatibleBaseError as error:
             reason = error.message
     if by_name:
@@ -69,18 +70,18 @@ def _obstacle(verifier: Verifier, needs_cuda: bool) -> str | None:
     return None
 
 
-def _proved(fixed: FixedVerifier) -> TreeCheck:
-    fixed.guarding = True
+def _checked(static: StaticVerifier) -> TreeCheck:
+    static.guarding = True
     try:
-        return check_backends(fixed)
+        return check_backends(static)
     finally:
-        fixed.guarding = False
+        static.guarding = False
 
 
-def _proved_compiled(fixed: FixedVerifier) -> TreeCheck:
-    """The same proof for a compiled forward. Without the guard, which cannot look into one."""
-    fixed.compiled = compiled_forward(fixed.base)
+def _checked_compiled(static: StaticVerifier) -> TreeCheck:
+    """The same self-check for a compiled forward. Without the guard, which cannot look into one."""
+    static.compiled = compiled_forward(static.base)
     try:
-        return check_backends(fixed)
+        return check_backends(static)
     finally:
-        fixed.compiled = None
+        static.compiled = None

@@ -15,7 +15,7 @@ from torch import Tensor
 from medusa_kit.infer.cuda_graph.accept import TreeTables, accept_greedy
 from medusa_kit.infer.cuda_graph.capture import GraphMemory
 from medusa_kit.infer.cuda_graph.compiled import check_compiled
-from medusa_kit.infer.cuda_graph.forward import FixedVerifier
+from medusa_kit.infer.cuda_graph.forward import StaticVerifier
 from medusa_kit.infer.draft import Topology
 from medusa_kit.infer.verifier import Forward
 
@@ -34,7 +34,7 @@ class StaticDrafter(Protocol):
     def fill(self, hidden_BD: Tensor, roots_B: Tensor, on_device: bool = False) -> Tensor: ...
 
 
-class FixedStep:
+class GraphStep:
     """Steps for B rows and one tree, over S slots. `begin` once a request, then `run`.
 
     Everything a step reads and writes lies in buffers made here. With `graphs` it is captured: the
@@ -45,7 +45,7 @@ class FixedStep:
     @torch.inference_mode()
     def __init__(
         self,
-        verifier: FixedVerifier,
+        verifier: StaticVerifier,
         drafter: StaticDrafter,
         batch_size: int,
         num_slots: int,
@@ -68,7 +68,7 @@ class FixedStep:
         self.active_B = tokens_N.new_zeros(B, dtype=torch.bool)
         self.out_BJ1 = tokens_N.new_zeros(B, self.tree.longest + 1)
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.noise = 0.0  # logits by which the compiled forward may differ from the plain one
+        self.rounding_tolerance = 0.0  # how far the compiled forward's logits may be off
         try:
             self._prepare(graphs)
         except BaseException:
@@ -77,7 +77,7 @@ class FixedStep:
 
     def _prepare(self, graphs: GraphMemory | None) -> None:
         if self.forward is not None:
-            self.noise = check_compiled(self)
+            self.rounding_tolerance = check_compiled(self)
         self.advance()  # the first forward allocates the slots
         if graphs is not None:  # until `begin` all rows idle, so that running it changes nothing
             self.graph = graphs.capture(self.advance)
@@ -111,7 +111,7 @@ class FixedStep:
         return self.out_BJ1.tolist()
 
     @torch.inference_mode()
-    def take_over(self, other: "FixedStep", places: Sequence[int]) -> None:
+    def take_over(self, other: "GraphStep", places: Sequence[int]) -> None:
         """Go on, from the first row on, where the rows in these places of `other` stand."""
         self.cache.copy_rows(other.cache, places)
         self.active_B.zero_()
@@ -150,7 +150,7 @@ class FixedStep:
         self.out_BJ1.copy_(torch.cat([found.emitted_BJ, found.counts_B[:, None]], dim=1))
 
     def score(self, lengths_B: Tensor, forward: Forward | None = None) -> tuple[Tensor, Tensor]:
-        """(hidden_BND, logits_BNV) of the tree behind `lengths_B` tokens."""
+        """(hidden_BND, logits_BNV) of the tree after `lengths_B` tokens."""
         return self.verifier.score(
             self.cache, lengths_B, self.tokens_BN, self.depths_BN, self.sees_BNN, forward
         )

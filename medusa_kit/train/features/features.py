@@ -34,7 +34,7 @@ class FeatureOptions:
 
 
 class Rows(NamedTuple):
-    """Rows of text as the base takes them: padded side by side, or packed one behind the other."""
+    """Rows of text as the base takes them: padded side by side, or packed one after another."""
 
     input_ids_BT: Tensor
     mask_BT: Tensor | None  # none where packed: position ids tell the rows apart
@@ -77,7 +77,7 @@ class Positions(NamedTuple):
 
     @classmethod
     def joined(cls, parts: Sequence["Positions"]) -> "Positions":
-        """One behind the other."""
+        """One after another."""
         return cls(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
 
     def rows(self, rows_P: Tensor) -> tuple[Tensor, Tensor, SoftTargets | None]:

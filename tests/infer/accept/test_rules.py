@@ -59,7 +59,7 @@ def test_typical_takes_the_longest_passing_path_and_of_those_the_likeliest(seed:
     parents = [-1, *(draw.choice([-2, *range(node)]) for node in range(1, size))]
     tokens = [draw.randrange(50) for _ in range(size)]
     log_probs = [-draw.random() for _ in range(size)]
-    bars = [draw.choice([-2.0, -0.7, -0.4]) for _ in range(size)]  # by the node guessed behind
+    bars = [draw.choice([-2.0, -0.7, -0.4]) for _ in range(size)]  # by the node guessed after
     max_depth = draw.choice([0, 1, 2, 99])
 
     best: tuple[int, float] = (0, 0.0)

@@ -13,8 +13,8 @@ from medusa_kit.errors import ConfigError, IncompatibleBaseError
 from medusa_kit.infer.attention import choice
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.attention.sdpa import explicit, tree_sdpa
-from medusa_kit.infer.cuda_graph.forward import FixedTreeStep
-from medusa_kit.infer.self_check import proved_verifier
+from medusa_kit.infer.cuda_graph.forward import StaticTreeStep
+from medusa_kit.infer.self_check import checked_verifier
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def forgets_the_prefix(query: Any, key: Any, value: Any, step: Any, *rest: Any) 
 
 
 def right_in_the_loop(query: Any, key: Any, value: Any, step: Any, *rest: Any) -> Any:
-    attend = forgets_the_prefix if isinstance(step, FixedTreeStep) else tree_sdpa
+    attend = forgets_the_prefix if isinstance(step, StaticTreeStep) else tree_sdpa
     return attend(query, key, value, step, *rest)
 
 
@@ -105,7 +105,7 @@ def test_an_engine_loads_where_triton_cannot_run(
     from medusa_kit.infer.attention import triton_kernel
 
     monkeypatch.setattr(triton_kernel, "split_kernel", Broken(FAILURES[0][0]))
-    verifier, check = proved_verifier(tiny_base("llama"))
+    verifier, check = checked_verifier(tiny_base("llama"))
     assert check.relative_error < 1e-4
     assert verifier.attention.name == "flash"
     assert "Python.h" in verifier.attention.fallbacks[0]
@@ -118,9 +118,9 @@ def test_a_backend_that_fails_the_check_at_load(
 
     monkeypatch.setitem(choice.BACKENDS, "flash", WRONG)
     with pytest.raises(ConfigError, match=r"'flash' was .* logits on a tree are off by"):
-        proved_verifier(tiny_base("llama"), "flash")
+        checked_verifier(tiny_base("llama"), "flash")
     many[:] = ["flash", "sdpa"]
-    verifier, check = proved_verifier(tiny_base("llama"), "auto")
+    verifier, check = checked_verifier(tiny_base("llama"), "auto")
     assert check.relative_error < 1e-4
     report = verifier.attention.report()
     assert (report["asked"], report["used"]) == ("auto", "sdpa")
@@ -129,14 +129,14 @@ def test_a_backend_that_fails_the_check_at_load(
     base = tiny_base("llama")
     base.model.lm_head.weight.data[3, 3] = float("nan")
     with pytest.raises(IncompatibleBaseError):  # no backend's fault
-        proved_verifier(base, "flash")
+        checked_verifier(base, "flash")
 
 
 def test_one_that_fails_the_check_costs_no_other(
     many: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(choice.BACKENDS, "triton", WRONG)
-    verifier, _ = proved_verifier(tiny_base("llama"))
+    verifier, _ = checked_verifier(tiny_base("llama"))
     assert verifier.attention.name == "flash"
     assert verifier.attention.fallbacks[0].startswith("triton: trees cannot be verified")
     assert verifier.attention.fallbacks[0].endswith("; flash instead")

@@ -11,8 +11,8 @@ from medusa_kit.base.model import wrap_model
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.attention.sdpa import tree_sdpa
 from medusa_kit.infer.attention.triton_backend import ancestor_words, tree_triton
-from medusa_kit.infer.cuda_graph.forward import FixedTreeStep
-from medusa_kit.infer.self_check import proved_verifier
+from medusa_kit.infer.cuda_graph.forward import StaticTreeStep
+from medusa_kit.infer.self_check import checked_verifier
 
 
 def test_ancestor_words_hold_every_pair() -> None:
@@ -59,7 +59,7 @@ def test_lengths_are_read_on_the_device(window: int | None) -> None:
     tree = step_of([70, 0], parents_of(6))
     lengths = torch.tensor([70, 0], device=DEVICE)
     depths, sees = tree.depths_BN.to(DEVICE), tree.sees_BNN.to(DEVICE)
-    step = FixedTreeStep(lengths, depths, sees, 128, None)
+    step = StaticTreeStep(lengths, depths, sees, 128, None)
     query = torch.randn(2, 6, 2, 12, device=DEVICE).transpose(1, 2)
     key, value = torch.randn(2, 2, 1, 128, 12, device=DEVICE)
     arguments = (query, key, value, step, 0.3, window)
@@ -94,7 +94,7 @@ def test_every_program_works_however_large_the_cache(
     monkeypatch.setattr(triton_kernel, "split_kernel", watched)
     tree = step_of([0, 0, 0], parents_of(6))
     lengths = torch.tensor([700, 30, 0], device=DEVICE)
-    step = FixedTreeStep(lengths, tree.depths_BN.to(DEVICE), tree.sees_BNN.to(DEVICE), 4096, None)
+    step = StaticTreeStep(lengths, tree.depths_BN.to(DEVICE), tree.sees_BNN.to(DEVICE), 4096, None)
     query = torch.randn(3, 6, 2, 12, device=DEVICE).transpose(1, 2)
     key, value = torch.randn(2, 3, 1, 4096, 12, device=DEVICE)
     sinks_H = torch.randn(2, device=DEVICE) if sinks else None
@@ -166,11 +166,11 @@ def test_the_check_at_load_sees_rows_split_and_merged(monkeypatch: pytest.Monkey
 
     one = {"num_hidden_layers": 1, "num_attention_heads": 1, "num_key_value_heads": 1}
     base = wrap_model(tiny_model("mistral-sliding", sliding_window=64, **one))
-    proved_verifier(base, "triton")
+    checked_verifier(base, "triton")
     monkeypatch.setattr(triton_kernel, "merge_kernel", WrongWeights())
     monkeypatch.setattr(triton_kernel, "split_kernel", split)
     with pytest.raises(ConfigError, match=r"'triton' .* logits on a tree are off by"):
-        proved_verifier(base, "triton")
+        checked_verifier(base, "triton")
     shapes = {
         (options["HAS_WINDOW"], len(arguments[6]) > 1) for arguments, options in split.launches
     }

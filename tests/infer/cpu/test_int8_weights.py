@@ -26,7 +26,7 @@ from medusa_kit.engine.load import build_engine
 from medusa_kit.errors import ConfigError
 from medusa_kit.heads import save_heads
 from medusa_kit.infer.cpu import kernels
-from medusa_kit.infer.cpu.int8_weights import rounded, with_weights
+from medusa_kit.infer.cpu.int8_weights import int8_blocks, with_weights
 from medusa_kit.infer.cpu.linear import NativeLinear
 from medusa_kit.infer.cpu.packing import pack
 from medusa_kit.infer.draft import Topology
@@ -47,7 +47,7 @@ def odd_weights() -> torch.Tensor:
 
 def test_rounding_equals_a_plain_reference() -> None:
     weight = odd_weights()
-    blocks = rounded(weight)
+    blocks = int8_blocks(weight)
     for output, row in enumerate(weight.numpy()):
         for group in range(3):
             part = row[32 * group : 32 * (group + 1)]
@@ -63,7 +63,7 @@ def test_rounding_equals_a_plain_reference() -> None:
 @native_only
 def test_the_kernels_read_the_very_numbers() -> None:
     """Scales have all 24 bits here, so products of code and scale are rounded too."""
-    blocks = rounded(odd_weights())
+    blocks = int8_blocks(odd_weights())
     matrix = pack(blocks.expand(), None, blocks)
     assert matrix.kind == "int8"
     unit, out = torch.eye(96)[:64], torch.empty(64, 37)
@@ -89,7 +89,7 @@ def test_a_step_in_c_equals_torch_on_the_rounded_model() -> None:
     assert kinds == ["int8", *["int8", "int8", "int8", "float32"] * 3]  # 48 inputs stay
     assert torch.equal(base.model.get_input_embeddings().weight, kept)
     output = base.output_embedding.weight
-    assert torch.equal(output, rounded(kept).expand())
+    assert torch.equal(output, int8_blocks(kept).expand())
     assert not torch.equal(output, kept)
     assert base.info == replace(info, weights="int8"), "the fingerprint stays"
 

@@ -8,7 +8,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from medusa_kit.base.model import wrap_model
 from medusa_kit.drafters.heads.hydra import HydraDrafter
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.heads.scores import scored_guesses, scored_guesses_behind
+from medusa_kit.heads.scores import scored_guesses, scored_guesses_after
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import native_decoder
 from medusa_kit.infer.cpu.heads import install_native_heads
@@ -75,16 +75,16 @@ def inputs(base, rows, path_length=NUM_HEADS):
 @pytest.mark.parametrize("projection", ["shared", "reduced", "own"])
 @pytest.mark.parametrize("kind", ["medusa", "rooted", "hydra"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_behind_a_path(family, kind, projection, many_threads):
+def test_after_a_path(family, kind, projection, many_threads):
     heads = trained(base_of(family), kind, projection)
     for k, rows, count in ((0, 1, 1), (1, 2, 4), (2, 9, 10), (2, 64, 3)):
         hidden, paths = inputs(heads.base, rows)
 
         def ids(k=k, hidden=hidden, paths=paths, count=count):
-            return heads.candidates_behind(k, hidden, paths, count)
+            return heads.candidates_after(k, hidden, paths, count)
 
         def scored(k=k, hidden=hidden, paths=paths, count=count):
-            return scored_guesses_behind(heads, k, hidden, paths, count, 0.7)
+            return scored_guesses_after(heads, k, hidden, paths, count, 0.7)
 
         ours, theirs = with_and_without(heads, ids)
         assert torch.equal(ours, theirs)
@@ -157,7 +157,7 @@ def test_what_the_kernels_do_not_take():
     install_native_heads(heads, native_decoder(heads.base))
     hidden, paths = inputs(heads.base, kernels.MAX_ROWS + 1)
     assert heads.quickly([1], hidden, paths, 2) is None
-    assert heads.candidates_behind(1, hidden, paths, 2).shape == (kernels.MAX_ROWS + 1, 2)
+    assert heads.candidates_after(1, hidden, paths, 2).shape == (kernels.MAX_ROWS + 1, 2)
     training = trained(base_of("llama"), "hydra", "shared").requires_grad_(True)
     install_native_heads(training, native_decoder(training.base))
     assert training.guesser is None

@@ -15,9 +15,9 @@ from support.small_engines import BUSHY, engine_with_heads, random_heads, random
 from support.tiny_models import tiny_base
 
 from medusa_kit.engine.load import build_engine
-from medusa_kit.infer.cuda_graph import kept
+from medusa_kit.infer.cuda_graph import runner
 from medusa_kit.infer.cuda_graph.capture import GraphMemory
-from medusa_kit.infer.cuda_graph.step import FixedStep
+from medusa_kit.infer.cuda_graph.step import GraphStep
 
 CUDA = torch.device("cuda", 0)
 INVALID = "operation failed due to a previous error during capture"
@@ -112,7 +112,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> D
     for name, value in stand_ins.items():
         monkeypatch.setattr(torch.cuda, name, value)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", one.end_allocate, raising=False)
-    monkeypatch.setattr(kept, "can_capture", lambda _: True)
+    monkeypatch.setattr(runner, "can_capture", lambda _: True)
     return one
 
 
@@ -137,7 +137,7 @@ def test_torchs_word_on_the_setting_is_not_passed_on(
     assert device.as_before, device
 
 
-def fixed_engine() -> Any:
+def static_engine() -> Any:
     base = tiny_base("llama")
     return build_engine(base, heads=random_heads(base), tree=BUSHY, fixed_shapes="always")
 
@@ -150,16 +150,16 @@ CALLS = {"first run": 2, "second run": 3, "inside": 4, "inside, invalid": 4}
 def test_a_capture_that_fails_leaves_the_loop(
     device: Device, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, prompt, plain, calls = fixed_engine(), random_prompt(9, 9), FixedStep.advance, []
+    engine, prompt, plain, calls = static_engine(), random_prompt(9, 9), GraphStep.advance, []
 
-    def advance(self: FixedStep) -> None:
+    def advance(self: GraphStep) -> None:
         plain(self)
         calls.append(where)
         if len(calls) == CALLS.get(where):
             device.valid = where != "inside, invalid"
             raise RuntimeError(f"a fault in the {where}\nmore")
 
-    monkeypatch.setattr(FixedStep, "advance", advance)
+    monkeypatch.setattr(GraphStep, "advance", advance)
     device.valid, device.begins = where != "end", where != "begin"
     expected = engine_with_heads(tiny_base("llama")).generate(prompt, max_new_tokens=12)
     for _ in range(2):

@@ -23,9 +23,9 @@ from medusa_kit.errors import ConfigError
 from medusa_kit.infer.accept.rules import accept
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.cuda_graph.accept import TreeTables, accept_greedy, walked
-from medusa_kit.infer.cuda_graph.forward import FixedTreeStep
+from medusa_kit.infer.cuda_graph.forward import StaticTreeStep
 from medusa_kit.infer.cuda_graph.guard import HostRead, NoHostReads
-from medusa_kit.infer.cuda_graph.step import FixedStep
+from medusa_kit.infer.cuda_graph.step import GraphStep
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Topology
 from medusa_kit.infer.request import make_row
@@ -108,7 +108,7 @@ def test_a_step_reads_nothing_on_the_host(
         if heads is not None:
             drafter = draft_with(heads.to(device), BUSHY)
         with torch.inference_mode():
-            step = FixedStep(engine.graphs.verifier, drafter, 4, 64)
+            step = GraphStep(engine.graphs.verifier, drafter, 4, 64)
             with no_reads(monkeypatch):
                 step.advance()
             assert step.out_BJ1.device.type == device
@@ -165,18 +165,18 @@ def test_the_mask_is_that_of_a_tree_step(window: int | None) -> None:
     depths, sees = tree.depths_N.expand(3, -1), tree.sees_NN.expand(3, -1, -1)
     lengths = [5, 0, 13]
     expected = TreeStep(lengths, depths, sees).mask(window)
-    mask = FixedTreeStep(torch.tensor(lengths), depths, sees, 40, None).mask(window)
+    mask = StaticTreeStep(torch.tensor(lengths), depths, sees, 40, None).mask(window)
     assert torch.equal(mask[..., :20], expected)
     assert not mask[..., 20:].any()
 
 
-def fixed_engine() -> Engine:
+def static_engine() -> Engine:
     base = tiny_base("llama")
     return build_engine(base, heads=random_heads(base), tree=BUSHY, fixed_shapes="always")
 
 
 def test_what_steps_cannot_do_goes_through_the_loop() -> None:
-    engine, loop = fixed_engine(), engine_with_heads()
+    engine, loop = static_engine(), engine_with_heads()
     for options in ({"temperature": 0.8}, {"repetition_penalty": 1.3}):
         result = engine.generate(PROMPTS[1], max_new_tokens=12, **options)
         assert result.stats.steps_run_by == "torch"
@@ -187,7 +187,7 @@ def test_what_steps_cannot_do_goes_through_the_loop() -> None:
 
 
 def test_an_answer_asked_for_while_another_streams() -> None:
-    engine = fixed_engine()
+    engine = static_engine()
     first, second = plain_answers(tiny_model("llama"), PROMPTS[1:], 20)
     rows = [make_row(engine.verifier, PROMPTS[1], SamplingParams(), 20)]
     streaming = decode(engine.verifier, draft_with(engine.heads, BUSHY), rows, engine.graphs)
@@ -203,12 +203,12 @@ def test_an_answer_asked_for_while_another_streams() -> None:
 
 
 def test_a_capture_that_fails_leaves_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = fixed_engine()
+    engine = static_engine()
 
-    def refuse(self: FixedStep) -> None:
+    def refuse(self: GraphStep) -> None:
         raise RuntimeError("operation not permitted when stream is capturing\nmore")
 
-    monkeypatch.setattr(FixedStep, "advance", refuse)
+    monkeypatch.setattr(GraphStep, "advance", refuse)
     expected = plain_answers(tiny_model("llama"), PROMPTS[:1], 6)
     for _ in range(2):
         result = engine.generate(PROMPTS[0], max_new_tokens=6)
@@ -239,7 +239,7 @@ def test_statistics_name_the_attention_that_computed() -> None:
     class Elsewhere(AttentionChoice):
         name = "triton"
 
-    engine = fixed_engine()
+    engine = static_engine()
     assert engine.graphs is not None
     engine.graphs.verifier.attention.__class__ = Elsewhere
     steps = engine.generate(PROMPTS[0], max_new_tokens=4).stats

@@ -13,7 +13,7 @@ constexpr int DIGITS = 3;
 constexpr int64_t units_a_group(int group) { return 4 + DIGITS + DIGITS * group / 4; }
 
 #ifdef MK_VNNI
-constexpr bool by_quads(int kind) { return has_scale(kind); }
+constexpr bool by_vnni(int kind) { return has_scale(kind); }
 constexpr int QUAD_BLOCK = 6;  // rows whose sums stay in registers
 
 struct Shares { float* factors; int32_t *starts, *digits; };
@@ -24,7 +24,7 @@ inline Shares share_of(float* group, int n, int row) {
     return {group + 4 * row, starts + DIGITS * row, starts + DIGITS * n + DIGITS * row};
 }
 
-// `count` numbers of a group (zeros behind them) as fixed-point numbers.
+// `count` numbers of a group (zeros after them) as fixed-point numbers.
 template <int GROUP> inline void lay_out_group(const float* x, int64_t count, int n, int row, float* group) {
     constexpr int PARTS = GROUP / LANES;
     __m512 part[PARTS], most = _mm512_setzero_ps(), odd = _mm512_setzero_ps();
@@ -153,5 +153,5 @@ inline void multiply_two(const uint8_t* data, int64_t stride, int64_t inputs, co
 }
 
 #else
-constexpr bool by_quads(int) { return false; }
+constexpr bool by_vnni(int) { return false; }
 #endif

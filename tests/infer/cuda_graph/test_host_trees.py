@@ -1,6 +1,6 @@
-"""Steps of fixed shapes that guesses are sent to: `auto` through them, against plain transformers.
+"""Steps of fixed shapes for trees from the host: `auto` through them, against plain transformers.
 
-Shapes: B batch, N nodes with root, R likeliest tokens behind a node, V vocabulary.
+Shapes: B batch, N nodes with root, R likeliest tokens after a node, V vocabulary.
 """
 
 import random
@@ -20,8 +20,16 @@ from medusa_kit.drafters.mixed.estimates import StepCost
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import build_engine
 from medusa_kit.infer.accept.rules import accept
-from medusa_kit.infer.cuda_graph import kept
-from medusa_kit.infer.cuda_graph.fed import SEES, FedSize, FedStep, Feeds, Tree, accept_fed, packed
+from medusa_kit.infer.cuda_graph import runner
+from medusa_kit.infer.cuda_graph.host_trees import (
+    SEES,
+    HostTreeSize,
+    HostTreeSpec,
+    HostTreeStep,
+    Tree,
+    accept_host_trees,
+    packed,
+)
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import StepResult, path_to
 from medusa_kit.infer.request import make_row
@@ -73,13 +81,13 @@ def test_steps_of_different_sizes_in_turn(family: str, monkeypatch: pytest.Monke
     generator, engine = random.Random(1), auto_engine(family)
     monkeypatch.setattr(auto, "best_size", lambda *_: (generator.choice([1, 2, 5, 9, 16]), 1.0))
     ran: list[int] = []
-    run = FedSize.run
+    run = HostTreeSize.run
 
-    def counted(self: FedSize, trees: Any) -> Any:
+    def counted(self: HostTreeSize, trees: Any) -> Any:
         ran.append(self.num_nodes)
         return run(self, trees)
 
-    monkeypatch.setattr(FedSize, "run", counted)
+    monkeypatch.setattr(HostTreeSize, "run", counted)
     results = engine.generate(LOOPING, max_new_tokens=60)
     assert [result.token_ids for result in results] == plain_answers(few_words(family), LOOPING, 60)
     assert set(ran) == {1, 4, 8, 16}
@@ -127,7 +135,7 @@ def test_near_the_contexts_end(family: str) -> None:
 
 
 def test_rows_that_go_on_move_to_a_smaller_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept, "WORTH_A_STEP", 1)
+    monkeypatch.setattr(runner, "WORTH_A_STEP", 1)
     engine = auto_engine("llama")
     rows = [make_row(engine.verifier, p, SamplingParams(), n)
             for p, n in zip([*LOOPING, LOOPING[0]], (3, 30, 5, 4), strict=True)]  # fmt: skip
@@ -160,7 +168,7 @@ def test_acceptance_equals_the_walk() -> None:
         sees_BNN = (sent_B4N[:, SEES, :, None] >> torch.arange(N)) & 1 == 1
         likeliest = [[generator.randrange(V) for _ in range(N)] for _ in trees]
         depths = [generator.randrange(5) for _ in trees]
-        found = accept_fed(sent_B4N, sees_BNN, torch.tensor(likeliest), torch.tensor(depths))
+        found = accept_host_trees(sent_B4N, sees_BNN, torch.tensor(likeliest), torch.tensor(depths))
         for row, tree in enumerate(trees):
             for node in range(len(tree.parents)):
                 ancestors = sees_BNN[row, node].nonzero()[:, 0].tolist()
@@ -184,7 +192,7 @@ def test_a_step_reads_nothing_on_the_host(kind: str, monkeypatch: pytest.MonkeyP
         base.model.to(device)
         drafter: Any = None if heads is None else draft_with(heads.to(device), BUSHY)
         with torch.inference_mode():
-            step = FedStep(engine.graphs.verifier, Feeds((1, 4, 9), 5, drafter), 4, 64)
+            step = HostTreeStep(engine.graphs.verifier, HostTreeSpec((1, 4, 9), 5, drafter), 4, 64)
             for size in step.sizes.values():
                 with no_reads(monkeypatch):
                     size.advance()
@@ -192,7 +200,7 @@ def test_a_step_reads_nothing_on_the_host(kind: str, monkeypatch: pytest.MonkeyP
 
 
 def test_what_a_step_tells_is_what_the_model_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Likeliest tokens behind every node, and the heads' guesses, by the model itself."""
+    """Likeliest tokens after every node, and the heads' guesses, by the model itself."""
     engine, model = auto_engine("llama"), few_words("llama")
     seen: list[tuple[list[int], StepResult]] = []
     propose, observe = AutoDrafter.propose, AutoDrafter.observe
@@ -271,11 +279,11 @@ def test_sizes_follow_the_heads_tree_unless_given() -> None:
     base = tiny_base("llama")
     wide = [[first] for first in range(20)]
     engine = build_engine(base, heads=random_heads(base), tree=wide, fixed_shapes="always")
-    assert engine._drafter("auto").feeds.sizes == (1, 4, 8, 16, 21)
-    assert engine._drafter("auto", {"max_nodes": 6}).feeds.sizes == (1, 4, 6)
-    assert engine._drafter("auto", {"max_nodes": 200}).feeds.sizes == (1, 4, 8, 16, 32, 62)
+    assert engine._drafter("auto").host_trees.sizes == (1, 4, 8, 16, 21)
+    assert engine._drafter("auto", {"max_nodes": 6}).host_trees.sizes == (1, 4, 6)
+    assert engine._drafter("auto", {"max_nodes": 200}).host_trees.sizes == (1, 4, 8, 16, 32, 62)
     ranks = {"options": {"recycling": {"width": 500}}}
-    assert engine._drafter("auto", ranks).feeds.ranks == VOCAB
+    assert engine._drafter("auto", ranks).host_trees.ranks == VOCAB
 
 
 def test_a_size_is_worth_what_a_step_of_it_costs() -> None:
@@ -283,34 +291,38 @@ def test_a_size_is_worth_what_a_step_of_it_costs() -> None:
     cost = StepCost(0.1)  # a tenth of a one-node step for each further node
     chances = [(0, 1.0), *((node, 0.25) for node in range(1, 6))]
     assert best_size([chances], cost, 8)[0] == 6
-    feeds = Feeds((1, 4, 8))
-    assert best_size([chances], cost, 8, feeds.fitting)[0] == 4
-    assert [feeds.fitting(n) for n in (1, 2, 4, 5)] == [1, 4, 4, 8]
+    spec = HostTreeSpec((1, 4, 8))
+    assert best_size([chances], cost, 8, spec.fitting)[0] == 4
+    assert [spec.fitting(n) for n in (1, 2, 4, 5)] == [1, 4, 4, 8]
 
 
 def test_the_loop_and_steps_keep_costs_apart() -> None:
     engine = auto_engine("llama")
     engine.generate(LOOPING[0], max_new_tokens=12)
     drafter: Any = engine._drafter(None)
-    assert drafter.sent.cost.measured
+    assert drafter.device_experience.cost.measured
     assert not drafter.experience.cost.measured
-    assert set(drafter.sent.cost._means) <= {1, 4, 8, 16}
+    assert set(drafter.device_experience.cost._means) <= {1, 4, 8, 16}
 
 
 def test_steps_are_used_again_by_whom_they_suit() -> None:
     engine = auto_engine("llama")
-    fixed: Any = engine.graphs
+    graphs: Any = engine.graphs
     for options, made in [({}, 1), ({}, 1), ({"max_nodes": 6}, 2), ({"max_nodes": 6}, 2)]:
         engine.generate(LOOPING[0], max_new_tokens=4, drafter="auto", drafter_options=options)
-        assert len(fixed._steps) == made
+        assert len(graphs._steps) == made
     engine.generate(LOOPING[0], max_new_tokens=4, drafter="medusa")
-    assert len(fixed._steps) == 3
+    assert len(graphs._steps) == 3
     other = random_heads(engine.base)
-    ours, theirs = (Feeds((1, 4), 8, draft_with(heads, BUSHY)) for heads in (engine.heads, other))
-    assert ours.alike(Feeds((1, 4), 8, draft_with(engine.heads, BUSHY)))
+    ours, theirs = (
+        HostTreeSpec((1, 4), 8, draft_with(heads, BUSHY)) for heads in (engine.heads, other)
+    )
+    assert ours.alike(HostTreeSpec((1, 4), 8, draft_with(engine.heads, BUSHY)))
     assert not ours.alike(theirs)
     shaped_alike = [CandidateTree([(0,), (second,)]) for second in (1, 2)]
-    one, another = (Feeds((1, 4), 8, draft_with(engine.heads, tree)) for tree in shaped_alike)
+    one, another = (
+        HostTreeSpec((1, 4), 8, draft_with(engine.heads, tree)) for tree in shaped_alike
+    )
     assert not one.alike(another), "the guesses would be those of another tree"
-    assert not ours.alike(Feeds((1, 4), 8))
-    assert not ours.alike(Feeds((1, 4), 4, ours.heads))
+    assert not ours.alike(HostTreeSpec((1, 4), 8))
+    assert not ours.alike(HostTreeSpec((1, 4), 4, ours.heads))

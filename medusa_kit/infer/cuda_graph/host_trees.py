@@ -1,10 +1,10 @@
-"""Steps of fixed shapes whose trees come from the host: what text and tables guess, fed to a step.
+"""Steps of fixed shapes whose trees come from the host: what text and tables guess.
 
 There is one step for each of a few numbers of nodes, over one cache. Before a step the host sends
 one small tensor, the tree; afterwards it reads one, what was emitted and what guesses are made of:
-the likeliest tokens behind each node, and the tree that the heads fill for the next step.
+the likeliest tokens after each node, and the tree that the heads fill for the next step.
 
-Shapes: B batch, N nodes with root, J nodes of a path, R likeliest tokens behind a node, H nodes of
+Shapes: B batch, N nodes with root, J nodes of a path, R likeliest tokens after a node, H nodes of
 the heads' tree, X all that is read of a row, D hidden.
 """
 
@@ -18,7 +18,7 @@ from torch import Tensor
 from medusa_kit.infer.cuda_graph.accept import Accepted
 from medusa_kit.infer.cuda_graph.capture import GraphMemory
 from medusa_kit.infer.cuda_graph.compiled import check_compiled
-from medusa_kit.infer.cuda_graph.forward import FixedVerifier
+from medusa_kit.infer.cuda_graph.forward import StaticVerifier
 from medusa_kit.infer.cuda_graph.step import GRAPH_BYTES, StaticDrafter
 from medusa_kit.infer.draft import ROOT
 from medusa_kit.infer.verifier import Forward
@@ -29,9 +29,9 @@ NO_NODE = -1  # the parent of the root, and of a place that no node has
 
 
 @dataclass(frozen=True)
-class Feeds:
+class HostTreeSpec:
     """What a drafter asks of such steps: these numbers of nodes, rising, the `ranks` likeliest
-    tokens behind each node, and the guesses of `heads`."""
+    tokens after each node, and the guesses of `heads`."""
 
     sizes: tuple[int, ...]
     ranks: int = 0
@@ -51,7 +51,10 @@ class Feeds:
 
     def alike(self, other: object) -> bool:
         """Whether steps made for one do for the other."""
-        if not isinstance(other, Feeds) or (self.sizes, self.ranks) != (other.sizes, other.ranks):
+        if not isinstance(other, HostTreeSpec) or (self.sizes, self.ranks) != (
+            other.sizes,
+            other.ranks,
+        ):
             return False
         ours, theirs = self.heads, other.heads
         if ours is None or theirs is None:
@@ -91,10 +94,10 @@ def packed(tree: Tree, num_nodes: int) -> list[list[int]]:
     ]
 
 
-class FedSize:
+class HostTreeSize:
     """The step of N nodes: its buffers and, on CUDA, its graph."""
 
-    def __init__(self, steps: "FedStep", num_nodes: int, forward: Forward | None) -> None:
+    def __init__(self, steps: "HostTreeStep", num_nodes: int, forward: Forward | None) -> None:
         self.steps, self.num_nodes, self.forward = steps, num_nodes, forward
         self.verifier, self.cache, self.device = steps.verifier, steps.cache, steps.device
         self.batch_size, self.num_slots = steps.batch_size, steps.num_slots
@@ -105,8 +108,8 @@ class FedSize:
             self.staged_B4N = self.staged_B4N.pin_memory()
         self.sent_B4N = self.staged_B4N.to(self.device)
         self.nodes_N = torch.arange(num_nodes, device=self.device)
-        feeds = steps.drafter
-        read = num_nodes + 1 + num_nodes * feeds.ranks + feeds.num_guesses
+        spec = steps.drafter
+        read = num_nodes + 1 + num_nodes * spec.ranks + spec.num_guesses
         self.out_BX = self.sent_B4N.new_zeros(self.batch_size, read)
         self.graph: torch.cuda.CUDAGraph | None = None
 
@@ -122,26 +125,26 @@ class FedSize:
 
     def advance(self) -> None:
         """What is captured: nothing here may be read on the host."""
-        steps, feeds = self.steps, self.steps.drafter
+        steps, spec = self.steps, self.steps.drafter
         lengths_B = torch.where(steps.active_B, self.lengths_B, 0)
         hidden_BND, logits_BNV = self.score(lengths_B, self.forward)
         last_position = self.verifier.base.info.context_length - 1
-        found = accept_fed(
+        found = accept_host_trees(
             self.sent_B4N, self._sees_BNN(), logits_BNV.argmax(-1), last_position - lengths_B
         )
         self.cache.move(lengths_B, found.nodes_BJ)
-        told = [found.emitted_BJ, found.counts_B[:, None]]
-        if feeds.ranks:
-            told.append(logits_BNV.topk(feeds.ranks, dim=-1).indices.flatten(1))
-        if feeds.heads is not None:
+        results = [found.emitted_BJ, found.counts_B[:, None]]
+        if spec.ranks:
+            results.append(logits_BNV.topk(spec.ranks, dim=-1).indices.flatten(1))
+        if spec.heads is not None:
             places_B11 = found.last_B[:, None, None].expand(-1, 1, hidden_BND.shape[-1])
             hidden_BD = hidden_BND.gather(1, places_B11)[:, 0]
-            told.append(feeds.heads.fill(hidden_BD, found.roots_B, on_device=True))
+            results.append(spec.heads.fill(hidden_BD, found.roots_B, on_device=True))
         self.lengths_B.copy_(lengths_B + found.counts_B)
-        self.out_BX.copy_(torch.cat(told, dim=1))
+        self.out_BX.copy_(torch.cat(results, dim=1))
 
     def score(self, lengths_B: Tensor, forward: Forward | None = None) -> tuple[Tensor, Tensor]:
-        """(hidden_BND, logits_BNV) of the trees behind `lengths_B` tokens."""
+        """(hidden_BND, logits_BNV) of the trees after `lengths_B` tokens."""
         sent = self.sent_B4N
         return self.verifier.score(
             self.cache, lengths_B, sent[:, TOKEN], sent[:, DEPTH], self._sees_BNN(), forward
@@ -151,8 +154,8 @@ class FedSize:
         return (self.sent_B4N[:, SEES, :, None] >> self.nodes_N) & 1 == 1
 
 
-class FedStep:
-    """Steps for B rows over S slots whose trees are sent; to whoever keeps steps like a FixedStep.
+class HostTreeStep:
+    """Steps for B rows over S slots whose trees come from the host; kept and lent like a GraphStep.
 
     `compiled`: makes a compiled forward, for each size its own. Raises torch.OutOfMemoryError, and
     RuntimeError where a step cannot be captured.
@@ -161,20 +164,20 @@ class FedStep:
     @torch.inference_mode()
     def __init__(
         self,
-        verifier: FixedVerifier,
-        feeds: Feeds,
+        verifier: StaticVerifier,
+        spec: HostTreeSpec,
         batch_size: int,
         num_slots: int,
         compiled: Callable[[], Forward] | None = None,
         graphs: GraphMemory | None = None,
     ) -> None:
-        self.verifier, self.drafter, self.device = verifier, feeds, verifier.base.device
+        self.verifier, self.drafter, self.device = verifier, spec, verifier.base.device
         self.batch_size, self.num_slots, self.busy = batch_size, num_slots, False
         self.cache = verifier.new_cache(batch_size, num_slots)
         self.lengths_B = torch.zeros(batch_size, dtype=torch.int64, device=self.device)
         self.active_B = torch.zeros(batch_size, dtype=torch.bool, device=self.device)
-        self.noise = 0.0
-        self.sizes: dict[int, FedSize] = {}
+        self.rounding_tolerance = 0.0
+        self.sizes: dict[int, HostTreeSize] = {}
         try:
             self._prepare(compiled, graphs)
         except BaseException:
@@ -183,9 +186,9 @@ class FedStep:
 
     def _prepare(self, compiled: Callable[[], Forward] | None, graphs: GraphMemory | None) -> None:
         for num_nodes in self.drafter.sizes:
-            size = FedSize(self, num_nodes, compiled() if compiled else None)
+            size = HostTreeSize(self, num_nodes, compiled() if compiled else None)
             if size.forward is not None:
-                self.noise = max(self.noise, check_compiled(size))
+                self.rounding_tolerance = max(self.rounding_tolerance, check_compiled(size))
             size.advance()  # the first forward allocates the slots
             self.sizes[num_nodes] = size
         if graphs is not None:  # until `begin` all rows idle, so that running it changes nothing
@@ -211,13 +214,13 @@ class FedStep:
         results, R = self.sizes[N].run(trees), self.drafter.ranks
         outcomes = {}
         for row in trees:
-            told, behind = results[row], N + 1 + N * R
-            ranked = [told[start : start + R] for start in range(N + 1, behind, R)] if R else []
-            outcomes[row] = Outcome(told[: told[N]], ranked, told[behind:])
+            read, guesses_at = results[row], N + 1 + N * R
+            ranked = [read[start : start + R] for start in range(N + 1, guesses_at, R)] if R else []
+            outcomes[row] = Outcome(read[: read[N]], ranked, read[guesses_at:])
         return outcomes
 
     @torch.inference_mode()
-    def take_over(self, other: "FedStep", places: Sequence[int]) -> None:
+    def take_over(self, other: "HostTreeStep", places: Sequence[int]) -> None:
         """Go on, from the first row on, where the rows in these places of `other` stand."""
         self.cache.copy_rows(other.cache, places)
         self.active_B.zero_()
@@ -237,7 +240,7 @@ class FedStep:
         self.cache.free()
 
 
-def accept_fed(
+def accept_host_trees(
     sent_B4N: Tensor, sees_BNN: Tensor, likeliest_BN: Tensor, max_depth_B: Tensor
 ) -> Accepted:
     """As `accept_greedy`, where each row has a tree of its own."""
@@ -254,6 +257,6 @@ def accept_fed(
     at_BJN = on_path_BN[:, None] & (depths_BN[:, None] == places_J[:, None])
     nodes_BJ = torch.where(places_J <= depth_B1, at_BJN.int().argmax(-1), places_J)
     roots_B1 = likeliest_BN.gather(1, last_B[:, None])
-    behind_BJ = tokens_BN.gather(1, nodes_BJ).roll(-1, dims=1)
-    emitted_BJ = torch.where(places_J == depth_B1, roots_B1, behind_BJ)
+    next_BJ = tokens_BN.gather(1, nodes_BJ).roll(-1, dims=1)
+    emitted_BJ = torch.where(places_J == depth_B1, roots_B1, next_BJ)
     return Accepted(last_B, nodes_BJ, depth_B1[:, 0] + 1, roots_B1[:, 0], emitted_BJ)

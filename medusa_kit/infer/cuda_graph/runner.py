@@ -18,14 +18,14 @@ import torch
 from medusa_kit import console
 from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.infer.cuda_graph.capture import GraphMemory, can_capture
-from medusa_kit.infer.cuda_graph.fed import FedStep, Feeds
-from medusa_kit.infer.cuda_graph.forward import FixedVerifier
-from medusa_kit.infer.cuda_graph.step import FixedStep
+from medusa_kit.infer.cuda_graph.forward import StaticVerifier
+from medusa_kit.infer.cuda_graph.host_trees import HostTreeSpec, HostTreeStep
+from medusa_kit.infer.cuda_graph.step import GraphStep
 from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.verifier import Forward
 from medusa_kit.locks import SharedLock
 
-Step = FixedStep | FedStep
+Step = GraphStep | HostTreeStep
 FEWEST_SLOTS = 256
 SLOTS_MULTIPLE = 64  # attention kernels like rows of the mask that are aligned
 # How much larger than asked for a step may be that is used again. A row too many is computed like
@@ -34,7 +34,7 @@ ROWS_TOO_MANY, SLOTS_TOO_MANY = 2, 4
 # Steps that wait for their next request keep their caches, up to this share of the GPU's memory.
 KEPT_SHARE = 0.25
 KEPT_ON_HOST = 1 << 30
-# A smaller step is made in the midst of a request only for a row that may still emit so many
+# A smaller step is made during a request only for a row that may still emit so many
 # tokens: making one takes about as long as four steps of the loop.
 WORTH_A_STEP = 64
 
@@ -50,18 +50,18 @@ class Request(Protocol):
     max_new_tokens: int
 
 
-class FixedShapes:
+class GraphRunner:
     """The steps of one base model. `compiled` makes what runs in place of the model's forward, anew
     for each step."""
 
     def __init__(
-        self, verifier: FixedVerifier, compiled: Callable[[], Forward] | None = None
+        self, verifier: StaticVerifier, compiled: Callable[[], Forward] | None = None
     ) -> None:
         self.verifier, self.compiled = verifier, compiled
         self._steps: list[Step] = []  # the one used last comes last
         self._graphs: GraphMemory | None = None
         self.refused: str | None = None  # why compiling or capturing failed, once it has
-        self.noise = 0.0  # logits by which a compiled step was seen to differ from a plain one
+        self.rounding_tolerance = 0.0  # how far a compiled step's logits were from a plain one's
         self._lock = SharedLock()
 
     @property
@@ -74,7 +74,7 @@ class FixedShapes:
     @contextmanager
     def borrowed(self, drafter: Drafter, rows: Sequence[Request]) -> "Iterator[Loan | None]":
         """A step for these rows, or None where the loop has to decode them; it is theirs alone."""
-        drafter = getattr(drafter, "feeds", None) or drafter
+        drafter = getattr(drafter, "host_trees", None) or drafter
         with self._lock:
             step = self._step(drafter, rows) if self._applies(drafter, rows) else None
             loan = None if step is None else Loan(self, step)
@@ -101,7 +101,7 @@ class FixedShapes:
         return work()
 
     def forget(self) -> None:
-        """Give back the memory of the steps that nobody uses."""
+        """Give back the memory of the steps that are not in use."""
         with self._lock:
             for step in [step for step in self._steps if not step.busy]:
                 self._drop(step)
@@ -127,7 +127,7 @@ class FixedShapes:
 
     def smaller(self, step: Step, rows: Sequence[Request], may_make: bool = True) -> Step | None:
         """A step of half as many rows or less for what is left of a request, if one is at hand or
-        worth making; nobody else's from here on. Raises torch.OutOfMemoryError."""
+        worth making; it is marked busy. Raises torch.OutOfMemoryError."""
         if 2 * num_rows(len(rows)) > step.batch_size or self.refused is not None:
             return None
         drafter = cast(Drafter, step.drafter)
@@ -183,16 +183,16 @@ class FixedShapes:
             self.forget()
             console.warn(f"steps of fixed shapes are given up for the loop: {self.refused}")
             return None
-        self.noise = max(self.noise, step.noise)
+        self.rounding_tolerance = max(self.rounding_tolerance, step.rounding_tolerance)
         self._steps.append(step)
         self._keep_within(most_kept(device), step)
         return step
 
     def _made(self, drafter: Any, rows: int, slots: int) -> Step:
-        if isinstance(drafter, Feeds):
-            return FedStep(self.verifier, drafter, rows, slots, self.compiled, self._graphs)
+        if isinstance(drafter, HostTreeSpec):
+            return HostTreeStep(self.verifier, drafter, rows, slots, self.compiled, self._graphs)
         compiled = self.compiled() if self.compiled else None
-        return FixedStep(self.verifier, drafter, rows, slots, compiled, self._graphs)
+        return GraphStep(self.verifier, drafter, rows, slots, compiled, self._graphs)
 
     def _keep_within(self, num_bytes: int, newest: Step) -> None:
         """Drop what was used longest ago until the rest fits; the newest stays in any case."""
@@ -206,20 +206,20 @@ class FixedShapes:
 class Loan:
     """A step that is one request's alone, exchanged for a smaller one as its rows finish."""
 
-    def __init__(self, shapes: FixedShapes, step: Step) -> None:
+    def __init__(self, shapes: GraphRunner, step: Step) -> None:
         self._shapes, self.step, self._over = shapes, step, False
         self._has_room = True  # until a smaller step found none
         step.busy = True
 
     @property
-    def static(self) -> FixedStep:
+    def graph_step(self) -> GraphStep:
         """The step, where it drafts by itself."""
-        return cast(FixedStep, self.step)
+        return cast(GraphStep, self.step)
 
     @property
-    def fed(self) -> FedStep:
-        """The step, where trees are sent to it."""
-        return cast(FedStep, self.step)
+    def host_tree_step(self) -> HostTreeStep:
+        """The step, where its trees come from the host."""
+        return cast(HostTreeStep, self.step)
 
     def give_back(self) -> None:
         if not self._over:  # it may be another's by now

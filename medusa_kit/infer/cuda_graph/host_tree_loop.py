@@ -1,7 +1,7 @@
-"""Decoding in steps whose trees are sent: the drafter guesses on the host, all else runs on the
+"""Decoding in steps whose trees come from the host: the drafter guesses there, all else runs on the
 device.
 
-Shapes: B batch, N nodes with root, R likeliest tokens behind a node, D hidden.
+Shapes: B batch, N nodes with root, R likeliest tokens after a node, D hidden.
 """
 
 from collections.abc import Iterator, Sequence
@@ -10,21 +10,21 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor
 
-from medusa_kit.infer.cuda_graph.fed import FedStep, Feeds, Outcome, Tree
-from medusa_kit.infer.cuda_graph.kept import Loan
+from medusa_kit.infer.cuda_graph.host_trees import HostTreeSpec, HostTreeStep, Outcome, Tree
 from medusa_kit.infer.cuda_graph.loop import run_steps
+from medusa_kit.infer.cuda_graph.runner import Loan
 from medusa_kit.infer.draft import Drafter, State, StepResult
 from medusa_kit.infer.request import Emitted, Row
 
 NOTHING = torch.empty(0)  # for hidden states and logits, which stay on the device
 
 
-class FedDrafter(Drafter, Protocol):
-    """A drafter that can do with what such steps tell."""
+class HostTreeDrafter(Drafter, Protocol):
+    """A drafter that needs nothing but what such steps return."""
 
-    feeds: Feeds | None
+    host_trees: HostTreeSpec | None
 
-    def use_steps(self) -> None:
+    def use_host_trees(self) -> None:
         """Guess on the host from now on; heads' guesses come with the state."""
 
 
@@ -32,21 +32,25 @@ def run_on_device(
     loan: Loan, drafter: Drafter, rows: Sequence[Row], roots: Sequence[int], hidden_BD: Tensor
 ) -> Iterator[Emitted]:
     """Decode rows whose prompts lie in the step's cache, by the loop that suits the step."""
-    if isinstance(loan.step, FedStep):
-        return run_fed(loan, cast(FedDrafter, drafter), rows, roots, hidden_BD)
+    if isinstance(loan.step, HostTreeStep):
+        return run_host_trees(loan, cast(HostTreeDrafter, drafter), rows, roots, hidden_BD)
     return run_steps(loan, rows, roots, hidden_BD)
 
 
-def run_fed(
-    loan: Loan, drafter: FedDrafter, rows: Sequence[Row], roots: Sequence[int], hidden_BD: Tensor
+def run_host_trees(
+    loan: Loan,
+    drafter: HostTreeDrafter,
+    rows: Sequence[Row],
+    roots: Sequence[int],
+    hidden_BD: Tensor,
 ) -> Iterator[Emitted]:
     """Decode rows whose prompts lie in the step's cache; yields what each step emitted."""
-    loan.fed.begin([len(row.prompt_ids) for row in rows])
-    drafter.use_steps()
+    loan.host_tree_step.begin([len(row.prompt_ids) for row in rows])
+    drafter.use_host_trees()
     rows, places = list(rows), list(range(len(rows)))
     choosers = [row.chooser for row in rows]
     tokens = [list(row.prompt_ids) for row in rows]
-    guesses = _first_guesses(loan.fed.drafter, hidden_BD, roots)
+    guesses = _first_guesses(loan.host_tree_step.drafter, hidden_BD, roots)
     state = State(tokens, list(roots), NOTHING, choosers, guesses)
     drafter.begin(state)
     while True:
@@ -55,7 +59,7 @@ def run_fed(
             return
         if len(alive) < len(rows):
             for index in set(range(len(rows))) - set(alive):
-                loan.fed.rest(places[index])
+                loan.host_tree_step.rest(places[index])
             rows, places = [rows[i] for i in alive], [places[i] for i in alive]
             state = _select(state, alive)
             drafter.select_rows(alive)
@@ -66,7 +70,7 @@ def run_fed(
             Tree(tokens, topology.parents)
             for tokens, topology in zip(draft.tokens_BN.tolist(), draft.topologies, strict=True)
         ]
-        by_row = loan.fed.run(dict(zip(places, trees, strict=True)))
+        by_row = loan.host_tree_step.run(dict(zip(places, trees, strict=True)))
         outcomes = [by_row[place] for place in places]
         paths = [_path(tree, one.emitted) for tree, one in zip(trees, outcomes, strict=True)]
         next_roots = [one.emitted[-1] for one in outcomes]
@@ -83,13 +87,13 @@ def run_fed(
 
 
 def _first_guesses(
-    feeds: Feeds, hidden_BD: Tensor, roots: Sequence[int]
+    host_trees: HostTreeSpec, hidden_BD: Tensor, roots: Sequence[int]
 ) -> Sequence[Sequence[int]] | None:
-    """The heads' tree behind the prompts."""
-    if feeds.heads is None:
+    """The heads' tree after the prompts."""
+    if host_trees.heads is None:
         return None
     roots_B = torch.tensor(roots, device=hidden_BD.device)
-    guesses: list[list[int]] = feeds.heads.fill(hidden_BD, roots_B).tolist()
+    guesses: list[list[int]] = host_trees.heads.fill(hidden_BD, roots_B).tolist()
     return guesses
 
 
@@ -105,7 +109,7 @@ def _path(tree: Tree, emitted: Sequence[int]) -> list[int]:
 
 
 def _ranked(outcomes: Sequence[Outcome]) -> tuple[list[list[int]] | None, Tensor | None]:
-    """(the likeliest token behind each node, ranked_BNR), where they were asked for."""
+    """(the likeliest token after each node, ranked_BNR), where they were asked for."""
     if not outcomes[0].ranked_NR:
         return None, None
     likeliest = [[ranks[0] for ranks in one.ranked_NR] for one in outcomes]

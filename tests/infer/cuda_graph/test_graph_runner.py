@@ -16,11 +16,11 @@ from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import build_engine
 from medusa_kit.errors import DeviceMemoryError
-from medusa_kit.infer.cuda_graph import kept
-from medusa_kit.infer.cuda_graph.cache import FixedCache
-from medusa_kit.infer.cuda_graph.fed import FedSize
-from medusa_kit.infer.cuda_graph.kept import FixedShapes, num_rows, num_slots
-from medusa_kit.infer.cuda_graph.step import FixedStep
+from medusa_kit.infer.cuda_graph import runner
+from medusa_kit.infer.cuda_graph.cache import StaticTreeCache
+from medusa_kit.infer.cuda_graph.host_trees import HostTreeSize
+from medusa_kit.infer.cuda_graph.runner import GraphRunner, num_rows, num_slots
+from medusa_kit.infer.cuda_graph.step import GraphStep
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.request import Row, make_row
 from medusa_kit.infer.verifier import Verifier
@@ -30,7 +30,7 @@ FIXED = "torch, fixed shapes (sdpa)"
 PROMPTS = [random_prompt(3 + length, length) for length in range(8)]
 
 
-def fixed_engine(family: str = "llama") -> tuple[Engine, FixedShapes]:
+def static_engine(family: str = "llama") -> tuple[Engine, GraphRunner]:
     """An engine that never stops by itself, and its steps."""
     model = tiny_model(family)
     model.generation_config.eos_token_id = None
@@ -40,8 +40,8 @@ def fixed_engine(family: str = "llama") -> tuple[Engine, FixedShapes]:
     return engine, engine.graphs
 
 
-def rows_and_slots(fixed: FixedShapes) -> list[tuple[int, int]]:
-    return [(step.batch_size, step.num_slots) for step in fixed._steps]
+def rows_and_slots(graphs: GraphRunner) -> list[tuple[int, int]]:
+    return [(step.batch_size, step.num_slots) for step in graphs._steps]
 
 
 def test_rounding() -> None:
@@ -52,46 +52,46 @@ def test_rounding() -> None:
 
 def test_a_step_that_is_large_enough_is_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three shapes in turn, which two kept steps would have to make anew each time."""
-    monkeypatch.setattr(kept, "FEWEST_SLOTS", 16)
-    engine, fixed = fixed_engine()
+    monkeypatch.setattr(runner, "FEWEST_SLOTS", 16)
+    engine, graphs = static_engine()
     engine.generate(PROMPTS[0], max_new_tokens=100)
-    assert rows_and_slots(fixed) == [(1, 128)]
+    assert rows_and_slots(graphs) == [(1, 128)]
     engine.generate(PROMPTS[0], max_new_tokens=30)  # 42 slots: within four times
-    assert rows_and_slots(fixed) == [(1, 128)]
+    assert rows_and_slots(graphs) == [(1, 128)]
     engine.generate(PROMPTS[0], max_new_tokens=4)  # 16 slots: 128 are too many
-    assert rows_and_slots(fixed) == [(1, 128), (1, 16)]
+    assert rows_and_slots(graphs) == [(1, 128), (1, 16)]
     engine.generate(PROMPTS[:3], max_new_tokens=4)
     engine.generate(PROMPTS[:2], max_new_tokens=4)  # two rows in the step for four
-    assert rows_and_slots(fixed) == [(1, 128), (1, 16), (4, 32)]
-    steps = set(map(id, fixed._steps))
+    assert rows_and_slots(graphs) == [(1, 128), (1, 16), (4, 32)]
+    steps = set(map(id, graphs._steps))
     for prompts, tokens in [(PROMPTS[:1], 100), (PROMPTS[:1], 4), (PROMPTS[:3], 4)] * 3:
         results = engine.generate(prompts, max_new_tokens=tokens)
         assert {result.stats.steps_run_by for result in results} == {FIXED}
-    assert set(map(id, fixed._steps)) == steps
+    assert set(map(id, graphs._steps)) == steps
 
 
 def test_steps_are_kept_by_the_memory_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, fixed = fixed_engine()
+    engine, graphs = static_engine()
     for rows in (1, 2, 4, 8):
         engine.generate(PROMPTS[:rows], max_new_tokens=2)
-    one = fixed._steps[0].num_bytes
-    assert [step.num_bytes for step in fixed._steps] == [one, 2 * one, 4 * one, 8 * one]
-    slots, heads, numbers = fixed._steps[0].num_slots, 2, 8 * torch.float32.itemsize
+    one = graphs._steps[0].num_bytes
+    assert [step.num_bytes for step in graphs._steps] == [one, 2 * one, 4 * one, 8 * one]
+    slots, heads, numbers = graphs._steps[0].num_slots, 2, 8 * torch.float32.itemsize
     assert one == 3 * 2 * slots * heads * numbers  # layers, keys and values
-    fixed.forget()
-    assert fixed._steps == []
-    monkeypatch.setattr(kept, "most_kept", lambda _: 7 * one)
+    graphs.forget()
+    assert graphs._steps == []
+    monkeypatch.setattr(runner, "most_kept", lambda _: 7 * one)
     for rows in (1, 2, 4, 1):
         engine.generate(PROMPTS[:rows], max_new_tokens=2)
-    assert [step.batch_size for step in fixed._steps] == [2, 4, 1]  # used last comes last
-    block = weakref.ref(fixed._steps[1].cache._block)
+    assert [step.batch_size for step in graphs._steps] == [2, 4, 1]  # used last comes last
+    block = weakref.ref(graphs._steps[1].cache._block)
     gc.disable()  # cache and layers hold each other; their memory must not wait for a collection
     try:
         engine.generate(PROMPTS[:8], max_new_tokens=2)
         assert block() is None
     finally:
         gc.enable()
-    assert [step.batch_size for step in fixed._steps] == [8]  # the newest stays in any case
+    assert [step.batch_size for step in graphs._steps] == [8]  # the newest stays in any case
 
 
 def out_of_memory(times: int, plain: Callable[..., Any]) -> Callable[..., Any]:
@@ -107,35 +107,35 @@ def out_of_memory(times: int, plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [(FixedStep, "advance"), (Verifier, "prefill")], ids=["step", "prompt"]
+    ("owner", "name"), [(GraphStep, "advance"), (Verifier, "prefill")], ids=["step", "prompt"]
 )
 def test_memory_that_runs_out_once_is_taken_from_steps_that_wait(
     owner: type, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, fixed = fixed_engine()
+    engine, graphs = static_engine()
     expected = engine.generate(PROMPTS[:3], max_new_tokens=4)
-    fixed.forget()
+    graphs.forget()
     engine.generate(PROMPTS[0], max_new_tokens=4)
-    waiting = fixed._steps[0]
+    waiting = graphs._steps[0]
     monkeypatch.setattr(owner, name, out_of_memory(1, getattr(owner, name)))
     results = engine.generate(PROMPTS[:3], max_new_tokens=4)
     assert [result.token_ids for result in results] == [one.token_ids for one in expected]
     assert {result.stats.steps_run_by for result in results} == {FIXED}
-    assert [step.batch_size for step in fixed._steps] == [4]
+    assert [step.batch_size for step in graphs._steps] == [4]
     assert waiting.cache._block is None
 
 
 def test_too_little_memory_fails_the_request_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, fixed = fixed_engine()
+    engine, graphs = static_engine()
     with monkeypatch.context() as patch:
-        patch.setattr(FixedStep, "advance", out_of_memory(2, FixedStep.advance))
+        patch.setattr(GraphStep, "advance", out_of_memory(2, GraphStep.advance))
         with pytest.raises(
             DeviceMemoryError, match="no room for 3 rows of up to 18 tokens"
         ) as caught:
             engine.generate(PROMPTS[:3], max_new_tokens=4)
     assert "with 10 nodes each: the cache takes about" in caught.value.message
     assert "a tree of at most 5 nodes" in (caught.value.hint or "")
-    assert fixed._steps == []
+    assert graphs._steps == []
     assert engine.generate(PROMPTS[0], max_new_tokens=4).stats.steps_run_by == FIXED
 
 
@@ -145,13 +145,13 @@ def test_too_little_memory_fails_the_request_alone(monkeypatch: pytest.MonkeyPat
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The rows that each step computes."""
     rows: list[int] = []
-    plain = FixedStep.run
+    plain = GraphStep.run
 
-    def run(self: FixedStep) -> list[list[int]]:
+    def run(self: GraphStep) -> list[list[int]]:
         rows.append(self.batch_size)
         return plain(self)
 
-    monkeypatch.setattr(FixedStep, "run", run)
+    monkeypatch.setattr(GraphStep, "run", run)
     return rows
 
 
@@ -169,22 +169,22 @@ def answers_alone(family: str, limits: list[int]) -> list[list[int]]:
 
 def test_rows_that_finish_are_not_computed_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plain decoding of limits 90, 4 x 5, 9, 9, 17: a token a row a step, the first one before."""
-    engine, fixed = fixed_engine()
+    engine, graphs = static_engine()
     rows, limits = counted(monkeypatch), [90, 4, 4, 9, 4, 9, 4, 17]
     requests = [make_row(engine.verifier, p, SamplingParams(), n)
                 for p, n in zip(PROMPTS, limits, strict=True)]  # fmt: skip
     list(decode(engine.verifier, PlainDrafter(engine.base.device), requests, engine.graphs))
     assert [row.token_ids for row in requests] == answers_alone("llama", limits)
     assert rows == [8] * 3 + [4] * 5 + [2] * 8 + [1] * 73
-    assert sorted(step.batch_size for step in fixed._steps) == [1, 2, 4, 8]
-    assert not any(step.busy for step in fixed._steps)
+    assert sorted(step.batch_size for step in graphs._steps) == [1, 2, 4, 8]
+    assert not any(step.busy for step in graphs._steps)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3", "gpt2"])
 def test_rows_go_on_in_a_smaller_step(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """With heads, whatever place the rows that go on had, and with fewer slots than before."""
-    monkeypatch.setattr(kept, "FEWEST_SLOTS", 16)
-    engine, _ = fixed_engine(family)
+    monkeypatch.setattr(runner, "FEWEST_SLOTS", 16)
+    engine, _ = static_engine(family)
     rows, limits = counted(monkeypatch), [3, 30, 3, 100, 3]
     requests = [make_row(engine.verifier, p, SamplingParams(), n)
                 for p, n in zip(PROMPTS, limits, strict=False)]  # fmt: skip
@@ -196,7 +196,7 @@ def test_rows_go_on_in_a_smaller_step(family: str, monkeypatch: pytest.MonkeyPat
 
 def test_an_answer_that_is_nearly_over_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """No step is made for few tokens; one at hand is taken. Nor is one compiled meanwhile."""
-    engine, fixed = fixed_engine()
+    engine, graphs = static_engine()
     rows, limits = counted(monkeypatch), [30, 3, 3, 3]
 
     def steps_for(tokens: int) -> list[int]:
@@ -208,31 +208,31 @@ def test_an_answer_that_is_nearly_over_stays_where_it_is(monkeypatch: pytest.Mon
         return rows
 
     assert steps_for(30) == [4] * 29
-    fixed.compiled = lambda: pytest.fail("a step was compiled in the midst of an answer")
+    graphs.compiled = lambda: pytest.fail("a step was compiled in the midst of an answer")
     assert steps_for(90) == [4] * 89
-    fixed.compiled = None
+    graphs.compiled = None
     engine.generate(PROMPTS[0], max_new_tokens=4, drafter="none")
     assert steps_for(30) == [4] * 2 + [1] * 27
 
 
 def test_a_smaller_step_that_has_no_room_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine, fixed = fixed_engine()
-    rows, plain, tried = counted(monkeypatch), FixedStep.advance, []
+    engine, graphs = static_engine()
+    rows, plain, tried = counted(monkeypatch), GraphStep.advance, []
 
-    def advance(self: FixedStep) -> None:
+    def advance(self: GraphStep) -> None:
         if self.batch_size == 1:
             tried.append(self.num_slots)
             raise torch.OutOfMemoryError("CUDA out of memory.")
         plain(self)
 
-    monkeypatch.setattr(FixedStep, "advance", advance)
+    monkeypatch.setattr(GraphStep, "advance", advance)
     requests = [make_row(engine.verifier, PROMPTS[n], SamplingParams(), tokens)
                 for n, tokens in enumerate([100, 3])]  # fmt: skip
     list(decode(engine.verifier, draft_with(engine.heads, BUSHY), requests, engine.graphs))
     assert [row.token_ids for row in requests] == answers_alone("llama", [100, 3])
     assert set(rows) == {2}
     assert len(tried) == 1, "tried again at each step"
-    assert [step.busy for step in fixed._steps] == [False]
+    assert [step.busy for step in graphs._steps] == [False]
 
 
 @pytest.mark.parametrize("drafter", ["medusa", "auto"])
@@ -240,7 +240,7 @@ def test_a_move_to_a_smaller_step_that_fails_costs_the_request_alone(
     drafter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever it was; the next request finds all steps free."""
-    engine, fixed = fixed_engine()
+    engine, graphs = static_engine()
 
     def rows_of_unlike_limits() -> list[Row]:
         rows = [make_row(engine.verifier, prompt, SamplingParams(), tokens)
@@ -254,20 +254,20 @@ def test_a_move_to_a_smaller_step_that_fails_costs_the_request_alone(
             raise raised
 
         with monkeypatch.context() as patch:
-            patch.setattr(FixedCache, "copy_rows", interrupted)
+            patch.setattr(StaticTreeCache, "copy_rows", interrupted)
             with pytest.raises((type(error), DeviceMemoryError)):
                 rows_of_unlike_limits()
-        assert not any(step.busy for step in fixed._steps)
+        assert not any(step.busy for step in graphs._steps)
         rows = rows_of_unlike_limits()
         assert [row.token_ids for row in rows] == answers_alone("llama", [90, 3])
         assert {row.steps_run_by for row in rows} == {FIXED}
 
 
-@pytest.mark.parametrize(("owner", "drafter"), [(FixedStep, "medusa"), (FedSize, "auto")])
+@pytest.mark.parametrize(("owner", "drafter"), [(GraphStep, "medusa"), (HostTreeSize, "auto")])
 def test_a_step_that_cannot_be_made_holds_no_memory(
     owner: Any, drafter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, _ = fixed_engine()
+    engine, _ = static_engine()
     advance, blocks = owner.advance, list[weakref.ref[torch.Tensor]]()
 
     def fail(self: Any) -> None:
@@ -286,7 +286,7 @@ def test_a_step_that_cannot_be_made_holds_no_memory(
 
 def test_memory_is_taken_from_caches_of_earlier_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop's caches, which wait for a collection, where no step waits."""
-    engine, fixed = fixed_engine()
+    engine, graphs = static_engine()
     prefill, caches = Verifier.prefill, list[weakref.ref[Any]]()
 
     def with_room_for_one(self: Verifier, cache: Any, prompts: Any) -> Any:
@@ -303,7 +303,7 @@ def test_memory_is_taken_from_caches_of_earlier_requests(monkeypatch: pytest.Mon
             engine.generate(PROMPTS[0], max_new_tokens=4, temperature=0.8)
     finally:
         gc.enable()
-    assert (len(caches), fixed._steps) == (2, [])
+    assert (len(caches), graphs._steps) == (2, [])
 
 
 @pytest.mark.parametrize("drafter", ["medusa", "auto"])
@@ -312,18 +312,18 @@ def test_a_request_that_overflowed_spoils_no_later_one(
 ) -> None:
     """NaN that an earlier request left in a step's slots, hidden ones too, and in a smaller one's
     that has more slots than the one before."""
-    monkeypatch.setattr(kept, "FEWEST_SLOTS", 16)
-    monkeypatch.setattr(kept, "WORTH_A_STEP", 1)
-    engine, fixed = fixed_engine()
+    monkeypatch.setattr(runner, "FEWEST_SLOTS", 16)
+    monkeypatch.setattr(runner, "WORTH_A_STEP", 1)
+    engine, graphs = static_engine()
     engine.generate(PROMPTS[0], max_new_tokens=100, drafter=drafter)
     engine.generate(PROMPTS[:2], max_new_tokens=30, drafter=drafter)
     with torch.inference_mode():
-        for step in fixed._steps:
+        for step in graphs._steps:
             for tensor in step.cache._tensors():
                 tensor.fill_(float("nan"))
     rows = [make_row(engine.verifier, prompt, SamplingParams(), tokens)
             for prompt, tokens in zip(PROMPTS, [30, 3], strict=False)]  # fmt: skip
     list(decode(engine.verifier, engine._drafter(drafter, None, 2), rows, engine.graphs))
     assert [row.token_ids for row in rows] == answers_alone("llama", [30, 3])
-    assert len(fixed._steps) == 2
-    assert fixed._steps[-1].num_slots > fixed._steps[0].num_slots
+    assert len(graphs._steps) == 2
+    assert graphs._steps[-1].num_slots > graphs._steps[0].num_slots

@@ -14,12 +14,12 @@ def is_local(text: str) -> bool:
     return absolute or text.startswith(("./", "../"))
 
 
-def public(value: Any) -> Any:
+def redact_paths(value: Any) -> Any:
     """The same JSON value with every local path in it, keys too, cut to its last part."""
     if isinstance(value, dict):
-        return {public(key): public(one) for key, one in value.items()}
+        return {redact_paths(key): redact_paths(one) for key, one in value.items()}
     if isinstance(value, list):
-        return [public(one) for one in value]
+        return [redact_paths(one) for one in value]
     if not isinstance(value, str):
         return value
     if is_local(value) and "\n" not in value:

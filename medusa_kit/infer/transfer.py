@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 
-def sent(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
+def to_device(values: Any, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """A tensor of `values`, numbers or a tensor on the host, on `device`.
 
     A copy from ordinary memory waits until the GPU has done all that it was given before; one from
