@@ -10,6 +10,7 @@ Shapes: B batch, N nodes with root.
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
+from medusa_kit import console
 from medusa_kit.base.model import BaseModel
 from medusa_kit.bench.gpu_check.inductor import inductor_kernels
 from medusa_kit.bench.gpu_check.report import Report
@@ -110,15 +111,19 @@ def check(quick: bool) -> Report:
     if quick:
         shapes = {"2 layers of SmolLM2": {**shapes["SmolLM2-135M"], "num_hidden_layers": 2}}
     rows, misses = list[StepCount](), list[str]()
-    for name, compiled in [(name, compiled) for name in shapes for compiled in (False, True)]:
-        base = base_of_shape(shapes[name])
-        try:
-            found = [count_base(base, name, nodes, compiled) for nodes in NODES]
-        except RuntimeError as error:  # HostRead among them
-            misses.append(f"{name}: the step does not trace to one graph: {error}")
-            continue
-        rows += found
-        misses += _misses(found)
+    cases = [(name, compiled) for name in shapes for compiled in (False, True)]
+    with console.progress("counting", len(cases) * len(NODES), "steps") as bar:
+        for name, compiled in cases:
+            base, found = base_of_shape(shapes[name]), list[StepCount]()
+            try:
+                for nodes in NODES:
+                    found.append(count_base(base, name, nodes, compiled))
+                    bar.advance(note=name)
+            except RuntimeError as error:  # HostRead among them
+                misses.append(f"{name}: the step does not trace to one graph: {error}")
+                continue
+            rows += found
+            misses += _misses(found)
     columns = ["shape", "nodes", "compiled", "kernels", "a layer", "GB moved", "GB of weights"]
     columns += [f"ms at {name}: weights, step" for name in BANDWIDTHS]
     title = f"Steps, counted ({PER_KERNEL} µs a kernel assumed)"
