@@ -94,6 +94,8 @@ def stored_generation_config(name: str, revision: str | None = None) -> Any | No
 
     try:
         source, place = resolve(name)
+        if source == "debug":  # else its name would be looked for on the Hub
+            return None
         if source == "adapter":
             info = adapters.read_info(Path(place))
             return stored_generation_config(info["base_model"], info["revision"])

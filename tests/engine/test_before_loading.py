@@ -11,6 +11,7 @@ import pytest
 import torch
 from support.small_engines import BUSHY, random_heads
 from support.tiny_models import STOP, tiny_model
+from transformers import GenerationConfig
 
 import medusa_kit
 from medusa_kit.base.model import BaseModel, load_base_model, wrap_model
@@ -164,3 +165,11 @@ def test_a_tokenizer_that_is_damaged_stays_an_error(chat_base: BaseModel, tmp_pa
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(CheckpointError, match="cannot load a base model"):
         load_base_model(str(tmp_path), device="cpu")
+
+
+def test_the_random_model_is_not_looked_for_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a network each try takes seconds."""
+    asked = []
+    monkeypatch.setattr(GenerationConfig, "from_pretrained", lambda *args, **_: asked.append(args))
+    medusa_kit.load("debug-tiny", device="cpu")
+    assert asked == []
