@@ -70,7 +70,7 @@ def _decode(
         if not alive:
             return
         if len(alive) < len(rows):
-            rows, state = [rows[i] for i in alive], _select(state, alive)
+            rows, state = [rows[i] for i in alive], state.of_rows(alive)
             cache.select_rows(alive)
             drafter.select_rows(alive)
 
@@ -188,12 +188,3 @@ def _accept_rows(
         paths.append(path)
         next_roots.append(root)
     return paths, next_roots
-
-
-def _select(state: State, rows: Sequence[int]) -> State:
-    return State(
-        [state.tokens[row] for row in rows],
-        [state.roots_B[row] for row in rows],
-        state.hidden_BD[to_device(rows, state.hidden_BD.device)],
-        [state.choosers[row] for row in rows],
-    )

@@ -83,6 +83,19 @@ class State:
     # Tokens of the tree that heads fill, root included, where the last step drafted them as well.
     guesses: Sequence[Sequence[int]] | None = None
 
+    def of_rows(self, rows: Sequence[int]) -> "State":
+        """The state of these rows alone."""
+        hidden_BD = self.hidden_BD
+        if len(hidden_BD) > 0:  # else they stay on the device
+            hidden_BD = hidden_BD[to_device(rows, hidden_BD.device)]
+        return State(
+            [self.tokens[row] for row in rows],
+            [self.roots_B[row] for row in rows],
+            hidden_BD,
+            [self.choosers[row] for row in rows],
+            None if self.guesses is None else [self.guesses[row] for row in rows],
+        )
+
 
 @dataclass(frozen=True)
 class StepResult:

@@ -61,7 +61,7 @@ def run_host_trees(
             for index in set(range(len(rows))) - set(alive):
                 loan.host_tree_step.rest(places[index])
             rows, places = [rows[i] for i in alive], [places[i] for i in alive]
-            state = _select(state, alive)
+            state = state.of_rows(alive)
             drafter.select_rows(alive)
         if loan.narrow(places, rows):
             places = list(range(len(rows)))
@@ -114,13 +114,3 @@ def _ranked(outcomes: Sequence[Outcome]) -> tuple[list[list[int]] | None, Tensor
         return None, None
     likeliest = [[ranks[0] for ranks in one.ranked_NR] for one in outcomes]
     return likeliest, torch.tensor([one.ranked_NR for one in outcomes])
-
-
-def _select(state: State, rows: Sequence[int]) -> State:
-    return State(
-        [state.tokens[row] for row in rows],
-        [state.roots_B[row] for row in rows],
-        state.hidden_BD,
-        [state.choosers[row] for row in rows],
-        None if state.guesses is None else [state.guesses[row] for row in rows],
-    )

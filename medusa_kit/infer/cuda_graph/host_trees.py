@@ -19,7 +19,7 @@ from medusa_kit.infer.cuda_graph.accept import Accepted
 from medusa_kit.infer.cuda_graph.capture import GraphMemory
 from medusa_kit.infer.cuda_graph.compiled import check_compiled
 from medusa_kit.infer.cuda_graph.forward import StaticVerifier
-from medusa_kit.infer.cuda_graph.step import GRAPH_BYTES, StaticDrafter
+from medusa_kit.infer.cuda_graph.step import GRAPH_BYTES, StaticDrafter, StepRows
 from medusa_kit.infer.draft import ROOT
 from medusa_kit.infer.verifier import Forward
 
@@ -154,7 +154,7 @@ class HostTreeSize:
         return (self.sent_B4N[:, SEES, :, None] >> self.nodes_N) & 1 == 1
 
 
-class HostTreeStep:
+class HostTreeStep(StepRows):
     """Steps for B rows over S slots whose trees come from the host; kept and lent like a GraphStep.
 
     `compiled`: makes a compiled forward, for each size its own. Raises torch.OutOfMemoryError, and
@@ -198,14 +198,7 @@ class HostTreeStep:
     @torch.inference_mode()
     def begin(self, lengths: Sequence[int]) -> None:
         """Start from prompts whose keys and values lie in the first rows of the cache."""
-        self.active_B.zero_()
-        self.active_B[: len(lengths)] = True
-        self.lengths_B[: len(lengths)] = torch.tensor(lengths, device=self.device)
-
-    @torch.inference_mode()
-    def rest(self, row: int) -> None:
-        """Row `row` has finished: it idles in its place from the next step on."""
-        self.active_B[row] = False
+        self.start(lengths)
 
     @torch.inference_mode()
     def run(self, trees: Mapping[int, Tree]) -> dict[int, Outcome]:
@@ -218,15 +211,6 @@ class HostTreeStep:
             ranked = [read[start : start + R] for start in range(N + 1, guesses_at, R)] if R else []
             outcomes[row] = Outcome(read[: read[N]], ranked, read[guesses_at:])
         return outcomes
-
-    @torch.inference_mode()
-    def take_over(self, other: "HostTreeStep", places: Sequence[int]) -> None:
-        """Go on, from the first row on, where the rows in these places of `other` stand."""
-        self.cache.copy_rows(other.cache, places)
-        self.active_B.zero_()
-        self.active_B[: len(places)] = True
-        for row, place in enumerate(places):
-            self.lengths_B[row] = other.lengths_B[place]
 
     @property
     def num_bytes(self) -> int:

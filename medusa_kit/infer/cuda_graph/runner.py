@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class Request(Protocol):
-    """What matters of a row here (decode.Row)."""
+    """What matters of a row here (request.Row)."""
 
     prompt_ids: list[int]
     token_ids: list[int]
@@ -206,8 +206,8 @@ class GraphRunner:
 class Loan:
     """A step that is one request's alone, exchanged for a smaller one as its rows finish."""
 
-    def __init__(self, shapes: GraphRunner, step: Step) -> None:
-        self._shapes, self.step, self._over = shapes, step, False
+    def __init__(self, runner: GraphRunner, step: Step) -> None:
+        self._runner, self.step, self._over = runner, step, False
         self._has_room = True  # until a smaller step found none
         step.busy = True
 
@@ -229,7 +229,7 @@ class Loan:
         """Go on with the rows in these places alone, from the first place on, in a smaller step;
         False where it stays as it is."""
         try:
-            smaller = self._shapes.smaller(self.step, rows, self._has_room)
+            smaller = self._runner.smaller(self.step, rows, self._has_room)
         except torch.OutOfMemoryError:
             self._has_room = False  # asked at every step, and making one takes as long as several
             return False

@@ -7,12 +7,13 @@ Shapes: B batch, N nodes with root, J nodes of the longest path, root included, 
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from medusa_kit.infer.cuda_graph.accept import TreeTables, accept_greedy
+from medusa_kit.infer.cuda_graph.cache import StaticTreeCache
 from medusa_kit.infer.cuda_graph.capture import GraphMemory
 from medusa_kit.infer.cuda_graph.compiled import check_compiled
 from medusa_kit.infer.cuda_graph.forward import StaticVerifier
@@ -34,7 +35,36 @@ class StaticDrafter(Protocol):
     def fill(self, hidden_BD: Tensor, roots_B: Tensor, on_device: bool = False) -> Tensor: ...
 
 
-class GraphStep:
+class StepRows:
+    """Where the rows of a step stand; a step says what else moves with them."""
+
+    cache: StaticTreeCache
+    lengths_B: Tensor
+    active_B: Tensor  # rows that have not finished
+
+    def start(self, lengths: Sequence[int]) -> None:
+        """The first rows are active and hold so many tokens; the others idle."""
+        self.active_B.zero_()
+        self.active_B[: len(lengths)] = True
+        self.lengths_B[: len(lengths)] = torch.tensor(lengths, device=self.lengths_B.device)
+
+    @torch.inference_mode()
+    def rest(self, row: int) -> None:
+        """Row `row` has finished: it idles in its place from the next step on."""
+        self.active_B[row] = False
+
+    @torch.inference_mode()
+    def take_over(self, other: Any, places: Sequence[int]) -> None:
+        """Go on, from the first row on, where the rows in these places of `other` stand,
+        a step of the same kind."""
+        self.cache.copy_rows(other.cache, places)
+        self.active_B.zero_()
+        self.active_B[: len(places)] = True
+        for row, place in enumerate(places):
+            self.lengths_B[row] = other.lengths_B[place]
+
+
+class GraphStep(StepRows):
     """Steps for B rows and one tree, over S slots. `begin` once a request, then `run`.
 
     Everything a step reads and writes lies in buffers made here. With `graphs` it is captured: the
@@ -89,17 +119,9 @@ class GraphStep:
     @torch.inference_mode()
     def begin(self, lengths: Sequence[int], roots: Sequence[int], hidden_XD: Tensor) -> None:
         """Start from these prompts, whose keys and values lie in the first rows of the cache."""
-        rows = len(lengths)
-        self.active_B.zero_()
-        self.active_B[:rows] = True
-        self.lengths_B[:rows] = torch.tensor(lengths, device=self.device)
+        self.start(lengths)
         roots_X = torch.tensor(roots, device=self.device)
-        self.tokens_BN[:rows] = self.drafter.fill(hidden_XD, roots_X)
-
-    @torch.inference_mode()
-    def rest(self, row: int) -> None:
-        """Row `row` has finished: it idles in its place from the next step on."""
-        self.active_B[row] = False
+        self.tokens_BN[: len(lengths)] = self.drafter.fill(hidden_XD, roots_X)
 
     @torch.inference_mode()
     def run(self) -> list[list[int]]:
@@ -111,13 +133,9 @@ class GraphStep:
         return self.out_BJ1.tolist()
 
     @torch.inference_mode()
-    def take_over(self, other: "GraphStep", places: Sequence[int]) -> None:
-        """Go on, from the first row on, where the rows in these places of `other` stand."""
-        self.cache.copy_rows(other.cache, places)
-        self.active_B.zero_()
-        self.active_B[: len(places)] = True
+    def take_over(self, other: Any, places: Sequence[int]) -> None:
+        super().take_over(other, places)
         for row, place in enumerate(places):
-            self.lengths_B[row] = other.lengths_B[place]
             self.tokens_BN[row] = other.tokens_BN[place]
 
     @property
