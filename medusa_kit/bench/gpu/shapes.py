@@ -58,6 +58,19 @@ class Shape:
         """With the input embedding."""
         return self.linear_weights + self.vocab_size * self.hidden_size
 
+    @property
+    def sizes(self) -> dict[str, int]:
+        """As a LlamaConfig names them."""
+        return {
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_attention_heads,
+            "num_key_value_heads": self.num_key_value_heads,
+            "vocab_size": self.vocab_size,
+            "max_position_embeddings": self.context_length,
+        }
+
 
 SMOLLM2_135M = Shape("SmolLM2-135M", 576, 1536, 30, 9, 3, 49152, rope_theta=100000.0)
 LLAMA_1B = Shape("Llama-3.2-1B", 2048, 8192, 16, 32, 8, 128256, 131072)
@@ -93,13 +106,7 @@ def config_of(shape: Shape, spread: float = NARROW) -> Any:
     from transformers import LlamaConfig
 
     return LlamaConfig(
-        hidden_size=shape.hidden_size,
-        intermediate_size=shape.intermediate_size,
-        num_hidden_layers=shape.num_layers,
-        num_attention_heads=shape.num_attention_heads,
-        num_key_value_heads=shape.num_key_value_heads,
-        vocab_size=shape.vocab_size,
-        max_position_embeddings=shape.context_length,
+        **shape.sizes,
         rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
         tie_word_embeddings=False,
         initializer_range=spread,

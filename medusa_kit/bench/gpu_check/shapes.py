@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit.base.model import BaseModel, wrap_model
+from medusa_kit.bench.gpu.shapes import LLAMA_8B, SMOLLM2_135M
 from medusa_kit.drafters.heads.medusa import MedusaDrafter
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.heads import MedusaHeads
@@ -24,17 +25,9 @@ from medusa_kit.tree.candidate_tree import CandidateTree
 
 META = torch.device("meta")
 SHAPES: dict[str, dict[str, Any]] = {
-    "SmolLM2-135M": {
-        "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30,
-        "num_attention_heads": 9, "num_key_value_heads": 3, "vocab_size": 49152,
-        "max_position_embeddings": 8192, "tie_word_embeddings": True,
-    },
-    "Llama-3.1-8B": {
-        "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
-        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256,
-        "max_position_embeddings": 131072, "tie_word_embeddings": False,
-    },
-}  # fmt: skip
+    shape.name: {**shape.sizes, "tie_word_embeddings": tied}
+    for shape, tied in ((SMOLLM2_135M, True), (LLAMA_8B, False))
+}
 NUM_HEADS = 4
 CORES = 132  # streaming multiprocessors of an H100 or H200
 
