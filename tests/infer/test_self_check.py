@@ -9,7 +9,7 @@ from support.tiny_models import FAMILIES, coarse_base, tiny_base, tiny_model
 from medusa_kit.base.model import wrap_model
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer import attention, tree_step
-from medusa_kit.infer.self_check import check_trees, self_check
+from medusa_kit.infer.self_check import _own_rounding, check_trees, self_check
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.verifier import Verifier
 
@@ -120,8 +120,8 @@ def test_what_rounding_alone_does_in_16_bits_is_no_fault(
 ) -> None:
     """Such a model differs from itself as much without any tree; a wrong mask differs by more."""
     base = coarse_base(dtype)
-    check = self_check(base)
-    assert 0.1 < check.relative_error < 0.5
+    assert _own_rounding(base) > 0.1  # on every processor; what a tree differs by hangs on it
+    assert self_check(base).relative_error < 0.5
     right = tree_step.TreeStep.mask
 
     def wrong(step: tree_step.TreeStep, *rest: Any) -> torch.Tensor:
@@ -131,7 +131,7 @@ def test_what_rounding_alone_does_in_16_bits_is_no_fault(
         return mask
 
     monkeypatch.setattr(tree_step.TreeStep, "mask", wrong)
-    with pytest.raises(IncompatibleBaseError, match=r"off by .* \(allowed [34]e-01\)"):
+    with pytest.raises(IncompatibleBaseError, match=r"off by .* \(allowed [345]e-01\)"):
         self_check(base)
 
 
