@@ -109,6 +109,20 @@ class TreeStep:
 
 
 @dataclass(frozen=True)
+class Nodes:
+    """Trees of several rows, one after another: those of row b are starts[b] to starts[b + 1].
+
+    `sees`: the row's nodes x nodes truth values (node i sees node j), row after row, flat.
+    """
+
+    tokens_N: Tensor
+    positions_N: Tensor
+    depths_N: Tensor
+    sees: Tensor
+    starts: Sequence[int]
+
+
+@dataclass(frozen=True)
 class NodeScores:
     """The output of one forward over a tree, for M of its nodes.
 

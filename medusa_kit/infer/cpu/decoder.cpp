@@ -1,4 +1,5 @@
-// A verify step of a Llama-like decoder in one call: N nodes of B rows after a cached prefix.
+// A verify step of a Llama-like decoder in one call: nodes of B rows of the cache, each after its
+// prefix. Rows may have different numbers of nodes; none is padded.
 //
 // All threads run the same phases and wait at a barrier after each. Masked slots add exact zeros and
 // every sum has one order, so a node's numbers have the same bits in any tree and any batch.
@@ -21,14 +22,16 @@ struct Decoder {
 };
 
 struct Step {
-    int64_t batch, nodes, slots;      // slots: of the cache
-    int64_t prompt;                   // whether the nodes are a piece of a prompt
-    const float* embeddings;          // [B * N, hidden]
-    const float* rotary;              // [tables][cos, sin][B * N][rotary_size]
-    const int64_t *lengths, *depths;  // [B], [B, N]
-    const uint8_t* sees;              // [B, N, N]
-    float* cache;                     // [layers][keys, values][B][G][slots][E]
-    int64_t num_kept;                 // rows of B * N whose hidden states and logits are wanted
+    int64_t batch, nodes;             // B; nodes of all rows together, N
+    int64_t cache_rows, slots;        // of the cache
+    int64_t prompt;                   // whether the nodes are pieces of prompts
+    const float* embeddings;          // [N, hidden]
+    const float* rotary;              // [tables][cos, sin][N][rotary_size]
+    const int64_t *starts, *places;   // [B + 1] each row's first node, [B] its row of the cache
+    const int64_t *lengths, *depths;  // [B] tokens before the nodes, [N]
+    const uint8_t* sees;              // one row after another, nodes x nodes
+    float* cache;                     // [layers][keys, values][cache_rows][G][slots][E]
+    int64_t num_kept;                 // nodes whose hidden states and logits are wanted
     const int64_t* kept;
     float *hidden_out, *logits;       // [kept, hidden], [kept, V]
     int64_t num_likeliest;            // tokens after each that are wanted, likeliest first
@@ -56,7 +59,7 @@ void rotate(float* x, const float* cos, const float* sin, int64_t size) {
 class Run {
   public:
     Run(const Decoder& d, const Step& s, Pool& p, int threads)
-        : d(d), s(s), p(p), rows((int)(s.batch * s.nodes)), kernel(s.prompt ? Kernel::EXPANDED : Kernel::VNNI) {
+        : d(d), s(s), p(p), rows((int)s.nodes), kernel(s.prompt ? Kernel::EXPANDED : Kernel::VNNI) {
         queries = d.query_heads * d.head_size;
         keys = d.kv_heads * d.head_size;
         const int64_t widest = std::max({d.hidden, d.mlp, queries});
@@ -69,6 +72,7 @@ class Run {
         x_t.resize(room_for(rows, widest));
         scratch.resize(threads);
         best.assign(threads, Best(rows, (int)s.num_likeliest));
+        share_out(threads);
     }
 
     void all(int id) {
@@ -88,6 +92,27 @@ class Run {
     struct Scratch { std::vector<float> query, scores, accumulated; };
     std::vector<Scratch> scratch;
     std::vector<Best> best;  // of each thread
+    struct Piece { int64_t b, g, first, last; };  // lanes of a key/value head of a row
+    std::vector<Piece> pieces;
+    std::vector<int64_t> row_of, sees_at;  // of each node; of each row
+
+    // Queries of one key/value head go in lanes of 16: (head of the group, node) pairs.
+    void share_out(int threads) {
+        const int64_t group = d.query_heads / d.kv_heads, heads = s.batch * d.kv_heads;
+        const int64_t enough = (threads + heads - 1) / heads;
+        int64_t at = 0;
+        for (int64_t b = 0; b < s.batch; ++b) {
+            const int64_t count = nodes_of(b), lanes = group * count;
+            const int64_t blocks = std::max((lanes + LANES - 1) / LANES, std::min(enough, lanes));
+            for (int64_t g = 0; g < d.kv_heads; ++g)
+                for (int64_t i = 0; i < blocks; ++i) pieces.push_back({b, g, lanes * i / blocks, lanes * (i + 1) / blocks});
+            row_of.insert(row_of.end(), count, b);
+            sees_at.push_back(at);
+            at += count * count;
+        }
+    }
+
+    int64_t nodes_of(int64_t b) const { return s.starts[b + 1] - s.starts[b]; }
 
     void layer(const Layer& l, int64_t index, int id) {
         norm_rows(x.data(), l.input_norm, normed.data(), id);
@@ -145,7 +170,8 @@ class Run {
     }
 
     float* slot(int64_t layer, int64_t what, int64_t row, int64_t head, int64_t at) {
-        return s.cache + ((((layer * 2 + what) * s.batch + row) * d.kv_heads + head) * s.slots + at) * d.head_size;
+        const int64_t place = (layer * 2 + what) * s.cache_rows + s.places[row];
+        return s.cache + ((place * d.kv_heads + head) * s.slots + at) * d.head_size;
     }
 
     // Norms of heads, rotary embedding, keys and values into the cache after the row's prefix.
@@ -160,7 +186,7 @@ class Run {
                 if (norm) rms_norm(head, norm, d.head_size, d.norm_epsilon, head);
                 rotate(head, cos + row * d.rotary_size, sin + row * d.rotary_size, d.rotary_size);
             }
-            const int64_t b = row / s.nodes, at = s.lengths[b] + row % s.nodes;
+            const int64_t b = row_of[row], at = s.lengths[b] + row - s.starts[b];
             for (int64_t g = 0; g < d.kv_heads; ++g) {
                 const float* k = q + queries + g * d.head_size;
                 std::copy(k, k + d.head_size, slot(index, 0, b, g, at));
@@ -170,26 +196,19 @@ class Run {
         p.barrier(id);
     }
 
-    // Queries of one key/value head go in lanes of 16: (head of the group, node) pairs.
     void attend(const Layer& l, int64_t index, int id) {
-        const int64_t lanes = d.query_heads / d.kv_heads * s.nodes;
-        const int64_t enough = (p.active() + s.batch * d.kv_heads - 1) / (s.batch * d.kv_heads);
-        const int64_t blocks = std::max((lanes + LANES - 1) / LANES, std::min(enough, lanes));
-        const int64_t total = s.batch * d.kv_heads * blocks;
-        for (int64_t piece = id; piece < total; piece += p.active()) {
-            const int64_t block = piece % blocks, g = piece / blocks % d.kv_heads, b = piece / blocks / d.kv_heads;
-            attend_lanes(l, index, b, g, lanes * block / blocks, lanes * (block + 1) / blocks, scratch[id]);
-        }
+        for (size_t i = id; i < pieces.size(); i += p.active()) attend_lanes(l, index, pieces[i], scratch[id]);
         p.barrier(id);
     }
 
     const float* query_of(int64_t b, int64_t g, int64_t lane) const {
-        const int64_t head = g * (d.query_heads / d.kv_heads) + lane / s.nodes, node = lane % s.nodes;
-        return qkv.data() + (b * s.nodes + node) * (queries + 2 * keys) + head * d.head_size;
+        const int64_t count = nodes_of(b), head = g * (d.query_heads / d.kv_heads) + lane / count;
+        return qkv.data() + (s.starts[b] + lane % count) * (queries + 2 * keys) + head * d.head_size;
     }
 
-    void attend_lanes(const Layer& l, int64_t index, int64_t b, int64_t g, int64_t first, int64_t last, Scratch& w) {
-        const int64_t E = d.head_size, length = s.lengths[b], in_sight = length + s.nodes;
+    void attend_lanes(const Layer& l, int64_t index, const Piece& piece, Scratch& w) {
+        const auto [b, g, first, last] = piece;
+        const int64_t E = d.head_size, length = s.lengths[b], in_sight = length + nodes_of(b);
         const int64_t from = l.window ? std::max<int64_t>(0, length - l.window + 1) : 0;
         w.query.assign(E * LANES, 0.0f);
         for (int64_t lane = first; lane < last; ++lane)
@@ -222,13 +241,15 @@ class Run {
 
     // What a node does not see: other branches, and in a windowed layer positions too far back.
     void hide(const Layer& l, int64_t b, int64_t first, int64_t last, int64_t from, Scratch& w) const {
-        const int64_t length = s.lengths[b];
+        const int64_t length = s.lengths[b], count = nodes_of(b);
+        const int64_t* depths = s.depths + s.starts[b];
         for (int64_t lane = first; lane < last; ++lane) {
-            const int64_t node = lane % s.nodes, position = length + s.depths[b * s.nodes + node];
+            const int64_t node = lane % count, position = length + depths[node];
+            const uint8_t* sees = s.sees + sees_at[b] + node * count;
             float* scores = w.scores.data() + lane - first;
-            for (int64_t other = 0; other < s.nodes; ++other) {
-                const bool far = l.window && s.depths[b * s.nodes + node] - s.depths[b * s.nodes + other] >= l.window;
-                if (far || !s.sees[(b * s.nodes + node) * s.nodes + other])
+            for (int64_t other = 0; other < count; ++other) {
+                const bool far = l.window && depths[node] - depths[other] >= l.window;
+                if (far || !sees[other])
                     scores[(length + other - from) * LANES] = -INFINITY;
             }
             if (l.window)
@@ -291,8 +312,8 @@ class Run {
     }
 
     float* attended_at(int64_t b, int64_t g, int64_t lane) {
-        const int64_t head = g * (d.query_heads / d.kv_heads) + lane / s.nodes, node = lane % s.nodes;
-        return attended.data() + (b * s.nodes + node) * queries + head * d.head_size;
+        const int64_t count = nodes_of(b), head = g * (d.query_heads / d.kv_heads) + lane / count;
+        return attended.data() + (s.starts[b] + lane % count) * queries + head * d.head_size;
     }
 
     void logits(int id) {

@@ -8,6 +8,7 @@ T rotary tables, P positions, R likeliest tokens.
 """
 
 import ctypes
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from medusa_kit.infer.cpu.packing import (
     pack,
 )
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import NodeScores, TreeStep
+from medusa_kit.infer.tree_step import Nodes, NodeScores, TreeStep
 
 RANKED = 8  # likeliest tokens that a step tells of each node: a by-product of finding the argmax
 
@@ -89,42 +90,69 @@ class NativeDecoder:
         keep_M: Tensor | None = None,
         prompt: bool = False,
     ) -> NodeScores:
-        """Scores of the nodes `keep_M` (all). Several threads may call; the kernels take turns.
+        """Scores of the nodes `keep_M` (all) of every row, where rows have equally many nodes."""
+        B, N = tokens_BN.shape
+        nodes_M = torch.arange(N) if keep_M is None else keep_M
+        scores = self.score(
+            cache,
+            Nodes(
+                tokens_BN.flatten(),
+                positions_BN.flatten(),
+                step.depths_BN.flatten(),
+                step.sees_BNN.flatten(),
+                list(range(0, B * N + 1, N)),
+            ),
+            range(B),
+            (torch.arange(0, B * N, N)[:, None] + nodes_M).flatten(),
+            prompt,
+        )
+        return NodeScores(*(part.view(B, len(nodes_M), -1) for part in scores))
+
+    def score(
+        self,
+        cache: TreeCache,
+        nodes: Nodes,
+        places: Sequence[int],
+        keep_M: Tensor | None = None,
+        prompt: bool = False,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(hidden_MD, logits_MV, ranked_MR) of the nodes `keep_M` (all), each row's after what
+        lies in the cache's row `places[b]`. Several threads may call; the kernels take turns.
 
         `prompt`: many rows are fastest another way than few, and a node's bits depend on the way,
         so it is chosen by what the rows are and not by how many there happen to be.
         """
-        B, N = tokens_BN.shape
-        M = N if keep_M is None else len(keep_M)
-        nodes_M = torch.arange(N) if keep_M is None else keep_M
-        kept_BM = torch.arange(0, B * N, N)[:, None] + nodes_M
-        embeddings_BND = self.base.model.get_input_embeddings()(tokens_BN).contiguous()
-        rotary = self._rotary(positions_BN)
-        hidden_BMD = torch.empty(B, M, self.base.info.hidden_size)
-        logits_BMV = torch.empty(B, M, self.base.info.vocab_size)
-        ranked_BMR = torch.empty(B, M, min(RANKED, self.base.info.vocab_size), dtype=torch.int64)
-        lengths_B = torch.tensor(step.lengths)
-        depths_BN, sees_BNN = step.depths_BN.contiguous(), step.sees_BNN.contiguous()
+        keep_M = torch.arange(len(nodes.tokens_N)) if keep_M is None else keep_M
+        M, info = len(keep_M), self.base.info
+        embeddings_ND = self.base.model.get_input_embeddings()(nodes.tokens_N).contiguous()
+        rotary = self._rotary(nodes.positions_N)
+        hidden_MD = torch.empty(M, info.hidden_size)
+        logits_MV = torch.empty(M, info.vocab_size)
+        ranked_MR = torch.empty(M, min(RANKED, info.vocab_size), dtype=torch.int64)
+        starts, places_B = torch.tensor(nodes.starts), torch.tensor(list(places))
+        lengths_B = torch.tensor([cache.lengths[place] for place in places])
+        depths_N, sees = nodes.depths_N.contiguous(), nodes.sees.contiguous()
         block = cache.block_of(*self._cache_shape)
         assert block is not None
         for layer, layer_parts in self._windowed:
             layer.window = layer_parts.window
         struct = kernels.Step(
-            B, N, cache.num_slots, prompt, embeddings_BND.data_ptr(), rotary.data_ptr(),
-            lengths_B.data_ptr(), depths_BN.data_ptr(), sees_BNN.data_ptr(), block.data_ptr(),
-            B * M, kept_BM.data_ptr(), hidden_BMD.data_ptr(), logits_BMV.data_ptr(),
-            ranked_BMR.shape[2], ranked_BMR.data_ptr(),
+            len(places), len(nodes.tokens_N), len(cache.lengths), cache.num_slots, prompt,
+            embeddings_ND.data_ptr(), rotary.data_ptr(), starts.data_ptr(), places_B.data_ptr(),
+            lengths_B.data_ptr(), depths_N.data_ptr(), sees.data_ptr(), block.data_ptr(),
+            M, keep_M.data_ptr(), hidden_MD.data_ptr(), logits_MV.data_ptr(),
+            ranked_MR.shape[1], ranked_MR.data_ptr(),
         )  # fmt: skip
-        threads = kernels.threads_for(B * N * self._num_weights)
+        threads = kernels.threads_for(len(nodes.tokens_N) * self._num_weights)
         self._library.mk_step(ctypes.byref(self._struct), ctypes.byref(struct), threads)
-        return NodeScores(hidden_BMD, self.base.scale_logits(logits_BMV), ranked_BMR)
+        return hidden_MD, self.base.scale_logits(logits_MV), ranked_MR
 
-    def _rotary(self, positions_BN: Tensor) -> Tensor:
-        """[tables, cos and sin, B, N, E], from the model's own rotary embedding."""
-        last, rotary_2TPE = int(positions_BN.max()), self._rotary_2TPE
+    def _rotary(self, positions_N: Tensor) -> Tensor:
+        """[tables, cos and sin, N, E], from the model's own rotary embedding."""
+        last, rotary_2TPE = int(positions_N.max()), self._rotary_2TPE
         if last >= rotary_2TPE.shape[1]:
             self._rotary_2TPE = rotary_2TPE = self._rotary_up_to(max(2 * last, 256))
-        return rotary_2TPE[:, positions_BN]
+        return rotary_2TPE[:, positions_N]
 
     def _rotary_up_to(self, length: int) -> Tensor:
         """Cosines and sines of the first positions, table by table; `describe` takes no others."""

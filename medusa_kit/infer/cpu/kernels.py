@@ -62,8 +62,9 @@ class Decoder(ctypes.Structure):
 
 class Step(ctypes.Structure):
     _fields_ = (
-        ("batch", c_int64), ("nodes", c_int64), ("slots", c_int64), ("prompt", c_int64),
-        ("embeddings", c_void_p), ("rotary", c_void_p), ("lengths", c_void_p),
+        ("batch", c_int64), ("nodes", c_int64), ("cache_rows", c_int64), ("slots", c_int64),
+        ("prompt", c_int64), ("embeddings", c_void_p), ("rotary", c_void_p),
+        ("starts", c_void_p), ("places", c_void_p), ("lengths", c_void_p),
         ("depths", c_void_p), ("sees", c_void_p), ("cache", c_void_p),
         ("num_kept", c_int64), ("kept", c_void_p),
         ("hidden_out", c_void_p), ("logits", c_void_p),
