@@ -17,9 +17,9 @@ from medusa_kit.drafters.heads.medusa import MedusaDrafter
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.attention import triton_backend
+from medusa_kit.infer.attention.backend import AttentionCall
 from medusa_kit.infer.cuda_graph.forward import StaticVerifier
 from medusa_kit.infer.cuda_graph.step import GraphStep
-from medusa_kit.infer.tree_step import TreeStep
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.tree.candidate_tree import CandidateTree
 
@@ -96,12 +96,9 @@ class TritonLaunches:
     def __init__(self, length: int) -> None:
         self.length, self.launches = length, list[Launch]()
 
-    def attend(
-        self, query_BHNE: Tensor, key_BGLE: Tensor, value_BGLE: Tensor, step: TreeStep,
-        scale: float, window: int | None = None, softcap: float | None = None,
-        sinks_H: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        B, _, N, E = query_BHNE.shape
+    def attend(self, call: AttentionCall) -> Tensor:
+        key_BGLE, value_BGLE = call.key_BGLE, call.value_BGLE
+        B, _, N, E = call.query_BHNE.shape
         read = B * key_BGLE.shape[1] * (self.length + N) * (E + value_BGLE.shape[-1])
 
         def note(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
@@ -112,9 +109,7 @@ class TritonLaunches:
             slots = read * key_BGLE.element_size() if any(t is key_BGLE for t in tensors) else 0
             self.launches.append(Launch(kernel.fn.__name__, moved + slots))
 
-        return triton_backend.launched(
-            note, query_BHNE, key_BGLE, value_BGLE, step, scale, window, softcap, sinks_H, None
-        )
+        return triton_backend.launched(note, call)
 
 
 def cores_of_a_gpu() -> Any:
