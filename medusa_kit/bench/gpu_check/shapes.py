@@ -18,9 +18,9 @@ from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.attention import triton_backend
 from medusa_kit.infer.attention.backend import AttentionCall
+from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.cuda_graph.forward import StaticVerifier
 from medusa_kit.infer.cuda_graph.step import GraphStep
-from medusa_kit.infer.verifier import Verifier
 from medusa_kit.tree.candidate_tree import CandidateTree
 
 META = torch.device("meta")
@@ -87,13 +87,14 @@ class Launch:
     num_bytes: int
 
 
-class TritonLaunches:
+class TritonLaunches(AttentionChoice):
     """Attention as on a GPU, by the Triton backend, whose launches are noted instead of made.
 
     `length`: tokens that each row has, which decides how much of the cache is read.
     """
 
     def __init__(self, length: int) -> None:
+        super().__init__("auto", fixed_shapes=True)
         self.length, self.launches = length, list[Launch]()
 
     def attend(self, call: AttentionCall) -> Tensor:
@@ -125,8 +126,7 @@ def step_of_shape(
     base: BaseModel, num_nodes: int, num_slots: int, attention: TritonLaunches, rows: int = 1
 ) -> GraphStep:
     """A step as it would be captured, its slots allocated."""
-    verifier = StaticVerifier(Verifier(base))
-    verifier.attention.attend = attention.attend  # type: ignore[method-assign]
+    verifier = StaticVerifier(base, attention)
     drafter: Any = PlainDrafter(META)
     if num_nodes > 1:
         heads = MedusaHeads.for_base(base, num_heads=NUM_HEADS).requires_grad_(False)
