@@ -32,6 +32,7 @@ from medusa_kit.errors import ConfigError, ContextLengthError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.infer.attention import ATTENTION_NAME
+from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.request import Row
 from medusa_kit.locks import SharedLock, lock_of
@@ -226,7 +227,7 @@ def _numbers_of(module: Any) -> list[tuple[str, Any]]:
 def _packed_contents(model: Any, engine: Engine) -> str | None:
     """C++ steps read a packed copy, and writes through `.data`, as peft's when it merges, leave no
     other trace; steps by torch read the model itself."""
-    return None if engine.verifier.native is None else contents_digest(model)
+    return contents_digest(model) if isinstance(engine.verifier, NativeVerifier) else None
 
 
 def _rows(engine: Engine, prompts: list[list[int]], config: Any, new_tokens: int) -> list[Row]:

@@ -8,7 +8,7 @@ passed, mix neighbours by slot order, or place tokens by something other than po
 Shapes: B batch, T tokens, N nodes with root, V vocabulary.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +47,11 @@ class TreeCheck:
     rounding_tolerance: float
 
 
+def coarsest(checks: Iterable[TreeCheck]) -> TreeCheck:
+    """The one that holds where any of them may have computed a step."""
+    return max(checks, key=lambda check: check.rounding_tolerance)
+
+
 def self_check(base: BaseModel) -> TreeCheck:
     """`check_trees` for a base that is about to be trained on: heads need trees to be of use."""
     return checked_verifier(base)[1]
@@ -60,7 +65,7 @@ def checked_verifier(base: BaseModel, attention: str = "auto") -> tuple[Verifier
     IncompatibleBaseError.
     """
     verifier = Verifier(base, attention)
-    own = verifier._holder.mask_form
+    own = verifier.own_attention
     if own is not None and attention not in ("auto", "sdpa"):
         raise cannot_use(attention, f"{base.info.model_type} computes its attention itself ({own})")
     try:

@@ -1,7 +1,7 @@
 """Tree attention, registered with transformers under the name `medusa_tree`.
 
 The step that hangs on a module says which backend computes it (`choice.py`): `flash`, `triton` or
-`sdpa`, the reference; each has the signature of `tree_sdpa` and equals it but for rounding.
+`sdpa`, the reference, which the others equal but for rounding.
 Outside a tree step (training, calibration, plain forwards) it is transformers' own SDPA attention
 with its own masks. Older classes (Falcon, GPT-J, CodeGen) that call their attention by themselves
 keep it, and are given a tree's mask instead.
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit.errors import IncompatibleBaseError
+from medusa_kit.infer.attention.backend import AttentionCall
 from medusa_kit.infer.attention.sdpa import explicit, tree_sdpa
 from medusa_kit.infer.tree_step import StepHolder, current_step, hang_on
 
@@ -51,7 +52,8 @@ def medusa_tree(
         )
     window = kwargs["sliding_window"] if "sliding_window" in kwargs else _unsaid_window(module)
     attend = step.attend or tree_sdpa
-    return attend(query, key, value, step, scale, window, softcap, sinks), None
+    call = AttentionCall(query, key, value, step, scale, window, softcap, sinks)
+    return attend(call), None
 
 
 def _unsaid_window(module: Any) -> int | None:

@@ -16,9 +16,8 @@ from torch import Tensor
 from medusa_kit import console
 from medusa_kit.errors import ConfigError, nearest
 from medusa_kit.infer.attention import flash, triton_backend
-from medusa_kit.infer.attention.backend import Backend, BackendFailure, Case
+from medusa_kit.infer.attention.backend import AttentionCall, Backend, BackendFailure, Case
 from medusa_kit.infer.attention.sdpa import tree_sdpa
-from medusa_kit.infer.tree_step import TreeStep
 
 BACKENDS = {
     "flash": Backend(flash.tree_flash, flash.unsupported, reads_lengths=True),
@@ -75,34 +74,22 @@ class AttentionChoice:
         """For reports: what was asked for, what is in use, and why that is not the same."""
         return {"asked": self.asked, "used": self.name, "fallbacks": list(self.fallbacks)}
 
-    def attend(
-        self,
-        query_BHNE: Tensor,
-        key_BGLE: Tensor,
-        value_BGLE: Tensor,
-        step: TreeStep,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks_H: Tensor | None = None,
-    ) -> Tensor:
+    def attend(self, call: AttentionCall) -> Tensor:
         """Attention output [B, N, H, E] by the backend that this case goes to.
 
         Raises ConfigError for the one that was asked for by name and cannot run here.
         """
-        hides = softcap is not None or sinks_H is not None or not step.sees_all(window)
-        case = Case.of(query_BHNE, value_BGLE, softcap, sinks_H, hides)
+        case = Case.of(call)
         name = self._chosen.get(case) or self.choose(case)
-        step.split_finely = self.split_finely
-        arguments = (query_BHNE, key_BGLE, value_BGLE, step, scale, window, softcap, sinks_H)
+        call.step.split_finely = self.split_finely
         try:
-            return BACKENDS[name].attend(*arguments)
+            return BACKENDS[name].attend(call)
         except BackendFailure as error:
             if self.asked != "auto":
                 raise cannot_use(name, str(error)) from error
             self.rule_out(name, str(error))
             console.warn(f"attention {name} cannot run here: {error}")
-        return self.attend(*arguments)
+        return self.attend(call)
 
     def rule_out(self, name: str, reason: str) -> None:
         """Use the next backend instead from now on."""

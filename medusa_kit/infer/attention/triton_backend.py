@@ -18,7 +18,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from medusa_kit.infer.attention.backend import BackendFailure, Case, compute_capability
+from medusa_kit.infer.attention.backend import (
+    AttentionCall,
+    BackendFailure,
+    Case,
+    compute_capability,
+)
 from medusa_kit.infer.attention.sdpa import tree_sdpa
 from medusa_kit.infer.tree_step import TreeStep
 
@@ -71,40 +76,17 @@ def ancestor_words(sees_BNN: Tensor) -> Tensor:
     return (bits_BNWJ.long() << shifts_J).sum(-1)
 
 
-def tree_triton(
-    query_BHNE: Tensor,
-    key_BGLE: Tensor,
-    value_BGLE: Tensor,
-    step: TreeStep,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks_H: Tensor | None = None,
-    num_splits: int | None = None,
-) -> Tensor:
+def tree_triton(call: AttentionCall, num_splits: int | None = None) -> Tensor:
     """Attention output [B, N, H, E]; equal to `tree_sdpa` but for rounding.
 
     `num_splits`: over how many programs the slots of a row are spread; by the machine unless given.
     Raises BackendFailure where Triton cannot compile a kernel or launch it.
     """
-    if step.is_causal(window) and softcap is None and sinks_H is None:
-        return tree_sdpa(query_BHNE, key_BGLE, value_BGLE, step, scale, window)
-    return launched(
-        _run, query_BHNE, key_BGLE, value_BGLE, step, scale, window, softcap, sinks_H, num_splits
-    )
+    return tree_sdpa(call) if call.is_causal else launched(_run, call, num_splits)
 
 
 def launched(
-    run: Callable[..., None],
-    query_BHNE: Tensor,
-    key_BGLE: Tensor,
-    value_BGLE: Tensor,
-    step: TreeStep,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    sinks_H: Tensor | None,
-    num_splits: int | None,
+    run: Callable[..., None], call: AttentionCall, num_splits: int | None = None
 ) -> Tensor:
     """The output, once `run` has launched each kernel that it is given, with grid and arguments.
 
@@ -112,6 +94,8 @@ def launched(
     """
     from medusa_kit.infer.attention.triton_kernel import merge_kernel, split_kernel
 
+    query_BHNE, key_BGLE, value_BGLE = call.query_BHNE, call.key_BGLE, call.value_BGLE
+    step, sinks_H = call.step, call.sinks_H
     B, H, N, E = query_BHNE.shape
     G, EV = key_BGLE.shape[1], value_BGLE.shape[-1]
     R, device = H // G * N, query_BHNE.device
@@ -121,14 +105,14 @@ def launched(
     S = num_splits or _splits(tiles * B * G, step, device)
     partials_SXV = torch.empty(S, B * G * R, EV, dtype=torch.float32, device=device)
     lses_SX = torch.empty(S, B * G * R, dtype=torch.float32, device=device)
-    bites = window is not None and step.window_bites(window)
     run(
         split_kernel, (tiles, B * G, S),
         query_BHNE, key_BGLE, value_BGLE, words, depths, lengths, partials_SXV, lses_SX,
         *query_BHNE.stride(), *key_BGLE.stride(), *value_BGLE.stride(),
-        scale, softcap or 0.0, window or 0, G, N, R, words.shape[-1],
+        call.scale, call.softcap or 0.0, call.window or 0, G, N, R, words.shape[-1],
         1 if step.split_finely else FEWEST_SLOTS,
-        E=E, EV=EV, HAS_WINDOW=bites, HAS_CAP=softcap is not None, **tile,
+        E=E, EV=EV, HAS_WINDOW=step.window_bites(call.window), HAS_CAP=call.softcap is not None,
+        **tile,
     )  # fmt: skip
     out_BNHV = query_BHNE.new_empty(B, N, H, EV)
     run(
