@@ -4,7 +4,6 @@ Shapes: B batch, N nodes with root.
 """
 
 import atexit
-import time
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from numbers import Integral
@@ -173,14 +172,12 @@ class Engine:
         check_count("batch_size", batch_size)
         params = SamplingParams.of(sampling)
         stops = _as_stops(stop)
-        results = []
-        for start in range(0, len(prompts), batch_size):
-            rows = [
-                self._row(one, params, max_new_tokens, stops)
-                for one in prompts[start : start + batch_size]
-            ]
-            built = self._drafter(drafter, drafter_options, len(rows), params)
-            results += self._run(rows, built, stops)
+        rows = [self._row(one, params, max_new_tokens, stops) for one in prompts]
+        batch_size = min(batch_size, len(rows))
+        built = self._drafter(drafter, drafter_options, batch_size, params)
+        for _ in decode(self.verifier, built, rows, self.graphs, batch_size):
+            pass
+        results = [self._result(row, built, stops) for row in rows]
         return results[0] if single else results
 
     def stream(
@@ -262,22 +259,7 @@ class Engine:
         default = default_drafter(self.heads is not None, self.draft_model is not None)
         return self.drafter or self.usual_drafter or default, self.drafter_options
 
-    def _run(
-        self, rows: list[Row], drafter: Drafter, stops: tuple[str, ...]
-    ) -> list[GenerationResult]:
-        start, first = time.perf_counter(), None
-        finished: dict[int, float] = {}
-        for emitted in decode(self.verifier, drafter, rows, self.graphs):
-            now = time.perf_counter() - start
-            first = now if first is None else first
-            for row, _ in emitted:
-                if row.finish_reason:
-                    finished.setdefault(id(row), now)
-        return [self._result(row, drafter, finished[id(row)], first or 0.0, stops) for row in rows]
-
-    def _result(
-        self, row: Row, drafter: Drafter, seconds: float, first: float, stops: tuple[str, ...]
-    ) -> GenerationResult:
+    def _result(self, row: Row, drafter: Drafter, stops: tuple[str, ...]) -> GenerationResult:
         text = ""
         if self.base.tokenizer is not None:
             text = self.base.tokenizer.decode(row.spoken(row.token_ids), skip_special_tokens=True)
@@ -297,11 +279,11 @@ class Engine:
             num_steps=row.num_steps,
             acceptance_length=(len(row.token_ids) - 1) / row.num_steps if row.num_steps else 1.0,
             acceptance_by_depth=[count / row.num_steps for count in at_least],
-            seconds=seconds,
-            tokens_per_second=len(row.token_ids) / seconds if seconds else 0.0,
+            seconds=row.seconds,
+            tokens_per_second=len(row.token_ids) / row.seconds if row.seconds else 0.0,
             acceptance=row.chooser.params.acceptance,
             steps_run_by=row.steps_run_by,
-            first_token_seconds=first,
+            first_token_seconds=row.first_seconds,
             dtype=self.base.info.dtype,
             weights=self.weights,
             quantization=self.base.info.quantization,
@@ -320,7 +302,6 @@ class Streaming:
 
     def __init__(self, engine: Engine, row: Row, drafter: Drafter, stops: tuple[str, ...]) -> None:
         self._engine, self._row, self._drafter, self._stops = engine, row, drafter, stops
-        self._seconds = self._first = 0.0
         self._pieces = self._decoded()
         self._turn = SharedLock()  # of the threads that read or close it
         _streams.add(self)
@@ -339,13 +320,10 @@ class Streaming:
             self._pieces.close()
 
     def _decoded(self) -> Generator[str, None, None]:
-        start = time.perf_counter()
         text = TextStream(self._engine.base.tokenizer, self._stops)
         for emitted in decode(
             self._engine.verifier, self._drafter, [self._row], self._engine.graphs
         ):
-            self._seconds = time.perf_counter() - start
-            self._first = self._first or self._seconds
             if piece := text.push([t for row, some in emitted for t in row.spoken(some)]):
                 yield piece
         if piece := text.finish():
@@ -353,9 +331,7 @@ class Streaming:
 
     @property
     def result(self) -> GenerationResult:
-        return self._engine._result(
-            self._row, self._drafter, self._seconds, self._first, self._stops
-        )
+        return self._engine._result(self._row, self._drafter, self._stops)
 
 
 _streams: WeakSet[Streaming] = WeakSet()

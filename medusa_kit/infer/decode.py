@@ -1,190 +1,193 @@
-"""Decoding, the page to read first: propose a tree, verify it in one forward, accept, commit.
+"""Decoding, the page to read first: propose trees, verify them in one forward, accept, commit.
 
-Every drafter goes through this loop; plain decoding is the drafter that proposes the root alone.
-The root is the base model's own next token: emitted when it is chosen, committed by the next step.
+Rows join and leave a batch between steps. Every drafter goes through this loop; plain decoding is
+the drafter that proposes the root alone. The root is the base model's own next token: emitted when
+it is chosen, committed by the next step.
 
-Shapes: B batch, N nodes with root, D hidden, V vocabulary.
+Shapes: B rows, N nodes of all their trees, D hidden.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import accumulate
 
 import torch
-from torch import Tensor
 
-from medusa_kit.infer.accept.rules import Verdict, accept, accept_typical
-from medusa_kit.infer.accept.token_choice import TokenChooser
-from medusa_kit.infer.cuda_graph.host_tree_loop import run_on_device
-from medusa_kit.infer.cuda_graph.runner import GraphRunner, Loan
-from medusa_kit.infer.draft import Draft, Drafter, State, StepResult, path_to, tell_end
+from medusa_kit.infer.cuda_graph.decode import decode_on_device
+from medusa_kit.infer.cuda_graph.runner import GraphRunner
+from medusa_kit.infer.draft import Drafter, State, StepResult, flat_nodes, tell_end
+from medusa_kit.infer.group import Group
 from medusa_kit.infer.memory import explain_oom
 from medusa_kit.infer.request import Emitted, Row
-from medusa_kit.infer.transfer import to_device
+from medusa_kit.infer.schedule import Schedule
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.verifier import Verifier
 
 
 @torch.inference_mode()
 def decode(
-    verifier: Verifier, drafter: Drafter, rows: Sequence[Row], graphs: GraphRunner | None = None
-) -> Iterator[Emitted]:
-    """Decode rows together until all have finished; yields what each step emitted. `graphs`: runs
-    whole steps on the device, where it can.
-
-    Raises DeviceMemoryError where an accelerator's memory is too small; a smaller request works.
-    """
-    num_slots = max(len(row.prompt_ids) + row.max_new_tokens for row in rows)
-    num_slots += drafter.num_nodes - 1
-    with explain_oom(verifier.base, len(rows), drafter.num_nodes, num_slots):
-        if graphs is None:
-            yield from _decode(verifier, drafter, rows, num_slots)
-        else:
-            with graphs.borrowed(drafter, rows) as loan:
-                yield from _decode(verifier, drafter, rows, num_slots, graphs, loan)
-    tell_end(drafter, [row.token_ids for row in rows])
-
-
-def _decode(
     verifier: Verifier,
     drafter: Drafter,
     rows: Sequence[Row],
-    num_slots: int,
     graphs: GraphRunner | None = None,
-    loan: Loan | None = None,
+    max_rows: int | None = None,
 ) -> Iterator[Emitted]:
-    """The loop. `loan`: a step that does on the device what stands here, from the first root on."""
-    _tell_what_runs(verifier, rows, graphs if loan else None)
-    cache, hidden_BD, logits_BV = _prefilled(verifier, rows, num_slots, graphs, loan)
-    roots = [row.chooser.choose(logits_BV[i], row.prompt_ids) for i, row in enumerate(rows)]
-    yield [(row, row.take([root])) for row, root in zip(rows, roots, strict=True)]
+    """Decode rows until all have finished, at most `max_rows` of them together; yields what each
+    step emitted. `graphs`: runs whole steps on the device, where it can.
 
-    if loan is not None:
-        yield from run_on_device(loan, drafter, rows, roots, hidden_BD)
-        return
-    rows = list(rows)
-    choosers = [row.chooser for row in rows]
-    state = State([list(row.prompt_ids) for row in rows], roots, hidden_BD, choosers)
-    drafter.begin(state)
-    while True:
-        alive = [index for index, row in enumerate(rows) if row.finish_reason is None]
-        if not alive:
+    Raises DeviceMemoryError where an accelerator's memory is too small; a smaller request works.
+    """
+    max_rows = min(max_rows or len(rows), len(rows))
+    num_slots = max(row.num_slots for row in rows) + drafter.num_nodes - 1
+    with explain_oom(verifier.base, max_rows, drafter.num_nodes, num_slots):
+        if graphs is not None:
+            rows = yield from decode_on_device(graphs, verifier, drafter, rows, max_rows)
+        batch = Batch(verifier, max_rows, num_slots, graphs=graphs)
+        for row in rows:
+            batch.add(row, drafter)
+        while batch.num_rows:
+            if emitted := batch.step():
+                yield emitted
+
+
+class Batch:
+    """Rows that are decoded together, in at most `max_rows` places. One thread owns it.
+
+    `num_slots`: tokens and nodes that a row may have; more is made room for as rows are added.
+    `prompt_budget`: tokens of prompts that are read between two steps while rows run; None: all.
+    `graphs`: gives back memory where there is too little for prompts.
+    """
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        max_rows: int,
+        num_slots: int = 0,
+        prompt_budget: int | None = None,
+        graphs: GraphRunner | None = None,
+    ) -> None:
+        self.verifier, self._graphs = verifier, graphs
+        self.cache: TreeCache = verifier.new_cache(max_rows, num_slots)
+        self._schedule: Schedule[Row] = Schedule(max_rows, prompt_budget)
+        self._drafters: dict[Row, Drafter] = {}
+        self._groups: dict[int, Group] = {}  # rows that run, by their drafter
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that have not left yet; those that have finished leave with the next step."""
+        self._let_go()
+        return self._schedule.num_rows
+
+    def add(self, row: Row, drafter: Drafter) -> None:
+        """Let a row in as soon as a place is free. Rows with the same drafter draft together."""
+        needed = row.num_slots + drafter.num_nodes - 1
+        if needed > self.cache.num_slots:
+            self.cache.grow(needed)
+        self._drafters[row] = drafter
+        self._schedule.add(row, len(row.prompt_ids))
+
+    def cancel(self, row: Row) -> None:
+        """End a row here; it keeps what it has emitted."""
+        row.finish_reason = row.finish_reason or "cancelled"
+
+    @torch.inference_mode()
+    def step(self) -> Emitted:
+        """Read what is due of prompts, then verify a tree for each row that runs. Rows whose first
+        token this step chose are verified by the next one where none ran before."""
+        self._let_go()
+        ran = bool(self._groups)
+        emitted = self._read_prompts()
+        if self._groups and (ran or not emitted):
+            emitted += self._verify_trees()
+        return emitted
+
+    def _let_go(self) -> None:
+        """Rows that have finished leave; their drafters hear what has become of them."""
+        gone = [row for row in self._drafters if row.finish_reason is not None]
+        if not gone:
             return
-        if len(alive) < len(rows):
-            rows, state = [rows[i] for i in alive], state.of_rows(alive)
-            cache.select_rows(alive)
-            drafter.select_rows(alive)
+        for row in gone:
+            self._schedule.leave(row)
+        for key, group in list(self._groups.items()):
+            if any(row.finish_reason is not None for row in group.rows):
+                group.let_go()
+            if not group.rows:
+                del self._groups[key]
+        for drafter in {id(self._drafters[row]): self._drafters[row] for row in gone}.values():
+            ended = [row for row in gone if self._drafters[row] is drafter and row.is_complete]
+            tell_end(drafter, [row.token_ids for row in ended])
+        for row in gone:
+            del self._drafters[row]
 
-        draft = drafter.propose(state)
-        scores = verifier.forward(cache, draft.tokens_BN, draft.depths_BN, draft.sees_BNN)
-        hidden_BND, logits_BNV = scores.hidden_BMD, scores.logits_BMV
-        likeliest: list[list[int]] | None = None
-        if any(row.chooser.takes_argmax for row in rows):  # all that is read, in one transfer
-            tokens_BN, likeliest = torch.stack([draft.tokens_BN, scores.likeliest()]).tolist()
-        else:
-            tokens_BN = draft.tokens_BN.tolist()
-        paths, next_roots = _accept_rows(
-            verifier, rows, state, draft, tokens_BN, logits_BNV, likeliest or []
-        )
-        cache.commit([[0, *path] for path in paths])
-        drafter.observe(
-            StepResult(
-                draft, paths, next_roots, hidden_BND, logits_BNV, likeliest, scores.ranked_BMR
-            )
-        )
-
+    def _read_prompts(self) -> Emitted:
+        """The first token of each row whose prompt has been read to its end."""
+        for row, place in self._schedule.admit():
+            row.begin(self.verifier.steps_run_by, self.verifier.attention)
+            self.cache.clear_row(place)
         emitted: Emitted = []
-        for index, (row, path, root) in enumerate(zip(rows, paths, next_roots, strict=True)):
-            accepted = [tokens_BN[index][node] for node in path]
-            state.tokens[index] += [state.roots_B[index], *accepted]
-            kept = row.take([*accepted, root])
-            row.count_step(len(kept), len(path))
-            emitted.append((row, kept))
-        places = [(row, path[-1] if path else 0) for row, path in enumerate(paths)]
-        hidden_BD = hidden_BND[to_device(places, hidden_BND.device).unbind(-1)]
-        state = State(state.tokens, next_roots, hidden_BD, state.choosers)
-        yield emitted
+        left = self._schedule.prompt_budget if self._groups else None
+        while left is None or left > 0:
+            most = self.verifier.prompt_chunk(1)
+            pieces = self._schedule.pieces(most if left is None else min(most, left))
+            if not pieces:
+                break
+            left = None if left is None else left - sum(one.end - one.start for one in pieces)
+            places = [piece.place for piece in pieces]
+            texts = [piece.key.prompt_ids[piece.start : piece.end] for piece in pieces]
+            read = partial(self.verifier.read_prompts, self.cache, places, texts)
+            hidden_BD, logits_BV = self._graphs.with_room(read) if self._graphs else read()
+            for index, piece in enumerate(pieces):
+                if piece.is_last:
+                    row = piece.key
+                    root = row.chooser.choose(logits_BV[index], row.prompt_ids)
+                    emitted.append((row, row.take([root])))
+                    self._begin(row, root, hidden_BD[index : index + 1])
+        return emitted
+
+    def _begin(self, row: Row, root: int, hidden_1D: torch.Tensor) -> None:
+        self._schedule.begin(row)
+        drafter = self._drafters[row]
+        group = self._groups.setdefault(id(drafter), Group(drafter))
+        group.add(row, State([list(row.prompt_ids)], [root], hidden_1D, [row.chooser]))
+
+    def _verify_trees(self) -> Emitted:
+        groups = list(self._groups.values())
+        drafts = [group.propose() for group in groups]
+        rows = [row for group in groups for row in group.rows]
+        places = [self._schedule.place_of(row) for row in rows]
+        nodes = flat_nodes(drafts)
+        scores = self.verifier.score_trees(self.cache, nodes, places)
+        counts, likeliest = nodes.counts, None
+        if any(row.chooser.takes_argmax for row in rows):  # all that is read, in one transfer
+            read = torch.stack([nodes.tokens_N, scores.likeliest()]).tolist()
+            likeliest = _split(read[1], counts)
+        tokens = _split(read[0] if likeliest else nodes.tokens_N.tolist(), counts)
+        hidden, logits = scores.hidden_ND.split(counts), scores.logits_NV.split(counts)
+        ranked = None if scores.ranked_NR is None else scores.ranked_NR.split(counts)
+        kept, emitted, first = list[list[int]](), list(), 0
+        for group, draft in zip(groups, drafts, strict=True):
+            own = slice(first, first + len(group.rows))
+            first = own.stop
+            paths, roots = group.accept(
+                draft, tokens[own], logits[own], likeliest and likeliest[own], self._last_position
+            )
+            kept += [[0, *path] for path in paths]
+            emitted += group.go_on(
+                StepResult(
+                    draft, paths, roots, hidden[own], logits[own],
+                    likeliest and likeliest[own], ranked and ranked[own],
+                ),
+                tokens[own],
+            )  # fmt: skip
+        self.cache.commit(kept, places)
+        return emitted
+
+    @property
+    def _last_position(self) -> int:
+        return self.verifier.base.info.context_length - 1
 
 
-def _tell_what_runs(verifier: Verifier, rows: Sequence[Row], graphs: GraphRunner | None) -> None:
-    by, attention = verifier.steps_run_by, verifier.attention
-    if graphs is not None:
-        by, attention = graphs.name, graphs.verifier.attention
-    for row in rows:
-        row.steps_run_by, row.attention = by, attention
-
-
-def _prefilled(
-    verifier: Verifier,
-    rows: Sequence[Row],
-    num_slots: int,
-    graphs: GraphRunner | None,
-    loan: Loan | None,
-) -> tuple[TreeCache, Tensor, Tensor]:
-    """A cache that holds the prompts; (hidden_BD, logits_BV) at the last token of each."""
-
-    def prefill() -> tuple[TreeCache, Tensor, Tensor]:
-        if loan is None:
-            cache = verifier.new_cache(len(rows), num_slots)
-        else:
-            cache = loan.step.cache.first_rows(len(rows))
-        return cache, *verifier.prefill(cache, [row.prompt_ids for row in rows])
-
-    return prefill() if graphs is None else graphs.with_room(prefill)
-
-
-@dataclass(frozen=True)
-class _Nodes:
-    """One row's tree as the base model scored it; processed only where a rule asks."""
-
-    chooser: TokenChooser
-    committed: list[int]
-    tokens: list[int]
-    parents: tuple[int, ...]
-    logits_NV: Tensor
-    distributions: Mapping[int, Tensor] = field(default_factory=dict)  # see Draft.distributions
-
-    def prefix(self, node: int) -> list[int]:
-        """Everything up to `node`: prompt, committed tokens, its path."""
-        return [*self.committed, *(self.tokens[n] for n in path_to(node, self.parents))]
-
-    def choose(self, node: int) -> int:
-        logits_V, prefix = self.logits_NV[node], self.prefix(node)
-        if (distribution_V := self.distributions.get(node)) is None:
-            return self.chooser.choose(logits_V, prefix)
-        children = [self.tokens[n] for n, parent in enumerate(self.parents) if parent == node]
-        return self.chooser.choose_drawn(logits_V, prefix, distribution_V, children)
-
-    def judge(self, node: int, guesses: list[int]) -> Verdict:
-        return self.chooser.judge(self.logits_NV[node], self.prefix(node), guesses)
-
-
-def _accept_rows(
-    verifier: Verifier,
-    rows: Sequence[Row],
-    state: State,
-    draft: Draft,
-    tokens_BN: list[list[int]],
-    logits_BNV: Tensor,
-    likeliest: list[list[int]],
-) -> tuple[list[list[int]], list[int]]:
-    """Each row's accepted nodes and next root. `likeliest`: read for rows that take the argmax."""
-    last_position = verifier.base.info.context_length - 1
-    paths, next_roots = [], []
-    for index, row in enumerate(rows):
-        nodes = _Nodes(
-            row.chooser,
-            state.tokens[index],
-            tokens_BN[index],
-            draft.topologies[index].parents,
-            logits_BNV[index],
-            draft.distributions[index] if draft.distributions else {},
-        )
-        max_depth = last_position - len(state.tokens[index])
-        if row.chooser.params.lossy:
-            path, root = accept_typical(nodes.tokens, nodes.parents, nodes.judge, max_depth)
-        else:
-            choose = likeliest[index].__getitem__ if row.chooser.takes_argmax else nodes.choose
-            path, root = accept(nodes.tokens, nodes.parents, choose, max_depth)
-        paths.append(path)
-        next_roots.append(root)
-    return paths, next_roots
+def _split(values: list[int], counts: Sequence[int]) -> list[list[int]]:
+    """The values of each row."""
+    ends = list(accumulate(counts))
+    return [values[end - count : end] for end, count in zip(ends, counts, strict=True)]

@@ -8,6 +8,7 @@ Shapes: B batch, N nodes with root, D hidden, V vocabulary.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -16,8 +17,10 @@ from torch import Tensor
 
 from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.infer.transfer import to_device
+from medusa_kit.infer.tree_step import Nodes
 
 ROOT, UNUSED = -1, -2
+PerRow = Sequence[Tensor] | Tensor  # a tensor for each row; as one where rows are alike
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,20 @@ class Topology:
     parents: tuple[int, ...]
     depths_N: Tensor
     sees_NN: Tensor
+
+    @cached_property
+    def num_used(self) -> int:
+        """Nodes that hold something; those that hold nothing are the last ones."""
+        return len(self.parents) - self.parents.count(UNUSED)
+
+    @property
+    def used_parents(self) -> tuple[int, ...]:
+        return self.parents[: self.num_used]
+
+    @cached_property
+    def used_sees(self) -> Tensor:
+        """Which of the used nodes see which, flat."""
+        return self.sees_NN[: self.num_used, : self.num_used].flatten()
 
     @classmethod
     def from_parents(cls, parents: Sequence[int], device: torch.device) -> "Topology":
@@ -64,6 +81,15 @@ class Draft:
     distributions: Sequence[Mapping[int, Tensor]] | None = None
 
     @property
+    def flat_tokens(self) -> Tensor:
+        """Tokens of the used nodes, row after row."""
+        counts = [topology.num_used for topology in self.topologies]
+        if min(counts) == self.tokens_BN.shape[1]:
+            return self.tokens_BN.flatten()
+        rows = zip(self.tokens_BN, counts, strict=True)
+        return torch.cat([tokens_N[:count] for tokens_N, count in rows])
+
+    @property
     def depths_BN(self) -> Tensor:
         return torch.stack([topology.depths_N for topology in self.topologies])
 
@@ -83,6 +109,15 @@ class State:
     # Tokens of the tree that heads fill, root included, where the last step drafted them as well.
     guesses: Sequence[Sequence[int]] | None = None
 
+    def with_rows(self, other: "State") -> "State":
+        """These rows and, after them, those of `other`."""
+        return State(
+            [*self.tokens, *other.tokens],
+            [*self.roots_B, *other.roots_B],
+            torch.cat([self.hidden_BD, other.hidden_BD]),
+            [*self.choosers, *other.choosers],
+        )
+
     def of_rows(self, rows: Sequence[int]) -> "State":
         """The state of these rows alone."""
         hidden_BD = self.hidden_BD
@@ -92,7 +127,7 @@ class State:
             [self.tokens[row] for row in rows],
             [self.roots_B[row] for row in rows],
             hidden_BD,
-            [self.choosers[row] for row in rows],
+            [self.choosers[row] for row in rows] if self.choosers else (),
             None if self.guesses is None else [self.guesses[row] for row in rows],
         )
 
@@ -104,21 +139,34 @@ class StepResult:
     draft: Draft
     paths: Sequence[Sequence[int]]  # accepted nodes of each row, root not included
     next_roots: Sequence[int]  # the token after each row's last accepted node
-    hidden_BND: Tensor
-    logits_BNV: Tensor
-    likeliest_BN: Sequence[Sequence[int]] | None = None  # where the loop has it anyway
-    ranked_BNR: Tensor | None = None  # the R likeliest tokens, where the verifier has them
+    hidden: PerRow  # (N, D)
+    logits: PerRow  # (N, V)
+    likeliest_BN: Sequence[Sequence[int]] | None = None  # where the loop has them anyway
+    ranked: PerRow | None = None  # (N, R): the likeliest tokens, where they are known
 
     def likeliest(self, row: int, nodes: Sequence[int]) -> list[int]:
         """The base model's likeliest token after each of these nodes, processing left out."""
         if self.likeliest_BN is not None:
             return [self.likeliest_BN[row][node] for node in nodes]
-        at = to_device(nodes, self.logits_BNV.device)
-        return self.logits_BNV[row, at].argmax(-1).tolist()
+        logits_NV = self.logits[row]
+        at = to_device(nodes, logits_NV.device)
+        return logits_NV[at].argmax(-1).tolist()
+
+
+def flat_nodes(drafts: Sequence[Draft]) -> Nodes:
+    """The used nodes of all drafts, row after row, to be verified in one forward."""
+    topologies = [topology for draft in drafts for topology in draft.topologies]
+    return Nodes(
+        torch.cat([draft.flat_tokens for draft in drafts]),
+        torch.cat([topology.depths_N[: topology.num_used] for topology in topologies]),
+        torch.cat([topology.used_sees for topology in topologies]),
+        [topology.num_used for topology in topologies],
+    )
 
 
 class Drafter(Protocol):
-    """`begin` once; `propose` and `observe` each step; `select_rows` when a row has finished."""
+    """`propose` and `observe` each step; rows `join` after those that are there, and
+    `select_rows` says which go on, the others having finished."""
 
     @property
     def num_nodes(self) -> int: ...  # the most it proposes for a row, root included
@@ -126,7 +174,7 @@ class Drafter(Protocol):
     @property
     def name(self) -> str: ...
 
-    def begin(self, state: State) -> None: ...
+    def join(self, state: State) -> None: ...
 
     def propose(self, state: State) -> Draft: ...
 
@@ -138,7 +186,7 @@ class Drafter(Protocol):
 class StatelessDrafter:
     """A drafter that keeps nothing between steps."""
 
-    def begin(self, state: State) -> None: ...
+    def join(self, state: State) -> None: ...
 
     def observe(self, step: StepResult) -> None: ...
 

@@ -1,5 +1,6 @@
 """A request on its way through decoding."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -11,9 +12,12 @@ from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.sampling import SamplingParams
 
 
-@dataclass
+@dataclass(eq=False)
 class Row:
-    """One request on its way: what was asked, what has been emitted, how the steps went."""
+    """One request on its way: what was asked, what has been emitted, how the steps went.
+
+    `seconds`: from when it was given a place until its last token; `first_seconds`: its first.
+    """
 
     prompt_ids: list[int]
     chooser: TokenChooser
@@ -26,9 +30,30 @@ class Row:
     depth_counts: dict[int, int] = field(default_factory=dict)  # accepted depth -> steps
     steps_run_by: str = "torch"
     attention: AttentionChoice | None = None  # of its steps, once there are any
+    seconds: float = 0.0
+    first_seconds: float = 0.0
+    _started: float | None = None
+
+    @property
+    def num_slots(self) -> int:
+        """Tokens that it may come to have."""
+        return len(self.prompt_ids) + self.max_new_tokens
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the answer came to its end."""
+        return self.finish_reason in ("stop", "length")
+
+    def begin(self, steps_run_by: str, attention: AttentionChoice) -> None:
+        """Its turn has come; the clock runs from here."""
+        self.steps_run_by, self.attention = steps_run_by, attention
+        self._started = time.perf_counter()
 
     def take(self, tokens: Sequence[int]) -> list[int]:
         """Emit tokens up to the first stop; what follows is dropped. Returns those emitted."""
+        if self._started is not None:
+            self.seconds = time.perf_counter() - self._started
+            self.first_seconds = self.first_seconds or self.seconds
         for count, token in enumerate(tokens, start=1):
             self.token_ids.append(token)
             if token in self.stop_ids or (self.stop_strings and self.stop_strings.push(token)):

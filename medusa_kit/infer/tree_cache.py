@@ -7,7 +7,8 @@ masks by position instead.
 Shapes: B batch, G key/value heads, S slots, E head dim, N nodes with root.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -39,19 +40,19 @@ class TreeCacheLayer(CacheLayerMixin):
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
         assert self.values is not None
-        lengths, N = self.cache.lengths, key_states.shape[2]
-        if min(lengths) == max(lengths):
-            self.keys[:, :, lengths[0] : lengths[0] + N] = key_states
-            self.values[:, :, lengths[0] : lengths[0] + N] = value_states
+        rows, lengths, N = self.cache.rows, self.cache.lengths_in_use, key_states.shape[2]
+        if min(lengths) == max(lengths) and isinstance(rows, slice):
+            self.keys[rows, :, lengths[0] : lengths[0] + N] = key_states
+            self.values[rows, :, lengths[0] : lengths[0] + N] = value_states
         else:
-            rows_B1, slots_BN = self.cache.places(N, self.keys.device)
+            rows_B1, slots_BN = self.cache.targets(N, self.keys.device)
             self.keys[rows_B1, :, slots_BN] = key_states.transpose(1, 2)
             self.values[rows_B1, :, slots_BN] = value_states.transpose(1, 2)
         in_sight = max(lengths) + N
-        return self.keys[:, :, :in_sight], self.values[:, :, :in_sight]
+        return self.keys[rows, :, :in_sight], self.values[rows, :, :in_sight]
 
     def get_seq_length(self) -> int:
-        return max(self.cache.lengths)
+        return max(self.cache.lengths_in_use)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.get_seq_length() + query_length, 0
@@ -61,7 +62,10 @@ class TreeCacheLayer(CacheLayerMixin):
 
 
 class TreeCache(Cache):
-    """Keys and values of B rows with S slots each; `lengths[b]` tokens are committed in row b."""
+    """Keys and values of B rows with S slots each; `lengths[b]` tokens are committed in row b.
+
+    A forward is over all rows, or over those that `using` names.
+    """
 
     def __init__(self, num_layers: int, batch_size: int, num_slots: int) -> None:
         super().__init__(layers=[TreeCacheLayer(index, self) for index in range(num_layers)])
@@ -70,8 +74,37 @@ class TreeCache(Cache):
         # One block for all layers of a shape, [layers, 2, B, G, S, E]: a commit is one gather.
         self._block: Tensor | None = None
         self._strays: list[tuple[Tensor, Tensor]] = []
-        self._places: tuple[Any, tuple[Tensor, Tensor]] | None = None
+        self._targets: tuple[Any, tuple[Tensor, Tensor]] | None = None
+        self._in_use: Sequence[int] | None = None  # rows of the next forward; None: all
         self._sent: tuple[Any, Tensor] | None = None
+
+    @contextmanager
+    def using(self, rows: Sequence[int]) -> Iterator[None]:
+        """Let forwards be over these rows, in this order. Rows that lie side by side are read where
+        they are, others are copied together by each layer."""
+        self._in_use = rows
+        try:
+            yield
+        finally:
+            self._in_use = None
+
+    @property
+    def rows_in_use(self) -> Sequence[int]:
+        """The rows that the next forward is over."""
+        return range(len(self.lengths)) if self._in_use is None else self._in_use
+
+    @property
+    def lengths_in_use(self) -> Sequence[int]:
+        """Their committed tokens."""
+        return [self.lengths[row] for row in self.rows_in_use]
+
+    @property
+    def rows(self) -> slice | list[int]:
+        """The same rows as an index of slots."""
+        rows = self.rows_in_use
+        first, count = rows[0], len(rows)
+        together = all(row == first + place for place, row in enumerate(rows))
+        return slice(first, first + count) if together else list(rows)
 
     @property
     def block(self) -> Tensor | None:
@@ -87,49 +120,69 @@ class TreeCache(Cache):
         return self.block
 
     def device_lengths(self, device: torch.device) -> Tensor:
-        """lengths_B on the device, sent there once for all who need them."""
-        key = (tuple(self.lengths), device)
+        """lengths_B of the rows in use on the device, sent there once for all who need them."""
+        key = (tuple(self.lengths_in_use), device)
         if self._sent is None or self._sent[0] != key:
-            self._sent = key, to_device(self.lengths, device)
+            self._sent = key, to_device(self.lengths_in_use, device)
         return self._sent[1]
 
-    def places(self, num_nodes: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    def targets(self, num_nodes: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """(rows_B1, slots_BN) that a forward of N nodes writes to, the same for all layers."""
-        key = (tuple(self.lengths), num_nodes, device)
-        if self._places is None or self._places[0] != key:
-            rows_B1 = torch.arange(len(self.lengths), device=device)[:, None]
+        rows = self.rows_in_use
+        key = (tuple(rows), tuple(self.lengths_in_use), num_nodes, device)
+        if self._targets is None or self._targets[0] != key:
+            rows_B1 = to_device(list(rows), device)[:, None]
             slots_BN = self.device_lengths(device)[:, None] + torch.arange(num_nodes, device=device)
-            self._places = key, (rows_B1, slots_BN)
-        return self._places[1]
+            self._targets = key, (rows_B1, slots_BN)
+        return self._targets[1]
 
     def allocate(self, index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Zeroed slots for layer `index` in the shape of its first keys and values."""
-        B, G, _, E = keys.shape
+        B, (_, G, _, E) = len(self.lengths), keys.shape
         shape = (len(self.layers), 2, B, G, self.num_slots, E)
         if self._block is None:
             self._block = keys.new_zeros(shape)
         if values.shape == keys.shape and self._block.shape == shape:
             return self._block[index, 0], self._block[index, 1]
         own_keys = keys.new_zeros(B, G, self.num_slots, E)
-        own_values = values.new_zeros(*values.shape[:2], self.num_slots, values.shape[3])
+        own_values = values.new_zeros(B, values.shape[1], self.num_slots, values.shape[3])
         self._strays.append((own_keys, own_values))
         return own_keys, own_values
 
     def check_room(self, num_nodes: int) -> None:
-        if max(self.lengths) + num_nodes > self.num_slots:
-            raise ContextLengthError(
-                f"{num_nodes} nodes after {max(self.lengths)} tokens need more than the cache's "
-                f"{self.num_slots} slots"
-            )
+        self.check_room_for(self.lengths_in_use, [num_nodes] * len(self.lengths_in_use))
+
+    def check_room_for(self, lengths: Sequence[int], counts: Sequence[int]) -> None:
+        """Raises ContextLengthError where some of so many nodes after so many tokens do not fit."""
+        for length, count in zip(lengths, counts, strict=True):
+            if length + count > self.num_slots:
+                raise ContextLengthError(
+                    f"{count} nodes after {length} tokens need more than the cache's "
+                    f"{self.num_slots} slots"
+                )
 
     @torch.inference_mode()
-    def commit(self, kept: Sequence[Sequence[int]]) -> None:
-        """Keep these nodes (ascending) of each row's last forward; forget the other nodes."""
-        self._move(
-            [_moves(nodes, length) for nodes, length in zip(kept, self.lengths, strict=True)]
-        )
-        for row, nodes in enumerate(kept):
+    def commit(self, kept: Sequence[Sequence[int]], rows: Sequence[int] | None = None) -> None:
+        """Keep these nodes (ascending) of each row's last forward; forget the other nodes. `rows`:
+        whose they are, all rows' unless given."""
+        rows = range(len(self.lengths)) if rows is None else rows
+        moves: list[list[tuple[int, int]]] = [[] for _ in self.lengths]
+        for row, nodes in zip(rows, kept, strict=True):
+            moves[row] = _moves(nodes, self.lengths[row])
+        self._move(moves)
+        for row, nodes in zip(rows, kept, strict=True):
             self.lengths[row] += len(nodes)
+
+    @torch.inference_mode()
+    def clear_row(self, row: int) -> None:
+        """Forget all of a row. Its slots are zeroed: numbers that are hidden are still multiplied
+        by 0, which leaves NaN what it is."""
+        self.lengths[row] = 0
+        if self._block is not None:
+            self._block[:, :, row].zero_()
+        for pair in self._strays:
+            for tensor in pair:
+                tensor[row].zero_()
 
     def _move(self, moves: Sequence[Sequence[tuple[int, int]]]) -> None:
         """Copy slots of each row, all rows at once: (from, to)."""
@@ -157,9 +210,12 @@ class TreeCache(Cache):
         )
 
     @torch.inference_mode()
-    def grow(self, num_slots: int) -> None:
-        """Room for `num_slots` tokens and nodes; what lies in the cache stays."""
-        more = (0, 0, 0, num_slots - self.num_slots)
+    def grow(self, num_slots: int, num_rows: int | None = None) -> None:
+        """Room for `num_slots` tokens and nodes in each of `num_rows` rows, as many as there are
+        unless given; what is in the cache stays."""
+        new_rows = 0 if num_rows is None else num_rows - len(self.lengths)
+        more = (0, 0, 0, num_slots - self.num_slots, 0, 0, 0, new_rows)
+        self.lengths += [0] * new_rows
         self.num_slots = num_slots
         self._replace(lambda block: pad(block, more), lambda slots: pad(slots, more))
 

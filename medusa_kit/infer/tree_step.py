@@ -10,6 +10,7 @@ V vocabulary, R likeliest tokens; M repeats of the mask, and in scores the nodes
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, TypeVar
 
 import torch
@@ -110,16 +111,61 @@ class TreeStep:
 
 @dataclass(frozen=True)
 class Nodes:
-    """Trees of several rows, one after another: those of row b are starts[b] to starts[b + 1].
+    """The trees of several rows, one after another, none padded.
 
-    `sees`: the row's nodes x nodes truth values (node i sees node j), row after row, flat.
+    `counts`: nodes of each row. `sees`: which nodes see which, counts[b] x counts[b] truth values
+    for each row, one row after another.
     """
 
     tokens_N: Tensor
-    positions_N: Tensor
     depths_N: Tensor
     sees: Tensor
-    starts: Sequence[int]
+    counts: Sequence[int]
+
+    @classmethod
+    def chains(cls, pieces: Sequence[Sequence[int]], device: torch.device) -> "Nodes":
+        """Pieces of text: trees without branches."""
+        counts = [len(piece) for piece in pieces]
+        return cls(
+            to_device([token for piece in pieces for token in piece], device),
+            to_device([depth for count in counts for depth in range(count)], device),
+            torch.cat([_chain(count, device) for count in counts]),
+            counts,
+        )
+
+    def of_rows(self, first: int, last: int) -> "Nodes":
+        """Those of the rows from `first` to before `last`."""
+        counts = self.counts[first:last]
+        at, squares = sum(self.counts[:first]), sum(count**2 for count in self.counts[:first])
+        end, square_end = at + sum(counts), squares + sum(count**2 for count in counts)
+        tokens_N, depths_N = self.tokens_N[at:end], self.depths_N[at:end]
+        return Nodes(tokens_N, depths_N, self.sees[squares:square_end], counts)
+
+    def padded(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(tokens_BN, depths_BN, sees_BNN) with as many nodes in each row as the largest has;
+        those added see themselves alone."""
+        B, N = len(self.counts), max(self.counts)
+        if min(self.counts) == N:
+            return self.tokens_N.view(B, N), self.depths_N.view(B, N), self.sees.view(B, N, N)
+        tokens_BN, depths_BN = (flat.new_zeros(B, N) for flat in (self.tokens_N, self.depths_N))
+        sees_BNN = torch.eye(N, dtype=torch.bool, device=self.sees.device).repeat(B, 1, 1)
+        at = self.in_padded()
+        tokens_BN.view(-1)[at], depths_BN.view(-1)[at] = self.tokens_N, self.depths_N
+        parts = self.sees.split([count * count for count in self.counts])
+        for row, (count, part) in enumerate(zip(self.counts, parts, strict=True)):
+            sees_BNN[row, :count, :count] = part.view(count, count)
+        return tokens_BN, depths_BN, sees_BNN
+
+    def in_padded(self) -> Tensor:
+        """Where each node is in the padded rows, counted through them."""
+        N, device = max(self.counts), self.tokens_N.device
+        at = [row * N + node for row, count in enumerate(self.counts) for node in range(count)]
+        return to_device(at, device)
+
+
+@lru_cache(maxsize=256)
+def _chain(length: int, device: torch.device) -> Tensor:
+    return torch.ones(length, length, dtype=torch.bool, device=device).tril().flatten()
 
 
 @dataclass(frozen=True)
@@ -137,6 +183,19 @@ class NodeScores:
     def likeliest(self) -> Tensor:
         """The likeliest token after each node [B, M]."""
         return self.logits_BMV.argmax(-1) if self.ranked_BMR is None else self.ranked_BMR[..., 0]
+
+
+@dataclass(frozen=True)
+class RaggedScores:
+    """The same for rows with different numbers of nodes, one row after another."""
+
+    hidden_ND: Tensor
+    logits_NV: Tensor
+    ranked_NR: Tensor | None = None
+
+    def likeliest(self) -> Tensor:
+        """The likeliest token after each node [N]."""
+        return self.logits_NV.argmax(-1) if self.ranked_NR is None else self.ranked_NR[:, 0]
 
 
 class StepHolder:

@@ -15,7 +15,7 @@ from medusa_kit.infer.attention import install_tree_attention
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.transfer import to_device
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import NodeScores, TreeStep
+from medusa_kit.infer.tree_step import Nodes, NodeScores, RaggedScores, TreeStep
 from medusa_kit.locks import lock_of
 
 Forward = Callable[..., tuple[Tensor, Tensor]]  # (hidden_BND, logits_BNV)
@@ -80,7 +80,7 @@ class Verifier:
         self, cache: TreeCache, depths_BN: Tensor, sees_BNN: Tensor, causal_prompt: bool
     ) -> TreeStep:
         lengths_B, attend = cache.device_lengths(depths_BN.device), self.attention.attend
-        lengths = tuple(cache.lengths)
+        lengths = tuple(cache.lengths_in_use)
         return TreeStep(lengths, depths_BN, sees_BNN, causal_prompt, attend, lengths_B=lengths_B)
 
     def _scores(
@@ -125,6 +125,40 @@ class Verifier:
                 )
             finally:
                 self._holder.step = None
+
+    @torch.inference_mode()
+    def score_trees(self, cache: TreeCache, nodes: Nodes, rows: Sequence[int]) -> RaggedScores:
+        """Score trees after these rows of the cache, which may have different numbers of nodes.
+        Torch pads them to the largest. The nodes are in the cache, not committed."""
+        with cache.using(rows):
+            scores = self.forward(cache, *nodes.padded())
+        flat = [part.flatten(0, 1) for part in (scores.hidden_BMD, scores.logits_BMV)]
+        if min(nodes.counts) == max(nodes.counts):
+            return RaggedScores(*flat)
+        at = nodes.in_padded()
+        return RaggedScores(*(part[at] for part in flat))
+
+    @torch.inference_mode()
+    def read_prompts(
+        self, cache: TreeCache, rows: Sequence[int], pieces: Sequence[Sequence[int]]
+    ) -> tuple[Tensor, Tensor]:
+        """Commit a piece of each row's prompt; (hidden_BD, logits_BV) at the last token of each.
+        One row after another: a row is never padded to another's length."""
+        ends = []
+        for row, piece in zip(rows, pieces, strict=True):
+            last_1 = to_device([len(piece) - 1], self.base.device)
+            chain = Nodes.chains([piece], self.base.device).padded()
+            first = cache.lengths[row] == 0
+            with cache.using([row]):
+                ends.append(
+                    self.forward(cache, *chain, causal_prompt=first, prompt=True, keep_M=last_1)
+                )
+        # At the end, so that a call that ran out of memory may be made again.
+        cache.commit([range(len(piece)) for piece in pieces], rows)
+        return (
+            torch.cat([scores.hidden_BMD[:, 0] for scores in ends]),
+            torch.cat([scores.logits_BMV[:, 0] for scores in ends]),
+        )
 
     @torch.inference_mode()
     def prefill(self, cache: TreeCache, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

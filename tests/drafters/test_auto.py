@@ -57,7 +57,7 @@ class Clock:
 def run(drafter, text: Sequence[int], clock: Clock, slope: float) -> tuple[int, list[int]]:
     """Decode `text` as a loop would, a step costing 1 + slope * (N - 1). (steps, sizes)."""
     state, sizes = State([[text[0]]], [text[1]], EMPTY), []
-    drafter.begin(state)
+    drafter.join(state)
     while len(state.tokens[0]) + 1 < len(text) - 10:
         draft = drafter.propose(state)
         tokens, parents = draft.tokens_BN[0].tolist(), draft.topologies[0].parents

@@ -9,7 +9,8 @@ from medusa_kit.settings.drafters import DraftModelOptions
 
 
 def test_heuristic_two_more_after_a_whole_draft_one_less_after_any_other() -> None:
-    lengths = Heuristic(4, 10, num_rows=2)
+    lengths = Heuristic(4, 10)
+    lengths.join(2)
     for accepted, expected in ((4, 6), (6, 8), (8, 10), (10, 10), (3, 9), (9, 10)):
         lengths.observe(0, lengths.limit(0), accepted)
         assert lengths.limit(0) == expected
@@ -45,11 +46,11 @@ def test_the_threshold_settles_where_the_last_token_is_worth_its_time(overconfid
 
 
 def test_a_threshold_that_does_not_adapt_stays() -> None:
-    lengths = lengths_for(DraftModelOptions(threshold=0.3, adapt=False), 1, cost=0.1)
+    lengths = lengths_for(DraftModelOptions(threshold=0.3, adapt=False), cost=0.1)
     assert isinstance(lengths, Threshold)
     for _ in range(50):
         lengths.observe(0, 3, 0)
     assert lengths.threshold == 0.3
     assert lengths.stops(0.29)
     assert not lengths.stops(0.3)
-    assert not lengths_for(DraftModelOptions(threshold=0), 1, 0.1).stops(0.0)
+    assert not lengths_for(DraftModelOptions(threshold=0), 0.1).stops(0.0)

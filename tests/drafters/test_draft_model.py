@@ -225,7 +225,7 @@ class Sharing(TrieDrafter):
     def __init__(self, source: DraftModelDrafter) -> None:
         super().__init__(torch.device("cpu"))
         self.source, self.turn = source, 0
-        self.begin, self.select_rows = source.begin, source.select_rows  # type: ignore
+        self.join, self.select_rows = source.join, source.select_rows  # type: ignore
         self.observe = source.observe  # type: ignore[method-assign]
 
     def propose(self, state: State) -> Draft:
@@ -294,7 +294,7 @@ def test_what_cannot_be_is_refused() -> None:
 def test_observing_a_step_it_had_no_part_in_counts_nothing() -> None:
     engine = build_engine(endless_base(8))
     drafter = drafter_for(engine, endless_base(8), {})
-    drafter.begin(State([[1, 2]], [3], torch.zeros(1, 32)))
+    drafter.join(State([[1, 2]], [3], torch.zeros(1, 32)))
     draft = Draft(torch.tensor([[3]]), [Topology.from_parents([-1], torch.device("cpu"))])
     drafter.observe(StepResult(draft, [[]], [4], torch.zeros(1, 1, 32), torch.zeros(1, 1, 8)))
     assert drafter.notes == []

@@ -99,7 +99,7 @@ def step_with(drafter: LookaheadDrafter, roots: list[int]) -> Draft:
 
 def test_the_window_is_a_chain_with_a_column_after_each_place():
     drafter = drafter_of(window=4, ngram=4, from_prompt=False)
-    drafter.begin(State([[7, 8]], [20], torch.empty(0)))
+    drafter.join(State([[7, 8]], [20], torch.empty(0)))
     for root in (20, 30, 40, 50):
         draft = step_with(drafter, [root])
     window, parents = drafter._rows[0].window, draft.topologies[0].parents
@@ -115,7 +115,7 @@ def test_the_window_is_a_chain_with_a_column_after_each_place():
 def test_completed_ngrams_are_what_the_base_model_says_and_are_verified_next():
     """With a base that reads one token, all but those after a root put in front are right."""
     drafter = drafter_of(window=4, ngram=4, from_prompt=False)
-    drafter.begin(State([[7, 8]] * 2, [20, 21], torch.empty(0)))
+    drafter.join(State([[7, 8]] * 2, [20, 21], torch.empty(0)))
     for _ in range(3):
         step_with(drafter, [20, 21])
     for row in drafter._rows:
@@ -135,7 +135,7 @@ def test_completed_ngrams_are_what_the_base_model_says_and_are_verified_next():
 
 def test_anothers_draft_is_left_alone():
     drafter = drafter_of()
-    drafter.begin(State([[7, 8]], [20], torch.empty(0)))
+    drafter.join(State([[7, 8]], [20], torch.empty(0)))
     before = [list(column) for column in drafter._rows[0].window.columns]
     other = Draft(torch.tensor([[20]]), [Topology.from_parents([-1], CPU)])
     drafter.observe(StepResult(other, [[]], [4], torch.empty(0), torch.zeros(1, 1, 9)))

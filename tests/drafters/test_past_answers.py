@@ -26,7 +26,7 @@ def drafter_with(**options):
 
 def guessed(drafter, tokens, root):
     state = State([tokens], [root], torch.zeros(1, 1))
-    drafter.begin(state)
+    drafter.join(state)
     return drafter.guess(state)[0]
 
 

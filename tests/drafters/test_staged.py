@@ -40,8 +40,8 @@ class Copying(TrieDrafter):
         self.known: list[list[int]] = []
         self.observed = 0
 
-    def begin(self, state: State) -> None:
-        self.known = [list(tokens) for tokens in state.tokens]
+    def join(self, state: State) -> None:
+        self.known += [list(tokens) for tokens in state.tokens]
 
     def guess(self, state: State) -> list[Trie]:
         tries = []
@@ -63,7 +63,7 @@ class Copying(TrieDrafter):
         if not self.greedy or len(step.paths) > 1:
             return
         for node, path in zip([0, *step.paths[0]], step.paths[0], strict=False):
-            assert int(step.logits_BNV[0, node].argmax()) == int(step.draft.tokens_BN[0, path])
+            assert int(step.logits[0][node].argmax()) == int(step.draft.tokens_BN[0, path])
 
     def select_rows(self, rows: Any) -> None:
         self.known = [self.known[row] for row in rows]

@@ -18,6 +18,7 @@ from medusa_kit.drafters.text.suffix_array import SuffixArray
 from medusa_kit.drafters.text.suffix_automaton import START, SuffixAutomaton
 from medusa_kit.drafters.trie import draft_of
 from medusa_kit.engine.load import build_engine
+from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import State, StepResult
 from medusa_kit.settings.sampling import SamplingParams
 
@@ -41,7 +42,9 @@ def chain(trie):
 
 def guessed(drafter, tokens, root):
     state = State([tokens], [root], torch.zeros(1, 1))
-    drafter.begin(state)
+    drafter.select_rows([])
+    drafter.select_rows([])
+    drafter.join(state)
     return drafter.guess(state)[0]
 
 
@@ -72,7 +75,7 @@ def test_text_that_is_read_step_by_step_is_the_same_text(name):
     ends = [5, 9, 3]
     state = State([t[:e] for t, e in zip(texts, ends, strict=True)], [0] * 3, torch.zeros(3, 1))
     rows = [0, 1, 2]
-    drafter.begin(state)
+    drafter.join(state)
     for step in range(8):
         if step == 4:
             rows = [0, 2]
@@ -256,7 +259,8 @@ def test_greedy_answers_are_those_of_transformers(endless, name):
     assert steps < sum(lengths) - 6
     context = DraftContext(endless.verifier, batch_size=3)
     rows = [endless._row(p, SamplingParams(), n, ()) for p, n in zip(prompts, lengths, strict=True)]
-    endless._run(rows, build_drafter(name, context), ())
+    for _ in decode(endless.verifier, build_drafter(name, context), rows):
+        pass
     assert [row.token_ids for row in rows] == expected
 
 

@@ -51,7 +51,8 @@ class DraftModelDrafter(TrieDrafter):
         self.options, self.vocabulary, self.inside = options, vocabulary, inside
         self._chains: list[list[int]] = []  # of each row: guessed, and not yet judged
         self._readers: list[Reader] = []
-        self._begin_rows(0)
+        cost = verifier.base.info.num_parameters / base.info.num_parameters
+        self.lengths, self.runner = lengths_for(options, cost), DraftRunner(verifier)
         self.num_nodes = min(options.num_nodes, 1 + options.width * self.lengths.longest)
         if vocabulary.kind == "text":  # the base may cut what was said into more tokens
             self.num_nodes = options.num_nodes
@@ -74,8 +75,11 @@ class DraftModelDrafter(TrieDrafter):
             *self.inside.notes,
         ]
 
-    def begin(self, state: State) -> None:
-        self._begin_rows(len(state.tokens))
+    def join(self, state: State) -> None:
+        for joined in (self.runner, self.lengths):
+            joined.join(len(state.tokens))
+        self._chains += [[] for _ in state.tokens]
+        self._readers += [self._reader() for _ in state.tokens]
 
     def propose(self, state: State) -> Draft:
         chains = self._grow(state, self.options.sampling == "rejection")
@@ -111,13 +115,6 @@ class DraftModelDrafter(TrieDrafter):
         self._chains = [self._chains[row] for row in rows]
         self._readers = [self._readers[row] for row in rows]
 
-    def _begin_rows(self, num_rows: int) -> None:
-        cost = self.verifier.base.info.num_parameters / self.base.info.num_parameters
-        self.lengths = lengths_for(self.options, num_rows, cost)
-        self.runner = DraftRunner(self.verifier, num_rows)
-        self._chains = [[] for _ in range(num_rows)]
-        self._readers = [self._reader() for _ in range(num_rows)]
-
     @torch.inference_mode()
     def _grow(self, state: State, drawn: bool) -> list[Chain]:
         """Each row's draft: forwards of the draft model until every row has enough."""
@@ -152,8 +149,7 @@ class DraftModelDrafter(TrieDrafter):
         if self.inside.needs_state:
             kept = [path or [] for path in paths]
             nexts = [chain.newest for chain in chains]
-            stacked = torch.stack(hidden), torch.stack(logits)
-            self.inside.observe(StepResult(draft, kept, nexts, *stacked))
+            self.inside.observe(StepResult(draft, kept, nexts, hidden, logits))
 
     def _chain(self, state: State, row: int, drawn: bool) -> Chain:
         """An empty draft after the row's root, as long as lengths and both contexts allow."""

@@ -16,7 +16,8 @@ MEMORY = 0.95  # of the averages that the threshold's target is made of
 
 
 class Lengths(Protocol):
-    """`limit` before a row's draft, `stops` after each of its tokens, `observe` afterwards."""
+    """`limit` before a row's draft, `stops` after each of its tokens, `observe` afterwards; `join`
+    and `select_rows` as for drafters."""
 
     longest: int  # tokens of any draft
 
@@ -25,6 +26,8 @@ class Lengths(Protocol):
     def stops(self, chance: float) -> bool: ...
 
     def observe(self, row: int, drafted: int, accepted: int) -> None: ...
+
+    def join(self, num_rows: int) -> None: ...
 
     def select_rows(self, rows: Sequence[int]) -> None: ...
 
@@ -41,6 +44,8 @@ class Fixed:
 
     def observe(self, row: int, drafted: int, accepted: int) -> None: ...
 
+    def join(self, num_rows: int) -> None: ...
+
     def select_rows(self, rows: Sequence[int]) -> None: ...
 
 
@@ -48,9 +53,10 @@ class Heuristic(Fixed):
     """Two tokens more after a draft that was accepted whole, one less after any other; each row has
     a length of its own (the schedule of transformers' assisted generation)."""
 
-    def __init__(self, length: int, longest: int, num_rows: int) -> None:
+    def __init__(self, length: int, longest: int) -> None:
         super().__init__(longest)
-        self._lengths = [min(length, longest)] * num_rows
+        self._first = min(length, longest)
+        self._lengths: list[int] = []
 
     def limit(self, row: int) -> int:
         return self._lengths[row]
@@ -58,6 +64,9 @@ class Heuristic(Fixed):
     def observe(self, row: int, drafted: int, accepted: int) -> None:
         change = 2 if accepted == drafted else -1
         self._lengths[row] = min(max(self._lengths[row] + change, 1), self.longest)
+
+    def join(self, num_rows: int) -> None:
+        self._lengths += [self._first] * num_rows
 
     def select_rows(self, rows: Sequence[int]) -> None:
         self._lengths = [self._lengths[row] for row in rows]
@@ -103,10 +112,10 @@ class Threshold(Fixed):
         self._weight = MEMORY * self._weight + 1
 
 
-def lengths_for(options: DraftModelOptions, num_rows: int, cost: float) -> Lengths:
+def lengths_for(options: DraftModelOptions, cost: float) -> Lengths:
     """`cost`: of a draft forward, in forwards of the base."""
     if options.lengths == "fixed":
         return Fixed(options.length)
     if options.lengths == "heuristic":
-        return Heuristic(options.length, options.max_length, num_rows)
+        return Heuristic(options.length, options.max_length)
     return Threshold(options.threshold, options.max_length, cost if options.adapt else None)

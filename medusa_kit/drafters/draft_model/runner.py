@@ -23,16 +23,22 @@ class DraftRunner:
     """`texts[row]`: all tokens of a row as the draft model sees them, the last one its root, which
     is read with the tree after it. None: a row that the model's context is too short for."""
 
-    def __init__(self, verifier: Verifier, num_rows: int) -> None:
+    def __init__(self, verifier: Verifier) -> None:
         self.verifier = verifier
         self.num_forwards = 0
-        self._read: list[list[int]] = [[] for _ in range(num_rows)]  # what the cache holds
-        self._unread: list[list[int]] = [[] for _ in range(num_rows)]
+        self._read: list[list[int]] = []  # what the cache holds
+        self._unread: list[list[int]] = []
         self._cache: TreeCache | None = None
 
     @property
     def device(self) -> torch.device:
         return self.verifier.base.device
+
+    def join(self, num_rows: int) -> None:
+        self._read += [[] for _ in range(num_rows)]
+        self._unread += [[] for _ in range(num_rows)]
+        if self._cache is not None:
+            self._cache.grow(self._cache.num_slots, len(self._read))
 
     def follow(self, texts: Sequence[Sequence[int] | None]) -> None:
         """Forget what is not in `texts`, and read what is new in them, but for the roots."""
@@ -77,7 +83,9 @@ class DraftRunner:
     def select_rows(self, rows: Sequence[int]) -> None:
         self._read = [self._read[row] for row in rows]
         self._unread = [self._unread[row] for row in rows]
-        if self._cache is not None:
+        if not rows:
+            self._cache = None
+        elif self._cache is not None:
             self._cache.select_rows(rows)
 
     def _read_on(self) -> None:

@@ -29,7 +29,7 @@ class Inside:
         self._plain = PlainDrafter(device)
         self._make = make
         self.drafter = make() if make else None
-        self._told: list[list[int]] | None = None  # texts that it knows
+        self._told: list[list[int]] = []  # texts that it knows
 
     @property
     def needs_state(self) -> bool:
@@ -54,26 +54,26 @@ class Inside:
             self.drafter.observe(step)
 
     def select_rows(self, rows: Sequence[int]) -> None:
-        if self.drafter is not None and self._told is not None:
-            self._told = [self._told[row] for row in rows]
-            self.drafter.select_rows(rows)
+        if self.drafter is not None:
+            known = [row for row in rows if row < len(self._told)]  # others have joined since
+            self._told = [self._told[row] for row in known]
+            self.drafter.select_rows(known)
 
     @property
     def _rewinds(self) -> bool:
         return bool(getattr(self.drafter, "rewinds", False))
 
     def _tell(self, state: State) -> None:
-        """Begin, where the drafter has not, or cannot go on from what it knows."""
+        """Let new rows join; a drafter that cannot go on from what it knows is made anew."""
         assert self._make is not None
-        texts = [list(tokens) for tokens in state.tokens]
-        if self._told is None:
-            assert self.drafter is not None
-            self.drafter.begin(state)
-        elif not self._rewinds and any(
-            now[: len(before)] != before for now, before in zip(texts, self._told, strict=True)
+        texts, known = [list(tokens) for tokens in state.tokens], len(self._told)
+        if not self._rewinds and any(
+            now[: len(before)] != before for now, before in zip(texts, self._told, strict=False)
         ):
-            self.drafter = self._make()
-            self.drafter.begin(state)
+            self.drafter, known = self._make(), 0
+        assert self.drafter is not None
+        if known < len(texts):
+            self.drafter.join(state.of_rows(range(known, len(texts))))
         self._told = texts
 
 

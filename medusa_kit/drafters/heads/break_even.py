@@ -32,8 +32,8 @@ class BreakEvenDrafter:
             return self.inner.name
         return f"{self.inner.name}, {self.plain_steps} of {self.steps} steps plain"
 
-    def begin(self, state: State) -> None:
-        self.inner.begin(state)
+    def join(self, state: State) -> None:
+        self.inner.join(state)
 
     def propose(self, state: State) -> Draft:
         return (self.plain if self._left else self.inner).propose(state)

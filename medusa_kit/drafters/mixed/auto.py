@@ -128,9 +128,9 @@ class AutoDrafter:
             return ["guesses are not sent to steps on the device: they were not to be had"]
         return [f"guesses sent to steps of {', '.join(map(str, self.host_trees.sizes))} nodes"]
 
-    def begin(self, state: State) -> None:
+    def join(self, state: State) -> None:
         for source in (*self.free, *self.costly):
-            source.begin(state)
+            source.join(state)
 
     def propose(self, state: State) -> Draft:
         start, B = self.clock(), len(state.roots_B)

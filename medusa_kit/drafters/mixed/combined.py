@@ -28,8 +28,8 @@ class HeadsSource:
         """`inner`: a drafter; one with a static tree where the state holds its guesses."""
         self.inner, self.num_nodes = inner, inner.num_nodes
 
-    def begin(self, state: State) -> None:
-        self.inner.begin(state)
+    def join(self, state: State) -> None:
+        self.inner.join(state)
 
     def guess(self, state: State) -> list[Trie]:
         if state.guesses is not None:
@@ -83,9 +83,9 @@ class CombinedDrafter(TrieDrafter):
     def notes(self) -> list[str]:
         return [*self.reasons, *(note for source in self.sources for note in notes_of(source))]
 
-    def begin(self, state: State) -> None:
+    def join(self, state: State) -> None:
         for source in self.sources:
-            source.begin(state)
+            source.join(state)
 
     def guess(self, state: State) -> list[Trie]:
         tries = merged(self.sources, state, self.acceptance)

@@ -126,8 +126,8 @@ class LookaheadDrafter(TrieDrafter):
         self._draft: Draft | None = None
         self._steps = self._nodes = self._emitted = 0  # summed over rows
 
-    def begin(self, state: State) -> None:
-        self._rows = [_Row(tokens, self.options) for tokens in state.tokens]
+    def join(self, state: State) -> None:
+        self._rows += [_Row(tokens, self.options) for tokens in state.tokens]
 
     def guess(self, state: State) -> list[Trie]:
         for row, tokens, root in zip(self._rows, state.tokens, state.roots_B, strict=True):

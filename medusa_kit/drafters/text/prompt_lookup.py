@@ -65,9 +65,9 @@ class PromptLookupDrafter(TrieDrafter):
         self.options, self.num_nodes = options, options.num_tokens + 1
         self._rows: list[NgramIndex] = []
 
-    def begin(self, state: State) -> None:
+    def join(self, state: State) -> None:
         options = self.options
-        self._rows = [NgramIndex(options.min_ngram, options.max_ngram) for _ in state.tokens]
+        self._rows += [NgramIndex(options.min_ngram, options.max_ngram) for _ in state.tokens]
 
     def guess(self, state: State) -> list[Trie]:
         return [

@@ -36,7 +36,7 @@ class RecyclingDrafter(TrieDrafter):
         super().__init__(device)
         self.options, self.table, self.num_nodes = options, table, options.num_nodes
 
-    def begin(self, state: State) -> None:
+    def join(self, state: State) -> None:
         """A prompt's logits are not there: what followed a token in it goes first."""
         for tokens, root in zip(state.tokens, state.roots_B, strict=True):
             for token, following in pairwise([*tokens, root]):
@@ -47,9 +47,9 @@ class RecyclingDrafter(TrieDrafter):
         return [self._grow(root) for root in state.roots_B]
 
     def observe(self, step: StepResult) -> None:
-        ranks_BNR = _ranked(step, self.options.width).tolist()
         tokens_BN = step.draft.tokens_BN.tolist()
-        for row, (tokens, ranks_NR) in enumerate(zip(tokens_BN, ranks_BNR, strict=True)):
+        for row, tokens in enumerate(tokens_BN):
+            ranks_NR = _ranked(step, row, self.options.width).tolist()
             parents = step.draft.topologies[row].parents
             used = [node for node, parent in enumerate(parents) if parent != UNUSED]
             for node in [*used, 0, *step.paths[row]]:  # what was accepted has the last word
@@ -83,12 +83,12 @@ class RecyclingDrafter(TrieDrafter):
             heapq.heappush(queue, (-path * _chance(rank), node, rank, following[rank]))
 
 
-def _ranked(step: StepResult, count: int) -> Tensor:
-    """ids_BNR of the `count` likeliest tokens after each node."""
-    ranked_BNR = step.ranked_BNR
-    if ranked_BNR is not None and ranked_BNR.shape[-1] >= min(count, step.logits_BNV.shape[-1]):
-        return ranked_BNR[..., :count]
-    return likeliest(step.logits_BNV, count)
+def _ranked(step: StepResult, row: int, count: int) -> Tensor:
+    """ids_NR of the `count` likeliest tokens after each node of a row."""
+    vocab_size = step.logits[row].shape[-1] if len(step.logits) else 0
+    if step.ranked is not None and step.ranked[row].shape[-1] >= min(count, vocab_size):
+        return step.ranked[row][..., :count]
+    return likeliest(step.logits[row], count)
 
 
 def likeliest(logits_XV: Tensor, count: int) -> Tensor:

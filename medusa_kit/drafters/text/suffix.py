@@ -181,9 +181,9 @@ class SuffixDrafter(TrieDrafter):
         self._rows: list[SuffixRow] = []
         self._reading = past.lock if past is not None else nullcontext()
 
-    def begin(self, state: State) -> None:
+    def join(self, state: State) -> None:
         with self._reading:
-            self._rows = [SuffixRow(self.options.max_match, self.past) for _ in state.tokens]
+            self._rows += [SuffixRow(self.options.max_match, self.past) for _ in state.tokens]
 
     def guess(self, state: State) -> list[Trie]:
         tries = []

@@ -9,6 +9,7 @@ T rotary tables, P positions, R likeliest tokens.
 
 import ctypes
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +73,9 @@ class NativeDecoder:
         size = f"{self.weight_bytes / 1e6:,.0f} MB of weights as {', '.join(forms)}"
         return f"{self._library.mk_isa().decode()}, {size}"
 
-    def takes(self, cache: TreeCache, step: TreeStep) -> bool:
-        """Whether this forward can go this way: few rows, and a cache of one shape."""
-        rows = len(step.lengths) * step.num_nodes
-        return rows <= kernels.MAX_ROWS and cache.block_of(*self._cache_shape) is not None
+    def takes(self, cache: TreeCache, num_nodes: int) -> bool:
+        """Whether a forward of so many nodes can go this way: few, and a cache of one shape."""
+        return num_nodes <= kernels.MAX_ROWS and cache.block_of(*self._cache_shape) is not None
 
     def prompt_chunk(self, num_rows: int) -> int:
         """Tokens of each of so many prompts that one call takes; 0 for too many prompts."""
@@ -93,31 +93,24 @@ class NativeDecoder:
         """Scores of the nodes `keep_M` (all) of every row, where rows have equally many nodes."""
         B, N = tokens_BN.shape
         nodes_M = torch.arange(N) if keep_M is None else keep_M
-        scores = self.score(
-            cache,
-            Nodes(
-                tokens_BN.flatten(),
-                positions_BN.flatten(),
-                step.depths_BN.flatten(),
-                step.sees_BNN.flatten(),
-                list(range(0, B * N + 1, N)),
-            ),
-            range(B),
-            (torch.arange(0, B * N, N)[:, None] + nodes_M).flatten(),
-            prompt,
-        )
+        kept_M = (torch.arange(0, B * N, N)[:, None] + nodes_M).flatten()
+        depths_N, sees = step.depths_BN.flatten(), step.sees_BNN.flatten()
+        nodes = Nodes(tokens_BN.flatten(), depths_N, sees, [N] * B)
+        rows, positions_N = cache.rows_in_use, positions_BN.flatten()
+        scores = self.score(cache, nodes, positions_N, rows, kept_M, prompt)
         return NodeScores(*(part.view(B, len(nodes_M), -1) for part in scores))
 
     def score(
         self,
         cache: TreeCache,
         nodes: Nodes,
-        places: Sequence[int],
+        positions_N: Tensor,
+        rows: Sequence[int],
         keep_M: Tensor | None = None,
         prompt: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(hidden_MD, logits_MV, ranked_MR) of the nodes `keep_M` (all), each row's after what
-        lies in the cache's row `places[b]`. Several threads may call; the kernels take turns.
+        """(hidden_MD, logits_MV, ranked_MR) of the nodes `keep_M` (all) of trees after these rows
+        of the cache. Several threads may call; the kernels take turns.
 
         `prompt`: many rows are fastest another way than few, and a node's bits depend on the way,
         so it is chosen by what the rows are and not by how many there happen to be.
@@ -125,20 +118,21 @@ class NativeDecoder:
         keep_M = torch.arange(len(nodes.tokens_N)) if keep_M is None else keep_M
         M, info = len(keep_M), self.base.info
         embeddings_ND = self.base.model.get_input_embeddings()(nodes.tokens_N).contiguous()
-        rotary = self._rotary(nodes.positions_N)
+        rotary = self._rotary(positions_N)
         hidden_MD = torch.empty(M, info.hidden_size)
         logits_MV = torch.empty(M, info.vocab_size)
         ranked_MR = torch.empty(M, min(RANKED, info.vocab_size), dtype=torch.int64)
-        starts, places_B = torch.tensor(nodes.starts), torch.tensor(list(places))
-        lengths_B = torch.tensor([cache.lengths[place] for place in places])
+        starts = torch.tensor([0, *accumulate(nodes.counts)])
+        rows_B = torch.tensor(list(rows))
+        lengths_B = torch.tensor([cache.lengths[row] for row in rows])
         depths_N, sees = nodes.depths_N.contiguous(), nodes.sees.contiguous()
         block = cache.block_of(*self._cache_shape)
         assert block is not None
         for layer, layer_parts in self._windowed:
             layer.window = layer_parts.window
         struct = kernels.Step(
-            len(places), len(nodes.tokens_N), len(cache.lengths), cache.num_slots, prompt,
-            embeddings_ND.data_ptr(), rotary.data_ptr(), starts.data_ptr(), places_B.data_ptr(),
+            len(rows), len(nodes.tokens_N), len(cache.lengths), cache.num_slots, prompt,
+            embeddings_ND.data_ptr(), rotary.data_ptr(), starts.data_ptr(), rows_B.data_ptr(),
             lengths_B.data_ptr(), depths_N.data_ptr(), sees.data_ptr(), block.data_ptr(),
             M, keep_M.data_ptr(), hidden_MD.data_ptr(), logits_MV.data_ptr(),
             ranked_MR.shape[1], ranked_MR.data_ptr(),

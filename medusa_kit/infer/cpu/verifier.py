@@ -3,13 +3,18 @@
 Shapes: B batch, N nodes with root, M of them kept.
 """
 
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+
+import torch
 from torch import Tensor
 
 from medusa_kit.base.model import BaseModel
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.cpu.decoder import NativeDecoder
+from medusa_kit.infer.cpu.kernels import MAX_ROWS
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import NodeScores, TreeStep
+from medusa_kit.infer.tree_step import Nodes, NodeScores, RaggedScores, TreeStep
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.locks import lock_of
 
@@ -34,8 +39,70 @@ class NativeVerifier(Verifier):
         keep_M: Tensor | None,
         prompt: bool,
     ) -> NodeScores:
-        if not self.native.takes(cache, step):
+        if not self.native.takes(cache, tokens_BN.numel()):
             return super()._scores(cache, step, tokens_BN, keep_M, prompt)
         positions_BN = self._positions(step)
         with lock_of(self.base.model):
             return self.native.forward(cache, tokens_BN, positions_BN, step, keep_M, prompt)
+
+    @torch.inference_mode()
+    def score_trees(self, cache: TreeCache, nodes: Nodes, rows: Sequence[int]) -> RaggedScores:
+        """None padded; more nodes than one call takes go in several, whole rows in each."""
+        if not self.native.takes(cache, max(nodes.counts)):
+            return super().score_trees(cache, nodes, rows)
+        parts = [self._call(cache, part, some) for part, some in _calls(nodes, rows)]
+        return (
+            parts[0]
+            if len(parts) == 1
+            else RaggedScores(
+                *(
+                    torch.cat(some)
+                    for some in zip(
+                        *((p.hidden_ND, p.logits_NV, p.ranked_NR) for p in parts), strict=True
+                    )
+                )
+            )
+        )
+
+    @torch.inference_mode()
+    def read_prompts(
+        self, cache: TreeCache, rows: Sequence[int], pieces: Sequence[Sequence[int]]
+    ) -> tuple[Tensor, Tensor]:
+        """All rows in one call, where they fit in one."""
+        nodes = Nodes.chains(pieces, self.base.device)
+        if not self.native.takes(cache, sum(nodes.counts)):
+            return super().read_prompts(cache, rows, pieces)
+        ends_M = torch.tensor(list(accumulate(nodes.counts))) - 1
+        scores = self._call(cache, nodes, rows, ends_M, prompt=True)
+        cache.commit([range(count) for count in nodes.counts], rows)
+        return scores.hidden_ND, scores.logits_NV
+
+    def _call(
+        self,
+        cache: TreeCache,
+        nodes: Nodes,
+        rows: Sequence[int],
+        keep_M: Tensor | None = None,
+        prompt: bool = False,
+    ) -> RaggedScores:
+        lengths = [cache.lengths[row] for row in rows]
+        cache.check_room_for(lengths, nodes.counts)
+        lengths_N = torch.tensor(lengths).repeat_interleave(torch.tensor(nodes.counts))
+        positions_N = (lengths_N + nodes.depths_N).clamp_max(self.base.info.context_length - 1)
+        with lock_of(self.base.model):
+            return RaggedScores(*self.native.score(cache, nodes, positions_N, rows, keep_M, prompt))
+
+
+def _calls(nodes: Nodes, rows: Sequence[int]) -> Iterator[tuple[Nodes, Sequence[int]]]:
+    """The rows in as few calls as take them, in order."""
+    if sum(nodes.counts) <= MAX_ROWS:
+        yield nodes, rows
+        return
+    first = 0
+    while first < len(rows):
+        last, total = first, 0
+        while last < len(rows) and total + nodes.counts[last] <= MAX_ROWS:
+            total += nodes.counts[last]
+            last += 1
+        yield nodes.of_rows(first, last), rows[first:last]
+        first = last

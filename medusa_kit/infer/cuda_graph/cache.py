@@ -104,8 +104,9 @@ class StaticTreeCache(TreeCache):
                 yield layer.values
 
     @torch.inference_mode()
-    def commit(self, kept: Sequence[Sequence[int]]) -> None:
-        """As the base class, by way of `move`."""
+    def commit(self, kept: Sequence[Sequence[int]], rows: Sequence[int] | None = None) -> None:
+        """As the base class, by way of `move`; always of all rows."""
+        assert rows is None, "a step of fixed shapes is over all rows"
         device, J = self._rows_B1.device, max(len(nodes) for nodes in kept)
         filled = [[*nodes, *range(len(nodes), J)] for nodes in kept]
         self.move(torch.tensor(self.lengths, device=device), torch.tensor(filled, device=device))

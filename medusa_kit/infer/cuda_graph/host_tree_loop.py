@@ -52,7 +52,7 @@ def run_host_trees(
     tokens = [list(row.prompt_ids) for row in rows]
     guesses = _first_guesses(loan.host_tree_step.drafter, hidden_BD, roots)
     state = State(tokens, list(roots), NOTHING, choosers, guesses)
-    drafter.begin(state)
+    drafter.join(state)
     while True:
         alive = [index for index, row in enumerate(rows) if row.finish_reason is None]
         if not alive:

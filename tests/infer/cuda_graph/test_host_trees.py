@@ -223,12 +223,12 @@ def test_what_a_step_tells_is_what_the_model_says(monkeypatch: pytest.MonkeyPatc
     engine.generate(LOOPING[0], max_new_tokens=8)
     assert len(seen) >= 2
     for prefix, step in seen:
-        assert step.ranked_BNR is not None
+        assert step.ranked is not None
         tokens, parents = step.draft.tokens_BN[0].tolist(), step.draft.topologies[0].parents
         for node in range(sum(parent >= -1 for parent in parents)):
             text = [*prefix, *(tokens[n] for n in path_to(node, parents))]
             logits_V = model(torch.tensor([text])).logits[0, -1]
-            told = step.ranked_BNR[0, node]
+            told = step.ranked[0, node]
             assert told.tolist() == logits_V.topk(len(told)).indices.tolist()
 
 

@@ -1,0 +1,51 @@
+"""What a row keeps of its tree: its rule applied to what the base model said at each node.
+
+Shapes: N nodes with root, V vocabulary.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from medusa_kit.infer.accept.rules import Verdict, accept, accept_typical
+from medusa_kit.infer.accept.token_choice import TokenChooser
+from medusa_kit.infer.draft import path_to
+
+
+@dataclass(frozen=True)
+class ScoredTree:
+    """One row's tree as the base model scored it; logits are processed only where a rule asks.
+
+    `committed`: prompt and committed tokens. `likeliest`: the likeliest token after each node,
+    where they have been read. `distributions`: see draft.Draft.
+    """
+
+    chooser: TokenChooser
+    committed: list[int]
+    tokens: list[int]
+    parents: Sequence[int]
+    logits_NV: Tensor
+    likeliest: list[int] | None = None
+    distributions: Mapping[int, Tensor] = field(default_factory=dict)
+
+    def accept(self, max_depth: int) -> tuple[list[int], int]:
+        """(accepted nodes without the root, the token that follows the last one)."""
+        if self.chooser.params.lossy:
+            return accept_typical(self.tokens, self.parents, self._judge, max_depth)
+        choose = self._choose if self.likeliest is None else self.likeliest.__getitem__
+        return accept(self.tokens, self.parents, choose, max_depth)
+
+    def _prefix(self, node: int) -> list[int]:
+        """Everything up to `node`: prompt, committed tokens, its path."""
+        return [*self.committed, *(self.tokens[n] for n in path_to(node, self.parents))]
+
+    def _choose(self, node: int) -> int:
+        logits_V, prefix = self.logits_NV[node], self._prefix(node)
+        if (distribution_V := self.distributions.get(node)) is None:
+            return self.chooser.choose(logits_V, prefix)
+        children = [self.tokens[n] for n, parent in enumerate(self.parents) if parent == node]
+        return self.chooser.choose_drawn(logits_V, prefix, distribution_V, children)
+
+    def _judge(self, node: int, guesses: list[int]) -> Verdict:
+        return self.chooser.judge(self.logits_NV[node], self._prefix(node), guesses)
