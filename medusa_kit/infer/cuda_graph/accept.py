@@ -3,7 +3,7 @@
 A node is accepted where each token of its path is what the base model names after the one before;
 siblings hold different tokens, so the accepted nodes are one path, and its deepest node tells all.
 
-Shapes: B batch, N nodes with root, J nodes of the longest path, root included.
+Shapes: B batch, N nodes with root, J nodes of the longest path, root included, D hidden.
 """
 
 from collections.abc import Sequence
@@ -50,6 +50,11 @@ class Accepted:
     counts_B: Tensor
     roots_B: Tensor
     emitted_BJ: Tensor
+
+    def last_hidden(self, hidden_BND: Tensor) -> Tensor:
+        """hidden_BD at the deepest accepted nodes."""
+        places_B11 = self.last_B[:, None, None].expand(-1, 1, hidden_BND.shape[-1])
+        return hidden_BND.gather(1, places_B11)[:, 0]
 
 
 def accept_greedy(

@@ -4,34 +4,16 @@ Shapes: B batch, N nodes with root, S cache slots.
 """
 
 from types import FunctionType
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from medusa_kit.base.model import BaseModel, relative_error
 from medusa_kit.errors import IncompatibleBaseError
-from medusa_kit.infer.cuda_graph.cache import StaticTreeCache
-from medusa_kit.infer.cuda_graph.forward import StaticVerifier
+from medusa_kit.infer.cuda_graph.replay import ReplayedStep
 from medusa_kit.infer.self_check import allowed_error
 from medusa_kit.infer.verifier import Forward
-
-
-class CompiledStep(Protocol):
-    """What is read here of a step that runs a compiled forward."""
-
-    verifier: StaticVerifier
-    cache: StaticTreeCache
-    forward: Forward | None
-    lengths_B: Tensor
-    batch_size: int
-    num_slots: int
-    device: torch.device
-
-    @property
-    def num_nodes(self) -> int: ...
-
-    def score(self, lengths_B: Tensor, forward: Forward | None = None) -> tuple[Tensor, Tensor]: ...
 
 
 def compiled_forward(base: BaseModel, backend: Any = "inductor") -> Forward:
@@ -79,7 +61,7 @@ def with_own_code(function: Any) -> Any:
     return own
 
 
-def check_compiled(step: CompiledStep) -> float:
+def check_compiled(step: ReplayedStep) -> float:
     """Hold the step's compiled forward against the plain one; how much rounding differs, doubled.
 
     Every slot holds numbers at random and the rows are of different lengths, the first one as long
@@ -89,7 +71,7 @@ def check_compiled(step: CompiledStep) -> float:
     base = step.verifier.base
     step.score(step.lengths_B)  # allocates the slots
     longest = min(step.num_slots - step.num_nodes, base.info.context_length - 1)
-    rows_B = torch.arange(step.batch_size, device=step.device)
+    rows_B = torch.arange(step.batch_size, device=step.lengths_B.device)
     lengths_B = longest - rows_B * longest // (2 * step.batch_size)
     step.cache.fill_at_random()
     plain, compiled = (step.score(lengths_B, one)[1] for one in (None, step.forward))

@@ -19,6 +19,7 @@ from medusa_kit.infer.cuda_graph.accept import Accepted
 from medusa_kit.infer.cuda_graph.capture import GraphMemory
 from medusa_kit.infer.cuda_graph.compiled import check_compiled
 from medusa_kit.infer.cuda_graph.forward import StaticVerifier
+from medusa_kit.infer.cuda_graph.replay import ReplayedStep
 from medusa_kit.infer.cuda_graph.step import GRAPH_BYTES, StaticDrafter, StepRows
 from medusa_kit.infer.draft import ROOT
 from medusa_kit.infer.verifier import Forward
@@ -94,61 +95,44 @@ def packed(tree: Tree, num_nodes: int) -> list[list[int]]:
     ]
 
 
-class HostTreeSize:
+class HostTreeSize(ReplayedStep):
     """The step of N nodes: its buffers and, on CUDA, its graph."""
 
     def __init__(self, steps: "HostTreeStep", num_nodes: int, forward: Forward | None) -> None:
-        self.steps, self.num_nodes, self.forward = steps, num_nodes, forward
-        self.verifier, self.cache, self.device = steps.verifier, steps.cache, steps.device
+        self.num_nodes, self.forward = num_nodes, forward
+        self.verifier, self.cache, self.spec = steps.verifier, steps.cache, steps.drafter
         self.batch_size, self.num_slots = steps.batch_size, steps.num_slots
-        self.lengths_B = steps.lengths_B
+        self.lengths_B, self.active_B = steps.lengths_B, steps.active_B
         first = packed(Tree([0], [ROOT]), num_nodes)
         self.staged_B4N = torch.tensor([first] * self.batch_size)
-        if self.device.type == "cuda" and torch.cuda.is_initialized():  # else a copy waits for it
+        if steps.device.type == "cuda" and torch.cuda.is_initialized():  # else a copy waits for it
             self.staged_B4N = self.staged_B4N.pin_memory()
-        self.sent_B4N = self.staged_B4N.to(self.device)
-        self.nodes_N = torch.arange(num_nodes, device=self.device)
-        spec = steps.drafter
-        read = num_nodes + 1 + num_nodes * spec.ranks + spec.num_guesses
+        self.sent_B4N = self.staged_B4N.to(steps.device)
+        self.nodes_N = torch.arange(num_nodes, device=steps.device)
+        read = num_nodes + 1 + num_nodes * self.spec.ranks + self.spec.num_guesses
         self.out_BX = self.sent_B4N.new_zeros(self.batch_size, read)
-        self.graph: torch.cuda.CUDAGraph | None = None
 
     def run(self, trees: Mapping[int, Tree]) -> list[list[int]]:
         for row, tree in trees.items():
             self.staged_B4N[row] = torch.tensor(packed(tree, self.num_nodes))
         self.sent_B4N.copy_(self.staged_B4N, non_blocking=True)
-        if self.graph is None:
-            self.advance()
-        else:
-            self.graph.replay()
-        return self.out_BX.tolist()
+        return self.replay()
 
     def advance(self) -> None:
-        """What is captured: nothing here may be read on the host."""
-        steps, spec = self.steps, self.steps.drafter
-        lengths_B = torch.where(steps.active_B, self.lengths_B, 0)
-        hidden_BND, logits_BNV = self.score(lengths_B, self.forward)
-        last_position = self.verifier.base.info.context_length - 1
-        found = accept_host_trees(
-            self.sent_B4N, self._sees_BNN(), logits_BNV.argmax(-1), last_position - lengths_B
-        )
-        self.cache.move(lengths_B, found.nodes_BJ)
-        results = [found.emitted_BJ, found.counts_B[:, None]]
+        hidden_BND, logits_BNV, found = self.verify()
+        results, spec = [found.emitted_BJ, found.counts_B[:, None]], self.spec
         if spec.ranks:
             results.append(logits_BNV.topk(spec.ranks, dim=-1).indices.flatten(1))
         if spec.heads is not None:
-            places_B11 = found.last_B[:, None, None].expand(-1, 1, hidden_BND.shape[-1])
-            hidden_BD = hidden_BND.gather(1, places_B11)[:, 0]
+            hidden_BD = found.last_hidden(hidden_BND)
             results.append(spec.heads.fill(hidden_BD, found.roots_B, on_device=True))
-        self.lengths_B.copy_(lengths_B + found.counts_B)
         self.out_BX.copy_(torch.cat(results, dim=1))
 
-    def score(self, lengths_B: Tensor, forward: Forward | None = None) -> tuple[Tensor, Tensor]:
-        """(hidden_BND, logits_BNV) of the trees after `lengths_B` tokens."""
-        sent = self.sent_B4N
-        return self.verifier.score(
-            self.cache, lengths_B, sent[:, TOKEN], sent[:, DEPTH], self._sees_BNN(), forward
-        )
+    def nodes(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.sent_B4N[:, TOKEN], self.sent_B4N[:, DEPTH], self._sees_BNN()
+
+    def accept(self, likeliest_BN: Tensor, max_depth_B: Tensor) -> Accepted:
+        return accept_host_trees(self.sent_B4N, self._sees_BNN(), likeliest_BN, max_depth_B)
 
     def _sees_BNN(self) -> Tensor:
         return (self.sent_B4N[:, SEES, :, None] >> self.nodes_N) & 1 == 1

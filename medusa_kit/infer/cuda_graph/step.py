@@ -3,7 +3,7 @@
 The host reads one small tensor a step: the emitted tokens and their count. On CUDA the step is
 recorded once in a CUDA graph and replayed; elsewhere the same function is called.
 
-Shapes: B batch, N nodes with root, J nodes of the longest path, root included, D hidden.
+Shapes: B batch, N nodes with root, D hidden, X all that the host reads of a row.
 """
 
 from collections.abc import Sequence
@@ -12,11 +12,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from medusa_kit.infer.cuda_graph.accept import TreeTables, accept_greedy
+from medusa_kit.infer.cuda_graph.accept import Accepted, TreeTables, accept_greedy
 from medusa_kit.infer.cuda_graph.cache import StaticTreeCache
 from medusa_kit.infer.cuda_graph.capture import GraphMemory
 from medusa_kit.infer.cuda_graph.compiled import check_compiled
 from medusa_kit.infer.cuda_graph.forward import StaticVerifier
+from medusa_kit.infer.cuda_graph.replay import ReplayedStep
 from medusa_kit.infer.draft import Topology
 from medusa_kit.infer.verifier import Forward
 
@@ -64,12 +65,12 @@ class StepRows:
             self.lengths_B[row] = other.lengths_B[place]
 
 
-class GraphStep(StepRows):
+class GraphStep(StepRows, ReplayedStep):
     """Steps for B rows and one tree, over S slots. `begin` once a request, then `run`.
 
-    Everything a step reads and writes lies in buffers made here. With `graphs` it is captured: the
-    graph holds the addresses of the weights too, so weights that are replaced later are not seen.
-    Raises torch.OutOfMemoryError, and RuntimeError where the step cannot be captured.
+    With `graphs` it is captured: the graph holds the addresses of the weights too, so weights that
+    are replaced later are not seen. Raises torch.OutOfMemoryError, and RuntimeError where the step
+    cannot be captured.
     """
 
     @torch.inference_mode()
@@ -96,8 +97,8 @@ class GraphStep(StepRows):
         self.tokens_BN = tokens_N.repeat(B, 1)
         self.lengths_B = tokens_N.new_zeros(B)
         self.active_B = tokens_N.new_zeros(B, dtype=torch.bool)
-        self.out_BJ1 = tokens_N.new_zeros(B, self.tree.longest + 1)
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.num_nodes = N
+        self.out_BX = tokens_N.new_zeros(B, self.tree.longest + 1)
         self.rounding_tolerance = 0.0  # how far the compiled forward's logits may be off
         try:
             self._prepare(graphs)
@@ -112,10 +113,6 @@ class GraphStep(StepRows):
         if graphs is not None:  # until `begin` all rows idle, so that running it changes nothing
             self.graph = graphs.capture(self.advance)
 
-    @property
-    def num_nodes(self) -> int:
-        return self.tokens_BN.shape[1]
-
     @torch.inference_mode()
     def begin(self, lengths: Sequence[int], roots: Sequence[int], hidden_XD: Tensor) -> None:
         """Start from these prompts, whose keys and values lie in the first rows of the cache."""
@@ -126,11 +123,7 @@ class GraphStep(StepRows):
     @torch.inference_mode()
     def run(self) -> list[list[int]]:
         """One step: for each row, the emitted tokens and then their count."""
-        if self.graph is None:
-            self.advance()
-        else:
-            self.graph.replay()
-        return self.out_BJ1.tolist()
+        return self.replay()
 
     @torch.inference_mode()
     def take_over(self, other: Any, places: Sequence[int]) -> None:
@@ -150,25 +143,13 @@ class GraphStep(StepRows):
         self.cache.free()
 
     def advance(self) -> None:
-        """What is captured: nothing here may be read on the host.
-
-        Rows that idle stand at length 0, so that whatever they write stays inside the slots.
-        """
-        lengths_B = torch.where(self.active_B, self.lengths_B, 0)
-        hidden_BND, logits_BNV = self.score(lengths_B, self.forward)
-        last_position = self.verifier.base.info.context_length - 1
-        found = accept_greedy(
-            self.tree, self.tokens_BN, logits_BNV.argmax(-1), last_position - lengths_B
-        )
-        self.cache.move(lengths_B, found.nodes_BJ)
-        places_B11 = found.last_B[:, None, None].expand(-1, 1, hidden_BND.shape[-1])
-        hidden_BD = hidden_BND.gather(1, places_B11)[:, 0]
+        hidden_BND, _, found = self.verify()
+        hidden_BD = found.last_hidden(hidden_BND)
         self.tokens_BN.copy_(self.drafter.fill(hidden_BD, found.roots_B, on_device=True))
-        self.lengths_B.copy_(lengths_B + found.counts_B)
-        self.out_BJ1.copy_(torch.cat([found.emitted_BJ, found.counts_B[:, None]], dim=1))
+        self.out_BX.copy_(torch.cat([found.emitted_BJ, found.counts_B[:, None]], dim=1))
 
-    def score(self, lengths_B: Tensor, forward: Forward | None = None) -> tuple[Tensor, Tensor]:
-        """(hidden_BND, logits_BNV) of the tree after `lengths_B` tokens."""
-        return self.verifier.score(
-            self.cache, lengths_B, self.tokens_BN, self.depths_BN, self.sees_BNN, forward
-        )
+    def nodes(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.tokens_BN, self.depths_BN, self.sees_BNN
+
+    def accept(self, likeliest_BN: Tensor, max_depth_B: Tensor) -> Accepted:
+        return accept_greedy(self.tree, self.tokens_BN, likeliest_BN, max_depth_B)

@@ -1,0 +1,66 @@
+"""One step over a fixed number of nodes: a function on the device, replayed where it was captured.
+
+Shapes: B batch, N nodes with root, D hidden, V vocabulary, X all that the host reads of a row.
+"""
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from medusa_kit.infer.cuda_graph.accept import Accepted
+from medusa_kit.infer.cuda_graph.cache import StaticTreeCache
+from medusa_kit.infer.cuda_graph.forward import StaticVerifier
+from medusa_kit.infer.verifier import Forward
+
+
+class ReplayedStep(ABC):
+    """Everything it reads and writes lies in buffers that stay where they are, since a graph holds
+    their addresses. `forward`: a compiled one of its own, if any."""
+
+    verifier: StaticVerifier
+    cache: StaticTreeCache
+    forward: Forward | None
+    batch_size: int
+    num_slots: int
+    num_nodes: int
+    lengths_B: Tensor
+    active_B: Tensor  # rows that have not finished
+    out_BX: Tensor  # what the host reads after a step
+    graph: torch.cuda.CUDAGraph | None = None
+
+    @abstractmethod
+    def nodes(self) -> tuple[Tensor, Tensor, Tensor]:
+        """(tokens_BN, depths_BN, sees_BNN) of the trees."""
+
+    @abstractmethod
+    def accept(self, likeliest_BN: Tensor, max_depth_B: Tensor) -> Accepted: ...
+
+    @abstractmethod
+    def advance(self) -> None:
+        """What is captured: nothing in it may be read on the host."""
+
+    def replay(self) -> list[list[int]]:
+        """One step; what the host reads of each row."""
+        if self.graph is None:
+            self.advance()
+        else:
+            self.graph.replay()
+        return self.out_BX.tolist()
+
+    def verify(self) -> tuple[Tensor, Tensor, Accepted]:
+        """(hidden_BND, logits_BNV, what was accepted), which is then committed.
+
+        Idle rows stand at length 0, so that whatever they write stays inside the slots.
+        """
+        lengths_B = torch.where(self.active_B, self.lengths_B, 0)
+        hidden_BND, logits_BNV = self.score(lengths_B, self.forward)
+        last_position = self.verifier.base.info.context_length - 1
+        found = self.accept(logits_BNV.argmax(-1), last_position - lengths_B)
+        self.cache.move(lengths_B, found.nodes_BJ)
+        self.lengths_B.copy_(lengths_B + found.counts_B)
+        return hidden_BND, logits_BNV, found
+
+    def score(self, lengths_B: Tensor, forward: Forward | None = None) -> tuple[Tensor, Tensor]:
+        """(hidden_BND, logits_BNV) of the trees after `lengths_B` tokens."""
+        return self.verifier.score(self.cache, lengths_B, *self.nodes(), forward)
