@@ -27,7 +27,7 @@ from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.engine.before_loading import AnyTree
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import build_engine, with_heads
-from medusa_kit.engine.transformers_request import check_request, lost_on_the_way, unpadded
+from medusa_kit.engine.transformers_request import check_request, unpadded
 from medusa_kit.errors import ConfigError, ContextLengthError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.accept.token_choice import TokenChooser
@@ -69,21 +69,22 @@ class CustomGenerate:
         logits_processor: Any = None,
         stopping_criteria: Any = None,
         generation_config: Any = None,
+        token_streamer: Any = None,
         **model_kwargs: Any,
     ) -> Tensor:
         """token_ids_BT of prompts and answers, as generate() returns them.
 
+        `token_streamer` is an argument of our own because generate() keeps `streamer`,
+        `assistant_model` and `synced_gpus` for itself when custom_generate is a callable; there is
+        no way to see them here, nor to refuse them.
         Raises ConfigError for what cannot be honoured, ContextLengthError, IncompatibleBaseError.
         """
-        lost = lost_on_the_way()
-        streamer = model_kwargs.pop("streamer", None) or lost.pop("streamer", None)
         check_request(
-            model, input_ids, logits_processor, stopping_criteria, generation_config,
-            {**lost, **model_kwargs},
-        )  # fmt: skip
-        if streamer is not None and len(input_ids) > 1:
+            model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs
+        )
+        if token_streamer is not None and len(input_ids) > 1:
             raise ConfigError(
-                f"a streamer was given with {len(input_ids)} prompts; expected one",
+                f"a token_streamer was given with {len(input_ids)} prompts; expected one",
                 hint="rows of a batch advance by different amounts",
             )
         prompts = unpadded(input_ids, model_kwargs.get("attention_mask"))
@@ -94,12 +95,14 @@ class CustomGenerate:
         name = self.drafter or ("medusa" if engine.heads is not None else WITHOUT_HEADS)
         drafter = engine._drafter(name, self.options, len(rows), rows[0].chooser.params)
         with kept.tree_attention(model):
+            if token_streamer is not None:
+                token_streamer.put(input_ids.cpu())
             for emitted in decode(engine.verifier, drafter, rows, engine.graphs):
-                for _, tokens in emitted if streamer is not None else ():
+                for _, tokens in emitted if token_streamer is not None else ():
                     for token in tokens:
-                        streamer.put(torch.tensor([token]))
-        if streamer is not None:
-            streamer.end()
+                        token_streamer.put(torch.tensor([token]))
+        if token_streamer is not None:
+            token_streamer.end()
         return _joined(input_ids, [row.token_ids for row in rows], generation_config)
 
 

@@ -5,7 +5,6 @@ Whatever changes an answer is either honoured or refused by name (generation_set
 Shapes: B batch, T tokens of the padded prompts.
 """
 
-import inspect
 from typing import Any
 
 import torch
@@ -16,23 +15,6 @@ from medusa_kit.infer.accept.generation_settings import expected, unavailable
 
 # Keywords that generate() makes itself for every call.
 OWN_KEYWORDS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
-
-
-def lost_on_the_way() -> dict[str, Any]:
-    """Arguments of the generate() that is calling, which it does not pass on to a callable.
-
-    Without a look at them a streamer would wait for ever and an assistant be ignored in silence.
-    """
-    from transformers import GenerationMixin
-
-    code = inspect.unwrap(GenerationMixin.generate).__code__
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code is not code:
-        frame = frame.f_back
-    if frame is None:
-        return {}
-    names = ("streamer", "assistant_model", "synced_gpus")
-    return {name: frame.f_locals.get(name) for name in names}
 
 
 def check_request(
