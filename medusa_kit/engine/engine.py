@@ -280,7 +280,7 @@ class Engine:
     ) -> GenerationResult:
         text = ""
         if self.base.tokenizer is not None:
-            text = self.base.tokenizer.decode(row.spoken(row.token_ids), skip_special_tokens=True)
+            text = self.base.tokenizer.decode(row.text_ids(row.token_ids), skip_special_tokens=True)
         deepest = max(row.depth_counts, default=0)
         at_least = [
             sum(n for depth, n in row.depth_counts.items() if depth >= d)
@@ -346,7 +346,7 @@ class Streaming:
         ):
             self._seconds = time.perf_counter() - start
             self._first = self._first or self._seconds
-            if piece := text.push([t for row, some in emitted for t in row.spoken(some)]):
+            if piece := text.push([t for row, some in emitted for t in row.text_ids(some)]):
                 yield piece
         if piece := text.finish():
             yield piece

@@ -39,7 +39,7 @@ class Row:
                 return list(tokens[:count])
         return list(tokens)
 
-    def spoken(self, tokens: Sequence[int]) -> list[int]:
+    def text_ids(self, tokens: Sequence[int]) -> list[int]:
         """What of these tokens belongs to the answer's text: all but those that end it."""
         return [token for token in tokens if token not in self.stop_ids]
 

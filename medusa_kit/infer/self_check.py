@@ -88,7 +88,7 @@ def check_backends(verifier: Verifier) -> TreeCheck:
             check = check_trees(verifier)
             break
         except IncompatibleBaseError as error:
-            name = verifier.attention.exchangeable()
+            name = verifier.attention.replaceable()
             if name is None:
                 raise
             failed[name] = error.message
@@ -105,7 +105,7 @@ def check_trees(verifier: Verifier) -> TreeCheck:
     base = verifier.base
     try:
         with lock_of(base.model):
-            with _biting_windows(base.model) as any_window:
+            with _narrow_windows(base.model) as any_window:
                 tolerance, relative = _measure(verifier, ROUNDS)
             if any_window:  # that has not come to bite yet: other masks, another kernel
                 whole = _measure(verifier, 1)
@@ -223,7 +223,7 @@ def _split_finely(verifier: Verifier, wanted: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _biting_windows(model: Any) -> Iterator[bool]:
+def _narrow_windows(model: Any) -> Iterator[bool]:
     """Narrow every sliding window for a while, so that a wrong one shows on a short text; whether
     there is any."""
     holders = {id(owner): owner for module in model.modules()

@@ -48,10 +48,10 @@ class TreeStep:
     def sees_all(self, window: int | None) -> bool:
         """Whether no slot in sight is hidden: one node a row, rows of one length, no window."""
         even = min(self.lengths) == max(self.lengths)
-        return self.num_nodes == 1 and even and not self.window_bites(window)
+        return self.num_nodes == 1 and even and not self.window_applies(window)
 
     def is_causal(self, window: int | None) -> bool:
-        return self.causal_prompt and not self.window_bites(window)
+        return self.causal_prompt and not self.window_applies(window)
 
     def mask(self, window: int | None, repeats: int = 1) -> Tensor:
         """Which slots each node attends to, bool [B, 1, M·N, L], the N nodes repeated M times.
@@ -59,7 +59,7 @@ class TreeStep:
         `window`: a sliding layer sees the `window` newest positions, itself included; positions
         count, not slots, since sibling nodes share a position.
         """
-        effective = window if self.window_bites(window) else None
+        effective = window if self.window_applies(window) else None
         return self.once(
             (effective, repeats),
             lambda: self._build_mask(effective).repeat(1, repeats, 1).unsqueeze(1),
@@ -67,7 +67,7 @@ class TreeStep:
 
     def additive_mask(self, window: int | None, repeats: int, dtype: torch.dtype) -> Tensor:
         """The same as numbers to add to scores, 0 and -inf, made once for all layers."""
-        effective = window if self.window_bites(window) else None
+        effective = window if self.window_applies(window) else None
         mask = self.mask(window, repeats)
 
         def build() -> Tensor:
@@ -82,7 +82,7 @@ class TreeStep:
             self._shared[key] = build()
         return self._shared[key]
 
-    def window_bites(self, window: int | None) -> bool:
+    def window_applies(self, window: int | None) -> bool:
         return window is not None and self.num_slots > window
 
     def device_lengths(self) -> Tensor:
@@ -163,7 +163,7 @@ class StepHolder:
 HOLDER_ATTRIBUTE = "medusa_step_holder"
 
 
-def hang_on(model: Any) -> StepHolder:
+def attach_holder(model: Any) -> StepHolder:
     """Give every module of `model` the same holder, the one it has if it has one."""
     holder = getattr(model, HOLDER_ATTRIBUTE, None) or StepHolder()
     for module in model.modules():

@@ -70,9 +70,9 @@ def accept_greedy(
     nodes_BJ = tree.paths_NJ[last_B]
     roots_B1 = likeliest_BN.gather(1, last_B[:, None])
     places_J = torch.arange(tree.longest, device=tokens_BN.device)
-    behind_BJ = tokens_BN.gather(1, nodes_BJ).roll(-1, dims=1)
+    next_BJ = tokens_BN.gather(1, nodes_BJ).roll(-1, dims=1)
     depth_B1 = tree.depths_N[last_B][:, None]
-    emitted_BJ = torch.where(places_J == depth_B1, roots_B1, behind_BJ)
+    emitted_BJ = torch.where(places_J == depth_B1, roots_B1, next_BJ)
     return Accepted(last_B, nodes_BJ, depth_B1[:, 0] + 1, roots_B1[:, 0], emitted_BJ)
 
 
