@@ -1,7 +1,7 @@
-"""Greedy acceptance for all rows at once, on the device: what `accept` finds by walking.
+"""Greedy acceptance for all rows at once, on the device: it finds the same path as `accept`.
 
-A node is accepted where each token of its path is what the base model names after the one before;
-siblings hold different tokens, so the accepted nodes are one path, and its deepest node tells all.
+A node is accepted if each token of its path is what the base model names after the one before.
+Siblings hold different tokens, so the accepted nodes are one path, known by its deepest node.
 
 Shapes: B batch, N nodes with root, J nodes of the longest path, root included, D hidden.
 """
@@ -17,8 +17,8 @@ from medusa_kit.infer.draft import Topology, path_to
 
 @dataclass(frozen=True)
 class TreeTables:
-    """What acceptance reads of a static tree. `paths_NJ`: nodes from the root to each node, then j
-    at place j, which moves nothing."""
+    """What acceptance reads of a static tree. `paths_NJ`: the nodes from the root to each node,
+    filled up with j at place j, which moves nothing."""
 
     depths_N: Tensor
     sees_NN: Tensor
@@ -41,9 +41,9 @@ class TreeTables:
 
 @dataclass(frozen=True)
 class Accepted:
-    """`last_B`: deepest accepted node. `nodes_BJ`: its path. `counts_B`: accepted nodes, the root
-    among them, and as many tokens emitted. `roots_B`: the next roots. `emitted_BJ`: the tokens
-    after the old root, the next root last; what comes after means nothing."""
+    """`last_B`: deepest accepted node. `nodes_BJ`: its path. `counts_B`: accepted nodes, root
+    included, which is also the number of tokens emitted. `roots_B`: the next roots. `emitted_BJ`:
+    the tokens after the old root up to the next root; the rest has no meaning."""
 
     last_B: Tensor
     nodes_BJ: Tensor
@@ -60,8 +60,8 @@ class Accepted:
 def accept_greedy(
     tree: TreeTables, tokens_BN: Tensor, likeliest_BN: Tensor, max_depth_B: Tensor
 ) -> Accepted:
-    """`likeliest_BN`: what the base model names after each node. Deeper than `max_depth_B` lies
-    past the context's end."""
+    """`likeliest_BN`: what the base model names after each node. Nodes deeper than `max_depth_B`
+    lie past the context's end."""
     named_BN = likeliest_BN[:, tree.parents_N]
     holds_BN = (tokens_BN == named_BN) | (tree.depths_N == 0)
     path_holds_BN = (holds_BN[:, None] | ~tree.sees_NN).all(-1)
@@ -77,6 +77,6 @@ def accept_greedy(
 
 
 def walked(emitted_and_count: Sequence[int]) -> list[int]:
-    """The tokens of one row of what a step returns: those emitted, then their count."""
+    """The emitted tokens of one row, from what a step returns: tokens, then their count."""
     *tokens, count = emitted_and_count
     return list(tokens[:count])

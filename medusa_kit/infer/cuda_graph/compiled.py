@@ -1,4 +1,4 @@
-"""The model's forward under torch.compile, one compiled function a step.
+"""The model's forward under torch.compile, one compiled function for each step.
 
 Shapes: B batch, N nodes with root, S cache slots.
 """
@@ -19,9 +19,9 @@ from medusa_kit.infer.verifier import Forward
 def compiled_forward(base: BaseModel, backend: Any = "inductor") -> Forward:
     """torch.compile of decoder and output embedding, compiled when first called.
 
-    The load check found the two equal to the model. Raises IncompatibleBaseError where they cannot
-    stand alone; what is returned raises RuntimeError for what does not compile in one piece, so
-    that nothing runs uncompiled in silence.
+    They were compared with the whole model when the base was loaded. Raises IncompatibleBaseError
+    where the model has no decoder of its own. The function returned raises RuntimeError for what
+    does not compile in one piece, so that nothing runs uncompiled unnoticed.
     """
     if not base.decoder_is_exact:
         raise IncompatibleBaseError(f"{base.info.model_type} has no decoder that can stand alone")
@@ -45,10 +45,10 @@ def compiled_forward(base: BaseModel, backend: Any = "inductor") -> Forward:
 
 
 def with_own_code(function: Any) -> Any:
-    """The same function with a code object that no other has.
+    """The same function with a code object of its own.
 
-    torch keeps what it compiled by code object, for eight shapes each, and all functions that one
-    `def` makes share theirs: the ninth shape would run uncompiled.
+    torch caches compiled code by code object, for eight shapes each. All functions made by one
+    `def` share their code object, so the ninth shape would run uncompiled.
     """
     own = FunctionType(
         function.__code__.replace(),
@@ -62,11 +62,11 @@ def with_own_code(function: Any) -> Any:
 
 
 def check_compiled(step: ReplayedStep) -> float:
-    """Hold the step's compiled forward against the plain one; how much rounding differs, doubled.
+    """Compare the step's compiled forward with the plain one; returns twice what rounding differs.
 
-    Every slot holds numbers at random and the rows are of different lengths, the first one as long
-    as there is room for, so that every window bites that ever can. Raises IncompatibleBaseError:
-    a compiler may be wrong.
+    Every slot holds random numbers and the rows have different lengths. The first row is as long as
+    there is room for, so that every window applies that ever can. Raises IncompatibleBaseError
+    where the two differ by more than rounding, since a compiler may be wrong.
     """
     base = step.verifier.base
     step.score(step.lengths_B)  # allocates the slots

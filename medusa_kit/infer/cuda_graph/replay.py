@@ -1,4 +1,4 @@
-"""One step over a fixed number of nodes: a function on the device, replayed where it was captured.
+"""A step over a fixed number of nodes: a function on the device, replayed if it was captured.
 
 Shapes: B batch, N nodes with root, D hidden, V vocabulary, X all that the host reads of a row.
 """
@@ -15,8 +15,8 @@ from medusa_kit.infer.verifier import Forward
 
 
 class ReplayedStep(ABC):
-    """Everything it reads and writes lies in buffers that stay where they are, since a graph holds
-    their addresses. `forward`: a compiled one of its own, if any."""
+    """All that it reads and writes is in buffers that stay where they are in memory, since a graph
+    holds their addresses. `forward`: a compiled forward, if it has one."""
 
     verifier: StaticVerifier
     cache: StaticTreeCache
@@ -38,10 +38,10 @@ class ReplayedStep(ABC):
 
     @abstractmethod
     def advance(self) -> None:
-        """What is captured: nothing in it may be read on the host."""
+        """The function that is captured: it must not read anything on the host."""
 
     def replay(self) -> list[list[int]]:
-        """One step; what the host reads of each row."""
+        """Run one step; returns what the host reads of each row."""
         if self.graph is None:
             self.advance()
         else:
@@ -49,9 +49,9 @@ class ReplayedStep(ABC):
         return self.out_BX.tolist()
 
     def verify(self) -> tuple[Tensor, Tensor, Accepted]:
-        """(hidden_BND, logits_BNV, what was accepted), which is then committed.
+        """Score the trees, accept and commit: (hidden_BND, logits_BNV, what was accepted).
 
-        Idle rows stand at length 0, so that whatever they write stays inside the slots.
+        Idle rows have length 0 here, so that whatever they write stays within the slots.
         """
         lengths_B = torch.where(self.active_B, self.lengths_B, 0)
         hidden_BND, logits_BNV = self.score(lengths_B, self.forward)

@@ -1,7 +1,7 @@
 """A whole step of fixed shapes: verify, accept, commit and draft the next tree, on the device.
 
-The host reads one small tensor a step: the emitted tokens and their count. On CUDA the step is
-recorded once in a CUDA graph and replayed; elsewhere the same function is called.
+The host reads one small tensor per step: the emitted tokens and their count. On CUDA the step is
+recorded once in a CUDA graph and replayed. Elsewhere the same function is called.
 
 Shapes: B batch, N nodes with root, D hidden, X all that the host reads of a row.
 """
@@ -21,43 +21,43 @@ from medusa_kit.infer.cuda_graph.replay import ReplayedStep
 from medusa_kit.infer.draft import Topology
 from medusa_kit.infer.verifier import Forward
 
-GRAPH_BYTES = 32 << 20  # about, of a graph of a thousand kernels
+GRAPH_BYTES = 32 << 20  # of a graph of a thousand kernels, roughly
 
 
 class StaticDrafter(Protocol):
-    """A drafter with one topology whose tokens follow from hidden state and root alone."""
+    """A drafter with one topology, whose tokens follow from hidden state and root."""
 
     topology: Topology
 
     def alike(self, other: object) -> bool:
-        """Whether steps made for one do for the other."""
+        """Whether steps made for one can be used for the other."""
         ...
 
     def fill(self, hidden_BD: Tensor, roots_B: Tensor, on_device: bool = False) -> Tensor: ...
 
 
 class StepRows:
-    """Where the rows of a step stand; a step says what else moves with them."""
+    """The lengths of a step's rows and which are active; subclasses add what else moves along."""
 
     cache: StaticTreeCache
     lengths_B: Tensor
     active_B: Tensor  # rows that have not finished
 
     def start(self, lengths: Sequence[int]) -> None:
-        """The first rows are active and hold so many tokens; the others idle."""
+        """Activate the first rows, which hold so many tokens each; the others idle."""
         self.active_B.zero_()
         self.active_B[: len(lengths)] = True
         self.lengths_B[: len(lengths)] = torch.tensor(lengths, device=self.lengths_B.device)
 
     @torch.inference_mode()
     def rest(self, row: int) -> None:
-        """Row `row` has finished: it idles in its place from the next step on."""
+        """Let `row`, which has finished, idle in its place from the next step on."""
         self.active_B[row] = False
 
     @torch.inference_mode()
     def take_over(self, other: Any, places: Sequence[int]) -> None:
-        """Go on, from the first row on, where the rows in these places of `other` stand,
-        a step of the same kind."""
+        """Continue in the first rows here what is in these places of `other`, a step of the same
+        kind."""
         self.cache.copy_rows(other.cache, places)
         self.active_B.zero_()
         self.active_B[: len(places)] = True
@@ -66,7 +66,7 @@ class StepRows:
 
 
 class GraphStep(StepRows, ReplayedStep):
-    """Steps for B rows and one tree, over S slots. `begin` once a request, then `run`.
+    """Steps for B rows and one tree, over S slots. `begin` once per request, then `run`.
 
     With `graphs` it is captured: the graph holds the addresses of the weights too, so weights that
     are replaced later are not seen. Raises torch.OutOfMemoryError, and RuntimeError where the step
@@ -115,7 +115,7 @@ class GraphStep(StepRows, ReplayedStep):
 
     @torch.inference_mode()
     def begin(self, lengths: Sequence[int], roots: Sequence[int], hidden_XD: Tensor) -> None:
-        """Start from these prompts, whose keys and values lie in the first rows of the cache."""
+        """Start from prompts whose keys and values are in the first rows of the cache."""
         self.start(lengths)
         roots_X = torch.tensor(roots, device=self.device)
         self.tokens_BN[: len(lengths)] = self.drafter.fill(hidden_XD, roots_X)
@@ -133,12 +133,12 @@ class GraphStep(StepRows, ReplayedStep):
 
     @property
     def num_bytes(self) -> int:
-        """What it holds while it waits."""
+        """What it holds while it is not in use."""
         return self.cache.num_bytes + (0 if self.graph is None else GRAPH_BYTES)
 
     def free(self) -> None:
-        """Give the memory back now: cache and layers hold each other, so that it would wait for a
-        garbage collection. Of no use any more."""
+        """Free the memory now; the step cannot be used any more. Cache and layers refer to each
+        other, so without this it would take a garbage collection."""
         self.graph = None
         self.cache.free()
 
