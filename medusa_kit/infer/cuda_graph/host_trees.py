@@ -175,9 +175,8 @@ class HostTreeStep(StepRows):
                 self.rounding_tolerance = max(self.rounding_tolerance, check_compiled(size))
             size.advance()  # the first forward allocates the slots
             self.sizes[num_nodes] = size
-        if graphs is not None:  # until `begin` all rows idle, so that running it changes nothing
-            for size in self.sizes.values():
-                size.graph = graphs.capture(size.advance)
+        for size in self.sizes.values():
+            size.capture(graphs)
 
     @torch.inference_mode()
     def begin(self, lengths: Sequence[int]) -> None:

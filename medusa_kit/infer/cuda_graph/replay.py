@@ -10,6 +10,7 @@ from torch import Tensor
 
 from medusa_kit.infer.cuda_graph.accept import Accepted
 from medusa_kit.infer.cuda_graph.cache import StaticTreeCache
+from medusa_kit.infer.cuda_graph.capture import GraphMemory
 from medusa_kit.infer.cuda_graph.forward import StaticVerifier
 from medusa_kit.infer.verifier import Forward
 
@@ -39,6 +40,11 @@ class ReplayedStep(ABC):
     @abstractmethod
     def advance(self) -> None:
         """The function that is captured: it must not read anything on the host."""
+
+    def capture(self, graphs: GraphMemory | None) -> None:
+        """Record `advance`, given where. All rows must idle, so that running it changes nothing."""
+        if graphs is not None:
+            self.graph = graphs.capture(self.advance)
 
     def replay(self) -> list[list[int]]:
         """Run one step; returns what the host reads of each row."""

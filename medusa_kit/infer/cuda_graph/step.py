@@ -110,8 +110,7 @@ class GraphStep(StepRows, ReplayedStep):
         if self.forward is not None:
             self.rounding_tolerance = check_compiled(self)
         self.advance()  # the first forward allocates the slots
-        if graphs is not None:  # until `begin` all rows idle, so that running it changes nothing
-            self.graph = graphs.capture(self.advance)
+        self.capture(graphs)
 
     @torch.inference_mode()
     def begin(self, lengths: Sequence[int], roots: Sequence[int], hidden_XD: Tensor) -> None:
