@@ -1,8 +1,8 @@
-"""A verifier made fast for its machine, and self-checked: what every command decodes through.
+"""The fastest verifier for a model on its machine, self-checked: every command decodes through it.
 
-On CUDA steps of fixed shapes are replayed as graphs where that applies (`cuda_graph/`).
-On a CPU whole steps run in C++ where the family is known to it, else linear layers do, else torch's
-own MKL packs them. Whatever is chosen must pass the same self-check as the model alone.
+On CUDA, steps of fixed shapes are replayed as graphs where they can be (`cuda_graph/`).
+On a CPU, whole steps run in C++ for the families that it knows. Else linear layers run in C++, or
+torch's MKL packs them. Whatever is chosen must pass the same self-check as the model alone.
 """
 
 import os
@@ -28,8 +28,8 @@ from medusa_kit.infer.verifier import Verifier
 
 @dataclass(frozen=True)
 class Backends:
-    """What decodes: the verifier, the self-check that it passed, and what runs whole steps on the
-    device where that applies."""
+    """The verifier, the self-check that it passed, and what runs whole steps on the device, if
+    they can be."""
 
     verifier: Verifier
     check: TreeCheck
@@ -43,9 +43,9 @@ def prepare_backends(
     compiled: bool = False,
     keep_layers: bool = False,
 ) -> Backends:
-    """Raises ConfigError, IncompatibleBaseError. A backend of tree attention asked for by name is a
-    wish to see it run, so C++ does not take whole steps then. `keep_layers`: the model is in other
-    use too, so its own layers stay as they are.
+    """Raises ConfigError, IncompatibleBaseError. A backend of tree attention that is asked for by
+    name is meant to run, so C++ then takes no whole steps. `keep_layers`: the model is used
+    elsewhere too, so none of its layers is replaced.
     """
     if not keep_layers:
         install_fused_norms(base.model)
@@ -70,7 +70,7 @@ def prepare_backends(
 
 
 def _fast_linears(base: BaseModel, reason: str) -> str | None:
-    """Exchange the model's linear layers for faster ones; what then runs the steps, if any were."""
+    """Replace the model's linear layers by faster ones; returns what then runs steps, or None."""
     if base.dtype != torch.float32 or not fits_in_memory(base.model):
         return None
     if os.environ.get(OFF_SWITCH) != "0" and install_native_linears(base.model, base.scales):

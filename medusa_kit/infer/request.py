@@ -1,4 +1,4 @@
-"""A request on its way through decoding."""
+"""One request and its state while it is decoded."""
 
 import time
 from collections.abc import Sequence
@@ -64,12 +64,12 @@ class Row:
                 return list(tokens[:count])
         return list(tokens)
 
-    def spoken(self, tokens: Sequence[int]) -> list[int]:
-        """What of these tokens belongs to the answer's text: all but those that end it."""
+    def text_ids(self, tokens: Sequence[int]) -> list[int]:
+        """Those of these tokens that belong to the answer's text: all but the stop tokens."""
         return [token for token in tokens if token not in self.stop_ids]
 
     def count_step(self, num_emitted: int, path_length: int) -> None:
-        """A cut step counts the accepted nodes that were still emitted."""
+        """Of a step that was cut, only accepted nodes that were emitted count."""
         depth = min(num_emitted, path_length)
         self.num_steps += 1
         self.depth_counts[depth] = self.depth_counts.get(depth, 0) + 1
@@ -85,7 +85,7 @@ def make_row(
     max_new_tokens: int,
     stop_strings: StopStrings | None = None,
 ) -> Row:
-    """A row ready to decode; the tokens asked for are cut to what the context holds.
+    """A row ready to decode. `max_new_tokens` is reduced to what the context holds.
 
     Raises ContextLengthError for a prompt that fills the context, ConfigError for an empty one.
     """

@@ -23,12 +23,13 @@ PREFILL_CHUNK = 512  # tokens of a prompt in one forward: bounds the mask and th
 
 
 class Verifier:
-    """Runs trees on a base model. Logits come from the model's own forward.
+    """Runs trees on a base model. Logits come from the model's own forward; subclasses compute the
+    same forward in other ways.
 
     `attention`: the backend of tree attention (auto, sdpa, flash, triton), or a choice already
-    made. `steps_run_by`: what statistics name. Subclasses run the same forward in other ways.
-    Raises ConfigError for a backend that is not there, IncompatibleBaseError for a model on which
-    trees are known to be impossible.
+    made. `steps_run_by`: for statistics.
+    Raises ConfigError for a backend that is not installed, IncompatibleBaseError for a model on
+    which trees are known to be impossible.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class Verifier:
 
     @property
     def own_attention(self) -> str | None:
-        """What the model's class computes its attention by where it keeps its own."""
+        """The attention of a model class that does not use transformers' attention interface."""
         return self._holder.mask_form
 
     def new_cache(self, batch_size: int, num_slots: int) -> TreeCache:
@@ -67,9 +68,9 @@ class Verifier:
         prompt: bool = False,
         keep_M: Tensor | None = None,
     ) -> NodeScores:
-        """Score every node. The nodes lie in the cache, not committed.
+        """Score every node. The nodes are written to the cache, but not committed.
 
-        `prompt`: the nodes are a piece of each row's prompt, where many rows meet.
+        `prompt`: the nodes are a piece of each row's prompt, so there are many.
         `keep_M`: the nodes whose hidden states and logits are needed, all unless given.
         """
         cache.check_room(tokens_BN.shape[1])
@@ -95,8 +96,8 @@ class Verifier:
         return NodeScores(*self._run_model(forward, cache, step, tokens_BN, keep_M))
 
     def _positions(self, step: TreeStep) -> Tensor:
-        """positions_BN. Nodes past the context's last position get that one; they can never be
-        accepted."""
+        """positions_BN. Nodes past the context's last position, which are never accepted, get that
+        position."""
         positions_BN = step.device_lengths()[:, None] + step.depths_BN
         return positions_BN.clamp_max(self.base.info.context_length - 1)
 

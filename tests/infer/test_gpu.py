@@ -224,7 +224,7 @@ def test_a_capture_that_fails_leaves_a_working_loop(
         if fault == "an error":
             raise RuntimeError("injected")
         try:
-            self.out_BJ1.tolist()  # not allowed in a capture, which is invalid from here on
+            self.out_BX.tolist()  # not allowed in a capture, which is invalid from here on
         except RuntimeError:
             if fault == "a read":
                 raise

@@ -1,4 +1,4 @@
-"""The interface of a tree attention backend: what it is called with, which cases it supports.
+"""The interface of a tree attention backend: its argument, and the cases that it supports.
 
 Shapes: B batch, H query heads, G key/value heads, N nodes with root, L slots in sight, E head dim.
 """
@@ -14,10 +14,10 @@ from medusa_kit.infer.tree_step import TreeStep
 
 @dataclass(slots=True)  # not frozen: one is made in every layer of every step
 class AttentionCall:
-    """What one layer asks of tree attention in one forward.
+    """The input of tree attention in one layer of one forward.
 
-    `window`: how many positions back a node sees, itself included. `softcap` (Gemma 2) limits the
-    scores; `sinks_H` (gpt-oss) take weight and give nothing.
+    `window`: how many of the newest positions a node sees, its own included. `softcap` (Gemma 2)
+    bounds the scores. `sinks_H` (gpt-oss) take part in the softmax and add nothing to the output.
     """
 
     query_BHNE: Tensor
@@ -31,27 +31,27 @@ class AttentionCall:
 
     @property
     def standard(self) -> bool:
-        """Whether it is softmax alone, as torch's own attention computes it."""
+        """Whether it is a plain softmax, as torch's own attention computes it."""
         return self.softcap is None and self.sinks_H is None
 
     @property
     def sees_all(self) -> bool:
-        """Whether no node is hidden from any slot in sight, so that no mask is needed."""
+        """Whether a plain softmax without a mask computes it: no slot is hidden from any node."""
         return self.standard and self.step.sees_all(self.window)
 
     @property
     def is_causal(self) -> bool:
-        """Whether it is a prompt from its start on, for which stock causal attention will do."""
+        """Whether it is the start of a prompt, which stock causal attention can compute."""
         return self.standard and self.step.is_causal(self.window)
 
 
 @dataclass(frozen=True)
 class Case:
-    """What decides whether a backend can do a call. Trees, lengths and windows do not: every
-    backend does all of them.
+    """The properties of a call that decide whether a backend supports it. Trees, lengths and
+    windows are not among them, since every backend supports all of these.
 
-    `hides`: whether stock kernels alone cannot do it (`AttentionCall.sees_all`).
-    `index`: which device of its kind; None is the current one.
+    `hides`: whether some slot is hidden from some node (not `AttentionCall.sees_all`).
+    `index`: the device's index; None is the current device.
     """
 
     device: str  # cpu | cuda | ...
@@ -82,8 +82,8 @@ class Case:
 class Backend:
     """`attend`: the attention output [B, N, H, E] of a call.
 
-    `unsupported` says why a case cannot be done, or None; `missing` the same of this installation,
-    with the extra that would bring what is missing. `reads_lengths`: whether it reads the rows'
+    `unsupported`: why it cannot compute a case, or None. `missing`: what this installation lacks
+    for it and the extra that provides that, or None. `reads_lengths`: whether it reads the rows'
     lengths on the host, so that a step of fixed shapes cannot use it.
     """
 
@@ -94,7 +94,7 @@ class Backend:
 
 
 class BackendFailure(RuntimeError):
-    """A backend that could have done a case cannot run on this machine; `str` says why."""
+    """A backend that supports a case cannot run on this machine; `str` says why."""
 
 
 def compute_capability(index: int | None = None) -> tuple[int, int]:

@@ -1,11 +1,11 @@
 """Tree attention by a flash kernel: the prefix without a mask, the tree densely, then merged.
 
-A flash kernel takes no mask, and over the prefix none is needed: every node sees all of it. Its
-log-sum-exp comes back too, so the few slots that nodes see differently (the tree itself, and under
-a window the oldest slots of some nodes) are done by two small products and the parts are merged.
+A flash kernel takes no mask, and the prefix needs none: every node sees all of it. The kernel also
+returns the log-sum-exp. So the few slots that only some nodes see (the tree itself, and under a
+window the oldest slots) are computed by two small products, and the parts are merged.
 
 The kernel is flash-attn's where installed (version 3, else 2), else the copy inside torch, which
-has no soft cap; torch has one for the CPU as well.
+has no soft cap. torch has one for the CPU as well.
 
 Shapes: B batch, H query heads, G key/value heads, M = H / G, N nodes with root, R = M·N packed
 rows, L slots in sight, K slots done densely, E head dim.
@@ -32,9 +32,9 @@ NO_SOFTCAP = "torch's own copy has no soft cap, and flash-attn (extra `flash`) i
 
 @functools.cache
 def package(device: str, index: int | None = None) -> Callable[..., Any] | None:
-    """flash-attn's function for a cache with a length for each row, or None; on one of the devices.
+    """flash-attn's function for a cache with a length for each row, or None, for one device.
 
-    Version 4 shares version 2's import name and lacks the function, hence the look at versions.
+    Version 4 shares version 2's import name and lacks the function, so versions are compared.
     """
     if device != "cuda" or torch.version.hip:
         return None
@@ -49,7 +49,7 @@ def package(device: str, index: int | None = None) -> Callable[..., Any] | None:
 
 
 def unsupported(case: Case) -> str | None:
-    """Why the flash kernels cannot do this case, or None."""
+    """Why the flash kernels cannot compute this case, or None."""
     if case.head_size != case.value_size:
         return f"keys of {case.head_size} numbers with values of {case.value_size}"
     if case.softcap and package(case.device, case.index) is None:
@@ -68,13 +68,13 @@ def unsupported(case: Case) -> str | None:
 
 
 def tree_flash(call: AttentionCall) -> Tensor:
-    """Attention output [B, N, H, E]; equal to `tree_sdpa` but for rounding."""
+    """Attention output [B, N, H, E]; equal to `tree_sdpa` up to rounding."""
     step, window = call.step, call.window
     if call.is_causal or call.sees_all:
-        return tree_sdpa(call)  # torch picks a flash kernel by itself
+        return tree_sdpa(call)  # torch chooses a flash kernel itself
     B, H, N, E = call.query_BHNE.shape
     G = call.key_BGLE.shape[1]
-    # All query heads of a group read the same keys: as rows of one head they read them once.
+    # All query heads of a group read the same keys. As rows of one head they read them once.
     query_BGRE = call.query_BHNE.reshape(B, G, H // G * N, E)
     cut = step.once(("flash", window), lambda: cut_slots(step, window))
     parts = [_dense(query_BGRE, call, cut)]
@@ -88,7 +88,7 @@ def tree_flash(call: AttentionCall) -> Tensor:
 class Cut:
     """Slots [starts[b], lengths[b]) are seen by every node of row b and go to the kernel.
 
-    The others go to the dense part: `slots_BK`, or where None the last N slots of every row.
+    The others go to the dense part: `slots_BK`, or if None the last N slots of every row.
     """
 
     starts: tuple[int, ...]
@@ -97,10 +97,10 @@ class Cut:
 
 
 def cut_slots(step: TreeStep, window: int | None) -> Cut:
-    """Which slots every node sees, and who sees which of the others."""
+    """Which slots every node sees, and which nodes see which of the others."""
     lengths, N = step.lengths, step.num_nodes
     even = min(lengths) == max(lengths)
-    if window is None or not step.window_bites(window):
+    if window is None or not step.window_applies(window):
         slots_BK = None if even else _places(step, step.device_lengths(), 0)
         return Cut((0,) * len(lengths), slots_BK, step.sees_BNN)
     # A node is at most N - 1 deep, so all see what the deepest possible one would.
@@ -151,9 +151,9 @@ def _taken(slots_BGLE: Tensor, cut: Cut) -> Tensor:
 
 
 def _prefix(query_BGRE: Tensor, call: AttentionCall, cut: Cut) -> Part:
-    """Attention over the slots that all nodes see: one kernel call, or one a row.
+    """Attention over the slots that all nodes see: one kernel call, or one for each row.
 
-    Only flash-attn's kernel takes a length for each row, and only from a common start.
+    Only flash-attn's kernel takes a length for each row, and only with a common start.
     """
     step, key_BGLE, value_BGLE = call.step, call.key_BGLE, call.value_BGLE
     start, end = min(cut.starts), max(step.lengths)

@@ -1,7 +1,7 @@
 """Tree attention by torch's scaled_dot_product_attention and a 4-D mask: CPU, fallback, reference.
 
-Grouped-query heads are packed into the query's rows instead of repeating keys and values, which
-saves the copy that grows with the prefix.
+The query heads of a group are packed as rows of one head. So keys and values need not be repeated,
+which would copy more the longer the prefix is.
 
 Shapes: B batch, H query heads, G key/value heads, N nodes with root, L slots in sight, E head dim.
 """
@@ -50,7 +50,7 @@ def explicit(
     softcap: float | None,
     sinks_H: Tensor | None,
 ) -> Tensor:
-    """The formula written out, for what SDPA lacks: [B, H, N, E]."""
+    """The formula written out, for soft caps and sinks, which SDPA lacks: [B, H, N, E]."""
     repeats = query_BHNE.shape[1] // key_BGLE.shape[1]
     key_BHLE = key_BGLE.repeat_interleave(repeats, dim=1)
     value_BHLE = value_BGLE.repeat_interleave(repeats, dim=1)
@@ -58,7 +58,7 @@ def explicit(
     if softcap is not None:
         scores_BHNL = torch.tanh(scores_BHNL / softcap) * softcap
     scores_BHNL = scores_BHNL.masked_fill(~mask_B1NL, torch.finfo(scores_BHNL.dtype).min)
-    if sinks_H is not None:  # one more column that takes weight and gives nothing
+    if sinks_H is not None:  # one more column of weights, without a value
         sink_BHN1 = sinks_H.view(1, -1, 1, 1).expand(*scores_BHNL.shape[:3], 1)
         scores_BHNL = torch.cat([scores_BHNL, sink_BHN1.to(scores_BHNL)], dim=-1)
     weights_BHNL = scores_BHNL.float().softmax(-1).to(value_BHLE.dtype)

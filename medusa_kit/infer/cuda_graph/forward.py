@@ -1,4 +1,4 @@
-"""The base model's forward over a tree at fixed shapes: lengths are read on the device alone.
+"""The base model's forward over a tree at fixed shapes: lengths are read only on the device.
 
 Shapes: B batch, N nodes with root, S cache slots, D hidden, V vocabulary.
 """
@@ -19,9 +19,9 @@ from medusa_kit.infer.verifier import Forward, Verifier
 
 
 class StaticTreeStep(TreeStep):
-    """A TreeStep whose lengths_B are a tensor on the device; every slot of the cache is in sight.
+    """A TreeStep whose lengths are known only on the device; every slot of the cache is in sight.
 
-    No `lengths` on the host: what asks for them cannot run at fixed shapes.
+    `lengths` is empty, so code that reads lengths on the host fails.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class StaticTreeStep(TreeStep):
         return False
 
     def _build_mask(self, window: int | None) -> Tensor:
-        """mask_BNS, as the base class builds it, with empty slots after each row's nodes."""
+        """mask_BNS: as in the base class, with hidden slots after each row's nodes."""
         N, lengths_B1 = self.num_nodes, self.device_lengths()[:, None]
         slots_S = torch.arange(self.num_slots, device=lengths_B1.device)
         node_BS = slots_S - lengths_B1  # the node that lies in a slot
@@ -55,11 +55,11 @@ class StaticTreeStep(TreeStep):
 
 
 class StaticVerifier(Verifier):
-    """A verifier whose every forward is one of fixed shapes, so that it passes the same self-check.
+    """A verifier at fixed shapes, which the same self-check can be run on.
 
-    `guarded`: a forward that reads on the host raises HostRead. `compiled`: runs trees, though no
-    prompts, in place of the model's forward. Both are for the self-check; a step has its own
-    compiled forward.
+    `guarded`: a forward that reads on the host raises HostRead. `compiled`: replaces the model's
+    forward for trees, though not for prompts. Both are for the self-check; each step has a compiled
+    forward of its own.
     """
 
     def __init__(
@@ -103,9 +103,9 @@ class StaticVerifier(Verifier):
         sees_BNN: Tensor,
         forward: Forward | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """(hidden_BND, logits_BNV) of nodes after lengths_B tokens; they lie in the cache.
+        """(hidden_BND, logits_BNV) of nodes after lengths_B tokens, which are written to the cache.
 
-        `forward`: the model's, or something compiled that stands for it.
+        `forward`: a compiled one in place of the model's.
         """
         attend = self.attention.attend
         step = StaticTreeStep(lengths_B, depths_BN, sees_BNN, cache.num_slots, attend)

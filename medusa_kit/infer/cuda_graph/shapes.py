@@ -1,4 +1,4 @@
-"""Whether a model decodes in steps of fixed shapes: what was asked for, obstacles, self-check."""
+"""Whether a model decodes in steps of fixed shapes: the option, obstacles, the self-check."""
 
 from functools import partial
 
@@ -13,7 +13,7 @@ FIXED_SHAPES = ("auto", "always", "never")
 
 
 def check_choice(fixed_shapes: str, compiled: bool) -> None:
-    """Raises ConfigError for a word that is none, or a compiled forward without its steps."""
+    """Raises ConfigError for an unknown word, or for compile with fixed shapes switched off."""
     if fixed_shapes not in FIXED_SHAPES:
         raise ConfigError(
             f"fixed_shapes {fixed_shapes!r} is unknown; expected one of {', '.join(FIXED_SHAPES)}",
@@ -26,12 +26,11 @@ def check_choice(fixed_shapes: str, compiled: bool) -> None:
 def use_fixed_shapes(
     verifier: Verifier, check: TreeCheck, fixed_shapes: str, compiled: bool
 ) -> tuple[GraphRunner | None, TreeCheck, str | None]:
-    """Steps of fixed shapes where they can take over, the check that then holds, and why they
-    could not where they were tried.
+    """(steps of fixed shapes if they can be used, the check that then holds, why they cannot).
 
-    `auto` means on CUDA. They are checked like any forward, and that nothing in them waits for the
-    host; a backend of tree attention that fails leaves them to the next. Raises ConfigError where
-    they were asked for by name and cannot be used.
+    `auto` tries them on CUDA. They pass the same self-check as any forward, and nothing in them may
+    wait for the host. A backend of tree attention that fails is replaced by the next. Raises
+    ConfigError where they were asked for by name and cannot be used.
     """
     check_choice(fixed_shapes, compiled)
     by_name = fixed_shapes == "always" or compiled
