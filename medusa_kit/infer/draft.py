@@ -34,8 +34,8 @@ class Topology:
 
     @cached_property
     def num_used(self) -> int:
-        """Nodes that hold something; those that hold nothing are the last ones."""
-        return len(self.parents) - self.parents.count(UNUSED)
+        """Nodes up to the last one that holds something."""
+        return max(node for node, parent in enumerate(self.parents) if parent != UNUSED) + 1
 
     @property
     def used_parents(self) -> tuple[int, ...]:
