@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from medusa_kit.errors import ConfigError, nearest
+from medusa_kit.errors import ConfigError, did_you_mean
 from medusa_kit.settings.schema import Section, apply_override, beside, explain, read_yaml
 
 
@@ -57,9 +57,10 @@ class SourceSection(Section):
         """`_suggest` knows a recipe's sections by name, and an entry of a list has none."""
         for key in raw if isinstance(raw, dict) else ():
             if key not in cls.model_fields:
-                close = nearest(str(key), cls.model_fields)
-                known = f"did you mean {close}?" if close else "known: source, weight, limit"
-                raise ValueError(f"unknown key {key!r}; {known}")
+                known = f"known: {', '.join(cls.model_fields)}"
+                raise ValueError(
+                    f"unknown key {key!r}; {did_you_mean(key, cls.model_fields, known)}"
+                )
         return raw
 
 
