@@ -33,7 +33,7 @@ class EngineOptions:
     """How an engine is built around a base model. Raises ConfigError for a value that is none."""
 
     heads: Annotated[
-        str | Any,
+        str | Any,  # HEADS_WORDS, or where they are
         "auto (paired or shipped heads), none, untrained, a folder, or a Hub id, ORG/NAME or "
         "ORG/NAME@REVISION.",
     ] = "auto"
@@ -69,6 +69,8 @@ class EngineOptions:
         for field in dataclasses.fields(self):
             check_value(field.name, getattr(self, field.name))
         check_fixed_shapes(self.fixed_shapes, self.compiled)
+        if self.heads == "none":  # the word for None where there is none
+            object.__setattr__(self, "heads", None)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -140,10 +142,10 @@ def check_fixed_shapes(fixed_shapes: str, compiled: bool) -> None:
         raise ConfigError("compile has no meaning with fixed_shapes 'never'", hint="leave one out")
 
 
-def check_names(given: Iterable[str], known: Iterable[str], what: str = "option") -> None:
+def check_names(given: Iterable[str], known: Iterable[str]) -> None:
     """Raises ConfigError for an option that does not exist."""
     words = list(known)
     for name in given:
         if name not in words:
             there = f"there are: {', '.join(words)}"
-            raise ConfigError(f"there is no {what} {name!r}", hint=did_you_mean(name, words, there))
+            raise ConfigError(f"there is no option {name!r}", hint=did_you_mean(name, words, there))

@@ -74,7 +74,8 @@ fallback: prompt-lookup
 def test_drafter_options_reach_the_engine(loaded: Any, command: list[str]) -> None:
     given = loaded(*command, *MODEL, "--drafter", "draft-model", "--draft-model", "small",
                    "--drafter-option", "threshold=0.5", "--drafter-option",
-                   "staged.drafter=suffix")  # fmt: skip
+                   "staged.drafter=suffix", "--fallback", "suffix", "--revision", "v2")  # fmt: skip
+    assert (given["fallback"], given["revision"]) == ("suffix", "v2")
     assert (given["name"], given["heads"], given["device"]) == ("debug-tiny", "auto", "cpu")
     assert (given["drafter"], given["draft_model"]) == ("draft-model", "small")
     assert given["drafter_options"] == {"threshold": 0.5, "staged": {"drafter": "suffix"}}

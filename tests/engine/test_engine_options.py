@@ -10,6 +10,7 @@ import typer
 import yaml
 
 import medusa_kit
+from medusa_kit.base.model import BaseModel
 from medusa_kit.cli import app, options
 from medusa_kit.drafters.factory import BUILDERS
 from medusa_kit.engine import load as loading
@@ -67,6 +68,12 @@ def test_a_file_takes_the_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     changed = {"model": "other", "revision": None, "drafter": "none", "drafter_options": None,
                "draft_model": None}  # fmt: skip
     assert dataclasses.asdict(seen[1]) == given | changed
+
+
+def test_no_heads_may_be_a_word_in_python_too(chat_base: BaseModel) -> None:
+    for word in ("none", None):
+        assert EngineOptions(heads=word).heads is None
+        assert loading.build_engine(chat_base, EngineOptions(heads=word)).heads is None
 
 
 def test_descriptions_name_every_allowed_value() -> None:
