@@ -29,6 +29,7 @@ from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer import decode as loop
 from medusa_kit.infer.cpu.mkl_linear import pack_for_rows
+from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.cuda_graph.step import GraphStep
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Drafter
@@ -219,7 +220,7 @@ def watched(engine: Engine, drafter: Drafter, watch: Stopwatch) -> Iterator[None
     ]
     if engine.heads is not None:
         places += [(engine.heads, name, HEADS) for name in ("candidates", "candidates_after")]
-    if verifier.native is not None:
+    if isinstance(verifier, NativeVerifier):
         places.append((verifier.native, "forward", NATIVE))
     places += [(layer, "forward", LINEAR) for layer in _linear_layers(verifier.base.model)]
     with ExitStack() as stack:
@@ -269,7 +270,7 @@ def _drafter(engine: Engine, batch_size: int, drafts: bool) -> Drafter:
 
 def _weight_bytes(engine: Engine) -> int:
     """What a step reads of the base model: packed for C++, else its linear layers' weights."""
-    if engine.verifier.native is not None:
+    if isinstance(engine.verifier, NativeVerifier):
         return engine.verifier.native.weight_bytes
     return stored_bytes([layer.weight for layer in _linear_layers(engine.base.model)])
 

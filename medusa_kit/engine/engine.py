@@ -1,4 +1,4 @@
-"""The engine: a base model with heads and a tree, ready to generate. What the CLI and users call.
+"""The engine: a base model with heads and a tree, ready to generate. The CLI and users call it.
 
 Shapes: B batch, N nodes with root.
 """
@@ -39,11 +39,12 @@ Prompt = str | list[dict[str, str]] | list[int]
 
 @dataclass(frozen=True)
 class GenerationStats:
-    """How an answer came about. `acceptance_by_depth[d - 1]`: share of steps at depth d."""
+    """Statistics of an answer. `acceptance_by_depth[d - 1]`: share of the steps that accepted d
+    nodes or more."""
 
     drafter: str
-    attention: str  # backends of tree attention in its steps, as in `flash` or `flash+sdpa`
-    attention_fallbacks: list[str]  # what was left to another backend than asked for, and why
+    attention: str  # backends of tree attention in its steps, such as `flash` or `flash+sdpa`
+    attention_fallbacks: list[str]  # where another backend than asked for was used, and why
     prompt_tokens: int
     new_tokens: int
     num_steps: int
@@ -52,18 +53,18 @@ class GenerationStats:
     seconds: float
     tokens_per_second: float
     acceptance: str = "exact"  # exact | typical
-    steps_run_by: str = "torch"  # torch, C++, or fixed shapes, with the details of each
+    steps_run_by: str = "torch"  # torch, C++ or fixed shapes, with details
     drafter_notes: list[str] = field(default_factory=list)  # what drafted when, and why
-    first_token_seconds: float = 0.0  # of `seconds`, until the first token: the prompt's part
-    dtype: str = "float32"  # that the base computed in
+    first_token_seconds: float = 0.0  # until the first token, contained in `seconds`
+    dtype: str = "float32"  # of the base model
     weights: str = CHECKPOINT  # checkpoint | int8
-    quantization: str | None = None  # of the base as loaded: the answer is the quantised model's
-    # By how much rounding may move a logit: a top-2 margin below it may flip a token.
+    quantization: str | None = None  # of the base as loaded; the answer is the quantised model's
+    # How far rounding may move a logit: with a top-2 margin below it the token may differ.
     rounding_tolerance: float = 0.0
 
     @property
     def lossy(self) -> bool:
-        """Whether the answer may differ from what the base model would have said."""
+        """Whether the answer may differ from the base model's own."""
         return bool(self.lossy_by)
 
     @property
@@ -101,22 +102,22 @@ class Engine:
     heads_source: str | None = None
     plan: TreePlan | None = None  # trees by batch size, where tree.json has several
     drafter: str | None = None  # unless a call names one
-    usual_drafter: str | None = None  # where none is named at all; None: heads, if there are any
+    usual_drafter: str | None = None  # where none is named; None: heads, if there are any
     drafter_options: dict[str, Any] = field(default_factory=dict)  # of that drafter
     draft_model: str | BaseModel | None = None  # a smaller model, for drafters that use one
     memory: Memory = field(default_factory=Memory)  # what drafters keep between calls
-    fallback: str | None = None  # the drafter where there are no heads, for those that read them
-    heads_refused: str | None = None  # why heads that were found are not in use
-    graphs: GraphRunner | None = None  # runs whole steps on the device, where it applies
+    fallback: str | None = None  # in place of a drafter that reads heads where there are none
+    heads_refused: str | None = None  # why heads that were found are not used
+    graphs: GraphRunner | None = None  # runs whole steps on the device where it can
 
     @property
     def own_drafter(self) -> str:
-        """Who drafts unless a call names another."""
+        """The drafter unless a call names another."""
         return self._own_drafter()[0]
 
     @property
     def drafts_without_heads(self) -> bool:
-        """Whether something else than heads was told to draft where they do not fit."""
+        """Whether another drafter than heads is configured for heads that do not fit."""
         return drafts_without_heads(self.drafter, self.draft_model is not None, self.fallback)
 
     @property
@@ -125,19 +126,19 @@ class Engine:
 
     @property
     def weights(self) -> str:
-        """Whose numbers the base computes with: checkpoint, or int8, which is lossy."""
+        """The weights that the base computes with: checkpoint, or int8, which is lossy."""
         return self.base.info.weights
 
     @property
     def rounding_tolerance(self) -> float:
-        """Logits by which rounding may differ, as measured at load and by each compiled step."""
+        """How far rounding may move a logit, as measured at load and by each compiled step."""
         graphs = self.graphs
         own = self.check.rounding_tolerance
         return own if graphs is None else max(own, graphs.rounding_tolerance)
 
     @property
     def steps_run_by(self) -> str:
-        """What runs greedy steps; each answer's statistics say what ran its own."""
+        """What runs greedy steps. Each answer's statistics name what ran its own."""
         if self.graphs is None:
             return self.verifier.steps_run_by
         if self.graphs.refused is not None:
@@ -193,7 +194,7 @@ class Engine:
         drafter_options: Mapping[str, Any] | None = None,
         **sampling: "Unpack[SamplingOptions]",
     ) -> "Streaming":
-        """Iterate over pieces of the answer; the object's `result` is there at the end."""
+        """Iterate over pieces of the answer; afterwards its `result` is complete."""
         stops, params = _as_stops(stop), SamplingParams.of(sampling)
         prompts, single = _as_prompts(prompt)
         if not single:
@@ -256,7 +257,7 @@ class Engine:
         return build_drafter(name or own, context, options)
 
     def _own_drafter(self) -> tuple[str, Mapping[str, Any]]:
-        """With its options; those of a drafter that the fallback stands for are not its."""
+        """(name, options). The fallback does not get the options of the drafter it replaces."""
         if self.heads is None and self.fallback and self.drafter in (None, *READ_HEADS):
             return self.fallback, {}
         default = default_drafter(self.heads is not None, self.draft_model is not None)
@@ -280,7 +281,7 @@ class Engine:
     ) -> GenerationResult:
         text = ""
         if self.base.tokenizer is not None:
-            text = self.base.tokenizer.decode(row.spoken(row.token_ids), skip_special_tokens=True)
+            text = self.base.tokenizer.decode(row.text_ids(row.token_ids), skip_special_tokens=True)
         deepest = max(row.depth_counts, default=0)
         at_least = [
             sum(n for depth, n in row.depth_counts.items() if depth >= d)
@@ -312,17 +313,17 @@ class Engine:
 
 
 class Streaming:
-    """An iterator over an answer's text as it comes, in pieces, read once.
+    """An iterator over the pieces of an answer's text as they come; it can be read once.
 
-    Stopping early is fine, by letting go of it or by `close()`, from another thread too: `result`
-    holds what there is.
+    It may be dropped or closed early (`close()`), from another thread too. `result` then holds the
+    answer so far.
     """
 
     def __init__(self, engine: Engine, row: Row, drafter: Drafter, stops: tuple[str, ...]) -> None:
         self._engine, self._row, self._drafter, self._stops = engine, row, drafter, stops
         self._seconds = self._first = 0.0
         self._pieces = self._decoded()
-        self._turn = SharedLock()  # of the threads that read or close it
+        self._turn = SharedLock()  # one thread at a time reads or closes it
         _streams.add(self)
 
     def __iter__(self) -> "Streaming":
@@ -333,8 +334,7 @@ class Streaming:
             return next(self._pieces)
 
     def close(self) -> None:
-        """End the answer here, or after the step that another thread is in; what it held of the
-        machine's memory is given back."""
+        """End the answer, after the step that another thread is in, and free its memory."""
         with self._turn:
             self._pieces.close()
 
@@ -346,7 +346,7 @@ class Streaming:
         ):
             self._seconds = time.perf_counter() - start
             self._first = self._first or self._seconds
-            if piece := text.push([t for row, some in emitted for t in row.spoken(some)]):
+            if piece := text.push([t for row, some in emitted for t in row.text_ids(some)]):
                 yield piece
         if piece := text.finish():
             yield piece
@@ -363,14 +363,15 @@ _streams: WeakSet[Streaming] = WeakSet()
 
 @atexit.register
 def _close_streams() -> None:
-    """Those still open, while the modules that closing needs are there."""
+    """Close those still open, while the modules that this needs still exist."""
     for stream in list(_streams):
-        if stream._turn.acquire(blocking=False):  # else a thread that goes on is reading it
+        if stream._turn.acquire(blocking=False):  # else another thread is still reading it
             stream.close()
 
 
 def _as_prompts(prompt: Any) -> tuple[list[Prompt], bool]:
-    """(prompts, whether one was given): messages, text and ids are one; a list of those is many."""
+    """(prompts, whether it was a single one). Messages, a text or ids are one prompt, a list of
+    these is several."""
     if hasattr(prompt, "tolist"):  # a tensor of ids
         prompt = prompt.tolist()
     if isinstance(prompt, str) or not isinstance(prompt, Sequence):

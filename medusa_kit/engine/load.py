@@ -30,6 +30,7 @@ from medusa_kit.infer.accept.generation_settings import check_own_settings
 from medusa_kit.infer.backends import prepare_backends
 from medusa_kit.infer.cpu.heads import install_native_heads
 from medusa_kit.infer.cpu.int8_weights import with_weights
+from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.settings.engine import (
     Attention,
     DrafterName,
@@ -186,7 +187,7 @@ def with_heads(
         memory=Memory(),
     )
     if heads is not None:
-        if engine.verifier.native is not None:
+        if isinstance(engine.verifier, NativeVerifier):
             install_native_heads(heads, engine.verifier.native)
         result.use_tree(_tree_for(heads, tree, folder))
     return result

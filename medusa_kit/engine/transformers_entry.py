@@ -1,12 +1,12 @@
-"""`model.generate(**inputs, custom_generate=medusa_kit.custom_generate)`: the kit behind
-transformers' own generate, for a model that is already loaded.
+"""`model.generate(**inputs, custom_generate=medusa_kit.custom_generate)`: decoding by this kit
+inside transformers' own generate, for a model that is already loaded.
 
-generate() prepares the request (settings, special tokens, mask) as always and hands it over; the
-answer has the same shape and, greedily in float32, the same tokens. What the kit cannot honour is
-refused by name (transformers_request.py).
+generate() prepares the request (settings, special tokens, mask) as usual and calls us. The answer
+has the same shape and, greedily in float32, the same tokens. What we cannot honour is refused by
+name (transformers_request.py).
 
-The model stays the caller's: no layer is exchanged, and attention is switched to tree attention for
-the length of a call only.
+The model stays the caller's: no layer is replaced, and attention is switched to tree attention only
+during a call.
 
 Shapes: B batch, T tokens of the padded prompts.
 """
@@ -27,11 +27,12 @@ from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.engine.before_loading import AnyTree
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import build_engine, with_heads
-from medusa_kit.engine.transformers_request import check_request, lost_on_the_way, unpadded
+from medusa_kit.engine.transformers_request import check_request, unpadded
 from medusa_kit.errors import ConfigError, ContextLengthError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.infer.attention import ATTENTION_NAME
+from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.request import Row
 from medusa_kit.locks import SharedLock, lock_of
@@ -43,7 +44,8 @@ PLACE = "_medusa_kit_engines"  # attribute of a model under which its engines ar
 
 
 class CustomGenerate:
-    """What generate() calls. Engines are built at the first call for a model and kept with it."""
+    """The function that generate() calls. An engine is built at the first call for a model and
+    kept with the model."""
 
     def __init__(
         self,
@@ -55,7 +57,7 @@ class CustomGenerate:
         draft_model: str | BaseModel | None = None,
     ) -> None:
         if drafter is not None:
-            drafter_options(drafter, options)  # mistakes show here, not in the first answer
+            drafter_options(drafter, options)  # mistakes are reported here, not in the first call
         elif options is not None:
             raise ConfigError("drafter options were given without a drafter", hint="name it")
         self.heads, self.tree, self.draft_model = heads, tree, draft_model
@@ -68,21 +70,22 @@ class CustomGenerate:
         logits_processor: Any = None,
         stopping_criteria: Any = None,
         generation_config: Any = None,
+        token_streamer: Any = None,
         **model_kwargs: Any,
     ) -> Tensor:
         """token_ids_BT of prompts and answers, as generate() returns them.
 
+        `token_streamer` is an argument of our own, since generate() does not pass `streamer`,
+        `assistant_model` and `synced_gpus` on to a callable. So these can be neither honoured nor
+        refused here.
         Raises ConfigError for what cannot be honoured, ContextLengthError, IncompatibleBaseError.
         """
-        lost = lost_on_the_way()
-        streamer = model_kwargs.pop("streamer", None) or lost.pop("streamer", None)
         check_request(
-            model, input_ids, logits_processor, stopping_criteria, generation_config,
-            {**lost, **model_kwargs},
-        )  # fmt: skip
-        if streamer is not None and len(input_ids) > 1:
+            model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs
+        )
+        if token_streamer is not None and len(input_ids) > 1:
             raise ConfigError(
-                f"a streamer was given with {len(input_ids)} prompts; expected one",
+                f"a token_streamer was given with {len(input_ids)} prompts; expected one",
                 hint="rows of a batch advance by different amounts",
             )
         prompts = unpadded(input_ids, model_kwargs.get("attention_mask"))
@@ -93,12 +96,14 @@ class CustomGenerate:
         name = self.drafter or ("medusa" if engine.heads is not None else WITHOUT_HEADS)
         drafter = engine._drafter(name, self.options, len(rows), rows[0].chooser.params)
         with kept.tree_attention(model):
+            if token_streamer is not None:
+                token_streamer.put(input_ids.cpu())
             for emitted in decode(engine.verifier, drafter, rows, engine.graphs):
-                for _, tokens in emitted if streamer is not None else ():
+                for _, tokens in emitted if token_streamer is not None else ():
                     for token in tokens:
-                        streamer.put(torch.tensor([token]))
-        if streamer is not None:
-            streamer.end()
+                        token_streamer.put(torch.tensor([token]))
+        if token_streamer is not None:
+            token_streamer.end()
         return _joined(input_ids, [row.token_ids for row in rows], generation_config)
 
 
@@ -113,7 +118,7 @@ def custom_generate_with(
     options: Mapping[str, Any] | None = None,
     draft_model: str | BaseModel | None = None,
 ) -> CustomGenerate:
-    """A `custom_generate` with settings of its own. Keep it: its engines live as long.
+    """A `custom_generate` with settings of its own. Keep it: its engines live as long as it does.
 
     `heads`, `tree`: as for `medusa_kit.load`. `drafter`: a name from settings.drafters.DRAFTERS
     with its `options`; by default heads where there are any. `draft_model`: for drafters that use
@@ -125,8 +130,8 @@ def custom_generate_with(
 
 
 class _Engines:
-    """The engines of one model. They hang on the model itself, so that they go when it goes: in a
-    dictionary with weak keys each engine would hold its own key for ever."""
+    """The engines of one model. They are an attribute of the model, so that they are freed with it.
+    In a dictionary with weak keys each engine would keep its own key alive."""
 
     def __init__(self) -> None:
         self._plain: Engine | None = None
@@ -134,11 +139,11 @@ class _Engines:
         self._contents: str | None = None
         self._by_entry: WeakKeyDictionary[CustomGenerate, Engine] = WeakKeyDictionary()
         self._lock = SharedLock()
-        self._calls = 0  # under way, in any thread
-        self._attention = ""  # the model's own, while there are any
+        self._calls = 0  # running now, in any thread
+        self._attention = ""  # the model's own, while calls are running
 
     def engine(self, model: Any, entry: CustomGenerate) -> Engine:
-        """The engine for these settings; all are built anew where the model has changed."""
+        """The engine for these settings; all are rebuilt if the model has changed."""
         with self._lock:
             if self._plain is None or self._has_changed(model, self._plain):
                 self._by_entry.clear()
@@ -157,8 +162,8 @@ class _Engines:
 
     @contextmanager
     def tree_attention(self, model: Any) -> Iterator[None]:
-        """From the start of the first call to the end of the last of those that overlap."""
-        if not model._can_set_attn_implementation():  # an older class keeps its own, with our mask
+        """Overlapping calls switch it on once, until the last of them ends."""
+        if not model._can_set_attn_implementation():  # an older class uses its own with our mask
             yield
             return
         with self._lock:
@@ -187,7 +192,7 @@ def _kept(model: Any) -> _Engines:
 
 
 def _built(model: Any) -> Engine:
-    """Wrapping freezes a model; here it stays as trainable, and its attention as it was."""
+    """Wrapping freezes a model; here it stays trainable, and keeps its attention."""
     trainable = [p for p in model.parameters() if p.requires_grad]
     attention = model.config._attn_implementation
     name = getattr(model, "name_or_path", "") or type(model).__name__
@@ -201,8 +206,8 @@ def _built(model: Any) -> Engine:
 
 
 def _make_of(model: Any) -> list[Any]:
-    """What changes when modules, their numbers (a norm's epsilon, a scale), functions of classes,
-    hooks or weights are exchanged, when the config is, and when weights are trained."""
+    """A description that changes when modules, their numbers (a norm's epsilon, a scale), methods
+    of classes, hooks, weights or the config are replaced, and when weights are trained."""
     weights = [
         (id(p), p.data_ptr(), 0 if p.is_inference() else p._version) for p in model.parameters()
     ]
@@ -211,26 +216,26 @@ def _make_of(model: Any) -> list[Any]:
         for m in model.modules()
     ]
     config = model.config.to_dict()
-    # Attention is exchanged by every call, and transformers writes the dtype in two forms.
+    # Every call switches attention, and transformers writes the dtype in two forms.
     for key in [key for key in config if "attn_implementation" in key or "dtype" in key]:
         del config[key]
     return [*weights, *modules, config, *foreign_hooks(model)]
 
 
 def _numbers_of(module: Any) -> list[tuple[str, Any]]:
-    """But for what transformers notes down for itself (`_…`)."""
+    """Without transformers' private ones (`_…`)."""
     own = [(name, value) for name, value in vars(module).items() if not name.startswith("_")]
     return [(name, value) for name, value in own if isinstance(value, int | float)]
 
 
 def _packed_contents(model: Any, engine: Engine) -> str | None:
-    """C++ steps read a packed copy, and writes through `.data`, as peft's when it merges, leave no
-    other trace; steps by torch read the model itself."""
-    return None if engine.verifier.native is None else contents_digest(model)
+    """C++ steps read a packed copy. Writes through `.data`, as peft does when it merges, show only
+    in the contents. Steps by torch read the model itself and need no digest."""
+    return contents_digest(model) if isinstance(engine.verifier, NativeVerifier) else None
 
 
 def _rows(engine: Engine, prompts: list[list[int]], config: Any, new_tokens: int) -> list[Row]:
-    """Raises ContextLengthError: plain generate runs past the context's end, trees cannot."""
+    """Raises ContextLengthError: plain generate can run past the context's end, trees cannot."""
     longest, context = max(len(ids) for ids in prompts), engine.base.info.context_length
     if longest + new_tokens > context:
         raise ContextLengthError(
@@ -253,7 +258,7 @@ def _rows(engine: Engine, prompts: list[list[int]], config: Any, new_tokens: int
 def _chooser(
     engine: Engine, ids: Sequence[int], params: SamplingParams, config: Any, new_tokens: int
 ) -> TokenChooser:
-    """With generate's own processors for this row. Lengths in the settings count the padding."""
+    """With generate's own processors for this row. Lengths in the settings include padding."""
     model, device = engine.base.model, engine.base.device
     config = copy.deepcopy(config)
     padding = config.max_length - new_tokens - len(ids)
@@ -270,7 +275,7 @@ def _chooser(
 
 
 def _joined(input_ids_BT: Tensor, answers: list[list[int]], config: Any) -> Tensor:
-    """Prompts as they came, answers filled up with the padding token."""
+    """Prompts as given, with answers padded by the padding token."""
     longest, padding = max(map(len, answers)), config._pad_token_tensor
     fill = 0 if padding is None else int(padding)  # without one no row ends before the others
     filled = [answer + [fill] * (longest - len(answer)) for answer in answers]

@@ -1,11 +1,10 @@
-"""What a call of transformers' generate() asks for, and what of it the kit must refuse.
+"""The checks of a call of transformers' generate(): what the kit cannot honour is refused by name.
 
-Whatever changes an answer is either honoured or refused by name (generation_settings.py).
+generation_settings.py says how each setting is treated.
 
 Shapes: B batch, T tokens of the padded prompts.
 """
 
-import inspect
 from typing import Any
 
 import torch
@@ -14,25 +13,8 @@ from torch import Tensor
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.accept.generation_settings import expected, unavailable
 
-# Keywords that generate() makes itself for every call.
+# Keywords that generate() itself adds to every call.
 OWN_KEYWORDS = {"attention_mask", "position_ids", "past_key_values", "use_cache", "logits_to_keep"}
-
-
-def lost_on_the_way() -> dict[str, Any]:
-    """Arguments of the generate() that is calling, which it does not pass on to a callable.
-
-    Without a look at them a streamer would wait for ever and an assistant be ignored in silence.
-    """
-    from transformers import GenerationMixin
-
-    code = inspect.unwrap(GenerationMixin.generate).__code__
-    frame = inspect.currentframe()
-    while frame is not None and frame.f_code is not code:
-        frame = frame.f_back
-    if frame is None:
-        return {}
-    names = ("streamer", "assistant_model", "synced_gpus")
-    return {name: frame.f_locals.get(name) for name in names}
 
 
 def check_request(
@@ -78,7 +60,7 @@ def unpadded(input_ids_BT: Tensor, mask_BT: Tensor | None) -> list[list[int]]:
             raise ConfigError(f"prompt {row} is empty: its attention mask hides every token")
         if not all(mask[-length:]):
             raise ConfigError(
-                f"the attention mask of prompt {row} hides tokens after the first it shows; "
+                f"the attention mask of prompt {row} hides tokens after the first visible one; "
                 "expected padding on the left only",
                 hint="make the tokenizer's padding_side 'left'",
             )
@@ -105,7 +87,7 @@ def _check_keywords(input_ids: Tensor, keywords: dict[str, Any]) -> None:
 
 
 def _check_same(what: str, given: Any, own: Any) -> None:
-    """Those given must be those that the settings ask for, in that order."""
+    """Those given must be the ones that the settings ask for, in the same order."""
     rest = list(own)
     for one in given or ():
         if not rest or not _equal(one, rest.pop(0)):

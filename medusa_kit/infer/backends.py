@@ -1,8 +1,8 @@
-"""A verifier made fast for its machine, and self-checked: what every command decodes through.
+"""The fastest verifier for a model on its machine, self-checked: every command decodes through it.
 
-On CUDA steps of fixed shapes are replayed as graphs where that applies (`cuda_graph/`).
-On a CPU whole steps run in C++ where the family is known to it, else linear layers do, else torch's
-own MKL packs them. Whatever is chosen must pass the same self-check as the model alone.
+On CUDA, steps of fixed shapes are replayed as graphs where they can be (`cuda_graph/`).
+On a CPU, whole steps run in C++ for the families that it knows. Else linear layers run in C++, or
+torch's MKL packs them. Whatever is chosen must pass the same self-check as the model alone.
 """
 
 import os
@@ -19,16 +19,17 @@ from medusa_kit.infer.cpu.fused_norm import install_fused_norms
 from medusa_kit.infer.cpu.kernels import OFF_SWITCH
 from medusa_kit.infer.cpu.linear import install_native_linears
 from medusa_kit.infer.cpu.mkl_linear import fits_in_memory, install_packed_linears
+from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.cuda_graph.runner import GraphRunner
 from medusa_kit.infer.cuda_graph.shapes import use_fixed_shapes
-from medusa_kit.infer.self_check import TreeCheck, check_trees, checked_verifier
+from medusa_kit.infer.self_check import TreeCheck, check_trees, checked_verifier, coarsest
 from medusa_kit.infer.verifier import Verifier
 
 
 @dataclass(frozen=True)
 class Backends:
-    """What decodes: the verifier, the self-check that it passed, and what runs whole steps on the
-    device where that applies."""
+    """The verifier, the self-check that it passed, and what runs whole steps on the device, if
+    they can be."""
 
     verifier: Verifier
     check: TreeCheck
@@ -42,43 +43,38 @@ def prepare_backends(
     compiled: bool = False,
     keep_layers: bool = False,
 ) -> Backends:
-    """Raises ConfigError, IncompatibleBaseError. A backend of tree attention asked for by name is a
-    wish to see it run, so C++ does not take whole steps then. `keep_layers`: the model is in other
-    use too, so its own layers stay as they are.
+    """Raises ConfigError, IncompatibleBaseError. A backend of tree attention that is asked for by
+    name is meant to run, so C++ then takes no whole steps. `keep_layers`: the model is used
+    elsewhere too, so none of its layers is replaced.
     """
     if not keep_layers:
         install_fused_norms(base.model)
-    verifier, check = checked_verifier(base, attention)
-    graphs, check = use_fixed_shapes(verifier, check, fixed_shapes, compiled)
+    plain, check = checked_verifier(base, attention)
+    graphs, check, obstacle = use_fixed_shapes(plain, check, fixed_shapes, compiled)
     if graphs is not None or base.device.type != "cpu":
-        return Backends(verifier, check, graphs)
+        by = "torch" if obstacle is None else f"torch (no fixed shapes: {obstacle})"
+        return Backends(Verifier(base, plain.attention, by), check, graphs)
     try:
         if attention != "auto":
             raise Unsupported(f"attention {attention} was asked for")
-        verifier.native = native_decoder(base)
-        own = check_trees(verifier)
-        verifier.steps_run_by = f"C++ ({verifier.native.summary})"
+        native = NativeVerifier(base, native_decoder(base), plain.attention)
+        return Backends(native, coarsest([check, check_trees(native)]))
     except Unsupported as reason:
-        verifier.steps_run_by = f"torch ({reason})"
-        if keep_layers:
-            return Backends(verifier, check)
-        return Backends(verifier, _with_fast_linears(verifier, check, str(reason)))
+        by = f"torch ({reason})"
+        if not keep_layers and (linears := _fast_linears(base, str(reason))) is not None:
+            by, check = linears, coarsest([check, check_trees(plain)])
     except IncompatibleBaseError as error:
-        verifier.native = None
-        verifier.steps_run_by = "torch (the C++ steps were refused)"
+        by = "torch (the C++ steps were refused)"
         console.warn(f"steps run through torch, since the C++ ones were refused: {error.message}")
-        return Backends(verifier, check)
-    return Backends(verifier, max(own, check, key=lambda measured: measured.rounding_tolerance))
+    return Backends(Verifier(base, plain.attention, by), check)
 
 
-def _with_fast_linears(verifier: Verifier, check: TreeCheck, reason: str) -> TreeCheck:
-    """Torch runs the steps; its linear layers may still be exchanged."""
-    model, scales = verifier.base.model, verifier.base.scales
-    if verifier.base.dtype != torch.float32 or not fits_in_memory(model):
-        return check
-    if os.environ.get(OFF_SWITCH) != "0" and install_native_linears(model, scales):
-        verifier.steps_run_by = f"torch, linear layers by C++ ({reason})"
-    elif install_packed_linears(model):
-        verifier.steps_run_by = f"torch, linear layers packed by MKL ({reason})"
-    own = check_trees(verifier)
-    return max(own, check, key=lambda measured: measured.rounding_tolerance)
+def _fast_linears(base: BaseModel, reason: str) -> str | None:
+    """Replace the model's linear layers by faster ones; returns what then runs steps, or None."""
+    if base.dtype != torch.float32 or not fits_in_memory(base.model):
+        return None
+    if os.environ.get(OFF_SWITCH) != "0" and install_native_linears(base.model, base.scales):
+        return f"torch, linear layers by C++ ({reason})"
+    if install_packed_linears(base.model):
+        return f"torch, linear layers packed by MKL ({reason})"
+    return None

@@ -29,9 +29,9 @@ def decode(
     verifier: Verifier, drafter: Drafter, rows: Sequence[Row], graphs: GraphRunner | None = None
 ) -> Iterator[Emitted]:
     """Decode rows together until all have finished; yields what each step emitted. `graphs`: runs
-    whole steps on the device, where it can.
+    whole steps on the device where it can.
 
-    Raises DeviceMemoryError where an accelerator's memory is too small; a smaller request works.
+    Raises DeviceMemoryError where an accelerator's memory is too small for this request.
     """
     num_slots = max(len(row.prompt_ids) + row.max_new_tokens for row in rows)
     num_slots += drafter.num_nodes - 1
@@ -52,7 +52,7 @@ def _decode(
     graphs: GraphRunner | None = None,
     loan: Loan | None = None,
 ) -> Iterator[Emitted]:
-    """The loop. `loan`: a step that does on the device what stands here, from the first root on."""
+    """The loop. `loan`: a step that does all of this on the device, from the first root on."""
     _tell_what_runs(verifier, rows, graphs if loan else None)
     cache, hidden_BD, logits_BV = _prefilled(verifier, rows, num_slots, graphs, loan)
     roots = [row.chooser.choose(logits_BV[i], row.prompt_ids) for i, row in enumerate(rows)]
@@ -78,7 +78,7 @@ def _decode(
         scores = verifier.forward(cache, draft.tokens_BN, draft.depths_BN, draft.sees_BNN)
         hidden_BND, logits_BNV = scores.hidden_BMD, scores.logits_BMV
         likeliest: list[list[int]] | None = None
-        if any(row.chooser.takes_argmax for row in rows):  # all that is read, in one transfer
+        if any(row.chooser.takes_argmax for row in rows):  # all that is read in one transfer
             tokens_BN, likeliest = torch.stack([draft.tokens_BN, scores.likeliest()]).tolist()
         else:
             tokens_BN = draft.tokens_BN.tolist()
@@ -120,7 +120,7 @@ def _prefilled(
     graphs: GraphRunner | None,
     loan: Loan | None,
 ) -> tuple[TreeCache, Tensor, Tensor]:
-    """A cache that holds the prompts; (hidden_BD, logits_BV) at the last token of each."""
+    """(a cache that holds the prompts, hidden_BD, logits_BV at the last token of each)."""
 
     def prefill() -> tuple[TreeCache, Tensor, Tensor]:
         if loan is None:
@@ -134,7 +134,8 @@ def _prefilled(
 
 @dataclass(frozen=True)
 class _Nodes:
-    """One row's tree as the base model scored it; processed only where a rule asks."""
+    """One row's tree as the base model scored it. Logits are processed only at nodes that a rule
+    asks for."""
 
     chooser: TokenChooser
     committed: list[int]
@@ -144,7 +145,7 @@ class _Nodes:
     distributions: Mapping[int, Tensor] = field(default_factory=dict)  # see Draft.distributions
 
     def prefix(self, node: int) -> list[int]:
-        """Everything up to `node`: prompt, committed tokens, its path."""
+        """All tokens up to `node`: prompt, committed tokens, the node's path."""
         return [*self.committed, *(self.tokens[n] for n in path_to(node, self.parents))]
 
     def choose(self, node: int) -> int:
@@ -167,7 +168,7 @@ def _accept_rows(
     logits_BNV: Tensor,
     likeliest: list[list[int]],
 ) -> tuple[list[list[int]], list[int]]:
-    """Each row's accepted nodes and next root. `likeliest`: read for rows that take the argmax."""
+    """Each row's accepted nodes and next root. `likeliest`: used for rows that take the argmax."""
     last_position = verifier.base.info.context_length - 1
     paths, next_roots = [], []
     for index, row in enumerate(rows):

@@ -1,7 +1,7 @@
-"""What a drafter is: it proposes a tree of tokens for each row, and may watch what became of it.
+"""The drafter's interface: it proposes a tree of tokens for each row and may observe the outcome.
 
-Topology is data: a parents row for each batch row. Node 0 is the root, the base model's own next
-token; a parent comes before its children; UNUSED marks a slot that holds nothing.
+Topology is data: a list of parents for each row of the batch. Node 0 is the root, the base model's
+own next token. A parent comes before its children. UNUSED marks a slot that holds no node.
 
 Shapes: B batch, N nodes with root, D hidden, V vocabulary.
 """
@@ -22,7 +22,8 @@ ROOT, UNUSED = -1, -2
 
 @dataclass(frozen=True)
 class Topology:
-    """Parents of one tree with what follows from them: depths_N and sees_NN (ancestors, itself)."""
+    """Parents of one tree, and what follows from them: depths, and which nodes each node sees (its
+    ancestors and itself)."""
 
     parents: tuple[int, ...]
     depths_N: Tensor
@@ -31,7 +32,7 @@ class Topology:
     @classmethod
     def from_parents(cls, parents: Sequence[int], device: torch.device) -> "Topology":
         N = len(parents)
-        depths, sees_NN = [0] * N, np.eye(N, dtype=bool)  # numpy: a tenth of torch's time a row
+        depths, sees_NN = [0] * N, np.eye(N, dtype=bool)  # numpy: a tenth of torch's time per row
         for node, parent in enumerate(parents):
             if parent >= 0:
                 depths[node] = depths[parent] + 1
@@ -54,9 +55,8 @@ def path_to(node: int, parents: Sequence[int]) -> list[int]:
 class Draft:
     """tokens_BN, and the topology of each row (the same object where rows share one).
 
-    `distributions[row][node]`: where the children of a node were drawn at random, one after the
-    other without replacement in node order, the distribution_V of the first. Other nodes are mere
-    guesses.
+    `distributions[row][node]`: given where the children of a node were drawn at random, in node
+    order and without replacement; the distribution_V of the first. Other nodes are plain guesses.
     """
 
     tokens_BN: Tensor
@@ -74,19 +74,19 @@ class Draft:
 
 @dataclass
 class State:
-    """Where the rows stand before a step. `tokens[b]`: prompt and committed tokens of row b."""
+    """The rows before a step. `tokens[b]`: prompt and committed tokens of row b."""
 
     tokens: list[list[int]]
     roots_B: list[int]
-    hidden_BD: Tensor  # read at the last committed token; its next token is the root
-    choosers: Sequence[TokenChooser] = ()  # how each row's tokens are chosen; none: by argmax
-    # Tokens of the tree that heads fill, root included, where the last step drafted them as well.
+    hidden_BD: Tensor  # at the last committed token, whose next token is the root
+    choosers: Sequence[TokenChooser] = ()  # of each row; none: by argmax
+    # Tokens of the heads' tree, root included, where the last step has drafted them too.
     guesses: Sequence[Sequence[int]] | None = None
 
     def of_rows(self, rows: Sequence[int]) -> "State":
         """The state of these rows alone."""
         hidden_BD = self.hidden_BD
-        if len(hidden_BD) > 0:  # else they stay on the device
+        if len(hidden_BD) > 0:  # else the hidden states stay on the device
             hidden_BD = hidden_BD[to_device(rows, hidden_BD.device)]
         return State(
             [self.tokens[row] for row in rows],
@@ -99,18 +99,18 @@ class State:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What verifying a draft showed, for drafters that learn from it."""
+    """The outcome of verifying a draft, for drafters that learn from it."""
 
     draft: Draft
     paths: Sequence[Sequence[int]]  # accepted nodes of each row, root not included
     next_roots: Sequence[int]  # the token after each row's last accepted node
     hidden_BND: Tensor
     logits_BNV: Tensor
-    likeliest_BN: Sequence[Sequence[int]] | None = None  # where the loop has it anyway
+    likeliest_BN: Sequence[Sequence[int]] | None = None  # where the loop has read it
     ranked_BNR: Tensor | None = None  # the R likeliest tokens, where the verifier has them
 
     def likeliest(self, row: int, nodes: Sequence[int]) -> list[int]:
-        """The base model's likeliest token after each of these nodes, processing left out."""
+        """The base model's likeliest token after each of these nodes, without processing."""
         if self.likeliest_BN is not None:
             return [self.likeliest_BN[row][node] for node in nodes]
         at = to_device(nodes, self.logits_BNV.device)
@@ -121,7 +121,7 @@ class Drafter(Protocol):
     """`begin` once; `propose` and `observe` each step; `select_rows` when a row has finished."""
 
     @property
-    def num_nodes(self) -> int: ...  # the most it proposes for a row, root included
+    def num_nodes(self) -> int: ...  # at most, for one row, root included
 
     @property
     def name(self) -> str: ...
@@ -146,11 +146,11 @@ class StatelessDrafter:
 
 
 def notes_of(drafter: object) -> list[str]:
-    """What drafted when, and why, where a drafter has several ways."""
+    """What drafted when, and why, for drafters that have several ways."""
     return list(getattr(drafter, "notes", ()))
 
 
 def tell_end(drafter: object, answers: Sequence[Sequence[int]]) -> None:
-    """A request is over: its rows' answers, for drafters that keep them (`end(answers)`)."""
+    """Pass the answers of a finished request to a drafter that keeps them (`end(answers)`)."""
     if (end := getattr(drafter, "end", None)) is not None:
         end(answers)

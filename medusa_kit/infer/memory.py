@@ -1,4 +1,4 @@
-"""A request that the accelerator's memory cannot hold fails with figures; the engine lives on.
+"""Where the accelerator's memory is too small, a request fails with sizes and the engine goes on.
 
 Shapes: B batch, N nodes with root, S cache slots.
 """
@@ -21,7 +21,7 @@ def explain_oom(base: BaseModel, batch_size: int, num_nodes: int, num_slots: int
     try:
         yield
     except torch.OutOfMemoryError as error:
-        # Frames of the traceback hold tensors; without it their memory is free again.
+        # The traceback's frames hold tensors. Without it their memory is free again.
         torch_said = str(error).splitlines()[0]
         error.__traceback__ = None
         explained = _device_memory_error(base, batch_size, num_nodes, num_slots, torch_said)
@@ -44,7 +44,7 @@ def _device_memory_error(
 
 
 def cache_bytes_per_token(base: BaseModel) -> int:
-    """About, from the config: keys and values of all layers."""
+    """Keys and values of all layers, estimated from the config."""
     config: Any = base.config
     heads = config.num_attention_heads
     groups = getattr(config, "num_key_value_heads", None) or heads

@@ -1,4 +1,4 @@
-"""A request on its way through decoding."""
+"""One request and its state while it is decoded."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from medusa_kit.settings.sampling import SamplingParams
 
 @dataclass
 class Row:
-    """One request on its way: what was asked, what has been emitted, how the steps went."""
+    """What was asked, what has been emitted, and statistics of the steps."""
 
     prompt_ids: list[int]
     chooser: TokenChooser
@@ -25,10 +25,10 @@ class Row:
     num_steps: int = 0
     depth_counts: dict[int, int] = field(default_factory=dict)  # accepted depth -> steps
     steps_run_by: str = "torch"
-    attention: AttentionChoice | None = None  # of its steps, once there are any
+    attention: AttentionChoice | None = None  # that its steps used
 
     def take(self, tokens: Sequence[int]) -> list[int]:
-        """Emit tokens up to the first stop; what follows is dropped. Returns those emitted."""
+        """Emit tokens up to the first stop and drop the rest. Returns those emitted."""
         for count, token in enumerate(tokens, start=1):
             self.token_ids.append(token)
             if token in self.stop_ids or (self.stop_strings and self.stop_strings.push(token)):
@@ -39,12 +39,12 @@ class Row:
                 return list(tokens[:count])
         return list(tokens)
 
-    def spoken(self, tokens: Sequence[int]) -> list[int]:
-        """What of these tokens belongs to the answer's text: all but those that end it."""
+    def text_ids(self, tokens: Sequence[int]) -> list[int]:
+        """Those of these tokens that belong to the answer's text: all but the stop tokens."""
         return [token for token in tokens if token not in self.stop_ids]
 
     def count_step(self, num_emitted: int, path_length: int) -> None:
-        """A cut step counts the accepted nodes that were still emitted."""
+        """Of a step that was cut, only accepted nodes that were emitted count."""
         depth = min(num_emitted, path_length)
         self.num_steps += 1
         self.depth_counts[depth] = self.depth_counts.get(depth, 0) + 1
@@ -60,7 +60,7 @@ def make_row(
     max_new_tokens: int,
     stop_strings: StopStrings | None = None,
 ) -> Row:
-    """A row ready to decode; the tokens asked for are cut to what the context holds.
+    """A row ready to decode. `max_new_tokens` is reduced to what the context holds.
 
     Raises ContextLengthError for a prompt that fills the context, ConfigError for an empty one.
     """

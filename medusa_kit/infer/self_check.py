@@ -1,14 +1,14 @@
-"""Self-check at load that trees can be verified on a model, and how large rounding is.
+"""The self-check at load: can trees be verified on this model, and how large is rounding?
 
-A random tree on two rows of different length is scored through the tree cache and tree attention;
-each root-to-node path is scored again as plain text by the model with transformers' own attention
-and no cache. Lists of architectures miss what this catches: families that drop what they are
-passed, mix neighbours by slot order, or place tokens by something other than position ids.
+A random tree on two rows of different length is scored through the tree cache and tree attention.
+Each root-to-node path is scored again as plain text by the model with transformers' own attention
+and no cache. This finds what lists of architectures miss: families that drop arguments, mix
+neighbours by slot order, or place tokens by something other than position ids.
 
 Shapes: B batch, T tokens, N nodes with root, V vocabulary.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,42 +25,48 @@ from medusa_kit.infer.verifier import Verifier
 from medusa_kit.locks import lock_of
 
 PROMPT_LENGTHS = (5, 11)
-# Two trees in turn: the second stands on what was kept of the first, so commit is checked as well,
-# and a kernel that shares long rows among several programs has to do so there.
+# Two trees in turn: the second follows what was kept of the first, so commit is checked too. For
+# the last one, a kernel that spreads long rows over several programs has to do so.
 ROUNDS = 2
 PARENTS = (-1, 0, 0, 1, 2, 2)
 KEPT = (0, 2, 5)
-# The window of sliding layers while the check runs: prompts are too short for a real one to bite.
+# The window of sliding layers during the check: prompts are too short for a real one to matter.
 CHECK_WINDOW = 4
 OWN_ROUNDING_TOKENS = 12
-# Texts for the rounding of a model in 16 bits, and what may pass for it, of the logits' spread.
+# Lengths of the texts on which a model in 16 bits is compared with itself, and the largest error
+# that may pass for rounding, as a share of the logits' spread.
 OWN_LENGTHS = (8, 12, 16, 20)
 MOST_ROUNDED = 0.5
 
 
 @dataclass(frozen=True)
 class TreeCheck:
-    """`rounding_tolerance`: the largest logit difference seen, doubled, and at least the last bit
-    of the largest logit: a top-2 margin below it may flip."""
+    """`rounding_tolerance`: twice the largest difference of logits seen, and at least the last bit
+    of the largest logit. A top-2 margin below it may flip."""
 
     relative_error: float
     rounding_tolerance: float
 
 
+def coarsest(checks: Iterable[TreeCheck]) -> TreeCheck:
+    """The one with the largest tolerance, which holds for whatever runs a step."""
+    return max(checks, key=lambda check: check.rounding_tolerance)
+
+
 def self_check(base: BaseModel) -> TreeCheck:
-    """`check_trees` for a base that is about to be trained on: heads need trees to be of use."""
+    """`check_trees` before heads are trained for a base: without trees they are of no use."""
     return checked_verifier(base)[1]
 
 
 def checked_verifier(base: BaseModel, attention: str = "auto") -> tuple[Verifier, TreeCheck]:
     """A verifier that has passed `check_trees`, and what was measured.
 
-    Where a backend fails the check and `sdpa`, the reference, passes it, `auto` goes on without it
-    and says so; one that was asked for by name is an error. Raises ConfigError,
+    Where a backend fails the check and `sdpa`, the reference, passes it, `auto` does without that
+    backend and says so. If it was asked for by name, that is an error. Raises ConfigError,
     IncompatibleBaseError.
     """
     verifier = Verifier(base, attention)
-    own = verifier._holder.mask_form
+    own = verifier.own_attention
     if own is not None and attention not in ("auto", "sdpa"):
         raise cannot_use(attention, f"{base.info.model_type} computes its attention itself ({own})")
     try:
@@ -68,14 +74,14 @@ def checked_verifier(base: BaseModel, attention: str = "auto") -> tuple[Verifier
     except IncompatibleBaseError as error:
         if attention in ("auto", "sdpa"):
             raise
-        check_trees(Verifier(base, "sdpa"))  # else it is the model's fault
+        check_trees(Verifier(base, "sdpa"))  # raises if the model is at fault
         raise cannot_use(attention, error.message) from error
 
 
 def check_backends(verifier: Verifier) -> TreeCheck:
-    """`check_trees`, without one backend of tree attention after another where `auto` has others.
+    """`check_trees`; with `auto`, backends of tree attention that fail it are ruled out in turn.
 
-    Raises IncompatibleBaseError where the last one fails too.
+    Raises IncompatibleBaseError where the last backend fails too.
     """
     failed: dict[str, str] = {}
     while True:
@@ -83,7 +89,7 @@ def check_backends(verifier: Verifier) -> TreeCheck:
             check = check_trees(verifier)
             break
         except IncompatibleBaseError as error:
-            name = verifier.attention.exchangeable()
+            name = verifier.attention.replaceable()
             if name is None:
                 raise
             failed[name] = error.message
@@ -100,9 +106,9 @@ def check_trees(verifier: Verifier) -> TreeCheck:
     base = verifier.base
     try:
         with lock_of(base.model):
-            with _biting_windows(base.model) as any_window:
+            with _narrow_windows(base.model) as any_window:
                 tolerance, relative = _measure(verifier, ROUNDS)
-            if any_window:  # that has not come to bite yet: other masks, another kernel
+            if any_window:  # of its real size, with other masks and another kernel
                 whole = _measure(verifier, 1)
                 tolerance, relative = max(tolerance, whole[0]), max(relative, whole[1])
     except (RuntimeError, TypeError, ValueError, IndexError, AttributeError) as error:
@@ -117,13 +123,13 @@ def check_trees(verifier: Verifier) -> TreeCheck:
 
 
 def allowed_error(base: BaseModel, measured: float) -> float:
-    """By how much of their spread logits may be off for rounding alone.
+    """How far logits may be off by rounding alone, as a share of their spread.
 
-    In 16 bits a sound model may round more coarsely than most: SmolLM2-135M in bfloat16 differs
-    from itself by 0.2 to 0.4, read at once and token by token. So what is over the tolerance is
-    held against that; what looks at a wrong token is off by several times the spread.
+    In 16 bits a sound model may round coarsely: SmolLM2-135M in bfloat16, read at once and token by
+    token, differs from itself by 0.2 to 0.4. So an error above the usual tolerance is compared with
+    that. Attending to a wrong token gives errors of several times the spread.
     """
-    # Quantised activations turn a last bit into a whole step: as coarse as bf16.
+    # Quantised activations can turn a last bit into a whole step, which is as coarse as bf16.
     allowed = RELATIVE_TOLERANCE[torch.bfloat16 if base.info.quantized else base.dtype]
     if measured <= allowed or base.info.quantized or base.dtype.itemsize != 2:
         return allowed
@@ -135,7 +141,7 @@ def _own_rounding(base: BaseModel) -> float:
     """By how much the model differs from itself: read at once and token by token, and with its
     embeddings off by a last bit.
 
-    The second holds where a processor happens to sum both readings of the first in one order.
+    The second is needed where a processor happens to sum both readings in the same order.
     """
     generator = torch.Generator().manual_seed(0)
     texts = [_random_ids(base, length, generator) for length in OWN_LENGTHS]
@@ -149,7 +155,7 @@ def _own_rounding(base: BaseModel) -> float:
 
 
 def _read_stepwise(base: BaseModel, ids_1T: Tensor) -> Tensor:
-    """(T, V) logits, one token a forward."""
+    """logits_TV, one token per forward."""
     cache, logits = None, []
     for token_11 in ids_1T.split(1, dim=1):
         step = base.model(token_11, past_key_values=cache, use_cache=True)
@@ -160,7 +166,7 @@ def _read_stepwise(base: BaseModel, ids_1T: Tensor) -> Tensor:
 
 @contextmanager
 def _last_bit_off(embedding: torch.nn.Module) -> Iterator[None]:
-    """Every second element that comes out is one unit in the last place larger."""
+    """Make every second element of the embeddings larger by one unit in the last place."""
 
     def stir(module: torch.nn.Module, inputs: Any, out: Tensor) -> Tensor:
         alternate = torch.arange(out.shape[-1], device=out.device) % 2
@@ -174,7 +180,7 @@ def _last_bit_off(embedding: torch.nn.Module) -> Iterator[None]:
 
 
 def _measure(verifier: Verifier, rounds: int) -> tuple[float, float]:
-    """(rounding tolerance, relative error) over as many trees in turn, the last one in splits."""
+    """(rounding tolerance, relative error) over so many trees in turn, the last one in splits."""
     base = verifier.base
     generator = torch.Generator().manual_seed(0)
     prompts = [_random_ids(base, length, generator) for length in PROMPT_LENGTHS]
@@ -218,9 +224,9 @@ def _split_finely(verifier: Verifier, wanted: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _biting_windows(model: Any) -> Iterator[bool]:
-    """Narrow every sliding window for a while, so that a wrong one shows on a short text; whether
-    there is any."""
+def _narrow_windows(model: Any) -> Iterator[bool]:
+    """Narrow every sliding window during the check, so that a wrong one shows on a short text.
+    Yields whether there is any."""
     holders = {id(owner): owner for module in model.modules()
                for owner in (module, getattr(module, "config", None))}  # fmt: skip
     text = model.config.get_text_config()
@@ -237,7 +243,7 @@ def _biting_windows(model: Any) -> Iterator[bool]:
 
 
 def _own_cached_error(base: BaseModel) -> str:
-    """By how much a quantised base differs from itself: read at once, and with its own cache."""
+    """By how much a quantised base differs from itself, read at once and with its own cache."""
     ids = _random_ids(base, OWN_ROUNDING_TOKENS, torch.Generator().manual_seed(0))
     ids_1T = torch.tensor([ids], device=base.device)
     try:
@@ -261,7 +267,7 @@ def _path(node: int, prompt: list[int], tree: list[int], topology: Topology) -> 
 
 
 def _plain_logits(base: BaseModel, paths: list[list[int]]) -> Tensor:
-    """Logits after the last token of each path, one plain forward a path: logits_NV."""
+    """logits_NV after the last token of each path, one plain forward per path."""
     return torch.cat(
         [
             base.model(torch.tensor([path], device=base.device), use_cache=False).logits[:, -1]

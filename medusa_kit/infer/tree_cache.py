@@ -1,8 +1,8 @@
 """The tree cache: preallocated keys and values, a length for each row, and commit.
 
-A forward writes its N nodes after each row's committed tokens; `commit` keeps the accepted ones,
-gathered to the front, and forgets the rest. Nothing else is ever moved or shrunk: a sliding layer
-masks by position instead.
+A forward writes its N nodes after each row's committed tokens. `commit` moves the accepted nodes to
+the front and discards the rest. Nothing else is moved, and no layer drops old slots: sliding layers
+mask by position instead.
 
 Shapes: B batch, G key/value heads, S slots, E head dim, N nodes with root.
 """
@@ -20,7 +20,7 @@ from medusa_kit.infer.transfer import to_device
 
 
 class TreeCacheLayer(CacheLayerMixin):
-    """One layer's slots. The rows' lengths belong to the cache and are shared by all layers."""
+    """One layer's slots. The rows' lengths are the cache's, shared by all layers."""
 
     def __init__(self, index: int, cache: "TreeCache") -> None:
         super().__init__()
@@ -67,7 +67,8 @@ class TreeCache(Cache):
         super().__init__(layers=[TreeCacheLayer(index, self) for index in range(num_layers)])
         self.lengths = [0] * batch_size
         self.num_slots = num_slots
-        # One block for all layers of a shape, [layers, 2, B, G, S, E]: a commit is one gather.
+        # One block for all layers of one shape, [layers, 2, B, G, S, E]: a commit is one gather.
+        # Layers of another shape have tensors of their own in `_strays`.
         self._block: Tensor | None = None
         self._strays: list[tuple[Tensor, Tensor]] = []
         self._places: tuple[Any, tuple[Tensor, Tensor]] | None = None
@@ -79,7 +80,7 @@ class TreeCache(Cache):
         return None if self._strays else self._block
 
     def block_of(self, num_heads: int, head_size: int) -> Tensor | None:
-        """The block, made now if nothing lies in the cache yet, for layers that are all alike."""
+        """The block, allocated now if the cache is empty, where all layers have one shape."""
         if self._block is None and not self._strays:
             empty = torch.empty(len(self.lengths), num_heads, 0, head_size)
             for layer in self.layers:
@@ -87,7 +88,7 @@ class TreeCache(Cache):
         return self.block
 
     def device_lengths(self, device: torch.device) -> Tensor:
-        """lengths_B on the device, sent there once for all who need them."""
+        """lengths_B on the device, sent there once after each change."""
         key = (tuple(self.lengths), device)
         if self._sent is None or self._sent[0] != key:
             self._sent = key, to_device(self.lengths, device)
@@ -124,7 +125,7 @@ class TreeCache(Cache):
 
     @torch.inference_mode()
     def commit(self, kept: Sequence[Sequence[int]]) -> None:
-        """Keep these nodes (ascending) of each row's last forward; forget the other nodes."""
+        """Keep these nodes (ascending) of each row's last forward and discard the others."""
         self._move(
             [_moves(nodes, length) for nodes, length in zip(kept, self.lengths, strict=True)]
         )
@@ -136,7 +137,7 @@ class TreeCache(Cache):
         J = max(len(pairs) for pairs in moves)
         if J == 0:
             return
-        # Rows with fewer moves make their last one several times.
+        # Rows with fewer moves repeat their last one.
         table = [[(row, *pairs[min(j, len(pairs) - 1)]) for j in range(J)]
                  for row, pairs in enumerate(moves) if pairs]  # fmt: skip
         if self._block is not None:
@@ -149,7 +150,7 @@ class TreeCache(Cache):
 
     @torch.inference_mode()
     def select_rows(self, rows: Sequence[int]) -> None:
-        """Go on with these rows only (a finished row leaves the batch)."""
+        """Keep these rows only: finished rows leave the batch."""
         self.lengths = [self.lengths[row] for row in rows]
         self._replace(
             lambda block: block.index_select(2, to_device(rows, block.device)),
@@ -158,7 +159,7 @@ class TreeCache(Cache):
 
     @torch.inference_mode()
     def grow(self, num_slots: int) -> None:
-        """Room for `num_slots` tokens and nodes; what lies in the cache stays."""
+        """Make room for `num_slots` tokens and nodes; the cache keeps its contents."""
         more = (0, 0, 0, num_slots - self.num_slots)
         self.num_slots = num_slots
         self._replace(lambda block: pad(block, more), lambda slots: pad(slots, more))
@@ -166,7 +167,7 @@ class TreeCache(Cache):
     def _replace(
         self, of_block: Callable[[Tensor], Tensor], of_slots: Callable[[Tensor], Tensor]
     ) -> None:
-        """Put changed slots in the place of all layers' own."""
+        """Replace the slots of all layers by changed ones."""
         old, old_strays = self._block, self._strays
         self._strays = []
         if old is not None:
@@ -181,5 +182,5 @@ class TreeCache(Cache):
 
 
 def _moves(nodes: Sequence[int], start: int) -> list[tuple[int, int]]:
-    """(from, to) slots that bring these nodes to the front; those that lie there stay."""
+    """(from, to) slots that move these nodes to the front, without those already there."""
     return [(start + node, start + place) for place, node in enumerate(nodes) if node != place]

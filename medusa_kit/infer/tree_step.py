@@ -1,10 +1,10 @@
 """The input of one forward over a tree (each row's length, which nodes see which) and its output.
 
-The step hangs on the attention modules while the model runs, so that the attention function finds
-it whatever keywords a model family passes on or drops.
+The step is attached to the attention modules while the model runs, so that the attention function
+finds it whatever keywords a model family drops.
 
 Shapes: B batch, N nodes with root, L cache slots in sight (longest row + N), D hidden,
-V vocabulary, R likeliest tokens; M repeats of the mask, and in scores the nodes kept.
+V vocabulary, R likeliest tokens; M repeats of the mask, or in scores the nodes kept.
 """
 
 import threading
@@ -31,10 +31,10 @@ class TreeStep:
     lengths: Sequence[int]
     depths_BN: Tensor
     sees_BNN: Tensor
-    causal_prompt: bool = False  # all rows empty and a plain chain: a causal kernel will do
-    attend: Callable[..., Tensor] | None = None  # what computes attention; None: SDPA
-    split_finely: bool = False  # short rows too go to several programs, as long ones do
-    lengths_B: Tensor | None = None  # the lengths where the nodes are, if they lie there already
+    causal_prompt: bool = False  # all rows empty, no branches: a causal kernel can compute it
+    attend: Callable[..., Tensor] | None = None  # computes an AttentionCall; None: SDPA
+    split_finely: bool = False  # spread short rows over several programs too, as long rows are
+    lengths_B: Tensor | None = None  # the lengths on the nodes' device, if they are there already
     _shared: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -48,10 +48,10 @@ class TreeStep:
     def sees_all(self, window: int | None) -> bool:
         """Whether no slot in sight is hidden: one node a row, rows of one length, no window."""
         even = min(self.lengths) == max(self.lengths)
-        return self.num_nodes == 1 and even and not self.window_bites(window)
+        return self.num_nodes == 1 and even and not self.window_applies(window)
 
     def is_causal(self, window: int | None) -> bool:
-        return self.causal_prompt and not self.window_bites(window)
+        return self.causal_prompt and not self.window_applies(window)
 
     def mask(self, window: int | None, repeats: int = 1) -> Tensor:
         """Which slots each node attends to, bool [B, 1, M·N, L], the N nodes repeated M times.
@@ -59,15 +59,15 @@ class TreeStep:
         `window`: a sliding layer sees the `window` newest positions, itself included; positions
         count, not slots, since sibling nodes share a position.
         """
-        effective = window if self.window_bites(window) else None
+        effective = window if self.window_applies(window) else None
         return self.once(
             (effective, repeats),
             lambda: self._build_mask(effective).repeat(1, repeats, 1).unsqueeze(1),
         )
 
     def additive_mask(self, window: int | None, repeats: int, dtype: torch.dtype) -> Tensor:
-        """The same as numbers to add to scores, 0 and -inf, made once for all layers."""
-        effective = window if self.window_bites(window) else None
+        """The same as numbers to add to scores, 0 and -inf, built once for all layers."""
+        effective = window if self.window_applies(window) else None
         mask = self.mask(window, repeats)
 
         def build() -> Tensor:
@@ -77,16 +77,16 @@ class TreeStep:
         return self.once((effective, repeats, dtype), build)
 
     def once(self, key: Any, build: Callable[[], T]) -> T:
-        """What all layers of this forward share: built by the first one that asks for `key`."""
+        """What all layers of this forward share, built by the first layer that needs `key`."""
         if key not in self._shared:
             self._shared[key] = build()
         return self._shared[key]
 
-    def window_bites(self, window: int | None) -> bool:
+    def window_applies(self, window: int | None) -> bool:
         return window is not None and self.num_slots > window
 
     def device_lengths(self) -> Tensor:
-        """lengths_B where the nodes are."""
+        """lengths_B on the nodes' device."""
         if self.lengths_B is None:
             self.lengths_B = to_device(self.lengths, self.depths_BN.device)
         return self.lengths_B
@@ -112,8 +112,8 @@ class TreeStep:
 class NodeScores:
     """The output of one forward over a tree, for M of its nodes.
 
-    `ranked_BMR`: the R likeliest tokens after each node, likeliest first, where they were found on
-    the way.
+    `ranked_BMR`: the R likeliest tokens after each node, likeliest first, where the forward found
+    them as a by-product.
     """
 
     hidden_BMD: Tensor
@@ -126,9 +126,9 @@ class NodeScores:
 
 
 class StepHolder:
-    """The step that a thread is running on a model right now, or None; one holder for each model.
+    """The step that the current thread is running on a model, or None. Each model has one holder.
 
-    Other threads may run the model meanwhile, by transformers' own generate for example.
+    Other threads may run the model meanwhile, for example in transformers' own generate.
     """
 
     def __init__(self, mask_form: str | None = None) -> None:
@@ -147,10 +147,10 @@ class StepHolder:
         return StepHolder, (self.mask_form,)
 
     def attention_mask(self, dtype: torch.dtype) -> Tensor:
-        """What the model is passed as `attention_mask` during the step, always 4-D.
+        """The `attention_mask` that the model is given during the step, always 4-D.
 
-        A 4-D mask goes through transformers unread. Tree attention builds each layer's own from
-        the step; stock attention takes this one, as truth values or as numbers to add.
+        transformers passes a 4-D mask on unread. Tree attention builds each layer's own mask from
+        the step; stock attention takes this one, as booleans or as numbers to add.
         """
         assert self.step is not None
         if self.mask_form is None:
@@ -163,8 +163,8 @@ class StepHolder:
 HOLDER_ATTRIBUTE = "medusa_step_holder"
 
 
-def hang_on(model: Any) -> StepHolder:
-    """Give every module of `model` the same holder, the one it has if it has one."""
+def attach_holder(model: Any) -> StepHolder:
+    """Give every module of `model` the model's one holder, made now if there is none."""
     holder = getattr(model, HOLDER_ATTRIBUTE, None) or StepHolder()
     for module in model.modules():
         setattr(module, HOLDER_ATTRIBUTE, holder)

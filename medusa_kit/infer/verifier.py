@@ -1,6 +1,6 @@
 """The verifier: the base model, run over the nodes of a tree after a cached prefix.
 
-Shapes: B batch, T tokens, N nodes with root, D hidden, V vocabulary.
+Shapes: B batch, T tokens, N nodes with root, M of them kept, D hidden, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,6 @@ from medusa_kit.base.families import refuse_impossible
 from medusa_kit.base.model import BaseModel
 from medusa_kit.infer.attention import install_tree_attention
 from medusa_kit.infer.attention.choice import AttentionChoice
-from medusa_kit.infer.cpu.decoder import NativeDecoder
 from medusa_kit.infer.transfer import to_device
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import NodeScores, TreeStep
@@ -24,23 +23,38 @@ PREFILL_CHUNK = 512  # tokens of a prompt in one forward: bounds the mask and th
 
 
 class Verifier:
-    """Runs trees on a base model. Logits come from the model's own forward.
+    """Runs trees on a base model. Logits come from the model's own forward; subclasses compute the
+    same forward in other ways.
 
-    `attention`: the backend of tree attention, auto, sdpa, flash or triton. Raises ConfigError for
-    one that is not there, IncompatibleBaseError for a model that trees are known to be impossible
-    on.
+    `attention`: the backend of tree attention (auto, sdpa, flash, triton), or a choice already
+    made. `steps_run_by`: for statistics.
+    Raises ConfigError for a backend that is not installed, IncompatibleBaseError for a model on
+    which trees are known to be impossible.
     """
 
-    def __init__(self, base: BaseModel, attention: str = "auto") -> None:
+    def __init__(
+        self,
+        base: BaseModel,
+        attention: AttentionChoice | str = "auto",
+        steps_run_by: str = "torch",
+    ) -> None:
         refuse_impossible(base.model.config, base.info.name)
         self.base = base
-        self.attention = AttentionChoice(attention)
+        self.attention = AttentionChoice(attention) if isinstance(attention, str) else attention
+        self.steps_run_by = steps_run_by
         self._holder = install_tree_attention(base.model)
-        self.native: NativeDecoder | None = None  # runs steps in one call, where the model allows
-        self.steps_run_by = "torch"
+
+    @property
+    def own_attention(self) -> str | None:
+        """The attention of a model class that does not use transformers' attention interface."""
+        return self._holder.mask_form
 
     def new_cache(self, batch_size: int, num_slots: int) -> TreeCache:
         return TreeCache(self.base.info.num_layers, batch_size, num_slots)
+
+    def prompt_chunk(self, num_rows: int) -> int:
+        """Tokens of each of so many prompts that one forward reads."""
+        return PREFILL_CHUNK
 
     @torch.inference_mode()
     def forward(
@@ -52,48 +66,63 @@ class Verifier:
         *,
         causal_prompt: bool = False,
         prompt: bool = False,
-        keep: Tensor | int = 0,
+        keep_M: Tensor | None = None,
     ) -> NodeScores:
-        """Score every node. The nodes lie in the cache, not committed.
+        """Score every node. The nodes are written to the cache, but not committed.
 
-        `prompt`: the nodes are a piece of each row's prompt, where many rows meet.
-        `keep`: which nodes need hidden states and logits (indices, or 0 for all).
-        Nodes past the context's last position get that position; they can never be accepted.
+        `prompt`: the nodes are a piece of each row's prompt, so there are many.
+        `keep_M`: the nodes whose hidden states and logits are needed, all unless given.
         """
         cache.check_room(tokens_BN.shape[1])
-        lengths_B = cache.device_lengths(depths_BN.device)
-        last_position = self.base.info.context_length - 1
-        positions_BN = (lengths_B[:, None] + depths_BN).clamp_max(last_position)
-        lengths, attend = tuple(cache.lengths), self.attention.attend
-        step = TreeStep(lengths, depths_BN, sees_BNN, causal_prompt, attend, lengths_B=lengths_B)
-        if self.native and self.native.takes(cache, step):
-            wanted = None if isinstance(keep, int) else keep
-            with lock_of(self.base.model):
-                return self.native.forward(cache, tokens_BN, positions_BN, step, wanted, prompt)
-        return NodeScores(
-            *self.run_model(
-                self.base.hidden_and_logits,
-                step,
-                tokens_BN,
-                position_ids=positions_BN,
-                past_key_values=cache,
-                **({} if isinstance(keep, int) else {"logits_to_keep": keep}),
-            )
-        )
+        step = self._step(cache, depths_BN, sees_BNN, causal_prompt)
+        return self._scores(cache, step, tokens_BN, keep_M, prompt)
 
-    def run_model(
-        self, forward: Forward, step: TreeStep, tokens_BN: Tensor, **arguments: Any
+    def _step(
+        self, cache: TreeCache, depths_BN: Tensor, sees_BNN: Tensor, causal_prompt: bool
+    ) -> TreeStep:
+        lengths_B, attend = cache.device_lengths(depths_BN.device), self.attention.attend
+        lengths = tuple(cache.lengths)
+        return TreeStep(lengths, depths_BN, sees_BNN, causal_prompt, attend, lengths_B=lengths_B)
+
+    def _scores(
+        self,
+        cache: TreeCache,
+        step: TreeStep,
+        tokens_BN: Tensor,
+        keep_M: Tensor | None,
+        prompt: bool,
+    ) -> NodeScores:
+        forward = self.base.hidden_and_logits
+        return NodeScores(*self._run_model(forward, cache, step, tokens_BN, keep_M))
+
+    def _positions(self, step: TreeStep) -> Tensor:
+        """positions_BN. Nodes past the context's last position, which are never accepted, get that
+        position."""
+        positions_BN = step.device_lengths()[:, None] + step.depths_BN
+        return positions_BN.clamp_max(self.base.info.context_length - 1)
+
+    def _run_model(
+        self,
+        forward: Forward,
+        cache: TreeCache,
+        step: TreeStep,
+        tokens_BN: Tensor,
+        keep_M: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """`forward` of the model while `step` hangs on its attention modules. One thread at a time
-        runs a model: what modules keep between calls is theirs."""
+        """`forward` of the model while `step` is attached to its attention modules. One thread at
+        a time runs a model: what modules keep between calls is theirs."""
+        positions_BN = self._positions(step)
+        kept: dict[str, Any] = {} if keep_M is None else {"logits_to_keep": keep_M}
         with lock_of(self.base.model):
             self._holder.step = step
             try:
                 return forward(
                     tokens_BN,
                     attention_mask=self._holder.attention_mask(self.base.dtype),
+                    position_ids=positions_BN,
+                    past_key_values=cache,
                     use_cache=True,
-                    **arguments,
+                    **kept,
                 )
             finally:
                 self._holder.step = None
@@ -105,7 +134,7 @@ class Verifier:
         hidden: list[Tensor | None] = [None] * len(prompts)
         logits: list[Tensor | None] = [None] * len(prompts)
         longest = max(len(prompt) for prompt in prompts)
-        size = (self.native and self.native.prompt_chunk(len(prompts))) or PREFILL_CHUNK
+        size = self.prompt_chunk(len(prompts))
         for start in range(0, longest, size):
             chunks = [list(prompt[start : start + size]) for prompt in prompts]
             T = max(len(chunk) for chunk in chunks)
@@ -122,7 +151,7 @@ class Verifier:
                 sees_TT.expand(len(prompts), T, T),
                 causal_prompt=start == 0,
                 prompt=True,
-                keep=to_device(wanted, device),
+                keep_M=to_device(wanted, device),
             )
             cache.commit([range(len(chunk)) for chunk in chunks])
             for row, end in ends.items():

@@ -32,6 +32,7 @@ from medusa_kit.cli.bench_report import breakdown_table
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.cpu.kernels import load_library
+from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.tree_cache import TreeCache, TreeCacheLayer
 from medusa_kit.tree.dynamic import DynamicTree
 
@@ -88,7 +89,7 @@ def test_parts_of_steps_in_cpp() -> None:
         pytest.skip("no C++ kernels on this machine")
     model = tiny_model("llama", hidden_size=64, intermediate_size=64, head_dim=16)
     engine = engine_with_heads(wrap_model(model, None, "wide-tiny"))
-    assert engine.verifier.native is not None, engine.verifier.steps_run_by
+    assert isinstance(engine.verifier, NativeVerifier), engine.verifier.steps_run_by
     (_, ours) = break_down({"heads": engine}, PROMPTS, 8).values()
     assert set(ours.parts) == {HEADS, TREE, NATIVE, ACCEPT, CACHE, PYTHON}
     assert ours.weight_bytes == engine.verifier.native.weight_bytes

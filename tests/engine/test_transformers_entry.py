@@ -107,12 +107,29 @@ class Listening(BaseStreamer):
         self.ended = True
 
 
-def test_a_streamer_hears_what_it_hears_from_plain_generate(llama: Any) -> None:
-    own, ours = Listening(), Listening()
-    llama.generate(**padded((6,)), max_new_tokens=12, streamer=own)
-    llama.generate(**padded((6,)), max_new_tokens=12, streamer=ours, custom_generate=lookahead)
+def test_a_token_streamer_hears_what_a_streamer_of_plain_generate_hears(llama: Any) -> None:
+    own, ours, arguments = Listening(), Listening(), {**padded((6,)), "max_new_tokens": 12}
+    llama.generate(**arguments, streamer=own)
+    llama.generate(**arguments, token_streamer=ours, custom_generate=lookahead)
     assert ours.heard == own.heard
     assert ours.ended
+
+
+def test_what_generate_does_not_pass_on_changes_no_token(llama: Any) -> None:
+    """transformers keeps a streamer and an assistant model from a callable; where it does not, they
+    are refused by name."""
+    arguments = {**padded((6,)), "max_new_tokens": 12}
+    kept: dict[str, Any] = {"streamer": Listening(), "assistant_model": tiny_model("llama")}
+    answer = llama.generate(**arguments, **kept, custom_generate=lookahead)
+    assert torch.equal(answer, llama.generate(**arguments))
+    assert kept["streamer"].heard == arguments["input_ids"].tolist()  # by generate() itself
+
+    def passes_them_on(*given: Any, **keywords: Any) -> Any:
+        return lookahead(*given, **keywords, **{name: kept[name]})
+
+    for name in kept:
+        with pytest.raises(ConfigError, match=f"cannot honour {name}"):
+            llama.generate(**arguments, custom_generate=passes_them_on)
 
 
 class Own(LogitsProcessor):
@@ -132,7 +149,7 @@ REFUSED = [
     ({"logits_processor": [Own()]}, "logits processor Own"),
     ({"prefix_allowed_tokens_fn": lambda row, ids: [5]}, "PrefixConstrainedLogitsProcessor"),
     ({"stopping_criteria": [MaxTimeCriteria(9.0)]}, "stopping criterion MaxTimeCriteria"),
-    ({"streamer": Listening()}, "a streamer was given with 3 prompts"),
+    ({"token_streamer": Listening()}, "a token_streamer was given with 3 prompts"),
 ]
 
 
@@ -148,8 +165,6 @@ def test_what_cannot_be_honoured_is_refused_by_name(
 
 def test_refusals_that_need_more_than_a_setting(llama: Any) -> None:
     inputs, entry = padded(), {"max_new_tokens": 4, "custom_generate": medusa_kit.custom_generate}
-    with pytest.raises(ConfigError, match="assistant_model"):
-        llama.generate(**inputs, assistant_model=tiny_model("llama"), **entry)
     with pytest.raises(ConfigError, match="inputs_embeds"):
         llama.generate(inputs_embeds=llama.model.embed_tokens(inputs["input_ids"]), **entry)
     cache = llama(inputs["input_ids"][:, :3], use_cache=True).past_key_values

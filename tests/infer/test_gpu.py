@@ -12,7 +12,7 @@ from medusa_kit.base.model import wrap_model
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import DeviceMemoryError
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.infer.attention.backend import Case
+from medusa_kit.infer.attention.backend import AttentionCall, Case
 from medusa_kit.infer.attention.choice import BACKENDS
 from medusa_kit.infer.attention.sdpa import tree_sdpa
 from medusa_kit.infer.cuda_graph.step import GraphStep
@@ -100,13 +100,14 @@ def test_a_backend_equals_sdpa_on_cuda(
         softcap = 5.0 if extra == "softcap" else None
         sinks = torch.randn(8, device="cuda") if extra == "sinks" else None
         query, key, value, step = on_gpu(lengths, nodes, dtype, size, groups)
-        if reason := backend.unsupported(Case.of(query, value, softcap, sinks)):
+        call = AttentionCall(query, key, value, step, 0.1, window, softcap, sinks)
+        if reason := backend.unsupported(Case.of(call)):
             if extra:
                 continue
             pytest.skip(f"{name}: {reason}")
-        out = backend.attend(query, key, value, step, 0.1, window, softcap, sinks)
+        out = backend.attend(call)
         wide = [x.double() for x in (query, key, value)]
-        expected = tree_sdpa(*wide, step, 0.1, window, softcap, sinks)
+        expected = tree_sdpa(AttentionCall(*wide, step, 0.1, window, softcap, sinks))
         tolerance = {torch.bfloat16: 2e-2, torch.float16: 3e-3, torch.float32: 1e-5}[dtype]
         assert out.dtype == dtype
         assert float((out.double() - expected).abs().max()) < tolerance, (nodes, size, extra)
@@ -223,7 +224,7 @@ def test_a_capture_that_fails_leaves_a_working_loop(
         if fault == "an error":
             raise RuntimeError("injected")
         try:
-            self.out_BJ1.tolist()  # not allowed in a capture, which is invalid from here on
+            self.out_BX.tolist()  # not allowed in a capture, which is invalid from here on
         except RuntimeError:
             if fault == "a read":
                 raise

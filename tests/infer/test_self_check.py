@@ -45,7 +45,7 @@ def test_a_fault_while_the_window_is_not_full_is_caught(monkeypatch: pytest.Monk
 
     def wrong(step: tree_step.TreeStep, window: int | None, *rest: int) -> torch.Tensor:
         mask = right(step, window, *rest).clone()
-        if not step.window_bites(window):
+        if not step.window_applies(window):
             mask[..., 1:, 0] = False
         return mask
 
@@ -56,7 +56,7 @@ def test_a_fault_while_the_window_is_not_full_is_caught(monkeypatch: pytest.Monk
 
 def test_a_window_that_a_family_leaves_to_its_mask_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """Phi-3.5-MoE never names its window to the attention function."""
-    monkeypatch.setattr(attention, "_unsaid_window", lambda module: None)
+    monkeypatch.setattr(attention, "_window_of_config", lambda module: None)
     with pytest.raises(IncompatibleBaseError, match="off by"):
         self_check(tiny_base("phimoe"))
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from medusa_kit.infer.draft import Topology
-from medusa_kit.infer.tree_step import TreeStep, current_step, hang_on
+from medusa_kit.infer.tree_step import TreeStep, attach_holder, current_step
 
 CPU = torch.device("cpu")
 PARENTS = (-1, 0, 0, 1, 2, 2, 3)
@@ -76,8 +76,10 @@ def test_sees_all_only_where_every_slot_is_seen() -> None:
 
 def test_every_module_of_a_model_finds_the_step_and_strangers_find_none() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.Linear(2, 2)))
-    holder = hang_on(model)
+    holder = attach_holder(model)
     holder.step = make_step([1], [PARENTS])
     assert all(current_step(module) is holder.step for module in model.modules())
     assert current_step(torch.nn.Linear(2, 2)) is None
-    assert hang_on(model) is holder  # a second verifier on one model must not cut off the first
+    assert (
+        attach_holder(model) is holder
+    )  # a second verifier on one model must not cut off the first

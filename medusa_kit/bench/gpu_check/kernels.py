@@ -23,6 +23,7 @@ from medusa_kit.bench.gpu_check.compiling import SHARED_MEMORY, Resources, compi
 from medusa_kit.bench.gpu_check.report import Report
 from medusa_kit.errors import MedusaKitError
 from medusa_kit.infer.attention import triton_backend
+from medusa_kit.infer.attention.backend import AttentionCall
 from medusa_kit.infer.tree_step import TreeStep
 
 H, G, L, WINDOW = 8, 2, 512, 9
@@ -129,12 +130,13 @@ def launches(case: Case) -> list[Launch]:
     query_BHNE = torch.empty(1, N, H, case.head_size, dtype=dtype).transpose(1, 2)
     key_BGLE = torch.empty(1, G, L, case.head_size, dtype=dtype)
     value_BGLV = torch.empty(1, G, L, case.value_size, dtype=dtype)
-    triton_backend.launched(
-        lambda kernel, grid, *arguments, **options: found.append((kernel, arguments, options)),
-        query_BHNE, key_BGLE, value_BGLV, step, 0.1,
-        WINDOW if case.window else None, 5.0 if case.softcap else None,
-        torch.zeros(H) if case.sinks else None, None,
+    call = AttentionCall(
+        query_BHNE, key_BGLE, value_BGLV, step, 0.1, WINDOW if case.window else None,
+        5.0 if case.softcap else None, torch.zeros(H) if case.sinks else None,
     )  # fmt: skip
+    triton_backend.launched(
+        lambda kernel, grid, *arguments, **options: found.append((kernel, arguments, options)), call
+    )
     return found
 
 

@@ -17,10 +17,10 @@ from medusa_kit.drafters.heads.medusa import MedusaDrafter
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.attention import triton_backend
+from medusa_kit.infer.attention.backend import AttentionCall
+from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.cuda_graph.forward import StaticVerifier
 from medusa_kit.infer.cuda_graph.step import GraphStep
-from medusa_kit.infer.tree_step import TreeStep
-from medusa_kit.infer.verifier import Verifier
 from medusa_kit.tree.candidate_tree import CandidateTree
 
 META = torch.device("meta")
@@ -87,21 +87,19 @@ class Launch:
     num_bytes: int
 
 
-class TritonLaunches:
+class TritonLaunches(AttentionChoice):
     """Attention as on a GPU, by the Triton backend, whose launches are noted instead of made.
 
     `length`: tokens that each row has, which decides how much of the cache is read.
     """
 
     def __init__(self, length: int) -> None:
+        super().__init__("auto", fixed_shapes=True)
         self.length, self.launches = length, list[Launch]()
 
-    def attend(
-        self, query_BHNE: Tensor, key_BGLE: Tensor, value_BGLE: Tensor, step: TreeStep,
-        scale: float, window: int | None = None, softcap: float | None = None,
-        sinks_H: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        B, _, N, E = query_BHNE.shape
+    def attend(self, call: AttentionCall) -> Tensor:
+        key_BGLE, value_BGLE = call.key_BGLE, call.value_BGLE
+        B, _, N, E = call.query_BHNE.shape
         read = B * key_BGLE.shape[1] * (self.length + N) * (E + value_BGLE.shape[-1])
 
         def note(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
@@ -112,9 +110,7 @@ class TritonLaunches:
             slots = read * key_BGLE.element_size() if any(t is key_BGLE for t in tensors) else 0
             self.launches.append(Launch(kernel.fn.__name__, moved + slots))
 
-        return triton_backend.launched(
-            note, query_BHNE, key_BGLE, value_BGLE, step, scale, window, softcap, sinks_H, None
-        )
+        return triton_backend.launched(note, call)
 
 
 def cores_of_a_gpu() -> Any:
@@ -130,8 +126,7 @@ def step_of_shape(
     base: BaseModel, num_nodes: int, num_slots: int, attention: TritonLaunches, rows: int = 1
 ) -> GraphStep:
     """A step as it would be captured, its slots allocated."""
-    verifier = StaticVerifier(Verifier(base))
-    verifier.attention.attend = attention.attend  # type: ignore[method-assign]
+    verifier = StaticVerifier(base, attention)
     drafter: Any = PlainDrafter(META)
     if num_nodes > 1:
         heads = MedusaHeads.for_base(base, num_heads=NUM_HEADS).requires_grad_(False)

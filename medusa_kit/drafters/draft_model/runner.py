@@ -13,7 +13,7 @@ from torch import Tensor
 from medusa_kit.infer.draft import ROOT, UNUSED, Draft, Topology
 from medusa_kit.infer.transfer import to_device
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.verifier import PREFILL_CHUNK, Verifier
+from medusa_kit.infer.verifier import Verifier
 
 FOLDED = 4  # tokens still unread that are read together with the next tree
 ROOM = 256  # slots that a cache gets beyond what is needed at once
@@ -82,8 +82,8 @@ class DraftRunner:
 
     def _read_on(self) -> None:
         """Commit all unread tokens, in pieces."""
-        B, device, native = len(self._read), self.device, self.verifier.native
-        size = (native and native.prompt_chunk(B)) or PREFILL_CHUNK
+        B, device = len(self._read), self.device
+        size = self.verifier.prompt_chunk(B)
         for start in range(0, max(map(len, self._unread)), size):
             chunks = [unread[start : start + size] for unread in self._unread]
             T = max(map(len, chunks))
@@ -95,7 +95,7 @@ class DraftRunner:
                 torch.arange(T, device=device).expand(B, T),
                 sees_TT.expand(B, T, T),
                 causal_prompt=not any(cache.lengths),
-                keep=to_device([0], device),
+                keep_M=to_device([0], device),
             )
             cache.commit([range(len(chunk)) for chunk in chunks])
         for read, unread in zip(self._read, self._unread, strict=True):

@@ -1,1 +1,1 @@
-"""Which nodes are accepted: the rules, the choice of a token, the logits it is chosen from."""
+"""Acceptance: its rules, the choice of a token, and the logits from which it is chosen."""

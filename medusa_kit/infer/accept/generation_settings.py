@@ -1,7 +1,7 @@
-"""What becomes of each setting of transformers' GenerationConfig: the one table that decides.
+"""How each setting of transformers' GenerationConfig is treated, in one table.
 
-A base brings such a config along, and a call of transformers' own generate() another one. Whatever
-changes an answer is honoured, through transformers' own processors, or refused by name.
+A base has such a config, and a call of transformers' own generate() has another. A setting that
+changes answers is either honoured, through transformers' own processors, or refused by name.
 """
 
 from enum import Enum
@@ -12,11 +12,11 @@ from medusa_kit.errors import ConfigError
 
 
 class Treatment(Enum):
-    HONOURED = "the answer follows it"
-    REQUEST = "each request says it; the base's own is for requests that do not, and ours all do"
-    IDLE = "plain generate makes nothing of it without beams, an assistant or a compiled forward"
-    # A call that names one of these wants it done; in a base's own config it is no matter.
-    MANNER = "how transformers computes, drafts or hands back, not which tokens it names"
+    HONOURED = "answers follow it"
+    REQUEST = "each of our requests sets it, so the base's own value is not used"
+    IDLE = "without effect unless there are beams, an assistant or a compiled forward"
+    # Refused in a call, which asks for it; ignored in a base's own config.
+    MANNER = "how transformers computes, drafts or returns, not which tokens it chooses"
     REFUSED = "another way of decoding"
 
 
@@ -41,7 +41,7 @@ SETTINGS: dict[str, Treatment] = {
     "eos_token_id": HONOURED,
     "bos_token_id": HONOURED,
     "pad_token_id": HONOURED,
-    # Of these, a greedy request has no use.
+    # These do not matter to a greedy request.
     "top_h": HONOURED,
     "typical_p": HONOURED,
     "epsilon_cutoff": HONOURED,
@@ -54,7 +54,7 @@ SETTINGS: dict[str, Treatment] = {
     "max_length": REQUEST,
     "max_new_tokens": REQUEST,
     "num_return_sequences": REQUEST,
-    # Another way of decoding, or something beside the tokens decides.
+    # Another way of decoding, or one that depends on more than the tokens.
     "num_beams": REFUSED,
     "num_beam_groups": REFUSED,
     "penalty_alpha": REFUSED,
@@ -98,7 +98,7 @@ SETTINGS: dict[str, Treatment] = {
     "output_logits": MANNER,
     "return_dict_in_generate": MANNER,
 }
-# Values that ask for nothing, beside None; False where none is named.
+# Values other than None that ask for nothing; False for settings not listed.
 NEUTRAL = {"num_beams": 1, "num_beam_groups": 1, "use_cache": True, "guidance_scale": 1.0,
            "penalty_alpha": 0.0}  # fmt: skip
 INSTEAD = {
@@ -110,7 +110,7 @@ QUANTISED_CACHE = "quantized"
 
 
 def check_own_settings(config: Any) -> None:
-    """Raises ConfigError for what a base's own generation config asks for and cannot have."""
+    """Raises ConfigError for what a base's own generation config asks for and is not possible."""
     for name in _names():
         treatment, value = SETTINGS.get(name, REFUSED), getattr(config, name, None)
         rounds = name == "cache_implementation" and value == QUANTISED_CACHE
@@ -143,7 +143,7 @@ def expected(name: str) -> str:
 
 @cache
 def _names() -> list[str]:
-    """Of all settings of this transformers: one that is newer than the table is refused."""
+    """All settings of the installed transformers; those not in the table are refused."""
     from transformers import GenerationConfig
 
     return sorted(name for name in vars(GenerationConfig()) if not name.startswith("_"))

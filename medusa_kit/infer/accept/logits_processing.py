@@ -1,9 +1,9 @@
-"""The processors that turn a node's logits into the distribution its token is chosen by.
+"""The processors that turn a node's logits into the distribution from which its token is chosen.
 
-transformers' own list for the base's generation config and the request, in generate's order (which
-settings that config may have: generation_settings.py):
-repetition penalty and the like, then ours (presence and frequency penalty, bias), then temperature,
-top-k, top-p and min-p. Each is a transformers LogitsProcessor, so generate takes ours as well.
+They are transformers' own list for the base's generation config and the request, in generate's
+order: repetition penalty and the like, then ours (presence and frequency penalty, bias), then
+temperature, top-k, top-p and min-p. generation_settings.py says which settings the config may have.
+Ours are transformers LogitsProcessors too, so generate can use them.
 
 Shapes: B rows, T tokens of a prefix, V vocabulary.
 """
@@ -22,9 +22,9 @@ from medusa_kit.settings.sampling import SamplingParams
 
 
 class CountPenalty(LogitsProcessor):
-    """OpenAI's: a token that stands n > 0 times in the answer loses presence + n · frequency.
+    """OpenAI's formula: a token that occurs n > 0 times loses presence + n · frequency.
 
-    Counted over generated tokens only: what stands in the prompt is free.
+    Only generated tokens are counted, not the prompt.
     """
 
     def __init__(self, presence: float, frequency: float, prompt_length: int) -> None:
@@ -61,10 +61,11 @@ def check_bias_ids(params: SamplingParams, vocab_size: int) -> None:
 def logits_processors(
     model: Any, params: SamplingParams, prompt_ids: Sequence[int], max_new_tokens: int
 ) -> Any:
-    """The list for these parameters over the base's generation config; empty: logits as they are.
+    """The list for these parameters and the base's generation config; if empty, logits stay as
+    they are.
 
     Raises ConfigError for a bias on a token that the model does not have, and for what the base's
-    generation config asks for and cannot have.
+    generation config asks for and is not possible.
     """
     check_own_settings(model.generation_config)
     weight = model.get_output_embeddings().weight
@@ -94,7 +95,7 @@ def _own_processors(
 
 
 def _generation_config(model: Any, params: SamplingParams, device: torch.device) -> Any:
-    """The base's, with the request's settings in the place of its own."""
+    """The base's, with the request's settings in place of its own."""
     config = copy.deepcopy(model.generation_config)
     config.do_sample = not params.greedy
     config.temperature = None if params.greedy else params.temperature
@@ -103,7 +104,7 @@ def _generation_config(model: Any, params: SamplingParams, device: torch.device)
     config.min_p = params.min_p
     if params.repetition_penalty is not None:
         config.repetition_penalty = float(params.repetition_penalty)
-    # generate() fills this before it builds processors; without it lengths cannot be penalised
+    # generate() sets this before it builds processors; penalties on the length need it
     ids = config.eos_token_id
     eos = [ids] if isinstance(ids, int) else ids
     config._eos_token_tensor = None if eos is None else torch.tensor(eos, device=device)

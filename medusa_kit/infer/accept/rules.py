@@ -1,15 +1,14 @@
 """Acceptance rules: which of the drafted nodes to keep, and which token follows them.
 
-Exact: the base model names a token at each node; follow while a child holds it. Whatever is
-proposed, the tokens named are those of plain decoding: a wrong guess costs time only. Greedy names
-the likeliest token, exact sampling draws one (draw-and-match); both come as `choose`.
+Exact: the base model names a token at each node, and the walk goes on while a child holds it.
+Whatever is proposed, the tokens named are those of plain decoding; a wrong guess costs only time.
+Greedy decoding names the likeliest token, exact sampling draws one; `choose` does either.
 
-Guesses that were drawn at random may be accepted by multi-candidate rejection instead, at each node
-(`accept_drawn`), which keeps the base model's distribution too and follows the drafter as often as
-any rule.
+Guesses that were drawn at random may be accepted by multi-candidate rejection at each node instead
+(`accept_drawn`). It keeps the base model's distribution too and accepts more of them.
 
-Typical (arXiv 2401.10774, §2.3.1) is lossy: every guess that the base model finds likely enough is
-as good as its own token, and the longest path of such guesses wins.
+Typical acceptance (arXiv 2401.10774, §2.3.1) is lossy: every guess that the base model finds likely
+enough counts as its own token, and the longest path of such guesses is taken.
 
 Shapes: V vocabulary.
 """
@@ -28,7 +27,7 @@ def accept(
 ) -> tuple[list[int], int]:
     """Walk from the root: (accepted nodes without the root, the token that follows the last one).
 
-    `choose(node)` names the token after `node`, called once a node, along the path only.
+    `choose(node)` names the token after `node`. It is called once for each node of the path.
     `max_depth`: nodes deeper than this lie past the context's end and cannot be accepted.
     """
     children = {(parent, tokens[node]): node for node, parent in enumerate(parents) if parent >= 0}
@@ -48,11 +47,12 @@ def accept_drawn(
     """Multi-candidate rejection at one node: (the candidate accepted, what is left of the
     distribution).
 
-    `wanted_V` is the distribution that the token must follow; the first candidate was drawn from
-    `drawn_V`, each other one from what is left of it without those before. Where none is accepted
-    the token must be drawn from the distribution returned, by noise that neither the candidates nor
-    `uniforms`, a number from 0 to 1 for each candidate, depend on (arXiv 2302.01318, theorem 1; for
-    several candidates arXiv 2305.09781, §4.3, without replacement as in arXiv 2402.12374, §3.2).
+    `wanted_V` is the distribution that the token must follow. The first candidate was drawn from
+    `drawn_V`, each other one from what is left of it without those before. `uniforms`: a number
+    from 0 to 1 for each candidate. Where none is accepted, the token must be drawn from the
+    distribution returned, with Gumbel noise independent of the candidates and of `uniforms`
+    (arXiv 2302.01318, theorem 1; for several candidates arXiv 2305.09781, §4.3, without replacement
+    as in arXiv 2402.12374, §3.2).
     """
     for candidate, uniform in zip(candidates, uniforms, strict=True):
         if uniform * float(drawn_V[candidate]) < float(wanted_V[candidate]):
@@ -70,14 +70,14 @@ def accept_drawn(
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the base model says of guesses after a node, in log-probabilities."""
+    """The base model's log-probabilities of guesses after a node."""
 
     likeliest: int  # its own next token
     log_probs: list[float]  # of the guesses asked about
     bar: float  # a guess passes above it
 
     def passing(self, guesses: Sequence[int]) -> dict[int, float]:
-        """Those of `guesses` (nodes, in the order asked) that pass, with their log-probability."""
+        """Those of `guesses` (nodes, in the order of `log_probs`) that pass, with their own."""
         pairs = zip(guesses, self.log_probs, strict=True)
         return {node: log_prob for node, log_prob in pairs if log_prob > self.bar}
 
@@ -88,11 +88,11 @@ def accept_typical(
     judge: Callable[[int, list[int]], Verdict],
     max_depth: int,
 ) -> tuple[list[int], int]:
-    """The longest path of passing guesses, among those the likeliest: (its nodes, what follows).
+    """The longest path of passing guesses, the likeliest of several: (its nodes, what follows).
 
-    What follows is the base model's likeliest token, the next root, which the paper takes greedily
-    and unconditionally. `judge(node, tokens)` is called once for each passing node that has
-    children, and for the last of the path.
+    What follows, the next root, is always the base model's likeliest token, as in the paper.
+    `judge(node, tokens)` is called once for each passing node that has children, and for the last
+    node of the path.
     """
     children: dict[int, list[int]] = {}
     for node, parent in enumerate(parents):

@@ -3,15 +3,14 @@
 Processing (logits_processing.py) is applied to a node's logits with that node's own prefix: prompt,
 committed tokens, path. Only nodes that the walk reaches are processed.
 
-A draw uses Gumbel noise that depends on the seed, the token's absolute position and the token
-alone: argmax(log p + noise) is a sample of p, and the text is the same for every drafter, tree and
-batch.
+A draw uses Gumbel noise that depends only on the seed, the token's absolute position and the token:
+argmax(log p + noise) is a sample of p. So the text is the same for every drafter, tree and batch.
 
-Where a drafter drew its guesses, `TokenChooser.choose_drawn` names one of them as often as
-multi-candidate rejection can (acceptance.accept_drawn). The text of a seed then depends on the
-drafter; its distribution does not.
+Where a drafter drew its guesses at random, `TokenChooser.choose_drawn` accepts them by
+multi-candidate rejection (`accept_drawn`). The text of a seed then depends on the drafter; its
+distribution does not.
 
-Typical acceptance asks another question, which guesses are likely enough: `TokenChooser.judge`.
+Typical acceptance asks which guesses are likely enough: `TokenChooser.judge`.
 
 Shapes: V vocabulary, C some of its tokens, T tokens of a prefix, X any shape.
 """
@@ -28,8 +27,8 @@ from medusa_kit.infer.accept.rules import Verdict, accept_drawn
 from medusa_kit.settings.sampling import SamplingParams
 
 MASK_64 = (1 << 64) - 1
-# Streams of random numbers beside the plain one of a seed: a drafter's draws, and what decides
-# whether one of them is accepted.
+# Further streams of random numbers for a seed: a drafter's draws, and the numbers that decide
+# whether a draw is accepted.
 DRAWS, VERDICTS = 1, 2
 
 
@@ -44,10 +43,10 @@ class TokenChooser:
         max_new_tokens: int,
         processors: Any = None,
     ) -> None:
-        """`processors`: instead of those that the base and `params` ask for.
+        """`processors`: in place of those that the base and `params` ask for.
 
         Raises ConfigError for a bias on a token that the model does not have, and for what the
-        base's generation config asks for and cannot have.
+        base's generation config asks for and is not possible.
         """
         self.params = params
         if processors is None:
@@ -56,7 +55,7 @@ class TokenChooser:
 
     @property
     def takes_argmax(self) -> bool:
-        """Whether the plain argmax of the model's logits is the answer, so all nodes go at once."""
+        """Whether the token is the argmax of the model's logits, taken for all nodes at once."""
         return self.params.greedy and not self._processors
 
     def choose(self, logits_V: Tensor, prefix: Sequence[int]) -> int:
@@ -64,7 +63,7 @@ class TokenChooser:
         return int(self.scores(logits_V, prefix).argmax(-1))
 
     def scores(self, logits_V: Tensor, prefix: Sequence[int]) -> Tensor:
-        """scores_V whose argmax is the token: processed logits, with Gumbel noise for an exact
+        """scores_V whose argmax is the token: processed logits, plus Gumbel noise for an exact
         draw."""
         scores_V = self._processed(logits_V, prefix)
         if not self.draws:
@@ -73,7 +72,7 @@ class TokenChooser:
 
     @property
     def draws(self) -> bool:
-        """Whether tokens are drawn exactly, rather than the likeliest taken or guesses judged."""
+        """Whether tokens are drawn exactly: neither greedy nor typical."""
         return not (self.params.greedy or self.params.lossy)
 
     def distribution(self, logits_V: Tensor, prefix: Sequence[int]) -> Tensor:
@@ -83,8 +82,8 @@ class TokenChooser:
     def choose_drawn(
         self, logits_V: Tensor, prefix: Sequence[int], drawn_V: Tensor, candidates: Sequence[int]
     ) -> int:
-        """One of `candidates`, drawn from `drawn_V` without replacement, or another token: a draw
-        from this node's distribution in any case (see accept_drawn)."""
+        """One of `candidates`, which were drawn from `drawn_V` without replacement, or another
+        token: in any case a draw from this node's distribution (see accept_drawn)."""
         if not self.draws:
             return self.choose(logits_V, prefix)
         verdicts = stream(self.params.seed, VERDICTS)
@@ -99,11 +98,11 @@ class TokenChooser:
     def drawn(
         self, logits_V: Tensor, prefix: Sequence[int], root_position: int
     ) -> tuple[Tensor, Tensor]:
-        """For a drafter: (scores_V, distribution_V). The tokens of the highest scores are draws
-        from the distribution without replacement, in that order.
+        """For a drafter: (scores_V, distribution_V). The tokens with the highest scores, in that
+        order, are draws from the distribution without replacement.
 
-        `root_position`: of the draft's root. Each draft has draws of its own, since how far an
-        earlier one went may have depended on its draws.
+        `root_position`: of the draft's root. Each draft has draws of its own, since how much of an
+        earlier draft was accepted may have depended on its draws.
         """
         scores_V = self._processed(logits_V, prefix)
         seed = stream(self.params.seed, DRAWS, root_position)
@@ -133,14 +132,14 @@ class TokenChooser:
 
 def noisy(scores_V: Tensor, seed: int, position: int) -> Tensor:
     """scores_V with Gumbel noise on those that can win."""
-    # Top-k, top-p and min-p leave few tokens of many thousands: no noise for the others.
+    # Top-k, top-p and min-p leave few of many thousands of tokens; the others need no noise.
     kept_C = (scores_V > -math.inf).nonzero()[:, 0]
     noise_C = gumbel_noise(seed, position, kept_C).to(scores_V.dtype)
     return scores_V.index_add(0, kept_C, noise_C)
 
 
 def stream(seed: int, purpose: int, place: int = 0) -> int:
-    """A seed that has nothing to do with `seed` itself, for another purpose and place."""
+    """A seed independent of `seed` itself, for another purpose and place."""
     return _mix(_mix(seed, -purpose), place)
 
 
@@ -152,8 +151,8 @@ def gumbel_noise(seed: int, position: int, tokens_X: Tensor) -> Tensor:
 def uniform_noise(seed: int, position: int, tokens_X: Tensor) -> Tensor:
     """float64 numbers_X between 0 and 1, neither included.
 
-    Each number is a hash of seed, position and token (SplitMix64), so that any of them can be had
-    without the others, on the device where it is needed.
+    Each number is a hash of seed, position and token (SplitMix64), so that any of them can be
+    computed without the others, on the device where it is needed.
     """
     z_X = tokens_X.long() * _signed(0x9E3779B97F4A7C15) + _signed(_mix(seed, position))
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
@@ -172,7 +171,7 @@ def _signed(value: int) -> int:
 
 
 def _mix(seed: int, position: int) -> int:
-    """A seed for each pair, well apart for neighbours (the finaliser of SplitMix64)."""
+    """A seed for each pair, with neighbours far apart (the finaliser of SplitMix64)."""
     z = (seed * 0x9E3779B97F4A7C15 + position * 0xD1B54A32D192ED03 + 0x2545F4914F6CDD1D) & MASK_64
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK_64
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK_64

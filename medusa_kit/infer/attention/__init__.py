@@ -1,10 +1,10 @@
 """Tree attention, registered with transformers under the name `medusa_tree`.
 
-The step that hangs on a module says which backend computes it (`choice.py`): `flash`, `triton` or
-`sdpa`, the reference; each has the signature of `tree_sdpa` and equals it but for rounding.
+The step attached to a module says which backend computes it (`choice.py`): `flash`, `triton` or
+`sdpa`, the reference, which the others equal up to rounding.
 Outside a tree step (training, calibration, plain forwards) it is transformers' own SDPA attention
-with its own masks. Older classes (Falcon, GPT-J, CodeGen) that call their attention by themselves
-keep it, and are given a tree's mask instead.
+with its own masks. Older classes (Falcon, GPT-J, CodeGen) that do not use the attention interface
+keep their own attention and are passed the tree's mask instead.
 """
 
 import sys
@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 
 from medusa_kit.errors import IncompatibleBaseError
+from medusa_kit.infer.attention.backend import AttentionCall
 from medusa_kit.infer.attention.sdpa import explicit, tree_sdpa
-from medusa_kit.infer.tree_step import StepHolder, current_step, hang_on
+from medusa_kit.infer.tree_step import StepHolder, attach_holder, current_step
 
 ATTENTION_NAME = "medusa_tree"
-MASKED = ("sdpa", "eager")  # stock attention that does as its mask says
-# What a modelling file imports whose family has windows at all.
+MASKED = ("sdpa", "eager")  # stock attention that follows its mask
+# The modelling files of families with sliding windows import this.
 WINDOWED = "create_sliding_window_causal_mask"
 
 
@@ -49,13 +50,14 @@ def medusa_tree(
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, scaling=scaling, **kwargs
         )
-    window = kwargs["sliding_window"] if "sliding_window" in kwargs else _unsaid_window(module)
+    window = kwargs["sliding_window"] if "sliding_window" in kwargs else _window_of_config(module)
     attend = step.attend or tree_sdpa
-    return attend(query, key, value, step, scale, window, softcap, sinks), None
+    call = AttentionCall(query, key, value, step, scale, window, softcap, sinks)
+    return attend(call), None
 
 
-def _unsaid_window(module: Any) -> int | None:
-    """The window of a layer whose family leaves it to the mask (Qwen2-MoE, Phi-3.5-MoE)."""
+def _window_of_config(module: Any) -> int | None:
+    """The window of a layer whose family applies it in the mask only (Qwen2-MoE, Phi-3.5-MoE)."""
     if not hasattr(sys.modules.get(type(module).__module__), WINDOWED):
         return None  # a window in the config of such a family means nothing
     kinds = getattr(module.config, "layer_types", None)
@@ -64,10 +66,10 @@ def _unsaid_window(module: Any) -> int | None:
 
 
 def install_tree_attention(model: Any) -> StepHolder:
-    """Switch `model` to tree attention; the holder returned is where a step is put.
+    """Switch `model` to tree attention; returns the holder that a forward puts its step in.
 
     A class that does not use the attention interface keeps its own and gets the mask. Raises
-    IncompatibleBaseError where that attention takes none (flash).
+    IncompatibleBaseError where that attention takes no mask (flash).
     """
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import sdpa_mask
@@ -79,7 +81,7 @@ def install_tree_attention(model: Any) -> StepHolder:
         model.set_attn_implementation(ATTENTION_NAME)
     except ValueError as error:
         raise _not_switchable(model) from error
-    holder = hang_on(model)
+    holder = attach_holder(model)
     if model.config._attn_implementation != ATTENTION_NAME:
         if model.config._attn_implementation not in MASKED:
             raise _not_switchable(model)
@@ -89,7 +91,7 @@ def install_tree_attention(model: Any) -> StepHolder:
 
 def _not_switchable(model: Any) -> IncompatibleBaseError:
     return IncompatibleBaseError(
-        f"{type(model).__name__} does not let its attention be exchanged, so trees cannot be "
+        f"{type(model).__name__} does not let its attention be replaced, so trees cannot be "
         "verified on it",
         hint="transformers' own generate still works on this model; medusa-kit needs one that uses "
         "transformers' attention interface, or one loaded with attn_implementation='eager'",

@@ -1,4 +1,7 @@
-"""The interface of a tree attention backend, and the cases it may support."""
+"""The interface of a tree attention backend: its argument, and the cases that it supports.
+
+Shapes: B batch, H query heads, G key/value heads, N nodes with root, L slots in sight, E head dim.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -6,13 +9,49 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from medusa_kit.infer.tree_step import TreeStep
+
+
+@dataclass(slots=True)  # not frozen: one is made in every layer of every step
+class AttentionCall:
+    """The input of tree attention in one layer of one forward.
+
+    `window`: how many of the newest positions a node sees, its own included. `softcap` (Gemma 2)
+    bounds the scores. `sinks_H` (gpt-oss) take part in the softmax and add nothing to the output.
+    """
+
+    query_BHNE: Tensor
+    key_BGLE: Tensor
+    value_BGLE: Tensor
+    step: TreeStep
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks_H: Tensor | None = None
+
+    @property
+    def standard(self) -> bool:
+        """Whether it is a plain softmax, as torch's own attention computes it."""
+        return self.softcap is None and self.sinks_H is None
+
+    @property
+    def sees_all(self) -> bool:
+        """Whether a plain softmax without a mask computes it: no slot is hidden from any node."""
+        return self.standard and self.step.sees_all(self.window)
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether it is the start of a prompt, which stock causal attention can compute."""
+        return self.standard and self.step.is_causal(self.window)
+
 
 @dataclass(frozen=True)
 class Case:
-    """What a layer asks for. Trees, lengths and windows are not in it: every backend does all.
+    """The properties of a call that decide whether a backend supports it. Trees, lengths and
+    windows are not among them, since every backend supports all of these.
 
-    `hides`: whether some node may not see some slot in sight, so that stock kernels need a mask.
-    `index`: which device of its kind; None is the current one.
+    `hides`: whether some slot is hidden from some node (not `AttentionCall.sees_all`).
+    `index`: the device's index; None is the current device.
     """
 
     device: str  # cpu | cuda | ...
@@ -25,43 +64,37 @@ class Case:
     index: int | None = None
 
     @classmethod
-    def of(
-        cls,
-        query_BHNE: Tensor,
-        value_BGLE: Tensor,
-        softcap: float | None,
-        sinks_H: Tensor | None,
-        hides: bool = True,
-    ) -> "Case":
+    def of(cls, call: AttentionCall) -> "Case":
+        query_BHNE = call.query_BHNE
         return cls(
             query_BHNE.device.type,
             query_BHNE.dtype,
             query_BHNE.shape[-1],
-            value_BGLE.shape[-1],
-            softcap is not None,
-            sinks_H is not None,
-            hides,
+            call.value_BGLE.shape[-1],
+            call.softcap is not None,
+            call.sinks_H is not None,
+            not call.sees_all,
             query_BHNE.device.index,
         )
 
 
 @dataclass(frozen=True)
 class Backend:
-    """`attend` has the signature of `tree_sdpa`: [B, H, N, E] queries in, [B, N, H, E] out.
+    """`attend`: the attention output [B, N, H, E] of a call.
 
-    `unsupported` says why a case cannot be done, or None; `missing` the same of this installation,
-    with the extra that would bring what is missing. `reads_lengths`: whether it reads the rows'
+    `unsupported`: why it cannot compute a case, or None. `missing`: what this installation lacks
+    for it and the extra that provides that, or None. `reads_lengths`: whether it reads the rows'
     lengths on the host, so that a step of fixed shapes cannot use it.
     """
 
-    attend: Callable[..., Tensor]
+    attend: Callable[[AttentionCall], Tensor]
     unsupported: Callable[[Case], str | None]
     missing: Callable[[], tuple[str, str] | None] = lambda: None
     reads_lengths: bool = False
 
 
 class BackendFailure(RuntimeError):
-    """A backend that could have done a case cannot run on this machine; `str` says why."""
+    """A backend that supports a case cannot run on this machine; `str` says why."""
 
 
 def compute_capability(index: int | None = None) -> tuple[int, int]:

@@ -1,10 +1,10 @@
-"""Which backend computes tree attention, layer by layer, and which layers fell back to another one.
+"""Which backend computes tree attention in each layer, and which layers fell back to another one.
 
-`auto`: on CUDA the first that can do a case, in the order of fewest kernels a layer (counted in
-tests' test_backend_costs.py): `triton`, `flash`, `sdpa`, but `flash` first where no slot is
-hidden from any node and one of torch's kernels does it all; elsewhere `sdpa`.
-What turns out not to run or to compute something wrong is ruled out, and the next one goes on.
-A backend that was asked for by name runs, or the reason why it cannot is an error.
+`auto`: on CUDA the first backend that supports a case, ordered by the number of kernels per layer
+(counted in tests' test_backend_costs.py): `triton`, `flash`, `sdpa`. Where no slot is hidden from
+any node, `flash` comes first, since one of torch's kernels computes everything. Elsewhere `sdpa`.
+A backend that cannot run or computes something wrong is ruled out, and the next one takes over.
+A backend that was asked for by name is used, or the reason why it cannot be is an error.
 """
 
 from collections.abc import Iterable
@@ -16,9 +16,8 @@ from torch import Tensor
 from medusa_kit import console
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.attention import flash, triton_backend
-from medusa_kit.infer.attention.backend import Backend, BackendFailure, Case
+from medusa_kit.infer.attention.backend import AttentionCall, Backend, BackendFailure, Case
 from medusa_kit.infer.attention.sdpa import tree_sdpa
-from medusa_kit.infer.tree_step import TreeStep
 from medusa_kit.settings.engine import check_value
 
 BACKENDS = {
@@ -33,9 +32,9 @@ WHERE_ALL_IS_SEEN = ("flash", "triton", "sdpa")
 
 
 class AttentionChoice:
-    """The backend asked for, and what it comes down to for each case that a model brings.
+    """The backend asked for, and the one in use for each case that occurs in a model.
 
-    `fixed_shapes`: only those that need no length on the host are in question.
+    `fixed_shapes`: consider only backends that do not read lengths on the host.
     Raises ConfigError for a name that is unknown or not installed.
     """
 
@@ -50,71 +49,59 @@ class AttentionChoice:
             )
         self.asked, self.fixed_shapes = asked, fixed_shapes
         self.fallbacks: list[str] = []
-        self.split_finely = False  # while the check at load wants to see rows split and merged
-        self.ruled_out: dict[str, str] = {}  # by name: what was seen to go wrong
+        self.split_finely = False  # set by the self-check, so that short rows are split and merged
+        self.ruled_out: dict[str, str] = {}  # by name: what went wrong
         self._chosen: dict[Case, str] = {}
 
     def for_fixed_shapes(self) -> "AttentionChoice":
-        """The same for steps of fixed shapes: what was ruled out stays so, and what they leave to
-        another backend is listed among the fallbacks of this one."""
+        """The same for steps of fixed shapes. What was ruled out stays ruled out, and both share
+        one list of fallbacks."""
         choice = AttentionChoice(self.asked, fixed_shapes=True)
         choice.ruled_out, choice.fallbacks = dict(self.ruled_out), self.fallbacks
         return choice
 
     @property
     def name(self) -> str:
-        """The backends in use, the one that does the first layer first, as in `flash+sdpa`."""
+        """The backends in use, in order of the layers, as in `flash+sdpa`."""
         used = dict.fromkeys(self._chosen.values())
         return "+".join(used) or self.asked
 
     def report(self) -> dict[str, Any]:
-        """For reports: what was asked for, what is in use, and why that is not the same."""
+        """For reports: what was asked for, what is in use, and why the two differ."""
         return {"asked": self.asked, "used": self.name, "fallbacks": list(self.fallbacks)}
 
-    def attend(
-        self,
-        query_BHNE: Tensor,
-        key_BGLE: Tensor,
-        value_BGLE: Tensor,
-        step: TreeStep,
-        scale: float,
-        window: int | None = None,
-        softcap: float | None = None,
-        sinks_H: Tensor | None = None,
-    ) -> Tensor:
-        """Attention output [B, N, H, E] by the backend that this case goes to.
+    def attend(self, call: AttentionCall) -> Tensor:
+        """Attention output [B, N, H, E] by the backend for this case.
 
-        Raises ConfigError for the one that was asked for by name and cannot run here.
+        Raises ConfigError where the backend was asked for by name and cannot run here.
         """
-        hides = softcap is not None or sinks_H is not None or not step.sees_all(window)
-        case = Case.of(query_BHNE, value_BGLE, softcap, sinks_H, hides)
+        case = Case.of(call)
         name = self._chosen.get(case) or self.choose(case)
-        step.split_finely = self.split_finely
-        arguments = (query_BHNE, key_BGLE, value_BGLE, step, scale, window, softcap, sinks_H)
+        call.step.split_finely = self.split_finely
         try:
-            return BACKENDS[name].attend(*arguments)
+            return BACKENDS[name].attend(call)
         except BackendFailure as error:
             if self.asked != "auto":
                 raise cannot_use(name, str(error)) from error
             self.rule_out(name, str(error))
             console.warn(f"attention {name} cannot run here: {error}")
-        return self.attend(*arguments)
+        return self.attend(call)
 
     def rule_out(self, name: str, reason: str) -> None:
         """Use the next backend instead from now on."""
         self.ruled_out[name] = reason
         self._chosen = {case: used for case, used in self._chosen.items() if used != name}
 
-    def exchangeable(self) -> str | None:
-        """The backend in use that another could stand in for: not one asked for, nor the last."""
+    def replaceable(self) -> str | None:
+        """A backend in use that another could replace: none asked for by name, and not sdpa."""
         if self.asked != "auto":
             return None
         return next((name for name in self._chosen.values() if name != "sdpa"), None)
 
     def choose(self, case: Case) -> str:
-        """The first backend of those in question that can do the case.
+        """The first candidate that supports the case; `sdpa` supports every case.
 
-        Raises ConfigError for the one that was asked for by name and cannot; `sdpa` always can.
+        Raises ConfigError where a backend was asked for by name and does not support it.
         """
         reasons: list[str] = []
         for name in self._candidates(case):
@@ -144,7 +131,7 @@ class AttentionChoice:
 
 
 def check_before_loading(asked: str, device: str, dtype: torch.dtype) -> None:
-    """Raises ConfigError for a backend that can do no model there, whatever its heads are like."""
+    """Raises ConfigError for a backend that supports no model there, whatever its head sizes."""
     choice = AttentionChoice(asked)
     if asked != "auto":
         choice.choose(Case(device, dtype, 64, 64))

@@ -1,11 +1,11 @@
 """Tree attention by a flash kernel: the prefix without a mask, the tree densely, then merged.
 
-A flash kernel takes no mask, and over the prefix none is needed: every node sees all of it. Its
-log-sum-exp comes back too, so the few slots that nodes see differently (the tree itself, and under
-a window the oldest slots of some nodes) are done by two small products and the parts are merged.
+A flash kernel takes no mask, and the prefix needs none: every node sees all of it. The kernel also
+returns the log-sum-exp. So the few slots that only some nodes see (the tree itself, and under a
+window the oldest slots) are computed by two small products, and the parts are merged.
 
 The kernel is flash-attn's where installed (version 3, else 2), else the copy inside torch, which
-has no soft cap; torch has one for the CPU as well.
+has no soft cap. torch has one for the CPU as well.
 
 Shapes: B batch, H query heads, G key/value heads, M = H / G, N nodes with root, R = M·N packed
 rows, L slots in sight, K slots done densely, E head dim.
@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medusa_kit.infer.attention.backend import Case, compute_capability
+from medusa_kit.infer.attention.backend import AttentionCall, Case, compute_capability
 from medusa_kit.infer.attention.merge import Part, merge
 from medusa_kit.infer.attention.sdpa import tree_sdpa
 from medusa_kit.infer.tree_step import TreeStep
@@ -32,9 +32,9 @@ NO_SOFTCAP = "torch's own copy has no soft cap, and flash-attn (extra `flash`) i
 
 @functools.cache
 def package(device: str, index: int | None = None) -> Callable[..., Any] | None:
-    """flash-attn's function for a cache with a length for each row, or None; on one of the devices.
+    """flash-attn's function for a cache with a length for each row, or None, for one device.
 
-    Version 4 shares version 2's import name and lacks the function, hence the look at versions.
+    Version 4 shares version 2's import name and lacks the function, so versions are compared.
     """
     if device != "cuda" or torch.version.hip:
         return None
@@ -49,7 +49,7 @@ def package(device: str, index: int | None = None) -> Callable[..., Any] | None:
 
 
 def unsupported(case: Case) -> str | None:
-    """Why the flash kernels cannot do this case, or None."""
+    """Why the flash kernels cannot compute this case, or None."""
     if case.head_size != case.value_size:
         return f"keys of {case.head_size} numbers with values of {case.value_size}"
     if case.softcap and package(case.device, case.index) is None:
@@ -67,37 +67,28 @@ def unsupported(case: Case) -> str | None:
     return None
 
 
-def tree_flash(
-    query_BHNE: Tensor,
-    key_BGLE: Tensor,
-    value_BGLE: Tensor,
-    step: TreeStep,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks_H: Tensor | None = None,
-) -> Tensor:
-    """Attention output [B, N, H, E]; equal to `tree_sdpa` but for rounding."""
-    unmasked = step.is_causal(window) or step.sees_all(window)
-    if unmasked and softcap is None and sinks_H is None:  # torch picks a flash kernel by itself
-        return tree_sdpa(query_BHNE, key_BGLE, value_BGLE, step, scale, window)
-    B, H, N, E = query_BHNE.shape
-    G = key_BGLE.shape[1]
-    # All query heads of a group read the same keys: as rows of one head they read them once.
-    query_BGRE = query_BHNE.reshape(B, G, H // G * N, E)
+def tree_flash(call: AttentionCall) -> Tensor:
+    """Attention output [B, N, H, E]; equal to `tree_sdpa` up to rounding."""
+    step, window = call.step, call.window
+    if call.is_causal or call.sees_all:
+        return tree_sdpa(call)  # torch chooses a flash kernel itself
+    B, H, N, E = call.query_BHNE.shape
+    G = call.key_BGLE.shape[1]
+    # All query heads of a group read the same keys. As rows of one head they read them once.
+    query_BGRE = call.query_BHNE.reshape(B, G, H // G * N, E)
     cut = step.once(("flash", window), lambda: cut_slots(step, window))
-    parts = [_dense(query_BGRE, key_BGLE, value_BGLE, cut, scale, softcap)]
+    parts = [_dense(query_BGRE, call, cut)]
     if any(start < end for start, end in zip(cut.starts, step.lengths, strict=True)):
-        parts.append(_prefix(query_BGRE, key_BGLE, value_BGLE, cut, step, scale, softcap))
+        parts.append(_prefix(query_BGRE, call, cut))
     unpacked = [(out.reshape(B, H, N, E), lse.reshape(B, H, N)) for out, lse in parts]
-    return merge(unpacked, sinks_H).to(query_BHNE.dtype).transpose(1, 2).contiguous()
+    return merge(unpacked, call.sinks_H).to(query_BGRE.dtype).transpose(1, 2).contiguous()
 
 
 @dataclass(frozen=True)
 class Cut:
     """Slots [starts[b], lengths[b]) are seen by every node of row b and go to the kernel.
 
-    The others go to the dense part: `slots_BK`, or where None the last N slots of every row.
+    The others go to the dense part: `slots_BK`, or if None the last N slots of every row.
     """
 
     starts: tuple[int, ...]
@@ -106,10 +97,10 @@ class Cut:
 
 
 def cut_slots(step: TreeStep, window: int | None) -> Cut:
-    """Which slots every node sees, and who sees which of the others."""
+    """Which slots every node sees, and which nodes see which of the others."""
     lengths, N = step.lengths, step.num_nodes
     even = min(lengths) == max(lengths)
-    if window is None or not step.window_bites(window):
+    if window is None or not step.window_applies(window):
         slots_BK = None if even else _places(step, step.device_lengths(), 0)
         return Cut((0,) * len(lengths), slots_BK, step.sees_BNN)
     # A node is at most N - 1 deep, so all see what the deepest possible one would.
@@ -136,22 +127,15 @@ def _places(step: TreeStep, firsts_B: Tensor, shift: int) -> Tensor:
     return firsts_B[:, None] + shift + torch.arange(step.num_nodes, device=firsts_B.device)
 
 
-def _dense(
-    query_BGRE: Tensor,
-    key_BGLE: Tensor,
-    value_BGLE: Tensor,
-    cut: Cut,
-    scale: float,
-    softcap: float | None,
-) -> Part:
+def _dense(query_BGRE: Tensor, call: AttentionCall, cut: Cut) -> Part:
     """Attention over the slots of the dense part, in float32 or wider."""
-    key_BGKE, value_BGKE = (_taken(slots, cut) for slots in (key_BGLE, value_BGLE))
+    key_BGKE, value_BGKE = (_taken(slots, cut) for slots in (call.key_BGLE, call.value_BGLE))
     wide = torch.promote_types(query_BGRE.dtype, torch.float32)
-    scores_BGRK = query_BGRE.to(wide) @ key_BGKE.to(wide).transpose(-1, -2) * scale
-    if softcap is not None:
-        scores_BGRK = torch.tanh(scores_BGRK / softcap) * softcap
+    scores_BGRK = query_BGRE.to(wide) @ key_BGKE.to(wide).transpose(-1, -2) * call.scale
+    if call.softcap is not None:
+        scores_BGRK = torch.tanh(scores_BGRK / call.softcap) * call.softcap
     B, N, K = cut.mask_BNK.shape
-    scores_BGMNK = scores_BGRK.view(B, key_BGLE.shape[1], -1, N, K)
+    scores_BGMNK = scores_BGRK.view(B, key_BGKE.shape[1], -1, N, K)
     hidden = ~cut.mask_BNK[:, None, None]
     scores_BGRK = scores_BGMNK.masked_fill(hidden, float("-inf")).view_as(scores_BGRK)
     lse_BGR = scores_BGRK.logsumexp(-1)  # finite: a node sees itself
@@ -166,19 +150,12 @@ def _taken(slots_BGLE: Tensor, cut: Cut) -> Tensor:
     return slots_BGLE.gather(2, index)
 
 
-def _prefix(
-    query_BGRE: Tensor,
-    key_BGLE: Tensor,
-    value_BGLE: Tensor,
-    cut: Cut,
-    step: TreeStep,
-    scale: float,
-    softcap: float | None,
-) -> Part:
-    """Attention over the slots that all nodes see: one kernel call, or one a row.
+def _prefix(query_BGRE: Tensor, call: AttentionCall, cut: Cut) -> Part:
+    """Attention over the slots that all nodes see: one kernel call, or one for each row.
 
-    Only flash-attn's kernel takes a length for each row, and only from a common start.
+    Only flash-attn's kernel takes a length for each row, and only with a common start.
     """
+    step, key_BGLE, value_BGLE = call.step, call.key_BGLE, call.value_BGLE
     start, end = min(cut.starts), max(step.lengths)
     even = min(step.lengths) == end
     if start == max(cut.starts) and (even or package(key_BGLE.device.type, key_BGLE.device.index)):
@@ -187,7 +164,7 @@ def _prefix(
             lambda: step.device_lengths().to(torch.int32) - start,
         )
         keys, values = key_BGLE[:, :, start:end], value_BGLE[:, :, start:end]
-        return _kernel(query_BGRE, keys, values, counts_B, scale, softcap)
+        return _kernel(query_BGRE, keys, values, counts_B, call)
     rows = []
     for row, (first, last) in enumerate(zip(cut.starts, step.lengths, strict=True)):
         query_1GRE = query_BGRE[row : row + 1]
@@ -196,7 +173,7 @@ def _prefix(
             rows.append((torch.zeros_like(query_1GRE), lse))
             continue
         keys, values = (x[row : row + 1, :, first:last] for x in (key_BGLE, value_BGLE))
-        rows.append(_kernel(query_1GRE, keys, values, last - first, scale, softcap))
+        rows.append(_kernel(query_1GRE, keys, values, last - first, call))
     return torch.cat([out for out, _ in rows]), torch.cat([lse for _, lse in rows])
 
 
@@ -205,8 +182,7 @@ def _kernel(
     key_BGPE: Tensor,
     value_BGPE: Tensor,
     counts: Tensor | int,
-    scale: float,
-    softcap: float | None,
+    call: AttentionCall,
 ) -> Part:
     """The flash kernel without a mask over the first `counts` keys of each row."""
     function = package(query_BGRE.device.type, query_BGRE.device.index)
@@ -216,9 +192,9 @@ def _kernel(
             key_BGPE.transpose(1, 2),
             value_BGPE.transpose(1, 2),
             cache_seqlens=counts,
-            softmax_scale=scale,
+            softmax_scale=call.scale,
             causal=False,
-            softcap=softcap or 0.0,
+            softcap=call.softcap or 0.0,
             return_softmax_lse=True,
         )
         # Version 2 reports +inf for a row without keys, version 3 -inf.
@@ -226,7 +202,7 @@ def _kernel(
     inputs = (query_BGRE, key_BGPE, value_BGPE, 0.0, False)
     if query_BGRE.is_cuda:
         out, lse, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
-            *inputs, False, scale=scale
+            *inputs, False, scale=call.scale
         )
         return out, lse
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*inputs, scale=scale)
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*inputs, scale=call.scale)

@@ -1,8 +1,8 @@
-"""Attention over parts of the keys, put together by their log-sum-exp.
+"""Attention over parts of the keys, merged by their log-sum-exp.
 
-Softmax over two sets of keys is the mean of the softmaxes over each, weighted by how much each set
-holds: with o and l the output and log-sum-exp of a part, the whole is Σ exp(l − L) o, where L is
-the log-sum-exp of all l. This is exact; only rounding differs from one softmax over everything.
+Softmax over two sets of keys is a weighted mean of the softmaxes over each. With o and l the output
+and log-sum-exp of a part, the whole is Σ exp(l − L) o, where L is the log-sum-exp of all l. This is
+exact; only rounding differs from one softmax over everything.
 
 Shapes: B batch, H query heads, N nodes, E head dim of the values, S parts.
 """
@@ -18,8 +18,8 @@ Part = tuple[Tensor, Tensor]  # (output [B, H, N, E], natural log-sum-exp [B, H,
 def merge(parts: Sequence[Part], sinks_H: Tensor | None = None) -> Tensor:
     """Attention [B, H, N, E] over all parts, in the log-sum-exps' precision.
 
-    A part without keys has log-sum-exp -inf, whatever stands in its output; where all parts are
-    empty the result is 0. `sinks_H` takes weight and gives nothing (gpt-oss).
+    A part without keys has log-sum-exp -inf, and its output is ignored. Where all parts are empty
+    the result is 0. `sinks_H`: see AttentionCall.
     """
     lses = [lse_BHN for _, lse_BHN in parts]
     if sinks_H is not None:

@@ -1,7 +1,7 @@
 """Tree attention by torch's scaled_dot_product_attention and a 4-D mask: CPU, fallback, reference.
 
-Grouped-query heads are packed into the query's rows instead of repeating keys and values, which
-saves the copy that grows with the prefix.
+The query heads of a group are packed as rows of one head. So keys and values need not be repeated,
+which would copy more the longer the prefix is.
 
 Shapes: B batch, H query heads, G key/value heads, N nodes with root, L slots in sight, E head dim.
 """
@@ -10,46 +10,34 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from medusa_kit.infer.tree_step import TreeStep
+from medusa_kit.infer.attention.backend import AttentionCall
 
 
-def tree_sdpa(
-    query_BHNE: Tensor,
-    key_BGLE: Tensor,
-    value_BGLE: Tensor,
-    step: TreeStep,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks_H: Tensor | None = None,
-) -> Tensor:
-    """Attention output [B, N, H, E]. `softcap` (Gemma 2) and `sinks_H` (gpt-oss): a plain path."""
-    if softcap is not None or sinks_H is not None:
-        mask_B1NL = step.mask(window)
-        out = explicit(query_BHNE, key_BGLE, value_BGLE, mask_B1NL, scale, softcap, sinks_H)
-    elif step.is_causal(window):
+def tree_sdpa(call: AttentionCall) -> Tensor:
+    """Attention output [B, N, H, E]."""
+    query_BHNE, key_BGLE, value_BGLE = call.query_BHNE, call.key_BGLE, call.value_BGLE
+    if not call.standard:
+        mask_B1NL = call.step.mask(call.window)
+        out = explicit(
+            query_BHNE, key_BGLE, value_BGLE, mask_B1NL, call.scale, call.softcap, call.sinks_H
+        )
+    elif call.is_causal:
         out = F.scaled_dot_product_attention(
-            query_BHNE, key_BGLE, value_BGLE, is_causal=True, scale=scale, enable_gqa=True
+            query_BHNE, key_BGLE, value_BGLE, is_causal=True, scale=call.scale, enable_gqa=True
         )
     else:
-        out = _packed(query_BHNE, key_BGLE, value_BGLE, step, scale, window)
+        out = _packed(call)
     return out.transpose(1, 2).contiguous()
 
 
-def _packed(
-    query_BHNE: Tensor,
-    key_BGLE: Tensor,
-    value_BGLE: Tensor,
-    step: TreeStep,
-    scale: float,
-    window: int | None,
-) -> Tensor:
-    B, H, N, E = query_BHNE.shape
-    G = key_BGLE.shape[1]
-    whole = step.sees_all(window)
-    mask = None if whole else step.additive_mask(window, H // G, query_BHNE.dtype)
-    packed = query_BHNE.reshape(B, G, H // G * N, E)
-    out = F.scaled_dot_product_attention(packed, key_BGLE, value_BGLE, attn_mask=mask, scale=scale)
+def _packed(call: AttentionCall) -> Tensor:
+    B, H, N, E = call.query_BHNE.shape
+    G, dtype = call.key_BGLE.shape[1], call.query_BHNE.dtype
+    mask = None if call.sees_all else call.step.additive_mask(call.window, H // G, dtype)
+    packed = call.query_BHNE.reshape(B, G, H // G * N, E)
+    out = F.scaled_dot_product_attention(
+        packed, call.key_BGLE, call.value_BGLE, attn_mask=mask, scale=call.scale
+    )
     return out.reshape(B, H, N, out.shape[-1])
 
 
@@ -62,7 +50,7 @@ def explicit(
     softcap: float | None,
     sinks_H: Tensor | None,
 ) -> Tensor:
-    """The formula written out, for what SDPA lacks: [B, H, N, E]."""
+    """The formula written out, for soft caps and sinks, which SDPA lacks: [B, H, N, E]."""
     repeats = query_BHNE.shape[1] // key_BGLE.shape[1]
     key_BHLE = key_BGLE.repeat_interleave(repeats, dim=1)
     value_BHLE = value_BGLE.repeat_interleave(repeats, dim=1)
@@ -70,7 +58,7 @@ def explicit(
     if softcap is not None:
         scores_BHNL = torch.tanh(scores_BHNL / softcap) * softcap
     scores_BHNL = scores_BHNL.masked_fill(~mask_B1NL, torch.finfo(scores_BHNL.dtype).min)
-    if sinks_H is not None:  # one more column that takes weight and gives nothing
+    if sinks_H is not None:  # one more column of weights, without a value
         sink_BHN1 = sinks_H.view(1, -1, 1, 1).expand(*scores_BHNL.shape[:3], 1)
         scores_BHNL = torch.cat([scores_BHNL, sink_BHN1.to(scores_BHNL)], dim=-1)
     weights_BHNL = scores_BHNL.float().softmax(-1).to(value_BHLE.dtype)

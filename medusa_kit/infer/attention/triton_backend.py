@@ -1,7 +1,7 @@
-"""Tree attention by our own Triton kernels: what they need made ready, and how they are launched.
+"""Tree attention by our own Triton kernels: how their arguments are prepared and they are launched.
 
 One pass over prefix and tree with split keys, a bit for each ancestor, a length for each row,
-windows by position, soft caps and sinks; float32 as well. Triton is imported when first used.
+windows by position, soft caps and sinks, in float32 too. Triton is imported when first used.
 
 Shapes: B batch, H query heads, G key/value heads, N nodes with root, L slots in sight, E and EV
 head dim of keys and values, W words of ancestors, S splits, X rows of all groups.
@@ -18,7 +18,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from medusa_kit.infer.attention.backend import BackendFailure, Case, compute_capability
+from medusa_kit.infer.attention.backend import (
+    AttentionCall,
+    BackendFailure,
+    Case,
+    compute_capability,
+)
 from medusa_kit.infer.attention.sdpa import tree_sdpa
 from medusa_kit.infer.tree_step import TreeStep
 
@@ -26,22 +31,22 @@ MAX_HEAD_SIZE = 256
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 WORD = 64
 PROGRAMS_PER_CORE = 2  # enough to keep a streaming multiprocessor busy
-MOST_REGISTERS = 255  # a thread; PROGRAMS_PER_CORE of 4 warps have as many
-SLOTS_PER_SPLIT = 64  # at least, of a full cache: one tile of keys
-FEWEST_SLOTS = 16  # of a split where few are taken: a tensor core's products take so many at least
-FINE_SPLITS = 6  # of short rows, where splitting itself is to be seen: more than merge at once
-SPLITS_AT_ONCE = 4  # in the merge: as many loads under way, and few registers
+MOST_REGISTERS = 255  # per thread; PROGRAMS_PER_CORE programs of 4 warps can have as many
+SLOTS_PER_SPLIT = 64  # at least, in a full cache: one tile of keys
+FEWEST_SLOTS = 16  # per split of a short row: the least that a tensor core's products take
+FINE_SPLITS = 6  # of short rows, for the self-check: more than are merged at once
+SPLITS_AT_ONCE = 4  # in the merge: as many loads in flight, and few registers
 
 
 def missing() -> tuple[str, str] | None:
-    """(what is missing, the extra that brings it), or None."""
+    """(what is missing, the extra that provides it), or None."""
     if importlib.util.find_spec("triton") is None:
         return "triton is not installed", "triton"
     return None
 
 
 def unsupported(case: Case) -> str | None:
-    """Why the kernels cannot do this case, or None."""
+    """Why the kernels cannot compute this case, or None."""
     if absent := missing():
         return absent[0]
     if case.device == "cpu" and not interpreting():
@@ -58,12 +63,12 @@ def unsupported(case: Case) -> str | None:
 
 
 def interpreting() -> bool:
-    """Whether Triton interprets its kernels, which works without a GPU and is for tests."""
+    """Whether Triton interprets its kernels, as tests do where there is no GPU."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def ancestor_words(sees_BNN: Tensor) -> Tensor:
-    """Bit j % 64 of word j // 64 says whether a node sees node j: words_BNW, int64."""
+    """words_BNW, int64: bit j % 64 of word j // 64 says whether a node sees node j."""
     B, N, _ = sees_BNN.shape
     W = -(-N // WORD)
     bits_BNWJ = functional.pad(sees_BNN, (0, W * WORD - N)).view(B, N, W, WORD)
@@ -71,47 +76,26 @@ def ancestor_words(sees_BNN: Tensor) -> Tensor:
     return (bits_BNWJ.long() << shifts_J).sum(-1)
 
 
-def tree_triton(
-    query_BHNE: Tensor,
-    key_BGLE: Tensor,
-    value_BGLE: Tensor,
-    step: TreeStep,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks_H: Tensor | None = None,
-    num_splits: int | None = None,
-) -> Tensor:
-    """Attention output [B, N, H, E]; equal to `tree_sdpa` but for rounding.
+def tree_triton(call: AttentionCall, num_splits: int | None = None) -> Tensor:
+    """Attention output [B, N, H, E]; equal to `tree_sdpa` up to rounding.
 
-    `num_splits`: over how many programs the slots of a row are spread; by the machine unless given.
-    Raises BackendFailure where Triton cannot compile a kernel or launch it.
+    `num_splits`: over how many programs the slots of a row are spread; chosen for the machine
+    unless given. Raises BackendFailure where Triton cannot compile a kernel or launch it.
     """
-    if step.is_causal(window) and softcap is None and sinks_H is None:
-        return tree_sdpa(query_BHNE, key_BGLE, value_BGLE, step, scale, window)
-    return launched(
-        _run, query_BHNE, key_BGLE, value_BGLE, step, scale, window, softcap, sinks_H, num_splits
-    )
+    return tree_sdpa(call) if call.is_causal else launched(_run, call, num_splits)
 
 
 def launched(
-    run: Callable[..., None],
-    query_BHNE: Tensor,
-    key_BGLE: Tensor,
-    value_BGLE: Tensor,
-    step: TreeStep,
-    scale: float,
-    window: int | None,
-    softcap: float | None,
-    sinks_H: Tensor | None,
-    num_splits: int | None,
+    run: Callable[..., None], call: AttentionCall, num_splits: int | None = None
 ) -> Tensor:
-    """The output, once `run` has launched each kernel that it is given, with grid and arguments.
+    """The output, after `run` has launched each kernel with its grid and arguments.
 
-    The check of the kernels without a device (bench/gpu_check/kernels.py) compiles them instead.
+    bench/gpu_check/kernels.py, which needs no device, compiles the kernels instead.
     """
     from medusa_kit.infer.attention.triton_kernel import merge_kernel, split_kernel
 
+    query_BHNE, key_BGLE, value_BGLE = call.query_BHNE, call.key_BGLE, call.value_BGLE
+    step, sinks_H = call.step, call.sinks_H
     B, H, N, E = query_BHNE.shape
     G, EV = key_BGLE.shape[1], value_BGLE.shape[-1]
     R, device = H // G * N, query_BHNE.device
@@ -121,14 +105,14 @@ def launched(
     S = num_splits or _splits(tiles * B * G, step, device)
     partials_SXV = torch.empty(S, B * G * R, EV, dtype=torch.float32, device=device)
     lses_SX = torch.empty(S, B * G * R, dtype=torch.float32, device=device)
-    bites = window is not None and step.window_bites(window)
     run(
         split_kernel, (tiles, B * G, S),
         query_BHNE, key_BGLE, value_BGLE, words, depths, lengths, partials_SXV, lses_SX,
         *query_BHNE.stride(), *key_BGLE.stride(), *value_BGLE.stride(),
-        scale, softcap or 0.0, window or 0, G, N, R, words.shape[-1],
+        call.scale, call.softcap or 0.0, call.window or 0, G, N, R, words.shape[-1],
         1 if step.split_finely else FEWEST_SLOTS,
-        E=E, EV=EV, HAS_WINDOW=bites, HAS_CAP=softcap is not None, **tile,
+        E=E, EV=EV, HAS_WINDOW=step.window_applies(call.window), HAS_CAP=call.softcap is not None,
+        **tile,
     )  # fmt: skip
     out_BNHV = query_BHNE.new_empty(B, N, H, EV)
     run(
@@ -143,10 +127,10 @@ def launched(
 
 def _run(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
     """Launch a kernel. At the first launch Triton compiles it, finds the driver and builds a small
-    library in C, and each of these fails in a way of its own where the machine lacks something."""
+    library in C. Each of these fails in its own way where the machine lacks something."""
     from triton.errors import TritonError
 
-    device = arguments[0].device  # Triton launches on the current one, which may be another
+    device = arguments[0].device  # Triton launches on the current device, which may be another
     elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
     try:
         with torch.cuda.device(device) if elsewhere else nullcontext():
@@ -162,7 +146,7 @@ def _run(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) ->
 
 
 def _described(step: TreeStep) -> tuple[Tensor, Tensor, Tensor]:
-    """(words_BNW, depths_BN, lengths_B) as the kernel reads them, made once for all layers."""
+    """(words_BNW, depths_BN, lengths_B) as the kernel reads them, the same for all layers."""
     depths_BN = step.depths_BN.to(torch.int32).contiguous()
     lengths_B = step.device_lengths().to(torch.int32)
     return ancestor_words(step.sees_BNN), depths_BN, lengths_B
@@ -175,9 +159,9 @@ def _power_of_two(count: int) -> int:
 def configuration(rows: int, head_size: int, value_size: int, item_size: int) -> dict[str, int]:
     """Tile sizes and warps of the first kernel. `make gpu-check` holds them to their limits.
 
-    Keys and values of a tile, twice, share at most 99 kB of fast memory on the smaller devices
-    (8.6, 8.9, 12.0), and what a program sums up has to stay in registers. Float32 has no tensor
-    cores here (they would round to 10 bits), each thread holds whole columns: small tiles.
+    Two stages of a tile's keys and values must fit into 99 kB of shared memory on the smaller
+    devices (8.6, 8.9, 12.0), and a program's sums must stay in registers. Float32 uses no tensor
+    cores here (they would round to 10 bits), and each thread holds whole columns: small tiles.
     """
     block_e, block_v = (max(16, _power_of_two(size)) for size in (head_size, value_size))
     widest = max(block_e, block_v)
@@ -195,16 +179,16 @@ def configuration(rows: int, head_size: int, value_size: int, item_size: int) ->
         "num_warps": 4,
         "num_stages": 2,
     }
-    # Without it ptxas saves registers for more programs a core than are launched, and spills a few
-    # bytes for that. torch.compile does not know the option; in float32 it makes things worse.
+    # Without it ptxas saves registers for more programs per core than are launched and spills a few
+    # bytes. torch.compile does not know the option, and in float32 it makes things worse.
     if item_size <= 2 and not torch.compiler.is_compiling():
         chosen["maxnreg"] = MOST_REGISTERS
     return chosen
 
 
 def _splits(programs: int, step: TreeStep, device: torch.device) -> int:
-    """Over how many programs the slots of a row are spread. Each takes its share of the slots that
-    are taken, so a count chosen for the whole cache, as a captured step does, suits any length."""
+    """Over how many programs the slots of a row are spread. Each takes its share of the slots in
+    use, so a number chosen for the whole cache, as in a captured step, suits any length."""
     if step.split_finely:
         return FINE_SPLITS
     wanted = -(-PROGRAMS_PER_CORE * _num_cores(device) // programs)

@@ -1,9 +1,9 @@
 """The Triton kernels of tree attention: one over splits of the slots, one that merges the splits.
 
-Importing this needs triton; `triton_backend` does so when the backend is first used. A program of
+This module needs triton; `triton_backend` imports it when the backend is first used. A program of
 the first kernel holds a tile of one group's query rows (all its query heads, so that keys are read
-once) and streams one split of its row's slots: first those of the prefix, which every node sees but
-for the window, then the tree's, by the ancestor bits. Arguments named stride_* count elements.
+once). It reads one split of its row's slots: first those of the prefix, which every node sees up to
+the window, then those of the tree, by the ancestor bits. Arguments named stride_* count elements.
 
 Shapes: R = M·N query rows of a group (M = query heads a group, N nodes), S splits, E and EV head
 dim of keys and values.
@@ -20,7 +20,7 @@ def _absorb(
     E: tl.constexpr, EV: tl.constexpr, HAS_CAP: tl.constexpr,
     BLOCK_E: tl.constexpr, BLOCK_V: tl.constexpr,
 ):  # fmt: skip
-    """One block of slots into the running softmax: `out` and `total` are in units of exp(top)."""
+    """Add a block of slots to the running softmax: `out` and `total` are in units of exp(top)."""
     e = tl.arange(0, BLOCK_E)
     v = tl.arange(0, BLOCK_V)
     key = tl.load(
@@ -48,7 +48,7 @@ def _seen_in_tree(
     words, depths, node, depth, slots, length, in_rows, in_sight, window,
     num_words, HAS_WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """Which of the slots, all of the tree, each row sees; `words` and `depths` of its batch row."""
+    """Which of these slots of the tree each row sees; `words` and `depths` are the batch row's."""
     other = slots - length  # the node in a slot
     seen = in_rows[:, None] & in_sight[None, :]
     places = node[:, None] * num_words + (other >> 6)[None, :]
@@ -79,10 +79,10 @@ def _write(
 
 @triton.jit
 def _share(length, num_nodes, window, fewest_slots, HAS_WINDOW: tl.constexpr):
-    """(first, last) slot of this program's split, of those that a node sees: by the row's own
-    length, so that no program of a short row is left without work in a large cache."""
+    """(first, end) of this program's split of the slots that some node sees. They are split by the
+    row's own length, so that in a large cache the programs of a short row have work too."""
     first_seen = 0
-    if HAS_WINDOW:  # what no node sees is not read
+    if HAS_WINDOW:  # slots that no node sees are not read
         first_seen = tl.maximum(length - window + 1, 0)
     end = length + num_nodes
     chunk = tl.maximum(tl.cdiv(end - first_seen, tl.num_programs(2)), fewest_slots)
@@ -90,8 +90,8 @@ def _share(length, num_nodes, window, fewest_slots, HAS_WINDOW: tl.constexpr):
     return first, tl.minimum(first + chunk, end)
 
 
-# Numbers that change from step to step are not compiled in: a kernel for each would be compiled in
-# the middle of an answer.
+# Numbers that change from step to step are not compiled in: each would need a kernel of its own,
+# compiled in the middle of an answer.
 @triton.jit(
     do_not_specialize=[
         "window", "num_groups", "num_nodes", "num_rows", "num_words", "fewest_slots"
@@ -169,7 +169,7 @@ def merge_kernel(
     v = tl.arange(0, BLOCK_V)
     top = float("-inf")
     total = 0.0
-    if HAS_SINKS:  # takes weight and gives nothing
+    if HAS_SINKS:  # part of the softmax, without a value
         top = tl.load(sinks + h)
         total = 1.0
     out = tl.zeros([BLOCK_V], dtype=tl.float32)

@@ -1,9 +1,9 @@
-"""Greedy acceptance for all rows at once, on the device: what `accept` finds by walking.
+"""Greedy acceptance for all rows at once, on the device: it finds the same path as `accept`.
 
-A node is accepted where each token of its path is what the base model names after the one before;
-siblings hold different tokens, so the accepted nodes are one path, and its deepest node tells all.
+A node is accepted if each token of its path is what the base model names after the one before.
+Siblings hold different tokens, so the accepted nodes are one path, known by its deepest node.
 
-Shapes: B batch, N nodes with root, J nodes of the longest path, root included.
+Shapes: B batch, N nodes with root, J nodes of the longest path, root included, D hidden.
 """
 
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from medusa_kit.infer.draft import Topology, path_to
 
 @dataclass(frozen=True)
 class TreeTables:
-    """What acceptance reads of a static tree. `paths_NJ`: nodes from the root to each node, then j
-    at place j, which moves nothing."""
+    """What acceptance reads of a static tree. `paths_NJ`: the nodes from the root to each node,
+    filled up with j at place j, which moves nothing."""
 
     depths_N: Tensor
     sees_NN: Tensor
@@ -41,9 +41,9 @@ class TreeTables:
 
 @dataclass(frozen=True)
 class Accepted:
-    """`last_B`: deepest accepted node. `nodes_BJ`: its path. `counts_B`: accepted nodes, the root
-    among them, and as many tokens emitted. `roots_B`: the next roots. `emitted_BJ`: the tokens
-    after the old root, the next root last; what comes after means nothing."""
+    """`last_B`: deepest accepted node. `nodes_BJ`: its path. `counts_B`: accepted nodes, root
+    included, which is also the number of tokens emitted. `roots_B`: the next roots. `emitted_BJ`:
+    the tokens after the old root up to the next root; the rest has no meaning."""
 
     last_B: Tensor
     nodes_BJ: Tensor
@@ -51,12 +51,17 @@ class Accepted:
     roots_B: Tensor
     emitted_BJ: Tensor
 
+    def last_hidden(self, hidden_BND: Tensor) -> Tensor:
+        """hidden_BD at the deepest accepted nodes."""
+        places_B11 = self.last_B[:, None, None].expand(-1, 1, hidden_BND.shape[-1])
+        return hidden_BND.gather(1, places_B11)[:, 0]
+
 
 def accept_greedy(
     tree: TreeTables, tokens_BN: Tensor, likeliest_BN: Tensor, max_depth_B: Tensor
 ) -> Accepted:
-    """`likeliest_BN`: what the base model names after each node. Deeper than `max_depth_B` lies
-    past the context's end."""
+    """`likeliest_BN`: what the base model names after each node. Nodes deeper than `max_depth_B`
+    lie past the context's end."""
     named_BN = likeliest_BN[:, tree.parents_N]
     holds_BN = (tokens_BN == named_BN) | (tree.depths_N == 0)
     path_holds_BN = (holds_BN[:, None] | ~tree.sees_NN).all(-1)
@@ -65,13 +70,13 @@ def accept_greedy(
     nodes_BJ = tree.paths_NJ[last_B]
     roots_B1 = likeliest_BN.gather(1, last_B[:, None])
     places_J = torch.arange(tree.longest, device=tokens_BN.device)
-    behind_BJ = tokens_BN.gather(1, nodes_BJ).roll(-1, dims=1)
+    next_BJ = tokens_BN.gather(1, nodes_BJ).roll(-1, dims=1)
     depth_B1 = tree.depths_N[last_B][:, None]
-    emitted_BJ = torch.where(places_J == depth_B1, roots_B1, behind_BJ)
+    emitted_BJ = torch.where(places_J == depth_B1, roots_B1, next_BJ)
     return Accepted(last_B, nodes_BJ, depth_B1[:, 0] + 1, roots_B1[:, 0], emitted_BJ)
 
 
 def walked(emitted_and_count: Sequence[int]) -> list[int]:
-    """The tokens of one row of what a step returns: those emitted, then their count."""
+    """The emitted tokens of one row, from what a step returns: tokens, then their count."""
     *tokens, count = emitted_and_count
     return list(tokens[:count])

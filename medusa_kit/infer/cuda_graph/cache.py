@@ -1,6 +1,6 @@
-"""The tree cache of fixed shapes: same slots, written and moved by indices that lie on the device.
+"""The tree cache of fixed shapes: its slots are written and moved by indices on the device.
 
-Every forward returns all S slots; what lies after a row's nodes is masked.
+Every forward returns all S slots; those after a row's nodes are masked.
 
 Shapes: B batch, G key/value heads, S slots, E head dim, N nodes with root, J nodes of a path.
 """
@@ -15,19 +15,19 @@ from medusa_kit.infer.tree_cache import TreeCache, TreeCacheLayer
 
 
 class StaticTreeCacheLayer(TreeCacheLayer):
-    """One layer's slots, written where the cache aims."""
+    """One layer's slots, written where the cache says."""
 
     cache: "StaticTreeCache"
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write N nodes [B, G, N, E] into the slots aimed at; return all slots [B, G, S, E]."""
+        """Write N nodes [B, G, N, E] to the cache's target; return all slots [B, G, S, E]."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
         assert self.values is not None
-        rows_B1, slots_BN = self.cache.aim
+        rows_B1, slots_BN = self.cache.target
         self.keys[rows_B1, :, slots_BN] = key_states.transpose(1, 2)
         self.values[rows_B1, :, slots_BN] = value_states.transpose(1, 2)
         return self.keys, self.values
@@ -40,9 +40,9 @@ class StaticTreeCacheLayer(TreeCacheLayer):
 
 
 class StaticTreeCache(TreeCache):
-    """Slots that stay where they are, so that a graph may hold their addresses.
+    """Slots that stay where they are in memory, so that a graph may hold their addresses.
 
-    `lengths` on the host are for the self-check at load alone; a step has its own on the device.
+    `lengths` on the host are for the self-check only; a step keeps its own on the device.
     """
 
     def __init__(
@@ -51,15 +51,15 @@ class StaticTreeCache(TreeCache):
         super().__init__(num_layers, batch_size, num_slots)
         self.layers = [StaticTreeCacheLayer(index, self) for index in range(num_layers)]
         self._rows_B1 = torch.arange(batch_size, device=device)[:, None]
-        self.aim = (self._rows_B1, self._rows_B1)  # where a forward writes: rows, slots_BN
+        self.target = (self._rows_B1, self._rows_B1)  # where a forward writes: rows, slots_BN
 
     def write_after(self, lengths_B: Tensor, num_nodes: int) -> None:
         """Let the next forward write its nodes after `lengths_B` tokens."""
         nodes_N = torch.arange(num_nodes, device=lengths_B.device)
-        self.aim = (self._rows_B1, lengths_B[:, None] + nodes_N)
+        self.target = (self._rows_B1, lengths_B[:, None] + nodes_N)
 
     def move(self, lengths_B: Tensor, nodes_BJ: Tensor) -> None:
-        """Place node nodes_BJ[b, j] of the last forward at j; node j at j is left as it is."""
+        """Move node nodes_BJ[b, j] of the last forward to place j; node j itself stays there."""
         places_J = torch.arange(nodes_BJ.shape[1], device=nodes_BJ.device)
         source, target = lengths_B[:, None] + nodes_BJ, lengths_B[:, None] + places_J
         rows = self._rows_B1
@@ -70,8 +70,8 @@ class StaticTreeCache(TreeCache):
                 tensor[rows, :, target] = tensor[rows, :, source]
 
     def copy_rows(self, other: "StaticTreeCache", places: Sequence[int]) -> None:
-        """The rows in these places of `other`, as far as both have slots, as the first rows here;
-        without a copy on the way. Slots that `other` lacks are emptied."""
+        """Copy the rows in these places of `other` to the first rows here, directly and as far as
+        both have slots. Slots that `other` lacks are zeroed."""
         shared = min(self.num_slots, other.num_slots)
         for own, others in zip(self._tensors(), other._tensors(), strict=True):
             for row, place in enumerate(places):
@@ -79,7 +79,7 @@ class StaticTreeCache(TreeCache):
                 own[row, :, shared:].zero_()
 
     def fill_at_random(self) -> None:
-        """Every slot, the same numbers each time."""
+        """Fill every slot, with the same numbers each time."""
         generator = torch.Generator(self._rows_B1.device).manual_seed(0)
         for tensor in self._tensors():
             tensor.normal_(generator=generator)
@@ -93,7 +93,7 @@ class StaticTreeCache(TreeCache):
         return sum(tensor.nbytes for tensor in self._tensors())
 
     def free(self) -> None:
-        """Let go of all slots."""
+        """Drop all slots."""
         self._block, self._strays, self.layers = None, [], []
 
     def _tensors(self) -> Iterator[Tensor]:
@@ -105,7 +105,7 @@ class StaticTreeCache(TreeCache):
 
     @torch.inference_mode()
     def commit(self, kept: Sequence[Sequence[int]]) -> None:
-        """As the base class, by way of `move`."""
+        """As the base class does, by `move`."""
         device, J = self._rows_B1.device, max(len(nodes) for nodes in kept)
         filled = [[*nodes, *range(len(nodes), J)] for nodes in kept]
         self.move(torch.tensor(self.lengths, device=device), torch.tensor(filled, device=device))
@@ -114,10 +114,10 @@ class StaticTreeCache(TreeCache):
 
     @torch.inference_mode()
     def first_rows(self, count: int) -> TreeCache:
-        """The first `count` rows, emptied, as an ordinary cache over the same memory: for prompts.
+        """The first `count` rows, zeroed, as an ordinary cache over the same memory, for prompts.
 
-        A slot that is hidden from a node is multiplied by 0, which leaves NaN what it is: numbers
-        that an earlier request was too much for would spoil all later ones.
+        A hidden slot is multiplied by 0, and NaN times 0 is NaN. So without zeroing, one request
+        whose numbers overflowed would spoil all later ones.
         """
         rows = TreeCache(len(self.layers), count, self.num_slots)
         rows._block = None if self._block is None else self._block[:, :, :count]

@@ -1,8 +1,8 @@
-"""Recording a step in a CUDA graph so that a failure costs the graph and nothing else.
+"""Recording a step in a CUDA graph, so that a failure costs the graph and nothing else.
 
-`torch.cuda.graph` ends a capture, then gives the stream back; where ending it fails, as it does
-once something forbidden has run, the capture's stream stays current, torch below 2.12 goes on
-taking memory from the graph's pool, and the random generator believes that it is being recorded.
+`torch.cuda.graph` ends a capture, then restores the stream. Ending it fails once something that is
+forbidden has run. Then the capture's stream stays current, torch below 2.12 goes on taking memory
+from the graph's pool, and the random generator still counts as being recorded.
 """
 
 import warnings
@@ -20,8 +20,8 @@ def can_capture(device: torch.device) -> bool:
 
 
 class GraphMemory:
-    """What all graphs of a model share: a pool of memory, since only one of them runs at a time,
-    and the stream they are recorded on, since torch reuses memory within a stream alone."""
+    """What all graphs of a model share: a memory pool, since only one of them runs at a time, and
+    the stream they are recorded on, since torch reuses memory only within one stream."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -65,13 +65,13 @@ class GraphMemory:
 
     @contextmanager
     def _as_before(self) -> Iterator[None]:
-        """Undo what a capture that could not be ended leaves of itself in torch."""
+        """Undo what a failed capture leaves behind in torch."""
         generator = torch.cuda.default_generators[self.stream.device_index]
         state = generator.clone_state()
         try:
             yield
         except BaseException:
-            with suppress(RuntimeError):  # says so where the allocator has let go already
+            with suppress(RuntimeError):  # raised where the allocator has let go already
                 torch._C._cuda_endAllocateToPool(self.stream.device_index, self.pool)
             generator.graphsafe_set_state(state)
             raise
@@ -79,7 +79,7 @@ class GraphMemory:
 
 @contextmanager
 def waiting_refused() -> Iterator[None]:
-    """An operation that makes the host wait for the device raises RuntimeError in here.
+    """Operations that make the host wait for the device raise RuntimeError in here.
 
     torch has one such setting for the whole process, so this is kept short.
     """
@@ -92,8 +92,8 @@ def waiting_refused() -> Iterator[None]:
 
 
 def set_sync_debug_mode(mode: int | str) -> None:
-    """Without torch's word, at the first call of a process, that the setting is a prototype: where
-    warnings are errors it would end a capture."""
+    """Without torch's warning, at the first call in a process, that the setting is a prototype.
+    Where warnings are errors it would end a capture."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.cuda.set_sync_debug_mode(mode)

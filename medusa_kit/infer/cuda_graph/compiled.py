@@ -1,45 +1,27 @@
-"""The model's forward under torch.compile, one compiled function a step.
+"""The model's forward under torch.compile, one compiled function for each step.
 
 Shapes: B batch, N nodes with root, S cache slots.
 """
 
 from types import FunctionType
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from medusa_kit.base.model import BaseModel, relative_error
 from medusa_kit.errors import IncompatibleBaseError
-from medusa_kit.infer.cuda_graph.cache import StaticTreeCache
-from medusa_kit.infer.cuda_graph.forward import StaticVerifier
+from medusa_kit.infer.cuda_graph.replay import ReplayedStep
 from medusa_kit.infer.self_check import allowed_error
 from medusa_kit.infer.verifier import Forward
-
-
-class CompiledStep(Protocol):
-    """What is read here of a step that runs a compiled forward."""
-
-    verifier: StaticVerifier
-    cache: StaticTreeCache
-    forward: Forward | None
-    lengths_B: Tensor
-    batch_size: int
-    num_slots: int
-    device: torch.device
-
-    @property
-    def num_nodes(self) -> int: ...
-
-    def score(self, lengths_B: Tensor, forward: Forward | None = None) -> tuple[Tensor, Tensor]: ...
 
 
 def compiled_forward(base: BaseModel, backend: Any = "inductor") -> Forward:
     """torch.compile of decoder and output embedding, compiled when first called.
 
-    The load check found the two equal to the model. Raises IncompatibleBaseError where they cannot
-    stand alone; what is returned raises RuntimeError for what does not compile in one piece, so
-    that nothing runs uncompiled in silence.
+    They were compared with the whole model when the base was loaded. Raises IncompatibleBaseError
+    where the model has no decoder of its own. The function returned raises RuntimeError for what
+    does not compile in one piece, so that nothing runs uncompiled unnoticed.
     """
     if not base.decoder_is_exact:
         raise IncompatibleBaseError(f"{base.info.model_type} has no decoder that can stand alone")
@@ -63,10 +45,10 @@ def compiled_forward(base: BaseModel, backend: Any = "inductor") -> Forward:
 
 
 def with_own_code(function: Any) -> Any:
-    """The same function with a code object that no other has.
+    """The same function with a code object of its own.
 
-    torch keeps what it compiled by code object, for eight shapes each, and all functions that one
-    `def` makes share theirs: the ninth shape would run uncompiled.
+    torch caches compiled code by code object, for eight shapes each. All functions made by one
+    `def` share their code object, so the ninth shape would run uncompiled.
     """
     own = FunctionType(
         function.__code__.replace(),
@@ -79,17 +61,17 @@ def with_own_code(function: Any) -> Any:
     return own
 
 
-def check_compiled(step: CompiledStep) -> float:
-    """Hold the step's compiled forward against the plain one; how much rounding differs, doubled.
+def check_compiled(step: ReplayedStep) -> float:
+    """Compare the step's compiled forward with the plain one; returns twice what rounding differs.
 
-    Every slot holds numbers at random and the rows are of different lengths, the first one as long
-    as there is room for, so that every window bites that ever can. Raises IncompatibleBaseError:
-    a compiler may be wrong.
+    Every slot holds random numbers and the rows have different lengths. The first row is as long as
+    there is room for, so that every window applies that ever can. Raises IncompatibleBaseError
+    where the two differ by more than rounding, since a compiler may be wrong.
     """
     base = step.verifier.base
     step.score(step.lengths_B)  # allocates the slots
     longest = min(step.num_slots - step.num_nodes, base.info.context_length - 1)
-    rows_B = torch.arange(step.batch_size, device=step.device)
+    rows_B = torch.arange(step.batch_size, device=step.lengths_B.device)
     lengths_B = longest - rows_B * longest // (2 * step.batch_size)
     step.cache.fill_at_random()
     plain, compiled = (step.score(lengths_B, one)[1] for one in (None, step.forward))

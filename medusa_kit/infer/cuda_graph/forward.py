@@ -1,4 +1,4 @@
-"""The base model's forward over a tree at fixed shapes: lengths are read on the device alone.
+"""The base model's forward over a tree at fixed shapes: lengths are read only on the device.
 
 Shapes: B batch, N nodes with root, S cache slots, D hidden, V vocabulary.
 """
@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from medusa_kit.base.model import BaseModel
+from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.cuda_graph.cache import StaticTreeCache
 from medusa_kit.infer.cuda_graph.guard import NoHostReads
 from medusa_kit.infer.tree_cache import TreeCache
@@ -17,9 +19,9 @@ from medusa_kit.infer.verifier import Forward, Verifier
 
 
 class StaticTreeStep(TreeStep):
-    """A TreeStep whose lengths_B are a tensor on the device; every slot of the cache is in sight.
+    """A TreeStep whose lengths are known only on the device; every slot of the cache is in sight.
 
-    No `lengths` on the host: what asks for them cannot run at fixed shapes.
+    `lengths` is empty, so code that reads lengths on the host fails.
     """
 
     def __init__(
@@ -36,7 +38,7 @@ class StaticTreeStep(TreeStep):
         return False
 
     def _build_mask(self, window: int | None) -> Tensor:
-        """mask_BNS, as the base class builds it, with empty slots after each row's nodes."""
+        """mask_BNS: as in the base class, with hidden slots after each row's nodes."""
         N, lengths_B1 = self.num_nodes, self.device_lengths()[:, None]
         slots_S = torch.arange(self.num_slots, device=lengths_B1.device)
         node_BS = slots_S - lengths_B1  # the node that lies in a slot
@@ -53,41 +55,44 @@ class StaticTreeStep(TreeStep):
 
 
 class StaticVerifier(Verifier):
-    """A verifier of the same base model whose every forward is one of fixed shapes.
+    """A verifier at fixed shapes, which the same self-check can be run on.
 
-    It takes what `check_trees` asks of a verifier, so that the same self-check holds for it; while
-    `guarding`, a forward that reads on the host raises HostRead. `compiled` runs trees, though no
-    prompts, in place of the model's forward, in its self-check alone: a step has its own.
+    `guarded`: a forward that reads on the host raises HostRead. `compiled`: replaces the model's
+    forward for trees, though not for prompts. Both are for the self-check; each step has a compiled
+    forward of its own.
     """
 
-    def __init__(self, plain: Verifier) -> None:
-        self.base, self._holder = plain.base, plain._holder
-        self.attention = plain.attention.for_fixed_shapes()
-        self.native, self.guarding = None, False
-        self.compiled: Forward | None = None
+    def __init__(
+        self,
+        base: BaseModel,
+        attention: AttentionChoice,
+        *,
+        guarded: bool = False,
+        compiled: Forward | None = None,
+    ) -> None:
+        super().__init__(base, attention)
+        self._guarded, self._compiled = guarded, compiled
 
     def new_cache(self, batch_size: int, num_slots: int) -> StaticTreeCache:
         return StaticTreeCache(self.base.info.num_layers, batch_size, num_slots, self.base.device)
 
-    @torch.inference_mode()
-    def forward(
+    def _step(
+        self, cache: TreeCache, depths_BN: Tensor, sees_BNN: Tensor, causal_prompt: bool
+    ) -> StaticTreeStep:
+        lengths_B, attend = cache.device_lengths(depths_BN.device), self.attention.attend
+        return StaticTreeStep(lengths_B, depths_BN, sees_BNN, cache.num_slots, attend)
+
+    def _scores(
         self,
         cache: TreeCache,
+        step: TreeStep,
         tokens_BN: Tensor,
-        depths_BN: Tensor,
-        sees_BNN: Tensor,
-        *,
-        causal_prompt: bool = False,
-        prompt: bool = False,
-        keep: Tensor | int = 0,
+        keep_M: Tensor | None,
+        prompt: bool,
     ) -> NodeScores:
-        assert isinstance(cache, StaticTreeCache)
-        lengths_B = torch.tensor(cache.lengths, device=tokens_BN.device)
-        own = None if prompt else self.compiled
-        hidden_BND, logits_BNV = self.score(cache, lengths_B, tokens_BN, depths_BN, sees_BNN, own)
-        if isinstance(keep, int):
-            return NodeScores(hidden_BND, logits_BNV)
-        return NodeScores(hidden_BND[:, keep], logits_BNV[:, keep])
+        if prompt or self._compiled is None:
+            return super()._scores(cache, step, tokens_BN, keep_M, prompt)
+        return NodeScores(*self._run_model(self._compiled, cache, step, tokens_BN))
 
     def score(
         self,
@@ -98,19 +103,23 @@ class StaticVerifier(Verifier):
         sees_BNN: Tensor,
         forward: Forward | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """(hidden_BND, logits_BNV) of nodes after lengths_B tokens; they lie in the cache.
+        """(hidden_BND, logits_BNV) of nodes after lengths_B tokens, which are written to the cache.
 
-        `forward`: the model's, or something compiled that stands for it.
+        `forward`: a compiled one in place of the model's.
         """
-        with NoHostReads() if self.guarding else nullcontext():
-            positions_BN = lengths_B[:, None] + depths_BN
-            cache.write_after(lengths_B, tokens_BN.shape[1])
-            return self.run_model(
-                forward or self.base.hidden_and_logits,
-                StaticTreeStep(
-                    lengths_B, depths_BN, sees_BNN, cache.num_slots, self.attention.attend
-                ),
-                tokens_BN,
-                position_ids=positions_BN.clamp_max(self.base.info.context_length - 1),
-                past_key_values=cache,
-            )
+        attend = self.attention.attend
+        step = StaticTreeStep(lengths_B, depths_BN, sees_BNN, cache.num_slots, attend)
+        return self._run_model(forward or self.base.hidden_and_logits, cache, step, tokens_BN)
+
+    def _run_model(
+        self,
+        forward: Forward,
+        cache: TreeCache,
+        step: TreeStep,
+        tokens_BN: Tensor,
+        keep_M: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
+        assert isinstance(cache, StaticTreeCache)
+        with NoHostReads() if self._guarded else nullcontext():
+            cache.write_after(step.device_lengths(), step.num_nodes)
+            return super()._run_model(forward, cache, step, tokens_BN, keep_M)

@@ -1,7 +1,8 @@
-"""What a captured step must not do: let the host look at a value, or mix host and device.
+"""What a captured step must not do: let the host read a value, or mix host and device.
 
-A CUDA graph replays kernels alone. Whatever Python did with a value while it was recorded, a branch
-or a size, stays as it was then. The guard finds such places on any device, a CPU too.
+A CUDA graph replays kernels only. What Python derived from a value while it was recorded, such as a
+branch or a size, stays the same in every replay. The guard finds such places on any device, even on
+a CPU.
 """
 
 from typing import Any
@@ -12,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 aten = torch.ops.aten
-# The size of what these return, or what they return, is only known once the host has looked.
+# The host has to read a value to know what these return, or its size.
 READS = {
     aten._local_scalar_dense, aten.is_nonzero, aten.equal, aten.nonzero, aten.nonzero_numpy,
     aten.masked_select, aten._unique2, aten.unique_dim, aten.unique_consecutive, aten.bincount,
@@ -21,7 +22,7 @@ INDEXING = {aten.index, aten.index_put, aten.index_put_, aten._index_put_impl_}
 
 
 class HostRead(RuntimeError):
-    """An operation that a captured step cannot hold; `str` says which."""
+    """An operation that a captured step must not contain; `str` says which."""
 
 
 class NoHostReads(TorchDispatchMode):
@@ -31,14 +32,14 @@ class NoHostReads(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        with self:  # in inference mode operations arrive whole that are made of others
+        with self:  # in inference mode composite operations arrive here undecomposed
             parts = func.decompose(*args, **kwargs)
         if parts is not NotImplemented:
             return parts
         if func.overloadpacket in READS or _indexes_by_truth(func, args) or _counts(func, kwargs):
             raise HostRead(f"{func} waits for a value on the host")
         result = func(*args, **kwargs)
-        # A number becomes a tensor without dimensions on the host, which a kernel takes as is.
+        # A number becomes a tensor without dimensions on the host, which a kernel takes as it is.
         involved = [t for t in tree_iter((args, kwargs, result)) if isinstance(t, Tensor)]
         if len({t.device.type for t in involved if t.dim() > 0}) > 1:
             raise HostRead(f"{func} moves values between host and device")
@@ -52,5 +53,5 @@ def _indexes_by_truth(func: Any, args: Any) -> bool:
 
 
 def _counts(func: Any, kwargs: dict[str, Any]) -> bool:
-    """repeat_interleave by a tensor, unless it is told how much comes out."""
+    """repeat_interleave by a tensor, unless the size of its output is given."""
     return func is aten.repeat_interleave.Tensor and kwargs.get("output_size") is None

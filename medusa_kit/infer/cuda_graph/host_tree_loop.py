@@ -1,5 +1,4 @@
-"""Decoding in steps whose trees come from the host: the drafter guesses there, all else runs on the
-device.
+"""Decoding in steps whose trees come from the host: the drafter runs there, all else on the device.
 
 Shapes: B batch, N nodes with root, R likeliest tokens after a node, D hidden.
 """
@@ -16,22 +15,22 @@ from medusa_kit.infer.cuda_graph.runner import Loan
 from medusa_kit.infer.draft import Drafter, State, StepResult
 from medusa_kit.infer.request import Emitted, Row
 
-NOTHING = torch.empty(0)  # for hidden states and logits, which stay on the device
+NOTHING = torch.empty(0)  # in place of hidden states and logits, which stay on the device
 
 
 class HostTreeDrafter(Drafter, Protocol):
-    """A drafter that needs nothing but what such steps return."""
+    """A drafter that needs only what such steps return."""
 
     host_trees: HostTreeSpec | None
 
     def use_host_trees(self) -> None:
-        """Guess on the host from now on; heads' guesses come with the state."""
+        """Guess on the host from now on; the heads' guesses come with the state."""
 
 
 def run_on_device(
     loan: Loan, drafter: Drafter, rows: Sequence[Row], roots: Sequence[int], hidden_BD: Tensor
 ) -> Iterator[Emitted]:
-    """Decode rows whose prompts lie in the step's cache, by the loop that suits the step."""
+    """Decode rows whose prompts are in the step's cache, by the loop for the kind of step."""
     if isinstance(loan.step, HostTreeStep):
         return run_host_trees(loan, cast(HostTreeDrafter, drafter), rows, roots, hidden_BD)
     return run_steps(loan, rows, roots, hidden_BD)
@@ -44,7 +43,7 @@ def run_host_trees(
     roots: Sequence[int],
     hidden_BD: Tensor,
 ) -> Iterator[Emitted]:
-    """Decode rows whose prompts lie in the step's cache; yields what each step emitted."""
+    """Decode rows whose prompts are in the step's cache; yields what each step emitted."""
     loan.host_tree_step.begin([len(row.prompt_ids) for row in rows])
     drafter.use_host_trees()
     rows, places = list(rows), list(range(len(rows)))
@@ -98,7 +97,7 @@ def _first_guesses(
 
 
 def _path(tree: Tree, emitted: Sequence[int]) -> list[int]:
-    """The accepted nodes: emitted are their tokens, then the next root."""
+    """The accepted nodes. `emitted`: their tokens, then the next root."""
     children = {
         (parent, tree.tokens[node]): node for node, parent in enumerate(tree.parents) if parent >= 0
     }

@@ -1,11 +1,11 @@
-"""Steps of fixed shapes whose trees come from the host: what text and tables guess.
+"""Steps of fixed shapes whose trees come from the host: guesses from text and tables.
 
 There is one step for each of a few numbers of nodes, over one cache. Before a step the host sends
-one small tensor, the tree; afterwards it reads one, what was emitted and what guesses are made of:
-the likeliest tokens after each node, and the tree that the heads fill for the next step.
+one small tensor, the trees. After it the host reads one: the emitted tokens, and what the drafter
+needs to guess on (the likeliest tokens after each node, the heads' tree for the next step).
 
-Shapes: B batch, N nodes with root, J nodes of a path, R likeliest tokens after a node, H nodes of
-the heads' tree, X all that is read of a row, D hidden.
+Shapes: B batch, N nodes with root, J nodes of a path, R likeliest tokens after a node, X all that
+the host reads of a row, D hidden, V vocabulary.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,19 +19,20 @@ from medusa_kit.infer.cuda_graph.accept import Accepted
 from medusa_kit.infer.cuda_graph.capture import GraphMemory
 from medusa_kit.infer.cuda_graph.compiled import check_compiled
 from medusa_kit.infer.cuda_graph.forward import StaticVerifier
+from medusa_kit.infer.cuda_graph.replay import ReplayedStep
 from medusa_kit.infer.cuda_graph.step import GRAPH_BYTES, StaticDrafter, StepRows
 from medusa_kit.infer.draft import ROOT
 from medusa_kit.infer.verifier import Forward
 
-MOST_NODES = 62  # who sees whom is sent as the bits of a number
+MOST_NODES = 62  # which nodes a node sees is sent as the bits of one number
 TOKEN, PARENT, DEPTH, SEES = range(4)  # what is sent of each node
-NO_NODE = -1  # the parent of the root, and of a place that no node has
+NO_NODE = -1  # the parent of the root, and of a place without a node
 
 
 @dataclass(frozen=True)
 class HostTreeSpec:
-    """What a drafter asks of such steps: these numbers of nodes, rising, the `ranks` likeliest
-    tokens after each node, and the guesses of `heads`."""
+    """What a drafter needs of such steps: the numbers of nodes (ascending), how many of the
+    likeliest tokens after each node, and whose heads' guesses."""
 
     sizes: tuple[int, ...]
     ranks: int = 0
@@ -46,11 +47,11 @@ class HostTreeSpec:
         return 0 if self.heads is None else len(self.heads.topology.parents)
 
     def fitting(self, num_nodes: int) -> int:
-        """The least size that holds so many nodes."""
+        """The smallest size that holds so many nodes."""
         return next(size for size in self.sizes if size >= num_nodes)
 
     def alike(self, other: object) -> bool:
-        """Whether steps made for one do for the other."""
+        """Whether steps made for one can be used for the other."""
         if not isinstance(other, HostTreeSpec) or (self.sizes, self.ranks) != (
             other.sizes,
             other.ranks,
@@ -70,7 +71,7 @@ class Tree(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What a step came to in one row. `emitted`: accepted tokens, then the next root."""
+    """The result of a step in one row. `emitted`: accepted tokens, then the next root."""
 
     emitted: list[int]
     ranked_NR: list[list[int]]
@@ -78,8 +79,8 @@ class Outcome(NamedTuple):
 
 
 def packed(tree: Tree, num_nodes: int) -> list[list[int]]:
-    """Tokens, parents, depths and ancestors of a tree, filled up to `num_nodes`. What fills has no
-    parent, so that it is never accepted, and sees itself alone."""
+    """Tokens, parents, depths and ancestors of a tree, padded to `num_nodes`. A padding node has no
+    parent, so that it is never accepted, and sees only itself."""
     rest = range(len(tree.tokens), num_nodes)
     depths, sees = list[int](), list[int]()
     for node, parent in enumerate(tree.parents):
@@ -94,61 +95,44 @@ def packed(tree: Tree, num_nodes: int) -> list[list[int]]:
     ]
 
 
-class HostTreeSize:
+class HostTreeSize(ReplayedStep):
     """The step of N nodes: its buffers and, on CUDA, its graph."""
 
     def __init__(self, steps: "HostTreeStep", num_nodes: int, forward: Forward | None) -> None:
-        self.steps, self.num_nodes, self.forward = steps, num_nodes, forward
-        self.verifier, self.cache, self.device = steps.verifier, steps.cache, steps.device
+        self.num_nodes, self.forward = num_nodes, forward
+        self.verifier, self.cache, self.spec = steps.verifier, steps.cache, steps.drafter
         self.batch_size, self.num_slots = steps.batch_size, steps.num_slots
-        self.lengths_B = steps.lengths_B
+        self.lengths_B, self.active_B = steps.lengths_B, steps.active_B
         first = packed(Tree([0], [ROOT]), num_nodes)
         self.staged_B4N = torch.tensor([first] * self.batch_size)
-        if self.device.type == "cuda" and torch.cuda.is_initialized():  # else a copy waits for it
+        if steps.device.type == "cuda" and torch.cuda.is_initialized():  # else copying would wait
             self.staged_B4N = self.staged_B4N.pin_memory()
-        self.sent_B4N = self.staged_B4N.to(self.device)
-        self.nodes_N = torch.arange(num_nodes, device=self.device)
-        spec = steps.drafter
-        read = num_nodes + 1 + num_nodes * spec.ranks + spec.num_guesses
+        self.sent_B4N = self.staged_B4N.to(steps.device)
+        self.nodes_N = torch.arange(num_nodes, device=steps.device)
+        read = num_nodes + 1 + num_nodes * self.spec.ranks + self.spec.num_guesses
         self.out_BX = self.sent_B4N.new_zeros(self.batch_size, read)
-        self.graph: torch.cuda.CUDAGraph | None = None
 
     def run(self, trees: Mapping[int, Tree]) -> list[list[int]]:
         for row, tree in trees.items():
             self.staged_B4N[row] = torch.tensor(packed(tree, self.num_nodes))
         self.sent_B4N.copy_(self.staged_B4N, non_blocking=True)
-        if self.graph is None:
-            self.advance()
-        else:
-            self.graph.replay()
-        return self.out_BX.tolist()
+        return self.replay()
 
     def advance(self) -> None:
-        """What is captured: nothing here may be read on the host."""
-        steps, spec = self.steps, self.steps.drafter
-        lengths_B = torch.where(steps.active_B, self.lengths_B, 0)
-        hidden_BND, logits_BNV = self.score(lengths_B, self.forward)
-        last_position = self.verifier.base.info.context_length - 1
-        found = accept_host_trees(
-            self.sent_B4N, self._sees_BNN(), logits_BNV.argmax(-1), last_position - lengths_B
-        )
-        self.cache.move(lengths_B, found.nodes_BJ)
-        results = [found.emitted_BJ, found.counts_B[:, None]]
+        hidden_BND, logits_BNV, found = self.verify()
+        results, spec = [found.emitted_BJ, found.counts_B[:, None]], self.spec
         if spec.ranks:
             results.append(logits_BNV.topk(spec.ranks, dim=-1).indices.flatten(1))
         if spec.heads is not None:
-            places_B11 = found.last_B[:, None, None].expand(-1, 1, hidden_BND.shape[-1])
-            hidden_BD = hidden_BND.gather(1, places_B11)[:, 0]
+            hidden_BD = found.last_hidden(hidden_BND)
             results.append(spec.heads.fill(hidden_BD, found.roots_B, on_device=True))
-        self.lengths_B.copy_(lengths_B + found.counts_B)
         self.out_BX.copy_(torch.cat(results, dim=1))
 
-    def score(self, lengths_B: Tensor, forward: Forward | None = None) -> tuple[Tensor, Tensor]:
-        """(hidden_BND, logits_BNV) of the trees after `lengths_B` tokens."""
-        sent = self.sent_B4N
-        return self.verifier.score(
-            self.cache, lengths_B, sent[:, TOKEN], sent[:, DEPTH], self._sees_BNN(), forward
-        )
+    def nodes(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.sent_B4N[:, TOKEN], self.sent_B4N[:, DEPTH], self._sees_BNN()
+
+    def accept(self, likeliest_BN: Tensor, max_depth_B: Tensor) -> Accepted:
+        return accept_host_trees(self.sent_B4N, self._sees_BNN(), likeliest_BN, max_depth_B)
 
     def _sees_BNN(self) -> Tensor:
         return (self.sent_B4N[:, SEES, :, None] >> self.nodes_N) & 1 == 1
@@ -157,7 +141,7 @@ class HostTreeSize:
 class HostTreeStep(StepRows):
     """Steps for B rows over S slots whose trees come from the host; kept and lent like a GraphStep.
 
-    `compiled`: makes a compiled forward, for each size its own. Raises torch.OutOfMemoryError, and
+    `compiled`: makes a compiled forward, one for each size. Raises torch.OutOfMemoryError, and
     RuntimeError where a step cannot be captured.
     """
 
@@ -191,18 +175,17 @@ class HostTreeStep(StepRows):
                 self.rounding_tolerance = max(self.rounding_tolerance, check_compiled(size))
             size.advance()  # the first forward allocates the slots
             self.sizes[num_nodes] = size
-        if graphs is not None:  # until `begin` all rows idle, so that running it changes nothing
-            for size in self.sizes.values():
-                size.graph = graphs.capture(size.advance)
+        for size in self.sizes.values():
+            size.capture(graphs)
 
     @torch.inference_mode()
     def begin(self, lengths: Sequence[int]) -> None:
-        """Start from prompts whose keys and values lie in the first rows of the cache."""
+        """Start from prompts whose keys and values are in the first rows of the cache."""
         self.start(lengths)
 
     @torch.inference_mode()
     def run(self, trees: Mapping[int, Tree]) -> dict[int, Outcome]:
-        """One step: `trees` by row, in the smallest size that holds them all."""
+        """One step over `trees`, given by row, in the smallest size that holds them all."""
         N = self.drafter.fitting(max(len(tree.tokens) for tree in trees.values()))
         results, R = self.sizes[N].run(trees), self.drafter.ranks
         outcomes = {}
@@ -214,12 +197,12 @@ class HostTreeStep(StepRows):
 
     @property
     def num_bytes(self) -> int:
-        """What it holds while it waits."""
+        """What it holds while it is not in use."""
         graphs = sum(size.graph is not None for size in self.sizes.values())
         return self.cache.num_bytes + graphs * GRAPH_BYTES
 
     def free(self) -> None:
-        """Give the memory back now. Of no use any more."""
+        """Free the memory now; the step cannot be used any more."""
         self.sizes.clear()
         self.cache.free()
 

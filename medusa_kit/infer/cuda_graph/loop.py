@@ -1,7 +1,7 @@
 """Decoding in steps of fixed shapes, from the first root on.
 
-Rows that finish idle in their places: the shapes, and a captured graph, stay as they are. Once half
-of them do, the others go on in a smaller step.
+A row that has finished idles in its place, so that shapes and a captured graph stay valid. Once
+half of the rows idle, the others move to a smaller step.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from medusa_kit.infer.request import Emitted, Row
 def run_steps(
     loan: Loan, rows: Sequence[Row], roots: Sequence[int], hidden_BD: Tensor
 ) -> Iterator[Emitted]:
-    """Decode rows whose prompts lie in the step's cache; yields what each step emitted."""
+    """Decode rows whose prompts are in the step's cache; yields what each step emitted."""
     loan.graph_step.begin([len(row.prompt_ids) for row in rows], roots, hidden_BD)
     alive = dict(enumerate(rows))
     while True:

@@ -1,9 +1,9 @@
-"""The steps made so far, and which of them decodes a request.
+"""The steps made so far, and the choice of one of them for a request.
 
-One step, and on CUDA one captured graph, for each (rows, tree, slots); rows and slots are rounded
-up and larger steps lend themselves to smaller requests, so that few are made. What a step cannot do
-stays on the loop of decode.py: sampling, processed logits, typical acceptance, trees that change
-from step to step.
+There is one step, on CUDA with a captured graph, for each (rows, tree, slots). Rows and slots are
+rounded up, and larger steps are used for smaller requests too, so that few are made. What a step
+cannot do goes through the loop of decode.py: sampling, processed logits, typical acceptance, trees
+that heads grow anew at each step.
 
 Shapes: B batch, S cache slots.
 """
@@ -27,22 +27,22 @@ from medusa_kit.locks import SharedLock
 
 Step = GraphStep | HostTreeStep
 FEWEST_SLOTS = 256
-SLOTS_MULTIPLE = 64  # attention kernels like rows of the mask that are aligned
-# How much larger than asked for a step may be that is used again. A row too many is computed like
-# any other in all layers; a slot too many is at most read by attention, and by some kernels not.
+SLOTS_MULTIPLE = 64  # attention kernels are faster where the mask's rows are aligned
+# How much larger than needed a step may be. A spare row is computed like any other in all layers;
+# a spare slot is at most read by attention, and not by every kernel.
 ROWS_TOO_MANY, SLOTS_TOO_MANY = 2, 4
-# Steps that wait for their next request keep their caches, up to this share of the GPU's memory.
+# Steps not in use keep their caches, up to this share of the GPU's memory.
 KEPT_SHARE = 0.25
 KEPT_ON_HOST = 1 << 30
-# A smaller step is made during a request only for a row that may still emit so many
-# tokens: making one takes about as long as four steps of the loop.
+# A smaller step is made during a request only where a row may still emit so many tokens, since
+# making one takes about as long as four steps of the loop.
 WORTH_A_STEP = 64
 
 T = TypeVar("T")
 
 
 class Request(Protocol):
-    """What matters of a row here (request.Row)."""
+    """What is used here of a row (request.Row)."""
 
     prompt_ids: list[int]
     token_ids: list[int]
@@ -51,14 +51,14 @@ class Request(Protocol):
 
 
 class GraphRunner:
-    """The steps of one base model. `compiled` makes what runs in place of the model's forward, anew
-    for each step."""
+    """The steps of one base model. `compiled` makes the forward to use in place of the model's, a
+    new one for each step."""
 
     def __init__(
         self, verifier: StaticVerifier, compiled: Callable[[], Forward] | None = None
     ) -> None:
         self.verifier, self.compiled = verifier, compiled
-        self._steps: list[Step] = []  # the one used last comes last
+        self._steps: list[Step] = []  # the most recently used one is last
         self._graphs: GraphMemory | None = None
         self.refused: str | None = None  # why compiling or capturing failed, once it has
         self.rounding_tolerance = 0.0  # how far a compiled step's logits were from a plain one's
@@ -73,7 +73,7 @@ class GraphRunner:
 
     @contextmanager
     def borrowed(self, drafter: Drafter, rows: Sequence[Request]) -> "Iterator[Loan | None]":
-        """A step for these rows, or None where the loop has to decode them; it is theirs alone."""
+        """A step for these rows only, or None where the loop has to decode them."""
         drafter = getattr(drafter, "host_trees", None) or drafter
         with self._lock:
             step = self._step(drafter, rows) if self._applies(drafter, rows) else None
@@ -90,18 +90,18 @@ class GraphRunner:
                 loan.give_back()
 
     def with_room(self, work: Callable[[], T]) -> T:
-        """What `work` returns; where memory runs out, once more without the steps that wait and
-        the caches of earlier requests."""
+        """What `work` returns. Where memory runs out it is called once more, without the steps that
+        are not in use and the caches of earlier requests."""
         try:
             return work()
         except torch.OutOfMemoryError as error:
             error.__traceback__ = None  # its frames hold tensors
         self.forget()
-        gc.collect()  # the loop's caches and their layers hold each other
+        gc.collect()  # the loop's caches and their layers refer to each other
         return work()
 
     def forget(self) -> None:
-        """Give back the memory of the steps that are not in use."""
+        """Free the memory of the steps that are not in use."""
         with self._lock:
             for step in [step for step in self._steps if not step.busy]:
                 self._drop(step)
@@ -117,7 +117,7 @@ class GraphRunner:
             self.refused is None
             and hasattr(drafter, "alike")
             and all(row.chooser.takes_argmax for row in rows)
-            and not any(step.busy for step in self._steps)  # one answer streams, another is asked
+            and not any(step.busy for step in self._steps)  # another answer is being streamed
         )
 
     def _step(self, drafter: Drafter, rows: Sequence[Request]) -> Step | None:
@@ -126,7 +126,7 @@ class GraphRunner:
         return found or self.with_room(lambda: self._new_step(drafter, len(rows), longest))
 
     def smaller(self, step: Step, rows: Sequence[Request], may_make: bool = True) -> Step | None:
-        """A step of half as many rows or less for what is left of a request, if one is at hand or
+        """A step of at most half as many rows for the rest of a request, if there is one or it is
         worth making; it is marked busy. Raises torch.OutOfMemoryError."""
         if 2 * num_rows(len(rows)) > step.batch_size or self.refused is not None:
             return None
@@ -142,14 +142,14 @@ class GraphRunner:
             return found
 
     def _longest(self, drafter: Drafter, rows: Sequence[Request]) -> int:
-        """Slots that the longest row may come to need."""
+        """Slots that the longest row may need."""
         most = max(len(row.prompt_ids) + row.max_new_tokens for row in rows)
         return most + drafter.num_nodes - 1
 
     def _large_enough(
         self, drafter: Drafter, rows: int, slots: int, most_rows: int | None = None
     ) -> Step | None:
-        """The least of the steps at hand that holds so much and is not much too large."""
+        """The smallest existing step that is large enough and not much too large."""
         most_rows = most_rows or max(num_rows(rows), ROWS_TOO_MANY * rows)
         most_slots = max(self._slots(drafter, slots), SLOTS_TOO_MANY * slots)
         fitting = [
@@ -178,10 +178,10 @@ class GraphRunner:
             step = self._made(drafter, num_rows(rows), self._slots(drafter, slots))
         except torch.OutOfMemoryError:
             raise
-        except RuntimeError as error:  # compiling or the capture; the model itself has run at load
+        except RuntimeError as error:  # of compiling or capturing; the model itself ran at load
             self.refused = str(error).splitlines()[0]
             self.forget()
-            console.warn(f"steps of fixed shapes are given up for the loop: {self.refused}")
+            console.warn(f"the loop decodes, since steps of fixed shapes failed: {self.refused}")
             return None
         self.rounding_tolerance = max(self.rounding_tolerance, step.rounding_tolerance)
         self._steps.append(step)
@@ -195,7 +195,7 @@ class GraphRunner:
         return GraphStep(self.verifier, drafter, rows, slots, compiled, self._graphs)
 
     def _keep_within(self, num_bytes: int, newest: Step) -> None:
-        """Drop what was used longest ago until the rest fits; the newest stays in any case."""
+        """Drop the least recently used steps until the rest fits; the newest always stays."""
         for step in self._steps[:]:
             if sum(one.num_bytes for one in self._steps) <= num_bytes:
                 return
@@ -204,11 +204,11 @@ class GraphRunner:
 
 
 class Loan:
-    """A step that is one request's alone, exchanged for a smaller one as its rows finish."""
+    """A step lent to one request, replaced by a smaller one as rows finish."""
 
     def __init__(self, runner: GraphRunner, step: Step) -> None:
         self._runner, self.step, self._over = runner, step, False
-        self._has_room = True  # until a smaller step found none
+        self._has_room = True  # until there was no memory for a smaller step
         step.busy = True
 
     @property
@@ -222,16 +222,16 @@ class Loan:
         return cast(HostTreeStep, self.step)
 
     def give_back(self) -> None:
-        if not self._over:  # it may be another's by now
+        if not self._over:  # else it may be lent again by now
             self._over, self.step.busy = True, False
 
     def narrow(self, places: Sequence[int], rows: Sequence[Request]) -> bool:
-        """Go on with the rows in these places alone, from the first place on, in a smaller step;
-        False where it stays as it is."""
+        """Move the rows in these places to the first places of a smaller step; False if there is
+        none."""
         try:
             smaller = self._runner.smaller(self.step, rows, self._has_room)
         except torch.OutOfMemoryError:
-            self._has_room = False  # asked at every step, and making one takes as long as several
+            self._has_room = False  # trying takes as long as several steps, so not at every one
             return False
         if smaller is None:
             return False
@@ -245,19 +245,19 @@ class Loan:
 
 
 def num_rows(needed: int) -> int:
-    """Rows to make where `needed` are: 1, 2, 4, 6, 8, 12, 16, ..., so that under a third idle."""
+    """The rows of a new step: 1, 2, 4, 6, 8, 12, 16, ..., so that less than a third are spare."""
     power = 1 << (needed - 1).bit_length()
     return power * 3 // 4 if power > 4 and needed <= power * 3 // 4 else power
 
 
 def num_slots(needed: int, most: int) -> int:
-    """Slots to make where `needed` are: a power of two, but no more than can ever be used."""
+    """The slots of a new step: a power of two, but no more than can ever be used."""
     rounded = max(FEWEST_SLOTS, 1 << (needed - 1).bit_length())
     return min(rounded, -(-most // SLOTS_MULTIPLE) * SLOTS_MULTIPLE)
 
 
 def most_kept(device: torch.device) -> int:
-    """Bytes that steps may hold while they wait."""
+    """Bytes that steps not in use may hold."""
     if device.type != "cuda":
         return KEPT_ON_HOST
     return int(KEPT_SHARE * torch.cuda.get_device_properties(device).total_memory)

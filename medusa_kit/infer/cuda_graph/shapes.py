@@ -1,4 +1,4 @@
-"""Whether a model decodes in steps of fixed shapes: what was asked for, obstacles, self-check."""
+"""Whether a model decodes in steps of fixed shapes: the option, obstacles, the self-check."""
 
 from functools import partial
 
@@ -6,7 +6,7 @@ from medusa_kit.errors import ConfigError, IncompatibleBaseError
 from medusa_kit.infer.cuda_graph.compiled import compiled_forward
 from medusa_kit.infer.cuda_graph.forward import StaticVerifier
 from medusa_kit.infer.cuda_graph.runner import GraphRunner
-from medusa_kit.infer.self_check import TreeCheck, check_backends
+from medusa_kit.infer.self_check import TreeCheck, check_backends, coarsest
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.engine import check_fixed_shapes
 
@@ -24,29 +24,29 @@ def check_before_loading(fixed_shapes: str, compiled: bool, device: str) -> None
 
 def use_fixed_shapes(
     verifier: Verifier, check: TreeCheck, fixed_shapes: str, compiled: bool
-) -> tuple[GraphRunner | None, TreeCheck]:
-    """Steps of fixed shapes where they can take over, and the check that then holds.
+) -> tuple[GraphRunner | None, TreeCheck, str | None]:
+    """(steps of fixed shapes if they can be used, the check that then holds, why they cannot).
 
-    `auto` means on CUDA. They are checked like any forward, and that nothing in them waits for the
-    host; a backend of tree attention that fails leaves them to the next. Raises ConfigError where
-    they were asked for by name and cannot be used.
+    `auto` tries them on CUDA. They pass the same self-check as any forward, and nothing in them may
+    wait for the host. A backend of tree attention that fails is replaced by the next. Raises
+    ConfigError where they were asked for by name and cannot be used.
     """
     check_fixed_shapes(fixed_shapes, compiled)
     check_before_loading(fixed_shapes, compiled, verifier.base.device.type)
     by_name = fixed_shapes == "always" or compiled
     on_cuda = verifier.base.device.type == "cuda"
     if fixed_shapes == "never" or not (by_name or on_cuda):
-        return None, check
-    static = StaticVerifier(verifier)
+        return None, check, None
     reason = _obstacle(verifier, needs_cuda=fixed_shapes == "auto")
     if reason is None:
+        base, attention = verifier.base, verifier.attention.for_fixed_shapes()
         try:
-            checks = [check, _checked(static)]
-            if compiled:
-                checks.append(_checked_compiled(static))
-            forward = partial(compiled_forward, verifier.base) if compiled else None
-            check = max(checks, key=lambda measured: measured.rounding_tolerance)
-            return GraphRunner(static, forward), check
+            checks = [check, check_backends(StaticVerifier(base, attention, guarded=True))]
+            if compiled:  # without the guard, which cannot look into a compiled forward
+                one = StaticVerifier(base, attention, compiled=compiled_forward(base))
+                checks.append(check_backends(one))
+            forward = partial(compiled_forward, base) if compiled else None
+            return GraphRunner(StaticVerifier(base, attention), forward), coarsest(checks), None
         except IncompatibleBaseError as error:
             reason = error.message
     if by_name:
@@ -55,8 +55,7 @@ def use_fixed_shapes(
             f"{asked} was asked for, but steps of fixed shapes cannot be used: {reason}",
             hint="leave it out; the ordinary loop decodes the same",
         )
-    verifier.steps_run_by = f"torch (no fixed shapes: {reason})"
-    return None, check
+    return None, check, reason
 
 
 def _obstacle(verifier: Verifier, needs_cuda: bool) -> str | None:
@@ -68,20 +67,3 @@ def _obstacle(verifier: Verifier, needs_cuda: bool) -> str | None:
     if verifier.attention.asked == "flash":
         return "attention 'flash' reads lengths on the host"
     return None
-
-
-def _checked(static: StaticVerifier) -> TreeCheck:
-    static.guarding = True
-    try:
-        return check_backends(static)
-    finally:
-        static.guarding = False
-
-
-def _checked_compiled(static: StaticVerifier) -> TreeCheck:
-    """The same self-check for a compiled forward. Without the guard, which cannot look into one."""
-    static.compiled = compiled_forward(static.base)
-    try:
-        return check_backends(static)
-    finally:
-        static.compiled = None

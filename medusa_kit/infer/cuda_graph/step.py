@@ -1,9 +1,9 @@
 """A whole step of fixed shapes: verify, accept, commit and draft the next tree, on the device.
 
-The host reads one small tensor a step: the emitted tokens and their count. On CUDA the step is
-recorded once in a CUDA graph and replayed; elsewhere the same function is called.
+The host reads one small tensor per step: the emitted tokens and their count. On CUDA the step is
+recorded once in a CUDA graph and replayed. Elsewhere the same function is called.
 
-Shapes: B batch, N nodes with root, J nodes of the longest path, root included, D hidden.
+Shapes: B batch, N nodes with root, D hidden, X all that the host reads of a row.
 """
 
 from collections.abc import Sequence
@@ -12,51 +12,52 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from medusa_kit.infer.cuda_graph.accept import TreeTables, accept_greedy
+from medusa_kit.infer.cuda_graph.accept import Accepted, TreeTables, accept_greedy
 from medusa_kit.infer.cuda_graph.cache import StaticTreeCache
 from medusa_kit.infer.cuda_graph.capture import GraphMemory
 from medusa_kit.infer.cuda_graph.compiled import check_compiled
 from medusa_kit.infer.cuda_graph.forward import StaticVerifier
+from medusa_kit.infer.cuda_graph.replay import ReplayedStep
 from medusa_kit.infer.draft import Topology
 from medusa_kit.infer.verifier import Forward
 
-GRAPH_BYTES = 32 << 20  # about, of a graph of a thousand kernels
+GRAPH_BYTES = 32 << 20  # of a graph of a thousand kernels, roughly
 
 
 class StaticDrafter(Protocol):
-    """A drafter with one topology whose tokens follow from hidden state and root alone."""
+    """A drafter with one topology, whose tokens follow from hidden state and root."""
 
     topology: Topology
 
     def alike(self, other: object) -> bool:
-        """Whether steps made for one do for the other."""
+        """Whether steps made for one can be used for the other."""
         ...
 
     def fill(self, hidden_BD: Tensor, roots_B: Tensor, on_device: bool = False) -> Tensor: ...
 
 
 class StepRows:
-    """Where the rows of a step stand; a step says what else moves with them."""
+    """The lengths of a step's rows and which are active; subclasses add what else moves along."""
 
     cache: StaticTreeCache
     lengths_B: Tensor
     active_B: Tensor  # rows that have not finished
 
     def start(self, lengths: Sequence[int]) -> None:
-        """The first rows are active and hold so many tokens; the others idle."""
+        """Activate the first rows, which hold so many tokens each; the others idle."""
         self.active_B.zero_()
         self.active_B[: len(lengths)] = True
         self.lengths_B[: len(lengths)] = torch.tensor(lengths, device=self.lengths_B.device)
 
     @torch.inference_mode()
     def rest(self, row: int) -> None:
-        """Row `row` has finished: it idles in its place from the next step on."""
+        """Let `row`, which has finished, idle in its place from the next step on."""
         self.active_B[row] = False
 
     @torch.inference_mode()
     def take_over(self, other: Any, places: Sequence[int]) -> None:
-        """Go on, from the first row on, where the rows in these places of `other` stand,
-        a step of the same kind."""
+        """Continue in the first rows here what is in these places of `other`, a step of the same
+        kind."""
         self.cache.copy_rows(other.cache, places)
         self.active_B.zero_()
         self.active_B[: len(places)] = True
@@ -64,12 +65,12 @@ class StepRows:
             self.lengths_B[row] = other.lengths_B[place]
 
 
-class GraphStep(StepRows):
-    """Steps for B rows and one tree, over S slots. `begin` once a request, then `run`.
+class GraphStep(StepRows, ReplayedStep):
+    """Steps for B rows and one tree, over S slots. `begin` once per request, then `run`.
 
-    Everything a step reads and writes lies in buffers made here. With `graphs` it is captured: the
-    graph holds the addresses of the weights too, so weights that are replaced later are not seen.
-    Raises torch.OutOfMemoryError, and RuntimeError where the step cannot be captured.
+    With `graphs` it is captured: the graph holds the addresses of the weights too, so weights that
+    are replaced later are not seen. Raises torch.OutOfMemoryError, and RuntimeError where the step
+    cannot be captured.
     """
 
     @torch.inference_mode()
@@ -96,8 +97,8 @@ class GraphStep(StepRows):
         self.tokens_BN = tokens_N.repeat(B, 1)
         self.lengths_B = tokens_N.new_zeros(B)
         self.active_B = tokens_N.new_zeros(B, dtype=torch.bool)
-        self.out_BJ1 = tokens_N.new_zeros(B, self.tree.longest + 1)
-        self.graph: torch.cuda.CUDAGraph | None = None
+        self.num_nodes = N
+        self.out_BX = tokens_N.new_zeros(B, self.tree.longest + 1)
         self.rounding_tolerance = 0.0  # how far the compiled forward's logits may be off
         try:
             self._prepare(graphs)
@@ -109,16 +110,11 @@ class GraphStep(StepRows):
         if self.forward is not None:
             self.rounding_tolerance = check_compiled(self)
         self.advance()  # the first forward allocates the slots
-        if graphs is not None:  # until `begin` all rows idle, so that running it changes nothing
-            self.graph = graphs.capture(self.advance)
-
-    @property
-    def num_nodes(self) -> int:
-        return self.tokens_BN.shape[1]
+        self.capture(graphs)
 
     @torch.inference_mode()
     def begin(self, lengths: Sequence[int], roots: Sequence[int], hidden_XD: Tensor) -> None:
-        """Start from these prompts, whose keys and values lie in the first rows of the cache."""
+        """Start from prompts whose keys and values are in the first rows of the cache."""
         self.start(lengths)
         roots_X = torch.tensor(roots, device=self.device)
         self.tokens_BN[: len(lengths)] = self.drafter.fill(hidden_XD, roots_X)
@@ -126,11 +122,7 @@ class GraphStep(StepRows):
     @torch.inference_mode()
     def run(self) -> list[list[int]]:
         """One step: for each row, the emitted tokens and then their count."""
-        if self.graph is None:
-            self.advance()
-        else:
-            self.graph.replay()
-        return self.out_BJ1.tolist()
+        return self.replay()
 
     @torch.inference_mode()
     def take_over(self, other: Any, places: Sequence[int]) -> None:
@@ -140,35 +132,23 @@ class GraphStep(StepRows):
 
     @property
     def num_bytes(self) -> int:
-        """What it holds while it waits."""
+        """What it holds while it is not in use."""
         return self.cache.num_bytes + (0 if self.graph is None else GRAPH_BYTES)
 
     def free(self) -> None:
-        """Give the memory back now: cache and layers hold each other, so that it would wait for a
-        garbage collection. Of no use any more."""
+        """Free the memory now; the step cannot be used any more. Cache and layers refer to each
+        other, so without this it would take a garbage collection."""
         self.graph = None
         self.cache.free()
 
     def advance(self) -> None:
-        """What is captured: nothing here may be read on the host.
-
-        Rows that idle stand at length 0, so that whatever they write stays inside the slots.
-        """
-        lengths_B = torch.where(self.active_B, self.lengths_B, 0)
-        hidden_BND, logits_BNV = self.score(lengths_B, self.forward)
-        last_position = self.verifier.base.info.context_length - 1
-        found = accept_greedy(
-            self.tree, self.tokens_BN, logits_BNV.argmax(-1), last_position - lengths_B
-        )
-        self.cache.move(lengths_B, found.nodes_BJ)
-        places_B11 = found.last_B[:, None, None].expand(-1, 1, hidden_BND.shape[-1])
-        hidden_BD = hidden_BND.gather(1, places_B11)[:, 0]
+        hidden_BND, _, found = self.verify()
+        hidden_BD = found.last_hidden(hidden_BND)
         self.tokens_BN.copy_(self.drafter.fill(hidden_BD, found.roots_B, on_device=True))
-        self.lengths_B.copy_(lengths_B + found.counts_B)
-        self.out_BJ1.copy_(torch.cat([found.emitted_BJ, found.counts_B[:, None]], dim=1))
+        self.out_BX.copy_(torch.cat([found.emitted_BJ, found.counts_B[:, None]], dim=1))
 
-    def score(self, lengths_B: Tensor, forward: Forward | None = None) -> tuple[Tensor, Tensor]:
-        """(hidden_BND, logits_BNV) of the tree after `lengths_B` tokens."""
-        return self.verifier.score(
-            self.cache, lengths_B, self.tokens_BN, self.depths_BN, self.sees_BNN, forward
-        )
+    def nodes(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.tokens_BN, self.depths_BN, self.sees_BNN
+
+    def accept(self, likeliest_BN: Tensor, max_depth_B: Tensor) -> Accepted:
+        return accept_greedy(self.tree, self.tokens_BN, likeliest_BN, max_depth_B)

@@ -8,6 +8,7 @@ from support.attention_inputs import step_of
 
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer.attention import install_tree_attention
+from medusa_kit.infer.attention.backend import AttentionCall
 from medusa_kit.infer.attention.sdpa import tree_sdpa
 
 H, E = 6, 8
@@ -44,7 +45,7 @@ def test_equals_the_formula(groups: int, window: int | None, extra: str) -> None
     value = torch.randn(2, groups, L, E)
     softcap = 2.0 if extra == "softcap" else None
     sinks = torch.randn(H) if extra == "sinks" else None
-    out = tree_sdpa(query, key, value, step, 0.3, window, softcap, sinks)
+    out = tree_sdpa(AttentionCall(query, key, value, step, 0.3, window, softcap, sinks))
     expected = by_hand(query, key, value, step.mask(window), 0.3, softcap, sinks)
     assert out.shape == (2, 6, H, E)
     torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-4)
@@ -54,7 +55,7 @@ def test_values_may_be_wider_than_keys() -> None:
     step = step_of([4])
     query, key, value = torch.randn(1, H, 6, E), torch.randn(1, 2, 10, E), torch.randn(1, 2, 10, 12)
     expected = by_hand(query, key, value, step.mask(None), 0.5, None, None)
-    out = tree_sdpa(query, key, value, step, 0.5)
+    out = tree_sdpa(AttentionCall(query, key, value, step, 0.5))
     torch.testing.assert_close(out.double(), expected, atol=1e-5, rtol=1e-4)
 
 
@@ -62,10 +63,10 @@ def test_slots_out_of_sight_leave_no_trace() -> None:
     """Whatever lies in slots past a row's end, or in a sibling, must not reach the output."""
     step = step_of([7, 3])
     query, key, value = (torch.randn(2, n, m, E) for n, m in ((H, 6), (2, 13), (2, 13)))
-    before = tree_sdpa(query, key, value, step, 0.3)
+    before = tree_sdpa(AttentionCall(query, key, value, step, 0.3))
     key[1, :, 9:], value[1, :, 9:] = 1e4, 1e4  # row 1 ends at 3 + 6 slots
     key[0, :, 8], value[0, :, 8] = 1e4, 1e4  # node 1 of row 0: seen by itself and node 3 alone
-    after = tree_sdpa(query, key, value, step, 0.3)
+    after = tree_sdpa(AttentionCall(query, key, value, step, 0.3))
     assert torch.equal(before[1], after[1])
     assert torch.equal(before[0, [0, 2, 4, 5]], after[0, [0, 2, 4, 5]])
     assert not torch.equal(before[0, 3], after[0, 3])

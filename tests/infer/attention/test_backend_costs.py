@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from medusa_kit.infer.attention import triton_backend
-from medusa_kit.infer.attention.backend import Case
+from medusa_kit.infer.attention.backend import AttentionCall, Case
 from medusa_kit.infer.attention.choice import BACKENDS, AttentionChoice
 from medusa_kit.infer.tree_step import TreeStep
 
@@ -51,7 +51,7 @@ def launches(name: str, step: TreeStep, window: int | None, patch: pytest.Monkey
     with torch.no_grad(), counting:
         for _ in range(2):
             counting.count = 0
-            BACKENDS[name].attend(query, key, value, step, 0.3, window)
+            BACKENDS[name].attend(AttentionCall(query, key, value, step, 0.3, window))
     return counting.count
 
 
@@ -83,7 +83,7 @@ def test_cases_say_which_device_they_are_on(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(triton_backend, "missing", lambda: None)
     with FakeTensorMode():
         query = torch.empty(1, 2, 3, 64, dtype=torch.bfloat16, device="cuda:1")
-    case = Case.of(query, query, None, None)
+    case = Case.of(AttentionCall(query, query, query, step_of([9]), 0.3))
     assert AttentionChoice("auto").choose(case) == "sdpa"
     assert AttentionChoice("auto").choose(replace(case, index=0)) == "triton"
     assert AttentionChoice("auto").choose(replace(case, index=0, hides=False)) == "flash"
@@ -118,5 +118,5 @@ def test_kernels_run_on_the_device_of_their_tensors(monkeypatch: pytest.MonkeyPa
             on = f"cuda:{index}"
             step.depths_BN, step.sees_BNN = step.depths_BN.to(on), step.sees_BNN.to(on)
             query, key, value = (tensor.to(on) for tensor in qkv(step, 2))
-            BACKENDS["triton"].attend(query, key, value, step, 0.3)
+            BACKENDS["triton"].attend(AttentionCall(query, key, value, step, 0.3))
     assert launched == [("cuda:0", [])] * 2 + [("cuda:1", ["cuda:1"])] * 2

@@ -11,6 +11,7 @@ from support.tiny_models import tiny_base
 
 from medusa_kit.errors import ConfigError, IncompatibleBaseError
 from medusa_kit.infer.attention import choice
+from medusa_kit.infer.attention.backend import AttentionCall
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.attention.sdpa import explicit, tree_sdpa
 from medusa_kit.infer.cuda_graph.forward import StaticTreeStep
@@ -30,15 +31,16 @@ def many(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-def forgets_the_prefix(query: Any, key: Any, value: Any, step: Any, *rest: Any) -> Any:
-    seen = step.mask(None).clone()
+def forgets_the_prefix(call: AttentionCall) -> Any:
+    seen = call.step.mask(None).clone()
     seen[:, :, 1:, 0] = False
-    return explicit(query, key, value, seen, 1.0, None, None).transpose(1, 2).contiguous()
+    out = explicit(call.query_BHNE, call.key_BGLE, call.value_BGLE, seen, 1.0, None, None)
+    return out.transpose(1, 2).contiguous()
 
 
-def right_in_the_loop(query: Any, key: Any, value: Any, step: Any, *rest: Any) -> Any:
-    attend = forgets_the_prefix if isinstance(step, StaticTreeStep) else tree_sdpa
-    return attend(query, key, value, step, *rest)
+def right_in_the_loop(call: AttentionCall) -> Any:
+    attend = forgets_the_prefix if isinstance(call.step, StaticTreeStep) else tree_sdpa
+    return attend(call)
 
 
 RIGHT_IN_THE_LOOP = choice.Backend(right_in_the_loop, lambda case: None)
@@ -87,8 +89,8 @@ def test_triton_that_cannot_be_launched(
     attention = AttentionChoice("auto")
     step = step_of([7, 3])
     for _ in range(2):
-        arguments = (*qkv(step, 2), step, 0.3)
-        torch.testing.assert_close(attention.attend(*arguments), tree_sdpa(*arguments))
+        call = AttentionCall(*qkv(step, 2), step, 0.3)
+        torch.testing.assert_close(attention.attend(call), tree_sdpa(call))
     report = attention.report()
     assert report["used"] == "flash"
     assert [line.split(": ")[0] for line in report["fallbacks"]] == ["triton"]

@@ -14,7 +14,7 @@ import medusa_kit
 from medusa_kit.engine import load as loading
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.attention import flash, triton_backend
-from medusa_kit.infer.attention.backend import Case
+from medusa_kit.infer.attention.backend import AttentionCall, Case
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.attention.flash import tree_flash
 from medusa_kit.infer.attention.merge import merge
@@ -62,10 +62,8 @@ def test_equals_sdpa(monkeypatch: pytest.MonkeyPatch, kernel: str, lengths: list
             query, key, value = qkv(step, groups, size)
             softcap = 2.0 if extra == "softcap" else None
             sinks = torch.randn(H) if extra == "sinks" else None
-            arguments = (query, key, value, step, 0.3, window, softcap, sinks)
-            torch.testing.assert_close(
-                tree_flash(*arguments), tree_sdpa(*arguments), atol=2e-6, rtol=1e-5
-            )
+            call = AttentionCall(query, key, value, step, 0.3, window, softcap, sinks)
+            torch.testing.assert_close(tree_flash(call), tree_sdpa(call), atol=2e-6, rtol=1e-5)
 
 
 def test_the_kernel_runs_over_what_all_nodes_see_and_nothing_else(
@@ -90,11 +88,11 @@ def test_the_kernel_runs_over_what_all_nodes_see_and_nothing_else(
     ]:
         calls.clear()
         step = step_of(lengths)
-        tree_flash(*qkv(step, 2), step, 0.3, window)
+        tree_flash(AttentionCall(*qkv(step, 2), step, 0.3, window))
         assert calls == expected, (lengths, window)
     monkeypatch.setattr(flash, "package", lambda *device: by_version_2)
     calls.clear()
-    tree_flash(*qkv(step_of([7, 0]), 2), step_of([7, 0]), 0.3)
+    tree_flash(AttentionCall(*qkv(step_of([7, 0]), 2), step_of([7, 0]), 0.3))
     assert calls == [(2, 7)]
 
 
@@ -102,8 +100,8 @@ def test_the_kernel_runs_over_what_all_nodes_see_and_nothing_else(
 def test_keeps_the_dtype_and_its_precision(dtype: torch.dtype) -> None:
     step = step_of([30, 11])
     query, key, value = qkv(step, 2, dtype=dtype)
-    out = tree_flash(query, key, value, step, 0.3)
-    exact = tree_sdpa(query.double(), key.double(), value.double(), step, 0.3)
+    out = tree_flash(AttentionCall(query, key, value, step, 0.3))
+    exact = tree_sdpa(AttentionCall(query.double(), key.double(), value.double(), step, 0.3))
     assert out.dtype == dtype
     tolerance = {torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.float64: 1e-12}[dtype]
     assert float((out.double() - exact).abs().max()) < tolerance

@@ -9,6 +9,7 @@ from support.tiny_models import tiny_model
 
 from medusa_kit.base.model import wrap_model
 from medusa_kit.errors import ConfigError
+from medusa_kit.infer.attention.backend import AttentionCall
 from medusa_kit.infer.attention.sdpa import tree_sdpa
 from medusa_kit.infer.attention.triton_backend import ancestor_words, tree_triton
 from medusa_kit.infer.cuda_graph.forward import StaticTreeStep
@@ -47,9 +48,9 @@ def test_equals_sdpa(
     step.depths_BN, step.sees_BNN = step.depths_BN.to(DEVICE), step.sees_BNN.to(DEVICE)
     softcap = 2.0 if extra == "softcap" else None
     sinks = torch.randn(heads, device=DEVICE) if extra == "sinks" else None
-    arguments = (query, key, value, step, 0.3, window, softcap, sinks)
-    out = tree_triton(*arguments, num_splits=splits)
-    torch.testing.assert_close(out, tree_sdpa(*arguments), atol=5e-6, rtol=1e-5)
+    call = AttentionCall(query, key, value, step, 0.3, window, softcap, sinks)
+    out = tree_triton(call, num_splits=splits)
+    torch.testing.assert_close(out, tree_sdpa(call), atol=5e-6, rtol=1e-5)
 
 
 @needs_triton
@@ -62,9 +63,9 @@ def test_lengths_are_read_on_the_device(window: int | None) -> None:
     step = StaticTreeStep(lengths, depths, sees, 128, None)
     query = torch.randn(2, 6, 2, 12, device=DEVICE).transpose(1, 2)
     key, value = torch.randn(2, 2, 1, 128, 12, device=DEVICE)
-    arguments = (query, key, value, step, 0.3, window)
-    out = tree_triton(*arguments, num_splits=2)
-    torch.testing.assert_close(out, tree_sdpa(*arguments), atol=5e-6, rtol=1e-5)
+    call = AttentionCall(query, key, value, step, 0.3, window)
+    out = tree_triton(call, num_splits=2)
+    torch.testing.assert_close(out, tree_sdpa(call), atol=5e-6, rtol=1e-5)
 
 
 class Watched:
@@ -98,9 +99,9 @@ def test_every_program_works_however_large_the_cache(
     query = torch.randn(3, 6, 2, 12, device=DEVICE).transpose(1, 2)
     key, value = torch.randn(2, 3, 1, 4096, 12, device=DEVICE)
     sinks_H = torch.randn(2, device=DEVICE) if sinks else None
-    arguments = (query, key, value, step, 0.3, window, None, sinks_H)
-    out = tree_triton(*arguments, num_splits=8)
-    torch.testing.assert_close(out, tree_sdpa(*arguments), atol=5e-6, rtol=1e-5)
+    call = AttentionCall(query, key, value, step, 0.3, window, None, sinks_H)
+    out = tree_triton(call, num_splits=8)
+    torch.testing.assert_close(out, tree_sdpa(call), atol=5e-6, rtol=1e-5)
     lses_SX = watched.launches[0][0][7]
     busy_SB = lses_SX.view(8, 3, 12).isfinite().any(-1)  # a row of the batch has 2 · 6 rows
     assert busy_SB[:, 0].all()
@@ -123,10 +124,10 @@ def test_any_number_of_splits_is_merged_by_the_same_kernel(
     query = torch.randn(1, 2, 1, 12, device=DEVICE).transpose(1, 2)
     key, value = torch.randn(2, 1, 1, step.num_slots, 12, device=DEVICE)
     sinks_H = torch.randn(1, device=DEVICE) if sinks else None
-    arguments = (query, key, value, step, 3.0, None, None, sinks_H)
+    call = AttentionCall(query, key, value, step, 3.0, None, None, sinks_H)
     for splits in (1, 2, 33):
-        out = tree_triton(*arguments, num_splits=splits)
-        torch.testing.assert_close(out, tree_sdpa(*arguments), atol=5e-6, rtol=1e-5)
+        out = tree_triton(call, num_splits=splits)
+        torch.testing.assert_close(out, tree_sdpa(call), atol=5e-6, rtol=1e-5)
     assert len({str(options) for _, options in watched.launches}) == 1
 
 
@@ -142,8 +143,8 @@ def test_every_tile_size_computes_the_same(size: int, dtype: torch.dtype) -> Non
         query = torch.randn(1, nodes, 4, size, device=DEVICE).transpose(1, 2)
         key, value = torch.randn(2, 1, 1, step.num_slots, size, device=DEVICE)
         rounded = [tensor.to(dtype) for tensor in (query, key, value)]
-        out = tree_triton(*rounded, step, 0.1, num_splits=3)
-        exact = tree_sdpa(*(tensor.double() for tensor in rounded), step, 0.1)
+        out = tree_triton(AttentionCall(*rounded, step, 0.1), num_splits=3)
+        exact = tree_sdpa(AttentionCall(*(tensor.double() for tensor in rounded), step, 0.1))
         allowed = {torch.float16: 4e-3, torch.float32: 5e-6}[dtype]
         assert float((out.double() - exact).abs().max()) < allowed
 

@@ -28,7 +28,9 @@ from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.int8_weights import int8_blocks, with_weights
 from medusa_kit.infer.cpu.linear import NativeLinear
 from medusa_kit.infer.cpu.packing import pack
+from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.draft import Topology
+from medusa_kit.infer.verifier import Verifier
 from medusa_kit.tuning.calibrate import calibrate
 
 no_kernels = kernels.load_library() is None
@@ -82,9 +84,9 @@ def test_a_step_in_c_equals_torch_on_the_rounded_model() -> None:
     table = base.model.get_input_embeddings().weight
     kept, info = table.clone(), base.info
     engine = build_engine(base, weights="int8")
-    verifier, native = engine.verifier, engine.verifier.native
-    assert native is not None
-    kinds = [matrix.kind for matrix in native._packer.matrices]
+    native = engine.verifier
+    assert isinstance(native, NativeVerifier)
+    kinds = [matrix.kind for matrix in native.native._packer.matrices]
     assert kinds == ["int8", *["int8", "int8", "int8", "float32"] * 3]  # 48 inputs stay
     assert torch.equal(base.model.get_input_embeddings().weight, kept)
     output = base.output_embedding.weight
@@ -94,8 +96,7 @@ def test_a_step_in_c_equals_torch_on_the_rounded_model() -> None:
 
     prompts, tokens = [random_prompt(n, seed=n) for n in (4, 9)], random_prompt(8, seed=1)
     topology, found = Topology.from_parents(BRANCHING, torch.device("cpu")), []
-    for way in (None, native):
-        verifier.native = way
+    for verifier in (Verifier(base), native):
         cache = verifier.new_cache(2, 32)
         verifier.prefill(cache, prompts)
         found.append(

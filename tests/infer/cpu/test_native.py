@@ -25,6 +25,7 @@ from medusa_kit.infer.cpu.describe import Unsupported, describe
 from medusa_kit.infer.cpu.gguf_blocks import READERS, blocks_of, read_scales
 from medusa_kit.infer.cpu.linear import NativeLinear, install_native_linears
 from medusa_kit.infer.cpu.packing import Blocks, pack
+from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.draft import Topology
 from medusa_kit.infer.verifier import Verifier
 
@@ -204,16 +205,16 @@ def test_gguf_kinds_expand_to_the_same_bits(kind):
                        weights.T[:64])  # fmt: skip
 
 
-def prefilled(verifier, prompts):
+def prefilled(base, prompts):
+    """By torch."""
+    verifier = Verifier(base)
     cache = verifier.new_cache(len(prompts), 64)
-    verifier.native = None
     verifier.prefill(cache, prompts)
     return cache
 
 
-def forward(verifier, native, prompts, parents, tokens, cache=None):
-    cache = cache or prefilled(verifier, prompts)
-    verifier.native = native
+def forward(verifier, prompts, parents, tokens, cache=None):
+    cache = cache or prefilled(verifier.base, prompts)
     topology = Topology.from_parents(parents, torch.device("cpu"))
     B, N = len(prompts), len(parents)
     scores = verifier.forward(
@@ -228,12 +229,12 @@ def forward(verifier, native, prompts, parents, tokens, cache=None):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_step_equals_the_models_own(name, many_threads):
     base = wrap_model(model_of(name), None, name)
-    verifier, native = Verifier(base), native_decoder(base)
+    native = NativeVerifier(base, native_decoder(base))
     prompts = [random_prompt(length, seed=length) for length in (4, 9, 17)]
     tokens = random_prompt(len(BRANCHING), seed=1)
     with torch.inference_mode():
-        torchs, cache = forward(verifier, None, prompts, BRANCHING, tokens)
-        own, own_cache = forward(verifier, native, prompts, BRANCHING, tokens)
+        torchs, cache = forward(Verifier(base), prompts, BRANCHING, tokens)
+        own, own_cache = forward(native, prompts, BRANCHING, tokens)
     for name in ("logits_BMV", "hidden_BMD"):
         expected = getattr(torchs, name)
         atol = 2e-5 * float(expected.abs().max())
@@ -250,20 +251,20 @@ def test_a_step_equals_the_models_own(name, many_threads):
 def test_a_node_has_the_same_bits_in_any_tree_and_batch(name, many_threads):
     """Stronger than exactness needs: a path alone, and the same path among siblings and rows."""
     base = wrap_model(model_of(name), None, name)
-    verifier, native = Verifier(base), native_decoder(base)
+    native = NativeVerifier(base, native_decoder(base))
     prompts = [random_prompt(length, seed=length) for length in (4, 9, 17)]
     tokens = random_prompt(len(BRANCHING), seed=1)
     with torch.inference_mode():
-        cache = prefilled(verifier, prompts)  # by torch, whose bits do depend on the batch
-        singles = [prefilled(verifier, [prompt]) for prompt in prompts]
+        cache = prefilled(base, prompts)  # by torch, whose bits do depend on the batch
+        singles = [prefilled(base, [prompt]) for prompt in prompts]
         for row, single in enumerate(singles):
             single.block.copy_(cache.block[:, :, row : row + 1])
-        logits = forward(verifier, native, prompts, BRANCHING, tokens, cache)[0].logits_BMV
+        logits = forward(native, prompts, BRANCHING, tokens, cache)[0].logits_BMV
         for node, path in ((7, [0, 7]), (6, [0, 2, 4, 6]), (3, [0, 1, 3])):
             chain = tuple(range(-1, len(path) - 1))
             alone = [tokens[i] for i in path]
             for row, prompt in enumerate(prompts):
-                scores, _ = forward(verifier, native, [prompt], chain, alone, singles[row])
+                scores, _ = forward(native, [prompt], chain, alone, singles[row])
                 own = scores.logits_BMV
                 assert torch.equal(own[0, -1], logits[row, node])
 
@@ -276,7 +277,7 @@ def test_what_cannot_be_described_goes_through_torch():
     with pytest.raises(Unsupported, match="heads of 8 numbers"):
         describe(tiny_model("llama"))
     verifier = prepare_backends(wrap_model(tiny_model("olmo2"), None, "olmo2")).verifier
-    assert verifier.native is None
+    assert not isinstance(verifier, NativeVerifier)
     assert "linear layers by C++ (no description of 'olmo2')" in verifier.steps_run_by
     assert isinstance(verifier.base.model.model.layers[0].mlp.up_proj, NativeLinear)
 
@@ -292,7 +293,7 @@ def test_a_step_that_the_proof_refuses_is_not_used(monkeypatch, capsys):
 
     monkeypatch.setattr(backends_module, "native_decoder", wrong)
     verifier = prepare_backends(base).verifier
-    assert verifier.native is None
+    assert not isinstance(verifier, NativeVerifier)
     assert "the C++ ones were refused" in capsys.readouterr().err
 
 
@@ -326,7 +327,7 @@ def test_the_proof_itself_goes_through_the_kernels():
     base = wrap_model(model_of("gemma3"), None, "gemma3")
     backends = prepare_backends(base)
     verifier, check = backends.verifier, backends.check
-    assert verifier.native is not None
+    assert isinstance(verifier, NativeVerifier)
     assert verifier.steps_run_by.startswith("C++ (")
     assert check.relative_error < 1e-4
     for layer in verifier.native._struct.layers[: len(verifier.native.parts.layers)]:
@@ -338,17 +339,17 @@ def test_the_proof_itself_goes_through_the_kernels():
 def test_steps_in_a_crowd_have_the_same_bits(many_threads):
     """Threads that wait long leave the rest to one; that must not show in what comes out."""
     base = wrap_model(model_of("llama"), None, "llama")
-    verifier, native = Verifier(base), native_decoder(base)
+    native = NativeVerifier(base, native_decoder(base))
     prompts = [random_prompt(length, seed=length) for length in (4, 9, 17)]
     tokens = random_prompt(len(BRANCHING), seed=1)
     threads = torch.get_num_threads()
     with torch.inference_mode():
-        cache = prefilled(verifier, prompts)
-        expected = forward(verifier, native, prompts, BRANCHING, tokens, cache)[0].logits_BMV
+        cache = prefilled(base, prompts)
+        expected = forward(native, prompts, BRANCHING, tokens, cache)[0].logits_BMV
         try:
             torch.set_num_threads(4 * (os.cpu_count() or 1))  # far more than there are cores
             for _ in range(30):
-                logits = forward(verifier, native, prompts, BRANCHING, tokens, cache)[0].logits_BMV
+                logits = forward(native, prompts, BRANCHING, tokens, cache)[0].logits_BMV
                 assert torch.equal(logits, expected)
         finally:
             torch.set_num_threads(threads)
@@ -359,16 +360,15 @@ def test_prompts_in_pieces(name, monkeypatch, many_threads):
     """Prompts longer than a piece, rows of different lengths: the model's own numbers, and the bits
     that each row has alone."""
     base = wrap_model(model_of(name), None, name)
-    verifier, native = Verifier(base), native_decoder(base)
+    native = NativeVerifier(base, native_decoder(base))
     prompts = [random_prompt(length, seed=length) for length in (3, 40, 25)]
     with torch.inference_mode():
-        expected = Verifier(base).prefill(verifier.new_cache(3, 48), prompts)
+        expected = Verifier(base).prefill(native.new_cache(3, 48), prompts)
         monkeypatch.setattr(kernels, "MAX_ROWS", 21)  # seven tokens of each at a time
-        verifier.native = native
-        together = verifier.prefill(verifier.new_cache(3, 48), prompts)
+        together = native.prefill(native.new_cache(3, 48), prompts)
         for ours, theirs in zip(together, expected, strict=True):
             assert torch.allclose(ours, theirs, atol=2e-5 * float(theirs.abs().max()), rtol=0)
         for row, prompt in enumerate(prompts):
-            hidden, logits = verifier.prefill(verifier.new_cache(1, 48), [prompt])
+            hidden, logits = native.prefill(native.new_cache(1, 48), [prompt])
             assert torch.equal(hidden[0], together[0][row])
             assert torch.equal(logits[0], together[1][row])

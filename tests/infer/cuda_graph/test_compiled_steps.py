@@ -16,10 +16,10 @@ from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError, IncompatibleBaseError
+from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.cuda_graph.compiled import compiled_forward
 from medusa_kit.infer.cuda_graph.forward import StaticTreeStep, StaticVerifier
 from medusa_kit.infer.cuda_graph.step import GraphStep
-from medusa_kit.infer.verifier import Verifier
 
 PROMPT = random_prompt(19, 19)
 COMPILED = "torch.compile, fixed shapes (sdpa)"
@@ -27,6 +27,10 @@ COMPILED = "torch.compile, fixed shapes (sdpa)"
 
 def base_of(family: str, **changes: Any) -> BaseModel:
     return wrap_model(tiny_model(family, **changes))
+
+
+def static_verifier(base: BaseModel) -> StaticVerifier:
+    return StaticVerifier(base, AttentionChoice(fixed_shapes=True))
 
 
 def compiling_engine(family: str, **changes: Any) -> Engine:
@@ -53,7 +57,7 @@ class Counter:
 def test_every_shape_runs_compiled() -> None:
     """More shapes than torch keeps of one function: what is over runs uncompiled by its default."""
     counter = Counter()
-    verifier = StaticVerifier(Verifier(base_of("llama", num_hidden_layers=1)))
+    verifier = static_verifier(base_of("llama", num_hidden_layers=1))
     drafter = PlainDrafter(verifier.base.device)
     with torch._dynamo.config.patch(recompile_limit=1), torch.inference_mode():
         for rows in (1, 2):
@@ -162,7 +166,7 @@ def test_a_compiled_forward_may_round_as_coarsely_as_its_model(
 
     stand_in_for_compile(monkeypatch, rounded)
     bases = [coarse_base(torch.bfloat16), tiny_base("llama", dtype=torch.bfloat16)]
-    verifiers = [StaticVerifier(Verifier(base)) for base in bases]
+    verifiers = [static_verifier(base) for base in bases]
     drafter = PlainDrafter(torch.device("cpu"))
     step = GraphStep(verifiers[0], drafter, 2, 64, compiled_forward(bases[0]))
     assert step.rounding_tolerance > 0

@@ -116,7 +116,7 @@ def test_a_step_reads_nothing_on_the_host(
             step = GraphStep(engine.graphs.verifier, drafter, 4, 64)
             with no_reads(monkeypatch):
                 step.advance()
-            assert step.out_BJ1.device.type == device
+            assert step.out_BX.device.type == device
 
 
 def test_the_guard_sees_reads() -> None:
