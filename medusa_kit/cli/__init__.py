@@ -10,7 +10,6 @@ import typer
 
 from medusa_kit.cli import (
     bench,
-    chat,
     convert,
     data,
     doctor,
@@ -20,6 +19,7 @@ from medusa_kit.cli import (
     tree_search,
     verify,
 )
+from medusa_kit.cli.chat import command as chat
 from medusa_kit.console import err
 from medusa_kit.errors import MedusaKitError
 from medusa_kit.version import __version__

@@ -150,6 +150,13 @@ def notes_of(drafter: object) -> list[str]:
     return list(getattr(drafter, "notes", ()))
 
 
+def guessed_by(drafter: object, name: str, count: int) -> list[str]:
+    """Who guessed the first row's first `count` tokens of the last step. A drafter with several
+    sources says it (`credits`, the sources of each row's accepted tokens); else it was `name`."""
+    credits = getattr(drafter, "credits", None)
+    return [name] * count if credits is None or not count else list(credits[0][:count])
+
+
 def tell_end(drafter: object, answers: Sequence[Sequence[int]]) -> None:
     """A request is over: its rows' answers, for drafters that keep them (`end(answers)`)."""
     if (end := getattr(drafter, "end", None)) is not None:
