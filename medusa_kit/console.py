@@ -165,9 +165,14 @@ class _Stages:
         self.hide()
         spinner = Spinner("dots", Text(f"{doing} …", style="dim"), style="dim")
         self._live = Live(
-            spinner, console=err, transient=True, redirect_stdout=False, redirect_stderr=False
+            spinner,
+            console=err,
+            refresh_per_second=10,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
         )
-        self._live.start()
+        self._live.start(refresh=True)  # seen at once
 
     def hide(self) -> None:
         live, self._live = self._live, None
