@@ -195,7 +195,8 @@ def stages(first: str) -> Iterator[None]:
     """Show what is being done while something loads, where stderr is a terminal: `first`, then
     what `stage` is given. Nothing of it is left at the end."""
     global _stages
-    if not err.is_terminal or err.is_dumb_terminal or _stages is not None or not is_main():
+    shown = err.is_terminal and err.is_interactive and is_main()
+    if not shown or _stages is not None:
         yield
         return
     stderr = sys.stderr

@@ -73,6 +73,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], Any]:
         for one in (console.out, console.err):
             monkeypatch.setattr(one, "width", width)
             monkeypatch.setattr(one, "no_color", False)
+            monkeypatch.setattr(one, "is_interactive", True)
         return screen
 
     return open_terminal
