@@ -18,6 +18,7 @@ from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.infer.transfer import to_device
 
 ROOT, UNUSED = -1, -2
+COUNTS = "tokens a step: "  # how a note begins that counts an answer's steps
 
 
 @dataclass(frozen=True)

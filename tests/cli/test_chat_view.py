@@ -9,6 +9,7 @@ import pytest
 from medusa_kit.cli.chat import view
 from medusa_kit.cli.chat.conversation import Chat
 from medusa_kit.engine.streaming import Piece, Span
+from medusa_kit.infer.draft import COUNTS
 
 TEXT = "Rivers carry water from the hills to the sea, and some of them are long. "
 Terminal = Callable[[int], Any]
@@ -104,7 +105,7 @@ def test_ctrl_c_leaves_the_answer_and_nothing_else(terminal: Terminal) -> None:
 def test_accepted_tints_tokens_by_who_guessed_them(terminal: Terminal) -> None:
     screen = terminal(100)
     engine = Answers([piece("own "), piece("headed ", "then ", by="medusa"),
-                      piece("copied ", "last", by="past answers")])  # fmt: skip
+                      piece("copied ", "last", by="past")])  # fmt: skip
     engine.heads = object()  # type: ignore[assignment]
     chat = chat_with(engine)
     chat.answer("plain")
@@ -171,10 +172,12 @@ def test_the_closing_line_is_in_words(case: str) -> None:
 
 def test_a_note_that_stays_the_same_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
     engine = Answers([piece("Yes.")])
-    engine.__class__ = type("Noted", (Answers,), {
-        "result": property(lambda self: answer("Yes.", drafter_notes=["no heads for 'x'"]))
-    })  # fmt: skip
+    notes = [f"{COUNTS}1.00 with suffix (3 steps)", "no heads for 'x'"]
+    noted = {"result": property(lambda self: answer("Yes.", drafter_notes=notes))}
+    engine.__class__ = type("Noted", (Answers,), noted)
     chat = chat_with(engine)
     chat.answer("a")
     chat.answer("b")
-    assert capsys.readouterr().err.count("no heads for 'x'") == 1
+    err = capsys.readouterr().err
+    assert err.count("no heads for 'x'") == 1
+    assert COUNTS not in err

@@ -33,7 +33,7 @@ def chat(
         engine = medusa_kit.load(**loading)
     chosen, where = chat_sampling.choose(sampling, greedy, engine.base.model.generation_config)
     console.note(_greeting(engine))
-    console.note(chat_sampling.describe(chosen, where))
+    console.note(f"{chat_sampling.describe(chosen, where)}. /help helps.")
     Chat(engine, {"max_new_tokens": max_new_tokens, **chosen}, system).run()
 
 
@@ -48,4 +48,4 @@ def _greeting(engine: Any) -> str:
         drafting += ", no heads"
     about = f"{info.model_type}, {info.dtype}, {info.device}, {engine.attention.name}"
     about += options.weights_note(engine)
-    return f"{info.name} ({about}); {drafting}. /help helps."
+    return f"{info.name} ({about}); {drafting}"

@@ -76,10 +76,16 @@ class Chat:
         console.note(view.closing(result, self.settings["max_new_tokens"]))
         if shown.tinted and shown.counts:
             console.note(shown.origins())
-        for said in result.stats.drafter_notes[:1]:
-            if said != self.noted:  # a reason that holds for every answer is said once
-                console.note(said)
-            self.noted = said
+        self.note_reason(result.stats.drafter_notes)
+
+    def note_reason(self, notes: list[str]) -> None:
+        """Why drafting went as it did, once where it holds for every answer."""
+        from medusa_kit.infer.draft import COUNTS
+
+        said = next((note for note in notes if not note.startswith(COUNTS)), "")
+        if said and said != self.noted:
+            console.note(said)
+        self.noted = said
 
     def command(self, line: str) -> None:
         name, _, rest = line.partition(" ")

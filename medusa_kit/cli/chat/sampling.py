@@ -40,8 +40,8 @@ def choose(sampling: Mapping[str, Any], greedy: bool, config: Any) -> tuple[dict
     undecided = {name for name in SHOWN if sampling[name] is None}
     taken = {name: value for name, value in own.items() if name in undecided}
     if "temperature" in undecided and "temperature" not in taken:
-        return {**sampling, "temperature": USUAL}, "the model names no settings of its own"
-    where = "the model's own settings" if taken else "as given"
+        return {**sampling, "temperature": USUAL}, "the kit's default"
+    where = "the model's own" if taken else "as given"
     if taken and len(taken) < len(own):
         where += " where none was given"
     return {**sampling, **taken}, where
@@ -52,7 +52,7 @@ def describe(sampling: Mapping[str, Any], where: str) -> str:
     if sampling["temperature"] == 0:
         return "greedy: always the likeliest token"
     shown = [f"{name} {sampling[name]:g}" for name in SHOWN if sampling[name] is not None]
-    return f"sampling at {', '.join(shown)} ({where}); --greedy takes the likeliest token"
+    return f"sampling at {', '.join(shown)} ({where}); --greedy takes the likeliest"
 
 
 def draws_guesses(drafter_options: Mapping[str, Any]) -> bool:

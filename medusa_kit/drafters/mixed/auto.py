@@ -35,7 +35,7 @@ from medusa_kit.drafters.text.recycling import RecyclingDrafter
 from medusa_kit.drafters.trie import Source, Trie, draft_of
 from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.infer.cuda_graph.host_trees import MOST_NODES, HostTreeSpec
-from medusa_kit.infer.draft import Draft, Drafter, State, StepResult, notes_of, tell_end
+from medusa_kit.infer.draft import COUNTS, Draft, Drafter, State, StepResult, notes_of, tell_end
 
 COSTLY = ("medusa", "draft-model")
 PLAIN = "none"  # a step in which nothing was guessed
@@ -138,7 +138,7 @@ class AutoDrafter:
         if rest := [share for _, share in ranked[MOST_TOLD:]]:
             others = _Share(sum(s.steps for s in rest), sum(s.tokens for s in rest))
             said.append(others.told("otherwise"))
-        return [f"tokens a step: {', '.join(said)}"]
+        return [COUNTS + ", ".join(said)]
 
     def _how(self) -> list[str]:
         if self.host_trees is None:
