@@ -267,6 +267,7 @@ class BaseModel:
 
     def _fingerprint(self, quantised: bool, variant: str | None = None) -> str:
         variant = variant or getattr(self.config, VARIANT_KEY, None)
+        console.stage("computing the model's fingerprint")
         digests = fingerprint.digests_of(self.model, self._made_whole)
         whole = fingerprint.whole_digest(digests, variant)
         output = fingerprint.output_digest(self.output_weights(), variant)

@@ -119,10 +119,13 @@ def _parsed_bias(given: list[str]) -> dict[int, float] | None:
     return bias or None
 
 
-def with_sampling(acceptance: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_sampling(
+    acceptance: bool = True, temperature_of_model: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Put the sampling options where a command has its parameter `sampling`.
 
-    `acceptance`: whether the rule can be chosen too.
+    `acceptance`: whether the rule can be chosen too. `temperature_of_model`: the temperature is
+    None unless given, for a command whose default depends on the model.
     """
     groups: list[Callable[..., dict[str, Any]]] = [_drawing]
     if acceptance:
@@ -137,7 +140,8 @@ def with_sampling(acceptance: bool = True) -> Callable[[Callable[..., None]], Ca
                 sampling |= group(**{name: arguments.pop(name) for name in names})
             from medusa_kit.settings.sampling import SamplingParams
 
-            SamplingParams.of(sampling)  # wrong values are told before a model loads
+            undecided = {"temperature": 1.0} if sampling["temperature"] is None else {}
+            SamplingParams.of(sampling | undecided)  # wrong values are told before a model loads
             command(**arguments, sampling=sampling)
 
         shown: list[inspect.Parameter] = []
@@ -146,6 +150,8 @@ def with_sampling(acceptance: bool = True) -> Callable[[Callable[..., None]], Ca
                 shown += [one for g in groups for one in inspect.signature(g).parameters.values()]
             else:
                 shown.append(parameter)
+        if temperature_of_model:
+            shown = [_open_temperature(one) if one.name == "temperature" else one for one in shown]
         run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
         return run
 
@@ -156,6 +162,13 @@ def was_given(context: typer.Context, name: str) -> bool:
     """Whether an option was really given, rather than left at its default."""
     source = context.get_parameter_source(name)
     return source is not None and source.name != "DEFAULT"
+
+
+def _open_temperature(parameter: inspect.Parameter) -> inspect.Parameter:
+    shown = typer.Option(
+        help="0 is greedy; above 0 samples, exactly.", show_default="the model's own, else 0.7"
+    )
+    return parameter.replace(default=None, annotation=Annotated[float | None, shown])
 
 
 def rule_note(stats: Any) -> str:

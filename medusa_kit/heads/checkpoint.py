@@ -122,6 +122,7 @@ def load_heads(folder: Path, base: BaseModel, force: bool = False) -> MedusaHead
     Raises CheckpointError (missing, cut off, wrong tensors), IncompatibleBaseError (wrong base).
     """
     folder = Path(folder)
+    console.stage("reading the heads")
     if not says_ours(folder) and (foreign := read_foreign(folder)) is not None:
         return kit.loaded(foreign, base)
     config = read_config(folder)

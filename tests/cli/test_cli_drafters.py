@@ -148,7 +148,7 @@ def test_notes_of_a_drafter_are_told(
     monkeypatch.setattr("builtins.input", lambda _: next(lines, "/exit"))
     code, _, err = run("chat", *PLAIN, *ask)
     assert (code, err.splitlines()[-1]) == (0, "nothing was found")
-    assert "drafter suffix. /help" in err
+    assert "drafter suffix\n" in err
 
 
 def test_verify_and_bench_with_drafters(
