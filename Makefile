@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install check fmt fix test test-quantised stress test-vllm gpu-check test-gpu demo bench clean
+.PHONY: help install check fmt fix test test-quantised stress test-vllm gpu-check test-gpu demo bench recording clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -99,6 +99,13 @@ demo: install ## The whole loop on the embedded model: data, heads, tree, verify
 
 bench: install ## The shipped heads against plain transformers, on the kit's own prompts
 	$(BIN)/medusa-kit bench
+
+# Beside the environment too: only the recording needs a terminal in memory.
+RECORDER := build/recorder
+recording: install ## The chat of the README as an animated picture, from a real run
+	test -d $(RECORDER) || $(BIN)/pip install --quiet --no-deps -c constraints.txt \
+		--target $(RECORDER) pyte wcwidth
+	PYTHONPATH=$(RECORDER) $(BIN)/python benchmarks/record_chat.py docs/images/chat.svg
 
 clean: ## Remove what the targets made
 	rm -rf $(VENV) demo build *.egg-info

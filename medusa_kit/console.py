@@ -8,8 +8,10 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
+from rich.live import Live
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -21,6 +23,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
@@ -148,3 +151,65 @@ def progress(
     with bar:
         task_id = bar.add_task(description, total=total, completed=done, unit=unit, note="")
         yield ProgressBar(bar, task_id)
+
+
+class _Stages:
+    """A spinner with what is being done. It stands as stderr, so that a bar which another library
+    draws there is not drawn over: the spinner makes way, and comes back with the next stage."""
+
+    def __init__(self, stderr: Any) -> None:
+        self.rich_proxied_file = stderr  # where rich itself writes
+        self._live: Live | None = None
+
+    def show(self, doing: str) -> None:
+        self.hide()
+        spinner = Spinner("dots", Text(f"{doing} …", style="dim"), style="dim")
+        self._live = Live(
+            spinner,
+            console=err,
+            refresh_per_second=10,
+            transient=True,
+            redirect_stdout=False,
+            redirect_stderr=False,
+        )
+        self._live.start(refresh=True)  # seen at once
+
+    def hide(self) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
+
+    def write(self, text: str) -> int:
+        self.hide()
+        return int(self.rich_proxied_file.write(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.rich_proxied_file, name)
+
+
+_stages: _Stages | None = None
+
+
+@contextmanager
+def stages(first: str) -> Iterator[None]:
+    """Show what is being done while something loads, where stderr is a terminal: `first`, then
+    what `stage` is given. Nothing of it is left at the end."""
+    global _stages
+    shown = err.is_terminal and err.is_interactive and is_main()
+    if not shown or _stages is not None:
+        yield
+        return
+    stderr = sys.stderr
+    sys.stderr = _stages = _Stages(stderr)
+    try:
+        stage(first)
+        yield
+    finally:
+        _stages.hide()
+        sys.stderr, _stages = stderr, None
+
+
+def stage(doing: str) -> None:
+    """What is being done from now on, for whoever waits under `stages`; else nothing."""
+    if _stages is not None:
+        _stages.show(doing)

@@ -17,7 +17,7 @@ A message names the value and what was expected; `hint` says what to do about it
 import difflib
 from collections.abc import Iterable
 from numbers import Integral
-from typing import Any
+from typing import Any, TypeVar
 
 
 class MedusaKitError(Exception):
@@ -70,10 +70,35 @@ class DeviceMemoryError(MedusaKitError):
     pass
 
 
+AnyError = TypeVar("AnyError", bound=MedusaKitError)
+
+
 def nearest(value: str, known: Iterable[str]) -> str | None:
     """The known word closest to `value`, or None when nothing is close."""
     matches = difflib.get_close_matches(value, list(known), n=1, cutoff=0.5)
     return matches[0] if matches else None
+
+
+def did_you_mean(value: Any, known: Iterable[str], otherwise: str | None = None) -> str | None:
+    """The hint for a word that is none of `known`; `otherwise`: the hint where nothing is close."""
+    close = nearest(str(value), known)
+    return f"did you mean {close}?" if close else otherwise
+
+
+def unknown_value(
+    what: str,
+    value: Any,
+    known: Iterable[str],
+    otherwise: str | None = None,
+    kind: type[AnyError] = ConfigError,  # type: ignore[assignment]
+) -> AnyError:
+    """The error, to be raised, for a value that is none of `known`; `what`: the value's name."""
+    words = list(known)
+    expected = " or ".join(words) if len(words) < 3 else f"one of {', '.join(words)}"
+    return kind(
+        f"{what} {value!r} is unknown; expected {expected}",
+        hint=did_you_mean(value, words, otherwise),
+    )
 
 
 def check_count(name: str, value: Any) -> None:

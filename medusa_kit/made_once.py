@@ -65,6 +65,7 @@ def make_once(
             for left in folder.parent.glob(f".{folder.name}.*.tmp"):
                 shutil.rmtree(left, ignore_errors=True)
         console.note(doing)
+        console.stage(doing)
         try:
             with atomic_write(folder) as temporary:
                 make(temporary)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from medusa_kit import console
-from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError, nearest
+from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError, did_you_mean
 from medusa_kit.settings.recipe import LoraSection
 
 CONFIG_NAME = "adapter_config.json"
@@ -160,9 +160,9 @@ def _check_targets(model: Any, targets: list[str]) -> None:
                 hint="leave it out; adapters go on the layers below it",
             )
         if not any(name == target or name.endswith(f".{target}") for name in linear):
-            close = nearest(target, ends)
+            there = f"there are: {', '.join(sorted(ends))}"
+            close = did_you_mean(target, ends)
             raise ConfigError(
                 f"joint.lora.targets: {target!r} matches no linear layer of this model",
-                hint=(f"did you mean {close}? " if close else "")
-                + f"there are: {', '.join(sorted(ends))}",
+                hint=f"{close} {there}" if close else there,
             )

@@ -144,6 +144,7 @@ def from_pretrained(
     """
     from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 
+    console.stage("reading the model")
     options: dict[str, Any] = {}
     method = "bitsandbytes" if four_bit else None
     try:

@@ -24,10 +24,11 @@ from medusa_kit.base import gguf as embedded
 from medusa_kit.base.files import from_pretrained, quiet_transformers, resolve
 from medusa_kit.base.fingerprint import Fingerprint
 from medusa_kit.base.logit_scale import LogitScale
-from medusa_kit.base.placement import AUTO, asked_dtype, check_dtype, pick_device
+from medusa_kit.base.placement import AUTO, asked_dtype, pick_device
 from medusa_kit.base.quantization import is_quantised, num_weights, quantisation_of, raw_bytes
 from medusa_kit.errors import CheckpointError, IncompatibleBaseError
 from medusa_kit.locks import lock_of
+from medusa_kit.settings.engine import allowed, check_value
 
 # Largest error allowed between two ways of computing the same logits, as a share of their spread.
 # float32: rounding is some 1e-5 of the spread, a missing scale or cap 1e-1 and more.
@@ -39,7 +40,7 @@ RELATIVE_TOLERANCE = {
 }
 FINAL_NORM_NAMES = ("norm", "final_layernorm", "ln_f", "final_layer_norm", "final_norm")
 VARIANT_KEY = "medusa_kit_variant"  # in the config of what Medusa-2 trained: a digest of it
-CHECKPOINT, INT8 = WEIGHTS = ("checkpoint", "int8")  # whose numbers, see infer/cpu/int8_weights.py
+CHECKPOINT, INT8 = allowed("weights")  # whose numbers, see infer/cpu/int8_weights.py
 
 
 @dataclass(frozen=True)
@@ -266,6 +267,7 @@ class BaseModel:
 
     def _fingerprint(self, quantised: bool, variant: str | None = None) -> str:
         variant = variant or getattr(self.config, VARIANT_KEY, None)
+        console.stage("computing the model's fingerprint")
         digests = fingerprint.digests_of(self.model, self._made_whole)
         whole = fingerprint.whole_digest(digests, variant)
         output = fingerprint.output_digest(self.output_weights(), variant)
@@ -318,7 +320,7 @@ def load_base_model(
     where the family has it. `four_bit`: through bitsandbytes, on a GPU.
     Raises CheckpointError (missing, cut off, unreadable), IncompatibleBaseError, ConfigError.
     """
-    check_dtype(dtype)
+    check_value("dtype", dtype)
     quiet_transformers()
     place = pick_device(device)
     wanted = asked_dtype(dtype, place)

@@ -4,25 +4,13 @@ from typing import Any
 
 import torch
 
-from medusa_kit.errors import ConfigError, nearest
+from medusa_kit.errors import ConfigError
+from medusa_kit.settings.engine import allowed
 
-DTYPES = {
-    "float64": torch.float64,
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
 AUTO = "auto"
-
-
-def check_dtype(dtype: str) -> None:
-    """Raises ConfigError for a word that names no dtype."""
-    known = (AUTO, *DTYPES)
-    if dtype not in known:
-        raise ConfigError(
-            f"dtype {dtype!r} is unknown; expected one of {', '.join(known)}",
-            hint=f"did you mean {nearest(dtype, known) or 'float32'}?",
-        )
+DTYPES: dict[str, torch.dtype] = {
+    name: getattr(torch, name) for name in allowed("dtype") if name != AUTO
+}
 
 
 def asked_dtype(dtype: str, device: torch.device) -> torch.dtype | str:

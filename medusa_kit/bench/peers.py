@@ -15,7 +15,7 @@ import torch
 from medusa_kit.base.model import BaseModel
 from medusa_kit.bench.bench import Answers, Batch, Decoding, Method
 from medusa_kit.bench.oracle import Oracle
-from medusa_kit.errors import ConfigError, MedusaKitError, nearest
+from medusa_kit.errors import ConfigError, MedusaKitError, unknown_value
 from medusa_kit.settings.sampling import SamplingParams
 
 LOOKUP_TOKENS = 10  # transformers' own example value for prompt lookup
@@ -44,10 +44,7 @@ def named_peers(given: Sequence[str], assistant: str | None = None) -> list[str]
     known = ("transformers", *PEERS)
     for name in asked:
         if name not in known:
-            raise ConfigError(
-                f"peer {name!r} is unknown; expected one of {', '.join(known)}",
-                hint=f"did you mean {near}?" if (near := nearest(name, known)) else None,
-            )
+            raise unknown_value("peer", name, known)
     if "assisted" in asked and assistant is None:
         raise ConfigError(
             "the peer 'assisted' needs a smaller model that drafts",

@@ -10,7 +10,6 @@ import typer
 
 from medusa_kit.cli import (
     bench,
-    chat,
     convert,
     data,
     doctor,
@@ -20,6 +19,7 @@ from medusa_kit.cli import (
     tree_search,
     verify,
 )
+from medusa_kit.cli.chat.command import chat as chat_command
 from medusa_kit.console import err
 from medusa_kit.errors import MedusaKitError
 from medusa_kit.version import __version__
@@ -37,7 +37,7 @@ app.add_typer(data.app, name="data")
 app.command("train")(train.train)
 app.command("tree-search")(tree_search.tree_search)
 app.command("generate")(generate.generate)
-app.command("chat")(chat.chat)
+app.command("chat")(chat_command)
 app.command("convert")(convert.convert)
 app.command("verify")(verify.verify)
 app.command("bench")(bench.bench)

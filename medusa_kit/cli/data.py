@@ -8,7 +8,7 @@ import typer
 
 from medusa_kit import console
 from medusa_kit.cli import options
-from medusa_kit.errors import UsageError
+from medusa_kit.errors import UsageError, unknown_value
 
 app = typer.Typer(help="Make training data from prompts, and look at it.", no_args_is_help=True)
 
@@ -17,11 +17,14 @@ Source = Annotated[
     typer.Argument(help="A .jsonl, .json or .txt file, or a data set, NAME or NAME/CONFIG:SPLIT."),
 ]
 OnError = Annotated[str, typer.Option(help="A row that cannot be used: skip (and count) or fail.")]
+FOR_A_SERVER = ("endpoint_model", "return_token_ids", "concurrency", "api_key_env")
+FOR_A_MODEL = ("batch_size", "dtype", "device")
 
 
 @app.command("generate")
 @options.with_sampling(acceptance=False)
 def generate(
+    context: typer.Context,
     source: Source,
     output: Annotated[Path, typer.Option("--output", "-o", help="Answers, one JSON line each.")],
     model: options.Model = options.DEFAULT_MODEL,
@@ -51,10 +54,7 @@ def generate(
     Interrupted, the same command goes on where it stopped.
     """
     _check_on_error(on_error)
-    if endpoint is None and (endpoint_model is not None or return_token_ids):
-        unused = "--return-token-ids" if endpoint_model is None else "--endpoint-model"
-        raise UsageError(f"without a server {unused} would not be used",
-                         hint="name it: --endpoint URL")  # fmt: skip
+    _check_used(context, endpoint)
     from medusa_kit.distill.openai_client import Endpoint
     from medusa_kit.settings.sampling import SamplingParams
 
@@ -74,6 +74,21 @@ def generate(
         )
         raise
     _summary(report, output)
+
+
+def _check_used(context: typer.Context, endpoint: str | None) -> None:
+    """Raises UsageError for options of the one way to get answers where the other is taken."""
+    names = FOR_A_SERVER if endpoint is None else FOR_A_MODEL
+    unused = [name for name in names if options.was_given(context, name)]
+    given = ", ".join("--" + name.replace("_", "-") for name in unused)
+    if given and endpoint is None:
+        raise UsageError(f"without a server {given} would not be used",
+                         hint="name it: --endpoint URL")  # fmt: skip
+    if given:
+        raise UsageError(
+            f"with a server no model is loaded here, and {given} would not be used",
+            hint="leave it out, or leave out --endpoint",
+        )
 
 
 def _generate_here(
@@ -210,4 +225,4 @@ def _painted(tokenizer: Any, example: Any) -> Any:
 
 def _check_on_error(on_error: str) -> None:
     if on_error not in ("skip", "fail"):
-        raise UsageError(f"on-error {on_error!r} is unknown; expected skip or fail")
+        raise unknown_value("on-error", on_error, ("skip", "fail"), kind=UsageError)

@@ -11,6 +11,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from medusa_kit import console
+from medusa_kit.cli import options
 from medusa_kit.errors import MedusaKitError, UsageError
 
 DEFAULT_MINUTES = 9.0
@@ -74,9 +75,7 @@ class Asked:
 
 def check_options(context: typer.Context, gpu: bool) -> None:
     """Raises UsageError for options that do not go together."""
-    given = {name for name in context.params
-             if (source := context.get_parameter_source(name)) is not None
-             and source.name != "DEFAULT"}  # fmt: skip
+    given = {name for name in context.params if options.was_given(context, name)}
     for name, option in (OTHER_OPTIONS if gpu else OWN_OPTIONS).items():
         if name in given and gpu:
             raise UsageError(

@@ -1,7 +1,8 @@
 """Options that say which engine a command runs: base model, heads, drafter, where and how.
 
-Commands marked `with_engine` get all of them as one dict, the arguments of `medusa_kit.load`. A
-file (`--config`) can give them too; options that were really given win over it.
+They are made from EngineConfig (medusa_kit.settings.engine). Commands marked `with_engine` get all
+of them as one dict, the arguments of `medusa_kit.load`. A file (`--config`) can give them too;
+options that were really given win over it.
 """
 
 import copy
@@ -15,10 +16,8 @@ import typer
 
 from medusa_kit.cli import options
 from medusa_kit.errors import UsageError
+from medusa_kit.settings import engine
 
-# medusa_kit.settings.drafters has the same, but --help must not wait for what it imports.
-DRAFTERS = ("auto", "medusa", "draft-model", "prompt-lookup", "suffix", "lookahead", "recycling",
-            "combined", "none")  # fmt: skip
 PLACE = "loading"  # the parameter that stands where the options go
 GIVEN_NAMES = "given_names"
 
@@ -26,43 +25,34 @@ Loading = Mapping[str, Any]
 GIVEN: Loading = options.GIVEN
 
 
-def _engine(
-    config: Annotated[
-        Path | None,
-        typer.Option(help="Engine file (YAML, see recipes/engines/); options here win over it."),
-    ] = None,
-    model: options.Model = options.DEFAULT_MODEL,
-    heads: options.Heads = "auto",
-    tree: options.Tree = None,
-    drafter: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help=f"Who guesses ahead: {', '.join(DRAFTERS[:-1])} or none (plain decoding); "
-            "heads where there are any unless given.",
-        ),
-    ] = None,
-    draft_model: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", help="A smaller model, for drafters that use one."),
-    ] = None,
-    drafter_option: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE",
-            help="Of the drafter, value read as YAML, staged.drafter=suffix for inner ones; may be "
-            "repeated.",
-        ),
-    ] = None,
-    dtype: options.DType = "auto",
-    device: options.Device = "auto",
-    weights: options.Weights = "checkpoint",
-    attention: options.Attention = "auto",
-    fixed_shapes: options.FixedShapes = "auto",
-    compiled: options.Compile = False,
-    force: options.Force = False,
-) -> None:
-    """The options themselves; `_arguments` is what becomes of them."""
+Config = Annotated[
+    Path | None,
+    typer.Option(help="Engine file (YAML, see recipes/engines/); options here win over it."),
+]
+
+
+def _parameters() -> list[inspect.Parameter]:
+    """Those of a command: the file, then every option of EngineConfig."""
+    found = [_parameter("config", Config, None)]
+    for one in engine.all_options().values():
+        default = options.DEFAULT_MODEL if one.required else one.default
+        shown = Annotated[_kind(one), options.engine_option(one.name)]  # type: ignore[valid-type]
+        found.append(_parameter(one.name, shown, default))
+    return found
+
+
+def _kind(option: engine.Option) -> Any:
+    """Words are checked by EngineConfig, whose message names the nearest; Typer's does not."""
+    if option.name == "drafter_options":
+        return list[str] | None
+    if isinstance(option.default, bool):
+        return bool
+    return str | None if option.default is None else str
+
+
+def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
+    either = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    return inspect.Parameter(name, either, annotation=kind, default=default)
 
 
 def with_engine(
@@ -74,17 +64,14 @@ def with_engine(
     with a `--heads` of its own. Its parameter GIVEN_NAMES, if it has one, gets the names of all its
     options that were really given.
     """
-    shown = [one.replace(default=dtype) if name == "dtype" else one
-             for name, one in inspect.signature(_engine).parameters.items()
-             if name != "heads" or not several]  # fmt: skip
+    shown = [one.replace(default=dtype) if one.name == "dtype" else one
+             for one in _parameters() if one.name != "heads" or not several]  # fmt: skip
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def run(context: typer.Context, **arguments: Any) -> None:
             values = {one.name: arguments.pop(one.name) for one in shown}
-            names = {name for name in (*values, *arguments)
-                     if (source := context.get_parameter_source(name)) is not None
-                     and source.name != "DEFAULT"}  # fmt: skip
+            names = {name for name in (*values, *arguments) if options.was_given(context, name)}
             given = names & values.keys()
             loading = _arguments(values, given)
             if "draft_model" in given and not several:
@@ -109,7 +96,7 @@ def _arguments(values: dict[str, Any], given: set[str]) -> dict[str, Any]:
     """Arguments of `medusa_kit.load`: options given, else the file's, else the defaults."""
     from medusa_kit.settings.drafters import check_drafting
 
-    config, items = values.pop("config"), values.pop("drafter_option") or []
+    config, items = values.pop("config"), values.pop("drafter_options") or []
     changes = _named({name: values[name] for name in values if name in given})
     result = _named(values) | (_of_file(config, changes) if config is not None else {})
     result["drafter_options"] = _drafter_options(result.get("drafter_options") or {}, items)
@@ -131,9 +118,9 @@ def _named(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _of_file(path: Path, changes: Mapping[str, Any]) -> dict[str, Any]:
-    from medusa_kit.settings.engine import read_engine_config
+    from medusa_kit.settings.engine_file import read_engine_file
 
-    return read_engine_config(path).arguments(changes)
+    return read_engine_file(path).arguments(changes)
 
 
 def _drafter_options(told: Mapping[str, Any], items: list[str]) -> dict[str, Any]:

@@ -13,53 +13,35 @@ from typing import Annotated, Any
 import typer
 
 from medusa_kit.errors import UsageError
+from medusa_kit.settings import engine
 
-DEFAULT_MODEL = "smollm2-135m-instruct"
+DEFAULT_MODEL = engine.EMBEDDED_NAME
+# What the command line has of its own: (flags, metavar, more help). All else is EngineConfig's.
+OWN: Mapping[str, tuple[tuple[str, ...], str | None, str]] = {
+    "model": (("--model", "-m"), None, ""),
+    "force": (("--force",), None, ""),
+    "compiled": (("--compile",), None, ""),
+    "drafter": ((), "NAME", ""),
+    "draft_model": ((), "MODEL", ""),
+    "drafter_options": (
+        ("--drafter-option",), "KEY=VALUE",
+        " The value is read as YAML; staged.drafter=suffix for inner ones; may be repeated.",
+    ),
+}  # fmt: skip
 
-Model = Annotated[
-    str,
-    typer.Option(
-        "--model", "-m", help="Base model: a Hub id, a folder, a GGUF file, or the embedded one."
-    ),
-]
-Heads = Annotated[
-    str,
-    typer.Option(
-        help="Heads: auto (paired or shipped ones), none, untrained, a folder, or a Hub id "
-        "(ORG/NAME[@REVISION])."
-    ),
-]
-Tree = Annotated[str | None, typer.Option(help="Tree file; the one beside the heads unless given.")]
-DType = Annotated[
-    str,
-    typer.Option(
-        help="float32, bfloat16, float16, float64, or auto: on CUDA the checkpoint's own dtype, "
-        "elsewhere float32."
-    ),
-]
-Device = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
-Weights = Annotated[
-    str,
-    typer.Option(
-        help="checkpoint, its own numbers, or int8: LOSSY, rounded to eight bits in groups of 32, "
-        "on a CPU in float32. Answers are another model's and never count as identical."
-    ),
-]
-Attention = Annotated[
-    str, typer.Option(help="What computes tree attention: auto, sdpa, flash or triton.")
-]
-FixedShapes = Annotated[
-    str,
-    typer.Option(
-        help="Greedy steps whole on the device: auto (on CUDA, as a CUDA graph), always or never."
-    ),
-]
-Compile = Annotated[
-    bool, typer.Option("--compile", help="torch.compile the forward of steps of fixed shapes.")
-]
-Force = Annotated[
-    bool, typer.Option("--force", help="Put heads on a base with another fingerprint.")
-]
+
+def engine_option(name: str) -> Any:
+    """An option of EngineConfig as Typer declares it."""
+    flags, metavar, more = OWN.get(name, ((), None, ""))
+    help_text = engine.all_options()[name].description + more
+    return typer.Option(*flags, metavar=metavar, help=help_text)
+
+
+Model = Annotated[str, engine_option("model")]
+Heads = Annotated[str, engine_option("heads")]
+DType = Annotated[str, engine_option("dtype")]
+Device = Annotated[str, engine_option("device")]
+Force = Annotated[bool, engine_option("force")]
 EndpointModel = Annotated[
     str | None,
     typer.Option(
@@ -137,10 +119,13 @@ def _parsed_bias(given: list[str]) -> dict[int, float] | None:
     return bias or None
 
 
-def with_sampling(acceptance: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_sampling(
+    acceptance: bool = True, temperature_of_model: bool = False
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Put the sampling options where a command has its parameter `sampling`.
 
-    `acceptance`: whether the rule can be chosen too.
+    `acceptance`: whether the rule can be chosen too. `temperature_of_model`: the temperature is
+    None unless given, for a command whose default depends on the model.
     """
     groups: list[Callable[..., dict[str, Any]]] = [_drawing]
     if acceptance:
@@ -155,7 +140,8 @@ def with_sampling(acceptance: bool = True) -> Callable[[Callable[..., None]], Ca
                 sampling |= group(**{name: arguments.pop(name) for name in names})
             from medusa_kit.settings.sampling import SamplingParams
 
-            SamplingParams.of(sampling)  # wrong values are told before a model loads
+            undecided = {"temperature": 1.0} if sampling["temperature"] is None else {}
+            SamplingParams.of(sampling | undecided)  # wrong values are told before a model loads
             command(**arguments, sampling=sampling)
 
         shown: list[inspect.Parameter] = []
@@ -164,10 +150,25 @@ def with_sampling(acceptance: bool = True) -> Callable[[Callable[..., None]], Ca
                 shown += [one for g in groups for one in inspect.signature(g).parameters.values()]
             else:
                 shown.append(parameter)
+        if temperature_of_model:
+            shown = [_open_temperature(one) if one.name == "temperature" else one for one in shown]
         run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
         return run
 
     return decorate
+
+
+def was_given(context: typer.Context, name: str) -> bool:
+    """Whether an option was really given, rather than left at its default."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
+def _open_temperature(parameter: inspect.Parameter) -> inspect.Parameter:
+    shown = typer.Option(
+        help="0 is greedy; above 0 samples, exactly.", show_default="the model's own, else 0.7"
+    )
+    return parameter.replace(default=None, annotation=Annotated[float | None, shown])
 
 
 def rule_note(stats: Any) -> str:

@@ -89,7 +89,7 @@ def _check_together(
         raise UsageError("--choices judges one tree, for one prompt at a time: no --batch-sizes")
 
 
-def _engine(model: str, heads: str, dtype: str, device: str, force: bool) -> Any:
+def _engine(model: str, heads: str, dtype: Any, device: str, force: bool) -> Any:
     from medusa_kit.engine.load import load
 
     engine = load(

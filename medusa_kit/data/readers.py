@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from medusa_kit.errors import ConfigError, DataError
+from medusa_kit.errors import ConfigError, DataError, unknown_value
 
 Message = dict[str, str]
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
@@ -206,7 +206,7 @@ def _message(turn: Any, role_key: str, content_key: str) -> Message:
     except (KeyError, TypeError) as error:
         raise DataError(f"a turn lacks {role_key!r} or {content_key!r}") from error
     if not isinstance(role, str) or role not in ROLES:
-        raise DataError(f"role {role!r} is unknown; expected one of {', '.join(ROLES)}")
+        raise unknown_value("role", role, ROLES, kind=DataError)
     if not isinstance(content, str):
         raise DataError(f"content is a {type(content).__name__}, expected text")
     return {"role": ROLES[role], "content": content}

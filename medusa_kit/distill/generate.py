@@ -18,7 +18,7 @@ from medusa_kit.data.chat import encode_prompt
 from medusa_kit.data.readers import AnswerRow, BadRow, Conversation, Message
 from medusa_kit.distill.answer_file import ASKED, AnswerFile, answer_file, digest_of
 from medusa_kit.drafters.plain import PlainDrafter
-from medusa_kit.errors import ConfigError, DataError
+from medusa_kit.errors import ConfigError, DataError, unknown_value
 from medusa_kit.infer.accept.logits_processing import check_bias_ids
 from medusa_kit.infer.backends import Backends, prepare_backends
 from medusa_kit.infer.cpu.int8_weights import refuse_int8_weights
@@ -189,7 +189,7 @@ def asked_messages(messages: Sequence[Message], turns: str) -> list[Message]:
     Raises DataError for a conversation without a user turn, ConfigError for another `turns`.
     """
     if turns not in ("first", "last"):
-        raise ConfigError(f"turns {turns!r} is unknown; expected first or last")
+        raise unknown_value("turns", turns, ("first", "last"))
     users = [index for index, message in enumerate(messages) if message["role"] == "user"]
     if not users:
         raise DataError("the conversation has no user turn")

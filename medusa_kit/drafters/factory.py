@@ -1,7 +1,7 @@
 """From a drafter's name and options to the drafter, for an engine's rows.
 
-Adding a drafter: its file with a `build` of its own, its options in settings/drafters.py, its
-line in BUILDERS, and a test (docs/drafters.md).
+Adding a drafter: its file with a `build` of its own, its name in settings/engine.py, its options in
+settings/drafters.py, its line in BUILDERS, and a test (docs/drafters.md).
 """
 
 import importlib

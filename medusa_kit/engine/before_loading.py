@@ -5,7 +5,6 @@ Loading and the self-check of trees take a while; whoever mistyped a folder shou
 them. What only the weights tell, such as a fingerprint, is left to loading.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from medusa_kit.base.files import (
     stored_config,
     stored_generation_config,
 )
-from medusa_kit.base.placement import AUTO, asked_dtype, check_dtype, load_dtype, pick_device
+from medusa_kit.base.placement import AUTO, asked_dtype, load_dtype, pick_device
 from medusa_kit.errors import ConfigError, IncompatibleBaseError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER, read_heads, says_ours
@@ -27,8 +26,9 @@ from medusa_kit.infer.accept.generation_settings import check_own_settings
 from medusa_kit.infer.accept.logits_processing import check_bias_ids
 from medusa_kit.infer.attention import choice
 from medusa_kit.infer.cpu.int8_weights import check_before_loading as check_weights
-from medusa_kit.infer.cuda_graph.shapes import check_choice
+from medusa_kit.infer.cuda_graph.shapes import check_before_loading as check_compiled
 from medusa_kit.settings.drafters import check_drafting, drafts_without_heads
+from medusa_kit.settings.engine import EngineConfig, EngineOptions
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
@@ -39,36 +39,30 @@ UNTRAINED_HEADS = 4
 AnyTree = Tree | TreePlan | str | Path | list[list[int]] | None
 
 
-def check_loading(
-    name: str,
-    *,
-    heads: str | Path | MedusaHeads | None,
-    tree: AnyTree,
-    dtype: str,
-    device: str,
-    weights: str,
-    attention: str,
-    fixed_shapes: str,
-    compiled: bool,
-    revision: str | None,
-    force: bool,
-    drafter: str | None,
-    drafter_options: Mapping[str, Any] | None,
-    draft_model: Any,
-    fallback: str | None,
-) -> None:
-    """For the arguments of `medusa_kit.load`. Raises what that raises."""
+def check_loading(config: EngineConfig) -> None:
+    """What `medusa_kit.load` can know of its options by now. Raises what that raises."""
     quiet_transformers()
-    check_dtype(dtype)
-    choice.AttentionChoice(attention)
-    check_choice(fixed_shapes, compiled)
-    check_weights(weights, name, dtype, device, revision)
-    check_drafting(drafter, drafter_options, draft_model is not None, fallback)
-    _check_attention(attention, name, dtype, pick_device(device), revision)
-    optional = drafts_without_heads(drafter, draft_model is not None, fallback)
-    check_heads(name, revision, heads, tree, force, optional)
-    if (settings := stored_generation_config(name, revision)) is not None:
+    model, revision, device = config.model, config.revision, pick_device(config.device)
+    check_compiled(config.fixed_shapes, config.compiled, device.type)
+    check_weights(config.weights, model, config.dtype, config.device, revision)
+    check_options(config)
+    _check_attention(config.attention, model, config.dtype, device, revision)
+    given = (config.drafter, config.draft_model is not None, config.fallback)
+    check_heads(
+        model, revision, config.heads, config.tree, config.force, drafts_without_heads(*given)
+    )
+    if (settings := stored_generation_config(model, revision)) is not None:
         check_own_settings(settings)
+
+
+def check_options(options: EngineOptions) -> None:
+    """The drafter's against each other. Raises ConfigError."""
+    check_drafting(
+        options.drafter,
+        options.drafter_options,
+        options.draft_model is not None,
+        options.fallback,
+    )
 
 
 def _check_attention(

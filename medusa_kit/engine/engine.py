@@ -3,28 +3,27 @@
 Shapes: B batch, N nodes with root.
 """
 
-import atexit
-from collections.abc import Generator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
-from weakref import WeakSet
 
-from medusa_kit.base.model import CHECKPOINT, BaseModel
+from medusa_kit.base.model import BaseModel
 from medusa_kit.data.chat import encode_prompt
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.memory import Memory
+from medusa_kit.engine.result import GenerationResult, GenerationStats
+from medusa_kit.engine.streaming import Streaming
 from medusa_kit.errors import ConfigError, check_count
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.cuda_graph.runner import GraphRunner
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.detokenize import StopStrings, TextStream, cut_at_stop
-from medusa_kit.infer.draft import Drafter, notes_of
+from medusa_kit.infer.draft import Drafter, guessed_by, notes_of
 from medusa_kit.infer.request import Row, make_row
 from medusa_kit.infer.self_check import TreeCheck
 from medusa_kit.infer.verifier import Verifier
-from medusa_kit.locks import SharedLock
 from medusa_kit.settings.drafters import READ_HEADS, default_drafter, drafts_without_heads
 from medusa_kit.settings.sampling import SamplingOptions, SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
@@ -34,56 +33,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
 
 Prompt = str | list[dict[str, str]] | list[int]
-
-
-@dataclass(frozen=True)
-class GenerationStats:
-    """Statistics of an answer. `acceptance_by_depth[d - 1]`: share of the steps that accepted d
-    nodes or more."""
-
-    drafter: str
-    attention: str  # backends of tree attention in its steps, such as `flash` or `flash+sdpa`
-    attention_fallbacks: list[str]  # where another backend than asked for was used, and why
-    prompt_tokens: int
-    new_tokens: int
-    num_steps: int
-    acceptance_length: float  # (new tokens - 1) / verify forwards; plain decoding is exactly 1
-    acceptance_by_depth: list[float]
-    seconds: float
-    tokens_per_second: float
-    acceptance: str = "exact"  # exact | typical
-    steps_run_by: str = "torch"  # torch, C++ or fixed shapes, with details
-    drafter_notes: list[str] = field(default_factory=list)  # what drafted when, and why
-    first_token_seconds: float = 0.0  # until the first token, contained in `seconds`
-    dtype: str = "float32"  # of the base model
-    weights: str = CHECKPOINT  # checkpoint | int8
-    quantization: str | None = None  # of the base as loaded; the answer is the quantised model's
-    # How far rounding may move a logit: with a top-2 margin below it the token may differ.
-    rounding_tolerance: float = 0.0
-
-    @property
-    def lossy(self) -> bool:
-        """Whether the answer may differ from the base model's own."""
-        return bool(self.lossy_by)
-
-    @property
-    def lossy_by(self) -> list[str]:
-        """What may have changed the answer."""
-        acceptance = [f"{self.acceptance} acceptance"] if self.acceptance != "exact" else []
-        return acceptance + ([f"{self.weights} weights"] if self.weights != CHECKPOINT else [])
-
-    def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "lossy": self.lossy}
-
-
-@dataclass(frozen=True)
-class GenerationResult:
-    """`token_ids`: the new tokens only, the stop token included. `text`: without it."""
-
-    text: str
-    token_ids: list[int]
-    finish_reason: str  # stop | length
-    stats: GenerationStats
 
 
 @dataclass
@@ -190,8 +139,11 @@ class Engine:
         drafter: str | None = None,
         drafter_options: Mapping[str, Any] | None = None,
         **sampling: "Unpack[SamplingOptions]",
-    ) -> "Streaming":
-        """Iterate over pieces of the answer; afterwards its `result` is complete."""
+    ) -> Streaming:
+        """Iterate over pieces of the answer: text whose `spans` say who guessed what of it.
+
+        The object's `result` is there at the end.
+        """
         stops, params = _as_stops(stop), SamplingParams.of(sampling)
         prompts, single = _as_prompts(prompt)
         if not single:
@@ -200,7 +152,14 @@ class Engine:
                 hint="call stream once for each, or generate for all of them",
             )
         row = self._row(prompts[0], params, max_new_tokens, stops)
-        return Streaming(self, row, self._drafter(drafter, drafter_options, 1, params), stops)
+        built = self._drafter(drafter, drafter_options, 1, params)
+        return Streaming(
+            lambda: decode(self.verifier, built, [row], self.graphs),
+            row,
+            TextStream(self.base.tokenizer, stops),
+            lambda: self._result(row, built, stops),
+            lambda count: guessed_by(built, drafter or self.own_drafter, count),
+        )
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt, through the chat template where there is one."""
@@ -292,57 +251,6 @@ class Engine:
         )
         reason = row.finish_reason or "cancelled"
         return GenerationResult(cut_at_stop(text, stops), list(row.token_ids), reason, stats)
-
-
-class Streaming:
-    """An iterator over the pieces of an answer's text as they come; it can be read once.
-
-    It may be dropped or closed early (`close()`), from another thread too. `result` then holds the
-    answer so far.
-    """
-
-    def __init__(self, engine: Engine, row: Row, drafter: Drafter, stops: tuple[str, ...]) -> None:
-        self._engine, self._row, self._drafter, self._stops = engine, row, drafter, stops
-        self._pieces = self._decoded()
-        self._turn = SharedLock()  # one thread at a time reads or closes it
-        _streams.add(self)
-
-    def __iter__(self) -> "Streaming":
-        return self
-
-    def __next__(self) -> str:
-        with self._turn:
-            return next(self._pieces)
-
-    def close(self) -> None:
-        """End the answer, after the step that another thread is in, and free its memory."""
-        with self._turn:
-            self._pieces.close()
-
-    def _decoded(self) -> Generator[str, None, None]:
-        text = TextStream(self._engine.base.tokenizer, self._stops)
-        for emitted in decode(
-            self._engine.verifier, self._drafter, [self._row], self._engine.graphs
-        ):
-            if piece := text.push([t for row, some in emitted for t in row.text_ids(some)]):
-                yield piece
-        if piece := text.finish():
-            yield piece
-
-    @property
-    def result(self) -> GenerationResult:
-        return self._engine._result(self._row, self._drafter, self._stops)
-
-
-_streams: WeakSet[Streaming] = WeakSet()
-
-
-@atexit.register
-def _close_streams() -> None:
-    """Close those still open, while the modules that this needs still exist."""
-    for stream in list(_streams):
-        if stream._turn.acquire(blocking=False):  # else another thread is still reading it
-            stream.close()
 
 
 def _as_prompts(prompt: Any) -> tuple[list[Prompt], bool]:

@@ -1,21 +1,23 @@
 """`medusa_kit.load`: base model, heads and tree, checked and put together."""
 
+import functools
 import importlib.resources
+import inspect
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from medusa_kit import console
 from medusa_kit.base.fingerprint import Match, compare
 from medusa_kit.base.model import CHECKPOINT, BaseModel, load_base_model
-from medusa_kit.base.placement import AUTO
 from medusa_kit.drafters.memory import Memory
 from medusa_kit.engine.before_loading import (
     UNTRAINED_HEADS,
     AnyTree,
     check_loading,
+    check_options,
     no_heads_for,
     paired_heads,
     read_tree,
@@ -29,118 +31,131 @@ from medusa_kit.infer.backends import prepare_backends
 from medusa_kit.infer.cpu.heads import install_native_heads
 from medusa_kit.infer.cpu.int8_weights import with_weights
 from medusa_kit.infer.cpu.verifier import NativeVerifier
-from medusa_kit.settings.drafters import check_drafting
-from medusa_kit.settings.engine import read_engine_config
+from medusa_kit.settings.engine import (
+    Attention,
+    DrafterName,
+    DType,
+    EngineConfig,
+    EngineOptions,
+    Fallback,
+    FixedShapes,
+    Weights,
+    all_options,
+    check_names,
+)
+from medusa_kit.settings.engine_file import read_engine_file
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.plan import Tree, TreePlan
 
 FITTING = (Match.SAME, Match.COPY)
+PLAIN = EngineOptions(heads=None)
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _with_options(function: Callable[P, R]) -> Callable[P, R]:
+    """Its docstring gets the options' descriptions, and an unknown keyword names the nearest."""
+    known = list(inspect.signature(function).parameters)
+    lines = [
+        f"    {one.name}: {one.description}" for one in all_options().values() if not one.required
+    ]
+    function.__doc__ = "\n".join([inspect.cleandoc(function.__doc__ or ""), "", "Options:", *lines])
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if "model" in kwargs:  # as files and the command line call it
+            raise ConfigError("there is no option 'model' here", hint="the base model is `name`")
+        check_names(kwargs, known)
+        return function(*args, **kwargs)
+
+    return call
+
+
+# The signature is spelled out for editors, mypy and help(); a test holds it equal to EngineConfig.
+@_with_options
 def load(
     name: str,
     *,
     heads: str | Path | MedusaHeads | None = "auto",
     tree: AnyTree = None,
-    dtype: str = AUTO,
-    device: str = AUTO,
-    weights: str = CHECKPOINT,
-    attention: str = "auto",
-    fixed_shapes: str = "auto",
+    dtype: DType = "auto",
+    device: str = "auto",
+    weights: Weights = "checkpoint",
+    attention: Attention = "auto",
+    fixed_shapes: FixedShapes = "auto",
     compiled: bool = False,
     revision: str | None = None,
     force: bool = False,
-    drafter: str | None = None,
+    drafter: DrafterName | None = None,
     drafter_options: Mapping[str, Any] | None = None,
     draft_model: str | BaseModel | None = None,
-    fallback: str | None = None,
+    fallback: Fallback | None = None,
 ) -> Engine:
     """An engine for the base model `name` (a Hub id, folder, GGUF file or the embedded one).
 
-    `heads`: auto (paired with the base, else shipped with the kit, else none), None, a folder, a
-    Hub id (ORG/NAME or ORG/NAME@REVISION), or `untrained`. `tree`: a tree, static or dynamic, its
-    file or a list of choices; else the one beside the heads. `dtype`: auto (on CUDA the
-    checkpoint's own, elsewhere float32), float32, bfloat16, float16 or float64. `weights`:
-    checkpoint, its own, or int8: rounded, on a CPU; LOSSY, the words are another model's
-    (medusa_kit.infer.cpu.int8_weights).
-    `attention`: what computes tree attention (auto, sdpa, flash, triton).
-    `fixed_shapes`: whether greedy steps run whole on the device (auto: on CUDA, as a CUDA graph;
-    always, never); `compiled`: with the model's forward through torch.compile.
-    `force` puts heads on a base with another fingerprint.
-    `drafter`: who guesses ahead, a name of settings.drafters.DRAFTERS with its `drafter_options`
-    (auto unless given); `draft_model`: a smaller model, for drafters that use one. `fallback`: the
-    drafter where there are no heads or they do not fit. Heads that do not fit are an error unless
-    something else was told to draft: a fallback, a draft model, drafter auto.
-    `load_config` reads all of these from a file.
+    The options are those of medusa_kit.settings.engine.EngineConfig, which describes each, and of
+    the command line. Here `heads` may be heads, and None for none of them; `tree` a tree, static
+    or dynamic, or a list of choices; `draft_model` a base model.
+    Heads that do not fit are an error unless something else was told to draft: a fallback, a draft
+    model, drafter auto. `load_config` reads all of these from a file.
     Raises CheckpointError, IncompatibleBaseError, TreeError, ConfigError.
     """
-    check_loading(**locals())
-    base = load_base_model(name, dtype=dtype, device=device, revision=revision)
-    check_own_settings(base.model.generation_config)
-    engine = build_engine(
-        base,
-        heads=heads,
-        tree=tree,
-        weights=weights,
-        attention=attention,
-        fixed_shapes=fixed_shapes,
-        compiled=compiled,
-        force=force,
-        drafter=drafter,
-        drafter_options=drafter_options,
-        draft_model=draft_model,
-        fallback=fallback,
-    )
-    engine.usual_drafter = "auto"
-    return engine
+    given = locals()
+    return _load(EngineConfig(model=given.pop("name"), **given))
 
 
 def load_config(path: str | Path, **changes: Any) -> Engine:
-    """The engine that a YAML file describes (medusa_kit.settings.engine; recipes/engines/).
+    """The engine that a YAML file describes (medusa_kit.settings.engine_file; recipes/engines/).
 
     `changes`: arguments of `load` that win over the file, `name` for another base model.
     Raises what `load` raises; ConfigError for a file that is not understood.
     """
-    return load(**read_engine_config(path).arguments(changes))
+    return load(**read_engine_file(path).arguments(changes))
+
+
+def _load(config: EngineConfig) -> Engine:
+    check_loading(config)
+    base = load_base_model(
+        config.model, dtype=config.dtype, device=config.device, revision=config.revision
+    )
+    check_own_settings(base.model.generation_config)
+    engine = build_engine(base, config)
+    engine.usual_drafter = "auto"
+    return engine
 
 
 def build_engine(
-    base: BaseModel,
-    *,
-    heads: str | Path | MedusaHeads | None = None,
-    tree: AnyTree = None,
-    weights: str = CHECKPOINT,
-    attention: str = "auto",
-    fixed_shapes: str = "auto",
-    compiled: bool = False,
-    force: bool = False,
-    drafter: str | None = None,
-    drafter_options: Mapping[str, Any] | None = None,
-    draft_model: str | BaseModel | None = None,
-    fallback: str | None = None,
-    keep_layers: bool = False,
+    base: BaseModel, options: EngineOptions = PLAIN, *, keep_layers: bool = False
 ) -> Engine:
     """The same around a base model already loaded; trees are self-checked on it first.
 
-    `weights`: int8 rounds those of `base` itself, in place. `keep_layers`: none of the model's own
-    layers is exchanged for a faster one.
+    Without `options` it has no heads. Their `weights`: int8 rounds those of `base` itself, in
+    place. `keep_layers`: none of the model's own layers is exchanged for a faster one.
     """
-    if keep_layers and weights != CHECKPOINT:
-        raise ConfigError(f"weights {weights!r} change the model, which was to keep its layers")
-    check_drafting(drafter, drafter_options, draft_model is not None, fallback)
+    if keep_layers and options.weights != CHECKPOINT:
+        raise ConfigError(
+            f"weights {options.weights!r} change the model, which was to keep its layers"
+        )
+    check_options(options)
     backends = prepare_backends(
-        with_weights(base, weights), attention, fixed_shapes, compiled, keep_layers
+        with_weights(base, options.weights),
+        options.attention,
+        options.fixed_shapes,
+        options.compiled,
+        keep_layers,
     )
     plain = Engine(
         backends.verifier,
         backends.check,
         graphs=backends.graphs,
-        drafter=drafter,
-        drafter_options=dict(drafter_options or {}),
-        draft_model=draft_model,
-        fallback=fallback,
+        drafter=options.drafter,
+        drafter_options=dict(options.drafter_options or {}),
+        draft_model=options.draft_model,
+        fallback=options.fallback,
     )
-    return with_heads(plain, heads, tree=tree, force=force)
+    return with_heads(plain, options.heads, tree=options.tree, force=options.force)
 
 
 def with_heads(

@@ -17,7 +17,12 @@ from torch import Tensor
 from medusa_kit import console
 from medusa_kit.base.fingerprint import OLD_NOTE, Match, compare
 from medusa_kit.base.model import BaseModel
-from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
+from medusa_kit.errors import (
+    CheckpointError,
+    ConfigError,
+    IncompatibleBaseError,
+    unknown_value,
+)
 from medusa_kit.files import atomic_write
 from medusa_kit.heads.config import KINDS, PROJECTIONS, HeadsConfig, check_reduced_ids
 from medusa_kit.heads.formats import kit
@@ -106,9 +111,7 @@ def _config_from(raw: dict[str, Any], path: Path) -> HeadsConfig:
 
 def _check_choice(path: Path, what: str, value: str, known: Sequence[str]) -> None:
     if value not in known:
-        raise CheckpointError(
-            f"{path}: {what} {value!r} is unknown; expected one of {', '.join(known)}"
-        )
+        raise unknown_value(f"{path}: {what}", value, known, kind=CheckpointError)
 
 
 def load_heads(folder: Path, base: BaseModel, force: bool = False) -> MedusaHeads:
@@ -119,6 +122,7 @@ def load_heads(folder: Path, base: BaseModel, force: bool = False) -> MedusaHead
     Raises CheckpointError (missing, cut off, wrong tensors), IncompatibleBaseError (wrong base).
     """
     folder = Path(folder)
+    console.stage("reading the heads")
     if not says_ours(folder) and (foreign := read_foreign(folder)) is not None:
         return kit.loaded(foreign, base)
     config = read_config(folder)

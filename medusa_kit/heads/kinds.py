@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medusa_kit.base.model import BaseModel, plain_linear
-from medusa_kit.errors import ConfigError
+from medusa_kit.errors import ConfigError, unknown_value
 from medusa_kit.heads.config import (
     KINDS,
     PROJECTIONS,
@@ -116,9 +116,7 @@ class MedusaHeads(nn.Module):
             ("head kind", kind, KINDS),
         ):
             if value not in known:
-                raise ConfigError(
-                    f"{what} {value!r} is unknown; expected one of {', '.join(known)}"
-                )
+                raise unknown_value(what, value, known)
         check_reduced_ids(projection, reduced_ids, base.info.vocab_size)
         config = HeadsConfig(
             num_heads=num_heads,

@@ -21,6 +21,7 @@ from medusa_kit.infer.tree_step import Nodes
 
 ROOT, UNUSED = -1, -2
 PerRow = Sequence[Tensor] | Tensor  # a tensor for each row; as one where rows are alike
+COUNTS = "tokens a step: "  # how a note begins that counts an answer's steps
 
 
 @dataclass(frozen=True)
@@ -196,6 +197,13 @@ class StatelessDrafter:
 def notes_of(drafter: object) -> list[str]:
     """What drafted when, and why, for drafters that have several ways."""
     return list(getattr(drafter, "notes", ()))
+
+
+def guessed_by(drafter: object, name: str, count: int) -> list[str]:
+    """Who guessed the first row's first `count` tokens of the last step. A drafter with several
+    sources says it (`credits`, the sources of each row's accepted tokens); else it was `name`."""
+    credits = getattr(drafter, "credits", None)
+    return [name] * count if credits is None or not count else list(credits[0][:count])
 
 
 def tell_end(drafter: object, answers: Sequence[Sequence[int]]) -> None:

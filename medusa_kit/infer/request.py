@@ -28,6 +28,7 @@ class Row:
     finish_reason: str | None = None
     num_steps: int = 0
     depth_counts: dict[int, int] = field(default_factory=dict)  # accepted depth -> steps
+    num_guessed: int = 0  # of the newest step's tokens: these came first, from a drafter
     steps_run_by: str = "torch"
     attention: AttentionChoice | None = None  # of its steps, once there are any
     seconds: float = 0.0
@@ -72,6 +73,7 @@ class Row:
         """Of a step that was cut, only accepted nodes that were emitted count."""
         depth = min(num_emitted, path_length)
         self.num_steps += 1
+        self.num_guessed = depth
         self.depth_counts[depth] = self.depth_counts.get(depth, 0) + 1
 
 

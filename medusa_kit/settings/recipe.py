@@ -11,8 +11,10 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from medusa_kit.errors import ConfigError, nearest
+from medusa_kit.errors import ConfigError, did_you_mean
 from medusa_kit.settings.schema import Section, apply_override, beside, explain, read_yaml
+
+TrainingDType = Literal["float32", "bfloat16", "float16"]
 
 
 class BaseSection(Section):
@@ -20,7 +22,7 @@ class BaseSection(Section):
 
     model: str  # Hub id, folder, GGUF file, smollm2-135m-instruct or debug-tiny
     revision: str | None = None
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    dtype: TrainingDType = "float32"
     device: str = "auto"
 
 
@@ -32,7 +34,7 @@ class HeadsSection(Section):
     num_blocks: int = Field(default=1, ge=1)
     projection: Literal["shared", "own", "reduced"] = "shared"
     reduced_size: int | None = Field(default=None, ge=1)  # tokens a reduced projection keeps
-    save_dtype: Literal["float32", "bfloat16", "float16"] | None = None  # the base's, unless given
+    save_dtype: TrainingDType | None = None  # the base's, unless given
 
     @model_validator(mode="after")
     def _reduced_size_belongs_to_reduced(self) -> "HeadsSection":
@@ -57,9 +59,10 @@ class SourceSection(Section):
         """`_suggest` knows a recipe's sections by name, and an entry of a list has none."""
         for key in raw if isinstance(raw, dict) else ():
             if key not in cls.model_fields:
-                close = nearest(str(key), cls.model_fields)
-                known = f"did you mean {close}?" if close else "known: source, weight, limit"
-                raise ValueError(f"unknown key {key!r}; {known}")
+                known = f"known: {', '.join(cls.model_fields)}"
+                raise ValueError(
+                    f"unknown key {key!r}; {did_you_mean(key, cls.model_fields, known)}"
+                )
         return raw
 
 
@@ -121,7 +124,7 @@ class TrainSection(Section):
     # Medusa-2 moves the base, so there they are always live.
     features: Literal["memory", "disk", "live"] | None = None
     cache_dir: str | None = None  # with features "disk"; shared by runs on the same base
-    cache_dtype: Literal["float32", "bfloat16", "float16"] = "bfloat16"
+    cache_dtype: TrainingDType = "bfloat16"
     feature_batch_tokens: int = Field(default=8192, ge=1)  # padded tokens a forward of the base
     packing: bool = False  # rows one after another in a forward, instead of side by side
     log_every: int = Field(default=10, ge=1)

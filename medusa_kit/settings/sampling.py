@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any, TypedDict
 
-from medusa_kit.errors import ConfigError, nearest
+from medusa_kit.errors import ConfigError, did_you_mean, unknown_value
 
 ACCEPTANCE = ("exact", "typical")
 DEFAULT_EPSILON = 0.09  # the paper's, §2.3.1
@@ -68,10 +68,7 @@ class SamplingParams:
 
     def _check_meaning(self) -> None:
         if self.acceptance not in ACCEPTANCE:
-            raise ConfigError(
-                f"acceptance {self.acceptance!r} is unknown; expected {' or '.join(ACCEPTANCE)}",
-                hint=f"did you mean {nearest(str(self.acceptance), ACCEPTANCE) or 'exact'}?",
-            )
+            raise unknown_value("acceptance", self.acceptance, ACCEPTANCE)
         narrowing = [name for name in ("top_k", "top_p", "min_p") if getattr(self, name)]
         if self.greedy and narrowing:
             raise ConfigError(
@@ -99,7 +96,7 @@ class SamplingParams:
             if name not in known:
                 raise ConfigError(
                     f"option {name!r} is unknown; sampling takes {', '.join(known)}",
-                    hint=f"did you mean {near}?" if (near := nearest(name, known)) else None,
+                    hint=did_you_mean(name, known),
                 )
         return cls(**options)
 

@@ -3,6 +3,7 @@
 Unknown keys are refused with the nearest that exists, wrong values with what was expected.
 """
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, get_args
@@ -11,7 +12,7 @@ import yaml
 from pydantic import BaseModel as PydanticModel
 from pydantic import ConfigDict, ValidationError
 
-from medusa_kit.errors import ConfigError, nearest
+from medusa_kit.errors import ConfigError, did_you_mean, nearest
 
 
 class Section(PydanticModel):
@@ -62,7 +63,7 @@ def apply_override(
 def explain(
     error: ValidationError, where: str, kind: type[Section], unknown: str = "unknown key"
 ) -> ConfigError:
-    """Our words for what pydantic found in a `kind`; the hint belongs to the first unknown key."""
+    """Our words for what pydantic found in a `kind`; the hint is for the first unknown word."""
     problems, hint = [], None
     for item in error.errors():
         name = ".".join(str(part) for part in item["loc"])
@@ -78,6 +79,9 @@ def explain(
         else:
             expected = item["msg"].replace("Input should be", "expected")
             problems.append(f"{name} = {item['input']!r}: {expected}")
+            if item["type"] == "literal_error":
+                words = re.findall(r"'([^']*)'", item["ctx"]["expected"])
+                hint = hint or did_you_mean(item["input"], words)
     return ConfigError(f"{where}: {'; '.join(problems)}", hint=hint)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.small_engines import BUSHY, endless_base, engine_with_heads, random_heads
+from support.small_engines import BUSHY, build_engine, endless_base, engine_with_heads, random_heads
 from support.tiny_models import tiny_model
 
 from medusa_kit.base.model import wrap_model
@@ -30,7 +30,6 @@ from medusa_kit.bench.breakdown import (
 )
 from medusa_kit.cli.bench_report import breakdown_table
 from medusa_kit.engine.engine import Engine
-from medusa_kit.engine.load import build_engine
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.cpu.kernels import load_library
 from medusa_kit.infer.cpu.verifier import NativeVerifier

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.small_engines import build_engine
 
 from medusa_kit import console
 from medusa_kit.base import fingerprint
@@ -33,7 +34,6 @@ from medusa_kit.bench.gpu.steps import step_part
 from medusa_kit.bench.gpu.tables import TABLES, print_report
 from medusa_kit.bench.gpu.workbench import CAPTURED, COMPILED, LOOP, Cannot, Way, Workbench
 from medusa_kit.bench.oracle import Oracle
-from medusa_kit.engine.load import build_engine
 from medusa_kit.errors import ConfigError, IncompatibleBaseError, MedusaKitError
 from medusa_kit.infer.attention import triton_backend
 from medusa_kit.infer.cpu import mkl_linear as packed_linear

@@ -7,7 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.small_engines import endless_base, engine_with_heads, lively_chat_base, random_prompt
+from support.small_engines import (
+    build_engine,
+    endless_base,
+    engine_with_heads,
+    lively_chat_base,
+    random_prompt,
+)
 from support.tiny_models import CONTEXT, VOCAB, tiny_base
 
 from medusa_kit.base.model import BaseModel
@@ -25,7 +31,7 @@ from medusa_kit.bench.peers import assistant_for, named_peers
 from medusa_kit.cli.prompts import read_prompt_set
 from medusa_kit.drafters.factory import BUILDERS, DraftContext
 from medusa_kit.drafters.plain import PlainDrafter
-from medusa_kit.engine.load import build_engine, with_heads
+from medusa_kit.engine.load import with_heads
 from medusa_kit.errors import ConfigError, ContextLengthError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.settings.sampling import SamplingParams

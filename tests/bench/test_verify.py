@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from support.small_engines import build_engine
 from support.tiny_models import STOP, VOCAB, tiny_base, tiny_model
 
 from medusa_kit.base.model import wrap_model
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.verify import VerifyReport, first_difference, verify
 from medusa_kit.engine.engine import Engine, GenerationResult
-from medusa_kit.engine.load import build_engine
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree

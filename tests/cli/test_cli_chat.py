@@ -33,7 +33,7 @@ class Typed:
 def chat(run: Run, monkeypatch: pytest.MonkeyPatch) -> Talk:
     def talk(lines: list[str | type[BaseException]], *options: object) -> tuple[int, str, str]:
         monkeypatch.setattr("builtins.input", Typed(*lines))
-        return run("chat", *MODEL, "-n", "8", *options)
+        return run("chat", *MODEL, "-n", "8", "--greedy", *options)
 
     return talk
 
@@ -43,14 +43,17 @@ def test_chat_answers_and_leaves_at_the_end_of_file(chat: Talk) -> None:
     assert code == 0
     assert out == plain_text("Name a tree.") + "\n\n"
     assert "drafter auto, no heads" in err
-    assert "8 tokens, " in err
-    assert "acceptance length " in err
+    assert "greedy: always the likeliest token" in err
+    assert "8 tokens in " in err
+    assert "1.0 tokens per step; stopped at the limit of 8 tokens" in err
+    assert "none: " not in err
+    assert not any(character < " " for character in err.replace("\n", ""))
 
 
 def test_chat_says_that_weights_are_rounded(chat: Talk) -> None:
     _, _, err = chat(["Name a tree."], "--heads", "none", "--weights", "int8")
     assert "int8 weights: lossy); drafter" in err
-    assert "(length); LOSSY: int8 weights" in err
+    assert "limit of 8 tokens; LOSSY: int8 weights" in err
 
 
 @pytest.mark.parametrize("leave", ["/exit", "/quit"])
@@ -113,12 +116,12 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(
             interrupted.append(1)
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("medusa_kit.cli.chat.typer.echo", echo)
+    monkeypatch.setattr("medusa_kit.cli.chat.view.typer.echo", echo)
     code, out, err = chat(["a", KeyboardInterrupt, "b"], "--heads", "none")
     assert code == 0
     assert out.count(" …\n") == 1
-    assert "(cancelled)" in err
-    assert "(length)" in err
+    assert "stopped by Ctrl-C\n" in err
+    assert "stopped at the limit of 8 tokens\n" in err
     kept = asked[1][1]["content"]
     assert asked[1] == [{"role": "user", "content": "a"}, {"role": "assistant", "content": kept},
                         {"role": "user", "content": "b"}]  # fmt: skip

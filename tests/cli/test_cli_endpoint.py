@@ -179,11 +179,27 @@ def test_wrong_calls(run: Run, case: str) -> None:
     assert message in " ".join(err.split())
 
 
-@pytest.mark.parametrize("option", [["--endpoint-model", "x"], ["--return-token-ids"]])
+@pytest.mark.parametrize(
+    "option",
+    [["--endpoint-model", "x"], ["--return-token-ids"], ["--concurrency", "2"],
+     ["--api-key-env", "KEY"]],
+)  # fmt: skip
 def test_generating_here_asks_no_server(run: Run, prompts: Path, option: list[str]) -> None:
     code, _, err = run("data", "generate", prompts, "-o", "x", "--model", "debug-tiny", *option)
     assert code == 2
     assert f"without a server {option[0]} would not be used" in " ".join(err.split())
+
+
+@pytest.mark.parametrize(
+    "option", [["--dtype", "bfloat16"], ["--device", "cpu"], ["--batch-size", "2"]]
+)
+def test_asking_a_server_loads_no_model(run: Run, prompts: Path, option: list[str]) -> None:
+    code, _, err = run("data", "generate", prompts, "-o", "x", "--model", "debug-tiny",
+                       "--endpoint", "http://localhost:9/v1", *option)  # fmt: skip
+    assert code == 2
+    assert f"with a server no model is loaded here, and {option[0]} would not be used" in (
+        " ".join(err.split())
+    )
 
 
 def test_a_run_that_fails_leaves_nothing(

@@ -125,7 +125,7 @@ def test_heads_are_asked_for_where_they_pay() -> None:
     )
     run(single, text, alone, slope=0.05)
     assert clock.now < 1.03 * alone.now
-    assert any("medusa: " in note for note in drafter.notes)
+    assert any("with medusa (" in note for note in drafter.notes)
 
 
 @given(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.small_engines import decode_all, endless_base, random_prompt
+from support.small_engines import build_engine, decode_all, endless_base, random_prompt
 from support.tiny_models import CONTEXT, STOP, tiny_base, tiny_model
 
 from medusa_kit.base.model import BaseModel, load_base_model, wrap_model
@@ -19,7 +19,6 @@ from medusa_kit.drafters.draft_model.drafter import DraftModelDrafter
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.trie import TrieDrafter, draft_of
 from medusa_kit.engine.engine import Engine
-from medusa_kit.engine.load import build_engine
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Draft, State, StepResult, Topology

@@ -7,14 +7,19 @@ import math
 
 import pytest
 import torch
-from support.small_engines import decode_all, endless_base, random_heads, random_prompt
+from support.small_engines import (
+    build_engine,
+    decode_all,
+    endless_base,
+    random_heads,
+    random_prompt,
+)
 from support.tiny_models import tiny_base
 
 from medusa_kit.data.readers import AnswerRow
 from medusa_kit.drafters import draft_with
 from medusa_kit.drafters.heads.dynamic import DynamicDrafter
 from medusa_kit.engine.engine import Engine
-from medusa_kit.engine.load import build_engine
 from medusa_kit.errors import TreeError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.draft import UNUSED, State

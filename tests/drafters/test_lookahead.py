@@ -4,12 +4,11 @@ from itertools import pairwise
 
 import pytest
 import torch
-from support.small_engines import decode_all, endless_base, random_prompt
+from support.small_engines import build_engine, decode_all, endless_base, random_prompt
 from support.tiny_models import CONTEXT, tiny_base, tiny_model
 
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.text.lookahead import LookaheadDrafter, Pool
-from medusa_kit.engine.load import build_engine
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.draft import Draft, State, StepResult, Topology, path_to
 from medusa_kit.settings.drafters import drafter_options

@@ -5,10 +5,9 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from support.small_engines import endless_base, random_prompt
+from support.small_engines import build_engine, endless_base, random_prompt
 
 from medusa_kit.drafters.factory import DraftContext, build_drafter
-from medusa_kit.engine.load import build_engine
 from medusa_kit.errors import CheckpointError, ConfigError
 from medusa_kit.infer.draft import State
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.small_engines import endless_base, random_prompt
+from support.small_engines import build_engine, endless_base, random_prompt
 from support.tiny_models import tiny_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
@@ -24,7 +24,6 @@ from medusa_kit.drafters.draft_model.shared_vocabulary import (
     surfaces,
 )
 from medusa_kit.engine.engine import Engine
-from medusa_kit.engine.load import build_engine
 from medusa_kit.errors import ConfigError
 
 VOCAB = 96

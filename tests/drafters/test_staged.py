@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.small_engines import decode_all, endless_base, random_prompt
+from support.small_engines import build_engine, decode_all, endless_base, random_prompt
 
 from medusa_kit.base.model import BaseModel
 from medusa_kit.drafters import factory
@@ -13,7 +13,6 @@ from medusa_kit.drafters.draft_model.drafter import DraftModelDrafter
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.trie import Trie, TrieDrafter
 from medusa_kit.engine.engine import Engine
-from medusa_kit.engine.load import build_engine
 from medusa_kit.infer.draft import State, StepResult
 from medusa_kit.settings.sampling import SamplingParams
 

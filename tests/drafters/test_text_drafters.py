@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.small_engines import endless_base, random_prompt
+from support.small_engines import build_engine, endless_base, random_prompt
 from support.tiny_models import CONTEXT, tiny_base
 
 from medusa_kit.drafters.factory import DraftContext, build_drafter
@@ -17,7 +17,6 @@ from medusa_kit.drafters.text.recycling import likeliest
 from medusa_kit.drafters.text.suffix_array import SuffixArray
 from medusa_kit.drafters.text.suffix_automaton import START, SuffixAutomaton
 from medusa_kit.drafters.trie import draft_of
-from medusa_kit.engine.load import build_engine
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import State, StepResult
 from medusa_kit.settings.sampling import SamplingParams

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.small_engines import BUSHY, random_heads
+from support.small_engines import BUSHY, build_engine, random_heads
 from support.tiny_models import tiny_base
 
 import medusa_kit
@@ -17,7 +17,7 @@ from medusa_kit.drafters.factory import BUILDERS, DraftContext
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.engine import load as loading
 from medusa_kit.engine.engine import Engine
-from medusa_kit.engine.load import build_engine, find_heads, with_heads
+from medusa_kit.engine.load import find_heads, with_heads
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError, TreeError
 from medusa_kit.heads import save_heads
 from medusa_kit.tree.candidate_tree import CandidateTree, save_tree

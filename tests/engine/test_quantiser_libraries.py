@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.small_engines import BUSHY, lively_chat_base, random_heads, random_prompt
+from support.small_engines import BUSHY, build_engine, lively_chat_base, random_heads, random_prompt
 from support.tiny_models import tiny_model
 from torch import Tensor, nn
 
@@ -23,7 +23,6 @@ from medusa_kit.bench.breakdown import _weight_bytes
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.verify import verify
 from medusa_kit.cli import options
-from medusa_kit.engine.load import build_engine
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
 from medusa_kit.infer.cpu.describe import Unsupported, describe
 from medusa_kit.infer.cpu.int8_weights import check_before_loading

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.small_engines import BUSHY, random_heads, random_prompt
+from support.small_engines import BUSHY, build_engine, random_heads, random_prompt
 from support.tiny_models import tiny_model
 from torch import Tensor, nn
 
@@ -20,7 +20,6 @@ from medusa_kit.base.model import load_base_model, wrap_model
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.verify import verify
 from medusa_kit.cli import verify as cli_verify
-from medusa_kit.engine.load import build_engine
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer.cpu.mkl_linear import PackedLinear, install_packed_linears
 from medusa_kit.infer.self_check import self_check

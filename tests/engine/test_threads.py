@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from support.callers import Words, all_at_once, answers, requests_of
-from support.small_engines import engine_with_heads, random_prompt
+from support.small_engines import build_engine, engine_with_heads, random_prompt
 from support.threaded_engine import engine_for
 from support.tiny_models import tiny_model
 
@@ -24,7 +24,6 @@ import medusa_kit
 from medusa_kit.base.gguf import byte_tokenizer
 from medusa_kit.base.model import load_base_model, wrap_model
 from medusa_kit.drafters.mixed.estimates import AcceptanceEstimate, StepCost
-from medusa_kit.engine.load import build_engine
 from medusa_kit.infer.cpu import kernels
 
 

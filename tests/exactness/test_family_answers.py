@@ -7,10 +7,10 @@ attention, and a class that keeps its own attention.
 
 import pytest
 from support.partly_knowing import PartlyKnowing, plain_answer, random_prompt
+from support.small_engines import build_engine
 from support.tiny_models import CONTEXT, MORE, STOP, tiny_base
 
 from medusa_kit.engine.engine import Engine
-from medusa_kit.engine.load import build_engine
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.request import Row, make_row
 from medusa_kit.settings.sampling import SamplingParams

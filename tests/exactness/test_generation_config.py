@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 import torch
 from support.partly_knowing import PartlyKnowing, plain_answer
-from support.small_engines import BUSHY, random_heads, random_prompt
+from support.small_engines import BUSHY, build_engine, random_heads, random_prompt
 from support.tiny_models import STOP, tiny_base, tiny_model
 from transformers import GenerationConfig, WatermarkingConfig
 
 import medusa_kit
 from medusa_kit.engine.engine import Engine
-from medusa_kit.engine.load import build_engine
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.accept.generation_settings import (
     HONOURED,

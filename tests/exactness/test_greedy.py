@@ -8,11 +8,11 @@ of drafter knows the answer in part, so that long paths are accepted too.
 import pytest
 import torch
 from support.partly_knowing import TREES, PartlyKnowing, plain_answer, random_prompt
+from support.small_engines import build_engine
 from support.tiny_models import CONTEXT, FAMILIES, STOP, VOCAB, tiny_base, tiny_model
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from medusa_kit.engine.engine import Engine
-from medusa_kit.engine.load import build_engine
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Draft, State, StatelessDrafter, Topology

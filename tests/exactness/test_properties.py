@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.small_engines import endless_base
+from support.small_engines import build_engine, endless_base
 from support.tiny_models import tiny_base
 
 from medusa_kit.engine.engine import Engine
-from medusa_kit.engine.load import build_engine
 from medusa_kit.infer.accept.rules import accept
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import (

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 import torch
 from support.exact_distribution import PROMPT, chi_square_p_value, exact_distribution, right
-from support.small_engines import decode_all, endless_base
+from support.small_engines import build_engine, decode_all, endless_base
 
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.engine.engine import Engine
-from medusa_kit.engine.load import build_engine
 from medusa_kit.infer.accept import token_choice
 from medusa_kit.infer.accept.rules import accept_drawn
 from medusa_kit.infer.draft import Draft, State

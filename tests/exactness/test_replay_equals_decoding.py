@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 import torch
 from support.partly_knowing import TREES
-from support.small_engines import endless_base, random_heads, random_prompt
+from support.small_engines import build_engine, endless_base, random_heads, random_prompt
 
 from medusa_kit.base.model import wrap_model
 from medusa_kit.data.readers import AnswerRow
 from medusa_kit.drafters import draft_with
 from medusa_kit.engine.engine import Engine
-from medusa_kit.engine.load import build_engine
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.request import make_row
 from medusa_kit.settings.sampling import SamplingParams

@@ -22,6 +22,7 @@ from support.exact_distribution import (
 )
 from support.partly_knowing import TREES, PartlyKnowing
 from support.small_engines import (
+    build_engine,
     decode_all,
     endless_base,
     engine_with_heads,
@@ -32,7 +33,6 @@ from support.tiny_models import STOP, VOCAB, tiny_base, tiny_model
 
 from medusa_kit.drafters import draft_with
 from medusa_kit.engine.engine import Engine
-from medusa_kit.engine.load import build_engine
 from medusa_kit.infer.accept import token_choice
 from medusa_kit.infer.accept.token_choice import TokenChooser, gumbel_noise
 from medusa_kit.infer.draft import Draft, State, StatelessDrafter, Topology

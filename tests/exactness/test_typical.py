@@ -13,13 +13,18 @@ from typing import Any
 import pytest
 import torch
 from support.exact_distribution import log_probabilities
-from support.small_engines import decode_all, endless_base, random_heads, random_prompt
+from support.small_engines import (
+    build_engine,
+    decode_all,
+    endless_base,
+    random_heads,
+    random_prompt,
+)
 
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.verify import verify
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.engine.engine import Engine
-from medusa_kit.engine.load import build_engine
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.draft import Draft, State, StatelessDrafter, Topology, path_to
 from medusa_kit.settings.sampling import SamplingParams

@@ -4,9 +4,8 @@ Shapes: T tokens, R columns of a projection, P positions, J tokens ahead, K head
 """
 
 import torch
-from support.small_engines import BUSHY, endless_base, random_heads, random_prompt
+from support.small_engines import BUSHY, build_engine, endless_base, random_heads, random_prompt
 
-from medusa_kit.engine.load import build_engine
 from medusa_kit.heads.ranks import MISSING, token_ranks
 
 

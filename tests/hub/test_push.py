@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 from huggingface_hub import constants
+from support.small_engines import build_engine
 from support.standin_hub import TOKEN, Fault, StandInHub
 
 import medusa_kit
 from medusa_kit.base.model import BaseModel
-from medusa_kit.engine.load import build_engine
 from medusa_kit.heads import MedusaHeads, save_heads
 
 Run = Callable[..., tuple[int, str, str]]

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 import torch
+from support.small_engines import build_engine
 from support.tiny_models import PROMISED, tiny_base, tiny_model
 
 from medusa_kit.base.model import wrap_model
 from medusa_kit.engine.engine import Engine
-from medusa_kit.engine.load import build_engine
 from medusa_kit.errors import DeviceMemoryError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.attention.backend import AttentionCall, Case

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.small_engines import BUSHY, random_heads, random_prompt
+from support.small_engines import BUSHY, build_engine, random_heads, random_prompt
 from support.tiny_models import tiny_base, tiny_model
 
 from medusa_kit.base.model import wrap_model
 from medusa_kit.drafters import plain
 from medusa_kit.drafters.heads import medusa
-from medusa_kit.engine.load import build_engine
 from medusa_kit.heads import kinds
 from medusa_kit.infer import decode, transfer, tree_cache, tree_step, verifier
 from medusa_kit.infer import draft as base

@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 import torch
 from support.callers import Words, all_at_once, answers, requests_of
-from support.small_engines import random_heads
+from support.small_engines import build_engine, random_heads
 from support.tiny_models import tiny_model
 
 import medusa_kit
 from medusa_kit.base.model import wrap_model
 from medusa_kit.engine.engine import Engine
-from medusa_kit.engine.load import build_engine
 
 pytestmark = pytest.mark.stress
 

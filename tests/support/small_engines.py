@@ -7,17 +7,24 @@ from typing import Any
 import torch
 
 from medusa_kit.base.model import BaseModel, load_base_model, wrap_model
+from medusa_kit.engine import load
 from medusa_kit.engine.engine import Engine
-from medusa_kit.engine.load import build_engine
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.request import Row, make_row
+from medusa_kit.settings.engine import EngineOptions
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 from support.tiny_models import VOCAB, tiny_base, tiny_model
 
 BUSHY = CandidateTree([(0,), (1,), (2,), (5,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 3)])
+
+
+def build_engine(base: BaseModel, *, keep_layers: bool = False, **options: Any) -> Engine:
+    """With options as keywords, and without heads unless some are given."""
+    around = EngineOptions(**{"heads": None, **options})
+    return load.build_engine(base, around, keep_layers=keep_layers)
 
 
 def random_prompt(length: int, seed: int, vocab_size: int = VOCAB) -> list[int]:

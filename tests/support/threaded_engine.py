@@ -2,8 +2,7 @@
 
 from medusa_kit.base.model import wrap_model
 from medusa_kit.engine.engine import Engine
-from medusa_kit.engine.load import build_engine
-from support.small_engines import random_heads
+from support.small_engines import build_engine, random_heads
 from support.tiny_models import tiny_model
 
 

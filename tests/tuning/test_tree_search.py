@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from support.rank_tables import random_statistics
-from support.small_engines import endless_base, engine_with_heads, random_heads
+from support.small_engines import build_engine, endless_base, engine_with_heads, random_heads
 
 from medusa_kit.engine.engine import Engine
-from medusa_kit.engine.load import build_engine
 from medusa_kit.errors import ConfigError, TreeError
 from medusa_kit.infer.cuda_graph.step import GraphStep
 from medusa_kit.infer.verifier import Verifier

@@ -36,10 +36,11 @@ from medusa_kit.bench.gpu.training import training_part
 from medusa_kit.bench.gpu.vllm_peer import vllm_part
 from medusa_kit.bench.gpu.workbench import BANDWIDTH, COMPILED, LOOP, Way, Workbench
 from medusa_kit.errors import ConfigError
+from medusa_kit.settings.engine import Attention
 
 NODES = (1, 16, 64)
 BATCH = 8
-ATTENTION = ("triton", "sdpa", "flash")
+ATTENTION: tuple[Attention, ...] = ("triton", "sdpa", "flash")
 GOALS = (
     Goal("8B, one node, × the floor", step_name(LLAMA_8B, 1), "times_floor", 1.15),
     Goal("8B, 64 nodes, × the floor", step_name(LLAMA_8B, 64), "times_floor", 1.25),
@@ -158,8 +159,8 @@ def _attention(shape: Shape) -> Iterator[Part]:
         yield step_part(shape, 64, way)
         if name != "flash":
             yield step_part(shape, 64, way, LONG_PREFIX)
-    for name in ("triton", "sdpa"):
-        yield step_part(shape, 64, Way(captured=False, attention=name))
+    yield step_part(shape, 64, Way(captured=False, attention="triton"))
+    yield step_part(shape, 64, Way(captured=False, attention="sdpa"))
 
 
 def _drafts(shape: Shape) -> Iterator[Part]:

@@ -22,6 +22,7 @@ from medusa_kit.errors import (
     IncompatibleBaseError,
     MedusaKitError,
 )
+from medusa_kit.settings.engine import Attention, EngineOptions
 
 ROOM = 1.1  # a model is begun only where so many times its weights are free
 BANDWIDTH = "memory bandwidth"  # the part that measures the floor
@@ -39,7 +40,7 @@ class Way:
 
     captured: bool = True
     compiled: bool = False
-    attention: str = "auto"
+    attention: Attention = "auto"
 
     def __str__(self) -> str:
         words = ["captured" if self.captured else "loop"]
@@ -111,13 +112,16 @@ class Workbench:
         """
         on_cuda = self.device.type == "cuda"
         # On a CPU `auto` would take the C++ decoder, which is not what is walked through here.
-        attention = "sdpa" if way.attention == "auto" and not on_cuda else way.attention
+        attention: Attention = "sdpa" if way.attention == "auto" and not on_cuda else way.attention
         try:
             return build_engine(
                 base,
-                attention=attention,
-                fixed_shapes="always" if way.captured else "never",
-                compiled=way.compiled,
+                EngineOptions(
+                    heads=None,
+                    attention=attention,
+                    fixed_shapes="always" if way.captured else "never",
+                    compiled=way.compiled,
+                ),
                 keep_layers=True,
             )
         except ConfigError as error:

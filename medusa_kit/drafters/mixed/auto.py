@@ -23,9 +23,11 @@ from medusa_kit.drafters.mixed.bandit import Chooser
 from medusa_kit.drafters.mixed.combined import (
     HeadsSource,
     build_sources,
+    credited,
     learn,
     merged,
     shared_estimate,
+    source_of,
     usual_sources,
 )
 from medusa_kit.drafters.mixed.estimates import AcceptanceEstimate, StepCost
@@ -33,9 +35,11 @@ from medusa_kit.drafters.text.recycling import RecyclingDrafter
 from medusa_kit.drafters.trie import Source, Trie, draft_of
 from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.infer.cuda_graph.host_trees import MOST_NODES, HostTreeSpec
-from medusa_kit.infer.draft import Draft, Drafter, State, StepResult, notes_of, tell_end
+from medusa_kit.infer.draft import COUNTS, Draft, Drafter, State, StepResult, notes_of, tell_end
 
 COSTLY = ("medusa", "draft-model")
+PLAIN = "none"  # a step in which nothing was guessed
+MOST_TOLD = 3  # mixes of sources that notes name
 SLOPES = {"cpu": 0.12, "cuda": 0.01}  # of a node more, in one-node steps, until it is measured
 SIZES = (1, 4, 8, 16, 32)  # nodes of steps on the device, each captured by itself
 HOPES = {"medusa": 0.5, "draft-model": 1.0}  # tokens a step that a costly source adds, at first
@@ -66,6 +70,10 @@ class _Share:
     steps: int = 0
     tokens: int = 0
 
+    def told(self, how: str) -> str:
+        steps = "1 step" if self.steps == 1 else f"{self.steps} steps"
+        return f"{self.tokens / self.steps:.2f} {how} ({steps})"
+
 
 @dataclass
 class AutoDrafter:
@@ -82,6 +90,7 @@ class AutoDrafter:
     device_experience: Experience | None = None  # of such steps, which cost something else
     clock: Callable[[], float] = time.perf_counter
     shares: dict[str, _Share] = field(default_factory=dict)
+    credits: list[list[str]] = field(default_factory=list)
     _step: _Step | None = None
     _on_device: bool = False
 
@@ -114,12 +123,22 @@ class AutoDrafter:
 
     @property
     def notes(self) -> list[str]:
-        counts = [
-            f"{name}: {share.steps} steps, {share.tokens / share.steps:.2f} tokens each"
-            for name, share in self.shares.items()
-        ]
         sources = [note for source in (*self.free, *self.costly) for note in notes_of(source)]
-        return [*self.reasons, *self._how(), *counts, *sources]
+        return [*self.reasons, *self._how(), *self._counts(), *sources]
+
+    def _counts(self) -> list[str]:
+        """One line on what mixes of sources came to, the usual ones by name."""
+        if not self.shares.keys() - {PLAIN}:
+            return []
+        ranked = sorted(self.shares.items(), key=lambda item: -item[1].steps)
+        said = [
+            share.told("without a guess" if name == PLAIN else f"with {name}")
+            for name, share in ranked[:MOST_TOLD]
+        ]
+        if rest := [share for _, share in ranked[MOST_TOLD:]]:
+            others = _Share(sum(s.steps for s in rest), sum(s.tokens for s in rest))
+            said.append(others.told("otherwise"))
+        return [COUNTS + ", ".join(said)]
 
     def _how(self) -> list[str]:
         if self.host_trees is None:
@@ -170,6 +189,7 @@ class AutoDrafter:
             seconds = (now - did.start) / B
             experience.chooser.record(did.situation, did.choice, emitted / B, seconds)
         learn(experience.acceptance, did.tries, step)
+        self.credits = credited(did.tries, step)
         for source in (*self.free, *self.costly):
             source.observe(step)
         for trie, path in zip(did.tries, step.paths, strict=True):
@@ -217,9 +237,8 @@ def best_size(
 
 
 def _sources_of(trie: Trie) -> str:
-    """The sources of a tree's guesses; "none" where it is the root alone."""
-    names = {str(key[0]) for key in trie.keys if isinstance(key, tuple)}
-    return " + ".join(sorted(names)) or "none"
+    """The sources of a tree's guesses; PLAIN where it is the root alone."""
+    return " + ".join(sorted({source_of(key) for key in trie.keys[1:]})) or PLAIN
 
 
 def build(context: DraftContext, options: Any) -> Drafter:

@@ -73,6 +73,7 @@ class CombinedDrafter(TrieDrafter):
         super().__init__(device)
         self.sources, self.num_nodes, self.acceptance = sources, num_nodes, acceptance
         self.reasons: list[str] = []  # why sources that one would expect are not there
+        self.credits: list[list[str]] = []
         self._tries: list[Trie] = []
 
     @property
@@ -101,6 +102,7 @@ class CombinedDrafter(TrieDrafter):
 
     def observe(self, step: StepResult) -> None:
         learn(self.acceptance, self._tries, step)
+        self.credits = credited(self._tries, step)
         for source in self.sources:
             source.observe(step)
 
@@ -133,6 +135,19 @@ def learn(acceptance: AcceptanceEstimate, tries: Sequence[Trie], step: StepResul
         for node in range(1, trie.num_nodes):
             if trie.parents[node] in reached:
                 acceptance.record(trie.keys[node], node in reached)
+
+
+def credited(tries: Sequence[Trie], step: StepResult) -> list[list[str]]:
+    """The source of each accepted token; of several that guessed it, the surest one."""
+    return [
+        [source_of(trie.keys[node]) for node in path]
+        for trie, path in zip(tries, step.paths, strict=True)
+    ]
+
+
+def source_of(key: Any) -> str:
+    """The source whose guesses have this key."""
+    return str(key[0] if isinstance(key, tuple) else key)
 
 
 def _long_match(key: Any) -> bool:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from medusa_kit.base.files import resolve
 from medusa_kit.base.model import BaseModel
-from medusa_kit.errors import ConfigError, nearest
+from medusa_kit.errors import ConfigError, did_you_mean
 from medusa_kit.files import atomic_write
 from medusa_kit.heads import checkpoint
 from medusa_kit.heads.formats import numbered, prefixed, vllm
@@ -61,7 +61,7 @@ REPLACEABLE = {
 def check_call(source: Path, folder: Path, to: str, layout: str, force: bool) -> None:
     """Raises ConfigError for what no reading can put right, before anything is read."""
     if to not in WRITERS:
-        hint = f"did you mean {nearest(to, WRITERS) or 'vllm'}?"
+        hint = did_you_mean(to, WRITERS)
         if to == "fd-merged":
             hint = "heads inside a base's shards can be read; they are written alone: --to fd-v1"
         raise ConfigError(

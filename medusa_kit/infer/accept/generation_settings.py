@@ -132,6 +132,16 @@ def unavailable(config: Any) -> tuple[str, Any] | None:
     return None
 
 
+def own_sampling(config: Any) -> dict[str, Any]:
+    """How a model's own config would sample, as far as it says, in the words of SamplingParams;
+    nothing where it asks for greedy decoding or leaves sampling open."""
+    if not getattr(config, "do_sample", False) or config.temperature == 0:
+        return {}
+    said = {name: getattr(config, name, None) for name in ("top_k", "top_p", "min_p")}
+    temperature = 1.0 if config.temperature is None else config.temperature  # transformers' own
+    return {"temperature": temperature} | {name: value for name, value in said.items() if value}
+
+
 def asks(name: str, value: Any) -> bool:
     """Whether this value of a setting asks for anything."""
     return value is not None and value != NEUTRAL.get(name, False)

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from medusa_kit import console
-from medusa_kit.errors import ConfigError, nearest
+from medusa_kit.errors import ConfigError
 from medusa_kit.infer.attention import flash, triton_backend
 from medusa_kit.infer.attention.backend import AttentionCall, Backend, BackendFailure, Case
 from medusa_kit.infer.attention.sdpa import tree_sdpa
+from medusa_kit.settings.engine import check_value
 
 BACKENDS = {
     "flash": Backend(flash.tree_flash, flash.unsupported, reads_lengths=True),
@@ -26,7 +27,6 @@ BACKENDS = {
     ),
     "sdpa": Backend(tree_sdpa, lambda _: None),
 }
-ATTENTION_NAMES = ("auto", *BACKENDS)
 FOR_TREES = ("triton", "flash", "sdpa")
 WHERE_ALL_IS_SEEN = ("flash", "triton", "sdpa")
 
@@ -39,11 +39,7 @@ class AttentionChoice:
     """
 
     def __init__(self, asked: str = "auto", fixed_shapes: bool = False) -> None:
-        if asked not in ATTENTION_NAMES:
-            raise ConfigError(
-                f"attention {asked!r} is unknown; expected one of {', '.join(ATTENTION_NAMES)}",
-                hint=f"did you mean {nearest(asked, ATTENTION_NAMES) or 'auto'}?",
-            )
+        check_value("attention", asked)
         absent = BACKENDS[asked].missing() if asked != "auto" else None
         if absent:
             what, extra = absent

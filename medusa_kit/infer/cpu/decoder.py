@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from medusa_kit import console
 from medusa_kit.base.files import gguf_source
 from medusa_kit.base.model import BaseModel
 from medusa_kit.infer.cpu import kernels
@@ -271,4 +272,5 @@ def native_decoder(base: BaseModel) -> NativeDecoder:
     size = _packed_bytes(base)
     if size > SHARE_OF_MEMORY * free_memory():
         raise Unsupported(f"no room for packed weights (up to {size / 1e9:.1f} GB)")
+    console.stage("packing the weights for the C++ kernels")
     return NativeDecoder(base, gguf_source(base.info.name))

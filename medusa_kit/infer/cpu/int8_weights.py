@@ -19,32 +19,24 @@ from torch import Tensor, nn
 
 from medusa_kit import console
 from medusa_kit.base.files import stored_quantised
-from medusa_kit.base.model import INT8, WEIGHTS, BaseModel
+from medusa_kit.base.model import INT8, BaseModel
 from medusa_kit.base.placement import AUTO, pick_device
-from medusa_kit.errors import ConfigError, nearest
+from medusa_kit.errors import ConfigError
 from medusa_kit.infer.cpu.mkl_linear import plain_linears
 from medusa_kit.infer.cpu.packing import Blocks
 from medusa_kit.infer.tree_step import HOLDER_ATTRIBUTE
+from medusa_kit.settings.engine import check_value
 
 GROUP, LARGEST = 32, 127
 LEAVE_OUT = "leave out weights"
 NAMED = 3  # layers that stay, in the note
 
 
-def check_weights(weights: str) -> None:
-    """Raises ConfigError for weights that there are not."""
-    if weights not in WEIGHTS:
-        raise ConfigError(
-            f"weights {weights!r} are unknown; expected one of {', '.join(WEIGHTS)}",
-            hint=f"did you mean {nearest(weights, WEIGHTS) or WEIGHTS[0]}?",
-        )
-
-
 def check_before_loading(
     weights: str, name: str, dtype: str, device: str, revision: str | None
 ) -> None:
     """Raises ConfigError for what options and the model's config alone rule out."""
-    check_weights(weights)
+    check_value("weights", weights)
     if weights != INT8:
         return
     _check_place(pick_device(device).type, dtype)
@@ -57,7 +49,7 @@ def with_weights(base: BaseModel, weights: str) -> BaseModel:
 
     Raises ConfigError where they cannot be had, and where the base has already other ones.
     """
-    check_weights(weights)
+    check_value("weights", weights)
     if weights == base.info.weights:
         return base
     if weights != INT8:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from medusa_kit import console
-from medusa_kit.errors import ConfigError, check_count, nearest
+from medusa_kit.errors import ConfigError, check_count, unknown_value
 from medusa_kit.infer.cpu.shared_library import library_in, opened
 
 SOURCES = ("simd.h", "pool.h", "matrix.h", "vnni.h", "matmul.h", "heads.h", "decoder.cpp")
@@ -121,11 +121,8 @@ def load_library() -> ctypes.CDLL | None:
 def machine_flags(isa: str) -> tuple[str, ...]:
     """The compiler's flags for an instruction set of ISAS. Raises ConfigError."""
     if isa not in ISAS:
-        raise ConfigError(
-            f"{ISA_SWITCH} is {isa!r}; expected one of {', '.join(ISAS)}",
-            hint=f"did you mean {nearest(isa, ISAS) or 'native'}? Without it the kernels are built "
-            "for all that the processor has",
-        )
+        unset = f"unset {ISA_SWITCH}: the kernels are then built for all that the processor has"
+        raise unknown_value(ISA_SWITCH, isa, ISAS, unset)
     flags, needed = ISAS[isa]
     x86 = platform.machine() in ("x86_64", "AMD64")
     if needed and not (x86 and all(getattr(torch.cpu, name)() for name in needed)):

@@ -2,25 +2,24 @@
 
 from functools import partial
 
-from medusa_kit.errors import ConfigError, IncompatibleBaseError, nearest
+from medusa_kit.errors import ConfigError, IncompatibleBaseError
 from medusa_kit.infer.cuda_graph.compiled import compiled_forward
 from medusa_kit.infer.cuda_graph.forward import StaticVerifier
 from medusa_kit.infer.cuda_graph.runner import GraphRunner
 from medusa_kit.infer.self_check import TreeCheck, check_backends, coarsest
 from medusa_kit.infer.verifier import Verifier
+from medusa_kit.settings.engine import check_fixed_shapes
 
-FIXED_SHAPES = ("auto", "always", "never")
 
-
-def check_choice(fixed_shapes: str, compiled: bool) -> None:
-    """Raises ConfigError for an unknown word, or for compile with fixed shapes switched off."""
-    if fixed_shapes not in FIXED_SHAPES:
+def check_before_loading(fixed_shapes: str, compiled: bool, device: str) -> None:
+    """Raises ConfigError for a compiled forward of steps that are not used on this device."""
+    if compiled and fixed_shapes == "auto" and device != "cuda":
         raise ConfigError(
-            f"fixed_shapes {fixed_shapes!r} is unknown; expected one of {', '.join(FIXED_SHAPES)}",
-            hint=f"did you mean {nearest(fixed_shapes, FIXED_SHAPES) or 'auto'}?",
+            f"compile is for steps of fixed shapes, which are not used by themselves where the "
+            f"model is on {device}",
+            hint="ask for them too: --fixed-shapes always (in Python fixed_shapes='always'), or "
+            "leave out --compile (compiled=True)",
         )
-    if compiled and fixed_shapes == "never":
-        raise ConfigError("compile has no meaning with fixed_shapes 'never'", hint="leave one out")
 
 
 def use_fixed_shapes(
@@ -32,7 +31,8 @@ def use_fixed_shapes(
     wait for the host. A backend of tree attention that fails is replaced by the next. Raises
     ConfigError where they were asked for by name and cannot be used.
     """
-    check_choice(fixed_shapes, compiled)
+    check_fixed_shapes(fixed_shapes, compiled)
+    check_before_loading(fixed_shapes, compiled, verifier.base.device.type)
     by_name = fixed_shapes == "always" or compiled
     on_cuda = verifier.base.device.type == "cuda"
     if fixed_shapes == "never" or not (by_name or on_cuda):

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 from support.attention_inputs import needs_triton, qkv, step_of
+from support.small_engines import build_engine
 from support.tiny_models import tiny_base
 
-from medusa_kit.engine.load import build_engine
 from medusa_kit.errors import ConfigError, IncompatibleBaseError
 from medusa_kit.infer.attention import choice
 from medusa_kit.infer.attention.backend import AttentionCall

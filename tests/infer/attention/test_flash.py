@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 import torch
 from support.attention_inputs import H, qkv, step_of
-from support.small_engines import BUSHY, random_heads, random_prompt
+from support.small_engines import BUSHY, build_engine, random_heads, random_prompt
 from support.tiny_models import tiny_base, tiny_model
 
 import medusa_kit
 from medusa_kit.engine import load as loading
-from medusa_kit.engine.load import build_engine
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.attention import flash, triton_backend
 from medusa_kit.infer.attention.backend import AttentionCall, Case
@@ -228,7 +227,7 @@ def test_what_no_model_can_have_is_told_before_one_is_loaded(
 
 
 def test_unknown_and_missing_backends_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(ConfigError, match="expected one of auto, flash, triton, sdpa") as caught:
+    with pytest.raises(ConfigError, match="expected one of auto, sdpa, flash, triton") as caught:
         AttentionChoice("flsh")
     assert caught.value.hint == "did you mean flash?"
     monkeypatch.setattr(triton_backend.importlib.util, "find_spec", lambda name: None)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.small_engines import BUSHY, random_heads, random_prompt
+from support.small_engines import BUSHY, build_engine, random_heads, random_prompt
 from support.tiny_models import tiny_base, tiny_model
 
 import medusa_kit
@@ -22,7 +22,6 @@ from medusa_kit.bench.oracle import Oracle
 from medusa_kit.data.readers import AnswerRow
 from medusa_kit.distill.generate import generate_answers
 from medusa_kit.engine import load as loading
-from medusa_kit.engine.load import build_engine
 from medusa_kit.errors import ConfigError
 from medusa_kit.heads import save_heads
 from medusa_kit.infer.cpu import kernels
@@ -168,7 +167,7 @@ def quantised_folder(folder: Path) -> str:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"weights": "int_8"}, "'int_8' are unknown; expected one of checkpoint, int8\n.*int8"),
+        ({"weights": "int_8"}, "'int_8' is unknown; expected checkpoint or int8\n.*int8"),
         ({"weights": "int8", "dtype": "bfloat16"}, "need dtype float32.*it is bfloat16\nhint: d"),
         ({"weights": "int8", "device": "cuda"}, "the device is cuda\nhint: leave out weights; on"),
         ({"weights": "int8", "name": "QUANTISED"}, r"quantised already \(gptq\)\nhint: leave out"),

@@ -11,10 +11,15 @@ from typing import Any
 
 import pytest
 import torch
-from support.small_engines import BUSHY, engine_with_heads, random_heads, random_prompt
+from support.small_engines import (
+    BUSHY,
+    build_engine,
+    engine_with_heads,
+    random_heads,
+    random_prompt,
+)
 from support.tiny_models import tiny_base
 
-from medusa_kit.engine.load import build_engine
 from medusa_kit.infer.cuda_graph import runner
 from medusa_kit.infer.cuda_graph.capture import GraphMemory
 from medusa_kit.infer.cuda_graph.step import GraphStep

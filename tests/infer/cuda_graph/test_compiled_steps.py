@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.small_engines import random_heads, random_prompt
+from support.small_engines import build_engine, random_heads, random_prompt
 from support.tiny_models import VOCAB, coarse_base, tiny_base, tiny_model
 
 from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.engine.engine import Engine
-from medusa_kit.engine.load import build_engine
 from medusa_kit.errors import ConfigError, IncompatibleBaseError
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.cuda_graph.compiled import compiled_forward

@@ -11,14 +11,19 @@ from typing import Any
 import pytest
 import torch
 from support.host_reads import few_words, no_reads, plain_answers
-from support.small_engines import BUSHY, engine_with_heads, random_heads, random_prompt
+from support.small_engines import (
+    BUSHY,
+    build_engine,
+    engine_with_heads,
+    random_heads,
+    random_prompt,
+)
 from support.tiny_models import CONTEXT, tiny_base, tiny_model
 
 from medusa_kit.base.model import wrap_model
 from medusa_kit.drafters import draft_with
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.engine.engine import Engine
-from medusa_kit.engine.load import build_engine
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.accept.rules import accept
 from medusa_kit.infer.attention.choice import AttentionChoice
@@ -222,7 +227,7 @@ def test_asked_for_where_they_cannot_be_used() -> None:
     for options, message in [
         ({"fixed_shapes": "alway"}, "unknown"),
         ({"fixed_shapes": "never", "compiled": True}, "no meaning"),
-        ({"compiled": True}, "the model is on cpu"),
+        ({"compiled": True}, "the model is on cpu\nhint: .*--fixed-shapes always .*leave out"),
         ({"fixed_shapes": "always", "attention": "flash"}, "reads lengths on the host"),
     ]:
         with pytest.raises(ConfigError, match=message):

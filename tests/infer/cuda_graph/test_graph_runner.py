@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.small_engines import BUSHY, random_heads, random_prompt
+from support.small_engines import BUSHY, build_engine, random_heads, random_prompt
 from support.tiny_models import tiny_model
 
 from medusa_kit.base.model import wrap_model
 from medusa_kit.drafters import draft_with
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.engine.engine import Engine
-from medusa_kit.engine.load import build_engine
 from medusa_kit.errors import DeviceMemoryError
 from medusa_kit.infer.cuda_graph import runner
 from medusa_kit.infer.cuda_graph.cache import StaticTreeCache

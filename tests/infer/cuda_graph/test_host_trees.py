@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from support.host_reads import few_words, no_reads, plain_answers
-from support.small_engines import BUSHY, endless_base, random_heads, random_prompt
+from support.small_engines import BUSHY, build_engine, endless_base, random_heads, random_prompt
 from support.tiny_models import CONTEXT, VOCAB, tiny_base
 
 from medusa_kit.base.model import wrap_model
@@ -18,7 +18,6 @@ from medusa_kit.drafters.mixed import auto
 from medusa_kit.drafters.mixed.auto import AutoDrafter, best_size
 from medusa_kit.drafters.mixed.estimates import StepCost
 from medusa_kit.engine.engine import Engine
-from medusa_kit.engine.load import build_engine
 from medusa_kit.infer.accept.rules import accept
 from medusa_kit.infer.cuda_graph import runner
 from medusa_kit.infer.cuda_graph.host_trees import (

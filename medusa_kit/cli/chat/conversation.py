@@ -1,61 +1,32 @@
-"""`medusa-kit chat`: a streaming chat in the terminal."""
+"""The conversation, and the commands that a person can type in it."""
 
-from typing import Annotated, Any
+import sys
+from typing import Any
 
 import typer
 
 from medusa_kit import console
-from medusa_kit.cli import engine_options, options
+from medusa_kit.cli import options
+from medusa_kit.cli.chat import view
+from medusa_kit.cli.chat.sampling import draws_guesses
 from medusa_kit.errors import ContextLengthError
 
 HELP = """/help           this list
 /reset          forget the conversation
 /system TEXT    start over with this system message
 /compare        answer the last prompt once more plainly, and say how much faster the drafter is
+/accepted       tint tokens by who guessed them, from now on; once more for plain text
 /tree           draw the candidate tree
 /exit           leave (so does Ctrl-D)
 Ctrl-C stops an answer and keeps what there is."""
-
-
-@options.with_sampling()
-@engine_options.with_engine()
-def chat(
-    loading: engine_options.Loading = engine_options.GIVEN,
-    system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    max_new_tokens: options.MaxNewTokens = 512,
-    sampling: options.Sampling = options.GIVEN,
-) -> None:
-    """Chat with the model; each answer closes with its speed and acceptance length."""
-    import medusa_kit
-    from medusa_kit.engine.before_loading import check_bias
-    from medusa_kit.settings.sampling import SamplingParams
-
-    check_bias(loading["name"], loading.get("revision"), SamplingParams.of(sampling))
-    engine = medusa_kit.load(**loading)
-    settings = {"max_new_tokens": max_new_tokens, **sampling}
-    console.note(_greeting(engine))
-    Chat(engine, settings, system).run()
-
-
-def _greeting(engine: Any) -> str:
-    info = engine.base.info
-    drafting = f"drafter {engine.own_drafter}"
-    if engine.own_drafter == "none":
-        drafting = "plain decoding"
-    elif engine.own_drafter in ("auto", "combined", "medusa") and engine.heads is not None:
-        drafting += f", {engine.heads.num_heads} heads, a tree of {engine.tree.num_nodes} nodes"
-    elif engine.own_drafter == "auto":
-        drafting += ", no heads"
-    about = f"{info.model_type}, {info.dtype}, {info.device}, {engine.attention.name}"
-    about += options.weights_note(engine)
-    return f"{info.name} ({about}); {drafting}. /help helps."
 
 
 class Chat:
     """The conversation so far and what the person types."""
 
     def __init__(self, engine: Any, settings: dict[str, Any], system: str | None) -> None:
-        self.engine, self.settings = engine, settings
+        self.engine, self.settings, self.tinted = engine, settings, False
+        self.noted = ""  # of the drafter, after the last answer
         self.reset(system)
 
     def reset(self, system: str | None) -> None:
@@ -68,7 +39,7 @@ class Chat:
     def run(self) -> None:
         while True:
             try:
-                line = input("› ").strip()
+                line = input("› " if sys.stdin.isatty() else "").strip()
             except KeyboardInterrupt:  # at the prompt it clears the line
                 typer.echo()
                 continue
@@ -84,23 +55,37 @@ class Chat:
 
     def answer(self, line: str) -> None:
         prompt = [*self.messages, {"role": "user", "content": line}]
-        try:
-            streaming = self.engine.stream(prompt, **self.settings)
-        except ContextLengthError as error:
-            console.warn(f"{error.message}; /reset forgets the conversation")
-            return
-        try:
-            for piece in streaming:
-                typer.echo(piece, nl=False)
-        except KeyboardInterrupt:
-            typer.echo(" …", nl=False)
+        with view.AnswerView(self.tinted) as shown:
+            shown.status("reading the prompt")
+            try:
+                streaming = self.engine.stream(prompt, **self.settings)
+            except ContextLengthError as error:
+                shown.clear()
+                console.warn(f"{error.message}; /reset forgets the conversation")
+                return
+            try:
+                for piece in streaming:
+                    shown.show(piece, streaming.tokens_per_second)
+            except KeyboardInterrupt:
+                shown.clear()
+                typer.echo(" …", nl=False)
         typer.echo()
         result = streaming.result
         self.messages = [*prompt, {"role": "assistant", "content": result.text}]
         self.last = (prompt, result)
-        console.note(_closing(result))
-        for said in result.stats.drafter_notes[:1]:
+        console.note(view.closing(result, self.settings["max_new_tokens"]))
+        if shown.tinted and shown.counts:
+            console.note(shown.origins())
+        self.note_reason(result.stats.drafter_notes)
+
+    def note_reason(self, notes: list[str]) -> None:
+        """Why drafting went as it did, once where it holds for every answer."""
+        from medusa_kit.infer.draft import COUNTS
+
+        said = next((note for note in notes if not note.startswith(COUNTS)), "")
+        if said and said != self.noted:
             console.note(said)
+        self.noted = said
 
     def command(self, line: str) -> None:
         name, _, rest = line.partition(" ")
@@ -114,10 +99,23 @@ class Chat:
             from medusa_kit.tree.render import describe_tree
 
             typer.echo(describe_tree(self.engine.tree))
+        elif name == "/accepted":
+            self.accepted()
         elif name == "/compare":
             self.compare()
         else:
             console.warn(f"{name} is no command; /help lists them")
+
+    def accepted(self) -> None:
+        if not view.can_tint():
+            console.warn("tints need a terminal with colours")
+            return
+        self.tinted = not self.tinted
+        if not self.tinted:
+            console.note("plain text again")
+            return
+        there = {view.HEADS: self.engine.heads, view.DRAFT_MODEL: self.engine.draft_model}
+        typer.echo(view.legend(kind for kind in view.TINTS if there.get(kind, True) is not None))
 
     def compare(self) -> None:
         if self.last is None:
@@ -134,17 +132,12 @@ class Chat:
             console.warn("comparison stopped")
             return
         ratio = result.stats.tokens_per_second / plain.stats.tokens_per_second
-        same = "the same tokens" if plain.token_ids == result.token_ids else "OTHER TOKENS"
+        same = "the same tokens"
+        if plain.token_ids != result.token_ids:
+            drawn = self.settings["temperature"] > 0 and draws_guesses(self.engine.drafter_options)
+            same = "other words, as expected where guesses are drawn" if drawn else "OTHER TOKENS"
         same += options.rule_note(result.stats)
         console.note(
             f"plain decoding: {plain.stats.tokens_per_second:.1f} tokens/s; with drafter "
             f"{self.engine.own_drafter} {ratio:.2f} × as fast, {same}"
         )
-
-
-def _closing(result: Any) -> str:
-    stats = result.stats
-    return (
-        f"{stats.new_tokens} tokens, {stats.tokens_per_second:.1f} tokens/s, acceptance length "
-        f"{stats.acceptance_length:.2f} ({result.finish_reason}){options.rule_note(stats)}"
-    )

@@ -1,0 +1,1 @@
+"""`medusa-kit chat`: a streaming chat in the terminal."""

@@ -1,0 +1,51 @@
+"""The command: loads an engine, says what it is and how it samples, and hands over to the chat."""
+
+from typing import Annotated, Any
+
+import typer
+
+from medusa_kit import console
+from medusa_kit.cli import engine_options, options
+from medusa_kit.cli.chat import sampling as chat_sampling
+from medusa_kit.cli.chat.conversation import Chat
+
+
+@options.with_sampling(temperature_of_model=True)
+@engine_options.with_engine()
+def chat(
+    loading: engine_options.Loading = engine_options.GIVEN,
+    system: Annotated[str | None, typer.Option(help="System message.")] = None,
+    max_new_tokens: options.MaxNewTokens = 512,
+    sampling: options.Sampling = options.GIVEN,
+    greedy: Annotated[
+        bool, typer.Option("--greedy", help="Always the likeliest token, as --temperature 0.")
+    ] = False,
+) -> None:
+    """Chat with the model, sampling as its own settings say; each answer closes with its speed."""
+    chat_sampling.check(sampling, greedy)
+    with console.stages("loading the libraries"):
+        import medusa_kit
+        from medusa_kit.engine.before_loading import check_bias
+        from medusa_kit.settings.sampling import SamplingParams
+
+        params = SamplingParams.of(chat_sampling.checkable(sampling))
+        check_bias(loading["name"], loading.get("revision"), params)
+        engine = medusa_kit.load(**loading)
+    chosen, where = chat_sampling.choose(sampling, greedy, engine.base.model.generation_config)
+    console.note(_greeting(engine))
+    console.note(f"{chat_sampling.describe(chosen, where)}. /help helps.")
+    Chat(engine, {"max_new_tokens": max_new_tokens, **chosen}, system).run()
+
+
+def _greeting(engine: Any) -> str:
+    info = engine.base.info
+    drafting = f"drafter {engine.own_drafter}"
+    if engine.own_drafter == "none":
+        drafting = "plain decoding"
+    elif engine.own_drafter in ("auto", "combined", "medusa") and engine.heads is not None:
+        drafting += f", {engine.heads.num_heads} heads, a tree of {engine.tree.num_nodes} nodes"
+    elif engine.own_drafter == "auto":
+        drafting += ", no heads"
+    about = f"{info.model_type}, {info.dtype}, {info.device}, {engine.attention.name}"
+    about += options.weights_note(engine)
+    return f"{info.name} ({about}); {drafting}"

@@ -1,0 +1,56 @@
+"""What an answer comes back as: the text, and how it came about."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from medusa_kit.base.model import CHECKPOINT
+
+
+@dataclass(frozen=True)
+class GenerationStats:
+    """Statistics of an answer. `acceptance_by_depth[d - 1]`: share of the steps that accepted d
+    nodes or more."""
+
+    drafter: str
+    attention: str  # backends of tree attention in its steps, such as `flash` or `flash+sdpa`
+    attention_fallbacks: list[str]  # where another backend than asked for was used, and why
+    prompt_tokens: int
+    new_tokens: int
+    num_steps: int
+    acceptance_length: float  # (new tokens - 1) / verify forwards; plain decoding is exactly 1
+    acceptance_by_depth: list[float]
+    seconds: float
+    tokens_per_second: float
+    acceptance: str = "exact"  # exact | typical
+    steps_run_by: str = "torch"  # torch, C++ or fixed shapes, with details
+    drafter_notes: list[str] = field(default_factory=list)  # what drafted when, and why
+    first_token_seconds: float = 0.0  # until the first token, contained in `seconds`
+    dtype: str = "float32"  # of the base model
+    weights: str = CHECKPOINT  # checkpoint | int8
+    quantization: str | None = None  # of the base as loaded; the answer is the quantised model's
+    # How far rounding may move a logit: with a top-2 margin below it the token may differ.
+    rounding_tolerance: float = 0.0
+
+    @property
+    def lossy(self) -> bool:
+        """Whether the answer may differ from the base model's own."""
+        return bool(self.lossy_by)
+
+    @property
+    def lossy_by(self) -> list[str]:
+        """What may have changed the answer."""
+        acceptance = [f"{self.acceptance} acceptance"] if self.acceptance != "exact" else []
+        return acceptance + ([f"{self.weights} weights"] if self.weights != CHECKPOINT else [])
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "lossy": self.lossy}
+
+
+@dataclass(frozen=True)
+class GenerationResult:
+    """`token_ids`: the new tokens only, the stop token included. `text`: without it."""
+
+    text: str
+    token_ids: list[int]
+    finish_reason: str  # stop | length
+    stats: GenerationStats

@@ -1,0 +1,103 @@
+"""An answer's text as it comes: pieces, each of which says who guessed what of it."""
+
+import atexit
+from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import NamedTuple
+from weakref import WeakSet
+
+from medusa_kit.engine.result import GenerationResult
+from medusa_kit.infer.detokenize import TextStream
+from medusa_kit.infer.request import Emitted, Row
+from medusa_kit.locks import SharedLock
+
+
+class Span(NamedTuple):
+    """The text that one token completed. `guessed_by`: the drafter whose guess the base model
+    accepted; None where the base model named the token by itself."""
+
+    text: str
+    guessed_by: str | None
+
+
+class Piece(str):
+    """What a step added to the text; `spans` says it token by token."""
+
+    spans: tuple[Span, ...]
+
+    def __new__(cls, spans: Sequence[Span]) -> "Piece":
+        piece = super().__new__(cls, "".join(span.text for span in spans))
+        piece.spans = tuple(spans)
+        return piece
+
+    def __getnewargs__(self) -> tuple[tuple[Span, ...]]:  # type: ignore[override]  # for copies
+        return (self.spans,)
+
+
+class Streaming:
+    """An iterator over the pieces of an answer's text as they come; it can be read once.
+
+    It may be dropped or closed early (`close()`), from another thread too. `result` then holds the
+    answer so far.
+    """
+
+    def __init__(
+        self,
+        steps: Callable[[], Iterator[Emitted]],
+        row: Row,
+        text: TextStream,
+        result: Callable[[], GenerationResult],
+        guessers: Callable[[int], Sequence[str]],
+    ) -> None:
+        """`steps`: begins those of `row` alone. `guessers`: who guessed the first tokens of the step
+        just made, so many of them."""
+        self._steps, self._row, self._text = steps, row, text
+        self._result, self._guessers = result, guessers
+        self._pieces = self._decoded()
+        self._turn = SharedLock()  # one thread at a time reads or closes it
+        _streams.add(self)
+
+    def __iter__(self) -> "Streaming":
+        return self
+
+    def __next__(self) -> Piece:
+        with self._turn:
+            return next(self._pieces)
+
+    def close(self) -> None:
+        """End the answer, after the step that another thread is in, and free its memory."""
+        with self._turn:
+            self._pieces.close()
+
+    def _decoded(self) -> Generator[Piece, None, None]:
+        guesser = None
+        for emitted in self._steps():
+            spans = []
+            for row, tokens in emitted:
+                guessers = [*self._guessers(row.num_guessed), None]
+                for token, guesser in zip(tokens, guessers, strict=False):
+                    if text := self._text.push(row.text_ids([token])):
+                        spans.append(Span(text, guesser))
+            if spans:
+                yield Piece(spans)
+        if text := self._text.finish():
+            yield Piece([Span(text, guesser)])
+
+    @property
+    def tokens_per_second(self) -> float:
+        """So far."""
+        return len(self._row.token_ids) / self._row.seconds if self._row.seconds else 0.0
+
+    @property
+    def result(self) -> GenerationResult:
+        return self._result()
+
+
+_streams: WeakSet[Streaming] = WeakSet()
+
+
+@atexit.register
+def _close_streams() -> None:
+    """Those still open, while the modules that closing needs are there."""
+    for stream in list(_streams):
+        if stream._turn.acquire(blocking=False):  # else a thread that goes on is reading it
+            stream.close()

@@ -1,0 +1,135 @@
+"""An engine in a YAML file: base model, heads, drafter, and how they run.
+
+`medusa_kit.load_config` and every command with `--config` read it. Its keys are the options of
+EngineConfig, with a section for the drafter and its options. Unknown keys are refused.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, ValidationError, create_model
+
+from medusa_kit.errors import ConfigError
+from medusa_kit.settings.drafters import check_drafting
+from medusa_kit.settings.engine import (
+    HEADS_WORDS,
+    OWN_MODELS,
+    all_options,
+    check_fixed_shapes,
+)
+from medusa_kit.settings.schema import Section, beside, explain, read_yaml
+
+MODELS = ("model", "heads", "draft_model")  # what may be a folder beside the file
+MODEL_OPTIONS = ("draft_model",)  # of drafters: models, and files that may not be there yet
+FILE_OPTIONS = ("store",)
+# Another model has no use for the revision of the file's, and so on.
+BELONGS = {"name": "revision", "heads": "tree", "drafter": "drafter_options"}
+
+
+class DrafterSection(Section):
+    """Who guesses ahead; a plain name means its default options."""
+
+    name: str
+    options: dict[str, Any] = Field(default_factory=dict)  # those of medusa_kit.settings.drafters
+
+
+def _named(value: Any) -> Any:
+    return {"name": value} if isinstance(value, str) else value
+
+
+def _keys() -> dict[str, Any]:
+    """(type, default) of each key."""
+    keys = {one.name: (one.kind, ... if one.required else one.default)
+            for one in all_options().values() if one.name != "drafter_options"}  # fmt: skip
+    return keys | {"drafter": (Annotated[DrafterSection | None, BeforeValidator(_named)], None)}
+
+
+_Keys: type[Section] = create_model("_Keys", __base__=Section, **_keys())
+
+
+@dataclass(frozen=True)
+class EngineFile:
+    """What a file gives, by the names of EngineConfig, its relative paths looked up beside it."""
+
+    given: Mapping[str, Any]
+
+    def arguments(self, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The same as arguments of `medusa_kit.load`; the model is `name`.
+
+        `changes` win, and what belongs to something they replace is left out.
+        """
+        given = dict(self.given)
+        given["name"] = given.pop("model")
+        if given.get("heads") == "none":
+            given["heads"] = None
+        for key in BELONGS.keys() & (changes or {}).keys():
+            if given.get(key) != (changes or {})[key]:
+                given.pop(BELONGS[key], None)
+        return given | dict(changes or {})
+
+
+def read_engine_file(path: str | Path) -> EngineFile:
+    """The engine that the file at `path` describes.
+
+    Raises ConfigError: no such file, no YAML, an unknown key, drafter or option, a wrong value.
+    """
+    path = Path(path)
+    raw = read_yaml(path, "engine file")
+    try:
+        keys = _Keys.model_validate(raw)
+    except ValidationError as error:
+        raise explain(error, str(path), _Keys) from error
+    given = {name: getattr(keys, name) for name in keys.model_fields_set}
+    if (drafter := given.get("drafter")) is not None:
+        given |= {"drafter": drafter.name, "drafter_options": drafter.options}
+    try:
+        _check_together(given)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error.message}", hint=error.hint) from error
+    return EngineFile(_resolved(given, path.parent))
+
+
+def _check_together(given: Mapping[str, Any]) -> None:
+    check_fixed_shapes(given.get("fixed_shapes", "auto"), given.get("compiled", False))
+    check_drafting(
+        given.get("drafter"),
+        given.get("drafter_options"),
+        given.get("draft_model") is not None,
+        given.get("fallback"),
+    )
+
+
+def _resolved(given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    result = dict(given)
+    for name in MODELS:
+        if result.get(name) is not None:
+            result[name] = _place(result[name], folder)
+    if result.get("tree") is not None:
+        result["tree"] = _file(result["tree"], folder)
+    if result.get("drafter_options"):
+        result["drafter_options"] = _resolved_options(result["drafter_options"], folder)
+    return result
+
+
+def _place(name: str, folder: Path) -> str:
+    """Where a model or heads are: beside the file, else by the name as it is (the Hub's, say)."""
+    if name in HEADS_WORDS or name in OWN_MODELS:
+        return name
+    return _file(name, folder) if name.startswith((".", "~")) else beside(name, folder)
+
+
+def _file(name: str, folder: Path) -> str:
+    return str((folder / Path(name).expanduser()).resolve())
+
+
+def _resolved_options(given: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Paths among a drafter's options, those of its sources included."""
+    result = dict(given)
+    for key, value in given.items():
+        if isinstance(value, Mapping):
+            result[key] = _resolved_options(value, folder)
+        elif isinstance(value, str) and key in MODEL_OPTIONS + FILE_OPTIONS:
+            result[key] = (_place if key in MODEL_OPTIONS else _file)(value, folder)
+    return result

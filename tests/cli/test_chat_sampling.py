@@ -1,0 +1,142 @@
+"""How a chat chooses tokens: what the person says, else the model's own settings, else 0.7."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from support.debug_model import MODEL, plain_text
+from transformers import GenerationConfig
+
+import medusa_kit
+from medusa_kit.base import files
+from medusa_kit.cli.chat.conversation import Chat
+from medusa_kit.engine.engine import Engine
+
+Run = Callable[..., tuple[int, str, str]]
+OWN = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "top_k": 0, "repetition_penalty": 1.1}
+
+
+@pytest.fixture
+def asked(run: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[dict[str, Any], str]]:
+    """(sampling options that reach the engine, stderr) of a chat with a model that has this
+    generation config."""
+    seen: list[dict[str, Any]] = []
+    original = Engine.stream
+
+    def stream(self: Engine, prompt: Any, **settings: Any) -> Any:
+        seen.append(settings)
+        return original(self, prompt, **settings)
+
+    def ask(own: dict[str, Any], *options: object) -> tuple[dict[str, Any], str]:
+        load = medusa_kit.load
+
+        def with_config(name: str, **arguments: Any) -> Engine:
+            engine = load(name, **arguments)
+            engine.base.model.generation_config = GenerationConfig(**own)
+            return engine
+
+        lines = iter(["Name a tree."])
+        monkeypatch.setattr("builtins.input", lambda _: next(lines, "/exit"))
+        monkeypatch.setattr(Engine, "stream", stream)
+        monkeypatch.setattr("medusa_kit.engine.load.load", with_config)
+        code, _, err = run("chat", *MODEL, "--heads", "none", "-n", "4", *options)
+        assert code == 0, err
+        names = ("temperature", "top_k", "top_p", "min_p")
+        return {name: seen[-1][name] for name in names if seen[-1][name] is not None}, err
+
+    return ask
+
+
+CASES: dict[str, tuple[dict[str, Any], list[str], dict[str, float], str]] = {
+    "neither": ({}, [], {"temperature": 0.7},
+                "sampling at temperature 0.7, seed 0 (the kit's default)"),
+    "own": (OWN, [], {"temperature": 0.6, "top_p": 0.9},
+            "sampling at temperature 0.6, top_p 0.9, seed 0 (the model's own)"),
+    "own without a temperature": ({"do_sample": True, "top_k": 40}, [],
+                                  {"temperature": 1.0, "top_k": 40}, "the model's own"),
+    "own greedy": ({"do_sample": False}, [], {"temperature": 0.7}, "the kit's default"),
+    "given wins": (OWN, ["--temperature", "1.5"], {"temperature": 1.5, "top_p": 0.9},
+                   "temperature 1.5, top_p 0.9, seed 0 (the model's own where none was"),
+    "all given": (OWN, ["--temperature", "1.5", "--top-p", "0.5", "--seed", "7"],
+                  {"temperature": 1.5, "top_p": 0.5},
+                  "sampling at temperature 1.5, top_p 0.5, seed 7 (as given)"),
+    "part given": ({}, ["--top-k", "5"], {"temperature": 0.7, "top_k": 5},
+                   "temperature 0.7, top_k 5, seed 0"),
+    "greedy": (OWN, ["--greedy"], {"temperature": 0.0}, "greedy: always the likeliest token"),
+    "temperature 0": (OWN, ["--temperature", "0"], {"temperature": 0.0}, "greedy: "),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_what_a_chat_samples_with(asked: Any, case: str) -> None:
+    own, options, expected, said = CASES[case]
+    settings, err = asked(own, *options)
+    assert settings == expected
+    assert said in err
+
+
+WRONG = {
+    "both": (["--greedy", "--temperature", "0.5"], "--greedy and --temperature 0.5 contradict"),
+    "narrowing": (["--greedy", "--top-k", "5"], "top_k has no meaning when decoding greedily"),
+    "range": (["--top-p", "2"], "top_p 2.0 is out of range"),
+}
+
+
+@pytest.mark.parametrize("case", list(WRONG))
+def test_contradictions_are_told_before_anything_loads(
+    run: Run, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    options, message = WRONG[case]
+    monkeypatch.setattr(files, "from_pretrained", None)
+    code, out, err = run("chat", "-m", "./nowhere", *options)
+    assert (code, out) == (2, "")
+    assert message in err
+
+
+def test_generate_and_python_stay_greedy(run: Run) -> None:
+    code, out, _ = run("generate", "Name a tree.", *MODEL, "--heads", "none", "-n", "8")
+    assert (code, out) == (0, plain_text("Name a tree.") + "\n")
+    engine = medusa_kit.load("debug-tiny", heads=None, device="cpu")
+    result = engine.generate([{"role": "user", "content": "Name a tree."}], max_new_tokens=8)
+    assert result.text == plain_text("Name a tree.")
+
+
+def compared(
+    capsys: pytest.CaptureFixture[str], temperature: float, options: dict[str, Any]
+) -> str:
+    """What /compare says where plain decoding gives other tokens."""
+
+    def result(*token_ids: int) -> Any:
+        stats = SimpleNamespace(tokens_per_second=10.0, lossy=False, quantization=None)
+        return SimpleNamespace(token_ids=list(token_ids), stats=stats)
+
+    engine = SimpleNamespace(
+        generate=lambda prompt, **settings: result(1, 3),
+        own_drafter="auto",
+        drafter_options=options,
+    )
+    chat = Chat(engine, {"max_new_tokens": 2, "temperature": temperature}, None)
+    chat.last = ([], result(1, 2))
+    chat.compare()
+    return capsys.readouterr().err
+
+
+def test_other_tokens_are_expected_only_where_guesses_are_drawn(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    drawn = {"sampling": "rejection"}
+    for options in (drawn, {"options": {"draft-model": drawn}}):
+        assert "as fast, other words, as expected" in compared(capsys, 0.7, options)
+        assert "OTHER TOKENS" in compared(capsys, 0.0, options)
+    assert "OTHER TOKENS" in compared(capsys, 0.7, {"sampling": "matched"})
+
+
+def test_a_seed_gives_the_same_words_without_the_drafter(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = iter(["Name a tree.", "/compare"])
+    monkeypatch.setattr("builtins.input", lambda _: next(lines, "/exit"))
+    code, _, err = run("chat", *MODEL, "--heads", "untrained", "-n", "12", "--seed", "3")
+    assert code == 0
+    assert "as fast, the same tokens" in err

@@ -1,0 +1,86 @@
+"""What a person sees while something loads."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import medusa_kit
+from medusa_kit import console
+
+Terminal = Callable[[int], Any]
+
+
+def test_stages_are_shown_and_nothing_is_left_of_them(terminal: Terminal) -> None:
+    screen = terminal(60)
+    with console.stages("first things"):
+        assert "first things …" in screen.lines[0]
+        console.stage("second things")
+        assert "second things …" in screen.lines[0]
+        console.note("a note")
+        assert screen.lines[0] == "a note"
+    assert screen.lines == ["a note"]
+    assert sys.stderr is screen
+    console.stage("nobody waits")
+    assert screen.lines == ["a note"]
+
+
+def test_the_spinner_makes_way_for_what_others_write(terminal: Terminal) -> None:
+    screen = terminal(60)
+    with console.stages("downloading"):
+        stderr = sys.stderr
+        stderr.write("model.safetensors:  10%")
+        assert screen.lines == ["model.safetensors:  10%"]
+        stderr.write("\rmodel.safetensors: 100%\n")
+        console.stage("reading")
+        assert screen.lines[0] == "model.safetensors: 100%"
+        assert "reading …" in screen.lines[1]
+    assert screen.lines == ["model.safetensors: 100%"]
+
+
+def test_ctrl_c_while_loading_leaves_nothing(terminal: Terminal) -> None:
+    screen = terminal(60)
+    with pytest.raises(KeyboardInterrupt), console.stages("loading"):
+        raise KeyboardInterrupt
+    assert screen.lines == []
+    assert sys.stderr is screen
+
+
+def test_a_log_file_gets_no_spinner(capsys: pytest.CaptureFixture[str]) -> None:
+    with console.stages("loading"):
+        console.stage("reading")
+    assert capsys.readouterr().err == ""
+
+
+def test_loading_says_what_it_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(console, "stage", said.append)
+    folder = tmp_path / "model"
+    base = medusa_kit.load("debug-tiny", heads=None, device="cpu").base
+    base.model.save_pretrained(folder)
+    base.tokenizer.save_pretrained(folder)
+    said.clear()
+    medusa_kit.load(str(folder), heads="untrained", device="cpu")
+    assert said[0] == "reading the model"
+    assert "checking trees against plain forwards" in said
+
+
+def test_the_first_stage_is_shown_before_torch_is_imported() -> None:
+    code = (
+        "import sys\n"
+        "from medusa_kit import cli, console\n"
+        "def stages(first):\n"
+        "    print(first, sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))\n"
+        "    raise SystemExit\n"
+        "console.stages = stages\n"
+        "sys.argv = ['medusa-kit', 'chat', '-m', 'debug-tiny']\n"
+        "cli.main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ
+    )
+    assert (done.stdout, done.returncode) == ("loading the libraries []\n", 0), done.stderr

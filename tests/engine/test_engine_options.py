@@ -1,0 +1,139 @@
+"""Each option of an engine is defined once: what takes options takes those of EngineConfig."""
+
+import dataclasses
+import inspect
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+import typer
+import yaml
+
+import medusa_kit
+from medusa_kit.base.model import BaseModel
+from medusa_kit.cli import app, options
+from medusa_kit.drafters.factory import BUILDERS
+from medusa_kit.engine import load as loading
+from medusa_kit.errors import ConfigError, DataError, did_you_mean, unknown_value
+from medusa_kit.infer.attention.choice import BACKENDS
+from medusa_kit.settings import drafters
+from medusa_kit.settings.engine import EngineConfig, EngineOptions, all_options, allowed
+
+PACKAGE = Path(medusa_kit.__file__).parent
+OBJECTS = ("heads", "tree", "draft_model")  # which Python may give as they are, too
+ALL = {name: option for name, option in all_options().items() if name != "model"}
+
+
+def test_load_takes_the_options_and_their_defaults() -> None:
+    signature = inspect.signature(medusa_kit.load).parameters
+    taken = {name: one.default for name, one in signature.items() if name != "name"}
+    assert taken == {name: option.default for name, option in ALL.items()}
+    hints = get_type_hints(inspect.unwrap(medusa_kit.load))
+    for name, option in ALL.items():
+        if name not in OBJECTS:
+            assert hints[name] == option.kind, name
+        assert f"{name}: {option.description}" in str(medusa_kit.load.__doc__)
+
+
+@pytest.mark.parametrize("command", ["generate", "chat", "verify", "bench"])
+def test_commands_take_the_options_and_their_defaults(command: str) -> None:
+    group: Any = typer.main.get_command(app)
+    shown = {one.name: one for one in group.commands[command].params}
+    for name, option in all_options().items():
+        if (command, name) == ("bench", "heads"):  # several, to compare
+            continue
+        assert shown[name].help.startswith(option.description)
+        if (command, name) != ("verify", "dtype"):
+            default = options.DEFAULT_MODEL if option.required else option.default
+            assert shown[name].default == default
+
+
+def test_a_file_takes_the_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {
+        "model": "debug-tiny", "revision": "r", "heads": "untrained", "tree": "/t.json",
+        "dtype": "float64", "device": "cpu", "weights": "int8", "attention": "sdpa",
+        "fixed_shapes": "always", "compiled": True, "force": True, "drafter": "draft-model",
+        "drafter_options": {"length": 3}, "draft_model": "debug-tiny", "fallback": "suffix",
+    }  # fmt: skip
+    assert given.keys() == all_options().keys()
+    written = {name: value for name, value in given.items() if name != "drafter_options"}
+    written["drafter"] = {"name": "draft-model", "options": {"length": 3}}
+    path = tmp_path / "engine.yaml"
+    path.write_text(yaml.safe_dump(written))
+    seen: list[EngineConfig] = []
+    monkeypatch.setattr(loading, "_load", seen.append)
+    medusa_kit.load_config(path)
+    assert dataclasses.asdict(seen[0]) == given
+    medusa_kit.load_config(path, name="other", drafter="none", draft_model=None)
+    changed = {"model": "other", "revision": None, "drafter": "none", "drafter_options": None,
+               "draft_model": None}  # fmt: skip
+    assert dataclasses.asdict(seen[1]) == given | changed
+
+
+def test_no_heads_may_be_a_word_in_python_too(chat_base: BaseModel) -> None:
+    for word in ("none", None):
+        assert EngineOptions(heads=word).heads is None
+        assert loading.build_engine(chat_base, EngineOptions(heads=word)).heads is None
+
+
+def test_descriptions_name_every_allowed_value() -> None:
+    for option in all_options().values():
+        for value in option.values:
+            assert value in option.description, option.name
+
+
+def test_what_is_kept_for_each_value_is_kept_for_the_allowed_ones() -> None:
+    assert {"auto", *BACKENDS} == set(allowed("attention"))
+    assert set(BUILDERS) == set(drafters.OPTIONS) == set(allowed("drafter"))
+    assert set(allowed("fallback")) < set(allowed("drafter"))
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"drafer": "suffix"}, "no option 'drafer'\nhint: did you mean drafter?"),
+        ({"atention": "sdpa"}, "no option 'atention'\nhint: did you mean attention?"),
+        ({"zzz": 1}, "no option 'zzz'\nhint: there are: name, heads, tree"),
+        ({"model": "m"}, "no option 'model' here\nhint: the base model is `name`"),
+    ],
+)
+def test_unknown_keywords_name_the_nearest(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        medusa_kit.load("./nowhere", **given)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize("name", [name for name, option in ALL.items() if option.values])
+def test_unknown_words_name_the_nearest(name: str) -> None:
+    known = allowed(name)
+    for wrong, hint in (
+        (known[-1] + "e", f"did you mean {known[-1]}?"),
+        ("%", f"leave out {name}"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            medusa_kit.load("./nowhere", **{name: wrong})
+        assert caught.value.message.startswith(f"{name} {wrong!r} is unknown; expected ")
+        assert known[-1] in caught.value.message
+        assert caught.value.hint == hint
+
+
+def test_options_of_the_base_are_none_of_an_engine_around_it() -> None:
+    own = {one.name for one in dataclasses.fields(EngineConfig)}
+    around = {one.name for one in dataclasses.fields(EngineOptions)}
+    assert own - around == {"model", "revision", "dtype", "device"}
+
+
+def test_hints() -> None:
+    assert did_you_mean("sufix", ["prefix", "suffix"]) == "did you mean suffix?"
+    assert did_you_mean(3, ["prefix"], "leave it out") == "leave it out"
+    error = unknown_value("role", "usr", ("user", "tool"), kind=DataError)
+    assert isinstance(error, DataError)
+    assert str(error) == "role 'usr' is unknown; expected user or tool\nhint: did you mean user?"
+    three = unknown_value("role", "zzz", ("user", "tool", "system"))
+    assert str(three) == "role 'zzz' is unknown; expected one of user, tool, system"
+
+
+def test_did_you_mean_is_written_once() -> None:
+    """In errors.py; schema.py puts the section's name before the nearest key."""
+    written = [path.name for path in PACKAGE.rglob("*.py") if "did you mean" in path.read_text()]
+    assert sorted(written) == ["errors.py", "schema.py"]

@@ -1,0 +1,97 @@
+"""Pieces of a streamed answer: their text, and who guessed what of it."""
+
+import copy
+import pickle
+from collections import Counter
+from typing import Any
+
+import pytest
+from support.small_engines import engine_with_heads, lively_chat_base
+
+from medusa_kit.base.gguf import byte_tokenizer
+from medusa_kit.drafters.heads.medusa import MedusaDrafter
+from medusa_kit.engine.engine import Engine
+from medusa_kit.engine.streaming import Piece, Span
+from medusa_kit.tree.candidate_tree import CandidateTree
+
+MESSAGES = [{"role": "user", "content": "Tell me about rivers."}]
+
+
+@pytest.fixture(scope="module")
+def chat() -> Engine:
+    return engine_with_heads(lively_chat_base(), CandidateTree.chain(3))
+
+
+LETTER = byte_tokenizer().convert_tokens_to_ids("a")  # a character by itself
+ALWAYS = {LETTER: 100.0}  # a bias with which the model says nothing else
+NAMES = ["medusa", "suffix", "prompt-lookup", "lookahead", "combined", "auto"]
+
+
+@pytest.fixture
+def knowing_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads that guess LETTER everywhere."""
+
+    def fill(self: Any, hidden_BD: Any, roots_B: Any, on_device: bool = False) -> Any:
+        tokens_BN = roots_B[:, None].repeat(1, self.num_nodes)
+        tokens_BN[:, 1:] = LETTER
+        return tokens_BN
+
+    monkeypatch.setattr(MedusaDrafter, "fill", fill)
+
+
+def spans_of(engine: Engine, **options: Any) -> tuple[list[Span], Any]:
+    streaming = engine.stream(MESSAGES, **options)
+    pieces = list(streaming)
+    assert [str(one) for one in pieces] == ["".join(s.text for s in one.spans) for one in pieces]
+    assert "".join(pieces) == streaming.result.text
+    return [span for one in pieces for span in one.spans], streaming.result.stats
+
+
+def test_plain_decoding_guesses_nothing(chat: Engine) -> None:
+    spans, _ = spans_of(chat, max_new_tokens=60, drafter="none")
+    assert {span.guessed_by for span in spans} == {None}
+
+
+@pytest.mark.parametrize("count", [30, 31, 32])  # cut within an accepted path too
+@pytest.mark.parametrize("drafter", NAMES)
+def test_accepted_tokens_name_who_guessed_them(
+    chat: Engine, knowing_heads: None, drafter: str, count: int
+) -> None:
+    spans, stats = spans_of(chat, max_new_tokens=count, drafter=drafter, logit_bias=ALWAYS)
+    assert [span.text for span in spans] == ["a"] * count
+    found = Counter(span.guessed_by for span in spans)
+    accepted = round(sum(stats.acceptance_by_depth) * stats.num_steps)
+    assert 0 < count - found[None] == accepted
+    several = {"medusa", "suffix", "recycling"}
+    assert found.keys() - {None} <= (several if drafter in ("auto", "combined") else {drafter})
+
+
+def test_the_first_token_is_the_base_models_own(chat: Engine, knowing_heads: None) -> None:
+    spans, _ = spans_of(chat, max_new_tokens=6, drafter="medusa", logit_bias=ALWAYS)
+    by = [span.guessed_by for span in spans]
+    assert by == [None, "medusa", "medusa", "medusa", None, "medusa"]
+
+
+def test_text_held_back_for_a_stop_string_keeps_its_guessers(
+    chat: Engine, knowing_heads: None
+) -> None:
+    spans, _ = spans_of(
+        chat, max_new_tokens=8, drafter="medusa", logit_bias=ALWAYS, stop="a" * 4 + "b"
+    )
+    assert "".join(span.text for span in spans) == "a" * 8
+
+
+def test_speed_so_far(chat: Engine) -> None:
+    streaming = chat.stream(MESSAGES, max_new_tokens=20)
+    assert streaming.tokens_per_second == 0.0
+    next(streaming)
+    assert streaming.tokens_per_second > 0
+    assert list(streaming)
+    assert streaming.tokens_per_second == streaming.result.stats.tokens_per_second
+
+
+def test_pieces_are_strings_that_can_be_copied() -> None:
+    piece = Piece([Span("a ", "medusa"), Span("b", None)])
+    assert (piece, piece + "!", isinstance(piece, str)) == ("a b", "a b!", True)
+    for other in (copy.copy(piece), copy.deepcopy(piece), pickle.loads(pickle.dumps(piece))):
+        assert (other, other.spans) == (piece, piece.spans)
