@@ -48,8 +48,8 @@ class Streaming:
         result: Callable[[], GenerationResult],
         guessers: Callable[[int], Sequence[str]],
     ) -> None:
-        """`steps`: begins those of `row` alone. `guessers`: who guessed the first tokens of the step
-        just made, so many of them."""
+        """`steps`: begins those of `row` alone. `guessers`: who guessed the first so many tokens of
+        the step just made."""
         self._steps, self._row, self._text = steps, row, text
         self._result, self._guessers = result, guessers
         self._pieces = self._decoded()

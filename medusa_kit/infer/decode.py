@@ -146,6 +146,8 @@ class Batch:
 
     def _begin(self, row: Row, root: int, hidden_1D: torch.Tensor) -> None:
         self._schedule.begin(row)
+        if row.finish_reason is not None:  # its first token was its last
+            return
         drafter = self._drafters[row]
         group = self._groups.setdefault(id(drafter), Group(drafter))
         group.add(row, State([list(row.prompt_ids)], [root], hidden_1D, [row.chooser]))
