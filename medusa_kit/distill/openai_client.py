@@ -23,6 +23,7 @@ from medusa_kit.base.retry_after import seconds_to_wait
 from medusa_kit.data.readers import Message
 from medusa_kit.data.template import end_of_turn_id
 from medusa_kit.errors import ConfigError, DataError, MedusaKitError, UsageError
+from medusa_kit.files import parse_json
 from medusa_kit.settings.sampling import SamplingParams
 
 RETRIES = 5
@@ -93,7 +94,7 @@ class Endpoint:
     def completion(self, raw: bytes) -> tuple[dict[str, Any], str, dict[str, Any]]:
         """(choice, text, usage) of a reply that came whole. Raises MedusaKitError if it is none."""
         try:
-            reply = json.loads(raw)
+            reply = parse_json(raw)
             choice = reply["choices"][0]
             return choice, choice["message"]["content"] or "", reply.get("usage") or {}
         except (ValueError, KeyError, IndexError, TypeError) as error:

@@ -5,7 +5,6 @@ whole all the same are read too; of those there is no time to first token.
 """
 
 import http.client
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from typing import Any
 from medusa_kit.data.readers import Message
 from medusa_kit.distill.openai_client import Endpoint
 from medusa_kit.errors import DataError
+from medusa_kit.files import parse_json
 
 EVENT_STREAM = "text/event-stream"
 TEXT_PARTS = ("content", "reasoning_content", "reasoning")  # of a delta; thinking is decoded too
@@ -122,7 +122,7 @@ def _events(endpoint: Endpoint, response: Any) -> Iterator[dict[str, Any]]:
                 continue
             if data.strip() == b"[DONE]":
                 return
-            piece = json.loads(data)
+            piece = parse_json(data)
             if not isinstance(piece, dict) or piece.get("error"):
                 raise DataError(f"the server sends an error: {endpoint.quote(data)}")
             yield piece
