@@ -15,6 +15,7 @@ from typing import Any, TypedDict
 
 from medusa_kit import console
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError, did_you_mean
+from medusa_kit.files import parse_json
 from medusa_kit.settings.recipe import LoraSection
 
 CONFIG_NAME = "adapter_config.json"
@@ -78,9 +79,9 @@ def is_adapter_folder(path: Path) -> bool:
 def read_info(folder: Path) -> AdapterInfo:
     """Which base an adapter folder belongs to. Raises CheckpointError."""
     try:
-        raw = json.loads((folder / OWN_NAME).read_text())
+        raw = parse_json((folder / OWN_NAME).read_text())
         return {key: raw[key] for key in AdapterInfo.__annotations__}  # type: ignore[return-value]
-    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{folder} holds an adapter, but no readable {OWN_NAME}: {error!r}",
             hint="adapters from `medusa-kit train` have one; merge others into their base first",

@@ -13,6 +13,7 @@ from medusa_kit.base import gguf as embedded
 from medusa_kit.base.placement import load_dtype
 from medusa_kit.base.quantization import installing, is_known, method_of
 from medusa_kit.errors import CheckpointError, IncompatibleBaseError, MedusaKitError
+from medusa_kit.files import parse_json
 from medusa_kit.locks import building_models
 from medusa_kit.settings.engine import DEBUG_NAME, EMBEDDED_NAME
 
@@ -156,6 +157,7 @@ def from_pretrained(
                 load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=computed_in
             )
         families.refuse_impossible(config, place)
+        _check_generation_config(Path(place))
         method = method or _method(config)
         _refuse_unknown(method, place)
         with building_models:
@@ -173,6 +175,20 @@ def from_pretrained(
             "safetensors and tokenizer files that are whole",
         ) from error
     return model, tokenizer
+
+
+def _check_generation_config(folder: Path) -> None:
+    """transformers would pass over a file that it cannot read, and stop tokens with it."""
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        return
+    hint = "copy it again from where the model is from"
+    try:
+        found = parse_json(path.read_bytes())
+    except ValueError as error:
+        raise CheckpointError(f"{path} is no JSON: {error}", hint=hint) from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} holds {type(found).__name__}, expected an object", hint=hint)
 
 
 def _tokenizer(place: str, revision: str | None) -> Any | None:

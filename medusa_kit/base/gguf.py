@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from medusa_kit.errors import CheckpointError
-from medusa_kit.files import atomic_write, file_digest
+from medusa_kit.files import atomic_write, file_digest, parse_json
 from medusa_kit.locks import building_models
 from medusa_kit.made_once import make_once
 from medusa_kit.settings.engine import EMBEDDED_NAME
@@ -87,7 +87,7 @@ def _digest(gguf: Path) -> str:
     name = hashlib.sha256(str(path).encode()).hexdigest()[:16]
     memory = cache_folder() / "digests" / f"{name}.json"
     with contextlib.suppress(OSError, ValueError, AttributeError, KeyError):
-        known = json.loads(memory.read_text())
+        known = parse_json(memory.read_text())
         if known.items() >= told.items():
             return str(known["sha256"])
     digest, now = file_digest(path), time.time_ns()

@@ -3,7 +3,6 @@
 Shapes: T tokens of an answer, P positions, K heads, J = K + 1 tokens ahead.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from medusa_kit.bench.doctor_case import Case, Finding, check, ok, problem, skip
 from medusa_kit.bench.doctor_data import SELF_DISTIL
 from medusa_kit.data.chat import EncodedExample
 from medusa_kit.drafters.plain import PlainDrafter
+from medusa_kit.files import parse_json
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.draft import Draft, State, StatelessDrafter, Topology
 from medusa_kit.train import data as training
@@ -278,7 +278,7 @@ def _held_out_top1(case: Case) -> list[float | None] | None:
     if path is None or not path.is_file():
         return None
     try:
-        record: Any = json.loads(path.read_text())
+        record: Any = parse_json(path.read_text())
         top1 = record["held_out"]["top1"]
         return [None if t is None or math.isnan(t) else float(t) for t in top1]
     except (ValueError, KeyError, TypeError):

@@ -10,7 +10,7 @@ import urllib.request
 from collections import Counter
 from dataclasses import dataclass
 
-from medusa_kit.distill.openai_client import Endpoint
+from medusa_kit.distill.openai_client import Endpoint, NoRedirects
 
 LINE = re.compile(
     r"^vllm:spec_decode_num_(drafts|draft_tokens|accepted_tokens|accepted_tokens_per_pos)(?:_total)?"
@@ -54,7 +54,8 @@ def fetch_counts(endpoint: Endpoint) -> Counts | None:
     root = endpoint.url.rstrip("/").removesuffix("/v1")
     request = urllib.request.Request(root + "/metrics", headers=endpoint.headers())
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
+        opener = urllib.request.build_opener(NoRedirects)
+        with opener.open(request, timeout=TIMEOUT_SECONDS) as response:
             return read_counts(response.read().decode(errors="replace"))
     except (OSError, http.client.HTTPException):
         return None

@@ -1,11 +1,10 @@
 """What lies beside a file of answers: FILE.meta.json, the settings its rows were made with."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from medusa_kit.errors import DataError
-from medusa_kit.files import link_target
+from medusa_kit.files import link_target, parse_json
 
 BASE_FINGERPRINT = "base_fingerprint"
 
@@ -26,7 +25,7 @@ def read_settings(answers: Path) -> dict[str, Any] | None:
     if path is None:
         return None
     try:
-        there = json.loads(path.read_text())
+        there = parse_json(path.read_text())
     except ValueError as error:  # no JSON, or no text
         raise DataError(f"{path} is no JSON: {error}") from error
     if not isinstance(there, dict):

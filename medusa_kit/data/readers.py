@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from medusa_kit.errors import ConfigError, DataError, unknown_value
+from medusa_kit.files import parse_json
 
 Message = dict[str, str]
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
@@ -115,14 +116,14 @@ def _read_lines(path: Path) -> Iterator[tuple[int, Any]]:
                 yield number, line.strip()
                 continue
             try:
-                yield number, json.loads(line)
+                yield number, parse_json(line)
             except json.JSONDecodeError as error:
                 raise DataError(f"{path}:{number} is no JSON: {error.msg}") from error
 
 
 def _read_json(path: Path) -> Iterator[tuple[int, Any]]:
     try:
-        items = json.loads(path.read_text(encoding="utf-8-sig"))
+        items = parse_json(path.read_text(encoding="utf-8-sig"))
     except json.JSONDecodeError as error:
         raise DataError(f"{path}:{error.lineno} is no JSON: {error.msg}") from error
     if not isinstance(items, list):

@@ -23,7 +23,7 @@ from medusa_kit.errors import (
     IncompatibleBaseError,
     unknown_value,
 )
-from medusa_kit.files import atomic_write
+from medusa_kit.files import atomic_write, parse_json
 from medusa_kit.heads.config import KINDS, PROJECTIONS, HeadsConfig, check_reduced_ids
 from medusa_kit.heads.formats import kit
 from medusa_kit.heads.formats.recognise import read_foreign
@@ -65,7 +65,7 @@ def write_config(folder: Path, config: HeadsConfig) -> None:
 def says_ours(folder: Path) -> bool:
     """Whether the config in `folder` is that of medusa-kit heads, be it right or wrong."""
     try:
-        raw = json.loads((Path(folder) / CONFIG_NAME).read_text(encoding="utf-8"))
+        raw = parse_json((Path(folder) / CONFIG_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(raw, dict) and raw.get("format") == FORMAT
@@ -80,7 +80,7 @@ def read_config(folder: Path) -> HeadsConfig:
             hint="train some with `medusa-kit train`, or name the folder that holds them",
         )
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = parse_json(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise CheckpointError(f"{path} is no JSON: {error}") from error
     if not isinstance(raw, dict) or raw.pop("format", None) != FORMAT:

@@ -131,6 +131,15 @@ def test_odd_events(server: StreamingServer, case: str) -> None:
         stream_answer(endpoint(server), ASK)
 
 
+def test_an_error_among_events_is_quoted_without_the_key(
+    server: StreamingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "s3cret")
+    server.events = lambda body, question: iter(['data: {"error": "key s3cret"}'])  # type: ignore[method-assign]
+    with pytest.raises(DataError, match=r"key \*\*\*"):
+        stream_answer(endpoint(server), ASK)
+
+
 def test_a_busy_server_is_asked_again(server: StreamingServer) -> None:
     server.refuse = lambda number, question: 429 if number < 2 else None
     assert stream_answer(endpoint(server), ASK).text == TEXT

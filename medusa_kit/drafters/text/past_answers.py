@@ -20,7 +20,7 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.drafters.text.suffix_array import SuffixArray
 from medusa_kit.drafters.text.suffix_automaton import SuffixAutomaton
 from medusa_kit.errors import CheckpointError
-from medusa_kit.files import atomic_write
+from medusa_kit.files import atomic_write, parse_json
 from medusa_kit.locks import SharedLock
 
 FORMAT, VERSION = "medusa-kit past answers", 1
@@ -144,7 +144,7 @@ def _read(path: pathlib.Path, tokenizer: str) -> list[bytes]:
     try:
         with path.open("rb") as file:
             arrays = np.load(file, allow_pickle=False)
-            header = json.loads(str(arrays["header"]))
+            header = parse_json(str(arrays["header"]))
             found = (header["format"], header["version"], header["tokenizer"])
             tokens, lengths = arrays["tokens"], arrays["lengths"]
         if found[:2] != (FORMAT, VERSION):

@@ -3,7 +3,6 @@
 Pickles (`.pt`, `.bin`) are opened as plain tensors or not at all: nothing in them is run.
 """
 
-import json
 import pickle
 import zipfile
 from pathlib import Path
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from medusa_kit.base.hub_client import heads_folder
 from medusa_kit.errors import CheckpointError
+from medusa_kit.files import parse_json
 
 CONFIG_NAME = "config.json"
 FD_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
@@ -100,7 +100,7 @@ def find_index(folder: Path) -> Path | None:
 def read_index(path: Path) -> dict[str, str]:
     """The file of each tensor. Raises CheckpointError."""
     try:
-        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        weight_map = parse_json(path.read_text(encoding="utf-8"))["weight_map"]
         return {str(name): str(file) for name, file in weight_map.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is no index of weights: {error}") from error
@@ -171,7 +171,7 @@ def read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
         raise CheckpointError(f"{path} is no JSON: {error}") from error
     if not isinstance(found, dict):

@@ -29,7 +29,7 @@ from medusa_kit.base.fingerprint import Match, compare
 from medusa_kit.base.model import BaseModel
 from medusa_kit.base.placement import DTYPES
 from medusa_kit.errors import IncompatibleBaseError, MedusaKitError
-from medusa_kit.files import atomic_write
+from medusa_kit.files import atomic_write, parse_json
 from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train import distributed
 from medusa_kit.train.data import HeadTargets
@@ -132,8 +132,8 @@ def _open(folder: Path, identity: dict[str, Any]) -> None:
         _write_index(folder, identity)
         return
     try:
-        there = json.loads(path.read_text())
-    except (json.JSONDecodeError, OSError) as error:
+        there = parse_json(path.read_text())
+    except (ValueError, OSError) as error:
         raise IncompatibleBaseError(
             f"{path} cannot be read: {error}", hint="remove the folder, or choose another cache_dir"
         ) from error

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from medusa_kit.errors import CheckpointError, ConfigError, MedusaKitError
-from medusa_kit.files import atomic_write
+from medusa_kit.files import atomic_write, parse_json
 from medusa_kit.settings.recipe import TrainRecipe, differences, dump, load_recipe
 from medusa_kit.train import distributed
 from medusa_kit.train.run.lock import only_training_in
@@ -143,9 +143,9 @@ class RunFolder:
             return None
         path = complete[-1] / PROGRESS
         try:
-            progress = json.loads(path.read_text())
+            progress = parse_json(path.read_text())
             self._saved_step = progress["step"]
-        except (json.JSONDecodeError, KeyError, OSError) as error:
+        except (ValueError, KeyError, TypeError, OSError) as error:
             raise CheckpointError(
                 f"{path} cannot be read: {error}", hint="add --fresh to start over"
             ) from error
@@ -197,6 +197,6 @@ class RunFolder:
 
 def _step_of(line: str) -> float:
     try:
-        return json.loads(line)["step"]
-    except (json.JSONDecodeError, KeyError, TypeError):
+        return parse_json(line)["step"]
+    except (ValueError, KeyError, TypeError):
         return float("inf")  # half a line, cut off by the interruption
