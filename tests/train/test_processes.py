@@ -161,7 +161,7 @@ def test_a_killed_process_ends_the_others_and_the_run_goes_on_where_it_was(tmp_p
     again = start([*debug_command(folder), "--nproc", "2"])
     said = again.communicate(timeout=300)[1]
     assert again.returncode == 0, said[-2000:]
-    assert "going on from update" in said
+    assert "continuing from update" in said
     ours, theirs = weights(folder), weights(tmp_path / "straight")
     for name, tensor in theirs.items():
         assert torch.equal(ours[name], tensor), name
