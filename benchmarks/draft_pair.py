@@ -1,9 +1,9 @@
-"""Make a smaller model with the same tokenizer, for measuring draft models: some layers of a base,
-trained on its own answers.
+"""Make a smaller model with the same tokenizer to measure draft models: some layers of a base,
+trained on the base's own answers.
 
 python benchmarks/draft_pair.py ANSWERS.jsonl OUT [--layers 0,1,2,27,28,29] [--minutes 12]
 
-ANSWERS: what `medusa-kit data generate` wrote. OUT loads as any model folder does.
+ANSWERS: a file from `medusa-kit data generate`. OUT can be loaded like any model folder.
 """
 
 import argparse

@@ -2,9 +2,9 @@
 
     python benchmarks/skinny_linear.py --rows 1 2 4 8 16
 
-All linear layers of the embedded model once, as a verify step reads them, in one interleaved run:
-medians in ms, beside the time that reading as many bytes takes. `blocks` are the GGUF file's own,
-and exact; `int8` are weights rounded to eight bits, which is lossy.
+Runs all linear layers of the embedded model once, as a verify step does, in one interleaved run,
+and prints medians in ms and the time to read as many bytes. `blocks` are those of the GGUF file,
+which are exact; `int8` are weights rounded to eight bits, which is lossy.
 """
 
 import argparse
@@ -28,7 +28,7 @@ Run = Callable[[dict[int, Tensor]], Any]
 
 
 def copies(layers: list[nn.Linear]) -> nn.ModuleList:
-    """The same weights in fresh plain layers, to be exchanged."""
+    """The same weights in new plain layers, which will be replaced."""
     return nn.ModuleList(bare(layer, layer.weight.detach()) for layer in layers)
 
 
@@ -43,7 +43,7 @@ def through(layers: nn.ModuleList) -> Run:
 
 
 def native(layers: list[nn.Linear], kind: str, blocks: dict[int, Any]) -> tuple[Run, int]:
-    """Our kernels over weights of a kind; (what to run, bytes it reads)."""
+    """Our kernels over weights of a kind: (what to run, bytes that it reads)."""
     chosen, size = nn.ModuleList(), 0
     for number, layer in enumerate(layers):
         weight, own = layer.weight.detach(), None
@@ -62,7 +62,7 @@ def native(layers: list[nn.Linear], kind: str, blocks: dict[int, Any]) -> tuple[
 
 
 def inductor(layers: list[nn.Linear]) -> Run:
-    """torch.compile with freezing and max-autotune: weights packed ahead, kernels timed."""
+    """torch.compile with freezing and max-autotune: weights are packed ahead, kernels timed."""
     import torch._inductor.config as inductor_config
 
     inductor_config.freezing = True
@@ -105,7 +105,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16])
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--inductor", action="store_true", help="minutes of compiling a row count")
+    parser.add_argument(
+        "--inductor", action="store_true", help="minutes of compiling for each row count"
+    )
     options = parser.parse_args()
     base = load_base_model("smollm2-135m-instruct", device="cpu")
     names = {module: name for name, module in base.model.named_modules()}

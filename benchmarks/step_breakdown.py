@@ -2,8 +2,8 @@
 
     python benchmarks/step_breakdown.py --model smollm2-135m-instruct --nodes 1 8
 
-`medusa-kit bench --breakdown` says the same for the trees in use; medusa_kit/bench/breakdown.py is
-what measures.
+`medusa-kit bench --breakdown` does the same for the trees in use. The measuring is done by
+medusa_kit/bench/breakdown.py.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from medusa_kit.tree.candidate_tree import CandidateTree
 
 
 def bushy_tree(nodes: int) -> CandidateTree:
-    """Up to 32 guesses of the first head, the others after its best."""
+    """Up to 32 guesses of the first head, the other nodes below its best one."""
     ranks = min(nodes - 1, 32)
     return CandidateTree(
         [(rank,) for rank in range(ranks)] + [(0, rank) for rank in range(nodes - 1 - ranks)]

@@ -1,10 +1,10 @@
-"""Drafters that read text alone, replayed over known answers without the model.
+"""Replays drafters that only read text over known answers, without the model.
 
     python benchmarks/text_drafters.py --answers answers.jsonl --every 4 --past 3
 
-Tokens a step, processor time of a guess, and what the drafter believed against what came: where
-the constants in prompt_lookup.py and suffix.py come from. `--past`: how many of every `--every`
-answers are a store of past answers; each `--every`-th one is decoded.
+Prints tokens a step, processor time of a guess, and predicted against real shares of right guesses,
+from which the constants in prompt_lookup.py and suffix.py come. `--past`: how many of every
+`--every` answers are stored as past answers; each `--every`-th one is decoded.
 """
 
 import argparse
@@ -26,7 +26,7 @@ from medusa_kit.settings.drafters import drafter_options
 
 @dataclass
 class Tally:
-    """Guesses after right ones, by kind: how many, the chance believed, how many were right."""
+    """Guesses whose parent was right, by kind: number, sum of chances, number of right ones."""
 
     steps: int = 0
     tokens: int = 0

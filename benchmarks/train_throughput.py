@@ -2,12 +2,13 @@
 
     python benchmarks/train_throughput.py --data answers.jsonl --rows 64 --threads 2
 
-naive: all heads' logits over the whole vocabulary at every token, prompts too. live: medusa-kit,
-features=live, the same rows, heads and tokens a forward. cached: medusa-kit, hidden states kept in
-memory, the recipe's reduced projection and epochs; it gets copies of rows with ever new tokens for
-answers until the projection is full, since few rows would have it small and fast. Collecting its
-states costs what its set-up takes longer than live's. Each run is a process, so that peak memory is
-its own. Variants take turns; medians over rounds, and medians of the rounds' ratios to naive.
+naive: all heads' logits over the whole vocabulary at every token, prompts included. live:
+medusa-kit, features=live, with the same rows, heads and tokens a forward. cached: medusa-kit,
+hidden states in memory, the recipe's reduced projection and epochs. It gets copies of rows with new
+tokens in the answers until the projection is full, since with few rows it would be small and fast.
+The time to collect its states is the difference of its set-up to live's. Each run is a process, to
+measure its own peak memory. Variants take turns; figures are medians over rounds, and medians of
+the rounds' ratios to naive.
 """
 
 import argparse
@@ -38,8 +39,8 @@ from medusa_kit.train.loss.loss import LossOptions, heads_loss
 from medusa_kit.train.trainer import train
 
 RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "smollm2_135m_heads.yaml"
-# One row is held out; no evaluation or checkpoint falls inside what is timed. Logs do, as in the
-# recipe: what lies between two of them is held in memory.
+# One row is held out; no evaluation or checkpoint is inside the timed part. Logs are, as in the
+# recipe, since what is between two of them is kept in memory.
 COMMON = ["data.eval_fraction=1.0e-9", "heads.num_blocks=1", "deepspeed.enabled=false",
           "train.eval_every=1000000000", "train.save_every=1000000000"]  # fmt: skip
 WHOLE = ["heads.projection=shared", "heads.reduced_size=null", "train.epochs=1"]
@@ -50,7 +51,7 @@ Result = dict[str, Any]
 
 
 def naive_batches(examples: Examples, tokens: int) -> list[Examples]:
-    """Shuffled conversations, as many side by side as fit into so many padded tokens."""
+    """Shuffled conversations, as many in a batch as fit into so many padded tokens."""
     batches: list[Examples] = []
     for index in torch.randperm(len(examples), generator=torch.Generator().manual_seed(0)).tolist():
         wider = [*(batches[-1] if batches else []), examples[index]]
@@ -88,7 +89,7 @@ def naive_loss(base: BaseModel, heads: nn.ModuleList, batch: Examples, decay: fl
 
 @torch.no_grad()
 def check_same_job(base: BaseModel, heads: nn.ModuleList, batch: Examples, decay: float) -> None:
-    """Untrained heads must have the same loss here and in the kit, by the kit's own targets."""
+    """Untrained heads must have the same loss here and in the kit, with the kit's own targets."""
     items = prepare(batch, len(heads))
     hidden = [base.hidden_states(torch.tensor([i.input_ids], device=base.device)) for i in items]
     hidden_PD = torch.cat([h[0, i.positions_P] for h, i in zip(hidden, items, strict=True)])
@@ -96,7 +97,7 @@ def check_same_job(base: BaseModel, heads: nn.ModuleList, batch: Examples, decay
     kit_heads = MedusaHeads.for_base(base, len(heads)).float()
     kit = float(heads_loss(kit_heads, hidden_PD, ahead_PJ, LossOptions(decay, 128)).loss)
     naive = float(naive_loss(base, heads, batch, decay))
-    # A mask off by one token changes it by 1e-3; bfloat16 rounds by nearly as much.
+    # A mask off by one token changes it by 1e-3, rounding in bfloat16 by nearly as much.
     allowed = 1e-4 if base.dtype == torch.float32 else 1e-3
     if not abs(naive - kit) <= allowed * abs(kit):
         raise SystemExit(f"naive's loss is {naive:.6f}, the kit's {kit:.6f}: not the same job")
@@ -134,7 +135,7 @@ def run_kit(recipe: TrainRecipe) -> Result:
     setup = time.perf_counter() - loaded[1] - report.seconds
     metrics = (Path(recipe.output_dir) / "metrics.jsonl").read_text().splitlines()
     heads = json.loads((report.heads_folder / "config.json").read_text())
-    # Up to the last update: the report's own seconds go on through scoring and saving.
+    # Up to the last update, since the report's own seconds include scoring and saving.
     seconds = [line["seconds"] for line in map(json.loads, metrics) if "loss" in line][-1]
     return {"seconds": seconds, "updates": report.num_updates, "loaded": loaded[0], "setup": setup,
             "positions": report.num_positions * recipe.train.epochs,
@@ -191,9 +192,9 @@ def show(rounds: list[dict[str, Result]], settings: str) -> None:
 
 
 def filled(answers: list[Result], columns: int) -> list[Result]:
-    """With answers of other tokens, as long and after the same prompts, where these hold few."""
+    """With more answers of the same lengths and prompts but other tokens, if these are too few."""
     if len({i for row in answers for i in row["response_ids"]}) > 1.1 * columns:
-        return answers  # a tenth to spare: not every token is a target
+        return answers  # a tenth more, since not every token is a target
     count = 1.1 * columns * len(answers) / sum(len(row["response_ids"]) for row in answers)
     more, ids = itertools.islice(itertools.cycle(answers), round(count)), itertools.count()
     return answers + [r | {"response_ids": [next(ids) for _ in r["response_ids"]]} for r in more]
@@ -207,7 +208,7 @@ def main() -> None:
     parser.add_argument("--batch-tokens", type=int, default=4096, help="padded tokens a forward")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int)
-    parser.add_argument("--json", action="store_true", help="every run as it was")
+    parser.add_argument("--json", action="store_true", help="print every run as JSON")
     parser.add_argument("overrides", nargs="*", help="of the recipe, section.key=value")
     options = parser.parse_args()
     recipe, tokens = load_recipe(RECIPE, options.overrides), options.batch_tokens
@@ -223,7 +224,7 @@ def main() -> None:
             data = Path(folder, f"{variant}.jsonl")
             data.write_text("\n".join(map(json.dumps, rows)))
             each[variant] = [*common, *own, f"data.sources=[{data}]"]
-        # An update rests on as many positions as one of naive's batches can have.
+        # An update has as many positions as one of naive's batches can have.
         each["live"].append(f"train.micro_batch_positions={tokens * written // (written + read)}")
         rounds = [{v: run(v, each[v] + options.overrides, options.threads) for v in VARIANTS}
                   for _ in range(options.rounds)]  # fmt: skip

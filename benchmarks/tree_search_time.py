@@ -1,9 +1,9 @@
-"""How long the tree search itself takes: rank statistics in, best trees out, no model.
+"""Times the tree search itself, from rank statistics to the best trees, without a model.
 
     python benchmarks/tree_search_time.py --heads 5 --ranks 10 --positions 50000
 
-Statistics are random, about as good as trained heads. Prints processor seconds (one thread), so the
-figures hold on a busy machine too.
+Statistics are random, about as good as those of trained heads. Prints processor seconds of one
+thread, which are valid on a busy machine too.
 """
 
 import argparse

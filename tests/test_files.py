@@ -1,13 +1,27 @@
-"""Writing to a temporary name and renaming: what is there before, during, after and on failure."""
+"""Writing to a temporary name and renaming: what is there before, during, after and on failure.
+
+And reading: JSON that is nested too deeply for Python's parser.
+"""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
+from medusa_kit.base import adapters
+from medusa_kit.base.model import load_base_model
+from medusa_kit.data.answer_settings import read_settings, settings_path
+from medusa_kit.data.readers import read_rows
+from medusa_kit.errors import MedusaKitError
 from medusa_kit.files import atomic_write
+from medusa_kit.heads import checkpoint
+from medusa_kit.heads.formats import files as formats
+from medusa_kit.hub import measured
+from medusa_kit.settings.schema import apply_override, read_yaml
 
 
 def test_the_old_file_stands_until_the_new_one_is_whole(tmp_path: Path) -> None:
@@ -153,3 +167,48 @@ def test_a_folder_whose_replacement_fails_is_back(
         write()
     assert [one.name for one in path.iterdir()] == ["old"]
     assert list(tmp_path.iterdir()) == [path]
+
+
+def of_a_base(folder: Path) -> Any:
+    """A base whose generation config is the file `nested`."""
+    load_base_model("debug-tiny", device="cpu").model.save_pretrained(folder / "base")
+    (folder / "nested").rename(folder / "base" / "generation_config.json")
+    return load_base_model(str(folder / "base"), device="cpu")
+
+
+READERS: dict[str, Callable[[Path], Any]] = {
+    "rows": lambda folder: list(read_rows(str((folder / "nested").rename(folder / "a.jsonl")))),
+    "a list of rows": lambda folder: list(
+        read_rows(str((folder / "nested").rename(folder / "a.json")))
+    ),
+    "answers": lambda folder: read_settings(
+        (folder / "nested").rename(settings_path(folder / "a")) and folder / "a"
+    ),
+    "heads": lambda folder: checkpoint.read_config(
+        (folder / "nested").rename(folder / checkpoint.CONFIG_NAME).parent
+    ),
+    "other heads": lambda folder: formats.read_json(folder / "nested"),
+    "an index": lambda folder: formats.read_index(folder / "nested"),
+    "an adapter": lambda folder: adapters.read_info(
+        (folder / "nested").rename(folder / adapters.OWN_NAME).parent
+    ),
+    "a report": lambda folder: measured._json(folder / "nested"),
+    "a recipe": lambda folder: read_yaml(folder / "nested", "recipe"),
+    "an override": lambda folder: apply_override({}, f"a={(folder / 'nested').read_text()}"),
+    "a generation config": of_a_base,
+}
+
+
+@pytest.mark.parametrize("kind", READERS)
+def test_json_nested_too_deeply_is_an_error_of_ours(kind: str, tmp_path: Path) -> None:
+    of_yaml = kind in ("a recipe", "an override")  # a slower parser, in Python
+    (tmp_path / "nested").write_text("[" * (600 if of_yaml else 200_000))
+    with pytest.raises(MedusaKitError):
+        READERS[kind](tmp_path)
+
+
+def test_half_a_generation_config_is_no_missing_one(tmp_path: Path) -> None:
+    """transformers takes it for missing."""
+    (tmp_path / "nested").write_text('{"eos_token_id": 25')
+    with pytest.raises(MedusaKitError, match=r"generation_config.json is no JSON"):
+        of_a_base(tmp_path)

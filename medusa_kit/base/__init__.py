@@ -1,1 +1,1 @@
-"""The base model: where its files are, how it is loaded, what tells it from another."""
+"""The base model: where its files are, how it is loaded, how it is identified."""

@@ -1,6 +1,6 @@
-"""Adapters on a base model (LoRA, arXiv 2106.09685), through peft: put on, switched off, merged.
+"""Adapters on a base model (LoRA, arXiv 2106.09685), through peft: added, switched off, merged.
 
-An adapter folder is peft's own (`adapter_config.json`, `adapter_model.safetensors`) and a
+An adapter folder holds peft's files (`adapter_config.json`, `adapter_model.safetensors`) and a
 `medusa_kit.json` that says which base it belongs to.
 """
 
@@ -15,6 +15,7 @@ from typing import Any, TypedDict
 
 from medusa_kit import console
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError, did_you_mean
+from medusa_kit.files import parse_json
 from medusa_kit.settings.recipe import LoraSection
 
 CONFIG_NAME = "adapter_config.json"
@@ -31,9 +32,9 @@ class AdapterInfo(TypedDict):
 
 
 def put_on(model: Any, options: LoraSection) -> None:
-    """Put fresh adapters on `model`; only they are trained from here on.
+    """Add new adapters to `model`; only they are trainable from here on.
 
-    Raises ConfigError: peft is missing, or targets that match no module (the nearest are named).
+    Raises ConfigError where peft is missing or a target matches no module (near names are given).
     """
     _require_peft()
     from peft import LoraConfig
@@ -53,7 +54,7 @@ def put_on(model: Any, options: LoraSection) -> None:
 
 @contextlib.contextmanager
 def switched_off(model: Any) -> Iterator[None]:
-    """The original model, for the time being: the same weights without the adapters."""
+    """Within this context `model` computes without its adapters, as the original model."""
     model.disable_adapters()
     try:
         yield
@@ -62,7 +63,7 @@ def switched_off(model: Any) -> Iterator[None]:
 
 
 def save_adapter(model: Any, folder: Path, info: AdapterInfo) -> None:
-    """Write the adapters on `model` and which base they belong to."""
+    """Write the adapters on `model`, and `info` about the base they belong to."""
     model.save_pretrained(folder)
     path = folder / CONFIG_NAME
     config = json.loads(path.read_text())
@@ -78,9 +79,9 @@ def is_adapter_folder(path: Path) -> bool:
 def read_info(folder: Path) -> AdapterInfo:
     """Which base an adapter folder belongs to. Raises CheckpointError."""
     try:
-        raw = json.loads((folder / OWN_NAME).read_text())
+        raw = parse_json((folder / OWN_NAME).read_text())
         return {key: raw[key] for key in AdapterInfo.__annotations__}  # type: ignore[return-value]
-    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointError(
             f"{folder} holds an adapter, but no readable {OWN_NAME}: {error!r}",
             hint="adapters from `medusa-kit train` have one; merge others into their base first",
@@ -109,17 +110,17 @@ def merge_into(model: Any, folder: Path) -> Any:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # peft asks transformers by old names
+            warnings.simplefilter("ignore", FutureWarning)  # about old names
             return PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
     except Exception as error:  # from OSError to safetensors' own kinds
         raise CheckpointError(
-            f"the adapter in {folder} cannot be put on its base: {error}",
+            f"the adapter in {folder} cannot be merged into its base: {error}",
             hint="the folder is incomplete or damaged, or belongs to another base: copy it again",
         ) from error
 
 
 def variant_of(folder: Path) -> str:
-    """What makes the merged model another model than its base: a digest of the adapter."""
+    """A digest of the adapter, which tells the merged model from its base."""
     return hashlib.sha256((folder / WEIGHTS_NAME).read_bytes()).hexdigest()[:16]
 
 
@@ -148,7 +149,7 @@ def _require_peft() -> None:
 
 
 def _check_targets(model: Any, targets: list[str]) -> None:
-    """peft takes a name that matches nothing in silence as long as another one matches."""
+    """Refuses a target that matches nothing; peft ignores it as long as another one matches."""
     import torch
 
     linear = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
@@ -157,7 +158,7 @@ def _check_targets(model: Any, targets: list[str]) -> None:
         if model.get_output_embeddings() is dict(model.named_modules()).get(target):
             raise ConfigError(
                 f"joint.lora.targets: {target!r} is the output embedding, which heads read",
-                hint="leave it out; adapters go on the layers below it",
+                hint="leave it out; adapters belong on the layers below it",
             )
         if not any(name == target or name.endswith(f".{target}") for name in linear):
             there = f"there are: {', '.join(sorted(ends))}"

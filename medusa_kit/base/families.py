@@ -1,7 +1,7 @@
-"""What a model's config alone says about trees: families and layers that cannot hold one.
+"""Families and layers, known from a model's config, on which trees cannot be verified.
 
-Known by name, so before a single weight is read. Of everything else the self-check at load judges
-(infer/self_check.py); a name here only spares the wait and gives the true reason.
+They are refused by name before any weight is read. The self-check at load (infer/self_check.py)
+would refuse them too; a name here saves the wait and gives the true reason.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ INDEX = "its layers choose or compress keys by an index that a tree cannot be ro
 ENCODER = "it is an encoder-decoder; a causal language model without an encoder is needed"
 HALF = "half of its heads carry a state or a convolution beside their attention"
 
-# What a family's config lists in `layer_types`; attention, full or sliding, is all that may stay.
+# Entries of `layer_types` in a config; only full and sliding attention can verify trees.
 IMPOSSIBLE_LAYERS = {
     "linear_attention": STATE,
     "mamba": STATE,
@@ -30,7 +30,7 @@ IMPOSSIBLE_LAYERS = {
     "compressed_sparse_attention": INDEX,
     "heavily_compressed_attention": INDEX,
 }
-# Families as a whole, and those whose config may not list its layers.
+# Families that are refused as a whole, or whose config may not list its layers.
 IMPOSSIBLE = {
     **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "recurrent_gemma"), STATE),
     **dict.fromkeys(("falcon_h1", "zamba", "zamba2", "zaya", "inkling_text"), HALF),
@@ -44,8 +44,8 @@ NO_LIMIT = 1 << 30  # context of families that state none
 
 
 def why_impossible(config: Any) -> str | None:
-    """Why trees cannot be verified on a model with this config; None where only a self-check can
-    tell."""
+    """Why trees cannot be verified on a model with this config; None where the self-check
+    decides."""
     if getattr(config, "is_encoder_decoder", False):
         return ENCODER
     config = config.get_text_config()
@@ -69,10 +69,10 @@ def refuse_impossible(config: Any, name: str) -> None:
 
 
 def context_length(config: Any) -> int:
-    """Positions that plain decoding places by one rule.
+    """How many positions use one set of rotary frequencies.
 
-    Longrope (Phi-3) has two sets of frequencies and starts a text anew when it crosses from one to
-    the other, so the context ends at the crossing.
+    Longrope (Phi-3) has two sets, and transformers computes a text anew when it crosses from one to
+    the other, so the context ends there.
     """
     length = int(getattr(config, "max_position_embeddings", None) or NO_LIMIT)
     rope = getattr(config, "rope_parameters", None) or {}

@@ -1,4 +1,4 @@
-"""Where a base model's files are, by the name a person gives, and reading them by transformers."""
+"""Finds a base model's files by the name a person gives, and reads them with transformers."""
 
 import os
 from logging import ERROR, getLogger
@@ -13,6 +13,7 @@ from medusa_kit.base import gguf as embedded
 from medusa_kit.base.placement import load_dtype
 from medusa_kit.base.quantization import installing, is_known, method_of
 from medusa_kit.errors import CheckpointError, IncompatibleBaseError, MedusaKitError
+from medusa_kit.files import parse_json
 from medusa_kit.locks import building_models
 from medusa_kit.settings.engine import DEBUG_NAME, EMBEDDED_NAME
 
@@ -20,7 +21,7 @@ GGUF_NUMBERS = {"F64", "F32", "F16", "BF16"}  # kinds of tensors that are not qu
 
 
 def resolve(name: str) -> tuple[str, str]:
-    """(source, what `from_pretrained` is given)."""
+    """(source, the argument of `from_pretrained`)."""
     if name == DEBUG_NAME:
         return "debug", name
     if name == EMBEDDED_NAME:
@@ -48,9 +49,9 @@ def gguf_source(name: str) -> Path | None:
 
 
 def stored_quantised(name: str, revision: str | None = None) -> str | None:
-    """How a base's files are quantised, told without reading weights; None where nothing tells.
+    """How a base's files are quantised, without reading weights; None where they do not say.
 
-    What cannot be read is left to loading, which says why.
+    Unreadable files give None too; loading reports them.
     """
     if name == DEBUG_NAME:
         return None
@@ -72,8 +73,8 @@ def stored_quantised(name: str, revision: str | None = None) -> str | None:
 
 
 def stored_config(name: str, revision: str | None = None) -> Any | None:
-    """The config of a base's text model, told without reading weights; None where it cannot be
-    read, which loading explains."""
+    """The config of a base's text model, without reading weights; None where it cannot be read,
+    which loading reports."""
     from transformers import AutoConfig
 
     try:
@@ -89,12 +90,12 @@ def stored_config(name: str, revision: str | None = None) -> Any | None:
 
 
 def stored_generation_config(name: str, revision: str | None = None) -> Any | None:
-    """The generation config beside a base's weights; None where there is none to be read."""
+    """The generation config beside a base's weights; None where none can be read."""
     from transformers import GenerationConfig
 
     try:
         source, place = resolve(name)
-        if source == "debug":  # else its name would be looked for on the Hub
+        if source == "debug":  # its name must not be looked up on the Hub
             return None
         if source == "adapter":
             info = adapters.read_info(Path(place))
@@ -105,8 +106,8 @@ def stored_generation_config(name: str, revision: str | None = None) -> Any | No
 
 
 def built_sizes(config: Any) -> dict[str, int] | None:
-    """What heads read and score, of a model of this config; built without numbers, so that it takes
-    neither memory nor long. None where it cannot be."""
+    """Hidden and vocabulary size of a model with this config, which is built on the meta device to
+    save memory and time. None where that fails."""
     from transformers import AutoModelForCausalLM
 
     try:
@@ -118,8 +119,8 @@ def built_sizes(config: Any) -> dict[str, int] | None:
 
 
 def _method(config: Any) -> str | None:
-    told = getattr(config, "quantization_config", None)
-    return None if told is None else method_of(told)
+    found = getattr(config, "quantization_config", None)
+    return None if found is None else method_of(found)
 
 
 def _gguf_kinds(path: Path) -> str | None:
@@ -156,6 +157,7 @@ def from_pretrained(
                 load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=computed_in
             )
         families.refuse_impossible(config, place)
+        _check_generation_config(Path(place))
         method = method or _method(config)
         _refuse_unknown(method, place)
         with building_models:
@@ -175,13 +177,27 @@ def from_pretrained(
     return model, tokenizer
 
 
+def _check_generation_config(folder: Path) -> None:
+    """transformers would pass over a file that it cannot read, and stop tokens with it."""
+    path = folder / "generation_config.json"
+    if not path.is_file():
+        return
+    hint = "copy it again from where the model is from"
+    try:
+        found = parse_json(path.read_bytes())
+    except ValueError as error:
+        raise CheckpointError(f"{path} is no JSON: {error}", hint=hint) from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path} holds {type(found).__name__}, expected an object", hint=hint)
+
+
 def _tokenizer(place: str, revision: str | None) -> Any | None:
-    """None for a folder that has no file of one: whoever has token ids needs none."""
+    """None for a folder without tokenizer files: token ids can be used without."""
     from transformers import AutoTokenizer
 
     folder = Path(place)
     if folder.is_dir() and not any(_is_tokenizers(path.name) for path in folder.iterdir()):
-        console.note(f"{place} holds no tokenizer: prompts are token ids, and answers too")
+        console.note(f"{place} holds no tokenizer: prompts and answers are token ids")
         return None
     return AutoTokenizer.from_pretrained(place, revision=revision)
 
@@ -193,22 +209,22 @@ def _is_tokenizers(name: str) -> bool:
 
 
 def _refuse_unknown(method: str | None, place: str) -> None:
-    """transformers would read such a folder as unquantised, and make up the weights it misses."""
+    """Refuse it: transformers would read it as unquantised and invent the missing weights."""
     if method is not None and not is_known(method):
         raise IncompatibleBaseError(
             f"{place!r} is quantised by {method!r}, a method that transformers does not know",
-            hint="a newer transformers may know it; else take the model in full precision",
+            hint="try a newer transformers, or use the model in full precision",
         )
 
 
 def quiet_transformers() -> None:
-    """Its progress bars and warnings are about loading, and would stand among our own lines."""
+    """Silence its progress bars and warnings about loading, which would mix with our own lines."""
     if not torch.cuda.is_available():
-        # DeepSpeed, which transformers imports where installed, else warns about this on stdout.
+        # transformers imports DeepSpeed where installed, and it warns about this on stdout.
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     from transformers.utils import logging
 
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    # It says at every product of eight-bit layers that their inputs go through float16.
+    # It warns at every product of eight-bit layers that their inputs are cast to float16.
     getLogger("bitsandbytes.autograd._functions").setLevel(ERROR)

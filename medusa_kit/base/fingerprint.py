@@ -1,12 +1,12 @@
-"""Which base model a thing was made with, in one line: `2:WHOLE:OUTPUT`, `2q:…` of a quantised one.
+"""Fingerprints: which base model something was made with, as `2:WHOLE:OUTPUT` (quantised: `2q:…`).
 
-WHOLE   digest of every tensor of the model: XXH3-128 over the sorted lines "name digest", a
-        tensor's digest being XXH3-128 over its shape and its numbers, row by row, rounded to
-        bfloat16 (little-endian), so that the load dtype is no matter. A tensor may come in pieces,
-        so weights that are packed or spread over processes can be read one after the other
+WHOLE   digest of every tensor of the model: XXH3-128 over the sorted lines "name digest". A
+        tensor's digest is XXH3-128 over its shape and its numbers, row by row, rounded to bfloat16
+        (little-endian), so that the load dtype does not matter. A tensor may come in pieces, so
+        weights that are packed or spread over processes can be read one after the other
 OUTPUT  digest of final norm and 64 rows of the output embedding, which quantisation leaves alone
 
-Version 1 was OUTPUT by itself: files that carry it can be compared by that part only.
+Version 1 was OUTPUT alone, so files that carry it are compared by that part only.
 
 Shapes: V vocabulary, D hidden.
 """
@@ -25,18 +25,18 @@ from medusa_kit.base.quantization import is_quantised, raw_bytes, stored_parts
 
 VERSION, QUANTISED = "2", "q"
 OLD_NOTE = (
-    "its fingerprint is an old one, of output embedding and final norm alone; these are the "
-    "base's, and whether the other weights are cannot be told"
+    "its fingerprint is an old one, which covers output embedding and final norm only; these are "
+    "the base's, the other weights could not be compared"
 )
 PIECE = 1 << 18  # numbers converted at a time: they stay in the processor's cache
 OUTPUT_ROWS = 64
-READ_WHOLE, SAMPLES = 1 << 30, 1000  # bytes that are read in less than 0.1 s; else numbers a tensor
+READ_WHOLE, SAMPLES = 1 << 30, 1000  # bytes read in 0.1 s; numbers a tensor beyond
 
 
 class Match(enum.Enum):
     SAME = "the same model"
     COPY = "a quantised copy of it: output embedding and final norm are the same"
-    OLD = "one of them is of version 1, and all that it reads is the same"
+    OLD = "one of them is of version 1, and the part that it covers is the same"
     OTHER = "another model"
 
 
@@ -48,7 +48,7 @@ class Fingerprint:
 
     @classmethod
     def parse(cls, text: str) -> "Fingerprint":
-        """Of whatever a file says; what is not of our form equals nothing but itself."""
+        """From the text in a file; text of another form equals nothing but itself."""
         version, _, digests = text.partition(":")
         whole, _, output = digests.partition(":")
         if version not in (VERSION, VERSION + QUANTISED) or not output:
@@ -61,13 +61,13 @@ class Fingerprint:
         return f"{VERSION}{QUANTISED if self.quantised else ''}:{self.whole}:{self.output}"
 
     def adapted(self, variant: str, output: str) -> "Fingerprint":
-        """Of this model with the adapter of digest `variant`, merged in whatever dtype."""
+        """Of this model with the adapter of digest `variant`, merged in any dtype."""
         whole = _xxh3_128(f"{self.whole} {variant}".encode()).hexdigest()
         return Fingerprint(whole, output, self.quantised)
 
 
 def compare(one: Any, other: Any) -> Match:
-    """What two fingerprints say of each other, in the form in which they stand in files."""
+    """How two fingerprints relate, each as text or as parsed from a file."""
     first, second = Fingerprint.parse(str(one)), Fingerprint.parse(str(other))
     if first == second:
         return Match.SAME
@@ -79,13 +79,13 @@ def compare(one: Any, other: Any) -> Match:
 
 
 def whole_digest(digests: Mapping[str, str], variant: str | None = None) -> str:
-    """Of all tensors, by name. `variant`: the mark of a model that Medusa-2 trained."""
+    """The digest of all tensors, given theirs by name. `variant`: the mark of a Medusa-2 model."""
     lines = [f"{name} {digest}\n" for name, digest in sorted(digests.items())]
     return _xxh3_128("".join([*lines, variant or ""]).encode()).hexdigest()
 
 
 def tensor_digest(shape: Sequence[int], pieces: Iterable[Tensor]) -> str:
-    """Of one tensor in floating point, whose numbers come in order, in pieces of any size."""
+    """The digest of a floating-point tensor, whose numbers come in order in pieces of any size."""
     digest = _xxh3_128(repr(tuple(shape)).encode())
     for piece in pieces:
         digest.update(piece.bfloat16().cpu().view(torch.uint8).numpy().data)
@@ -97,7 +97,7 @@ def digests_of(
 ) -> dict[str, str]:
     """name -> digest of every tensor that a checkpoint of `model` holds.
 
-    `made_whole`: what to do around reading a tensor that is spread over processes.
+    `made_whole`: a context in which a tensor that is spread over processes can be read.
     """
     found: dict[int, str] = {}  # tied weights have two names
     digests = {}
@@ -112,7 +112,7 @@ def digests_of(
 
 
 def output_digest(weights: Sequence[Tensor], variant: str | None = None) -> str:
-    """Of output embedding and norms: all of version 1, so it must stay as it is, byte for byte."""
+    """The digest of output embedding and norms. Files of version 1 hold it: it must not change."""
     weight_VD, *norms = weights
     rows = torch.linspace(0, weight_VD.shape[0] - 1, OUTPUT_ROWS).long()
     digest = sha256(raw_bytes(weight_VD[rows.to(weight_VD.device)].bfloat16()))
@@ -124,10 +124,10 @@ def output_digest(weights: Sequence[Tensor], variant: str | None = None) -> str:
 
 
 def contents_digest(model: Any) -> str:
-    """Of the numbers that `model` holds now, to tell within milliseconds whether they changed.
+    """A digest of the numbers that `model` holds now, to see within milliseconds if they changed.
 
-    Of a large model a thousand numbers of every tensor count: training, merging and loading change
-    them all over, while a single number that is written by hand may go unnoticed.
+    For a large model it covers a thousand numbers of every tensor: training, merging and loading
+    change them everywhere, but a single number changed by hand may go unnoticed.
     """
     tensors = [*model.parameters(), *model.buffers()]
     sampled = sum(tensor.nbytes for tensor in tensors) > READ_WHOLE
@@ -142,14 +142,14 @@ def contents_digest(model: Any) -> str:
 
 
 def _xxh3_128(data: bytes = b"") -> Any:
-    """Imported where a digest is made: a base whose fingerprint is known needs none."""
+    """Imported only here: a base whose fingerprint is known needs no digest."""
     from xxhash import xxh3_128
 
     return xxh3_128(data)
 
 
 def _stored_digest(tensor: Tensor) -> str:
-    """Quantised weights count as they are stored: what they expand to is their library's affair."""
+    """Quantised weights are digested as stored, since their expansion depends on their library."""
     if tensor.is_floating_point() and not is_quantised(tensor):
         return tensor_digest(tensor.shape, _pieces(tensor))
     digest = _xxh3_128(repr(tuple(tensor.shape)).encode())

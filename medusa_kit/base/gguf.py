@@ -1,6 +1,6 @@
-"""Where base models that need no Hub come from: GGUF files, the embedded chat model, a debug model.
+"""Base models that need no Hub: GGUF files, the embedded chat model, a debug model.
 
-GGUF weights are dequantised once for each file's contents and cached as safetensors in the user's
+GGUF weights are dequantised once for each file content and cached as safetensors in the user's
 cache directory ($MEDUSA_KIT_CACHE, else $XDG_CACHE_HOME/medusa-kit, else ~/.cache/medusa-kit).
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from medusa_kit.errors import CheckpointError
-from medusa_kit.files import atomic_write, file_digest
+from medusa_kit.files import atomic_write, file_digest, parse_json
 from medusa_kit.locks import building_models
 from medusa_kit.made_once import make_once
 from medusa_kit.settings.engine import EMBEDDED_NAME
@@ -77,29 +77,29 @@ def dequantised_folder(gguf: Path) -> Path:
 
 
 def _digest(gguf: Path) -> str:
-    """SHA-256 of the whole file: a fine-tune may have its name, its size and its beginning.
+    """SHA-256 of the whole file: a fine-tune may have the same name, size and beginning.
 
-    What was read once is remembered by the file's path, size and times, so that later starts need
-    not read it. Times are coarse: a file that was just written may yet be written in the same tick.
+    Digests are remembered by the file's path, size and times, so that later starts need not read
+    it. Times are coarse, so a file that was written just now may change without a new time.
     """
     path = gguf.resolve()
-    told = _told(path)
+    stamp = _stamp(path)
     name = hashlib.sha256(str(path).encode()).hexdigest()[:16]
     memory = cache_folder() / "digests" / f"{name}.json"
     with contextlib.suppress(OSError, ValueError, AttributeError, KeyError):
-        known = json.loads(memory.read_text())
-        if known.items() >= told.items():
+        known = parse_json(memory.read_text())
+        if known.items() >= stamp.items():
             return str(known["sha256"])
     digest, now = file_digest(path), time.time_ns()
-    settled = max(told["mtime_ns"], told["ctime_ns"]) + SETTLED_SECONDS * 10**9 < now
-    if settled and _told(path) == told:
+    settled = max(stamp["mtime_ns"], stamp["ctime_ns"]) + SETTLED_SECONDS * 10**9 < now
+    if settled and _stamp(path) == stamp:
         with contextlib.suppress(OSError), atomic_write(memory) as temporary:
-            temporary.write_text(json.dumps({**told, "sha256": digest}) + "\n")
+            temporary.write_text(json.dumps({**stamp, "sha256": digest}) + "\n")
     return digest
 
 
-def _told(path: Path) -> dict[str, Any]:
-    """What changes with a file's contents."""
+def _stamp(path: Path) -> dict[str, Any]:
+    """Path, size and times, which change with a file's contents."""
     stamp = path.stat()
     return {
         "path": str(path),
@@ -129,7 +129,7 @@ def _dequantise(gguf: Path, folder: Path) -> None:
             f"{gguf} cannot be read as a GGUF model: {error}",
             hint="the file may be cut off, or of an architecture transformers does not dequantise",
         ) from error
-    # The loaded model still claims to be quantised, which save_pretrained refuses.
+    # The loaded model is still marked as quantised, and save_pretrained refuses such models.
     for attribute in ("quantization_config", "_pre_quantization_dtype"):
         if hasattr(model.config, attribute):
             delattr(model.config, attribute)
@@ -142,7 +142,7 @@ def _dequantise(gguf: Path, folder: Path) -> None:
 
 
 def debug_model() -> tuple[Any, Any]:
-    """A two-layer random Llama and a byte tokenizer with a ChatML template, made on the spot."""
+    """A two-layer random Llama and a byte tokenizer with a ChatML template, built in memory."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 

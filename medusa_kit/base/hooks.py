@@ -1,6 +1,7 @@
-"""Forward hooks on a model's modules: telling ours, and transformers' own, from other people's.
+"""Which forward hooks on a model's modules are foreign: neither ours nor transformers' own.
 
-What reads a model's weights by itself, as the C++ steps do, runs no hook, so it must know of them.
+Code that reads a model's weights directly, as the C++ steps do, runs no hooks, so it must know
+whether there are any.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,13 +13,13 @@ from torch.nn.modules import module as torch_module
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 OURS = "of_medusa_kit"
-# These watch what is asked of them in a forward (output_hidden_states) and change nothing.
+# transformers' hooks that collect outputs (output_hidden_states) and change nothing.
 WATCHING = "transformers.utils.output_capturing"
 KINDS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 def ours(hook: Hook) -> Hook:
-    """Mark a hook of the kit's, one that changes nothing in what its module computes."""
+    """Mark a hook as ours: it does not change what its module computes."""
     setattr(hook, OURS, True)
     return hook
 

@@ -1,8 +1,9 @@
 """The Hub by its own client: ORG/NAME[@REVISION], errors in our words, trying again.
 
-The client itself tries uploads of large files and downloads again; what it sends once (a commit, a
-new repository, a look-up) is tried again here. Tokens come from the environment or the Hub's own
-login and never stand in a message.
+The client itself repeats uploads of large files and downloads that fail. What it sends only once (a
+commit, a new repository, a look-up) is repeated here. The loop is written by hand: with tenacity it
+is 12 lines longer, since the wait depends on the error. Tokens come from the environment or the
+Hub's own login and never appear in a message.
 """
 
 import os
@@ -14,11 +15,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from medusa_kit import console
+from medusa_kit.base.retry_after import LONGEST_WAIT, seconds_to_wait
 from medusa_kit.errors import HubError, MedusaKitError, UsageError
 
 DESCRIPTIONS = "*.json"  # of heads, fetched first: they say which weights are needed
 ATTEMPTS = 5
-FIRST_WAIT, LONGEST_WAIT = 1.0, 60.0  # seconds
+FIRST_WAIT = 1.0  # seconds, doubled at every attempt
 TRANSIENT = (408, 429, 500, 502, 503, 504)
 LOGIN_HINT = "log in with `hf auth login`, or set HF_TOKEN to a token from hf.co/settings/tokens"
 MESSAGE_LENGTH = 300
@@ -134,9 +136,7 @@ def _wait(error: Exception, attempt: int) -> float | None:
     if refused is not None:
         if refused.response.status_code not in TRANSIENT:
             return None
-        asked = refused.response.headers.get("Retry-After", "")
-        wait = float(asked) if asked.isdigit() else patience
-        return wait if wait <= LONGEST_WAIT else None
+        return seconds_to_wait(refused.response.headers.get("Retry-After"), patience)
     # The client's HTTP library differs by its version; all of its errors have this parent.
     lost = _find(error, errors.HTTPError)
     never_reached = lost is None or type(lost).__name__ in ("ConnectError", "UnsupportedProtocol")

@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class LogitScale:
-    """What the family does to its logits after the output embedding: x factor, then the cap."""
+    """Logits after the output embedding are multiplied by a factor, then softly capped."""
 
     factor: float = 1.0
     divisor: float = 1.0
@@ -27,6 +27,6 @@ class LogitScale:
         return scaled if self.cap is None else torch.tanh(scaled / self.cap) * self.cap
 
     def before_cap(self, x: Tensor) -> Tensor:
-        """Of logits, or of what a linear projection makes them from."""
+        """`x` scaled, not capped. `x`: logits, or the input of a linear projection to them."""
         x = x if self.factor == 1 else x * self.factor
         return x if self.divisor == 1 else x / self.divisor

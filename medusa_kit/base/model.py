@@ -1,8 +1,8 @@
-"""The base model: the causal LM whose words we must reproduce.
+"""The base model: the causal LM whose output we must reproduce.
 
-Heads read one thing, what the output embedding reads (the last hidden state after the final norm),
-so a base model here is a transformers model plus `hidden_states` and `head_logits`, both checked at
-load against the model's own forward. No model code is patched.
+Heads read the input of the output embedding (the last hidden state after the final norm). So a base
+model here is a transformers model plus `hidden_states` and `head_logits`, both checked at load
+against the model's own forward. No model code is patched.
 
 Shapes: B batch, T tokens, D hidden, V vocabulary (rows of the output embedding), X any
 leading shape.
@@ -31,7 +31,7 @@ from medusa_kit.locks import lock_of
 from medusa_kit.settings.engine import allowed, check_value
 
 # Largest error allowed between two ways of computing the same logits, as a share of their spread.
-# float32: rounding is some 1e-5 of the spread, a missing scale or cap 1e-1 and more.
+# In float32 rounding is some 1e-5 of the spread, a missing scale or cap 1e-1 and more.
 RELATIVE_TOLERANCE = {
     torch.float64: 1e-8,
     torch.float32: 1e-3,
@@ -39,13 +39,13 @@ RELATIVE_TOLERANCE = {
     torch.float16: 2e-2,
 }
 FINAL_NORM_NAMES = ("norm", "final_layernorm", "ln_f", "final_layer_norm", "final_norm")
-VARIANT_KEY = "medusa_kit_variant"  # in the config of what Medusa-2 trained: a digest of it
+VARIANT_KEY = "medusa_kit_variant"  # in the config of a model that Medusa-2 trained: its digest
 CHECKPOINT, INT8 = allowed("weights")  # whose numbers, see infer/cpu/int8_weights.py
 
 
 @dataclass(frozen=True)
 class BaseModelInfo:
-    """What the model is; printed by the CLI and kept beside everything made from it."""
+    """A description of the model, printed by the CLI and stored with everything made from it."""
 
     name: str
     revision: str | None
@@ -62,7 +62,7 @@ class BaseModelInfo:
     num_parameters: int
     fingerprint: str
     weights: str = CHECKPOINT
-    quantization: str | None = None  # method and kind, of a quantised one
+    quantization: str | None = None  # method and kind; None: not quantised
 
     @property
     def lossy(self) -> bool:
@@ -74,7 +74,7 @@ class BaseModelInfo:
 
 
 class BaseModel:
-    """A frozen transformers causal LM, its tokenizer, and the two views that heads need."""
+    """A frozen transformers causal LM, its tokenizer, and the two functions that heads need."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class BaseModel:
         revision: str | None = None,
         known: Fingerprint | None = None,
     ) -> None:
-        """`known`: the fingerprint, where it is not that of the weights as they are."""
+        """`known`: the fingerprint, where it is not computed from the weights."""
         if model.config.is_encoder_decoder:
             families.refuse_impossible(model.config, name)
         model.eval()
@@ -96,7 +96,7 @@ class BaseModel:
         self.scale_logits = LogitScale.of(self.config)
         self.decoder_is_exact = self._check_views()
         self.info = self._describe(name, source, revision, known)
-        self.scales: dict[Any, Tensor] = {}  # of linear layers that were rounded: scales_OQ
+        self.scales: dict[Any, Tensor] = {}  # linear layer rounded to int8 -> scales_OQ
 
     @property
     def device(self) -> torch.device:
@@ -108,7 +108,7 @@ class BaseModel:
 
     @property
     def output_embedding(self) -> Any:
-        """The module that turns hidden states into logits; looked up, since it may be replaced."""
+        """The module that turns hidden states into logits; not stored, since it may be replaced."""
         return self.model.get_output_embeddings()
 
     @property
@@ -131,15 +131,15 @@ class BaseModel:
 
     @property
     def embedding_size(self) -> int:
-        """Numbers in an input embedding; the hidden size nearly always."""
+        """The size of an input embedding, nearly always the hidden size."""
         return int(self.model.get_input_embeddings().weight.shape[1])
 
     @torch.no_grad()
     def token_embeddings(self, token_ids_X: Tensor) -> Tensor:
-        """embeddings_XE of the input, each scaled to unit RMS; ids below 0 read as token 0.
+        """Input embeddings_XE, each scaled to unit RMS; ids below 0 are read as token 0.
 
-        Families scale their embeddings differently, some by the size of the model; scaled alike
-        they suit the same heads and learning rates. The weights are read without calling the
+        Families scale their embeddings differently, some by the size of the model; unit RMS suits
+        the same heads and learning rates everywhere. The weights are read without calling the
         module, as in head_logits.
         """
         embedding, ids_X = self.model.get_input_embeddings(), token_ids_X.clamp_min(0)
@@ -152,7 +152,7 @@ class BaseModel:
     def hidden_states(
         self, input_ids_BT: Tensor, attention_mask_BT: Tensor | None = None
     ) -> Tensor:
-        """hidden_BTD, what the output embedding reads at every token."""
+        """hidden_BTD, the input of the output embedding at every token."""
         return self.traced_hidden_states(input_ids_BT, attention_mask_BT)
 
     def traced_hidden_states(
@@ -163,7 +163,7 @@ class BaseModel:
     ) -> Tensor:
         """The same with gradient, where the model has any.
 
-        Without the [T, V] product where the model's decoder was seen to return the same at load.
+        It skips the [T, V] product if the check at load found that the decoder alone returns this.
         """
         arguments = {"attention_mask": attention_mask_BT, "use_cache": False}
         if position_ids_BT is not None:
@@ -175,7 +175,7 @@ class BaseModel:
 
     @torch.no_grad()
     def hidden_and_logits(self, input_ids_BT: Tensor, **arguments: Any) -> tuple[Tensor, Tensor]:
-        """One forward of the model: (what the output embedding read, the model's own logits)."""
+        """One forward of the model: (input of the output embedding, the model's own logits)."""
         return self._hooked(input_ids_BT, **arguments)
 
     def _hooked(self, input_ids_BT: Tensor, **arguments: Any) -> tuple[Tensor, Tensor]:
@@ -183,7 +183,7 @@ class BaseModel:
         def look(_: Any, args: tuple[Tensor, ...]) -> None:
             seen[get_ident()] = args[0]
 
-        seen: dict[int, Tensor] = {}  # by thread: a caller may run the model in others as well
+        seen: dict[int, Tensor] = {}  # by thread, since other threads may run the model too
         with lock_of(self.model):
             hook = self.output_embedding.register_forward_pre_hook(look)
             try:
@@ -201,7 +201,7 @@ class BaseModel:
         return digest.hexdigest()
 
     def _check_views(self) -> bool:
-        """Hold `head_logits` against the model's logits; say if the decoder equals the hook."""
+        """Check `head_logits` against the model's logits; whether the decoder equals it too."""
         weight = getattr(self.output_embedding, "weight", None)
         if not isinstance(weight, Tensor) or is_quantised(weight):
             found = "" if weight is None else " in floating point"
@@ -221,7 +221,7 @@ class BaseModel:
                 f"model's own by {error:.1e} of their spread (allowed "
                 f"{RELATIVE_TOLERANCE[logits_BTV.dtype]:.0e})",
                 hint="the model changes its logits after the output embedding in a way that "
-                "medusa-kit does not know (it knows soft caps and scales)",
+                "medusa-kit does not support (it supports scales and soft caps)",
             )
         try:
             decoded = self.model.get_decoder()(ids_BT, use_cache=False).last_hidden_state
@@ -257,11 +257,11 @@ class BaseModel:
         )
 
     def fingerprint(self, variant: str | None = None) -> str:
-        """Of the weights as they are now. `variant`: the mark of what Medusa-2 trained."""
+        """Of the weights as they are now. `variant`: the mark of a model that Medusa-2 trained."""
         return self._fingerprint(self.info.quantized, variant)
 
     def adapted_fingerprint(self, variant: str) -> Fingerprint:
-        """Of this base with the adapter of digest `variant`, be it merged or not."""
+        """Of this base with the adapter of digest `variant`, whether merged or not."""
         output = fingerprint.output_digest(self.output_weights(), variant)
         return Fingerprint.parse(self.info.fingerprint).adapted(variant, output)
 
@@ -274,11 +274,11 @@ class BaseModel:
         return str(Fingerprint(whole, output, quantised))
 
     def _made_whole(self, weight: Tensor) -> AbstractContextManager[Any]:
-        """While it lasts, this process can read `weight`."""
+        """A context in which this process can read `weight`."""
         return nullcontext()
 
     def output_weights(self) -> list[Any]:
-        """What quantisation and adapters leave alone: output embedding, final norm."""
+        """Output embedding and final norm, which quantisation and adapters leave alone."""
         decoder = self.model.get_decoder() if hasattr(self.model, "get_decoder") else None
         norms = [getattr(getattr(decoder, name, None), "weight", None) for name in FINAL_NORM_NAMES]
         return [self.output_embedding.weight, *(norm for norm in norms if norm is not None)]
@@ -335,7 +335,7 @@ def load_base_model(
 
 
 def _placed(model: Any, device: torch.device) -> Any:
-    """The model on `device`; a quantised one that cannot be moved stays where it was loaded."""
+    """The model on `device`; a quantised model that cannot be moved stays where it was loaded."""
     try:
         return model.to(device)
     except (ValueError, NotImplementedError):
@@ -351,8 +351,8 @@ def _load(
     attention: str | None,
     four_bit: bool = False,
 ) -> tuple[str, Any, Any, Fingerprint | None]:
-    """(source, model, tokenizer, None); the base of an adapter with the adapter merged into it,
-    and its fingerprint: merged weights are rounded otherwise in every dtype.
+    """(source, model, tokenizer, None). For an adapter: its base with the adapter merged, and the
+    fingerprint last, since merged weights are rounded differently in every dtype.
     """
     source, place = resolve(name)
     if source == "debug":

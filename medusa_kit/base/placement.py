@@ -1,4 +1,4 @@
-"""Where a base model is put and in which dtype: what `auto` stands for, told without a weight."""
+"""On which device and in which dtype a base model is loaded, known before weights are read."""
 
 from typing import Any
 
@@ -14,11 +14,11 @@ DTYPES: dict[str, torch.dtype] = {
 
 
 def asked_dtype(dtype: str, device: torch.device) -> torch.dtype | str:
-    """What to load in; AUTO where the checkpoint decides, which only its config can tell.
+    """The dtype to load in; AUTO where the checkpoint's config decides.
 
-    On an accelerator a step reads every weight, so that float32 of a bfloat16 checkpoint would
-    double its time for no more information. A CPU computes in float32 either way: its kernels hold
-    the weights in the smallest form that expands to the same bits.
+    On an accelerator a step reads every weight, so float32 for a bfloat16 checkpoint would double
+    its time and add no information. A CPU computes in float32 in any case: its kernels store the
+    weights in the smallest form that expands to the same bits.
     """
     if dtype != AUTO:
         return DTYPES[dtype]
@@ -26,9 +26,9 @@ def asked_dtype(dtype: str, device: torch.device) -> torch.dtype | str:
 
 
 def load_dtype(dtype: torch.dtype | str, config: Any) -> torch.dtype | str:
-    """What a checkpoint with this config is loaded in, after `asked_dtype`.
+    """The dtype in which a checkpoint with this config is loaded; `dtype` is from `asked_dtype`.
 
-    AUTO once more for a config that names no dtype: transformers then looks at the weights.
+    AUTO where the config names none: transformers then looks at the weights.
     """
     return (stored_dtype(config) or AUTO) if isinstance(dtype, str) else dtype
 
@@ -36,15 +36,15 @@ def load_dtype(dtype: torch.dtype | str, config: Any) -> torch.dtype | str:
 def stored_dtype(config: Any) -> torch.dtype | None:
     """The dtype of a checkpoint by its config; None where it names none.
 
-    float32 for what heads cannot be computed in, such as eight bits.
+    float32 where heads cannot be computed in the named one, such as eight bits.
     """
     text = config.get_text_config()
-    told = getattr(text, "dtype", None) or getattr(config, "dtype", None)
-    if isinstance(told, str):
-        told = getattr(torch, told.removeprefix("torch."), None)
-    if told is None:
+    named = getattr(text, "dtype", None) or getattr(config, "dtype", None)
+    if isinstance(named, str):
+        named = getattr(torch, named.removeprefix("torch."), None)
+    if named is None:
         return None
-    return told if told in DTYPES.values() else torch.float32
+    return named if named in DTYPES.values() else torch.float32
 
 
 def pick_device(device: str) -> torch.device:
@@ -57,6 +57,6 @@ def pick_device(device: str) -> torch.device:
         raise ConfigError(f"device {device!r} is unknown", hint="use auto, cpu or cuda") from error
     if wanted.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
-            f"device {device!r} was asked for, but torch sees no CUDA device", hint="use cpu"
+            f"device {device!r} was asked for, but torch finds no such CUDA device", hint="use cpu"
         )
     return wanted

@@ -1,7 +1,7 @@
-"""Bench: ways of decoding, interleaved on the same prompts. What they are is in methods.py.
+"""Bench: compares decoding methods (methods.py), interleaved on the same prompts.
 
-Timings jitter, so every batch of prompts goes through every method in turn (the order rotates)
-and what counts is the ratio within one run.
+Timings jitter, so every batch of prompts goes through every method in turn, in rotating order, and
+ratios within one run are what counts.
 """
 
 import statistics
@@ -18,7 +18,7 @@ UNCATEGORISED = "(none)"
 
 @dataclass(frozen=True)
 class Decoding:
-    """What came after the first step, in which the prompt is read: tokens, and their seconds."""
+    """Tokens after the first step, which reads the prompt, and their seconds."""
 
     tokens: int
     seconds: float
@@ -26,14 +26,14 @@ class Decoding:
 
 @dataclass(frozen=True)
 class Answers:
-    """New tokens of each prompt of a batch, the seconds for all of them, and what steps did."""
+    """New tokens of each prompt of a batch, the seconds for all, and statistics of steps."""
 
     token_ids: list[list[int]]
     seconds: float
-    stats: Sequence[Any] = ()  # GenerationStats of each prompt, where a method knows
-    decoding: Decoding | None = None  # where a method knows
+    stats: Sequence[Any] = ()  # GenerationStats of each prompt, where a method has them
+    decoding: Decoding | None = None  # where a method measures it
     counts: Sequence[int] | None = None  # of tokens, where they are not those of token_ids
-    step_tokens: int | None = None  # given by steps; all but each answer's first unless told
+    step_tokens: int | None = None  # tokens from steps; None: all but each answer's first
     failed: Collection[int] = ()  # places in the batch that got no answer; no tokens, no seconds
     said: Sequence[str] = ()
 
@@ -43,7 +43,7 @@ class Answers:
 
     @property
     def notes(self) -> list[str]:
-        """What the method says, or the drafter about the last prompt."""
+        """Notes of the method, or of the drafter about the last prompt."""
         if self.said:
             return list(self.said)
         return list(getattr(self.stats[-1], "drafter_notes", ())) if self.stats else []
@@ -51,32 +51,31 @@ class Answers:
 
 @dataclass(frozen=True)
 class Method:
-    """A way of decoding. `ours`: sampled answers of all of these are the same text.
+    """A decoding method. `ours`: all methods of ours give the same text for a seed.
 
-    `warm`: it needs no round before those that count. `ids_told`: answers come with their token
-    ids, which can be compared with others'. `lossy`: they are another model's, and never count as
-    identical.
+    `warm`: needs no warm-up round. `has_ids`: answers come with token ids, which can be compared.
+    `lossy`: answers are another model's and never count as identical.
     """
 
     name: str
     run: Callable[[Batch], Answers]
     ours: bool = False
     warm: bool = False
-    ids_told: bool = True
+    has_ids: bool = True
     lossy: bool = False
 
 
 @dataclass
 class Tally:
-    """What a method did with some batches."""
+    """The sums of a method over some batches."""
 
     answers: int = 0
     tokens: int = 0
     seconds: float = 0.0
     num_steps: int = 0
     step_tokens: int = 0
-    depth_steps: list[float] = field(default_factory=list)  # steps that got to depth d at least
-    # Tokens a second, batch by batch; None: every prompt of it failed.
+    depth_steps: list[float] = field(default_factory=list)  # steps that reached at least depth d
+    # Tokens a second of each batch; None where all its prompts failed.
     rates: list[float | None] = field(default_factory=list)
     identical: int | None = 0  # answers that equal the reference's; None: not to be compared
     decoding_tokens: int = 0  # after the first step
@@ -88,7 +87,7 @@ class Tally:
 
     @property
     def decoding_tokens_per_second(self) -> float | None:
-        """Without the time that reading the prompts takes; None where a method does not tell."""
+        """Without the time for reading prompts; None where a method does not report it."""
         if not self.decoding_tokens or not self.decoding_seconds:
             return None
         return self.decoding_tokens / self.decoding_seconds
@@ -137,7 +136,7 @@ class Tally:
 
 @dataclass
 class MethodResult:
-    """One way of decoding over all prompts, and by category where prompts have one."""
+    """One method over all prompts, and by category where prompts have one."""
 
     name: str
     total: Tally = field(default_factory=Tally)
@@ -150,7 +149,7 @@ class MethodResult:
 
 @dataclass
 class BenchReport:
-    """Results in the order the methods were given; ratios are to the first."""
+    """Results in the order of the methods; ratios are to the first."""
 
     results: list[MethodResult]
     num_prompts: int
@@ -210,11 +209,11 @@ def bench(
     categories: Sequence[str | None] | None = None,
     sampled: bool = False,
 ) -> BenchReport:
-    """Every batch of prompts (token ids) through every method; the first is what ratios are to.
+    """Run every batch of prompts (token ids) through every method; ratios are to the first.
 
     A batch has prompts of one category. Answers are compared with the first method's; `sampled`
-    ones with those of the first of ours, since others draw other numbers. A method that fails is
-    left out with its reason, unless it is the first or ours.
+    ones with those of our first method, since other methods draw other numbers. A method that fails
+    is left out with its reason, unless it is the first or ours.
     """
     batches = _batches(prompts, categories or [None] * len(prompts), batch_size)
     results = [
@@ -242,12 +241,12 @@ def bench(
 
 
 def _reference(methods: Sequence[Method]) -> int:
-    """The first of ours, whose sampled answers the others of ours must equal."""
+    """The index of our first method, whose sampled answers our others must equal."""
     return next((i for i, method in enumerate(methods) if method.ours and not method.lossy), 0)
 
 
 def _comparable(method: Method, sampled: bool) -> bool:
-    return method.ids_told and not method.lossy and (method.ours or not sampled)
+    return method.has_ids and not method.lossy and (method.ours or not sampled)
 
 
 def _batches(
@@ -255,7 +254,7 @@ def _batches(
 ) -> list[tuple[str | None, Batch]]:
     """Batches of one category each, in the order in which categories appear."""
     if not prompts:
-        raise DataError("there is no prompt to measure with", hint="give a file that has some")
+        raise DataError("there is no prompt to measure with", hint="give a file with prompts")
     any_named = any(category is not None for category in categories)
     groups: dict[str | None, Batch] = {}
     for prompt, category in zip(prompts, categories, strict=True):
@@ -269,7 +268,7 @@ def _batches(
 
 
 def _one_of_each_size(batches: Sequence[Batch]) -> Iterator[Batch]:
-    """To warm up with: kernels, packed weights, caches, compiled code. The longest comes first."""
+    """Batches to warm up with (kernels, packed weights, caches), the longest first."""
     seen = set[int]()
     for batch in sorted(batches, key=lambda batch: max(map(len, batch)), reverse=True):
         if len(batch) not in seen:
@@ -280,7 +279,7 @@ def _one_of_each_size(batches: Sequence[Batch]) -> Iterator[Batch]:
 def _round(
     methods: Sequence[Method], results: Sequence[MethodResult], batch: Batch, index: int
 ) -> dict[int, Answers]:
-    """The batch through every method that still runs; which one begins rotates with `index`."""
+    """Run the batch through every method that still runs; the first rotates with `index`."""
     answers = {}
     running = [i for i, result in enumerate(results) if result.not_run is None]
     for turn in range(len(running)):
@@ -296,7 +295,7 @@ def _attempt(method: Method, result: MethodResult, batch: Batch, needed: bool) -
         return None
     try:
         return method.run([list(prompt) for prompt in batch])
-    except Exception as error:  # somebody else's code on this model: anything may be raised
+    except Exception as error:  # third-party code may raise anything
         if needed or method.ours:
             raise
         result.not_run = _reason(error)
@@ -312,7 +311,7 @@ def _reason(error: Exception) -> str:
 
 
 def _leave_out_failed(results: Sequence[MethodResult]) -> None:
-    """Methods that answered nothing have no figures. Raises MedusaKitError if it is the first."""
+    """Leave out methods without any answer. Raises MedusaKitError if the first is one."""
     for result in results:
         if result.not_run is None and not result.total.answers:
             result.not_run = "; ".join(result.drafter_notes) or "no prompt was answered"
@@ -332,12 +331,12 @@ def _speed(tally: Tally) -> float:
 
 
 def _ratio(tally: Tally, other: Tally) -> float:
-    """0 where one of them answered nothing: of a category, say."""
+    """0 where one of them has no answers, such as in a category."""
     return _speed(tally) / _speed(other) if other.seconds else 0.0
 
 
 def _median_ratio(tally: Tally, other: Tally) -> float:
-    """Over batches that both answered; 0 where there is none."""
+    """The median over batches that both answered; 0 without any."""
     pairs = zip(tally.rates, other.rates, strict=True)
     ratios = [ours / theirs for ours, theirs in pairs if ours is not None and theirs]
     return statistics.median(ratios) if ratios else 0.0

@@ -1,11 +1,11 @@
-"""Where a decoding step's time goes, against the time that reading the weights once takes.
+"""Where a decoding step's time goes, compared with the time to read the weights once.
 
-The real loop decodes real prompts with stopwatches around its parts; their time is exclusive: what
-a part calls is counted there and not here. The same answers are decoded once without stopwatches,
-so that their own cost shows. On CUDA a stopwatch waits for the device, which costs overlap.
+The real loop decodes real prompts with stopwatches around its parts. Their time is exclusive: a
+part does not include the parts that it calls. The same answers are decoded once more without
+stopwatches, to show their cost. On CUDA a stopwatch waits for the device, which prevents overlap.
 
-A step that runs whole on the device (infer/cuda_graph/) is one part: nothing on the host stands
-between its kernels. On CUDA torch's profiler then says which kernels took how long (`kernels`).
+A step that runs entirely on the device (infer/cuda_graph/) is one part, since the host does nothing
+between its kernels. On CUDA torch's profiler then gives the time of each kernel (`kernels`).
 
 Shapes: D in, O out.
 """
@@ -37,26 +37,26 @@ from medusa_kit.infer.request import Row, make_row
 from medusa_kit.infer.tree_cache import TreeCache, TreeCacheLayer
 from medusa_kit.settings.sampling import SamplingParams
 
-# In the order of a step. Where C++ runs steps it stands for all of the model; a step on the device
-# for everything but what Python does with its tokens.
+# In the order of a step. "C++ step" includes all of the model; "step on the device" everything but
+# what Python does with its tokens.
 HEADS, TREE, NATIVE, DEVICE, LINEAR, ATTENTION, MODEL, ACCEPT, CACHE, PYTHON = PARTS = (
     "heads", "tree", "C++ step", "step on the device", "linear layers", "attention",
     "rest of the model", "accept", "cache", "Python",
 )  # fmt: skip
-WHOLE = (HEADS, DEVICE)  # what they call is theirs
-# Kinds of kernels by what their names hold, lower case; the first that fits.
+WHOLE = (HEADS, DEVICE)  # parts that include whatever they call
+# Kinds of kernels by parts of their names, in lower case; the first match counts.
 KERNELS = {
     ATTENTION: ("flash", "fmha", "attention", "attend", "split_kernel", "merge_kernel"),
     LINEAR: ("gemm", "gemv", "cutlass", "nvjet", "cublas", "splitk"),
     "copies": ("memcpy", "memset"),
 }
 OTHER = "other kernels"
-FLOOR_BUFFER = 1 << 31  # bytes: of larger weights a part is read, and the time scaled up
+FLOOR_BUFFER = 1 << 31  # bytes: of larger weights only a part is read and the time scaled up
 
 
 @dataclass(frozen=True)
 class Breakdown:
-    """Medians over the steps of a method, in seconds; they need not add up."""
+    """Medians over the steps of a method, in seconds; parts need not add up to a step."""
 
     num_nodes: int
     num_steps: int
@@ -66,7 +66,7 @@ class Breakdown:
     undisturbed_seconds: float  # without
     weight_bytes: int  # that the base model's part of a step reads
     floor_seconds: float  # to read that many bytes once
-    kernels: dict[str, float] = field(default_factory=dict)  # of a step on CUDA, on average
+    kernels: dict[str, float] = field(default_factory=dict)  # means over steps on CUDA
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -80,8 +80,8 @@ def break_down(
 ) -> dict[str, Breakdown]:
     """A breakdown of one-node steps (of the first engine) and of every engine's with heads.
 
-    `batch`: token ids of prompts that are decoded together. An answer of one token has no step and
-    leaves its method out.
+    `batch`: token ids of prompts that are decoded together. A method whose answers have one token
+    has no steps and is left out.
     """
     first = next(iter(engines.values()))
     floor = read_floor(_weight_bytes(first), first.base.device)
@@ -138,7 +138,7 @@ def step_breakdown(
 
 
 def _profiled(steps: Iterator[Any]) -> dict[str, float]:
-    """`kernel_seconds` of these steps but the first, which comes with the prompt."""
+    """`kernel_seconds` of these steps except the first, which includes the prompt."""
     next(steps, None)
     with profile(activities=[ProfilerActivity.CUDA]) as profiled:
         num_steps = len(list(steps))
@@ -146,7 +146,7 @@ def _profiled(steps: Iterator[Any]) -> dict[str, float]:
 
 
 def kernel_seconds(events: Iterable[Any], num_steps: int) -> dict[str, float]:
-    """Seconds a step of each kind of kernels. `events`: a profiler's sums, in microseconds."""
+    """Seconds a step of each kind of kernel. `events`: a profiler's sums, in microseconds."""
     spent: dict[str, float] = defaultdict(float)
     for event in events:
         name = event.key.lower()
@@ -156,7 +156,7 @@ def kernel_seconds(events: Iterable[Any], num_steps: int) -> dict[str, float]:
 
 
 def read_floor(num_bytes: int, device: torch.device, repeats: int = 9) -> float:
-    """Median seconds to read this many bytes from memory, summing them up."""
+    """Median seconds to read this many bytes from memory and sum them."""
     held = torch.ones(max(1, min(num_bytes, FLOOR_BUFFER) // 4), device=device)
     times = []
     for _ in range(repeats + 1):
@@ -167,7 +167,7 @@ def read_floor(num_bytes: int, device: torch.device, repeats: int = 9) -> float:
 
 
 class Stopwatch:
-    """Seconds spent in each part, without those in parts that it called."""
+    """Seconds spent in each part, without the parts that it called."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -205,7 +205,7 @@ class Stopwatch:
 
 @contextmanager
 def watched(engine: Engine, drafter: Drafter, watch: Stopwatch) -> Iterator[None]:
-    """Stopwatches around the parts of a step, for as long as the context lasts."""
+    """A context with stopwatches around the parts of a step."""
     verifier = engine.verifier
     places: list[tuple[Any, str, str]] = [
         (drafter, "propose", TREE),
@@ -246,7 +246,7 @@ def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 def _steps(
     engine: Engine, drafter: Drafter, rows: list[Row], watch: Stopwatch | None
 ) -> Iterator[tuple[float, dict[str, float]]]:
-    """Seconds of each step that all rows took part in, and where they went."""
+    """Seconds of each step in which all rows took part, in all and by part."""
     emitted = decode(engine.verifier, drafter, rows, engine.graphs)
     next(emitted)  # the prompt's
     watch = watch or Stopwatch(engine.base.device)
@@ -269,7 +269,7 @@ def _drafter(engine: Engine, batch_size: int, drafts: bool) -> Drafter:
 
 
 def _weight_bytes(engine: Engine) -> int:
-    """What a step reads of the base model: packed for C++, else its linear layers' weights."""
+    """The bytes of the base's weights that a step reads: packed for C++, else of linear layers."""
     if isinstance(engine.verifier, NativeVerifier):
         return engine.verifier.native.weight_bytes
     return stored_bytes([layer.weight for layer in _linear_layers(engine.base.model)])

@@ -1,7 +1,7 @@
-"""Doctor: the known causes of "good in training, bad in serving", looked for one by one.
+"""Doctor: checks the known causes of "good in training, bad in serving", one by one.
 
-Checks of the base and the data stand in doctor_data.py, those of the heads in doctor_heads.py; what
-they look at, in doctor_case.py.
+Checks of base and data are in doctor_data.py, those of heads in doctor_heads.py; doctor_case.py has
+what they examine.
 """
 
 from collections.abc import Sequence
@@ -51,10 +51,10 @@ def diagnose(
     heads: str | Path | None = None,
     tolerance: float = 0.1,
 ) -> list[Finding]:
-    """One finding for every check; what a check needs and was not given makes it skipped.
+    """One finding for every check; a check without the inputs that it needs is skipped.
 
-    `heads`: as for `medusa_kit.load`, a folder, a Hub id or auto. `tolerance`: how far two shares
-    of right guesses may lie apart.
+    `heads`: as for `medusa_kit.load`, a folder, a Hub id or auto. `tolerance`: the allowed
+    difference between two shares of right guesses.
     """
     case = examine(base, rows, heads, tolerance)
     findings = []

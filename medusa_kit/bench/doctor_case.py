@@ -1,4 +1,4 @@
-"""What the doctor looks at, read once, and what a check says about it.
+"""What the doctor examines, read once, and the findings of checks.
 
 Shapes: T tokens, D hidden, P positions, K heads.
 """
@@ -41,7 +41,7 @@ Status = Literal["ok", "warning", "problem", "skipped"]
 
 @dataclass(frozen=True)
 class Finding:
-    """What one check came to; `hint` says what to do about it."""
+    """The result of one check; `hint` says what to do about it."""
 
     name: str
     status: Status
@@ -49,7 +49,7 @@ class Finding:
     hint: str | None = None
 
 
-# A check's own name is filled in by `check`.
+# `check` fills in the name of the check.
 ok = partial(Finding, "", "ok")
 warning = partial(Finding, "", "warning")
 problem = partial(Finding, "", "problem")
@@ -70,7 +70,7 @@ class Case:
     heads_error: MedusaKitError | None = None
     engine: Engine | None = None
     engine_error: IncompatibleBaseError | None = None
-    hidden_before_TD: Tensor | None = None  # of the probe, before serving replaced any layer
+    hidden_before_TD: Tensor | None = None  # of the probe, before serving replaced a layer
     tolerance: float = 0.1
 
     @property
@@ -85,7 +85,7 @@ class Case:
 
     @cached_property
     def usable(self) -> list[EncodedExample]:
-        """Examples that the model can be run on; the check of the vocabulary reports the others."""
+        """Examples that the model can read; the check of the vocabulary reports the others."""
         return [e for e in self.examples if max(e.input_ids) < self.smallest_vocabulary]
 
     @cached_property
@@ -95,7 +95,7 @@ class Case:
 
     @cached_property
     def prompts(self) -> list[list[int]]:
-        """Prompts to decode, with room for an answer; the doctor's own one without data."""
+        """Prompts to decode, with room for an answer; without data the doctor's own prompt."""
         room = self.base.info.context_length - NEW_TOKENS
         found = [answer.prompt_ids for answer in self.answers if len(answer.prompt_ids) <= room]
         own = [] if found else [self._own_prompt()]
@@ -108,7 +108,7 @@ class Case:
 
     @cached_property
     def statistics(self) -> RankStatistics:
-        """Where the heads have the data's tokens; only the best guess is looked at."""
+        """The heads' ranks of the data's tokens, with one rank only: right or not."""
         assert self.heads is not None, "`lacks` is asked first"
         return calibration.calibrate(self.base, self.heads, self.answers, num_ranks=1)
 
@@ -121,7 +121,7 @@ class Case:
 
     @cached_property
     def served_statistics(self) -> RankStatistics:
-        """The same ranks over the text that was decoded."""
+        """The same over the decoded text."""
         written = [AnswerRow(r.prompt_ids, r.token_ids, "length", None, 0) for r in self.served]
         assert self.heads is not None, "`lacks` is asked first"
         return calibration.calibrate(self.base, self.heads, written, num_ranks=1)
@@ -141,7 +141,7 @@ class Case:
         return row, emitted[1:]  # the first token is the prefill's
 
     def lacks(self, data: bool, heads: bool, trees: bool) -> str | None:
-        """Why a check that needs these cannot run."""
+        """Why a check that needs these inputs cannot run."""
         if data and self.rows is None:
             return "no data given"
         if data and not self.answers:
@@ -167,7 +167,7 @@ def examine(
     heads: str | Path | None = None,
     tolerance: float = 0.1,
 ) -> Case:
-    """Encode, load and self-check what was given; what fails is kept for the checks to report."""
+    """Encode, load and self-check the inputs; failures are kept for the checks to report."""
     case = Case(base, rows, tolerance=tolerance)
     if rows is not None:
         try:
@@ -198,7 +198,7 @@ Check = Callable[[Case], Finding]
 def check(
     name: str, *, data: bool = False, heads: bool = False, trees: bool = False
 ) -> Callable[[Check], Check]:
-    """Names a check; it is skipped where what it needs is not there, and an error is a problem."""
+    """Decorates a check: gives it a name, skips it without its inputs, reports its errors."""
 
     def wrap(run: Check) -> Check:
         @functools.wraps(run)
@@ -218,7 +218,7 @@ def check(
 def _turns(example: EncodedExample) -> Iterator[AnswerRow]:
     ids, mask = example.input_ids, example.loss_mask
     start: int | None = None
-    for position in range(1, len(ids) + 1):  # token 0 has nothing before it to be predicted from
+    for position in range(1, len(ids) + 1):  # nothing comes before token 0 to predict it from
         written = position < len(ids) and mask[position]
         if written and start is None:
             start = position

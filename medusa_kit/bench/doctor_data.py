@@ -15,7 +15,7 @@ from medusa_kit.errors import DataError
 LEAST_TRAINED, MOST_TRAINED = 0.02, 0.95  # share of tokens that are trained on
 LEAST_ENDING = 0.9  # share of answers that end with a stop token
 LEAST_OWN = 0.5  # share of trained tokens that the base itself would have written
-CHUNK = 256  # positions whose logits are held at once
+CHUNK = 256  # positions whose logits are in memory at once
 SAMPLE = [
     {"role": "user", "content": "Name a tree."},
     {"role": "assistant", "content": "An oak."},
@@ -27,10 +27,10 @@ SELF_DISTIL = "let the base write the answers itself: `medusa-kit data generate`
 
 @check("chat template")
 def chat_template(case: Case) -> Finding:
-    """Is it there, does training see what serving will ask, do several turns work?"""
+    """Is there one, does training see the prompts of decoding, do several turns work?"""
     tokenizer = case.base.tokenizer
     if tokenizer is None:
-        return skipped("the base model came without a tokenizer")
+        return skipped("the base model has no tokenizer")
     template = template_of(tokenizer)
     if template is None:
         if any(isinstance(row, Conversation) for row in case.rows or ()):
@@ -51,14 +51,14 @@ def chat_template(case: Case) -> Finding:
         )
     if trained.input_ids[: len(asked)] != asked:
         return problem(
-            f"{what}; a rendered conversation does not begin with the prompt that is served",
+            f"{what}; a rendered conversation does not begin with the prompt used in decoding",
             "compare the template with and without add_generation_prompt",
         )
     distance = trained.loss_mask.index(True) - len(asked)
     if distance:
         return warning(
-            f"{what}; the first trained token lies {abs(distance)} tokens "
-            f"{'after' if distance > 0 else 'before'} the end of the prompt that is served",
+            f"{what}; the first trained token is {abs(distance)} tokens "
+            f"{'after' if distance > 0 else 'before'} the end of the prompt used in decoding",
             "the assistant's header should be in the generation prompt, not in the answer",
         )
     try:
@@ -88,7 +88,7 @@ def loss_mask(case: Case) -> Finding:
     if tokens and sum(sum(e.loss_mask) for e in talks) > MOST_TRAINED * tokens:
         return problem(
             f"{what}: in conversations, the user's words are among them",
-            "the template's {% generation %} marks must stand around the assistant's words alone",
+            "the template's {% generation %} marks must enclose only the assistant's words",
         )
     if share < LEAST_TRAINED:
         return warning(what, "give rows with longer answers, or shorter prompts")
@@ -100,7 +100,7 @@ def loss_mask(case: Case) -> Finding:
 
 @check("stop token", data=True)
 def stop_token(case: Case) -> Finding:
-    """Do the answers that end by themselves end with a token that ends them in serving?"""
+    """Do answers that are not cut off end with a token that ends decoding?"""
     stops = case.base.stop_token_ids
     if not stops:
         return warning(
@@ -124,13 +124,13 @@ def stop_token(case: Case) -> Finding:
         hint = f"they end with token {last[0]}: is it missing from the generation config's eos?"
         return problem(f"{what}, so it is never trained on", hint)
     if ending < LEAST_ENDING * len(last):
-        return warning(what, "answers that end without it teach the heads to go on")
+        return warning(what, "heads learn to go on from answers that end without it")
     return ok(what)
 
 
 @check("tied embeddings")
 def tied_embeddings(case: Case) -> Finding:
-    """Own projections on a tied base copy a matrix that the base itself saves."""
+    """Own projections on a tied base each copy a matrix that the base stores once."""
     info = case.base.info
     what = "tied" if info.tied_embeddings else "not tied"
     if case.heads is None or case.heads.config.projection != "own":
@@ -139,13 +139,13 @@ def tied_embeddings(case: Case) -> Finding:
     added = heads * info.vocab_size * info.hidden_size
     what += f"; {heads} own projections of {added:,} parameters beside {info.num_parameters:,}"
     if info.tied_embeddings:
-        return warning(what, "projection shared or reduced adds none of them")
+        return warning(what, "projections shared and reduced add no such parameters")
     return ok(what)
 
 
 @check("hidden states")
 def hidden_states(case: Case) -> Finding:
-    """Do heads read in training and in serving what the output embedding reads?"""
+    """Do heads read the output embedding's input, in training and in decoding?"""
     base, probe_1T = case.base, case.probe_T[None]
     hidden_1TD, logits_1TV = base.hidden_and_logits(probe_1T, use_cache=False)
     decoded_1TD = base.hidden_states(probe_1T)
@@ -153,17 +153,17 @@ def hidden_states(case: Case) -> Finding:
         "head_logits against the model's own logits": relative_error(
             base.head_logits(hidden_1TD), logits_1TV
         ),
-        "hidden_states against what the hook sees": relative_error(decoded_1TD, hidden_1TD),
+        "hidden_states against the hook's": relative_error(decoded_1TD, hidden_1TD),
     }
     if case.hidden_before_TD is not None:
         before_1TD = case.hidden_before_TD[None]
-        errors["serving's layers against training's"] = relative_error(decoded_1TD, before_1TD)
+        errors["decoding's layers against training's"] = relative_error(decoded_1TD, before_1TD)
     allowed = RELATIVE_TOLERANCE[base.dtype]
     wrong = [f"{name}: {error:.1e}" for name, error in errors.items() if not error <= allowed]
     if wrong:
         return problem(
             f"off by more than {allowed:.0e} of the spread: {'; '.join(wrong)}",
-            "heads would read something else than the output embedding does: report the family",
+            "heads would not read the output embedding's input: please report the family",
         )
     worst = max(errors.values())
     return ok(f"{probe_1T.shape[1]} tokens, largest error {worst:.1e} (allowed {allowed:.0e})")
@@ -171,7 +171,7 @@ def hidden_states(case: Case) -> Finding:
 
 @check("vocabulary")
 def vocabulary(case: Case) -> Finding:
-    """Has every id of the tokenizer, the data and the heads a row in the embeddings?"""
+    """Do all ids of the tokenizer, the data and the heads have rows in the embeddings?"""
     size, wrong = case.smallest_vocabulary, []
     what = f"{size:,} embedding rows"
     if case.base.tokenizer is not None:
@@ -188,14 +188,14 @@ def vocabulary(case: Case) -> Finding:
         theirs, ours = case.heads.config.vocab_size, case.base.info.vocab_size
         wrong.append(f"the heads have a vocabulary of {theirs:,}, the base of {ours:,}")
     if wrong:
-        return problem("; ".join(wrong), "tokenizer, data and heads must be of this very base")
+        return problem("; ".join(wrong), "tokenizer, data and heads must be of this base")
     return ok(what)
 
 
 @check("the base's own words", data=True)
 @torch.no_grad()
 def own_words(case: Case) -> Finding:
-    """How much of the data would the base have written? Serving shows the heads nothing else."""
+    """How much of the data would the base have written? Decoding shows heads no other text."""
     same = total = 0
     for answer in case.answers:
         ids_T = torch.tensor([*answer.prompt_ids, *answer.response_ids], device=case.base.device)

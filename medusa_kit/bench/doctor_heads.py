@@ -1,9 +1,8 @@
-"""The doctor's checks of the heads: what they predict, and whether serving accepts it.
+"""The doctor's checks of heads: what they predict, and whether decoding accepts it.
 
 Shapes: T tokens of an answer, P positions, K heads, J = K + 1 tokens ahead.
 """
 
-import json
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from medusa_kit.bench.doctor_case import Case, Finding, check, ok, problem, skip
 from medusa_kit.bench.doctor_data import SELF_DISTIL
 from medusa_kit.data.chat import EncodedExample
 from medusa_kit.drafters.plain import PlainDrafter
+from medusa_kit.files import parse_json
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.draft import Draft, State, StatelessDrafter, Topology
 from medusa_kit.train import data as training
@@ -26,7 +26,7 @@ from medusa_kit.tuning import calibrate as calibration
 LEAST_COVERED = 0.85  # share of trained tokens that a reduced projection should hold
 ORACLE_STEPS = 4
 ROUNDED = {torch.float64: 0.02, torch.float32: 0.02}  # share of steps that near-ties may change
-MIN_POSITIONS = 20  # a share over fewer says nothing
+MIN_POSITIONS = 20  # fewest for a meaningful share
 
 
 @check("heads and base")
@@ -41,16 +41,16 @@ def heads_fit(case: Case) -> Finding:
     if config.base_quantized != info.quantized:
         kinds = ["a full-precision", "a quantised"]
         return warning(
-            f"{what}: trained on {kinds[config.base_quantized]} copy, served on "
+            f"{what}: trained on {kinds[config.base_quantized]} copy, used on "
             f"{kinds[info.quantized]} one",
-            "text stays exact, acceptance may be lower: train on the copy that is served",
+            "text stays exact, acceptance may be lower: train on the copy that you use",
         )
     return ok(f"{what}, fingerprint {info.fingerprint[:10]}")
 
 
 @check("projection", heads=True)
 def projection(case: Case) -> Finding:
-    """Can the heads say the data's tokens, and that an answer ends?"""
+    """Can the heads guess the data's tokens and the end of an answer?"""
     assert case.heads is not None
     config, ids_R = case.heads.config, case.heads.column_ids
     if ids_R is None:
@@ -74,7 +74,7 @@ def projection(case: Case) -> Finding:
 
 @check("head offset", heads=True, trees=True)
 def head_offset(case: Case) -> Finding:
-    """Heads that know the future must be accepted to full depth, ones a token off must not."""
+    """Heads that know the future must be accepted to full depth, heads off by one must not."""
     assert case.heads is not None
     K = case.heads.num_heads
     if wrong := _wrong_targets(K):
@@ -88,7 +88,7 @@ def head_offset(case: Case) -> Finding:
             return problem(
                 f"true tokens are accepted {_mean(true):.2f} a step, expected {_mean(full):.2f}; "
                 f"shifted by one {_mean(shifted):.2f}, expected {_mean(expected):.2f}",
-                "what training calls head k is not what decoding puts at depth k + 1: a bug",
+                "head k in training is not the head at depth k + 1 in decoding: this is a bug",
             )
         what = (
             f"true tokens are accepted {_mean(true):.2f} a step ({K} heads + 1), "
@@ -99,13 +99,13 @@ def head_offset(case: Case) -> Finding:
     if what:
         return warning(f"{what}: the answers repeat themselves", "give data with other prompts")
     return warning(
-        "the answer changes with the number of nodes, so an oracle says nothing",
-        "rounding flips near-ties: repeat in float32, and see `medusa-kit verify`",
+        "the answer changes with the number of nodes, so the offset cannot be checked",
+        "rounding decides near-ties: repeat in float32, and see `medusa-kit verify`",
     )
 
 
 def _wrong_targets(num_heads: int) -> str | None:
-    """Training's targets and calibration's, on an answer whose tokens are all different."""
+    """Compares the targets of training and of calibration on an answer of different tokens."""
     prompt, T = [1, 2, 3], num_heads + 5
     answer = list(range(11, 11 + T))
     padded = [*answer, *[-1] * num_heads]
@@ -127,7 +127,7 @@ def _example(prompt_ids: Sequence[int], answer_ids: Sequence[int]) -> EncodedExa
 
 
 class OracleDrafter(StatelessDrafter):
-    """Heads that know the answer, by training's own targets, `shift` positions late."""
+    """Heads that know the answer from training's targets, `shift` positions late."""
 
     name = "oracle"
 
@@ -143,7 +143,7 @@ class OracleDrafter(StatelessDrafter):
         self._chain = Topology.from_parents(CandidateTree.chain(K).parents, self._device)
 
     def guesses(self, position: int) -> list[int]:
-        """What it drafts after the answer's token at `position`, the root."""
+        """Its draft after the root, the answer's token at `position`."""
         return self._targets_PK[position].tolist()
 
     def propose(self, state: State) -> Draft:
@@ -155,7 +155,7 @@ Trial = tuple[list[int], list[int], list[int], list[int]]
 
 
 def _oracle_trial(case: Case, prompt_ids: Sequence[int], K: int) -> Trial | None:
-    """Tokens of each step: drafting the truth, what is due, shifted by one, what is due then.
+    """Tokens of each step: with true drafts, as expected; with shifted ones, as expected then.
 
     None where rounding changes the answer, or nothing is left to decode.
     """
@@ -176,9 +176,9 @@ def _oracle_trial(case: Case, prompt_ids: Sequence[int], K: int) -> Trial | None
 
 
 def _steps_when_shifted(truth: Sequence[int], K: int) -> list[int]:
-    """Tokens of each step when every guess is the token after the right one, from the text alone.
+    """Tokens of each step if every guess is the token after the right one, from the text alone.
 
-    Zeros stand where the text gives out, and where a head's own token does.
+    Past the end of the text guesses are zeros, as in the drafter.
     """
     T, emitted, place = len(truth), [], 0
     while place < T - 1:
@@ -200,7 +200,7 @@ def _mean(steps: Sequence[int]) -> float:
 
 @check("replay and decoding", heads=True, trees=True)
 def replay_equals_decoding(case: Case) -> Finding:
-    """What calibration says of the decoded text must be what decoding accepted."""
+    """Replay of the decoded text by calibration must accept what decoding accepted."""
     assert case.heads is not None
     K, rows = case.heads.num_heads, case.served
     steps = sum(row.num_steps for row in rows)
@@ -221,12 +221,12 @@ def replay_equals_decoding(case: Case) -> Finding:
     other = sum(abs(a - b) for a, b in zip(counts, replayed.steps_by_depth, strict=True))
     if other <= max(2, ROUNDED.get(case.base.dtype, 0.1) * steps):
         return warning(what, "near-ties of the heads may flip by rounding: repeat in float64")
-    return problem(what, "decoding fills the tree with other tokens than calibration ranks: a bug")
+    return problem(what, "decoding drafts other tokens than calibration ranks: this is a bug")
 
 
 @check("data and decoded text", data=True, heads=True, trees=True)
 def data_is_like_decoded_text(case: Case) -> Finding:
-    """Do the heads guess the data as well as what the base really writes?"""
+    """Do the heads guess the data as well as the text that the base writes?"""
     on_data, counts_data = chain_shares(case.statistics)
     on_text, counts_text = chain_shares(case.served_statistics)
     known = [d for d, pair in enumerate(zip(counts_data, counts_text, strict=True))
@@ -235,7 +235,7 @@ def data_is_like_decoded_text(case: Case) -> Finding:
         return skipped(f"fewer than {MIN_POSITIONS} positions to compare")
     on_data, on_text = on_data[: len(known)], on_text[: len(known)]
     what = f"heads right down to each depth: data {_shown(on_data)}, decoded {_shown(on_text)}"
-    # Few answers are decoded: three standard errors of their shares are chance.
+    # Few answers are decoded, so differences of up to three standard errors are allowed.
     excess = [abs(a - b) - 3 * math.sqrt(a * (1 - a) / count)
               for a, b, count in zip(on_data, on_text, counts_text, strict=False)]  # fmt: skip
     if max(excess) > case.tolerance:
@@ -265,20 +265,20 @@ def trained_accuracy(case: Case) -> Finding:
     if min(gaps) < -case.tolerance:
         return problem(
             f"{what}: worse than held out",
-            "are data, chat template and base precision those that they were trained with?",
+            "check that data, chat template and base precision are those of the training",
         )
     if max(gaps) > case.tolerance:
-        return warning(f"{what}: better than held out", "was this data trained on?")
+        return warning(f"{what}: better than held out", "check whether this data was trained on")
     return ok(what)
 
 
 def _held_out_top1(case: Case) -> list[float | None] | None:
-    """The training run's own scores, if the heads lie where it left them."""
+    """The scores of the training run, if the heads are still in its folder."""
     path = case.heads_folder.resolve().parent / "run.json" if case.heads_folder else None
     if path is None or not path.is_file():
         return None
     try:
-        record: Any = json.loads(path.read_text())
+        record: Any = parse_json(path.read_text())
         top1 = record["held_out"]["top1"]
         return [None if t is None or math.isnan(t) else float(t) for t in top1]
     except (ValueError, KeyError, TypeError):

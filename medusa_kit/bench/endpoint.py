@@ -1,7 +1,7 @@
-"""A running OpenAI-compatible server as a method of the bench: streamed, timed from outside.
+"""A running OpenAI-compatible server as a method of the bench, streamed and timed by the client.
 
-What counts are the seconds in which a request was under way: waits before a server is asked again,
-and requests that failed, do not. Decoding is the time after a request's first token, likewise.
+Only the time in which a request was in progress counts, not waits before a retry nor failed
+requests. Decoding is the time after a request's first token, counted the same way.
 """
 
 import statistics
@@ -14,8 +14,8 @@ from medusa_kit.bench.bench import Answers, Batch, Decoding, Method
 from medusa_kit.bench.served_acceptance import (
     Counts,
     ServedSteps,
-    began_anew,
     fetch_counts,
+    restarted,
     steps_between,
 )
 from medusa_kit.data.readers import Message
@@ -23,13 +23,13 @@ from medusa_kit.distill.openai_client import Endpoint, encode_again
 from medusa_kit.distill.openai_stream import Streamed, stream_answer
 from medusa_kit.errors import MedusaKitError
 
-HOPELESS_FAILURES = 5  # in a row: it is not the prompts then
+HOPELESS_FAILURES = 5  # in a row: then the prompts are not the cause
 FAILURES_SAID = 5
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A prompt as the server is sent it; `number` from 1, as in the prompt file."""
+    """A prompt as it is sent to the server; `number` from 1, as in the prompt file."""
 
     number: int
     messages: list[Message]
@@ -37,11 +37,10 @@ class Asked:
 
 @dataclass
 class EndpointRun:
-    """A server and what it did so far.
+    """A server and its results so far.
 
-    `prompts`: by the token ids that the bench knows them by. `tokenizer` gives the one that answers
-    are encoded with again: those that came without token ids where `compare`, else those that came
-    without usage.
+    `prompts`: by their token ids in the bench. `tokenizer` returns the tokenizer with which answers
+    are encoded again: with `compare` those without token ids, else those without usage.
     """
 
     endpoint: Endpoint
@@ -52,12 +51,12 @@ class EndpointRun:
     compare: bool = True
     answers: list[Streamed] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)  # tokens of each answer
-    failed: dict[int, str] = field(default_factory=dict)  # why, by the prompt's number
+    failed: dict[int, str] = field(default_factory=dict)  # prompt number -> reason
     read_otherwise: list[tuple[int, int, int]] = field(default_factory=list)  # number, theirs, ours
     steps: list[ServedSteps] = field(default_factory=list)
     has_metrics: bool = True
     rounds: int = 0
-    rounds_lost: int = 0  # of those, in which counters that it has were not to be had
+    rounds_lost: int = 0  # rounds in which its counters could not be read
     _failures_in_a_row: int = 0
 
     @property
@@ -65,10 +64,10 @@ class EndpointRun:
         return f"endpoint, {self.endpoint.model}"
 
     def method(self) -> Method:
-        return Method(self.name, self.run, warm=True, ids_told=self.compare)
+        return Method(self.name, self.run, warm=True, has_ids=self.compare)
 
     def run(self, batch: Batch) -> Answers:
-        """Raises MedusaKitError when nothing but failures comes any more."""
+        """Raises MedusaKitError after HOPELESS_FAILURES failures in a row."""
         before = fetch_counts(self.endpoint) if self.has_metrics else None
         self.has_metrics = before is not None or (self.has_metrics and self.rounds > 0)
         with ThreadPoolExecutor(self.concurrency) as pool:
@@ -92,7 +91,7 @@ class EndpointRun:
     def _steps_since(self, before: Counts | None) -> ServedSteps | None:
         after = fetch_counts(self.endpoint) if before is not None else None
         self.rounds += 1
-        if before is None or after is None or began_anew(before, after):
+        if before is None or after is None or restarted(before, after):
             self.rounds_lost += self.has_metrics
             return None
         steps = steps_between(before, after)
@@ -125,7 +124,7 @@ class EndpointRun:
         for ids, one, count in zip(batch, got, counts, strict=True):
             number = self.prompts[tuple(ids)].number
             if not isinstance(one, Streamed):
-                # Reports travel; where a server of somebody's own stands is nobody's business.
+                # Reports are shared, so they must not contain the address of a private server.
                 self.failed[number] = one.message.replace(self.endpoint.url, "the server")
                 self._failures_in_a_row += 1
                 if self._failures_in_a_row >= HOPELESS_FAILURES:
@@ -138,7 +137,7 @@ class EndpointRun:
                 self.read_otherwise.append((number, one.prompt_tokens or 0, len(ids)))
 
     def record(self) -> dict[str, Any]:
-        """For JSON: how it was asked, and what is known of it that no other method has."""
+        """For JSON: how it was measured, and the figures that only servers have."""
         firsts = [one.first - one.started for one in self.answers if one.first is not None]
         rates = [
             (count - 1) / (one.ended - one.first)
@@ -180,14 +179,14 @@ class EndpointRun:
         said = [f"requests at once: {self.concurrency}; tokens counted by "
                 f"{known['tokens_counted_by']}"]  # fmt: skip
         if first is None:
-            said.append("it sends answers whole: no time to first token, nothing on decoding")
+            said.append("it sends answers whole: the time to the first token is not known")
         else:
             decoding = "" if rate is None else f", then {rate:.1f} tokens/s a request"
             said.append(f"first token after {first * 1e3:.0f} ms{decoding} (medians)")
         said.append(self._acceptance_note(known["drafted_tokens"], known["accepted_tokens"]))
         if known["compared_by"] == "encoding again":
-            said.append("it sends no token ids: text was encoded again to compare it, which may be "
-                        "other tokens for the same text")  # fmt: skip
+            said.append("it sends no token ids: text was encoded again to compare it, which may "
+                        "give other tokens for the same text")  # fmt: skip
         said += self._troubles()
         return said if self.answers else self._troubles()
 
@@ -207,16 +206,16 @@ class EndpointRun:
 
     def _acceptance_note(self, drafted: int, accepted: int) -> str:
         if not self.has_metrics:
-            return "no counters of vLLM's at /metrics: its acceptance is not known"
+            return "no vLLM counters at /metrics: its acceptance is not known"
         lost = ""
         if self.rounds_lost:
-            lost = (f"; {self.rounds_lost} of {self.rounds} rounds are not in it: /metrics was "
-                    "lost, or counted anew")  # fmt: skip
+            lost = (f"; {self.rounds_lost} of {self.rounds} rounds are not included: /metrics was "
+                    "missing, or the server restarted")  # fmt: skip
         if not drafted:
             return f"its counters at /metrics say that it drafted nothing{lost}"
         return (
             f"{accepted:,} of {drafted:,} drafted tokens accepted ({accepted / drafted:.0%}), by "
-            f"/metrics, which counts everybody's requests{lost}"
+            f"/metrics, which counts the requests of all clients{lost}"
         )
 
 

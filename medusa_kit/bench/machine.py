@@ -1,4 +1,4 @@
-"""What a figure was measured on and with."""
+"""The machine and the versions that figures were measured with."""
 
 import platform
 from pathlib import Path
@@ -15,7 +15,7 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 
 def describe_setup(engine: Engine) -> dict[str, Any]:
-    """Machine and versions, and what runs the steps of this engine."""
+    """Machine, versions and what runs the steps of this engine."""
     import transformers
 
     return {
@@ -31,7 +31,7 @@ def describe_setup(engine: Engine) -> dict[str, Any]:
 
 
 def heads_digest(engine: Engine) -> str | None:
-    """SHA-256 of the heads' weights, so that figures can be told to be theirs; None: no file."""
+    """SHA-256 of the heads' weights, which identifies them in reports; None: no file."""
     if engine.heads_source is None:
         return None
     path = Path(engine.heads_source) / WEIGHTS_NAME
@@ -39,7 +39,7 @@ def heads_digest(engine: Engine) -> str | None:
 
 
 def processor_name(device: torch.device) -> str:
-    """The processor that the model runs on, by its maker's name where there is one to be had."""
+    """The processor that the model runs on, by its model name where that is known."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if CPU_INFO.is_file():

@@ -1,4 +1,4 @@
-"""The ways of decoding that a bench compares: transformers generate, its peers, and ours."""
+"""The decoding methods that a bench compares: transformers generate, peers, and ours."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -37,8 +37,8 @@ def standard_methods(
 ) -> list[Method]:
     """transformers generate, the peers, our one-node decoding, and our drafters.
 
-    `peers`: names of PEERS, as `named_peers` returns them. `drafters`: those to compare, as
-    `named_drafters` returns them; each engine's own unless given. `sampling`: temperature and seed.
+    `peers`: names of PEERS, from `named_peers`. `drafters`: those to compare, from
+    `named_drafters`; by default each engine's own. `sampling`: temperature and seed.
     """
     sampling = sampling or SamplingParams()
     case = PeerCase(oracle, max_new_tokens, sampling, batch_size, assistant)
@@ -54,7 +54,8 @@ def standard_methods(
 def _drafting(
     engines: Mapping[str, Engine], drafters: Sequence[str]
 ) -> Iterator[tuple[str, Engine, str | None]]:
-    """(the row's name, engine, drafter or None for its own); without heads engines are the same."""
+    """(the method's name, engine, drafter or None for its own). For drafters that do not use heads,
+    all engines are the same."""
     wanted: Sequence[str | None] = drafters or [None]
     for drafter in wanted:
         for index, (name, engine) in enumerate(engines.items()):
@@ -74,14 +75,14 @@ def engine_method(
     sampling: SamplingParams,
     drafter: str | None = None,
 ) -> Method:
-    """Our decoding; the clock stops when the last row has finished.
+    """Our decoding, timed until the last row has finished.
 
-    What drafters learn is kept for this method alone: others have seen the same prompts.
+    What drafters learn is kept for this method alone, since others see the same prompts.
     """
     engine = replace(engine, memory=Memory())
 
     def run(batch: Batch) -> Answers:
-        # As transformers has it: no row of a batch may go on where the longest one cannot.
+        # As in transformers, no row of a batch may go on where the longest one cannot.
         room = engine.base.info.context_length - max(map(len, batch))
         results = engine.generate(
             batch,
@@ -101,7 +102,7 @@ def engine_method(
 
 
 def not_paying(report: BenchReport) -> list[str]:
-    """Drafters of ours that decode slower than one node a step, whatever they accept."""
+    """Notes on our drafters that are slower than decoding one node a step."""
     plain = next((result for result in report.ran if result.name == ONE_NODE), None)
     if plain is None or not plain.total.decoding_tokens_per_second:
         return []
@@ -112,7 +113,7 @@ def not_paying(report: BenchReport) -> list[str]:
             continue
         if (ratio := rate / plain.total.decoding_tokens_per_second) < 1:
             said.append(
-                f"{result.name} does not pay here: {ratio:.2f} × the decoding of one node a step, "
+                f"{result.name} does not pay here: {ratio:.2f} × the speed of one node a step, "
                 f"at {length:.2f} tokens a step"
             )
     return said
@@ -124,7 +125,7 @@ def check_room(base: BaseModel, prompts: Sequence[Sequence[int]]) -> None:
     for number, prompt in enumerate(prompts, start=1):
         if len(prompt) >= context:
             raise ContextLengthError(
-                f"prompt {number} has {len(prompt)} tokens; the model's context holds {context}, "
-                "answer included",
+                f"prompt {number} has {len(prompt)} tokens; the model's context holds {context} "
+                "with the answer",
                 hint="leave it out of the prompts, or shorten it",
             )

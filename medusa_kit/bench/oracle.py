@@ -1,6 +1,6 @@
 """The oracle: plain transformers generate on a second, untouched copy of the base model.
 
-Stock attention, stock linear layers, stock cache: nothing of ours takes part.
+It uses stock attention, linear layers and cache, and none of our code.
 
 Shapes: B batch, T tokens, V vocabulary.
 """
@@ -17,16 +17,16 @@ from medusa_kit.infer.cpu.int8_weights import with_weights
 
 
 class Oracle:
-    """A base model loaded once more, asked through transformers' own generate."""
+    """A base model loaded a second time, which answers by transformers' own generate."""
 
     def __init__(self, base: BaseModel) -> None:
         self.base = base
 
     @classmethod
     def beside(cls, base: BaseModel, same_weights: bool = False) -> "Oracle":
-        """A second copy of `base`, loaded from where it came from.
+        """A second copy of `base`, loaded from the same place.
 
-        It has the checkpoint's weights; with `same_weights` those of `base`, if these are rounded.
+        It has the checkpoint's weights; with `same_weights` those of `base`, also if rounded.
         """
         info = base.info
         copy = load_base_model(
@@ -53,7 +53,7 @@ class Oracle:
     ) -> tuple[list[list[int]], float]:
         """New tokens of each prompt, and the seconds for all; shorter prompts are padded left.
 
-        A `temperature` above 0 draws from the plain softmax, with torch's numbers from `seed`.
+        A `temperature` above 0 samples from the plain softmax, with torch's generator at `seed`.
         """
         ids_BT, mask_BT = self._padded(prompts)
         room = self.base.info.context_length - ids_BT.shape[1]
@@ -87,7 +87,7 @@ class Oracle:
         return torch.tensor(rows, device=device), torch.tensor(mask, device=device)
 
     def _answer(self, row: list[int]) -> list[int]:
-        """Up to the first stop token: what stands after it is padding."""
+        """The row up to its first stop token, after which there is padding."""
         stops = (i for i, token in enumerate(row) if token in self.base.stop_token_ids)
         return row[: next(stops, len(row)) + 1]
 
@@ -100,7 +100,7 @@ class Oracle:
 
 def _sampling(temperature: float) -> dict[str, Any]:
     if temperature == 0:
-        # Without the Nones transformers warns that sampling settings are unused.
+        # The Nones keep transformers from warning that sampling settings are unused.
         return {"do_sample": False, "temperature": None, "top_k": None, "top_p": None}
-    # Every token may be drawn, as with ours; left out, top-k would be 50.
+    # Every token may be drawn, as in our sampling; top-k would default to 50.
     return {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}

@@ -1,6 +1,6 @@
-"""Other ways of making the same model faster, on the oracle's untouched copy of it.
+"""Peers: other methods of decoding the same model faster, on the oracle's untouched copy.
 
-A peer that cannot run here gives its reason when it is run; the bench then goes on without it.
+A peer that cannot run here raises its reason when it is run; the bench then continues without it.
 
 Shapes: T tokens.
 """
@@ -26,7 +26,7 @@ ONE_AT_A_TIME = "takes one prompt at a time"
 
 @dataclass(frozen=True)
 class PeerCase:
-    """What is asked of every peer."""
+    """The task of every peer."""
 
     oracle: Oracle
     max_new_tokens: int
@@ -36,9 +36,9 @@ class PeerCase:
 
 
 def named_peers(given: Sequence[str], assistant: str | None = None) -> list[str]:
-    """Names of PEERS from `a,b` or several; `transformers` is always there and stands for itself.
+    """Names of PEERS from `a,b` or several; `transformers` may be named, but is always measured.
 
-    Raises ConfigError for an unknown peer, and for an assistant that is missing or of no use.
+    Raises ConfigError for an unknown peer, and for an assistant that is missing or not needed.
     """
     asked = _split(given)
     known = ("transformers", *PEERS)
@@ -47,7 +47,7 @@ def named_peers(given: Sequence[str], assistant: str | None = None) -> list[str]
             raise unknown_value("peer", name, known)
     if "assisted" in asked and assistant is None:
         raise ConfigError(
-            "the peer 'assisted' needs a smaller model that drafts",
+            "the peer 'assisted' needs a smaller model to draft",
             hint="name it with --assistant MODEL or --draft-model MODEL",
         )
     if assistant is not None and not {"assisted", "flashspec"} & set(asked):
@@ -59,7 +59,7 @@ def named_peers(given: Sequence[str], assistant: str | None = None) -> list[str]
 
 
 def assistant_for(given: Sequence[str], assistant: str | None, other: str | None) -> str | None:
-    """The assistant, else `other` where a peer cannot do without one."""
+    """The assistant, else `other` where a peer requires one."""
     return assistant or (other if "assisted" in _split(given) else None)
 
 
@@ -86,7 +86,7 @@ def transformers_method(case: PeerCase, name: str, **options: Any) -> Method:
 
 
 class TokenClock:
-    """A streamer of transformers that only notes when the first tokens came, and when the last."""
+    """A streamer for transformers that only records when the first and the last tokens came."""
 
     def __init__(self) -> None:
         self._prompt_seen, self._first_tokens = False, 0
@@ -95,20 +95,20 @@ class TokenClock:
     def put(self, tokens: torch.Tensor) -> None:
         if self._prompt_seen and not self._first_tokens:
             self._first, self._first_tokens = time.perf_counter(), tokens.numel()
-        self._prompt_seen = True  # what is put first is the prompt
+        self._prompt_seen = True  # the first call passes the prompt
 
     def end(self) -> None:
         self._end = time.perf_counter()
 
     def decoding(self, num_tokens: int) -> Decoding | None:
-        """Of an answer of `num_tokens` in all; None where transformers told nothing."""
+        """For an answer of `num_tokens` in all; None where transformers did not call it."""
         if not self._end:
             return None
         return Decoding(max(0, num_tokens - self._first_tokens), self._end - self._first)
 
 
 def not_here(name: str, reason: str) -> Method:
-    """A peer that is known not to run."""
+    """A peer that cannot run here, for a known reason."""
 
     def run(batch: Batch) -> Answers:
         raise MedusaKitError(reason)
@@ -124,22 +124,22 @@ def prompt_lookup(case: PeerCase) -> Method:
 
 
 def assisted(case: PeerCase) -> Method:
-    """transformers' assisted generation; across vocabularies too (universal), by tokenizers."""
+    """transformers' assisted generation, also across vocabularies (universal)."""
     assistant, base = case.assistant, case.oracle.base
-    assert assistant is not None, "`named_peers` asks for one"
+    assert assistant is not None, "`named_peers` requires one"
     name = f"transformers assisted ({_short(assistant)})"
     if case.batch_size > 1:
         return not_here(name, f"transformers' assisted generation {ONE_AT_A_TIME}")
     options: dict[str, Any] = {"assistant_model": assistant.model}
     if assistant.config.vocab_size != base.config.vocab_size:  # as transformers tells them apart
         if assistant.tokenizer is None or base.tokenizer is None:
-            return not_here(name, "the vocabularies differ, and a model came without a tokenizer")
+            return not_here(name, "the vocabularies differ, and a model has no tokenizer")
         options |= {"tokenizer": base.tokenizer, "assistant_tokenizer": assistant.tokenizer}
     return transformers_method(case, name, **options)
 
 
 def compiled(case: PeerCase) -> Method:
-    """torch.compile over a static cache, as transformers does it by itself on a GPU."""
+    """torch.compile over a static cache, which transformers uses on a GPU by default."""
     from transformers import CompileConfig
 
     model = case.oracle.base.model

@@ -1,7 +1,8 @@
-"""What a vLLM server has accepted of its drafts, from its Prometheus page /metrics.
+"""How much of its drafts a vLLM server has accepted, from its Prometheus page /metrics.
 
-Counters since the server's start, over everybody's requests: what a run did is the difference. The
-Prometheus client puts `_total` after their names; labels (engine, model) are summed over.
+The counters cover all requests of all clients since the server's start, so a run is a difference of
+two readings. The Prometheus client appends `_total` to their names; labels (engine, model) are
+summed.
 """
 
 import http.client
@@ -10,7 +11,7 @@ import urllib.request
 from collections import Counter
 from dataclasses import dataclass
 
-from medusa_kit.distill.openai_client import Endpoint
+from medusa_kit.distill.openai_client import Endpoint, NoRedirects
 
 LINE = re.compile(
     r"^vllm:spec_decode_num_(drafts|draft_tokens|accepted_tokens|accepted_tokens_per_pos)(?:_total)?"
@@ -24,21 +25,21 @@ Counts = Counter[str]  # drafts, draft_tokens, accepted_tokens, and `position N`
 
 @dataclass(frozen=True)
 class ServedSteps:
-    """Steps of a server that drafted; the names are those of GenerationStats where they agree."""
+    """Steps in which a server drafted; names are those of GenerationStats where they agree."""
 
     num_steps: int
     draft_tokens: int
     accepted_tokens: int
-    acceptance_by_depth: list[float]  # share of steps that got to depth 1, 2, …
+    acceptance_by_depth: list[float]  # share of steps that reached depth 1, 2, …
 
     @property
     def tokens(self) -> int:
-        """What the steps gave: the accepted ones, and one of the model's own each."""
+        """The tokens that the steps emitted: the accepted ones and one more for each step."""
         return self.num_steps + self.accepted_tokens
 
 
 def read_counts(text: str) -> Counts | None:
-    """Counters of a /metrics page; None where it has none of them."""
+    """The counters on a /metrics page; None where it has none of them."""
     counts: Counts = Counter()
     for name, labels, value in LINE.findall(text):
         if name.endswith("per_pos"):
@@ -50,25 +51,26 @@ def read_counts(text: str) -> Counts | None:
 
 
 def fetch_counts(endpoint: Endpoint) -> Counts | None:
-    """The same from the server; None too where it has no such page, or does not answer."""
+    """The same from the server; None also where it has no such page or does not answer."""
     root = endpoint.url.rstrip("/").removesuffix("/v1")
     request = urllib.request.Request(root + "/metrics", headers=endpoint.headers())
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_SECONDS) as response:
+        opener = urllib.request.build_opener(NoRedirects)
+        with opener.open(request, timeout=TIMEOUT_SECONDS) as response:
             return read_counts(response.read().decode(errors="replace"))
     except (OSError, http.client.HTTPException):
         return None
 
 
-def began_anew(before: Counts, after: Counts) -> bool:
-    """Whether counters fell in between: the server was started again."""
+def restarted(before: Counts, after: Counts) -> bool:
+    """Whether a counter fell in between, because the server was restarted."""
     return any(after[name] < count for name, count in before.items())
 
 
 def steps_between(before: Counts, after: Counts) -> ServedSteps | None:
-    """None where nothing was drafted, and where the counters began anew in between."""
+    """None where nothing was drafted, and where the server was restarted in between."""
     grown = {name: after[name] - before[name] for name in after}
-    if began_anew(before, after) or not grown["drafts"]:
+    if restarted(before, after) or not grown["drafts"]:
         return None
     positions = sorted(int(name.split()[1]) for name in grown if name.startswith("position"))
     shares = [grown[f"position {depth}"] / grown["drafts"] for depth in positions]

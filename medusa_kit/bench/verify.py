@@ -1,9 +1,9 @@
-"""Verify: are our tokens the base model's own, one by one?
+"""Verifies that our tokens are the base model's own, one by one.
 
-Greedy answers are held against transformers generate on an untouched second model; sampled ones
-against one-node decoding with the same seed. At a first difference the margin, how far the worse of
-the two tokens lies below the likeliest, tells rounding (below the rounding tolerance, measured at
-load) from a bug: a tie between two tokens excuses neither a third nor an answer of another length.
+Greedy answers are compared with transformers generate on an untouched second model, sampled ones
+with one-node decoding with the same seed. At the first difference the margin, which is how far the
+worse of the two tokens is below the likeliest, tells rounding (below the rounding tolerance,
+measured at load) from a bug. A tie of two tokens excuses no third token and no other length.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ from medusa_kit.settings.sampling import SamplingParams
 
 @dataclass(frozen=True)
 class Difference:
-    """The first place where an answer leaves the oracle's."""
+    """The first place where an answer differs from the oracle's."""
 
     prompt: int
     position: int  # in the answer, from 0
@@ -41,7 +41,7 @@ class VerifyReport:
     differences: list[Difference]
     rounding_tolerance: float
     acceptance_length: float
-    attention: dict[str, Any]  # what was asked for, what is in use, and why not the same
+    attention: dict[str, Any]  # the backend asked for, the one in use, and why they differ
     drafter: str
 
     @property
@@ -67,13 +67,13 @@ def verify(
 ) -> VerifyReport:
     """Compare every answer token by token; greedy unless `sampling` says otherwise.
 
-    Raises ConfigError for a lossy acceptance rule: it promises no tokens to hold it to.
+    Raises ConfigError for a lossy acceptance rule, which promises no particular tokens.
     """
     sampling = sampling or SamplingParams()
     if sampling.lossy:
         raise ConfigError(
             "typical acceptance is lossy, so there is nothing to verify; expected exact acceptance",
-            hint="leave out acceptance",
+            hint="leave out the option acceptance",
         )
     differences, num_tokens, num_steps = [], 0, 0
     with console.progress("verifying", len(prompts), "prompts") as bar:
@@ -128,7 +128,7 @@ def difference_of(
     ours: Sequence[int],
     expected: Sequence[int],
 ) -> Difference:
-    """Of two answers that are not the same."""
+    """The first difference of two answers that are not the same."""
     position = first_difference(ours, expected)
     tokens = [ids[position] if position < len(ids) else None for ids in (expected, ours)]
     margin = float("inf")

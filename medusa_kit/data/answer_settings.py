@@ -1,17 +1,16 @@
-"""What lies beside a file of answers: FILE.meta.json, the settings its rows were made with."""
+"""FILE.meta.json beside a file of answers: the settings that its rows were made with."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from medusa_kit.errors import DataError
-from medusa_kit.files import link_target
+from medusa_kit.files import link_target, parse_json
 
 BASE_FINGERPRINT = "base_fingerprint"
 
 
 def settings_path(answers: Path) -> Path:
-    """Beside the file itself, so that a link to it finds them too."""
+    """Beside the file that a link points to, so that all its links share them."""
     return _beside(link_target(answers))
 
 
@@ -20,22 +19,22 @@ def _beside(answers: Path) -> Path:
 
 
 def read_settings(answers: Path) -> dict[str, Any] | None:
-    """None where nothing lies beside the file. Raises DataError for what is no such settings."""
+    """The settings, None where there are none. Raises DataError for a file that holds none."""
     places = (settings_path(answers), _beside(answers))  # earlier versions wrote beside the link
     path = next((place for place in places if place.is_file()), None)
     if path is None:
         return None
     try:
-        there = json.loads(path.read_text())
-    except ValueError as error:  # no JSON, or no text
-        raise DataError(f"{path} is no JSON: {error}") from error
+        there = parse_json(path.read_text())
+    except ValueError as error:  # not JSON, or not text
+        raise DataError(f"{path} is not JSON: {error}") from error
     if not isinstance(there, dict):
         raise DataError(f"{path} holds a {type(there).__name__}, expected settings")
     return there
 
 
 def base_that_answered(source: str) -> str | None:
-    """Fingerprint of the base whose words a file holds; None where it is not said."""
+    """Fingerprint of the base that wrote a file's answers; None where it is not known."""
     path = Path(source).expanduser()
     settings = read_settings(path) if path.is_file() else None
     return None if settings is None else settings.get(BASE_FINGERPRINT)

@@ -19,7 +19,7 @@ GENERATION_MARK = re.compile(r"{%[-+]?\s*generation\b")
 
 @dataclass(frozen=True)
 class EncodedExample:
-    """`loss_mask[t]`: token t was written by the assistant, so it is something to predict."""
+    """`loss_mask[t]`: whether the assistant wrote token t, so that heads learn to predict it."""
 
     input_ids: list[int]
     loss_mask: list[bool]
@@ -32,7 +32,7 @@ class SourceCount:
 
     kept: int = 0
     skipped: int = 0
-    first_reason: str = ""  # why the first skipped row was
+    first_reason: str = ""  # why the first skipped row was skipped
 
 
 @dataclass
@@ -40,12 +40,12 @@ class EncodeReport:
     """What became of the rows."""
 
     skipped: list[tuple[int, str]] = field(default_factory=list)  # (row, reason)
-    truncated: int = 0  # rows longer than max_length, those included of which nothing was left
-    emptied: int = 0  # of those, the ones of which nothing was left to train on
+    truncated: int = 0  # rows longer than max_length, emptied ones included
+    emptied: int = 0  # truncated rows in which nothing to train on was left
     longest: int = 0  # tokens of the longest row, before any cut
     tokens: int = 0
     trained_tokens: int = 0
-    trained_tokens_cut: int = 0  # what the assistant wrote after max_length
+    trained_tokens_cut: int = 0  # tokens of the assistant after max_length
     sources: dict[str, SourceCount] = field(default_factory=dict)
 
     def summary(self, max_length: int) -> str:
@@ -61,7 +61,7 @@ class EncodeReport:
 
 
 def check_ids(ids: Sequence[int], vocab_size: int, row: int) -> None:
-    """Raises DataError for a token that a model with so many does not have."""
+    """Raises DataError for a token id outside the vocabulary."""
     wrong = [token for token in ids if not 0 <= token < vocab_size]
     if wrong:
         raise DataError(
@@ -116,7 +116,7 @@ def encode_conversation(
     except DataError as error:
         raise DataError(f"row {row}: {error.message}", hint=error.hint) from error
     if not any(mask):
-        raise DataError(f"row {row}: the assistant wrote no token")
+        raise DataError(f"row {row}: the assistant's turns have no tokens")
     return EncodedExample(ids, mask, row)
 
 
@@ -135,7 +135,7 @@ def _masked_by_template(
             continue
         # transformers leaves out all but the first token of a run's last character
         same_character = offsets[position][0] < offsets[position - 1][1]
-        # the end-of-turn token may stand outside the marks
+        # the end-of-turn token may be outside the marks
         ends_turn = ids[position] in stops and ids[position - 1] not in stops
         mask[position] = same_character or ends_turn
     end = max((i for i, written in enumerate(mask) if written), default=-1) + 1
@@ -165,7 +165,7 @@ def _masked_by_prefixes(
 
 
 def _end_of_turn(tokenizer: Any, ids: Sequence[int], start: int) -> int:
-    """One past the turn's last special token: after it stands only the template's own tail."""
+    """The place after the turn's last special token; the rest is only the template's own tail."""
     specials = special_ids(tokenizer)
     for position in range(len(ids) - 1, start - 1, -1):
         if ids[position] in specials:
@@ -182,9 +182,10 @@ def encode_rows(
 ) -> tuple[list[EncodedExample], EncodeReport]:
     """Encode all rows, cut at `max_length` tokens; bad rows are skipped and counted, or fatal.
 
-    With `vocab_size` a row that holds any other token is bad.
+    With `vocab_size`, a row with a token id outside the vocabulary is bad.
 
-    Raises DataError with on_error="fail", or when a source, or all, leave nothing to train on.
+    Raises DataError for a bad row with on_error="fail", and where a source, or all together, leave
+    nothing to train on.
     """
     examples, report = [], EncodeReport()
     for row in rows:
@@ -215,7 +216,7 @@ def encode_rows(
 
 
 def _refuse_empty(sources: dict[str, SourceCount]) -> None:
-    """A source that gives nothing is a mistake in the data, however good the others are."""
+    """A source without rows to train on is an error, even if other sources have some."""
     for source, count in sources.items():
         if count.kept:
             continue
@@ -241,5 +242,7 @@ def _encode_row(row: Row | BadRow, tokenizer: Any) -> EncodedExample:
 def _cut(example: EncodedExample, max_length: int) -> EncodedExample:
     mask = example.loss_mask[:max_length]
     if not any(mask):
-        raise DataError(f"row {example.row}: the first {max_length} tokens hold no assistant token")
+        raise DataError(
+            f"row {example.row}: none of the first {max_length} tokens is the assistant's"
+        )
     return EncodedExample(example.input_ids[:max_length], mask, example.row)

@@ -1,7 +1,7 @@
-"""Rows of several sources: one source after the other, or drawn from all of them by weight.
+"""Rows of several sources, read one source after the other or drawn by weight.
 
-Which source gives the next row depends on the seed and the weights alone, so the same recipe trains
-on the same rows in the same order.
+The source of each row depends on the seed and the weights alone, so the same recipe trains on the
+same rows in the same order.
 """
 
 import itertools
@@ -16,7 +16,7 @@ Stop = Literal["exhaust", "stop_at_first"]
 
 
 def recipe_rows(data: DataSection, seed: int) -> Iterator[Row | BadRow]:
-    """The rows a recipe trains on; read as they are asked for.
+    """The rows that a recipe trains on, read lazily.
 
     Raises what read_good_and_bad raises.
     """
@@ -30,7 +30,7 @@ def recipe_rows(data: DataSection, seed: int) -> Iterator[Row | BadRow]:
 
 
 def _rows(entry: SourceSection, data: DataSection) -> Iterator[Row | BadRow]:
-    """No source gives more than the limit over all, so a stream always has one."""
+    """No source gives more than the limit of all together, so a stream always has a limit."""
     limits = [limit for limit in (entry.limit, data.limit) if limit is not None]
     return read_good_and_bad(entry.source, min(limits, default=None), data.streaming)
 
@@ -43,9 +43,9 @@ def mix_rows(
 ) -> Iterator[Row | BadRow]:
     """Rows of (source, weight > 0) pairs, each source in its own order, at most `limit` in all.
 
-    Every row comes from a source drawn with a chance in proportion to its weight. A drawn source
-    that has run dry drops out and the others go on in their proportions ("exhaust": every row is
-    given once), or ends the mix ("stop_at_first": the proportions hold to the end).
+    Every row comes from a source drawn with a probability proportional to its weight. A drawn
+    source without further rows is dropped while the others go on in their proportions ("exhaust":
+    every row is given once), or it ends the mix ("stop_at_first": the proportions hold to the end).
     """
     mixed = _draw([(iter(rows), weight) for rows, weight in sources], random.Random(seed), stop)
     return itertools.islice(mixed, limit)
@@ -66,9 +66,9 @@ def _draw(
 
 
 def _choose(weights: Sequence[float], generator: random.Random) -> int:
-    """By `random()`, the one method whose numbers Python promises to keep between versions."""
+    """Uses `random()`, the only method whose numbers Python keeps the same between versions."""
     point = generator.random() * sum(weights)
     for index, up_to in enumerate(itertools.accumulate(weights)):
         if point < up_to:
             return index
-    return len(weights) - 1  # rounding may put the point on the sum itself
+    return len(weights) - 1  # by rounding the point may equal the sum

@@ -1,9 +1,9 @@
-"""Rows from files and data sets, whatever their format: conversations, or answers with token ids.
+"""Rows from files and data sets in any known format: conversations, or answers with token ids.
 
-Told apart row by row: ShareGPT (`conversations`: from, value), OpenAI (`messages`: role, content),
-a single `prompt`, MT-bench's `turns`, the kit's own answer rows (`prompt_ids`, `response_ids`), and
-plain text, a prompt a line. A source that is no path is the name of a `datasets` data set,
-`name[/config][:split]` with an owner before the name where there is one.
+The format is recognised row by row: ShareGPT (`conversations`: from, value), OpenAI (`messages`:
+role, content), a single `prompt`, MT-bench's `turns`, the kit's own answer rows (`prompt_ids`,
+`response_ids`), and plain text with a prompt on each line. A source that is not a path is the name
+of a `datasets` data set, `[owner/]name[/config][:split]`.
 """
 
 import itertools
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from medusa_kit.errors import ConfigError, DataError, unknown_value
+from medusa_kit.files import parse_json
 
 Message = dict[str, str]
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
@@ -30,7 +31,7 @@ class Conversation:
     row: int
     id: str | None
     source: str
-    category: str | None = None  # of MT-bench, Spec-Bench and sets in their form
+    category: str | None = None  # in MT-bench, Spec-Bench and sets in their form
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,12 @@ class AnswerRow:
     id: str | None
     row: int
     sampling: dict[str, Any] | None = None
-    source: str = field(default="", compare=False)  # where it was read is no part of the answer
+    source: str = field(default="", compare=False)  # where it was read
 
 
 @dataclass(frozen=True)
 class BadRow:
-    """A row in which no known format was found, and why."""
+    """A row of no known format, and the reason."""
 
     reason: str
     row: int
@@ -65,10 +66,10 @@ Row: TypeAlias = Conversation | AnswerRow
 def read_rows(source: str, limit: int | None = None, streaming: bool = False) -> Iterator[Row]:
     """Rows of a file or data set, in order, at most `limit`.
 
-    With `streaming` a data set is read row by row and never the whole of it; files are as ever.
+    With `streaming` a data set is read row by row, not downloaded whole; files are not affected.
 
-    Raises DataError for a missing, empty or broken source; a row of no known format is named by its
-    number and keys. Raises ConfigError for a streamed data set without a limit.
+    Raises DataError for a missing, empty or broken source, and for a row of no known format, with
+    its number and keys. Raises ConfigError for a streamed data set without a limit.
     """
     for row in read_good_and_bad(source, limit, streaming):
         if isinstance(row, BadRow):
@@ -79,7 +80,7 @@ def read_rows(source: str, limit: int | None = None, streaming: bool = False) ->
 def read_good_and_bad(
     source: str, limit: int | None = None, streaming: bool = False
 ) -> Iterator[Row | BadRow]:
-    """The same, with a BadRow for each row of no known format, for those who skip such rows."""
+    """The same, with a BadRow for each row of no known format, for callers that skip such rows."""
     path = Path(source).expanduser()
     looks_like_path = path.suffix in FILE_KINDS or source.startswith((".", "/", "~"))
     if path.is_file():
@@ -103,7 +104,7 @@ def _read_file(path: Path) -> Iterator[tuple[int, Any]]:
     try:
         yield from _read_json(path) if path.suffix == ".json" else _read_lines(path)
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is no UTF-8 text: {error}", hint="convert it to UTF-8") from error
+        raise DataError(f"{path} is not UTF-8 text: {error}", hint="convert it to UTF-8") from error
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, Any]]:
@@ -115,16 +116,16 @@ def _read_lines(path: Path) -> Iterator[tuple[int, Any]]:
                 yield number, line.strip()
                 continue
             try:
-                yield number, json.loads(line)
+                yield number, parse_json(line)
             except json.JSONDecodeError as error:
-                raise DataError(f"{path}:{number} is no JSON: {error.msg}") from error
+                raise DataError(f"{path}:{number} is not JSON: {error.msg}") from error
 
 
 def _read_json(path: Path) -> Iterator[tuple[int, Any]]:
     try:
-        items = json.loads(path.read_text(encoding="utf-8-sig"))
+        items = parse_json(path.read_text(encoding="utf-8-sig"))
     except json.JSONDecodeError as error:
-        raise DataError(f"{path}:{error.lineno} is no JSON: {error.msg}") from error
+        raise DataError(f"{path}:{error.lineno} is not JSON: {error.msg}") from error
     if not isinstance(items, list):
         raise DataError(f"{path} holds a {type(items).__name__}, expected a list of rows")
     yield from enumerate(items, start=1)
@@ -140,7 +141,7 @@ def _read_data_set(source: str, limit: int | None, streaming: bool) -> Iterator[
         import datasets
     except ImportError as error:
         raise DataError(
-            f"{source!r} is no file, and reading it as a data set needs the package datasets",
+            f"{source!r} is not a file, and reading it as a data set needs the package datasets",
             hint="pip install 'medusa-kit[train]', or give a .jsonl, .json or .txt file",
         ) from error
     name, _, split = source.partition(":")
@@ -189,7 +190,7 @@ def _messages(item: dict[str, Any]) -> list[Message]:
     if isinstance(item.get("prompt"), str):
         return [{"role": "user", "content": item["prompt"]}]
     raise DataError(
-        f"it is of no known format; its keys are {', '.join(map(repr, item)) or 'none'}",
+        f"its format is unknown; its keys are {', '.join(map(repr, item)) or 'none'}",
         hint="expected messages, conversations, prompt, turns or response_ids",
     )
 
@@ -219,7 +220,7 @@ def _answer(item: dict[str, Any], identity: str | None, number: int, source: str
             raise DataError(f"{name} must be a list of token ids")
     reason = item.get("finish_reason")
     if reason not in FINISH_REASONS:
-        raise DataError(f"finish_reason {reason!r}; expected one of {FINISH_REASONS}")
+        raise DataError(f"finish_reason is {reason!r}; expected one of {FINISH_REASONS}")
     assert isinstance(prompt_ids, list)
     return AnswerRow(
         prompt_ids, response_ids, reason, identity, number, item.get("sampling"), source

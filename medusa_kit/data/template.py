@@ -1,4 +1,4 @@
-"""The tokenizer's chat template: which one it is, what it renders, how it ends a turn."""
+"""The tokenizer's chat template: choosing it, rendering with it, the token that ends a turn."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -10,9 +10,9 @@ from medusa_kit.errors import DataError
 
 
 def chat_template(tokenizer: Any) -> str | None:
-    """The template that chats are written by; of several with names the one named default.
+    """The chat template; of several named ones the one called default.
 
-    Raises DataError where there are several and none is.
+    Raises DataError where there are several and none is called so.
     """
     found = getattr(tokenizer, "chat_template", None)
     if not isinstance(found, dict):
@@ -29,19 +29,19 @@ def chat_template(tokenizer: Any) -> str | None:
 def end_of_turn_id(tokenizer: Any) -> int | None:
     """The token that the assistant ends its turn with: the chat template's, else the tokenizer's.
 
-    It is the first special one of what the template writes after whatever the answer is: more may
-    follow, as Phi-3's template ends a text after its last turn. A template without one, or that
-    refuses one question and its answer, leaves the tokenizer's.
+    It is the first special token that the template writes after any answer; more may follow, as in
+    Phi-3's template, which ends the text after its last turn. The tokenizer's is used for a
+    template that writes none, or that refuses one question and its answer.
     """
     tail: list[int] = []
     with suppress(DataError):
-        tail = _behind_any_answer(tokenizer)
+        tail = _after_any_answer(tokenizer)
     specials = special_ids(tokenizer)
     return next((token for token in tail if token in specials), tokenizer.eos_token_id)
 
 
-def _behind_any_answer(tokenizer: Any) -> list[int]:
-    """What two conversations that differ in the answer alone have in common after it."""
+def _after_any_answer(tokenizer: Any) -> list[int]:
+    """The tokens after the answer that two conversations with different answers share."""
     if chat_template(tokenizer) is None:
         return []
     question: Message = {"role": "user", "content": "Is it?"}
@@ -56,7 +56,7 @@ def _behind_any_answer(tokenizer: Any) -> list[int]:
 
 
 def special_ids(tokenizer: Any) -> set[int]:
-    """Tokens that stand for no text."""
+    """Special tokens, which stand for no text."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     return {*tokenizer.all_special_ids, *(i for i, t in added.items() if t.special)}
 
@@ -74,7 +74,7 @@ def render(
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """What a template raises about a conversation is a fault of the row."""
+    """Turns whatever a template raises about a conversation into a DataError."""
     from jinja2.exceptions import TemplateError
 
     try:

@@ -19,7 +19,7 @@ from medusa_kit.base.fingerprint import OLD_NOTE, Match, compare
 from medusa_kit.data.answer_settings import BASE_FINGERPRINT, read_settings, settings_path
 from medusa_kit.data.readers import Message
 from medusa_kit.errors import ConfigError, DataError, MedusaKitError
-from medusa_kit.files import atomic_write, link_target
+from medusa_kit.files import atomic_write, link_target, parse_json
 from medusa_kit.one_owner import one_owner
 
 ASKED = "asked"  # a row's digest of what was asked
@@ -158,6 +158,6 @@ class AnswerFile:
             os.truncate(self.path, whole)
         for number, line in enumerate(raw[:whole].splitlines(), start=1):
             try:
-                self._remember(json.loads(line))
+                self._remember(parse_json(line))
             except (ValueError, KeyError, TypeError) as error:
                 raise DataError(f"{self.path}:{number} is no answer row: {error}") from error

@@ -1,7 +1,11 @@
 """Answers from an OpenAI-compatible server, so that a large base can be served elsewhere.
 
-The server sends text; token ids come from re-encoding it, or from vLLM's own `token_ids` where
-asked for.
+The server sends text. Token ids come from encoding it again, or from vLLM's `token_ids` where asked
+for.
+
+The client is the standard library's. `openai` takes two seconds to import and 30 MB, and hides when
+the attempt began that the bench times. `httpx2` (of huggingface_hub 2; `httpx` of 1) makes the code
+no shorter.
 """
 
 import http.client
@@ -9,23 +13,34 @@ import json
 import os
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from medusa_kit.base.retry_after import seconds_to_wait
 from medusa_kit.data.readers import Message
 from medusa_kit.data.template import end_of_turn_id
 from medusa_kit.errors import ConfigError, DataError, MedusaKitError, UsageError
+from medusa_kit.files import parse_json
 from medusa_kit.settings.sampling import SamplingParams
 
 RETRIES = 5
 FIRST_WAIT_SECONDS = 1.0  # doubled at every retry
 RETRYABLE = {429, 500, 502, 503, 504}
 ROWS_FAULT = {400, 413, 422}  # this request is refused, for instance as too long; others may pass
+QUOTED = 200  # characters of a server's reply in a message
 OPENAI_SAMPLING = ("top_p", "presence_penalty", "frequency_penalty", "logit_bias")
 EXTENDED_SAMPLING = ("top_k", "min_p", "repetition_penalty")  # vLLM and others know them
 T = TypeVar("T")
+
+
+class NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirect is an error like others: following it would show the key to another server."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
 
 
 @dataclass(frozen=True)
@@ -42,7 +57,17 @@ class Endpoint:
     first_wait_seconds: float = FIRST_WAIT_SECONDS
 
     def __post_init__(self) -> None:
-        if not self.url.startswith(("http://", "https://")):
+        try:
+            parts = urllib.parse.urlsplit(self.url)
+            usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:  # brackets, or a port that is no number
+            usable, parts = False, urllib.parse.urlsplit("")
+        if "@" in parts.netloc:
+            raise ConfigError(
+                "the endpoint's URL has a user name or password in it, expected none",
+                hint=f"put the key into the environment variable {self.api_key_env}",
+            )
+        if not usable:
             raise ConfigError(
                 f"endpoint {self.url!r} is no URL; expected http://… or https://…, up to /v1"
             )
@@ -69,7 +94,7 @@ class Endpoint:
     def completion(self, raw: bytes) -> tuple[dict[str, Any], str, dict[str, Any]]:
         """(choice, text, usage) of a reply that came whole. Raises MedusaKitError if it is none."""
         try:
-            reply = json.loads(raw)
+            reply = parse_json(raw)
             choice = reply["choices"][0]
             return choice, choice["message"]["content"] or "", reply.get("usage") or {}
         except (ValueError, KeyError, IndexError, TypeError) as error:
@@ -84,18 +109,34 @@ class Endpoint:
             "seed": self.sampling.seed,
         }
         for name in (*OPENAI_SAMPLING, *EXTENDED_SAMPLING):
-            if value := getattr(self.sampling, name):  # what is at rest is not sent
+            if value := getattr(self.sampling, name):  # defaults are not sent
                 body[name] = value
         if self.return_token_ids:
             body["return_token_ids"] = True
         return body
 
     def headers(self) -> dict[str, str]:
-        """With the key, where the environment has one."""
+        """With the key, where the environment has one. Raises ConfigError for an odd one."""
         headers = {"Content-Type": "application/json"}
-        if key := os.environ.get(self.api_key_env):
+        if key := self._key():
+            if not (key.isascii() and key.isprintable()):
+                raise ConfigError(
+                    f"the key in the environment variable {self.api_key_env} has characters that "
+                    "no key has",
+                    hint="was it copied with line breaks or typographic characters?",
+                )
             headers["Authorization"] = f"Bearer {key}"
         return headers
+
+    def _key(self) -> str:
+        return os.environ.get(self.api_key_env, "").strip()
+
+    def quote(self, reply: bytes) -> str:
+        """The beginning of what the server says, for a message; without the key, if it is there."""
+        text = reply.decode(errors="replace")
+        if key := self._key():
+            text = text.replace(key, "***")
+        return text[:QUOTED]
 
     def ask(self, body: dict[str, Any], read: Callable[[Any, float], T]) -> T:
         """What `read` makes of (the response, when this attempt began by time.perf_counter).
@@ -106,36 +147,43 @@ class Endpoint:
         request = urllib.request.Request(
             self.url.rstrip("/") + "/chat/completions", json.dumps(body).encode(), self.headers()
         )
+        opener = urllib.request.build_opener(NoRedirects)
         for attempt in range(RETRIES + 1):
+            wait = self.first_wait_seconds * 2**attempt
             started = time.perf_counter()
             try:
-                with urllib.request.urlopen(request, timeout=self.timeout_seconds) as response:
+                with opener.open(request, timeout=self.timeout_seconds) as response:
                     return read(response, started)
             except urllib.error.HTTPError as error:
-                if error.code not in RETRYABLE or attempt == RETRIES:
+                asked = seconds_to_wait(error.headers.get("Retry-After"), otherwise=wait)
+                if error.code not in RETRYABLE or attempt == RETRIES or asked is None:
                     raise self._refused(error) from error
+                wait = asked
             except (OSError, http.client.HTTPException) as error:
                 if attempt == RETRIES:
                     raise MedusaKitError(
                         f"{self.url} cannot be reached: {error}", hint="is the server running?"
                     ) from error
-            time.sleep(self.first_wait_seconds * 2**attempt)
+            time.sleep(wait)
         raise AssertionError("the last attempt returns or raises")
 
     def _no_completion(self, reply: bytes) -> MedusaKitError:
         return MedusaKitError(
-            f"{self.url} sends no chat completion: {reply.decode(errors='replace')[:200]}",
+            f"{self.url} sends no chat completion: {self.quote(reply)}",
             hint="does the URL end in /v1, and is the server OpenAI-compatible?",
         )
 
     def _refused(self, error: urllib.error.HTTPError) -> MedusaKitError:
-        hints = {
+        hint = {
             401: f"put the key into the environment variable {self.api_key_env}",
             404: f"does the server serve the model {self.model!r}, and does the URL end in /v1?",
-        }
-        detail = error.read().decode(errors="replace")[:200]
+            429: "too many requests: wait, then run the same command again",
+        }.get(error.code)
+        if 300 <= error.code < 400:
+            hint = "redirects are not followed: name the URL that it sends you to, "
+            hint += self.quote(error.headers.get("Location", "").encode())
         kind = DataError if error.code in ROWS_FAULT else MedusaKitError
-        return kind(f"{self.url} answers {error.code}: {detail}", hint=hints.get(error.code))
+        return kind(f"{self.url} answers {error.code}: {self.quote(error.read())}", hint=hint)
 
 
 def encode_again(tokenizer: Any, text: str, reason: str) -> list[int]:

@@ -5,7 +5,6 @@ whole all the same are read too; of those there is no time to first token.
 """
 
 import http.client
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from typing import Any
 from medusa_kit.data.readers import Message
 from medusa_kit.distill.openai_client import Endpoint
 from medusa_kit.errors import DataError
+from medusa_kit.files import parse_json
 
 EVENT_STREAM = "text/event-stream"
 TEXT_PARTS = ("content", "reasoning_content", "reasoning")  # of a delta; thinking is decoded too
@@ -50,7 +50,7 @@ def stream_answer(
     def read(response: Any, started: float) -> Streamed:
         if response.headers.get_content_type() != EVENT_STREAM:
             return _whole(endpoint, response.read(), started)
-        return _pieces(response, started)
+        return _pieces(endpoint, response, started)
 
     return endpoint.ask(body, read)
 
@@ -87,11 +87,11 @@ def _whole(endpoint: Endpoint, raw: bytes, started: float) -> Streamed:
     return Streamed(text, _reason(choice), started, None, ended, **counts, token_ids=ids)
 
 
-def _pieces(response: Any, started: float) -> Streamed:
+def _pieces(endpoint: Endpoint, response: Any, started: float) -> Streamed:
     texts, usage, reason, first = list[str](), dict[str, Any](), None, None
     ids: list[int] = []
     num_pieces = 0
-    for piece in _events(response):
+    for piece in _events(endpoint, response):
         usage = piece.get("usage") or usage
         for choice in piece.get("choices") or ():
             delta = choice.get("delta") or {}
@@ -113,7 +113,7 @@ def _pieces(response: Any, started: float) -> Streamed:
     )
 
 
-def _events(response: Any) -> Iterator[dict[str, Any]]:
+def _events(endpoint: Endpoint, response: Any) -> Iterator[dict[str, Any]]:
     """The JSON of each `data:` line. Raises DataError where the stream breaks or tells an error."""
     try:
         for line in response:
@@ -122,9 +122,9 @@ def _events(response: Any) -> Iterator[dict[str, Any]]:
                 continue
             if data.strip() == b"[DONE]":
                 return
-            piece = json.loads(data)
+            piece = parse_json(data)
             if not isinstance(piece, dict) or piece.get("error"):
-                raise DataError(f"the server sends an error: {data.decode()[:200]}")
+                raise DataError(f"the server sends an error: {endpoint.quote(data)}")
             yield piece
     except (OSError, http.client.HTTPException) as error:
         raise DataError(f"the answer breaks off: {error}") from error

@@ -1,4 +1,4 @@
-"""Drafters: every way of guessing ahead, one file each, with one interface (infer/draft.py)."""
+"""Drafters, one file each, all with the interface of infer/draft.py."""
 
 from medusa_kit.drafters.heads.dynamic import DynamicDrafter
 from medusa_kit.drafters.heads.hydra import HydraDrafter
@@ -10,9 +10,9 @@ from medusa_kit.tree.dynamic import DynamicTree
 
 
 def draft_with(heads: MedusaHeads, tree: CandidateTree | DynamicTree) -> Drafter:
-    """The drafter for these heads and this tree; static ones by whether heads read the path.
+    """The drafter for these heads and this tree.
 
-    Raises TreeError when the tree is deeper than there are heads, or wider than a head.
+    Raises TreeError when the tree needs more heads, or more guesses of a head, than there are.
     """
     if isinstance(tree, DynamicTree):
         return DynamicDrafter(heads, tree)

@@ -1,7 +1,7 @@
-"""From a drafter's name and options to the drafter, for an engine's rows.
+"""Builds a drafter for an engine's rows from its name and options.
 
-Adding a drafter: its file with a `build` of its own, its name in settings/engine.py, its options in
-settings/drafters.py, its line in BUILDERS, and a test (docs/drafters.md).
+A new drafter needs a file with a `build`, its name in settings/engine.py, options in
+settings/drafters.py, a line in BUILDERS and a test (docs/drafters.md).
 """
 
 import importlib
@@ -30,12 +30,12 @@ T = TypeVar("T")
 
 @dataclass
 class DraftContext:
-    """What a drafter may be built from. `memory` lives as long as the engine: tables, models."""
+    """What a drafter can be built from. `memory` (tables, models) lives as long as the engine."""
 
     verifier: Verifier
     heads: MedusaHeads | None = None
     tree: Tree | None = None  # for this batch size
-    break_even: float | None = None  # tokens a step of that tree must emit, where it is known
+    break_even: float | None = None  # tokens that a step of that tree must emit, if known
     draft_model: str | BaseModel | None = None
     batch_size: int = 1
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -52,7 +52,7 @@ class DraftContext:
         return self.verifier.base.device
 
     def remembered(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What an earlier request left under `key`, else made now."""
+        """What an earlier request stored under `key`, else what `make` returns."""
         return self.memory.remembered(key, make)
 
 
@@ -62,7 +62,7 @@ Builder = Callable[[DraftContext, Any], Drafter]
 def build_drafter(
     name: str, context: DraftContext, options: Mapping[str, Any] | None = None
 ) -> Drafter:
-    """Raises ConfigError: an unknown name or option, or nothing to draft with."""
+    """Raises ConfigError for an unknown name or option, or where there is nothing to draft with."""
     checked = drafter_options(name, options)
     return BUILDERS[name](context, checked)
 
@@ -74,8 +74,8 @@ def _plain(context: DraftContext, options: Any) -> Drafter:
 def _heads(context: DraftContext, options: Any) -> Drafter:
     if context.heads is None or context.tree is None:
         raise ConfigError(
-            f"there are no heads for {context.base.info.name!r}, so nothing to draft with",
-            hint="train some with `medusa-kit train`, or decode with another drafter: auto, suffix",
+            f"there are no heads for {context.base.info.name!r} to draft with",
+            hint="train some with `medusa-kit train`, or use another drafter, such as auto",
         )
     pack_for_rows(context.base.model, context.tree.num_nodes * context.batch_size)
     drafter = draft_with(context.heads, context.tree)
@@ -85,7 +85,7 @@ def _heads(context: DraftContext, options: Any) -> Drafter:
 
 
 def _in(module: str) -> Builder:
-    """The `build` of a drafter's own file, loaded when it is asked for."""
+    """The `build` of a drafter's module, which is imported at first use."""
 
     def build(context: DraftContext, options: Any) -> Drafter:
         found = importlib.import_module(f"medusa_kit.drafters.{module}")

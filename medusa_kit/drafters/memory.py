@@ -9,14 +9,14 @@ T = TypeVar("T")
 
 
 class Memory:
-    """Requests in several threads share it, so what lies in it locks itself."""
+    """Shared by requests in several threads, so the objects in it lock themselves."""
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, Any] = {}
         self._lock = SharedLock()
 
     def remembered(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What an earlier request left under `key`, else made now, by one thread alone."""
+        """What an earlier request stored under `key`, else what `make` returns in one thread."""
         with self._lock:
             if key not in self._kept:
                 self._kept[key] = make()

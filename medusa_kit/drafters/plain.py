@@ -1,4 +1,4 @@
-"""Plain decoding is the tree with one node.
+"""Plain decoding, as a tree with one node.
 
 Shapes: B batch, N nodes with root, D hidden.
 """

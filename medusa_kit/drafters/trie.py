@@ -1,6 +1,6 @@
-"""Guesses of one row as they grow on the host: a tree of tokens, each with the chance it is right.
+"""Guesses for one row as a tree of tokens on the host, each with the chance that it is right.
 
-What reads text or tables (lookup, suffixes, recycling) proposes tries; several can be merged.
+Drafters that read text or tables (lookup, suffixes, recycling) propose tries, which can be merged.
 
 Shapes: B batch, N nodes with root.
 """
@@ -18,9 +18,8 @@ from medusa_kit.infer.transfer import to_device
 class Trie:
     """Node 0 is the root; siblings hold different tokens; parents come before their children.
 
-    `chances[n]`: how likely the base model goes to node n once it stands at n's parent, as far as
-    the drafter knows. `keys[n]`: guesses of a kind share a key, so that it can be counted how often
-    they are right.
+    `chances[n]`: the drafter's estimate of how likely the base model chooses node n, given n's
+    parent. `keys[n]`: guesses of one kind share a key, by which right guesses are counted.
     """
 
     def __init__(self, root: int) -> None:
@@ -36,7 +35,7 @@ class Trie:
         return self._children.get((parent, token))
 
     def add(self, parent: int, token: int, chance: float, key: Hashable = None) -> int:
-        """The child of `parent` that holds `token`: the one there is, with the better chance."""
+        """The child of `parent` that holds `token`; an existing one keeps the better chance."""
         node = self.child(parent, token)
         if node is None:
             node = self._children[parent, token] = self.num_nodes
@@ -49,14 +48,14 @@ class Trie:
         return node
 
     def add_chain(self, tokens: Iterable[int], chance: float, key: Hashable = None) -> int:
-        """One token after another from the root on; the last node."""
+        """Add a chain of tokens below the root; returns its last node."""
         node = 0
         for token in tokens:
             node = self.add(node, token, chance, key)
         return node
 
     def merge(self, other: "Trie") -> None:
-        """Take over what `other` guesses after the same root."""
+        """Add the guesses of `other`, which has the same root."""
         place = {0: 0}
         for node in range(1, other.num_nodes):
             parent = place[other.parents[node]]
@@ -67,9 +66,9 @@ class Trie:
     def by_chance(
         self, outranks: Callable[[Hashable], bool] | None = None
     ) -> list[tuple[int, float]]:
-        """(node, chance of the whole path to it), likeliest first, the root at the head.
+        """(node, chance of the whole path to it), the root first, then likeliest first.
 
-        Paths of nothing but nodes whose key `outranks` go before all others.
+        Paths whose every key `outranks` come before all others.
         """
         children: dict[int, list[int]] = {}
         for node, parent in enumerate(self.parents):
@@ -99,7 +98,7 @@ class Trie:
 
 
 def draft_of(tries: Sequence[Trie], device: torch.device) -> Draft:
-    """One trie a row; smaller ones are filled up with unused nodes."""
+    """The draft with one trie for each row; smaller ones are padded with unused nodes."""
     N = max(trie.num_nodes for trie in tries)
     tokens = [trie.tokens + [trie.tokens[0]] * (N - trie.num_nodes) for trie in tries]
     parents = [trie.parents + [UNUSED] * (N - trie.num_nodes) for trie in tries]
@@ -108,7 +107,7 @@ def draft_of(tries: Sequence[Trie], device: torch.device) -> Draft:
 
 
 class Source(Protocol):
-    """A drafter that can also give its guesses as tries, so that they can be merged."""
+    """A drafter that can also return its guesses as tries, to be merged with others."""
 
     @property
     def num_nodes(self) -> int: ...
@@ -126,7 +125,7 @@ class Source(Protocol):
 
 
 class TrieDrafter:
-    """A source as a drafter of its own. What is observed may be another's draft."""
+    """A source that is a drafter by itself. The drafts that it observes may be another's."""
 
     num_nodes = 1
 

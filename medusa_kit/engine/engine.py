@@ -19,7 +19,7 @@ from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.cuda_graph.runner import GraphRunner
 from medusa_kit.infer.decode import decode
-from medusa_kit.infer.detokenize import StopStrings, TextStream, cut_at_stop
+from medusa_kit.infer.detokenize import StopStrings, TextStream, cut_at_stop, text_of
 from medusa_kit.infer.draft import Drafter, guessed_by, notes_of
 from medusa_kit.infer.request import Row, make_row
 from medusa_kit.infer.self_check import TreeCheck
@@ -220,9 +220,7 @@ class Engine:
         return self.drafter or self.usual_drafter or default, self.drafter_options
 
     def _result(self, row: Row, drafter: Drafter, stops: tuple[str, ...]) -> GenerationResult:
-        text = ""
-        if self.base.tokenizer is not None:
-            text = self.base.tokenizer.decode(row.text_ids(row.token_ids), skip_special_tokens=True)
+        text = text_of(self.base.tokenizer, row.text_ids(row.token_ids))
         deepest = max(row.depth_counts, default=0)
         at_least = [
             sum(n for depth, n in row.depth_counts.items() if depth >= d)

@@ -26,7 +26,7 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError, IncompatibleBaseError
 from medusa_kit.heads import MedusaHeads, load_heads
 from medusa_kit.heads.formats.files import heads_place
-from medusa_kit.infer.accept.generation_settings import check_own_settings
+from medusa_kit.infer.accept.logits_processing import check_own_values
 from medusa_kit.infer.backends import prepare_backends
 from medusa_kit.infer.cpu.heads import install_native_heads
 from medusa_kit.infer.cpu.int8_weights import with_weights
@@ -120,7 +120,7 @@ def _load(config: EngineConfig) -> Engine:
     base = load_base_model(
         config.model, dtype=config.dtype, device=config.device, revision=config.revision
     )
-    check_own_settings(base.model.generation_config)
+    check_own_values(base.model)
     engine = build_engine(base, config)
     engine.usual_drafter = "auto"
     return engine

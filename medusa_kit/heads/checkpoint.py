@@ -1,6 +1,6 @@
-"""Heads on disk: `heads.safetensors` and a `config.json` that says what they are, for which base.
+"""Heads on disk: `heads.safetensors`, and a `config.json` that describes them and their base.
 
-Loading checks every tensor's name and shape and the base's fingerprint, and says what differs.
+Loading checks every tensor's name and shape and the base's fingerprint, and reports differences.
 """
 
 import json
@@ -23,7 +23,7 @@ from medusa_kit.errors import (
     IncompatibleBaseError,
     unknown_value,
 )
-from medusa_kit.files import atomic_write
+from medusa_kit.files import atomic_write, parse_json
 from medusa_kit.heads.config import KINDS, PROJECTIONS, HeadsConfig, check_reduced_ids
 from medusa_kit.heads.formats import kit
 from medusa_kit.heads.formats.recognise import read_foreign
@@ -31,7 +31,7 @@ from medusa_kit.heads.kinds import MedusaHeads
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "heads.safetensors"
-PAIRED_FOLDER = "medusa_heads"  # heads that lie inside their base's own folder
+PAIRED_FOLDER = "medusa_heads"  # heads inside their base's folder
 FORMAT = "medusa-kit-heads"
 
 
@@ -43,7 +43,7 @@ def save_heads(
 ) -> None:
     """Write heads into `folder` (made if missing; other files in it stay).
 
-    `dtype`: what the weights are stored in, theirs unless given. `config`: theirs unless given.
+    `dtype`: of the stored weights; by default theirs. `config`: by default theirs.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -63,16 +63,16 @@ def write_config(folder: Path, config: HeadsConfig) -> None:
 
 
 def says_ours(folder: Path) -> bool:
-    """Whether the config in `folder` is that of medusa-kit heads, be it right or wrong."""
+    """Whether the config in `folder` is that of medusa-kit heads, valid or not."""
     try:
-        raw = json.loads((Path(folder) / CONFIG_NAME).read_text(encoding="utf-8"))
+        raw = parse_json((Path(folder) / CONFIG_NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(raw, dict) and raw.get("format") == FORMAT
 
 
 def read_config(folder: Path) -> HeadsConfig:
-    """The config of the heads in `folder`. Raises CheckpointError, naming the key that is wrong."""
+    """The config of the heads in `folder`. Raises CheckpointError, which names the wrong key."""
     path = Path(folder) / CONFIG_NAME
     if not path.is_file():
         raise CheckpointError(
@@ -80,14 +80,13 @@ def read_config(folder: Path) -> HeadsConfig:
             hint="train some with `medusa-kit train`, or name the folder that holds them",
         )
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = parse_json(path.read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} is no JSON: {error}") from error
+        raise CheckpointError(f"{path} is not JSON: {error}") from error
     if not isinstance(raw, dict) or raw.pop("format", None) != FORMAT:
         raise CheckpointError(
             f"{path} does not describe medusa-kit heads",
-            hint="the tensors are medusa-kit's, so the config that belongs to them is needed; "
-            "heads of other engines are recognised by their tensors",
+            hint="the tensors are medusa-kit's, so they need the config that was saved with them",
         )
     return _config_from(raw, path)
 
@@ -137,8 +136,8 @@ def load_heads(folder: Path, base: BaseModel, force: bool = False) -> MedusaHead
 
 
 def check_base(config: HeadsConfig, base: BaseModel, force: bool) -> None:
-    """Raises IncompatibleBaseError, with what differs. A quantised copy of the heads' base is told
-    by what quantisation leaves alone, and heads with an old fingerprint by what that had read."""
+    """Raises IncompatibleBaseError, with what differs. For a quantised copy of the heads' base only
+    the part that quantisation leaves alone is compared, for an old fingerprint the part it has."""
     info = base.info
     match = compare(config.base_fingerprint, info.fingerprint)
     pairs: dict[str, tuple[object, object]] = {
@@ -156,7 +155,11 @@ def check_base(config: HeadsConfig, base: BaseModel, force: bool) -> None:
             f"these heads were trained for {config.base_model_name!r} and do not fit "
             f"{info.name!r}: {'; '.join(differing)} (heads ≠ base)",
             hint="load the base they were trained on"
-            + ("" if force else ", or force them if it is the same model with changed weights"),
+            + (
+                ""
+                if force
+                else ", or load them with force if it is the same model with changed weights"
+            ),
         )
     if match is Match.OLD:
         console.note(f"heads for {config.base_model_name!r}: {OLD_NOTE}")
@@ -169,7 +172,7 @@ def check_base(config: HeadsConfig, base: BaseModel, force: bool) -> None:
 
 
 def read_heads(folder: Path) -> tuple[HeadsConfig, dict[str, Tensor]]:
-    """Config and tensors as they are stored, without a base: blocks and columns are checked."""
+    """Config and tensors as stored, without a base; blocks and columns are checked."""
     config, path = read_config(folder), Path(folder) / WEIGHTS_NAME
     tensors = _read_tensors(path)
     _check_columns(config, tensors.get("column_ids"), path)
@@ -201,7 +204,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _check_columns(config: HeadsConfig, ids_R: Tensor | None, path: Path) -> None:
-    """The heads are built around their column ids, so these are checked before all else."""
+    """Checks column ids before anything else, since the heads' shapes depend on them."""
     size = None if ids_R is None else tuple(ids_R.shape)
     if size != (None if config.reduced_size is None else (config.reduced_size,)):
         raise CheckpointError(

@@ -1,4 +1,4 @@
-"""What heads are: everything needed to rebuild them and to refuse the wrong base.
+"""The configuration of heads: all that is needed to rebuild them and to refuse the wrong base.
 
 Shapes: V vocabulary, R columns of a reduced projection.
 """
@@ -21,8 +21,8 @@ PROJECTIONS: tuple[Projection, ...] = get_args(Projection)
 class HeadsConfig:
     """Written as config.json beside the weights.
 
-    reduced_size  how many tokens a head scores, where not all: rows of the base, or (`own`, in
-                  heads of other engines) of each head's matrix
+    reduced_size  how many tokens a head scores, where not all: rows of the base's matrix, or
+                  (`own`, in heads of other engines) of each head's
     kind    what a head reads besides the hidden state: nothing (`medusa`), the root token
             (`rooted`), or all tokens on the path before its own (`hydra`)
     """

@@ -14,8 +14,8 @@ Projections: `shared`, the base's output embedding itself; `reduced`, chosen row
 save but their ids); `own`, a trainable copy for each head (of chosen rows, where ids are given).
 
 Shapes: D hidden, V vocabulary, K heads, R columns of the projection (V, or the reduced ids),
-X any leading shape, B batch, C candidates kept for each head, J tokens of the path, E what is read
-of them.
+X any leading shape, B batch, C candidates kept for each head, J tokens of the path, E numbers read
+of these tokens.
 """
 
 from collections.abc import Sequence
@@ -36,11 +36,11 @@ from medusa_kit.heads.config import (
     check_reduced_ids,
 )
 
-Guesses = tuple[Tensor, Tensor]  # ids_KXC, scores_KXC (empty where nobody asked for them)
+Guesses = tuple[Tensor, Tensor]  # ids_KXC, scores_KXC (empty where not asked for)
 
 
 class Guesser(Protocol):
-    """What may stand in for heads that guess for a few rows: faster, the same up to rounding."""
+    """A faster way to compute the guesses of heads for a few rows, the same up to rounding."""
 
     def __call__(
         self,
@@ -50,7 +50,7 @@ class Guesser(Protocol):
         count: int,
         temperatures: Sequence[float] | None = None,
     ) -> Guesses | None:
-        """None where it cannot, and the heads themselves have to."""
+        """None where it cannot; then the heads compute their guesses themselves."""
 
 
 class ResidualBlock(nn.Module):
@@ -105,7 +105,7 @@ class MedusaHeads(nn.Module):
     ) -> "MedusaHeads":
         """Untrained heads for `base`. `reduced_ids`: token ids for `reduced`, ascending, unique.
 
-        Raises ConfigError when the numbers make no heads.
+        Raises ConfigError for numbers below 1, unknown kinds and wrong ids.
         """
         if num_heads < 1 or num_blocks < 1:
             raise ConfigError(
@@ -153,8 +153,8 @@ class MedusaHeads(nn.Module):
     def transform(self, hidden_XD: Tensor, k: int, path_XJ: Tensor | None = None) -> Tensor:
         """The residual blocks of head k: z_XD.
 
-        path_XJ: token ids from the root on, at least as many as head k reads; below 0 for none
-        (such rows come out as something, and mean nothing). Not needed where it reads none.
+        path_XJ: token ids from the root on, at least as many as head k reads; not needed where it
+        reads none. An id below 0 stands for no token; the output of such rows is meaningless.
         """
         first, *others = list(self.blocks[k])  # type: ignore[call-overload]
         num_read, read_XE = self.config.num_read(k), None
@@ -186,7 +186,7 @@ class MedusaHeads(nn.Module):
     def forward(
         self, hidden_XD: Tensor, first: int | None = None, roots_X: Tensor | None = None
     ) -> Tensor:
-        """logits_KXR of the `first` heads (all) at once: for drafting, where X is a row or few.
+        """logits_KXR of the `first` heads (all) at once: for drafting, where X is few rows.
 
         Only for kinds that run in one pass; `rooted` ones need the roots' ids.
         """
@@ -208,8 +208,8 @@ class MedusaHeads(nn.Module):
     ) -> Tensor:
         """The `count` likeliest token ids of each of the `first` heads (all), best first: ids_KBC.
 
-        Order: logit descending, token id ascending, the rule that calibration counts ranks by.
-        `on_device`: without asking anything of the values on the host.
+        Order: logit descending, then token id ascending, as calibration counts ranks.
+        `on_device`: without reading any value on the host.
         """
         guesses = None
         if not on_device:
@@ -237,7 +237,7 @@ class MedusaHeads(nn.Module):
         count: int,
         temperatures: Sequence[float] | None = None,
     ) -> Guesses | None:
-        """What the `guesser` says, where there is one and it can."""
+        """The guesses of the `guesser`; None where there is none or it cannot."""
         if self.guesser is None:
             return None
         return self.guesser(heads, hidden_XD, path_XJ, count, temperatures)
@@ -252,10 +252,10 @@ class MedusaHeads(nn.Module):
             return columns_by_key(logits_XR, count)
         top = torch.topk(logits_XR, count, dim=-1)
         columns_XC = top.indices
-        # topk leaves the order of equal logits open; equal ones are rare, so sort only when met.
+        # topk leaves the order of equal logits open; they are rare, so sort only where they occur.
         equal_inside = (top.values[..., 1:] == top.values[..., :-1]).any()
-        crowded = (logits_XR >= top.values[..., -1:]).sum(-1).max() > count
-        if equal_inside or crowded:
+        equal_outside = (logits_XR >= top.values[..., -1:]).sum(-1).max() > count
+        if equal_inside or equal_outside:
             columns_XC = logits_XR.argsort(dim=-1, descending=True, stable=True)[..., :count]
         return columns_XC
 
@@ -298,14 +298,14 @@ class MedusaHeads(nn.Module):
 
 
 def may_look(values: Tensor) -> bool:
-    """Whether Python gets at a value without waiting for a device."""
+    """Whether Python can read a value without waiting for a device."""
     return values.device.type == "cpu"
 
 
 def columns_by_key(logits_XR: Tensor, count: int) -> Tensor:
     """`best_columns` without a branch: columns_XC by logit descending, token id ascending.
 
-    Logit and column make one whole number, and no two of those are equal.
+    Logit and column are packed into one integer, so that no two are equal.
     """
     if logits_XR.dtype == torch.float64:
         return logits_XR.argsort(dim=-1, descending=True, stable=True)[..., :count]
@@ -322,7 +322,7 @@ def linear_of(module: Any) -> tuple[Tensor, Tensor | None] | None:
 
 
 def _blocks(config: HeadsConfig, read_size: int, factory: dict[str, Any]) -> nn.ModuleList:
-    """The blocks of one head; the first reads `read_size` numbers of the path besides."""
+    """The blocks of one head; the first also reads `read_size` numbers of the path."""
     sizes = [read_size] + [0] * (config.num_blocks - 1)
     return nn.ModuleList(ResidualBlock(config.hidden_size, size, **factory) for size in sizes)
 

@@ -1,6 +1,6 @@
-"""Logits of one head in the dtypes that training and drafting share, and the rank of the truth.
+"""Logits of one head in the dtypes that training and drafting share, and ranks of true tokens.
 
-A rank is a token's place by logit descending, then token id ascending: the order of drafting.
+A rank is a token's place by logit descending, then token id ascending, as in drafting.
 
 Shapes: D hidden, K heads, J = K + 1 tokens ahead, R columns of the projection, P positions,
 C positions of one chunk, X any leading shape.
@@ -22,8 +22,8 @@ def head_parameter_dtype(heads: MedusaHeads) -> torch.dtype:
 def project_rows(heads: MedusaHeads, z_XD: Tensor, k: int) -> Tensor:
     """logits_XR of head k from z in any dtype.
 
-    Frozen projections are rows of the base, so they run in its dtype even while the blocks train
-    in float32; `own` ones run in their own.
+    Frozen projections are rows of the base, so they are computed in its dtype even while the blocks
+    train in float32; `own` ones are computed in theirs.
     """
     own = heads.config.projection == "own"
     dtype = head_parameter_dtype(heads) if own else heads.base.dtype
@@ -38,11 +38,11 @@ def token_ranks(
     num_ranks: int,
     chunk_positions: int = 1024,
 ) -> Tensor:
-    """ranks_PK (int16, on the CPU): at which rank, from 0, each head has its target token.
+    """ranks_PK (int16, on the CPU): the rank, from 0, at which each head has its target token.
 
-    ahead_PJ: the true tokens ahead of each position, the root and then each head's target; -1 where
-    there is none. Heads that read the path are given the true one. Ranks from `num_ranks` on, and
-    targets outside the projection, become MISSING; absent targets UNAVAILABLE. The largest block of
+    ahead_PJ: the true tokens ahead of each position, first the root, then each head's target; -1
+    where there is none. Heads that read the path get the true one. Ranks from `num_ranks` on and
+    targets outside the projection become MISSING, absent targets UNAVAILABLE. The largest block of
     logits is [chunk_positions, R].
     """
     ranks_PK = torch.full(ahead_PJ[:, 1:].shape, UNAVAILABLE, dtype=torch.int16)
@@ -61,7 +61,7 @@ def token_ranks(
 
 
 def _ranks(logits_CR: Tensor, columns_C: Tensor, num_ranks: int) -> Tensor:
-    """Columns ascend in token id, so an equal logit further left comes first."""
+    """Ties are broken by column, since columns ascend in token id."""
     index_C1 = columns_C.clamp_min(0)[:, None]
     truth_C1 = logits_CR.gather(1, index_C1)
     column_R = torch.arange(logits_CR.shape[1], device=logits_CR.device)

@@ -1,4 +1,4 @@
-"""How sure heads are of their guesses: the likeliest tokens with their log-probabilities.
+"""The likeliest tokens of heads with their log-probabilities.
 
 Shapes: K heads, R columns of the projection, B batch, D hidden, C guesses kept, X any leading
 shape, J tokens of the path.
@@ -19,9 +19,9 @@ def scored_guesses(
     temperatures: Sequence[float],
     roots_B: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(ids_KBC, scores_KBC) of the first heads, one a temperature, for kinds that run in one pass.
+    """(ids_KBC, scores_KBC) of the first heads, one for each temperature, in one pass.
 
-    Guesses come in the order of `MedusaHeads.candidates`; scores are log-probabilities, <= 0.
+    Guesses are in the order of `MedusaHeads.candidates`; scores are log-probabilities, <= 0.
     """
     path_BJ = None if roots_B is None else roots_B[:, None]
     numbers = range(len(temperatures))

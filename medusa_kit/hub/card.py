@@ -6,9 +6,6 @@ Figures are in figures.py, and come from files beside the heads (measured.py).
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from medusa_kit.hub.figures import acceptance, exactness, speed, tree
 from medusa_kit.hub.markdown import table
@@ -50,7 +47,7 @@ class CardOptions:
 def render_card(measured: Measured, options: CardOptions) -> str:
     """README.md, its metadata in front."""
     sections = [
-        f"---\n{yaml.safe_dump(_metadata(measured, options), sort_keys=False)}---",
+        f"---\n{_metadata(measured, options)}\n---",
         *_introduction(measured, options),
         "## Acceptance",
         *acceptance(measured),
@@ -68,16 +65,18 @@ def render_card(measured: Measured, options: CardOptions) -> str:
     return "\n\n".join(sections) + "\n"
 
 
-def _metadata(measured: Measured, options: CardOptions) -> dict[str, Any]:
+def _metadata(measured: Measured, options: CardOptions) -> str:
+    from huggingface_hub import ModelCardData
+
     base = options.base_of(measured)
-    related = {} if base is None else {"base_model": base, "base_model_relation": "adapter"}
-    return {
-        "library_name": "medusa-kit",
-        "pipeline_tag": "text-generation",
-        "license": options.license or "unknown",
-        **related,
-        "tags": list(TAGS),
-    }
+    return ModelCardData(
+        library_name="medusa-kit",
+        pipeline_tag="text-generation",
+        license=options.license or "unknown",
+        base_model=base,
+        base_model_relation=base and "adapter",
+        tags=list(TAGS),
+    ).to_yaml()
 
 
 def _introduction(measured: Measured, options: CardOptions) -> Iterator[str]:

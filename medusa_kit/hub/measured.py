@@ -23,7 +23,7 @@ from medusa_kit.base.fingerprint import Match, compare
 from medusa_kit.base.model import CHECKPOINT
 from medusa_kit.engine.before_loading import TREE_NAME
 from medusa_kit.errors import ConfigError, DataError
-from medusa_kit.files import file_digest
+from medusa_kit.files import file_digest, parse_json
 from medusa_kit.heads.checkpoint import CONFIG_NAME, PAIRED_FOLDER, WEIGHTS_NAME, read_config
 from medusa_kit.heads.config import HeadsConfig
 from medusa_kit.tree.candidate_tree import CandidateTree
@@ -112,7 +112,7 @@ def _config(folder: Path) -> HeadsConfig:
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        record = json.loads(path.read_text())
+        record = parse_json(path.read_text())
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     if not isinstance(record, dict):
@@ -155,7 +155,7 @@ def _tree(folder: Path, config: HeadsConfig) -> tuple[dict[str, Any] | None, Tre
         return None, None
     plan = load_plan(path)
     plan.check_fits(config.num_heads, config.reduced_size or config.vocab_size)
-    raw = json.loads(path.read_text())
+    raw = parse_json(path.read_text())
     tree = raw if isinstance(raw, dict) else {}
     _check_base(path, tree.get("base_fingerprint"), config)
     _check_weights(path, tree.get("base_weights"))

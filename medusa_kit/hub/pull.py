@@ -15,7 +15,7 @@ from typing import Any
 from medusa_kit import console
 from medusa_kit.base.hub_client import HubName, with_retries
 from medusa_kit.errors import CheckpointError, HubError, UsageError
-from medusa_kit.files import atomic_write, file_digest, link_target
+from medusa_kit.files import atomic_write, file_digest, link_target, parse_json
 from medusa_kit.heads.checkpoint import CONFIG_NAME, read_config
 
 PULLED = ("*.json", "*.safetensors", "*.npz", "*.yaml", "*.md", "*.png")
@@ -109,7 +109,7 @@ def _not_pulled(target: Path) -> list[str]:
 def _recorded(folder: Path) -> dict[str, str] | None:
     """Digests of the files that a pull put there; None where no pull made the folder."""
     try:
-        return dict(json.loads((folder / RECORD).read_text())["files"])
+        return dict(parse_json((folder / RECORD).read_text())["files"])
     except (OSError, ValueError, KeyError, TypeError):  # none, or none that a pull wrote
         return None
 

@@ -14,6 +14,7 @@ from medusa_kit import console
 from medusa_kit.base.fingerprint import Match, compare
 from medusa_kit.base.hub_client import HubName, check_login, with_retries
 from medusa_kit.errors import ConfigError, UsageError
+from medusa_kit.files import parse_json
 from medusa_kit.heads.checkpoint import CONFIG_NAME, FORMAT
 from medusa_kit.heads.config import HeadsConfig
 from medusa_kit.hub.folder import CARD_NAME, UploadFile, is_known
@@ -150,7 +151,7 @@ def _remote_config(api: Any, what: str, name: HubName, commit: str) -> dict[str,
         path = with_retries(what, name, lambda: api.hf_hub_download(
             name.repository, CONFIG_NAME, revision=commit, local_dir=folder))  # fmt: skip
         try:
-            found = json.loads(Path(path).read_text())
+            found = parse_json(Path(path).read_text())
         except (UnicodeDecodeError, json.JSONDecodeError):
             return {}
     return found if isinstance(found, dict) else {}

@@ -1,4 +1,9 @@
-"""From tokens to text as they come: whole characters only, and stop strings."""
+"""From tokens to text as they come: whole characters only, and stop strings.
+
+By hand, since `tokenizers.decoders.DecodeStream` has no way to ask for what is still waiting at the
+end, shows text of byte-fallback tokenizers that later bytes change (or raises), and takes fast
+tokenizers only.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,10 +11,28 @@ from typing import Any
 from medusa_kit.errors import ConfigError
 
 UNFINISHED = "\ufffd"  # what a tokenizer prints for bytes that are no character yet
+# Byte-fallback tokenizers (SentencePiece) have a token for each byte. A run of them is decoded as
+# a whole: this byte, part of no character, turns every character of the run into UNFINISHED.
+SPOILING_BYTE = "<0xFF>"
+
+
+def text_of(tokenizer: Any, ids: Sequence[int]) -> str:
+    """The text of an answer's tokens, without special tokens. A base without tokenizer has none.
+
+    Spaces stay as the model wrote them: what transformers cleans up depends on the text that
+    follows, so it could not be streamed.
+    """
+    if tokenizer is None:
+        return ""
+    return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 class Detokenizer:
-    """Turns tokens into text one at a time; bytes of an unfinished character wait for the rest."""
+    """Turns tokens into text one at a time.
+
+    Text that further tokens could change waits for them: bytes of an unfinished character, and
+    runs of byte-fallback tokens. All pieces together are `text_of` all tokens.
+    """
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -17,6 +40,7 @@ class Detokenizer:
         # Decoding starts a little before the new tokens, since some tokenizers print a token
         # differently at the start of a text.
         self._start = self._shown = 0
+        self._spoiling = _spoiling_ids(tokenizer)
 
     def push(self, token: int) -> str:
         """The text that this token completes, often one word, sometimes none."""
@@ -28,17 +52,30 @@ class Detokenizer:
         return self._advance(final=True)
 
     def _advance(self, final: bool) -> str:
-        before = self._decode(self._ids[self._start : self._shown])
-        after = self._decode(self._ids[self._start :])
-        if len(after) <= len(before) or (after.endswith(UNFINISHED) and not final):
+        before = text_of(self._tokenizer, self._ids[self._start : self._shown])
+        after = text_of(self._tokenizer, self._ids[self._start :])
+        if len(after) <= len(before) or not (final or self._settled(after)):
             return ""
         self._start, self._shown = self._shown, len(self._ids)
         return after[len(before) :]
 
-    def _decode(self, ids: Sequence[int]) -> str:
-        if self._tokenizer is None:  # the answer is its token ids
-            return ""
-        return self._tokenizer.decode(ids, skip_special_tokens=True)
+    def _settled(self, text: str) -> bool:
+        """Whether no further token can change this text of the last tokens."""
+        if text.endswith(UNFINISHED):
+            return False
+        if not self._spoiling:
+            return True
+        spoiled = text_of(self._tokenizer, [*self._ids[self._start :], *self._spoiling])
+        return spoiled.startswith(text)
+
+
+def _spoiling_ids(tokenizer: Any) -> list[int]:
+    """The token SPOILING_BYTE, where the tokenizer falls back to bytes."""
+    if tokenizer is None:
+        return []
+    token = tokenizer.convert_tokens_to_ids(SPOILING_BYTE)
+    known = token is not None and tokenizer.convert_ids_to_tokens(token) == SPOILING_BYTE
+    return [token] if known else []
 
 
 class StopStrings:

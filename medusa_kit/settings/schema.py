@@ -25,7 +25,7 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
         raise ConfigError(f"no {what} at {path}", hint="name a YAML file; see recipes/")
     try:
         raw = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is no YAML: {error}") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} holds {type(raw).__name__}; expected sections with keys")
@@ -56,7 +56,7 @@ def apply_override(
             raise ConfigError(f"{what} {item!r}: {part!r} is a value, not a section")
     try:
         section[parts[-1]] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{what} {item!r}: the value is no YAML: {error}") from error
 
 

@@ -1,1 +1,1 @@
-"""Training heads: data, features, loss, engine, and the loop that ties them together."""
+"""Training heads: data, features, loss, engine and the training loop."""

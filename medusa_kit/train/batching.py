@@ -1,7 +1,7 @@
-"""What an epoch is made of: updates, each cut into the micro-batches of every process.
+"""An epoch's updates, each cut into the micro-batches of every process.
 
-Which positions make an update follows from (seed, epoch) and the update's size alone; how it is cut
-follows from accumulation and processes. So runs whose micro-batch × accumulation × processes agree
+The positions of an update follow from (seed, epoch) and the update's size alone, its cut from
+accumulation and processes. So runs with the same product micro-batch × accumulation × processes
 train on the same updates.
 
 Shapes: T tokens, D hidden, P positions, K heads, J = K + 1 tokens ahead.
@@ -37,7 +37,7 @@ class Batch:
     hidden_PD: Tensor | None = None
     soft: SoftTargets | None = None
     rows: Rows | None = None
-    original: Positions | None = None  # what the original base says there (Medusa-2)
+    original: Positions | None = None  # the original base's guesses there (Medusa-2)
 
     @property
     def num_positions(self) -> int:
@@ -46,14 +46,14 @@ class Batch:
 
 @dataclass(frozen=True)
 class Update:
-    """All that one step of the optimiser rests on."""
+    """The data of one optimiser step."""
 
     batches: list[Batch]  # this process's
-    ahead_PJ: Tensor  # of all positions, in whatever process
+    ahead_PJ: Tensor  # of all positions, of all processes
 
 
 class Feed(Protocol):
-    """`updates` of an epoch in order, from `first` on."""
+    """Yields the updates of an epoch in order, from number `first` on."""
 
     updates_per_epoch: int
 
@@ -77,7 +77,7 @@ class Cutting:
 
 
 class StoredPositions(Protocol):
-    """Positions that can be picked one by one: in memory, or on disk (feature_cache.py)."""
+    """Positions that can be picked one by one: in memory, or on disk (features/cache.py)."""
 
     @property
     def ahead_PJ(self) -> Tensor: ...
@@ -105,10 +105,10 @@ class StoredFeed:
 
 
 class LiveFeed:
-    """Whole rows, which go through the base again in every epoch.
+    """Whole rows, which the base reads again in every epoch.
 
-    `joint`: the rows themselves are given, for a base that moves (`original`: what the original
-    base said at each item's positions); else the hidden states that the frozen base gives them.
+    `joint`: batches hold the rows themselves, for a base in training (`original`: the original
+    base's guesses at each item's positions); else the hidden states from the frozen base.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class LiveFeed:
         order = torch.randperm(len(self.items), generator=generator).tolist()
         sizes = [len(self.items[i].positions_P) for i in order]
         for start, end in partition(sizes, self.updates_per_epoch)[first:]:
-            # neighbours in length share a micro-batch, so that padding is small
+            # rows of similar length share a micro-batch, so that padding is small
             chosen = sorted(order[start:end], key=lambda i: -len(self.items[i].input_ids))
             sizes_here = [len(self.items[i].positions_P) for i in chosen]
             parts = self.cutting.own(partition(sizes_here, self.cutting.num_parts))
@@ -140,7 +140,8 @@ class LiveFeed:
             yield Update(batches, torch.cat(ahead))
 
     def _batch(self, chosen: list[int], spare: int) -> Batch:
-        """A part may be empty; every process must still do the same, so `spare` stands in."""
+        """For an empty part the row `spare` is used without targets, since every process must do
+        the same."""
         items = [self.items[i] for i in chosen] or [_without_targets(self.items[spare])]
         if self.joint:
             ahead_PJ = torch.cat([torch.from_numpy(item.ahead_PJ) for item in items])
@@ -161,7 +162,7 @@ class LiveFeed:
 def partition(sizes: Sequence[int], parts: int) -> list[tuple[int, int]]:
     """`parts` consecutive (start, end) ranges of about equal sums.
 
-    None is empty where there are items enough; the last ones are where there are not.
+    None is empty if there are enough items; otherwise the last ones are.
     """
     if len(sizes) < parts:
         one_each = [(index, index + 1) for index in range(len(sizes))]

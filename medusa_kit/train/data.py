@@ -22,7 +22,7 @@ class HeadTargets:
 
     input_ids: list[int]
     positions_P: np.ndarray  # int64: the tokens whose hidden state is read
-    ahead_PJ: np.ndarray  # int32 ids: the root, then each head's target; -1 for nothing to learn
+    ahead_PJ: np.ndarray  # int32 ids: the root, then each head's target; -1 for no target
 
     @property
     def targets_PK(self) -> np.ndarray:
@@ -32,9 +32,8 @@ class HeadTargets:
 def head_targets(example: EncodedExample, num_heads: int) -> HeadTargets:
     """Positions and targets of one example.
 
-    A position t counts when token t + 1 is one the model wrote (loss_mask). Head k has a target
-    when tokens t + 2 .. t + 2 + k all exist and are such tokens too: no head looks past the end of
-    a turn.
+    Position t is used when the assistant wrote token t + 1 (loss_mask). Head k has a target when it
+    wrote all of tokens t + 2 .. t + 2 + k too: no head looks past the end of a turn.
     """
     ids_T = np.asarray(example.input_ids, dtype=np.int32)
     written_T = np.asarray(example.loss_mask, dtype=bool)
@@ -52,7 +51,7 @@ def head_targets(example: EncodedExample, num_heads: int) -> HeadTargets:
 
 
 def prepare(examples: Sequence[EncodedExample], num_heads: int) -> list[HeadTargets]:
-    """Targets of all examples; those in which no head has anything to learn are left out."""
+    """Targets of all examples; examples without a target for any head are left out."""
     prepared = [head_targets(example, num_heads) for example in examples]
     return [item for item in prepared if (item.targets_PK >= 0).any()]
 
@@ -60,7 +59,7 @@ def prepare(examples: Sequence[EncodedExample], num_heads: int) -> list[HeadTarg
 def split(
     items: Sequence[HeadTargets], eval_fraction: float, seed: int
 ) -> tuple[list[HeadTargets], list[HeadTargets]]:
-    """(training, held out) by whole examples, the same for the same seed.
+    """(training, held out), split by whole examples, the same for the same seed.
 
     Raises DataError when there are not enough examples for one on each side.
     """
@@ -81,9 +80,9 @@ def split(
 def most_frequent_ids(
     items: Sequence[HeadTargets], size: int, stop_token_ids: frozenset[int]
 ) -> torch.Tensor:
-    """Ascending token ids for a reduced projection: the likeliest targets, and every stop token.
+    """Ascending token ids for a reduced projection: the most frequent targets and all stop tokens.
 
-    At most `size` ids; fewer when the data has fewer different tokens. Equal counts: smaller id.
+    At most `size` ids; fewer when the data has fewer different tokens. Ties go to the smaller id.
     """
     counts: Counter[int] = Counter()
     for item in items:

@@ -1,4 +1,4 @@
-"""DeepSpeed as the recipe wants it, started quietly. The only file that imports deepspeed."""
+"""Configures and starts DeepSpeed, quietly. The only file that imports deepspeed."""
 
 import contextlib
 import logging
@@ -17,7 +17,7 @@ from medusa_kit.train import distributed
 
 
 def deepspeed_config(recipe: TrainRecipe) -> dict[str, Any]:
-    """What deepspeed.initialize is given."""
+    """The config for deepspeed.initialize."""
     options = recipe.deepspeed
     zero: dict[str, Any] = {"stage": options.zero_stage}
     if options.offload.optimizer:
@@ -27,7 +27,7 @@ def deepspeed_config(recipe: TrainRecipe) -> dict[str, Any]:
     if options.zero_stage == 3:
         zero["stage3_param_persistence_threshold"] = options.persistence_threshold
     return {
-        "train_micro_batch_size_per_gpu": 1,  # a micro-batch is ours to cut; this one is a label
+        "train_micro_batch_size_per_gpu": 1,  # required, but we cut micro-batches ourselves
         "gradient_accumulation_steps": recipe.train.accumulation,
         "gradient_clipping": recipe.train.grad_clip,
         "zero_optimization": zero,
@@ -38,7 +38,7 @@ def deepspeed_config(recipe: TrainRecipe) -> dict[str, Any]:
 
 
 def import_deepspeed(device: torch.device) -> Any:
-    """Import it for this device, before it looks around for itself."""
+    """Import it for this device, before it detects one by itself."""
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     try:
         import deepspeed
@@ -48,13 +48,13 @@ def import_deepspeed(device: torch.device) -> Any:
             f"deepspeed cannot be imported here: {error}", hint="add deepspeed.enabled=false"
         ) from error
     logger.setLevel(logging.ERROR)
-    # gloo does what this op does, and the op would be compiled at first use.
+    # gloo can do the same, and this op would be compiled at first use.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     return deepspeed
 
 
 def start_process_group(deepspeed: Any, device: torch.device) -> None:
-    """Join the others; alone, a group of one on a free loopback port."""
+    """Join the process group; a single process makes its own on a free loopback port."""
     if distributed.world() == 1:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -75,7 +75,7 @@ def start_process_group(deepspeed: Any, device: torch.device) -> None:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """DeepSpeed prints and logs to stdout, which is ours for data."""
+    """Keeps DeepSpeed's prints and logs off stdout, which is for data."""
     with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

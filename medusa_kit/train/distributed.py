@@ -1,6 +1,6 @@
-"""Processes that train together: who am I, how many are we, and a few things said to all.
+"""Processes that train together: rank, world size and a few collective operations.
 
-Every function works in a single process too, where it does nothing.
+All functions work in a single process too, where the collective ones do nothing.
 """
 
 import os
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def rank() -> int:
-    """This process among all, from 0: as a launcher set it, before the group exists too."""
+    """The number of this process among all, from 0, as a launcher set it."""
     return int(os.environ.get("RANK", "0"))
 
 
@@ -24,7 +24,7 @@ def world() -> int:
 
 
 def local_rank() -> int:
-    """This process on its own machine, from 0."""
+    """The number of this process on its machine, from 0."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
@@ -33,7 +33,7 @@ def is_main() -> bool:
 
 
 def start(device: torch.device) -> bool:
-    """Join the others, over gloo on CPU and nccl on GPU; whether a group was made here."""
+    """Join the process group, by gloo on CPU and nccl on GPU; returns whether it was made here."""
     if world() == 1 or dist.is_initialized():
         return False
     if device.type == "cuda":
@@ -56,7 +56,7 @@ def broadcast(tensor: Tensor, source: int) -> None:
 
 
 def from_main(value: T) -> T:
-    """The main process's value, in all of them; it is pickled."""
+    """The main process's value in all processes; it is pickled."""
     if world() == 1:
         return value
     box = [value if is_main() else None]

@@ -1,4 +1,4 @@
-"""`--dry-run`: what a run would train on, how much memory and time it takes; nothing is written.
+"""`--dry-run`: what a run would train on and how much memory and time it needs. Writes nothing.
 
 Shapes: P positions, D hidden.
 """
@@ -20,9 +20,9 @@ SHOWN_TOKENS = 120
 
 
 def dry_run(recipe: TrainRecipe) -> str:
-    """A report in plain text. Raises what `train` would before its first update.
+    """A report in plain text. Raises what `train` would raise before its first update.
 
-    One micro-batch is really run, forward and backward, to time it and to measure memory.
+    One micro-batch is run, forward and backward, to measure time and memory.
     """
     device = trainer.own_device(recipe.base.device)
     base = trainer.load_base(recipe, device)
@@ -45,7 +45,7 @@ def dry_run(recipe: TrainRecipe) -> str:
 
 
 def _in_memory(recipe: TrainRecipe) -> TrainRecipe:
-    """A cache on disk would be written to."""
+    """The recipe with features in memory, since a cache on disk would be written to."""
     if recipe.train.features != "disk":
         return recipe
     train = recipe.train.model_copy(update={"features": "memory", "cache_dir": None})
@@ -75,7 +75,7 @@ def _estimates(
     few: list[HeadTargets],
     prepared: float,
 ) -> list[str]:
-    """From one micro-batch and the features of a few rows, in proportion."""
+    """Extrapolated from one micro-batch and the features of a few rows."""
     module, positions = run.module, sum(len(item.positions_P) for item in training)
     update = next(iter(run.feed.epoch(0)))
     terms = module.terms(update.ahead_PJ, 1.0)
@@ -112,7 +112,7 @@ def _gpu_peak(device: torch.device) -> str:
 
 
 def _shown(base: BaseModel, item: HeadTargets) -> str:
-    """The beginning of a row, what is trained on set apart."""
+    """The beginning of a row, with the trained tokens marked."""
     trained = {int(position) + 1 for position in item.positions_P}
     shown, inside = [], False
     for place, token in enumerate(item.input_ids[:SHOWN_TOKENS]):

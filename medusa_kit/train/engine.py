@@ -1,8 +1,8 @@
-"""What drives the optimiser: DeepSpeed, or plain torch.
+"""Training engines, which run the optimiser: DeepSpeed or plain torch.
 
-Both take the same AdamW, clip the same norm and give the same losses, in any number of processes:
-on CPU they talk gloo, on GPUs nccl. A loss handed to `backward` is the micro-batch's share of the
-update's mean, so gradients are added up over micro-batches and processes.
+Both use the same AdamW, clip the same norm and give the same losses, in any number of processes
+(over gloo on CPU, nccl on GPUs). A loss passed to `backward` is the micro-batch's share of the
+update's mean, so gradients are summed over micro-batches and processes.
 """
 
 import contextlib
@@ -47,7 +47,7 @@ class TrainingEngine(Protocol):
 
 
 def make_engine(module: Stage, recipe: TrainRecipe, device: torch.device) -> TrainingEngine:
-    """The engine that the recipe asks for. Raises ConfigError when deepspeed is not installed."""
+    """The engine of the recipe. Raises ConfigError when it needs deepspeed, which is missing."""
     if not recipe.deepspeed.enabled:
         return PlainEngine(module, recipe, device)
     if importlib.util.find_spec("deepspeed") is None:
@@ -59,7 +59,7 @@ def make_engine(module: Stage, recipe: TrainRecipe, device: torch.device) -> Tra
 
 
 class PlainEngine:
-    """AdamW in plain torch; several processes add up their gradients."""
+    """AdamW in plain torch; several processes sum their gradients."""
 
     def __init__(self, module: Stage, recipe: TrainRecipe, device: torch.device) -> None:
         if _trains_low_precision(recipe):
@@ -67,7 +67,7 @@ class PlainEngine:
                 f"stage 'medusa2' with joint.moves 'full' and base.dtype {recipe.base.dtype!r} "
                 "needs deepspeed, which keeps float32 copies of the weights: small updates vanish "
                 "in 16 bits",
-                hint="deepspeed.enabled=true, base.dtype=float32, or joint.moves=lora",
+                hint="use deepspeed.enabled=true, base.dtype=float32 or joint.moves=lora",
             )
         self.module = module
         self.grad_clip = recipe.train.grad_clip
@@ -118,7 +118,7 @@ class PlainEngine:
 
 
 class DeepspeedEngine:
-    """A DeepSpeedEngine (ZeRO stage 0 to 3) with the same face."""
+    """A DeepSpeedEngine (ZeRO stage 0 to 3) with the same interface."""
 
     def __init__(self, module: Stage, recipe: TrainRecipe, device: torch.device) -> None:
         self.module = module
@@ -133,7 +133,7 @@ class DeepspeedEngine:
                 model=module, optimizer=optimizer, config=deepspeed_config(recipe)
             )
         if recipe.deepspeed.zero_stage == 3:
-            # Gathered once a micro-step, by the hooks of the module's own forward and backward:
+            # The hooks of the module's forward and backward gather these once a micro-step, since
             # the losses read them chunk by chunk and head by head.
             for parameter in module.held_parameters():
                 self._deepspeed.zero.register_external_parameter(module, parameter)
@@ -142,8 +142,8 @@ class DeepspeedEngine:
         return self.engine(batch, terms)
 
     def backward(self, loss: Tensor) -> None:
-        # DeepSpeed steps with every micro-batch and decides itself which one updates, so the last
-        # step is taken by update(), after the learning rate is set. It averages where we add up.
+        # DeepSpeed counts a step for every micro-batch and decides which of them updates, so
+        # update() takes the last step, after setting the learning rate. It averages where we sum.
         if self._step_due:
             self.engine.step()
         self.engine.backward(loss * self._scale)
@@ -164,14 +164,14 @@ class DeepspeedEngine:
         try:
             with quiet():
                 self.engine.load_checkpoint(str(folder), tag="engine", load_module_strict=False)
-        except Exception as error:  # whatever DeepSpeed meets in a damaged file
+        except Exception as error:  # whatever DeepSpeed raises for a damaged file
             raise CheckpointError(
                 f"the checkpoint in {folder} cannot be read: {error}",
                 hint="add --fresh to start over",
             ) from error
 
     def whole(self, parameters: Sequence[nn.Parameter]) -> contextlib.AbstractContextManager[None]:
-        """While it lasts, these parameters are whole in every process (ZeRO-3 shards them)."""
+        """A context in which these parameters are whole in every process (ZeRO-3 shards them)."""
         return self._deepspeed.zero.GatheredParameters(list(parameters))
 
     def close(self) -> None:
@@ -186,7 +186,7 @@ def _trains_low_precision(recipe: TrainRecipe) -> bool:
 
 
 def _trained_state(module: Stage) -> dict[str, Tensor]:
-    """Only what is trained: a frozen base need not be saved."""
+    """The trained weights only: a frozen base need not be saved."""
     return {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
 
 

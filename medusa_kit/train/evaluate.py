@@ -1,4 +1,4 @@
-"""How well heads guess on held-out text, and how far decoding with them would get.
+"""Evaluates heads on held-out text: their guesses, and the acceptance length to expect.
 
 Shapes: P positions, K heads, J = K + 1 tokens ahead.
 """
@@ -26,17 +26,17 @@ NUM_NODES = 16  # of the tree that acceptance is simulated with
 
 @dataclass(frozen=True)
 class HeadScores:
-    """One entry a head. Shares count every target, those outside a reduced projection as misses."""
+    """One entry for each head. A target outside a reduced projection counts as a miss."""
 
     loss: list[float]  # mean cross-entropy in nats over targets with a column
     top1: list[float]
     top5: list[float]
-    # With the best tree of 16 nodes, searched on one half of the held-out rows and replayed on the
-    # other, both ways; None where there are too few.
+    # With the best tree of 16 nodes, searched on each half of the held-out rows and replayed on the
+    # other; None where there are too few rows.
     acceptance_length: float | None = None
 
     def as_dict(self) -> dict[str, object]:
-        """For JSON, which knows no NaN."""
+        """For JSON, which has no NaN."""
         found = asdict(self)
         for name in ("loss", "top1", "top5"):
             found[name] = [None if math.isnan(value) else value for value in found[name]]
@@ -49,7 +49,7 @@ def evaluate(
 ) -> HeadScores:
     """Loss, top-1, top-5 and simulated acceptance; NaN where a head has no target.
 
-    `starts`: where each stretch of written text begins among the positions (answer_starts).
+    `starts`: where each stretch of the assistant's text begins among the positions (answer_starts).
     """
     hidden_PD, ahead_PJ = store.hidden_PD, store.ahead_PJ
     options = LossOptions(decay=1.0, chunk=chunk)
@@ -80,7 +80,7 @@ def simulated_acceptance(ranks_PK: np.ndarray, starts: np.ndarray, num_ranks: in
 
 
 def answer_starts(items: Sequence[HeadTargets]) -> np.ndarray:
-    """Where each stretch of written tokens begins among the positions of all items."""
+    """Where each stretch of the assistant's tokens begins among the positions of all items."""
     starts, done = [], 0
     for item in items:
         gaps = np.flatnonzero(np.diff(item.positions_P) > 1) + 1

@@ -1,92 +1,61 @@
-"""`--nproc N`: the same command in N processes on this machine.
+"""`--nproc N`: the same command in N processes on this machine, by torch's own launcher.
 
 Several machines, or other launchers: `torchrun` and `deepspeed` set the same variables (RANK,
 LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and start `medusa-kit train` themselves.
 """
 
+import logging
 import os
-import signal
-import socket
-import subprocess
 import sys
-import time
+import tempfile
 from collections.abc import Sequence
 
 from medusa_kit import console
 from medusa_kit.errors import ConfigError
 
-POLL_SECONDS = 0.2
-GRACE_SECONDS = 20.0  # between asking the others to stop and making them
+# After Ctrl-C the processes save a checkpoint. The launcher ends those that take longer; its own
+# limit of 30 seconds is too short for large models. A torch that does not know this keeps to it.
+SECONDS_TO_SAVE = "900"
 
 
 def launch(arguments: Sequence[str], processes: int) -> int:
     """Run `medusa-kit ARGUMENTS` in so many processes; the exit code of the first that failed.
 
     When one dies, the others are stopped: they would wait for it for ever. Raises ConfigError when
-    a launcher is at work already.
+    a launcher is at work already, KeyboardInterrupt once the processes have ended after Ctrl-C.
     """
-    if "WORLD_SIZE" in os.environ and int(os.environ["WORLD_SIZE"]) > 1:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError(
             f"--nproc {processes} inside a launcher that started {os.environ['WORLD_SIZE']} "
             "processes",
             hint="leave --nproc to torchrun or deepspeed, or start medusa-kit without them",
         )
-    port = _free_port()
-    workers = [_start(arguments, rank, processes, port) for rank in range(processes)]
-    try:
-        code = _first_failure(workers)
-    except KeyboardInterrupt:  # the terminal sends it to the workers too: they save and stop
-        for worker in workers:
-            worker.wait()
-        raise
-    finally:
-        _stop(workers)
-    return code
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SECONDS_TO_SAVE)
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-
-def _start(
-    arguments: Sequence[str], rank: int, processes: int, port: int
-) -> "subprocess.Popen[bytes]":
-    places = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": processes,
-        "LOCAL_WORLD_SIZE": processes,
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-    }
-    threads = max(1, (os.cpu_count() or 1) // processes)
-    environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
-    environment |= {name: str(value) for name, value in places.items()}
-    return subprocess.Popen([sys.executable, "-m", "medusa_kit", *arguments], env=environment)
-
-
-def _first_failure(workers: "Sequence[subprocess.Popen[bytes]]") -> int:
-    while True:
-        codes = [worker.poll() for worker in workers]
-        for rank, code in enumerate(codes):
-            if code:
-                killed = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
-                console.warn(f"process {rank} of {len(workers)} {killed}; the others are stopped")
-                return code if code > 0 else 1
-        if all(code == 0 for code in codes):
-            return 0
-        time.sleep(POLL_SECONDS)
-
-
-def _stop(workers: "Sequence[subprocess.Popen[bytes]]") -> None:
-    for worker in workers:
-        if worker.poll() is None:
-            worker.send_signal(signal.SIGTERM)
-    deadline = time.monotonic() + GRACE_SECONDS
-    for worker in workers:
+    logging.disable(logging.ERROR)  # what the launcher logs is said below, in a line
+    with tempfile.TemporaryDirectory() as folder:
+        config = LaunchConfig(
+            min_nodes=1, max_nodes=1, nproc_per_node=processes, max_restarts=0, run_id="train",
+            rdzv_backend="c10d", rdzv_endpoint="localhost:0", local_addr="localhost",
+            logs_specs=DefaultLogsSpecs(log_dir=folder),
+        )  # fmt: skip
         try:
-            worker.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            worker.kill()
+            elastic_launch(config, sys.executable)("-m", "medusa_kit", *arguments)
+        except ChildFailedError as error:
+            rank, failure = error.get_first_failure()
+            return _failed(rank, processes, failure.exitcode)
+        except SignalException as stopped:
+            raise KeyboardInterrupt from stopped
+        finally:
+            logging.disable(logging.NOTSET)
+    return 0
 
 
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])
+def _failed(rank: int, processes: int, code: int) -> int:
+    killed = f"was killed by signal {-code}" if code < 0 else f"ended with {code}"
+    console.warn(f"process {rank} of {processes} {killed}; the others are stopped")
+    return code if code > 0 else 1

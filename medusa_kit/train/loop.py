@@ -1,6 +1,6 @@
-"""The loop of updates: batches in, logging, evaluation and checkpoints on the way.
+"""The training loop: updates, with logging, evaluation and checkpoints.
 
-Everything random follows from (seed, epoch), so an interrupted run goes on exactly where it was.
+All randomness follows from (seed, epoch), so an interrupted run continues exactly where it was.
 
 Shapes: P positions, D hidden, K heads, J = K + 1 tokens ahead.
 """
@@ -35,9 +35,10 @@ Score = Callable[[], HeadScores]
 
 
 class TrainingLoop:
-    """The moving parts of one run: engine, feed, place in the data, recent losses.
+    """The state of one run: engine, feed, place in the data, recent losses.
 
-    `score` judges the heads as they are; `keep` puts what is trained into the run's folder.
+    `score` evaluates the heads as they are; `keep` writes the trained weights into the run's
+    folder.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class TrainingLoop:
         self.external_log = start_tracking(recipe)
         self.num_updates = feed.updates_per_epoch * recipe.train.epochs
         self.step = 0
-        self.best: float | None = None  # simulated acceptance length of what is kept
+        self.best: float | None = None  # simulated acceptance length of the kept weights
         # Plain numbers: tensors kept between blocks of logits would fragment the heap.
         self.recent: list[dict[str, Any]] = []
         self.began = time.monotonic()
@@ -66,7 +67,7 @@ class TrainingLoop:
         return time.monotonic() - self.began
 
     def resume(self) -> None:
-        """Take up the checkpoint, if there is one of this base, data and number of processes."""
+        """Continue from the checkpoint, if any; it must be of this base, data and processes."""
         checkpoint = self.folder.load()
         if checkpoint is None:
             self.folder.begin()
@@ -77,7 +78,7 @@ class TrainingLoop:
         self.step, self.best = checkpoint.progress["step"], checkpoint.progress["best"]
         self.began -= checkpoint.progress["seconds"]
         self.folder.forget_metrics_since(checkpoint)
-        console.note(f"going on from update {self.step} of {self.num_updates}")
+        console.note(f"continuing from update {self.step} of {self.num_updates}")
 
     def _check_identity(self, there: dict[str, Any]) -> None:
         match = compare(there["base"], self.identity["base"])
@@ -97,12 +98,12 @@ class TrainingLoop:
         if there["processes"] != self.identity["processes"]:
             raise ConfigError(
                 f"the checkpoint in {self.folder.path} was written by {there['processes']} "
-                f"processes, now there are {self.identity['processes']}",
-                hint=f"--nproc {there['processes']}, or add --fresh to start over",
+                f"processes; now there are {self.identity['processes']}",
+                hint=f"use --nproc {there['processes']}, or add --fresh to start over",
             )
 
     def updates(self) -> None:
-        """All updates that are left, with logging, evaluation and checkpoints on the way."""
+        """Run all remaining updates, with logging, evaluation and checkpoints."""
         with (
             _graceful_interrupt() as interrupted,
             console.progress("training", self.num_updates, unit="updates", done=self.step) as bar,
@@ -110,19 +111,19 @@ class TrainingLoop:
             for update in self._updates():
                 self._update(update)
                 bar.advance(1, self._after_update())
-                device = self.engine.module.heads.base.device  # nccl speaks only of the GPU's
+                device = self.engine.module.heads.base.device  # nccl needs tensors on the GPU
                 if distributed.any_of(interrupted.is_set(), device):
                     self._stop()
 
     def _updates(self) -> Iterator[Update]:
-        """From where the run stands."""
+        """The remaining updates."""
         first_epoch, first = divmod(self.step, self.feed.updates_per_epoch)
         for epoch in range(first_epoch, self.recipe.train.epochs):
             yield from self.feed.epoch((self.recipe.seed << 20) + epoch, first)
             first = 0
 
     def _update(self, update: Update) -> None:
-        """Raises MedusaKitError, before anything is changed, when the loss is not finite."""
+        """Raises MedusaKitError, before any weight changes, when the loss is not finite."""
         joint = self.recipe.joint_options
         weight = heads_weight(joint, self.step, self.num_updates)
         share = 1 / (self.recipe.train.accumulation * distributed.world())
@@ -152,11 +153,11 @@ class TrainingLoop:
         raise MedusaKitError(
             f"the loss is {loss} at update {self.step + 1} of {self.num_updates}; its batches are "
             f"in {path}",
-            hint="lower train.learning_rate; the checkpoint, if any, is from before",
+            hint="lower train.learning_rate; the checkpoint, if any, was written before",
         )
 
     def _after_update(self) -> str | None:
-        """Log, evaluate and save where it is time. Returns the progress bar's note after a log."""
+        """Log, evaluate and save when due. Returns the progress bar's note after a log."""
         options, last = self.recipe.train, self.step == self.num_updates
         due = [self.step % every == 0 for every in
                (options.log_every, options.eval_every, options.save_every)]  # fmt: skip
@@ -168,7 +169,7 @@ class TrainingLoop:
         return note
 
     def _log(self) -> str:
-        """Mean losses since the last log."""
+        """Write the mean losses since the last log."""
 
         def stacked(name: str) -> np.ndarray:
             return np.array([total[name] for total in self.recent])
@@ -187,7 +188,7 @@ class TrainingLoop:
         return f"loss {line['loss']:.3f}"
 
     def judge(self) -> HeadScores:
-        """Score on the held-out rows, and keep what is trained if it is the best so far."""
+        """Score on the held-out rows, and keep the weights if they are the best so far."""
         scores = self._score()
         top1 = " ".join(f"{share:.3f}" for share in scores.top1)
         length = scores.acceptance_length
@@ -222,7 +223,7 @@ class TrainingLoop:
         self.save()
         console.note(
             f"stopped after update {self.step} of {self.num_updates}; "
-            "run the same command again to go on"
+            "run the same command again to continue"
         )
         raise KeyboardInterrupt
 
@@ -233,7 +234,7 @@ def _random_name() -> str:
 
 @contextlib.contextmanager
 def _graceful_interrupt() -> Iterator[threading.Event]:
-    """The first Ctrl-C sets the event, so that an update is never cut in two; the second raises."""
+    """The first Ctrl-C sets the event, so that an update is always completed; the second raises."""
     event = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield event  # only the main thread may set handlers

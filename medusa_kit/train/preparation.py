@@ -1,4 +1,4 @@
-"""From a recipe and prepared rows to what the loop runs on: module, feed, and a way to score.
+"""From a recipe and prepared rows to the parts of a run: module, feed and scorer.
 
 Shapes: P positions, S likeliest tokens of the base.
 """
@@ -34,7 +34,7 @@ from medusa_kit.train.loss import fused as fused_loss
 from medusa_kit.train.loss.loss import LossOptions
 from medusa_kit.train.stages import Medusa1, Medusa2, needs_original
 
-SOFT_TOP = 32  # the base's likeliest tokens kept for soft targets, unless the recipe says
+SOFT_TOP = 32  # likeliest tokens kept for soft targets by default
 
 
 @dataclass
@@ -44,12 +44,12 @@ class Run:
     module: Stage
     feed: Feed
     held_out: list[HeadTargets]  # longest first
-    held_features: Positions | None  # none where the base moves: then they are made anew
+    held_features: Positions | None  # None where the base is trained: then computed each time
     options: FeatureOptions
     chunk: int
 
     def scorer(self, engine: TrainingEngine) -> Callable[[], HeadScores]:
-        """Judges the heads on the held-out rows; every process does the same."""
+        """A function that scores the heads on the held-out rows, the same in every process."""
         heads, base = self.module.heads, self.module.heads.base
         starts = answer_starts(self.held_out)
 
@@ -58,7 +58,7 @@ class Run:
             store = self.held_features
             if store is None:
                 store = Positions.joined(list(run_batches(base, self.held_out, self.options)))
-            # After the base ran: its own forward lets go of what it has gathered.
+            # Gather after the base has run, since its forward releases what it gathered.
             with engine.whole([*self.module.held_parameters(), *heads.parameters()]):
                 scores = evaluate(heads, store, self.chunk, starts)
             self.module.train()
@@ -68,7 +68,7 @@ class Run:
 
 
 def feature_options(recipe: TrainRecipe, base: BaseModel) -> FeatureOptions:
-    """How rows go through the base in this run."""
+    """How the base reads rows in this run."""
     train = recipe.train
     soft = 0 if train.loss == "cross_entropy" else (train.soft_top or SOFT_TOP)
     return FeatureOptions(
@@ -82,7 +82,7 @@ def prepare_run(
     held_out: Sequence[HeadTargets],
     recipe: TrainRecipe,
 ) -> Run:
-    """Heads, module, features and feed. Raises as `train` does."""
+    """Build heads, module, features and feed. Raises as `train` does."""
     train, joint = recipe.train, recipe.stage == "medusa2"
     options = feature_options(recipe, base)
     if train.packing:
@@ -127,7 +127,7 @@ def _joint(
     cutting: Cutting,
     options: FeatureOptions,
 ) -> tuple[Medusa2, LiveFeed]:
-    """The base is made to move only after the original has said what it has to say."""
+    """Collects the original base's guesses before the base is made trainable."""
     joint, loss = recipe.joint_options, LossOptions.of(recipe.train)
     teacher = joint.teacher or ("cached" if joint.moves == "full" else "live")
     original = None
@@ -148,12 +148,12 @@ def _joint(
     module = Medusa2(Medusa1(heads, loss), base, joint)
     module.train()
     moving = sum(p.numel() for p in base.model.parameters() if p.requires_grad)
-    console.note(f"{moving:,} weights of the base move, by {joint.moves}")
+    console.note(f"{moving:,} weights of the base are trained ({joint.moves})")
     return module, LiveFeed(base, training, cutting, options, joint=True, original=original)
 
 
 def _checkpoint_activations(model: Any) -> None:
-    """Under the name that this transformers has for it."""
+    """Uses the name that the installed transformers has for it."""
     name = "activation_checkpointing_enable"
     enable = getattr(model, name, None) or model.gradient_checkpointing_enable
     enable({"use_reentrant": False})
@@ -162,15 +162,15 @@ def _checkpoint_activations(model: Any) -> None:
 def _original(
     base: BaseModel, items: Sequence[HeadTargets], top: int, options: FeatureOptions
 ) -> dict[int, Positions]:
-    """What the original says at every position of each item: only its likeliest tokens are kept."""
+    """The original's guesses at every position of each item; only the likeliest tokens are kept."""
     order = sorted(range(len(items)), key=lambda i: -len(items[i].input_ids))
     top = min(top, base.info.vocab_size)
     wanted = FeatureOptions(options.batch_tokens, top, options.packing)
     found, left = {}, iter(order)
     total = sum(len(item.positions_P) for item in items)
     num_bytes = total * top * 8
-    console.note(f"what the original says: {num_bytes / 1e9:.3f} GB in memory")
-    with console.progress("original's guesses", total, unit="tok") as bar:
+    console.note(f"the original's guesses: {num_bytes / 1e9:.3f} GB in memory")
+    with console.progress("the original's guesses", total, unit="tok") as bar:
         for batch in run_batches(base, [items[i] for i in order], wanted):
             done = 0
             while done < len(batch.ahead_PJ):
@@ -194,9 +194,9 @@ def new_heads(base: BaseModel, training: Sequence[HeadTargets], recipe: TrainRec
         heads = load_heads(heads_place(warmed_up), base)
         if heads.num_heads != options.num_heads:
             raise ConfigError(
-                f"joint.heads_from: {warmed_up} holds {heads.num_heads} heads, heads.num_heads is "
+                f"joint.heads_from: {warmed_up} holds {heads.num_heads} heads; heads.num_heads is "
                 f"{options.num_heads}",
-                hint="the section heads must be that of the run which warmed them up",
+                hint="the section heads must be that of the run that trained them",
             )
         heads.requires_grad_(True)
         return heads.double() if base.dtype == torch.float64 else heads.float()

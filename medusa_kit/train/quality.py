@@ -1,4 +1,4 @@
-"""What Medusa-2 does to the base: it is a new model, so its words are held against the original's.
+"""Compares the base that Medusa-2 trained, which is a new model, with the original.
 
 Shapes: P positions, D hidden, V vocabulary.
 """
@@ -18,9 +18,9 @@ from medusa_kit.train.features.features import LOGIT_ROWS, FeatureOptions, batch
 
 @dataclass(frozen=True)
 class Readings:
-    """What a model says at every held-out position, one example after the other."""
+    """A model's predictions at every held-out position, one example after the other."""
 
-    surprise_P: torch.Tensor  # nats, of the token that was written
+    surprise_P: torch.Tensor  # nats, of the token in the text
     said_P: torch.Tensor  # the model's own greedy token
     starts: np.ndarray  # where each example begins
 
@@ -31,7 +31,7 @@ class Readings:
 
 @dataclass(frozen=True)
 class Quality:
-    """Before and after, on held-out rows, the text before each token being the written one."""
+    """The base before and after, teacher-forced on held-out rows."""
 
     perplexity_before: float
     perplexity_after: float
@@ -49,7 +49,7 @@ def read(
     options: FeatureOptions,
     whole: Callable[[], AbstractContextManager[None]] = nullcontext,
 ) -> Readings:
-    """Run the model over held-out rows. `whole`: while it lasts, the output embedding is."""
+    """Run the model over held-out rows. `whole`: a context that gathers the output embedding."""
     surprise, said, sizes = [], [], []
     for group in batches(by_length(items), options.batch_tokens, options.packing):
         positions = run(base, group, FeatureOptions(options.batch_tokens, 0, options.packing))

@@ -1,10 +1,10 @@
-"""Loading a base in pieces: under ZeRO-3 no process ever holds the whole of it on its device.
+"""Loads a base in pieces: under ZeRO-3 no process ever holds all of it on its device.
 
-transformers builds the model with every weight spread over the processes, and the first process
-reads the files and hands each weight out (transformers.integrations.HfDeepSpeedConfig). Until the
-training engine takes over, what stands outside the repeated layers (embeddings, final norm) is
-whole in every process, and a layer is whole while it runs. So processes must run the base equally
-often and at the same time, which those that train together do anyway.
+transformers builds the model with every weight spread over the processes; the first process reads
+the files and distributes each weight (transformers.integrations.HfDeepSpeedConfig). Until the
+training engine takes over, everything but the repeated layers (embeddings, final norm) is whole in
+every process, and a layer is whole while it runs. So processes must run the base equally often and
+at the same time, as they do in training.
 """
 
 import contextlib
@@ -39,12 +39,12 @@ class ShardedBase(BaseModel):
         return self._gathering.whole(weight)
 
     def hand_over(self) -> None:
-        """Let go of everything that is whole: the training engine gathers by itself."""
+        """Release everything that is whole, since the training engine gathers weights itself."""
         self._gathering.close()
 
 
 def loads_in_pieces(recipe: TrainRecipe) -> bool:
-    """Where weights of a base are trained under ZeRO-3, unquantised, in several processes."""
+    """Whether an unquantised base is trained under ZeRO-3 in several processes."""
     options = recipe.deepspeed
     return (
         recipe.stage == "medusa2"
@@ -67,9 +67,9 @@ def load(recipe: TrainRecipe, device: torch.device) -> ShardedBase:
         from transformers.integrations import HfDeepSpeedConfig
 
         config = deepspeed_config(recipe)
-        # Its other way would replace torch's own `linear` for the rest of the process.
+        # True would replace torch's own `linear` for the rest of the process.
         config["zero_optimization"]["memory_efficient_linear"] = False
-        alive = HfDeepSpeedConfig(config)  # transformers looks for it while it lives
+        alive = HfDeepSpeedConfig(config)  # transformers finds it as long as it exists
         dtype = DTYPES[options.dtype]
         model, tokenizer = from_pretrained(place, dtype, options.revision, "sdpa", False)
         del alive
@@ -81,7 +81,7 @@ def load(recipe: TrainRecipe, device: torch.device) -> ShardedBase:
 class _GatheredLayers:
     """Keeps a sharded model usable without an engine: layers whole while they run, the rest always.
 
-    The layers are the list of modules that holds most weights: experts have lists too, inside.
+    The layers are the list of modules with the most weights, since experts inside are lists too.
     """
 
     def __init__(self, model: nn.Module, deepspeed: Any) -> None:
@@ -99,7 +99,7 @@ class _GatheredLayers:
         self._enter(None, rest)
 
     def whole(self, weight: Tensor) -> contextlib.AbstractContextManager[Any]:
-        """While it lasts, one weight is whole in every process."""
+        """A context in which one weight is whole in every process."""
         status = getattr(weight, "ds_status", None)  # buffers have none
         is_whole = status is None or status.name == "AVAILABLE"
         return contextlib.nullcontext() if is_whole else self._whole([weight])

@@ -1,8 +1,8 @@
-"""The two stages as modules whose forward is their loss: what training engines drive.
+"""The two training stages, as modules whose forward computes the loss.
 
 Medusa-1 (arXiv 2401.10774, §2.2.1): the base is frozen, heads learn from its hidden states.
-Medusa-2 (§2.2.2): heads and base, or adapters on it, move together; loss = the base's own + λ0 ×
-the heads'. The base is held to its original by KL (§2.3.2).
+Medusa-2 (§2.2.2): heads and base, or adapters on it, are trained together; loss = the base's own +
+λ0 × the heads'. A KL term keeps the base close to the original (§2.3.2).
 
 Shapes: P positions, K heads, J = K + 1 tokens ahead, S likeliest tokens of the base.
 """
@@ -32,11 +32,11 @@ from medusa_kit.train.loss.loss import (
 
 @dataclass(frozen=True)
 class Terms:
-    """What a micro-batch is divided and weighed by: the same for all of an update."""
+    """Counts and weights of a micro-batch's loss: the same for all of an update."""
 
-    counts_K: Tensor  # the update's targets of each head
-    count: Tensor  # the update's positions
-    share: float  # this micro-batch's part of what is added once an update
+    counts_K: Tensor  # targets of each head in the update
+    count: Tensor  # positions in the update
+    share: float  # this micro-batch's part of terms that count once an update
     heads_weight: float = 1.0  # λ0 at this update
 
 
@@ -53,7 +53,7 @@ class Medusa1(nn.Module):
         )
 
     def terms(self, ahead_PJ: Tensor, share: float, heads_weight: float = 1.0) -> Terms:
-        """Of the update that has these targets in all its micro-batches."""
+        """The terms of an update with these targets in all its micro-batches together."""
         soft = self.options.soft_share > 0
         counts_K = target_counts(self.heads, ahead_PJ, soft)
         return Terms(counts_K, (ahead_PJ[:, 0] >= 0).sum().to(counts_K), share, heads_weight)
@@ -69,11 +69,11 @@ class Medusa1(nn.Module):
         return result._replace(loss=result.loss + terms.share * self.uncertainty_K.sum())
 
     def held_parameters(self) -> list[nn.Parameter]:
-        """Weights that are read outside their own module's forward, chunk by chunk."""
+        """Weights that are read outside their module's own forward, chunk by chunk."""
         return list(self.heads.projections.parameters())
 
     def groups(self) -> list[tuple[list[nn.Parameter], float]]:
-        """(parameters, times the learning rate)."""
+        """(parameters, factor of the learning rate)."""
         return [(list(self.parameters()), 1.0)]
 
 
@@ -115,13 +115,13 @@ class Medusa2(nn.Module):
 
     @torch.no_grad()
     def _original(self, batch: Batch) -> Positions | None:
-        """What the base says without its adapters; nothing where nothing is asked of it."""
+        """The base's guesses without its adapters; None where they are not needed."""
         if not needs_original(self.joint, self.medusa1.options):
             return None
         assert batch.rows is not None
         base = self._base[0]
         training = self.model.training
-        self.model.eval()  # no dropout in what is taught
+        self.model.eval()  # no dropout in the targets
         with adapters.switched_off(self.model):
             hidden_PD = batch.rows.hidden_PD(base)
         self.model.train(training)

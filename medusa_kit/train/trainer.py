@@ -1,6 +1,6 @@
 """Training: recipe -> base, encoded rows -> positions and targets -> feed -> updates -> results.
 
-Medusa-1 leaves the base as it is; Medusa-2 moves it too (stages.py says what is minimised).
+Medusa-1 leaves the base unchanged; Medusa-2 trains it too (stages.py has the losses).
 """
 
 import hashlib
@@ -37,15 +37,15 @@ from medusa_kit.train.run.provenance import git_state, versions
 
 @dataclass(frozen=True)
 class TrainReport:
-    """What a finished run came to."""
+    """The results of a finished run."""
 
-    heads_folder: Path  # with Medusa-2 inside the model's or adapter's
+    heads_folder: Path  # for Medusa-2 inside the model's or adapter's folder
     num_updates: int
     num_positions: int  # training positions in one epoch
     seconds: float
     scores: HeadScores  # on held-out rows, after the last update
-    best: float | None  # simulated acceptance length of what was kept
-    quality: Quality | None  # Medusa-2: what became of the base
+    best: float | None  # simulated acceptance length of the kept weights
+    quality: Quality | None  # for Medusa-2: the new base against the original
 
 
 def train(
@@ -53,13 +53,13 @@ def train(
     fresh: bool = False,
     self_check: Callable[[BaseModel], object] | None = None,
 ) -> TrainReport:
-    """Train heads as `recipe` says, going on from its checkpoint where there is one.
+    """Train heads as `recipe` says, continuing from its checkpoint if there is one.
 
     `fresh` removes an older run's checkpoint from output_dir first. `self_check` is called with the
-    base before any work and refuses it by raising (trees that cannot be verified on it).
+    base before any work, and raises where trees cannot be verified on it.
 
-    Raises ConfigError (recipe, output_dir in use, another training there), DataError (no usable
-    rows), MedusaKitError (loss not finite, full disk).
+    Raises ConfigError (wrong recipe, output_dir in use), DataError (no usable rows), MedusaKitError
+    (loss not finite, disk full).
     """
     device = own_device(recipe.base.device)
     fused_loss.check_named(recipe, device)
@@ -87,7 +87,7 @@ def own_device(name: str) -> torch.device:
         return device
     if distributed.local_rank() >= torch.cuda.device_count():
         raise ConfigError(
-            f"process {distributed.local_rank()} of this machine has no GPU of its own: there are "
+            f"process {distributed.local_rank()} on this machine has no GPU of its own: there are "
             f"{torch.cuda.device_count()}",
             hint="start one process for each GPU, or add base.device=cpu",
         )
@@ -98,7 +98,7 @@ def load_base(recipe: TrainRecipe, device: torch.device) -> BaseModel:
     four_bit = recipe.stage == "medusa2" and recipe.joint_options.moves == "qlora"
     if four_bit:
         adapters.require_4bit(device.type)
-    _tell_smaller_dtype(recipe, device)
+    _note_smaller_dtype(recipe, device)
     return load_base_model(
         recipe.base.model,
         dtype=recipe.base.dtype,
@@ -108,8 +108,8 @@ def load_base(recipe: TrainRecipe, device: torch.device) -> BaseModel:
     )
 
 
-def _tell_smaller_dtype(recipe: TrainRecipe, device: torch.device) -> None:
-    """A recipe says what it computes in, on whatever machine: `auto` is for decoding alone."""
+def _note_smaller_dtype(recipe: TrainRecipe, device: torch.device) -> None:
+    """Note that a smaller dtype would do: a recipe names its dtype, `auto` is for decoding only."""
     base = recipe.base
     if device.type != "cuda" or base.dtype != "float32" or recipe.stage != "medusa1":
         return
@@ -118,15 +118,15 @@ def _tell_smaller_dtype(recipe: TrainRecipe, device: torch.device) -> None:
     if stored in (torch.bfloat16, torch.float16):
         name = str(stored).removeprefix("torch.")
         console.note(
-            f"base.dtype is float32 and the checkpoint's is {name}: base.dtype={name} takes half "
-            "the memory and time of the base's forwards (heads train in float32 either way)"
+            f"base.dtype is float32, but the checkpoint is in {name}: base.dtype={name} halves the "
+            "memory and time of the base's forwards (heads train in float32 either way)"
         )
 
 
 def load_examples(base: BaseModel, recipe: TrainRecipe) -> list[EncodedExample]:
-    """The rows of the recipe's sources, encoded; what was cut or skipped is said on stderr."""
+    """The rows of the recipe's sources, encoded; reports cut and skipped rows on stderr."""
     data = recipe.data
-    _warn_of_others_words(base, recipe)
+    _warn_of_other_answers(base, recipe)
     length = min(data.max_length, base.info.context_length)
     examples, report = encode_rows(
         recipe_rows(data, recipe.seed), base.tokenizer, length, data.on_error, base.info.vocab_size
@@ -138,15 +138,15 @@ def load_examples(base: BaseModel, recipe: TrainRecipe) -> list[EncodedExample]:
     return examples
 
 
-def _warn_of_others_words(base: BaseModel, recipe: TrainRecipe) -> None:
-    """Heads can learn from another model's answers, but guess better what they have seen."""
+def _warn_of_other_answers(base: BaseModel, recipe: TrainRecipe) -> None:
+    """Warn of answers that another model wrote: heads guess best on text of their own base."""
     for source in dict.fromkeys(entry.source for entry in recipe.data.entries()):
         theirs = base_that_answered(source)
         if theirs is not None and compare(theirs, base.info.fingerprint) is Match.OTHER:
             console.warn(
                 f"{source} holds the answers of another base (fingerprint {theirs}; "
-                f"{base.info.name!r} has {base.info.fingerprint}): drafts will be accepted less. "
-                "`medusa-kit data generate` makes this base's own"
+                f"{base.info.name!r} has {base.info.fingerprint}): drafts will be accepted less "
+                "often. `medusa-kit data generate` makes answers of this base"
             )
 
 
@@ -165,7 +165,7 @@ def _train_heads(
 ) -> TrainReport:
     for example in examples:
         check_ids(example.input_ids, base.info.vocab_size, example.row)
-    torch.manual_seed(recipe.seed)  # adapters begin at random, the same in every process
+    torch.manual_seed(recipe.seed)  # new adapters are random, the same in every process
     training, held_out = split(
         prepare(examples, recipe.heads.num_heads), recipe.data.eval_fraction, recipe.seed
     )
@@ -197,7 +197,7 @@ def _train_heads(
         engine.close()
     if digest is not None and base.weights_digest() != digest:
         raise MedusaKitError(
-            "training changed the base model's weights, which must stay as they are",
+            "training changed the weights of the frozen base model",
             hint="this is a bug in medusa-kit: please report it with the recipe",
         )
     if joint and recipe.joint_options.save_merged and distributed.is_main():

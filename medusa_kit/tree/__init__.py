@@ -1,7 +1,7 @@
-"""Candidate trees: their shape, the statistics they are searched from, search, replay, drawing.
+"""Candidate trees: shape, rank statistics, search, replay, drawing.
 
-Pure Python and numpy: no torch, no model. Step times come in as a plain table. The function
-`replay` is imported from its module, whose name it would hide here.
+Pure Python and numpy: no torch, no model. Step times are passed in as a plain table. The function
+`replay` must be imported from its module, since exported here it would hide the module.
 """
 
 from medusa_kit.tree.candidate_tree import CandidateTree, Path, load_tree, save_tree

@@ -1,9 +1,9 @@
 """The shape of a candidate tree: which guess of which head fills which node.
 
 A path is the tuple of ranks from the root to a node: (0, 2) is the third guess of the second head
-below the best guess of the first. The root, the base model's own next token, is the empty path:
-always there, never stored. Node 0 is the root; the other nodes follow by (depth, path), so every
-parent comes before its children.
+below the best guess of the first. The root, the base model's own next token, is the empty path; it
+is always there and never stored. Node 0 is the root; the other nodes follow by (depth, path), so
+every parent comes before its children.
 
 Shapes: N nodes with root.
 """
@@ -136,9 +136,9 @@ class CandidateTree:
 
 
 def save_tree(tree: CandidateTree, path: str | pathlib.Path, extra: dict[str, Any]) -> None:
-    """Write the tree as JSON; `extra` holds whatever else should travel with it (how it was found).
+    """Write the tree as JSON, with the further fields of `extra` (how it was found).
 
-    Raises TreeError when `extra` uses a name the format needs itself.
+    Raises TreeError when `extra` uses the name of a field of the format.
     """
     taken = [name for name in RESERVED if name in extra]
     if taken:
@@ -151,9 +151,9 @@ def save_tree(tree: CandidateTree, path: str | pathlib.Path, extra: dict[str, An
 
 
 def load_tree(path: str | pathlib.Path) -> tuple[CandidateTree, dict[str, Any]]:
-    """Read what `save_tree` wrote, or a file holding only a list of paths (no extra fields then).
+    """(tree, extra fields) as `save_tree` wrote them, or from a file with only a list of paths.
 
-    Raises TreeError, naming the file and what is wrong with it.
+    Raises TreeError, which names the file and the fault.
     """
     try:
         return _tree_of_document(_read_json(pathlib.Path(path)))

@@ -1,10 +1,10 @@
-"""Trees that are grown anew at each step, from the probabilities the heads themselves give.
+"""Trees that are grown anew at each step, from the probabilities that the heads give.
 
-A static tree spends its nodes where guesses hold on average; a dynamic one where they are likely to
-hold now (EAGLE-2, arXiv 2406.16858, §4). A path is worth the product of its tokens' probabilities,
-each head's brought to an honest scale by a temperature, and the tree of N nodes is the N - 1 most
-probable paths after the root. A path is never more probable than its parent, so those are a tree,
-and nodes numbered by falling probability make every smaller tree the beginning of a larger one.
+A static tree spends its nodes where guesses are right on average, a dynamic one where they are
+likely to be right now (EAGLE-2, arXiv 2406.16858, §4). A path is worth the product of its tokens'
+probabilities, with each head calibrated by a temperature. The tree of N nodes is the root and the
+N - 1 most probable paths. A path is never more probable than its parent, so these form a tree, and
+with nodes numbered by falling probability every smaller tree is the beginning of a larger one.
 
 Shapes: N nodes with root, K heads, R ranks.
 """
@@ -27,9 +27,9 @@ class DynamicTree:
 
     num_nodes     nodes of each tree, root included, from 2
     temperatures  of each head used, above 0; their number is the greatest depth
-    num_ranks     guesses of a head that are looked at
-    beam          nodes of one depth that get children where heads read the path, and each has to
-                  be asked anew; kinds that run in one pass need no such limit
+    num_ranks     guesses of each head that are considered
+    beam          nodes of one depth that get children where heads read the path, since heads then
+                  run again for each node; kinds that run in one pass need no such limit
 
     Raises TreeError when one of them is out of range.
     """
@@ -56,7 +56,7 @@ class DynamicTree:
 
     @classmethod
     def from_dict(cls, fields: Any) -> "DynamicTree":
-        """From what `as_dict` gave. Raises TreeError for anything else."""
+        """From the fields of `as_dict`. Raises TreeError for anything else."""
         names = set(cls.__dataclass_fields__)
         if not isinstance(fields, dict) or set(fields) != names:
             found = sorted(fields) if isinstance(fields, dict) else fields
@@ -68,7 +68,7 @@ class DynamicTree:
 
     @property
     def depth(self) -> int:
-        """The longest path it may grow, which is the number of heads it uses."""
+        """The length of the longest possible path, which is the number of heads used."""
         return min(len(self.temperatures), self.num_nodes - 1)
 
     def check_fits(self, num_heads: int, num_ranks: int) -> None:
@@ -92,9 +92,9 @@ def best_first(
 ) -> tuple[list[int], list[int], list[int]]:
     """The num_nodes - 1 most probable paths where no head reads the path: (parents, depths, ranks).
 
-    scores_KR: log-probabilities of each head's guesses, falling along R. Nodes come by falling
-    probability after the root, ties by smaller depth, then parent, then rank. Fewer come back when
-    there are no more paths.
+    scores_KR: log-probabilities of each head's guesses, falling along R. After the root, nodes are
+    ordered by falling probability, ties by depth, parent and rank, each rising. Fewer are returned
+    when there are no more paths.
     """
     parents, depths, ranks = [-1], [0], [0]
     # (cost of the path, depth, parent, rank, cost of the parent); cost: minus log-probability.

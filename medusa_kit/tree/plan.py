@@ -1,9 +1,9 @@
-"""What tree.json says: the tree to decode with, and one for each larger batch size searched.
+"""The contents of tree.json: the tree to decode with, and one for each larger batch size searched.
 
 A larger batch verifies more rows with the same nodes, so a step costs more and smaller trees win.
-The file stays one that holds a single static tree, with two sections besides: `dynamic` (grow trees
-of that size instead) and `larger_batches`. A reader that knows neither decodes with the static tree
-of batch size 1, as exactly.
+The file holds one static tree and two optional sections: `dynamic` (grow trees of that size
+instead) and `larger_batches`. A reader that knows neither decodes with the static tree of batch
+size 1, just as exactly.
 """
 
 import pathlib
@@ -22,7 +22,7 @@ SECTIONS = ("dynamic", "larger_batches")
 
 @dataclass(frozen=True)
 class PlannedTree:
-    """The tree from a batch size on. `dynamic` takes the place of `static` where there is one."""
+    """The tree from a batch size on; `dynamic`, where given, is used instead of `static`."""
 
     batch_size: int
     static: CandidateTree
@@ -42,11 +42,11 @@ class PlannedTree:
 class TreePlan:
     """Trees by rising batch size, the first for batch size 1.
 
-    Raises TreeError when there is none for batch size 1, or batch sizes don't rise.
+    Raises TreeError when the first is for another batch size, or batch sizes do not rise.
     """
 
     trees: tuple[PlannedTree, ...]
-    # Tokens a step of the first tree has to emit to be worth its time, as its search measured.
+    # How many tokens a step of the first tree must emit to be worth its time, by the search.
     break_even: float | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
@@ -71,9 +71,9 @@ class TreePlan:
 
 
 def save_plan(plan: TreePlan, path: str | pathlib.Path, extra: dict[str, Any]) -> None:
-    """Write tree.json; `extra` holds whatever else should travel with it.
+    """Write tree.json, with the further fields of `extra`.
 
-    Raises TreeError when `extra` uses a name the format needs itself.
+    Raises TreeError when `extra` uses the name of a field of the format.
     """
     if taken := [name for name in SECTIONS if name in extra]:
         raise TreeError(f"extra field {taken[0]!r} is a field of the tree format itself")
@@ -89,7 +89,7 @@ def save_plan(plan: TreePlan, path: str | pathlib.Path, extra: dict[str, Any]) -
 def load_plan(path: str | pathlib.Path) -> TreePlan:
     """Read what `save_plan` or `save_tree` wrote, or a bare list of paths.
 
-    Raises TreeError, naming the file and what is wrong with it.
+    Raises TreeError, which names the file and the fault.
     """
     static, extra = load_tree(path)
     try:
@@ -103,7 +103,7 @@ def load_plan(path: str | pathlib.Path) -> TreePlan:
 
 
 def _break_even(extra: dict[str, Any]) -> float | None:
-    """The cost of a step in plain ones: what its predicted speed-up is short of its length."""
+    """The time of a step in plain steps: its predicted acceptance length over its speed-up."""
     length, speed_up = extra.get("acceptance_length"), extra.get("predicted_speed_up")
     known = isinstance(length, int | float) and isinstance(speed_up, int | float) and speed_up > 0
     return length / speed_up if known else None  # type: ignore[operator]

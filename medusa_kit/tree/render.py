@@ -19,7 +19,7 @@ def render_tree(
     values: Sequence[float] | None = None,
     tokens: Sequence[str] | None = None,
 ) -> str:
-    """One line a node: its rank, then its value (0 to 1) as percent and its token, where given.
+    """One line for each node: its rank, then its value (0 to 1) in percent and its token, if given.
 
     `values` and `tokens` hold N entries in the tree's order, the root first. Sibling leaves share
     lines of up to WIDTH columns. Raises TreeError when their number is not N.
@@ -34,12 +34,12 @@ def render_tree(
 
 
 def describe_tree(tree: Tree) -> str:
-    """A static tree drawn; what there is to say of one that is grown anew at each step."""
+    """A drawing of a static tree, or a description of a dynamic one."""
     if isinstance(tree, CandidateTree):
         return render_tree(tree)
     return (
         f"a tree of {tree.num_nodes} nodes grown anew at each step, up to depth {tree.depth}: the "
-        "paths most probable by the heads' own account"
+        "paths that the heads find most probable"
     )
 
 
@@ -49,7 +49,7 @@ def _label(
     values: Sequence[float] | None,
     tokens: Sequence[str] | None,
 ) -> str:
-    # The root is certain: its value would always read 100%.
+    # The root is certain, so its value is always 100%.
     parts = [str(tree.ranks[node])] if node else ["root"]
     if values is not None and node:
         parts.append(f"{values[node]:.1%}")
@@ -74,7 +74,7 @@ def _lines_below(tree: CandidateTree, node: int, indent: str, labels: list[str])
 def _branches(
     tree: CandidateTree, node: int, indent: str, labels: list[str]
 ) -> Iterator[tuple[str, int | None]]:
-    """(text, node to go on below, if any) of each branch: an inner node, or a line of leaves."""
+    """(text, node to continue below, if any) of each branch: an inner node or a line of leaves."""
     for inner, run in groupby(tree.children(node), key=lambda child: bool(tree.children(child))):
         if inner:
             yield from ((labels[child], child) for child in run)
@@ -84,7 +84,7 @@ def _branches(
 
 
 def _wrapped(labels: list[str], width: int) -> Iterator[str]:
-    """Labels joined by dots into lines of at most `width`, or of one label that is longer."""
+    """Labels joined by dots into lines of at most `width`; a longer label gets its own line."""
     line = labels[0]
     for label in labels[1:]:
         if len(line) + len(" · ") + len(label) > width:

@@ -2,8 +2,8 @@
 
 A guess is accepted exactly where its head had the true token at that rank, so the ranks alone say
 how far each step goes: start at an answer's first row, look up how deep the tree follows the ranks
-there, jump past the accepted tokens and the next root, repeat. On the same text the count is that
-of real greedy decoding.
+there, skip the accepted tokens and the next root, repeat. On the same text the number of steps is
+that of real greedy decoding.
 
 Shapes: P positions (rows of all answers), K heads, N nodes with root, R ranks, A answers.
 """
@@ -19,7 +19,7 @@ from medusa_kit.tree.statistics import RankStatistics
 
 @dataclass(frozen=True, eq=False)
 class ReplayResult:
-    """What decoding every answer with the tree comes to.
+    """The outcome of decoding every answer with the tree.
 
     acceptance_length     (tokens emitted - 1) / verify forwards, over all answers; 1.0 when no
                           answer needs a forward
@@ -52,9 +52,9 @@ def replay(tree: CandidateTree, statistics: RankStatistics) -> ReplayResult:
 
 
 def replay_dynamic(num_nodes: int, statistics: RankStatistics) -> ReplayResult:
-    """Decode every answer with the dynamic trees of `num_nodes` nodes that `statistics` recorded.
+    """Decode every answer with the dynamic trees of `num_nodes` nodes recorded in `statistics`.
 
-    Raises TreeError when they recorded none.
+    Raises TreeError when none are recorded.
     """
     if statistics.entries_PK is None:
         raise TreeError(
@@ -84,7 +84,7 @@ def _replay_depths(depths_P: np.ndarray, depth: int, statistics: RankStatistics)
 
 def _accepted_depths(tree: CandidateTree, ranks_PK: np.ndarray) -> np.ndarray:
     """int64 [P]: length of the longest path of the tree that the ranks at each row begin with."""
-    # One extra node, "fallen off the tree", and one extra rank, "not in the tree", save all tests.
+    # An extra node for "off the tree" and an extra rank for "not in the tree" make tests needless.
     off, other = tree.num_nodes, tree.num_ranks
     child_NR = np.full((tree.num_nodes, tree.num_ranks + 1), off)
     for node, (parent, rank) in enumerate(zip(tree.parents, tree.ranks, strict=True)):
@@ -93,7 +93,7 @@ def _accepted_depths(tree: CandidateTree, ranks_PK: np.ndarray) -> np.ndarray:
     depths_P = np.zeros(len(ranks_PK), dtype=np.int64)
     rows, nodes = np.arange(len(ranks_PK)), np.zeros(len(ranks_PK), dtype=np.int64)
     for k in range(tree.depth):
-        # Without a sign, NOT_AVAILABLE is above every rank, as MISSING is.
+        # As an unsigned number NOT_AVAILABLE is above every rank, as MISSING is.
         ranks = np.minimum(ranks_PK[rows, k].view(np.uint16), other)
         nodes = child_NR[nodes, ranks]
         in_tree = nodes != off

@@ -1,15 +1,15 @@
 """The best candidate tree of N nodes, found by sorting.
 
-Exactly one path is true at a position, so a node is worth the share of positions whose ranks begin
-with its path, and a tree is worth the sum of its nodes. A child is never worth more than its
-parent: the N most valuable nodes are a tree, and no tree of N nodes is worth more.
+At each position exactly one path is true. So a node is worth the share of positions whose ranks
+begin with its path, and a tree is worth the sum of its nodes. A child is never worth more than its
+parent, so the N most valuable nodes form a tree, and no tree of N nodes is worth more.
 
-Thin counts are smoothed as conditionals P(rank | parent path), towards how often the head has that
+Small counts are smoothed as conditionals P(rank | parent path), towards how often the head has that
 rank anywhere. The paper ("Medusa", arXiv 2401.10774, §2.3.3) multiplies these head-wide shares
 alone; here that is the limit of strong smoothing.
 
 Steps start where the last one failed, which is harder than the average position, so values over all
-positions promise too much. Trees are therefore judged by replay, on held-out answers if given.
+positions are too optimistic. Trees are therefore judged by replay, on held-out answers if given.
 
 Shapes: P positions, K heads, N nodes with root, R ranks.
 """
@@ -34,10 +34,10 @@ SMOOTHINGS = (0.0, 4.0, 16.0, 64.0, 256.0)
 class SearchResult:
     """The best tree found for one number of nodes.
 
-    promised_length   1 + the sum of the node values: acceptance length if steps started at
+    promised_length   1 + the sum of the node values: the acceptance length if steps started at
                       positions weighted as in the search
     replayed_length   acceptance length by replay; the number to trust
-    method            how the tree was found, for people
+    method            how the tree was found, in words
     values_N          value of each node in the tree's order, 1.0 for the root
     """
 
@@ -57,8 +57,8 @@ def ranked_paths(
     """The max_nodes - 1 most valuable paths by falling value, and their values (0 to 1).
 
     Ties go to the smaller (depth, path), and every path follows its parent, so the first N - 1 are
-    the best tree of N nodes, for any N. Fewer come back when the heads and ranks allow no more.
-    `smoothing` is how many positions the head-wide share weighs against a path's own count.
+    the best tree of N nodes, for any N. Fewer are returned when heads and ranks allow no more.
+    `smoothing`: how many positions the head-wide share counts for beside a path's own.
 
     Raises TreeError for max_nodes < 1, no positions, or weights that are not P numbers >= 0 with a
     sum above 0.
@@ -76,10 +76,10 @@ def ranked_paths(
 def _by_falling_value(
     statistics: RankStatistics, weights_P: np.ndarray, smoothing: float
 ) -> Iterator[tuple[Path, float]]:
-    """All paths and their values, most valuable first, expanding only what has been passed on.
+    """All paths and their values, most valuable first; only yielded paths are expanded.
 
-    Rows are put in the order of their ranks, so the rows that begin with a path lie together, and
-    what they weigh is a difference of two running sums.
+    Rows are sorted by their ranks, so the rows that begin with a path are consecutive, and their
+    weight is the difference of two running sums.
     """
     order_P = statistics.sorted_rows
     ranks_KP = np.ascontiguousarray(statistics.ranks_PK[order_P].T)
@@ -108,14 +108,14 @@ def _by_falling_value(
 def _smoothed(
     counts_R: np.ndarray, total: float, smoothing: float, marginal_R: np.ndarray
 ) -> np.ndarray:
-    """float64 [R]: smoothed P(rank | parent path), from what its rows weigh by their next rank.
+    """float64 [R]: smoothed P(rank | parent path), from the weights of its rows by next rank.
 
     Rows whose answer has ended or whose token was not found count in the total: nothing can be
     accepted there.
     """
     if total + smoothing == 0.0:
         return np.zeros(len(marginal_R))
-    # Sums in another order may differ in the last digit; a child must not beat its parent by that.
+    # Sums in another order may differ in the last digit; a child must still not exceed its parent.
     return np.minimum((counts_R + smoothing * marginal_R) / (total + smoothing), 1.0)
 
 
@@ -127,10 +127,10 @@ def best_trees(
 ) -> dict[int, SearchResult]:
     """For each number of nodes in `sizes` (root included), the tree that replays longest.
 
-    Searched on `statistics`, judged by replay on `held_out` (without it, on `statistics` itself,
-    which flatters). Tried are: every position weighted alike, under each of SMOOTHINGS; then, with
-    the best of these smoothings, only the positions at which steps of the tree before really
-    start, at most `rounds` times. That second part is a heuristic and may cycle.
+    Trees are searched on `statistics` and judged by replay on `held_out` (without it, on
+    `statistics` itself, which is too optimistic). First all positions weigh the same, under each of
+    SMOOTHINGS. Then, with the best smoothing, only the positions at which steps of the last tree
+    start have weight, at most `rounds` times. This second part is a heuristic and may cycle.
 
     Raises TreeError when `sizes` is empty, a size is below 1 or beyond all the paths of these heads
     and ranks, or there are no positions.
@@ -163,7 +163,7 @@ def _reweighted(
     smoothing: float,
     rounds: int,
 ) -> Iterator[SearchResult]:
-    """Search again where steps of the last tree start, until a tree comes back."""
+    """Search again where steps of the last tree start, until a tree repeats."""
     seen = {tree}
     for number in range(1, rounds + 1):
         visits_P = replay(tree, statistics).starts_P
@@ -210,7 +210,7 @@ def _checked_weights(weights_P: np.ndarray | None, statistics: RankStatistics) -
     num_positions = statistics.num_positions
     if num_positions == 0:
         raise TreeError(
-            "statistics hold no position, nothing to search a tree from",
+            "statistics hold no position to search a tree from",
             hint="calibrate on at least one answer",
         )
     if weights_P is None:

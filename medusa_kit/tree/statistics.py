@@ -1,12 +1,12 @@
-"""Rank statistics: at which rank each head had the true token, at every calibration position.
+"""Rank statistics: the rank at which each head had the true token, at every calibration position.
 
-Rank = place by logit descending, token id ascending, from 0: the rule drafting uses. Answers lie
-one after the other. An answer of T tokens has T rows, the first being its last prompt token: row p
-(from 0) sits just before answer token p, its root, and head k's true token there is answer token
-p + 1 + k. Past the end of the answer there is none.
+A rank is a token's place by logit descending, token id ascending, from 0, as in drafting. Answers
+are stored one after the other. An answer of T tokens has T rows, the first at its last prompt
+token: row p (from 0) comes just before answer token p, its root, and head k's true token there is
+answer token p + 1 + k. Past the end of the answer there is none.
 
-Where dynamic trees were grown too, the entries say from how many nodes on such a tree holds the
-true path as far as each head: dynamic trees are nested, so one number stands for all sizes.
+Where dynamic trees were grown too, an entry is the number of nodes from which on such a tree holds
+the true path as far as a head. Dynamic trees are nested, so one number serves all sizes.
 
 Shapes: P positions (rows of all answers), K heads, R ranks, A answers.
 """
@@ -42,11 +42,11 @@ class RankStatistics:
     ranks_PK    int16 (other integers are converted), NOT_AVAILABLE past the end of the answer;
                 ranks >= num_ranks are stored as MISSING
     starts      int64, first row of each answer, rising, starts[0] == 0
-    num_ranks   guesses of each head that were looked at, 1 to 32767
+    num_ranks   guesses of each head that were considered, 1 to 32767
     meta        where the numbers come from (base model, fingerprint, heads, text); JSON values
-    entries_PK  int16, the least nodes, root included, with which a dynamic tree holds the true
-                tokens of heads 0 to k; MISSING where no tree looked at does; None: not recorded.
-                Under `dynamic`, meta says how those trees were grown
+    entries_PK  int16, the fewest nodes, root included, with which a dynamic tree holds the true
+                tokens of heads 0 to k; MISSING where no tree grown does; None: not recorded.
+                meta["dynamic"] says how those trees were grown
 
     Raises CheckpointError when these contradict each other.
     """
@@ -82,7 +82,7 @@ class RankStatistics:
         return len(self.starts)
 
     def lengths(self) -> np.ndarray:
-        """int64 [A]: rows, which is tokens, of each answer."""
+        """int64 [A]: the number of rows, and so of tokens, of each answer."""
         return np.diff(self.starts, append=self.num_positions)
 
     @cached_property
@@ -93,12 +93,12 @@ class RankStatistics:
     def marginals(self, weights_P: np.ndarray | None = None) -> np.ndarray:
         """float64 [K, R]: how often head k had the true token at rank r, where there is one.
 
-        What the paper searches its tree from (arXiv 2401.10774, §2.3.3). `weights_P` counts some
-        positions more than others.
+        The paper searches its tree from these (arXiv 2401.10774, §2.3.3). `weights_P`: the weight
+        of each position.
         """
         shares_KR = np.zeros((self.num_heads, self.num_ranks))
         for k in range(self.num_heads):
-            # Places: none at all, the ranks, and one for all that were not found.
+            # Bins: no token at all, each rank, not found.
             places_P = np.minimum(self.ranks_PK[:, k], self.num_ranks) - NOT_AVAILABLE
             counts = np.bincount(places_P, weights_P, minlength=self.num_ranks + 2)
             total = counts[1:].sum()
@@ -181,14 +181,14 @@ class RankStatistics:
         except CheckpointError as error:
             raise CheckpointError(f"{path}: {error.message}", hint=error.hint) from error
         except FileNotFoundError as error:
-            raise CheckpointError(f"{path}: no such statistics file") from error
+            raise CheckpointError(f"no statistics file at {path}") from error
         except _UNREADABLE as error:
             raise CheckpointError(
                 f"{path}: not a medusa-kit statistics file ({error})", hint="run calibration again"
             ) from error
 
 
-# What numpy, zipfile, zlib and json raise on files that are cut off, damaged or something else.
+# What numpy, zipfile, zlib and json raise for files that are cut off, damaged or of another kind.
 _UNREADABLE = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, RuntimeError),
     *(zipfile.BadZipFile, zlib.error, struct.error, MemoryError),
@@ -217,7 +217,7 @@ def _check_arrays(ranks_PK: np.ndarray, starts: np.ndarray, num_ranks: Any) -> N
             "expected integers [positions, heads]"
         )
     num_positions = len(ranks_PK)
-    # An empty list of answers comes as floats from np.asarray([]).
+    # np.asarray([]) makes floats of an empty list of answers.
     whole = np.issubdtype(starts.dtype, np.integer) or starts.size == 0
     bounds = [*starts.tolist(), num_positions] if starts.ndim == 1 else []
     rising = all(low < high for low, high in pairwise(bounds))
@@ -229,7 +229,7 @@ def _check_arrays(ranks_PK: np.ndarray, starts: np.ndarray, num_ranks: Any) -> N
 
 
 def _check_ends(ranks_PK: np.ndarray, lengths_A: np.ndarray) -> None:
-    """Ranks must be there exactly where the answer still has a token for that head."""
+    """Ranks must be present exactly where the answer still has a token for that head."""
     num_positions, num_heads = ranks_PK.shape
     ends_P = np.repeat(np.cumsum(lengths_A), lengths_A)
     left_P = ends_P - np.arange(num_positions)  # rows from this one to the answer's last
@@ -245,7 +245,7 @@ def _check_ends(ranks_PK: np.ndarray, lengths_A: np.ndarray) -> None:
 
 
 def _check_entries(entries_PK: np.ndarray, ranks_PK: np.ndarray) -> None:
-    """From 2 nodes on, one more at least for each head, and none past the end of the answer."""
+    """Entries must be 2 or more, rise from head to head and stop at the end of the answer."""
     whole = np.issubdtype(entries_PK.dtype, np.integer)
     if entries_PK.shape != ranks_PK.shape or not whole:
         raise CheckpointError(
@@ -257,7 +257,7 @@ def _check_entries(entries_PK: np.ndarray, ranks_PK: np.ndarray) -> None:
     past_end_PK = (ranks_PK == NOT_AVAILABLE) & (entries_PK != MISSING)
     if not rising_PK.all() or not in_range_PK.all() or past_end_PK.any():
         raise CheckpointError(
-            "entries contradict themselves, expected nodes from 2 that rise from head to head, "
+            "entries are inconsistent, expected nodes from 2 that rise from head to head, "
             f"{MISSING} where there is none",
             hint="calibrate again",
         )

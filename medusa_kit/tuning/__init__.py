@@ -1,1 +1,1 @@
-"""What suits this model and this machine: calibration, step times, the tree."""
+"""Tuning for a model and a machine: calibration, step times, the tree."""

@@ -1,6 +1,6 @@
-"""Calibration: at which rank did each head have the true token, over answers the model wrote.
+"""Calibration: the rank at which each head had the true token, over answers that the model wrote.
 
-One teacher-forced forward an answer; every position from the last prompt token on counts.
+Each answer takes one teacher-forced forward; every position from the last prompt token on counts.
 
 Shapes: B batch, T tokens, D hidden, K heads, J = K + 1 tokens ahead, P positions.
 """
@@ -26,7 +26,7 @@ from medusa_kit.tree.dynamic import DynamicTree
 from medusa_kit.tree.statistics import MISSING, RankStatistics
 from medusa_kit.tuning.temperature import fit_temperatures
 
-NUM_RANKS = 32  # ranks looked at; the best tree of 64 nodes uses some 20 at depth 1
+NUM_RANKS = 32  # ranks recorded; the best tree of 64 nodes uses some 20 at depth 1
 BATCH_TOKENS = 4096
 FIT_POSITIONS = 4096
 
@@ -40,8 +40,8 @@ def calibrate(
 ) -> RankStatistics:
     """Rank statistics of `heads` over answers; empty answers and too long ones are left out.
 
-    With `dynamic`, the tree it grows at every position is recorded too, which takes longer than all
-    the rest where heads read the path. Raises DataError when no answer remains.
+    With `dynamic`, the tree that it grows at every position is recorded too; where heads read the
+    path this takes most of the time. Raises DataError when no answer remains.
     """
     usable = usable_answers(base, answers)
     drafter = None if dynamic is None else DynamicDrafter(heads, dynamic)
@@ -70,9 +70,9 @@ def calibrate(
 def fitted_dynamic_tree(
     base: BaseModel, heads: MedusaHeads, answers: Sequence[AnswerRow], num_nodes: int
 ) -> DynamicTree:
-    """A dynamic tree with temperatures fitted on some FIT_POSITIONS positions of the answers.
+    """A dynamic tree with temperatures fitted on about FIT_POSITIONS positions of the answers.
 
-    Answers are taken evenly from the list. Raises DataError when none can be used.
+    Answers are sampled evenly from the list. Raises DataError when none can be used.
     """
     usable = usable_answers(base, answers)
     stride = max(1, sum(len(a.response_ids) for a in usable) // FIT_POSITIONS)
@@ -92,14 +92,14 @@ def usable_answers(base: BaseModel, answers: Sequence[AnswerRow]) -> list[Answer
     Raises DataError when there is none, and for a token that the base does not have; ConfigError
     for a base with rounded weights.
     """
-    refuse_int8_weights(base, "statistics are of the model's own answers")
+    refuse_int8_weights(base, "statistics are taken of the checkpoint's own answers")
     context = base.info.context_length
     usable = [a for a in answers if a.response_ids
               and len(a.prompt_ids) + len(a.response_ids) <= context]  # fmt: skip
     if not usable:
         raise DataError(
             f"none of the {len(answers)} answers can be calibrated on",
-            hint="answers need response_ids and have to fit the model's context",
+            hint="answers need response_ids and must fit the model's context",
         )
     for answer in usable:
         check_ids([*answer.prompt_ids, *answer.response_ids], base.info.vocab_size, answer.row)
@@ -107,8 +107,8 @@ def usable_answers(base: BaseModel, answers: Sequence[AnswerRow]) -> list[Answer
 
 
 def hidden_states(base: BaseModel, answers: Sequence[AnswerRow]) -> Iterator[tuple[int, Tensor]]:
-    """(index, hidden_PD) of each answer, row p before answer token p; answers of like length come
-    together, in another order than given."""
+    """(index, hidden_PD) of each answer, row p before answer token p, in batches of similar length
+    and so in another order."""
     order = sorted(range(len(answers)), key=lambda i: _size(answers[i]))
     for batch in _batches(order, answers):
         hidden_BTD = base.hidden_states(*_padded(base, [answers[i] for i in batch]))
@@ -121,26 +121,26 @@ def hidden_states(base: BaseModel, answers: Sequence[AnswerRow]) -> Iterator[tup
 def tree_entries(
     drafter: DynamicDrafter, hidden_PD: Tensor, ahead_PJ: Tensor, chunk_positions: int = 32
 ) -> np.ndarray:
-    """entries_PK (int16): with how many nodes the tree grown at each position holds the true path
-    as far as head k, by growing it; MISSING where it never does."""
+    """entries_PK (int16): the number of nodes with which the tree grown at each position holds the
+    true path as far as head k; MISSING where it never does."""
     entries_PK = np.full(ahead_PJ[:, 1:].shape, MISSING, dtype=np.int16)
     for start in range(0, len(hidden_PD), chunk_positions):
         ahead = ahead_PJ[start : start + chunk_positions].tolist()
         hidden_BD = hidden_PD[start : start + chunk_positions].to(drafter.heads.base.device)
         tokens_BN, parents = drafter.grow(hidden_BD, [row[0] for row in ahead])
         for row, tokens in enumerate(tokens_BN.tolist()):
-            truth = iter([*ahead[row][1:], UNAVAILABLE])  # asked for once a node, down the path
-            path, _ = accept(tokens, parents[row], _telling(truth), entries_PK.shape[1])
+            truth = iter([*ahead[row][1:], UNAVAILABLE])  # read once for each node, down the path
+            path, _ = accept(tokens, parents[row], _truth_at(truth), entries_PK.shape[1])
             entries_PK[start + row, : len(path)] = np.array(path, dtype=np.int16) + 1
     return entries_PK
 
 
-def _telling(truth: Iterator[int]) -> Callable[[int], int]:
+def _truth_at(truth: Iterator[int]) -> Callable[[int], int]:
     return lambda _: next(truth)
 
 
 def tokens_ahead(response_ids: Sequence[int], num_heads: int) -> Tensor:
-    """ahead_PJ: row p sits before answer token p, its root; head k's truth is token p + 1 + k."""
+    """ahead_PJ: row p comes before answer token p, its root; head k's target is token p + 1 + k."""
     T = len(response_ids)
     padded = torch.tensor([*response_ids, *[UNAVAILABLE] * num_heads])
     return torch.stack([padded[j : j + T] for j in range(num_heads + 1)], dim=1)
@@ -151,7 +151,7 @@ def _size(answer: AnswerRow) -> int:
 
 
 def _batches(order: Sequence[int], answers: Sequence[AnswerRow]) -> Iterator[list[int]]:
-    """Answers of like length together, at most BATCH_TOKENS padded tokens each."""
+    """Batches of answers of similar length, at most BATCH_TOKENS padded tokens each."""
     batch: list[int] = []
     for index in order:
         if batch and (len(batch) + 1) * _size(answers[index]) > BATCH_TOKENS:

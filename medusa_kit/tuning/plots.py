@@ -1,4 +1,4 @@
-"""Pictures that say more than a table. Needs matplotlib (extra `plot`)."""
+"""Plots of tree searches and benchmarks. Needs matplotlib (extra `plot`)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ LONGEST_LABEL = 40  # characters
 def plot_trees(rows: Sequence[Any], chosen: Any, path: Path) -> None:
     """Acceptance length, step time and predicted speed-up over the number of nodes, as a PNG.
 
-    Dynamic trees show as paler lines.
+    Dynamic trees are paler lines.
     """
     dynamic = [row for row in rows if row.dynamic]
     rows = [row for row in rows if not row.dynamic]
@@ -48,15 +48,15 @@ def plot_trees(rows: Sequence[Any], chosen: Any, path: Path) -> None:
 
 
 def _label(name: str) -> str:
-    """Names of folders may be long; their ends tell them apart."""
+    """The end of a long name, since folders usually differ there."""
     return name if len(name) <= LONGEST_LABEL else "…" + name[1 - LONGEST_LABEL :]
 
 
 def plot_bench(
     rates: Mapping[str, float], depths: Mapping[str, Sequence[float]], title: str, path: Path
 ) -> None:
-    """Tokens a second for each way of decoding as bars, and how deep the steps of those that draft
-    went (the share that got to depth 1, 2, …), in a PNG. Bars are compared with the first.
+    """A PNG with tokens a second of each method as bars, compared with the first, and the share of
+    steps that reached depth 1, 2, … for those that draft.
     """
     drafting = {_label(name): shares for name, shares in depths.items() if shares}
     names, values = [_label(name) for name in rates], list(rates.values())

@@ -1,10 +1,9 @@
 """How long a whole step takes on this machine for N nodes: draft, verify, accept, commit.
 
-Timings jitter, so each size is measured in turn with one-node steps beside it, and its ratio to
-those is what counts. Where steps may run whole on the device (infer/cuda_graph/) the product's own
-decoding is timed, from one emission to the next, so that what is measured is what decodes: a
-captured step where there would be one, the loop where not. On a CPU, where a prompt takes as long
-as many steps, steps of the loop are taken again and again from the same prefix.
+Timings jitter, so each size is measured in turn with one-node steps, and its ratio to those counts.
+Where whole steps may run on the device (infer/cuda_graph/), real decoding is timed from one
+emission to the next, with or without captured steps as in use. On a CPU, where a prompt takes as
+long as many steps, steps of the loop are repeated from the same prefix.
 
 Shapes: B batch, N nodes with root.
 """
@@ -32,7 +31,7 @@ from medusa_kit.tree.plan import Tree
 
 PREFIX_LENGTHS = (64, 384)
 REPEATS = 7
-WARM_UPS = 1  # steps of an answer that do not count: the device may be busy with the prompt still
+WARM_UPS = 1  # first steps of an answer that do not count: the prompt may still be computed
 
 
 @torch.inference_mode()
@@ -74,7 +73,7 @@ def measure_step_times(
 
 
 class _Decoding:
-    """Prompts of some length, which are decoded again and again."""
+    """Prompts of one length that are decoded repeatedly."""
 
     def __init__(self, engine: Engine, prefix_length: int, batch_size: int) -> None:
         self.engine = engine
@@ -107,7 +106,7 @@ class _Decoding:
 
 
 class _Place:
-    """A prefix of some length, from which steps of the loop are taken again and again."""
+    """A prefix from which steps of the loop are repeated."""
 
     def __init__(self, engine: Engine, prefix_length: int, max_nodes: int, batch_size: int) -> None:
         self.engine = engine

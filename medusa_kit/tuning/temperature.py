@@ -1,9 +1,9 @@
-"""Temperatures that make heads' probabilities honest: one number a head, by maximum likelihood.
+"""Temperature calibration of heads: one number for each head, by maximum likelihood.
 
-Heads trained on one text and used on another are too sure of themselves or not sure enough, each
-head in its own measure. Dividing a head's logits by the temperature with the highest likelihood of
-the true tokens sets that right ("On Calibration of Modern Neural Networks", arXiv 1706.04599, §4.2)
-and makes probabilities of different heads comparable, which a dynamic tree needs.
+Heads used on other text than they were trained on are over- or underconfident, each to its own
+degree. Dividing a head's logits by the temperature with the highest likelihood of the true tokens
+corrects this ("On Calibration of Modern Neural Networks", arXiv 1706.04599, §4.2) and makes the
+probabilities of different heads comparable, which a dynamic tree needs.
 
 Shapes: P positions, D hidden, K heads, J = K + 1 tokens ahead, R columns of the projection, C
 positions of one chunk, G temperatures tried.
@@ -25,8 +25,8 @@ def fit_temperatures(
     """The temperature of each head with the least mean loss at these positions, about 1/3 to 3.
 
     ahead_PJ: as for `token_ranks`. Tokens outside the projection say nothing about its scale and
-    are left out; a head without any position keeps 1.0. Losses are taken at TRIED_G and their
-    minimum from the parabola through the lowest three.
+    are left out; a head without any position keeps 1.0. Losses are computed at TRIED_G; the minimum
+    is that of the parabola through the lowest three.
     """
     losses_KG = torch.zeros(heads.num_heads, len(TRIED_G), dtype=torch.float64)
     dtype = head_parameter_dtype(heads)
@@ -53,7 +53,7 @@ def _losses(logits_CR: Tensor, columns_C: Tensor) -> Tensor:
 
 
 def _minimum(losses_G: Tensor) -> float:
-    """Losses are smooth in log(temperature), whose steps are even."""
+    """The temperature of least loss; losses are smooth in log(temperature), with even steps."""
     if not losses_G.any():
         return 1.0
     place = int(losses_G.argmin())

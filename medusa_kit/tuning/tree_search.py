@@ -1,7 +1,7 @@
-"""Find the tree for this model on this machine: statistics, sorting, replay, step times, choice.
+"""Finds the fastest tree for a model on a machine, from rank statistics and step times.
 
-Longest is not fastest: of the best trees of each size, static and dynamic, the one with the most
-tokens a second wins, and plain decoding (one node) is among them.
+The longest tree is not the fastest: of the best trees of each size, static and dynamic, the one
+with the most tokens a second wins. Plain decoding (one node) is among them.
 """
 
 import platform
@@ -32,7 +32,7 @@ FEW_POSITIONS = 50_000
 class TreeRow:
     """One line of the table. `acceptance_length` is by replay on held-out answers.
 
-    `dynamic`: how trees of this size are grown instead; `tree` is then the static one of the size.
+    `dynamic`: how trees of this size are grown; `tree` is then the static one of the same size.
     """
 
     num_nodes: int
@@ -58,7 +58,7 @@ class TreeRow:
 
 @dataclass(frozen=True)
 class TreeSearch:
-    """`chosen`: the fastest for batch size 1; `by_batch`: and for each batch size looked at."""
+    """`chosen`: the fastest for batch size 1; `by_batch`: the fastest for each batch size."""
 
     rows: list[TreeRow]
     by_batch: list[TreeRow]
@@ -75,7 +75,7 @@ class TreeSearch:
         )
 
     def as_extra(self, engine: Engine) -> dict[str, Any]:
-        """What tree.json says beside the trees: where they come from."""
+        """The fields of tree.json that say where its trees come from."""
         return {
             "acceptance_length": round(self.chosen.acceptance_length, 4),
             "predicted_speed_up": round(self.chosen.speed_up, 4),
@@ -107,17 +107,17 @@ def search_tree(
 ) -> TreeSearch:
     """The fastest tree for `engine`, at batch size 1 and at each of `batch_sizes`.
 
-    Dynamic trees of the same sizes compete where the statistics recorded them. `fixed_size` takes
-    that size whatever its speed. Raises ConfigError for statistics of other heads or batch sizes
-    below 1, TreeError for impossible sizes.
+    Dynamic trees of the same sizes compete where the statistics recorded them. With `fixed_size`
+    that size is chosen whatever its speed. Raises ConfigError for statistics of other heads or
+    batch sizes below 1, TreeError for impossible sizes.
     """
     _check_statistics(engine, statistics)
     if min(batch_sizes, default=1) < 1:
         raise ConfigError(f"batch size {min(batch_sizes)} is out of range; expected 1 or more")
     if statistics.num_positions < FEW_POSITIONS:
         console.warn(
-            f"{statistics.num_positions:,} calibration positions; {FEW_POSITIONS:,} and more make "
-            "the tree reliable"
+            f"only {statistics.num_positions:,} calibration positions; a reliable tree needs "
+            f"{FEW_POSITIONS:,} or more"
         )
     wanted = sorted({1, *sizes, *([fixed_size] if fixed_size else [])})
     fit, held_out = statistics.split(HELD_OUT, seed=0)
@@ -146,7 +146,7 @@ def _static_row(result: SearchResult) -> TreeRow:
 def _dynamic_rows(
     engine: Engine, results: Mapping[int, SearchResult], held_out: RankStatistics
 ) -> list[TreeRow]:
-    """The dynamic tree of each size, as far as the statistics recorded any."""
+    """The dynamic tree of each size; none where the statistics recorded none."""
     if held_out.entries_PK is None:
         return []
     assert engine.heads is not None
@@ -202,7 +202,7 @@ def judge_tree(engine: Engine, statistics: RankStatistics, tree: CandidateTree) 
 def _check_statistics(engine: Engine, statistics: RankStatistics) -> None:
     if engine.heads is None:
         raise ConfigError(
-            f"there are no heads for {engine.base.info.name!r}, so there is no tree to find",
+            f"there are no heads for {engine.base.info.name!r}, so no tree can be searched",
             hint="train some with `medusa-kit train`",
         )
     if statistics.num_heads != engine.heads.num_heads:

@@ -62,7 +62,7 @@ def test_it_is_the_layers_that_count(family: str, arguments: dict, reason: str |
 
 @pytest.mark.parametrize("family", ["zamba2", "t5"])
 def test_a_folder_is_refused_before_any_weight_is_read(family: str, tmp_path: Path) -> None:
-    """There is none in it."""
+    """The folder holds no weights at all."""
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
     with pytest.raises(IncompatibleBaseError, match="trees cannot be verified on"):
         load_base_model(str(tmp_path), device="cpu")
@@ -81,7 +81,7 @@ def test_models_in_memory_are_refused_too() -> None:
             Verifier(wrap_model(model))
 
 
-def test_the_proof_catches_what_no_name_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_self_check_refuses_what_no_name_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same model under a name that is not on the list, refused with what went wrong."""
     from medusa_kit.infer import verifier
     from medusa_kit.infer.self_check import self_check

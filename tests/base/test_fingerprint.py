@@ -27,7 +27,7 @@ TENSORS = (
 
 
 def old_form(fingerprint: str) -> str:
-    """What version 1 would have said."""
+    """The fingerprint of version 1."""
     return str(replace(Fingerprint.parse(fingerprint), whole=None))
 
 
@@ -51,7 +51,7 @@ def test_the_load_dtype_does_not_count(family: str, tmp_path: Path) -> None:
 
 
 def test_tensors_may_be_read_piece_by_piece() -> None:
-    """Layer by layer, in rows that were expanded from something packed: the same in the end."""
+    """Layer by layer, or in rows expanded from something packed: the same digest."""
     model = tiny_model("llama-tied")
 
     def rows(weight: Tensor) -> Iterator[Tensor]:
@@ -89,7 +89,7 @@ def test_what_fingerprints_say_of_each_other() -> None:
 
 
 def test_heads_of_a_base_with_another_mlp_are_refused(tmp_path: Path) -> None:
-    """Embedding, output embedding and final norm are those that the heads know."""
+    """Even with the same embedding, output embedding and final norm."""
     save_heads(MedusaHeads.for_base(tiny_base("llama"), 2), tmp_path)
     changed = tiny_model("llama")
     changed.model.layers[1].mlp.up_proj.weight.data *= 1.25

@@ -49,7 +49,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 
 def change_last_byte(path: Path) -> None:
-    """Contents alone: name, size, beginning and times stay."""
+    """Only the contents change: name, size, beginning and times stay."""
     stamp = path.stat()
     with path.open("r+b") as stream:
         stream.seek(-1, os.SEEK_END)
@@ -110,7 +110,7 @@ def test_the_digest_is_remembered(
 def test_threads_that_come_at_once_get_one_folder(
     large: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody's folder is replaced while he reads it."""
+    """No folder is replaced while another thread reads it."""
     together = threading.Barrier(2)
     made: list[int] = []
     found: list[tuple[Path, int]] = []

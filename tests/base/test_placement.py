@@ -1,7 +1,7 @@
 """Which dtype a base is loaded in: `auto` is the checkpoint's own on CUDA, float32 on a CPU.
 
-There is no CUDA device here: the functions are told of one, and loading leaves the weights where
-they are.
+There is no CUDA device here: the functions get one as an argument, and loading does not move the
+weights.
 """
 
 import inspect
@@ -114,16 +114,16 @@ def test_a_word_that_is_no_dtype() -> None:
         load_base_model("debug-tiny", dtype="bfloat")
 
 
-def test_a_recipe_keeps_its_own_dtype_and_is_told_of_a_smaller_one(
+def test_a_recipe_keeps_its_own_dtype_and_a_note_suggests_a_smaller_one(
     half_folder: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from medusa_kit.settings.recipe import BaseSection
-    from medusa_kit.train.trainer import _tell_smaller_dtype
+    from medusa_kit.train.trainer import _note_smaller_dtype
 
     for dtype, device in (("float32", CUDA), ("bfloat16", CUDA), ("float32", CPU)):
         section = BaseSection(model=half_folder, dtype=dtype)
         recipe: Any = types.SimpleNamespace(base=section, stage="medusa1")
-        _tell_smaller_dtype(recipe, device)
+        _note_smaller_dtype(recipe, device)
         named = "dtype" in json.loads((Path(half_folder) / "config.json").read_text())
         told = "base.dtype=bfloat16" in capsys.readouterr().err
         assert told == (named and dtype == "float32" and device == CUDA)

@@ -1,4 +1,4 @@
-"""The doctor's patient: a base that counts, its heads, and both with rows of data."""
+"""The case that the doctor examines: a base that counts, its heads, and rows of data."""
 
 from pathlib import Path
 

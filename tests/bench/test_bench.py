@@ -153,7 +153,7 @@ def test_sampled_answers_are_held_against_the_first_of_ours() -> None:
 
 @pytest.mark.parametrize("sampled", [False, True])
 def test_lossy_answers_are_never_the_same(sampled: bool) -> None:
-    """Not even where the tokens are; and nothing is held against them."""
+    """Not even with equal tokens; and no other answers are compared with them."""
     methods = [Method("theirs", echo), Method("rounded", echo, ours=True, lossy=True),
                Method("exact", echo, ours=True)]  # fmt: skip
     report = bench(methods, [[1], [2]], 9, sampled=sampled)

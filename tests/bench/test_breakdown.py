@@ -1,4 +1,4 @@
-"""Where a step's time goes: the parts, and that the engine is as before afterwards."""
+"""Where a step's time goes: the parts; afterwards the engine is as before."""
 
 import time
 from dataclasses import replace
@@ -102,7 +102,7 @@ def test_parts_of_a_tree_grown_at_each_step() -> None:
 
 
 def test_a_step_on_the_device_is_one_part() -> None:
-    """Nothing of the loop's parts stands under its name, and what ran says so."""
+    """None of the loop's parts appears, and the report says what ran."""
     base = endless_base(14)
     engine = build_engine(base, heads=random_heads(base), tree=BUSHY, fixed_shapes="always")
     prompts = [[token % 14 for token in prompt] for prompt in PROMPTS]
@@ -153,7 +153,7 @@ def test_the_floor_of_more_bytes_than_the_buffer_is_scaled(monkeypatch: pytest.M
 
 
 def test_a_stopwatch_waits_for_the_models_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not for whichever is current."""
+    """Not for the current device."""
     waited: list[Any] = []
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device=None: waited.append(device))
     with Stopwatch(torch.device("cuda", 1)).part(MODEL):

@@ -1,4 +1,4 @@
-"""The doctor must find each fault it knows, and none in a healthy case: all of it, data, base."""
+"""The doctor must find each known fault, and none in a healthy case: the whole, data, base."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -180,7 +180,7 @@ def test_hidden_states(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
         said(doctor_data.hidden_states(case), "problem", "the hook", "training's")
     assert case.hidden_before_TD is not None
     case.hidden_before_TD = torch.full_like(case.hidden_before_TD, torch.nan)
-    said(doctor_data.hidden_states(case), "problem", "serving's layers against training's: nan")
+    said(doctor_data.hidden_states(case), "problem", "decoding's layers against training's: nan")
 
 
 def test_trees_that_cannot_be_verified(

@@ -1,4 +1,4 @@
-"""The doctor must find each fault of heads that it knows, and none in a healthy case."""
+"""The doctor must find each known fault of heads, and none in a healthy case."""
 
 import json
 from dataclasses import replace
@@ -45,7 +45,7 @@ def test_heads_that_are_not_there(base: BaseModel, tmp_path: Path) -> None:
 def test_heads_of_a_quantised_copy(case: Case) -> None:
     assert case.heads is not None
     case.heads.config = replace(case.heads.config, base_quantized=True)
-    said(doctor_heads.heads_fit(case), "warning", "a quantised copy, served on a full-precision")
+    said(doctor_heads.heads_fit(case), "warning", "a quantised copy, used on a full-precision")
 
 
 @pytest.mark.parametrize(

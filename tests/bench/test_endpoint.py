@@ -68,7 +68,7 @@ def test_a_streamed_answer(server: StreamingServer) -> None:
 
 
 def test_the_first_token_is_timed_when_it_comes(server: StreamingServer) -> None:
-    """The server goes on only once the client has had its first piece, so no clock is trusted."""
+    """The server continues only after the client has its first piece, so no clock matters."""
     seen, waited = threading.Event(), list[bool]()
 
     def hold(question: str) -> None:
@@ -128,6 +128,15 @@ def test_odd_events(server: StreamingServer, case: str) -> None:
     event, message = ODD_EVENTS[case]
     server.events = lambda body, question: iter([event])  # type: ignore[method-assign]
     with pytest.raises(DataError, match=message):
+        stream_answer(endpoint(server), ASK)
+
+
+def test_an_error_among_events_is_quoted_without_the_key(
+    server: StreamingServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "s3cret")
+    server.events = lambda body, question: iter(['data: {"error": "key s3cret"}'])  # type: ignore[method-assign]
+    with pytest.raises(DataError, match=r"key \*\*\*"):
         stream_answer(endpoint(server), ASK)
 
 
@@ -210,11 +219,11 @@ def test_no_counters_no_acceptance(server: StreamingServer) -> None:
     run = served(server, 2)
     total = measured(run).results[0].total
     assert (total.num_steps, total.acceptance_length) == (0, None)
-    assert any("no counters of vLLM's" in said for said in run.notes())
+    assert any("no vLLM counters" in said for said in run.notes())
 
 
-def test_rounds_without_counters_are_told(server: StreamingServer) -> None:
-    """The second round ends without /metrics, the third begins so, in the fourth it is back."""
+def test_rounds_without_counters_are_reported(server: StreamingServer) -> None:
+    """The second round ends without /metrics, the third begins without, the fourth has it again."""
     server.metrics = True
 
     def hold(question: str) -> None:
@@ -225,10 +234,10 @@ def test_rounds_without_counters_are_told(server: StreamingServer) -> None:
     total = measured(run).results[0].total
     assert (total.num_steps, total.acceptance_length) == (4, 2.0), "of two rounds"
     assert run.record()["rounds_without_metrics"] == 2
-    assert any("2 of 4 rounds are not in it" in said for said in run.notes())
+    assert any("2 of 4 rounds are not included" in said for said in run.notes())
 
 
-def test_a_server_begun_anew_is_told(server: StreamingServer) -> None:
+def test_a_restarted_server_is_reported(server: StreamingServer) -> None:
     server.metrics = True
 
     def hold(question: str) -> None:
@@ -237,7 +246,7 @@ def test_a_server_begun_anew_is_told(server: StreamingServer) -> None:
     server.hold = hold
     run = served(server, 3)
     assert measured(run).results[0].total.num_steps == 4
-    assert any("1 of 3 rounds are not in it" in said for said in run.notes())
+    assert any("1 of 3 rounds are not included" in said for said in run.notes())
 
 
 # A whole run.
@@ -255,7 +264,7 @@ def test_tokens_are_counted_by_usage_or_by_encoding(server: StreamingServer) -> 
 
 
 def test_beside_others(server: StreamingServer) -> None:
-    """The same answers are told to be the same, and other prompts than ours to be others."""
+    """Equal answers are reported as the same, and prompts other than ours as different."""
     other = Method(
         "here",
         lambda batch: Answers([encoded(TEXT) for _ in batch], 1.0, decoding=Decoding(4, 0.5)),
@@ -277,7 +286,7 @@ def test_beside_others(server: StreamingServer) -> None:
 
 
 def test_the_same_is_judged_by_token_ids(server: StreamingServer) -> None:
-    """The answer's text, encoded again, is other tokens than the model chose."""
+    """The answer's text, encoded again, gives other tokens than the model chose."""
     other = Method("here", lambda batch: Answers([[83, 1, 2, 3, 256] for _ in batch], 1.0))
     run = served(server, 2, compare=True)
     assert measured(run, other).results[1].total.identical == 0

@@ -70,7 +70,7 @@ FINE = kernels.Finding(
         ({}, None),
         ({"stack": 8}, "8 bytes spilled a thread"),
         ({"shared": (99 << 10) + 16}, "101392 bytes of shared memory, the device has 101376"),
-        ({"products": None}, "no product goes to the tensor cores"),
+        ({"products": None}, "no product uses the tensor cores"),
     ],
 )
 def test_a_limit_that_is_missed(changed: dict, missed: str | None) -> None:

@@ -32,7 +32,7 @@ from medusa_kit.bench.gpu.shapes import (
 )
 from medusa_kit.bench.gpu.steps import step_part
 from medusa_kit.bench.gpu.tables import TABLES, print_report
-from medusa_kit.bench.gpu.workbench import CAPTURED, COMPILED, LOOP, Cannot, Way, Workbench
+from medusa_kit.bench.gpu.workbench import CAPTURED, COMPILED, LOOP, Cannot, StepMode, Workbench
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.errors import ConfigError, IncompatibleBaseError, MedusaKitError
 from medusa_kit.infer.attention import triton_backend
@@ -50,7 +50,7 @@ NOT_NEEDED = ("xxhash", "psutil", "gguf", "datasets", "deepspeed", "wandb", "pef
 
 @pytest.fixture(scope="module")
 def walked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """The JSON of a whole dry run."""
+    """The JSON report of a whole dry run."""
     path = tmp_path_factory.mktemp("gpu") / "report.json"
     with pytest.MonkeyPatch.context() as patch:  # an interpreter has other tests, and no bfloat16
         patch.setattr(triton_backend, "interpreting", lambda: False)
@@ -210,14 +210,14 @@ def test_no_figure_is_cut_off_at_80_columns(
     assert f"without: cannot, {why}\n" in out
 
 
-# What must not pass for a figure.
+# What must not be recorded as a figure.
 
 
 def test_a_step_that_was_not_captured_is_no_figure(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(GraphRunner, "_applies", lambda *_: False)
-    with pytest.raises(MedusaKitError, match="not captured but run by torch"):
+    with pytest.raises(MedusaKitError, match="not captured, but run by torch"):
         step_part(TINY, 16).run(bench)
 
 
@@ -225,9 +225,7 @@ def test_an_answer_that_was_not_captured_is_no_figure(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(GraphRunner, "_applies", lambda *_: False)
-    with pytest.raises(
-        MedusaKitError, match=r"no figure of .captured.: its steps were run by torch"
-    ):
+    with pytest.raises(MedusaKitError, match=r"not one of .captured.: its steps were run by torch"):
         answer_part(TINY, 0.0, 2.6).run(bench)
 
 
@@ -240,9 +238,9 @@ def test_the_speed_of_another_text_is_no_figure(
         answer_part(TINY, 0.0, 2.6, LOOP).run(bench)
 
 
-@pytest.mark.parametrize("way", [CAPTURED, LOOP, COMPILED], ids=str)
+@pytest.mark.parametrize("mode", [CAPTURED, LOOP, COMPILED], ids=str)
 def test_tokens_that_are_not_transformers_fail(
-    way: Any, bench: Workbench, monkeypatch: pytest.MonkeyPatch
+    mode: Any, bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def other(self: Oracle, prompt: list[int], tokens: int) -> tuple[list[int], float]:
         return [3] * tokens, 0.0
@@ -250,7 +248,7 @@ def test_tokens_that_are_not_transformers_fail(
     monkeypatch.setattr(Oracle, "generate", other)
     monkeypatch.setattr(torch, "compile", lambda call, **_: call)
     with pytest.raises(MedusaKitError, match="greedy answers are not those of plain transformers"):
-        exactness.exactness(way, torch.float32, bench)
+        exactness.exactness(mode, torch.float32, bench)
 
 
 def test_an_engine_that_failed_is_not_tried_again(
@@ -293,7 +291,7 @@ def test_attention_that_computes_something_else_is_no_matter_of_what_is_installe
 
     monkeypatch.setattr(workbench, "build_engine", build)
     with pytest.raises(ConfigError if refused else Cannot, match="cannot be used here"):
-        bench.engine(TINY, Way(attention="triton"))
+        bench.engine(TINY, StepMode(attention="triton"))
 
 
 def test_a_model_that_does_not_fit_is_told_before_it_is_made(

@@ -1,4 +1,4 @@
-"""Runner and report: what breaks is recorded, the rest goes on, and nothing found is lost."""
+"""Runner and report: failures are recorded, the rest goes on, and no result is lost."""
 
 import itertools
 import json
@@ -122,7 +122,7 @@ def test_ctrl_c_blames_no_part(path: Path) -> None:
 
 def test_going_on_needs_a_report_of_the_same_kind(path: Path) -> None:
     path.write_text("{}")
-    with pytest.raises(DataError, match="no report to go on from") as raised:
+    with pytest.raises(DataError, match="not a report to continue") as raised:
         run(path, fine, goes_on=True)
     assert raised.value.hint == "leave out --continue"
 
@@ -154,8 +154,8 @@ def a_number_runs(told: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (other_device, "it is of device NVIDIA H200, and here device is"),
-        (other_torch, "it is of torch 1.0, and here torch is"),
+        (other_device, "its device is NVIDIA H200, but here device is"),
+        (other_torch, "its torch is 1.0, but here torch is"),
         (no_figures, r"valid dictionary .parts.0.figures"),
         (no_such_status, r"parts.0.status"),
         (one_field_more, r"parts.0.colour"),
@@ -215,7 +215,7 @@ def test_a_part_is_stopped_when_the_time_is_up(monkeypatch: pytest.MonkeyPatch) 
     report = Report(CPU, True, None)
     run_parts(parts, Workbench(CPU, True, report.figures), report, minutes=0.002)
     assert statuses(report) == ["left out", "left out"]
-    assert "stopped, the time was up" in str(report.records["a"].why)
+    assert "stopped: the time was up" in str(report.records["a"].why)
 
 
 def test_a_lost_device_ends_the_process_with_all_saved(

@@ -82,5 +82,5 @@ print(sys.argv[4] + json.dumps([[name, os.environ.get(name)] for name in names])
 
 def test_what_it_said_last_is_the_reason(bench: Workbench, monkeypatch: pytest.MonkeyPatch) -> None:
     script = "import sys; print('no memory', file=sys.stderr); sys.exit(2)"
-    with pytest.raises(MedusaKitError, match="vLLM ended with 2 and said: no memory"):
+    with pytest.raises(MedusaKitError, match="vLLM ended with exit code 2: no memory"):
         decoding(bench, monkeypatch, script)

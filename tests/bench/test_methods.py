@@ -1,4 +1,4 @@
-"""The ways of decoding on tiny models: who agrees with whom, and who cannot run, and why."""
+"""The decoding methods on tiny models: which answers agree, which methods cannot run, and why."""
 
 import sys
 from pathlib import Path
@@ -112,7 +112,7 @@ def test_a_row_for_each_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_comes_after_the_first_step_is_timed_for_everybody() -> None:
-    """Three prompts of a batch and one alone, none of which stops early: all but a token each."""
+    """Three prompts in a batch and one alone, none of which stops early: all but one token each."""
     base, oracle = endless_base(VOCAB), endless_base(VOCAB)
     report = measured(base, oracle=oracle, batch_size=3, prompts=PROMPTS[:1] * 4)
     for result in report.ran:
@@ -159,7 +159,7 @@ def test_sampling_is_seeded_and_compared_among_ours() -> None:
 
 
 def test_a_tempered_draw_may_be_any_token() -> None:
-    """Top-k is 50 in transformers where nothing is said; here there are 96 tokens."""
+    """Top-k is 50 by default in transformers; here there are 96 tokens."""
     oracle = Oracle(tiny_base("llama"))
     (logits_V,) = oracle.logits([5, 6, 7])[None]
     unlikely = set(logits_V.argsort(descending=True)[50:].tolist())
@@ -173,7 +173,7 @@ def test_assisted_generation_with_the_same_and_another_vocabulary() -> None:
     assert [result.total.identical for result in same.results] == [2] * 4
     other = measured(peers=["assisted"], assistant=endless_base(40), prompts=PROMPTS[:1])
     assert list(not_run(other).values()) == [
-        "the vocabularies differ, and a model came without a tokenizer"
+        "the vocabularies differ, and a model has no tokenizer"
     ]
 
 
@@ -315,6 +315,6 @@ def test_drafters_slower_than_one_node_are_named() -> None:
             result("lookahead", 4.0, 20), result("suffix", 2.0, 20),
             result("a server", 5.0, 20)]  # fmt: skip
     assert not_paying(BenchReport(rows, 1, 31)) == [
-        "lookahead does not pay here: 0.75 × the decoding of one node a step, at 1.50 tokens a step"
+        "lookahead does not pay here: 0.75 × the speed of one node a step, at 1.50 tokens a step"
     ]
     assert not_paying(BenchReport([rows[0], *rows[2:]], 1, 31)) == []

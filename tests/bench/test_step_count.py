@@ -38,7 +38,7 @@ def counts(base: BaseModel, num_nodes: int) -> tuple[Counter[str], Counter[str]]
 
 
 def test_kernels_grow_with_layers_alone(base: BaseModel) -> None:
-    """Not with nodes: 16 and 64 launch the same, and with rows neither."""
+    """Not with nodes, since 16 and 64 launch the same, nor with rows."""
     forward, rest = counts(base, 16)
     assert (forward, rest) == counts(base, 64)
     attention = TritonLaunches(100)

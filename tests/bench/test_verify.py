@@ -1,4 +1,4 @@
-"""Verify must call right right, wrong wrong, and a near-tie rounding."""
+"""Verify must report right answers as right, wrong ones as bugs, and near-ties as rounding."""
 
 import json
 from collections.abc import Callable
@@ -46,7 +46,7 @@ def check(engine: Engine, sampling: SamplingParams | None = None) -> VerifyRepor
 def alter(
     monkeypatch: pytest.MonkeyPatch, prompt: list[int], change: Callable[[list[int]], list[int]]
 ) -> None:
-    """Let the engine's drafted answer to one prompt come out changed."""
+    """Change the engine's drafted answer to one prompt."""
     original = Engine.generate
 
     def generate(self: Engine, asked: Any, **options: Any) -> GenerationResult:
@@ -141,7 +141,7 @@ def test_a_wrong_token_is_a_bug(
 def test_an_answer_of_another_length_is_a_bug(
     monkeypatch: pytest.MonkeyPatch, change: Callable[[list[int]], list[int]], position: int
 ) -> None:
-    """However large the tolerance: rounding picks another token, it never ends an answer."""
+    """Whatever the tolerance: rounding may choose another token but never ends an answer."""
     assert len(plain_answer(PROMPTS[0])) == TOKENS
     engine = make_engine()
     engine.check = replace(engine.check, rounding_tolerance=1e9)
@@ -187,7 +187,7 @@ def test_a_wide_margin_that_flips_is_a_bug() -> None:
 
 
 def test_a_third_token_at_a_near_tie_is_a_bug(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The two likeliest being close excuses the second, not just any token."""
+    """Where the two likeliest are close, only the second is excused, not a third token."""
     model, token, twin = twins(-1e-6)
     third = next(i for i in range(3, VOCAB) if i not in (token, twin))
     alter(monkeypatch, PROMPTS[0], lambda ids: [third, *ids[1:]])

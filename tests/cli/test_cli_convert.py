@@ -38,7 +38,7 @@ def test_a_foreign_folder_drafts_and_the_words_stay(run: Run, foreign: Path) -> 
     assert code == 0
     assert out == plain_text(PROMPT) + "\n"
     assert err.count("heads in format fd-v1 (2 heads of 1 block") == 1
-    assert "medusa_num_heads is 1, the file's tensors make it 2: 2 used" in err
+    assert "medusa_num_heads is 1, but by the file's tensors it is 2: 2 is used" in err
 
 
 def test_convert_to_vllm_prints_how_to_serve(run: Run, foreign: Path, tmp_path: Path) -> None:
@@ -51,7 +51,7 @@ def test_convert_to_vllm_prints_how_to_serve(run: Run, foreign: Path, tmp_path: 
         + "\n"
     )
     assert f"wrote {to} for vllm" in err
-    assert "not checked against" in err
+    assert "sizes were not checked" in err
     code, out, _ = run("generate", PROMPT, *MODEL, "--heads", to, "-n", "8")
     assert (code, out) == (0, plain_text(PROMPT) + "\n")
 
@@ -68,7 +68,7 @@ def test_convert_to_ours_takes_the_fingerprint(run: Run, foreign: Path, tmp_path
 def test_the_narrow_ways_out(run: Run, foreign: Path, tmp_path: Path) -> None:
     code, out, err = run("convert", foreign, foreign, "--to", "tgi")
     assert (code, out) == (2, "")
-    assert "would be written over" in err
+    assert "would overwrite" in err
     code, _, err = run("convert", foreign, tmp_path / "x", "--to", "tgi-v9")
     assert code == 2
     assert "'tgi-v9' cannot be written" in err

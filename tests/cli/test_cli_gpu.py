@@ -53,7 +53,7 @@ def test_without_a_gpu_it_says_so(run: Run, monkeypatch: pytest.MonkeyPatch) -> 
         ([*DRY, "debug-tiny"], "MODEL has no meaning with --gpu"),
         ([*DRY, "--device", "cpu"], "--device has no meaning with --dry-run"),
         ([*DRY, "--continue"], "a dry run is not saved"),
-        ([*DRY, "--only", "nothing"], "--only 'nothing' is in no part's name"),
+        ([*DRY, "--only", "nothing"], "no part's name contains --only 'nothing'"),
         ([*DRY, "--minutes", "-1"], "Invalid value for '--minutes'"),
         ([*DRY, "--minutes", "nan"], "Invalid value for '--minutes'"),
         ([*DRY, "--minutes", "inf"], "Invalid value for '--minutes'"),

@@ -234,7 +234,7 @@ def test_long_rows_are_cut() -> None:
         (example,), report = encode_rows([conversation(messages, 1)], byte_tokenizer(), length)
         assert (example.input_ids, example.loss_mask) == (ids[:length], mask[:length])
         assert report.truncated == (length < len(ids))
-    with pytest.raises(DataError, match=f"the first {first_trained} tokens hold no assistant"):
+    with pytest.raises(DataError, match=f"the first {first_trained} tokens is the assistant"):
         encode_rows([conversation(messages, 1)], byte_tokenizer(), first_trained)
 
 
@@ -274,7 +274,7 @@ EMPTY_SOURCES: dict[str, tuple[list[Row], int, str]] = {
     "empty answers": ([AnswerRow([1], [], "stop", None, 3, None, "bad.jsonl")],
                       1, "row 3 has an empty answer"),
     "cut to nothing": ([AnswerRow([1] * 64, [2], "stop", None, 5, None, "bad.jsonl")],
-                       1, "row 5: the first 64 tokens hold no assistant token"),
+                       1, "row 5: none of the first 64 tokens is the assistant"),
 }  # fmt: skip
 
 

@@ -111,8 +111,8 @@ def test_rows_after_the_limit_are_not_read(tmp_path: Path) -> None:
 TURN = {"role": "user", "content": "x"}
 ANSWER = {"prompt_ids": [1], "response_ids": [2], "finish_reason": "stop"}
 BAD_ROWS: dict[str, tuple[Any, str]] = {
-    "no known key": ({"question": "x", "answer": "y"}, "no known format.*'question', 'answer'"),
-    "no key": ({}, "no known format.*none"),
+    "no known key": ({"question": "x", "answer": "y"}, "format is unknown.*'question', 'answer'"),
+    "no key": ({}, "format is unknown.*none"),
     "a number": (3, "holds a int, expected an object"),
     "a null": (None, "holds a NoneType"),
     "unknown role": ({"messages": [{"role": "narrator", "content": "x"}]}, "role 'narrator'"),
@@ -127,14 +127,14 @@ BAD_ROWS: dict[str, tuple[Any, str]] = {
     "messages a number": ({"messages": 3}, "messages"),
     "turns of text": ({"turns": "abc"}, "turns"),
     "turns an object": ({"turns": {"a": 1}}, "turns"),
-    "a prompt of parts": ({"prompt": ["x"]}, "no known format"),
+    "a prompt of parts": ({"prompt": ["x"]}, "format is unknown"),
     "ids as text": ({**ANSWER, "response_ids": "1 2"}, "response_ids must be a list of token ids"),
     "negative ids": ({**ANSWER, "response_ids": [-1]}, "response_ids must be"),
     "truth as an id": ({**ANSWER, "response_ids": [True]}, "response_ids must be"),
     "fractions as ids": ({**ANSWER, "prompt_ids": [1.0]}, "prompt_ids must be"),
     "no prompt ids": ({"response_ids": [1], "finish_reason": "stop"}, "prompt_ids must be"),
-    "unknown reason": ({**ANSWER, "finish_reason": "error"}, "finish_reason 'error'"),
-    "no reason": ({"prompt_ids": [1], "response_ids": [2]}, "finish_reason None"),
+    "unknown reason": ({**ANSWER, "finish_reason": "error"}, "finish_reason is 'error'"),
+    "no reason": ({"prompt_ids": [1], "response_ids": [2]}, "finish_reason is None"),
 }  # fmt: skip
 
 
@@ -167,11 +167,11 @@ def sources_of(source: str) -> DataSection:
 def test_broken_json_is_named_by_file_and_line(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "a"}\n\n{"prompt": "b"\n')
-    with pytest.raises(DataError, match=r"rows\.jsonl:3 is no JSON"):
+    with pytest.raises(DataError, match=r"rows\.jsonl:3 is not JSON"):
         list(read_rows(str(path)))
     path = tmp_path / "rows.json"
     path.write_text('[\n {"prompt": "a"},\n {"prompt"\n]')
-    with pytest.raises(DataError, match=r"rows\.json:4 is no JSON"):
+    with pytest.raises(DataError, match=r"rows\.json:4 is not JSON"):
         list(read_rows(str(path)))
 
 

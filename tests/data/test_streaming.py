@@ -57,7 +57,7 @@ def test_streamed_rows_are_the_same(tmp_path: Path, kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet"])
 def test_files_after_the_limit_are_not_opened(tmp_path: Path, kind: str) -> None:
-    """The second file is broken, which whoever reads it finds out."""
+    """The second file is broken, which reading it would show."""
     folder = tmp_path / "set"
     write(folder, kind, PARTS[0], conversations(0, 4))
     write(folder, kind, PARTS[1], conversations(4, 4)).write_bytes(b"\xff{broken")

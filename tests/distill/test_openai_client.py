@@ -28,6 +28,7 @@ class StandIn:
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
+        self.reply_headers: dict[str, str] = {}
         self.reply: Callable[[int, dict[str, Any]], Reply] = lambda number, body: (
             200,
             spoken("ok"),
@@ -37,7 +38,9 @@ class StandIn:
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                body = json.loads(
+                    self.rfile.read(int(self.headers.get("Content-Length", 0))) or "{}"
+                )
                 with stand_in._lock:
                     number = len(stand_in.requests)
                     stand_in.requests.append({"path": self.path, **body})
@@ -46,8 +49,12 @@ class StandIn:
                 raw = value if isinstance(value, bytes) else json.dumps(value).encode()
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(raw)))
+                for name, text in stand_in.reply_headers.items():
+                    self.send_header(name, text)
                 self.end_headers()
                 self.wfile.write(raw)
+
+            do_GET = do_POST
 
             def log_message(self, *args: Any) -> None:
                 pass
@@ -153,6 +160,65 @@ def test_waits_double(server: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(server.requests) == RETRIES + 1
 
 
+@pytest.mark.parametrize(("asked", "wait"), [("7", 7.0), ("soon", 0.5)])
+def test_a_server_says_how_long_to_wait(
+    server: StandIn, monkeypatch: pytest.MonkeyPatch, asked: str, wait: float
+) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr("medusa_kit.distill.openai_client.time.sleep", waits.append)
+    server.reply_headers = {"Retry-After": asked}
+    server.reply = lambda number, body: (429, b"busy") if number < 1 else (200, spoken("ok"))
+    Endpoint(server.url, "served", first_wait_seconds=0.5).answer(ASK, byte_tokenizer())
+    assert waits == [wait]
+
+
+def test_nobody_waits_an_hour(server: StandIn) -> None:
+    server.reply_headers = {"Retry-After": "3600"}
+    server.reply = lambda number, body: (429, b"quota")
+    with pytest.raises(MedusaKitError, match="answers 429: quota") as caught:
+        endpoint(server).answer(ASK, byte_tokenizer())
+    assert "run the same command again" in (caught.value.hint or "")
+    assert len(server.requests) == 1
+
+
+def test_a_redirect_does_not_show_the_key_to_another_server(
+    server: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "s3cret")
+    other = StandIn()
+    try:
+        server.reply_headers = {"Location": other.url + "/chat/completions"}
+        server.reply = lambda number, body: (302, b"moved")
+        with pytest.raises(MedusaKitError, match="answers 302: moved") as caught:
+            endpoint(server).answer(ASK, byte_tokenizer())
+        assert other.headers == []
+        assert other.url in (caught.value.hint or "")
+    finally:
+        other.close()
+
+
+@pytest.mark.parametrize("status", [401, 200])
+def test_a_reply_that_repeats_the_key_is_quoted_without_it(
+    server: StandIn, monkeypatch: pytest.MonkeyPatch, status: int
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "s3cret")
+    server.reply = lambda number, body: (status, b"bad header: Bearer s3cret")
+    with pytest.raises(MedusaKitError, match=r"bad header: Bearer \*\*\*") as caught:
+        endpoint(server).answer(ASK, byte_tokenizer())
+    assert "s3cret" not in str(caught.value)
+
+
+def test_a_key_copied_carelessly(server: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", " s3cret\n")
+    endpoint(server).answer(ASK, byte_tokenizer())
+    assert server.headers[0]["Authorization"] == "Bearer s3cret"
+    for odd in ("s3\ncret", "s3–cret"):
+        monkeypatch.setenv("OPENAI_API_KEY", odd)
+        with pytest.raises(ConfigError, match="environment variable OPENAI_API_KEY") as caught:
+            endpoint(server).answer(ASK, byte_tokenizer())
+        assert odd not in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("status", "hint"), [(401, "OPENAI_API_KEY"), (404, "'served'"), (400, "")]
 )
@@ -203,10 +269,28 @@ def test_a_server_that_is_away(server: StandIn) -> None:
     assert caught.value.hint == "is the server running?"
 
 
-@pytest.mark.parametrize("url", ["localhost:8000/v1", "example/v1", "file:///etc", ""])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "localhost:8000/v1",
+        "example/v1",
+        "file:///etc",
+        "",
+        "http://",
+        "http://[/v1",
+        "http://a:b/v1",
+    ],
+)
 def test_a_url_that_is_none(url: str) -> None:
     with pytest.raises(ConfigError, match="http"):
         Endpoint(url, "served")
+
+
+def test_a_url_with_a_password_is_not_repeated() -> None:
+    with pytest.raises(ConfigError, match="user name or password") as caught:
+        Endpoint("https://me:s3cret@example.com/v1", "served")
+    assert "s3cret" not in str(caught.value)
+    assert "OPENAI_API_KEY" in (caught.value.hint or "")
 
 
 # A whole run.

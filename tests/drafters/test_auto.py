@@ -1,4 +1,4 @@
-"""Combined and auto on a made-up text and clock: what is merged and verified, who is asked.
+"""Combined and auto on a made-up text and clock: what is merged and verified, which are asked.
 
 Shapes: B batch, N nodes with root.
 """

@@ -1,4 +1,4 @@
-"""Heads that do not pay are left aside for a while, and the text stays what it was."""
+"""Heads that do not pay are not used for a while, and the text stays the same."""
 
 from dataclasses import replace
 

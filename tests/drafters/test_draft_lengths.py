@@ -24,7 +24,7 @@ def test_heuristic_two_more_after_a_whole_draft_one_less_after_any_other() -> No
 
 @pytest.mark.parametrize("overconfident", [1.0, 2.0, 0.5])
 def test_the_threshold_settles_where_the_last_token_is_worth_its_time(overconfident: float) -> None:
-    """However well the draft knows itself: chances are right, too high or too low."""
+    """Whether the draft's chances are right, too high or too low."""
     draw, cost = random.Random(0), 0.2
     lengths = Threshold(0.4, 20, cost)
     lasts, targets = [], []

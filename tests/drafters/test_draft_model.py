@@ -1,4 +1,4 @@
-"""The draft model as a drafter: the same answers whatever it is, and as many tokens as it deserves.
+"""The draft model as a drafter: the same answers with any model, acceptance as good as the model.
 
 Pairs are built in code: the same weights again (every guess is right), the first layers of the
 base (some are), and another model altogether (few are).
@@ -36,7 +36,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 def plain_answer(
     family: str, prompt: list[int], max_new_tokens: int, stop: int | None = STOP
 ) -> list[int]:
-    """What transformers' generate says."""
+    """The answer of transformers' generate."""
     ids, model = torch.tensor([prompt]), tiny_model(family)
     model.generation_config.eos_token_id = stop
     out = model.generate(
@@ -82,7 +82,7 @@ def test_answers_are_those_of_generate_in_a_batch(family: str) -> None:
 
 
 def test_the_same_weights_are_accepted_to_full_depth() -> None:
-    """And each draft costs as many forwards as it has tokens: what is known is not read again."""
+    """And each draft costs as many forwards as it has tokens: no token is read twice."""
     engine, draft = build_engine(endless_base(96)), endless_base(96)
     for length in (1, 4):
         drafter = drafter_for(engine, draft, {"lengths": "fixed", "length": length})
@@ -129,7 +129,7 @@ def test_rows_that_leave_and_advance_apart_keep_their_own_caches(
 
 @pytest.mark.parametrize("draft_context", [CONTEXT, 40])
 def test_near_the_end_of_either_context(draft_context: int) -> None:
-    """A draft model with a shorter context falls silent where that ends."""
+    """A draft model with a shorter context stops drafting where that ends."""
     engine = build_engine(tiny_base("llama"))
     engine.draft_model = wrap_model(
         tiny_model("llama", max_position_embeddings=draft_context), None, "short"
@@ -175,7 +175,7 @@ SETTINGS = [
 
 
 def test_matched_draws_give_the_seeds_own_text() -> None:
-    """With the same weights every draw is foreseen, penalties and all; with others some are."""
+    """With the same weights every draw is guessed, with penalties too; with others some are."""
     engine = build_engine(endless_base(96))
     prompts = [random_prompt(length, length) for length in (5, 17, 8, 3, 12)]
     expected = [
@@ -277,7 +277,7 @@ def test_loaded_once_for_an_engine_and_warned_about_when_larger(
 
 def test_what_cannot_be_is_refused() -> None:
     engine = build_engine(tiny_base("llama"))
-    with pytest.raises(ConfigError, match="no draft model for 'tiny-llama'"):
+    with pytest.raises(ConfigError, match="no draft model is named for 'tiny-llama'"):
         engine.generate([5], drafter="draft-model")
     engine.draft_model = tiny_base("llama")
     wrong = {

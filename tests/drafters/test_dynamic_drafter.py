@@ -151,7 +151,7 @@ def test_decoding_is_exact_in_other_families(family: str) -> None:
 
 
 def test_replay_counts_the_steps_of_decoding(engine: Engine, heads: MedusaHeads) -> None:
-    """What calibration records of the largest tree says it of every smaller one."""
+    """What calibration records for the largest tree holds for every smaller one."""
     prompts = [random_prompt(2 + 3 * seed, seed, VOCAB) for seed in range(6)]
     plain = engine.generate(prompts, max_new_tokens=TOKENS, drafter="none")
     answers = [

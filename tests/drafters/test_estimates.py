@@ -1,4 +1,4 @@
-"""What decoding learns about itself: acceptance, costs, and which sources pay."""
+"""Estimates made while decoding: acceptance, costs, and which sources pay."""
 
 import random
 

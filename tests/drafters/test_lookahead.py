@@ -1,4 +1,4 @@
-"""Lookahead decoding: the text stays what it was, the window is the paper's, the pool helps."""
+"""Lookahead decoding: the text stays the same, the window is the paper's, the pool helps."""
 
 from itertools import pairwise
 
@@ -112,7 +112,7 @@ def test_the_window_is_a_chain_with_a_column_after_each_place():
 
 
 def test_completed_ngrams_are_what_the_base_model_says_and_are_verified_next():
-    """With a base that reads one token, all but those after a root put in front are right."""
+    """With a base that reads one token, all are right except those after an inserted root."""
     drafter = drafter_of(window=4, ngram=4, from_prompt=False)
     drafter.join(State([[7, 8]] * 2, [20, 21], torch.empty(0)))
     for _ in range(3):

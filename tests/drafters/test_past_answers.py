@@ -91,7 +91,7 @@ def test_another_tokenizers_and_damaged_stores_are_refused_and_left_alone(tmp_pa
 
 
 def test_large_stores_are_sorted_and_matched_as_small_ones_are(tmp_path):
-    """Answers wait in an automaton and move to the sorted index; guesses stay what they were."""
+    """Answers move from the automaton to the sorted index; guesses stay the same."""
     options = {"store": str(tmp_path / "a.npz"), "store_tokens": 100_000}
     waiting = drafter_with(**options)
     sorted_ = drafter_with(**options)

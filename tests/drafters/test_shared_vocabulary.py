@@ -1,7 +1,7 @@
-"""A draft model of another tokenizer: what both have in common, and text on its way between them.
+"""A draft model of another tokenizer: common tokens, and text converted between the two.
 
-The pair for decoding is the same model twice, its tokens numbered otherwise: what is mapped
-rightly is accepted whole.
+The pair for decoding is the same model twice with its tokens in another order: if tokens are mapped
+rightly, drafts are accepted in full.
 """
 
 import random
@@ -138,13 +138,13 @@ def test_which_way_is_taken_and_what_is_refused() -> None:
     for wanted in ("auto", "text", "intersection"):
         with pytest.raises(ConfigError, match=r"'endless-96' and 'renumbered' have no token"):
             shared_vocabulary(wanted, base, strange)
-    with pytest.raises(ConfigError, match="96 and 8 tokens and one came without a tokenizer"):
+    with pytest.raises(ConfigError, match="96 and 8 tokens, and one has no tokenizer"):
         shared_vocabulary("auto", base, endless_base(8))
     engine = build_engine(base)
     engine.draft_model = draft
-    with pytest.raises(ConfigError, match="width 2 cannot be had"):
+    with pytest.raises(ConfigError, match="width 2 is impossible"):
         answers(engine, "draft-model", tokenizer="text", width=2)
-    with pytest.raises(ConfigError, match="sampling rejection cannot be had"):
+    with pytest.raises(ConfigError, match="sampling rejection is impossible"):
         engine.generate(
             [3], drafter="draft-model", temperature=1.0,
             drafter_options={"tokenizer": "text", "sampling": "rejection"},

@@ -18,7 +18,7 @@ from medusa_kit.settings.sampling import SamplingParams
 
 
 def slightly_other(vocab_size: int) -> BaseModel:
-    """A draft that agrees with the base often, and not always."""
+    """A draft that agrees with the base often but not always."""
     draft = endless_base(vocab_size)
     for layer in draft.model.model.layers[1:]:
         layer.mlp.down_proj.weight.data.mul_(0.85)
@@ -26,7 +26,7 @@ def slightly_other(vocab_size: int) -> BaseModel:
 
 
 class Copying(TrieDrafter):
-    """Copies what followed the root the last time it stood in the text, three tokens at most."""
+    """Copies what followed the root where it last occurred in the text, three tokens at most."""
 
     name, num_nodes = "copying", 4
     rewinds = False
@@ -45,7 +45,7 @@ class Copying(TrieDrafter):
     def guess(self, state: State) -> list[Trie]:
         tries = []
         for row, (tokens, root) in enumerate(zip(state.tokens, state.roots_B, strict=True)):
-            if not self.rewinds:  # what it was told stays, as drafters may rely on
+            if not self.rewinds:  # its text only grows, as drafters may rely on
                 known = self.known[row]
                 assert tokens[: len(known)] == known
             self.known[row] = list(tokens)
@@ -57,7 +57,7 @@ class Copying(TrieDrafter):
         return tries
 
     def observe(self, step: StepResult) -> None:
-        """What a greedy draft model says after each node that it takes; no row is half done."""
+        """The tokens are those of the greedy draft model after each accepted node, in all rows."""
         self.observed += 1
         if not self.greedy or len(step.paths) > 1:
             return
@@ -114,7 +114,7 @@ def test_the_same_drafts_with_fewer_forwards(
     assert staged[2].num_forwards < most * plain[2].num_forwards
     assert Copying.made == before + 1
     assert (staged[2].inside.drafter.observed > 0) == (kind is CopyingOn)
-    assert "inside it drafts copying" in staged[2].notes
+    assert "its own drafter is copying" in staged[2].notes
 
 
 def test_staged_draws_are_the_same_too(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

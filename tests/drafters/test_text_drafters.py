@@ -1,4 +1,4 @@
-"""What is copied from text and tables: right places, right counts, and never another answer."""
+"""Drafters that copy from text and tables: right places, right counts, unchanged answers."""
 
 import math
 from array import array
@@ -121,7 +121,7 @@ def check_levels(levels, expected):
 @settings(deadline=None, derandomize=True, max_examples=150)
 @given(TEXTS, st.lists(st.tuples(TOKENS, TOKENS), max_size=6), st.integers(1, 5))
 def test_the_automaton_counts_as_brute_force_does(texts, steps, max_match):
-    """While it reads, and for another text beside it, which stands in it through its growth."""
+    """While it reads, and for another text, whose cursor stays valid as the automaton grows."""
     automaton, known = SuffixAutomaton(max_match), []
     for text in texts:
         automaton.restart()
@@ -294,7 +294,7 @@ def test_the_contexts_end_and_a_stop_token_inside_a_path(name, tmp_path):
 
 
 def test_repeated_text_is_accepted_in_long_runs(endless):
-    """A random model of twelve tokens soon runs in a loop, which is predicted to full depth."""
+    """A random model of twelve tokens soon repeats a loop, which is predicted to full depth."""
     prompt = random_prompt(20, 8, vocab_size=12)
     for name in ("prompt-lookup", "suffix"):
         stats = endless.generate(prompt, max_new_tokens=100, drafter=name).stats

@@ -144,7 +144,7 @@ def test_a_folder_without_a_tokenizer_answers_token_ids(
     model, prompt = tiny_model("llama"), [5, 6, 7]
     model.save_pretrained(tmp_path)
     engine = medusa_kit.load(str(tmp_path), heads="untrained", device="cpu")
-    assert "holds no tokenizer: prompts are token ids" in capsys.readouterr().err
+    assert "holds no tokenizer: prompts and answers are token ids" in capsys.readouterr().err
     ids = torch.tensor([prompt])
     out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12)
     expected = out[0, 3:].tolist()

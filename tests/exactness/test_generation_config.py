@@ -181,3 +181,38 @@ def test_every_setting_has_its_treatment(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delitem(SETTINGS, "output_scores")
     with pytest.raises(ConfigError, match="output_scores=True"):
         check_own_settings(GenerationConfig(output_scores=True))
+
+
+WRONG_VALUES: dict[str, Any] = {
+    "eos_token_id": "abc",
+    "repetition_penalty": "high",
+    "encoder_repetition_penalty": -1,
+    "no_repeat_ngram_size": "2",
+    "bad_words_ids": [[9999]],  # refused only when scores are there
+    "exponential_decay_length_penalty": [1],
+    "forced_bos_token_id": 9999,
+    "typical_p": "x",  # in use when sampling
+}
+
+
+@pytest.mark.parametrize("name", WRONG_VALUES)
+def test_a_wrong_value_is_an_error_when_the_base_is_loaded(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from medusa_kit.engine import load as loading
+
+    base = tiny_base("llama")
+    setattr(base.model.generation_config, name, WRONG_VALUES[name])
+    monkeypatch.setattr(loading, "load_base_model", lambda *_, **__: base)
+    with pytest.raises(ConfigError, match="generation config has a value") as caught:
+        medusa_kit.load("debug-tiny")
+    assert f"{name}={WRONG_VALUES[name]!r}" in str(caught.value)
+    assert "generation_config.json" in str(caught.value.hint)
+
+
+def test_a_wrong_value_of_a_loaded_model_is_an_error_of_the_request() -> None:
+    base = tiny_base("llama")
+    engine = build_engine(base)
+    base.model.generation_config.repetition_penalty = -1
+    with pytest.raises(ConfigError, match="strictly positive"):
+        engine.generate(PROMPT, max_new_tokens=4)

@@ -26,12 +26,12 @@ def test_what_serves_it_is_told(tmp_path: Path) -> None:
 
 
 def test_heads_for_some_tokens_are_served_without_the_check_of_weights(tmp_path: Path) -> None:
-    """vLLM 0.32 takes token_map for a weight that it has not loaded."""
+    """vLLM 0.32 reports token_map as a weight that was not loaded."""
     source, _ = saved(tmp_path / "ours", projection="reduced")
     _, written = convert(source, tmp_path / "out", "vllm", base=base_in(FP32))
     at = (written.command or []).index("--model-loader-extra-config")
     assert json.loads((written.command or [])[at + 1]) == {"enable_weights_track": False}
-    assert any("heads that are missing" in note for note in written.notes)
+    assert any("even if heads are missing" in note for note in written.notes)
     source, _ = saved(tmp_path / "whole", projection="shared")
     _, written = convert(source, tmp_path / "other", "vllm", base=base_in(FP32))
     assert "--model-loader-extra-config" not in (written.command or [])
@@ -42,7 +42,7 @@ def test_heads_for_some_tokens_are_served_without_the_check_of_weights(tmp_path:
 def test_what_serves_it_names_the_folder_of_the_base(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, to: str
 ) -> None:
-    """The heads know their base by another name; where it lies is told by --model."""
+    """The heads have another name for their base; --model says where it is."""
     heads = our_heads(projection="shared")
     heads.config = replace(heads.config, base_model_name="smollm2-135m-instruct")
     save_heads(heads, tmp_path / "ours")

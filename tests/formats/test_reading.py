@@ -130,7 +130,7 @@ def test_vllm_with_one_matrix_for_all(tmp_path: Path, name: str, of_base: bool) 
 @pytest.mark.parametrize("rows", ["cut", "full"])
 @pytest.mark.parametrize("of_base", [True, False])
 def test_vllm_with_a_truncated_vocabulary(tmp_path: Path, rows: str, of_base: bool) -> None:
-    """Tokens outside the map are out of the question; the map need not be sorted."""
+    """Tokens outside the map are impossible; the map need not be sorted."""
     parts = random_parts()
     if of_base:
         parts.matrices = [base_matrix()] * 3
@@ -152,35 +152,35 @@ def test_vllm_with_a_truncated_vocabulary(tmp_path: Path, rows: str, of_base: bo
     assert torch.equal(heads.to_columns(torch.tensor([95, 3])), torch.tensor([4, -1]))
 
 
-# The file wins; what its config says otherwise is told with both numbers.
+# The tensors decide; where the config differs, a warning gives both numbers.
 
 Build = Callable[[Path, Parts], Any]
 
 DIFFERENCES: dict[str, tuple[Build, list[str]]] = {
     "two heads of five": (
         lambda f, p: put(f, {**fd_config(p), "medusa_num_heads": 2}, medusa_lm_head=dotted(p)),
-        ["medusa_num_heads is 2", "5 used"]),
+        ["medusa_num_heads is 2", "5 is used"]),
     "layers": (
         lambda f, p: put(f, {**fd_config(p), "medusa_num_layers": 3}, medusa_lm_head=dotted(p)),
-        ["medusa_num_layers is 3", "1 used"]),
+        ["medusa_num_layers is 3", "1 is used"]),
     "version": (
         lambda f, p: put(f, fd_config(p, version="2"), medusa_lm_head=dotted(p)),
-        ["version is '2'", "1 used"]),
+        ["version is '2'", "1 is used"]),
     "architectures that crash TGI": (
         lambda f, p: put(f, fd_config(p, architectures=["X"]), medusa_lm_head=dotted(p)),
         ["`architectures`", "TGI crashes"]),
     "nested": (
         lambda f, p: put(f, {"medusa": {"medusa_num_heads": 2}}, model=dotted(p, "medusa_heads.")),
-        ["medusa_num_heads is 2", "5 used"]),
+        ["medusa_num_heads is 2", "5 is used"]),
     "sizes": (
         lambda f, p: put(f, vllm_config(p, vocab_size=32001), model=vllm(p)),
-        ["vocab_size is 32001", "96 used"]),
+        ["vocab_size is 32001", "96 is used"]),
     "a key of the base in vLLM's config": (
         lambda f, p: put(f, vllm_config(p, num_attention_heads=32), model=vllm(p)),
-        ["num_attention_heads is 32", "5 used"]),
+        ["num_attention_heads is 32", "5 is used"]),
     "biases that vLLM leaves out": (
         lambda f, p: put(f, vllm_config(p, medusa_fc_bias=False), model=vllm(p)),
-        ["holds biases", "medusa_fc_bias"]),
+        ["biases are used", "medusa_fc_bias"]),
     "a map that is not used": (
         lambda f, p: put(f, vllm_config(p), model=vllm(p) | {"token_map": torch.arange(4)}),
         ["token_map of 4 tokens is not used"]),
@@ -264,12 +264,12 @@ NOTHING: dict[str, torch.Tensor] = {}
 SCALE = "medusa_heads.1.0.linear.weight_scale"
 REFUSED: dict[str, tuple[Build, str]] = {
     "a pickle that runs code": (evil_pickle, "more than plain tensors.*save_file"),
-    "a pickle of something else": (nested_pickle, "no state dict"),
+    "a pickle of something else": (nested_pickle, "not a state dict"),
     "a cut pickle": (cut(fd_pickle, "medusa_lm_head.pt"), "cannot be read"),
     "a cut file": (cut(fd(len), "medusa_lm_head.safetensors"), "cannot be read"),
     "a missing shard": (lacking_shard, r"00002-of-00002\.bin is missing"),
     "broken JSON": (
-        lambda f, p: (fd(len)(f, p), (f / "config.json").write_text("{")), "is no JSON"),
+        lambda f, p: (fd(len)(f, p), (f / "config.json").write_text("{")), "is not JSON"),
     "a missing bias": (fd(lambda t: t.pop("1.0.linear.bias")), "block 0 of head 1 has no bias"),
     "a missing weight": (fd(lambda t: t.pop("2.0.linear.weight")), "block 0 of head 2 has no wei"),
     "a missing matrix": (fd(lambda t: t.pop("1.1.weight")), "head 1 has no vocabulary matrix"),
@@ -354,7 +354,7 @@ def test_an_adapter_beside_the_heads_is_told(
     (tmp_path / "adapter_config.json").write_text(json.dumps(numbers(parts)))
     heads = load_heads(tmp_path, base_in(torch.float32))
     hold(heads, parts)
-    assert "LoRA adapter, which this base lacks" in capsys.readouterr().err
+    assert "LoRA adapter that this base lacks" in capsys.readouterr().err
 
 
 def test_of_a_hub_model_only_the_shards_with_heads_are_fetched(

@@ -1,4 +1,4 @@
-"""What is written, held against what each engine's loader asks for; what is refused, and why.
+"""What is written, compared with what each engine's loader needs; what is refused, and why.
 
 Shapes: D hidden, V vocabulary, K heads, L blocks, B batch.
 """
@@ -277,7 +277,7 @@ IMPOSSIBLE: dict[str, tuple[Call, type[MedusaKitError], str]] = {
     **{f"{kind} to {to}": (ours_to(to, base=True, **options), ConfigError, "read tokens besides")
        for kind, options in OURS.items() for to in ("vllm", "tgi", "medusa-kit")},
     "own to fd-v2": (ours_to("fd-v2", base=True), CheckpointError, "different from the base's"),
-    "own to fd-v2, no base": (ours_to("fd-v2"), CheckpointError, "not named to compare"),
+    "own to fd-v2, no base": (ours_to("fd-v2"), CheckpointError, "no base was named to compare"),
     "own to tgi v2": (ours_to("tgi", layout="v2"), CheckpointError, "no vocabulary matrices"),
     "two blocks to tgi v2": (
         ours_to("tgi", layout="v2", L=2, projection="shared"), CheckpointError, "one block a head"),
@@ -294,9 +294,9 @@ IMPOSSIBLE: dict[str, tuple[Call, type[MedusaKitError], str]] = {
     "version 2 to mlc, no base": (version_2("mlc"), ConfigError, "--model"),
     "no name of the base": (nameless("tgi"), ConfigError, "--base-name"),
     "unknown format": (ours_to("vlm"), ConfigError, "'vlm' cannot be written.*did you mean vllm"),
-    "into shards": (ours_to("fd-merged"), ConfigError, "written alone: --to fd-v1"),
+    "into shards": (ours_to("fd-merged"), ConfigError, "written separately: --to fd-v1"),
     "unknown layout": (ours_to("tgi", layout="v3"), ConfigError, "layout 'v3'"),
-    "a layout of vllm": (ours_to("vllm", layout="v1"), ConfigError, "layout 'v1' of vllm"),
+    "a layout of vllm": (ours_to("vllm", layout="v1"), ConfigError, "layout 'v1' of format vllm"),
 }  # fmt: skip
 
 
@@ -320,7 +320,7 @@ def test_heads_of_another_base_are_not_expanded_with_its_matrix(tmp_path: Path) 
 def test_a_scale_or_cap_of_the_base_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A positive scale keeps the order of guesses, a negative one turns it round."""
+    """A positive scale keeps the order of guesses, a negative one reverses it."""
     parts = random_parts()
     source = put(tmp_path / "in", fd_config(parts), heads=dotted(parts))
     for number, family in enumerate(["cohere-scaled", "granite-scaled", "gemma3-capped"]):
@@ -337,7 +337,7 @@ def test_a_scale_or_cap_of_the_base_is_told(
 
 
 def test_a_base_whose_output_embedding_has_a_bias(tmp_path: Path) -> None:
-    """Foreign matrices have none: ours get zeros, and the base's row is not to be had without."""
+    """Foreign matrices have no bias: ours get zeros, and the base's rows cannot be written."""
     base = tiny_base("phi")
     base.output_embedding.bias.data.normal_()
     parts = random_parts()
@@ -368,10 +368,10 @@ def test_what_lies_there_is_not_overwritten(tmp_path: Path) -> None:
     convert(source, tmp_path / "out", "tgi", force=True)
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"config.json", FILE}
     (tmp_path / "out/tokenizer.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"tokenizer\.json, which is no part"):
+    with pytest.raises(ConfigError, match=r"tokenizer\.json, which does not belong"):
         convert(source, tmp_path / "out", "tgi", force=True)
     for inside in (source, source / "deeper", tmp_path):
-        with pytest.raises(ConfigError, match="over or inside"):
+        with pytest.raises(ConfigError, match="would overwrite"):
             convert(source, inside, "tgi", force=True)
 
 

@@ -171,7 +171,7 @@ def cut(size: int) -> Callable[[Path], None]:
 BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "no config": (remove("config.json"), r"no heads at .*config\.json is missing"),
     "no weights": (remove("heads.safetensors"), r"heads\.safetensors is missing"),
-    "broken JSON": (write("config.json", '{"format":'), r"config\.json is no JSON"),
+    "broken JSON": (write("config.json", '{"format":'), r"config\.json is not JSON"),
     "a list": (write("config.json", "[1]"), "does not describe medusa-kit heads"),
     "another tool's": (set_key("format", "medusa"), "does not describe medusa-kit heads"),
     "unknown key": (set_key("medusa_num_layers", 1), "unknown keys: medusa_num_layers"),

@@ -166,10 +166,9 @@ def whole_numbers(*shape: int) -> torch.Tensor:
 
 
 def heads_with_ties(projection: str) -> MedusaHeads:
-    """All rows of the output embedding appear three times: every logit has equals.
+    """All rows of the output embedding appear three times, so that every logit has equals.
 
-    Whole numbers, so that of a whole hidden state equal rows make equal logits in any order of
-    summing.
+    All numbers are whole, so that equal rows give equal logits in any order of summing.
     """
     model = tiny_model("llama")
     model.lm_head.weight.data.copy_(whole_numbers(32, 32).repeat(3, 1))
@@ -206,7 +205,7 @@ def test_ties_really_occur_in_the_test_above() -> None:
 
 
 def test_the_last_candidate_is_the_smallest_of_equal_ids(llama: BaseModel) -> None:
-    """No two that are taken are equal, but the last has equals that are left out."""
+    """No two chosen ones are equal, but the last has equals that are not chosen."""
     llama.output_embedding.weight.data.zero_()
     hidden_1D = torch.randn(1, 32)
     for token, size in ((50, 3.0), (60, 2.0), (70, 1.0)):

@@ -10,8 +10,8 @@ from medusa_kit.heads.ranks import MISSING, UNAVAILABLE, token_ranks
 def heads_with_ties(projection):
     """Every output row appears three times, so that each logit has two equals.
 
-    All numbers are whole and SiLU leaves those that it meets as they are, so that equal rows make
-    equal logits in any order of summing, among any number of rows.
+    All numbers are whole and SiLU does not change those that occur, so that equal rows give equal
+    logits in any order of summing, among any number of rows.
     """
     torch.manual_seed(0)
     config = LlamaConfig(

@@ -1,11 +1,15 @@
 """Text as it comes: pieces add up, characters are whole, stop strings never show."""
 
 import random
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from medusa_kit.base.model import BaseModel
-from medusa_kit.infer.detokenize import Detokenizer, StopStrings, TextStream, cut_at_stop
+from medusa_kit.infer.detokenize import Detokenizer, StopStrings, TextStream, cut_at_stop, text_of
 
 TEXT = "Grüße, 世界! 👩‍🚀 naïve — déjà vu\n\nend"
 
@@ -70,3 +74,98 @@ def test_special_tokens_are_no_text(tokenizer, chat_base: BaseModel) -> None:
     stop = next(iter(chat_base.stop_token_ids))
     stream = TextStream(tokenizer)
     assert stream.push([*ids_of(tokenizer, "hi"), stop]) + stream.finish() == "hi"
+
+
+# Tokenizers of every usual kind.
+
+PIECES = ("▁", "▁▁", "▁hello", "▁wor", "ld", "h", "é", "!", ".", "▁a")
+
+
+def _wrapped(tokenizer: Tokenizer, special: Sequence[str], **options: Any) -> Any:
+    tokenizer.add_special_tokens(list(special))
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **options)
+
+
+def byte_level() -> Any:
+    """As GPT-2 and Llama 3: tokens are parts of characters, or whole ones."""
+    pieces = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "Ġhello", "ä¸", "ä¸Ń", "Ġ."]
+    tokenizer = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, []))
+    tokenizer.decoder = decoders.ByteLevel()
+    return _wrapped(tokenizer, ["<|end|>"])
+
+
+def _pieces_and_bytes(decoder: Any) -> Any:
+    vocabulary = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *PIECES]
+    tokens = {piece: i for i, piece in enumerate(vocabulary)}
+    tokenizer = Tokenizer(models.BPE(tokens, [], unk_token="<unk>", byte_fallback=True))
+    tokenizer.decoder = decoder
+    return _wrapped(tokenizer, ["<unk>", "</s>"])
+
+
+def byte_fallback() -> Any:
+    """As Llama 2 and Mistral: the space before the first word is dropped."""
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    return _pieces_and_bytes(decoders.Sequence([*parts, decoders.Strip(" ", 1, 0)]))
+
+
+def byte_fallback_with_spaces() -> Any:
+    """As Gemma: the space before the first word stays."""
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    return _pieces_and_bytes(decoders.Sequence(parts))
+
+
+def metaspace() -> Any:
+    """A space before the first word is dropped; byte tokens are shown as they are spelled."""
+    return _pieces_and_bytes(decoders.Metaspace())
+
+
+def word_piece() -> Any:
+    """As BERT, whose spaces before full stops transformers cleans up."""
+    pieces = ["[UNK]", "hello", "##ing", "wor", "##ld", ".", ",", "'", "s", "do", "n't", "##é"]
+    tokens = {piece: i for i, piece in enumerate(pieces)}
+    tokenizer = Tokenizer(models.WordPiece(tokens, unk_token="[UNK]"))
+    tokenizer.decoder = decoders.WordPiece()
+    return _wrapped(tokenizer, ["[UNK]"], clean_up_tokenization_spaces=True)
+
+
+def slow_bytes() -> Any:
+    """Without the tokenizers library."""
+    return ByT5Tokenizer()
+
+
+KINDS: dict[str, Callable[[], Any]] = {
+    make.__name__: make
+    for make in (byte_level, byte_fallback, byte_fallback_with_spaces, metaspace, word_piece,
+                 slow_bytes)
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_streamed_text_is_the_text_of_all_tokens(kind: str) -> None:
+    """Whatever tokens a model may write, whole characters and special tokens among them or not."""
+    tokenizer, draw = KINDS[kind](), random.Random(0)
+    for _ in range(300):
+        ids = [draw.randrange(len(tokenizer)) for _ in range(draw.randint(1, 12))]
+        detokenizer = Detokenizer(tokenizer)
+        pieces = [*map(detokenizer.push, ids), detokenizer.finish()]
+        assert "".join(pieces) == text_of(tokenizer, ids), (ids, pieces)
+        assert "".join(pieces) == tokenizer.decode(
+            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+
+
+def test_a_run_of_bytes_waits_for_its_end() -> None:
+    """A broken byte after 中 changes 中 too: that is how such a tokenizer decodes."""
+    tokenizer = byte_fallback()
+    tokens = ["<0xE4>", "<0xB8>", "<0xAD>", "ld", "▁hello", "<0xE4>", "<0xB8>", "<0xAD>", "<0xE4>"]
+    ids = tokenizer.convert_tokens_to_ids(tokens)
+    detokenizer = Detokenizer(tokenizer)
+    pieces = [detokenizer.push(token) for token in ids]
+    assert pieces == ["", "", "", "中ld", " hello", "", "", "", ""]
+    assert detokenizer.finish() == "\ufffd" * 4
+
+
+def test_spaces_stay_as_the_model_wrote_them() -> None:
+    tokenizer = word_piece()
+    ids = tokenizer.convert_tokens_to_ids(["do", "'", "s", "hello", "##ing"])
+    assert text_of(tokenizer, ids) == "do ' s helloing"

@@ -47,3 +47,6 @@ class Words:
 
     def decode(self, ids: list[int], **_: Any) -> str:
         return "".join(f" {token}" for token in ids)
+
+    def convert_tokens_to_ids(self, token: str) -> None:
+        return None

@@ -20,7 +20,7 @@ from medusa_kit.train.trainer import train_heads
 
 
 class NoTokenizer:
-    """As much of one as saving asks for."""
+    """As much of a tokenizer as saving needs."""
 
     def save_pretrained(self, folder):
         pass

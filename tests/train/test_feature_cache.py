@@ -141,7 +141,7 @@ def test_a_shard_that_is_cut_off_is_named_and_made_again(
     found = cached_positions(base, items, recipe, options)
     said = capsys.readouterr().err
     assert broken.name in said
-    assert "made again" in said
+    assert "computed again" in said
     assert len(shards(recipe)) == 3
     torch.testing.assert_close(found.rows(torch.arange(60))[0], expected, rtol=1e-4, atol=1e-5)
 
@@ -196,7 +196,7 @@ def test_a_cache_with_an_old_fingerprint_is_made_again(
     path.write_text(json.dumps({**index, "base_fingerprint": old}))
     capsys.readouterr()
     found = cached_positions(base, items, recipe, FeatureOptions(100))
-    assert "made again" in capsys.readouterr().err
+    assert "computed again" in capsys.readouterr().err
     torch.testing.assert_close(found.rows(torch.arange(60))[0], expected)
     assert json.loads(path.read_text())["base_fingerprint"] == base.info.fingerprint
     path.write_text(json.dumps({**index, "base_fingerprint": "of another"}))

@@ -173,14 +173,14 @@ def test_packed_rows_do_not_see_each_other(tiny_base, counting_rows):
 
 
 def test_a_family_that_mixes_packed_rows_is_refused(tiny_base, counting_rows, monkeypatch):
-    """As one would that ignores position ids: rows see those before them."""
+    """As in a family that ignores position ids, where rows see those before them."""
     base = tiny_base()
     items = prepare(counting_rows(3), 2)
     original = base.traced_hidden_states
     monkeypatch.setattr(
         base, "traced_hidden_states", lambda ids, mask, positions: original(ids, mask)
     )
-    with pytest.raises(IncompatibleBaseError, match="packed rows differ"):
+    with pytest.raises(IncompatibleBaseError, match="packed and of separate rows differ"):
         check_packing(base, items)
 
 

@@ -1,7 +1,7 @@
-"""Cross-entropy by a library against the chunked path.
+"""Cross-entropy by a library against the chunked code.
 
-Where there is no GPU a module that computes densely stands in for each library, with its signature;
-the libraries themselves run in the test marked gpu.
+Without a GPU a module that computes densely replaces each library, with the same signature; the
+libraries themselves run in the test marked gpu.
 """
 
 import importlib.util
@@ -105,7 +105,7 @@ def both(heads, hidden_PD, ahead_PJ, library):
 @pytest.mark.parametrize("projection", ["shared", "own", "reduced"])
 @pytest.mark.parametrize("capped", [False, True], ids=["plain", "scaled and capped"])
 def test_a_library_gives_the_chunked_loss(tiny_base, stand_ins, library, projection, capped):
-    """Targets that are none or have no column, the update's counts and the base's scale hold."""
+    """With missing targets, targets without a column, the update's counts and the base's scale."""
     base = tiny_base(torch.float64)
     if capped:
         base.scale_logits = LogitScale(3.0, 2.0, 2.0)
@@ -188,7 +188,7 @@ def test_a_library_gives_the_bases_own_loss(tiny_base, stand_ins, with_original)
 def test_a_run_by_a_library_is_the_run_without(
     tiny_base, counting_rows, make_recipe, on_cuda, tmp_path
 ):
-    """`auto` takes one where it can; what is shared softly stays with the chunked path."""
+    """`auto` uses one where it can; soft targets stay with the chunked code."""
     losses = {}
     short = {"log_every": 1, "epochs": 1}
     runs = {"chunked": {"fused_loss": "never"}, "fused": {}, "soft": {"loss": "soft"}}
@@ -242,7 +242,7 @@ JOINT = {"stage": "medusa2", "joint": {"moves": "lora", "distill_share": 0.0}}
 @pytest.mark.parametrize(
     ("sections", "train", "words"),
     [
-        ({}, {"loss": "soft"}, "train.loss 'soft': it works out"),
+        ({}, {"loss": "soft"}, "train.loss 'soft': it computes"),
         ({"stage": "medusa2"}, {"loss": "lk"}, "train.loss 'lk'"),
         (ZERO_3, {}, "zero_stage 3"),
         ({}, {"fused_loss": "cut_cross_entropy"}, "in float32, expected one of bfloat16"),

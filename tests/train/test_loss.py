@@ -239,7 +239,7 @@ def test_the_bases_own_loss_is_cross_entropy_and_kl_to_the_original(tiny_base, s
 
 
 def test_a_base_that_says_what_its_original_says_has_nothing_to_learn(tiny_base):
-    """Only the likeliest tokens are kept, and yet the gradient is zero: nothing pulls it away."""
+    """The gradient is zero, even though only the likeliest tokens are kept."""
     base = tiny_base(torch.float64)
     hidden_PD = torch.randn(13, 16, dtype=torch.float64, requires_grad=True)
     top = base.head_logits(hidden_PD).softmax(-1).detach().topk(5)

@@ -1,4 +1,4 @@
-"""Medusa-2: base and heads together, what it saves, and what it says about the base it changed."""
+"""Medusa-2: base and heads together, what it saves, and what it reports about the changed base."""
 
 import json
 
@@ -106,7 +106,7 @@ def test_the_teacher_is_the_same_live_and_cached(run):
 
 
 def test_distillation_holds_the_base_to_its_original(run):
-    """Hard targets move the base far more than its own words do."""
+    """Hard targets change the base far more than the original's distribution does."""
     options = {"moves": "full", "heads_weight": 1e-3, "distill_top": 259}
     held = run("kl", distill_share=1.0, **options)[1].quality
     moved = run("hard", distill_share=0.0, **options)[1].quality
@@ -118,7 +118,7 @@ def test_distillation_holds_the_base_to_its_original(run):
 
 
 def test_the_base_learns_to_be_foreseen(run, make_recipe, debug_rows, tmp_path):
-    """Two-stage: heads that were warmed up alone get further when the base may move."""
+    """Two-stage: heads that were trained alone improve further when the base is trained too."""
     base = load_base_model("debug-tiny")
     alone = make_recipe(
         output_dir=str(tmp_path / "alone"), base={"model": "debug-tiny"},
@@ -195,7 +195,7 @@ def test_an_adapter_of_another_base_or_half_of_one_is_refused(run):
     (folder / "medusa_kit.json").write_text(json.dumps(info))
     weights = folder / "adapter_model.safetensors"
     weights.write_bytes(weights.read_bytes()[:200])
-    with pytest.raises(CheckpointError, match="cannot be put on"):
+    with pytest.raises(CheckpointError, match="cannot be merged into"):
         load_base_model(str(folder))
     (folder / "medusa_kit.json").unlink()
     with pytest.raises(CheckpointError, match=r"medusa_kit\.json"):

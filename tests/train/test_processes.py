@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from processes import make_base
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 
 from medusa_kit.base.gguf import byte_tokenizer
 from medusa_kit.errors import ConfigError
@@ -160,7 +161,7 @@ def test_a_killed_process_ends_the_others_and_the_run_goes_on_where_it_was(tmp_p
     again = start([*debug_command(folder), "--nproc", "2"])
     said = again.communicate(timeout=300)[1]
     assert again.returncode == 0, said[-2000:]
-    assert "going on from update" in said
+    assert "continuing from update" in said
     ours, theirs = weights(folder), weights(tmp_path / "straight")
     for name, tensor in theirs.items():
         assert torch.equal(ours[name], tensor), name
@@ -171,18 +172,56 @@ def test_a_killed_process_ends_the_others_and_the_run_goes_on_where_it_was(tmp_p
     assert steps[0] == steps[1]
 
 
-def test_workers_share_the_exit_code_of_the_first_that_fails(monkeypatch, capsys):
-    started = []
+@pytest.fixture
+def worker(monkeypatch, tmp_path):
+    """Makes this shell script what each process runs."""
 
-    def fake(arguments, rank, processes, port):
-        code = "import time; time.sleep(30)" if rank == 0 else "raise SystemExit(2)"
-        started.append(subprocess.Popen([sys.executable, "-c", code]))
-        return started[-1]
+    def set_script(script):
+        path = tmp_path / "worker"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(path))
 
-    monkeypatch.setattr(launch, "_start", fake)
-    assert launch.launch(["train", "x"], 3) == 2
-    assert [worker.poll() is not None for worker in started] == [True] * 3
-    assert "ended with 2" in capsys.readouterr().err
+    for name in ("OMP_NUM_THREADS", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"):
+        monkeypatch.setenv(name, "20")  # put back as they were
+    return set_script
+
+
+def test_workers_share_the_exit_code_of_the_first_that_fails(worker, tmp_path, capfd):
+    worker(f'echo $$ > {tmp_path}/$RANK; [ "$RANK $*" = "1 -m medusa_kit train x" ] && exit 2\n'
+           "exec sleep 30")  # fmt: skip
+    assert launch.launch(["train", "x"], 2) == 2
+    assert_ended(int((tmp_path / "0").read_text()))
+    said = capfd.readouterr().err
+    assert said == "warning: process 1 of 2 ended with 2; the others are stopped\n"
+
+
+def assert_ended(pid):
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_stopping_the_launcher_stops_the_workers_in_their_own_time(
+    worker, tmp_path, monkeypatch, number
+):
+    """Each needs a moment to save."""
+    worker(f"""trap 'sleep 0.3; echo > {tmp_path}/saved-$RANK; exit 130' {number.value}
+             echo $$ > {tmp_path}/$RANK
+             while :; do sleep 0.05; done""")
+    look = LocalElasticAgent._monitor_workers
+
+    def look_and_stop(agent, group):
+        if (tmp_path / "0").exists() and (tmp_path / "1").exists():
+            os.kill(os.getpid(), number)
+        return look(agent, group)
+
+    monkeypatch.setattr(LocalElasticAgent, "_monitor_workers", look_and_stop)
+    with pytest.raises(KeyboardInterrupt):
+        launch.launch(["train"], 2)
+    for rank in ("0", "1"):
+        assert_ended(int((tmp_path / rank).read_text()))
+        assert (tmp_path / f"saved-{rank}").exists()
 
 
 def test_nproc_inside_another_launcher_is_refused(monkeypatch):

@@ -105,7 +105,7 @@ def test_the_lock_dies_with_its_process(tiny_base, counting_rows, make_recipe, t
 
 
 def test_a_lock_that_is_about_to_be_free_is_waited_for(monkeypatch, tmp_path):
-    """A killed process holds its lock for some milliseconds more."""
+    """A killed process holds its lock for some more milliseconds."""
     with contextlib.ExitStack() as dying:
         dying.enter_context(only_training_in(tmp_path))
         with monkeypatch.context() as patch:
@@ -116,7 +116,7 @@ def test_a_lock_that_is_about_to_be_free_is_waited_for(monkeypatch, tmp_path):
 
 
 def test_a_lock_is_no_run(tiny_base, make_recipe, tmp_path):
-    """Nothing is left of a run that wrote nothing; a folder that was there stays."""
+    """A run that wrote nothing leaves no folder, but an existing one stays."""
     recipe = make_recipe()
     with pytest.raises(DataError):
         train_heads(tiny_base(), [], recipe)
@@ -132,7 +132,7 @@ def test_a_lock_is_no_run(tiny_base, make_recipe, tmp_path):
 def test_a_run_killed_before_its_first_checkpoint_leaves_no_metrics(
     tiny_base, counting_rows, make_recipe, monkeypatch, tmp_path, learning_rate
 ):
-    """Neither to another recipe nor to itself: each starts at update 0 again."""
+    """Neither for another recipe nor for the same one: each starts at update 0 again."""
     base, train_options = tiny_base(), {"save_every": 100, "log_every": 1}
     with monkeypatch.context() as patch:
         in_the_middle(patch, 6, crash)
@@ -176,7 +176,7 @@ def test_metrics_after_the_last_checkpoint_are_not_written_twice(
 def test_a_checkpoint_without_the_number_of_lines_is_taken_up(
     tiny_base, counting_rows, make_recipe, monkeypatch, tmp_path
 ):
-    """As an older version left it: lines of later updates go."""
+    """As an older version wrote it: lines of later updates are removed."""
     base, recipe = tiny_base(), make_recipe()
     with monkeypatch.context() as patch:
         in_the_middle(patch, 7, crash)

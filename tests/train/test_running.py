@@ -1,4 +1,4 @@
-"""What a run keeps, says and leaves behind."""
+"""What a run keeps, reports and writes."""
 
 import json
 import subprocess

@@ -56,7 +56,7 @@ def assert_same_weights(ours, theirs):
 
 
 def stuttering_rows():
-    """Each token stands once or twice, at random: two tokens on say more than one."""
+    """Each token occurs once or twice, at random, so the last two tokens tell more than one."""
     generator = torch.Generator().manual_seed(0)
     rows = []
     for row in range(30):
@@ -86,7 +86,7 @@ def test_heads_that_read_the_path_learn_more_from_it(tiny_base, make_recipe, tmp
 
 
 def agreement(base, heads, rows):
-    """How often the first head guesses what the base itself would say there."""
+    """How often the first head guesses the token that the base would choose."""
     agreed = []
     for row in rows:
         hidden_TD = base.hidden_states(torch.tensor([row.input_ids]))[0]
@@ -101,7 +101,7 @@ def agreement(base, heads, rows):
 def test_soft_targets_teach_what_the_base_would_say(
     tiny_base, counting_rows, make_recipe, tmp_path, features
 ):
-    """The base is random, so what it says and the text have nothing to do with each other."""
+    """The base is random, so its own tokens are unrelated to the text."""
     base, found = tiny_base(), {}
     for name, options in {
         "text": {},
@@ -183,7 +183,7 @@ def test_ctrl_c_saves_after_the_update_and_the_next_run_goes_on(
     mend()
     report = train_heads(base, counting_rows(), recipe)
     captured = capsys.readouterr()
-    assert "going on from update 7" in captured.err
+    assert "continuing from update 7" in captured.err
     assert captured.out == ""
     assert_same_weights(trained_weights(base, report.heads_folder), expected)
 
@@ -286,7 +286,7 @@ def test_a_changed_base_is_noticed(tiny_base, counting_rows, make_recipe, monkey
         base.model.model.norm.weight.data[0] += 1
 
     monkeypatch.setattr(loop.TrainingLoop, "updates", careless)
-    with pytest.raises(MedusaKitError, match="changed the base"):
+    with pytest.raises(MedusaKitError, match="changed the weights of the frozen base"):
         train_heads(base, counting_rows(), make_recipe())
 
 

@@ -163,8 +163,8 @@ def test_measured_steps_leave_the_engine_as_it_was(engine: Engine) -> None:
 
 @pytest.mark.parametrize("batch_size", [1, 3])
 def test_what_is_timed_is_what_decodes(monkeypatch: pytest.MonkeyPatch, batch_size: int) -> None:
-    """Where steps run whole on the device, those; a tree that they cannot do, in the loop. The
-    clock goes by as many seconds as a step has nodes, and a hundredth for one of the loop."""
+    """Whole steps on the device where they apply, the loop for a tree they do not support. The
+    clock advances by one second a node on the device, and by a hundredth in the loop."""
     now, ran = 0.0, {"fixed": 0, "loop": 0}
     run, forward = GraphStep.run, Verifier.forward
 

@@ -1,5 +1,6 @@
-"""`medusa-kit doctor --gpu`: what the kit's GPU path does on this machine, measured in one run.
+"""`medusa-kit doctor --gpu`: measures the GPU path on this machine in one run.
 
-`measure.py` lists the parts in order of importance, `runner.py` runs each under a guard and saves
-the report behind it. Weights are random in the shapes of real models, so nothing is downloaded.
+`measure.py` lists the parts in order of importance; `runner.py` runs each, catches its errors and
+saves the report after it. Weights are random in the shapes of real models, so nothing is
+downloaded.
 """

@@ -1,4 +1,4 @@
-"""Stopwatches: CUDA events where there is a device, the processor's clock in a dry run."""
+"""Timing by CUDA events on a device, by the processor's clock in a dry run."""
 
 import statistics
 import time
@@ -13,12 +13,12 @@ import torch
 from medusa_kit.infer.cuda_graph.capture import GraphMemory, set_sync_debug_mode
 
 WARM_UPS = 3
-SYNC_WARNING = "synchronizing CUDA operation"  # what torch says at each, in debug mode "warn"
+SYNC_WARNING = "synchronizing CUDA operation"  # torch's warning at each wait, in debug mode "warn"
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of one call: the median of several, and the least."""
+    """Seconds of one call: the median and the minimum of several."""
 
     median: float
     least: float
@@ -36,10 +36,10 @@ class Clock:
         self.on_cuda = device.type == "cuda"
 
     def each(self, call: Callable[[], Any], repeats: int, warm_ups: int = WARM_UPS) -> Timing:
-        """Call after call, each between two events of its own.
+        """Times each call by itself, between two events.
 
-        What the host does between them counts where the call waits for the device, as a step that
-        reads its result does.
+        Work of the host in between counts where the call waits for the device, as a step does that
+        reads its result.
         """
         for _ in range(warm_ups):
             call()
@@ -47,7 +47,7 @@ class Clock:
         return Timing.of([measured() for measured in [self._around(call) for _ in range(repeats)]])
 
     def together(self, call: Callable[[], Any], repeats: int, warm_ups: int = WARM_UPS) -> float:
-        """Mean seconds of calls sent off one after another, for those that nobody waits for."""
+        """Mean seconds of calls that are queued one after another without a wait."""
 
         def all_of_them() -> None:
             for _ in range(repeats):
@@ -66,7 +66,7 @@ class Clock:
         return result[0], measured()
 
     def _around(self, call: Callable[[], Any]) -> Callable[[], float]:
-        """Run the call now; its seconds can be asked for later, when nothing is timed any more."""
+        """Run the call now; the function returned gives its seconds later, after all timing."""
         if not self.on_cuda:
             start = time.perf_counter()
             call()
@@ -88,19 +88,19 @@ class Clock:
             torch.cuda.synchronize(self.device)
 
     def syncs(self, call: Callable[[], Any], repeats: int) -> float | None:
-        """How often the host waits for the device in a call, by torch's own count of its calls."""
+        """How often the host waits for the device in a call, by torch's warnings."""
         if not self.on_cuda:
             for _ in range(repeats):
                 call()
             return None
-        with warnings.catch_warnings(record=True) as said, _telling_syncs():
+        with warnings.catch_warnings(record=True) as said, _warnings_of_syncs():
             warnings.simplefilter("always")
             for _ in range(repeats):
                 call()
         return sum(SYNC_WARNING in str(one.message) for one in said) / repeats
 
     def replayable(self, call: Callable[[], Any]) -> Callable[[], Any]:
-        """The call as a CUDA graph, as it stands inside a captured step; the call itself on a CPU.
+        """The call as a CUDA graph, as inside a captured step; on a CPU the call itself.
 
         It must not read anything on the host.
         """
@@ -110,7 +110,7 @@ class Clock:
 
 
 @contextmanager
-def _telling_syncs() -> Iterator[None]:
+def _warnings_of_syncs() -> Iterator[None]:
     before = torch.cuda.get_sync_debug_mode()
     try:
         set_sync_debug_mode("warn")

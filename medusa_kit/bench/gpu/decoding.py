@@ -1,5 +1,5 @@
-"""Whole answers: plain transformers, and ours, greedy and sampled, with guesses right as often as
-a chosen acceptance length asks.
+"""Whole answers by plain transformers and by us, greedy and sampled; guesses are right as often as
+a given acceptance length requires.
 
 Shapes: D hidden, B batch, N nodes with root.
 """
@@ -14,13 +14,13 @@ from medusa_kit.bench.gpu.known_text import NUM_HEADS, KnownText, share_for, tre
 from medusa_kit.bench.gpu.runner import Part
 from medusa_kit.bench.gpu.shapes import Shape
 from medusa_kit.bench.gpu.steps import PREFIX, some_prompts, timed_steps
-from medusa_kit.bench.gpu.workbench import CAPTURED, Way, Workbench
+from medusa_kit.bench.gpu.workbench import CAPTURED, StepMode, Workbench
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.drafters import draft_with
 from medusa_kit.errors import MedusaKitError
 from medusa_kit.heads import MedusaHeads
 
-ACCEPTANCE = 2.6  # tokens a step, those of the goal
+ACCEPTANCE = 2.6  # tokens a step, as in the goal
 NODES = 64
 PROMPT, ANSWER = 128, 96
 TEMPERATURE = 0.7
@@ -28,7 +28,7 @@ ROUNDS = 2
 
 
 def transformers_answer(shape: Shape, temperature: float, bench: Workbench) -> dict[str, Any]:
-    """transformers' own generate on a model that nothing of ours has touched."""
+    """transformers' own generate on an unchanged model."""
     oracle = Oracle(bench.untouched(shape))
     prompts, tokens = some_prompts(bench, shape, bench.size(PROMPT, 12)), _answer_length(bench)
 
@@ -44,10 +44,10 @@ def transformers_answer(shape: Shape, temperature: float, bench: Workbench) -> d
 
 
 def our_answer(
-    shape: Shape, way: Way, temperature: float, acceptance: float | None, bench: Workbench
+    shape: Shape, mode: StepMode, temperature: float, acceptance: float | None, bench: Workbench
 ) -> dict[str, Any]:
-    """`acceptance`: tokens a step that guesses are made for; None decodes one node a step."""
-    engine = bench.engine(shape, way)
+    """`acceptance`: the acceptance length to reach; None decodes one node a step."""
+    engine = bench.engine(shape, mode)
     drafter = "none" if acceptance is None else "medusa"
     engine.heads = None
     if acceptance is not None:
@@ -64,7 +64,7 @@ def our_answer(
 
     seconds = bench.clock.each(answer, bench.size(ROUNDS, 1), 1).median
     ours = results[-1]
-    _check_ran(_that_runs(way, temperature), ours.stats.steps_run_by)
+    _check_ran(_in_use(mode, temperature), ours.stats.steps_run_by)
     if temperature == 0:
         _check_text(bench, shape, prompt, ours.token_ids)
     theirs = bench.figures(transformers_name(shape, temperature)).get("tokens_per_second")
@@ -78,14 +78,14 @@ def our_answer(
     }
 
 
-def _that_runs(way: Way, temperature: float) -> Way:
-    """Of sampled answers the loop, whatever the engine: captured steps are greedy ones."""
-    return way if temperature == 0 else replace(way, captured=False, compiled=False)
+def _in_use(mode: StepMode, temperature: float) -> StepMode:
+    """The mode that runs: sampled answers always use the loop, since captured steps are greedy."""
+    return mode if temperature == 0 else replace(mode, captured=False, compiled=False)
 
 
-def _check_ran(way: Way, run_by: str) -> None:
-    if ("fixed shapes" in run_by) != way.captured:
-        raise MedusaKitError(f"the answer is no figure of ({way}): its steps were run by {run_by}")
+def _check_ran(mode: StepMode, run_by: str) -> None:
+    if ("fixed shapes" in run_by) != mode.captured:
+        raise MedusaKitError(f"the answer is not one of ({mode}): its steps were run by {run_by}")
 
 
 def _answer_length(bench: Workbench) -> int:
@@ -93,7 +93,7 @@ def _answer_length(bench: Workbench) -> int:
 
 
 def _check_text(bench: Workbench, shape: Shape, prompt: list[int], answer: list[int]) -> None:
-    """Greedy text is known beforehand, so a speed that is not of this text is not recorded."""
+    """Raises MedusaKitError where greedy text, which is known beforehand, is wrong."""
     next_V, token = bench.successors(shape).tolist(), prompt[-1]
     for place, found in enumerate(answer):
         token = next_V[token]
@@ -102,9 +102,9 @@ def _check_text(bench: Workbench, shape: Shape, prompt: list[int], answer: list[
 
 
 @torch.inference_mode()
-def draft(shape: Shape, way: Way, kind: str, bench: Workbench) -> dict[str, Any]:
-    """Random heads: their draft by itself, and a step with it, since they read memory too."""
-    engine = bench.engine(shape, way)
+def draft(shape: Shape, mode: StepMode, kind: str, bench: Workbench) -> dict[str, Any]:
+    """Random heads: the time of a draft alone, and of a step with it, since both read memory."""
+    engine = bench.engine(shape, mode)
     heads = MedusaHeads.for_base(engine.base, NUM_HEADS, kind=kind)  # type: ignore[arg-type]
     heads.requires_grad_(False)
     for parameter in heads.parameters():
@@ -135,24 +135,24 @@ def transformers_name(shape: Shape, temperature: float) -> str:
 
 
 def answer_part(
-    shape: Shape, temperature: float, acceptance: float | None, way: Way = CAPTURED
+    shape: Shape, temperature: float, acceptance: float | None, mode: StepMode = CAPTURED
 ) -> Part:
-    run = partial(our_answer, shape, way, temperature, acceptance)
-    return Part(answer_name(shape, temperature, acceptance, way), "answers", run, 8.0, shape.name)
+    run = partial(our_answer, shape, mode, temperature, acceptance)
+    return Part(answer_name(shape, temperature, acceptance, mode), "answers", run, 8.0, shape.name)
 
 
 def answer_name(
-    shape: Shape, temperature: float, acceptance: float | None, way: Way = CAPTURED
+    shape: Shape, temperature: float, acceptance: float | None, mode: StepMode = CAPTURED
 ) -> str:
     drafts = "one node" if acceptance is None else f"acceptance {acceptance}"
     return (
-        f"{shape.name}: medusa-kit, {_rule(temperature)}, {drafts} ({_that_runs(way, temperature)})"
+        f"{shape.name}: medusa-kit, {_rule(temperature)}, {drafts} ({_in_use(mode, temperature)})"
     )
 
 
-def draft_part(shape: Shape, kind: str, way: Way = CAPTURED) -> Part:
+def draft_part(shape: Shape, kind: str, mode: StepMode = CAPTURED) -> Part:
     name = f"{shape.name}: draft of {kind} heads"
-    return Part(name, "drafts", partial(draft, shape, way, kind), 8.0, shape.name)
+    return Part(name, "drafts", partial(draft, shape, mode, kind), 8.0, shape.name)
 
 
 def _rule(temperature: float) -> str:

@@ -1,4 +1,4 @@
-"""Are the tokens those of plain transformers on this device? Alone and in batches, in every way.
+"""Whether tokens on this device are those of plain transformers, alone, in batches, in all modes.
 
 Shapes: V vocabulary.
 """
@@ -15,7 +15,7 @@ from torch import Tensor
 from medusa_kit.bench.gpu.known_text import KnownText, tree_of
 from medusa_kit.bench.gpu.runner import Part
 from medusa_kit.bench.gpu.shapes import EXACTNESS, random_base, tiny
-from medusa_kit.bench.gpu.workbench import CAPTURED, COMPILED, LOOP, Way, Workbench
+from medusa_kit.bench.gpu.workbench import CAPTURED, COMPILED, LOOP, StepMode, Workbench
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.verify import difference_of
 from medusa_kit.engine.engine import Engine
@@ -24,10 +24,10 @@ from medusa_kit.settings.sampling import SamplingParams
 
 PROMPT_LENGTHS = (12, 31, 2, 90)
 NODES = 16
-GUESSED_RIGHT = 0.7  # of the places that the table knows
+GUESSED_RIGHT = 0.7  # share of right guesses
 
 
-def exactness(way: Way, dtype: torch.dtype, bench: Workbench) -> dict[str, Any]:
+def exactness(mode: StepMode, dtype: torch.dtype, bench: Workbench) -> dict[str, Any]:
     """Raises MedusaKitError where a float32 answer differs by more than rounding."""
     bench.clear()
     shape = tiny(EXACTNESS) if bench.small else EXACTNESS
@@ -37,7 +37,7 @@ def exactness(way: Way, dtype: torch.dtype, bench: Workbench) -> dict[str, Any]:
     with _no_tf32():
         expected = [oracle.generate(prompt, tokens)[0] for prompt in prompts]
         base = random_base(shape, bench.device, dtype, wide=True)
-        engine = bench.engine_around(base, way)
+        engine = bench.engine_around(base, mode)
         next_V = _seen_next(expected, shape.vocab_size).to(bench.device)
         engine.heads = KnownText.of(base, next_V, GUESSED_RIGHT)
         engine.use_tree(tree_of(NODES))
@@ -45,7 +45,7 @@ def exactness(way: Way, dtype: torch.dtype, bench: Workbench) -> dict[str, Any]:
     if found["beyond_rounding"] and dtype == torch.float32:
         raise MedusaKitError(
             f"{found['beyond_rounding']} of {found['answers']} greedy answers are not those of "
-            f"plain transformers; the first leaves them at {found['first_difference']}"
+            f"plain transformers; the first differs at {found['first_difference']}"
         )
     return found | {"different_tokens": len({t for answer in expected for t in answer})}
 
@@ -100,9 +100,9 @@ def _prompts(vocab_size: int) -> list[list[int]]:
 
 
 def _seen_next(answers: Sequence[list[int]], vocab_size: int) -> Tensor:
-    """next_V: what followed each token where it was last seen in an answer; else the token itself.
+    """next_V: what followed each token where it last occurred in an answer; else the token itself.
 
-    Guesses are then right often, and wrong often.
+    Guesses are then sometimes right and sometimes wrong.
     """
     next_V = torch.arange(vocab_size)
     for answer in answers:
@@ -113,7 +113,7 @@ def _seen_next(answers: Sequence[list[int]], vocab_size: int) -> Tensor:
 
 @contextmanager
 def _no_tf32() -> Iterator[None]:
-    """float32 products in float32; where they are 19 bits wide nothing can be compared."""
+    """Computes float32 products in float32: TF32's 19 bits are too few for a comparison."""
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("highest")
     try:
@@ -123,14 +123,14 @@ def _no_tf32() -> Iterator[None]:
 
 
 def exactness_parts() -> list[Part]:
-    ways = [(CAPTURED, torch.float32), (LOOP, torch.float32), (CAPTURED, torch.bfloat16)]
-    return [_part(way, dtype) for way, dtype in ways]
+    modes = [(CAPTURED, torch.float32), (LOOP, torch.float32), (CAPTURED, torch.bfloat16)]
+    return [_part(mode, dtype) for mode, dtype in modes]
 
 
 def compiled_exactness_part() -> Part:
     return _part(COMPILED, torch.float32, 60.0)
 
 
-def _part(way: Way, dtype: torch.dtype, needs: float = 10.0) -> Part:
-    name = f"greedy tokens, {str(dtype).removeprefix('torch.')} ({way})"
-    return Part(name, "exactness", partial(exactness, way, dtype), needs)
+def _part(mode: StepMode, dtype: torch.dtype, needs: float = 10.0) -> Part:
+    name = f"greedy tokens, {str(dtype).removeprefix('torch.')} ({mode})"
+    return Part(name, "exactness", partial(exactness, mode, dtype), needs)

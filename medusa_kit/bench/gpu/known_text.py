@@ -1,8 +1,8 @@
-"""A drafter that knows the text a given share of the time, and trees of a given size for it.
+"""A drafter whose guesses are right with a given probability, and trees of a given size for it.
 
-It stands where heads stand, so it runs in captured steps as heads do: a table on the device says,
-for every token, what each head guesses after it. Which of a token's guesses are right is drawn
-once, by a seed. A draft costs one look-up, so a step with it is the verify step alone.
+It takes the place of heads, so it runs in captured steps as heads do: a table on the device has,
+for every token, the guesses of each head. Which of them are right is drawn once, from a seed. A
+draft costs one look-up, so a step with it takes the time of the verify step alone.
 
 Shapes: B batch, K heads, C candidates of a head, V vocabulary, D hidden.
 """
@@ -15,11 +15,11 @@ from medusa_kit.heads import MedusaHeads
 from medusa_kit.tree.candidate_tree import CandidateTree
 
 NUM_HEADS = 4
-FIRST_GUESS_RIGHT = 0.6  # what `tree_of` assumes; what rank r holds falls with its square
+FIRST_GUESS_RIGHT = 0.6  # assumed by `tree_of`; the share of rank r falls with its square
 
 
 class KnownText(MedusaHeads):
-    """Heads whose best guesses stand in a table; their weights are never read.
+    """Heads whose best guesses come from a table; their weights are never read.
 
     Second and later guesses are always wrong, so acceptance does not depend on the tree.
     """
@@ -28,7 +28,7 @@ class KnownText(MedusaHeads):
 
     @classmethod
     def of(cls, base: BaseModel, next_V: Tensor, right_share: float, seed: int = 0) -> "KnownText":
-        """`next_V`: the token after each. `right_share`: of guesses, each depth for itself."""
+        """`next_V`: the token after each. `right_share`: the share of right guesses at a depth."""
         heads = cls.for_base(base, NUM_HEADS)
         assert isinstance(heads, KnownText)
         generator = torch.Generator().manual_seed(seed)
@@ -49,7 +49,7 @@ class KnownText(MedusaHeads):
         roots_B: Tensor | None = None,
         on_device: bool = False,
     ) -> Tensor:
-        """ids_KBC, as of heads."""
+        """ids_KBC, as from heads."""
         assert roots_B is not None
         best_KB = self.guess_KV[: first or self.num_heads][:, roots_B]
         ranks_C = torch.arange(count, device=best_KB.device)
@@ -59,7 +59,7 @@ class KnownText(MedusaHeads):
 def share_for(acceptance_length: float) -> float:
     """The share of right guesses with which steps emit that many tokens on average.
 
-    With share p they emit 1 + p + p² + … over the heads. Raises ValueError out of reach.
+    With a share p they emit 1 + p + p² + … over the heads. Raises ValueError where no share does.
     """
     if not 1 <= acceptance_length <= NUM_HEADS + 1:
         raise ValueError(f"{acceptance_length} tokens a step; expected 1 to {NUM_HEADS + 1}")
@@ -72,7 +72,7 @@ def share_for(acceptance_length: float) -> float:
 
 
 def tree_of(num_nodes: int) -> CandidateTree:
-    """A tree of that many nodes in the form that searches find: the likeliest paths first."""
+    """A tree of that many nodes, with the likeliest paths, as searches find them."""
     open_paths: dict[tuple[int, ...], float] = {(0,): FIRST_GUESS_RIGHT}
     paths: list[tuple[int, ...]] = []
     while len(paths) < num_nodes - 1:

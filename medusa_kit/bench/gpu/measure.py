@@ -1,7 +1,7 @@
 """The whole run: its parts in order of importance, device, budget, report.
 
-What is left out for time stands at the end. Parts of one shape follow each other where that costs
-nothing, since a model is made anew for each.
+The last parts are the first to be left out for time. Where the order allows it, parts of one shape
+follow each other, since each change of shape makes a new model.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from medusa_kit.bench.gpu.steps import (
 )
 from medusa_kit.bench.gpu.training import training_part
 from medusa_kit.bench.gpu.vllm_peer import vllm_part
-from medusa_kit.bench.gpu.workbench import BANDWIDTH, COMPILED, LOOP, Way, Workbench
+from medusa_kit.bench.gpu.workbench import BANDWIDTH, COMPILED, LOOP, StepMode, Workbench
 from medusa_kit.errors import ConfigError
 from medusa_kit.settings.engine import Attention
 
@@ -60,9 +60,10 @@ def measure(
 ) -> Report:
     """Run the parts, saving the report at `path` after each.
 
-    `goes_on`: with the report at `path`: its parts are kept, broken ones too, but those left out
-    for time. `only`: the parts whose name holds this, and the floor. Raises ConfigError where none
-    does, DataError where `path` is no report, DeviceLost where another process has to go on.
+    `goes_on`: continue the report at `path`: all its parts are kept, broken ones too, except those
+    left out for time. `only`: the parts whose names contain this, and the floor. Raises ConfigError
+    where none does, DataError where `path` is not such a report, DeviceLost where another process
+    has to continue.
     """
     report = Report(device, dry_run, path, GOALS, goes_on)
     report.setup["shapes"] = [asdict(shape) for shape in _shapes(dry_run)]
@@ -71,7 +72,7 @@ def measure(
         named = {part.name for part in wanted if only.lower() in part.name.lower()}
         if not named:
             raise ConfigError(
-                f"--only {only!r} is in no part's name", hint="for instance 8B, prompt or training"
+                f"no part's name contains --only {only!r}", hint="try 8B, prompt or training"
             )
         wanted = [part for part in wanted if part.name in named | {BANDWIDTH}]
     for part in wanted:
@@ -88,8 +89,8 @@ def _on(device: torch.device) -> contextlib.AbstractContextManager[object]:
 
 @contextlib.contextmanager
 def _as_written() -> Iterator[None]:
-    """For a dry run: what would be compiled, which takes minutes, runs as it is written; and in one
-    thread, since several only wait for each other over so little.
+    """For a dry run: without compiling, which takes minutes, and in one thread, since several would
+    only wait for each other on so little work.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -119,10 +120,10 @@ def parts(small: bool) -> list[Part]:
         *_loop(middle),
         *_drafts(middle),
         *_attention(middle),
-        # A profiler stays in the process, so what is timed before has not met it.
+        # The profiler stays active in the process, so it comes after everything that is timed.
         kernels_part(large, 64),
         kernels_part(large, 64, LOOP),
-        # Minutes of compiling: an engine's self-check has two trees, and each step is one more.
+        # These compile for minutes: two trees in the self-check, and one more for each step.
         *(step_part(large, nodes, COMPILED) for nodes in (64, 1, 16)),
         compiled_exactness_part(),
         *(step_part(little, nodes, COMPILED) for nodes in (64, 1, 16)),
@@ -153,14 +154,14 @@ def _loop(shape: Shape) -> Iterator[Part]:
 
 
 def _attention(shape: Shape) -> Iterator[Part]:
-    """Each backend where it can run: flash reads lengths on the host, so in the loop alone."""
+    """Each backend where it can run: flash only in the loop, since it reads lengths on the host."""
     for name in ATTENTION:
-        way = Way(captured=name != "flash", attention=name)
-        yield step_part(shape, 64, way)
+        mode = StepMode(captured=name != "flash", attention=name)
+        yield step_part(shape, 64, mode)
         if name != "flash":
-            yield step_part(shape, 64, way, LONG_PREFIX)
-    yield step_part(shape, 64, Way(captured=False, attention="triton"))
-    yield step_part(shape, 64, Way(captured=False, attention="sdpa"))
+            yield step_part(shape, 64, mode, LONG_PREFIX)
+    yield step_part(shape, 64, StepMode(captured=False, attention="triton"))
+    yield step_part(shape, 64, StepMode(captured=False, attention="sdpa"))
 
 
 def _drafts(shape: Shape) -> Iterator[Part]:

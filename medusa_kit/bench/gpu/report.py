@@ -1,7 +1,7 @@
-"""The report: what every part came to, saved after each, so that little is lost in a crash.
+"""The report: the result of every part, saved after each, so that a crash loses little.
 
-`running` in the file names the part that was under way: a run that goes on from there knows that
-it ended the process.
+`running` in the file names the part in progress: a run that continues knows that this part ended
+the process.
 """
 
 import datetime
@@ -31,15 +31,15 @@ NO_MEASUREMENT = "dry run on tiny shapes on the CPU: no figure in here is a meas
 
 Status = Literal["done", "failed", "out of memory", "cannot", "left out"]
 BROKEN: tuple[Status, ...] = ("failed", "out of memory")
-# What figures of one report have in common; others are of another report.
+# Figures of one report share these; other values need another report.
 SAME = ("device", "medusa_kit", "cuda", "torch", "transformers", "triton")
 
 
 @dataclass(frozen=True)
 class Record:
-    """What one part came to. `why`: the error, or the reason why there are no figures."""
+    """The result of one part. `why`: the error, or the reason why there are no figures."""
 
-    __pydantic_config__ = ConfigDict(extra="forbid")  # of one that is read from a file
+    __pydantic_config__ = ConfigDict(extra="forbid")  # for reading from a file
 
     name: str
     kind: str
@@ -48,14 +48,14 @@ class Record:
     measured: bool  # False in a dry run
     figures: dict[str, Any] = field(default_factory=dict)
     why: str | None = None
-    where: str | None = None  # of an error: the end of its traceback
+    where: str | None = None  # the end of an error's traceback
     seconds: float = 0.0
     peak_gb: float | None = None  # of the device's memory, in tensors
 
 
 @dataclass(frozen=True)
 class Goal:
-    """`figure` of the part `part` is to be at most, or at least, `limit`."""
+    """`figure` of the part `part` should be at most, or at least, `limit`."""
 
     name: str
     part: str
@@ -76,8 +76,8 @@ class Goal:
 class Report:
     """Records by name, in the order in which parts were run. `path`: where it is saved, if at all.
 
-    Raises DataError: `goes_on`, and `path` holds no report of this kind of run on this device.
-    `unsaved`: why `path` does not hold the latest, where it could be written before.
+    Raises DataError with `goes_on` where `path` holds no report of this kind of run on this device.
+    `unsaved`: why the latest state could not be saved, where an earlier one could.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Report:
         self.save()
 
     def figures(self, name: str) -> Mapping[str, Any]:
-        """Of a part that is done; empty for any other."""
+        """The figures of a part that is done; empty for any other."""
         record = self.records.get(name)
         return record.figures if record is not None and record.status == "done" else {}
 
@@ -129,42 +129,42 @@ class Report:
         }
 
     def save(self, running: str | None = None) -> None:
-        """Raises MedusaKitError where it cannot be written from the start; what has taken minutes
-        to measure is not given up when the disk is full later."""
+        """Raises MedusaKitError where the first write fails; later failures are warnings, so that
+        measurements of minutes are not lost."""
         if self.path is None:
             return
-        told = self.as_dict() | ({"running": running} if running else {})
+        content = self.as_dict() | ({"running": running} if running else {})
         try:
             with atomic_write(self.path) as temporary:
-                temporary.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+                temporary.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
         except OSError as error:
             why = f"the report cannot be saved as {self.path}: {error}"
             if not self._was_saved:
                 raise MedusaKitError(why, hint="name another file with --output") from error
             if self.unsaved is None:
-                console.warn(f"{why}; going on without")
+                console.warn(f"{why}; continuing without")
             self.unsaved = why
         else:
             self._was_saved, self.unsaved = True, None
 
 
 def _read(path: Path, dry_run: bool, setup: Mapping[str, Any]) -> dict[str, Record]:
-    """Records of an earlier run; the part during which its process ended has failed."""
+    """Records of an earlier run; the part in which its process ended counts as failed."""
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
-        if (told["kind"], told["version"], told["dry_run"]) != (KIND, VERSION, dry_run):
-            raise ValueError("it is of another kind, version or run (dry, or not)")
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if (content["kind"], content["version"], content["dry_run"]) != (KIND, VERSION, dry_run):
+            raise ValueError("its kind, version or dry_run differs")
         for name in SAME:
-            if (was := told["setup"][name]) != setup[name]:
-                raise ValueError(f"it is of {name} {was}, and here {name} is {setup[name]}")
+            if (was := content["setup"][name]) != setup[name]:
+                raise ValueError(f"its {name} is {was}, but here {name} is {setup[name]}")
         records = {
-            one.name: one for one in TypeAdapter(list[Record]).validate_python(told["parts"])
+            one.name: one for one in TypeAdapter(list[Record]).validate_python(content["parts"])
         }
-        if (running := told.get("running")) is not None and not isinstance(running, str):
+        if (running := content.get("running")) is not None and not isinstance(running, str):
             raise ValueError(f"running is {running!r}; expected the name of a part")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
-            f"{path} is no report to go on from: {_wrong(error)}", hint="leave out --continue"
+            f"{path} is not a report to continue: {_wrong(error)}", hint="leave out --continue"
         ) from error
     if running is not None:
         why = "the process ended while it ran"
@@ -182,7 +182,7 @@ def _wrong(error: Exception) -> str:
 
 
 def describe(device: torch.device) -> dict[str, Any]:
-    """The device and the versions that figures were measured with, and the date."""
+    """The device, the versions that figures are measured with, and the date."""
     found: dict[str, Any] = {
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "device": processor_name(device),

@@ -1,4 +1,4 @@
-"""Runs parts one by one within a budget; what fails is recorded and the rest goes on."""
+"""Runs parts one by one within a time budget; failures are recorded and the rest goes on."""
 
 import signal
 import threading
@@ -23,9 +23,9 @@ GB = 1e9
 
 @dataclass(frozen=True)
 class Part:
-    """One thing to measure. `needs`: seconds of the budget without which it is not begun.
+    """One measurement. `needs`: the seconds that must be left of the budget to begin it.
 
-    Its name begins with that of `shape`, where it is about one; parts of one kind share a table.
+    Its name begins with that of `shape`, if it has one; parts of one kind share a table.
     """
 
     name: str
@@ -36,17 +36,17 @@ class Part:
 
 
 class OutOfTime(BaseException):
-    """The budget ended inside a part. Not an Exception: what a part catches must not hold it up."""
+    """The budget ended inside a part. Not an Exception, so that no part can catch it."""
 
 
 class DeviceLost(Exception):
-    """The device answers nothing more in this process, as after an illegal access."""
+    """The device can no longer be used in this process, as after an illegal access."""
 
 
 def run_parts(parts: Sequence[Part], bench: Workbench, report: Report, minutes: float) -> None:
-    """Run what the report has no record of yet, save it after each part.
+    """Run the parts that the report has no record of, and save it after each.
 
-    Raises DeviceLost with parts left, which another process can go on with.
+    Raises DeviceLost if parts are left, with which another process can continue.
     """
     ends = time.monotonic() + 60 * minutes
     with console.progress("measuring", len(parts), "parts") as bar:
@@ -61,7 +61,7 @@ def run_parts(parts: Sequence[Part], bench: Workbench, report: Report, minutes: 
 def _run(part: Part, bench: Workbench, report: Report, ends: float) -> None:
     measured, left = not report.dry_run, ends - time.monotonic()
     if left < part.needs:
-        why = f"no time: {max(0.0, left):.0f} s were left, it takes about {part.needs:.0f} s"
+        why = f"no time: {max(0.0, left):.0f} s were left; it takes about {part.needs:.0f} s"
         report.add(Record(part.name, part.kind, part.shape, "left out", measured, why=why))
         return
     report.save(running=part.name)
@@ -70,7 +70,7 @@ def _run(part: Part, bench: Workbench, report: Report, ends: float) -> None:
     try:
         outcome = _outcome(part, bench, left)
     except KeyboardInterrupt:
-        report.save()  # nothing is under way any more
+        report.save()  # no part is in progress now
         raise
     seconds = round(time.monotonic() - start, 2)
     broken = outcome["status"] in ("failed", "out of memory")
@@ -92,15 +92,16 @@ def _run(part: Part, bench: Workbench, report: Report, ends: float) -> None:
 
 
 def _outcome(part: Part, bench: Workbench, left: float) -> dict[str, Any]:
-    """Status, figures, and why there are none. Tracebacks hold tensors, so none leaves here."""
+    """Status, and figures or the reason why there are none. Returns no exception, since its
+    traceback would keep tensors alive."""
     try:
         with _time_limit(left):
             return {"status": "done", "figures": dict(part.run(bench))}
     except OutOfTime:
-        return {"status": "left out", "why": f"stopped, the time was up after {left:.0f} s"}
+        return {"status": "left out", "why": f"stopped: the time was up after {left:.0f} s"}
     except Cannot as error:
         return {"status": "cannot", "why": error.message}
-    except Exception as error:  # a part is anybody's code on a device: anything may be raised
+    except Exception as error:  # anything may be raised on a device
         if ran_out_of_memory(error):
             return {"status": "out of memory", "why": _first_line(error)}
         where = "".join(traceback.format_exception(error)).splitlines()[-TRACEBACK_LINES:]
@@ -115,13 +116,13 @@ def _said(error: Exception) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    """Of what it says; its name where it says nothing."""
+    """The first line of the message; the error's name if that is empty."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
 
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise OutOfTime in the body after so long, where signals can: in the main thread of POSIX."""
+    """Raise OutOfTime in the body after so many seconds. Needs POSIX and the main thread."""
     if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
         yield
         return

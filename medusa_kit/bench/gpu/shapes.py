@@ -1,11 +1,11 @@
-"""Models of real shapes with random weights, made on the device: nothing is downloaded.
+"""Models of real shapes with random weights, made on the device, so that nothing is downloaded.
 
-Speed does not depend on what the weights say, but a text to decode has to come out alike from every
-way of decoding, or acceptance could not be set. `chained` weights see to that: attention and MLP
-add little to a token's own embedding, and the output embedding names one successor for each token,
-by a margin that no rounding bridges. Successors form one cycle over the whole vocabulary, so no
-token comes twice. That takes an output embedding of its own, also where the real model ties it.
-`wide` weights are for exactness: drawn so wide that attention matters and greedy answers vary.
+Speed does not depend on the values of weights, but every method has to decode the same text, or
+acceptance could not be set. `chained` weights ensure this: attention and MLP add little to a
+token's own embedding, and the output embedding gives each token one successor, by a margin that
+rounding cannot overcome. Successors form one cycle over the whole vocabulary, so no token repeats.
+This needs a separate output embedding, also where the real model ties it. `wide` weights are for
+exactness: their spread is so large that attention matters and greedy answers vary.
 
 Shapes: V vocabulary, D hidden.
 """
@@ -19,18 +19,18 @@ from torch import Tensor
 from medusa_kit.base.fingerprint import Fingerprint
 from medusa_kit.base.model import BaseModel
 
-LIKELIEST_LOGIT = 15.0  # of a chained token's successor; rounded finely in 16 bits, as 17 is not
-# In standard deviations of the others: above their largest, which is at 4.5, and near enough for
-# 16 bits to round it by little of them, as the self-check at load asks.
-LIKELIEST_STANDS_OUT = 8.0
-ADDED_BY_A_LAYER = 0.02  # in embeddings' RMS, about
+LIKELIEST_LOGIT = 15.0  # of a successor under `chained`; in 16 bits steps are finer than at 17
+# In standard deviations of the others: above their largest, which is at 4.5, and small enough for a
+# rounding in 16 bits that the self-check at load accepts.
+LIKELIEST_MARGIN = 8.0
+ADDED_BY_A_LAYER = 0.02  # relative to the embeddings' RMS, about
 ROWS_AT_A_TIME = 8192
-NARROW = 0.02  # spread of weights as most models begin
+NARROW = 0.02  # the usual spread of initial weights
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A Llama of these sizes, under the name of the model that has them."""
+    """A Llama of these sizes, with the name of the real model."""
 
     name: str
     hidden_size: int
@@ -48,19 +48,19 @@ class Shape:
 
     @property
     def linear_weights(self) -> int:
-        """Numbers that a step reads: all linear layers, the output embedding among them."""
+        """The weights that a step reads: all linear layers and the output embedding."""
         D, keys = self.hidden_size, self.num_key_value_heads * self.head_dim
         layer = 2 * D * D + 2 * D * keys + 3 * D * self.intermediate_size
         return self.num_layers * layer + self.vocab_size * D
 
     @property
     def all_weights(self) -> int:
-        """With the input embedding."""
+        """The same with the input embedding."""
         return self.linear_weights + self.vocab_size * self.hidden_size
 
     @property
     def sizes(self) -> dict[str, int]:
-        """As a LlamaConfig names them."""
+        """The arguments of a LlamaConfig."""
         return {
             "hidden_size": self.hidden_size,
             "intermediate_size": self.intermediate_size,
@@ -79,7 +79,7 @@ EXACTNESS = Shape("exactness", 256, 512, 4, 8, 4, 512, 2048)
 
 
 def tiny(shape: Shape) -> Shape:
-    """What stands for `shape` in a dry run: its name and nothing else."""
+    """A tiny shape under the name of `shape`, for a dry run."""
     return Shape(shape.name, 32, 48, 1, 4, 2, 128, 512)
 
 
@@ -97,12 +97,12 @@ def random_base(
     if not wide:
         _chain(model, successors(shape.vocab_size, device))
     name = f"random weights in the shape of {shape.name}"
-    # Reading 16 GB of random numbers for a fingerprint that nobody compares would take a minute.
+    # A fingerprint of 16 GB of random numbers would take a minute, and nothing compares it.
     return BaseModel(model, None, name, "memory", known=Fingerprint("random", shape.name))
 
 
 def config_of(shape: Shape, spread: float = NARROW) -> Any:
-    """transformers' own config. `spread`: of the weights that are drawn."""
+    """A config of transformers. `spread`: of the random weights."""
     from transformers import LlamaConfig
 
     return LlamaConfig(
@@ -134,9 +134,9 @@ def _chain(model: Any, next_V: Tensor) -> None:
     D = embedding_VD.shape[1]
     for tokens in torch.arange(len(next_V), device=next_V.device).split(ROWS_AT_A_TIME):
         own_XD = embedding_VD[tokens].float()
-        # What is added is at right angles to the token's own direction: its logit stays.
+        # The addition is orthogonal to the token's own direction, so its logit does not change.
         others_XD = torch.randn_like(own_XD)
         share_X1 = (others_XD * own_XD).sum(1, keepdim=True) / own_XD.square().sum(1, keepdim=True)
-        missing = max(0.0, LIKELIEST_STANDS_OUT**-2 - 1 / D) ** 0.5
+        missing = max(0.0, LIKELIEST_MARGIN**-2 - 1 / D) ** 0.5
         row_XD = own_XD / D + (others_XD - share_X1 * own_XD) * missing / D**0.5
         model.lm_head.weight[next_V[tokens]] = (LIKELIEST_LOGIT * row_XD).to(embedding_VD.dtype)

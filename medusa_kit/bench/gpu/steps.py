@@ -1,8 +1,8 @@
 """Steps against the floor: how long the real loop takes for N nodes after a prompt.
 
-A step is timed from one `next` of the decoding loop to the other, host and device together, since
-that is what an answer is made of. Of captured steps the device's own share is timed besides, by
-replays that nobody waits for.
+A step is timed from one `next` of the decoding loop to the other, host and device together, as it
+counts in an answer. For captured steps the device's time is also measured, by replays without a
+wait in between.
 
 Shapes: D hidden.
 """
@@ -17,7 +17,7 @@ import torch
 from medusa_kit.bench.gpu.known_text import KnownText, tree_of
 from medusa_kit.bench.gpu.runner import Part
 from medusa_kit.bench.gpu.shapes import Shape
-from medusa_kit.bench.gpu.workbench import BANDWIDTH, CAPTURED, Cannot, Way, Workbench
+from medusa_kit.bench.gpu.workbench import BANDWIDTH, CAPTURED, Cannot, StepMode, Workbench
 from medusa_kit.drafters import draft_with
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.engine.engine import Engine
@@ -29,13 +29,13 @@ from medusa_kit.settings.sampling import SamplingParams
 
 PREFIX, LONG_PREFIX = 512, 4000  # tokens before the step
 STEPS, WARM_UPS, REPLAYS, SYNC_STEPS = 30, 4, 20, 5
-BUFFER = 1 << 32  # bytes read for the bandwidth: far more than any cache on the device holds
+BUFFER = 1 << 32  # bytes read for the bandwidth, far more than the device's caches hold
 TOP_KERNELS, NAME_LENGTH = 15, 90
 COMPILE_SECONDS = 90.0
 
 
 def bandwidth(bench: Workbench) -> dict[str, Any]:
-    """The most that any of these gets out of the device's memory: reading, copying, a product."""
+    """The highest bandwidth of the device's memory in reading, copying and a product."""
     count = BUFFER // bench.dtype.itemsize
     if bench.device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(bench.device)
@@ -44,14 +44,14 @@ def bandwidth(bench: Workbench) -> dict[str, Any]:
     source = torch.empty(count, device=bench.device, dtype=bench.dtype).normal_()
     target = torch.empty_like(source)
     vector = torch.ones(4096, 1, device=bench.device, dtype=bench.dtype)
-    ways: dict[str, tuple[Callable[[], Any], int]] = {
+    measures: dict[str, tuple[Callable[[], Any], int]] = {
         "copy": (lambda: target.copy_(source), 2),
         "sum": (lambda: source.view(torch.int32).sum(), 1),
         "maximum": (lambda: source.view(torch.int32).amax(), 1),
         "matrix_times_vector": (lambda: source.view(-1, 4096) @ vector, 1),
     }
     found = {}
-    for name, (call, times) in ways.items():
+    for name, (call, times) in measures.items():
         seconds = bench.clock.each(call, bench.size(20, 2)).median
         found[f"{name}_gb_per_second"] = times * source.nbytes / seconds / 1e9
     return {"gb_per_second": max(found.values()), **found, "buffer_gb": source.nbytes / 1e9}
@@ -60,7 +60,7 @@ def bandwidth(bench: Workbench) -> dict[str, Any]:
 def drafter_of(
     bench: Workbench, engine: Engine, shape: Shape, nodes: int, right_share: float = 0.0
 ) -> Drafter:
-    """Proposes that many nodes, at no cost worth naming."""
+    """A drafter that proposes that many nodes at almost no cost."""
     if nodes == 1:
         return PlainDrafter(bench.device)
     heads = KnownText.of(engine.base, bench.successors(shape), right_share)
@@ -74,10 +74,10 @@ def some_prompts(bench: Workbench, shape: Shape, length: int, rows: int = 1) -> 
 
 
 def step(
-    shape: Shape, way: Way, nodes: int, prefix: int, rows: int, bench: Workbench
+    shape: Shape, mode: StepMode, nodes: int, prefix: int, rows: int, bench: Workbench
 ) -> dict[str, Any]:
-    """The decoding loop's own steps, all guesses wrong, so that each emits one token."""
-    engine = bench.engine(shape, way)
+    """Steps of the real decoding loop with only wrong guesses, so that each emits one token."""
+    engine = bench.engine(shape, mode)
     drafter = drafter_of(bench, engine, shape, nodes)
     return timed_steps(bench, engine, shape, drafter, bench.size(prefix, 12), rows)
 
@@ -93,7 +93,7 @@ def timed_steps(
         run_by = row.steps_run_by
     fixed = engine.graphs
     if fixed is not None and "fixed shapes" not in run_by:
-        raise MedusaKitError(f"steps were not captured but run by {run_by}: {fixed.refused}")
+        raise MedusaKitError(f"steps were not captured, but run by {run_by}: {fixed.refused}")
     found: dict[str, Any] = {"nodes": drafter.num_nodes, "rows": rows, "prefix": prefix}
     found |= {"ms": 1e3 * timing.median, "least_ms": 1e3 * timing.least}
     found |= {"times_floor": floor and timing.median / floor}
@@ -101,15 +101,15 @@ def timed_steps(
         seconds = _replayed(bench, engine, drafter, prompts, room)
         found |= {"device_ms": 1e3 * seconds, "device_times_floor": floor and seconds / floor}
     found |= {"floor_ms": floor and 1e3 * floor, "host_syncs": syncs}
-    told = engine.attention.report()
-    return found | {"attention": told["used"], "fallbacks": told["fallbacks"], "run_by": run_by}
+    chosen = engine.attention.report()
+    return found | {"attention": chosen["used"], "fallbacks": chosen["fallbacks"], "run_by": run_by}
 
 
 @contextmanager
 def _decoding(
     engine: Engine, drafter: Drafter, prompts: list[list[int]], steps: int
 ) -> Iterator[tuple[Row, Callable[[], Any]]]:
-    """(the first row, what takes the next step) of prompts that have been read."""
+    """(the first row, a function that takes the next step), after the prompts were read."""
     rows = _rows(engine, drafter, prompts, steps)
     running = decode(engine.verifier, drafter, rows, engine.graphs)
     try:
@@ -120,7 +120,7 @@ def _decoding(
 
 
 def _rows(engine: Engine, drafter: Drafter, prompts: list[list[int]], steps: int) -> list[Row]:
-    """With room for `steps` steps, whatever they emit."""
+    """Rows with room for `steps` steps, whatever these emit."""
     tokens = 1 + (steps + 1) * 5
     return [make_row(engine.verifier, ids, SamplingParams(), tokens) for ids in prompts]
 
@@ -129,12 +129,12 @@ def _rows(engine: Engine, drafter: Drafter, prompts: list[list[int]], steps: int
 def _replayed(
     bench: Workbench, engine: Engine, drafter: Drafter, prompts: list[list[int]], room: int
 ) -> float:
-    """Seconds of a captured step on the device, one sent off after the other."""
+    """Seconds of a captured step on the device, with replays queued one after another."""
     fixed, replays = engine.graphs, bench.size(REPLAYS, 2)
     assert fixed is not None
     rows = _rows(engine, drafter, prompts, room)
     with fixed.borrowed(drafter, rows) as loan:
-        assert loan is not None, "steps have just been taken in it"
+        assert loan is not None, "steps have just run in it"
         captured = loan.graph_step
         cache = captured.cache.first_rows(len(rows))
         hidden_BD, logits_BV = engine.verifier.prefill(cache, prompts)
@@ -144,9 +144,9 @@ def _replayed(
 
 
 @torch.inference_mode()
-def prompt(shape: Shape, way: Way, length: int, bench: Workbench) -> dict[str, Any]:
-    """Reading a prompt, by the same verifier."""
-    verifier, length = bench.engine(shape, way).verifier, bench.size(length, 24)
+def prompt(shape: Shape, mode: StepMode, length: int, bench: Workbench) -> dict[str, Any]:
+    """The time to read a prompt with the same verifier."""
+    verifier, length = bench.engine(shape, mode).verifier, bench.size(length, 24)
     cache = verifier.new_cache(1, length)
     ids = some_prompts(bench, shape, length)
 
@@ -164,11 +164,11 @@ def prompt(shape: Shape, way: Way, length: int, bench: Workbench) -> dict[str, A
     }
 
 
-def kernels(shape: Shape, way: Way, nodes: int, bench: Workbench) -> dict[str, Any]:
-    """What a step's time goes to, by torch's profiler: operations on the device by their time."""
+def kernels(shape: Shape, mode: StepMode, nodes: int, bench: Workbench) -> dict[str, Any]:
+    """The operations of a step on the device by their time, from torch's profiler."""
     from torch.profiler import ProfilerActivity, profile
 
-    engine, steps = bench.engine(shape, way), bench.size(5, 1)
+    engine, steps = bench.engine(shape, mode), bench.size(5, 1)
     drafter, prompts = drafter_of(bench, engine, shape, nodes), some_prompts(bench, shape, 32)
     on_cuda = bench.device.type == "cuda"
     activity = ProfilerActivity.CUDA if on_cuda else ProfilerActivity.CPU
@@ -183,7 +183,7 @@ def kernels(shape: Shape, way: Way, nodes: int, bench: Workbench) -> dict[str, A
     events = [(getattr(one, field), one.count, one.key) for one in profiled.key_averages()]
     events = sorted((one for one in events if one[0] > 0), reverse=True)
     if not events:
-        raise Cannot("the profiler saw nothing on the device")
+        raise Cannot("the profiler recorded nothing on the device")
     top = [
         {"name": name[:NAME_LENGTH], "a_step": count / steps, "microseconds": time / steps}
         for time, count, name in events[:TOP_KERNELS]
@@ -201,30 +201,30 @@ def bandwidth_part() -> Part:
 
 
 def step_part(
-    shape: Shape, nodes: int, way: Way = CAPTURED, prefix: int = PREFIX, rows: int = 1
+    shape: Shape, nodes: int, mode: StepMode = CAPTURED, prefix: int = PREFIX, rows: int = 1
 ) -> Part:
     return Part(
-        step_name(shape, nodes, way, prefix, rows),
+        step_name(shape, nodes, mode, prefix, rows),
         "steps",
-        partial(step, shape, way, nodes, prefix, rows),
-        COMPILE_SECONDS if way.compiled else 5.0,
+        partial(step, shape, mode, nodes, prefix, rows),
+        COMPILE_SECONDS if mode.compiled else 5.0,
         shape.name,
     )
 
 
 def step_name(
-    shape: Shape, nodes: int, way: Way = CAPTURED, prefix: int = PREFIX, rows: int = 1
+    shape: Shape, nodes: int, mode: StepMode = CAPTURED, prefix: int = PREFIX, rows: int = 1
 ) -> str:
     more = f" for {rows} rows" if rows > 1 else ""
     more += f" after {prefix:,}" if prefix != PREFIX else ""
-    return f"{shape.name}: step of {nodes}{more} ({way})"
+    return f"{shape.name}: step of {nodes}{more} ({mode})"
 
 
-def prompt_part(shape: Shape, length: int, way: Way = CAPTURED) -> Part:
+def prompt_part(shape: Shape, length: int, mode: StepMode = CAPTURED) -> Part:
     name = f"{shape.name}: prompt of {length:,} tokens"
-    return Part(name, "prompts", partial(prompt, shape, way, length), 5.0, shape.name)
+    return Part(name, "prompts", partial(prompt, shape, mode, length), 5.0, shape.name)
 
 
-def kernels_part(shape: Shape, nodes: int, way: Way = CAPTURED) -> Part:
-    name = f"{shape.name}: kernels of a step of {nodes} ({way})"
-    return Part(name, "kernels", partial(kernels, shape, way, nodes), 10.0, shape.name)
+def kernels_part(shape: Shape, nodes: int, mode: StepMode = CAPTURED) -> Part:
+    name = f"{shape.name}: kernels of a step of {nodes} ({mode})"
+    return Part(name, "kernels", partial(kernels, shape, mode, nodes), 10.0, shape.name)

@@ -1,4 +1,4 @@
-"""A report as tables for a person."""
+"""A report as tables."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -69,7 +69,7 @@ def _tables(report: Report) -> Iterator[Table]:
 
 
 def _print_without(report: Report) -> None:
-    """Lines, not a table: reasons are long."""
+    """Printed as lines, since reasons are too long for a table."""
     without = [one for one in report.records.values() if one.status != "done"]
     if without:
         console.out.print("Without figures", style="bold")
@@ -109,7 +109,7 @@ def _shown(value: Any, digits: int | None) -> str:
 
 
 def _narrow(table: Table) -> Table:
-    """Where room is short, names go over several lines: a figure that is cut off says nothing."""
+    """Where space is short, names are wrapped, so that figures are not cut off."""
     for column in table.columns:
         column.no_wrap = not column.no_wrap
     return table

@@ -1,4 +1,4 @@
-"""A training recipe's throughput and memory, by the product's own training code on random tokens.
+"""Throughput and memory of a training recipe, by the real training code on random tokens.
 
 Shapes: P positions, K heads.
 """
@@ -52,7 +52,7 @@ def training(shape: Shape, bench: Workbench) -> dict[str, Any]:
 
 
 def _updates(engine: TrainingEngine, updates: Sequence[Update], recipe: TrainRecipe) -> None:
-    """As the training loop takes them."""
+    """Runs updates as the training loop does."""
     for update in updates:
         terms = engine.module.terms(update.ahead_PJ, 1 / recipe.train.accumulation)
         for batch in update.batches:
@@ -61,15 +61,15 @@ def _updates(engine: TrainingEngine, updates: Sequence[Update], recipe: TrainRec
 
 
 def _recipe(bench: Workbench) -> TrainRecipe:
-    told: dict[str, Any] = {
+    settings: dict[str, Any] = {
         "output_dir": "unused",
         "base": {"model": "unused", "dtype": str(bench.dtype).removeprefix("torch.")},
         "data": {"sources": ["unused"]},
         "deepspeed": {"enabled": False},
     }
     if bench.small:
-        told["train"] = {"micro_batch_positions": 16, "chunk_positions": 8}
-    return TrainRecipe.model_validate(told)
+        settings["train"] = {"micro_batch_positions": 16, "chunk_positions": 8}
+    return TrainRecipe.model_validate(settings)
 
 
 def training_part(shape: Shape) -> Part:

@@ -1,6 +1,6 @@
-"""vLLM on the same shape, where it is installed: a process of its own, with a time limit.
+"""vLLM on the same shape, where it is installed, in its own process with a time limit.
 
-Its weights are random too (`load_format="dummy"`), so its text means nothing and its speed does.
+Its weights are random too (`load_format="dummy"`), so only its speed means anything.
 """
 
 import importlib.util
@@ -25,7 +25,7 @@ from medusa_kit.bench.gpu.workbench import Cannot, Workbench
 from medusa_kit.errors import MedusaKitError
 
 LIMIT_SECONDS = 150.0
-MARK = "medusa-kit: "  # before the line of figures, which stands among vLLM's own lines
+MARK = "medusa-kit: "  # marks the line of figures among vLLM's own
 SCRIPT = """
 import json, sys, time
 from vllm import LLM, SamplingParams
@@ -60,15 +60,15 @@ def plain_decoding(shape: Shape, bench: Workbench) -> dict[str, Any]:
     lines = [line for line in said.splitlines() if line.startswith(MARK)]
     if code or not lines:
         last = (errors.strip().splitlines() or ["nothing"])[-1]
-        raise MedusaKitError(f"vLLM ended with {code} and said: {last}")
+        raise MedusaKitError(f"vLLM ended with exit code {code}: {last}")
     return dict(json.loads(lines[-1].removeprefix(MARK)))
 
 
 def _finished(
     command: Sequence[str], environment: Mapping[str, str], seconds: float
 ) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr). However it ends, the processes it started end with it: they
-    would hold the device's memory. Raises subprocess.TimeoutExpired."""
+    """(exit code, stdout, stderr). Processes that it started are ended in any case, since they
+    would keep the device's memory. Raises subprocess.TimeoutExpired."""
     with subprocess.Popen(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         start_new_session=True,
@@ -82,7 +82,7 @@ def _finished(
 
 
 def _environment(device: torch.device) -> dict[str, str]:
-    """No network, and the device that is measured as the only one."""
+    """No network, and only the measured device visible."""
     number = device.index or 0
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
     own = str(number) if seen is None else seen.split(",")[number]

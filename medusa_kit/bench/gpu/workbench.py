@@ -1,6 +1,6 @@
-"""What parts work on: one model on the device at a time, engines around it, and the floor.
+"""What parts measure: one model on the device at a time, engines around it, and the floor.
 
-Parts that follow each other on the same shape share the model; another shape takes its place.
+Consecutive parts of the same shape share the model; another shape replaces it.
 """
 
 import gc
@@ -24,19 +24,19 @@ from medusa_kit.errors import (
 )
 from medusa_kit.settings.engine import Attention, EngineOptions
 
-ROOM = 1.1  # a model is begun only where so many times its weights are free
+ROOM = 1.1  # times a model's weights: memory that must be free to make it
 BANDWIDTH = "memory bandwidth"  # the part that measures the floor
 
 Figures = Callable[[str], Mapping[str, Any]]  # of a part that is done, by its name
 
 
 class Cannot(MedusaKitError):
-    """A part has no figures on this machine, and nothing is wrong: the reason is the message."""
+    """A part cannot be measured on this machine, without a fault; the message is the reason."""
 
 
 @dataclass(frozen=True)
-class Way:
-    """How an engine runs its steps. `captured`: whole on the device, else in the plain loop."""
+class StepMode:
+    """How an engine runs its steps. `captured`: as whole steps on the device, else in the loop."""
 
     captured: bool = True
     compiled: bool = False
@@ -49,11 +49,11 @@ class Way:
         return ", ".join(words)
 
 
-CAPTURED, LOOP, COMPILED = Way(), Way(captured=False), Way(compiled=True)
+CAPTURED, LOOP, COMPILED = StepMode(), StepMode(captured=False), StepMode(compiled=True)
 
 
 def ran_out_of_memory(error: BaseException | None) -> bool:
-    """Whether that is what it comes from: the self-check at load has a word of its own for it."""
+    """Whether a lack of memory caused `error`, which the self-check at load may have wrapped."""
     while error is not None:
         if isinstance(error, torch.OutOfMemoryError | DeviceMemoryError):
             return True
@@ -62,7 +62,7 @@ def ran_out_of_memory(error: BaseException | None) -> bool:
 
 
 class Workbench:
-    """`small`: the sizes of a dry run. `figures`: what earlier parts found."""
+    """`small`: the sizes of a dry run. `figures`: the results of earlier parts."""
 
     def __init__(self, device: torch.device, small: bool, figures: Figures) -> None:
         self.device, self.small, self.figures = device, small, figures
@@ -70,63 +70,65 @@ class Workbench:
         self.clock = Clock(device)
         self._shape: Shape | None = None
         self._base: BaseModel | None = None
-        self._engine: tuple[Way, Engine] | None = None
-        self._failed: dict[tuple[Shape, Way], MedusaKitError] = {}  # engines that were not built
+        self._engine: tuple[StepMode, Engine] | None = None
+        self._failed: dict[tuple[Shape, StepMode], MedusaKitError] = {}  # not built
 
     def size(self, full: int, small: int) -> int:
-        """A count: `full`, or what is enough to walk through."""
+        """A count: `full`, or `small` in a dry run."""
         return small if self.small else full
 
     def untouched(self, shape: Shape) -> BaseModel:
-        """A model that no engine has been built around: plain transformers' own."""
+        """A model around which no engine has been built."""
         if self._engine is not None or self._shape != shape:
-            self._put(shape)
+            self._load(shape)
         assert self._base is not None
         return self._base
 
-    def engine(self, shape: Shape, way: Way) -> Engine:
-        """Around the model of `shape`. Raises Cannot as `engine_around` does."""
-        if (shape, way) in self._failed:
-            raise self._failed[shape, way].with_traceback(None)
+    def engine(self, shape: Shape, mode: StepMode) -> Engine:
+        """An engine around the model of `shape`. Raises Cannot as `engine_around` does."""
+        if (shape, mode) in self._failed:
+            raise self._failed[shape, mode].with_traceback(None)
         if self._shape != shape:
-            self._put(shape)
+            self._load(shape)
         assert self._base is not None
-        if self._engine is None or self._engine[0] != way:
+        if self._engine is None or self._engine[0] != mode:
             self._engine = None
             self.collect()
             try:
-                self._engine = (way, self.engine_around(self._base, way))
-            except Exception as error:  # tried once: a large model takes a while to make again
-                if ran_out_of_memory(error):  # which may have been an earlier part's
+                self._engine = (mode, self.engine_around(self._base, mode))
+            except Exception as error:  # not tried again: a large model takes long to make
+                if ran_out_of_memory(error):  # an earlier part may still have held memory
                     raise
                 why = (str(error) or repr(error)).splitlines()[0]
                 kind = Cannot if isinstance(error, Cannot) else MedusaKitError
-                self._failed[shape, way] = kind(f"{why} (as above)")
+                self._failed[shape, mode] = kind(f"{why} (as above)")
                 raise
         return self._engine[1]
 
-    def engine_around(self, base: BaseModel, way: Way) -> Engine:
-        """Raises Cannot where the attention that was named is not to be had here.
+    def engine_around(self, base: BaseModel, mode: StepMode) -> Engine:
+        """Raises Cannot where the named attention is not available here.
 
-        One that is there and computes something else is an error.
+        An available one that fails the self-check is an error.
         """
         on_cuda = self.device.type == "cuda"
-        # On a CPU `auto` would take the C++ decoder, which is not what is walked through here.
-        attention: Attention = "sdpa" if way.attention == "auto" and not on_cuda else way.attention
+        # On a CPU `auto` would take the C++ decoder, which is not what a dry run should run.
+        attention: Attention = (
+            "sdpa" if mode.attention == "auto" and not on_cuda else mode.attention
+        )
         try:
             return build_engine(
                 base,
                 EngineOptions(
                     heads=None,
                     attention=attention,
-                    fixed_shapes="always" if way.captured else "never",
-                    compiled=way.compiled,
+                    fixed_shapes="always" if mode.captured else "never",
+                    compiled=mode.compiled,
                 ),
                 keep_layers=True,
             )
         except ConfigError as error:
             wrong = isinstance(error.__cause__, IncompatibleBaseError)  # the self-check refused it
-            if wrong or way.attention == "auto":
+            if wrong or mode.attention == "auto":
                 raise
             raise Cannot(error.message) from error
 
@@ -134,7 +136,7 @@ class Workbench:
         return successors(shape.vocab_size, self.device)
 
     def weight_bytes(self, shape: Shape) -> int:
-        """What a step reads of the model."""
+        """The bytes of weights that a step reads."""
         return shape.linear_weights * self.dtype.itemsize
 
     def floor(self, shape: Shape) -> float | None:
@@ -142,8 +144,8 @@ class Workbench:
         found = self.figures(BANDWIDTH).get("gb_per_second")
         return None if found is None else self.weight_bytes(shape) / (found * 1e9)
 
-    def _put(self, shape: Shape) -> None:
-        """Raises Cannot for a model that is larger than what is free."""
+    def _load(self, shape: Shape) -> None:
+        """Raises Cannot for a model that needs more memory than is free."""
         self.clear()
         needed = ROOM * shape.all_weights * self.dtype.itemsize
         if self.device.type == "cuda":

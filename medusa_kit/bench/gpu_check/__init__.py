@@ -1,1 +1,1 @@
-"""What can be checked of the GPU path without a GPU: `make gpu-check`."""
+"""Checks of the GPU path that need no GPU: `make gpu-check`."""

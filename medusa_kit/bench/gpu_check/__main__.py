@@ -1,9 +1,10 @@
-"""`make gpu-check`: what can be said of the GPU path on a machine that has none.
+"""`make gpu-check`: checks of the GPU path on a machine without a GPU.
 
     python -m medusa_kit.bench.gpu_check                  all parts
-    python -m medusa_kit.bench.gpu_check kernels --quick  a few seconds of one
+    python -m medusa_kit.bench.gpu_check kernels --quick  a few seconds of one part
 
-A table for each part on stdout, or with --json all as data; exit 1 where a limit is missed.
+Prints a table for each part on stdout, or with --json all as data; exits with 1 if a limit is
+missed.
 """
 
 import argparse
@@ -27,13 +28,15 @@ PARTS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="gpu_check", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("parts", nargs="*", help=f"some of: {', '.join(PARTS)} (all unless given)")
+    parser.add_argument("parts", nargs="*", help=f"some of: {', '.join(PARTS)} (default: all)")
     parser.add_argument("--quick", action="store_true", help="a few configurations of each part")
     parser.add_argument("--json", action="store_true", help="data on stdout, no tables")
     options = parser.parse_args(arguments)
     if unknown := [part for part in options.parts if part not in PARTS]:
         parser.error(f"unknown part {unknown[0]!r}; expected some of {', '.join(PARTS)}")
-    os.environ["TRITON_INTERPRET"] = "0"  # read when triton is imported, here and in processes
+    os.environ["TRITON_INTERPRET"] = (
+        "0"  # read when triton is imported, here and in child processes
+    )
     try:
         with tempfile.TemporaryDirectory() as folder:
             os.environ.setdefault("TRITON_CACHE_DIR", folder)  # not the one in the home folder

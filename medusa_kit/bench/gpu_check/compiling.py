@@ -1,8 +1,8 @@
-"""Compiling Triton kernels for a GPU that is not there, and reading what they take.
+"""Compiles Triton kernels for a GPU that is not there, and reads which resources they need.
 
-Triton compiles what a launch would compile: from the arguments of a real call it takes types,
-alignment and which numbers are 1, so nothing here says by itself what is launched. All that is
-missing is the driver, which tells it the target; here one stands in that launches nothing.
+Triton compiles what a launch would compile: types, alignment and which numbers are 1 come from the
+arguments of a real call. Only the driver is missing, which gives the target; a stand-in that
+launches nothing takes its place.
 """
 
 import re
@@ -15,7 +15,7 @@ from typing import Any
 
 from medusa_kit.errors import MedusaKitError
 
-# Shared memory that one program may have, in bytes (CUDA programming guide, compute capabilities).
+# Most shared memory of one program, in bytes (CUDA programming guide, compute capabilities).
 SHARED_MEMORY = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}
 TENSOR_CORES = {"tcgen05": "tcgen05.mma", "wgmma": "wgmma.mma", "mma": "mma.sync"}
 WARP = 32
@@ -23,8 +23,8 @@ WARP = 32
 
 @dataclass(frozen=True)
 class Resources:
-    """What one program of a compiled kernel takes. `stack`: bytes a thread, all of them spilled
-    registers, since the kernels have no arrays. `products`: what the tensor cores are asked for."""
+    """The resources of one program of a compiled kernel. `stack`: bytes a thread, all of them
+    spilled registers, since the kernels have no arrays. `products`: the tensor-core instruction."""
 
     registers: int
     stack: int
@@ -33,7 +33,7 @@ class Resources:
 
 
 class _NoDevice:
-    """A driver as far as compiling asks: a target, and a device number for Triton's own cache."""
+    """The parts of a driver that compiling needs: a target, and a device number for the cache."""
 
     def __init__(self, capability: int) -> None:
         self.capability = capability
@@ -53,7 +53,7 @@ class _NoDevice:
 def compiled(
     kernel: Any, arguments: tuple[Any, ...], options: Mapping[str, Any], capability: int
 ) -> Resources:
-    """What the kernel takes that these arguments would launch on a GPU of that capability."""
+    """The resources of the kernel that these arguments would launch on a GPU of that capability."""
     from triton.runtime import driver
 
     driver.set_active(_NoDevice(capability))
@@ -70,10 +70,10 @@ def _registers_and_stack(cubin: bytes) -> tuple[int, int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        told = subprocess.run(
+        dump = subprocess.run(
             [tool, "--dump-resource-usage", file.name], capture_output=True, text=True, check=False
         )
-    found = re.search(r"REG:(\d+) STACK:(\d+)", told.stdout)
+    found = re.search(r"REG:(\d+) STACK:(\d+)", dump.stdout)
     if found is None:
-        raise MedusaKitError(f"cuobjdump tells no registers: {told.stdout or told.stderr}")
+        raise MedusaKitError(f"cuobjdump gives no registers: {dump.stdout or dump.stderr}")
     return int(found[1]), int(found[2])

@@ -1,10 +1,10 @@
-"""What torch.compile would launch on a GPU, from Inductor's own scheduler, without a GPU.
+"""What torch.compile would launch on a GPU, from Inductor's scheduler, without a GPU.
 
 The compiled forward of a step is traced by Dynamo as on CUDA, in one piece and with our Triton
-kernels inside. Its graph is then put on a CUDA device that is not there, and Inductor lowers,
-fuses and schedules it for compute capability 9.0: one scheduled node is one kernel of its own or
-one call of cuBLAS. Nothing is generated or compiled. Left out are the passes that fold constants,
-which would run operations on the device. All of this is torch's own insides, held to torch 2.13.
+kernels inside. Its graph is then moved to a CUDA device that is not there, and Inductor lowers,
+fuses and schedules it for compute capability 9.0: one scheduled node is one generated kernel or one
+call of cuBLAS. Nothing is generated or compiled. Passes that fold constants are left out, since
+they would run operations on the device. All this uses internals of torch, as of version 2.13.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ PROPERTIES = {
 
 
 class Scheduled(Exception):
-    """The compiler has come as far as it should: its kernels."""
+    """Stops the compiler after scheduling; carries the kernels."""
 
     def __init__(self, kernels: list[Kernel]) -> None:
         super().__init__("scheduled")
@@ -41,7 +41,7 @@ class Scheduled(Exception):
 
 
 def inductor_kernels(step: GraphStep, attend: Any = triton_backend.tree_triton) -> list[Kernel]:
-    """The kernels of the step's compiled forward, our own of tree attention left out.
+    """The kernels of the step's compiled forward, without ours of tree attention.
 
     Raises RuntimeError where it does not compile in one piece.
     """
@@ -56,7 +56,7 @@ def inductor_kernels(step: GraphStep, attend: Any = triton_backend.tree_triton) 
 
 
 class _Backend:
-    """For torch.compile: schedules each graph, then runs it as it is."""
+    """A backend of torch.compile that schedules each graph, then runs it uncompiled."""
 
     def __init__(self, found: list[list[Kernel]]) -> None:
         self.found = found
@@ -81,7 +81,7 @@ def _empty_outputs(graph: Any) -> Any:
 
 
 def _schedule(module: Any, inputs: Any, **_: Any) -> Any:
-    """Inductor's way from a graph to a schedule (compile_fx.py, codegen_and_compile)."""
+    """From a graph to a schedule as in Inductor (compile_fx.py, codegen_and_compile)."""
     from torch._guards import detect_fake_mode
     from torch._inductor import compile_fx
     from torch._inductor.debug import DebugContext
@@ -140,8 +140,8 @@ def _kernels(graph: Any) -> Iterator[Kernel]:
 
 
 def _bytes_of_fused(graph: Any, node: Any) -> int:
-    """What a generated kernel reads and writes: of each buffer no more than it goes through. It
-    gathers rows of the embedding and scatters into the cache, all of which Inductor would count."""
+    """The bytes that a generated kernel moves: of each buffer no more than its iterations touch.
+    Inductor would count the whole embedding for a gather and the whole cache for a scatter."""
     sizes = node.get_read_write_buffer_accesses(include_reads=True, include_writes=True)
     most = max(prod(map(int, chain(*part.get_ranges()))) for part in node.get_nodes())
     return sum(min(size, most * graph.get_dtype(name).itemsize) for name, size in sizes.items())
@@ -149,7 +149,7 @@ def _bytes_of_fused(graph: Any, node: Any) -> int:
 
 @contextmanager
 def _as_if_triton_ran() -> Iterator[None]:
-    """Dynamo takes Triton's kernels into a graph where a device for them is there."""
+    """Makes Dynamo keep Triton's kernels in the graph, which it does only where they can run."""
     import triton
     from torch.utils import _triton
     from triton.backends.compiler import GPUTarget
@@ -175,7 +175,7 @@ def _as_if_triton_ran() -> Iterator[None]:
 
 @contextmanager
 def _as_if_cuda() -> Iterator[None]:
-    """What Inductor asks of a device before it generates code."""
+    """Answers Inductor's questions about the device before it generates code."""
     from torch._inductor import scheduler
     from torch._inductor.runtime.hints import DeviceProperties
 

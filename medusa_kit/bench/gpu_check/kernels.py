@@ -1,9 +1,9 @@
 """Every kernel of tree attention that the backend would launch, compiled ahead of time.
 
-A case is one call of the backend. Its launches are taken from the backend itself
-(`triton_backend.launched`), so tiles, warps and compiled-in values are those of a real call.
-Sizes of trees, numbers of splits and words of ancestors are ordinary arguments: no kernel is
-compiled for them, and what is compiled twice over the cases shows once.
+A case is one call of the backend. Its launches come from the backend itself
+(`triton_backend.launched`), so tiles, warps and constants are those of a real call. Sizes of trees,
+numbers of splits and words of ancestors are ordinary arguments, for which no kernel is compiled.
+Kernels that several cases share are listed once.
 
 Shapes: B batch, H query heads, G key/value heads, N nodes, L slots, E and V head dims.
 """
@@ -44,7 +44,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Finding:
-    """One compiled kernel on one target; `rows` of the query in a tile, 1 in a merge."""
+    """One compiled kernel on one target; `rows`: query rows in a tile, 1 in a merge."""
 
     kernel: str
     target: int
@@ -64,13 +64,13 @@ class Finding:
 
 
 SIZES = ((20, 20), (64, 64), (80, 80), (128, 128), (192, 128), (256, 256))
-ONE_TILE_EACH = (1, 8, 64)  # nodes whose rows fill a tile of 16, of 32 and of 64
-OTHER_NODES = (2, 3, 16, 17, 63, 130, 200)  # no other kernels: several words, ragged tiles
+ONE_TILE_EACH = (1, 8, 64)  # nodes that fill a tile of 16, 32 and 64 rows
+OTHER_NODES = (2, 3, 16, 17, 63, 130, 200)  # need no other kernels: several words, partial tiles
 
 
 def all_cases() -> list[Case]:
-    """Float16 and float32 take part with fewer sizes and features: their code is bfloat16's but for
-    the products."""
+    """Float16 and float32 have fewer sizes and features, since only their products differ from
+    bfloat16's."""
     onoff = (False, True)
     cases = [
         Case("bfloat16", *sizes, nodes, window, softcap, sinks=window)
@@ -84,7 +84,7 @@ def all_cases() -> list[Case]:
     return cases + [Case("bfloat16", 128, 128, nodes) for nodes in OTHER_NODES]
 
 
-# What spilled, took too much memory or was compiled for each size before it was looked at.
+# Cases that once spilled, took too much memory or were compiled for each size.
 QUICK = (
     (89, Case("float32", 256, 256, 64, sinks=True)),
     (90, Case("bfloat16", 128, 128, 64, True, True)),
@@ -94,7 +94,7 @@ QUICK = (
 
 
 def check(quick: bool = False) -> Report:
-    """Raises MedusaKitError where triton is missing or only interprets."""
+    """Raises MedusaKitError where triton is missing or in interpreter mode."""
     if absent := triton_backend.missing():
         raise MedusaKitError(f"{absent[0]}, so no kernel can be compiled",
                              hint=f"pip install 'medusa-kit[{absent[1]}]'")  # fmt: skip
@@ -121,7 +121,7 @@ Job = tuple[int, Case, int]  # target, case, which of its launches
 
 
 def launches(case: Case) -> list[Launch]:
-    """(kernel, arguments, options) of what the backend launches for a case."""
+    """(kernel, arguments, options) of each launch of the backend for a case."""
     found: list[Launch] = []
     dtype = getattr(torch, case.dtype)
     N = case.nodes
@@ -141,7 +141,7 @@ def launches(case: Case) -> list[Launch]:
 
 
 def _jobs(wanted: Iterable[tuple[int, Case]]) -> list[Job]:
-    """Those that compile to something of their own, the ones that take longest first."""
+    """The jobs that compile to different kernels, those that take longest first."""
     jobs: dict[str, Job] = {}
     for target, case in wanted:
         for index, (kernel, arguments, options) in enumerate(launches(case)):
@@ -154,7 +154,7 @@ def _jobs(wanted: Iterable[tuple[int, Case]]) -> list[Job]:
 
 
 def _kind(name: str, value: Any) -> str:
-    """What Triton makes of an argument: the kernels say which numbers it must not look at."""
+    """How Triton specialises an argument; kernels name the numbers that it must not look at."""
     if isinstance(value, torch.Tensor):
         return str(value.dtype)
     if name.startswith("stride"):
@@ -186,7 +186,7 @@ def _findings(jobs: Sequence[Job], processes: int) -> list[Finding]:
 
 
 def misses(finding: Finding) -> list[str]:
-    """Which limits a kernel misses. Float32 may spill and has no tensor cores."""
+    """The limits that a kernel misses. Float32 may spill and uses no tensor cores."""
     where, taken = f"{finding.name}, sm{finding.target}", finding.resources
     found = []
     if taken.shared > SHARED_MEMORY[finding.target]:
@@ -195,7 +195,7 @@ def misses(finding: Finding) -> list[str]:
     if finding.case.dtype in HALF and taken.stack:
         found.append(f"{where}: {taken.stack} bytes spilled a thread, expected none")
     if finding.case.dtype in HALF and finding.kernel == "split" and taken.products is None:
-        found.append(f"{where}: no product goes to the tensor cores")
+        found.append(f"{where}: no product uses the tensor cores")
     return found
 
 
@@ -208,7 +208,7 @@ def _rows(findings: Sequence[Finding]) -> list[list[str]]:
 def _cell(finding: Finding) -> str:
     taken = finding.resources
     marks = {"wgmma": " w", "tcgen05": " t", "mma": "", None: " -"}
-    if finding.kernel == "merge":  # no products, no shared memory to speak of
+    if finding.kernel == "merge":  # no products, hardly any shared memory
         return f"{taken.registers}" + (f" {taken.stack} spilled" if taken.stack else "")
     spilled = f" {taken.stack} spilled" if taken.stack else ""
     return f"{taken.registers} {taken.shared / 1024:.0f}{marks[taken.products]}{spilled}"

@@ -1,4 +1,4 @@
-"""What a part of the check reports."""
+"""The report of a part of the check."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Report:
-    """A table for people, the same as data, and what missed a limit."""
+    """A table, the same as data, and the limits that were missed."""
 
     title: str
     columns: Sequence[str]

@@ -1,7 +1,7 @@
-"""Models of real shapes without weights, and steps over them: for counting where no GPU is.
+"""Models of real shapes without weights, and steps over them, for counting without a GPU.
 
-Everything lies on the meta device, which knows shapes and holds nothing, so an 8B model takes no
-memory; whatever asks for a value fails there.
+Everything is on the meta device, which has shapes but no numbers, so an 8B model takes no memory.
+Reading a value fails there.
 """
 
 from dataclasses import dataclass, replace
@@ -33,8 +33,7 @@ CORES = 132  # streaming multiprocessors of an H100 or H200
 
 
 def base_of_shape(shape: dict[str, Any], dtype: torch.dtype = torch.bfloat16) -> BaseModel:
-    """A Llama of this shape: checked at a small size, which has values, then exchanged for one
-    that has none."""
+    """A Llama of this shape: checked at a small size with values, then replaced by one without."""
     small = {**shape, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1,
              "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 64}  # fmt: skip
     base = wrap_model(_llama(small, dtype, torch.device("cpu")), None, "shapes only")
@@ -62,7 +61,7 @@ def _llama(shape: dict[str, Any], dtype: torch.dtype, device: torch.device) -> A
 
 
 def tree_of(num_nodes: int) -> CandidateTree:
-    """A tree of so many nodes for four heads, wide at the top as searched ones are."""
+    """A tree of this size for four heads, wide at the top like searched ones."""
     paths: list[tuple[int, ...]] = []
     last: list[tuple[int, ...]] = [()]
     for _ in range(NUM_HEADS):
@@ -81,16 +80,16 @@ def _unlikelihood(path: tuple[int, ...]) -> tuple[float, int, tuple[int, ...]]:
 
 @dataclass
 class Launch:
-    """One launch of a kernel of our own, and the bytes that it moves."""
+    """One launch of one of our kernels, and the bytes that it moves."""
 
     name: str
     num_bytes: int
 
 
 class TritonLaunches(AttentionChoice):
-    """Attention as on a GPU, by the Triton backend, whose launches are noted instead of made.
+    """Attention as on a GPU by the Triton backend, whose launches are recorded, not executed.
 
-    `length`: tokens that each row has, which decides how much of the cache is read.
+    `length`: tokens of each row, which decide how much of the cache is read.
     """
 
     def __init__(self, length: int) -> None:
@@ -125,7 +124,7 @@ def _cores(device: torch.device) -> int:
 def step_of_shape(
     base: BaseModel, num_nodes: int, num_slots: int, attention: TritonLaunches, rows: int = 1
 ) -> GraphStep:
-    """A step as it would be captured, its slots allocated."""
+    """A step as it would be captured, with its slots allocated."""
     verifier = StaticVerifier(base, attention)
     drafter: Any = PlainDrafter(META)
     if num_nodes > 1:

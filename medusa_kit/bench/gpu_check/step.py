@@ -1,8 +1,8 @@
-"""The part `step`: what a captured step launches and moves, counted, and what that promises.
+"""The part `step`: counts the kernels and bytes of a captured step, and estimates its time.
 
-The step is the product's own (`GraphStep`), over shapes without weights; attention is the Triton
-backend's launches. Times are those of a roofline: all bytes at the memory's full bandwidth, as if
-nothing stayed in the caches on the chip, and a fixed time from each kernel to the next.
+The step is the real one (`GraphStep`), over shapes without weights; attention is counted as the
+Triton backend's launches. Times are a roofline: all bytes at the memory's full bandwidth, as if
+the caches on the chip kept nothing, and a fixed time from each kernel to the next.
 
 Shapes: B batch, N nodes with root.
 """
@@ -23,16 +23,16 @@ LENGTH, NUM_SLOTS = 1024, 2048  # tokens of the row, and slots of its cache
 BANDWIDTHS = {"4.8 TB/s": 4.8e12, "3.35 TB/s": 3.35e12}  # an H200's and an H100's
 PER_KERNEL = 1.0  # µs from one kernel of a graph to the next: assumed, not measured
 OURS = ("split_kernel", "merge_kernel")
-# Kernels of a Llama's forward, compiled or not, held so that none comes in unseen: in each layer,
-# and once for embedding, masks, rotations, the last norm and logits.
+# The most kernels of a Llama's forward, compiled or not, so that no new one goes unnoticed: in each
+# layer, and once for embedding, masks, rotary tables, the last norm and logits.
 MOST_A_LAYER, MOST_ONCE = {False: 41, True: 15}, 40
 
 
 @dataclass(frozen=True)
 class StepCount:
-    """A step's kernels, those of the model's forward among them, and the bytes that all move.
+    """The kernels of a step, those in the model's forward, and the bytes that all of them move.
 
-    `floor`: the bytes of the weights that a plain forward reads.
+    `floor`: the bytes of weights that a plain forward reads.
     """
 
     shape: str
@@ -73,8 +73,8 @@ def _with_attention(attention: TritonLaunches, work: Callable[[], object]) -> li
 
 
 def weight_bytes(base: BaseModel) -> int:
-    """What every forward reads of the weights: all but the input embedding, of which it takes rows,
-    unless the output embedding is the same."""
+    """The bytes of weights that every forward reads: all but the input embedding, of which it reads
+    only rows, unless it is also the output embedding."""
     tied = base.config.tie_word_embeddings
     embedding = base.model.get_input_embeddings().weight
     weights = {id(weight): weight.nbytes for weight in base.model.parameters()}
@@ -106,7 +106,7 @@ def count_base(
 
 
 def check(quick: bool) -> Report:
-    """The step's part of `make gpu-check`: minutes, nearly all of them torch.compile's."""
+    """The part `step` of `make gpu-check`. It takes minutes, nearly all in torch.compile."""
     shapes = {name: dict(shape) for name, shape in SHAPES.items()}
     if quick:
         shapes = {"2 layers of SmolLM2": {**shapes["SmolLM2-135M"], "num_hidden_layers": 2}}
@@ -119,7 +119,7 @@ def check(quick: bool) -> Report:
                 for nodes in NODES:
                     found.append(count_base(base, name, nodes, compiled))
                     bar.advance(note=name)
-            except RuntimeError as error:  # HostRead among them
+            except RuntimeError as error:  # HostRead is one
                 misses.append(f"{name}: the step does not trace to one graph: {error}")
                 continue
             rows += found
@@ -131,7 +131,7 @@ def check(quick: bool) -> Report:
 
 
 def _misses(found: list[StepCount]) -> Iterator[str]:
-    """`found`: one shape, by its nodes."""
+    """`found`: the counts of one shape, by number of nodes."""
     first = found[0]
     most = MOST_A_LAYER[first.compiled] * first.num_layers + MOST_ONCE
     what = f"{first.shape}, {'compiled' if first.compiled else 'not compiled'}"

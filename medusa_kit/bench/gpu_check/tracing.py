@@ -1,9 +1,9 @@
 """A step traced on the meta device into one graph, and the kernels of that graph.
 
-A read on the host, which a CUDA graph cannot hold, and any mixing of host and device fail the
-trace. Every operation of the graph that is not a view or bare memory launches a kernel (a few
-launch more, sorting for one; they are counted once), and is taken to move what it reads and writes;
-gathers and scatters what they touch.
+A read on the host, which a CUDA graph cannot contain, and any mixing of host and device fail the
+trace. Every operation of the graph that is not a view or an allocation counts as one kernel (a few,
+such as sorting, launch more). It is taken to move all that it reads and writes; gathers and
+scatters move only what they touch.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,14 +18,14 @@ from medusa_kit.bench.gpu_check.shapes import META, cores_of_a_gpu
 from medusa_kit.infer.cuda_graph.guard import NoHostReads
 
 aten = torch.ops.aten
-# No view by its schema, and still without a kernel.
+# Not views by their schema, but still without a kernel.
 NO_KERNEL = {
     aten._unsafe_view, aten.empty, aten.empty_like, aten.empty_strided, aten.new_empty,
     aten.detach, aten.alias, aten.lift_fresh, aten.sym_size,
 }  # fmt: skip
-# These touch as much of their first argument as they give.
+# These read as much of their first argument as they return.
 GATHERS = {aten.embedding, aten.index, aten.gather, aten.index_select}
-# These write as much of it as the values they are given; which argument those are.
+# These write as much of it as the values that they get: operation -> index of that argument.
 SCATTERS = {aten.index_put: 2, aten.index_put_: 2, aten.copy_: 1}
 FILLS = {aten.fill_, aten.zero_}
 
@@ -39,11 +39,11 @@ class Kernel:
 
 
 def traced(work: Callable[[], object]) -> torch.fx.GraphModule:
-    """One graph of all operations of `work`. Raises HostRead, or RuntimeError where a value is
-    looked at that the meta device does not have."""
+    """One graph of all operations of `work`. Raises HostRead, or RuntimeError where a value is read
+    that the meta device does not have."""
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    def with_argument(x: Tensor) -> Tensor:  # make_fx wants one
+    def with_argument(x: Tensor) -> Tensor:  # make_fx needs one
         with NoHostReads():
             work()
         return x + 1
@@ -93,7 +93,7 @@ def _tensors(values: Iterable[Any]) -> list[Tensor]:
 
 
 def _stored(tensor: Tensor) -> int:
-    """Bytes that lie in memory: what is expanded is there once."""
+    """The bytes in memory: an expanded tensor is stored once."""
     numel = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         numel *= size if stride != 0 else 1

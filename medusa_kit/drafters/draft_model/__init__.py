@@ -1,1 +1,1 @@
-"""Drafters that ask a smaller model."""
+"""A smaller model as drafter."""

@@ -1,12 +1,12 @@
-"""One row's draft as the draft model writes it: a chain of its own tokens, perhaps with siblings.
+"""One row's draft as the draft model writes it: a chain of its tokens, perhaps with siblings.
 
 Which token it takes depends on how the row's tokens are chosen:
 - greedily: its likeliest, with its probability as the chance;
 - drawn, `matched`: the one that the row's own Gumbel noise picks from its processed logits, so that
-  it is the base's draw as often as their distributions allow. Chances are those of the noisy scores
-  read as logits, since the noise is known;
-- drawn, `rejection`: a draw of its own from its processed distribution, which is passed on with the
-  draft; siblings are drawn without replacement, and none is ever left out for its probability.
+  it is the base's draw as often as their distributions allow. Since the noise is known, chances are
+  computed from the logits with noise;
+- drawn, `rejection`: an independent draw from its processed distribution, which is passed on with
+  the draft; siblings are drawn without replacement, and none is left out for low probability.
 
 Shapes: V vocabulary of the base, U of the draft, R tokens taken at a node.
 """
@@ -28,7 +28,7 @@ NOTHING = -1  # a token that no node holds: the walk ends
 
 @dataclass
 class Chain:
-    """`extend` is asked at each node that the draft model has reached, until `done`."""
+    """`extend` is called at each node that the draft model has reached, until `done`."""
 
     text: list[int]  # the draft's ids up to the root
     prefix: list[int]  # ours, root included
@@ -37,11 +37,11 @@ class Chain:
     limit: int  # tokens; below 1 nothing is drafted
     width: int
     num_nodes: int
-    stop_ids: frozenset[int]  # as the draft picks them
+    stop_ids: frozenset[int]  # in the ids that the draft picks
     chooser: TokenChooser | None = None
     drawn: bool = False  # whether tokens are draws with a distribution
     trie: Trie = field(init=False)
-    own_ids: list[int] = field(default_factory=list)  # the chain's tokens, as the draft has them
+    own_ids: list[int] = field(default_factory=list)  # the chain in the draft's ids
     distributions: dict[int, Tensor] = field(default_factory=dict)
     chance: float = 1.0  # of the chain so far
     _tip: int = 0

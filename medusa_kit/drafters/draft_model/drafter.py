@@ -1,8 +1,8 @@
-"""A smaller causal LM as drafter (speculative decoding, arXiv 2211.17192): it writes a few tokens
-by forwards of its own, and the base checks them all in one.
+"""A smaller causal LM as drafter (speculative decoding, arXiv 2211.17192): it drafts a few tokens
+by forwards of its own, and the base verifies them in one forward.
 
-The draft model is run as a base model is, through a verifier and a tree cache of its own, so on a
-CPU its steps run in C++, and a smaller drafter may guess for it in turn (staged.py).
+The draft model runs like a base model, through a verifier and a tree cache of its own. So on a CPU
+its steps run in C++, and a smaller drafter may guess for it in turn (staged.py).
 
 Shapes: B batch, N nodes with root, V vocabulary.
 """
@@ -33,10 +33,10 @@ from medusa_kit.settings.drafters import DraftModelOptions
 
 
 class DraftModelDrafter(TrieDrafter):
-    """Build with `build`. `guess` gives its tries to others; draws are for `propose` alone."""
+    """Build with `build`. `guess` returns tries to merge with others; only `propose` draws."""
 
     name = "draft-model"
-    rewinds = True  # a text may get shorter, as drafts do that are taken back
+    rewinds = True  # a text may get shorter when drafts are taken back
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class DraftModelDrafter(TrieDrafter):
         cost = verifier.base.info.num_parameters / base.info.num_parameters
         self.lengths, self.runner = lengths_for(options, cost), DraftRunner(verifier)
         self.num_nodes = min(options.num_nodes, 1 + options.width * self.lengths.longest)
-        if vocabulary.kind == "text":  # the base may cut what was said into more tokens
+        if vocabulary.kind == "text":  # the base may split the text into more tokens
             self.num_nodes = options.num_nodes
         self._drafts = self._drafted = self._accepted = 0
 
@@ -117,7 +117,7 @@ class DraftModelDrafter(TrieDrafter):
 
     @torch.inference_mode()
     def _grow(self, state: State, drawn: bool) -> list[Chain]:
-        """Each row's draft: forwards of the draft model until every row has enough."""
+        """Each row's draft, by forwards of the draft model until every row has enough."""
         chains = [self._chain(state, row, drawn) for row in range(len(state.tokens))]
         self.runner.follow([None if chain.done else chain.text for chain in chains])
         choosers = () if drawn or not self._same_ids else state.choosers
@@ -130,7 +130,7 @@ class DraftModelDrafter(TrieDrafter):
     def _forward(
         self, chains: Sequence[Chain], choosers: Sequence[TokenChooser], first: bool
     ) -> None:
-        """One forward: the inner drafter's guesses, the draft model's verdict, the cache update."""
+        """One forward: the inner drafter guesses, the draft model verifies, the cache commits."""
         texts = [chain.whole_text if self.inside.needs_state else [] for chain in chains]
         roots = [chain.newest for chain in chains]
         hidden_BD = torch.zeros(len(chains), 0, device=self.runner.device)
@@ -191,7 +191,7 @@ class DraftModelDrafter(TrieDrafter):
         return tries
 
     def _translated(self, row: int, chain: Chain) -> Trie:
-        """The chain in the base's tokens; what is sure of the whole is spread over them evenly."""
+        """The chain in the base's tokens, which share its chance evenly."""
         trie = Trie(chain.trie.tokens[0])
         if not chain.own_ids:
             return trie
@@ -227,8 +227,8 @@ def _first_children(trie: Trie) -> list[int]:
 
 
 def build(context: DraftContext, options: DraftModelOptions) -> DraftModelDrafter:
-    """Raises ConfigError: no draft model, tokenizers or options that do not fit each other; what
-    load_base_model raises."""
+    """Raises ConfigError where no draft model is named or tokenizers or options do not fit, and
+    what load_base_model raises."""
     verifier = draft_verifier(context)
     drawn = options.sampling == "rejection" and not context.sampling.greedy
     text_will_do = not drawn and options.width == 1
@@ -239,9 +239,9 @@ def build(context: DraftContext, options: DraftModelOptions) -> DraftModelDrafte
     if vocabulary.kind == "text" and not text_will_do:
         found = "sampling rejection" if drawn else f"width {options.width}"
         raise ConfigError(
-            f"drafter draft-model: {found} cannot be had where drafts are exchanged as text, as "
-            f"those of {verifier.base.info.name!r} for {context.base.info.name!r}",
-            hint="use sampling matched and width 1, or a draft model whose tokenizer is nearer",
+            f"drafter draft-model: {found} is impossible where drafts are exchanged as text, as "
+            f"between {verifier.base.info.name!r} and {context.base.info.name!r}",
+            hint="use sampling matched and width 1, or a draft model with a more similar tokenizer",
         )
     inside = build_inside(context, verifier, options.staged)
     return DraftModelDrafter(context.base, verifier, options, vocabulary, inside)

@@ -1,7 +1,6 @@
-"""How long a draft model drafts: a fixed number of tokens, by acceptance so far, or by its own
-confidence.
+"""How many tokens a draft model drafts: a fixed number, by acceptance so far, or by confidence.
 
-A rule may stop after a token, never take one back: tokens drawn at random stay exact that way.
+A rule may stop after a token but never takes one back, so that sampling stays exact.
 """
 
 import math
@@ -10,9 +9,9 @@ from typing import Protocol
 
 from medusa_kit.settings.drafters import DraftModelOptions
 
-STEP = 0.1  # of the threshold's logarithm, at each draft
+STEP = 0.1  # change of the threshold's logarithm at each draft
 THRESHOLDS = (0.01, 0.95)
-MEMORY = 0.95  # of the averages that the threshold's target is made of
+MEMORY = 0.95  # decay of the averages behind the threshold's target
 
 
 class Lengths(Protocol):
@@ -50,8 +49,8 @@ class Fixed:
 
 
 class Heuristic(Fixed):
-    """Two tokens more after a draft that was accepted whole, one less after any other; each row has
-    a length of its own (the schedule of transformers' assisted generation)."""
+    """Two tokens more after a fully accepted draft, one less after any other, for each row (the
+    schedule of transformers' assisted generation)."""
 
     def __init__(self, length: int, longest: int) -> None:
         super().__init__(longest)
@@ -73,19 +72,20 @@ class Heuristic(Fixed):
 
 
 class Threshold(Fixed):
-    """Stops after the token by which the draft's chance falls under a threshold.
+    """Stops after the token by which the draft's chance falls below a threshold.
 
-    With `cost`, a draft forward's time in forwards of the base, the threshold follows acceptance:
-    it is nudged so that a draft's *last* token is accepted as often as it must be to be worth its
-    time, which is cost x tokens emitted per forward's time. Up by STEP x that target where the last
-    token was rejected, down by STEP x (1 - target) where it was accepted (on a logarithmic scale):
-    at rest the share of accepted last tokens is the target. No clock is read, so that runs repeat.
+    With `cost`, the time of a draft forward in forwards of the base, the threshold follows
+    acceptance: it is adjusted until a draft's *last* token is accepted as often as it must be to
+    pay, which is cost x tokens emitted per forward's time. On a logarithmic scale it rises by STEP
+    x that target where the last token was rejected, and falls by STEP x (1 - target) where it was
+    accepted, so that the share of accepted last tokens settles at the target. No clock is read, so
+    runs are repeatable.
     """
 
     def __init__(self, threshold: float, longest: int, cost: float | None = None) -> None:
         super().__init__(longest)
         self.threshold, self.cost = threshold, cost
-        self._drafted = self._accepted = 0.0  # averages of late, for a draft
+        self._drafted = self._accepted = 0.0  # running averages for a draft
         self._weight = 0.0
 
     @property

@@ -1,4 +1,4 @@
-"""The draft model itself: loaded and prepared once for an engine, in its base's dtype and place."""
+"""Loads and prepares the draft model once for an engine, in its base's dtype and on its device."""
 
 from medusa_kit import console
 from medusa_kit.base.model import load_base_model
@@ -9,11 +9,11 @@ from medusa_kit.infer.verifier import Verifier
 
 
 def draft_verifier(context: DraftContext) -> Verifier:
-    """Raises ConfigError where none is named; what load_base_model and prepare_backends raise."""
+    """Raises ConfigError where none is named, and as load_base_model and prepare_backends do."""
     wanted, base = context.draft_model, context.base
     if wanted is None:
         raise ConfigError(
-            f"drafter draft-model: no draft model for {base.info.name!r} is named",
+            f"drafter draft-model: no draft model is named for {base.info.name!r}",
             hint="give draft_model: a smaller model of the same family",
         )
     if wanted is base:

@@ -1,5 +1,4 @@
-"""A draft model on its way through rows of text: its own verifier and cache, caught up and rolled
-back with ours.
+"""Runs a draft model over rows of text with a verifier and cache of its own, which follow ours.
 
 Shapes: B batch, N nodes with root, T tokens, D hidden, V vocabulary.
 """
@@ -15,13 +14,13 @@ from medusa_kit.infer.transfer import to_device
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.verifier import Verifier
 
-FOLDED = 4  # tokens still unread that are read together with the next tree
-ROOM = 256  # slots that a cache gets beyond what is needed at once
+FOLDED = 4  # up to so many unread tokens are read together with the next tree
+ROOM = 256  # extra slots in a new cache
 
 
 class DraftRunner:
-    """`texts[row]`: all tokens of a row as the draft model sees them, the last one its root, which
-    is read with the tree after it. None: a row that the model's context is too short for."""
+    """`texts[row]`: all tokens of a row in the draft's ids. The last one, the root, is read with
+    the tree after it. None: a row that is too long for the model's context."""
 
     def __init__(self, verifier: Verifier) -> None:
         self.verifier = verifier
@@ -41,7 +40,7 @@ class DraftRunner:
             self._cache.grow(self._cache.num_slots, len(self._read))
 
     def follow(self, texts: Sequence[Sequence[int] | None]) -> None:
-        """Forget what is not in `texts`, and read what is new in them, but for the roots."""
+        """Forget what is not in `texts`, and read what is new in them, except for the roots."""
         for row, text in enumerate(texts):
             self._unread[row] = []
             if text is None:
@@ -69,7 +68,7 @@ class DraftRunner:
         )
 
     def commit(self, draft: Draft, paths: Sequence[Sequence[int] | None]) -> None:
-        """Keep each row's root and these nodes after it; None: nothing new of that row."""
+        """Keep each row's root and these nodes after it; None: nothing new for that row."""
         assert self._cache is not None
         tokens_BN, kept = draft.tokens_BN.tolist(), list[list[int]]()
         for row, path in enumerate(paths):
@@ -120,14 +119,14 @@ class DraftRunner:
             unread = self._unread[row]
             start, rest = len(unread), most - len(unread)
             shifted = [p + start if p >= 0 else p for p in draft.topologies[row].parents]
-            shifted[0] = start - 1  # which is ROOT where nothing is unread
+            shifted[0] = start - 1  # equals ROOT where nothing is unread
             tokens.append([*unread, *nodes, *[0] * rest])
             parents = (*range(ROOT, start - 1), *shifted, *[UNUSED] * rest)
             topologies.append(_topology(parents, self.device))
         return Draft(to_device(tokens, self.device), topologies)
 
     def _room_for(self, num_nodes: int) -> TreeCache:
-        """The cache, with slots for `num_nodes` more."""
+        """The cache, with room for `num_nodes` more slots."""
         if self._cache is None:
             num_slots = max(map(len, self._unread)) + num_nodes + ROOM
             self._cache = self.verifier.new_cache(len(self._read), num_slots)
@@ -143,7 +142,7 @@ def _topology(parents: tuple[int, ...], device: torch.device) -> Topology:
 
 
 def common_length(first: Sequence[int], second: Sequence[int]) -> int:
-    """How many tokens two texts begin with in common; both are lists, or slices of some."""
+    """The length of the common beginning of two texts; both are lists or slices of lists."""
     least, most = 0, min(len(first), len(second))
     while least < most:
         middle = (least + most + 1) // 2

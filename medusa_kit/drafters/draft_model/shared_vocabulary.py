@@ -1,9 +1,8 @@
-"""What the tokenizers of a base and of its draft model have in common, and so how the tokens of one
-become the other's.
+"""Which tokens a base and its draft model share, and how one's tokens are mapped to the other's.
 
 `same`: ids mean the same to both. `intersection`: the draft may propose the tokens that both have,
-mapped id to id (arXiv 2502.05202, §3.3). `text`: what the draft says is read as text. Whatever the
-way, guesses are only guesses: what comes out is the base model's.
+mapped id to id (arXiv 2502.05202, §3.3). `text`: the draft's tokens are converted through text. The
+answer is the base model's in every case.
 
 Shapes: V vocabulary of the base, U of the draft, C tokens that both have.
 """
@@ -20,14 +19,14 @@ from medusa_kit import console
 from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import ConfigError
 
-# Share of the base's tokens from which on `auto` takes `intersection`. Below it the draft can say
-# most words only in pieces, which the base, with a token for the whole, would not say: SmolLM2 has
-# 18% of Gemma 3's tokens, and over ten greedy answers its drafts went a little further as text.
+# The share of the base's tokens from which on `auto` takes `intersection`. Below it the draft can
+# write most words only in pieces, where the base uses a whole token: SmolLM2 has 18% of Gemma 3's
+# tokens, and over ten greedy answers slightly more of its drafts was accepted as text.
 ENOUGH = 0.5
-SAME_SHARE = 0.99  # and for `same`, where a few added tokens may differ
+SAME_SHARE = 0.99  # the share for `same`: a few added tokens may differ
 BYTE_SPACE, SENTENCE_SPACE = "Ġ", "▁"
 
-Surface = bytes | str  # what a token prints; a special token is known by its name
+Surface = bytes | str  # the text of a token; for a special token its name
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,7 @@ class Vocabulary:
         return self.kind != "same"
 
     def to_base(self, logits_U: Tensor) -> Tensor:
-        """logits_V of the base's tokens; impossible where the draft has none of the kind."""
+        """logits_V over the base's tokens; -inf for those that the draft lacks."""
         if self.overlap is not None:
             logits_V = logits_U.new_full((self.base_size,), -math.inf)
             base_C, draft_C = (ids.to(logits_U.device) for ids in self._ids)
@@ -88,9 +87,9 @@ def shared_vocabulary(
     wanted: str, base: BaseModel, draft: BaseModel, text_will_do: bool = True
 ) -> Vocabulary:
     """`wanted`: auto | same | text | intersection (DraftModelOptions.tokenizer). `text_will_do`:
-    whether text is good enough for what else was asked for.
+    whether the other options allow text.
 
-    Raises ConfigError: `same` where it is not so, no token in common, no tokenizer to read with.
+    Raises ConfigError for `same` with different ids, no common token, or a missing tokenizer.
     """
     sizes = base.info.vocab_size, draft.info.vocab_size
     names = f"{base.info.name!r} and {draft.info.name!r}"
@@ -98,8 +97,8 @@ def shared_vocabulary(
         if wanted in ("auto", "same") and sizes[0] == sizes[1]:
             return Vocabulary("same", *sizes)
         raise ConfigError(
-            f"{names} cannot be read by each other: their vocabularies have {sizes[0]} and "
-            f"{sizes[1]} tokens and one came without a tokenizer (tokenizer = {wanted!r})",
+            f"tokens of {names} cannot be mapped: their vocabularies have {sizes[0]} and "
+            f"{sizes[1]} tokens, and one has no tokenizer (tokenizer = {wanted!r})",
             hint="give both models with their tokenizers",
         )
     overlap = measure_overlap(base.tokenizer, draft.tokenizer, *sizes)
@@ -120,7 +119,7 @@ def shared_vocabulary(
 
 
 def _announced(overlap: Overlap, base: BaseModel, draft: BaseModel, text_will_do: bool) -> str:
-    """The mode that fits; announced where the tokenizers differ."""
+    """The kind that fits, with a note where the tokenizers differ."""
     if overlap.agrees:
         return "same"
     kind = "text" if text_will_do and overlap.share < ENOUGH else "intersection"
@@ -133,7 +132,7 @@ def _announced(overlap: Overlap, base: BaseModel, draft: BaseModel, text_will_do
 
 
 def measure_overlap(base: Any, draft: Any, base_size: int, draft_size: int) -> Overlap:
-    """Of two tokenizers; ids that a model has no row for do not count."""
+    """The tokens that two tokenizers share; ids that a model has no row for do not count."""
     ours = {text: i for text, i in surfaces(base).items() if i < base_size}
     theirs = {text: i for text, i in surfaces(draft).items() if i < draft_size}
     pairs = sorted((i, theirs[text]) for text, i in ours.items() if text in theirs)
@@ -142,9 +141,9 @@ def measure_overlap(base: Any, draft: Any, base_size: int, draft_size: int) -> O
 
 
 def surfaces(tokenizer: Any) -> dict[Surface, int]:
-    """What each token prints -> its id. Byte-level and sentencepiece spellings become bytes, so
-    `Ġthe` and `▁the` are the same token. Of two tokens that print the same, the one that a text is
-    cut into: a byte's own token comes last, the lower id first."""
+    """The text of each token -> its id. Byte-level and sentencepiece spellings become bytes, so
+    `Ġthe` and `▁the` are the same token. Of two tokens with the same text, the one that the
+    tokenizer uses: byte tokens come last, lower ids first."""
     special = set(tokenizer.all_special_ids) | {
         i for i, token in tokenizer.added_tokens_decoder.items() if token.special
     }

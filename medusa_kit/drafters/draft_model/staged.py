@@ -1,6 +1,6 @@
-"""What guesses for the draft model: nothing, or a smaller drafter inside (staged speculation, arXiv
-2308.04623). The draft model takes from its guesses what it would have said itself, so its draft is
-the same with fewer of its forwards.
+"""An optional smaller drafter for the draft model (staged speculation, arXiv 2308.04623). The draft
+model accepts its guesses where it would choose the same, so its drafts stay the same with fewer
+forwards.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,16 +20,16 @@ from medusa_kit.settings.sampling import SamplingParams
 class Inside:
     """Guesses after the draft model's own roots. `make`: the smaller drafter; None: no guesses.
 
-    A drafter may rely on text that only grows, but drafts are taken back. One that says
-    `rewinds = True` copes and is asked before each forward; any other once a draft, where the text
-    is final, and is made anew should that change after all.
+    A drafter may rely on text that only grows, but drafts are taken back. One with `rewinds = True`
+    can handle this and is asked before each forward. Any other is asked once for each draft, when
+    the text is final, and is built anew if the text changes after all.
     """
 
     def __init__(self, device: torch.device, make: Callable[[], Drafter] | None = None) -> None:
         self._plain = PlainDrafter(device)
         self._make = make
         self.drafter = make() if make else None
-        self._told: list[list[int]] = []  # texts that it knows
+        self._known: list[list[int]] = []  # texts that it knows
 
     @property
     def needs_state(self) -> bool:
@@ -40,13 +40,13 @@ class Inside:
         """The inner drafter's name and results."""
         if self.drafter is None:
             return []
-        return [f"inside it drafts {self.drafter.name}", *notes_of(self.drafter)]
+        return [f"its own drafter is {self.drafter.name}", *notes_of(self.drafter)]
 
     def propose(self, state: State, first: bool) -> Draft:
-        """`first`: whether the texts are final, none of their tokens a guess."""
+        """`first`: whether the texts are final, without guessed tokens."""
         if self.drafter is None or not (first or self._rewinds):
             return self._plain.propose(state)
-        self._tell(state)
+        self._restart_if_needed(state)
         return self.drafter.propose(state)
 
     def observe(self, step: StepResult) -> None:
@@ -55,30 +55,30 @@ class Inside:
 
     def select_rows(self, rows: Sequence[int]) -> None:
         if self.drafter is not None:
-            known = [row for row in rows if row < len(self._told)]  # others have joined since
-            self._told = [self._told[row] for row in known]
+            known = [row for row in rows if row < len(self._known)]  # others have joined since
+            self._known = [self._known[row] for row in known]
             self.drafter.select_rows(known)
 
     @property
     def _rewinds(self) -> bool:
         return bool(getattr(self.drafter, "rewinds", False))
 
-    def _tell(self, state: State) -> None:
+    def _restart_if_needed(self, state: State) -> None:
         """Let new rows join; a drafter that cannot go on from what it knows is made anew."""
         assert self._make is not None
-        texts, known = [list(tokens) for tokens in state.tokens], len(self._told)
+        texts, known = [list(tokens) for tokens in state.tokens], len(self._known)
         if not self._rewinds and any(
-            now[: len(before)] != before for now, before in zip(texts, self._told, strict=False)
+            now[: len(before)] != before for now, before in zip(texts, self._known, strict=False)
         ):
             self.drafter, known = self._make(), 0
         assert self.drafter is not None
         if known < len(texts):
             self.drafter.join(state.of_rows(range(known, len(texts))))
-        self._told = texts
+        self._known = texts
 
 
 def build_inside(context: DraftContext, verifier: Verifier, staged: StagedOptions | None) -> Inside:
-    """`verifier`: the draft model's, which is the base of what is inside. Raises ConfigError."""
+    """`verifier`: the draft model's, the base of the smaller drafter. Raises ConfigError."""
     if staged is None:
         return Inside(verifier.base.device)
     own = replace(

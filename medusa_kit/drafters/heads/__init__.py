@@ -1,1 +1,1 @@
-"""Drafters that ask the heads."""
+"""Drafters that use heads."""

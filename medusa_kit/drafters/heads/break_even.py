@@ -1,8 +1,8 @@
-"""Heads where they pay, plain steps where they do not: text that defeats the heads costs little.
+"""Uses heads where they pay and plain steps elsewhere, so that hard text costs little time.
 
-A tree's step costs some plain ones, measured by tree-search (the break-even). Where a window of
-steps emits fewer tokens than that, plain steps follow, and then a window tries again; each failure
-doubles the wait. The text is the same either way.
+A tree's step takes as long as some number of plain ones, which tree-search measures (the
+break-even). Where a window of steps emits fewer tokens than that, plain steps follow, and then
+another window is tried; each failure doubles the wait. The text is the same either way.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ SHORTEST_WAIT, LONGEST_WAIT = 48, 384  # plain steps before another try
 
 
 class BreakEvenDrafter:
-    """Lets `inner` propose as long as it emits `break_even` tokens a step."""
+    """Lets `inner` propose as long as its steps emit `break_even` tokens on average."""
 
     def __init__(self, inner: Drafter, plain: PlainDrafter, break_even: float) -> None:
         self.inner, self.plain, self.break_even = inner, plain, break_even

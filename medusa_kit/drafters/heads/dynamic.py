@@ -1,10 +1,10 @@
 """Heads as a drafter whose tree is grown anew for each row and step, best first.
 
-Static trees put the same ranks in the same slots; here a node is whatever path the heads find most
-probable now (EAGLE-2, arXiv 2406.16858, §4; tree/dynamic.py). Acceptance does not change, and the
-tree depends on committed tokens alone, so decoding stays exact, sampling too.
+A static tree has the same ranks in the same slots; here the nodes are the paths that the heads find
+most probable now (EAGLE-2, arXiv 2406.16858, §4; tree/dynamic.py). Acceptance does not change, and
+the tree depends on committed tokens alone, so decoding stays exact, also when sampling.
 
-Nodes are numbered by falling probability: the tree of N nodes is the first N of any larger one.
+Nodes are numbered by falling probability, so the tree of N nodes is the first N of any larger one.
 
 Shapes: B batch, N nodes with root, D hidden, K heads, R guesses of a head, Q parents of one depth,
 J tokens of their paths, C candidates of all depths so far.
@@ -32,7 +32,7 @@ Grown = tuple[Tensor, list[list[int]]]  # tokens_BN, parents of each row
 
 
 class DynamicDrafter(StatelessDrafter):
-    """For every kind of heads; how a tree is grown depends on whether they read the path."""
+    """For all kinds of heads; how a tree is grown depends on whether they read the path."""
 
     def __init__(self, heads: MedusaHeads, tree: DynamicTree) -> None:
         """Raises TreeError when the tree uses more heads than there are, or more guesses."""
@@ -48,7 +48,7 @@ class DynamicDrafter(StatelessDrafter):
 
     @torch.inference_mode()
     def grow(self, hidden_BD: Tensor, roots_B: Sequence[int]) -> Grown:
-        """(tokens_BN, parents of each row). Slots that no path is left for are UNUSED."""
+        """(tokens_BN, parents of each row). Slots without a path are UNUSED."""
         roots = to_device(roots_B, hidden_BD.device)
         grow = _grow_at_once if self.heads.one_pass else _grow_by_depth
         return grow(self.heads, self.tree, hidden_BD, roots)
@@ -57,7 +57,7 @@ class DynamicDrafter(StatelessDrafter):
 def _grow_at_once(
     heads: MedusaHeads, tree: DynamicTree, hidden_BD: Tensor, roots_B: Tensor
 ) -> Grown:
-    """One pass of the heads, then a heap: exactly the N - 1 most probable paths."""
+    """One pass of the heads, then a heap gives exactly the N - 1 most probable paths."""
     count = min(tree.num_ranks, tree.num_nodes - 1)
     temperatures = tree.temperatures[: tree.depth]
     ids_KBR, scores_KBR = scored_guesses(heads, hidden_BD, count, temperatures, roots_B)
@@ -75,10 +75,10 @@ def _grow_at_once(
 def _grow_by_depth(
     heads: MedusaHeads, tree: DynamicTree, hidden_BD: Tensor, roots_B: Tensor
 ) -> Grown:
-    """One pass a depth over the `beam` best nodes of the depth before; then the best of all.
+    """One pass for each depth over the `beam` best nodes of the last one; then the best of all.
 
-    Only nodes that can still have a child in the tree of N are passed on: the N - 2 best so far.
-    What is left out could not have entered, so the limit changes the time and not the tree.
+    Only nodes that can still have a child in the tree of N go on: the N - 2 best so far. This limit
+    saves time and does not change the tree.
     """
     count = min(tree.num_ranks, tree.num_nodes - 1)
     paths_BQJ, above_BQ = roots_B[:, None, None], torch.zeros_like(roots_B)[:, None].float()
@@ -120,10 +120,10 @@ def _worth_a_child(tree: DynamicTree, scores: Sequence[Tensor]) -> Tensor:
 def _cut(
     num_nodes: int, roots_B: Tensor, tokens_BC: Tensor, scores_BC: Tensor, parents_BC: Tensor
 ) -> Grown:
-    """The best num_nodes - 1 candidates. A stable sort keeps parents before children as likely."""
+    """The best num_nodes - 1 candidates; a stable sort keeps parents before equal children."""
     kept_BN = scores_BC.sort(dim=1, descending=True, stable=True).indices[:, : num_nodes - 1]
     B, kept = kept_BN.shape
-    # One more column stands for the root, at place -1.
+    # One more column is the root's, at place -1.
     node_of_BC = torch.full((B, scores_BC.shape[1] + 1), UNUSED, device=kept_BN.device)
     node_of_BC[:, ROOT] = 0
     numbers_BN = torch.arange(1, kept + 1, device=kept_BN.device).expand(B, -1)

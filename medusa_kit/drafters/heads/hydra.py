@@ -1,4 +1,5 @@
-"""Heads that read the path, as a drafter: one small pass a depth (Hydra, arXiv 2402.05109, §3).
+"""Heads that read the path as a drafter: one small pass for each depth (Hydra, arXiv 2402.05109,
+§3).
 
 The node at depth d with rank r holds the r-th likeliest token of heads[d - 1] after its parent's
 path; all parents of one depth go through the head together.
@@ -20,7 +21,7 @@ from medusa_kit.tree.candidate_tree import CandidateTree
 
 @dataclass(frozen=True)
 class Level:
-    """Nodes of one depth, and where their tokens come from."""
+    """The nodes of one depth, and where their tokens come from."""
 
     nodes: Tensor
     paths_QJ: Tensor  # nodes from the root to each parent

@@ -15,10 +15,10 @@ from medusa_kit.tree.candidate_tree import CandidateTree
 
 
 class HeadsDrafter(StatelessDrafter):
-    """What every drafter has that fills a static tree with the guesses of heads."""
+    """The base class of drafters that fill a static tree with the guesses of heads."""
 
     def __init__(self, heads: MedusaHeads, tree: CandidateTree) -> None:
-        """Raises TreeError when the tree is deeper than there are heads, or wider than a head."""
+        """Raises TreeError when the tree needs more heads, or more guesses, than there are."""
         tree.check_fits(heads.num_heads, heads.num_columns)
         self.name: str = heads.config.kind
         self.heads, self.tree = heads, tree
@@ -31,7 +31,7 @@ class HeadsDrafter(StatelessDrafter):
         return Draft(self.fill(state.hidden_BD, roots_B), [self.topology] * len(roots_B))
 
     def alike(self, other: object) -> bool:
-        """Whether steps made for one do for the other (`infer/cuda_graph/`)."""
+        """Whether steps built for one also serve the other (`infer/cuda_graph/`)."""
         if type(self) is not type(other):
             return False
         assert isinstance(other, HeadsDrafter)
@@ -54,7 +54,7 @@ class MedusaDrafter(HeadsDrafter):
     def fill(self, hidden_BD: Tensor, roots_B: Tensor, on_device: bool = False) -> Tensor:
         if self.num_nodes == 1:
             return roots_B[:, None]
-        tree = self.tree  # heads below its deepest node need not run
+        tree = self.tree  # only as many heads run as it is deep
         ids_KBC = self.heads.candidates(hidden_BD, tree.num_ranks, tree.depth, roots_B, on_device)
         guesses_NB = ids_KBC[self._head_N, :, self._rank_N]
         return torch.cat([roots_B[:, None], guesses_NB.T], dim=1)

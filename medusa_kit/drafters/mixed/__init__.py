@@ -1,1 +1,1 @@
-"""Several drafters at once."""
+"""Drafters that combine several others."""

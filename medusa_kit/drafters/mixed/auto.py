@@ -1,12 +1,11 @@
-"""At each position what pays: which sources to ask, how many nodes to verify, or none at all.
+"""Chooses at each position what pays: which sources to ask and how many nodes to verify, if any.
 
 Free sources (text and tables) are asked at every step. How many of the merged guesses are verified
 follows from their chances and from what a node costs on this machine, measured while decoding.
-Heads and draft models cost time to ask: `Chooser` finds out where that pays.
+Heads and draft models cost time: `Chooser` learns where they pay.
 
-Where steps run whole on the device (infer/cuda_graph/), guesses are sent to them: the heads then
-draft within the step and are asked at every one, and a step has one of a few sizes, filled with
-guesses.
+Where whole steps run on the device (infer/cuda_graph/), guesses are sent to them. The heads then
+draft within every step, and a step has one of a few sizes and is filled with guesses.
 """
 
 import time
@@ -40,14 +39,14 @@ from medusa_kit.infer.draft import COUNTS, Draft, Drafter, State, StepResult, no
 COSTLY = ("medusa", "draft-model")
 PLAIN = "none"  # a step in which nothing was guessed
 MOST_TOLD = 3  # mixes of sources that notes name
-SLOPES = {"cpu": 0.12, "cuda": 0.01}  # of a node more, in one-node steps, until it is measured
-SIZES = (1, 4, 8, 16, 32)  # nodes of steps on the device, each captured by itself
+SLOPES = {"cpu": 0.12, "cuda": 0.01}  # cost of one more node in one-node steps, until measured
+SIZES = (1, 4, 8, 16, 32)  # nodes of steps on the device, each captured separately
 HOPES = {"medusa": 0.5, "draft-model": 1.0}  # tokens a step that a costly source adds, at first
 
 
 @dataclass
 class Experience:
-    """What all requests of an engine have measured, kept apart by batch size."""
+    """The measurements of all requests of an engine with one batch size."""
 
     acceptance: AcceptanceEstimate
     cost: StepCost
@@ -59,7 +58,7 @@ class _Step:
     """What was proposed in the current step."""
 
     tries: list[Trie]
-    situation: int | None  # None: the first step of all, which only measures
+    situation: int | None  # None: the very first step, which only measures
     choice: int
     start: float
     drafted: float = 0.0
@@ -77,7 +76,7 @@ class _Share:
 
 @dataclass
 class AutoDrafter:
-    """`free` sources at every step, one of `costly` where it pays. `clock` gives seconds."""
+    """Asks `free` sources at every step and one of `costly` where it pays. `clock`: in seconds."""
 
     free: Sequence[Source]
     costly: Sequence[Source]
@@ -85,9 +84,9 @@ class AutoDrafter:
     device: Any
     max_nodes: int
     reasons: Sequence[str] = ()
-    # What it asks of steps on the device; None: it cannot use them.
+    # What it requires of steps on the device; None: it cannot use them.
     host_trees: HostTreeSpec | None = None
-    device_experience: Experience | None = None  # of such steps, which cost something else
+    device_experience: Experience | None = None  # of such steps, with costs of their own
     clock: Callable[[], float] = time.perf_counter
     shares: dict[str, _Share] = field(default_factory=dict)
     credits: list[list[str]] = field(default_factory=list)
@@ -99,7 +98,7 @@ class AutoDrafter:
         return max(self.max_nodes, 0 if self.host_trees is None else self.host_trees.num_nodes)
 
     def use_host_trees(self) -> None:
-        """From now on heads' guesses come with the state, and trees are read on the host."""
+        """From now on the state holds the heads' guesses, and trees are read on the host."""
         assert self.host_trees is not None
         assert self.device_experience is not None
         self.free, self.costly = [*self.free, *self.costly], []
@@ -108,7 +107,7 @@ class AutoDrafter:
         self.device = torch.device("cpu")
 
     def _nodes(self, wanted: int) -> int:
-        """Nodes that are verified where so many are wanted."""
+        """The number of nodes that is verified where `wanted` are wanted."""
         if not self._on_device or self.host_trees is None:
             return wanted
         return self.host_trees.fitting(wanted)
@@ -144,7 +143,7 @@ class AutoDrafter:
         if self.host_trees is None:
             return []
         if not self._on_device:
-            return ["guesses are not sent to steps on the device: they were not to be had"]
+            return ["guesses are not sent to steps on the device: none were available"]
         return [f"guesses sent to steps of {', '.join(map(str, self.host_trees.sizes))} nodes"]
 
     def join(self, state: State) -> None:
@@ -168,7 +167,7 @@ class AutoDrafter:
                 whole.merge(more)
             orders = [trie.by_chance() for trie in tries]
             size, _ = best_size(orders, cost, self.max_nodes, self._nodes)
-        size = self._nodes(size)  # what is verified anyway holds guesses too
+        size = self._nodes(size)  # nodes that are verified anyway hold guesses too
         tries = [
             trie.kept([node for node, _ in order[:size]])
             for trie, order in zip(tries, orders, strict=True)
@@ -215,9 +214,9 @@ def best_size(
     max_nodes: int,
     verified: Callable[[int], int] = lambda wanted: wanted,
 ) -> tuple[int, float]:
-    """(nodes a row, tokens they promise over all rows) with the most tokens a second.
+    """(nodes for each row, tokens expected over all rows) with the most tokens a second.
 
-    `verified`: how many nodes a step has where so many are wanted.
+    `verified`: from the wanted number of nodes to the step's.
     """
     B = len(orders)
     gains = [0.0] * max_nodes  # of the n-th likeliest node, over the rows
@@ -267,10 +266,10 @@ def _obstacle(
 ) -> str | None:
     """Why guesses of these sources cannot be sent to steps on the device; None where they can."""
     if any(source.name == "draft-model" for source in (*free, *costly)):
-        return "a draft model is among the sources, and runs beside them"
+        return "a draft model is among the sources, which runs outside of them"
     chooser = TokenChooser(context.base.model, context.sampling, [0], 1)
     if not chooser.takes_argmax:
-        return "tokens are drawn or logits processed, which is done on the host"
+        return "tokens are sampled or logits processed, which is done on the host"
     for source in costly:
         if type(getattr(source, "inner", None)) not in (MedusaDrafter, HydraDrafter):
             return "the heads' tree is grown anew at each step"
@@ -280,7 +279,7 @@ def _obstacle(
 def _host_trees(
     options: Any, free: Sequence[Source], costly: Sequence[Source], vocab_size: int
 ) -> HostTreeSpec:
-    """As many nodes as the heads' tree has, unless options give a number."""
+    """With as many nodes as the heads' tree has, unless options give a number."""
     heads = next((cast(HeadsSource, source).inner for source in costly), None)
     most = options.max_nodes
     if heads is not None and "max_nodes" not in options.model_fields_set:
@@ -292,7 +291,7 @@ def _host_trees(
 
 
 def free_sizes(max_nodes: int) -> dict[str, dict[str, Any]]:
-    """How much free sources guess: what is not worth verifying is left out afterwards."""
+    """How much free sources guess; guesses not worth verifying are dropped afterwards."""
     return {
         "suffix": {"num_nodes": max_nodes},
         "prompt-lookup": {"num_tokens": max_nodes - 1},

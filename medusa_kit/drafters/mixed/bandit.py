@@ -1,9 +1,9 @@
-"""Which sources to ask at this position: learned from the tokens and seconds of the steps so far.
+"""Learns which sources to ask at a position, from the tokens and seconds of earlier steps.
 
-Asking heads or a draft model costs time whatever the result, so it has to pay. Positions are
-grouped by how many tokens the free guesses promise. For each such situation every choice keeps its
-tokens and seconds; the one with the most tokens a second is taken, the others now and then, the
-less often the more they have disappointed.
+Asking heads or a draft model takes time whatever the result, so it has to pay. Positions are
+grouped by how many tokens the free guesses promise. In each such situation every choice has its
+tokens and seconds; the one with the most tokens a second is taken, and the others are tried now and
+then, less often the worse they did.
 """
 
 from bisect import bisect_right
@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from medusa_kit.locks import SharedLock
 
 EDGES = (1.1, 1.3, 1.6, 2.2, 3.2)  # promised tokens a step between two situations
-FADING = 0.98  # what a step counts when the next one of its kind has come
-TRIALS = 3.0  # steps that the first, hopeful estimate counts for
+FADING = 0.98  # decay of a step's weight with each later one of its kind
+TRIALS = 3.0  # steps that the optimistic first estimate counts for
 SHORTEST_WAIT, LONGEST_WAIT = 24, 384  # steps of a situation between two tries of a loser
 STALE = 8  # steps without a try that fade a record as much as a step with one
 
@@ -25,7 +25,7 @@ class _Record:
 
     tokens: float
     seconds: float
-    weight: float = TRIALS  # steps that the sums stand for
+    weight: float = TRIALS  # number of steps in the sums
     wait: int = SHORTEST_WAIT
     last_try: int = 0
 
@@ -42,10 +42,10 @@ class _Situation:
 
 @dataclass
 class Chooser:
-    """Choices by number; 0 asks none of them.
+    """Choices by number; 0 asks no source.
 
-    `hopes[c]`: tokens a step that choice c may add where nothing else is guessed; the less, the
-    more is promised anyway.
+    `hopes[c]`: the tokens a step that choice c is assumed to add where nothing else is guessed; it
+    adds less where free guesses promise more.
     """
 
     hopes: Sequence[float]

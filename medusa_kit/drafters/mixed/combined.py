@@ -1,7 +1,7 @@
-"""Several sources in one tree of a fixed size: the likeliest guesses of all of them.
+"""A tree of a fixed size with the likeliest guesses of several sources.
 
-Kinds of guesses are believed by how often they were right so far. A copied span that agrees with
-four tokens or more before it outranks everything else.
+The chance of a kind of guess is how often it was right so far. A copied span that follows a match
+of four tokens or more outranks everything else.
 """
 
 from collections.abc import Hashable, Sequence
@@ -16,16 +16,16 @@ from medusa_kit.infer.draft import Draft, Drafter, State, StepResult, notes_of, 
 
 LONG_MATCH = 4  # tokens
 COPYING = ("suffix", "prompt-lookup")  # sources whose keys hold the length of the match
-FIRST_GUESS, DEEPER, NEXT_RANK = 0.4, 0.75, 0.4  # what heads are believed before any step
+FIRST_GUESS, DEEPER, NEXT_RANK = 0.4, 0.75, 0.4  # chances of heads' guesses before any step
 
 
 class HeadsSource:
-    """The tree that heads fill, as tries; each node of it is a kind of guess of its own."""
+    """The tree that heads fill, as tries; each of its nodes is a kind of guess."""
 
     name = "medusa"
 
     def __init__(self, inner: Any) -> None:
-        """`inner`: a drafter; one with a static tree where the state holds its guesses."""
+        """`inner`: a drafter; with a static tree if the state holds the heads' guesses."""
         self.inner, self.num_nodes = inner, inner.num_nodes
 
     def join(self, state: State) -> None:
@@ -61,7 +61,7 @@ class HeadsSource:
 
 
 class CombinedDrafter(TrieDrafter):
-    """Merges the tries of `sources` and keeps `num_nodes` of each row's."""
+    """Merges the tries of `sources` and keeps `num_nodes` nodes for each row."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class CombinedDrafter(TrieDrafter):
     ):
         super().__init__(device)
         self.sources, self.num_nodes, self.acceptance = sources, num_nodes, acceptance
-        self.reasons: list[str] = []  # why sources that one would expect are not there
+        self.reasons: list[str] = []  # why expected sources are missing
         self.credits: list[list[str]] = []
         self._tries: list[Trie] = []
 
@@ -116,7 +116,7 @@ class CombinedDrafter(TrieDrafter):
 
 
 def merged(sources: Sequence[Source], state: State, acceptance: AcceptanceEstimate) -> list[Trie]:
-    """One trie a row with the guesses of all sources, each as likely as its kind has been."""
+    """One trie for each row with the guesses of all sources, each with its kind's chance so far."""
     result = [Trie(root) for root in state.roots_B]
     for source in sources:
         for whole, trie in zip(result, source.guess(state), strict=True):
@@ -129,7 +129,7 @@ def merged(sources: Sequence[Source], state: State, acceptance: AcceptanceEstima
 
 
 def learn(acceptance: AcceptanceEstimate, tries: Sequence[Trie], step: StepResult) -> None:
-    """A guess was tried where the text came to its parent, and right where it went on to it."""
+    """Count each guess as tried if its parent was reached, and as right if it was accepted."""
     for trie, path in zip(tries, step.paths, strict=True):
         reached = {0, *path}
         for node in range(1, trie.num_nodes):
@@ -157,7 +157,7 @@ def _long_match(key: Any) -> bool:
 def build_sources(
     context: DraftContext, names: Sequence[str], options: dict[str, dict[str, Any]]
 ) -> list[Source]:
-    """Raises ConfigError for a source that has nothing to draft with, or a wrong option."""
+    """Raises ConfigError for a source without anything to draft with, or a wrong option."""
     sources: list[Source] = []
     for name in dict.fromkeys(names):
         drafter: Any = build_drafter(name, context, options.get(name))
@@ -168,7 +168,7 @@ def build_sources(
 
 
 def shared_estimate(context: DraftContext) -> AcceptanceEstimate:
-    """What is known of kinds of guesses, from every request of this engine."""
+    """The acceptance estimate that all requests of this engine share."""
     key: Hashable = "acceptance of guesses"
     return context.remembered(key, AcceptanceEstimate)
 
@@ -176,7 +176,7 @@ def shared_estimate(context: DraftContext) -> AcceptanceEstimate:
 def usual_sources(
     context: DraftContext, asked: Sequence[str] | None
 ) -> tuple[list[str], list[str]]:
-    """(sources, why some that one would expect are not among them)."""
+    """(sources, why expected ones are missing)."""
     if asked is not None:
         return list(asked), []
     names, reasons = ["suffix", "recycling"], []

@@ -1,7 +1,7 @@
-"""What decoding teaches about itself: how often guesses of a kind are right, what a step costs.
+"""Estimates made while decoding: how often guesses of a kind are right, how long a step takes.
 
-Numbers here change how fast an answer comes, never what it says. All requests of an engine share
-them, in several threads perhaps.
+They change how fast an answer comes, never its text. All requests of an engine share them, also in
+several threads.
 """
 
 from collections.abc import Hashable
@@ -9,23 +9,23 @@ from dataclasses import dataclass
 
 from medusa_kit.locks import SharedLock
 
-BELIEF = 6.0  # guesses that a drafter's own word counts for, against what was seen
-MEMORY = 300.0  # guesses of a kind after which the oldest half fades
-MOST_CERTAIN = 0.97  # no kind of guess is believed beyond this
+BELIEF = 6.0  # guesses for which a drafter's own estimate counts, against those observed
+MEMORY = 300.0  # guesses of a kind after which all counts are halved
+MOST_CERTAIN = 0.97  # the highest chance of any kind of guess
 SMOOTHING = 0.15  # share of the newest step in a running mean
 OUTLIER = 2.0  # a step is taken for at most this many times the expected seconds
-KNOWN_WELL = 6  # steps of a size from which on their own mean is taken
+KNOWN_WELL = 6  # steps of a size from which on their own mean is used
 
 
 class AcceptanceEstimate:
-    """How often guesses of each kind were right, once the text had come to their parent."""
+    """How often guesses of each kind were right, given that their parent was."""
 
     def __init__(self) -> None:
         self._seen: dict[Hashable, list[float]] = {}  # key -> [right, tried]
         self._lock = SharedLock()
 
     def chance(self, key: Hashable, believed: float) -> float:
-        """The share of right guesses; `believed` stands for it until there are some."""
+        """The share of right guesses; `believed` is the drafter's estimate to start from."""
         with self._lock:
             right, tried = self._seen.get(key, (0.0, 0.0))
         return min((right + BELIEF * believed) / (tried + BELIEF), MOST_CERTAIN)
@@ -54,7 +54,7 @@ class StepCost:
     """Seconds of a verify step by the nodes in it: running means, and a line through them."""
 
     def __init__(self, slope: float) -> None:
-        """`slope`: what a node more costs, in steps of one node, until it has been measured."""
+        """`slope`: the cost of one more node in one-node steps, until it has been measured."""
         self._slope = slope
         self._means: dict[int, _Mean] = {}
         self._fitted: tuple[float, float] | None = None  # the line, until the next step
@@ -83,9 +83,9 @@ class StepCost:
         return max(start + slope * (num_nodes - 1), 0.5 * start)
 
     def _line(self) -> tuple[float, float]:
-        """(seconds of one node, seconds a node more), by weighted least squares.
+        """(seconds of a one-node step, seconds for each further node), by weighted least squares.
 
-        The believed slope takes part as if some steps of many nodes had confirmed it.
+        The assumed slope counts as if some steps of many nodes had confirmed it.
         """
         if not self._means:
             return 1.0, self._slope
@@ -96,6 +96,6 @@ class StepCost:
         start = mean_y / (1 + self._slope * mean_x)
         spread = sum(w * (x - mean_x) ** 2 for x, _, w in points)
         slant = sum(w * (x - mean_x) * (y - mean_y) for x, y, w in points)
-        belief = 8.0  # one step, four nodes away, counted twice over
+        belief = 8.0  # the spread of two steps, four nodes apart
         slope = max((slant + belief * self._slope * start) / (spread + belief), 0.0)
         return max(mean_y - slope * mean_x, 0.1 * mean_y), slope

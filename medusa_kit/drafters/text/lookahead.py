@@ -1,12 +1,12 @@
 """Lookahead decoding (Fu et al., arXiv 2402.02057): the base model guesses for itself.
 
-Two branches share each forward. In the window, W columns of N - 1 tokens are refined as in Jacobi
-iteration: column i stands i places after the root, sees the first tokens of the columns before it
-and its own tokens, and the base's likeliest token after it completes an n-gram, which goes into a
-pool. The other branch verifies what the pool has after the root.
+Two branches share each forward. In the window, W columns of N - 1 tokens are refined by Jacobi
+iteration: column i is i places after the root and sees the first tokens of the columns before it
+and its own tokens. The base's likeliest token after it completes an n-gram, which goes into a pool.
+The other branch verifies the pool's n-grams that begin with the root.
 
-Both are one tree: the first tokens of the columns are a chain, and from each hangs the rest of its
-column. So acceptance may walk the window too, and beginnings that agree share their nodes.
+Both are one tree: the first tokens of the columns are a chain, and the rest of each column is below
+its first token. So nodes of the window can be accepted too, and equal beginnings share nodes.
 
 Shapes: W columns, N tokens of an n-gram, G n-grams verified in a step (the paper's letters).
 """
@@ -22,8 +22,8 @@ from medusa_kit.errors import ConfigError
 from medusa_kit.infer.draft import UNUSED, Draft, State, StepResult
 from medusa_kit.settings.drafters import LookaheadOptions
 
-MAX_NODES = 512  # verified in a step; more than pays anywhere
-POOL_CHANCE, WINDOW_CHANCE = 0.35, 0.2  # that a guess is right where its parent is
+MAX_NODES = 512  # verified in a step; more never pays
+POOL_CHANCE, WINDOW_CHANCE = 0.35, 0.2  # that a guess is right if its parent is
 
 
 class Pool:
@@ -52,7 +52,7 @@ class Pool:
 class Window:
     """The columns of one row. They begin as single tokens and gain one a step up to N - 1.
 
-    While they grow the text moves past the first of them, so there are N - 2 more at the start.
+    While they grow, the text passes the first ones, so there are N - 2 more at the start.
     """
 
     def __init__(self, seeds: Sequence[int], size: int) -> None:
@@ -61,7 +61,7 @@ class Window:
         self.ends: list[int] = []  # the node of each column's last token
 
     def plant(self, trie: Trie) -> None:
-        """Hang the columns into a tree of guesses after the root."""
+        """Add the columns to a tree of guesses after the root."""
         first, self.ends = 0, []
         self.columns[0][0] = trie.tokens[0]
         for place, column in enumerate(self.columns):
@@ -74,11 +74,11 @@ class Window:
             self.ends.append(node)
 
     def advance(self, found: Sequence[int]) -> list[list[int]]:
-        """Take the likeliest tokens after the columns: the n-grams that this completes.
+        """Append the likeliest token to each column; returns the n-grams that this completes.
 
-        A full column loses its first token and so keeps its place after the new root, however
-        many tokens were accepted: windows that were shifted by those and refilled at the right
-        guessed worse.
+        A full column loses its first token and so keeps its place after the new root, whatever the
+        number of accepted tokens. Windows shifted by that number and refilled at the right guessed
+        worse.
         """
         for column, token in zip(self.columns, found, strict=True):
             column.append(token)
@@ -91,7 +91,7 @@ class Window:
 
 
 class _Row:
-    """What is known for one row."""
+    """The pool and the window of one row."""
 
     def __init__(self, tokens: Sequence[int], options: LookaheadOptions) -> None:
         W, N = options.window, options.ngram
@@ -100,7 +100,7 @@ class _Row:
         self._read = 0 if options.from_prompt else len(tokens)  # tokens that the pool has seen
 
     def read(self, tokens: Sequence[int], root: int) -> None:
-        """Add the n-grams of the text that is new, up to the root."""
+        """Add the n-grams of the new text, up to the root."""
         start = max(self._read - self.options.ngram + 1, 0)
         self.pool.add_text([*tokens[start:], root], self.options.ngram)
         self._read = len(tokens) + 1
@@ -145,7 +145,7 @@ class LookaheadDrafter(TrieDrafter):
             len(row.parents) - row.parents.count(UNUSED) for row in step.draft.topologies
         )
         if step.draft is not self._draft:
-            return  # another's tree, where the window did not stand
+            return  # another drafter's tree, which does not hold the window
         for index, row in enumerate(self._rows):
             for ngram in row.window.advance(step.likeliest(index, row.window.ends)):
                 row.pool.add(ngram)
@@ -162,24 +162,24 @@ class LookaheadDrafter(TrieDrafter):
 
 
 def most_nodes(options: LookaheadOptions) -> int:
-    """Nodes of the largest step, root included; while the window fills it may be wider."""
+    """Nodes of the largest step, root included. While the window fills, it may be wider."""
     W, levels = options.window, options.ngram - 1
     window = max(depth * (W + levels - depth) for depth in range(1, levels + 1))
     return window + options.guesses * levels
 
 
 def _seeds(tokens: Sequence[int], count: int) -> list[int]:
-    """First tokens to refine, from all over the prompt."""
+    """Tokens to start the columns with, spread over the prompt."""
     return [tokens[(place * 7919) % len(tokens)] for place in range(count)]
 
 
 def build(context: DraftContext, options: LookaheadOptions) -> LookaheadDrafter:
-    """Raises ConfigError where a step would have more nodes than can be of use."""
+    """Raises ConfigError where a step would have more than MAX_NODES nodes."""
     nodes, most = most_nodes(options), min(context.base.info.context_length, MAX_NODES)
     if nodes > most:
         raise ConfigError(
             f"lookahead: window {options.window}, ngram {options.ngram} and guesses "
             f"{options.guesses} make {nodes} nodes a step; expected at most {most}",
-            hint="(window + guesses) * (ngram - 1) is their number: make one of them smaller",
+            hint="there are (window + guesses) * (ngram - 1) nodes: reduce one of the three",
         )
     return LookaheadDrafter(options, context.device)

@@ -1,8 +1,8 @@
-"""Answers of earlier requests, to draft from: the newest `most_tokens` of them, on disk as well.
+"""Answers of earlier requests to draft from: the newest `most_tokens` tokens, also kept on disk.
 
-The file is a .npz of token ids with the identity of the tokenizer they belong to. It is written
-anew when a request ends. What another process wrote meanwhile is taken in first; of two that write
-at the same moment one wins. A file that cannot be read is never written over.
+The file is a .npz of token ids with the identity of their tokenizer. It is rewritten when a request
+ends, after reading what another process has written meanwhile; of two that write at the same moment
+one wins. A file that cannot be read is never overwritten.
 """
 
 import hashlib
@@ -20,13 +20,13 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.drafters.text.suffix_array import SuffixArray
 from medusa_kit.drafters.text.suffix_automaton import SuffixAutomaton
 from medusa_kit.errors import CheckpointError
-from medusa_kit.files import atomic_write
+from medusa_kit.files import atomic_write, parse_json
 from medusa_kit.locks import SharedLock
 
 FORMAT, VERSION = "medusa-kit past answers", 1
-MOST_UNSORTED = 16_384  # tokens that wait in an automaton for the next sorting
+MOST_UNSORTED = 16_384  # tokens kept in an automaton until the next sorting
 
-# What numpy, zipfile, zlib and json raise on files that are cut off, damaged or something else.
+# What numpy, zipfile, zlib and json raise for files that are cut off, damaged or of another kind.
 _UNREADABLE = (
     *(OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, RuntimeError),
     *(zipfile.BadZipFile, zlib.error, struct.error, MemoryError),
@@ -34,7 +34,7 @@ _UNREADABLE = (
 
 
 def tokenizer_identity(base: BaseModel) -> str:
-    """A digest of the vocabulary, or its size where the model came without a tokenizer."""
+    """A digest of the vocabulary, or its size for a model without a tokenizer."""
     if base.tokenizer is None:
         return f"{base.info.vocab_size} tokens"
     digest = hashlib.sha256()
@@ -44,10 +44,10 @@ def tokenizer_identity(base: BaseModel) -> str:
 
 
 class PastAnswers:
-    """`sorted` and `recent` together index the answers; rows keep those they began with.
+    """`sorted` and `recent` together index the answers; rows keep the ones they began with.
 
-    An answer that is dropped, as one of the oldest, stays in the index until the next sorting.
-    `lock`: held while one of several threads reads the index, and by what changes it.
+    Old answers that are dropped stay in the index until the next sorting.
+    `lock`: to be held while the index is read or changed.
     """
 
     def __init__(
@@ -59,16 +59,16 @@ class PastAnswers:
         self.num_tokens = 0
         self.sorted = SuffixArray([], max_match)
         self.recent = SuffixAutomaton(max_match)
-        self._answers: dict[bytes, int] = {}  # ids -> how many, oldest first
+        self._answers: dict[bytes, int] = {}  # ids -> number of tokens, oldest first
         self._unsaved: list[bytes] = []
-        self._seen: tuple[int, ...] | None = None  # the file as it was read or written last
+        self._seen: tuple[int, ...] | None = None  # the file when last read or written
 
     def __iter__(self) -> "Iterator[array[int]]":
         return (array("i", answer) for answer in self._answers)
 
     def refresh(self) -> None:
-        """Take in what the file has, if it has changed. Raises CheckpointError: not readable, or
-        of another tokenizer."""
+        """Read the file if it has changed. Raises CheckpointError for a file that cannot be read
+        or belongs to another tokenizer."""
         with self.lock:
             if (stamp := _stamp(self.path)) == self._seen or stamp is None:
                 return
@@ -79,7 +79,7 @@ class PastAnswers:
             self._index([answer for answer in self._answers if answer not in known])
 
     def add(self, answers: Iterable[Sequence[int]]) -> None:
-        """The newest answers. One that is there already becomes new again."""
+        """Add answers as the newest; one that is there already becomes the newest again."""
         given = [array("i", ids[-self.most_tokens :]).tobytes() for ids in answers if ids]
         with self.lock:
             fresh = [answer for answer in given if self._remember(answer)]
@@ -88,7 +88,7 @@ class PastAnswers:
             self._index(fresh)
 
     def save(self) -> None:
-        """Write the file. Raises CheckpointError as `refresh` does, OSError."""
+        """Write the file. Raises OSError, and CheckpointError as `refresh` does."""
         header = {"format": FORMAT, "version": VERSION, "tokenizer": self.tokenizer}
         with self.lock:
             self.refresh()
@@ -103,7 +103,7 @@ class PastAnswers:
             self._unsaved, self._seen = [], _stamp(self.path)
 
     def _remember(self, answer: bytes) -> bool:
-        """Whether it was new. Drops the oldest beyond the cap."""
+        """Store an answer, dropping the oldest beyond the cap; returns whether it was new."""
         old = self._answers.pop(answer, 0)
         self._answers[answer] = len(answer) // array("i").itemsize
         self.num_tokens += self._answers[answer] - old
@@ -112,7 +112,7 @@ class PastAnswers:
         return not old
 
     def _index(self, fresh: Sequence[bytes]) -> None:
-        """Few new answers wait in the automaton; with many, all are sorted anew."""
+        """Add a few new answers to the automaton; once there are many, sort all anew."""
         waiting = self.recent.num_tokens + sum(map(len, fresh)) // array("i").itemsize
         if waiting > min(MOST_UNSORTED, self.most_tokens // 16):
             self._sort()
@@ -134,7 +134,7 @@ def _stamp(path: pathlib.Path) -> tuple[int, ...] | None:
         return None
     except OSError as error:
         raise CheckpointError(
-            f"{path}: past answers cannot be read ({error})", hint="name another file as store"
+            f"{path}: the store of past answers cannot be read ({error})", hint="use another file"
         ) from error
     return status.st_ino, status.st_size, status.st_mtime_ns
 
@@ -144,7 +144,7 @@ def _read(path: pathlib.Path, tokenizer: str) -> list[bytes]:
     try:
         with path.open("rb") as file:
             arrays = np.load(file, allow_pickle=False)
-            header = json.loads(str(arrays["header"]))
+            header = parse_json(str(arrays["header"]))
             found = (header["format"], header["version"], header["tokenizer"])
             tokens, lengths = arrays["tokens"], arrays["lengths"]
         if found[:2] != (FORMAT, VERSION):
@@ -153,12 +153,12 @@ def _read(path: pathlib.Path, tokenizer: str) -> list[bytes]:
     except _UNREADABLE as error:
         raise CheckpointError(
             f"{path}: not a medusa-kit store of past answers, version {VERSION} ({error})",
-            hint="move it away, or name another file as store",
+            hint="move it away, or use another file as store",
         ) from error
     if found[2] != tokenizer:
         raise CheckpointError(
             f"{path}: past answers of another tokenizer ({found[2]}); expected {tokenizer}",
-            hint="keep one store for each tokenizer: name another file as store",
+            hint="use another file as store: each tokenizer needs its own",
         )
     ends = np.cumsum(lengths)[:-1]
     return (
@@ -170,6 +170,6 @@ def _check(tokens: np.ndarray, lengths: np.ndarray) -> None:
     """Raises ValueError where the arrays contradict each other."""
     whole = all(np.issubdtype(part.dtype, np.integer) for part in (tokens, lengths))
     if not whole or tokens.ndim != 1 or lengths.ndim != 1:
-        raise ValueError("expected two lists of whole numbers")
+        raise ValueError("expected two arrays of whole numbers")
     if (lengths < 1).any() or lengths.sum() != len(tokens) or (tokens < 0).any():
-        raise ValueError(f"{len(lengths)} answers do not make up {len(tokens)} tokens")
+        raise ValueError(f"the lengths of {len(lengths)} answers do not add up to {len(tokens)}")

@@ -1,8 +1,8 @@
-"""What followed the last time the same tokens stood in prompt or answer, copied (prompt lookup).
+"""Prompt lookup: copies what followed when the same tokens last occurred in prompt or answer.
 
-The longest n-gram of the text's end is tried first, the root included; the latest earlier place
-where it stood decides. A copy that reaches the text's end goes on with itself, so that a loop is
-predicted beyond its last turn. Method: github.com/apoorvumang/prompt-lookup-decoding.
+The longest n-gram at the text's end, root included, is tried first; its latest earlier occurrence
+is copied. A copy that reaches the text's end continues with itself, so that a loop is predicted
+beyond its last round. Method: github.com/apoorvumang/prompt-lookup-decoding.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from medusa_kit.drafters.trie import Trie, TrieDrafter
 from medusa_kit.infer.draft import State
 from medusa_kit.settings.drafters import PromptLookupOptions
 
-# How often a copied token was right, by how many tokens before it agreed, itself not counted;
-# the last value stands for all longer ones (benchmarks/text_drafters.py measures them).
+# How often a copied token was right, by how many tokens before it agreed; the last value is for all
+# longer matches (measured by benchmarks/text_drafters.py).
 CHANCES = (0.0, 0.24, 0.55, 0.65, 0.7, 0.74, 0.79, 0.82, 0.94)
 MOST = len(CHANCES) - 1
 
 
 class NgramIndex:
-    """A text, and for each n-gram in it that something follows the latest place after it."""
+    """A text, and for each n-gram in it the latest place that follows an occurrence."""
 
     def __init__(self, min_ngram: int, max_ngram: int) -> None:
         self.sizes = range(max_ngram, min_ngram - 1, -1)
@@ -38,7 +38,7 @@ class NgramIndex:
             text.append(token)
 
     def copy(self, num_tokens: int) -> tuple[int, list[int]]:
-        """(tokens that agree, what followed them), longest n-gram first; (0, []) without one."""
+        """(tokens that agree, what followed them) for the longest n-gram; (0, []) without one."""
         text = self.tokens
         for size in self.sizes:
             place = self._behind.get(tuple(text[-size:])) if size <= len(text) else None
@@ -50,7 +50,7 @@ class NgramIndex:
         return 0, []
 
     def _agreement(self, place: int, known: int) -> int:
-        """How many tokens before `place` are those of the text's end, as far as it matters."""
+        """How many tokens before `place` agree with the text's end, as far as it matters."""
         text, size = self.tokens, known
         while size < min(MOST, place) and text[place - size - 1] == text[-size - 1]:
             size += 1
@@ -83,14 +83,14 @@ class PromptLookupDrafter(TrieDrafter):
         matched, copied = index.copy(self.options.num_tokens)
         trie, node = Trie(root), 0
         for depth, token in enumerate(copied, start=1):
-            # A copied token that was right makes the match one longer.
+            # Each right copied token makes the match one token longer.
             chance = CHANCES[min(matched + depth - 1, MOST)]
             node = trie.add(node, token, chance, (self.name, min(matched, MOST), min(depth, 4)))
         return trie
 
 
 def unread(tokens: list[int], root: int, num_read: int) -> list[int]:
-    """What a row's text, the root at its end, has beyond the first `num_read` tokens."""
+    """The tokens of a row's text, root last, after the first `num_read`."""
     return [*tokens[num_read:], root] if num_read <= len(tokens) else []
 
 

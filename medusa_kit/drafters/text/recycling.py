@@ -2,9 +2,9 @@
 
 Each verified node, accepted or not, shows which tokens the base model finds likely after the
 node's token; the latest are kept in a table for all requests of an engine. A draft follows the
-table from the root on. The tree of N nodes is the one with the largest sum of path chances, where
-the token of rank r is right with RANK_CHANCES[r] whatever stands before it: the N likeliest paths,
-found best first, which is also the static tree for such chances wherever the table is full.
+table from the root on. The tree has the N likeliest paths, found best first, if the token of rank r
+is right with RANK_CHANCES[r] whatever comes before it. Where the table is full this is the same
+tree at each step.
 
 Shapes: B batch, N nodes with root, V vocabulary, R ranks, G groups of M tokens.
 """
@@ -21,23 +21,23 @@ from medusa_kit.infer.draft import UNUSED, State, StepResult
 from medusa_kit.settings.drafters import RecyclingOptions
 
 # How often the table's r-th token was the next one, measured on SmolLM2-135M's answers; the last
-# stands for all above.
+# number is for all higher ranks.
 RANK_CHANCES = (0.4, 0.11, 0.05, 0.035, 0.03, 0.02, 0.01, 0.005)
-GROUP = 64  # tokens of the vocabulary, evenly spread, that are looked at together
+GROUP = 64  # tokens in a group, evenly spread over the vocabulary
 Table = dict[int, list[int]]  # token -> likeliest next tokens, likeliest first
 Waiting = tuple[float, int, int, int]  # -path chance, parent, rank, token
 
 
 class RecyclingDrafter(TrieDrafter):
     name = "recycling"
-    rewinds = True  # a guess depends on the root alone, whatever was taken back before it
+    rewinds = True  # a guess depends on the root alone, so drafts may be taken back
 
     def __init__(self, options: RecyclingOptions, table: Table, device: torch.device) -> None:
         super().__init__(device)
         self.options, self.table, self.num_nodes = options, table, options.num_nodes
 
     def join(self, state: State) -> None:
-        """A prompt's logits are not there: what followed a token in it goes first."""
+        """Enter what followed each token of the prompt, since prompts have no logits here."""
         for tokens, root in zip(state.tokens, state.roots_B, strict=True):
             for token, following in pairwise([*tokens, root]):
                 others = [t for t in self.table.get(token, ()) if t != following]
@@ -52,7 +52,7 @@ class RecyclingDrafter(TrieDrafter):
             ranks_NR = _ranked(step, row, self.options.width).tolist()
             parents = step.draft.topologies[row].parents
             used = [node for node, parent in enumerate(parents) if parent != UNUSED]
-            for node in [*used, 0, *step.paths[row]]:  # what was accepted has the last word
+            for node in [*used, 0, *step.paths[row]]:  # accepted nodes last, so that they prevail
                 self.table[tokens[node]] = ranks_NR[node]
 
     def _grow(self, root: int) -> Trie:
@@ -77,7 +77,7 @@ class RecyclingDrafter(TrieDrafter):
         rank: int,
         path: float,
     ) -> None:
-        """The guess of this rank after `node`; the next one when it has been taken."""
+        """Queue the guess of this rank after `node`; the next rank is queued once it is taken."""
         following = self.table.get(token, ())
         if rank < len(following):
             heapq.heappush(queue, (-path * _chance(rank), node, rank, following[rank]))
@@ -94,7 +94,8 @@ def _ranked(step: StepResult, row: int, count: int) -> Tensor:
 def likeliest(logits_XV: Tensor, count: int) -> Tensor:
     """The `count` likeliest tokens, likeliest first: ids_XR.
 
-    They lie in the groups with the largest maxima: a quarter of topk's time on a CPU.
+    They are in the groups with the largest maxima; searching these takes a quarter of topk's time
+    on a CPU.
     """
     V = logits_XV.shape[-1]
     num_groups = V // GROUP
@@ -110,8 +111,8 @@ def likeliest(logits_XV: Tensor, count: int) -> Tensor:
 
 
 def _maxima(logits_XMG: Tensor) -> Tensor:
-    """The largest of each group, [X, G]. On a CPU by numpy: torch would wake its threads for it,
-    which takes milliseconds where others are busy."""
+    """The largest of each group, [X, G]. On a CPU by numpy, since waking torch's threads takes
+    milliseconds on a busy machine."""
     if logits_XMG.device.type == "cpu" and logits_XMG.dtype == torch.float32:
         return torch.from_numpy(logits_XMG.numpy().max(-2))
     return logits_XMG.amax(-2)

@@ -1,16 +1,16 @@
 """The longest earlier matches of the text's end, in prompt, answer and past answers, as a tree.
 
-A token's chance is what its counts say, longest match first. Where the last l tokens stood t times
-before, k different tokens followed, and this one n times, that length says n / t with the weight
-t / (t + k * doubt[l]), and the next shorter match has a say in the rest:
+A token's chance follows from its counts, longest match first. If the last l tokens occurred t times
+before, followed by k different tokens, n times by this one, then that length estimates n / t with
+the weight t / (t + k * doubt[l]), and the next shorter match provides the rest:
 
     P_l(token) = (n + k * doubt[l] * P_shorter(token)) / (t + k * doubt[l]),    P_0 = 0
 
-so that a single match of one token is worth 1/3 and of eight tokens 3/4 and more; what went on
-differently each time has earned its doubt (Witten and Bell 1991). The likeliest paths grow first.
-A path that reaches the text's end goes on by what follows its own tokens, so that a loop is
-predicted beyond its last turn. Trees of counts: SuffixDecoding (arXiv 2411.04975); the automaton:
-SAM decoding (arXiv 2411.10666).
+So a single match of one token is worth 1/3, one of eight tokens 3/4 and more; matches that were
+followed by many different tokens count for less (Witten and Bell 1991). The likeliest paths grow
+first. A path that reaches the text's end continues with what follows its own tokens, so that a loop
+is predicted beyond its last round. Trees of counts: SuffixDecoding (arXiv 2411.04975); the
+automaton: SAM decoding (arXiv 2411.10666).
 """
 
 import heapq
@@ -32,8 +32,8 @@ from medusa_kit.errors import ConfigError, MedusaKitError
 from medusa_kit.infer.draft import State
 from medusa_kit.settings.drafters import SuffixOptions
 
-# By tokens matched, the last for all above; fitted to answers of SmolLM2-135M by likelihood. What
-# stood in other texts says less than what stood in this one.
+# By tokens matched, the last for all above; fitted to answers of SmolLM2-135M by likelihood.
+# Matches in other texts count for less than those in this one.
 DOUBTS = (
     *(0.0, 2.2, 1.1, 0.88, 0.75, 0.67, 0.52, 0.46, 0.38),
     *(0.36, 0.35, 0.3, 0.28, 0.27, 0.25, 0.22, 0.15),
@@ -42,15 +42,15 @@ PAST_DOUBTS = (
     *(0.0, 7.0, 7.0, 7.0, 6.5, 4.7, 4.2, 4.2, 3.2),
     *(3.2, 3.0, 2.5, 2.4, 1.5, 1.4, 1.3, 0.4),
 )
-LONG = 8  # longer matches are one kind of guess
-LEAST = 0.05  # a path that is less likely is not worth its node
+LONG = 8  # matches from this length on are one kind of guess
+LEAST = 0.05  # less likely paths are not worth a node
 
-Key = tuple[str, int]  # suffix, or past where other texts knew it; tokens of the longest match
-Level = tuple[int, str, float, dict[int, int]]  # matched, kind, doubt, how often each followed
+Key = tuple[str, int]  # suffix, or past for a match in other texts; tokens matched
+Level = tuple[int, str, float, dict[int, int]]  # matched, kind, doubt, count of each next token
 
 
 class Place(Protocol):
-    """Where a row stands in some text. A cursor says where a guess of its future would stand."""
+    """The position of a row in a text. A cursor is the position after a guessed continuation."""
 
     @property
     def end(self) -> Any: ...
@@ -63,7 +63,7 @@ class Place(Protocol):
 
 
 class RecentPlace:
-    """Where a row stands in the automaton of other texts."""
+    """The position of a row in the automaton of other texts."""
 
     def __init__(self, automaton: SuffixAutomaton) -> None:
         self.advance, self.levels = automaton.advance, automaton.levels
@@ -74,12 +74,12 @@ class RecentPlace:
 
 
 class SortedPlace:
-    """Where a row stands in a suffix array."""
+    """The position of a row in a suffix array."""
 
     def __init__(self, index: SuffixArray) -> None:
         self.index, self.advance, self.levels = index, index.advance, index.levels
         self._context = array("i")
-        self._most = 0  # a match grows by a token at a time
+        self._most = 0  # the longest possible match, which grows by one token at a time
 
     def read(self, token: int) -> None:
         self._context.append(token)
@@ -94,7 +94,7 @@ class SortedPlace:
 
 
 def blended(levels: Iterable[Level], least: float) -> dict[int, tuple[float, Key]]:
-    """{token: (chance, its longest match)}, as long as what is left to say is `least` or more."""
+    """{token: (chance, its longest match)}, until the weight left is below `least`."""
     found = dict[int, tuple[float, Key]]()
     left = 1.0
     for matched, kind, doubt, counts in levels:
@@ -110,7 +110,7 @@ def blended(levels: Iterable[Level], least: float) -> dict[int, tuple[float, Key
 
 
 class SuffixRow:
-    """One row's text, and what other texts it is looked up in."""
+    """One row's text, and the other texts that it is looked up in."""
 
     def __init__(self, max_match: int, past: PastAnswers | None) -> None:
         self.text = SuffixAutomaton(max_match)
@@ -128,7 +128,7 @@ class SuffixRow:
     def grow(self, root: int, num_nodes: int) -> Trie:
         """The likeliest `num_nodes` nodes after the root, best first.
 
-        Guesses of a kind match as much and are believed alike, to a tenth.
+        Guesses with the same match length and the same chance, to a tenth, share a key.
         """
         trie = Trie(root)
         queue: list[tuple[float, int, int, int, float, Key, list[Any]]] = []
@@ -145,7 +145,7 @@ class SuffixRow:
         return trie
 
     def _push(self, queue: list[Any], node: int, path: float, cursors: list[Any]) -> None:
-        """What may follow `node`, where the path to it and the token are likely enough."""
+        """Queue the tokens that may follow `node`, where the path with them is likely enough."""
         least = LEAST / path
         for token, (chance, key) in blended(self._levels(cursors), least).items():
             if chance >= least:
@@ -197,7 +197,7 @@ class SuffixDrafter(TrieDrafter):
         self._rows = [self._rows[row] for row in rows]
 
     def end(self, answers: Sequence[Sequence[int]]) -> None:
-        """Keep the answers. What cannot be saved is a note, since the answers are there."""
+        """Keep the answers. A failure to save them is only a note, since the request succeeded."""
         if self.past is None:
             return
         self.past.add(answers)
@@ -208,7 +208,7 @@ class SuffixDrafter(TrieDrafter):
 
 
 def build(context: DraftContext, options: SuffixOptions) -> SuffixDrafter:
-    """Raises ConfigError, CheckpointError where the store cannot be used."""
+    """Raises ConfigError or CheckpointError where the store cannot be used."""
     past = None
     if options.store is not None:
         past = _past_answers(context, Path(options.store).expanduser().absolute(), options)
@@ -216,7 +216,7 @@ def build(context: DraftContext, options: SuffixOptions) -> SuffixDrafter:
 
 
 def _past_answers(context: DraftContext, path: Path, options: SuffixOptions) -> PastAnswers:
-    """The engine's, with what the file has now."""
+    """The engine's past answers, updated from the file."""
     if path.is_dir():
         raise ConfigError(
             f"drafter suffix: store {str(path)!r} is a folder; expected a file",

@@ -1,7 +1,7 @@
-"""A sorted index of many tokens: where any string of past answers stands, and what follows it.
+"""A sorted index of many tokens: where any string occurs in past answers, and what follows it.
 
-Eight bytes a token, where an automaton in Python takes hundreds, but nothing can be added to it:
-new answers wait in an automaton until there are enough of them (past_answers.py).
+It takes eight bytes a token, an automaton in Python hundreds. But nothing can be added to it, so
+new answers are kept in an automaton until there are enough of them (past_answers.py).
 """
 
 from array import array
@@ -10,17 +10,17 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-BETWEEN = -1  # stands after each text; no string that is looked for holds it
-SAMPLE = 32  # places looked at where a string stands at more
+BETWEEN = -1  # follows each text; never part of a string that is looked up
+SAMPLE = 32  # places read where a string occurs more often
 SHORT = (2, 1)  # lengths looked up besides the longest match
 
-# Where a text stands: (first, one past the last, tokens matched) of the sorted places at which the
-# text's last tokens stand, the longest match first.
+# Matches of a text's end, longest first: (first, one past the last, tokens matched) of the sorted
+# places at which its last tokens occur.
 Ranges = tuple[tuple[int, int, int], ...]
 
 
 class SuffixArray:
-    """Places of `texts`, sorted by the tokens that begin there, as many as are ever compared."""
+    """Places of `texts`, sorted by the tokens that begin there, as far as they are compared."""
 
     def __init__(self, texts: "Iterable[array[int]]", max_match: int) -> None:
         self.max_match, self.sorted_by = max_match, 2 * max_match
@@ -32,8 +32,8 @@ class SuffixArray:
         self.places = array("i", places.astype(np.intc).tobytes())
 
     def match(self, context: "array[int]", most: int) -> Ranges:
-        """Ranges of the longest end of `context`, up to `most` tokens, and of some shorter."""
-        # Where an end stands, every shorter one does: the longest is found by halving.
+        """Ranges of the longest known end of `context`, `most` tokens at most, and of shorter."""
+        # Where an end occurs, every shorter one does, so the longest is found by bisection.
         found, missing = 0, min(most, self.max_match, len(context)) + 1
         ranges = dict[int, tuple[int, int]]()
         while missing - found > 1:
@@ -48,7 +48,7 @@ class SuffixArray:
         return tuple((*ranges[length], length) for length in kept)
 
     def advance(self, ranges: Ranges, token: int) -> Ranges:
-        """The same strings with `token` appended, where they stand."""
+        """The ranges of the same strings with `token` appended."""
         longer = []
         for first, end, matched in ranges:
             if matched < self.sorted_by:
@@ -62,7 +62,7 @@ class SuffixArray:
         for first, end, matched in ranges:
             step = -(-(end - first) // SAMPLE)
             counts = dict[int, int]()
-            for place in self.places[first:end:step]:  # sorted: every follower has its share
+            for place in self.places[first:end:step]:  # sorted, so every next token gets its share
                 token = self.tokens[place + matched]
                 if token != BETWEEN:
                     counts[token] = counts.get(token, 0) + step
@@ -70,7 +70,7 @@ class SuffixArray:
                 yield min(matched, self.max_match), counts
 
     def _find(self, string: "array[int]") -> tuple[int, int] | None:
-        """The range of places where `string` stands."""
+        """The range of places where `string` occurs."""
         tokens, length = self.tokens, len(string)
 
         def beginning(place: int) -> "array[int]":
@@ -92,10 +92,10 @@ class SuffixArray:
 
 
 def _sorted_places(tokens: np.ndarray, sorted_by: int) -> np.ndarray:
-    """Places by the `sorted_by` tokens from each on, or a few more: ranks by doubled lengths."""
+    """Places sorted by at least `sorted_by` tokens from each on, by prefix doubling."""
     rank, length = tokens.astype(np.int64) - BETWEEN, 1
     while length < sorted_by and len(rank):
-        later = np.zeros_like(rank)  # nothing stands after the end, which sorts first
+        later = np.zeros_like(rank)  # past the end, which sorts first
         later[:-length] = rank[length:] + 1
         _, rank = np.unique(rank * (rank.max() + 2) + later, return_inverse=True)
         length *= 2

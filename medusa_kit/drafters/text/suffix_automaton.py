@@ -1,30 +1,30 @@
 """An online suffix automaton with counts: how often any string of a text occurs, what follows it.
 
-A state stands for the strings that end at the same places of the text; its link, for the next
-shorter ones, which end at more places. Reading a token costs amortised constant time and at most
-two states (Blumer et al. 1985), so the longest earlier match of a text's end is always at hand.
+A state represents the strings that end at the same places of the text; its link leads to the next
+shorter ones, which end at more places. Reading a token takes amortised constant time and at most
+two new states (Blumer et al. 1985), so the longest earlier match of a text's end is always known.
 Several texts can share an automaton; no string runs from one into the next.
 """
 
 from collections.abc import Iterator
 
-# (state, matched): where a text stands in an automaton. The state holds the text's last `matched`
-# tokens, the longest end of it that the automaton knows, `max_match` at most.
+# (state, matched): the position of a text in an automaton. The state holds the text's last
+# `matched` tokens, its longest known suffix of at most `max_match` tokens.
 Cursor = tuple[int, int]
 START: Cursor = (0, 0)
 
 
 class SuffixAutomaton:
-    """`read` a text token by token; `end` is its cursor, `levels` what came after such an end."""
+    """`read` adds a text token by token, `end` is its cursor, `levels` what followed its end."""
 
     def __init__(self, max_match: int) -> None:
         self.max_match = max_match
         self.num_tokens = 0
         self._next: list[dict[int, int]] = [{}]  # by state: token -> state
-        self._link, self._length = [-1], [0]  # its longest string's length
-        self._count = [0]  # places where its strings end; kept for max_match + 1 tokens at most
+        self._link, self._length = [-1], [0]  # length of its longest string
+        self._count = [0]  # places where its strings end; right up to max_match + 1 tokens
         self._last = 0  # the state of the whole text
-        self._read: Cursor = START  # the text's last tokens, one more than a cursor may hold
+        self._read: Cursor = START  # up to one token more than a cursor
 
     @property
     def end(self) -> Cursor:
@@ -36,22 +36,22 @@ class SuffixAutomaton:
         self._last = self._extend(token)
         self._read = self._go(self._read, token, self.max_match + 1)
         state = self._read[0]
-        while state > 0:  # longer strings are never asked for: this walk stays short in a loop
+        while state > 0:  # longer strings are never looked up, so the walk is short even for a loop
             self._count[state] += 1
             state = self._link[state]
 
     def restart(self) -> None:
-        """What is read from here on is another text."""
+        """The next token read begins another text."""
         self._last, self._read = 0, START
 
     def advance(self, cursor: Cursor, token: int) -> Cursor:
-        """Where a text stands after one more token; it may be another text than was read."""
+        """The cursor after one more token, of any text, not only the one that was read."""
         return self._go(cursor, token, self.max_match)
 
     def levels(self, cursor: Cursor) -> Iterator[tuple[int, dict[int, int]]]:
         """(tokens matched, {token: how often it followed}), the longest match first.
 
-        Matches that nothing follows are left out: those at the text's very end.
+        Matches at the text's very end, which nothing follows, are left out.
         """
         state, matched = self._fit(*cursor)
         while state > 0:
@@ -61,7 +61,7 @@ class SuffixAutomaton:
             matched = self._length[state]
 
     def _fit(self, state: int, matched: int) -> Cursor:
-        """The state that holds the last `matched` tokens; reading on may have split it off."""
+        """The state that holds the last `matched` tokens, even if reading on has split it off."""
         while state and self._length[self._link[state]] >= matched:
             state = self._link[state]
         return state, matched
@@ -78,7 +78,7 @@ class SuffixAutomaton:
     def _extend(self, token: int) -> int:
         """The state of the text with one more token."""
         state, following = self._last, self._next
-        if token in following[state]:  # after a restart only: the strings are known
+        if token in following[state]:  # only after a restart: the strings are known
             return self._of_length(state, token)
         new = self._new_state({}, 0, self._length[state] + 1, 0)
         while state >= 0 and token not in following[state]:
@@ -89,7 +89,7 @@ class SuffixAutomaton:
         return new
 
     def _of_length(self, state: int, token: int) -> int:
-        """The state that `token` leads to, without the strings longer than `state`'s and it."""
+        """The state that `token` leads to, split off from its longer strings if need be."""
         to = self._next[state][token]
         length = self._length[state] + 1
         if self._length[to] == length:

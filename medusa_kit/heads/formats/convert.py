@@ -1,4 +1,4 @@
-"""Heads from one format to another, on disk: read, checked, written beside and renamed."""
+"""Converts heads on disk from one format to another."""
 
 import json
 import shutil
@@ -49,9 +49,9 @@ WRITERS: dict[str, Callable[[ForeignHeads, Target], Written]] = {
     OURS: _write_ours,
 }
 TWO_LAYOUTS = ("tgi", "lorax")
-NAMES_OF_OURS = (EMBEDDED_NAME, DEBUG_NAME)  # no other engine knows them
+NAMES_OF_OURS = (EMBEDDED_NAME, DEBUG_NAME)  # names that no other engine knows
 IN_A_FOLDER = ("folder", "gguf", "embedded")  # sources of bases that have one
-# What a folder may hold that --force replaces.
+# The only files that a folder may hold for --force to replace it.
 REPLACEABLE = {
     CONFIG_NAME, INDEX_NAME, ADAPTER_CONFIG, checkpoint.WEIGHTS_NAME, numbered.SAFETENSORS,
     prefixed.WEIGHTS, "adapter_model.safetensors",
@@ -59,25 +59,25 @@ REPLACEABLE = {
 
 
 def check_call(source: Path, folder: Path, to: str, layout: str, force: bool) -> None:
-    """Raises ConfigError for what no reading can put right, before anything is read."""
+    """Raises ConfigError for wrong arguments, before any file is read."""
     if to not in WRITERS:
         hint = did_you_mean(to, WRITERS)
         if to == "fd-merged":
-            hint = "heads inside a base's shards can be read; they are written alone: --to fd-v1"
+            hint = "heads in a base's shards can be read but are written separately: --to fd-v1"
         raise ConfigError(
             f"format {to!r} cannot be written; expected one of {', '.join(WRITERS)}", hint=hint
         )
     if layout not in LAYOUTS or (layout != "auto" and to not in TWO_LAYOUTS):
         raise ConfigError(
-            f"layout {layout!r} of {to}: expected one of {', '.join(LAYOUTS)} for "
-            f"{' and '.join(TWO_LAYOUTS)}, auto for every other format"
+            f"layout {layout!r} of format {to}: expected one of {', '.join(LAYOUTS)} for "
+            f"{' and '.join(TWO_LAYOUTS)}, and auto for every other format"
         )
     _check_folder(source.resolve(), folder.resolve(), force)
 
 
 def _check_folder(source: Path, folder: Path, force: bool) -> None:
     if folder == source or folder in source.parents or source in folder.parents:
-        raise ConfigError(f"{folder} would be written over or inside {source}")
+        raise ConfigError(f"{folder} would overwrite {source} or be inside it")
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file", hint="name a folder")
     there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
@@ -85,7 +85,7 @@ def _check_folder(source: Path, folder: Path, force: bool) -> None:
         raise ConfigError(f"{folder} is not empty", hint="name another, or replace it with --force")
     if others := sorted(there - REPLACEABLE):
         raise ConfigError(
-            f"{folder} holds {others[0]}, which is no part of converted heads: it is not replaced",
+            f"{folder} is not replaced: it holds {others[0]}, which does not belong to heads",
             hint="name another folder",
         )
 
@@ -100,12 +100,11 @@ def convert(
     layout: str = "auto",
     force: bool = False,
 ) -> tuple[ForeignHeads, Written]:
-    """Write the heads in `source` into `folder` as `to`; what was read, and what was written.
+    """Write the heads in `source` into `folder` as `to`; returns what was read and written.
 
     `base`: needed where the target holds what the source takes from its base, and to check sizes
-    (for medusa-kit heads the fingerprint). `base_name`: the base as the target is to name it, in
-    its config and in the command; unless given, the config has the name that the heads know, and
-    the command where `base` lies.
+    (for medusa-kit heads the fingerprint). `base_name`: the base's name in the target's config and
+    command; by default the config has the name in the heads, and the command the place of `base`.
     Raises ConfigError (the call, or a base is needed), CheckpointError (unreadable, or the target
     cannot hold these heads), IncompatibleBaseError.
     """
@@ -123,7 +122,7 @@ def convert(
     written.notes[:0] = notes
     _keep_adapter(source, to, heads, written)
     if base is None:
-        written.notes.append("no base was named, so the sizes were not checked against one")
+        written.notes.append("no base was named, so the sizes were not checked")
     _save(written, source, folder)
     return heads, written
 
@@ -138,7 +137,7 @@ def _read(source: Path, base: BaseModel | None) -> ForeignHeads:
 
 
 def _place(base: BaseModel | None, heads: ForeignHeads) -> str | None:
-    """Where another engine finds the base: a folder or a Hub id. None where it would find none."""
+    """The base's folder or Hub id for another engine; None where that could not load it."""
     if base is None:
         name = heads.base_name or ""
         return None if name in ("", *NAMES_OF_OURS) or name.endswith(".gguf") else name
@@ -154,13 +153,13 @@ def _keep_adapter(source: Path, to: str, heads: ForeignHeads, written: Written) 
         written.copies.append(ADAPTER_CONFIG)
         return
     written.notes.append(
-        f"{source} holds a LoRA adapter that the heads were trained with; {to} has no place for "
-        "it: merge it into the base that you serve"
+        f"{source} holds a LoRA adapter that the heads were trained with, and {to} cannot hold it: "
+        "merge it into the base that you serve"
     )
 
 
 def _save(written: Written, source: Path, folder: Path) -> None:
-    metadata = {"format": "pt"}  # transformers asks for it
+    metadata = {"format": "pt"}  # transformers requires it
     with atomic_write(folder) as temporary:
         temporary.mkdir()
         for name, tensors in written.files.items():
@@ -183,7 +182,7 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
 
 
 def _apart(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same numbers, no two in one storage: safetensors refuses to write those."""
+    """The same tensors, copied where two share storage, which safetensors refuses to write."""
     seen: set[int] = set()
     result = {}
     for name, tensor in tensors.items():

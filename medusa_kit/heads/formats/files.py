@@ -1,9 +1,8 @@
-"""The tensors of a checkpoint folder, by name; each is read only when it is asked for.
+"""The tensors of a checkpoint folder, by name; each is read only when needed.
 
-Pickles (`.pt`, `.bin`) are opened as plain tensors or not at all: nothing in them is run.
+Pickles (`.pt`, `.bin`) are opened only if they hold plain tensors: no code in them is run.
 """
 
-import json
 import pickle
 import zipfile
 from pathlib import Path
@@ -15,20 +14,21 @@ from torch import Tensor
 
 from medusa_kit.base.hub_client import heads_folder
 from medusa_kit.errors import CheckpointError
+from medusa_kit.files import parse_json
 
 CONFIG_NAME = "config.json"
 FD_FILES = ("medusa_lm_head.safetensors", "medusa_lm_head.pt")
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-# Of the trainer, not the model; LoRAX leaves out files that are named so.
+# The trainer's files, not the model's; LoRAX ignores these names too.
 NO_WEIGHTS = ("arguments", "args", "training", "optimizer", "scheduler")
 SAFE_WAY = (
-    "where you trust it, load it and write the tensors with safetensors.torch.save_file; "
-    "then convert that file"
+    "if you trust it, load it, write its tensors with safetensors.torch.save_file and convert "
+    "that file"
 )
 
 
 class TensorFiles:
-    """Names of all tensors of a folder and the file each is in."""
+    """The names of all tensors in a folder, and the file that each is in."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = Path(folder)
@@ -37,7 +37,7 @@ class TensorFiles:
         self.files: list[Path] = []
         index = find_index(self.folder)
         apart = [folder / name for name in FD_FILES if (folder / name).is_file()]
-        if index is not None and apart:  # heads in a file of their own, beside the base's shards
+        if index is not None and apart:  # heads in a file of their own beside the base's shards
             self._take_file(apart[0])
         elif index is not None:
             self._take_index(index)
@@ -81,8 +81,8 @@ class TensorFiles:
             if name in self.places:
                 raise CheckpointError(
                     f"{name} is both in {self.places[name].name} and in {path.name}",
-                    hint="leave one of the files; parts of tensors, split over the ranks of an "
-                    "engine, have to be joined first",
+                    hint="keep one of the files; tensors that are split over the ranks of an "
+                    "engine have to be joined first",
                 )
             self.places[name] = path
         self.files.append(path)
@@ -100,10 +100,10 @@ def find_index(folder: Path) -> Path | None:
 def read_index(path: Path) -> dict[str, str]:
     """The file of each tensor. Raises CheckpointError."""
     try:
-        weight_map = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
+        weight_map = parse_json(path.read_text(encoding="utf-8"))["weight_map"]
         return {str(name): str(file) for name, file in weight_map.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{path} is no index of weights: {error}") from error
+        raise CheckpointError(f"{path} is not an index of weights: {error}") from error
 
 
 def hub_patterns(folder: Path) -> list[str]:
@@ -113,19 +113,19 @@ def hub_patterns(folder: Path) -> list[str]:
         return ["*.safetensors", FD_FILES[1]]
     in_model = ("medusa_head.", "medusa_heads.")
     shards = {file for name, file in read_index(index).items() if name.startswith(in_model)}
-    # What is in no shard lies beside them.
+    # Weight files that are not shards of the index are beside them.
     return sorted(shards) or [*FD_FILES, "heads.safetensors"]
 
 
 def heads_place(name: str | Path) -> Path:
-    """The folder of heads of any format, fetched where it is a name on the Hub; of a model that
-    holds heads, the shards they are in alone. Raises HubError.
+    """The folder of heads of any format. A name on the Hub is fetched; of a model that holds heads,
+    only the shards with the heads. Raises HubError.
     """
     return heads_folder(name, hub_patterns)
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Files of a folder without an index that hold weights, safetensors before pickles."""
+    """The weight files of a folder without an index, safetensors before pickles."""
     found = sorted(
         path
         for path in folder.glob("*.safetensors")
@@ -146,13 +146,13 @@ def weight_files(folder: Path) -> list[Path]:
 def read_pickle(path: Path) -> dict[str, Tensor]:
     """A state dict of plain tensors. Raises CheckpointError for anything else."""
     try:
-        # Mapped, so that of a whole model only the heads are read.
+        # Memory-mapped, so that only the heads of a whole model are read.
         loaded = torch.load(
             path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
         )
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"{path} is a pickle of more than plain tensors; it is not opened, since it could run "
+            f"{path} is a pickle with more than plain tensors; it is not opened: it could run "
             "any code",
             hint=SAFE_WAY,
         ) from error
@@ -162,25 +162,25 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
         isinstance(name, str) and isinstance(value, Tensor) for name, value in loaded.items()
     )
     if not plain:
-        raise CheckpointError(f"{path} is no state dict: tensors by name", hint=SAFE_WAY)
+        raise CheckpointError(f"{path} is not a state dict of tensors", hint=SAFE_WAY)
     return dict(loaded)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; nothing where there is no file."""
+    """The object in a JSON file; an empty one where there is no file."""
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
-        raise CheckpointError(f"{path} is no JSON: {error}") from error
+        raise CheckpointError(f"{path} is not JSON: {error}") from error
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} holds {type(found).__name__}, expected an object")
     return found
 
 
 def whole_number(config: dict[str, Any], key: str) -> int | None:
-    """A number of a config, None where it has none. Raises CheckpointError for anything else."""
+    """A whole number of a config, None without the key. Raises CheckpointError for other values."""
     value = config.get(key)
     if value is None or type(value) is int:
         return value

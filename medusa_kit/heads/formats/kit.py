@@ -1,7 +1,7 @@
-"""Between the neutral form and our own heads, without a change in any logit.
+"""Conversion between the neutral form and our own heads, without a change in any logit.
 
-Foreign heads carry no fingerprint of their base: their sizes are checked, the rest is for the
-person to know.
+Foreign heads carry no fingerprint of their base. Their sizes are checked; that the base is the
+right one is up to the user.
 
 Shapes: D hidden, V vocabulary, R rows of a vocabulary matrix.
 """
@@ -47,10 +47,10 @@ def check_sizes(heads: ForeignHeads, base: BaseModel) -> None:
 
 
 def scale_note(base: BaseModel) -> str | None:
-    """What the base's logit scale means for heads elsewhere: None where there is no scale.
+    """A note on what the base's logit scale means for heads elsewhere; None without a scale.
 
-    No format carries one. A positive scale and a soft cap leave the order of guesses as it is.
-    Raises CheckpointError for a scale that turns it round.
+    No format carries one. A positive scale and a soft cap keep the order of guesses.
+    Raises CheckpointError for a scale that reverses it.
     """
     scale = base.scale_logits
     if scale.factor == 1 and scale.divisor == 1 and scale.cap is None:
@@ -58,17 +58,17 @@ def scale_note(base: BaseModel) -> str | None:
     if not scale.factor / scale.divisor > 0 or not (scale.cap is None or scale.cap > 0):
         raise CheckpointError(
             f"the logits of {base.info.name!r} are multiplied by "
-            f"{scale.factor / scale.divisor:g}: heads of other formats know no scale, and this "
+            f"{scale.factor / scale.divisor:g}: other formats of heads have no scale, and this "
             "one changes the order of guesses"
         )
     return (
-        f"{base.info.name} scales or caps its logits, which no foreign format holds: the order of "
-        "the heads' guesses is the same without, their probabilities are not"
+        f"{base.info.name} scales or caps its logits, which no foreign format records: the order "
+        "of the heads' guesses stays the same, their probabilities do not"
     )
 
 
 def simplified(heads: ForeignHeads, base: BaseModel) -> ForeignHeads:
-    """The same heads, ending in the base's own rows where their matrices are equal to them."""
+    """The same heads, without matrices where these are equal to the base's own rows."""
     bias = getattr(base.output_embedding, "bias", None)
     if heads.matrices is None or (bias is not None and bool(bias.any())):
         return heads
@@ -81,7 +81,7 @@ def simplified(heads: ForeignHeads, base: BaseModel) -> ForeignHeads:
 
 
 def to_kit(heads: ForeignHeads, base: BaseModel) -> tuple[HeadsConfig, dict[str, Tensor]]:
-    """Our config and tensors, these in the dtypes they were stored in. Sizes must fit."""
+    """Our config and tensors, the latter in the dtypes they were stored in. Sizes must fit."""
     check_sizes(heads, base)
     heads = _in_order(simplified(heads, base))
     tensors: dict[str, Tensor] = {}
@@ -116,7 +116,7 @@ def to_kit(heads: ForeignHeads, base: BaseModel) -> tuple[HeadsConfig, dict[str,
 
 
 def _own(heads: ForeignHeads, base: BaseModel) -> dict[str, Tensor]:
-    """Projections; with a bias of zeros where our heads have one, as their base has."""
+    """Projections, with biases of zeros where the base's output embedding has a bias."""
     matrices = heads.matrix_list()
     if len(matrices) == 1:
         matrices = matrices * heads.num_heads
@@ -128,7 +128,7 @@ def _own(heads: ForeignHeads, base: BaseModel) -> dict[str, Tensor]:
 
 
 def _in_order(heads: ForeignHeads) -> ForeignHeads:
-    """Our columns ascend in token id; a map in another order is sorted, rows with it."""
+    """The heads with token map and rows sorted, since our columns ascend in token id."""
     if heads.token_map_R is None:
         return heads
     ids_R, order_R = heads.token_map_R.sort()
@@ -156,18 +156,18 @@ def loaded(heads: ForeignHeads, base: BaseModel) -> MedusaHeads:
         console.note(line)
     if heads.adapter:
         console.warn(
-            "the heads were trained with a LoRA adapter, which this base lacks: text stays exact, "
+            "the heads were trained with a LoRA adapter that this base lacks: text stays exact, "
             "acceptance may be lower"
         )
     return result.requires_grad_(False).eval()
 
 
 def from_kit(config: HeadsConfig, tensors: dict[str, Tensor]) -> ForeignHeads:
-    """Our heads in the neutral form. Raises ConfigError for kinds that no other engine knows."""
+    """Our heads in the neutral form. Raises ConfigError for kinds that other engines lack."""
     if config.kind != "medusa":
         raise ConfigError(
             f"heads of kind {config.kind!r} read tokens besides the hidden state, and no other "
-            "engine knows such heads",
+            "engine supports such heads",
             hint="train heads of kind medusa: heads.kind=medusa",
         )
     blocks = [

@@ -1,7 +1,7 @@
-"""From tensor names to heads: what every format does alike.
+"""From tensor names to heads: what all formats share.
 
-Nothing is guessed: a name that is not understood, a hole in the numbering, a shape or a dtype that
-does not fit is an error that names the tensor.
+Nothing is guessed: an unknown name, a gap in the numbering, or a shape or dtype that does not fit
+is an error that names the tensor.
 
 Shapes: D hidden, R rows of a vocabulary matrix.
 """
@@ -94,7 +94,7 @@ def _add(found: dict[Any, str], key: object, name: str) -> None:
 
 
 def unexpected(name: str) -> CheckpointError:
-    """What to say of a tensor that no format explains."""
+    """The error for a tensor that belongs to no format."""
     if name.endswith(SCALES):
         return CheckpointError(
             f"{name} is a scale of quantised weights, which cannot be read",
@@ -107,14 +107,14 @@ def unexpected(name: str) -> CheckpointError:
         )
     return CheckpointError(
         f"{name} is unexpected: no Medusa checkpoint has such a tensor here",
-        hint="nothing is left out without a word; remove the tensor if it does not matter",
+        hint="no tensor is dropped silently; remove it from the file if it does not matter",
     )
 
 
 def read_blocks(files: TensorFiles, names: Names, bias: bool = True) -> list[list[Block]]:
-    """All blocks, shapes checked. `bias`: whether they have any; without, zeros stand there.
+    """All blocks, with shapes checked. Without `bias` theirs are zeros.
 
-    Raises CheckpointError for a tensor that is missing or misshapen.
+    Raises CheckpointError for a tensor that is missing or of a wrong shape.
     """
     blocks: list[list[Block]] = []
     for head in range(names.num_heads):
@@ -137,15 +137,15 @@ def read_blocks(files: TensorFiles, names: Names, bias: bool = True) -> list[lis
 def read_matrices(
     files: TensorFiles, names: Names, blocks: list[list[Block]]
 ) -> list[Tensor] | None:
-    """A matrix for each head, None where there is none at all; shapes checked."""
+    """A matrix for each head, with shapes checked; None where no head has one."""
     if not names.matrices:
         return None
     matrices: list[Tensor] = []
     for head in range(names.num_heads):
         if head not in names.matrices:
             raise CheckpointError(
-                f"head {head} has no vocabulary matrix, though {sorted(names.matrices.values())[0]}"
-                " is there"
+                f"head {head} has no vocabulary matrix, but there is "
+                f"{sorted(names.matrices.values())[0]}"
             )
         matrix_RD = read_float(files, names.matrices[head])
         like = blocks[0][0].weight_DD if blocks[0] else matrix_RD
@@ -183,8 +183,8 @@ def _check_shape(name: str, tensor: Tensor, expected: tuple[int, ...]) -> None:
     wide = len(shape) == 2 and shape[0] == expected[0] and shape[1] > shape[0] == expected[1]
     raise CheckpointError(
         f"{name} has shape {shape}, expected {expected}",
-        hint="a first block that reads more than the hidden state is a Hydra head's: those are "
-        "another kind, and cannot be read as Medusa heads"
+        hint="a first block that reads more than the hidden state belongs to a Hydra head, which "
+        "cannot be read as a Medusa head"
         if wide
         else None,
     )

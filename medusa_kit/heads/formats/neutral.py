@@ -1,4 +1,4 @@
-"""What every Medusa checkpoint holds, in the form that readers make and writers take.
+"""What every Medusa checkpoint holds, in the form that readers produce and writers take.
 
 Head i is L residual blocks x + SiLU(Wx + b), then a matrix to the vocabulary without a bias.
 
@@ -22,12 +22,12 @@ class Block(NamedTuple):
 class ForeignHeads:
     """K heads of L blocks each, in the dtypes they were stored in.
 
-    matrices     one [R, D] a head; or a single one that all heads share; or None: the base's own
+    matrices     one [R, D] for each head; or one that all heads share; or None: the base's own
     token_map_R  the token id of each row of the matrices, where they score only some tokens
-    vocab_size   V where the checkpoint tells it
+    vocab_size   V where the checkpoint states it
     base_name    the base model that the checkpoint names
     adapter      tensors of a LoRA adapter that was trained with the heads, by name
-    notes        what a person should be told about the reading
+    notes        remarks on the reading, for the user
     """
 
     format: str
@@ -88,7 +88,7 @@ def without_empty_heads(heads: ForeignHeads) -> ForeignHeads:
         return heads
     first = heads.matrix_list()[0]
     zeros = Block(first.new_zeros(first.shape[1], first.shape[1]), first.new_zeros(first.shape[1]))
-    note = "the heads have no residual block: one of zeros, which changes nothing, stands for it"
+    note = "the heads have no residual block: one of zeros was added, which changes nothing"
     return replace(heads, blocks=[[zeros]] * heads.num_heads, notes=(*heads.notes, note))
 
 

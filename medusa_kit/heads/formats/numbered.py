@@ -1,8 +1,8 @@
 """Heads in a file of their own, tensors named by numbers alone: `0.0.linear.weight`, `0.1.weight`.
 
-FasterDecoding's first release (`fd-v1`), and all who took over its names: Hugging Face TGI, LoRAX,
-and what TensorRT-LLM converts from. Without the vocabulary matrices it is FasterDecoding's version
-"2" (`fd-v2`), in which heads end in the base's own matrix.
+FasterDecoding's first release (`fd-v1`), and the engines that took over its names: Hugging Face
+TGI, LoRAX, and TensorRT-LLM's converter. Without the vocabulary matrices it is FasterDecoding's
+version "2" (`fd-v2`), in which heads use the base's own matrix.
 """
 
 from typing import Any
@@ -31,8 +31,8 @@ def _warn_about_config(files: TensorFiles, config: dict[str, Any], version_2: bo
     found = "2" if version_2 else "1"
     if said and said != found:
         console.warn(
-            f"{path}: version is {config['version']!r}, the file's tensors are those of version "
-            f"{found}: {found} used"
+            f"{path}: version is {config['version']!r}, but the file's tensors are those of "
+            f"version {found}: {found} is used"
         )
     for_tgi = "medusa_num_heads" in config and "base_model_name_or_path" in config
     if for_tgi and "architectures" in config:
@@ -72,14 +72,14 @@ def write_fd_v2(heads: ForeignHeads, target: Target) -> Written:
 
 
 def write_tgi(heads: ForeignHeads, target: Target) -> Written:
-    """No `architectures` in its config: TGI asks for no speculator then, and crashes."""
+    """Writes no `architectures` into the config: with it TGI ignores the speculator and crashes."""
     written = _write(heads, target, target.version(heads, one_block=True))
     written.command = ["text-generation-launcher", "--model-id", str(target.folder)]
     return written
 
 
 def write_lorax(heads: ForeignHeads, target: Target) -> Written:
-    """Version 2 is the one that LoRAX can serve for each request."""
+    """Writes version 2, which LoRAX can choose for each request."""
     version = target.version(heads, one_block=True)
     written = _write(heads, target, version)
     written.config["version"] = float(version)
@@ -90,7 +90,7 @@ def write_lorax(heads: ForeignHeads, target: Target) -> Written:
 
 
 def write_trt_llm(heads: ForeignHeads, target: Target) -> Written:
-    """What TensorRT-LLM's convert_checkpoint.py reads; heads without matrices are a KeyError."""
+    """For TensorRT-LLM's convert_checkpoint.py, which needs the matrices (else a KeyError)."""
     written = _write(heads, target, 1)
     written.command = [
         "python", "examples/medusa/convert_checkpoint.py",

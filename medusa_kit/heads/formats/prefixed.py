@@ -35,12 +35,12 @@ def read_modelopt(
 
 
 def _read(name: str, layout: Layout, files: TensorFiles, extras: frozenset[str]) -> ForeignHeads:
-    """Of the base's tensors only the names are looked at."""
+    """Only the names of the base's tensors are read, not their numbers."""
     names = sort_names(layout, files.names, extras)
     blocks = read_blocks(files, names)
     matrices = read_matrices(files, names, blocks)
     beside = any(not layout.own(one) for one in files.names)
-    # Heads inside a model fit that model, and no other.
+    # Heads stored inside a model belong to that model.
     return ForeignHeads(name, blocks, matrices, base_name=str(files.folder) if beside else None)
 
 
@@ -53,8 +53,8 @@ def write_mlc(heads: ForeignHeads, target: Target) -> Written:
 
 def write_modelopt(heads: ForeignHeads, target: Target) -> Written:
     config = {**target.sizes(heads), "medusa": heads_config(heads)}
-    notes = ["Model Optimizer keeps heads beside the base's tensors: lay these beside them, and "
-             "`medusa` into that config"]  # fmt: skip
+    notes = ["Model Optimizer keeps heads with the base's tensors: copy these files to them, and "
+             "`medusa` into their config"]  # fmt: skip
     return Written(config, {WEIGHTS: _tensors(heads, target, HEADS)}, notes=notes)
 
 

@@ -1,4 +1,4 @@
-"""Which format a folder is in, by its tensors' names; its config's claims are held against them."""
+"""Recognises a folder's format by its tensors' names, and compares its config with them."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -37,9 +37,10 @@ READERS = (
 def read_foreign(folder: Path, quiet: bool = False) -> ForeignHeads | None:
     """The heads in `folder`; None where it holds no weights, or those of medusa-kit.
 
-    Only the heads' own tensors are read, whatever else is in the files. `quiet`: what the config
-    says otherwise than the tensors is not told.
-    Raises CheckpointError: not recognised, cut off, unexpected, missing or misshapen tensors.
+    Only the heads' own tensors are read, whatever else is in the files. `quiet`: without notes on
+    where the config differs from the tensors.
+    Raises CheckpointError for an unknown format, a file that is cut off, and tensors that are
+    unexpected, missing or of a wrong shape.
     """
     folder = Path(folder)
     files = TensorFiles(folder)
@@ -66,19 +67,19 @@ def _reader_for(files: TensorFiles) -> Reader:
     if found:
         raise CheckpointError(
             f"{files.folder} holds heads of several formats: {', '.join(r.names for r in found)}",
-            hint="leave the files of one of them in the folder",
+            hint="keep the files of one of them in the folder",
         )
     if unmerged := next((name for name in files.names if UNMERGED in name), None):
         raise unexpected(unmerged)
     seen = ", ".join(sorted(files.names)[:4])
     raise CheckpointError(
-        f"{files.folder} holds no Medusa heads that are known: its tensors are {seen}, …",
+        f"{files.folder} holds no Medusa heads of a known format: its tensors are {seen}, …",
         hint="formats are listed in docs/formats.md",
     )
 
 
 def _adapter_names(folder: Path, files: TensorFiles) -> frozenset[str]:
-    """LoRAX serves heads with the LoRA adapter they were trained with, in the same folder."""
+    """The adapter's tensors: for LoRAX the adapter trained with the heads is in their folder."""
     if not (folder / ADAPTER_CONFIG).is_file():
         return frozenset()
     return frozenset(name for name in files.names if ".lora_" in name)
@@ -90,7 +91,7 @@ def _base_name(config: dict[str, Any]) -> str | None:
 
 
 def _compare(heads: ForeignHeads, config: dict[str, Any], path: Path) -> None:
-    """The file wins; a config that says something else is reported with both numbers."""
+    """The tensors decide; where the config differs, a note gives both values."""
     matrices = heads.matrix_list()
     rows = len(matrices[0]) if matrices and heads.token_map_R is None else None
     held = {
@@ -102,20 +103,20 @@ def _compare(heads: ForeignHeads, config: dict[str, Any], path: Path) -> None:
     for what, key, said in _claims(heads, config):
         if held[what] is not None and said != held[what]:
             console.warn(
-                f"{path}: {key} is {said!r}, the file's tensors make it {held[what]}: "
-                f"{held[what]} used"
+                f"{path}: {key} is {said!r}, but by the file's tensors it is {held[what]}: "
+                f"{held[what]} is used"
             )
 
 
 def _claims(heads: ForeignHeads, config: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """(what, key, value) of everything in the config that the tensors tell too."""
+    """(what, key, value) of everything in the config that the tensors show too."""
     nested = [config.get(key) for key in ("medusa", "medusa_config")]
     for part in (config, *(one for one in nested if isinstance(one, dict))):
         for key, value in part.items():
             if value is None:
                 continue
             for what in ("heads", "layers"):
-                # vLLM takes any such key for the number, one of the base's too.
+                # vLLM takes any such key for the number of heads, even one about the base.
                 if heads.format == "vllm":
                     matches = "num" in key and what in key
                 else:

@@ -1,4 +1,4 @@
-"""What writers share: the base, its name, what a format can hold, and what becomes of it on disk.
+"""What writers share: the base, its name, what a format can hold, and the files to write.
 
 Shapes: D hidden, V vocabulary, R rows of a vocabulary matrix.
 """
@@ -19,7 +19,7 @@ LAYOUTS = ("auto", "v1", "v2")
 
 @dataclass
 class Written:
-    """A folder to be: config.json, weight files, an index, files copied from the source."""
+    """The folder to write: config.json, weight files, an index, files copied from the source."""
 
     config: dict[str, Any]
     files: dict[str, dict[str, Tensor]]
@@ -31,10 +31,10 @@ class Written:
 
 @dataclass(frozen=True)
 class Target:
-    """Where heads go and what they stand on. `layout`: of formats that have two, auto, v1 or v2.
+    """The format to write and the heads' base. `layout`: auto, v1 or v2, for formats with two.
 
-    `base_name`: what a config calls the base. `base_place`: what an engine's command is given, a
-    folder or a Hub id; None where there is nothing that another engine could load.
+    `base_name`: the base's name in the config. `base_place`: its folder or Hub id for an engine's
+    command; None where another engine could not load it.
     """
 
     format: str
@@ -47,19 +47,19 @@ class Target:
     def required_base_name(self) -> str:
         if self.base_name is None:
             raise ConfigError(
-                f"a {self.format} config names the base model, and the heads do not say which",
+                f"a {self.format} config names the base model, and the heads do not name theirs",
                 hint="give it as --base-name",
             )
         return self.base_name
 
     def matrices(self, heads: ForeignHeads) -> list[Tensor] | Tensor:
-        """The heads' matrices, or the rows of the base's that they stand for (one for all)."""
+        """The heads' matrices; for heads without any, the base's rows as one for all."""
         if heads.matrices is not None:
             return heads.matrices
         if self.base is None:
             raise ConfigError(
-                f"the heads end in the base's own vocabulary matrix, and {self.format} needs it "
-                "written out",
+                f"the heads use the base's own vocabulary matrix, and {self.format} has to hold a "
+                "copy of it",
                 hint="name the base as --model",
             )
         return base_rows(self.base, heads.token_map_R, heads.dtype)
@@ -76,7 +76,7 @@ class Target:
         return matrices if isinstance(matrices, list) else [matrices] * heads.num_heads
 
     def version(self, heads: ForeignHeads, one_block: bool) -> int:
-        """2 (blocks alone) or 1 (a matrix each), by `layout` and by what the heads are."""
+        """2 (blocks alone) or 1 (a matrix for each head), as `layout` and the heads require."""
         possible = heads.matrices is None and heads.token_map_R is None
         fits = possible and (heads.num_blocks == 1 or not one_block)
         if self.layout == "v2":
@@ -84,19 +84,19 @@ class Target:
         return 2 if self.layout == "v2" or (self.layout == "auto" and fits) else 1
 
     def need_version_2(self, heads: ForeignHeads, one_block: bool) -> None:
-        """Raises CheckpointError where blocks alone would not be these heads."""
+        """Raises CheckpointError where blocks alone do not make up these heads."""
         if heads.token_map_R is not None:
             self.full_matrices(heads)
         if heads.matrices is not None:
             raise CheckpointError(
                 f"version 2 of {self.format} has no vocabulary matrices; these heads have their "
-                "own, " + ("and the base is not named to compare them with" if self.base is None
+                "own, " + ("and no base was named to compare them with" if self.base is None
                            else "different from the base's"),
                 hint="write version 1" + ("" if self.base else ", or name the base as --model"),
             )  # fmt: skip
         if one_block and heads.num_blocks != 1:
             raise CheckpointError(
-                f"version 2 of {self.format} has one block a head, these have {heads.num_blocks}",
+                f"version 2 of {self.format} has one block a head; these have {heads.num_blocks}",
                 hint="write version 1: --layout v1 --model BASE",
             )
 
@@ -109,7 +109,7 @@ class Target:
             V = len(heads.matrix_list()[0])
         if V is None:
             raise ConfigError(
-                f"a {self.format} config tells the vocabulary's size, and the heads do not",
+                f"a {self.format} config states the vocabulary size, and the heads do not",
                 hint="name the base as --model",
             )
         return {"hidden_size": heads.hidden_size, "vocab_size": V}
@@ -120,7 +120,7 @@ def heads_config(heads: ForeignHeads) -> dict[str, int]:
 
 
 def base_rows(base: BaseModel, ids_R: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Rows of the base's output embedding on the CPU: in `dtype` where that changes no number.
+    """Rows of the base's output embedding on the CPU, in `dtype` where that changes no number.
 
     Raises CheckpointError where the output embedding has a bias, which no format can hold.
     """

@@ -1,7 +1,7 @@
 """TensorRT-LLM's engine checkpoint: `medusa_heads.0.medusa_layers.0.linear.weight`.
 
-It holds base and heads, split by rank. What it is made from has FasterDecoding's names, and that is
-what `--to trt-llm` writes (numbered.py); here its own names are read.
+It holds base and heads, split by rank, and its names are read here. TensorRT-LLM makes it from a
+checkpoint with FasterDecoding's names, which is what `--to trt-llm` writes (numbered.py).
 """
 
 import re
@@ -23,7 +23,7 @@ LAYOUT = Layout(
 
 
 def read(files: TensorFiles, config: dict[str, Any], extras: frozenset[str]) -> ForeignHeads:
-    """Files of several ranks hold the same names, and are refused for that."""
+    """Files of several ranks are refused before this, since they hold the same names."""
     names = sort_names(LAYOUT, files.names, extras)
     blocks = read_blocks(files, names)
     return ForeignHeads("trt-llm", blocks, read_matrices(files, names, blocks))

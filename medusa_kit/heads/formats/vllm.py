@@ -1,9 +1,9 @@
 """vLLM's Medusa folder: `blocks.0.layers.0.weight`, `lm_heads.0.weight`, and a config with traps.
 
-Biases exist only where the config says `medusa_fc_bias`; one matrix for all heads,
-`lm_head.weight`, where it says `original_lm_head`; a `token_map` counts only where
-`truncated_vocab_size` is below `vocab_size`. Any key with "num" and "heads" in it is taken for the
-number of heads. Names it does not know vLLM drops without a word.
+Biases exist only where the config sets `medusa_fc_bias`, and one matrix for all heads,
+`lm_head.weight`, where it sets `original_lm_head`. A `token_map` is used only where
+`truncated_vocab_size` is below `vocab_size`. vLLM takes any key with "num" and "heads" in it for
+the number of heads, and silently drops tensors whose names it does not know.
 
 Shapes: R rows of a vocabulary matrix.
 """
@@ -32,11 +32,11 @@ from medusa_kit.heads.formats.target import Target, Written, same_numbers
 START = r"(?:medusa_heads\.)?"  # vLLM cuts it off first
 ORIGINAL, TOKEN_MAP = "lm_head.weight", "token_map"
 WEIGHTS = "model.safetensors"
-# vLLM makes a parameter of token_map and then misses it among those it has loaded: no server.
+# vLLM makes token_map a parameter, does not load it, and then refuses to start without it.
 NOT_TRACKED = {"enable_weights_track": False}
 NOT_TRACKED_NOTE = (
-    "vLLM (0.32) does not load a token_map unless it is told not to check that every weight was in "
-    "the files; it then starts with heads that are missing too, so look at its acceptance"
+    "vLLM (0.32) loads a token_map only with its check for missing weights switched off; it then "
+    "starts even if heads are missing, so look at its acceptance"
 )
 LAYOUT = Layout(
     re.compile(START + r"blocks\.(?P<head>\d+)\.layers\.(?P<block>\d+)\.(?P<kind>weight|bias)"),
@@ -56,7 +56,7 @@ def read(files: TensorFiles, config: dict[str, Any], extras: frozenset[str]) -> 
     heads = ForeignHeads("vllm", blocks, matrices, vocab_size=whole_number(config, "vocab_size"))
     if config.get("logit_scale", 1.0) != 1.0:
         heads = replace(
-            heads, notes=(f"the config's logit_scale {config['logit_scale']} is left out: it does "
+            heads, notes=(f"the config's logit_scale {config['logit_scale']} is dropped: it does "
                           "not change the order of guesses",)
         )  # fmt: skip
     return _with_token_map(heads, token_map_R, config)
@@ -66,13 +66,13 @@ def _check_bias(files: TensorFiles, config: dict[str, Any], has_bias: bool) -> N
     said = bool(config.get("medusa_fc_bias", False))
     if said and not has_bias:
         raise CheckpointError(
-            f"{files.folder}: the config says medusa_fc_bias, and the file holds no bias",
-            hint="the checkpoint is incomplete; without biases the config must not promise them",
+            f"{files.folder}: the config sets medusa_fc_bias, but the file holds no bias",
+            hint="the checkpoint is incomplete, or the config should not set it",
         )
     if has_bias and not said:
         console.warn(
-            f"{files.folder}: the file holds biases, which are used; without medusa_fc_bias in its "
-            "config vLLM leaves them out"
+            f"{files.folder}: the file's biases are used, but vLLM ignores them, since the config "
+            "does not set medusa_fc_bias"
         )
 
 
@@ -105,14 +105,14 @@ def _read_matrices(
 def _with_token_map(
     heads: ForeignHeads, token_map_R: Tensor | None, config: dict[str, Any]
 ) -> ForeignHeads:
-    """Matrices cut to the tokens of the map, as vLLM cuts them when it loads."""
+    """Matrices cut to the tokens of the map, as vLLM does when it loads them."""
     rows = len(heads.matrix_list()[0])
     vocab_size, cut_to = heads.vocab_size, whole_number(config, "truncated_vocab_size")
     if token_map_R is None:
         if cut_to is not None and vocab_size is not None and cut_to < vocab_size:
             raise CheckpointError(
                 f"the config's truncated_vocab_size {cut_to} is below its vocab_size {vocab_size}, "
-                "and the file holds no token_map"
+                "but the file holds no token_map"
             )
         return replace(heads, vocab_size=rows)
     whole = token_map_R.dtype in (torch.int32, torch.int64)
@@ -142,9 +142,9 @@ def _with_token_map(
 
 
 def write(heads: ForeignHeads, target: Target) -> Written:
-    """Heads on the base's own matrix become one `lm_head.weight` for all.
+    """Heads that use the base's own matrix get one `lm_head.weight` for all.
 
-    Raises CheckpointError for matrices of some tokens that differ from head to head.
+    Raises CheckpointError for matrices of some tokens only that differ from head to head.
     """
     matrices = _one_or_each(target.matrices(heads), heads.token_map_R)
     bias = heads.has_bias
@@ -187,8 +187,8 @@ def write(heads: ForeignHeads, target: Target) -> Written:
 
 
 def _one_or_each(matrices: list[Tensor] | Tensor, token_map_R: Tensor | None) -> Any:
-    """Matrices as vLLM loads them. It gives each head's own one row a token of the vocabulary, and
-    refuses one that is cut to a map; a matrix for all heads it cuts rightly.
+    """Matrices as vLLM loads them: it cuts a matrix for all heads to the map, but expects a head's
+    own matrix to have one row for each token of the vocabulary.
     """
     if token_map_R is None or not isinstance(matrices, list):
         return matrices

@@ -123,6 +123,19 @@ def check_own_settings(config: Any) -> None:
             )
 
 
+def unusable(config: Any, error: Exception) -> ConfigError:
+    """For values of a base's own generation config that transformers' processors refuse."""
+    values = {name: getattr(config, name, None) for name in _names()}
+    honoured = [f"{name}={value!r}" for name, value in values.items()
+                if SETTINGS.get(name) is HONOURED and asks(name, value)]  # fmt: skip
+    return ConfigError(
+        f"the model's generation config has a value that transformers cannot use: {error} "
+        f"(it sets {', '.join(honoured)})",
+        hint="correct the model's generation_config.json; on a model that is loaded, its "
+        "generation_config",
+    )
+
+
 def unavailable(config: Any) -> tuple[str, Any] | None:
     """(name, value) of the first setting of a call of generate() that cannot be honoured."""
     for name in _names():

@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import LogitsProcessor
 
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.accept.generation_settings import check_own_settings
+from medusa_kit.infer.accept.generation_settings import check_own_settings, unusable
 from medusa_kit.settings.sampling import SamplingParams
 
 
@@ -70,16 +70,38 @@ def logits_processors(
     check_own_settings(model.generation_config)
     weight = model.get_output_embeddings().weight
     check_bias_ids(params, weight.shape[0])
-    config = _generation_config(model, params, weight.device)
-    config.max_length = len(prompt_ids) + max_new_tokens  # where an end is forced
-    return model._get_logits_processor(
-        generation_config=config,
-        input_ids_seq_length=len(prompt_ids),
-        encoder_input_ids=torch.tensor([list(prompt_ids)], device=weight.device),
-        logits_processor=_own_processors(params, len(prompt_ids), weight.device),
-        device=weight.device,
-        model_kwargs={},
-    )
+    own = _own_processors(params, len(prompt_ids), weight.device)
+    try:
+        config = _generation_config(model, params, weight.device)
+        config.max_length = len(prompt_ids) + max_new_tokens  # where an end is forced
+        return model._get_logits_processor(
+            generation_config=config,
+            input_ids_seq_length=len(prompt_ids),
+            encoder_input_ids=torch.tensor([list(prompt_ids)], device=weight.device),
+            logits_processor=own,
+            device=weight.device,
+            model_kwargs={},
+        )
+    except torch.OutOfMemoryError:
+        raise
+    except (TypeError, ValueError, LookupError, RuntimeError) as error:
+        raise unusable(model.generation_config, error) from error
+
+
+def check_own_values(model: Any) -> None:
+    """Raises ConfigError for a base's generation config that would fail during a request.
+
+    Its processors are tried once on a row of zeros: some check their values only then.
+    """
+    weight = model.get_output_embeddings().weight
+    prefix_BT = torch.zeros((1, 1), dtype=torch.long, device=weight.device)
+    scores_BV = torch.zeros((1, weight.shape[0]), device=weight.device)
+    for params in (SamplingParams(), SamplingParams(temperature=1.0)):
+        processors = logits_processors(model, params, [0], max_new_tokens=1)
+        try:
+            processors(prefix_BT, scores_BV)
+        except (TypeError, ValueError, LookupError, RuntimeError) as error:
+            raise unusable(model.generation_config, error) from error
 
 
 def _own_processors(

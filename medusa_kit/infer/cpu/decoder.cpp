@@ -2,7 +2,7 @@
 // prefix. Rows may have different numbers of nodes; none is padded.
 //
 // All threads run the same phases and wait at a barrier after each. Masked slots add exact zeros and
-// every sum has one order, so a node's numbers have the same bits in any tree and any batch.
+// every sum has one order, so a node's results have the same bits in any tree and any batch.
 #include <vector>
 
 #include "heads.h"
@@ -34,8 +34,8 @@ struct Step {
     int64_t num_kept;                 // nodes whose hidden states and logits are wanted
     const int64_t* kept;
     float *hidden_out, *logits;       // [kept, hidden], [kept, V]
-    int64_t num_likeliest;            // tokens after each that are wanted, likeliest first
-    int64_t* likeliest;               // [kept, num_likeliest]
+    int64_t num_likeliest;            // how many next tokens are wanted for each kept row
+    int64_t* likeliest;               // [kept, num_likeliest], likeliest first
 };
 
 namespace {
@@ -128,7 +128,7 @@ class Run {
         p.barrier(id, true);
     }
 
-    // Rows are shared out; the barrier at the end makes them everybody's.
+    // Each thread norms some rows; after the barrier all threads may read all of them.
     void norm_rows(const float* from, const float* weight, float* to, int id) {
         for (int row = id; row < rows; row += p.active())
             rms_norm(from + row * d.hidden, weight, d.hidden, d.norm_epsilon, to + row * d.hidden);
@@ -174,7 +174,7 @@ class Run {
         return s.cache + ((place * d.kv_heads + head) * s.slots + at) * d.head_size;
     }
 
-    // Norms of heads, rotary embedding, keys and values into the cache after the row's prefix.
+    // Norms of heads and rotary embedding; writes keys and values to the cache after the row's prefix.
     void place(const Layer& l, int64_t index, int id) {
         const float* cos = s.rotary + l.rotary * 2 * rows * d.rotary_size;
         const float* sin = cos + rows * d.rotary_size;
@@ -239,7 +239,7 @@ class Run {
         }
     }
 
-    // What a node does not see: other branches, and in a windowed layer positions too far back.
+    // Hides what a node does not see: other branches and, in a windowed layer, positions too far back.
     void hide(const Layer& l, int64_t b, int64_t first, int64_t last, int64_t from, Scratch& w) const {
         const int64_t length = s.lengths[b], count = nodes_of(b);
         const int64_t* depths = s.depths + s.starts[b];
@@ -258,7 +258,7 @@ class Run {
         }
     }
 
-    // In place: weights before the division, exactly 0 where hidden. Returns their sums.
+    // In place: exponentials, not yet divided by their sums, exactly 0 where hidden. Returns the sums.
     static Vec softmax(int64_t count, Scratch& w) {
         Vec most = splat(-INFINITY), sum = splat(0);
         for (int64_t i = 0; i < count; ++i) most = vmax(most, load(w.scores.data() + i * LANES));

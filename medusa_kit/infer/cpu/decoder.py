@@ -1,7 +1,7 @@
-"""A base model's verify step in one C++ call, for CPUs and families that `describe` knows.
+"""A base model's verify step in one C++ call, for families that `describe` knows, on a CPU.
 
-Prompts are trees without branches, so they go this way too, in pieces. The model itself stays as it
-is and can take any forward over: both write the same cache.
+Prompts are trees without branches, so they run here too, in pieces. The model itself is unchanged
+and can take over any forward, since both write the same cache.
 
 Shapes: B batch, N nodes with root, M of them kept, D hidden, V vocabulary, E head dim,
 T rotary tables, P positions, R likeliest tokens.
@@ -35,7 +35,7 @@ from medusa_kit.infer.cpu.packing import (
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes, NodeScores, TreeStep
 
-RANKED = 8  # likeliest tokens that a step tells of each node: a by-product of finding the argmax
+RANKED = 8  # likeliest tokens returned for each node: a by-product of finding the argmax
 
 
 class NativeDecoder:
@@ -45,7 +45,7 @@ class NativeDecoder:
         """Raises Unsupported where the model cannot be run this way."""
         loaded = kernels.load_library()
         if loaded is None:
-            raise Unsupported("the C++ kernels are not there")
+            raise Unsupported("the C++ kernels are not available")
         self.base = base
         self._library = loaded
         self.parts = describe(base.model)
@@ -75,11 +75,11 @@ class NativeDecoder:
         return f"{self._library.mk_isa().decode()}, {size}"
 
     def takes(self, cache: TreeCache, num_nodes: int) -> bool:
-        """Whether a forward of so many nodes can go this way: few, and a cache of one shape."""
+        """Whether a forward of so many nodes can run in C++: few, and a cache of one shape."""
         return num_nodes <= kernels.MAX_ROWS and cache.block_of(*self._cache_shape) is not None
 
     def prompt_chunk(self, num_rows: int) -> int:
-        """Tokens of each of so many prompts that one call takes; 0 for too many prompts."""
+        """How many tokens of each of `num_rows` prompts one call takes; 0 for too many prompts."""
         return kernels.MAX_ROWS // num_rows
 
     def forward(
@@ -113,8 +113,9 @@ class NativeDecoder:
         """(hidden_MD, logits_MV, ranked_MR) of the nodes `keep_M` (all) of trees after these rows
         of the cache. Several threads may call; the kernels take turns.
 
-        `prompt`: many rows are fastest another way than few, and a node's bits depend on the way,
-        so it is chosen by what the rows are and not by how many there happen to be.
+        `prompt`: whether the nodes are a piece of a prompt. Many rows are fastest by another kernel
+        than few, and bits depend on the kernel, so it is chosen by what the rows are, not by how
+        many there are.
         """
         keep_M = torch.arange(len(nodes.tokens_N)) if keep_M is None else keep_M
         M, info = len(keep_M), self.base.info
@@ -150,7 +151,7 @@ class NativeDecoder:
         return rotary_2TPE[:, positions_N]
 
     def _rotary_up_to(self, length: int) -> Tensor:
-        """Cosines and sines of the first positions, table by table; `describe` takes no others."""
+        """Cosines and sines of the first `length` positions, table by table."""
         positions_1P, like = torch.arange(length)[None], torch.empty(1)
         pairs = [
             self.parts.rotary(like, positions_1P, *([] if kind is None else [kind]))
@@ -193,14 +194,14 @@ class NativeDecoder:
 
 
 def _tables(parts: ModelParts) -> list[str | None]:
-    """The rotary tables that layers use: one for each layer type where the model has several."""
+    """Names of the rotary tables that layers use: one for each layer type, or None for the only."""
     kinds = getattr(parts.rotary, "layer_types", None)
     return [None] if kinds is None else list(kinds)
 
 
 class _Packer:
-    """Packs linear layers, from blocks that expand to the same bits where there are any: a GGUF
-    file's, or those that the weights were rounded to.
+    """Packs linear layers, where possible from blocks that expand to the same bits: a GGUF file's,
+    or those of weights rounded to int8.
     """
 
     def __init__(self, base: BaseModel, gguf: GGUFBlocks | None) -> None:
@@ -217,7 +218,7 @@ class _Packer:
         return self.keep(pack(linear.weight.detach(), linear.bias, self.blocks(linear)))
 
     def joined(self, linears: list[nn.Linear], heads: dict[nn.Linear, int]) -> PackedMatrix:
-        """Several layers that read the same, as one matrix."""
+        """Several layers that read the same input, as one matrix."""
         weight = torch.cat([linear.weight.detach() for linear in linears])
         parts = alike([self.blocks(linear, heads.get(linear, 1)) for linear in linears])
         whole = None if parts is None else joined_blocks(parts)
@@ -256,7 +257,7 @@ def _joined_bias(linears: list[nn.Linear]) -> Tensor | None:
 
 
 def _packed_bytes(base: BaseModel) -> float:
-    """Of all weights as float32, but those that were rounded in their blocks."""
+    """The most bytes that packing takes: rounded weights in their blocks, all others in float32."""
     rounded = sum(layer.weight.numel() for layer in base.scales)
     return 4 * (base.info.num_parameters - rounded) + (1 + 4 / 32) * rounded
 
@@ -268,7 +269,7 @@ def native_decoder(base: BaseModel) -> NativeDecoder:
     if base.info.quantized:
         raise Unsupported("quantised weights are computed by layers of their own")
     if base.dtype != torch.float32:
-        raise Unsupported("only float32 is computed that way")
+        raise Unsupported("the C++ kernels compute in float32 only")
     size = _packed_bytes(base)
     if size > SHARE_OF_MEMORY * free_memory():
         raise Unsupported(f"no room for packed weights (up to {size / 1e9:.1f} GB)")

@@ -1,7 +1,7 @@
-"""What the C++ decoder has to know of a model, read off its modules; or why it cannot run it.
+"""What the C++ decoder needs to know about a model, read from its modules, or why it cannot run it.
 
-The list of families is short on purpose, and each model is still self-checked at load (decoder.py):
-a family may hide a multiplier that no module shows.
+The list of families is short on purpose, and each model is still self-checked at load, since a
+family may hide a multiplier that no module shows.
 
 Shapes: X any leading shape, D size of a norm.
 """
@@ -97,7 +97,7 @@ def describe(model: Any) -> ModelParts:
         raise Unsupported(f"norms with several epsilons {sorted(epsilons)}")
     output = model.get_output_embeddings()
     if not isinstance(output, nn.Linear):
-        raise Unsupported("its output embedding is no linear layer")
+        raise Unsupported("its output embedding is not a linear layer")
     head_size = int(first.head_dim)
     if head_size % 16:
         raise Unsupported(f"heads of {head_size} numbers; 16 must divide them")
@@ -119,9 +119,9 @@ def _layer(layer: Any, config: Any, epsilons: set[float]) -> LayerParts:
         raise Unsupported(f"layers with parts {sorted(parts)}")
     attention, mlp = layer.self_attn, layer.mlp
     if not {name for name, _ in attention.named_children()} <= ATTENTION_PARTS:
-        raise Unsupported("attention with further parts")
+        raise Unsupported("attention with unknown parts")
     if not {name for name, _ in mlp.named_children()} <= MLP_PARTS:
-        raise Unsupported("an MLP with further parts")
+        raise Unsupported("an MLP with unknown parts")
     if getattr(attention, "attn_logit_softcapping", None) is not None:
         raise Unsupported("attention with a soft cap")
 
@@ -157,9 +157,9 @@ def _layer(layer: Any, config: Any, epsilons: set[float]) -> LayerParts:
 
 @torch.no_grad()
 def effective_norm(module: Any, epsilons: set[float]) -> Tensor:
-    """The weight w of x / rms(x) · w that `module` computes, and its epsilon into `epsilons`.
+    """The weight w of x / rms(x) · w that `module` computes; adds its epsilon to `epsilons`.
 
-    Some families store w - 1; which one it is shows on random numbers.
+    Some families store w - 1; a forward on random numbers shows which one it is.
     """
     names = ("variance_epsilon", "eps", "epsilon", "fused_epsilon")
     epsilon = next((float(getattr(module, n)) for n in names if hasattr(module, n)), None)

@@ -1,8 +1,8 @@
-"""RMS norms in one call instead of seven, where that gives the very same numbers.
+"""RMS norms in one call instead of seven, where that gives the same bits.
 
-On a CPU a decoding step's small operations cost as much as reading a third of the weights, and each
-layer has two norms. A norm is exchanged only if torch's own `rms_norm` returns, bit for bit, what
-the model's class returns on random rows; Gemma's 1 + weight, for one, stays as it is.
+On a CPU the small operations of a decoding step cost as much as reading a third of the weights, and
+each layer has two norms. A norm is replaced only if torch's `rms_norm` returns, bit for bit, what
+the model's class returns on random rows; Gemma's 1 + weight, for one, is left alone.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ class FusedRMSNorm(nn.Module):
 
 
 def install_fused_norms(model: Any) -> int:
-    """Exchange the norms of a model on a CPU that come out equal; returns how many."""
+    """Replace the norms of a model on a CPU that give the same bits; returns how many."""
     exchanged = 0
     for module in model.modules():
         epsilon = _epsilon(module)

@@ -1,6 +1,6 @@
 """The blocks of a GGUF file: codes, scales and offsets that expand to the loaded float32 weights.
 
-Only what comes out equal, bit for bit, is used; anything else falls back to wider weights.
+Blocks are used only if they expand to the weights bit for bit; otherwise wider weights are packed.
 
 Shapes: O outputs, I inputs, Q groups of inputs.
 """
@@ -16,16 +16,16 @@ from medusa_kit.base.gguf import dequantised_folder
 from medusa_kit.files import atomic_write
 from medusa_kit.infer.cpu.packing import GROUPS, Blocks
 
-# Beside the dequantised model: GGUF headers parse slowly. Safetensors inside, but not by name:
-# engines that are given this folder read every *.safetensors (vLLM does) or *.bin as weights.
+# Cached beside the dequantised model, since GGUF headers parse slowly. The content is safetensors
+# but the name is not: other engines read every *.safetensors (vLLM does) or *.bin in the folder.
 CACHE_NAME = "gguf_scales.cache"
 
 
 class GGUFBlocks:
-    """Finds the blocks that a model's weights came from by their names."""
+    """Finds, by name, the blocks that a model's weights came from."""
 
     def __init__(self, path: Path) -> None:
-        """`path`: of a GGUF file. Its scales are cached where its dequantised copy is."""
+        """`path`: a GGUF file. Its scales are cached beside its dequantised copy."""
         from safetensors import safe_open
 
         cache = dequantised_folder(path) / CACHE_NAME
@@ -38,8 +38,8 @@ class GGUFBlocks:
         self._map = name_map(metadata["architecture"], int(metadata["layers"]))
 
     def find(self, name: str, weight_OI: Tensor, num_heads: int = 1) -> Blocks | None:
-        """Blocks of the module called `name`; `num_heads` for queries and keys, which GGUF's Llama
-        stores with the halves of each head in turn.
+        """Blocks of the module called `name`, if any. `num_heads`: for queries and keys, since GGUF
+        interleaves the two halves of each head in Llama models.
         """
         gguf_name = self._map and self._map.get_name(f"{name}.weight", try_suffixes=(".weight",))
         scales_OQ = self._scales.get(f"{gguf_name}.scales")
@@ -65,7 +65,7 @@ def name_map(architecture: str, num_layers: int) -> Any:
 
 
 def save_scales(path: Path, target: Path) -> None:
-    """Scales and offsets of a GGUF file's two-dimensional tensors, as safetensors."""
+    """Write scales and offsets of a GGUF file's two-dimensional tensors, as safetensors."""
     import gguf
     from safetensors.torch import save_file
 
@@ -109,14 +109,14 @@ def read_scales(tensor: Any, rows: int) -> tuple[Tensor, Tensor | None] | None:
 def equal_blocks(
     weight_OI: Tensor, scales_OQ: Tensor, offsets_OQ: Tensor | None = None
 ) -> Blocks | None:
-    """Blocks of these scales that expand to the very weights, bit for bit, if there are any."""
+    """Blocks with these scales that expand to the weights bit for bit; None if there are none."""
     blocks = blocks_of(weight_OI, scales_OQ, offsets_OQ)
     same = blocks.group in GROUPS and torch.equal(blocks.expand(), weight_OI)
     return blocks if same else None
 
 
 def blocks_of(weight_OI: Tensor, scales_OQ: Tensor, offsets_OQ: Tensor | None) -> Blocks:
-    """The codes that bring out these weights, if any do."""
+    """Blocks with the codes nearest to these weights under the given scales and offsets."""
     codes_OQS = weight_OI.view(*scales_OQ.shape, -1)
     if offsets_OQ is not None:
         codes_OQS = codes_OQS - offsets_OQ[..., None]
@@ -142,7 +142,7 @@ def _scale_and_minimum(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
 
 
 def _super_blocks(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
-    """Q4_K, Q5_K: eight groups of 32 with six-bit scales and minima of a scale and a minimum."""
+    """Q4_K, Q5_K: eight groups of 32; their scales and minima are six bits times a factor."""
     from gguf.quants import Q4_K
 
     scales, minima = Q4_K.get_scale_min(raw[..., 4:16].reshape(-1, 12).copy())

@@ -1,7 +1,7 @@
-// What heads guess for a few rows, in one call: residual blocks x + SiLU(W[x; e] + b), the projection,
-// the likeliest columns and how likely they are.
+// The guesses of heads for a few rows, in one call: residual blocks x + SiLU(W[x; e] + b), the
+// projection, the likeliest columns and their log-probabilities.
 //
-// Rows do not depend on each other, as in matmul.h. Equal logits: the lower column first.
+// Rows do not depend on each other, as in matmul.h. Of equal logits the lower column comes first.
 #pragma once
 #include <vector>
 
@@ -14,11 +14,11 @@ struct Head {  // mirrored in kernels.py
 };
 
 struct Heads {
-    int64_t hidden, embedding, one_projection;  // the first head's for all of them
-    float factor, cap;                          // of logits; cap: 0 for none
+    int64_t hidden, embedding, one_projection;  // whether all heads use the first one's
+    float factor, cap;                          // of logits; a cap of 0 is none
     const Head* heads;
     const float* embeddings;    // of the input [V, embedding]
-    const int64_t* column_ids;  // [columns], or null where a column is its token
+    const int64_t* column_ids;  // [columns], or null where column numbers are token ids
 };
 
 struct Guess {
@@ -63,7 +63,7 @@ class Guessing {
     const Guess& g;
     Pool& p;
     const int rows;
-    std::vector<int> starts;  // of each head's rows
+    std::vector<int> starts;  // the first row of each head, then `rows`
     std::vector<float> x, inputs, x_t, logits;
     std::vector<Best> best;  // of each thread
 
@@ -129,7 +129,7 @@ class Guessing {
         });
     }
 
-    // What the family makes of its logits, bias included.
+    // The family's scale and cap, after the bias.
     void scale(const Matrix& m, const float* sum, int64_t first, int64_t end, float* out) const {
         for (int64_t o = first; o < end; ++o) out[o - first] = m.bias ? sum[o - first] + m.bias[o] : sum[o - first];
         if (h.factor != 1.0f) for (int64_t o = first; o < end; ++o) out[o - first] *= h.factor;

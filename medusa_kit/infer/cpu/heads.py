@@ -1,4 +1,4 @@
-"""Heads that guess in one C++ call, beside a base whose steps run in C++.
+"""Heads that guess in one C++ call, for a base whose steps run in C++.
 
 Shapes: X any leading shape, D hidden, J tokens of the path, K heads, C guesses, R rows of a call.
 """
@@ -18,7 +18,7 @@ from medusa_kit.infer.cpu.packing import PackedMatrix, pack
 
 
 class NativeHeads:
-    """A `Guesser` for frozen heads; the weights are packed copies of theirs."""
+    """A `Guesser` for frozen heads, with packed copies of their weights."""
 
     def __init__(self, heads: MedusaHeads, decoder: NativeDecoder) -> None:
         library = kernels.load_library()
@@ -88,7 +88,7 @@ def _packed_blocks(head: Any) -> list[PackedMatrix]:
 
 
 def _projections(heads: MedusaHeads, decoder: NativeDecoder) -> list[PackedMatrix]:
-    """One a head; the same one several times where heads share it."""
+    """One for each head; the same object several times where heads share it."""
     if heads.config.projection == "shared":
         return [decoder.output] * heads.num_heads
     if heads.config.projection == "own":
@@ -101,7 +101,7 @@ def _projections(heads: MedusaHeads, decoder: NativeDecoder) -> list[PackedMatri
 
 
 def install_native_heads(heads: MedusaHeads, decoder: NativeDecoder) -> None:
-    """Let frozen heads draft through the kernels; those that train keep to torch, since packed
+    """Let frozen heads draft through the kernels. Heads in training stay with torch, since packed
     copies would go stale.
     """
     embedding = heads.base.model.get_input_embeddings()

@@ -1,12 +1,11 @@
-"""Weights rounded to eight bits: an option for decoding on a CPU, and a lossy one.
+"""Weights rounded to eight bits, a lossy option for decoding on a CPU.
 
 A weight w becomes s · round(w / s), where 32 inputs of an output share s = max |w| / 127. The
-linear layers of the model itself get the rounded numbers, so that C++ steps, torch's forwards, the
-self-check at load and heads all see one model. It is another model than the checkpoint's: answers
-of the two may differ, so reports name the weights, and none of its answers counts as identical.
-What is no linear layer keeps its numbers; so does the input table where the output embedding shares
-it, since looking up a row costs nothing. The fingerprint stays the checkpoint's, whose heads fit
-this model too.
+linear layers of the model itself are changed, so that C++ steps, torch's forwards, the self-check
+at load and heads all see one model. It is another model than the checkpoint's: answers may differ,
+so reports name the weights, and none of its answers counts as identical. Everything but linear
+layers keeps its numbers, and so does an input embedding that is tied to the output embedding, since
+looking up a row costs nothing. The fingerprint stays the checkpoint's, whose heads fit this model.
 
 Shapes: O outputs, I inputs, Q groups of inputs, S inputs of a group.
 """
@@ -29,13 +28,13 @@ from medusa_kit.settings.engine import check_value
 
 GROUP, LARGEST = 32, 127
 LEAVE_OUT = "leave out weights"
-NAMED = 3  # layers that stay, in the note
+NAMED = 3  # unrounded layers that the note lists
 
 
 def check_before_loading(
     weights: str, name: str, dtype: str, device: str, revision: str | None
 ) -> None:
-    """Raises ConfigError for what options and the model's config alone rule out."""
+    """Raises ConfigError where options or the model's config alone rule the weights out."""
     check_value("weights", weights)
     if weights != INT8:
         return
@@ -45,16 +44,16 @@ def check_before_loading(
 
 
 def with_weights(base: BaseModel, weights: str) -> BaseModel:
-    """`base` with such weights. Rounding is done in place, and is for a base not yet in use.
+    """`base` with such weights, rounded in place. The base must not be in use by an engine yet.
 
-    Raises ConfigError where they cannot be had, and where the base has already other ones.
+    Raises ConfigError where that is impossible, and where the base already has other weights.
     """
     check_value("weights", weights)
     if weights == base.info.weights:
         return base
     if weights != INT8:
         raise ConfigError(
-            f"weights {weights!r} were asked for, and those of this base are rounded to "
+            f"weights {weights!r} were asked for, but those of this base are rounded to "
             f"{base.info.weights}",
             hint=f"load the base again, or ask for weights {base.info.weights!r}",
         )
@@ -63,7 +62,7 @@ def with_weights(base: BaseModel, weights: str) -> BaseModel:
         raise _quantised(base.info.name)
     if hasattr(base.model, HOLDER_ATTRIBUTE):
         raise ConfigError(
-            "weights cannot be rounded under an engine that decodes with them",
+            "weights cannot be rounded while an engine decodes with them",
             hint="load the base again",
         )
     _round_linears(base)
@@ -71,7 +70,7 @@ def with_weights(base: BaseModel, weights: str) -> BaseModel:
 
 
 def refuse_int8_weights(base: BaseModel, what: str) -> None:
-    """Raises ConfigError: `what` stands for the checkpoint's model, and this base is another."""
+    """Raises ConfigError for a lossy base: `what` must come from the checkpoint's model."""
     if base.info.lossy:
         raise ConfigError(
             f"the base's weights are rounded to {base.info.weights}, which is lossy; {what}",
@@ -80,7 +79,7 @@ def refuse_int8_weights(base: BaseModel, what: str) -> None:
 
 
 def int8_blocks(weight_OI: Tensor) -> Blocks:
-    """The weights as codes and scales; `expand` of it is the rounded weights. 32 must divide I."""
+    """The weights as codes and scales, which `expand` to the rounded weights. 32 must divide I."""
     weight_OQS = weight_OI.unflatten(1, (-1, GROUP))
     scales_OQ = weight_OQS.abs().amax(-1) / LARGEST
     divisors_OQ = scales_OQ.masked_fill(scales_OQ == 0, 1.0)
@@ -92,20 +91,19 @@ def _check_place(device: str, dtype: str) -> None:
     if device != "cpu":
         raise ConfigError(
             f"weights int8 are for a CPU; the device is {device}",
-            hint=f"{LEAVE_OUT}; on a GPU load a model that transformers itself quantises, or use "
-            "device cpu",
+            hint=f"{LEAVE_OUT} and load a model that transformers quantises, or use device cpu",
         )
     if dtype not in ("float32", AUTO):  # auto on a CPU is float32
         raise ConfigError(
             f"weights int8 need dtype float32, in which a CPU multiplies; it is {dtype}",
-            hint=f"dtype float32 (weights are stored in eight bits all the same), or {LEAVE_OUT}",
+            hint=f"use dtype float32 (weights are still stored in eight bits), or {LEAVE_OUT}",
         )
 
 
 def _quantised(name: str, how: str = "") -> ConfigError:
     return ConfigError(
         f"weights int8 are for a model in full precision; {name!r} is quantised already{how}",
-        hint=f"{LEAVE_OUT}: it decodes with its own blocks, exactly",
+        hint=f"{LEAVE_OUT}: the model decodes exactly with its own blocks",
     )
 
 
@@ -115,8 +113,8 @@ def _round_linears(base: BaseModel) -> None:
     fitting = [layer for layer in layers if layer.in_features % GROUP == 0]
     if not fitting:
         raise ConfigError(
-            f"no weights of {base.info.name!r} can be rounded to int8: it has no linear layer of "
-            f"{GROUP} inputs or a multiple",
+            f"no weights of {base.info.name!r} can be rounded to int8: no linear layer has a "
+            f"multiple of {GROUP} inputs",
             hint=LEAVE_OUT,
         )
     sharing: dict[int, list[nn.Linear]] = defaultdict(list)
@@ -130,17 +128,17 @@ def _round_linears(base: BaseModel) -> None:
             base.scales[layer] = blocks.scales_OQ
     base.info = replace(base.info, weights=INT8)
     _untie(base)
-    _tell(base, layers)
+    _report(base, layers)
 
 
 def _untie(base: BaseModel) -> None:
-    """So that nothing in transformers ties a rounded output embedding to the input table again."""
+    """Keep transformers from tying the rounded output embedding to the input embedding again."""
     if base.output_embedding in base.scales:
         base.model.config.tie_word_embeddings = False
         base.config.tie_word_embeddings = False
 
 
-def _tell(base: BaseModel, layers: list[nn.Linear]) -> None:
+def _report(base: BaseModel, layers: list[nn.Linear]) -> None:
     names = {module: name for name, module in base.model.named_modules()}
     left = [names[layer] for layer in layers if layer not in base.scales]
     share = sum(layer.weight.numel() for layer in base.scales) / base.info.num_parameters
@@ -150,5 +148,5 @@ def _tell(base: BaseModel, layers: list[nn.Linear]) -> None:
     )
     if left:
         listed = ", ".join(left[:NAMED]) + (", …" if len(left) > NAMED else "")
-        said += f"; {len(left)} stay, whose inputs {GROUP} does not divide ({listed})"
+        said += f"; {len(left)} are not rounded: inputs are no multiple of {GROUP} ({listed})"
     console.note(said)

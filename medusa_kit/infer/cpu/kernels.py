@@ -1,6 +1,6 @@
 """The C++ library: built at first use by torch's extension loader, cached, called through ctypes.
 
-Structures here mirror those of matmul.h, heads.h and decoder.cpp, field by field.
+The structures mirror those of matrix.h, heads.h and decoder.cpp, field by field.
 """
 
 import ctypes
@@ -20,11 +20,11 @@ from medusa_kit.infer.cpu.shared_library import library_in, opened
 SOURCES = ("simd.h", "pool.h", "matrix.h", "vnni.h", "matmul.h", "heads.h", "decoder.cpp")
 FLAGS = ("-O3", "-std=c++17", "-pthread", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi")
 MAX_ROWS = 64
-WORK_OF_A_THREAD = 2_000_000  # multiplications; some 30 microseconds
-WORK_OF_A_BYTE = 5  # multiplications in the time that a core reads one
-OFF_SWITCH = "MEDUSA_KIT_NATIVE"  # 0 keeps to torch
-ISA_SWITCH = "MEDUSA_KIT_ISA"  # what to build for: native unless given, see ISAS
-# (flags of x86 compilers, what torch says of the processor); names as mk_isa reports them
+WORK_OF_A_THREAD = 2_000_000  # multiplications: some 30 microseconds
+WORK_OF_A_BYTE = 5  # multiplications in the time that a core reads a byte
+OFF_SWITCH = "MEDUSA_KIT_NATIVE"  # 0: torch instead of the kernels
+ISA_SWITCH = "MEDUSA_KIT_ISA"  # a name of ISAS; native by default
+# (flags of x86 compilers, torch's name for the processor); keys as mk_isa reports them
 ISAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "native": (("-march=native",), ()),
     "plain": (("-march=x86-64",), ()),
@@ -99,7 +99,7 @@ class Guess(ctypes.Structure):
 def load_library() -> ctypes.CDLL | None:
     """The library for this machine, or None where it cannot be built; the reason is printed.
 
-    Raises ConfigError where MEDUSA_KIT_ISA names what is unknown or what the processor lacks.
+    Raises ConfigError where MEDUSA_KIT_ISA is unknown or names what the processor lacks.
     """
     if os.environ.get(OFF_SWITCH) == "0":
         return None
@@ -108,7 +108,7 @@ def load_library() -> ctypes.CDLL | None:
         if platform.system() == "Windows":
             raise OSError("on Windows torch builds with MSVC, which does not know their vectors")
         library = opened(lambda: build(flags))
-    except Exception as error:  # no compiler, no ninja, no place to write: torch goes on alone
+    except Exception as error:  # no compiler, no ninja, no place to write: torch runs the steps
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         console.note(
             f"steps run through torch: the C++ kernels could not be built ({reason}); "
@@ -119,7 +119,7 @@ def load_library() -> ctypes.CDLL | None:
 
 
 def machine_flags(isa: str) -> tuple[str, ...]:
-    """The compiler's flags for an instruction set of ISAS. Raises ConfigError."""
+    """The compiler's flags for an instruction set of ISAS. Raises ConfigError as load_library."""
     if isa not in ISAS:
         unset = f"unset {ISA_SWITCH}: the kernels are then built for all that the processor has"
         raise unknown_value(ISA_SWITCH, isa, ISAS, unset)
@@ -134,7 +134,7 @@ def machine_flags(isa: str) -> tuple[str, ...]:
 
 
 def build(machine_flags: tuple[str, ...]) -> Path:
-    """Compile if need be; the path of the library. Raises what torch's loader raises, OSError."""
+    """The library's path, compiled if need be. Raises OSError and what torch's loader raises."""
     from torch.utils import cpp_extension
 
     sources = Path(__file__).parent
@@ -149,7 +149,7 @@ def build(machine_flags: tuple[str, ...]) -> Path:
             [str(sources / "decoder.cpp")],
             extra_cflags=[*FLAGS, *machine_flags],
             extra_ldflags=["-pthread"],
-            build_directory=str(folder),  # of its own: the loader's lock outlives who is killed
+            build_directory=str(folder),  # a new one: the loader's lock survives a killed process
             is_python_module=False,
         )
 
@@ -170,7 +170,7 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
 
 
 def threads_for(multiplications: int, num_bytes: int = 0) -> int:
-    """As many of torch's threads as have enough to do: meeting takes microseconds too.
+    """How many of torch's threads have enough work: each barrier takes microseconds too.
 
     `num_bytes`: of the weights that are read.
     """
@@ -178,13 +178,13 @@ def threads_for(multiplications: int, num_bytes: int = 0) -> int:
     return min(_own_threads or torch.get_num_threads(), 1 + work // WORK_OF_A_THREAD)
 
 
-_own_threads = 0  # asked for by set_num_threads, or those of the process this one was forked from
+_own_threads = 0  # set by set_num_threads, or the parent's number after a fork; 0: as torch's
 
 
 def set_num_threads(count: int) -> None:
-    """Let the C++ kernels of this process use so many threads from now on; torch's stay as they
-    are, which is as many unless this is called. Made for forked workers: there torch must keep to
-    one, and the kernels start with as many as the parent had.
+    """Let the C++ kernels of this process use `count` threads; by default they use as many as
+    torch. torch's own number does not change. Made for forked workers, where torch must use one
+    thread and the kernels start with as many as the parent had.
 
     Raises ConfigError for less than 1.
     """
@@ -194,8 +194,8 @@ def set_num_threads(count: int) -> None:
 
 
 def _leave_torch_one_thread() -> None:
-    """In a forked child: OpenMP, torch's threads, waits for ever for those of the parent; the
-    kernels make theirs anew."""
+    """In a forked child torch's OpenMP would wait for ever for the parent's threads; the kernels
+    start new ones."""
     global _own_threads
     _own_threads = _own_threads or torch.get_num_threads()
     torch.set_num_threads(1)
@@ -206,7 +206,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
 
 
 def _processor() -> str:
-    """What `-march=native` depends on: a folder shared by machines must not mix them up."""
+    """What `-march=native` depends on, so that machines may share a cache folder."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line for line in lines if line.startswith(("flags", "Features")))

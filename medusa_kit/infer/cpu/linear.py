@@ -1,5 +1,4 @@
-"""Linear layers for a few rows through the C++ kernels, for models that the C++ decoder does not
-know.
+"""Linear layers for a few rows in C++, for models that the C++ decoder does not know.
 
 Shapes: X any leading shape, D in, O out.
 """
@@ -20,8 +19,8 @@ from medusa_kit.infer.cpu.packing import Blocks, PackedMatrix, pack
 
 
 class NativeLinear(nn.Linear):
-    """nn.Linear that multiplies up to MAX_ROWS rows by weights packed for it. Names and identity
-    of the weights stay; more rows, other dtypes and gradients go the usual way.
+    """nn.Linear that multiplies up to MAX_ROWS rows by packed weights. Its weights keep their names
+    and identity; more rows, other dtypes and gradients are computed by torch.
     """
 
     packed: PackedMatrix
@@ -42,7 +41,7 @@ class NativeLinear(nn.Linear):
 
 
 def make_native(layer: nn.Linear, blocks: Blocks | None = None) -> bool:
-    """Turn a plain float32 layer on a CPU into a NativeLinear; says whether it did."""
+    """Turn a plain float32 layer on a CPU into a NativeLinear; returns whether it did."""
     loaded = kernels.load_library()
     weight = layer.weight
     plain = is_plain_linear(layer) and weight.device.type == "cpu"
@@ -56,7 +55,7 @@ def make_native(layer: nn.Linear, blocks: Blocks | None = None) -> bool:
 
 
 def install_native_linears(module: Any, scales: Mapping[Any, Tensor] | None = None) -> int:
-    """Turn all plain float32 layers of a module; returns how many.
+    """Turn all plain float32 layers of a module into NativeLinears; returns how many.
 
     `scales`: scales_OQ of layers whose weights were rounded to eight bits.
     """

@@ -1,7 +1,7 @@
 // out = x W^T for a few rows of x, W packed in panels of 16 outputs and expanded in registers.
 //
 // Every output is one chain of fused multiply-adds over the inputs in order, whatever the number of
-// rows and threads: a row's result has the same bits alone and beside others.
+// rows and threads. So a row's result has the same bits alone and among others.
 #pragma once
 #include "vnni.h"
 
@@ -42,7 +42,7 @@ template <int KIND, int V> struct Panels {
         if constexpr (KIND == F32) return load((const float*)codes[v] + I * LANES);
         if constexpr (KIND == BF16) return load_bf16((const uint16_t*)codes[v] + I * LANES);
         if constexpr (is_int4(KIND)) return fma(nibble<I>(nibbles[v]), scale[v], offset[v]);
-        Vec code = load_code<I / 2>(codes[v] + I % 2 * 4 * LANES);  // quads of even and odd inputs
+        Vec code = load_code<I / 2>(codes[v] + I % 2 * 4 * LANES);  // four bytes of even inputs, then four of odd ones
         if constexpr (has_offset(KIND)) return fma(code, scale[v], offset[v]);
         return code * scale[v];
     }
@@ -73,7 +73,7 @@ inline void multiply(const uint8_t* data, int64_t stride, int64_t inputs, const 
     for (int n = 0; n < N; ++n) for (int v = 0; v < V; ++v) store(tile + (n * V + v) * LANES, sum[n][v]);
 }
 
-// Each block transposed, the layout `multiply` reads.
+// Transposes each block, which is the layout that `multiply` reads.
 inline void transpose_rows(const float* x, int rows, int64_t width, int64_t inputs, float* x_t, int part, int parts) {
     const int64_t from = inputs * part / parts, to = inputs * (part + 1) / parts;
     for (int b = 0; b < num_blocks(rows); ++b) {
@@ -84,12 +84,12 @@ inline void transpose_rows(const float* x, int rows, int64_t width, int64_t inpu
     }
 }
 
-// Few rows are fastest by VNNI, many by weights expanded to floats. A row's bits depend on the kernel,
-// so the caller chooses by what the rows are (nodes or a prompt), never by their number.
+// VNNI is fastest for few rows, expanding weights to floats for many. A row's bits depend on the
+// kernel, so the caller chooses by what the rows are (nodes or a prompt), never by their number.
 enum class Kernel { VNNI, EXPANDED };
 constexpr Kernel kernel_of(int kind, Kernel wanted) { return by_vnni(kind) ? wanted : Kernel::EXPANDED; }
 
-// What `product` reads: rows laid out for the kind of the weights.
+// Lays rows out for the kind of the weights, as `product` reads them.
 inline void lay_out(const Matrix& m, Kernel kernel, const float* x, int rows, float* x_t, int part, int parts) {
     const int group = group_of((int)m.kind);
     const int64_t inputs = padded(m.inputs, group);
@@ -99,10 +99,10 @@ inline void lay_out(const Matrix& m, Kernel kernel, const float* x, int rows, fl
 #endif
     transpose_rows(x, rows, m.inputs, inputs, x_t, part, parts);
 }
-// Floats that rows of `width` take, laid out.
+// The number of floats that rows of `width` take once laid out.
 inline int64_t room_for(int64_t rows, int64_t width) { return rows * padded(width, 32) / 16 * units_a_group(16); }
 
-// More rows than one block: weights are expanded once into the cache, then every block reads them.
+// For more rows than one block: weights are expanded once into the cache, and every block reads them.
 template <int V, int N>
 inline void multiply_expanded(const float* weights, int num_inputs, const float* x_t, float* tile) {
     Vec sum[N][V];
@@ -166,8 +166,8 @@ inline void product_by_vnni(const Matrix& m, const float* x_q, int rows, int64_t
 }
 #endif
 
-// One phase: this thread's panels of the product, each tile [rows, V * 16] given to `finish(panel,
-// V, tile)`. Few rows need many panels at once, to keep enough chains of additions going.
+// One phase: computes this thread's panels of the product and passes each tile [rows, V * 16] to
+// `finish(panel, V, tile)`. Few rows need many panels at once, for enough independent additions.
 template <int KIND, class Finish>
 inline void product_of_kind(const Matrix& m, Kernel kernel, const float* x_t, int rows, int id, int threads, Finish finish) {
     const int64_t inputs = padded(m.inputs, group_of(KIND));
@@ -216,7 +216,7 @@ inline void product(const Matrix& m, Kernel kernel, const float* x_t, int rows, 
     }
 }
 
-// The usual finish: out[row][output] = or += what came out, bias included.
+// The usual finish: sets out[row][output] to the result with its bias, or adds that to it.
 template <bool ADD> struct Write {
     const Matrix& m;
     float* out;
@@ -234,7 +234,7 @@ template <bool ADD> struct Write {
     }
 };
 
-// The largest few numbers of each row with their columns, largest first; of equals the lower column.
+// The largest few numbers of each row with their columns, largest first, equal ones by column.
 class Best {
   public:
     typedef std::pair<float, int64_t> Found;
@@ -253,7 +253,7 @@ class Best {
         for (; place > 0 && value > sorted[place - 1].first; --place) sorted[place] = sorted[place - 1];
         sorted[place] = {value, column};
     }
-    // What another thread found among later columns.
+    // Adds what another thread found among later columns.
     void join(int row, const Best& later) {
         for (int i = 0; i < count; ++i) insert(row, later.of(row)[i].first, later.of(row)[i].second);
     }

@@ -1,4 +1,4 @@
-// How weights lie in memory, and how the rows they are multiplied with are cut into blocks.
+// The layout of weights in memory, and how the rows that they multiply are cut into blocks.
 #pragma once
 #include <algorithm>
 #include <utility>
@@ -6,8 +6,8 @@
 #include "pool.h"
 #include "simd.h"
 
-// How weights lie; `packing.py` writes them. A group shares a scale (and an offset) for each output;
-// HALF: in 16 bits, where that is all they have.
+// The kinds that `packing.py` writes. A group shares a scale (and an offset) for each output;
+// HALF: both in 16 bits, which hold them exactly.
 enum Kind { F32, BF16, INT4, INT8, INT8_OFFSET, INT8_FINE, INT8_FINE_OFFSET, INT4_HALF, INT8_OFFSET_HALF };
 
 struct Matrix {  // mirrored in kernels.py

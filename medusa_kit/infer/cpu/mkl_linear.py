@@ -1,9 +1,9 @@
 """Linear layers for a few rows at a time on CPU.
 
-A verify step multiplies N rows, and plain fp32 products waste memory bandwidth there: on two
-AVX-512 cores all products of SmolLM2-135M take 35 ms at 1 row, 65 at 4 and 84 at 8; with weights
-packed by MKL for that row count 31 at 4 and 35 at 8. Any module with a `weight` and a `forward` can
-stand in the same place; this is the one that needs no compiler.
+A verify step multiplies N rows, where plain fp32 products waste memory bandwidth. On two AVX-512
+cores all products of SmolLM2-135M take 35 ms at 1 row, 65 at 4 and 84 at 8; with weights packed by
+MKL for that row count they take 31 at 4 and 35 at 8. Any module with a `weight` and a `forward` can
+take the layers' place; this one needs no compiler.
 
 Shapes: X rows, D in, O out.
 """
@@ -19,15 +19,15 @@ from medusa_kit import console
 from medusa_kit.base.quantization import is_plain_linear
 
 PACKED_ROWS = range(2, 65)  # one row is a matrix-vector product, which plain torch does well
-KEPT_PACKS = 2  # two trees in turn (a benchmark, a comparison) do not repack every time
-SHARE_OF_MEMORY = 0.2  # each pack copies the weights: the most of the free memory one may take
+KEPT_PACKS = 2  # so that two trees in turn (a benchmark, a comparison) do not repack every time
+SHARE_OF_MEMORY = 0.2  # of the free memory: the most for one pack, which copies the weights
 
 
 class PackedLinear(nn.Linear):
     """nn.Linear whose weight is also kept packed, for the row counts last asked for."""
 
-    # Row count -> packed weight, made at first use. Replaced, never changed: a forward in another
-    # thread may be reading it.
+    # Row count -> packed weight, made at first use. The dict is replaced, never changed, since a
+    # forward in another thread may be reading it.
     packs: dict[int, Tensor | None]
     _multiply: Any  # torch.ops.mkl._mkl_linear
 
@@ -40,7 +40,7 @@ class PackedLinear(nn.Linear):
         return self._seldom(x_XD, rows)
 
     def _seldom(self, x_XD: Tensor, rows: int) -> Tensor:
-        """Pack first, use the pack of a larger row count, or multiply plainly."""
+        """Packs first, uses the pack of a larger row count, or multiplies without one."""
         packs = self.packs
         size = None if rows == 1 or x_XD.requires_grad else _packed_rows(packs, rows)
         if size is None:
@@ -55,13 +55,13 @@ class PackedLinear(nn.Linear):
 
 
 def _packed_rows(packs: Iterable[int], rows: int) -> int | None:
-    """The row count to use a pack of: a batch whose rows finish shrinks from step to step."""
+    """The row count whose pack to use: a larger one will do, since rows of a batch finish."""
     fitting = [packed for packed in packs if rows <= packed <= 2 * rows]
     return min(fitting, default=None) if rows in PACKED_ROWS else None
 
 
 def install_packed_linears(model: Any) -> bool:
-    """Let the model's Linear layers pack themselves; says whether any does.
+    """Let the model's Linear layers pack themselves; returns whether any does.
 
     Only plain fp32 layers on a CPU whose torch has MKL; quantised ones are left alone. Weights keep
     their names and identity.
@@ -79,17 +79,17 @@ def install_packed_linears(model: Any) -> bool:
 
 
 def plain_linears(model: Any) -> list[nn.Linear]:
-    """The layers that may be exchanged; quantised ones are not among them."""
+    """The layers that may be replaced; quantised ones are not among them."""
     return [module for module in model.modules() if is_plain_linear(module)]
 
 
 def fits_in_memory(model: Any) -> bool:
-    """Whether another copy of the linear layers is safe to take; says so where it is not."""
+    """Whether memory allows another copy of the linear layers; prints a note where it does not."""
     size = sum(layer.weight.numel() for layer in plain_linears(model)) * 4
     if size > SHARE_OF_MEMORY * free_memory():
         console.note(
-            f"linear layers stay unpacked: packing needs {size / 1e9:.1f} GB more memory than is "
-            "safe to take"
+            f"linear layers stay unpacked: a packed copy of {size / 1e9:.1f} GB is more than the "
+            "free memory safely allows"
         )
         return False
     return True
@@ -98,8 +98,8 @@ def fits_in_memory(model: Any) -> bool:
 def pack_for_rows(model: Any, rows: int) -> None:
     """Pack for `rows` rows from now on, at the next forward of that many.
 
-    A count that packing does not serve leaves things as they are: such forwards go unpacked. The
-    oldest count asked for is forgotten when there are more than KEPT_PACKS.
+    A count outside PACKED_ROWS changes nothing: such forwards run unpacked. Beyond KEPT_PACKS the
+    oldest count is forgotten.
     """
     if rows not in PACKED_ROWS:
         return
@@ -111,7 +111,7 @@ def pack_for_rows(model: Any, rows: int) -> None:
 
 def free_memory() -> int:
     """Bytes of memory that can be taken without swapping."""
-    import psutil  # only a CPU asks: a GPU machine without it can measure
+    import psutil  # needed on a CPU only
 
     return int(psutil.virtual_memory().available)
 

@@ -1,7 +1,7 @@
 """Weights as the C++ kernels read them, in the smallest form that expands to the same float32 bits.
 
-A form is a kind of matmul.h: blocks of a GGUF file where the base came from one, bfloat16 where the
-weights are bfloat16 numbers (most checkpoints), float32 otherwise.
+A form is a `Kind` of matrix.h: blocks of a GGUF file where the base came from one, bfloat16 where
+the weights are bfloat16 numbers (most checkpoints), float32 otherwise.
 
 Shapes: O outputs, I inputs, U panels of 16 outputs, Q groups of inputs, S inputs of a group.
 """
@@ -21,7 +21,7 @@ GROUPS = (16, 32)
 INTEGERS = ("int4", "int8", "int8+", "int8 by 16", "int8+ by 16", "int4", "int8+")
 KINDS = ("float32", "bfloat16", *INTEGERS)
 F32, BF16, INT4, INT8, INT8_OFFSET, INT8_FINE, INT8_FINE_OFFSET = range(7)
-IN_HALVES = {INT4: 7, INT8_OFFSET: 8}  # with scales and offsets of 16 bits; for these it pays
+IN_HALVES = {INT4: 7, INT8_OFFSET: 8}  # kind -> the same with 16-bit scales, where that pays
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def pack(
 ) -> PackedMatrix:
     """Pack float32 weights; `blocks`, where given, must expand to them (`expand`)."""
     if blocks is not None:
-        kind = blocks.kind  # asks every code and scale
+        kind = blocks.kind  # read once: it looks at every code and scale
         data = _pack_blocks(blocks, kind)
     elif torch.equal(weight_OI.bfloat16().float(), weight_OI):
         kind, data = BF16, _pack_plain(weight_OI.bfloat16())
@@ -102,7 +102,7 @@ def pack(
 
 
 def interleaved(first_OI: Tensor, second_OI: Tensor) -> Tensor:
-    """Panels of two matrices in turn, as the gated MLP's phase reads them."""
+    """Panels of two matrices alternating, as the gated MLP's phase reads them."""
     return torch.cat([_by_panel(first_OI), _by_panel(second_OI)], dim=1).flatten(0, 1)
 
 
@@ -127,14 +127,14 @@ def joined_blocks(parts: list[Blocks]) -> Blocks:
 
 
 def alike(parts: Sequence[Blocks | None]) -> list[Blocks] | None:
-    """The parts, if all are there and can lie in one matrix."""
+    """The parts, if all are given and can be stored in one matrix; else None."""
     whole = [part for part in parts if part is not None]
     shapes = {(part.group, part.offsets_OQ is None) for part in whole}
     return whole if len(whole) == len(parts) and len(shapes) == 1 else None
 
 
 def _by_panel(x_OI: Tensor) -> Tensor:
-    """[U, 16, I], filled up with zeros."""
+    """[U, 16, I], padded with zeros."""
     return F.pad(x_OI, (0, 0, 0, -x_OI.shape[0] % LANES)).view(-1, LANES, x_OI.shape[1])
 
 
@@ -156,7 +156,7 @@ def _pack_blocks(blocks: Blocks, kind: int) -> Tensor:
         for place in range(OCTET):
             words |= octets[:, :, :, place].to(torch.int32) << 4 * place
         code_bytes = words.view(torch.uint8).flatten(2)
-    else:  # two quads for each octet: a lane's even inputs in four bytes, then the odd ones
+    else:  # for each octet: a lane's even inputs in four bytes, then its odd ones
         octets = codes_UQSL.to(torch.int8).unflatten(2, (-1, OCTET // 2, 2))
         code_bytes = octets.permute(0, 1, 2, 4, 5, 3).contiguous().view(torch.uint8).flatten(2)
     number = torch.float16 if kind in IN_HALVES.values() else torch.float32

@@ -1,5 +1,5 @@
 // A few threads that run one function together and wait for each other at barriers.
-// OpenMP's would do, but the pool torch brings spins beside ours, and a step passes some 200 barriers.
+// Not OpenMP's: torch's OpenMP threads keep spinning beside ours, and a step has some 200 barriers.
 #pragma once
 #include <algorithm>
 #include <atomic>
@@ -26,12 +26,12 @@ inline double seconds() {
     return duration<double>(steady_clock::now().time_since_epoch()).count();
 }
 
-// Whether other programs want our cores. A barrier then costs a time slice instead of a microsecond,
-// and one thread alone is faster than several that wait for each other.
+// Detects that other programs use our cores. A barrier then costs a time slice instead of a
+// microsecond, and one thread alone is faster than several that wait for each other.
 class Contention {
   public:
     bool present() const { return seconds() < until_; }
-    // A run that waited long: try again with all threads in a while, a longer one each time.
+    // A run waited long: all threads are tried again after a pause, a longer one each time.
     void waited() {
         if (++strikes_ < 2) return;
         until_ = seconds() + pause_;
@@ -44,12 +44,12 @@ class Contention {
     int strikes_ = 0;
 };
 
-// A run's threads. The caller's is the first of them, and may go on alone from some barrier on.
-// Callers from several threads take turns, but for a pool of one, which shares nothing.
+// The threads of a run. The caller's is the first, and may go on alone after a barrier.
+// Callers from several threads take turns, except in a pool of one, which shares nothing.
 class Pool {
   public:
-    static constexpr int SPINS = 4000;  // rounds of looking before the core is given away
-    static constexpr double PATIENCE = 3e-4, SHARE = 0.5;  // waiting: seconds, and of a run's time
+    static constexpr int SPINS = 4000;  // polls before the core is yielded
+    static constexpr double PATIENCE = 3e-4, SHARE = 0.5;  // longest wait: seconds + share of the run
 
     explicit Pool(int size) : size_(size) {
         for (int id = 1; id < size; ++id) workers_.emplace_back([this, id] { work(id); });
@@ -60,10 +60,10 @@ class Pool {
         for (auto& worker : workers_) worker.join();
     }
 
-    // How many take part from the last barrier on: the same for all who passed it.
+    // The number of threads that run since the last barrier: the same for all that passed it.
     int active() const { return active_; }
 
-    // All threads, or this one alone where other programs want the cores, run body(id).
+    // Runs body(id) in all threads, or in this one alone where other programs use the cores.
     void run(const std::function<void(int)>& body) {
         if (size_ == 1) return body(0);
         std::lock_guard<std::mutex> one_caller(callers_);
@@ -140,8 +140,8 @@ struct Pools {
 inline Pools*& pools() {
     static Pools* all = [] {
 #if !defined(_WIN32)
-        // A forked child has none of the threads, and a lock may have been held by one of them: it
-        // starts with pools of its own and leaves the old ones as they lie.
+        // A forked child has none of the threads, and one of them may have held a lock. So the child
+        // starts with pools of its own and never touches the old ones.
         pthread_atfork(nullptr, nullptr, [] { pools() = new Pools; });
 #endif
         return new Pools;

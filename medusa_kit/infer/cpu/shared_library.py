@@ -1,8 +1,8 @@
-"""Libraries that were compiled here, kept for later starts, and never opened unless they are whole.
+"""A cache of the libraries compiled here. A library is opened only if it is complete.
 
-A library lies in a folder of its own beside a digest of its bytes. The folder is made under another
-name and renamed, so that a build that was killed leaves nothing that is ever opened; what was cut
-off or damaged later does not match its digest. To open such a file would end the process.
+A library is stored in a folder of its own with a digest of its bytes. The folder is made under
+another name and renamed, so a killed build leaves nothing that is opened. A file that was cut off
+or damaged later does not match its digest; opening it could end the process.
 """
 
 import ctypes
@@ -14,17 +14,17 @@ from medusa_kit.files import file_digest
 from medusa_kit.made_once import make_once
 
 SEAL = "sha256"
-BUILD_PATIENCE = 600.0  # seconds that another process may compile; it needs about one minute
+BUILD_PATIENCE = 600.0  # seconds that another process may compile; a build takes about a minute
 
 
 def library_in(folder: Path, doing: str, compile_into: Callable[[Path], None]) -> Path:
-    """The library in `folder`, compiled if need be by `compile_into`, which is given a folder."""
+    """The library in `folder`; if need be `compile_into` makes it in a folder that it is given."""
 
     def make(temporary: Path) -> None:
         temporary.mkdir()
         compile_into(temporary)
         library = temporary / _library(folder).name
-        # Torch's loader appends to the name where it built the same before.
+        # torch's loader adds a suffix to the name of a library that it has built before.
         next(temporary.glob("*.so")).rename(library)
         (temporary / SEAL).write_text(file_digest(library))
 
@@ -33,16 +33,16 @@ def library_in(folder: Path, doing: str, compile_into: Callable[[Path], None]) -
 
 
 def opened(build: Callable[[], Path]) -> ctypes.CDLL:
-    """The library that `build` returns; where it does not open, it is built once more.
+    """The library that `build` returns. One that does not open is built once more: it may come from
+    a machine with newer system libraries.
 
-    One that is whole may not open: made on another machine, with newer system libraries.
     Raises OSError where the new one does not open either, and what `build` raises.
     """
     path = build()
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:
-        console.note(f"{path} cannot be opened ({error}): building it again")
+        console.note(f"{path} cannot be opened ({error}), so it is built again")
         (path.parent / SEAL).unlink(missing_ok=True)
         return ctypes.CDLL(str(build()))
 

@@ -1,5 +1,5 @@
-// Sixteen floats at a time: AVX-512, AVX2, or plain C++ that any compiler turns into something.
-// Compiled with -ffp-contract=off: a fused multiply-add happens where `fma` says so and nowhere else.
+// Sixteen floats at a time: AVX-512, AVX2, or vectors that any g++ or clang++ compiles.
+// Compiled with -ffp-contract=off, so that only `fma` is a fused multiply-add.
 #pragma once
 #include <cmath>
 #include <cstdint>
@@ -36,12 +36,12 @@ inline Vec load_bf16(const uint16_t* p) {
     __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
 }
-// Byte B of each lane's four.
+// Byte B of the four of each lane, as a float.
 template <int B> inline Vec load_code(const uint8_t* p) {
     const __m512i high = _mm512_slli_epi32(_mm512_loadu_si512(p), 24 - 8 * B);
     return {_mm512_cvtepi32_ps(_mm512_srai_epi32(high, 24))};
 }
-// Eight four-bit numbers for each lane; a table look-up makes floats of them in one instruction.
+// Eight four-bit numbers for each lane; one table look-up turns sixteen of them into floats.
 struct Nibbles { __m512i v; };
 inline Nibbles load_nibbles(const void* p) { return {_mm512_loadu_si512(p)}; }
 template <int I> inline Vec nibble(Nibbles q) {
@@ -108,7 +108,7 @@ template <int I> inline Vec nibble(Nibbles q) {
             _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(q.b, 4 * I), low))};
 }
 
-#else  // the compiler's own vectors, in pieces of whatever the machine has
+#else  // the compiler's vector extension, which it maps to what the machine has
 #define MK_ISA "plain"
 typedef float Floats __attribute__((vector_size(64)));
 typedef int32_t Ints __attribute__((vector_size(64)));
@@ -120,7 +120,7 @@ inline Vec operator+(Vec a, Vec b) { return {a.v + b.v}; }
 inline Vec operator-(Vec a, Vec b) { return {a.v - b.v}; }
 inline Vec operator*(Vec a, Vec b) { return {a.v * b.v}; }
 inline Vec operator/(Vec a, Vec b) { return {a.v / b.v}; }
-inline Vec fma(Vec a, Vec b, Vec c) { return {a.v * b.v + c.v}; }  // weights' products are exact
+inline Vec fma(Vec a, Vec b, Vec c) { return {a.v * b.v + c.v}; }  // exact products with weights, so the same bits
 inline Vec vmax(Vec a, Vec b) { return {a.v > b.v ? a.v : b.v}; }
 inline Vec vmin(Vec a, Vec b) { return {a.v < b.v ? a.v : b.v}; }
 inline Vec round_even(Vec a) { return {(a.v + 12582912.0f) - 12582912.0f}; }  // for |a| < 2^22
@@ -155,8 +155,8 @@ inline Nibbles load_nibbles(const void* p) { Nibbles q; std::memcpy(&q, p, sizeo
 template <int I> inline Vec nibble(Nibbles q) { return {__builtin_convertvector((q.v >> (4 * I)) & 15, Floats)}; }
 #endif
 
-// e^x by reduction to |r| <= ln2 / 2 and a polynomial (Cephes' coefficients), within 2 ulp;
-// below -87 it is as good as nothing and comes out as the smallest normal number.
+// e^x by reduction to |r| <= ln2 / 2 and a polynomial (Cephes' coefficients), within 2 ulp.
+// x is clamped to [-87.3, 88.3]; e^-87.3 is about the smallest normal number.
 inline Vec vexp(Vec x) {
     x = vmin(vmax(x, splat(-87.3f)), splat(88.3f));
     Vec n = round_even(x * splat(1.44269504088896341f));

@@ -1,15 +1,15 @@
-// The same products by integer dot instructions (AVX-512 VNNI), for weights of four or eight bits.
+// The products of matmul.h by integer dot instructions (AVX-512 VNNI), for weights of 4 or 8 bits.
 //
-// A group of a row of x becomes whole numbers of 24 bits times a power of two, cut into three signed
-// bytes; a group's sums are then exact, and scales and offsets join once a group instead of once a
-// weight. What is rounded away is below 2^-23 of the group's largest number: float32's own measure.
-// As in matmul.h, a row's result has the same bits alone and beside others.
+// A group of a row of x becomes 24-bit integers times a power of two, cut into three signed bytes.
+// The sums of a group are then exact, and scales and offsets apply once a group instead of once a
+// weight. The rounding error is below 2^-23 of the group's largest number, as in float32.
+// As in matmul.h, a row's result has the same bits alone and among others.
 #pragma once
 #include "matrix.h"
 
 constexpr int DIGITS = 3;
-// One row's share of a group laid out: [65536 step, 256 step, step, sum], [DIGITS] where the integer
-// sums start, then its digits, four inputs of one digit in an int. Rows of a block take turns.
+// One row's share of a group: [65536 step, 256 step, step, sum], [DIGITS] initial integer sums, then
+// the digits, four inputs of one digit (a quad) in an int. The rows of a block are interleaved.
 constexpr int64_t units_a_group(int group) { return 4 + DIGITS + DIGITS * group / 4; }
 
 #ifdef MK_VNNI
@@ -18,13 +18,13 @@ constexpr int QUAD_BLOCK = 6;  // rows whose sums stay in registers
 
 struct Shares { float* factors; int32_t *starts, *digits; };
 
-// Where row `row` of `n` has its part of a group; digits of one quad are DIGITS * n apart.
+// Pointers to the part of row `row` of `n` in a group; its quads are DIGITS * n apart.
 inline Shares share_of(float* group, int n, int row) {
     int32_t* starts = (int32_t*)(group + 4 * n);
     return {group + 4 * row, starts + DIGITS * row, starts + DIGITS * n + DIGITS * row};
 }
 
-// `count` numbers of a group (zeros after them) as fixed-point numbers.
+// Writes `count` numbers of a group, and zeros after them, as fixed-point numbers.
 template <int GROUP> inline void lay_out_group(const float* x, int64_t count, int n, int row, float* group) {
     constexpr int PARTS = GROUP / LANES;
     __m512 part[PARTS], most = _mm512_setzero_ps(), odd = _mm512_setzero_ps();
@@ -89,8 +89,8 @@ template <int KIND> inline void load_quads(const uint8_t* codes, __m512i (&quads
     }
 }
 
-// tile[n][v * 16 ..] of rows `width` panels wide, for N rows and V panels; x_q as laid out.
-// Unrolled by pragma: sums that a loop left in memory would cost more than the products.
+// tile[n][v * 16 ..] of rows `width` panels wide, for N rows and V panels; x_q from `lay_out`.
+// Unrolled by pragma, so that the sums stay in registers: in memory they cost more than the products.
 template <int KIND, int V, int N>
 inline void multiply_quads(const uint8_t* data, int64_t stride, int64_t inputs, const float* x_q, float* tile, int width) {
     constexpr int GROUP = group_of(KIND), BYTES = bytes_a_group(KIND);

@@ -4,9 +4,9 @@ cache_dir/index.json           which base, tokenizer and format; the shards and 
 cache_dir/shard-XXXX.safetensors   hidden_PD [P, D] (and likeliest_PS, chances_PS), the positions
                                trained on of whole rows, one row after the other
 
-A row is known by a digest of its tokens and positions, so equal rows are stored once and a cache
-that was interrupted, or shared by another run, is only added to. A shard's own header lists its
-rows; a shard that is cut off is named and its rows are made again.
+A row is identified by a digest of its tokens and positions, so equal rows are stored once, and a
+cache that was interrupted or belongs to another run is completed. A shard's own header lists its
+rows. A shard that is cut off is reported, and its rows are computed again.
 
 Shapes: P positions, D hidden, K heads, J = K + 1 tokens ahead, S likeliest tokens of the base.
 """
@@ -29,7 +29,7 @@ from medusa_kit.base.fingerprint import Match, compare
 from medusa_kit.base.model import BaseModel
 from medusa_kit.base.placement import DTYPES
 from medusa_kit.errors import IncompatibleBaseError, MedusaKitError
-from medusa_kit.files import atomic_write
+from medusa_kit.files import atomic_write, parse_json
 from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train import distributed
 from medusa_kit.train.data import HeadTargets
@@ -38,11 +38,11 @@ from medusa_kit.train.loss.loss import SoftTargets
 
 INDEX, FINGERPRINT = "index.json", "base_fingerprint"
 SHARD_BYTES = 256 << 20
-SPARE_BYTES = 64 << 20  # left free on the disk besides
+SPARE_BYTES = 64 << 20  # kept free on the disk
 
 
 class CachedPositions:
-    """Positions of given rows, read from shards as they are asked for."""
+    """Positions of given rows, read from shards when needed."""
 
     def __init__(self, folder: Path, items: Sequence[HeadTargets], dtype: torch.dtype) -> None:
         self.ahead_PJ = torch.cat([torch.from_numpy(item.ahead_PJ) for item in items])
@@ -80,7 +80,7 @@ class CachedPositions:
 def cached_positions(
     base: BaseModel, items: Sequence[HeadTargets], recipe: TrainRecipe, options: FeatureOptions
 ) -> CachedPositions:
-    """The cache of the recipe, with what is missing added first.
+    """The cache of the recipe; missing rows are added first.
 
     Raises IncompatibleBaseError (a cache of another base, tokenizer or format), MedusaKitError
     (the disk is too small).
@@ -94,7 +94,7 @@ def cached_positions(
     missing = {row_digest(item): item for item in items}
     missing = {digest: item for digest, item in missing.items() if digest not in known}
     _quote(base, items, list(missing.values()), recipe, options)
-    distributed.barrier()  # everybody has looked before anybody writes
+    distributed.barrier()  # all processes have looked before one writes
     if missing:
         _fill(base, folder, list(missing.values()), DTYPES[recipe.train.cache_dtype], options)
     distributed.barrier()
@@ -132,8 +132,8 @@ def _open(folder: Path, identity: dict[str, Any]) -> None:
         _write_index(folder, identity)
         return
     try:
-        there = json.loads(path.read_text())
-    except (json.JSONDecodeError, OSError) as error:
+        there = parse_json(path.read_text())
+    except (ValueError, OSError) as error:
         raise IncompatibleBaseError(
             f"{path} cannot be read: {error}", hint="remove the folder, or choose another cache_dir"
         ) from error
@@ -141,14 +141,14 @@ def _open(folder: Path, identity: dict[str, Any]) -> None:
                  if there.get(key) != value]  # fmt: skip
     if len(different) == 1 and _made_by_old_rule(there, identity):
         console.note(
-            f"the feature cache in {folder} names its base by an old fingerprint, which does not "
-            "tell whether its hidden states are this base's: they are made again"
+            f"the feature cache in {folder} has an old fingerprint of its base, which does not "
+            "show whether its hidden states are this base's: they are computed again"
         )
         _remove_shards(folder)
         _write_index(folder, identity)
     elif different:
         raise IncompatibleBaseError(
-            f"the feature cache in {folder} was made otherwise: {'; '.join(different)} "
+            f"the feature cache in {folder} was made differently: {'; '.join(different)} "
             "(this run ≠ cache)",
             hint="choose another train.cache_dir, or remove the folder",
         )
@@ -176,7 +176,7 @@ def _quote(
     recipe: TrainRecipe,
     options: FeatureOptions,
 ) -> None:
-    """Say what it will take; refuse before anything is computed when the disk is too small."""
+    """Print what it will take; refuse before anything is computed if the disk is too small."""
     folder = cache_folder(recipe)
     each = base.info.hidden_size * DTYPES[recipe.train.cache_dtype].itemsize + 8 * options.soft_top
     new = sum(len(item.positions_P) for item in missing)
@@ -201,7 +201,7 @@ def _fill(
     dtype: torch.dtype,
     options: FeatureOptions,
 ) -> None:
-    """This process's share of the missing rows, shard by shard."""
+    """Compute this process's share of the missing rows, shard by shard."""
     own = by_length(missing)[distributed.rank() :: distributed.world()]
     total = sum(len(item.positions_P) for item in own)
     held: list[tuple[HeadTargets, Positions]] = []
@@ -254,7 +254,7 @@ def _shard_files(folder: Path) -> list[Path]:
 def _read_shards(
     folder: Path,
 ) -> tuple[dict[str, tuple[int, int, int]], list[dict[str, Tensor]]]:
-    """(digest -> (shard, first row, rows), the shards' tensors, mapped from disk)."""
+    """(digest -> (shard, first row, rows), the shards' tensors, memory-mapped)."""
     places: dict[str, tuple[int, int, int]] = {}
     shards: list[dict[str, Tensor]] = []
     for path in _shard_files(folder):
@@ -263,7 +263,7 @@ def _read_shards(
                 rows = json.loads(stream.metadata()["rows"])
                 tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
         except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
-            console.warn(f"{path} is damaged ({error}): its rows are made again")
+            console.warn(f"{path} is damaged ({error}): its rows are computed again")
             path.unlink(missing_ok=True)
             continue
         start = 0

@@ -1,4 +1,4 @@
-"""Hidden states of the positions trained on, from one forward of the base over a batch of rows.
+"""Hidden states of the trained positions, from one forward of the base for each batch of rows.
 
 Shapes: B batch, T tokens, D hidden, P positions, K heads, J = K + 1 tokens ahead (the root, then
 each head's target), S likeliest tokens of the base.
@@ -20,13 +20,13 @@ from medusa_kit.train.data import HeadTargets
 from medusa_kit.train.loss.loss import SoftTargets
 
 LOGIT_ROWS = 1024  # rows of the base's logits that exist at once, for soft targets
-# Share of free GPU memory that stored features may take; the rest is for heads and logits.
+# The share of free GPU memory that stored features may take; heads and logits need the rest.
 DEVICE_SHARE = 0.6
 
 
 @dataclass(frozen=True)
 class FeatureOptions:
-    """How rows go through the base. soft_top: likeliest tokens kept for soft targets, or 0."""
+    """How the base reads rows. soft_top: likeliest tokens kept for soft targets, or 0."""
 
     batch_tokens: int = 8192
     soft_top: int = 0
@@ -34,12 +34,12 @@ class FeatureOptions:
 
 
 class Rows(NamedTuple):
-    """Rows of text as the base takes them: padded side by side, or packed one after another."""
+    """Rows of text as the base reads them: padded side by side, or packed one after another."""
 
     input_ids_BT: Tensor
-    mask_BT: Tensor | None  # none where packed: position ids tell the rows apart
+    mask_BT: Tensor | None  # None where packed: position ids separate the rows
     position_ids_BT: Tensor | None
-    flat_P: Tensor  # places of the positions trained on, in the flattened [B * T]
+    flat_P: Tensor  # places of the trained positions in the flattened [B * T]
 
     @classmethod
     def of(cls, items: Sequence[HeadTargets], device: torch.device, packing: bool) -> "Rows":
@@ -63,7 +63,7 @@ class Positions(NamedTuple):
     """Positions of whole examples, one example after the other, on one device.
 
     hidden_PD is in the base's dtype, ahead_PJ int32. likeliest_PS, chances_PS: the base's own
-    guesses for the token after each position, where soft targets are asked for (S = 0 otherwise).
+    guesses for the token after each position, for soft targets (S = 0 without).
     """
 
     hidden_PD: Tensor
@@ -85,9 +85,9 @@ class Positions(NamedTuple):
         return self.hidden_PD[rows_P], self.ahead_PJ[rows_P], self.soft(rows_P)
 
     def soft(self, rows_P: Tensor) -> SoftTargets | None:
-        """Head k's target stands where the base looked ahead from k + 1 positions further on.
+        """The base's guesses from k + 1 positions further on are the targets of head k.
 
-        Those lie next to each other wherever there is a target.
+        These positions are consecutive wherever there is a target.
         """
         if not self.likeliest_PS.shape[1]:
             return None
@@ -105,7 +105,7 @@ def cuts(total: int, parts: int) -> list[tuple[int, int]]:
 def batches(
     items: Sequence[HeadTargets], batch_tokens: int, packing: bool = False
 ) -> list[list[HeadTargets]]:
-    """Consecutive items, as many to a batch as fit into `batch_tokens` tokens, padding included."""
+    """Consecutive items, as many in a batch as fit into `batch_tokens` tokens with padding."""
     groups: list[list[HeadTargets]] = []
     longest = total = 0
     for item in items:
@@ -121,7 +121,7 @@ def batches(
 
 
 def by_length(items: Sequence[HeadTargets]) -> list[HeadTargets]:
-    """Longest first, so that padding is small and lack of memory shows at once."""
+    """Longest first, so that padding is small and a lack of memory shows at once."""
     return sorted(items, key=lambda item: -len(item.input_ids))
 
 
@@ -172,7 +172,7 @@ def collect_features(
 
 
 def check_packing(base: BaseModel, items: Sequence[HeadTargets]) -> None:
-    """Raises IncompatibleBaseError where packed rows see each other."""
+    """Raises IncompatibleBaseError where packed rows affect each other."""
     with torch.no_grad():
         apart, packed = (
             Rows.of(items[:3], base.device, packing).hidden_PD(base) for packing in (False, True)
@@ -180,9 +180,9 @@ def check_packing(base: BaseModel, items: Sequence[HeadTargets]) -> None:
     error = relative_error(packed, apart)
     if error > RELATIVE_TOLERANCE[apart.dtype]:
         raise IncompatibleBaseError(
-            f"{base.info.model_type}: hidden states of packed rows differ from the rows' own by "
+            f"{base.info.model_type}: hidden states of packed and of separate rows differ by "
             f"{error:.1e} of their spread (allowed {RELATIVE_TOLERANCE[apart.dtype]:.0e})",
-            hint="this family does not keep packed rows apart: train.packing=false",
+            hint="this family does not keep packed rows apart: use train.packing=false",
         )
 
 
@@ -198,7 +198,7 @@ def likeliest(base: BaseModel, hidden_PD: Tensor, count: int) -> tuple[Tensor, T
 
 
 def _storage(base: BaseModel, num_positions: int) -> dict[str, Any]:
-    """Tensor options of the store, after a note on its size; the GPU where it fits, else pinned."""
+    """Tensor options of the store: on the GPU where it fits, else pinned. Prints its size."""
     num_bytes = num_positions * base.info.hidden_size * base.dtype.itemsize
     place: dict[str, Any] = {"device": base.device}
     if base.device.type == "cuda":
@@ -229,7 +229,7 @@ def _padded(
 def _packed(
     items: Sequence[HeadTargets],
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-    """One row; position ids that start again tell transformers where the next example begins."""
+    """All items in one row; where position ids restart, transformers begins another example."""
     ids = torch.cat([torch.tensor(item.input_ids) for item in items])
     position_ids = torch.cat([torch.arange(len(item.input_ids)) for item in items])
     starts = torch.tensor([0, *(len(item.input_ids) for item in items)]).cumsum(0)

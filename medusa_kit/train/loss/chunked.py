@@ -1,13 +1,13 @@
 """Losses over a vocabulary without a [positions, columns] tensor: value and gradient by chunks.
 
-The loss of a chunk and its gradient are worked out in the forward pass, so the largest block is
+The loss of a chunk and its gradient are computed in the forward pass, so the largest tensor is
 [chunk, columns] of one head; only the gradient with respect to z (and a trained projection's
 weights) is kept for the backward pass. With p the target and q the guess at one position:
 
 cross_entropy  -Σ p log q; `soft` is the same with the base's own distribution in p
-tv             1 - Σ min(p, q), total variation: one minus the chance that sampling accepts q
+tv             1 - Σ min(p, q), total variation: one minus the probability that sampling accepts q
 lk             -log Σ min(p, q) (LK losses, arXiv 2602.23881); for a hard target it is cross_entropy
-rest           cross_entropy in which what p leaves over goes to all other columns together
+rest           cross_entropy in which the rest of p belongs to all other columns together
 
 Shapes: P positions, D hidden, R columns, C positions of one chunk, S columns that share a target.
 """
@@ -24,8 +24,8 @@ TINY = 1e-12
 class SharedTargets(NamedTuple):
     """Which columns share each position's target; the first is the token that was written.
 
-    columns_PS: -1 for none. shares_PS: 0 there. rest_P: what is left for all columns not among
-    columns 1 and on; only the loss `rest` reads it.
+    columns_PS: -1 for none, and there shares_PS is 0. rest_P: the share of all columns that are not
+    among columns_PS[:, 1:]; only the loss `rest` reads it.
     """
 
     columns_PS: Tensor
@@ -45,7 +45,7 @@ def chunked_loss(
     kind: str,
     weights: Sequence[Tensor],
 ) -> Tensor:
-    """The loss summed over positions. `project`: z_CD -> logits_CR; `weights`: what it trains."""
+    """The loss summed over positions. `project`: z_CD -> logits_CR; `weights`: its trained ones."""
     graded = torch.is_grad_enabled()
     return _ChunkedLoss.apply(z_PD, targets, project, chunk, kind, graded, *weights)
 
@@ -120,7 +120,7 @@ def _overlap(logits_CR: Tensor, targets: SharedTargets) -> tuple[Tensor, Tensor,
     index_CS, shares_CS = _merged(targets)
     chance_CR = logits_CR.to(shares_CS.dtype).softmax(-1)
     chance_CS = chance_CR.gather(1, index_CS)
-    below_CS = (chance_CS < shares_CS).to(shares_CS.dtype)  # where more of q raises the overlap
+    below_CS = (chance_CS < shares_CS).to(shares_CS.dtype)  # where a larger q increases the overlap
     overlap_C = torch.minimum(chance_CS, shares_CS).sum(1)
     risen_CS = chance_CS * below_CS
     gradient_CR = chance_CR.mul_(-risen_CS.sum(1, keepdim=True)).scatter_add_(1, index_CS, risen_CS)
@@ -128,7 +128,7 @@ def _overlap(logits_CR: Tensor, targets: SharedTargets) -> tuple[Tensor, Tensor,
 
 
 def _merged(targets: SharedTargets) -> tuple[Tensor, Tensor]:
-    """(columns, shares) with the written token's share added to its place among the others."""
+    """(columns, shares) with the written token's share merged where it is among the others."""
     columns_CS, shares_CS, _ = targets
     same_CS = (columns_CS[:, 1:] == columns_CS[:, :1]) & (columns_CS[:, :1] >= 0)
     hard_C1 = shares_CS[:, :1]

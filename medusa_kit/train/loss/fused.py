@@ -1,10 +1,9 @@
-"""Cross-entropy straight from hidden states, by a maintained library where the device has one.
+"""Cross-entropy directly from hidden states, by a maintained library where the device has one.
 
-`liger` (Liger Kernel, arXiv 2410.10989) works by chunks as our own path does, in Triton.
-`cut_cross_entropy` (arXiv 2411.09009) never writes a logit to memory. Both know targets that are
-one token, so soft targets and the other losses stay with chunked_loss.py, as does everything that
-a library cannot do. A sum over positions is asked for: whoever calls divides by the update's
-counts.
+`liger` (Liger Kernel, arXiv 2410.10989) works by chunks like our own code, in Triton.
+`cut_cross_entropy` (arXiv 2411.09009) never writes a logit to memory. Both support only targets of
+one token, so soft targets, the other losses and everything else that a library cannot do are left
+to chunked.py. The result is summed over positions: the caller divides by the update's counts.
 
 Shapes: P positions, D hidden, R columns of the projection.
 """
@@ -42,8 +41,8 @@ class Library(NamedTuple):
     function: str
     dtypes: tuple[torch.dtype, ...]
     knows_bias: bool
-    needs_target: bool  # refuses positions none of which has one
-    accumulators: tuple[str, ...]  # its options for gradients that are summed in float32
+    needs_target: bool  # whether at least one position must have a target
+    accumulators: tuple[str, ...]  # its options for summing gradients in float32
     compute: Callable[[Tensor, Tensor, Tensor | None, Tensor, float | None], Tensor]
     hint: str
 
@@ -56,9 +55,9 @@ def _liger(
 
 
 class _LigerLoss(torch.autograd.Function):
-    """Its function that works out loss and gradients at once, without a word from the device.
+    """Liger's function that computes loss and gradients at once, without a wait for the device.
 
-    The one that it offers for use in a model waits for the device in the backward pass as well.
+    Its function for models also waits for the device in the backward pass.
     """
 
     @staticmethod
@@ -94,9 +93,9 @@ class _LigerLoss(torch.autograd.Function):
 
 
 class _CountsTargets(TorchFunctionMode):
-    """Liger asks the device how many positions have a target, for a mean alone, and waits for it.
+    """Answers Liger's count of positions with a target without a wait for the device.
 
-    A sum has no use for the number, so any positive one does.
+    Only a mean needs the count; for a sum any positive number will do.
     """
 
     def __init__(self, num_positions: int) -> None:
@@ -114,8 +113,8 @@ class _CountsTargets(TorchFunctionMode):
 def _cut_cross_entropy(
     z_PD: Tensor, weight_RD: Tensor, bias_R: Tensor | None, targets_P: Tensor, cap: float | None
 ) -> Tensor:
-    """Without its filter, which leaves small gradients out; summing gradients in float32, not in
-    the 16 bits of their tensors."""
+    """Without the library's filter, which drops small gradients, and with gradients summed in
+    float32, not in the 16 bits of their tensors."""
     assert bias_R is None
     library = LIBRARIES["cut_cross_entropy"]
     return cast(
@@ -150,13 +149,13 @@ LIBRARIES = {  # in the order in which `auto` tries them
 def summed(library: str, z_PD: Tensor, targets_P: Tensor, columns: Columns) -> Tensor:
     """Cross-entropy summed over positions, with gradient. targets_P: columns, below 0 for none.
 
-    At least one position must have a target where the library `needs_target`.
+    If the library `needs_target`, at least one position must have one.
     """
     weight_RD, bias_R, scale = columns
     targets_P = targets_P.masked_fill(targets_P < 0, NO_TARGET)
     z_PD = scale.before_cap(z_PD.to(weight_RD.dtype)).contiguous()
     bias_R = None if bias_R is None else scale.before_cap(bias_R)
-    with torch.cuda.device_of(z_PD):  # Triton starts kernels on the current device
+    with torch.cuda.device_of(z_PD):  # Triton launches kernels on the current device
         return LIBRARIES[library].compute(z_PD, weight_RD, bias_R, targets_P, scale.cap)
 
 
@@ -173,13 +172,13 @@ def base_columns(base: BaseModel) -> Columns | None:
 
 
 def check_named(recipe: TrainRecipe, device: torch.device) -> None:
-    """Raises ConfigError where the recipe names a library that has nothing to do or cannot run."""
+    """Raises ConfigError where the recipe names a library that is not needed or cannot run."""
     named = recipe.train.fused_loss
     if named not in LIBRARIES:
         return
-    if not (_heads_are_told_tokens(recipe) or _base_is_told_tokens(recipe)):
+    if not (_heads_learn_tokens(recipe) or _base_learns_tokens(recipe)):
         raise ConfigError(
-            f"train.fused_loss {named!r} with train.loss {recipe.train.loss!r}: it works out "
+            f"train.fused_loss {named!r} with train.loss {recipe.train.loss!r}: it computes "
             "cross-entropy against tokens only",
             hint="train.loss=cross_entropy, joint.distill_share=0, or train.fused_loss=auto",
         )
@@ -188,14 +187,14 @@ def check_named(recipe: TrainRecipe, device: torch.device) -> None:
 
 
 def choose(recipe: TrainRecipe, heads: MedusaHeads) -> str | None:
-    """The library that works out this run's losses against tokens; None for the chunked path.
+    """The library that computes this run's losses against tokens; None for the chunked code.
 
     Raises ConfigError where the recipe names one that cannot.
     """
     named, device = recipe.train.fused_loss, heads.base.device
     check_named(recipe, device)
-    terms = [head_columns(heads, 0)] if _heads_are_told_tokens(recipe) else []
-    terms += [base_columns(heads.base)] if _base_is_told_tokens(recipe) else []
+    terms = [head_columns(heads, 0)] if _heads_learn_tokens(recipe) else []
+    terms += [base_columns(heads.base)] if _base_learns_tokens(recipe) else []
     possible: list[str] = [named] if named in LIBRARIES else []
     if named == "auto" and terms and _sharded(recipe) is None:
         possible = [name for name in LIBRARIES if _absent(name, device) is None]
@@ -207,23 +206,23 @@ def choose(recipe: TrainRecipe, heads: MedusaHeads) -> str | None:
         if name == named:
             raise ConfigError(
                 f"train.fused_loss {named!r}: {misfits[0]}",
-                hint="train.fused_loss=auto takes what fits, or the chunked path",
+                hint="train.fused_loss=auto uses a library that fits, or the chunked code",
             )
     return None
 
 
-def _heads_are_told_tokens(recipe: TrainRecipe) -> bool:
+def _heads_learn_tokens(recipe: TrainRecipe) -> bool:
     return recipe.train.loss == "cross_entropy"
 
 
-def _base_is_told_tokens(recipe: TrainRecipe) -> bool:
+def _base_learns_tokens(recipe: TrainRecipe) -> bool:
     return recipe.stage == "medusa2" and recipe.joint_options.distill_share == 0
 
 
 def _sharded(recipe: TrainRecipe) -> str | None:
-    """The libraries keep the weights they were given for the backward pass."""
+    """Why it cannot run under ZeRO-3: the libraries keep weights for the backward pass."""
     if recipe.deepspeed.enabled and recipe.deepspeed.zero_stage == 3:
-        return "zero_stage 3 lets go of weights between the forward and the backward pass"
+        return "zero_stage 3 releases weights between the forward and the backward pass"
     return None
 
 
@@ -231,12 +230,12 @@ def _absent(library: str, device: torch.device) -> str | None:
     """Why the library does not run on this machine."""
     package = LIBRARIES[library].module.partition(".")[0]
     if device.type != "cuda":
-        return f"it runs on CUDA, and the device is {device.type}"
+        return f"it runs on CUDA only, and the device is {device.type}"
     if importlib.util.find_spec(package) is None:
         return f"the package {package} is not installed"
     if torch.cuda.get_device_capability(device) < (8, 0):
         name = torch.cuda.get_device_name(device)
-        return f"it needs compute capability 8.0, {name} has less"
+        return f"it needs compute capability 8.0; {name} has less"
     try:
         function = _function(library)
     except Exception as error:  # they look for Triton, compilers and devices
@@ -252,16 +251,16 @@ def _absent(library: str, device: torch.device) -> str | None:
 
 
 def _misfit(library: str, columns: Columns | None) -> str | None:
-    """What about this projection the library cannot do."""
+    """Why the library cannot compute this projection."""
     dtypes, knows_bias = LIBRARIES[library].dtypes, LIBRARIES[library].knows_bias
     if columns is None:
-        return "the projection is no plain Linear"
+        return "the projection is not a plain Linear"
     if columns.weight_RD.dtype not in dtypes:
         known = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
         found = str(columns.weight_RD.dtype).removeprefix("torch.")
         return f"the projection is in {found}, expected one of {known}"
     if columns.bias_R is not None and not knows_bias:
-        return "the projection has a bias, which it does not know"
+        return "the projection has a bias, which it does not support"
     if not isinstance(columns.scale, LogitScale):
-        return "the base changes its logits in a way that it does not know"
+        return "the base changes its logits in a way that it does not support"
     return None

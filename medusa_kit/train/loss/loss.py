@@ -1,13 +1,13 @@
-"""The heads' loss (Medusa, arXiv 2401.10774, §2.2.1), chunk by chunk (see chunked_loss.py), or by
-a library where there is one (fused_loss.py).
+"""The heads' loss (Medusa, arXiv 2401.10774, §2.2.1), chunk by chunk (chunked.py), or by a library
+where one is available (fused.py).
 
-Head k, from 1, weighs decay^k, or what it learns to weigh from there on (by uncertainty, arXiv
+Head k, from 1, has the weight decay^k, or one that is learned from there on (by uncertainty, arXiv
 1705.07115: exp(-s) × loss + s). A target is one token, or in part (`soft_share`) the base's own
-distribution at that place, its likeliest tokens (self-distillation, as Hydra++ does it: arXiv
+distribution at that place, cut to its likeliest tokens (self-distillation as in Hydra++, arXiv
 2402.05109, §4).
 
-A loss is a mean over the whole update: each micro-batch divides by the update's counts, so what an
-update teaches does not depend on how it is cut into micro-batches and spread over processes.
+A loss is a mean over the whole update: each micro-batch divides by the update's counts, so the
+gradient does not depend on how an update is cut into micro-batches and spread over processes.
 
 Shapes: P positions, D hidden, K heads, J = K + 1 tokens ahead, S likeliest tokens of the base, or
 tokens that share one target.
@@ -27,11 +27,11 @@ from medusa_kit.settings.recipe import TrainSection
 from medusa_kit.train.loss.chunked import SharedTargets, chunked_loss
 from medusa_kit.train.loss.fused import LIBRARIES, Columns, base_columns, head_columns, summed
 
-SOFT_SHARES = {"cross_entropy": 0.0, "soft": 0.5, "tv": 1.0, "lk": 1.0}  # unless the recipe says
+SOFT_SHARES = {"cross_entropy": 0.0, "soft": 0.5, "tv": 1.0, "lk": 1.0}  # defaults
 
 
 class SoftTargets(NamedTuple):
-    """Where each head's target stands: the base's likeliest tokens and their probabilities."""
+    """The base's likeliest tokens at each head's target, and their probabilities."""
 
     ids_PKS: Tensor
     probabilities_PKS: Tensor
@@ -39,14 +39,14 @@ class SoftTargets(NamedTuple):
 
 @dataclass(frozen=True)
 class LossOptions:
-    """Which loss, and how it is computed; `kind` is one of chunked_loss.LOSSES."""
+    """Which loss, and how it is computed; `kind` is one of chunked.LOSSES."""
 
     decay: float = 0.8
     chunk: int = 1024
     kind: str = "cross_entropy"
     soft_share: float = 0.0
     learned_weights: bool = False
-    fused: str | None = None  # the library for targets that are one token; see fused_loss.py
+    fused: str | None = None  # the library for targets of one token; see fused.py
 
     @classmethod
     def of(cls, train: TrainSection, fused: str | None = None) -> "LossOptions":
@@ -56,7 +56,7 @@ class LossOptions:
 
 
 class HeadsLoss(NamedTuple):
-    """Of one micro-batch, or summed over those of an update."""
+    """The loss of one micro-batch, or summed over those of an update."""
 
     loss: Tensor  # scalar, with gradient
     per_head_K: Tensor  # unweighted mean loss of each head, detached
@@ -65,9 +65,9 @@ class HeadsLoss(NamedTuple):
 
 
 def target_counts(heads: MedusaHeads, ahead_PJ: Tensor, soft: bool) -> Tensor:
-    """counts_K (float): how many positions teach each head.
+    """counts_K (float): the number of positions with a target for each head.
 
-    Without soft targets only those whose target has a column in the projection.
+    Without soft targets, targets outside the projection do not count.
     """
     targets_PK = ahead_PJ[:, 1:].to(heads.base.device, torch.int64)
     known_PK = targets_PK >= 0 if soft else heads.to_columns(targets_PK) >= 0
@@ -75,7 +75,7 @@ def target_counts(heads: MedusaHeads, ahead_PJ: Tensor, soft: bool) -> Tensor:
 
 
 def loss_dtype(heads: MedusaHeads) -> torch.dtype:
-    """Losses are added up in float32 at least."""
+    """Losses are summed in float32 at least."""
     return torch.promote_types(head_parameter_dtype(heads), torch.float32)
 
 
@@ -90,9 +90,9 @@ def heads_loss(
 ) -> HeadsLoss:
     """Sum over heads of decay^(k+1) (k from 0) times the head's summed loss / counts_K.
 
-    counts_K: the update's, those of these positions unless given; a head without any adds 0.
-    ahead_PJ: ids of the root and of each head's target, -1 for none. `soft_share` of the target is
-    `soft`, scaled to sum to 1 over the tokens with a column.
+    counts_K: the update's, by default those of these positions; a head without any adds 0.
+    ahead_PJ: ids of the root and of each head's target, -1 for none. The fraction `soft_share` of
+    the target is `soft`, scaled to sum to 1 over the tokens with a column.
     """
     hidden_PD = hidden_PD.to(heads.base.device, head_parameter_dtype(heads))
     ahead_PJ = ahead_PJ.to(heads.base.device, torch.int64)
@@ -128,7 +128,7 @@ def _weighted(per_head_K: Tensor, decay: float, uncertainty_K: Tensor | None) ->
 def _fused(
     options: LossOptions, z_PD: Tensor, targets_P: Tensor, columns: Columns | None
 ) -> Tensor | None:
-    """The summed loss where a library works it out; a part of an update may hold no target."""
+    """The summed loss from a library; 0 for a part of an update without any target."""
     if options.fused is None or columns is None:
         return None
     if LIBRARIES[options.fused].needs_target and not bool((targets_P >= 0).any()):
@@ -146,9 +146,9 @@ def base_loss(
 ) -> Tensor:
     """The base's own loss at these positions, summed, over the update's `count` of them.
 
-    Cross-entropy against the root, the token that was written, or in part (`soft_share`) against
-    what the original base says there: KL up to a constant, over its likeliest tokens and, as one,
-    all others (arXiv 2401.10774, §2.3.2). `original` holds [P, S] here. roots_P: -1 for none.
+    Cross-entropy against the root, which is the token in the text, or in part (`soft_share`)
+    against the original base's distribution: KL up to a constant, over its likeliest tokens and all
+    others as one (arXiv 2401.10774, §2.3.2). `original` holds [P, S] here. roots_P: -1 for none.
     """
     roots_P = roots_P.to(hidden_PD.device, torch.int64)
     if original is None or options.soft_share == 0:
@@ -176,7 +176,7 @@ def base_loss(
 def _shared_out(
     heads: MedusaHeads, targets_P: Tensor, soft: SoftTargets | None, soft_share: float, k: int
 ) -> SharedTargets:
-    """Which columns share each position's target, by how much."""
+    """The columns that share each position's target, and their shares."""
     columns_P1 = heads.to_columns(targets_P)[:, None]
     dtype = loss_dtype(heads)
     if soft is None:

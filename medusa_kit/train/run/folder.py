@@ -1,11 +1,11 @@
-"""A training run on disk, and how it goes on after an interruption.
+"""A training run on disk, which can be continued after an interruption.
 
 output_dir/recipe.yaml         the resolved recipe
 output_dir/metrics.jsonl       one line every `log_every` updates and every evaluation
 output_dir/checkpoint/step-N/  engine, random states, progress.json (last); only while unfinished
 output_dir/heads/              the heads: the best so far, or with train.keep=last the last
-output_dir/model/, adapter/    what Medusa-2 trained besides, the heads inside
-output_dir/.training.lock      held by the process that trains here; .training.json says which
+output_dir/model/, adapter/    from Medusa-2: model or adapter, with the heads inside
+output_dir/.training.lock      held by the process that trains here; .training.json names it
 output_dir/run.json            versions, recipe, scores; written last: the run is finished
 """
 
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from medusa_kit.errors import CheckpointError, ConfigError, MedusaKitError
-from medusa_kit.files import atomic_write
+from medusa_kit.files import atomic_write, parse_json
 from medusa_kit.settings.recipe import TrainRecipe, differences, dump, load_recipe
 from medusa_kit.train import distributed
 from medusa_kit.train.run.lock import only_training_in
@@ -25,16 +25,16 @@ from medusa_kit.train.run.provenance import provenance
 
 PROGRESS, METRICS = "progress.json", "metrics.jsonl"
 OWN_FILES = ("recipe.yaml", METRICS, "run.json", "bad_update.pt")
-METRIC_LINES = "metric_lines"  # in progress.json: how many there were
+METRIC_LINES = "metric_lines"  # in progress.json: their number
 
 
 class Checkpoint(NamedTuple):
     folder: Path
-    progress: dict[str, Any]  # step, seconds, best, what base, data and processes it belongs to
+    progress: dict[str, Any]  # step, seconds, best; its base, data and number of processes
 
 
 class RunFolder:
-    """The folder of one run. `open` refuses what would mix two runs; the main process writes."""
+    """The folder of one run, which only the main process writes. `open` prevents mixing two."""
 
     def __init__(self, recipe: TrainRecipe) -> None:
         self.recipe = recipe
@@ -45,10 +45,10 @@ class RunFolder:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """While it lasts no other training writes here; the main process holds it for all.
+        """A context in which no other training writes here; the main process holds the lock.
 
-        Raises ConfigError where another training does, MedusaKitError where nothing can be
-        written: in every process, so that none waits for one that is gone.
+        Raises ConfigError where another training writes here, MedusaKitError where the folder
+        cannot be written; both in every process, so that none waits for one that is gone.
         """
         with contextlib.ExitStack() as stack:
             refused: MedusaKitError | None = None
@@ -64,7 +64,7 @@ class RunFolder:
             yield
 
     def open(self, fresh: bool = False) -> None:
-        """Check that this recipe may use the folder; `fresh` removes what an older run left.
+        """Check that this recipe may use the folder; `fresh` removes the files of an older run.
 
         Raises ConfigError for another recipe's run, and for a run that is finished.
         """
@@ -84,7 +84,7 @@ class RunFolder:
             )
         if finished:
             raise ConfigError(
-                f"{self.path} holds this run, finished: its heads are in {self.heads}", hint=hint
+                f"{self.path} holds this run, which is finished: see {self.heads}", hint=hint
             )
 
     def _differences(self) -> list[str]:
@@ -95,7 +95,7 @@ class RunFolder:
             return [error.message]
 
     def begin(self) -> None:
-        """The first update is to come: what a run wrote that never saved anything goes."""
+        """Before the first update: remove the files of a run that never saved a checkpoint."""
         if distributed.is_main():
             for name in OWN_FILES:
                 (self.path / name).unlink(missing_ok=True)
@@ -103,7 +103,7 @@ class RunFolder:
                 temporary.write_text(dump(self.recipe))
 
     def save(self, write: Callable[[Path], None], progress: dict[str, Any]) -> None:
-        """A new checkpoint; the old one goes once the new one is whole.
+        """Write a new checkpoint; the old one is removed once the new one is complete.
 
         `write` is called in every process, with a folder that all of them write into.
         """
@@ -129,7 +129,7 @@ class RunFolder:
             self._drop_checkpoints(keep=folder)
 
     def _drop_checkpoints(self, keep: Path | None = None) -> None:
-        """One by one: their folder may be a link to another disk, which stays."""
+        """Removes checkpoints one by one and keeps their folder, which may be a link."""
         for folder in self._checkpoints.glob("step-*"):
             if folder != keep:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -143,9 +143,9 @@ class RunFolder:
             return None
         path = complete[-1] / PROGRESS
         try:
-            progress = json.loads(path.read_text())
+            progress = parse_json(path.read_text())
             self._saved_step = progress["step"]
-        except (json.JSONDecodeError, KeyError, OSError) as error:
+        except (ValueError, KeyError, TypeError, OSError) as error:
             raise CheckpointError(
                 f"{path} cannot be read: {error}", hint="add --fresh to start over"
             ) from error
@@ -160,7 +160,7 @@ class RunFolder:
                 stream.write(json.dumps(line) + "\n")
 
     def forget_metrics_since(self, checkpoint: Checkpoint) -> None:
-        """Drop the lines that were not there when the checkpoint was written."""
+        """Drop the lines that were written after the checkpoint."""
         if not distributed.is_main():
             return
         lines, progress = self._metric_lines(), checkpoint.progress
@@ -184,19 +184,19 @@ class RunFolder:
 
     @contextlib.contextmanager
     def explain_disk(self) -> Iterator[None]:
-        """A full disk in our words. torch.save reports one as RuntimeError."""
+        """Turns errors about a full disk into a MedusaKitError; torch.save raises RuntimeError."""
         try:
             yield
         except (OSError, RuntimeError) as error:
             safe = "nothing" if self._saved_step is None else f"step {self._saved_step}"
             raise MedusaKitError(
                 f"cannot write to {self.path}: {error} ({safe} is safe in the checkpoint)",
-                hint="make room and run the same command again: it goes on from the checkpoint",
+                hint="make room and run the same command again: it continues from the checkpoint",
             ) from error
 
 
 def _step_of(line: str) -> float:
     try:
-        return json.loads(line)["step"]
-    except (json.JSONDecodeError, KeyError, TypeError):
+        return parse_json(line)["step"]
+    except (ValueError, KeyError, TypeError):
         return float("inf")  # half a line, cut off by the interruption

@@ -9,14 +9,14 @@ from medusa_kit.files import link_target
 from medusa_kit.one_owner import one_owner
 
 LOCK = ".training.lock"  # empty
-HOLDER = ".training.json"  # who trains here
+HOLDER = ".training.json"  # the process that trains here
 
 
 @contextlib.contextmanager
 def only_training_in(folder: Path) -> Iterator[None]:
-    """Raises ConfigError, naming who trains there, when somebody does; OSError as mkdir does.
+    """Raises ConfigError, naming the process, where another one trains; OSError as mkdir does.
 
-    A folder that was made for the lock and in which nothing else was written is removed again.
+    A folder that was made for the lock is removed again if nothing else was written into it.
     """
     folder = link_target(folder)
     made = not folder.exists()
@@ -25,7 +25,7 @@ def only_training_in(folder: Path) -> Iterator[None]:
     def refusal(who: str) -> ConfigError:
         return ConfigError(
             f"{folder} is in use by another training{who}",
-            hint="wait for its end or stop it, or choose another output_dir",
+            hint="wait until it ends, stop it, or choose another output_dir",
         )
 
     def unused() -> bool:
@@ -36,5 +36,5 @@ def only_training_in(folder: Path) -> Iterator[None]:
             yield
     finally:
         if made:
-            with contextlib.suppress(OSError):  # it holds a run, or somebody else has begun
+            with contextlib.suppress(OSError):  # it holds a run, or another process has begun
                 folder.rmdir()

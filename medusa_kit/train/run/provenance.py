@@ -1,4 +1,4 @@
-"""What a run came from, written beside every checkpoint and result: versions, git state, recipe."""
+"""Provenance of a run, written beside every checkpoint and result: versions, git state, recipe."""
 
 import importlib.metadata
 import json
@@ -20,7 +20,7 @@ def provenance(recipe: TrainRecipe) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Of medusa-kit and of what it trains with, where installed."""
+    """Versions of medusa-kit and of the packages that it trains with, where installed."""
     found = {"medusa_kit": __version__}
     for package in PACKAGES:
         try:
@@ -31,7 +31,8 @@ def versions() -> dict[str, str]:
 
 
 def git_state(folder: Path | None = None) -> dict[str, Any] | None:
-    """Commit of the repository around `folder` (the working folder), and whether files differ."""
+    """Commit of the repository around `folder` (by default the working directory), and whether
+    files differ from it."""
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None:
         return None

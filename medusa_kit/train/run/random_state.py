@@ -1,6 +1,6 @@
-"""What dropout draws from, kept with a checkpoint: a process's own states, of CPU and GPUs.
+"""Random states of a process, of CPU and GPUs, kept with a checkpoint for dropout.
 
-The order of rows does not depend on these: it follows from the recipe's seed.
+The order of rows does not depend on them: it follows from the recipe's seed.
 """
 
 from pathlib import Path
@@ -14,7 +14,7 @@ from medusa_kit.errors import CheckpointError
 
 def save_random_state(path: Path) -> None:
     state: dict[str, Any] = {"cpu": torch.get_rng_state(), "cuda": []}
-    if torch.cuda.is_initialized():  # else nothing here runs on a GPU
+    if torch.cuda.is_initialized():  # otherwise nothing has run on a GPU
         state["cuda"] = torch.cuda.get_rng_state_all()
     torch.save(state, path)
 
@@ -36,5 +36,5 @@ def load_random_state(path: Path) -> None:
     if len(state["cuda"]) != here:
         console.warn(
             f"the checkpoint has the random states of {len(state['cuda'])} GPUs, this process sees "
-            f"{here}: what dropout leaves out differs from an uninterrupted run"
+            f"{here}: dropout will differ from an uninterrupted run"
         )

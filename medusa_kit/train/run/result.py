@@ -1,6 +1,6 @@
-"""What a run leaves behind: heads, and with Medusa-2 the model or the adapter around them.
+"""Writes the results of a run: heads, and for Medusa-2 the model or adapter that contains them.
 
-Weights that ZeRO-3 has spread over processes are made whole before they are written.
+Weights that ZeRO-3 has spread over processes are gathered before they are written.
 """
 
 import hashlib
@@ -24,7 +24,7 @@ from medusa_kit.train.run.provenance import provenance
 
 
 def keep(engine: TrainingEngine, base: BaseModel, recipe: TrainRecipe, folder: RunFolder) -> None:
-    """Write what is trained, as it is now, in place of what was kept before."""
+    """Write the trained weights as they are now, replacing those kept before."""
     heads = engine.module.heads
     moved = [p for p in engine.module.parameters() if p.requires_grad]
     whole_model = recipe.stage == "medusa2" and recipe.joint_options.moves == "full"
@@ -39,13 +39,13 @@ def keep(engine: TrainingEngine, base: BaseModel, recipe: TrainRecipe, folder: R
 
 
 def joint_folder(recipe: TrainRecipe) -> Path:
-    """Where Medusa-2 leaves its model or adapter, heads inside."""
+    """The folder of Medusa-2's model or adapter, with the heads inside."""
     name = "model" if recipe.joint_options.moves == "full" else "adapter"
     return Path(recipe.output_dir) / name
 
 
 def save_merged(recipe: TrainRecipe) -> Path:
-    """Base and adapter as one whole model, heads inside; returns its folder."""
+    """Write base and adapter as one merged model, with the heads inside; returns its folder."""
     source, target = joint_folder(recipe), Path(recipe.output_dir) / "merged"
     merged = load_base_model(str(source), dtype=recipe.base.dtype, device="cpu")
     with atomic_write(target) as temporary:
@@ -57,7 +57,7 @@ def save_merged(recipe: TrainRecipe) -> Path:
 
 
 def _copy_heads(source: Path, target: Path, merged: BaseModel) -> None:
-    """An adapter's model goes by base and adapter, a whole one by the weights in its files."""
+    """Copy the heads with the merged model's fingerprint, which is that of the weights on disk."""
     shutil.copytree(source, target)
     write_config(target, replace(read_config(target), base_fingerprint=merged.fingerprint()))
 
@@ -70,7 +70,7 @@ def _save_heads(heads: MedusaHeads, recipe: TrainRecipe, folder: Path, config: H
 
 
 def _save_joint(base: BaseModel, heads: MedusaHeads, recipe: TrainRecipe) -> None:
-    """Model or adapter with the heads inside, as one folder that loads in one step."""
+    """Write model or adapter with the heads inside, as one folder that loads in one step."""
     target, info = joint_folder(recipe), base.info
     with atomic_write(target) as temporary:
         if recipe.joint_options.moves == "full":
@@ -95,7 +95,7 @@ def _save_joint(base: BaseModel, heads: MedusaHeads, recipe: TrainRecipe) -> Non
 
 
 def _variant(model: Any) -> str:
-    """A name for these weights: a digest of the beginning of every tensor."""
+    """The mark of these weights: a digest of the beginning of every tensor."""
     digest = hashlib.sha256()
     for _, parameter in sorted(model.named_parameters()):
         digest.update(parameter.detach().flatten()[:1024].float().cpu().numpy().tobytes())

@@ -1,4 +1,4 @@
-"""How the learning rate and Medusa-2's weight of the heads' loss move over a run."""
+"""Schedules of the learning rate and of the heads' weight in Medusa-2's loss."""
 
 import math
 
@@ -6,7 +6,7 @@ from medusa_kit.settings.recipe import JointSection, TrainSection
 
 
 def learning_rate(train: TrainSection, step: int, num_updates: int) -> float:
-    """For update `step`, from 0: linear warm-up, then half a cosine down to 0."""
+    """At update `step`, from 0: linear warm-up, then half a cosine down to 0."""
     warmup = round(train.warmup_ratio * num_updates)
     if step < warmup:
         return train.learning_rate * (step + 1) / warmup
@@ -15,7 +15,7 @@ def learning_rate(train: TrainSection, step: int, num_updates: int) -> float:
 
 
 def heads_weight(joint: JointSection, step: int, num_updates: int) -> float:
-    """λ0 at update `step` (arXiv 2401.10774, §2.2.2): constant, or growing from near 0 on."""
+    """λ0 at update `step` (arXiv 2401.10774, §2.2.2): constant, or growing from near 0."""
     progress = (step + 1) / num_updates
     if joint.schedule == "linear":
         return joint.heads_weight * progress

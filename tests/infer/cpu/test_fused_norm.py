@@ -1,4 +1,4 @@
-"""Norms are exchanged only where every bit stays, and the model's answers with them."""
+"""Norms are replaced only where every bit stays the same, and so do the model's answers."""
 
 import pytest
 import torch

@@ -1,5 +1,5 @@
-"""Weights rounded to int8: the arithmetic, one model on every way through it, exact to that model
-and marked as another than the checkpoint's."""
+"""Weights rounded to int8: the arithmetic, the same model in all kernels, answers exact to that
+model and never called the checkpoint's."""
 
 import copy
 import ctypes
@@ -41,7 +41,7 @@ BRANCHING = (-1, 0, 0, 1, 2, 2, 4, 0)
 def odd_weights() -> torch.Tensor:
     weight = torch.randn(37, 96, generator=torch.Generator().manual_seed(0))
     weight[3, 32:64] = 0.0  # a group without a scale
-    weight[5, :32] = torch.arange(32.0) * 127 / 62  # every second one stands between two codes
+    weight[5, :32] = torch.arange(32.0) * 127 / 62  # every second one is halfway between two codes
     weight[6] *= 1e-20
     return weight
 
@@ -53,7 +53,7 @@ def test_rounding_equals_a_plain_reference() -> None:
         for group in range(3):
             part = row[32 * group : 32 * (group + 1)]
             scale = np.float32(max(abs(part)) / np.float32(127))
-            codes = [round(w / scale) if scale else 0 for w in part]  # halves to the even one
+            codes = [round(w / scale) if scale else 0 for w in part]  # ties to even
             assert blocks.scales_OQ[output, group] == scale
             assert blocks.codes_OI[output, 32 * group : 32 * (group + 1)].tolist() == codes
             assert max(map(abs, codes)) == (127 if scale else 0)
@@ -62,7 +62,7 @@ def test_rounding_equals_a_plain_reference() -> None:
 
 
 @native_only
-def test_the_kernels_read_the_very_numbers() -> None:
+def test_the_kernels_read_the_same_numbers() -> None:
     """Scales have all 24 bits here, so products of code and scale are rounded too."""
     blocks = int8_blocks(odd_weights())
     matrix = pack(blocks.expand(), None, blocks)
@@ -168,8 +168,11 @@ def quantised_folder(folder: Path) -> str:
     ("options", "message"),
     [
         ({"weights": "int_8"}, "'int_8' is unknown; expected checkpoint or int8\n.*int8"),
-        ({"weights": "int8", "dtype": "bfloat16"}, "need dtype float32.*it is bfloat16\nhint: d"),
-        ({"weights": "int8", "device": "cuda"}, "the device is cuda\nhint: leave out weights; on"),
+        (
+            {"weights": "int8", "dtype": "bfloat16"},
+            "need dtype float32.*it is bfloat16\nhint: use d",
+        ),
+        ({"weights": "int8", "device": "cuda"}, "the device is cuda\nhint: leave out weights and"),
         ({"weights": "int8", "name": "QUANTISED"}, r"quantised already \(gptq\)\nhint: leave out"),
         ({"weights": "int8", "name": "smollm2-135m-instruct"}, "already .a quantised GGUF file"),
     ],
@@ -217,9 +220,9 @@ def in_use(base: BaseModel) -> BaseModel:
 BASES: dict[str, tuple[Callable[[], BaseModel], dict[str, Any], str]] = {
     "dtype": (lambda: tiny_base("llama", dtype=torch.bfloat16), {}, "need dtype float32"),
     "quantised": (lambda: claimed_quantised(tiny_base("llama")), {}, "is quantised already"),
-    "in use": (lambda: in_use(tiny_base("llama")), {}, "under an engine that decodes with them"),
+    "in use": (lambda: in_use(tiny_base("llama")), {}, "while an engine decodes with them"),
     "kept layers": (lambda: tiny_base("llama"), {"keep_layers": True}, "was to keep its layers"),
-    "nothing fits": (lambda: family("gpt2", n_embd=48), {}, "no linear layer of 32 inputs"),
+    "nothing fits": (lambda: family("gpt2", n_embd=48), {}, "multiple of 32 inputs"),
     "rounded before": (lambda: with_weights(tiny_base("llama"), "int8"),
                        {"weights": "checkpoint"}, "those of this base are rounded to int8"),
 }  # fmt: skip

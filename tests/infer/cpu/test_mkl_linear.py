@@ -1,4 +1,4 @@
-"""Packed linear layers give plain products, for the row counts asked for and for all others."""
+"""Packed linear layers give plain products, for packed row counts and for all others."""
 
 import pytest
 import torch

@@ -118,7 +118,7 @@ def test_products_of_every_kind(kind):
 
 @pytest.mark.parametrize("kind", BLOCKS)
 def test_one_row_of_ones_reads_the_very_weights(kind):
-    """Each weight alone comes back with all its bits."""
+    """Each weight alone is returned with all its bits."""
     weights = weights_of(kind)
     matrix = pack(weights, None, BLOCKS[kind])
     unit = torch.eye(weights.shape[1])
@@ -128,7 +128,7 @@ def test_one_row_of_ones_reads_the_very_weights(kind):
 @pytest.mark.parametrize("kind", BLOCKS)
 @pytest.mark.parametrize("size", [1e-20, 1.0, 1e20])
 def test_what_is_rounded_away(kind, size):
-    """Also with one number of a group far above the others: as little as float32 rounds away."""
+    """No more than float32 rounds away, also with one number of a group far above the others."""
     weights = weights_of(kind).double()
     x = size * torch.randn(9, weights.shape[1], generator=torch.Generator().manual_seed(6))
     x[:, 5] *= 1000
@@ -249,7 +249,7 @@ def test_a_step_equals_the_models_own(name, many_threads):
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_a_node_has_the_same_bits_in_any_tree_and_batch(name, many_threads):
-    """Stronger than exactness needs: a path alone, and the same path among siblings and rows."""
+    """A path alone, and the same path among siblings and rows: stronger than exactness needs."""
     base = wrap_model(model_of(name), None, name)
     native = NativeVerifier(base, native_decoder(base))
     prompts = [random_prompt(length, seed=length) for length in (4, 9, 17)]
@@ -282,8 +282,8 @@ def test_what_cannot_be_described_goes_through_torch():
     assert isinstance(verifier.base.model.model.layers[0].mlp.up_proj, NativeLinear)
 
 
-def test_a_step_that_the_proof_refuses_is_not_used(monkeypatch, capsys):
-    """A multiplier that no module shows, say: the model's own forward goes on alone."""
+def test_a_step_that_the_self_check_refuses_is_not_used(monkeypatch, capsys):
+    """For instance a multiplier that no module shows: then the model runs the steps."""
     base = wrap_model(model_of("llama"), None, "odd")
 
     def wrong(base):
@@ -323,7 +323,7 @@ def test_linear_layers_leave_gradients_and_long_inputs_to_torch():
     assert x.grad is not None
 
 
-def test_the_proof_itself_goes_through_the_kernels():
+def test_the_self_check_itself_runs_the_kernels():
     base = wrap_model(model_of("gemma3"), None, "gemma3")
     backends = prepare_backends(base)
     verifier, check = backends.verifier, backends.check
@@ -336,8 +336,8 @@ def test_the_proof_itself_goes_through_the_kernels():
         backends_module.check_trees(verifier)
 
 
-def test_steps_in_a_crowd_have_the_same_bits(many_threads):
-    """Threads that wait long leave the rest to one; that must not show in what comes out."""
+def test_steps_on_a_busy_machine_have_the_same_bits(many_threads):
+    """One thread runs the rest where others wait long, which must not change the result."""
     base = wrap_model(model_of("llama"), None, "llama")
     native = NativeVerifier(base, native_decoder(base))
     prompts = [random_prompt(length, seed=length) for length in (4, 9, 17)]

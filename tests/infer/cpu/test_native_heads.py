@@ -1,4 +1,4 @@
-"""Heads in one C++ call guess what they guess by themselves."""
+"""Heads in one C++ call give the same guesses as through torch."""
 
 import pytest
 import torch
@@ -128,7 +128,7 @@ def test_a_whole_tree(many_threads):
 
 @pytest.mark.parametrize("threads", [1, 3])
 def test_equal_logits_go_by_token_id(threads, many_threads):
-    """Rows of the projection that are the same give the same logit, in any thread."""
+    """Equal rows of the projection give the same logit, in any thread."""
     heads = trained(base_of("llama"), "medusa", "own")
     torch.set_num_threads(threads)
     for projection in heads.projections:

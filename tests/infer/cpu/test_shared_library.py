@@ -1,4 +1,4 @@
-"""The C++ library on disk: whatever happened to a build, nothing waits for it or opens half of it.
+"""The C++ library on disk: after a killed or damaged build nothing hangs or opens half a file.
 
 Compiling is done by a stand-in inside torch's own loader, except where the compiler is killed.
 """
@@ -58,7 +58,7 @@ def compiled(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def load_anew() -> Any:
-    """As a process that starts now."""
+    """As in a new process."""
     return kernels.load_library.__wrapped__()
 
 
@@ -91,7 +91,7 @@ def test_a_damaged_library_is_never_opened(
     monkeypatch: pytest.MonkeyPatch,
     damage: str,
 ) -> None:
-    """To open it would end the process (SIGBUS), so the stand-in for opening reads it."""
+    """Opening it would end the process (SIGBUS), so a stand-in for opening reads it."""
     load_anew()
     path = the_library(tmp_path)
     path.unlink()  # this process has it mapped, and its end would touch what is cut off
@@ -172,7 +172,7 @@ def test_a_library_that_does_not_open_is_built_once_more_and_then_left(
     assert load_anew() is None
     assert len(compiled) == 2
     said = capsys.readouterr().err
-    assert "building it again" in said
+    assert "so it is built again" in said
     assert said.count("GLIBC_9.99") == 2
     assert "steps run through torch" in said
 

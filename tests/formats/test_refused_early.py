@@ -1,4 +1,4 @@
-"""Heads of other engines that cannot be used are told before the base is loaded, and told once."""
+"""Heads of other engines that cannot be used are refused before the base is loaded, and once."""
 
 import os
 from pathlib import Path
