@@ -18,7 +18,7 @@ from medusa_kit import console
 from medusa_kit.base.retry_after import LONGEST_WAIT, seconds_to_wait
 from medusa_kit.errors import HubError, MedusaKitError, UsageError
 
-DESCRIPTIONS = "*.json"  # of heads, fetched first: they say which weights are needed
+DESCRIPTIONS = "*.json"  # of heads; fetched first, since they say which weights are needed
 ATTEMPTS = 5
 FIRST_WAIT = 1.0  # seconds, doubled at every attempt
 TRANSIENT = (408, 429, 500, 502, 503, 504)
@@ -58,10 +58,10 @@ def on_hub(text: str | Path) -> HubName | None:
 
 
 def heads_folder(name: str | Path, weights: Callable[[Path], Sequence[str]]) -> Path:
-    """The folder that heads of this name lie in; those on the Hub are fetched into its cache.
+    """The folder with the heads of this name. Heads on the Hub are fetched into its cache.
 
     `weights`: patterns of the weight files to fetch, from a folder that holds the JSON files.
-    A folder need not exist: whoever reads it says what is missing. Raises HubError.
+    A local folder need not exist: reading it says what is missing. Raises HubError.
     """
     place = on_hub(name)
     if place is None:
@@ -78,7 +78,7 @@ def heads_folder(name: str | Path, weights: Callable[[Path], Sequence[str]]) -> 
 
 
 def with_retries(what: str, name: HubName, call: Callable[[], _Result]) -> _Result:
-    """The call's result; tried again, a bounded number of times, where waiting may help.
+    """The call's result. It is repeated, up to ATTEMPTS times in all, where waiting may help.
 
     Raises HubError whose message begins with `what`.
     """
@@ -87,7 +87,7 @@ def with_retries(what: str, name: HubName, call: Callable[[], _Result]) -> _Resu
             return call()
         except MedusaKitError:
             raise
-        except Exception as error:  # the client's own kinds, its HTTP library's, the disk's
+        except Exception as error:  # errors of the client, of its HTTP library or of the disk
             wait = _wait(error, attempt)
             if wait is None or attempt == ATTEMPTS:
                 raise _explained(what, name, error) from error
@@ -109,12 +109,12 @@ def _token() -> str | None:
 
     try:
         return get_token()
-    except Exception:  # a login that cannot be read: whoever needs one has been told
+    except Exception:  # a login that cannot be read; `check_login` reports it
         return None
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """The error and what it came from: the client wraps what happened in its threads."""
+    """The error and its causes: the client wraps errors of its threads."""
     seen: list[BaseException] = []
     current: BaseException | None = error
     while current is not None and current not in seen:
@@ -180,7 +180,7 @@ def _why(name: HubName, error: Exception) -> tuple[str, str]:
 
 
 def _said(refused: Any) -> str:
-    """What the Hub's answer says, without the client's words around it."""
+    """The Hub's own message, without the client's text around it."""
     return getattr(refused, "server_message", None) or _brief(refused)
 
 
@@ -195,7 +195,7 @@ def _brief(error: BaseException) -> str:
 
 
 def without_token(text: str) -> str:
-    """The same text with every token blotted out."""
+    """The same text with every token replaced by ***."""
     names = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
     secrets = [_token(), *(os.environ.get(name) for name in names)]
     for secret in secrets:

@@ -1,6 +1,6 @@
-"""The command line: one module a command, each parses, calls one function and reports.
+"""The command line. Each command has a module that parses, calls one function and reports.
 
-No torch or transformers at import: they load inside commands, so that `--help` is instant.
+torch and transformers are imported inside commands, so that `--help` is instant.
 """
 
 import sys
@@ -62,7 +62,7 @@ def _root(
 
 
 def main() -> None:
-    """Run the command line; our errors become a message and their exit code."""
+    """Run the command line. Our own errors become a message and an exit code."""
     try:
         app()
     except MedusaKitError as error:

@@ -172,7 +172,7 @@ def _named(heads: list[str]) -> dict[str, str]:
 
 
 def _check_others(places: list[str], loading: engine_options.Loading) -> None:
-    """What is wrong with heads beside the first is told before a base is loaded too."""
+    """Errors in the second and later heads are reported before a base is loaded, too."""
     from medusa_kit.engine.before_loading import check_heads
     from medusa_kit.settings.drafters import drafts_without_heads
 
@@ -186,7 +186,7 @@ def _check_others(places: list[str], loading: engine_options.Loading) -> None:
 
 
 def _engines(first: Any, named: dict[str, str], force: bool) -> dict[str, Any]:
-    """One engine for each set of heads, all around the same base model and verifier."""
+    """One engine for each set of heads, all with the same base model and verifier."""
     from medusa_kit.engine.load import with_heads
 
     names = list(named)

@@ -1,4 +1,4 @@
-"""The options of `medusa-kit bench` about a running server, and what becomes of them."""
+"""The options of `medusa-kit bench` about a running server, and what they become."""
 
 import functools
 import inspect
@@ -12,9 +12,9 @@ import typer
 from medusa_kit.cli import bench_report, options
 from medusa_kit.errors import UsageError
 
-PLACE = "server"  # the parameter that stands where the options go
-ROUND = 8  # prompts of a round for each request at once, where a server is measured alone
-# Options that say something to a bench that loads no model.
+PLACE = "server"  # the parameter that these options replace
+ROUND = 8  # prompts in a round, times the requests at once, where a server is measured alone
+# Options that mean something to a bench that loads no model.
 USED_ALONE = frozenset({"endpoint", "endpoint_model", "endpoint_only", "concurrency", "api_key_env",
                         "model", "prompts", "limit", "max_new_tokens", "temperature", "seed",
                         "output"})  # fmt: skip
@@ -43,12 +43,12 @@ def _options(
         ),
     ] = None,
 ) -> None:
-    """The options themselves; `Server` is what becomes of them."""
+    """The options themselves; a command gets them as a `Server`."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """What was said about the server."""
+    """The options about the server, as given."""
 
     endpoint: str
     endpoint_model: str | None
@@ -57,7 +57,7 @@ class Server:
     api_key_env: str | None
 
     def check(self, given: Collection[str], batch_size: int) -> None:
-        """Raises UsageError for options that would say nothing."""
+        """Raises UsageError for options that would have no effect."""
         if self.endpoint_only:
             if unused := sorted(set(given) - USED_ALONE):
                 named = ", ".join("--" + name.replace("_", "-") for name in unused)
@@ -73,7 +73,7 @@ class Server:
             )
 
     def open(self, model: str, max_new_tokens: int, sampling: Any) -> "Served":
-        """Ask for a first answer. Raises ConfigError, DataError or MedusaKitError for none."""
+        """Ask for a first answer. Raises ConfigError, DataError or MedusaKitError without one."""
         from medusa_kit.distill.openai_client import Endpoint
         from medusa_kit.distill.openai_stream import probe
 
@@ -93,7 +93,7 @@ class Served:
     include_usage: bool
     concurrency: int
     alone: bool
-    model: str  # whose tokenizer counts what comes without usage
+    model: str  # its tokenizer counts where the server sends no usage
     runs: list[Any] = field(default_factory=list)
 
     def beside(self, asked: Sequence[Any], ids: Sequence[list[int]], tokenizer: Any) -> Any:
@@ -101,8 +101,8 @@ class Served:
         return self._method(asked, [tuple(one) for one in ids], lambda: tokenizer, compare=True)
 
     def measure_alone(self, asked: Sequence[Any], prompts: str, output: Path | None) -> None:
-        """Where several requests run at once, rounds are large, so that few wait for the last, and
-        of all categories together.
+        """Where several requests run at once, rounds are large, so that little time is spent on
+        waiting for the last request, and mix all categories.
         """
         from medusa_kit.base.model import load_tokenizer
         from medusa_kit.bench.bench import bench
@@ -118,7 +118,7 @@ class Served:
             categories=None if self.concurrency > 1 else [category for _, category in asked],
             sampled=not sampling.greedy,
         )  # fmt: skip
-        report.batch_size = self.concurrency  # what ran together; rounds only bundle
+        report.batch_size = self.concurrency  # requests that ran together; rounds only group them
         where = "a server, timed from outside; nothing was loaded here"
         chosen = bench_report.chosen(sampling)
         bench_report.show(report, {}, self.endpoint.url, chosen, where)
@@ -148,7 +148,7 @@ class Served:
 
 
 def with_server(command: Callable[..., None]) -> Callable[..., None]:
-    """Put the options where a command has its parameter `server`."""
+    """Replace a command's parameter `server` by the options."""
     shown = list(inspect.signature(_options).parameters.values())
 
     @functools.wraps(command)

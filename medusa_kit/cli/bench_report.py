@@ -1,4 +1,4 @@
-"""How a bench shows itself: tables, bench.json, the chart."""
+"""The output of a bench: tables, bench.json, the chart."""
 
 import json
 import textwrap
@@ -10,15 +10,15 @@ from medusa_kit.cli import options
 from medusa_kit.files import atomic_write
 
 GREEDY = "greedy"
-LOSSY = "lossy"  # where others say how many answers are the same
-NAME_WIDTH = 26  # of a method's name, and of the reason why it was not run
+LOSSY = "lossy"  # in the column that says how many answers are the same
+NAME_WIDTH = 26  # characters of a method's name, and of the reason why it was not run
 
 
 def show(
     report: Any, breakdowns: dict[str, Any], what: str, sampled: str, where: str,
     caveat: str | None = None,
 ) -> None:  # fmt: skip
-    """Print what was measured; `sampled` says how tokens were chosen, `caveat` what exact means."""
+    """Print what was measured. `sampled`: how tokens were chosen; `caveat`: what exact means."""
     from medusa_kit.bench.methods import not_paying
 
     title = (
@@ -111,7 +111,7 @@ def _with_length(speed: str, tally: Any) -> str:
 
 
 def breakdown_table(breakdowns: dict[str, Any], title: str) -> Any:
-    """Parts of a step in ms, a column each; `breakdowns` as `break_down` returns them."""
+    """Parts of a step in ms, one column each. `breakdowns`: as `break_down` returns them."""
     from medusa_kit.bench.breakdown import KERNELS, OTHER, PARTS
 
     found = list(breakdowns.values())

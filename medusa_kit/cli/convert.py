@@ -58,7 +58,7 @@ def convert(
     """Convert heads between engines' formats; logits stay the same, bit for bit.
 
     The source is recognised by its tensors. What a format cannot hold exactly is refused with the
-    reason. On stdout: the command that serves (or goes on converting) what was written.
+    reason. On stdout: the command that serves what was written, or converts it further.
     """
     from medusa_kit.base.model import load_base_model
     from medusa_kit.heads.formats.convert import check_call

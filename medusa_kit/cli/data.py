@@ -49,7 +49,7 @@ def generate(
     dtype: options.DType = "auto",
     device: options.Device = "auto",
 ) -> None:
-    """Let the base model answer prompts itself: the text its heads should learn from.
+    """Let the base model answer prompts: its own answers are what its heads should learn from.
 
     Interrupted, the same command goes on where it stopped.
     """
@@ -158,7 +158,7 @@ def inspect(
     ] = 2048,
     on_error: OnError = "skip",
 ) -> None:
-    """Print a conversation with masked and trained tokens apart, and what is trained on."""
+    """Show which tokens of a conversation are trained on and which are masked."""
     _check_on_error(on_error)
     from medusa_kit.base.model import load_tokenizer
     from medusa_kit.data.chat import encode_rows
@@ -205,7 +205,7 @@ def _cost(source: str, report: Any, max_length: int) -> str:
 
 
 def _painted(tokenizer: Any, example: Any) -> Any:
-    """The text in two colours; without colour, trained text stands between ⟦ and ⟧."""
+    """The text in two colours; without colour, trained text is between ⟦ and ⟧."""
     from rich.text import Text
 
     text = Text()

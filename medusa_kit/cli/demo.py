@@ -1,6 +1,6 @@
-"""`make demo`: the whole loop on the embedded model, step by step, with the commands it stands for.
+"""`make demo`: the whole loop on the embedded model, step by step.
 
-Every step is a command a person can type; the demo only types them one after the other.
+Every step is a command of the command line; the demo shows and runs one after the other.
 """
 
 import subprocess
@@ -13,7 +13,7 @@ from medusa_kit.cli.prompts import asset
 
 FOLDER = Path("demo")
 RECIPE = Path("recipes/demo.yaml")
-TRAINING_PROMPTS = 240  # of the 400: as many as two cores answer in some four minutes
+TRAINING_PROMPTS = 240  # of the 400; two cores answer so many in about four minutes
 ANSWER_TOKENS = 96
 
 
@@ -59,7 +59,7 @@ The chart is {FOLDER}/bench.png, the tree's {FOLDER}/run/heads/tree.png."""
 
 
 def main() -> None:
-    """Run all steps; stop at the first that fails. A second run takes up what is there."""
+    """Run all steps; stop at the first that fails. A second run goes on from what is there."""
     if not RECIPE.is_file():
         sys.exit(f"error: {RECIPE} is missing: run the demo from the repository's folder")
     FOLDER.mkdir(exist_ok=True)

@@ -40,7 +40,7 @@ def doctor(
     """Check base, data and heads for the known causes of "good in training, bad in serving".
 
     Without heads, or without data, the checks that need them are skipped. Exit code 1 when there is
-    a problem; warnings leave it at 0. With --gpu it measures the GPU path instead: exit code 1 when
+    a problem; warnings leave it at 0. With --gpu the GPU path is measured instead: exit code 1 when
     a part of it failed.
     """
     doctor_gpu.check_options(context, gpu)

@@ -69,7 +69,7 @@ class Asked:
 
     @property
     def path(self) -> Path | None:
-        """A real run is always saved: it may be cut short."""
+        """A real run is always saved, since it may be cut short."""
         return self.output or (None if self.dry_run else DEFAULT_OUTPUT)
 
 
@@ -148,7 +148,7 @@ def _device(asked: Asked) -> Any:
 
 
 def _in_a_new_process(asked: Asked, minutes: float) -> NoReturn:
-    """This one's place is taken: what a lost device held is given back only when it ends."""
+    """Replaces this process: what a lost device holds is freed only when the process ends."""
     command = [sys.executable, "-m", "medusa_kit", "doctor", "--gpu", "--continue"]
     command += ["--output", str(asked.path), "--minutes", f"{max(minutes, 0.0):.3f}"]
     command += ["--device", asked.device, *(["--json"] if asked.as_json else [])]

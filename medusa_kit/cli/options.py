@@ -1,7 +1,7 @@
 """Options that several commands share, so that they read the same everywhere.
 
-A sampling option is named once, in `_drawing` or `_accepting`: commands marked `with_sampling` get
-all of them as one dict, in the words of `Engine.generate`.
+A sampling option is defined once, in `_drawing` or `_accepting`. Commands marked `with_sampling`
+get all of them as one dict, with the names of `Engine.generate`.
 """
 
 import functools
@@ -54,7 +54,7 @@ TopK = Annotated[int | None, typer.Option(help="Sample among the K likeliest tok
 TopP = Annotated[float | None, typer.Option(help="Sample within this share of probability.")]
 Seed = Annotated[int, typer.Option(help="Same seed, same text, whatever the tree.")]
 Sampling = Mapping[str, Any]
-GIVEN: Sampling = MappingProxyType({})  # stands where the sampling options go
+GIVEN: Sampling = MappingProxyType({})  # a placeholder for the sampling options
 
 
 def _drawing(
@@ -122,7 +122,7 @@ def _parsed_bias(given: list[str]) -> dict[int, float] | None:
 def with_sampling(
     acceptance: bool = True, temperature_of_model: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Put the sampling options where a command has its parameter `sampling`.
+    """Replace a command's parameter `sampling` by the sampling options.
 
     `acceptance`: whether the rule can be chosen too. `temperature_of_model`: the temperature is
     None unless given, for a command whose default depends on the model.
@@ -141,7 +141,7 @@ def with_sampling(
             from medusa_kit.settings.sampling import SamplingParams
 
             undecided = {"temperature": 1.0} if sampling["temperature"] is None else {}
-            SamplingParams.of(sampling | undecided)  # wrong values are told before a model loads
+            SamplingParams.of(sampling | undecided)  # errors come before a model loads
             command(**arguments, sampling=sampling)
 
         shown: list[inspect.Parameter] = []
@@ -172,20 +172,20 @@ def _open_temperature(parameter: inspect.Parameter) -> inspect.Parameter:
 
 
 def rule_note(stats: Any) -> str:
-    """What to say after an answer's statistics where rule or weights are not the usual ones."""
+    """A remark after an answer's statistics where rule or weights are not the usual ones."""
     lossy = f"; LOSSY: {', '.join(stats.lossy_by)}" if stats.lossy else ""
     return lossy + (f"; base quantised ({stats.quantization})" if stats.quantization else "")
 
 
 def weights_note(engine: Any) -> str:
-    """What to say after a model's name about its weights; nothing where they are its own."""
+    """A remark after a model's name about its weights; empty where they are its own."""
     info = engine.base.info
     lossy = f", {engine.weights} weights: lossy" if info.lossy else ""
     return lossy + (f", quantised ({info.quantization})" if info.quantized else "")
 
 
 def quantised_note(engine: Any) -> str | None:
-    """What exact means on a quantised base; None on another."""
+    """What exact means on a quantised base; None on other bases."""
     if not engine.base.info.quantized:
         return None
     return (

@@ -1,4 +1,4 @@
-"""Reading prompts for commands: a file or data set, else the ones that come with the kit."""
+"""Reading prompts for commands: from a file or data set, else those that come with the kit."""
 
 import importlib.resources
 from collections.abc import Mapping
@@ -50,7 +50,7 @@ def first_turn(messages: list[dict[str, str]]) -> list[dict[str, str]]:
 
 
 def load_both(loading: Mapping[str, Any], same_weights: bool = False) -> tuple[Any, Any]:
-    """(engine, oracle): the base model twice, once as ours and once untouched.
+    """(engine, oracle): the base model loaded twice, once for our engine and once untouched.
 
     `loading`: arguments of `medusa_kit.load`. `same_weights`: where ours are rounded, the oracle's
     are too.

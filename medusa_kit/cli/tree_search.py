@@ -104,7 +104,7 @@ def _engine(model: str, heads: str, dtype: Any, device: str, force: bool) -> Any
 
 
 def _check_writable(heads: str, output: Path | None) -> None:
-    """The Hub's cache is no place for results."""
+    """Results must not be written to the Hub's cache."""
     from medusa_kit.base.hub_client import on_hub
 
     if output is None and on_hub(heads) is not None:
@@ -137,7 +137,7 @@ def _given(
     limit: int | None,
 ) -> Any:
     """What to calibrate on, read before a base is loaded: rows of prompts or answers, statistics,
-    or None where those beside the heads are meant. Raises DataError, CheckpointError.
+    or None for the statistics beside the heads. Raises DataError, CheckpointError.
     """
     from medusa_kit.data.readers import AnswerRow, read_good_and_bad, read_rows
     from medusa_kit.tree.statistics import RankStatistics
@@ -167,7 +167,7 @@ def _existing(path: Path) -> Path:
 
 
 def _check_beside(heads: str) -> None:
-    """Of heads in a folder it can be told early that no statistics lie there."""
+    """For heads in a folder, missing statistics are reported before a base is loaded."""
     folder = Path(heads).expanduser()
     if (folder / "config.json").is_file():
         _existing(folder / STATISTICS_NAME)
@@ -184,7 +184,7 @@ def _statistics(
     batch_size: int,
     dynamic_nodes: int | None,
 ) -> Any:
-    """Loaded, or taken on answers; `dynamic_nodes`: and record dynamic trees of up to so many."""
+    """Loaded, or measured on answers. `dynamic_nodes`: size of dynamic trees to record, if any."""
     from medusa_kit.data.readers import AnswerRow, read_rows
     from medusa_kit.distill.generate import generate_answers
     from medusa_kit.tree.statistics import RankStatistics

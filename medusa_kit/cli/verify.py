@@ -33,11 +33,11 @@ def verify(
     Greedy answers against transformers generate, sampled ones against one-node decoding with the
     same seed. Exit code 1 when a difference is more than rounding.
 
-    In float32 unless --dtype or the engine's file says otherwise: there hardly any difference
-    passes for rounding, as in 16 bits many do. Memory for two models in float32 is needed.
+    In float32 unless --dtype or the engine's file says otherwise, since in 16 bits many differences
+    pass for rounding. Memory for two models in float32 is needed.
 
-    With --weights int8 that second model is rounded as well: what is shown is that decoding adds
-    nothing to the rounding, not that answers are those of the checkpoint.
+    With --weights int8 the second model is rounded as well. That shows that decoding adds nothing
+    to the rounding, not that answers are those of the checkpoint.
     """
     from medusa_kit.bench.verify import verify as run
     from medusa_kit.settings.sampling import SamplingParams
@@ -62,7 +62,7 @@ def verify(
 
 
 def _origin(engine: Any, prompts: str | None) -> dict[str, Any]:
-    """What was held to what, and on which machine."""
+    """What was compared with what, and on which machine."""
     from medusa_kit.bench.machine import describe_setup, heads_digest
 
     return {

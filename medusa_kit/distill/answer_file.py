@@ -1,9 +1,9 @@
-"""The file answers are appended to: resumable, and never a mix of two settings.
+"""The file that answers are appended to. Runs can go on with it, and it never mixes two settings.
 
-Beside FILE lies FILE.meta.json with the settings its rows were made with, from the first row on: a
-run that fails before leaves neither. A row says what was asked as a digest: its id is a name that
-the next file of prompts may give to another one. An answer belongs to one prompt of a run: the one
-of its name, or else one without a name of its own that asks the same.
+FILE.meta.json beside FILE has the settings that its rows were made with. It is written with the
+first row, so a run that fails earlier leaves neither file. A row holds a digest of what was asked,
+since another file of prompts may give the same id to another prompt. An answer belongs to one
+prompt of a run: the one with its id, or else one without an id of its own that asks the same.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ ASKED = "asked"  # a row's digest of what was asked
 
 
 def digest_of(messages: Sequence[Message], chat_template: Any) -> str:
-    """What was asked. Not by token ids: templates that write the date change them every day."""
+    """A digest of what was asked. Token ids are not in it: templates may write the date."""
     text = json.dumps([list(messages), chat_template], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -47,7 +47,7 @@ def answer_file(path: Path, settings: dict[str, Any]) -> Iterator["AnswerFile"]:
     with contextlib.ExitStack() as stack:
         try:
             file = link_target(path)
-            file.parent.mkdir(parents=True, exist_ok=True)  # told before an hour of answers
+            file.parent.mkdir(parents=True, exist_ok=True)  # errors before an hour of answers
             lock, holder = (file.with_name(f".{file.name}.{kind}") for kind in ("lock", "json"))
             stack.enter_context(one_owner(lock, holder, refusal, lambda: not file.is_file()))
         except OSError as error:
@@ -56,7 +56,7 @@ def answer_file(path: Path, settings: dict[str, Any]) -> Iterator["AnswerFile"]:
 
 
 class AnswerFile:
-    """The rows that are there already count as done; a half-written last line is cut off."""
+    """Rows that are there already count as done. A half-written last line is cut off."""
 
     def __init__(self, path: Path, settings: dict[str, Any]) -> None:
         """Raises ConfigError when the file was made with other settings, DataError when broken."""
@@ -74,7 +74,7 @@ class AnswerFile:
     def claim(self, identity: str, asked: str, prompt_ids: list[int], any_id: bool = False) -> bool:
         """Whether this was asked under this id, or `any_id`, and belongs to no other prompt yet.
 
-        Rows of an older version tell what was asked by prompt_ids.
+        Rows of an older version say what was asked by prompt_ids.
         """
         for key in (asked, tuple(prompt_ids)):
             ids = self._free.get(key, [])
@@ -91,7 +91,7 @@ class AnswerFile:
         return identity in self._claimed
 
     def append(self, records: Sequence[dict[str, Any]]) -> None:
-        """Write rows and see them to the disk. Raises MedusaKitError when it is full."""
+        """Write rows through to the disk. Raises MedusaKitError when it is full."""
         before = self.path.stat().st_size if self.path.is_file() else 0
         text = "".join(json.dumps(record) + "\n" for record in records)
         try:
@@ -106,7 +106,7 @@ class AnswerFile:
                 self.path.unlink(missing_ok=True)
                 self._meta.unlink(missing_ok=True)
             else:
-                os.truncate(self.path, before)  # shrinking needs no room
+                os.truncate(self.path, before)  # shrinking needs no space
             raise MedusaKitError(
                 f"cannot write to {self.path}: {error.strerror}; {self.num_rows} rows are safe",
                 hint="make room, then run the same command again: it goes on from there",
@@ -140,7 +140,7 @@ class AnswerFile:
             )
 
     def _older(self, key: str, now: dict[str, Any], then: dict[str, Any]) -> bool:
-        """Whether the base was named by an old fingerprint, which holds as far as it goes."""
+        """Whether the file names this base by a fingerprint of version 1."""
         older = key == BASE_FINGERPRINT and compare(now.get(key), then.get(key)) is Match.OLD
         if older:
             console.note(f"{self._meta}: {OLD_NOTE}")

@@ -1,7 +1,7 @@
 """Self-distillation data: prompts in, the base model's own answers out (arXiv 2401.10774, §2.3.2).
 
-Answers are written in batches by plain decoding, or fetched from a server; each batch is appended
-at once, so an interrupted run loses at most one and goes on where it stopped.
+Answers are decoded in batches by plain decoding, or fetched from a server. Each batch is appended
+at once, so an interrupted run loses at most one batch and goes on where it stopped.
 """
 
 import itertools
@@ -27,8 +27,8 @@ from medusa_kit.infer.decode import decode
 from medusa_kit.infer.request import make_row
 from medusa_kit.settings.sampling import SamplingParams
 
-SORTED_BATCHES = 8  # prompts are sorted by length within this many batches, to pad little
-HOPELESS_REFUSALS = 8  # rows a server refuses before any answer: it is not the rows then
+SORTED_BATCHES = 8  # prompts are sorted by length within this many batches, which saves padding
+HOPELESS_REFUSALS = 8  # refusals before any answer, after which the rows are not to blame
 # Fetches one answer: (response ids, finish reason, whether the ids were re-tokenised from text).
 Fetch = Callable[[list[Message]], tuple[list[int], str, bool]]
 
@@ -39,7 +39,7 @@ class GenerateReport:
 
     written: int = 0
     already_there: int = 0
-    changed: int = 0  # rows whose id has an answer there, to another prompt
+    changed: int = 0  # rows whose id already has an answer, to another prompt
     tokens: int = 0
     stopped: int = 0  # answers that ended by themselves
     skipped: list[tuple[int, str]] = field(default_factory=list)
@@ -52,7 +52,7 @@ class _Task:
     messages: list[Message]
     prompt_ids: list[int]
     asked: str  # a digest of it
-    named: bool  # by its source alone; other ids have the row's number in them
+    named: bool  # the id is from the source; other ids contain the row's number
     answered: bool = False
 
 
@@ -133,10 +133,10 @@ def fetch_answers(
     turns: str = "first",
     on_error: str = "skip",
 ) -> GenerateReport:
-    """The same from a server: `fetch` answers one conversation; `concurrency` run at once.
+    """The same from a server. `fetch` answers one conversation; `concurrency` of them run at once.
 
-    A row that the server refuses (DataError) is skipped or fatal. `settings` name the server's
-    model and limits; they are kept beside the file and compared.
+    A row that the server refuses (DataError) is skipped or fatal. `settings` (the server's model
+    and limits) are kept beside the file and compared with those of a later run.
     """
     record = {**settings, "turns": turns, "sampling": _sampling_record(sampling)}
     with answer_file(out_path, record) as out:
@@ -205,7 +205,8 @@ def _tasks(
     out: AnswerFile,
     report: GenerateReport,
 ) -> list[_Task]:
-    """All prompts that can be answered, those already answered included: their order is by all."""
+    """All prompts that can be answered. Those already answered are among them, since the order
+    depends on all."""
     tasks: list[_Task] = []
     seen: set[str] = set()
     for row in rows:
@@ -238,7 +239,7 @@ def _tasks(
 def _matched(
     tasks: list[_Task], seen: set[str], out: AnswerFile, report: GenerateReport
 ) -> list[_Task]:
-    """The tasks with what is answered already; ids that are other prompts' by now are changed."""
+    """The tasks, marked where answered already; ids of other prompts' answers are changed."""
     tasks = [replace(t, answered=out.claim(t.id, t.asked, t.prompt_ids)) for t in tasks]
     for index, task in enumerate(tasks):
         found = task.answered
@@ -266,7 +267,7 @@ def _unused(name: str, used: Callable[[str], bool]) -> str:
 
 
 def _batches(tasks: Sequence[_Task], batch_size: int) -> Iterator[list[_Task]]:
-    """Tasks in file order by groups, inside a group by prompt length."""
+    """Groups of tasks in file order, each sorted by prompt length."""
     group = batch_size * SORTED_BATCHES
     for start in range(0, len(tasks), group):
         ordered = sorted(tasks[start : start + group], key=lambda task: len(task.prompt_ids))
@@ -279,7 +280,7 @@ def _answer_batch(
 ) -> list[tuple[list[int], str]]:
     """(response ids with the stop token, finish reason) of each prompt, by plain decoding.
 
-    A prompt draws by its own seed, so that its answer is the same in every batch.
+    Each prompt has a seed of its own, so that its answer is the same in every batch.
     """
     verifier = backends.verifier
     rows = [
@@ -298,13 +299,13 @@ def _answer_batch(
 
 
 def _sampling_record(sampling: SamplingParams) -> dict[str, Any]:
-    """What rows and the file's settings say: newer options only where they are in use."""
+    """As kept in rows and in the file's settings. Newer options are left out where not in use."""
     record: dict[str, Any] = {"temperature": sampling.temperature}
     if not sampling.greedy:
         record |= {"top_k": sampling.top_k, "top_p": sampling.top_p, "seed": sampling.seed}
     at_rest = asdict(SamplingParams(sampling.temperature, seed=sampling.seed))
     record |= {name: v for name, v in asdict(sampling).items() if v != at_rest[name]}
-    if sampling.logit_bias:  # as JSON will have it
+    if sampling.logit_bias:  # JSON's keys are strings
         record["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias.items()}
     return record
 

@@ -29,10 +29,10 @@ from medusa_kit.settings.sampling import SamplingParams
 RETRIES = 5
 FIRST_WAIT_SECONDS = 1.0  # doubled at every retry
 RETRYABLE = {429, 500, 502, 503, 504}
-ROWS_FAULT = {400, 413, 422}  # this request is refused, for instance as too long; others may pass
+ROWS_FAULT = {400, 413, 422}  # only this request is refused, for instance as too long
 QUOTED = 200  # characters of a server's reply in a message
 OPENAI_SAMPLING = ("top_p", "presence_penalty", "frequency_penalty", "logit_bias")
-EXTENDED_SAMPLING = ("top_k", "min_p", "repetition_penalty")  # vLLM and others know them
+EXTENDED_SAMPLING = ("top_k", "min_p", "repetition_penalty")  # known to vLLM and others
 T = TypeVar("T")
 
 
@@ -76,7 +76,7 @@ class Endpoint:
         """(response ids, finish reason, whether they were re-tokenised) for a conversation.
 
         Raises DataError when the server refuses this conversation, MedusaKitError when it refuses
-        us or stays away.
+        every request or cannot be reached.
         """
         choice, text, _ = self.completion(
             self.ask(self.body(messages), lambda response, _: response.read())
@@ -92,7 +92,7 @@ class Endpoint:
         return encode_again(tokenizer, text, reason), reason, True
 
     def completion(self, raw: bytes) -> tuple[dict[str, Any], str, dict[str, Any]]:
-        """(choice, text, usage) of a reply that came whole. Raises MedusaKitError if it is none."""
+        """(choice, text, usage) of a reply that is not streamed. Raises MedusaKitError."""
         try:
             reply = parse_json(raw)
             choice = reply["choices"][0]
@@ -116,7 +116,7 @@ class Endpoint:
         return body
 
     def headers(self) -> dict[str, str]:
-        """With the key, where the environment has one. Raises ConfigError for an odd one."""
+        """With the key, where the environment has one. Raises ConfigError for an impossible one."""
         headers = {"Content-Type": "application/json"}
         if key := self._key():
             if not (key.isascii() and key.isprintable()):
@@ -139,10 +139,10 @@ class Endpoint:
         return text[:QUOTED]
 
     def ask(self, body: dict[str, Any], read: Callable[[Any, float], T]) -> T:
-        """What `read` makes of (the response, when this attempt began by time.perf_counter).
+        """What `read` returns for the response and the time.perf_counter when the attempt began.
 
-        Asks again where the server is busy, away, or breaks off while `read` reads, unless `read`
-        turns that into an error of ours. Raises as `answer` does.
+        Asks again where the server is busy or cannot be reached, or where the connection breaks
+        while `read` reads, unless `read` raises an error of ours. Raises as `answer` does.
         """
         request = urllib.request.Request(
             self.url.rstrip("/") + "/chat/completions", json.dumps(body).encode(), self.headers()
@@ -187,7 +187,7 @@ class Endpoint:
 
 
 def encode_again(tokenizer: Any, text: str, reason: str) -> list[int]:
-    """Token ids of an answer that came as text, ended as a turn where it ended by itself."""
+    """Token ids of an answer that came as text, with the end of the turn where it was complete."""
     ids = list(tokenizer(text, add_special_tokens=False).input_ids)
     if reason == "stop" and (end := end_of_turn_id(tokenizer)) is not None:
         ids.append(end)

@@ -1,7 +1,7 @@
-"""One chat completion as a server streams it, piece by piece, with the times that matter.
+"""One chat completion as a server streams it, piece by piece, with its times.
 
-Server-sent events: lines `data: {...}`, the last one `data: [DONE]`. Servers that send the answer
-whole all the same are read too; of those there is no time to first token.
+The stream is server-sent events: lines `data: {...}`, the last one `data: [DONE]`. A server that
+sends the whole answer instead is read too, without a time to first token.
 """
 
 import http.client
@@ -16,22 +16,22 @@ from medusa_kit.errors import DataError
 from medusa_kit.files import parse_json
 
 EVENT_STREAM = "text/event-stream"
-TEXT_PARTS = ("content", "reasoning_content", "reasoning")  # of a delta; thinking is decoded too
+TEXT_PARTS = ("content", "reasoning_content", "reasoning")  # of a delta; all of it is decoded
 PROBE_TOKENS = 4
 
 
 @dataclass(frozen=True)
 class Streamed:
-    """An answer, and when what of it came (time.perf_counter; connecting included)."""
+    """An answer and its times (time.perf_counter; connecting included)."""
 
     text: str
     finish_reason: str  # stop or length
     started: float
-    first: float | None  # the first piece of text; None: it all came at once
+    first: float | None  # time of the first piece of text; None: all came at once
     ended: float
-    prompt_tokens: int | None = None  # by the server's count; None: it sends no usage
+    prompt_tokens: int | None = None  # as the server counts; None: it sends no usage
     completion_tokens: int | None = None
-    token_ids: list[int] | None = None  # the model's own, where they were asked for and came whole
+    token_ids: list[int] | None = None  # the model's own, where asked for and complete
 
 
 def stream_answer(
@@ -40,8 +40,8 @@ def stream_answer(
     """Ask for a stream and read it to its end.
 
     Raises DataError when the server refuses this conversation or its answer breaks off,
-    MedusaKitError when it refuses us or stays away. What breaks off is not asked for again: a
-    second answer would be timed with the prompt's cache warm.
+    MedusaKitError when it refuses every request or cannot be reached. An answer that breaks off is
+    not asked for again: the second would be timed with the prompt in the server's cache.
     """
     body = {**endpoint.body(messages), "stream": True}
     if include_usage:
@@ -56,10 +56,10 @@ def stream_answer(
 
 
 def probe(endpoint: Endpoint) -> tuple[Endpoint, bool]:
-    """(the endpoint as it may be asked, whether usage may be), by a short request, or up to three.
+    """(the endpoint without options it does not know, whether it knows `include_usage`).
 
-    `return_token_ids` stays where the server sends them. Raises as `stream_answer` does where it
-    does not serve us: better here than after minutes of loading.
+    Found out by one to three short requests. `return_token_ids` stays set where the server sends
+    them. Raises as `stream_answer` does, before minutes are spent on loading.
     """
     short = replace(endpoint, max_new_tokens=PROBE_TOKENS)
     hello: list[Message] = [{"role": "user", "content": "Hello"}]
@@ -67,7 +67,7 @@ def probe(endpoint: Endpoint) -> tuple[Endpoint, bool]:
     try:
         got = stream_answer(short, hello)
         return replace(endpoint, return_token_ids=got.token_ids is not None), True
-    except DataError:  # token ids are news to it, perhaps, or stream_options
+    except DataError:  # it may not know token ids, or stream_options
         endpoint = replace(endpoint, return_token_ids=False)
     if short != plain:
         try:
@@ -105,7 +105,7 @@ def _pieces(endpoint: Endpoint, response: Any, started: float) -> Streamed:
     if reason is None:
         raise DataError(f"the answer breaks off after {num_pieces} pieces")
     if num_pieces == 1 and (usage.get("completion_tokens") or 2) > 1:
-        first = None  # held back until it was done
+        first = None  # the server held it back until it was complete
     done = "stop" if reason == "stop" else "length"
     counts = _counts(usage)
     return Streamed(
@@ -114,7 +114,7 @@ def _pieces(endpoint: Endpoint, response: Any, started: float) -> Streamed:
 
 
 def _events(endpoint: Endpoint, response: Any) -> Iterator[dict[str, Any]]:
-    """The JSON of each `data:` line. Raises DataError where the stream breaks or tells an error."""
+    """The JSON of each `data:` line. Raises DataError where the stream breaks or sends an error."""
     try:
         for line in response:
             kind, _, data = line.strip().partition(b":")
@@ -137,7 +137,7 @@ def _reason(choice: dict[str, Any]) -> str:
 
 
 def _whole_ids(ids: list[int], counts: dict[str, int | None]) -> list[int] | None:
-    """None where none came, or not as many as the server counts."""
+    """None where there are none, or not as many as the server counts."""
     return ids if ids and counts["completion_tokens"] in (None, len(ids)) else None
 
 

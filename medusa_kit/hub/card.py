@@ -1,6 +1,6 @@
-"""The model card: what was measured, on what; "not measured" and how to measure it for the rest.
+"""The model card: what was measured and on what. The rest is marked "not measured".
 
-Figures are in figures.py, and come from files beside the heads (measured.py).
+Figures come from files beside the heads (measured.py) and are rendered by figures.py.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ READS = {
 
 @dataclass(frozen=True)
 class CardOptions:
-    """What no file says. `base_model`: the base's Hub id; `pictures`: PNGs that go up as well."""
+    """What no file says. `base_model`: the base's Hub id; `pictures`: PNGs to upload as well."""
 
     repository: str
     revision: str | None = None
@@ -45,7 +45,7 @@ class CardOptions:
 
 
 def render_card(measured: Measured, options: CardOptions) -> str:
-    """README.md, its metadata in front."""
+    """README.md, beginning with its metadata."""
     sections = [
         f"---\n{_metadata(measured, options)}\n---",
         *_introduction(measured, options),

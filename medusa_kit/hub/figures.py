@@ -1,6 +1,6 @@
 """The card's measured parts: acceptance, speed, exactness, tree.
 
-Every figure comes from a file beside the heads (measured.py); none is worked out from another's.
+Every figure comes from a file beside the heads (measured.py). None is derived from another file's.
 """
 
 from collections.abc import Iterator, Sequence
@@ -60,7 +60,7 @@ def _bench_lines(measured: Measured) -> Iterator[tuple[str, ...]]:
 
 
 def _drafts(method: dict[str, Any]) -> bool:
-    """Whether it is a way of ours that guesses ahead, by the names that bench gives."""
+    """Whether a method of this name in a bench is ours and guesses ahead."""
     name = str(method["name"])
     others = ("transformers", "flashspec", "endpoint, ")
     return not name.startswith(others) and not name.endswith(", one node")

@@ -1,4 +1,4 @@
-"""What of a heads folder goes up: a fixed list of names, local paths cut to their last part."""
+"""What is uploaded of a heads folder: files on a fixed list, local paths cut to their last part."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -26,7 +26,7 @@ TREE_PICTURE, BENCH_PICTURE = "tree.png", "bench.png"
 
 @dataclass(frozen=True)
 class UploadFile:
-    """A file of the repository: its name there, and what it holds."""
+    """A file of the repository: its name there, and its content."""
 
     name: str
     content: Path | bytes
@@ -37,7 +37,7 @@ class UploadFile:
 
 
 def upload_files(measured: Measured, options: CardOptions) -> list[UploadFile]:
-    """Every file that goes up, the card first."""
+    """Every file to upload, the card first."""
     found = [UploadFile(WEIGHTS_NAME, measured.folder / WEIGHTS_NAME), *_reports(measured)]
     pictures = [name for name in _pictures(measured) if (measured.folder / name).is_file()]
     found += [UploadFile(name, measured.folder / name) for name in pictures]
@@ -51,7 +51,7 @@ def upload_files(measured: Measured, options: CardOptions) -> list[UploadFile]:
 
 
 def _pictures(measured: Measured) -> Iterator[str]:
-    """Those of the figures on the card; none that has a local path drawn into it."""
+    """Pictures of the figures on the card, without those that show a local path."""
     if measured.plan is not None:
         yield TREE_PICTURE
     if (measured.folder / BENCH_NAME).is_file():
@@ -63,7 +63,7 @@ def _pictures(measured: Measured) -> Iterator[str]:
 
 
 def left_out(measured: Measured, files: Sequence[UploadFile]) -> list[str]:
-    """What lies in the folder and does not go up."""
+    """What is in the folder and is not uploaded."""
     names = {file.name for file in files}
     return sorted(
         path.name for path in measured.folder.iterdir()

@@ -1,4 +1,4 @@
-"""What the files beside heads say was measured; the card says that and nothing else.
+"""What was measured, read from the files beside heads. The card says that and nothing else.
 
 tree.json        the trees compared on a machine
 statistics.npz   ranks of the true tokens on calibration answers: replayed here, on the answers that
@@ -7,8 +7,8 @@ bench.json       `medusa-kit bench`, one file for each prompt set
 verify.json      `medusa-kit verify`
 provenance.json  the recipe, and the versions it ran with
 
-Files that name another base or other heads are refused, and so is what was measured with rounded
-weights. Shapes: P positions, K heads, N nodes.
+Files about another base or other heads are refused. So is what was measured with rounded weights.
+Shapes: P positions, K heads, N nodes.
 """
 
 import json
@@ -51,7 +51,7 @@ class Replayed:
 
 @dataclass(frozen=True)
 class Measured:
-    """Everything the card may speak of. What is None was not measured."""
+    """Everything the card may report. None: not measured."""
 
     folder: Path
     config: HeadsConfig
@@ -130,7 +130,7 @@ def _check_base(path: Path, fingerprint: Any, config: HeadsConfig) -> None:
 
 
 def _check_weights(path: Path, weights: Any, lossy: bool = False) -> None:
-    """A card is about the base itself, and speaks of identical answers."""
+    """A card is about the base itself, and reports identical answers."""
     if lossy or weights not in (None, CHECKPOINT):
         raise ConfigError(
             f"{path} was measured with {weights or 'changed'} weights, which is lossy: its figures "

@@ -1,8 +1,8 @@
-"""Pull: a repository's heads as a folder of one's own, whole or not at all.
+"""Pull: a repository's heads in a local folder, complete or not at all.
 
-Files gather in a hidden folder beside the destination, named after the commit: another run goes on
-with it. The folder takes its name once every file is there and large ones have the right digest.
-A record in the folder says what a pull put there: `force` replaces that and nothing else.
+Files are collected in a hidden folder beside the destination, named after the commit, with which
+another run goes on. It is renamed once every file is there and large ones have the right digest. A
+record in the folder lists what a pull put there. `force` replaces those files and nothing else.
 """
 
 import glob
@@ -20,7 +20,7 @@ from medusa_kit.heads.checkpoint import CONFIG_NAME, read_config
 
 PULLED = ("*.json", "*.safetensors", "*.npz", "*.yaml", "*.md", "*.png")
 RECORD = ".medusa-kit-pull"  # JSON: repository, commit, and the digest of each file
-DIGEST_LENGTH = 12  # of repository and commit, in the name of the folder that files gather in
+DIGEST_LENGTH = 12  # of repository and commit, in the name of the hidden folder
 SHOWN = 5  # files named in a message
 
 
@@ -48,12 +48,12 @@ def pull(name: HubName, destination: Path | None = None, force: bool = False) ->
             f"{name} holds no heads: {CONFIG_NAME} is missing", hint="check the name"
         )
     digest = hashlib.sha256(f"{name.repository}@{info.sha}".encode()).hexdigest()[:DIGEST_LENGTH]
-    place = link_target(target)  # files gather on the disk where they are going to be
+    place = link_target(target)  # the hidden folder is on the disk where the files are going to be
     gathering = place.parent / f".{place.name}.{digest}.pull"
     _begin(gathering, name, info.sha)
     _download(api, what, name, info, gathering)
     _write_record(gathering, name, info.sha)
-    _check_free(target, force)  # a download takes long enough for somebody to write there
+    _check_free(target, force)  # something may have been written there during the download
     _finish(gathering, place)
     console.note(f"{name.repository} at commit {info.sha}")
     return target
@@ -88,7 +88,7 @@ def _check_free(target: Path, force: bool) -> None:
 
 
 def _not_pulled(target: Path) -> list[str]:
-    """What in the folder is not as the pull left it that made the folder."""
+    """Files in the folder that differ from what the pull that made it left there."""
     pulled = _recorded(target)
     if pulled is None:
         return sorted(path.name for path in target.iterdir())
@@ -115,7 +115,7 @@ def _recorded(folder: Path) -> dict[str, str] | None:
 
 
 def _begin(gathering: Path, name: HubName, commit: str) -> None:
-    """From its first moment on the folder says that a pull made it."""
+    """Written first, so that even an incomplete folder says that a pull made it."""
     if _recorded(gathering) is not None:
         return
     if gathering.exists() and not (gathering.is_dir() and not any(gathering.iterdir())):
@@ -129,7 +129,7 @@ def _begin(gathering: Path, name: HubName, commit: str) -> None:
 
 
 def _download(api: Any, what: str, name: HubName, info: Any, gathering: Path) -> None:
-    # A commit's hash, not a branch: what is fetched later belongs to what was fetched before.
+    # A commit's hash, not a branch: all files must be of the same commit.
     with_retries(what, name, lambda: api.hf_hub_download(
         name.repository, CONFIG_NAME, revision=info.sha, local_dir=gathering))  # fmt: skip
     try:

@@ -1,7 +1,7 @@
 """Push: one commit with everything, so that a repository never holds half of two versions.
 
-The client sends files first and the commit last. What has arrived is not sent again, by another
-attempt or by another run of the command; an answer that got lost leads to no second commit.
+The client sends files first and the commit last. What has arrived is not sent again, neither by
+another attempt nor by another run of the command. A lost reply does not lead to a second commit.
 """
 
 import json
@@ -33,7 +33,7 @@ def push(
 ) -> str:
     """Upload `files` to the repository, made if missing; returns the commit's address.
 
-    `name.revision` is a branch, made if missing. `force`: over whatever else is there.
+    `name.revision` is a branch, made if missing. `force`: replace whatever else is there.
     Raises HubError; ConfigError for a repository that holds something else.
     """
     what = f"cannot push to {name.repository}"
@@ -60,7 +60,7 @@ def push(
 
 
 def _commit(api: Any, name: HubName, files: Sequence[UploadFile]) -> Any:
-    """One attempt. It asks anew what the repository has by now: an earlier one may have arrived."""
+    """One attempt. It asks again what the repository has: an earlier attempt may have arrived."""
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete
 
     operations: list[Any] = [
@@ -87,7 +87,7 @@ def _commit(api: Any, name: HubName, files: Sequence[UploadFile]) -> Any:
 def _look(api: Any, what: str, name: HubName) -> tuple[Any, bool]:
     """(the repository, None where there is none; whether it has the branch).
 
-    A branch that is missing will begin as the main one, whose state is then given.
+    A missing branch will begin as the main one, whose state is then returned.
     """
     from huggingface_hub.errors import (
         GatedRepoError,

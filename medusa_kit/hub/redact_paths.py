@@ -1,10 +1,10 @@
-"""What may be seen by everybody: folders of this machine become bare names."""
+"""Texts to be published: paths of this machine become bare names."""
 
 import re
 from pathlib import Path, PureWindowsPath
 from typing import Any
 
-# A path inside a sentence: from a blank, quote or bracket on, to the next.
+# A path inside a sentence: from a blank, quote or bracket to the next.
 _INNER = re.compile(r"""(?<=[\s'"(=])(?:~|\.{1,2})?/(?:[^\s'"(),;]*/)?([^\s'"(),;/]+)""")
 
 
@@ -15,7 +15,7 @@ def is_local(text: str) -> bool:
 
 
 def redact_paths(value: Any) -> Any:
-    """The same JSON value with every local path in it, keys too, cut to its last part."""
+    """The same JSON value, with every local path in keys and values cut to its last part."""
     if isinstance(value, dict):
         return {redact_paths(key): redact_paths(one) for key, one in value.items()}
     if isinstance(value, list):

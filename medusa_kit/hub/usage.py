@@ -10,7 +10,7 @@ from medusa_kit.hub.redact_paths import is_local
 def usage(
     measured: Measured, repository: str, revision: str | None, base: str | None
 ) -> Iterator[str]:
-    """Commands as they can be pasted. `base`: the base's Hub id, where known."""
+    """Commands to paste. `base`: the base's Hub id, where known."""
     config = measured.config
     heads = repository if revision is None else f"{repository}@{revision}"
     name = config.base_model_name

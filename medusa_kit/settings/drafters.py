@@ -1,5 +1,6 @@
-"""Which drafter guesses ahead, and each one's options: the same in YAML, on the command line and
-from Python. Unknown names and options are refused with the nearest that exists.
+"""Drafters by name, and the options of each, the same in YAML, on the command line and from Python.
+
+Unknown names and options are refused; the error names the nearest that exists.
 """
 
 from collections.abc import Mapping
@@ -19,7 +20,7 @@ class NoOptions(Section):
 
 
 class PromptLookupOptions(Section):
-    """What follows the last time the same words stood in prompt or answer."""
+    """Copies what followed the last occurrence of the same words in prompt or answer."""
 
     max_ngram: int = Field(default=3, ge=1)  # tokens that must agree, tried first
     min_ngram: int = Field(default=1, ge=1)  # and tried last
@@ -40,8 +41,8 @@ class SuffixOptions(Section):
 
     num_nodes: int = Field(default=8, ge=2)  # root included
     max_match: int = Field(default=32, ge=1)  # tokens of agreement that still count
-    store: str | None = None  # file with past answers, read at start and added to
-    store_tokens: int = Field(default=1_000_000, ge=1)  # the oldest answers beyond are dropped
+    store: str | None = None  # file with past answers, read at the start and extended
+    store_tokens: int = Field(default=1_000_000, ge=1)  # beyond, the oldest answers are dropped
 
 
 class LookaheadOptions(Section):
@@ -55,7 +56,7 @@ class LookaheadOptions(Section):
 
 
 class RecyclingOptions(Section):
-    """Token recycling (arXiv 2408.08696): a table of which tokens came next of late."""
+    """Token recycling (arXiv 2408.08696): a table of the likeliest next tokens, kept up to date."""
 
     num_nodes: int = Field(default=8, ge=2)
     width: int = Field(default=8, ge=1)  # likeliest tokens remembered after each token
@@ -102,7 +103,7 @@ class DraftModelOptions(Section):
 
 
 class CombinedOptions(Section):
-    """Guesses of several sources in one tree of a fixed size."""
+    """Guesses from several sources in one tree of a fixed size."""
 
     sources: list[SourceName] | None = None  # as with auto
     num_nodes: int = Field(default=8, ge=2)
@@ -110,7 +111,7 @@ class CombinedOptions(Section):
 
 
 class AutoOptions(Section):
-    """Of what there is, at each position what pays: measured while decoding."""
+    """Takes what pays at each position of what there is, as measured while decoding."""
 
     # Suffix, recycling, heads where there are any, a draft model where one is named, unless given.
     sources: list[SourceName] | None = None
@@ -135,8 +136,7 @@ READ_DRAFT_MODEL = ("draft-model", "combined", "auto")  # where one is named
 
 
 def default_drafter(has_heads: bool, has_draft_model: bool) -> str:
-    """The drafter of an engine that was built in code and told none; `load` and the commands take
-    auto."""
+    """The drafter of an engine built in code without one; `load` and the commands take auto."""
     if has_heads:
         return "medusa"
     return "draft-model" if has_draft_model else "none"
@@ -155,7 +155,7 @@ def drafter_options(name: str, given: Mapping[str, Any] | Section | None = None)
 
 
 def drafts_without_heads(drafter: str | None, has_draft_model: bool, fallback: str | None) -> bool:
-    """Whether something else than heads was told to draft where they do not fit."""
+    """Whether something other than heads was asked for, to draft where they do not fit."""
     if fallback is not None or drafter == "auto":
         return True
     return has_draft_model and drafter != "medusa"

@@ -1,7 +1,6 @@
 """Training recipes: typed sections read from YAML, overrides on top, unknown keys refused.
 
-A recipe is frozen once loaded; `dump` gives the resolved one, which the run keeps beside its heads.
-Only options that do something exist.
+A recipe is frozen once loaded. `dump` gives the resolved one, which the run keeps beside its heads.
 """
 
 from collections.abc import Iterator, Sequence
@@ -47,11 +46,11 @@ class HeadsSection(Section):
 
 
 class SourceSection(Section):
-    """One source and its part in the mix. A plain name means weight 1 and no limit."""
+    """One source and its share of the mix. A plain name means weight 1 and no limit."""
 
     source: str  # a file, a folder or a data set
     weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)  # share of rows, relative
-    limit: int | None = Field(default=None, ge=1)  # rows read of this source
+    limit: int | None = Field(default=None, ge=1)  # rows read from this source
 
     @model_validator(mode="before")
     @classmethod
@@ -67,7 +66,7 @@ class SourceSection(Section):
 
 
 def _name_or_mapping(value: Any) -> Any:
-    """Names stay names, so that a dumped recipe reads as it was written."""
+    """Plain names stay plain names, so that a dumped recipe reads as it was written."""
     if isinstance(value, str | SourceSection):
         return value
     if isinstance(value, dict):
@@ -86,11 +85,11 @@ class DataSection(Section):
     """
 
     sources: list[Source] = Field(min_length=1)  # looked up beside the recipe, then as given
-    mix: Literal["exhaust", "stop_at_first"] = "exhaust"  # go on when one source has run dry?
+    mix: Literal["exhaust", "stop_at_first"] = "exhaust"  # go on when one source is used up?
     streaming: bool = False  # data sets row by row, never the whole of one; needs a limit
-    max_length: int = Field(default=2048, ge=4)  # tokens a row keeps, at most the model's context
+    max_length: int = Field(default=2048, ge=4)  # tokens kept of a row, at most the model's context
     eval_fraction: float = Field(default=0.02, gt=0, lt=1)  # share of rows held out
-    limit: int | None = Field(default=None, ge=2)  # rows read over all sources
+    limit: int | None = Field(default=None, ge=2)  # rows read from all sources together
     on_error: Literal["skip", "fail"] = "skip"  # a row that cannot be encoded
 
     def entries(self) -> list[SourceSection]:
@@ -113,7 +112,7 @@ class TrainSection(Section):
     head_decay: float = Field(default=0.8, gt=0, le=1)  # head k (from 1) weighs head_decay ** k
     head_weights: Literal["decay", "learned"] = "decay"  # learned: from there on, by uncertainty
     loss: Literal["cross_entropy", "soft", "tv", "lk"] = "soft"  # see train/loss/loss.py
-    # Of the target, what the base itself says there; not with cross_entropy. 0.5 for soft, else 1.
+    # Share of the base's distribution in the target; not with cross_entropy. 0.5 for soft, else 1.
     soft_share: float | None = Field(default=None, gt=0, le=1)
     soft_top: int | None = Field(default=None, ge=1)  # likeliest tokens of the base kept; 32
     grad_clip: float = Field(default=1.0, gt=0)
@@ -165,9 +164,9 @@ class LoraSection(Section):
 class JointSection(Section):
     """Medusa-2 (arXiv 2401.10774, §2.2.2): heads and base together."""
 
-    moves: Literal["full", "lora", "qlora"] = "lora"  # what of the base
+    moves: Literal["full", "lora", "qlora"] = "lora"  # what of the base is trained
     heads_from: str | None = None  # two-stage: heads of an earlier Medusa-1 run, a folder or Hub id
-    heads_weight: float = Field(default=0.2, gt=0)  # of the heads' loss beside the base's
+    heads_weight: float = Field(default=0.2, gt=0)  # of the heads' loss, relative to the base's
     schedule: Literal["constant", "linear", "sine"] = "constant"  # how that weight grows
     heads_learning_rate_factor: float = Field(default=4.0, gt=0)  # times train.learning_rate
     distill_share: float = Field(default=1.0, ge=0, le=1)  # of the base's loss: KL to the original
@@ -305,8 +304,8 @@ def _resolve_sources(recipe: TrainRecipe, folder: Path) -> TrainRecipe:
 
 
 def _refuse_endless_streams(data: DataSection) -> None:
-    """Said before a base model is loaded. Only data sets need a limit: files end, and one that is
-    missing is named when it is read."""
+    """Checked before a base model is loaded. Only data sets need a limit, since files end. A
+    missing file is named when it is read."""
     if not data.streaming or data.limit is not None:
         return
     for entry in data.entries():

@@ -1,4 +1,4 @@
-"""What a caller may say about how tokens are chosen, and what it must not.
+"""How a caller may have tokens chosen.
 
 The processing these settings ask for is in logits_processing.py, the choice in token_choice.py.
 """
@@ -90,7 +90,7 @@ class SamplingParams:
 
     @classmethod
     def of(cls, options: Mapping[str, Any]) -> "SamplingParams":
-        """From keywords. Raises ConfigError for one that does not exist."""
+        """From keywords. Raises ConfigError for an unknown one."""
         known = [one.name for one in fields(cls)]
         for name in options:
             if name not in known:

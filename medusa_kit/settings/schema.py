@@ -1,6 +1,6 @@
 """What recipes, engine files and drafter options share: typed sections out of YAML.
 
-Unknown keys are refused with the nearest that exists, wrong values with what was expected.
+Errors name the nearest existing key for an unknown one, and what was expected for a wrong value.
 """
 
 import re
@@ -63,7 +63,7 @@ def apply_override(
 def explain(
     error: ValidationError, where: str, kind: type[Section], unknown: str = "unknown key"
 ) -> ConfigError:
-    """Our words for what pydantic found in a `kind`; the hint is for the first unknown word."""
+    """Our error for what pydantic found in a `kind`; the hint is about the first unknown key."""
     problems, hint = [], None
     for item in error.errors():
         name = ".".join(str(part) for part in item["loc"])
@@ -86,7 +86,7 @@ def explain(
 
 
 def _suggest(name: str, kind: type[Section]) -> str:
-    """The nearest key of the same section, else of all there is, else the section's keys."""
+    """The nearest key of the same section, else of all sections, else the section's keys."""
     section, _, key = name.rpartition(".")
     known = list(_known_keys(kind))
     siblings = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == section]

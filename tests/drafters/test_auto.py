@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medusa_kit.drafters.mixed.auto import AutoDrafter, Experience, best_size
+from medusa_kit.drafters.mixed.auto import AutoDrafter, Experience, Share, best_size
 from medusa_kit.drafters.mixed.bandit import Chooser
 from medusa_kit.drafters.mixed.combined import CombinedDrafter
 from medusa_kit.drafters.mixed.estimates import AcceptanceEstimate, StepCost
@@ -112,6 +112,16 @@ def test_sure_guesses_are_verified_at_length_and_heads_are_not_asked_for() -> No
     assert sum(sizes) / steps > 6
     asked = sum(s.steps for name, s in drafter.shares.items() if "medusa" in name)
     assert asked < 0.2 * steps
+
+
+def test_notes_count_steps_in_words() -> None:
+    drafter = auto([], [], Clock())
+    drafter.shares["none"] = Share(1, 1)
+    assert drafter.notes == []  # where nothing was ever guessed there is nothing to tell
+    drafter.shares |= {"suffix": Share(4, 10), "medusa": Share(3, 6), "recycling": Share(2, 4),
+                       "medusa + suffix": Share(1, 4)}  # fmt: skip
+    said = "tokens a step: 2.50 with suffix (4 steps), 2.00 with medusa (3 steps), 2.00 with "
+    assert drafter.notes == [said + "recycling (2 steps), 2.50 otherwise (2 steps)"]
 
 
 def test_heads_are_asked_for_where_they_pay() -> None:

@@ -66,6 +66,13 @@ def test_accepted_tokens_name_who_guessed_them(
     assert found.keys() - {None} <= (several if drafter in ("auto", "combined") else {drafter})
 
 
+@pytest.mark.parametrize("drafter", ["auto", "combined"])
+def test_of_several_sources_the_one_that_guessed_is_named(chat: Engine, drafter: str) -> None:
+    """These heads know nothing of LETTER; the text does."""
+    spans, _ = spans_of(chat, max_new_tokens=30, drafter=drafter, logit_bias=ALWAYS)
+    assert {span.guessed_by for span in spans} == {None, "suffix"}
+
+
 def test_the_first_token_is_the_base_models_own(chat: Engine, knowing_heads: None) -> None:
     spans, _ = spans_of(chat, max_new_tokens=6, drafter="medusa", logit_bias=ALWAYS)
     by = [span.guessed_by for span in spans]

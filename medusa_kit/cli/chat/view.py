@@ -38,7 +38,9 @@ class AnswerView:
     def __init__(self, tinted: bool) -> None:
         self.tinted = tinted and can_tint()
         self.counts: Counter[str] = Counter()  # tokens by kind
-        self._live = console.err.is_terminal and not console.err.is_dumb_terminal
+        self._live = console.err.is_terminal and not (
+            console.err.is_dumb_terminal or console.err.legacy_windows
+        )
         self._column = 0
         self._status_shown = False
 

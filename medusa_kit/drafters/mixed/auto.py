@@ -65,7 +65,9 @@ class _Step:
 
 
 @dataclass
-class _Share:
+class Share:
+    """What a mix of sources came to."""
+
     steps: int = 0
     tokens: int = 0
 
@@ -88,7 +90,7 @@ class AutoDrafter:
     host_trees: HostTreeSpec | None = None
     device_experience: Experience | None = None  # of such steps, with costs of their own
     clock: Callable[[], float] = time.perf_counter
-    shares: dict[str, _Share] = field(default_factory=dict)
+    shares: dict[str, Share] = field(default_factory=dict)
     credits: list[list[str]] = field(default_factory=list)
     _step: _Step | None = None
     _on_device: bool = False
@@ -135,7 +137,7 @@ class AutoDrafter:
             for name, share in ranked[:MOST_TOLD]
         ]
         if rest := [share for _, share in ranked[MOST_TOLD:]]:
-            others = _Share(sum(s.steps for s in rest), sum(s.tokens for s in rest))
+            others = Share(sum(s.steps for s in rest), sum(s.tokens for s in rest))
             said.append(others.told("otherwise"))
         return [COUNTS + ", ".join(said)]
 
@@ -192,7 +194,7 @@ class AutoDrafter:
         for source in (*self.free, *self.costly):
             source.observe(step)
         for trie, path in zip(did.tries, step.paths, strict=True):
-            share = self.shares.setdefault(_sources_of(trie), _Share())
+            share = self.shares.setdefault(_sources_of(trie), Share())
             share.steps += 1
             share.tokens += 1 + len(path)
 
