@@ -1,11 +1,13 @@
 """Self-distillation data: prompts in, the base model's own answers out (arXiv 2401.10774, §2.3.2).
 
-Answers are decoded in batches by plain decoding, or fetched from a server. Each batch is appended
-at once, so an interrupted run loses at most one batch and goes on where it stopped.
+Answers are decoded in a batch that prompts join as others finish, by plain decoding, or fetched
+from a server. They are appended in the prompts' order, each as soon as those before it are there,
+so an interrupted run loses little and goes on where it stopped.
 """
 
 import itertools
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -24,10 +26,12 @@ from medusa_kit.infer.backends import Backends, prepare_backends
 from medusa_kit.infer.cpu.int8_weights import refuse_int8_weights
 from medusa_kit.infer.cpu.mkl_linear import pack_for_rows
 from medusa_kit.infer.decode import decode
-from medusa_kit.infer.request import make_row
+from medusa_kit.infer.request import Row, make_row
 from medusa_kit.settings.sampling import SamplingParams
 
-SORTED_BATCHES = 8  # prompts are sorted by length within this many batches, which saves padding
+GROUP_BATCHES = (
+    16  # of prompts that are decoded in one run; the last rows of a run have room beside them
+)
 HOPELESS_REFUSALS = 8  # refusals before any answer, after which the rows are not to blame
 # Fetches one answer: (response ids, finish reason, whether the ids were re-tokenised from text).
 Fetch = Callable[[list[Message]], tuple[list[int], str, bool]]
@@ -106,19 +110,13 @@ def _answer(
     sampling: SamplingParams,
 ) -> None:
     backends = prepare_backends(base)  # answers come through the cache and attention of trees
+    missing = [task for task in tasks if not task.answered]
     with console.progress("answering", len(tasks), "prompts", done=report.already_there) as bar:
-        for batch in _batches(tasks, batch_size):
-            missing = [task for task in batch if not task.answered]
-            if not missing:
-                continue
-            answers = _answer_batch(backends, missing, max_new_tokens, sampling)
-            records = [
-                _record(task, ids, reason, sampling)
-                for task, (ids, reason) in zip(missing, answers, strict=True)
-            ]
+        for task, row in _answered(backends, missing, max_new_tokens, batch_size, sampling):
+            records = [_record(task, row.token_ids, row.finish_reason or "length", sampling)]
             out.append(records)
             _count(report, records)
-            bar.advance(len(records), f"{report.tokens:,} tokens")
+            bar.advance(1, f"{report.tokens:,} tokens")
 
 
 def fetch_answers(
@@ -266,36 +264,36 @@ def _unused(name: str, used: Callable[[str], bool]) -> str:
     return next(one for one in names if not used(one))
 
 
-def _batches(tasks: Sequence[_Task], batch_size: int) -> Iterator[list[_Task]]:
-    """Groups of tasks in file order, each sorted by prompt length."""
-    group = batch_size * SORTED_BATCHES
-    for start in range(0, len(tasks), group):
-        ordered = sorted(tasks[start : start + group], key=lambda task: len(task.prompt_ids))
-        for first in range(0, len(ordered), batch_size):
-            yield ordered[first : first + batch_size]
+def _answered(
+    backends: Backends,
+    tasks: Sequence[_Task],
+    max_new_tokens: int,
+    batch_size: int,
+    sampling: SamplingParams,
+) -> Iterator[tuple[_Task, Row]]:
+    """Answers by plain decoding, in the tasks' order. A group of tasks is decoded at a time, so
+    that few answers wait in memory for an earlier, longer one.
 
-
-def _answer_batch(
-    backends: Backends, batch: Sequence[_Task], max_new_tokens: int, sampling: SamplingParams
-) -> list[tuple[list[int], str]]:
-    """(response ids with the stop token, finish reason) of each prompt, by plain decoding.
-
-    Each prompt has a seed of its own, so that its answer is the same in every batch.
+    A prompt draws by its own seed, so that its answer is the same in every batch.
     """
-    verifier = backends.verifier
-    rows = [
-        make_row(
-            verifier,
-            task.prompt_ids,
-            replace(sampling, seed=(sampling.seed << 32) + zlib.crc32(task.id.encode())),
-            max_new_tokens,
-        )
-        for task in batch
-    ]
-    pack_for_rows(verifier.base.model, len(rows))
-    for _ in decode(verifier, PlainDrafter(verifier.base.device), rows, backends.graphs):
-        pass
-    return [(row.token_ids, row.finish_reason or "length") for row in rows]
+    verifier, group = backends.verifier, batch_size * GROUP_BATCHES
+    for start in range(0, len(tasks), group):
+        some = tasks[start : start + group]
+        rows = [
+            make_row(
+                verifier,
+                task.prompt_ids,
+                replace(sampling, seed=(sampling.seed << 32) + zlib.crc32(task.id.encode())),
+                max_new_tokens,
+            )
+            for task in some
+        ]
+        pack_for_rows(verifier.base.model, min(batch_size, len(rows)))
+        waiting = deque(zip(some, rows, strict=True))
+        drafter = PlainDrafter(verifier.base.device)
+        for _ in decode(verifier, drafter, rows, backends.graphs, batch_size):
+            while waiting and waiting[0][1].finish_reason is not None:
+                yield waiting.popleft()
 
 
 def _sampling_record(sampling: SamplingParams) -> dict[str, Any]:

@@ -171,38 +171,38 @@ class Stopped(Exception):
     pass
 
 
-def stop_after(monkeypatch: pytest.MonkeyPatch, batches: int, error: type[BaseException]) -> None:
-    """Let the model answer so many batches, then raise."""
-    original, calls = self_distill.decode, []
+def stop_after(monkeypatch: pytest.MonkeyPatch, answers: int, error: type[BaseException]) -> None:
+    """Let the model answer so many prompts, then raise."""
+    original = self_distill.decode
 
-    def decode(*args: Any, **options: Any) -> Any:
-        if len(calls) == batches:
-            raise error
-        calls.append(1)
-        return original(*args, **options)
+    def decode(verifier: Any, drafter: Any, rows: Any, *options: Any) -> Any:
+        for emitted in original(verifier, drafter, rows, *options):
+            yield emitted
+            if sum(row.finish_reason is not None for row in rows) >= answers:
+                raise error
+        raise AssertionError("the run was to be stopped")
 
     monkeypatch.setattr(self_distill, "decode", decode)
 
 
 @pytest.mark.parametrize("error", [Stopped, KeyboardInterrupt])
 @pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED])
-@pytest.mark.parametrize("batches", [0, 1, 9])
+@pytest.mark.parametrize("answers", [0, 1, 9])
 def test_a_stopped_run_goes_on_to_the_same_file(
-    base: BaseModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batches: int,
+    base: BaseModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answers: int,
     sampling: SamplingParams, error: type[BaseException],
 ) -> None:  # fmt: skip
-    """Ten batches and one prompt more: the order by length spans several batches."""
     options = {"max_new_tokens": TOKENS, "batch_size": 1, "sampling": sampling}
     generate_answers(base, prompts(), tmp_path / "whole.jsonl", **options)
     out = tmp_path / "stopped.jsonl"
     with monkeypatch.context() as patch:
-        stop_after(patch, batches, error)
+        stop_after(patch, answers, error)
         with pytest.raises(error):
             generate_answers(base, prompts(), out, **options)
-    assert (len(rows_of(out)) if batches else out.exists()) == batches
+    assert (len(rows_of(out)) if answers else out.exists()) == answers
     report = generate_answers(base, prompts(), out, **options)
     assert out.read_text() == (tmp_path / "whole.jsonl").read_text()
-    assert (report.already_there, report.written) == (batches, 11 - batches)
+    assert (report.already_there, report.written) == (answers, 11 - answers)
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED])
@@ -343,10 +343,10 @@ def test_a_full_disk_keeps_the_rows_before(
                 return open_path(self, mode, **arguments)
 
             patch.setattr(Path, "open", half_write)
-        with pytest.raises(MedusaKitError, match="No space left on device; 4 rows are safe"):
+        with pytest.raises(MedusaKitError, match="No space left on device; 1 rows are safe"):
             generate_answers(base, prompts(), out, **options)
     whole = (tmp_path / "whole.jsonl").read_text().splitlines()
-    assert out.read_text().splitlines() == whole[:4]
+    assert out.read_text().splitlines() == whole[:1]
     generate_answers(base, prompts(), out, **options)
     assert out.read_text().splitlines() == whole
 
