@@ -1,6 +1,6 @@
 """The C++ library: built at first use by torch's extension loader, cached, called through ctypes.
 
-Structures here mirror those of matmul.h, heads.h and decoder.cpp, field by field.
+The structures mirror those of matrix.h, heads.h and decoder.cpp, field by field.
 """
 
 import ctypes

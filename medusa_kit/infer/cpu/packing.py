@@ -1,6 +1,6 @@
 """Weights as the C++ kernels read them, in the smallest form that expands to the same float32 bits.
 
-A form is a kind of matmul.h: blocks of a GGUF file where the base came from one, bfloat16 where the
+A form is a kind of matrix.h: blocks of a GGUF file where the base came from one, bfloat16 where the
 weights are bfloat16 numbers (most checkpoints), float32 otherwise.
 
 Shapes: O outputs, I inputs, U panels of 16 outputs, Q groups of inputs, S inputs of a group.
