@@ -77,7 +77,7 @@ WRONG_CALLS: dict[str, tuple[list[str], str]] = {
     "biased data": (["data", "generate", "PROMPTS", "-o", "a", *MODEL, "--logit-bias", "99999=1"],
                     "names token id 99999"),
     "drafter": (["generate", "hi", *PLAIN, "--drafter", "hydra"], "drafter 'hydra' is unknown"),
-    "no heads to draft": (["generate", "hi", *PLAIN, "--drafter", "medusa"], "there are no heads for"),
+    "no heads to draft": (["generate", "hi", *PLAIN, "--drafter", "medusa"], "no heads for"),
     "a tree without heads": (["generate", "hi", *PLAIN, "--tree", "t.json"], "a tree needs heads"),
     "dtype": (["generate", "hi", *MODEL, "--dtype", "int3"], "dtype 'int3' is unknown"),
     "weights": (["generate", "hi", *MODEL, "--weights", "int9"], "did you mean int8?"),
