@@ -69,6 +69,7 @@ class Batch:
         self.verifier, self._graphs = verifier, graphs
         self.cache: TreeCache = verifier.new_cache(max_rows, num_slots)
         self._schedule: Schedule[Row] = Schedule(max_rows, prompt_budget)
+        self._longest = self._most_nodes = 1
         self._drafters: dict[Row, Drafter] = {}
         self._groups: dict[int, Group] = {}  # rows that run, by their drafter
 
@@ -80,8 +81,9 @@ class Batch:
 
     def add(self, row: Row, drafter: Drafter) -> None:
         """Let a row in as soon as a place is free. Rows with the same drafter draft together."""
-        needed = row.num_slots + drafter.num_nodes - 1
-        if needed > self.cache.num_slots:
+        self._longest = max(self._longest, row.num_slots)
+        self._most_nodes = max(self._most_nodes, drafter.num_nodes)  # rows may be padded to these
+        if (needed := self._longest + self._most_nodes - 1) > self.cache.num_slots:
             self.cache.grow(needed)
         self._drafters[row] = drafter
         self._schedule.add(row, len(row.prompt_ids))
