@@ -6,6 +6,7 @@ LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and start `medusa-kit train` t
 
 import logging
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -36,6 +37,8 @@ def launch(arguments: Sequence[str], processes: int) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+    # The launcher sets handlers of its own and leaves them.
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     logging.disable(logging.ERROR)  # what the launcher logs is said below, in a line
     with tempfile.TemporaryDirectory() as folder:
         config = LaunchConfig(
@@ -52,6 +55,9 @@ def launch(arguments: Sequence[str], processes: int) -> int:
             raise KeyboardInterrupt from stopped
         finally:
             logging.disable(logging.NOTSET)
+            for number, handler in handlers.items():
+                if handler is not None:  # else it was not set from Python
+                    signal.signal(number, handler)
     return 0
 
 

@@ -190,7 +190,9 @@ def worker(monkeypatch, tmp_path):
 def test_workers_share_the_exit_code_of_the_first_that_fails(worker, tmp_path, capfd):
     worker(f'echo $$ > {tmp_path}/$RANK; [ "$RANK $*" = "1 -m medusa_kit train x" ] && exit 2\n'
            "exec sleep 30")  # fmt: skip
+    handler = signal.getsignal(signal.SIGTERM)
     assert launch.launch(["train", "x"], 2) == 2
+    assert signal.getsignal(signal.SIGTERM) is handler
     assert_ended(int((tmp_path / "0").read_text()))
     said = capfd.readouterr().err
     assert said == "warning: process 1 of 2 ended with 2; the others are stopped\n"
