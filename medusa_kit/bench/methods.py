@@ -77,9 +77,10 @@ def engine_method(
 ) -> Method:
     """Our decoding, timed until the last row has finished.
 
-    What drafters learn is kept for this method alone, since others see the same prompts.
+    Every prompt is read whole, and what drafters learn is kept for this method alone, since others
+    see the same prompts.
     """
-    engine = replace(engine, memory=Memory())
+    engine = replace(engine, memory=Memory(), batches=None)
 
     def run(batch: Batch) -> Answers:
         # As in transformers, no row of a batch may go on where the longest one cannot.

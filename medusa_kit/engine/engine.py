@@ -21,6 +21,7 @@ from medusa_kit.infer.cuda_graph.runner import GraphRunner
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.detokenize import StopStrings, TextStream, cut_at_stop, text_of
 from medusa_kit.infer.draft import Drafter, guessed_by, notes_of
+from medusa_kit.infer.kept_batches import KeptBatches
 from medusa_kit.infer.request import Row, make_row
 from medusa_kit.infer.self_check import TreeCheck
 from medusa_kit.infer.verifier import Verifier
@@ -57,6 +58,7 @@ class Engine:
     fallback: str | None = None  # in place of a drafter that reads heads where there are none
     heads_refused: str | None = None  # why heads that were found are not used
     graphs: GraphRunner | None = None  # runs whole steps on the device where it can
+    batches: KeptBatches | None = None  # of earlier calls, with what they have read; None: none
 
     @property
     def own_drafter(self) -> str:
@@ -125,7 +127,7 @@ class Engine:
         rows = [self._row(one, params, max_new_tokens, stops) for one in prompts]
         batch_size = min(batch_size, len(rows))
         built = self._drafter(drafter, drafter_options, batch_size, params)
-        for _ in decode(self.verifier, built, rows, self.graphs, batch_size):
+        for _ in decode(self.verifier, built, rows, self.graphs, batch_size, self.batches):
             pass
         results = [self._result(row, built, stops) for row in rows]
         return results[0] if single else results
@@ -154,7 +156,7 @@ class Engine:
         row = self._row(prompts[0], params, max_new_tokens, stops)
         built = self._drafter(drafter, drafter_options, 1, params)
         return Streaming(
-            lambda: decode(self.verifier, built, [row], self.graphs),
+            lambda: decode(self.verifier, built, [row], self.graphs, lender=self.batches),
             row,
             TextStream(self.base.tokenizer, stops),
             lambda: self._result(row, built, stops),
@@ -185,7 +187,9 @@ class Engine:
         self, prompt: Prompt, sampling: SamplingParams, max_new_tokens: int, stops: tuple[str, ...]
     ) -> Row:
         watcher = StopStrings(self.base.tokenizer, stops) if stops else None
-        return make_row(self.verifier, self.encode(prompt), sampling, max_new_tokens, watcher)
+        row = make_row(self.verifier, self.encode(prompt), sampling, max_new_tokens, watcher)
+        row.rounding_tolerance = self.rounding_tolerance
+        return row
 
     def _drafter(
         self,
@@ -246,6 +250,8 @@ class Engine:
             weights=self.weights,
             quantization=self.base.info.quantization,
             rounding_tolerance=self.rounding_tolerance,
+            cached_tokens=row.num_cached,
+            near_ties=row.near_ties,
         )
         reason = row.finish_reason or "cancelled"
         return GenerationResult(cut_at_stop(text, stops), list(row.token_ids), reason, stats)

@@ -31,6 +31,7 @@ from medusa_kit.infer.backends import prepare_backends
 from medusa_kit.infer.cpu.heads import install_native_heads
 from medusa_kit.infer.cpu.int8_weights import with_weights
 from medusa_kit.infer.cpu.verifier import NativeVerifier
+from medusa_kit.infer.kept_batches import KeptBatches
 from medusa_kit.settings.engine import (
     Attention,
     DrafterName,
@@ -39,6 +40,7 @@ from medusa_kit.settings.engine import (
     EngineOptions,
     Fallback,
     FixedShapes,
+    PrefixCache,
     Weights,
     all_options,
     check_names,
@@ -92,6 +94,7 @@ def load(
     drafter_options: Mapping[str, Any] | None = None,
     draft_model: str | BaseModel | None = None,
     fallback: Fallback | None = None,
+    prefix_cache: PrefixCache = "on",
 ) -> Engine:
     """An engine for the base model `name` (a Hub id, folder, GGUF file or the embedded one).
 
@@ -154,6 +157,7 @@ def build_engine(
         drafter_options=dict(options.drafter_options or {}),
         draft_model=options.draft_model,
         fallback=options.fallback,
+        batches=KeptBatches() if options.prefix_cache == "on" else None,
     )
     return with_heads(plain, options.heads, tree=options.tree, force=options.force)
 

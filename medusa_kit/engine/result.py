@@ -30,6 +30,9 @@ class GenerationStats:
     quantization: str | None = None  # of the base as loaded; the answer is the quantised model's
     # How far rounding may move a logit: with a top-2 margin below it the token may differ.
     rounding_tolerance: float = 0.0
+    cached_tokens: int = 0  # of the prompt's, which an earlier request had read
+    # Tokens with such a margin after a prompt that was not read anew; greedy rows only.
+    near_ties: int = 0
 
     @property
     def lossy(self) -> bool:

@@ -8,8 +8,10 @@ Shapes: B rows, N nodes of all their trees, D hidden.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import accumulate
+from typing import Protocol
 
 import torch
 
@@ -18,6 +20,7 @@ from medusa_kit.infer.cuda_graph.runner import GraphRunner
 from medusa_kit.infer.draft import Drafter, State, StepResult, flat_nodes, tell_end
 from medusa_kit.infer.group import Group
 from medusa_kit.infer.memory import explain_oom
+from medusa_kit.infer.prefixes import HeldPrefixes, weights_version
 from medusa_kit.infer.request import Emitted, Row
 from medusa_kit.infer.schedule import Schedule
 from medusa_kit.infer.tree_cache import TreeCache
@@ -31,9 +34,11 @@ def decode(
     rows: Sequence[Row],
     graphs: GraphRunner | None = None,
     max_rows: int | None = None,
+    lender: "Lender | None" = None,
 ) -> Iterator[Emitted]:
     """Decode rows until all have finished, at most `max_rows` of them together; yields what each
-    step emitted. `graphs`: runs whole steps on the device, where it can.
+    step emitted. `graphs`: runs whole steps on the device, where it can. `lender`: has batches of
+    earlier requests, which may hold what prompts begin with.
 
     Raises DeviceMemoryError where an accelerator's memory is too small; a smaller request works.
     """
@@ -42,20 +47,39 @@ def decode(
     with explain_oom(verifier.base, max_rows, drafter.num_nodes, num_slots):
         if graphs is not None:
             rows = yield from decode_on_device(graphs, verifier, drafter, rows, max_rows)
-        batch = Batch(verifier, max_rows, num_slots, graphs=graphs)
-        for row in rows:
-            batch.add(row, drafter)
-        while batch.num_rows:
-            if emitted := batch.step():
-                yield emitted
+        if not rows:
+            return
+        prompts = [row.prompt_ids for row in rows]
+        lend = lender.borrowed if lender is not None else _new_batch
+        with lend(verifier, prompts, max_rows, num_slots, graphs) as batch:
+            for row in rows:
+                batch.add(row, drafter)
+            while batch.num_rows:
+                if emitted := batch.step():
+                    yield emitted
+
+
+class Lender(Protocol):
+    """Lends batches (kept_batches.py)."""
+
+    def borrowed(
+        self,
+        verifier: Verifier,
+        prompts: Sequence[Sequence[int]],
+        max_rows: int,
+        num_slots: int,
+        graphs: GraphRunner | None,
+    ) -> "AbstractContextManager[Batch]":
+        """A batch for at most `max_rows` rows at once, which may hold what prompts begin with."""
 
 
 class Batch:
-    """Rows that are decoded together, in at most `max_rows` places. One thread owns it.
+    """Rows that are decoded together, at most `max_rows` of them. One thread owns it.
 
     `num_slots`: tokens and nodes that a row may have; more is made room for as rows are added.
     `prompt_budget`: tokens of prompts that are read between two steps while rows run; None: all.
-    `graphs`: gives back memory where there is too little for prompts.
+    `graphs`: gives back memory where there is too little for prompts. `reuse_prefixes`: what a
+    place still holds of an earlier row is not read again for a prompt that begins with it.
     """
 
     def __init__(
@@ -65,9 +89,12 @@ class Batch:
         num_slots: int = 0,
         prompt_budget: int | None = None,
         graphs: GraphRunner | None = None,
+        reuse_prefixes: bool = True,
     ) -> None:
-        self.verifier, self._graphs = verifier, graphs
+        self.verifier, self._graphs, self._reuse = verifier, graphs, reuse_prefixes
+        self.weights_version = weights_version(verifier.base.model)
         self.cache: TreeCache = verifier.new_cache(max_rows, num_slots)
+        self.held = HeldPrefixes(max_rows)
         self._schedule: Schedule[Row] = Schedule(max_rows, prompt_budget)
         self._longest = self._most_nodes = 1
         self._drafters: dict[Row, Drafter] = {}
@@ -87,6 +114,23 @@ class Batch:
             self.cache.grow(needed)
         self._drafters[row] = drafter
         self._schedule.add(row, len(row.prompt_ids))
+
+    def grow(self, num_slots: int, num_places: int) -> None:
+        """Make room for longer rows, and for more of them."""
+        new = num_places - len(self.cache.lengths)
+        self.cache.grow(num_slots, num_places)
+        self.held.add_places(new)
+        self._schedule.add_places(new)
+
+    def use(self, max_rows: int) -> None:
+        """Decode at most so many rows at once from now on."""
+        self._schedule.max_rows = max_rows
+
+    def clear(self) -> None:
+        """Cancel every row; what they hold stays for others."""
+        for row in self._drafters:
+            self.cancel(row)
+        self._let_go()
 
     def cancel(self, row: Row) -> None:
         """End a row here; it keeps what it has emitted."""
@@ -108,8 +152,10 @@ class Batch:
         gone = [row for row in self._drafters if row.finish_reason is not None]
         if not gone:
             return
+        texts = self._texts()
         for row in gone:
-            self._schedule.leave(row)
+            if (place := self._schedule.leave(row)) is not None:
+                self.held.leave(place, texts.get(row, row.prompt_ids)[: self.cache.lengths[place]])
         for key, group in list(self._groups.items()):
             if any(row.finish_reason is not None for row in group.rows):
                 group.let_go()
@@ -123,9 +169,8 @@ class Batch:
 
     def _read_prompts(self) -> Emitted:
         """The first token of each row whose prompt has been read to its end."""
-        for row, place in self._schedule.admit():
+        for row, _ in self._schedule.admit(self._place_for):
             row.begin(self.verifier.steps_run_by, self.verifier.attention)
-            self.cache.clear_row(place)
         emitted: Emitted = []
         left = self._schedule.prompt_budget if self._groups else None
         while left is None or left > 0:
@@ -142,9 +187,36 @@ class Batch:
                 if piece.is_last:
                     row = piece.key
                     root = row.chooser.choose(logits_BV[index], row.prompt_ids)
+                    row.note_near_ties(logits_BV[index : index + 1])
                     emitted.append((row, row.take([root])))
                     self._begin(row, root, hidden_BD[index : index + 1])
         return emitted
+
+    def _place_for(self, row: Row, free: Sequence[int]) -> tuple[int, int]:
+        """(where to put a row, tokens of its prompt that the cache holds there)."""
+        if not self._reuse:
+            self.cache.keep_first(min(free), 0)
+            return min(free), 0
+        texts = self._texts()
+        running = {
+            self._schedule.place_of(one): text[: self.cache.lengths[self._schedule.place_of(one)]]
+            for one, text in texts.items()
+        }
+        start = self.held.start(row.prompt_ids, free, running)
+        if start.source is not None:
+            self.cache.copy_first(start.source, start.place, start.length)
+        else:
+            self.cache.keep_first(start.place, start.length)
+        row.num_cached = start.length
+        return start.place, start.length
+
+    def _texts(self) -> dict[Row, list[int]]:
+        """Prompt and committed tokens of the rows that run."""
+        return {
+            row: group.state.tokens[index]
+            for group in self._groups.values()
+            for index, row in enumerate(group.rows)
+        }
 
     def _begin(self, row: Row, root: int, hidden_1D: torch.Tensor) -> None:
         self._schedule.begin(row)
@@ -189,6 +261,17 @@ class Batch:
     @property
     def _last_position(self) -> int:
         return self.verifier.base.info.context_length - 1
+
+
+@contextmanager
+def _new_batch(
+    verifier: Verifier,
+    prompts: Sequence[Sequence[int]],
+    max_rows: int,
+    num_slots: int,
+    graphs: GraphRunner | None,
+) -> Iterator[Batch]:
+    yield Batch(verifier, max_rows, num_slots, graphs=graphs, reuse_prefixes=False)
 
 
 def _split(values: list[int], counts: Sequence[int]) -> list[list[int]]:

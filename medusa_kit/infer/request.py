@@ -1,8 +1,13 @@
-"""One request and its state while it is decoded."""
+"""One request and its state while it is decoded.
+
+Shapes: N nodes, V vocabulary.
+"""
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+
+from torch import Tensor
 
 from medusa_kit.errors import ConfigError, ContextLengthError, check_count
 from medusa_kit.infer.accept.token_choice import TokenChooser
@@ -31,6 +36,9 @@ class Row:
     num_guessed: int = 0  # of the newest step's tokens: these came first, from a drafter
     steps_run_by: str = "torch"
     attention: AttentionChoice | None = None  # of its steps, once there are any
+    rounding_tolerance: float = 0.0  # a smaller margin between the likeliest tokens is a near-tie
+    near_ties: int = 0  # of tokens chosen after a prompt part of which an earlier row had read
+    num_cached: int = 0  # first tokens of the prompt that an earlier row had left in the cache
     seconds: float = 0.0
     first_seconds: float = 0.0
     _started: float | None = None
@@ -68,6 +76,13 @@ class Row:
     def text_ids(self, tokens: Sequence[int]) -> list[int]:
         """Those of these tokens that belong to the answer's text: all but the stop tokens."""
         return [token for token in tokens if token not in self.stop_ids]
+
+    def note_near_ties(self, logits_NV: Tensor) -> None:
+        """Count tokens that rounding may have decided, where part of the prompt was not read anew.
+        Greedy rows only: a draw has margins of its own."""
+        if self.num_cached and self.chooser.takes_argmax:
+            best_N2 = logits_NV.topk(2, dim=-1).values
+            self.near_ties += int((best_N2[:, 0] - best_N2[:, 1] < self.rounding_tolerance).sum())
 
     def count_step(self, num_emitted: int, path_length: int) -> None:
         """Of a step that was cut, only accepted nodes that were emitted count."""

@@ -6,7 +6,7 @@ while other rows run, which bounds the time between their tokens.
 """
 
 from collections import deque
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -33,11 +33,12 @@ class Piece(Generic[K]):
 
 
 class Schedule(Generic[K]):
-    """`max_rows`: places, each for one row that reads its prompt or runs. `prompt_budget`: tokens
-    of prompts that may be read between two steps while rows run; None: all there are."""
+    """`max_rows`: rows that may read their prompts or run at once, each in a place of its own.
+    `prompt_budget`: tokens of prompts that may be read between two steps while rows run; None: all
+    there are."""
 
     def __init__(self, max_rows: int, prompt_budget: int | None = None) -> None:
-        self.prompt_budget = prompt_budget
+        self.max_rows, self.prompt_budget = max_rows, prompt_budget
         self._free = list(range(max_rows))
         self._waiting: deque[_Prompt[K]] = deque()
         self._reading: deque[_Prompt[K]] = deque()
@@ -51,16 +52,29 @@ class Schedule(Generic[K]):
     def add(self, key: K, prompt_length: int) -> None:
         self._waiting.append(_Prompt(key, prompt_length))
 
-    def admit(self) -> list[tuple[K, int]]:
-        """Give free places to those that wait: (key, place) of each. The lowest places go first."""
+    def add_places(self, count: int) -> None:
+        """New places, numbered after those that are there."""
+        first = len(self._free) + self._num_served
+        self._free += range(first, first + count)
+
+    def admit(self, choose: Callable[[K, Sequence[int]], tuple[int, int]]) -> list[tuple[K, int]]:
+        """Give free places to those that wait: (key, place) of each.
+
+        `choose(key, free places)` says which, and how many tokens of its prompt lie there already,
+        less than all of them.
+        """
         admitted = []
-        while self._waiting and self._free:
+        while self._waiting and self._free and self._num_served < self.max_rows:
             prompt = self._waiting.popleft()
-            prompt.place = min(self._free)
+            prompt.place, prompt.read = choose(prompt.key, self._free)
             self._free.remove(prompt.place)
             self._reading.append(prompt)
             admitted.append((prompt.key, prompt.place))
         return admitted
+
+    @property
+    def _num_served(self) -> int:
+        return len(self._reading) + len(self._running)
 
     def pieces(self, most: int) -> list[Piece[K]]:
         """What to read next, at most so many tokens at once: of the earliest prompt, then of those
@@ -86,8 +100,8 @@ class Schedule(Generic[K]):
         """The place of a row that runs."""
         return self._running[key]
 
-    def leave(self, key: K) -> None:
-        """Forget a row, wherever it is, and free its place."""
+    def leave(self, key: K) -> int | None:
+        """Forget a row, wherever it is, and free its place, which is returned if it had one."""
         place = self._running.pop(key, None)
         for queue in (self._waiting, self._reading):
             for prompt in [one for one in queue if one.key == key]:
@@ -95,3 +109,4 @@ class Schedule(Generic[K]):
                 place = prompt.place if prompt.place >= 0 else place
         if place is not None:
             self._free.append(place)
+        return place

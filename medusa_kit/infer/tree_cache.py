@@ -175,15 +175,32 @@ class TreeCache(Cache):
             self.lengths[row] += len(nodes)
 
     @torch.inference_mode()
-    def clear_row(self, row: int) -> None:
-        """Forget all of a row. Its slots are zeroed: numbers that are hidden are still multiplied
-        by 0, which leaves NaN what it is."""
-        self.lengths[row] = 0
+    def keep_first(self, row: int, length: int) -> None:
+        """Forget all of a row but its first tokens. The other slots are zeroed: numbers that are
+        hidden are still multiplied by 0, and NaN times 0 is NaN."""
+        self.lengths[row] = length
         if self._block is not None:
-            self._block[:, :, row].zero_()
+            self._block[:, :, row, :, length:].zero_()
         for pair in self._strays:
             for tensor in pair:
-                tensor[row].zero_()
+                tensor[row, :, length:].zero_()
+
+    @torch.inference_mode()
+    def copy_first(self, source: int, target: int, length: int) -> None:
+        """Let row `target` begin with the first tokens of row `source`, and hold nothing else."""
+        if self._block is not None:
+            self._block[:, :, target, :, :length] = self._block[:, :, source, :, :length]
+        for pair in self._strays:
+            for tensor in pair:
+                tensor[target, :, :length] = tensor[source, :, :length]
+        self.keep_first(target, length)
+
+    @property
+    def num_bytes(self) -> int:
+        """Of keys and values."""
+        tensors = [tensor for pair in self._strays for tensor in pair]
+        tensors += [] if self._block is None else [self._block]
+        return sum(tensor.nbytes for tensor in tensors)
 
     def _move(self, moves: Sequence[Sequence[tuple[int, int]]]) -> None:
         """Copy slots of each row, all rows at once: (from, to)."""

@@ -21,6 +21,7 @@ DType = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 Weights = Literal["checkpoint", "int8"]
 Attention = Literal["auto", "sdpa", "flash", "triton"]
 FixedShapes = Literal["auto", "always", "never"]
+PrefixCache = Literal["on", "off"]
 DrafterName = Literal["auto", "medusa", "draft-model", "prompt-lookup", "suffix", "lookahead",
                       "recycling", "combined", "none"]  # fmt: skip
 Fallback = Literal["draft-model", "prompt-lookup", "suffix", "none"]
@@ -64,6 +65,11 @@ class EngineOptions:
         "Greedy steps whole on the device: auto (on CUDA, as a CUDA graph), always or never.",
     ] = "auto"
     compiled: Annotated[bool, "torch.compile the forward of steps of fixed shapes."] = False
+    prefix_cache: Annotated[
+        PrefixCache,
+        "on: a prompt that begins as an earlier conversation did is read from where they part; "
+        "off: every prompt is read whole.",
+    ] = "on"
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

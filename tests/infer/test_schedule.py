@@ -31,7 +31,7 @@ class Run:
         for prompt, answer in self.arrivals[number] if number < len(self.arrivals) else ():
             self.schedule.add(len(self.lengths), prompt)
             self.lengths.append((prompt, answer))
-        for key, place in self.schedule.admit():
+        for key, place in self.schedule.admit(lambda key, free: (min(free), 0)):
             assert place not in self.places.values(), "two rows in one place"
             self.places[key] = place
             self.read[key] = 0
@@ -115,13 +115,12 @@ def test_rows_that_run_wait_for_one_piece_at_most() -> None:
     assert run.first_tokens == [0, 1]
 
 
-def test_the_lowest_place_goes_first() -> None:
+def test_places_are_chosen_by_whom_they_are_for() -> None:
     schedule: Schedule[str] = Schedule(3)
     for name in "abcd":
         schedule.add(name, 1)
-    assert schedule.admit() == [("a", 0), ("b", 1), ("c", 2)]
-    for name in "bc":
-        schedule.leave(name)
-    assert schedule.admit() == [("d", 1)]
+    assert schedule.admit(lambda key, free: (min(free), 0)) == [("a", 0), ("b", 1), ("c", 2)]
+    assert [schedule.leave(name) for name in "bc"] == [1, 2]
+    assert schedule.admit(lambda key, free: (max(free), 0)) == [("d", 2)]
     with pytest.raises(KeyError):
         schedule.place_of("d")  # its prompt has not been read

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit.infer.draft import ROOT, UNUSED, Draft, Topology
+from medusa_kit.infer.prefixes import common_length
 from medusa_kit.infer.transfer import to_device
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.verifier import Verifier
@@ -139,15 +140,3 @@ class DraftRunner:
 @lru_cache(maxsize=256)
 def _topology(parents: tuple[int, ...], device: torch.device) -> Topology:
     return Topology.from_parents(parents, device)
-
-
-def common_length(first: Sequence[int], second: Sequence[int]) -> int:
-    """The length of the common beginning of two texts; both are lists or slices of lists."""
-    least, most = 0, min(len(first), len(second))
-    while least < most:
-        middle = (least + most + 1) // 2
-        if first[least:middle] == second[least:middle]:
-            least = middle
-        else:
-            most = middle - 1
-    return least

@@ -1,0 +1,159 @@
+"""What an earlier request has read is not read again, and changes no token."""
+
+import threading
+
+import pytest
+import torch
+from support.small_engines import engine_with_heads, lively_chat_base, random_prompt
+from support.tiny_models import tiny_base
+
+from medusa_kit.engine.engine import Engine
+from medusa_kit.infer.kept_batches import KeptBatches
+from medusa_kit.infer.prefixes import HeldPrefixes, Start, common_length
+
+FAMILIES = ["llama-tied", "gemma3", "gpt2", "gemma2"]  # the first two in C++, where it can be built
+
+
+def plain(engine: Engine, prompt: list[int], tokens: int) -> list[int]:
+    with torch.no_grad():
+        out_1T = engine.base.model.generate(
+            torch.tensor([prompt]), max_new_tokens=tokens, do_sample=False,
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        )  # fmt: skip
+    return out_1T[0, len(prompt) :].tolist()
+
+
+def engine_for(family: str) -> Engine:
+    engine = engine_with_heads(tiny_base(family))
+    engine.base.model.generation_config.eos_token_id = None
+    return engine
+
+
+@pytest.mark.parametrize("drafter", ["none", "medusa", "auto"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_conversation_is_read_once(family: str, drafter: str) -> None:
+    engine, text, before = engine_for(family), random_prompt(20, 1), list[int]()
+    for turn in range(3):
+        result = engine.generate(text, max_new_tokens=9, drafter=drafter)
+        assert result.token_ids == plain(engine, text, 9)
+        # The last token of the turn before has been read only where it was the middle of a path.
+        assert result.stats.cached_tokens in (len(before), max(len(before) - 1, 0))
+        before = [*text, *result.token_ids]
+        text = [*before, *random_prompt(5, turn)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_another_end_is_read_from_where_texts_part(family: str) -> None:
+    engine, shared = engine_for(family), random_prompt(15, 2)
+    engine.generate([*shared, 3, 4, 5], max_new_tokens=8)
+    result = engine.generate([*shared, 6, 7], max_new_tokens=8)
+    assert result.stats.cached_tokens == 15
+    assert result.token_ids == plain(engine, [*shared, 6, 7], 8)
+    again = engine.generate([*shared, 6, 7], max_new_tokens=8)
+    assert again.stats.cached_tokens == 16  # the last token of a prompt is always read
+    assert again.token_ids == result.token_ids
+
+
+def test_a_prefix_in_use_is_copied() -> None:
+    """Rows of one call that begin alike: all but the first take what it has read."""
+    engine, shared = engine_for("llama-tied"), random_prompt(30, 3)
+    prompts = [[*shared, *random_prompt(4, seed)] for seed in range(4)]
+    results = engine.generate(prompts, max_new_tokens=7, batch_size=2)
+    assert [result.token_ids for result in results] == [plain(engine, p, 7) for p in prompts]
+    assert results[0].stats.cached_tokens == 0
+    assert min(result.stats.cached_tokens for result in results[2:]) >= 30
+
+
+def test_off_reads_everything() -> None:
+    engine = engine_for("llama-tied")
+    engine.batches = None
+    for _ in range(2):
+        assert engine.generate(random_prompt(9, 1), max_new_tokens=5).stats.cached_tokens == 0
+
+
+def test_weights_that_change_make_what_was_read_worthless() -> None:
+    engine, prompt = engine_for("gpt2"), random_prompt(12, 4)
+    engine.generate(prompt, max_new_tokens=6)
+    with torch.no_grad():
+        engine.base.model.transformer.h[0].attn.c_attn.weight.mul_(-1.5)
+    result = engine.generate(prompt, max_new_tokens=6)
+    assert result.stats.cached_tokens == 0
+    assert result.token_ids == plain(engine, prompt, 6)
+
+
+def test_a_stream_that_is_dropped_leaves_what_it_has_read() -> None:
+    engine = engine_with_heads(lively_chat_base())
+    prompt = engine.encode("Tell me about rivers.")
+    stream = engine.stream(prompt, max_new_tokens=40)
+    next(stream)
+    next(stream)
+    stream.close()
+    assert engine.generate(prompt, max_new_tokens=4).stats.cached_tokens == len(prompt) - 1
+
+
+def test_threads_take_batches_of_their_own() -> None:
+    engine = engine_for("llama-tied")
+    prompts = [random_prompt(10 + seed, seed) for seed in range(4)]
+    expected = [plain(engine, prompt, 12) for prompt in prompts]
+    wrong: list[int] = []
+
+    def ask(index: int) -> None:
+        for _ in range(5):
+            if engine.generate(prompts[index], max_new_tokens=12).token_ids != expected[index]:
+                wrong.append(index)
+
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_what_is_kept_is_bounded() -> None:
+    engine = engine_for("llama-tied")
+    engine.generate(random_prompt(9, 1), max_new_tokens=5)
+    assert engine.batches is not None
+    (batch,) = engine.batches._idle
+    engine.batches = KeptBatches(most_bytes=batch.cache.num_bytes - 1)
+    for _ in range(2):
+        assert engine.generate(random_prompt(9, 1), max_new_tokens=5).stats.cached_tokens == 0
+    assert not engine.batches._idle
+
+
+def test_a_batch_serves_more_rows_and_longer_ones_later() -> None:
+    engine = engine_for("llama-tied")
+    prompts = [random_prompt(n, n) for n in (6, 30, 11)]
+    for some in ([prompts[0]], prompts, [prompts[1]]):
+        results = engine.generate(some, max_new_tokens=10, batch_size=3)
+        assert [r.token_ids for r in results] == [plain(engine, p, 10) for p in some]
+    assert results[0].stats.cached_tokens == 29
+
+
+def test_near_ties_are_counted_where_a_prefix_was_reused() -> None:
+    engine, prompt = engine_for("llama-tied"), random_prompt(12, 5)
+    assert engine.generate(prompt, max_new_tokens=8).stats.near_ties == 0
+    assert engine.generate(prompt, max_new_tokens=8).stats.near_ties == 0
+    object.__setattr__(engine.check, "rounding_tolerance", 1e9)  # every margin is below this
+    assert engine.generate(prompt, max_new_tokens=8).stats.near_ties == 8
+    assert engine.generate(prompt, max_new_tokens=8, temperature=1.0).stats.near_ties == 0
+
+
+def test_the_place_that_holds_most_of_a_prompt_else_the_oldest() -> None:
+    held = HeldPrefixes(3)
+    assert held.start([1, 2, 3], [0, 1, 2], {}) == Start(0, 0)
+    held.leave(0, [1, 2, 3, 4])
+    held.leave(1, [1, 2, 9])
+    assert held.start([1, 2, 3, 5], [0, 1, 2], {}) == Start(0, 3)
+    assert held.start([1, 2, 3], [0, 1, 2], {}) == Start(0, 2)  # one is left to read
+    assert held.start([7, 7], [0, 1, 2], {}) == Start(2, 0)  # never used
+    assert held.start([7, 7], [0, 1], {}) == Start(0, 0)  # used longest ago
+    long = list(range(40))
+    assert held.start([*long, 1], [1, 2], {0: long}) == Start(2, 40, 0)
+    assert held.start([*long[:9], 1], [1, 2], {0: long[:9]}) == Start(2, 0)  # as fast to read
+
+
+def test_common_length() -> None:
+    assert common_length([], [1]) == 0
+    assert common_length([1, 2, 3], [1, 2]) == 2
+    assert common_length([1, 2, 3, 4], [1, 2, 4, 4]) == 2
