@@ -27,12 +27,12 @@ from medusa_kit.drafters import draft_with
 from medusa_kit.drafters.heads import dynamic
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.engine.engine import Engine
-from medusa_kit.infer import decode as loop
 from medusa_kit.infer.cpu.mkl_linear import pack_for_rows
 from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.cuda_graph.step import GraphStep
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Drafter
+from medusa_kit.infer.group import Group
 from medusa_kit.infer.request import Row, make_row
 from medusa_kit.infer.tree_cache import TreeCache, TreeCacheLayer
 from medusa_kit.settings.sampling import SamplingParams
@@ -215,13 +215,13 @@ def watched(engine: Engine, drafter: Drafter, watch: Stopwatch) -> Iterator[None
         (verifier.attention, "attend", ATTENTION),
         (TreeCacheLayer, "update", CACHE),
         (TreeCache, "commit", CACHE),
-        (loop, "_accept_rows", ACCEPT),
+        (Group, "accept", ACCEPT),
         (GraphStep, "run", DEVICE),
     ]
     if engine.heads is not None:
         places += [(engine.heads, name, HEADS) for name in ("candidates", "candidates_after")]
     if isinstance(verifier, NativeVerifier):
-        places.append((verifier.native, "forward", NATIVE))
+        places.append((verifier.native, "score", NATIVE))
     places += [(layer, "forward", LINEAR) for layer in _linear_layers(verifier.base.model)]
     with ExitStack() as stack:
         for owner, name, part in places:

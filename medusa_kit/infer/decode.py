@@ -24,6 +24,7 @@ from medusa_kit.infer.prefixes import HeldPrefixes, weights_version
 from medusa_kit.infer.request import Emitted, Row
 from medusa_kit.infer.schedule import Schedule
 from medusa_kit.infer.tree_cache import TreeCache
+from medusa_kit.infer.tree_step import RaggedScores
 from medusa_kit.infer.verifier import Verifier
 
 
@@ -187,7 +188,9 @@ class Batch:
                 if piece.is_last:
                     row = piece.key
                     root = row.chooser.choose(logits_BV[index], row.prompt_ids)
-                    row.note_near_ties(logits_BV[index : index + 1])
+                    if row.counts_near_ties:
+                        scores = RaggedScores(hidden_BD, logits_BV[index : index + 1])
+                        row.near_ties += int(scores.near_ties(row.rounding_tolerance))
                     emitted.append((row, row.take([root])))
                     self._begin(row, root, hidden_BD[index : index + 1])
         return emitted
@@ -233,11 +236,16 @@ class Batch:
         places = [self._schedule.place_of(row) for row in rows]
         nodes = flat_nodes(drafts)
         scores = self.verifier.score_trees(self.cache, nodes, places)
-        counts, likeliest = nodes.counts, None
-        if any(row.chooser.takes_argmax for row in rows):  # all that is read, in one transfer
-            read = torch.stack([nodes.tokens_N, scores.likeliest()]).tolist()
-            likeliest = _split(read[1], counts)
-        tokens = _split(read[0] if likeliest else nodes.tokens_N.tolist(), counts)
+        counts, wanted = nodes.counts, [nodes.tokens_N]
+        if any(row.chooser.takes_argmax for row in rows):
+            wanted.append(scores.likeliest())
+        if any(row.counts_near_ties for row in rows):
+            wanted.append(scores.near_ties(max(row.rounding_tolerance for row in rows)))
+        read = torch.stack(wanted).tolist()  # in one transfer
+        tokens, likeliest, near_ties = (
+            _split(read[i], counts) if i < len(read) else None for i in range(3)
+        )
+        assert tokens is not None
         hidden, logits = scores.hidden_ND.split(counts), scores.logits_NV.split(counts)
         ranked = None if scores.ranked_NR is None else scores.ranked_NR.split(counts)
         kept, emitted, first = list[list[int]](), list(), 0
@@ -248,6 +256,11 @@ class Batch:
                 draft, tokens[own], logits[own], likeliest and likeliest[own], self._last_position
             )
             kept += [[0, *path] for path in paths]
+            for row, path, near in zip(
+                group.rows, paths, near_ties[own] if near_ties else [], strict=False
+            ):
+                if row.counts_near_ties:
+                    row.near_ties += sum(near[node] for node in [0, *path])
             emitted += group.go_on(
                 StepResult(
                     draft, paths, roots, hidden[own], logits[own],

@@ -64,8 +64,6 @@ class Group:
                 draft.distributions[index] if draft.distributions else {},
             )
             path, root = tree.accept(last_position - len(committed))
-            if row.num_cached:
-                row.note_near_ties(logits[index][[0, *path]])
             paths.append(path)
             next_roots.append(root)
         return paths, next_roots

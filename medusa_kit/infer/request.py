@@ -1,13 +1,8 @@
-"""One request and its state while it is decoded.
-
-Shapes: N nodes, V vocabulary.
-"""
+"""One request and its state while it is decoded."""
 
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-from torch import Tensor
 
 from medusa_kit.errors import ConfigError, ContextLengthError, check_count
 from medusa_kit.infer.accept.token_choice import TokenChooser
@@ -77,12 +72,11 @@ class Row:
         """Those of these tokens that belong to the answer's text: all but the stop tokens."""
         return [token for token in tokens if token not in self.stop_ids]
 
-    def note_near_ties(self, logits_NV: Tensor) -> None:
-        """Count tokens that rounding may have decided, where part of the prompt was not read anew.
-        Greedy rows only: a draw has margins of its own."""
-        if self.num_cached and self.chooser.takes_argmax:
-            best_N2 = logits_NV.topk(2, dim=-1).values
-            self.near_ties += int((best_N2[:, 0] - best_N2[:, 1] < self.rounding_tolerance).sum())
+    @property
+    def counts_near_ties(self) -> bool:
+        """Whether rounding may have decided tokens, since part of the prompt was not read anew. A
+        draw has margins of its own."""
+        return self.num_cached > 0 and self.chooser.takes_argmax
 
     def count_step(self, num_emitted: int, path_length: int) -> None:
         """Of a step that was cut, only accepted nodes that were emitted count."""

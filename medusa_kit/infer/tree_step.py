@@ -197,6 +197,14 @@ class RaggedScores:
         """The likeliest token after each node [N]."""
         return self.logits_NV.argmax(-1) if self.ranked_NR is None else self.ranked_NR[:, 0]
 
+    def near_ties(self, tolerance: float) -> Tensor:
+        """Whether the likeliest two tokens after a node are closer than that, 0 or 1 [N]."""
+        if self.ranked_NR is None:
+            best_N2 = self.logits_NV.topk(2, dim=-1).values
+        else:
+            best_N2 = self.logits_NV.gather(1, self.ranked_NR[:, :2])
+        return (best_N2[:, 0] - best_N2[:, 1] < tolerance).long()
+
 
 class StepHolder:
     """The step that the current thread is running on a model, or None. Each model has one holder.

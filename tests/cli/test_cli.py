@@ -357,7 +357,7 @@ def test_an_interrupted_data_generate_says_how_to_go_on(
     def interrupt(*args: Any, **options: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("medusa_kit.distill.generate._answer_batch", interrupt)
+    monkeypatch.setattr("medusa_kit.distill.generate.decode", interrupt)
     code, out, err = run("data", "generate", prompts, "-o", tmp_path / "a.jsonl", *MODEL)
     assert (code, out) == (130, "")
     assert "warning: stopped; " in err

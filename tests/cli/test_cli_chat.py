@@ -133,7 +133,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(
 def test_comparing_with_an_answer_stopped_before_its_first_token(
     chat: Talk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupt(*args: Any) -> Any:
+    def interrupt(*args: Any, **options: Any) -> Any:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("medusa_kit.engine.engine.decode", interrupt)

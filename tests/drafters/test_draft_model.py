@@ -102,7 +102,9 @@ def test_rows_that_leave_and_advance_apart_keep_their_own_caches(
     steps it takes alone. The draft's cache is too small at first and grows."""
     grown: list[int] = []
     grow = TreeCache.grow
-    monkeypatch.setattr(TreeCache, "grow", lambda cache, n: (grown.append(n), grow(cache, n)))
+    monkeypatch.setattr(
+        TreeCache, "grow", lambda cache, n, *rows: (grown.append(n), grow(cache, n, *rows))
+    )
     monkeypatch.setattr(draft_runner, "ROOM", 1)
     engine = build_engine(endless_base(8))
     draft = endless_base(8)

@@ -17,12 +17,12 @@ from medusa_kit.base.model import wrap_model
 from medusa_kit.drafters import plain
 from medusa_kit.drafters.heads import medusa
 from medusa_kit.heads import kinds
-from medusa_kit.infer import decode, transfer, tree_cache, tree_step, verifier
 from medusa_kit.infer import draft as base
+from medusa_kit.infer import transfer, tree_cache, tree_step, verifier
 from medusa_kit.infer.cpu import kernels
 
 READS = ("tolist", "item", "numpy", "__bool__", "__int__", "__float__", "__index__")
-SENDERS = (decode, tree_cache, tree_step, verifier, base, medusa, plain)
+SENDERS = (tree_cache, tree_step, verifier, base, medusa, plain)
 
 
 @pytest.fixture

@@ -286,16 +286,17 @@ def test_a_step_that_cannot_be_made_holds_no_memory(
 def test_memory_is_taken_from_caches_of_earlier_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """The loop's caches, which wait for a collection, where no step waits."""
     engine, graphs = static_engine()
-    prefill, caches = Verifier.prefill, list[weakref.ref[Any]]()
+    engine.batches = None
+    read, caches = Verifier.read_prompts, list[weakref.ref[Any]]()
 
-    def with_room_for_one(self: Verifier, cache: Any, prompts: Any) -> Any:
+    def with_room_for_one(self: Verifier, cache: Any, *prompts: Any) -> Any:
         if any(earlier() is not None for earlier in caches):
             raise torch.OutOfMemoryError("CUDA out of memory.")
-        result = prefill(self, cache, prompts)
+        result = read(self, cache, *prompts)
         caches.append(weakref.ref(cache))
         return result
 
-    monkeypatch.setattr(Verifier, "prefill", with_room_for_one)
+    monkeypatch.setattr(Verifier, "read_prompts", with_room_for_one)
     gc.disable()
     try:
         for _ in range(2):
