@@ -10,15 +10,14 @@ Shapes: B rows, N nodes of all their trees, D hidden.
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from itertools import accumulate
 from typing import Protocol
 
 import torch
 
 from medusa_kit.infer.cuda_graph.decode import decode_on_device
 from medusa_kit.infer.cuda_graph.runner import GraphRunner
-from medusa_kit.infer.draft import Drafter, State, StepResult, flat_nodes, tell_end
-from medusa_kit.infer.group import Group
+from medusa_kit.infer.draft import Drafter, State, flat_nodes, tell_end
+from medusa_kit.infer.group import Group, by_row
 from medusa_kit.infer.memory import explain_oom
 from medusa_kit.infer.prefixes import HeldPrefixes, weights_version
 from medusa_kit.infer.request import Emitted, Row
@@ -236,38 +235,14 @@ class Batch:
         places = [self._schedule.place_of(row) for row in rows]
         nodes = flat_nodes(drafts)
         scores = self.verifier.score_trees(self.cache, nodes, places)
-        counts, wanted = nodes.counts, [nodes.tokens_N]
-        if any(row.chooser.takes_argmax for row in rows):
-            wanted.append(scores.likeliest())
-        if any(row.counts_near_ties for row in rows):
-            wanted.append(scores.near_ties(max(row.rounding_tolerance for row in rows)))
-        read = torch.stack(wanted).tolist()  # in one transfer
-        tokens, likeliest, near_ties = (
-            _split(read[i], counts) if i < len(read) else None for i in range(3)
-        )
-        assert tokens is not None
-        hidden, logits = scores.hidden_ND.split(counts), scores.logits_NV.split(counts)
-        ranked = None if scores.ranked_NR is None else scores.ranked_NR.split(counts)
+        scored = by_row(nodes, scores, rows)
         kept, emitted, first = list[list[int]](), list(), 0
         for group, draft in zip(groups, drafts, strict=True):
-            own = slice(first, first + len(group.rows))
-            first = own.stop
-            paths, roots = group.accept(
-                draft, tokens[own], logits[own], likeliest and likeliest[own], self._last_position
-            )
-            kept += [[0, *path] for path in paths]
-            for row, path, near in zip(
-                group.rows, paths, near_ties[own] if near_ties else [], strict=False
-            ):
-                if row.counts_near_ties:
-                    row.near_ties += sum(near[node] for node in [0, *path])
-            emitted += group.go_on(
-                StepResult(
-                    draft, paths, roots, hidden[own], logits[own],
-                    likeliest and likeliest[own], ranked and ranked[own],
-                ),
-                tokens[own],
-            )  # fmt: skip
+            own = scored[first : first + len(group.rows)]
+            first += len(own)
+            step = group.accept(draft, own, self._last_position)
+            kept += [[0, *path] for path in step.paths]
+            emitted += group.go_on(step, own)
         self.cache.commit(kept, places)
         return emitted
 
@@ -285,9 +260,3 @@ def _new_batch(
     graphs: GraphRunner | None,
 ) -> Iterator[Batch]:
     yield Batch(verifier, max_rows, num_slots, graphs=graphs, reuse_prefixes=False)
-
-
-def _split(values: list[int], counts: Sequence[int]) -> list[list[int]]:
-    """The values of each row."""
-    ends = list(accumulate(counts))
-    return [values[end - count : end] for end, count in zip(ends, counts, strict=True)]

@@ -1,15 +1,22 @@
 """Rows that draft together, by one drafter, and where they stand.
 
-Shapes: B rows, N nodes of a row, V vocabulary.
+Shapes: B rows, N nodes (of all rows, in ScoredRow of one), D hidden, V vocabulary, R likeliest
+tokens.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from medusa_kit.infer.accept.rows import ScoredTree
 from medusa_kit.infer.draft import Draft, Drafter, State, StepResult
 from medusa_kit.infer.request import Emitted, Row
+from medusa_kit.infer.tree_step import Nodes, RaggedScores
+
+T = TypeVar("T")
 
 
 class Group:
@@ -41,45 +48,92 @@ class Group:
     def propose(self) -> Draft:
         return self.drafter.propose(self.state)
 
-    def accept(
-        self,
-        draft: Draft,
-        tokens: Sequence[list[int]],
-        logits: Sequence[torch.Tensor],
-        likeliest: Sequence[list[int]] | None,
-        last_position: int,
-    ) -> tuple[list[list[int]], list[int]]:
-        """Each row's accepted nodes, and its next root. `tokens` of each row's nodes, `logits`
-        (N, V) and likeliest tokens after them, where some row needs these."""
+    def accept(self, draft: Draft, scored: Sequence["ScoredRow"], last_position: int) -> StepResult:
+        """What each row keeps of its tree, and its next root."""
         paths, next_roots = [], []
-        for index, row in enumerate(self.rows):
-            committed, argmax = self.state.tokens[index], row.chooser.takes_argmax
+        for index, (row, one) in enumerate(zip(self.rows, scored, strict=True)):
+            committed = self.state.tokens[index]
             tree = ScoredTree(
                 row.chooser,
                 committed,
-                tokens[index],
+                one.tokens,
                 draft.topologies[index].used_parents,
-                logits[index],
-                likeliest[index] if argmax and likeliest is not None else None,
+                one.logits_NV,
+                one.likeliest if row.chooser.takes_argmax else None,
                 draft.distributions[index] if draft.distributions else {},
             )
             path, root = tree.accept(last_position - len(committed))
             paths.append(path)
             next_roots.append(root)
-        return paths, next_roots
+        return StepResult(
+            draft,
+            paths,
+            next_roots,
+            [one.hidden_ND for one in scored],
+            [one.logits_NV for one in scored],
+            _all_or_none([one.likeliest for one in scored]),
+            _all_or_none([one.ranked_NR for one in scored]),
+        )
 
-    def go_on(self, step: StepResult, tokens: Sequence[list[int]]) -> Emitted:
+    def go_on(self, step: StepResult, scored: Sequence["ScoredRow"]) -> Emitted:
         """Tell the drafter, emit what was accepted, and move on to the next roots."""
         self.drafter.observe(step)
         emitted: Emitted = []
         for index, (row, path) in enumerate(zip(self.rows, step.paths, strict=True)):
-            accepted = [tokens[index][node] for node in path]
+            accepted = [scored[index].tokens[node] for node in path]
             self.state.tokens[index] += [self.state.roots_B[index], *accepted]
             kept = row.take([*accepted, step.next_roots[index]])
             row.count_step(len(kept), len(path))
+            if (near := scored[index].near_ties) is not None and row.counts_near_ties:
+                row.near_ties += sum(near[node] for node in [0, *path])
             emitted.append((row, kept))
         last = [path[-1] if path else 0 for path in step.paths]
         hidden_BD = torch.stack([one[node] for one, node in zip(step.hidden, last, strict=True)])
         roots = list(step.next_roots)
         self._state = State(self.state.tokens, roots, hidden_BD, self.state.choosers)
         return emitted
+
+
+@dataclass(frozen=True)
+class ScoredRow:
+    """One row's nodes as the base model scored them. `tokens`, `likeliest` and `near_ties` have
+    been read from the device; the last two where some row of the step needs them."""
+
+    tokens: list[int]
+    hidden_ND: Tensor
+    logits_NV: Tensor
+    ranked_NR: Tensor | None
+    likeliest: list[int] | None
+    near_ties: list[int] | None
+
+
+def _all_or_none(values: Sequence[T | None]) -> list[T] | None:
+    known = [value for value in values if value is not None]
+    return known or None
+
+
+def by_row(nodes: Nodes, scores: RaggedScores, rows: Sequence[Row]) -> list[ScoredRow]:
+    """The scores of each row; what is read from the device is read in one transfer."""
+    wanted = [nodes.tokens_N]
+    if takes_argmax := any(row.chooser.takes_argmax for row in rows):
+        wanted.append(scores.likeliest())
+    if any(row.counts_near_ties for row in rows):
+        wanted.append(scores.near_ties(max(row.rounding_tolerance for row in rows)))
+    tokens, *read = torch.stack(wanted).tolist()
+    likeliest = read[0] if takes_argmax else None
+    near_ties = read[1] if len(read) > 1 else None
+    result, first = [], 0
+    for count in nodes.counts:
+        own = slice(first, first + count)
+        first += count
+        result.append(
+            ScoredRow(
+                tokens[own],
+                scores.hidden_ND[own],
+                scores.logits_NV[own],
+                None if scores.ranked_NR is None else scores.ranked_NR[own],
+                None if likeliest is None else likeliest[own],
+                None if near_ties is None else near_ties[own],
+            )
+        )
+    return result
