@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install check fmt fix test test-quantised stress test-vllm gpu-check test-gpu demo bench recording clean
+.PHONY: help install check fmt fix test test-quantised stress test-vllm gpu-check test-gpu demo bench bench-llama-cpp recording clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -99,6 +99,9 @@ demo: install ## The whole loop on the embedded model: data, heads, tree, verify
 
 bench: install ## The shipped heads against plain transformers, on the kit's own prompts
 	$(BIN)/medusa-kit bench
+
+bench-llama-cpp: install ## llama.cpp beside transformers and the kit, and the README's chart
+	$(BIN)/python benchmarks/llama_cpp.py $(OPTIONS)
 
 # Beside the environment too: only the recording needs a terminal in memory.
 RECORDER := build/recorder
