@@ -51,18 +51,12 @@ class NativeVerifier(Verifier):
         if not self.native.takes(cache, max(nodes.counts)):
             return super().score_trees(cache, nodes, rows)
         parts = [self._call(cache, part, some) for part, some in _calls(nodes, rows)]
-        return (
-            parts[0]
-            if len(parts) == 1
-            else RaggedScores(
-                *(
-                    torch.cat(some)
-                    for some in zip(
-                        *((p.hidden_ND, p.logits_NV, p.ranked_NR) for p in parts), strict=True
-                    )
-                )
-            )
-        )
+        if len(parts) == 1:
+            return parts[0]
+        hidden = torch.cat([part.hidden_ND for part in parts])
+        logits = torch.cat([part.logits_NV for part in parts])
+        ranked = [part.ranked_NR for part in parts if part.ranked_NR is not None]
+        return RaggedScores(hidden, logits, torch.cat(ranked))
 
     @torch.inference_mode()
     def read_prompts(
@@ -87,7 +81,8 @@ class NativeVerifier(Verifier):
     ) -> RaggedScores:
         lengths = [cache.lengths[row] for row in rows]
         cache.check_room_for(lengths, nodes.counts)
-        lengths_N = torch.tensor(lengths).repeat_interleave(torch.tensor(nodes.counts))
+        per_node = [n for n, count in zip(lengths, nodes.counts, strict=True) for _ in range(count)]
+        lengths_N = torch.tensor(per_node)
         positions_N = (lengths_N + nodes.depths_N).clamp_max(self.base.info.context_length - 1)
         with lock_of(self.base.model):
             return RaggedScores(*self.native.score(cache, nodes, positions_N, rows, keep_M, prompt))
