@@ -25,6 +25,7 @@ from typing import Any
 LLAMA_CPP_PYTHON = "0.3.36"
 FOLDER = Path("build/llama_cpp")
 SERVER = FOLDER / "build/bin/llama-server"
+FIGURES = FOLDER / "bench/bench.json"
 CHART = Path("docs/images/speed.svg")
 NAME = "llama.cpp"
 START_SECONDS = 120
@@ -95,11 +96,10 @@ def _wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
 
 def measure(url: str, options: list[str]) -> dict[str, Any]:
     """The record of one bench of every method, interleaved."""
-    output = FOLDER / "bench"
     _run(sys.executable, "-m", "medusa_kit", "bench", "--drafters", "none,medusa,auto",
          "--peers", "prompt-lookup", "--endpoint", url, "--endpoint-model", NAME,
-         "--output", output, *options)  # fmt: skip
-    record: dict[str, Any] = json.loads((output / "bench.json").read_text(encoding="utf-8"))
+         "--output", FIGURES.parent, *options)  # fmt: skip
+    record: dict[str, Any] = json.loads(FIGURES.read_text(encoding="utf-8"))
     return record
 
 
@@ -137,7 +137,9 @@ def main() -> None:
     parser.add_argument("--draw-only", action="store_true", help="draw the last figures again")
     ours, options = parser.parse_known_args()
     if ours.draw_only:
-        draw(json.loads((FOLDER / "bench/bench.json").read_text(encoding="utf-8")), CHART)
+        if not FIGURES.is_file():
+            raise SystemExit(f"no figures at {FIGURES}; run this without --draw-only first")
+        draw(json.loads(FIGURES.read_text(encoding="utf-8")), CHART)
         return
     build()
     if not ours.build_only:

@@ -19,10 +19,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pyte
 from terminal_svg import Cell, animated
 
 from medusa_kit.files import atomic_write
+
+try:
+    import pyte
+except ImportError:
+    pyte = None
 
 COLUMNS, ROWS = 100, 44
 KEY_SECONDS, THINK_SECONDS, LAST_SECONDS = 0.045, 0.7, 5.0  # of the typing, and before it repeats
@@ -125,6 +129,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("-n", "--max-new-tokens", type=int, default=120)
     given = parser.parse_args()
+    if pyte is None:
+        raise SystemExit("pyte is not installed; `make recording` installs it and runs this")
     command = [sys.executable, "-m", "medusa_kit", "chat", "--seed", str(given.seed)]
     cells, seconds = record([*command, "-n", str(given.max_new_tokens)])
     svg = animated(cells, COLUMNS, seconds + LAST_SECONDS, "medusa-kit chat")

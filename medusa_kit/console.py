@@ -34,7 +34,7 @@ LOG_SECONDS = 20.0  # between lines of progress where stderr is no terminal
 
 
 def is_main() -> bool:
-    """Of several processes that train together, the first one speaks."""
+    """Whether this process prints: of several that train together, only the first does."""
     return os.environ.get("RANK", "0") == "0"
 
 

@@ -73,9 +73,9 @@ class DeviceMemoryError(MedusaKitError):
 AnyError = TypeVar("AnyError", bound=MedusaKitError)
 
 
-def nearest(value: str, known: Iterable[str]) -> str | None:
+def nearest(value: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
     """The known word closest to `value`, or None when nothing is close."""
-    matches = difflib.get_close_matches(value, list(known), n=1, cutoff=0.5)
+    matches = difflib.get_close_matches(value, list(known), n=1, cutoff=cutoff)
     return matches[0] if matches else None
 
 

@@ -54,7 +54,7 @@ def make_once(
 ) -> None:
     """Have `folder` made by `make`, which is given a temporary name, unless it is whole already.
 
-    A folder that is whole is never replaced: somebody may be reading it.
+    A folder that is whole is never replaced: another process may be reading it.
     """
     if is_whole(folder):
         return

@@ -12,10 +12,16 @@ from medusa_kit.base import adapters, families
 from medusa_kit.base import gguf as embedded
 from medusa_kit.base.placement import load_dtype
 from medusa_kit.base.quantization import installing, is_known, method_of
-from medusa_kit.errors import CheckpointError, IncompatibleBaseError, MedusaKitError
+from medusa_kit.errors import (
+    CheckpointError,
+    IncompatibleBaseError,
+    MedusaKitError,
+    did_you_mean,
+    nearest,
+)
 from medusa_kit.files import parse_json
 from medusa_kit.locks import building_models
-from medusa_kit.settings.engine import DEBUG_NAME, EMBEDDED_NAME
+from medusa_kit.settings.engine import DEBUG_NAME, EMBEDDED_NAME, OWN_MODELS
 
 GGUF_NUMBERS = {"F64", "F32", "F16", "BF16"}  # kinds of tensors that are not quantised
 
@@ -37,6 +43,10 @@ def resolve(name: str) -> tuple[str, str]:
         return "folder", str(path)
     if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
         raise CheckpointError(f"no model at {path}", hint="check the path")
+    if "/" not in name and nearest(name.lower(), OWN_MODELS, cutoff=0.8):
+        raise CheckpointError(
+            f"there is no model {name!r}", hint=did_you_mean(name.lower(), OWN_MODELS)
+        )
     return "hub", name
 
 
@@ -87,6 +97,21 @@ def stored_config(name: str, revision: str | None = None) -> Any | None:
         return AutoConfig.from_pretrained(place, revision=revision).get_text_config()
     except Exception:  # as in `from_pretrained`
         return None
+
+
+def check_there(name: str, revision: str | None = None) -> None:
+    """Raises CheckpointError for a base whose config cannot be found or read."""
+    from transformers import AutoConfig
+
+    source, place = resolve(name)
+    if source == "adapter":
+        info = adapters.read_info(Path(place))
+        check_there(info["base_model"], info["revision"])
+    elif source != "debug":  # its name must not be looked up on the Hub
+        try:
+            AutoConfig.from_pretrained(place, revision=revision)
+        except Exception as error:  # as in `from_pretrained`
+            raise _cannot_load(place, None, error) from error
 
 
 def stored_generation_config(name: str, revision: str | None = None) -> Any | None:
@@ -168,13 +193,17 @@ def from_pretrained(
     except MedusaKitError:
         raise
     except Exception as error:  # from OSError to safetensors' own kinds
-        raise CheckpointError(
-            f"cannot load a base model from {place!r}: {error}",
-            hint=installing(method, error)
-            or "a Hub id needs network and perhaps a login; a folder needs config.json, "
-            "safetensors and tokenizer files that are whole",
-        ) from error
+        raise _cannot_load(place, method, error) from error
     return model, tokenizer
+
+
+def _cannot_load(place: str, method: str | None, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"cannot load a base model from {place!r}: {error}",
+        hint=installing(method, error)
+        or "a Hub id needs network and perhaps a login; a folder needs config.json, "
+        "safetensors and tokenizer files that are whole",
+    )
 
 
 def _check_generation_config(folder: Path) -> None:

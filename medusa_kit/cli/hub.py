@@ -41,7 +41,8 @@ def push(
         ),
     ] = None,
     license: Annotated[
-        str | None, typer.Option(help="The heads' licence by the Hub's names, apache-2.0 say.")
+        str | None,
+        typer.Option(help="The heads' licence, as the Hub names it, such as apache-2.0."),
     ] = None,
     data_license: Annotated[
         str | None, typer.Option(metavar="TEXT", help="The licence of the training data.")

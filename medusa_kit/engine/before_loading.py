@@ -5,6 +5,7 @@ Loading and the self-check of trees take a while; whoever mistyped a folder shou
 them. What only the weights tell, such as a fingerprint, is left to loading.
 """
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,14 @@ import torch
 
 from medusa_kit.base.files import (
     built_sizes,
+    check_there,
     quiet_transformers,
     stored_config,
     stored_generation_config,
 )
+from medusa_kit.base.model import BaseModel
 from medusa_kit.base.placement import AUTO, asked_dtype, load_dtype, pick_device
-from medusa_kit.errors import ConfigError, IncompatibleBaseError
+from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER, read_heads, says_ours
 from medusa_kit.heads.formats.files import heads_place
@@ -28,7 +31,7 @@ from medusa_kit.infer.attention import choice
 from medusa_kit.infer.cpu.int8_weights import check_before_loading as check_weights
 from medusa_kit.infer.cuda_graph.shapes import check_before_loading as check_compiled
 from medusa_kit.settings.drafters import check_drafting, drafts_without_heads
-from medusa_kit.settings.engine import EngineConfig, EngineOptions
+from medusa_kit.settings.engine import EngineConfig, EngineOptions, check_kind
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
@@ -36,6 +39,13 @@ from medusa_kit.tree.plan import Tree, TreePlan, load_plan
 
 TREE_NAME = "tree.json"
 UNTRAINED_HEADS = 4
+# What Python may give in place of text: (types, in words).
+OBJECTS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "heads": ((str, Path, MedusaHeads), "text, a path, heads or None"),
+    "tree": ((str, Path, list, CandidateTree, DynamicTree, TreePlan),
+             "text, a path, a tree or a list of choices"),
+    "draft_model": ((str, BaseModel), "text or a base model"),
+}  # fmt: skip
 AnyTree = Tree | TreePlan | str | Path | list[list[int]] | None
 
 
@@ -51,18 +61,43 @@ def check_loading(config: EngineConfig) -> None:
     check_heads(
         model, revision, config.heads, config.tree, config.force, drafts_without_heads(*given)
     )
+    _check_draft_models(config)
     if (settings := stored_generation_config(model, revision)) is not None:
         check_own_settings(settings)
 
 
 def check_options(options: EngineOptions) -> None:
-    """The drafter's against each other. Raises ConfigError."""
+    """Objects, and the drafter's options against each other. Raises ConfigError."""
+    for name, (kinds, expected) in OBJECTS.items():
+        if (value := getattr(options, name)) is not None:
+            check_kind(name, value, kinds, expected)
     check_drafting(
         options.drafter,
         options.drafter_options,
         options.draft_model is not None,
         options.fallback,
     )
+
+
+def _check_draft_models(options: EngineOptions) -> None:
+    """Raises CheckpointError for one that cannot be found."""
+    named = {"draft_model": options.draft_model, "options": options.drafter_options}
+    for name in _draft_models(named):
+        try:
+            check_there(name)
+        except CheckpointError as error:
+            raise CheckpointError(
+                f"draft model {name!r}: {error.message}", hint=error.hint
+            ) from error
+
+
+def _draft_models(options: Mapping[str, Any]) -> Iterator[str]:
+    """Names of draft models, those in the options of drafters and their sources included."""
+    for key, value in options.items():
+        if isinstance(value, Mapping):
+            yield from _draft_models(value)
+        elif key == "draft_model" and isinstance(value, str):
+            yield value
 
 
 def _check_attention(

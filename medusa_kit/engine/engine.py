@@ -3,7 +3,8 @@
 Shapes: B batch, N nodes with root.
 """
 
-from collections.abc import Mapping, Sequence
+import reprlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
@@ -165,6 +166,12 @@ class Engine:
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt, through the chat template where there is one."""
+        if not isinstance(prompt, Sequence):
+            raise ConfigError(
+                f"prompt {reprlib.repr(prompt)} is of type {type(prompt).__name__}; expected "
+                "messages, a string or token ids",
+                hint="a single message goes into a list: [{'role': 'user', 'content': …}]",
+            )
         if isinstance(prompt, list) and (not prompt or isinstance(prompt[0], Integral)):
             return _token_ids(prompt, self.base.info.vocab_size)
         if self.base.tokenizer is None:
@@ -272,8 +279,16 @@ def _as_prompts(prompt: Any) -> tuple[list[Prompt], bool]:
     return items, False
 
 
-def _as_stops(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+def _as_stops(stop: Any) -> tuple[str, ...]:
+    several = isinstance(stop, Iterable) and not isinstance(stop, str)
+    stops = tuple(stop) if several else () if stop is None else (stop,)
+    for one in stops:
+        if not isinstance(one, str):
+            raise ConfigError(
+                f"stop {one!r} is of type {type(one).__name__}; expected a string or a list of "
+                "strings",
+                hint="stop strings are text: stop=['sky']",
+            )
     if "" in stops:
         raise ConfigError("a stop string is empty", hint="leave it out")
     return stops

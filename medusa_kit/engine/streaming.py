@@ -1,6 +1,7 @@
 """An answer's text as it comes: pieces, each of which says who guessed what of it."""
 
 import atexit
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import NamedTuple
 from weakref import WeakSet
@@ -52,6 +53,9 @@ class Streaming:
         the step just made."""
         self._steps, self._row, self._text = steps, row, text
         self._result, self._guessers = result, guessers
+        # The answer's tokens so far by who guessed them, those without text of their own included
+        # (the end of the answer, parts of a character); keys as in Span.
+        self.guessed: Counter[str | None] = Counter()
         self._pieces = self._decoded()
         self._turn = SharedLock()  # one thread at a time reads or closes it
         _streams.add(self)
@@ -75,6 +79,7 @@ class Streaming:
             for row, tokens in emitted:
                 guessers = [*self._guessers(row.num_guessed), None]
                 for token, guesser in zip(tokens, guessers, strict=False):
+                    self.guessed[guesser] += 1
                     if text := self._text.push(row.text_ids([token])):
                         spans.append(Span(text, guesser))
             if spans:

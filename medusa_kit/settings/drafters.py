@@ -148,6 +148,7 @@ def drafter_options(name: str, given: Mapping[str, Any] | Section | None = None)
     kind = OPTIONS[cast(DrafterName, name)]
     if isinstance(given, Section):
         given = given.model_dump()
+    check_value("drafter_options", given)
     try:
         return kind.model_validate(dict(given or {}))
     except ValidationError as error:

@@ -6,8 +6,10 @@ Nothing is imported here but the standard library, since `--help` is made from i
 
 import dataclasses
 import functools
+import reprlib
 import types
 from collections.abc import Iterable, Mapping
+from pathlib import PurePath
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from medusa_kit.errors import ConfigError, did_you_mean, unknown_value
@@ -72,6 +74,9 @@ class EngineOptions:
     ] = "on"
 
     def __post_init__(self) -> None:
+        for name in ("model", "draft_model"):
+            if isinstance(path := getattr(self, name, None), PurePath):
+                object.__setattr__(self, name, str(path))
         for field in dataclasses.fields(self):
             check_value(field.name, getattr(self, field.name))
         check_fixed_shapes(self.fixed_shapes, self.compiled)
@@ -100,6 +105,7 @@ class Option:
     default: Any
     description: str
     values: tuple[str, ...] = ()  # the allowed ones, where they can be counted
+    open: bool = False  # whether Python may give an object too
 
     @property
     def required(self) -> bool:
@@ -118,10 +124,12 @@ def all_options() -> Mapping[str, Option]:
 def _option(field: "dataclasses.Field[Any]", hint: Any) -> Option:
     kind, description = get_args(hint)
     kinds = [one for one in _choices(kind) if one is not Any]
+    is_open = len(kinds) < len(_choices(kind))
     written = functools.reduce(lambda one, other: one | other, kinds)
     values = tuple(v for one in kinds if get_origin(one) is Literal for v in get_args(one))
     listed = f"{', '.join(values[:-1])} or {values[-1]}" if values else ""
-    return Option(field.name, written, field.default, description.format(values=listed), values)
+    description = description.format(values=listed)
+    return Option(field.name, written, field.default, description, values, is_open)
 
 
 def _choices(kind: Any) -> tuple[Any, ...]:
@@ -134,11 +142,37 @@ def allowed(name: str) -> tuple[str, ...]:
     return all_options()[name].values
 
 
+# The kinds of value that an option without listed ones can have, in words.
+KINDS: Mapping[Any, str] = {bool: "True or False", str: "text", Mapping: "a mapping with options"}
+
+
 def check_value(name: str, value: Any) -> None:
-    """Raises ConfigError for a value that option `name` cannot have."""
+    """Raises ConfigError for a value that option `name` cannot have. Objects that only Python can
+    give are left to `check_kind`."""
     option = all_options()[name]
-    if option.values and value not in option.values and not (value is None is option.default):
-        raise unknown_value(name, value, option.values, f"leave out {name}")
+    if option.values:
+        if value not in option.values and not (value is None is option.default):
+            raise unknown_value(name, value, option.values, f"leave out {name}")
+        return
+    kinds = [get_origin(one) or one for one in _choices(option.kind)]
+    if not option.open:
+        expected = " or ".join(KINDS[one] for one in kinds if one in KINDS)
+        check_kind(name, value, tuple(kinds), expected)
+    if isinstance(value, str) and not value.strip():
+        raise ConfigError(f"{name} {value!r} is empty", hint=_described(option))
+
+
+def check_kind(name: str, value: Any, kinds: tuple[type, ...], expected: str) -> None:
+    """Raises ConfigError for a value of option `name` that is none of these."""
+    if not isinstance(value, kinds):
+        raise ConfigError(
+            f"{name} {reprlib.repr(value)} is of type {type(value).__name__}; expected {expected}",
+            hint=_described(all_options()[name]),
+        )
+
+
+def _described(option: Option) -> str:
+    return f"{option.name}: {option.description}"
 
 
 def check_fixed_shapes(fixed_shapes: str, compiled: bool) -> None:

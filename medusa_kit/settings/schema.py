@@ -19,12 +19,36 @@ class Section(PydanticModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class _GivenTwice(yaml.YAMLError):
+    pass
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """yaml's own keeps the last of several values of a key, without a word."""
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        lines: dict[str, int] = {}
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                line = key.start_mark.line + 1
+                if key.value in lines:
+                    raise _GivenTwice(
+                        f"the key {key.value!r} is given twice, in lines {lines[key.value]} and "
+                        f"{line}"
+                    )
+                lines[key.value] = line
+        return node
+
+
 def read_yaml(path: Path, what: str) -> dict[str, Any]:
     """The mapping in a YAML file. Raises ConfigError; `what`: what the file should have been."""
     if not path.is_file():
         raise ConfigError(f"no {what} at {path}", hint="name a YAML file; see recipes/")
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        raw = yaml.load(path.read_text(encoding="utf-8"), _UniqueKeys)
+    except _GivenTwice as error:
+        raise ConfigError(f"{path}: {error}", hint="keep one of them") from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path} is no YAML: {error}") from error
     if not isinstance(raw, dict):
@@ -55,7 +79,7 @@ def apply_override(
         if not isinstance(section, dict):
             raise ConfigError(f"{what} {item!r}: {part!r} is a value, not a section")
     try:
-        section[parts[-1]] = yaml.safe_load(text)
+        section[parts[-1]] = yaml.load(text, _UniqueKeys)
     except (yaml.YAMLError, RecursionError) as error:
         raise ConfigError(f"{what} {item!r}: the value is no YAML: {error}") from error
 

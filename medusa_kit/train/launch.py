@@ -17,10 +17,12 @@ from medusa_kit.errors import ConfigError
 # After Ctrl-C the processes save a checkpoint. The launcher ends those that take longer; its own
 # limit of 30 seconds is too short for large models. A torch that does not know this keeps to it.
 SECONDS_TO_SAVE = "900"
+SIGNALLED = 128  # an exit code above it: ended by the signal of that number
 
 
 def launch(arguments: Sequence[str], processes: int) -> int:
-    """Run `medusa-kit ARGUMENTS` in so many processes; the exit code of the first that failed.
+    """Run `medusa-kit ARGUMENTS` in so many processes; the exit code of the first that failed, or
+    the one that shells give a command that SIGTERM or the like ended.
 
     When one dies, the others are stopped: they would wait for it for ever. Raises ConfigError when
     a launcher is at work already, KeyboardInterrupt once the processes have ended after Ctrl-C.
@@ -52,7 +54,10 @@ def launch(arguments: Sequence[str], processes: int) -> int:
             rank, failure = error.get_first_failure()
             return _failed(rank, processes, failure.exitcode)
         except SignalException as stopped:
-            raise KeyboardInterrupt from stopped
+            if stopped.sigval == signal.SIGINT:
+                raise KeyboardInterrupt from stopped
+            console.warn(f"stopped by {stopped.sigval.name}, with the {processes} processes")
+            return SIGNALLED + stopped.sigval
         finally:
             logging.disable(logging.NOTSET)
             for number, handler in handlers.items():

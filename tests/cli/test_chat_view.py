@@ -1,5 +1,8 @@
 """What a chat writes while it answers: on a terminal in memory, and into a pipe."""
 
+import io
+import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +12,7 @@ import pytest
 from medusa_kit.cli.chat import view
 from medusa_kit.cli.chat.conversation import Chat
 from medusa_kit.engine.streaming import Piece, Span
+from medusa_kit.errors import DataError, DeviceMemoryError
 from medusa_kit.infer.draft import COUNTS
 
 TEXT = "Rivers carry water from the hills to the sea, and some of them are long. "
@@ -28,6 +32,8 @@ class Answers:
 
     def __init__(self, pieces: Sequence[Any], seen: Callable[[], None] = lambda: None) -> None:
         self.pieces, self.seen, self.tokens_per_second = pieces, seen, 123.4
+        spans = [span for one in pieces if isinstance(one, Piece) for span in one.spans]
+        self.guessed = Counter(span.guessed_by for span in spans)
         self.asked: list[Any] = []
 
     def stream(self, prompt: Any, **settings: Any) -> "Answers":
@@ -138,6 +144,39 @@ def test_a_pipe_gets_the_text_and_no_control_characters(
     assert not any(character < " " for character in err.replace("\n", ""))
 
 
+def test_tokens_without_text_are_counted() -> None:
+    words = view.origins({None: 2, "medusa": 3, "suffix": 1, "past": 1})
+    assert words == "tokens from the base model alone: 2, heads: 3, text: 2"
+
+
+def test_a_message_that_cannot_be_answered_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    class Refusing(Answers):
+        def stream(self, prompt: Any, **settings: Any) -> Answers:
+            raise DataError("the template refuses", hint="rephrase it")
+
+    chat = chat_with(Refusing([]))
+    chat.answer("a")
+    assert capsys.readouterr() == ("", "warning: the template refuses\nhint: rephrase it\n")
+    chat.engine = Answers([piece("Riv"), DeviceMemoryError("memory is full")])
+    chat.answer("b")
+    assert capsys.readouterr() == ("Riv\n", "warning: memory is full\n")
+    assert (chat.messages, chat.last) == ([], None)
+    chat.engine = Answers([piece("Yes.")])
+    chat.answer("c")
+    assert [one["content"] for one in chat.messages] == ["c", "Yes."]
+
+
+def test_characters_that_a_stream_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    typed, written = io.BytesIO(b"caf\xe9?\n"), io.BytesIO()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(typed, encoding="utf-8"))
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="latin-1"))
+    engine = Answers([piece("日本 été")])
+    chat_with(engine).run()
+    sys.stdout.flush()
+    assert engine.asked == [[{"role": "user", "content": "caf\ufffd?"}]]
+    assert written.getvalue() == "?? été\n".encode("latin-1")
+
+
 def test_columns_are_counted_as_terminals_do() -> None:
     assert view.column_after(0, "abc", 10) == 3
     assert view.column_after(8, "abc", 10) == 1
@@ -152,6 +191,8 @@ WORDED = {
             "stopped at the end of the answer"),
     "limit": (answer(reason="length", new_tokens=512, seconds=3.66), "512 tokens in 3.7 s (140 "
               "tokens/s); 1.9 tokens per step; stopped at the limit of 512 tokens"),
+    "limit of one": (answer(reason="length", new_tokens=1, num_steps=0, seconds=0.04), "1 token in "
+                     "0.0 s (140 tokens/s); stopped at the limit of 1 token"),
     "context": (answer(reason="length"), "84 tokens in 0.6 s (140 tokens/s); 1.9 tokens per step; "
                 "stopped where the model's context is full"),
     "plain": (answer(drafter="none", tokens_per_second=7.26), "84 tokens in 0.6 s (7.3 tokens/s); "
@@ -167,7 +208,7 @@ WORDED = {
 @pytest.mark.parametrize("case", list(WORDED))
 def test_the_closing_line_is_in_words(case: str) -> None:
     result, words = WORDED[case]
-    assert view.closing(result, 512) == words
+    assert view.closing(result, 1 if case == "limit of one" else 512) == words
 
 
 def test_a_note_that_stays_the_same_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,3 +84,19 @@ def test_the_first_stage_is_shown_before_torch_is_imported() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ
     )
     assert (done.stdout, done.returncode) == ("loading the libraries []\n", 0), done.stderr
+
+
+def test_ctrl_c_while_the_commands_are_imported_leaves_no_traceback() -> None:
+    code = (
+        "import runpy, sys\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'medusa_kit.cli':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "runpy.run_module('medusa_kit', run_name='__main__')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ
+    )
+    assert (done.stderr, done.stdout, done.returncode) == ("interrupted\n", "", 130)

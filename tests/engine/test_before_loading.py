@@ -11,9 +11,10 @@ import pytest
 import torch
 from support.small_engines import BUSHY, random_heads
 from support.tiny_models import STOP, tiny_model
-from transformers import GenerationConfig
+from transformers import AutoConfig, GenerationConfig
 
 import medusa_kit
+from medusa_kit.base.files import resolve
 from medusa_kit.base.model import BaseModel, load_base_model, wrap_model
 from medusa_kit.engine import load as loading
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError, TreeError
@@ -76,6 +77,16 @@ WRONG: dict[str, tuple[Callable[[Path], Any], dict[str, Any], type[Exception], s
     "a tree too deep": (deep_tree, {}, TreeError, "depth 4"),
     "a list too deep": (str, {"tree": [[0], [0, 0], [0, 0, 0], [0] * 4]}, TreeError, "depth 4"),
     "no such tree": (str, {"tree": "gone.json"}, TreeError, r"gone\.json"),
+    "no such draft model": (str, {"draft_model": "./gone"}, CheckpointError,
+                            r"draft model '\./gone': no model at gone"),
+    "no such draft model inside": (
+        str, {"draft_model": "debug-tiny", "drafter": "draft-model", "drafter_options": {
+            "staged": {"drafter": "draft-model", "draft_model": "./gone"}}},
+        CheckpointError, r"draft model '\./gone': no model at gone"),
+    "a draft model that is none": (str, {"draft_model": 3}, ConfigError, "draft_model 3 is of type "
+                                   "int; expected text or a base model"),
+    "heads that are none": (str, {"heads": 3}, ConfigError, "heads 3 is of type int; expected"),
+    "a tree that is none": (str, {"tree": 3}, ConfigError, "tree 3 is of type int; expected"),
     "no such device": (str, {"device": "gpu"}, ConfigError, "device 'gpu' is unknown"),
 }  # fmt: skip
 
@@ -165,6 +176,19 @@ def test_a_tokenizer_that_is_damaged_stays_an_error(chat_base: BaseModel, tmp_pa
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(CheckpointError, match="cannot load a base model"):
         load_base_model(str(tmp_path), device="cpu")
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m-instuct", "SmolLM2-135M-Instruct", "debug-tny"])
+def test_a_misspelled_name_is_not_looked_for_on_the_hub(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    asked = []
+    for kind in (AutoConfig, GenerationConfig):
+        monkeypatch.setattr(kind, "from_pretrained", lambda *args, **_: asked.append(args))
+    with pytest.raises(CheckpointError, match=r"did you mean (smollm2-135m-instruct|debug-tiny)"):
+        medusa_kit.load(name, device="cpu")
+    assert asked == []
+    assert resolve("distilgpt2") == ("hub", "distilgpt2")
 
 
 def test_the_random_model_is_not_looked_for_on_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,6 +118,31 @@ def test_unknown_words_name_the_nearest(name: str) -> None:
         assert caught.value.hint == hint
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"force": "no"}, "force 'no' is of type str; expected True or False\nhint: force: Put"),
+        ({"compiled": 1}, "compiled 1 is of type int; expected True or False"),
+        ({"revision": 3}, "revision 3 is of type int; expected text"),
+        ({"drafter": "suffix", "drafter_options": [1]},
+         "drafter_options [1] is of type list; expected a mapping with options"),
+        ({"name": None}, "model None is of type NoneType; expected text\nhint: model: Base model: "
+                         "a Hub id, a folder"),
+        ({"name": ""}, "model '' is empty\nhint: model: Base model: a Hub id"),
+        ({"heads": " "}, "heads ' ' is empty\nhint: heads: auto (paired"),
+    ],
+)  # fmt: skip
+def test_values_of_another_type_are_refused(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        medusa_kit.load(**{"name": "debug-tiny", **given})
+    assert str(caught.value).startswith(message)
+
+
+def test_a_path_may_name_a_model() -> None:
+    config = EngineConfig(model=Path("a") / "b", draft_model=Path("c"))  # type: ignore[arg-type]
+    assert (config.model, config.draft_model) == (str(Path("a") / "b"), "c")
+
+
 def test_options_of_the_base_are_none_of_an_engine_around_it() -> None:
     own = {one.name for one in dataclasses.fields(EngineConfig)}
     around = {one.name for one in dataclasses.fields(EngineOptions)}

@@ -185,8 +185,14 @@ def test_what_cannot_be_done_is_refused(engine: Engine) -> None:
         (lambda: engine.generate(ids, batch_size=-1), "batch_size -1"),
         (lambda: engine.stream([ids, ids]), "stream was given 2 prompts"),
         (lambda: engine.generate(ids, stop=["a", ""]), "stop string is empty"),
+        (lambda: engine.generate(ids, stop=3), "stop 3 is of type int; expected a string or a"),
+        (lambda: engine.generate(ids, stop=["sky", None]), "stop None is of type NoneType"),
+        (lambda: engine.generate(MESSAGES[0]), r"is of type dict; (?s:.*)\[\{'role"),
+        (lambda: engine.generate([ids, None]), "prompt None is of type NoneType; expected"),
+        (lambda: engine.generate(ids, drafter="suffix", drafter_options=[1]),
+         r"drafter_options \[1\] is of type list; expected a mapping"),
         (lambda: engine.generate(ids, temperature=-1), "temperature -1"),
-    ]:
+    ]:  # fmt: skip
         with pytest.raises(ConfigError, match=message):
             bad()
     with pytest.raises(TreeError, match="depth 4"):

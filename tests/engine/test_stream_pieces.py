@@ -88,6 +88,28 @@ def test_text_held_back_for_a_stop_string_keeps_its_guessers(
     assert "".join(span.text for span in spans) == "a" * 8
 
 
+HALF = byte_tokenizer()("é").input_ids[-2]  # a byte that is no character by itself
+
+
+@pytest.mark.parametrize("drafter", ["none", "medusa"])
+@pytest.mark.parametrize("token", [LETTER, HALF, None])
+def test_every_token_is_counted(
+    chat: Engine, knowing_heads: None, drafter: str, token: int | None
+) -> None:
+    """Those too that stand for no text of their own. None: the end of the answer, at once."""
+    (end,) = chat.base.stop_token_ids
+    bias = {end if token is None else token: 100.0}
+    streaming = chat.stream(MESSAGES, max_new_tokens=10, drafter=drafter, logit_bias=bias)
+    text = "".join(streaming)
+    result = streaming.result
+    assert len(result.token_ids) == (1 if token is None else 10)
+    assert sum(streaming.guessed.values()) == len(result.token_ids)
+    assert len(text) == {LETTER: 10, HALF: 10, None: 0}[token]
+    accepted = round(sum(result.stats.acceptance_by_depth) * result.stats.num_steps)
+    assert streaming.guessed["medusa"] == accepted
+    assert (accepted > 0) == (drafter == "medusa" and token == LETTER)
+
+
 def test_speed_so_far(chat: Engine) -> None:
     streaming = chat.stream(MESSAGES, max_new_tokens=20)
     assert streaming.tokens_per_second == 0.0

@@ -24,7 +24,7 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Seconds that somebody wanted to wait; nobody does."""
+    """Seconds that would have been waited; no test waits."""
     asked: list[float] = []
     monkeypatch.setattr(time, "sleep", asked.append)
     return asked

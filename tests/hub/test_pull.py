@@ -89,10 +89,10 @@ def everything(folder: Path) -> dict[str, bytes]:
 def test_force_deletes_nothing_that_no_pull_put_there(
     pushed: StandInHub, run: Run, tmp_path: Path, name: str
 ) -> None:
-    """A folder of somebody's own, and files written to one that was pulled."""
+    """A folder that was never pulled, and files added to one that was."""
     place = tmp_path / "heads"
     if name == "config.json":
-        place.mkdir()  # never pulled: the whole of it is somebody's own
+        place.mkdir()  # never pulled: all of it is the user's
     else:
         assert run("pull", "me/heads", "heads")[0] == 0
     if name == "link":
@@ -170,7 +170,7 @@ def test_links_in_a_circle_are_no_destination(pushed: StandInHub, run: Run, tmp_
 def test_only_what_a_pull_left_is_cleared_away(
     pushed: StandInHub, run: Run, tmp_path: Path
 ) -> None:
-    """An interrupted pull of another commit, and a folder of somebody's own with such a name."""
+    """An interrupted pull of another commit, and a folder of the user's with such a name."""
     pushed.faults.append(Fault("GET /me/heads/resolve", status=403))
     assert run("pull", "me/heads@next")[0] == 1
     (left,) = tmp_path.glob(".heads.*.pull")

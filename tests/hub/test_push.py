@@ -120,7 +120,7 @@ def test_a_wait_too_long_is_refused(
     assert (code, "too many requests (429)" in err, waits) == (1, True, [])
 
 
-def test_made_by_somebody_else_meanwhile(hub: StandInHub, run: Run, folder: Path) -> None:
+def test_created_by_another_client_meanwhile(hub: StandInHub, run: Run, folder: Path) -> None:
     """The repository appears between look-up and creation: 409 is no error."""
     hub.add("me/heads", {})
     missing = {"X-Error-Code": "RepoNotFound"}

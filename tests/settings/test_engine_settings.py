@@ -82,6 +82,9 @@ def test_names_are_no_paths(engine_file: Path) -> None:
         ("model: m\ndrafter: draft-model", "needs a smaller model"),
         ("model: m\nfallback: draft-model", "needs a smaller model"),
         ("[1, 2]", "holds list"),
+        ("model: m\nheads: null", "heads = None: expected text\nhint: write none"),
+        ("model: m\nheads: a\nmodel: n", "the key 'model' is given twice, in lines 1 and 3"),
+        ("model: m\ndrafter: {name: suffix, name: none}", "the key 'name' is given twice"),
     ],
 )  # fmt: skip
 def test_wrong_files_name_what_is_wrong(engine_file: Path, text: str, message: str) -> None:

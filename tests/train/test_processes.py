@@ -205,7 +205,7 @@ def assert_ended(pid):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopping_the_launcher_stops_the_workers_in_their_own_time(
-    worker, tmp_path, monkeypatch, number
+    worker, tmp_path, monkeypatch, number, capfd
 ):
     """Each needs a moment to save."""
     worker(f"""trap 'sleep 0.3; echo > {tmp_path}/saved-$RANK; exit 130' {number.value}
@@ -219,8 +219,12 @@ def test_stopping_the_launcher_stops_the_workers_in_their_own_time(
         return look(agent, group)
 
     monkeypatch.setattr(LocalElasticAgent, "_monitor_workers", look_and_stop)
-    with pytest.raises(KeyboardInterrupt):
-        launch.launch(["train"], 2)
+    if number == signal.SIGINT:
+        with pytest.raises(KeyboardInterrupt):
+            launch.launch(["train"], 2)
+    else:
+        assert launch.launch(["train"], 2) == 128 + 15
+        assert "warning: stopped by SIGTERM, with the 2 processes" in capfd.readouterr().err
     for rank in ("0", "1"):
         assert_ended(int((tmp_path / rank).read_text()))
         assert (tmp_path / f"saved-{rank}").exists()

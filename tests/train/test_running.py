@@ -109,7 +109,7 @@ def test_git_state_is_the_commit_and_whether_files_differ(tmp_path):
     assert git_state(tmp_path) == {**state, "changed_files": True}
 
 
-def test_of_several_processes_the_first_one_speaks(monkeypatch, capsys):
+def test_of_several_processes_only_the_first_prints(monkeypatch, capsys):
     monkeypatch.setenv("RANK", "1")
     console.note("a note")
     console.warn("a warning")

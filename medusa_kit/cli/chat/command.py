@@ -8,6 +8,7 @@ from medusa_kit import console
 from medusa_kit.cli import engine_options, options
 from medusa_kit.cli.chat import sampling as chat_sampling
 from medusa_kit.cli.chat.conversation import Chat
+from medusa_kit.cli.chat.view import counted
 
 
 @options.with_sampling(temperature_of_model=True)
@@ -43,7 +44,8 @@ def _greeting(engine: Any) -> str:
     if engine.own_drafter == "none":
         drafting = "plain decoding"
     elif engine.own_drafter in ("auto", "combined", "medusa") and engine.heads is not None:
-        drafting += f", {engine.heads.num_heads} heads, a tree of {engine.tree.num_nodes} nodes"
+        heads = counted(engine.heads.num_heads, "head")
+        drafting += f", {heads}, a tree of {counted(engine.tree.num_nodes, 'node')}"
     elif engine.own_drafter == "auto":
         drafting += ", no heads"
     about = f"{info.model_type}, {info.dtype}, {info.device}, {engine.attention.name}"

@@ -1,6 +1,8 @@
 """The conversation, and the commands that a person can type in it."""
 
+import io
 import sys
+from contextlib import suppress
 from typing import Any
 
 import typer
@@ -9,7 +11,7 @@ from medusa_kit import console
 from medusa_kit.cli import options
 from medusa_kit.cli.chat import view
 from medusa_kit.cli.chat.sampling import draws_guesses
-from medusa_kit.errors import ContextLengthError
+from medusa_kit.errors import ContextLengthError, MedusaKitError
 
 HELP = """/help           this list
 /reset          forget the conversation
@@ -19,6 +21,28 @@ HELP = """/help           this list
 /tree           draw the candidate tree
 /exit           leave (so does Ctrl-D)
 Ctrl-C stops an answer and keeps what there is."""
+PROMPT = "› "
+
+
+def prepare_streams() -> None:
+    """No character ends the chat: bytes that are no text are read, and characters that stdout
+    cannot encode are written, as replacement characters."""
+    for stream in (sys.stdin, sys.stdout):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    if sys.stdin.isatty():
+        with suppress(ImportError):  # there is none on Windows
+            import readline  # noqa: F401  # from now on `input` edits lines
+
+
+def read_line() -> str:
+    """A line that was typed. `input` writes its prompt to stdout, even where answers alone belong
+    there."""
+    prompt = PROMPT if sys.stdin.isatty() else ""
+    if prompt and not sys.stdout.isatty():
+        typer.echo(prompt, nl=False, err=True)
+        prompt = ""
+    return input(prompt)
 
 
 class Chat:
@@ -37,14 +61,16 @@ class Chat:
         self.last: tuple[list[dict[str, str]], Any] | None = None
 
     def run(self) -> None:
+        prepare_streams()
         while True:
             try:
-                line = input("› " if sys.stdin.isatty() else "").strip()
+                line = read_line().strip()
             except KeyboardInterrupt:  # at the prompt it clears the line
-                typer.echo()
+                typer.echo(err=True)
                 continue
             except EOFError:
-                typer.echo()
+                if sys.stdin.isatty():
+                    typer.echo(err=True)
                 return
             if line in ("/exit", "/quit"):
                 return
@@ -54,28 +80,35 @@ class Chat:
                 self.answer(line)
 
     def answer(self, line: str) -> None:
-        prompt = [*self.messages, {"role": "user", "content": line}]
+        """A message that cannot be answered is left out of the conversation, which goes on."""
+        try:
+            self._answer([*self.messages, {"role": "user", "content": line}])
+        except ContextLengthError as error:
+            console.warn(f"{error.message}; /reset forgets the conversation")
+        except MedusaKitError as error:
+            console.warn(str(error))
+
+    def _answer(self, prompt: list[dict[str, str]]) -> None:
         with view.AnswerView(self.tinted) as shown:
             shown.status("reading the prompt")
-            try:
-                streaming = self.engine.stream(prompt, **self.settings)
-            except ContextLengthError as error:
-                shown.clear()
-                console.warn(f"{error.message}; /reset forgets the conversation")
-                return
+            streaming = self.engine.stream(prompt, **self.settings)
             try:
                 for piece in streaming:
                     shown.show(piece, streaming.tokens_per_second)
             except KeyboardInterrupt:
                 shown.clear()
                 typer.echo(" …", nl=False)
+            except MedusaKitError:
+                shown.clear()
+                typer.echo()
+                raise
         typer.echo()
         result = streaming.result
         self.messages = [*prompt, {"role": "assistant", "content": result.text}]
         self.last = (prompt, result)
         console.note(view.closing(result, self.settings["max_new_tokens"]))
-        if shown.tinted and shown.counts:
-            console.note(shown.origins())
+        if shown.tinted and streaming.guessed:
+            console.note(view.origins(streaming.guessed))
         self.note_reason(result.stats.drafter_notes)
 
     def note_reason(self, notes: list[str]) -> None:
@@ -90,7 +123,7 @@ class Chat:
     def command(self, line: str) -> None:
         name, _, rest = line.partition(" ")
         if name == "/help":
-            typer.echo(HELP)
+            typer.echo(HELP, err=True)
         elif name == "/reset":
             self.reset(self.system)
         elif name == "/system":
@@ -98,7 +131,7 @@ class Chat:
         elif name == "/tree":
             from medusa_kit.tree.render import describe_tree
 
-            typer.echo(describe_tree(self.engine.tree))
+            typer.echo(describe_tree(self.engine.tree), err=True)
         elif name == "/accepted":
             self.accepted()
         elif name == "/compare":
@@ -115,7 +148,8 @@ class Chat:
             console.note("plain text again")
             return
         there = {view.HEADS: self.engine.heads, view.DRAFT_MODEL: self.engine.draft_model}
-        typer.echo(view.legend(kind for kind in view.TINTS if there.get(kind, True) is not None))
+        kinds = [kind for kind in view.TINTS if there.get(kind, True) is not None]
+        typer.echo(view.legend(kinds), err=True)
 
     def compare(self) -> None:
         if self.last is None:
@@ -130,6 +164,9 @@ class Chat:
             plain = self.engine.generate(prompt, **settings)
         except KeyboardInterrupt:
             console.warn("comparison stopped")
+            return
+        except MedusaKitError as error:
+            console.warn(str(error))
             return
         ratio = result.stats.tokens_per_second / plain.stats.tokens_per_second
         same = "the same tokens"

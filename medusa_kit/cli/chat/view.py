@@ -2,7 +2,7 @@
 (stderr) and, if asked for, each token tinted by who guessed it."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
@@ -37,7 +37,6 @@ class AnswerView:
 
     def __init__(self, tinted: bool) -> None:
         self.tinted = tinted and can_tint()
-        self.counts: Counter[str] = Counter()  # tokens by kind
         self._live = console.err.is_terminal and not (
             console.err.is_dumb_terminal or console.err.legacy_windows
         )
@@ -59,9 +58,7 @@ class AnswerView:
         """A piece of `Engine.stream`, and the speed so far."""
         self.clear()
         for text, guessed_by in piece.spans:
-            kind = kind_of(guessed_by)
-            self.counts[kind] += 1
-            tint = TINTS[kind] if self.tinted else None
+            tint = TINTS[kind_of(guessed_by)] if self.tinted else None
             typer.echo(typer.style(text, fg=tint) if tint else text, nl=False)
         if console.out.is_terminal:
             self._column = column_after(self._column, piece, console.err.width)
@@ -79,12 +76,6 @@ class AnswerView:
         if self._status_shown:
             _write(RESTORE)
             self._status_shown = False
-
-    def origins(self) -> str:
-        """How many tokens came from whom."""
-        return "tokens from " + ", ".join(
-            f"{kind}: {self.counts[kind]}" for kind in TINTS if self.counts[kind]
-        )
 
 
 def _write(text: str) -> None:
@@ -105,6 +96,18 @@ def column_after(column: int, text: str, width: int) -> int:
     return column
 
 
+def origins(guessed: Mapping[str | None, int]) -> str:
+    """How many tokens came from whom. `guessed`: as of `Streaming`."""
+    counts: Counter[str] = Counter()
+    for guessed_by, tokens in guessed.items():
+        counts[kind_of(guessed_by)] += tokens
+    return "tokens from " + ", ".join(f"{kind}: {counts[kind]}" for kind in TINTS if counts[kind])
+
+
+def counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
 def speed(tokens_per_second: float) -> str:
     return f"{tokens_per_second:.{0 if tokens_per_second >= 20 else 1}f}"
 
@@ -113,15 +116,14 @@ def closing(result: Any, max_new_tokens: int) -> str:
     """How an answer came about, in one line."""
     stats, parts = result.stats, []
     if stats.new_tokens:
-        tokens = "1 token" if stats.new_tokens == 1 else f"{stats.new_tokens} tokens"
+        tokens = counted(stats.new_tokens, "token")
         rate = speed(stats.tokens_per_second)
         parts.append(f"{tokens} in {stats.seconds:.1f} s ({rate} tokens/s)")
         if stats.drafter != "none" and stats.num_steps:
             parts.append(f"{stats.acceptance_length:.1f} tokens per step")
     reasons = {"stop": "at the end of the answer", "cancelled": "by Ctrl-C"}
     full = stats.new_tokens < max_new_tokens
-    limit = (
-        "where the model's context is full" if full else f"at the limit of {max_new_tokens} tokens"
-    )
+    limit = f"at the limit of {counted(max_new_tokens, 'token')}"
+    limit = "where the model's context is full" if full else limit
     parts.append(f"stopped {reasons.get(result.finish_reason, limit)}")
     return "; ".join(parts) + options.rule_note(stats)

@@ -18,7 +18,7 @@ constexpr int QUAD_BLOCK = 6;  // rows whose sums stay in registers
 
 struct Shares { float* factors; int32_t *starts, *digits; };
 
-// Pointers to the part of row `row` of `n` in a group; its quads are DIGITS * n apart.
+// Pointers to the part of row `row` of `n` in a group; its digits are DIGITS * n ints apart.
 inline Shares share_of(float* group, int n, int row) {
     int32_t* starts = (int32_t*)(group + 4 * n);
     return {group + 4 * row, starts + DIGITS * row, starts + DIGITS * n + DIGITS * row};
@@ -47,9 +47,9 @@ template <int GROUP> inline void lay_out_group(const float* x, int64_t count, in
             const __m512i digit = k == 0 ? rest : _mm512_srai_epi32(_mm512_slli_epi32(rest, 24), 24);
             rest = _mm512_srai_epi32(_mm512_sub_epi32(rest, digit), 8);
             sums[k] = _mm512_add_epi32(sums[k], digit);
-            alignas(16) int32_t quads[4];
-            _mm_store_si128((__m128i*)quads, _mm_shuffle_epi8(_mm512_cvtepi32_epi8(digit), by_quad));
-            for (int q = 0; q < 4; ++q) to.digits[(4 * i + q) * DIGITS * n + k] = quads[q];
+            alignas(16) int32_t packed[4];
+            _mm_store_si128((__m128i*)packed, _mm_shuffle_epi8(_mm512_cvtepi32_epi8(digit), by_quad));
+            for (int q = 0; q < 4; ++q) to.digits[(4 * i + q) * DIGITS * n + k] = packed[q];
         }
     }
     const float step = std::ldexp(1.0f, exponent - 23) + _mm512_reduce_add_ps(odd);
