@@ -10,6 +10,7 @@ Draws docs/images/speed.svg from the figures; bench.json beside the build has al
 
 import argparse
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -56,7 +57,8 @@ def build() -> None:
     _run("cmake", "-S", source, "-B", FOLDER / "build", "-DCMAKE_BUILD_TYPE=Release",
          "-DGGML_NATIVE=ON", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF",
          "-DLLAMA_OPENSSL=OFF")  # fmt: skip
-    _run("cmake", "--build", FOLDER / "build", "--target", "llama-server", "--parallel")
+    _run("cmake", "--build", FOLDER / "build", "--target", "llama-server",
+         "--parallel", str(os.cpu_count() or 1))  # fmt: skip
 
 
 def _run(*command: str | Path) -> None:
