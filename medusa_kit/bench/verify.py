@@ -7,7 +7,7 @@ measured at load) from a bug. A tie of two tokens excuses no third token and no 
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from medusa_kit import console
@@ -75,6 +75,7 @@ def verify(
             "typical acceptance is lossy, so there is nothing to verify; expected exact acceptance",
             hint="leave out the option acceptance",
         )
+    engine = replace(engine, batches=None)  # neither answer may read what the other has left
     differences, num_tokens, num_steps = [], 0, 0
     with console.progress("verifying", len(prompts), "prompts") as bar:
         for index, prompt in enumerate(prompts):

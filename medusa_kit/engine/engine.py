@@ -258,7 +258,7 @@ class Engine:
             quantization=self.base.info.quantization,
             rounding_tolerance=self.rounding_tolerance,
             cached_tokens=row.num_cached,
-            near_ties=row.near_ties,
+            near_ties=row.near_ties if row.counts_near_ties or not row.num_cached else None,
         )
         reason = row.finish_reason or "cancelled"
         return GenerationResult(cut_at_stop(text, stops), list(row.token_ids), reason, stats)

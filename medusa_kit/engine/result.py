@@ -31,8 +31,9 @@ class GenerationStats:
     # How far rounding may move a logit: with a top-2 margin below it the token may differ.
     rounding_tolerance: float = 0.0
     cached_tokens: int = 0  # of the prompt's, which an earlier request had read
-    # Tokens with such a margin after a prompt that was not read anew; greedy rows only.
-    near_ties: int = 0
+    # Tokens with such a margin, after a prompt part of which was not read anew. None: not counted,
+    # since tokens were drawn, or chosen from processed logits.
+    near_ties: int | None = 0
 
     @property
     def lossy(self) -> bool:

@@ -2,6 +2,10 @@
 
 A request takes a batch for itself and gives it back at its end; other threads take others. What is
 kept is bounded in bytes, and the batch that was used longest ago goes first.
+
+Only steps in C++, which read weights packed at load, keep batches. A model that torch runs may be
+another one at the next call (a hook, an adapter, weights written to), and what it read before then
+is of no use; there prefixes are shared within a call alone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,8 +20,10 @@ from medusa_kit.infer.prefixes import common_length, weights_version
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.locks import SharedLock
 
-KEPT_BYTES = 1 << 30
+KEPT_BYTES = 1 << 29
 GROWTH = 1.25  # more slots than asked for, since a conversation will soon ask for more
+WORTH_KEEPING = 8  # tokens that a batch must hold of the prompts; fewer are read as fast
+MOST_PLACES = 2  # times the rows asked for, in a batch whose rows are made longer
 
 
 class KeptBatches:
@@ -60,43 +66,56 @@ class KeptBatches:
     def _take(
         self, verifier: Verifier, prompts: Sequence[Sequence[int]], max_rows: int, num_slots: int
     ) -> Batch | None:
+        """The batch that holds most of the prompts, if what it holds is worth having and making
+        room in it for this request takes little."""
         per_token = cache_bytes_per_token(verifier.base)
         version = weights_version(verifier.base.model)
 
         def fits(batch: Batch) -> bool:
-            slots, rows = (
-                max(num_slots, batch.cache.num_slots),
-                max(max_rows, len(batch.cache.lengths)),
-            )
-            return per_token * slots * rows <= self.most_bytes
+            cache, rows = batch.cache, max(max_rows, len(batch.cache.lengths))
+            longer = num_slots > cache.num_slots
+            few = not longer or rows <= MOST_PLACES * max_rows
+            return few and per_token * max(num_slots, cache.num_slots) * rows <= self.most_bytes
 
         with self._lock:
-            self._idle = [b for b in self._idle if b.weights_version == version]
-            fitting = [b for b in self._idle if b.verifier is verifier and fits(b)]
-            if not fitting:
+            self._idle = [batch for batch in self._idle if batch.weights_version == version]
+            worth = [
+                (shared, batch)
+                for batch in self._idle
+                if batch.verifier is verifier
+                and (shared := _shared(batch, prompts)) >= WORTH_KEEPING
+                and fits(batch)
+            ]
+            if not worth:
                 return None
-            best = max(fitting, key=lambda batch: _shared(batch, prompts))
+            best = max(worth, key=lambda one: one[0])[1]
             self._idle.remove(best)
         slots, places = best.cache.num_slots, max(max_rows, len(best.cache.lengths))
         if num_slots > slots:
-            slots = max(
-                num_slots, min(int(GROWTH * num_slots), self.most_bytes // (per_token * places))
-            )
+            most = self.most_bytes // (per_token * places)
+            slots = max(num_slots, min(int(GROWTH * num_slots), most))
         if (slots, places) != (best.cache.num_slots, len(best.cache.lengths)):
             best.grow(slots, places)
         return best
 
     def _give_back(self, batch: Batch) -> None:
         batch.clear()
+        if not batch.verifier.reads_packed_weights or batch.cache.num_bytes > self.most_bytes:
+            return
         with self._lock:
             self._idle.append(batch)
-            while self._idle and sum(one.cache.num_bytes for one in self._idle) > self.most_bytes:
+            while sum(one.cache.num_bytes for one in self._idle) > self.most_bytes:
                 self._idle.pop(0)
 
 
 def _shared(batch: Batch, prompts: Sequence[Sequence[int]]) -> int:
-    """Tokens of these prompts that the batch holds."""
+    """Tokens of these prompts that the batch holds, where taking them would not cost another
+    conversation more: a common system prompt is no reason to overwrite what follows it."""
+
+    def gain(held: Sequence[int], prompt: Sequence[int]) -> int:
+        common = common_length(held, prompt)
+        return common if 2 * common >= len(held) else 0
+
     return sum(
-        max((common_length(held, prompt) for held in batch.held.tokens), default=0)
-        for prompt in prompts
+        max((gain(held, prompt) for held in batch.held.tokens), default=0) for prompt in prompts
     )

@@ -45,6 +45,11 @@ class Verifier:
         self._holder = install_tree_attention(base.model)
 
     @property
+    def reads_packed_weights(self) -> bool:
+        """Whether steps read weights as they were at load, whatever becomes of the model."""
+        return False
+
+    @property
     def own_attention(self) -> str | None:
         """The attention of a model class that does not use transformers' attention interface."""
         return self._holder.mask_form

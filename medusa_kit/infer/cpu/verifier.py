@@ -28,6 +28,10 @@ class NativeVerifier(Verifier):
         super().__init__(base, attention, f"C++ ({native.summary})")
         self.native = native
 
+    @property
+    def reads_packed_weights(self) -> bool:
+        return True
+
     def prompt_chunk(self, num_rows: int) -> int:
         return self.native.prompt_chunk(num_rows) or super().prompt_chunk(num_rows)
 
