@@ -94,17 +94,9 @@ def verify(
             num_steps += ours.stats.num_steps
             if ours.token_ids != expected:
                 differences.append(
-                    difference_of(
-                        engine,
-                        oracle,
-                        sampling,
-                        index,
-                        ids,
-                        max_new_tokens,
-                        ours.token_ids,
-                        expected,
-                    )
-                )
+                    difference_of(engine, oracle, sampling, index, ids, max_new_tokens,
+                                  ours.token_ids, expected)
+                )  # fmt: skip
             bar.advance(note=f"{len(differences)} differ")
     length = (num_tokens - len(prompts)) / num_steps if num_steps else 1.0
     attention = (engine.attention if sampling.greedy else engine.verifier.attention).report()

@@ -42,15 +42,19 @@ class HeldPrefixes:
         self, prompt: Sequence[int], free: Sequence[int], running: Mapping[int, Sequence[int]]
     ) -> Start:
         """The start that leaves least to read, at least one token. `running`: what other places
-        hold, which may be copied."""
+        hold, which may be copied. A place that holds much more than it shares is copied from as
+        well: a common system prompt is no reason to overwrite what follows it."""
         most = len(prompt) - 1
-        shared = {place: min(common_length(self.tokens[place], prompt), most) for place in free}
-        place = max(free, key=lambda one: (shared[one], -self._left_at[one], -one))
-        elsewhere = {one: min(common_length(text, prompt), most) for one, text in running.items()}
-        source = max(elsewhere, key=lambda one: elsewhere[one], default=None)
-        if source is not None and elsewhere[source] >= shared[place] + WORTH_A_COPY:
-            oldest = min(free, key=lambda one: (self._left_at[one], one))
-            return Start(oldest, elsewhere[source], source)
+        texts = {**{place: self.tokens[place] for place in free}, **running}
+        shared = {place: min(common_length(text, prompt), most) for place, text in texts.items()}
+        own = [place for place in free if 2 * shared[place] >= len(self.tokens[place])]
+        oldest = min(free, key=lambda one: (self._left_at[one], one))
+        place = max(own, key=lambda one: (shared[one], -self._left_at[one], -one), default=oldest)
+        source = max(shared, key=lambda one: shared[one])
+        if source != place and shared[source] >= shared[place] + WORTH_A_COPY:
+            place = oldest
+            if source != place:
+                return Start(place, shared[source], source)
         return Start(place, shared[place])
 
 

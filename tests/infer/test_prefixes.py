@@ -218,11 +218,15 @@ def test_the_place_that_holds_most_of_a_prompt_else_the_oldest() -> None:
     held.leave(1, [1, 2, 9])
     assert held.start([1, 2, 3, 5], [0, 1, 2], {}) == Start(0, 3)
     assert held.start([1, 2, 3], [0, 1, 2], {}) == Start(0, 2)  # one is left to read
+    assert held.start([1, 8], [0, 1, 2], {}) == Start(2, 0)  # others hold more than they share
     assert held.start([7, 7], [0, 1, 2], {}) == Start(2, 0)  # never used
     assert held.start([7, 7], [0, 1], {}) == Start(0, 0)  # used longest ago
     long = list(range(40))
     assert held.start([*long, 1], [1, 2], {0: long}) == Start(2, 40, 0)
     assert held.start([*long[:9], 1], [1, 2], {0: long[:9]}) == Start(2, 0)  # as fast to read
+    held.leave(2, [*long, *long, *long])
+    assert held.start([*long, 1], [0, 1, 2], {}) == Start(0, 40, 2)  # copied, since more follows
+    assert held.start([*long, 1], [2], {}) == Start(2, 40)  # there is no other place
 
 
 def test_common_length() -> None:
