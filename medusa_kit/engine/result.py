@@ -36,6 +36,12 @@ class GenerationStats:
     near_ties: int | None = 0
 
     @property
+    def decoding_tokens_per_second(self) -> float | None:
+        """After the first token, so without the reading of the prompt; None for one token."""
+        seconds = self.seconds - self.first_token_seconds
+        return (self.new_tokens - 1) / seconds if self.new_tokens > 1 and seconds > 0 else None
+
+    @property
     def lossy(self) -> bool:
         """Whether the answer may differ from the base model's own."""
         return bool(self.lossy_by)

@@ -99,6 +99,7 @@ def test_chat_commands(chat: Talk, trained: Path) -> None:
     assert out == plain_text("Name a tree.") + "\n"  # the answers alone
     assert "warning: there is no answer yet to compare with" in err
     assert "3 heads, a tree of " in err
+    assert "tokens/s after the first; with drafter" in err
     assert "as fast, the same tokens" in err
     assert "warning: /nonsense is no command; /help lists them" in err
 

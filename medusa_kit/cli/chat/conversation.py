@@ -168,13 +168,21 @@ class Chat:
         except MedusaKitError as error:
             console.warn(str(error))
             return
-        ratio = result.stats.tokens_per_second / plain.stats.tokens_per_second
-        same = "the same tokens"
-        if plain.token_ids != result.token_ids:
-            drawn = self.settings["temperature"] > 0 and draws_guesses(self.engine.drafter_options)
-            same = "other words, as expected where guesses are drawn" if drawn else "OTHER TOKENS"
-        same += options.rule_note(result.stats)
-        console.note(
-            f"plain decoding: {plain.stats.tokens_per_second:.1f} tokens/s; with drafter "
-            f"{self.engine.own_drafter} {ratio:.2f} × as fast, {same}"
-        )
+        # The prompt was read for the first answer, and is not read again for the second.
+        ours, rate = (one.stats.decoding_tokens_per_second for one in (result, plain))
+        speed = "an answer of one token has no speed"
+        if ours is not None and rate is not None:
+            speed = (
+                f"plain decoding: {rate:.1f} tokens/s after the first; with drafter "
+                f"{self.engine.own_drafter} {ours / rate:.2f} × as fast"
+            )
+        console.note(f"{speed}, {self._agreement(result, plain)}{options.rule_note(result.stats)}")
+
+    def _agreement(self, result: Any, plain: Any) -> str:
+        if plain.token_ids == result.token_ids:
+            return "the same tokens"
+        if self.settings["temperature"] > 0 and draws_guesses(self.engine.drafter_options):
+            return "other words, as expected where guesses are drawn"
+        if result.stats.near_ties or plain.stats.near_ties:
+            return "other tokens after a near-tie, which rounding decides"
+        return "OTHER TOKENS"
