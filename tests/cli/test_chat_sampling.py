@@ -103,12 +103,15 @@ def test_generate_and_python_stay_greedy(run: Run) -> None:
 
 
 def compared(
-    capsys: pytest.CaptureFixture[str], temperature: float, options: dict[str, Any]
-) -> str:
+    capsys: pytest.CaptureFixture[str], temperature: float, options: dict[str, Any],
+    near_ties: int = 0,
+) -> str:  # fmt: skip
     """What /compare says where plain decoding gives other tokens."""
 
     def result(*token_ids: int) -> Any:
-        stats = SimpleNamespace(tokens_per_second=10.0, lossy=False, quantization=None)
+        stats = SimpleNamespace(
+            decoding_tokens_per_second=10.0, lossy=False, quantization=None, near_ties=near_ties
+        )
         return SimpleNamespace(token_ids=list(token_ids), stats=stats)
 
     engine = SimpleNamespace(
@@ -130,6 +133,7 @@ def test_other_tokens_are_expected_only_where_guesses_are_drawn(
         assert "as fast, other words, as expected" in compared(capsys, 0.7, options)
         assert "OTHER TOKENS" in compared(capsys, 0.0, options)
     assert "OTHER TOKENS" in compared(capsys, 0.7, {"sampling": "matched"})
+    assert "after a near-tie" in compared(capsys, 0.0, {}, near_ties=1)
 
 
 def test_a_seed_gives_the_same_words_without_the_drafter(
