@@ -199,11 +199,8 @@ class Batch:
         if not self._reuse:
             self.cache.keep_first(min(free), 0)
             return min(free), 0
-        texts = self._texts()
-        running = {
-            self._schedule.place_of(one): text[: self.cache.lengths[self._schedule.place_of(one)]]
-            for one, text in texts.items()
-        }
+        # Between steps the cache holds exactly the committed tokens of a row that runs.
+        running = {self._schedule.place_of(one): text for one, text in self._texts().items()}
         start = self.held.start(row.prompt_ids, free, running)
         if start.source is not None:
             self.cache.copy_first(start.source, start.place, start.length)
