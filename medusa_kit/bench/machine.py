@@ -6,12 +6,11 @@ from typing import Any
 
 import torch
 
+from medusa_kit.base.processor import processor_name
 from medusa_kit.engine.engine import Engine
 from medusa_kit.files import file_digest
 from medusa_kit.heads.checkpoint import WEIGHTS_NAME
 from medusa_kit.version import __version__
-
-CPU_INFO = Path("/proc/cpuinfo")
 
 
 def describe_setup(engine: Engine) -> dict[str, Any]:
@@ -36,15 +35,3 @@ def heads_digest(engine: Engine) -> str | None:
         return None
     path = Path(engine.heads_source) / WEIGHTS_NAME
     return file_digest(path) if path.is_file() else None
-
-
-def processor_name(device: torch.device) -> str:
-    """The processor that the model runs on, by its model name where that is known."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    if CPU_INFO.is_file():
-        for line in CPU_INFO.read_text().splitlines():
-            key, _, value = line.partition(":")
-            if key.strip() == "model name":
-                return value.strip()
-    return platform.processor() or platform.machine()

@@ -75,7 +75,8 @@ def verify(
             "typical acceptance is lossy, so there is nothing to verify; expected exact acceptance",
             hint="leave out the option acceptance",
         )
-    engine = replace(engine, batches=None)  # neither answer may read what the other has left
+    # Neither answer may read what the other has left, and whole trees are to be verified.
+    engine = replace(engine, batches=None, steps=None)
     differences, num_tokens, num_steps = [], 0, 0
     with console.progress("verifying", len(prompts), "prompts") as bar:
         for index, prompt in enumerate(prompts):

@@ -13,7 +13,7 @@ import torch
 
 from medusa_kit.base.model import BaseModel
 from medusa_kit.drafters import draft_with
-from medusa_kit.drafters.heads.break_even import BreakEvenDrafter
+from medusa_kit.drafters.heads.paying import HeadsRecord, PayingDrafter
 from medusa_kit.drafters.memory import Memory
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.errors import ConfigError
@@ -35,7 +35,7 @@ class DraftContext:
     verifier: Verifier
     heads: MedusaHeads | None = None
     tree: Tree | None = None  # for this batch size
-    break_even: float | None = None  # tokens that a step of that tree must emit, if known
+    paying: bool = False  # whether guesses are verified only where they pay
     draft_model: str | BaseModel | None = None
     batch_size: int = 1
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -79,9 +79,10 @@ def _heads(context: DraftContext, options: Any) -> Drafter:
         )
     pack_for_rows(context.base.model, context.tree.num_nodes * context.batch_size)
     drafter = draft_with(context.heads, context.tree)
-    if context.break_even is None or context.on_device:
+    if not context.paying:
         return drafter
-    return BreakEvenDrafter(drafter, PlainDrafter(context.device), context.break_even)
+    key = ("how often nodes were right", context.tree, context.sampling.temperature)
+    return PayingDrafter(drafter, context.remembered(key, HeadsRecord))
 
 
 def _in(module: str) -> Builder:

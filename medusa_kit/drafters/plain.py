@@ -6,8 +6,7 @@ Shapes: B batch, N nodes with root, D hidden.
 import torch
 from torch import Tensor
 
-from medusa_kit.infer.draft import ROOT, Draft, State, StatelessDrafter, Topology
-from medusa_kit.infer.transfer import to_device
+from medusa_kit.infer.draft import Draft, State, StatelessDrafter, root_draft
 
 
 class PlainDrafter(StatelessDrafter):
@@ -15,11 +14,10 @@ class PlainDrafter(StatelessDrafter):
     num_nodes = 1
 
     def __init__(self, device: torch.device) -> None:
-        self.topology = Topology.from_parents([ROOT], device)
+        self.device = device
 
     def propose(self, state: State) -> Draft:
-        roots_B1 = to_device(state.roots_B, self.topology.depths_N.device)[:, None]
-        return Draft(roots_B1, [self.topology] * len(state.roots_B))
+        return root_draft(state.roots_B, self.device)
 
     def alike(self, other: object) -> bool:
         return type(self) is type(other)

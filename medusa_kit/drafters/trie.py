@@ -11,8 +11,7 @@ from typing import Protocol
 
 import torch
 
-from medusa_kit.infer.draft import ROOT, UNUSED, Draft, State, StepResult, Topology
-from medusa_kit.infer.transfer import to_device
+from medusa_kit.infer.draft import ROOT, Draft, State, StepResult, padded_draft
 
 
 class Trie:
@@ -99,11 +98,7 @@ class Trie:
 
 def draft_of(tries: Sequence[Trie], device: torch.device) -> Draft:
     """The draft with one trie for each row; smaller ones are padded with unused nodes."""
-    N = max(trie.num_nodes for trie in tries)
-    tokens = [trie.tokens + [trie.tokens[0]] * (N - trie.num_nodes) for trie in tries]
-    parents = [trie.parents + [UNUSED] * (N - trie.num_nodes) for trie in tries]
-    topologies = [Topology.from_parents(row, device) for row in parents]
-    return Draft(to_device(tokens, device), topologies)
+    return padded_draft([one.tokens for one in tries], [one.parents for one in tries], device)
 
 
 class Source(Protocol):

@@ -4,7 +4,7 @@ Shapes: B batch, N nodes with root.
 """
 
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral
 from typing import TYPE_CHECKING, Any
@@ -23,7 +23,8 @@ from medusa_kit.infer.decode import decode
 from medusa_kit.infer.detokenize import StopStrings, TextStream, cut_at_stop, text_of
 from medusa_kit.infer.draft import Drafter, guessed_by, notes_of
 from medusa_kit.infer.kept_batches import KeptBatches
-from medusa_kit.infer.request import Row, make_row
+from medusa_kit.infer.node_choice.measured import MeasuredSteps
+from medusa_kit.infer.request import Emitted, Row, make_row
 from medusa_kit.infer.self_check import TreeCheck
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.drafters import READ_HEADS, default_drafter, drafts_without_heads
@@ -60,6 +61,7 @@ class Engine:
     heads_refused: str | None = None  # why heads that were found are not used
     graphs: GraphRunner | None = None  # runs whole steps on the device where it can
     batches: KeptBatches | None = None  # of earlier calls, with what they have read; None: none
+    steps: MeasuredSteps | None = None  # their cost, by which guesses that pay are chosen
 
     @property
     def own_drafter(self) -> str:
@@ -128,7 +130,7 @@ class Engine:
         rows = [self._row(one, params, max_new_tokens, stops) for one in prompts]
         batch_size = min(batch_size, len(rows))
         built = self._drafter(drafter, drafter_options, batch_size, params)
-        for _ in decode(self.verifier, built, rows, self.graphs, batch_size, self.batches):
+        for _ in self._decode(built, rows, batch_size):
             pass
         results = [self._result(row, built, stops) for row in rows]
         return results[0] if single else results
@@ -157,7 +159,7 @@ class Engine:
         row = self._row(prompts[0], params, max_new_tokens, stops)
         built = self._drafter(drafter, drafter_options, 1, params)
         return Streaming(
-            lambda: decode(self.verifier, built, [row], self.graphs, lender=self.batches),
+            lambda: self._decode(built, [row], 1),
             row,
             TextStream(self.base.tokenizer, stops),
             lambda: self._result(row, built, stops),
@@ -198,6 +200,17 @@ class Engine:
         row.rounding_tolerance = self.rounding_tolerance
         return row
 
+    @property
+    def _pays(self) -> bool:
+        """Whether guesses are verified only where they pay. Whole steps on the device have sizes of
+        their own."""
+        return self.steps is not None and self.graphs is None
+
+    def _decode(self, drafter: Drafter, rows: Sequence[Row], max_rows: int) -> Iterator[Emitted]:
+        steps = self.steps if self._pays and hasattr(drafter, "offer") else None
+        cost = None if steps is None else steps.cost
+        return decode(self.verifier, drafter, rows, self.graphs, max_rows, self.batches, cost)
+
     def _drafter(
         self,
         name: str | None,
@@ -209,8 +222,9 @@ class Engine:
         context = DraftContext(
             self.verifier,
             self.heads,
-            tree=self.tree_for(batch_size) if self.heads is not None else None,
-            break_even=self.plan.break_even if self.plan and batch_size == 1 else None,
+            # Where guesses are verified as they pay, the largest tree is cut to fit.
+            tree=self.tree_for(1 if self._pays else batch_size) if self.heads is not None else None,
+            paying=self._pays,
             draft_model=self.draft_model,
             batch_size=batch_size,
             on_device=self.graphs is not None,

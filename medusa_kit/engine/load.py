@@ -32,6 +32,7 @@ from medusa_kit.infer.cpu.heads import install_native_heads
 from medusa_kit.infer.cpu.int8_weights import with_weights
 from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.kept_batches import KeptBatches
+from medusa_kit.infer.node_choice.measured import MeasuredSteps
 from medusa_kit.settings.engine import (
     Attention,
     DrafterName,
@@ -40,6 +41,7 @@ from medusa_kit.settings.engine import (
     EngineOptions,
     Fallback,
     FixedShapes,
+    NodesVerified,
     PrefixCache,
     Weights,
     all_options,
@@ -50,7 +52,7 @@ from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.plan import Tree, TreePlan
 
 FITTING = (Match.SAME, Match.COPY)
-PLAIN = EngineOptions(heads=None)
+PLAIN = EngineOptions(heads=None, nodes="all")
 
 
 P = ParamSpec("P")
@@ -95,6 +97,7 @@ def load(
     draft_model: str | BaseModel | None = None,
     fallback: Fallback | None = None,
     prefix_cache: PrefixCache = "on",
+    nodes: NodesVerified = "paying",
 ) -> Engine:
     """An engine for the base model `name` (a Hub id, folder, GGUF file or the embedded one).
 
@@ -158,6 +161,7 @@ def build_engine(
         draft_model=options.draft_model,
         fallback=options.fallback,
         batches=KeptBatches() if options.prefix_cache == "on" else None,
+        steps=MeasuredSteps(backends.verifier) if options.nodes == "paying" else None,
     )
     return with_heads(plain, options.heads, tree=options.tree, force=options.force)
 

@@ -7,6 +7,7 @@ it is chosen, committed by the next step.
 Shapes: B rows, N nodes of all their trees, D hidden.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
@@ -17,8 +18,9 @@ import torch
 from medusa_kit.infer.cuda_graph.decode import decode_on_device
 from medusa_kit.infer.cuda_graph.runner import GraphRunner
 from medusa_kit.infer.draft import Drafter, State, flat_nodes, tell_end
-from medusa_kit.infer.group import Group, by_row
+from medusa_kit.infer.group import Group, by_row, drafts_of
 from medusa_kit.infer.memory import explain_oom
+from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.prefixes import HeldPrefixes, weights_version
 from medusa_kit.infer.request import Emitted, Row
 from medusa_kit.infer.schedule import Schedule
@@ -35,10 +37,12 @@ def decode(
     graphs: GraphRunner | None = None,
     max_rows: int | None = None,
     lender: "Lender | None" = None,
+    cost: StepCost | None = None,
 ) -> Iterator[Emitted]:
     """Decode rows until all have finished, at most `max_rows` of them together; yields what each
     step emitted. `graphs`: runs whole steps on the device, where it can. `lender`: has batches of
-    earlier requests, which may hold what prompts begin with.
+    earlier requests, which may hold what prompts begin with. `cost`: of steps; guesses that do not
+    pay are not verified then.
 
     Raises DeviceMemoryError where an accelerator's memory is too small; a smaller request works.
     """
@@ -52,6 +56,7 @@ def decode(
         prompts = [row.prompt_ids for row in rows]
         lend = lender.borrowed if lender is not None else _new_batch
         with lend(verifier, prompts, max_rows, num_slots, graphs) as batch:
+            batch.cost = cost
             for row in rows:
                 batch.add(row, drafter)
             while batch.num_rows:
@@ -96,6 +101,7 @@ class Batch:
         self.cache: TreeCache = verifier.new_cache(max_rows, num_slots)
         self.held = HeldPrefixes(max_rows)
         self._schedule: Schedule[Row] = Schedule(max_rows, prompt_budget)
+        self.cost: StepCost | None = None  # by which guesses that pay are chosen; None: all are
         self._longest = self._most_nodes = 1
         self._drafters: dict[Row, Drafter] = {}
         self._groups: dict[int, Group] = {}  # rows that run, by their drafter
@@ -227,20 +233,25 @@ class Batch:
 
     def _verify_trees(self) -> Emitted:
         groups = list(self._groups.values())
-        drafts = [group.propose() for group in groups]
+        drafts = drafts_of(groups, self.cost)
+        start = time.perf_counter()
         rows = [row for group in groups for row in group.rows]
         places = [self._schedule.place_of(row) for row in rows]
         nodes = flat_nodes(drafts)
         scores = self.verifier.score_trees(self.cache, nodes, places)
         scored = by_row(nodes, scores, rows)
-        kept, emitted, first = list[list[int]](), list(), 0
+        kept, steps, emitted, first = list[list[int]](), list(), list(), 0
         for group, draft in zip(groups, drafts, strict=True):
             own = scored[first : first + len(group.rows)]
             first += len(own)
             step = group.accept(draft, own, self._last_position)
             kept += [[0, *path] for path in step.paths]
-            emitted += group.go_on(step, own)
+            steps.append((group, step, own))
         self.cache.commit(kept, places)
+        if self.cost is not None:
+            self.cost.record(sum(nodes.counts), time.perf_counter() - start)
+        for group, step, own in steps:
+            emitted += group.go_on(step, own)
         return emitted
 
     @property

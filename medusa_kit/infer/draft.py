@@ -8,7 +8,7 @@ Shapes: B batch, N nodes with root, D hidden, V vocabulary.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from medusa_kit.infer.accept.token_choice import TokenChooser
+from medusa_kit.infer.node_choice.choice import Offer
+from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.transfer import to_device
 from medusa_kit.infer.tree_step import Nodes
 
@@ -154,6 +156,26 @@ class StepResult:
         return logits_NV[at].argmax(-1).tolist()
 
 
+def root_draft(roots_B: Sequence[int], device: torch.device) -> Draft:
+    """The root alone for each row: a plain step."""
+    return Draft(to_device(roots_B, device)[:, None], [_topology((ROOT,), device)] * len(roots_B))
+
+
+def padded_draft(
+    tokens: Sequence[Sequence[int]], parents: Sequence[Sequence[int]], device: torch.device
+) -> Draft:
+    """The draft with these nodes for each row; smaller rows are padded with unused ones."""
+    N = max(len(row) for row in tokens)
+    filled = [[*row, *[row[0]] * (N - len(row))] for row in tokens]
+    shapes = [_topology((*row, *[UNUSED] * (N - len(row))), device) for row in parents]
+    return Draft(to_device(filled, device), shapes)
+
+
+@lru_cache(maxsize=1024)
+def _topology(parents: tuple[int, ...], device: torch.device) -> Topology:
+    return Topology.from_parents(parents, device)
+
+
 def flat_nodes(drafts: Sequence[Draft]) -> Nodes:
     """The used nodes of all drafts, row after row, to be verified in one forward."""
     topologies = [topology for draft in drafts for topology in draft.topologies]
@@ -182,6 +204,16 @@ class Drafter(Protocol):
     def observe(self, step: StepResult) -> None: ...
 
     def select_rows(self, rows: Sequence[int]) -> None: ...
+
+
+class OfferingDrafter(Drafter, Protocol):
+    """A drafter that leaves the number of guesses to the batch. In place of `propose`, `offer` says
+    how likely they are and `take` drafts the likeliest of each row."""
+
+    def offer(self, state: State, cost: StepCost, num_others: int) -> Offer: ...
+
+    # counts[b]: guesses of row b, none or more
+    def take(self, counts: Sequence[int]) -> Draft: ...
 
 
 class StatelessDrafter:

@@ -6,13 +6,15 @@ tokens.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from medusa_kit.infer.accept.rows import ScoredTree
-from medusa_kit.infer.draft import Draft, Drafter, State, StepResult
+from medusa_kit.infer.draft import Draft, Drafter, OfferingDrafter, State, StepResult
+from medusa_kit.infer.node_choice.choice import Offer, choose_nodes
+from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.request import Emitted, Row
 from medusa_kit.infer.tree_step import Nodes, RaggedScores
 
@@ -24,6 +26,8 @@ class Group:
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter
+        # Looked up once: a drafter's properties may take time.
+        self._offering = cast(OfferingDrafter, drafter) if hasattr(drafter, "offer") else None
         self.rows: list[Row] = []
         self._state: State | None = None
 
@@ -45,8 +49,18 @@ class Group:
         self._state = self.state.of_rows(alive) if alive else None
         self.drafter.select_rows(alive)
 
+    def offer(self, cost: StepCost, num_others: int) -> Offer | None:
+        """Guesses of which the batch says how many are verified; None: the drafter says it."""
+        offering = self._offering
+        return None if offering is None else offering.offer(self.state, cost, num_others)
+
     def propose(self) -> Draft:
         return self.drafter.propose(self.state)
+
+    def take(self, counts: Sequence[int]) -> Draft:
+        """So many of what was offered for each row."""
+        assert self._offering is not None, "a group that has offered nothing"
+        return self._offering.take(counts)
 
     def accept(self, draft: Draft, scored: Sequence["ScoredRow"], last_position: int) -> StepResult:
         """What each row keeps of its tree, and its next root."""
@@ -83,7 +97,7 @@ class Group:
             accepted = [scored[index].tokens[node] for node in path]
             self.state.tokens[index] += [self.state.roots_B[index], *accepted]
             kept = row.take([*accepted, step.next_roots[index]])
-            row.count_step(len(kept), len(path))
+            row.count_step(len(kept), len(path), len(scored[index].tokens))
             if (near := scored[index].near_ties) is not None and row.counts_near_ties:
                 row.near_ties += sum(near[node] for node in [0, *path])
             emitted.append((row, kept))
@@ -92,6 +106,22 @@ class Group:
         roots = list(step.next_roots)
         self._state = State(self.state.tokens, roots, hidden_BD, self.state.choosers)
         return emitted
+
+
+def drafts_of(groups: Sequence[Group], cost: StepCost | None) -> list[Draft]:
+    """The next step's draft of each group. `cost`: of steps, by which the guesses are chosen that
+    pay; None: drafters choose."""
+    if cost is None:
+        return [group.propose() for group in groups]
+    num_rows = sum(len(group.rows) for group in groups)
+    offers = {group: group.offer(cost, num_rows - len(group.rows)) for group in groups}
+    drafts = {group: group.propose() for group, offer in offers.items() if offer is None}
+    fixed = sum(topology.num_used for one in drafts.values() for topology in one.topologies)
+    open_ones = {group: offer for group, offer in offers.items() if offer is not None}
+    counts = choose_nodes(list(open_ones.values()), fixed, cost).counts
+    for group, chosen in zip(open_ones, counts, strict=True):
+        drafts[group] = group.take(chosen)
+    return [drafts[group] for group in groups]
 
 
 @dataclass(frozen=True)

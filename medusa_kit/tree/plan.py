@@ -8,7 +8,7 @@ size 1, just as exactly.
 
 import pathlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -46,8 +46,6 @@ class TreePlan:
     """
 
     trees: tuple[PlannedTree, ...]
-    # How many tokens a step of the first tree must emit to be worth its time, by the search.
-    break_even: float | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         sizes = [planned.batch_size for planned in self.trees]
@@ -97,16 +95,9 @@ def load_plan(path: str | pathlib.Path) -> TreePlan:
         larger = extra.get("larger_batches", [])
         if not isinstance(larger, list):
             raise TreeError(f"larger_batches is {larger!r}, expected a list")
-        return TreePlan((first, *(_planned(fields) for fields in larger)), _break_even(extra))
+        return TreePlan((first, *(_planned(fields) for fields in larger)))
     except TreeError as error:
         raise TreeError(f"{path}: {error.message}", hint=error.hint) from error
-
-
-def _break_even(extra: dict[str, Any]) -> float | None:
-    """The time of a step in plain steps: its predicted acceptance length over its speed-up."""
-    length, speed_up = extra.get("acceptance_length"), extra.get("predicted_speed_up")
-    known = isinstance(length, int | float) and isinstance(speed_up, int | float) and speed_up > 0
-    return length / speed_up if known else None  # type: ignore[operator]
 
 
 def _planned(fields: Any) -> PlannedTree:

@@ -12,12 +12,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from medusa_kit.drafters.estimates import AcceptanceEstimate
 from medusa_kit.drafters.mixed.auto import AutoDrafter, Experience, Share, best_size
-from medusa_kit.drafters.mixed.bandit import Chooser
 from medusa_kit.drafters.mixed.combined import CombinedDrafter
-from medusa_kit.drafters.mixed.estimates import AcceptanceEstimate, StepCost
 from medusa_kit.drafters.trie import Trie, TrieDrafter, draft_of
 from medusa_kit.infer.draft import State, StepResult
+from medusa_kit.infer.node_choice.cost import StepCost
 
 CPU = torch.device("cpu")
 EMPTY = torch.empty(0)
@@ -84,7 +84,7 @@ def run(drafter, text: Sequence[int], clock: Clock, slope: float) -> tuple[int, 
 
 def auto(free, costly, clock: Clock) -> AutoDrafter:
     hopes = [0.0] + [0.5] * len(costly)
-    experience = Experience(AcceptanceEstimate(), StepCost(0.1), Chooser(hopes))
+    experience = Experience(AcceptanceEstimate(), StepCost(0.1), hopes)
     return AutoDrafter(free, costly, experience, CPU, 16, clock=clock)
 
 

@@ -4,8 +4,9 @@ import random
 
 import pytest
 
+from medusa_kit.drafters.estimates import MOST_CERTAIN, AcceptanceEstimate
 from medusa_kit.drafters.mixed.bandit import Chooser
-from medusa_kit.drafters.mixed.estimates import MOST_CERTAIN, AcceptanceEstimate, StepCost
+from medusa_kit.infer.node_choice.cost import StepCost
 
 
 def test_luck_starts_from_what_is_believed_and_ends_at_what_is_seen() -> None:

@@ -17,6 +17,7 @@ from medusa_kit.bench.gpu.steps import PREFIX, some_prompts, timed_steps
 from medusa_kit.bench.gpu.workbench import CAPTURED, StepMode, Workbench
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.drafters import draft_with
+from medusa_kit.drafters.heads.medusa import HeadsDrafter
 from medusa_kit.errors import MedusaKitError
 from medusa_kit.heads import MedusaHeads
 
@@ -112,7 +113,8 @@ def draft(shape: Shape, mode: StepMode, kind: str, bench: Workbench) -> dict[str
     drafter = draft_with(heads, tree_of(NODES))
     hidden_BD = torch.randn(1, shape.hidden_size, device=bench.device, dtype=bench.dtype)
     roots_B = torch.zeros(1, device=bench.device, dtype=torch.int64)
-    fill = partial(drafter.fill, hidden_BD, roots_B, on_device=True)  # type: ignore[attr-defined]
+    assert isinstance(drafter, HeadsDrafter)  # as for any static tree
+    fill = partial(drafter.fill, hidden_BD, roots_B, on_device=True)
     repeats = bench.size(20, 1)
     found = {
         "heads": NUM_HEADS,

@@ -18,7 +18,7 @@ import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from medusa_kit import console
-from medusa_kit.bench.machine import processor_name
+from medusa_kit.base.processor import processor_name
 from medusa_kit.errors import DataError, MedusaKitError
 from medusa_kit.files import atomic_write
 from medusa_kit.version import __version__

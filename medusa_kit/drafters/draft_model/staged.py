@@ -86,7 +86,7 @@ def build_inside(context: DraftContext, verifier: Verifier, staged: StagedOption
         verifier=verifier,
         heads=None,
         tree=None,
-        break_even=None,
+        paying=False,
         draft_model=staged.draft_model,
         sampling=SamplingParams(),
         memory=context.remembered(("staged", id(verifier)), Memory),

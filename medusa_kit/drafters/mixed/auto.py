@@ -15,6 +15,7 @@ from typing import Any, cast
 
 import torch
 
+from medusa_kit.drafters.estimates import AcceptanceEstimate
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.heads.hydra import HydraDrafter
 from medusa_kit.drafters.heads.medusa import MedusaDrafter
@@ -29,14 +30,17 @@ from medusa_kit.drafters.mixed.combined import (
     source_of,
     usual_sources,
 )
-from medusa_kit.drafters.mixed.estimates import AcceptanceEstimate, StepCost
 from medusa_kit.drafters.text.recycling import RecyclingDrafter
 from medusa_kit.drafters.trie import Source, Trie, draft_of
 from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.infer.cuda_graph.host_trees import MOST_NODES, HostTreeSpec
 from medusa_kit.infer.draft import COUNTS, Draft, Drafter, State, StepResult, notes_of, tell_end
+from medusa_kit.infer.node_choice.choice import Offer, choose_nodes
+from medusa_kit.infer.node_choice.cost import StepCost
+from medusa_kit.locks import SharedLock
 
 COSTLY = ("medusa", "draft-model")
+LONGEST_PAUSE = 16  # steps without asking anybody
 PLAIN = "none"  # a step in which nothing was guessed
 MOST_TOLD = 3  # mixes of sources that notes name
 SLOPES = {"cpu": 0.12, "cuda": 0.01}  # cost of one more node in one-node steps, until measured
@@ -46,22 +50,36 @@ HOPES = {"medusa": 0.5, "draft-model": 1.0}  # tokens a step that a costly sourc
 
 @dataclass
 class Experience:
-    """The measurements of all requests of an engine with one batch size."""
+    """The measurements of all requests of an engine. `hopes`: see Chooser."""
 
     acceptance: AcceptanceEstimate
     cost: StepCost
-    chooser: Chooser
+    hopes: Sequence[float]
+    _choosers: dict[int, Chooser] = field(default_factory=dict)
+    _lock: SharedLock = field(default_factory=SharedLock, repr=False, compare=False)
+
+    def chooser(self, num_rows: int) -> Chooser:
+        """The one for steps of about so many rows: what pays for one does not pay for many."""
+        with self._lock:
+            return self._choosers.setdefault(num_rows.bit_length(), Chooser(self.hopes))
 
 
 @dataclass
 class _Step:
-    """What was proposed in the current step."""
+    """What was guessed in the current step, and then what of it was taken."""
 
     tries: list[Trie]
-    situation: int | None  # None: the very first step, which only measures
+    orders: list["Order"]  # by chance
+    situation: int | None  # None: no source was chosen, since nothing has been measured
     choice: int
     start: float
+    num_others: int = 0  # nodes of other rows in the same step
     drafted: float = 0.0
+    chooser: Chooser | None = None
+    own_cost: StepCost | None = None  # where the step's time is to be recorded here
+
+    def offer(self, max_nodes: int) -> Offer:
+        return Offer([[chance for _, chance in order[1:max_nodes]] for order in self.orders])
 
 
 @dataclass
@@ -94,6 +112,8 @@ class AutoDrafter:
     credits: list[list[str]] = field(default_factory=list)
     _step: _Step | None = None
     _on_device: bool = False
+    _pause: int = 0  # steps until sources are asked again
+    _next_pause: int = 0
 
     @property
     def num_nodes(self) -> int:
@@ -153,31 +173,75 @@ class AutoDrafter:
             source.join(state)
 
     def propose(self, state: State) -> Draft:
-        start, B = self.clock(), len(state.roots_B)
-        acceptance, cost = self.experience.acceptance, self.experience.cost
-        tries = merged(self.free, state, acceptance)
-        orders = [trie.by_chance() for trie in tries]
-        size, promised = best_size(orders, cost, self.max_nodes, self._nodes)
-        situation, choice = None, 0
-        if cost.measured:
-            step_seconds = cost.seconds(B * self._nodes(size)) / B
-            situation, choice = self.experience.chooser.choose(promised / B, step_seconds)
-        if choice:
-            for whole, more in zip(
-                tries, merged([self.costly[choice - 1]], state, acceptance), strict=True
-            ):
-                whole.merge(more)
-            orders = [trie.by_chance() for trie in tries]
-            size, _ = best_size(orders, cost, self.max_nodes, self._nodes)
+        """Its own choice of guesses: equally many for each row, by what it has measured itself."""
+        cost = self.experience.cost
+        step = self._guess(state, cost, 0, self.max_nodes)
+        size, _ = best_size(step.orders, cost, self.max_nodes, self._nodes)
         size = self._nodes(size)  # nodes that are verified anyway hold guesses too
-        tries = [
-            trie.kept([node for node, _ in order[:size]])
-            for trie, order in zip(tries, orders, strict=True)
-        ]
-        self._step = _Step(tries, situation, choice, start)
-        draft = draft_of(tries, self.device)
-        self._step.drafted = self.clock()
+        draft = self.take([size - 1] * len(state.roots_B))
+        step.own_cost = cost
         return draft
+
+    def offer(self, state: State, cost: StepCost, num_others: int) -> Offer:
+        """The likeliest guesses. Where none was worth verifying for some steps, nobody is asked for
+        a few more: in a large batch that would take longer than it brings."""
+        if self._pause > 0:
+            self._pause -= 1
+            alone = [Trie(root) for root in state.roots_B]
+            self._step = _Step(alone, [trie.by_chance() for trie in alone], None, 0, self.clock())
+            return Offer([[] for _ in alone])
+        step = self._guess(state, cost, num_others, self.max_nodes)
+        return step.offer(self.max_nodes)
+
+    def _guess(self, state: State, cost: StepCost, num_others: int, max_nodes: int) -> "_Step":
+        """Ask the free sources, and a costly one where that should pay."""
+        start, B = self.clock(), len(state.roots_B)
+        acceptance, rows = self.experience.acceptance, num_others + B
+        tries = merged(self.free, state, acceptance)
+        self._step = step = _Step(tries, [trie.by_chance() for trie in tries], None, 0, start)
+        step.num_others = num_others
+        if not cost.measured:
+            return step
+        promised, num_nodes = self._promised(step, cost)
+        step.chooser = self.experience.chooser(rows)
+        seconds = cost.seconds(num_nodes) / rows
+        step.situation, step.choice = step.chooser.choose(promised / B, seconds)
+        if step.choice:
+            asked = [self.costly[step.choice - 1]]
+            for whole, more in zip(tries, merged(asked, state, acceptance), strict=True):
+                whole.merge(more)
+            step.orders = [trie.by_chance() for trie in tries]
+        return step
+
+    def _promised(self, step: "_Step", cost: StepCost) -> tuple[float, int]:
+        """(tokens expected of these rows, nodes of the whole step) by free guesses."""
+        B = len(step.tries)
+        if self._on_device:
+            size, promised = best_size(step.orders, cost, self.max_nodes, self._nodes)
+            return promised, B * self._nodes(size)
+        choice = choose_nodes([step.offer(self.max_nodes)], step.num_others, cost)
+        guesses = sum(choice.counts[0])
+        return choice.tokens - step.num_others, step.num_others + B + guesses
+
+    def take(self, counts: Sequence[int]) -> Draft:
+        step = self._step
+        assert step is not None, "nothing was offered"
+        step.tries = [
+            trie.kept([node for node, _ in order[: 1 + count]])
+            for trie, order, count in zip(step.tries, step.orders, counts, strict=True)
+        ]
+        self._wait(step.situation is not None, any(counts))
+        draft = draft_of(step.tries, self.device)
+        step.drafted = self.clock()
+        return draft
+
+    def _wait(self, asked: bool, found: bool) -> None:
+        """Each time that asking found nothing worth verifying, the next pause is twice as long."""
+        if found:
+            self._next_pause = 0
+        elif asked:
+            self._pause = self._next_pause
+            self._next_pause = min(max(1, 2 * self._next_pause), LONGEST_PAUSE)
 
     def observe(self, step: StepResult) -> None:
         now, did = self.clock(), self._step
@@ -185,10 +249,10 @@ class AutoDrafter:
         experience, B = self.experience, len(did.tries)
         emitted = B + sum(len(path) for path in step.paths)
         num_nodes = self._nodes(step.draft.tokens_BN.shape[1])
-        experience.cost.record(B * num_nodes, now - did.drafted)
-        if did.situation is not None:
-            seconds = (now - did.start) / B
-            experience.chooser.record(did.situation, did.choice, emitted / B, seconds)
+        if did.own_cost is not None:
+            did.own_cost.record(B * num_nodes, now - did.drafted)
+        if did.chooser is not None and did.situation is not None:
+            did.chooser.record(did.situation, did.choice, emitted / B, (now - did.start) / B)
         learn(experience.acceptance, did.tries, step)
         self.credits = credited(did.tries, step)
         for source in (*self.free, *self.costly):
@@ -249,7 +313,7 @@ def build(context: DraftContext, options: Any) -> Drafter:
     sources = build_sources(context, names, given)
     free = [source for source in sources if source.name not in COSTLY]
     costly = [source for source in sources if source.name in COSTLY]
-    key = ("auto", tuple(names), context.batch_size)
+    key = ("auto", tuple(names))
     experience = context.remembered(key, lambda: _fresh(context, costly))
     drafter = AutoDrafter(free, costly, experience, context.device, options.max_nodes, reasons)
     if context.on_device:
@@ -304,4 +368,4 @@ def free_sizes(max_nodes: int) -> dict[str, dict[str, Any]]:
 def _fresh(context: DraftContext, costly: Sequence[Source]) -> Experience:
     hopes = [0.0, *(HOPES[source.name] for source in costly)]
     cost = StepCost(SLOPES.get(context.device.type, SLOPES["cuda"]))
-    return Experience(shared_estimate(context), cost, Chooser(hopes))
+    return Experience(shared_estimate(context), cost, hopes)

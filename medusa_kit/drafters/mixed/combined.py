@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from medusa_kit.drafters.estimates import AcceptanceEstimate
 from medusa_kit.drafters.factory import DraftContext, build_drafter
-from medusa_kit.drafters.mixed.estimates import AcceptanceEstimate
 from medusa_kit.drafters.trie import Source, Trie, TrieDrafter, draft_of
 from medusa_kit.infer.draft import Draft, Drafter, State, StepResult, notes_of, tell_end
 

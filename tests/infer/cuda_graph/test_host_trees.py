@@ -16,7 +16,6 @@ from medusa_kit.base.model import wrap_model
 from medusa_kit.drafters import draft_with
 from medusa_kit.drafters.mixed import auto
 from medusa_kit.drafters.mixed.auto import AutoDrafter, best_size
-from medusa_kit.drafters.mixed.estimates import StepCost
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.accept.rules import accept
 from medusa_kit.infer.cuda_graph import runner
@@ -31,6 +30,7 @@ from medusa_kit.infer.cuda_graph.host_trees import (
 )
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import StepResult, path_to
+from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.request import make_row
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree

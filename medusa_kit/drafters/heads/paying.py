@@ -1,0 +1,144 @@
+"""Heads whose guesses are verified where they pay, so that no step is slower than a plain one.
+
+How often each node of the tree was right is counted; the batch takes as many of the likeliest as
+pay beside its other rows (infer/node_choice/). Where none does, the heads do not run at all, and
+now and then one row tries one guess, since text changes. The text is the same either way.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from medusa_kit.drafters.estimates import AcceptanceEstimate
+from medusa_kit.drafters.heads.dynamic import DynamicDrafter
+from medusa_kit.drafters.heads.medusa import HeadsDrafter
+from medusa_kit.infer.draft import ROOT, Draft, State, StepResult, padded_draft, root_draft
+from medusa_kit.infer.node_choice.choice import Offer
+from medusa_kit.infer.node_choice.cost import StepCost
+from medusa_kit.locks import SharedLock
+from medusa_kit.tree.candidate_tree import CandidateTree
+from medusa_kit.tree.dynamic import DynamicTree
+
+FIRST_GUESS, DEEPER, NEXT_RANK = 0.4, 0.75, 0.4  # chances of heads' guesses before any step
+TRIAL = 32  # plain steps between two tries of guesses that do not pay
+SMOOTHING = 0.1  # share of the newest call in what heads take
+
+
+@dataclass
+class HeadsRecord:
+    """What all requests of an engine have seen of one tree: how often each node was right, and how
+    long naming the guesses of so many rows took."""
+
+    acceptance: AcceptanceEstimate = field(default_factory=AcceptanceEstimate)
+    _seconds: dict[int, float] = field(default_factory=dict)
+    _lock: SharedLock = field(default_factory=SharedLock, repr=False, compare=False)
+
+    def seconds(self, num_rows: int) -> float:
+        """Of naming the guesses of so many rows; zero before the first time."""
+        with self._lock:
+            known = [rows for rows in self._seconds if rows <= num_rows] or list(self._seconds)
+            return self._seconds[max(known)] if known else 0.0
+
+    def took(self, num_rows: int, seconds: float) -> None:
+        with self._lock:
+            if num_rows in self._seconds:
+                seconds = min(seconds, 2 * self._seconds[num_rows])
+                seconds = SMOOTHING * seconds + (1 - SMOOTHING) * self._seconds[num_rows]
+            self._seconds[num_rows] = seconds
+
+
+class PayingDrafter:
+    """Offers the tree of `inner`, static or dynamic. `clock`: in seconds."""
+
+    def __init__(
+        self,
+        inner: HeadsDrafter | DynamicDrafter,
+        record: HeadsRecord,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.inner, self.record, self._clock = inner, record, clock
+        self.num_nodes = inner.num_nodes
+        self.steps = self.plain_steps = 0  # of each row
+        self._state: State | None = None  # of the current step
+        self._order: list[int] = []  # nodes, likeliest first
+        self._kept: list[list[int]] = []  # nodes of each row that are verified
+        self._since_try = 0  # plain steps in a row
+        self._parents, self._believed = _shape(inner.tree)
+
+    @property
+    def name(self) -> str:
+        """Its name in statistics, with the number of plain steps if there were any."""
+        if not self.plain_steps:
+            return self.inner.name
+        return f"{self.inner.name}, {self.plain_steps} of {self.steps} steps plain"
+
+    def join(self, state: State) -> None:
+        self.inner.join(state)
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        self.inner.select_rows(rows)
+
+    def propose(self, state: State) -> Draft:
+        """The whole tree for each row."""
+        self._state, self._order = state, list(range(1, self.num_nodes))
+        return self.take([self.num_nodes - 1] * len(state.roots_B))
+
+    def offer(self, state: State, cost: StepCost, num_others: int) -> Offer:
+        B, chances = len(state.roots_B), [1.0]
+        for node in range(1, self.num_nodes):
+            own = self.record.acceptance.chance(node, self._believed[node])
+            chances.append(min(own, chances[self._parents[node]]))
+        self._state = state
+        self._order = sorted(range(1, self.num_nodes), key=lambda node: (-chances[node], node))
+        likeliest = [chances[node] for node in self._order]
+        tries = self._since_try >= TRIAL and self.num_nodes > 1
+        trial = self.steps % B if tries else None
+        return Offer([likeliest] * B, self.record.seconds(B), trial)
+
+    @torch.inference_mode()
+    def take(self, counts: Sequence[int]) -> Draft:
+        state, device = self._state, self.inner.heads.base.device
+        assert state is not None, "nothing was offered"
+        rows = [row for row, count in enumerate(counts) if count]
+        self.steps += len(counts)
+        self.plain_steps += len(counts) - len(rows)
+        self._kept = [[0] for _ in counts]
+        if not rows:
+            self._since_try += 1
+            return root_draft(state.roots_B, device)
+        self._since_try, start = 0, self._clock()
+        whole = self.inner.propose(state if len(rows) == len(counts) else state.of_rows(rows))
+        tokens = [[root] for root in state.roots_B]
+        parents = [[ROOT] for _ in counts]
+        for row, own, topology in zip(
+            rows, whole.tokens_BN.tolist(), whole.topologies, strict=True
+        ):
+            wanted = [node for node in self._order[: counts[row]] if node < topology.num_used]
+            self._kept[row] = kept = [0, *sorted(wanted)]
+            tokens[row] = [own[node] for node in kept]
+            parents[row] = [ROOT, *(kept.index(topology.parents[node]) for node in kept[1:])]
+        self.record.took(len(rows), self._clock() - start)
+        return padded_draft(tokens, parents, device)
+
+    def observe(self, step: StepResult) -> None:
+        for kept, path in zip(self._kept, step.paths, strict=True):
+            for place, node in enumerate(kept[1:], start=1):
+                self.record.acceptance.record(node, place in path)
+
+
+def _shape(tree: CandidateTree | DynamicTree) -> tuple[Sequence[int], list[float]]:
+    """(the parent of each node, the chance of it and its path before any step).
+
+    A dynamic tree's nodes have other parents at each step but always come by falling chance, as if
+    each was below the one before it.
+    """
+    if isinstance(tree, DynamicTree):
+        nodes = range(tree.num_nodes)
+        return [node - 1 for node in nodes], [1.0, *(FIRST_GUESS * DEEPER**n for n in nodes[:-1])]
+    pairs = zip(tree.depths[1:], tree.paths, strict=True)
+    guessed = [
+        FIRST_GUESS * DEEPER ** (depth - 1) * NEXT_RANK ** sum(path) for depth, path in pairs
+    ]
+    return tree.parents, [1.0, *guessed]

@@ -1,0 +1,1 @@
+"""Which of the guesses a step verifies: those that pay."""

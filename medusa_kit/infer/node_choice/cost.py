@@ -1,0 +1,85 @@
+"""How long a step takes by the nodes in it, t(n): as first measured, and refined while decoding.
+
+What is chosen by it changes how fast answers come, never their text. All requests of an engine
+share one, also in several threads.
+"""
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from medusa_kit.locks import SharedLock
+
+SIZES = (1, 2, 4, 8, 16, 32)  # between them lines are drawn
+SMOOTHING = 0.15  # share of the newest step in how fast the machine is now
+OUTLIER = 2.0  # a step is taken for at most this many times the expected seconds
+ASSUMED, MEASURED = 3.0, 40.0  # steps of a size against which the first figures count
+SLOWEST = 0.02  # share of a step in a size's figure, however many came before
+
+
+@dataclass
+class _Size:
+    """`seconds`: at the machine's usual speed. `weight`: steps that it rests on."""
+
+    seconds: float
+    weight: float
+
+
+class StepCost:
+    """Seconds of whole steps by their nodes, root nodes included.
+
+    A machine gets slower and faster, so sizes are compared at equal speed: `_speed` follows the
+    newest steps, of whatever size, and each size's own figure moves slowly.
+    """
+
+    def __init__(self, slope: float = 0.12, measured: Mapping[int, float] | None = None) -> None:
+        """`slope`: the cost of one more node in one-node steps, assumed where no seconds by nodes
+        were measured."""
+        weight = MEASURED if measured else ASSUMED
+        first = measured or {n: 1 + slope * (n - 1) for n in SIZES}
+        self._sizes = {n: _Size(seconds, weight) for n, seconds in sorted(first.items())}
+        self._speed = 1.0
+        self.measured = bool(measured)  # whether seconds are seconds
+        self._lock = SharedLock()
+
+    def record(self, num_nodes: int, seconds: float) -> None:
+        """Count a step of so many nodes."""
+        with self._lock:
+            expected = self._at_usual_speed(num_nodes)
+            if not self.measured:
+                self._speed, self.measured = seconds / expected, True
+                return
+            seconds = min(seconds, OUTLIER * self._speed * expected)
+            self._speed += SMOOTHING * (seconds / expected - self._speed)
+            ratio = seconds / (self._speed * expected)
+            for share, size in self._around(num_nodes):
+                size.weight += share
+                size.seconds *= 1 + share * max(1 / size.weight, SLOWEST) * (ratio - 1)
+
+    def seconds(self, num_nodes: int) -> float:
+        """Expected seconds; in one-node steps where none has been measured."""
+        with self._lock:
+            return self._speed * self._at_usual_speed(num_nodes)
+
+    def up_to(self, num_nodes: int) -> list[float]:
+        """Expected seconds of 0, 1, … nodes (0 like 1)."""
+        with self._lock:
+            sizes = range(1, max(num_nodes, 1) + 1)
+            times = [self._speed * self._at_usual_speed(n) for n in sizes]
+        return [times[0], *times]
+
+    def _at_usual_speed(self, num_nodes: int) -> float:
+        known = list(self._sizes)
+        place = min(max(bisect_right(known, num_nodes), 1), len(known) - 1)
+        low, high = known[place - 1], known[place]
+        first, last = self._sizes[low].seconds, self._sizes[high].seconds
+        slope = max((last - first) / (high - low), 0.0)  # more nodes never take less time
+        return max(first + slope * (num_nodes - low), 0.1 * first)
+
+    def _around(self, num_nodes: int) -> list[tuple[float, _Size]]:
+        """The sizes that a step of so many nodes tells of, and how much of each."""
+        known = list(self._sizes)
+        place = min(max(bisect_right(known, num_nodes), 1), len(known) - 1)
+        low, high = known[place - 1], known[place]
+        share = min(max((num_nodes - low) / (high - low), 0.0), 1.0)
+        return [(1 - share, self._sizes[low]), (share, self._sizes[high])]

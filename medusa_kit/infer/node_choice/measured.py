@@ -1,0 +1,110 @@
+"""Times a base model's steps by their nodes, once per machine and model, and keeps the figures.
+
+A file in the cache folder holds them, named by all that they depend on.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from medusa_kit import console
+from medusa_kit.base.gguf import cache_folder
+from medusa_kit.base.processor import processor_name
+from medusa_kit.files import atomic_write, parse_json
+from medusa_kit.infer.node_choice.cost import SIZES, StepCost
+from medusa_kit.infer.tree_step import Nodes
+from medusa_kit.infer.verifier import Verifier
+from medusa_kit.locks import SharedLock
+from medusa_kit.version import __version__
+
+PREFIX = 32  # tokens before the measured nodes
+REPEATS = 4
+LONGEST = 0.5  # seconds of one step from which on no larger ones are measured
+
+
+class MeasuredSteps:
+    """The cost of a verifier's steps, measured when it is first asked for. Engines around the same
+    verifier share it."""
+
+    def __init__(self, verifier: Verifier, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._verifier, self._clock = verifier, clock
+        self._cost: StepCost | None = None
+        self._lock = SharedLock()
+
+    @property
+    def cost(self) -> StepCost:
+        with self._lock:
+            if self._cost is None:
+                self._cost = StepCost(measured=self._kept() or self._measured_and_kept())
+            return self._cost
+
+    @property
+    def _path(self) -> Path:
+        digest = hashlib.sha256(json.dumps(self._depends_on).encode()).hexdigest()[:16]
+        return cache_folder() / "step_times" / f"{digest}.json"
+
+    @property
+    def _depends_on(self) -> dict[str, Any]:
+        info = self._verifier.base.info
+        return {
+            "version": __version__,
+            "model": info.fingerprint,
+            "dtype": info.dtype,
+            "weights": info.weights,
+            "steps_run_by": self._verifier.steps_run_by,
+            "attention": self._verifier.attention.name,
+            "machine": processor_name(self._verifier.base.device),
+            "threads": torch.get_num_threads(),
+        }
+
+    def _kept(self) -> dict[int, float] | None:
+        """Seconds by nodes as measured earlier; None where there are none that can be read."""
+        try:
+            found = parse_json(self._path.read_text(encoding="utf-8"))["seconds"]
+            seconds = {int(size): float(taken) for size, taken in found.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+        fine = len(seconds) >= 2 and all(0 < taken < inf for taken in seconds.values())
+        return seconds if fine and min(seconds) == 1 else None
+
+    def _measured_and_kept(self) -> dict[int, float]:
+        console.stage("timing steps on this machine")
+        seconds = measured(self._verifier, self._clock)
+        record = {"seconds": seconds, **self._depends_on}
+        try:
+            with atomic_write(self._path) as path:
+                path.write_text(json.dumps(record, indent=2), encoding="utf-8")
+        except OSError as error:  # they are measured again next time
+            console.warn(f"step times were not kept: {error}")
+        return seconds
+
+
+@torch.inference_mode()
+def measured(verifier: Verifier, clock: Callable[[], float]) -> dict[int, float]:
+    """The least seconds that a step took by its nodes, up to the largest size that the context
+    holds and that is not too slow. Sizes take turns, so that all see the same machine; the least of
+    several is what it takes where nothing else runs."""
+    context = verifier.base.info.context_length
+    prefix = min(PREFIX, context // 2)
+    sizes = [size for size in SIZES if prefix + size <= context]
+    cache = verifier.new_cache(1, prefix + sizes[-1])
+    verifier.read_prompts(cache, [0], [[0] * prefix])
+    times: dict[int, list[float]] = {}
+    for turn in range(1 + REPEATS):
+        for size in sizes:
+            start = clock()
+            chain = Nodes.chains([[0] * size], verifier.base.device)
+            verifier.score_trees(cache, chain, [0]).likeliest().tolist()
+            taken = clock() - start
+            if turn:  # the first one warms up
+                times.setdefault(size, []).append(taken)
+            elif taken > LONGEST and size > 1:
+                sizes = sizes[: sizes.index(size) + 1]
+                break
+    return {size: min(taken) for size, taken in times.items()}
