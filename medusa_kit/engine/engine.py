@@ -23,6 +23,7 @@ from medusa_kit.infer.decode import decode
 from medusa_kit.infer.detokenize import StopStrings, TextStream, cut_at_stop, text_of
 from medusa_kit.infer.draft import Drafter, guessed_by, notes_of
 from medusa_kit.infer.kept_batches import KeptBatches
+from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.node_choice.measured import MeasuredSteps
 from medusa_kit.infer.request import Emitted, Row, make_row
 from medusa_kit.infer.self_check import TreeCheck
@@ -206,10 +207,22 @@ class Engine:
         their own."""
         return self.steps is not None and self.graphs is None
 
-    def _decode(self, drafter: Drafter, rows: Sequence[Row], max_rows: int) -> Iterator[Emitted]:
+    def _why(self, row: Row, drafter: Drafter) -> list[str]:
+        """How many guesses were verified, and why not more."""
+        if (cost := self._cost(drafter)) is None or not row.num_together:
+            return []
+        rows, nodes = row.num_together / row.num_steps, row.num_nodes / row.num_steps
+        beside = "" if row.num_together == row.num_steps else f" of {rows:.1f} rows together"
+        return [f"nodes: {nodes:.2f} verified a step{beside}; {cost.told(rows)}"]
+
+    def _cost(self, drafter: Drafter) -> StepCost | None:
+        """The cost of steps, for drafters that leave it to the batch how much is verified."""
         steps = self.steps if self._pays and hasattr(drafter, "offer") else None
-        cost = None if steps is None else steps.cost
-        return decode(self.verifier, drafter, rows, self.graphs, max_rows, self.batches, cost)
+        return None if steps is None else steps.cost
+
+    def _decode(self, drafter: Drafter, rows: Sequence[Row], max_rows: int) -> Iterator[Emitted]:
+        lender, cost = self.batches, self._cost(drafter)
+        return decode(self.verifier, drafter, rows, self.graphs, max_rows, lender, cost)
 
     def _drafter(
         self,
@@ -254,7 +267,7 @@ class Engine:
         attention = row.attention or self.verifier.attention
         stats = GenerationStats(
             drafter=drafter.name,
-            drafter_notes=notes_of(drafter),
+            drafter_notes=[*notes_of(drafter), *self._why(row, drafter)],
             attention=attention.name,
             attention_fallbacks=list(attention.fallbacks),
             prompt_tokens=len(row.prompt_ids),
@@ -271,6 +284,7 @@ class Engine:
             weights=self.weights,
             quantization=self.base.info.quantization,
             rounding_tolerance=self.rounding_tolerance,
+            nodes_per_step=row.num_nodes / row.num_steps if row.num_steps else 1.0,
             cached_tokens=row.num_cached,
             near_ties=row.near_ties if row.counts_near_ties or not row.num_cached else None,
         )

@@ -30,6 +30,7 @@ class GenerationStats:
     quantization: str | None = None  # of the base as loaded; the answer is the quantised model's
     # How far rounding may move a logit: with a top-2 margin below it the token may differ.
     rounding_tolerance: float = 0.0
+    nodes_per_step: float = 1.0  # verified for this answer, the root included
     cached_tokens: int = 0  # of the prompt's, which an earlier request had read
     # Tokens with such a margin, after a prompt part of which was not read anew. None: not counted,
     # since tokens were drawn, or chosen from processed logits.

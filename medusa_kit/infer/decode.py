@@ -251,7 +251,7 @@ class Batch:
         if self.cost is not None:
             self.cost.record(sum(nodes.counts), time.perf_counter() - start)
         for group, step, own in steps:
-            emitted += group.go_on(step, own)
+            emitted += group.go_on(step, own, len(rows))
         return emitted
 
     @property

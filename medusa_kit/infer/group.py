@@ -89,15 +89,16 @@ class Group:
             _all_or_none([one.ranked_NR for one in scored]),
         )
 
-    def go_on(self, step: StepResult, scored: Sequence["ScoredRow"]) -> Emitted:
-        """Tell the drafter, emit what was accepted, and move on to the next roots."""
+    def go_on(self, step: StepResult, scored: Sequence["ScoredRow"], num_rows: int) -> Emitted:
+        """Tell the drafter, emit what was accepted, and move on to the next roots. `num_rows`: of
+        all groups in the step."""
         self.drafter.observe(step)
         emitted: Emitted = []
         for index, (row, path) in enumerate(zip(self.rows, step.paths, strict=True)):
             accepted = [scored[index].tokens[node] for node in path]
             self.state.tokens[index] += [self.state.roots_B[index], *accepted]
             kept = row.take([*accepted, step.next_roots[index]])
-            row.count_step(len(kept), len(path), len(scored[index].tokens))
+            row.count_step(len(kept), len(path), len(scored[index].tokens), num_rows)
             if (near := scored[index].near_ties) is not None and row.counts_near_ties:
                 row.near_ties += sum(near[node] for node in [0, *path])
             emitted.append((row, kept))

@@ -28,6 +28,7 @@ class Row:
     finish_reason: str | None = None
     num_steps: int = 0
     num_nodes: int = 0  # that its steps verified for it, roots included
+    num_together: int = 0  # rows of these steps, itself included
     depth_counts: dict[int, int] = field(default_factory=dict)  # accepted depth -> steps
     num_guessed: int = 0  # of the newest step's tokens: these came first, from a drafter
     steps_run_by: str = "torch"
@@ -79,11 +80,15 @@ class Row:
         draw has margins of its own."""
         return self.num_cached > 0 and self.chooser.takes_argmax
 
-    def count_step(self, num_emitted: int, path_length: int, num_nodes: int = 0) -> None:
-        """Of a step that was cut, only accepted nodes that were emitted count."""
+    def count_step(
+        self, num_emitted: int, path_length: int, num_nodes: int = 0, num_rows: int = 0
+    ) -> None:
+        """`num_nodes`: verified for this row; `num_rows`: that shared the step. Of a step that was
+        cut, only accepted nodes that were emitted count."""
         depth = min(num_emitted, path_length)
         self.num_steps += 1
         self.num_nodes += num_nodes
+        self.num_together += num_rows
         self.num_guessed = depth
         self.depth_counts[depth] = self.depth_counts.get(depth, 0) + 1
 

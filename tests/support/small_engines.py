@@ -22,8 +22,8 @@ BUSHY = CandidateTree([(0,), (1,), (2,), (5,), (0, 0), (0, 1), (1, 0), (0, 0, 0)
 
 
 def build_engine(base: BaseModel, *, keep_layers: bool = False, **options: Any) -> Engine:
-    """With options as keywords, and without heads unless some are given."""
-    around = EngineOptions(**{"heads": None, **options})
+    """With options as keywords, without heads unless some are given; all guesses are verified."""
+    around = EngineOptions(**{"heads": None, "nodes": "all", **options})
     return load.build_engine(base, around, keep_layers=keep_layers)
 
 

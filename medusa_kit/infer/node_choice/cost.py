@@ -7,6 +7,10 @@ share one, also in several threads.
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
 
 from medusa_kit.locks import SharedLock
 
@@ -64,17 +68,28 @@ class StepCost:
     def up_to(self, num_nodes: int) -> list[float]:
         """Expected seconds of 0, 1, … nodes (0 like 1)."""
         with self._lock:
-            sizes = range(1, max(num_nodes, 1) + 1)
-            times = [self._speed * self._at_usual_speed(n) for n in sizes]
-        return [times[0], *times]
+            times_N = self._speed * self._all_at_usual_speed(np.arange(num_nodes + 1))
+        return cast(list[float], times_N.tolist())
 
-    def _at_usual_speed(self, num_nodes: int) -> float:
-        known = list(self._sizes)
-        place = min(max(bisect_right(known, num_nodes), 1), len(known) - 1)
-        low, high = known[place - 1], known[place]
-        first, last = self._sizes[low].seconds, self._sizes[high].seconds
-        slope = max((last - first) / (high - low), 0.0)  # more nodes never take less time
-        return max(first + slope * (num_nodes - low), 0.1 * first)
+    def told(self, num_rows: float) -> str:
+        """What one more node costs beside so many rows, and what a guess must be worth for it."""
+        rows = max(round(num_rows), 1)
+        before, after = self.seconds(rows), self.seconds(rows + 1)
+        chance = (after - before) * rows / before
+        pays = "no guess pays" if chance >= 1 else f"a guess pays from a chance of {chance:.2f} on"
+        nodes = "1 node takes" if rows == 1 else f"{rows} nodes take"
+        return f"{nodes} {1000 * before:.1f} ms, one more {1000 * (after - before):.1f} ms: {pays}"
+
+    def _at_usual_speed(self, num_nodes: float) -> float:
+        return float(self._all_at_usual_speed(np.array([num_nodes]))[0])
+
+    def _all_at_usual_speed(self, sizes_N: NDArray[Any]) -> NDArray[Any]:
+        """Lines between the known sizes, the last one going on; more nodes never take less time."""
+        known = np.array(list(self._sizes))
+        seconds = np.maximum.accumulate([size.seconds for size in self._sizes.values()])
+        slope = (seconds[-1] - seconds[-2]) / (known[-1] - known[-2])
+        beyond_N = np.maximum(sizes_N - known[-1], 0) * slope
+        return np.asarray(np.interp(sizes_N, known, seconds) + beyond_N)
 
     def _around(self, num_nodes: int) -> list[tuple[float, _Size]]:
         """The sizes that a step of so many nodes tells of, and how much of each."""

@@ -1,0 +1,73 @@
+"""Heads whose guesses are verified where they pay: the same text, and plain steps elsewhere."""
+
+from dataclasses import replace
+
+import pytest
+from support.small_engines import BUSHY, endless_base, engine_with_heads, random_prompt
+
+from medusa_kit.drafters.heads.paying import TRIAL
+from medusa_kit.engine.engine import Engine
+from medusa_kit.infer.node_choice.cost import StepCost
+from medusa_kit.tree.dynamic import DynamicTree
+
+TOKENS = 100
+FREE = {1: 1.0, 2: 1.0001, 64: 1.001}
+DEAR = {1: 1.0, 2: 2.5, 64: 100.0}
+
+
+class Fixed:
+    """In place of MeasuredSteps: these costs, whatever the clock says."""
+
+    def __init__(self, measured: dict[int, float]) -> None:
+        self.cost = StepCost(measured=measured)
+        self.cost.record = lambda *_: None  # type: ignore[method-assign]
+
+
+@pytest.fixture(scope="module", params=["static", "dynamic", "hydra"])
+def engine(request) -> Engine:
+    kinds = {"kind": "hydra"} if request.param == "hydra" else {}
+    made = engine_with_heads(endless_base(40), **kinds)
+    if request.param == "dynamic":
+        made.use_tree(DynamicTree(10, (1.0, 1.0, 1.0), 8, 3))
+    return made
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_where_nodes_cost_nothing_all_that_are_ever_right_are_verified(
+    engine: Engine, rows: int
+) -> None:
+    prompts = [random_prompt(5 + 3 * seed, seed, 40) for seed in range(rows)]
+    plain = engine.generate(prompts, max_new_tokens=TOKENS, drafter="none")
+    found = replace(engine, steps=Fixed(FREE)).generate(prompts, max_new_tokens=TOKENS)
+    assert [one.token_ids for one in found] == [one.token_ids for one in plain]
+    assert all(one.stats.nodes_per_step > 0.4 * BUSHY.num_nodes for one in found)
+    assert sum(one.stats.num_steps for one in found) < rows * (TOKENS - 1)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_where_nodes_are_dear_steps_are_plain_but_for_trials(engine: Engine, rows: int) -> None:
+    prompts = [random_prompt(5 + 3 * seed, seed, 40) for seed in range(rows)]
+    plain = engine.generate(prompts, max_new_tokens=TOKENS, drafter="none")
+    found = replace(engine, steps=Fixed(DEAR)).generate(prompts, max_new_tokens=TOKENS)
+    assert [one.token_ids for one in found] == [one.token_ids for one in plain]
+    extra = sum(one.stats.nodes_per_step * one.stats.num_steps - one.stats.num_steps
+                for one in found)  # fmt: skip
+    assert 1 <= round(extra) <= TOKENS / TRIAL + 2
+    assert " steps plain" in found[0].stats.drafter
+
+
+def test_the_statistics_say_what_was_chosen_and_why(engine: Engine) -> None:
+    stats = replace(engine, steps=Fixed(DEAR)).generate([5, 6, 7], max_new_tokens=TOKENS).stats
+    (why,) = [note for note in stats.drafter_notes if note.startswith("nodes")]
+    assert "a guess pays from a chance of" in why or "no guess pays" in why
+
+
+def test_a_drafter_that_says_its_own_number_is_left_alone() -> None:
+    engine = engine_with_heads(endless_base(40))
+    engine = replace(engine, steps=Fixed(DEAR))
+    options = {"num_tokens": 4}
+    one = engine.generate([5, 6, 7, 5, 6, 7, 5, 6], max_new_tokens=40, drafter="prompt-lookup",
+                          drafter_options=options)  # fmt: skip
+    plain = engine.generate([5, 6, 7, 5, 6, 7, 5, 6], max_new_tokens=40, drafter="none")
+    assert one.token_ids == plain.token_ids
+    assert one.stats.nodes_per_step > 1

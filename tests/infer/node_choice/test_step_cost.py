@@ -1,0 +1,87 @@
+"""t(n): measured once, kept, refined."""
+
+import json
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from support.small_engines import build_engine
+from support.tiny_models import tiny_base
+
+from medusa_kit.infer.node_choice import measured
+from medusa_kit.infer.node_choice.cost import StepCost
+from medusa_kit.infer.node_choice.measured import MeasuredSteps
+
+
+def test_what_was_measured_is_told_between_sizes_and_beyond() -> None:
+    cost = StepCost(measured={1: 0.010, 2: 0.012, 4: 0.020, 8: 0.028})
+    assert [cost.seconds(n) for n in (1, 2, 3, 4, 6, 8, 10)] == pytest.approx(
+        [0.010, 0.012, 0.016, 0.020, 0.024, 0.028, 0.032]
+    )
+    assert cost.up_to(4) == pytest.approx([0.010, 0.010, 0.012, 0.016, 0.020])
+
+
+def test_a_slower_machine_changes_all_sizes_alike() -> None:
+    cost = StepCost(measured={1: 0.010, 2: 0.012, 4: 0.020, 8: 0.028})
+    for _ in range(60):
+        cost.record(2, 0.024)  # twice as slow, seen at one size
+    assert cost.seconds(8) / cost.seconds(1) == pytest.approx(2.8, rel=0.1)
+    assert cost.seconds(8) == pytest.approx(0.056, rel=0.1)
+
+
+def test_a_wrong_first_figure_is_mended_while_running() -> None:
+    true = {1: 0.010, 2: 0.012, 4: 0.020, 8: 0.028}
+    cost, draw = StepCost(measured={**true, 4: 0.050}), random.Random(3)
+    for _ in range(3000):
+        size = draw.choice([1, 2, 4, 8])
+        cost.record(size, true[size] * draw.uniform(0.95, 1.05))
+    for size, seconds in true.items():
+        assert cost.seconds(size) == pytest.approx(seconds, rel=0.15)
+
+
+def test_more_nodes_never_cost_less() -> None:
+    cost = StepCost(measured={1: 0.010, 2: 0.009, 4: 0.020})
+    times = cost.up_to(12)
+    assert all(after >= before for before, after in pairwise(times))
+
+
+@pytest.fixture
+def steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MeasuredSteps:
+    monkeypatch.setenv("MEDUSA_KIT_CACHE", str(tmp_path))
+    return MeasuredSteps(build_engine(tiny_base("llama")).verifier)
+
+
+def test_steps_are_timed_once_and_read_from_the_file_afterwards(
+    steps: MeasuredSteps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = steps.cost
+    (file,) = (tmp_path / "step_times").iterdir()
+    kept = json.loads(file.read_text())
+    assert first.seconds(1) == kept["seconds"]["1"] > 0
+    assert steps.cost is first
+
+    def again(*_: object) -> dict[int, float]:
+        raise AssertionError("measured again")
+
+    monkeypatch.setattr(measured, "measured", again)
+    later = MeasuredSteps(steps._verifier)
+    assert later.cost.up_to(9) == first.up_to(9)
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"seconds": {"1": -1, "2": 3}}', '{"seconds": 7}'])
+def test_a_damaged_file_is_measured_anew(steps: MeasuredSteps, tmp_path: Path, text: str) -> None:
+    steps._path.parent.mkdir()
+    steps._path.write_text(text)
+    assert steps.cost.seconds(1) > 0
+    assert json.loads(steps._path.read_text())["seconds"]["1"] == steps.cost.seconds(1)
+
+
+def test_a_folder_that_cannot_be_written_is_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("MEDUSA_KIT_CACHE", str(tmp_path / "file"))
+    steps = MeasuredSteps(build_engine(tiny_base("llama")).verifier)
+    assert steps.cost.seconds(2) > 0
+    assert "step times were not kept" in capsys.readouterr().err
