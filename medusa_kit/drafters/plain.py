@@ -6,7 +6,7 @@ Shapes: B batch, N nodes with root, D hidden.
 import torch
 from torch import Tensor
 
-from medusa_kit.infer.draft import Draft, State, StatelessDrafter, root_draft
+from medusa_kit.infer.draft import ROOT, Draft, State, StatelessDrafter, Topology, root_draft
 
 
 class PlainDrafter(StatelessDrafter):
@@ -14,7 +14,7 @@ class PlainDrafter(StatelessDrafter):
     num_nodes = 1
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        self.device, self.topology = device, Topology.from_parents([ROOT], device)
 
     def propose(self, state: State) -> Draft:
         return root_draft(state.roots_B, self.device)

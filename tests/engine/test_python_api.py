@@ -209,5 +209,5 @@ def test_the_package_offers_load() -> None:
     usual = engine.generate("hi", max_new_tokens=5)
     assert usual.stats.drafter.startswith("auto (")
     medusa = engine.generate("hi", max_new_tokens=5, drafter="medusa")
-    assert medusa.stats.drafter == "medusa"
+    assert medusa.stats.drafter.startswith("medusa")
     assert medusa.token_ids == usual.token_ids

@@ -4,7 +4,7 @@ The reference is transformers' own generate for greedy rows, and for those that 
 request alone, decoded plainly. Hypothesis chooses who comes when, with what, and who is cancelled.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -21,13 +21,14 @@ from medusa_kit.drafters.text.suffix import SuffixDrafter
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.decode import Batch
 from medusa_kit.infer.draft import Drafter
+from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.request import Row, make_row
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
 
 FAMILIES = ["llama-tied", "gemma3", "gpt2", "gemma2"]  # the first two in C++, where it can be built
-DRAFTERS = ["none", "heads", "other heads", "dynamic", "prompt-lookup", "auto"]
+DRAFTERS = ["none", "heads", "other heads", "dynamic", "heads that pay", "prompt-lookup", "auto"]
 LONGEST = 14
 DRAWN = SamplingParams(0.9, top_p=0.95, seed=5)
 
@@ -57,6 +58,10 @@ REQUESTS = st.lists(
 )
 
 
+# Seconds of a step by its nodes: where all guesses pay, hardly any, or some.
+COSTS = [{1: 1.0, 64: 1.001}, {1: 1.0, 2: 3.0}, {1: 7.4, 2: 8.3, 4: 10.7, 8: 18.2}]
+
+
 @cache
 def engine_for(family: str) -> Engine:
     return engine_with_heads(tiny_base(family))
@@ -72,6 +77,7 @@ def drafters(engine: Engine) -> dict[str, Drafter]:
         "heads": draft_with(heads, BUSHY),
         "other heads": draft_with(heads, CandidateTree.chain(2)),
         "dynamic": draft_with(heads, DynamicTree(5, (1.0, 1.0, 1.0))),
+        "heads that pay": build_drafter("medusa", replace(context, paying=True)),
     }
 
 
@@ -102,12 +108,15 @@ def row_for(engine: Engine, request: Request) -> Row:
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
 )
-@given(requests=REQUESTS, max_rows=st.integers(1, 4), budget=st.none() | st.integers(1, 30))
+@given(requests=REQUESTS, max_rows=st.integers(1, 4), budget=st.none() | st.integers(1, 30),
+       costs=st.none() | st.sampled_from(COSTS))  # fmt: skip
 def test_every_row_gets_what_it_gets_alone(
-    family: str, requests: list[Request], max_rows: int, budget: int | None
-) -> None:
+    family: str, requests: list[Request], max_rows: int, budget: int | None,
+    costs: dict[int, float] | None,
+) -> None:  # fmt: skip
     engine = engine_for(family)
     shared, batch = drafters(engine), Batch(engine.verifier, max_rows, prompt_budget=budget)
+    batch.cost = None if costs is None else StepCost(measured=costs)
     rows = [row_for(engine, request) for request in requests]
     heard: dict[Row, list[int]] = {row: [] for row in rows}
     last = max(request.arrives for request in requests)
