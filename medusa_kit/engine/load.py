@@ -41,7 +41,7 @@ from medusa_kit.settings.engine import (
     EngineOptions,
     Fallback,
     FixedShapes,
-    NodesVerified,
+    Guesses,
     PrefixCache,
     Weights,
     all_options,
@@ -52,7 +52,7 @@ from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.plan import Tree, TreePlan
 
 FITTING = (Match.SAME, Match.COPY)
-PLAIN = EngineOptions(heads=None, nodes="all")
+PLAIN = EngineOptions(heads=None, guesses="all")
 
 
 P = ParamSpec("P")
@@ -97,7 +97,7 @@ def load(
     draft_model: str | BaseModel | None = None,
     fallback: Fallback | None = None,
     prefix_cache: PrefixCache = "on",
-    nodes: NodesVerified = "paying",
+    guesses: Guesses = "paying",
 ) -> Engine:
     """An engine for the base model `name` (a Hub id, folder, GGUF file or the embedded one).
 
@@ -161,7 +161,7 @@ def build_engine(
         draft_model=options.draft_model,
         fallback=options.fallback,
         batches=KeptBatches() if options.prefix_cache == "on" else None,
-        steps=MeasuredSteps(backends.verifier) if options.nodes == "paying" else None,
+        steps=MeasuredSteps(backends.verifier) if options.guesses == "paying" else None,
     )
     return with_heads(plain, options.heads, tree=options.tree, force=options.force)
 

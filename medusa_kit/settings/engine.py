@@ -24,7 +24,7 @@ Weights = Literal["checkpoint", "int8"]
 Attention = Literal["auto", "sdpa", "flash", "triton"]
 FixedShapes = Literal["auto", "always", "never"]
 PrefixCache = Literal["on", "off"]
-NodesVerified = Literal["paying", "all"]
+Guesses = Literal["paying", "all"]
 DrafterName = Literal["auto", "medusa", "draft-model", "prompt-lookup", "suffix", "lookahead",
                       "recycling", "combined", "none"]  # fmt: skip
 Fallback = Literal["draft-model", "prompt-lookup", "suffix", "none"]
@@ -73,8 +73,8 @@ class EngineOptions:
         "on: a prompt that begins as an earlier conversation did is read from where they part; "
         "off: every prompt is read whole.",
     ] = "on"
-    nodes: Annotated[
-        NodesVerified,
+    guesses: Annotated[
+        Guesses,
         "Guesses of heads and auto that a step verifies: paying (those worth their time beside the "
         "other rows, by what steps take here) or all.",
     ] = "paying"

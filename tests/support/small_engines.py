@@ -23,7 +23,7 @@ BUSHY = CandidateTree([(0,), (1,), (2,), (5,), (0, 0), (0, 1), (1, 0), (0, 0, 0)
 
 def build_engine(base: BaseModel, *, keep_layers: bool = False, **options: Any) -> Engine:
     """With options as keywords, without heads unless some are given; all guesses are verified."""
-    around = EngineOptions(**{"heads": None, "nodes": "all", **options})
+    around = EngineOptions(**{"heads": None, "guesses": "all", **options})
     return load.build_engine(base, around, keep_layers=keep_layers)
 
 
