@@ -90,7 +90,8 @@ def test_a_file_gives_what_no_option_does(loaded: Any, engine_file: Path, comman
         "attention": "auto", "fixed_shapes": "auto", "compiled": False, "force": True,
         "drafter": "suffix",
         "drafter_options": {"num_nodes": 12, "max_match": 4}, "draft_model": None,
-        "fallback": "prompt-lookup", "prefix_cache": "on"}  # fmt: skip
+        "fallback": "prompt-lookup", "prefix_cache": "on",
+        "guesses": "paying"}  # fmt: skip
 
 
 def test_options_win_over_the_file(loaded: Any, engine_file: Path) -> None:
