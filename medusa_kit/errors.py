@@ -9,7 +9,7 @@ MedusaKitError                 exit 1: a run failed
 │   └── HubError               the Hub refuses, cannot be reached, or has no such thing
 ├── IncompatibleBaseError      heads on the wrong base, or a base that trees cannot be verified on
 ├── ContextLengthError         a prompt that does not fit the model's context
-└── DeviceMemoryError          a request that the accelerator's memory cannot hold
+└── DeviceMemoryError          a request that the device's memory cannot hold
 
 A message names the value and what was expected; `hint` says what to do about it.
 """

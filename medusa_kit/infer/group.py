@@ -13,7 +13,7 @@ from torch import Tensor
 
 from medusa_kit.infer.accept.rows import ScoredTree
 from medusa_kit.infer.draft import Draft, Drafter, State, StepResult
-from medusa_kit.infer.request import Emitted, Row
+from medusa_kit.infer.request import Emitted, FailAlone, Row
 from medusa_kit.infer.tree_step import Nodes, RaggedScores
 
 T = TypeVar("T")
@@ -41,8 +41,8 @@ class Group:
     def let_go(self) -> None:
         """Go on without the rows that have finished."""
         alive = [index for index, row in enumerate(self.rows) if row.finish_reason is None]
-        self.rows = [self.rows[index] for index in alive]
-        self._state = self.state.of_rows(alive) if alive else None
+        state = self.state.of_rows(alive) if alive else None  # first: where it fails, all is as was
+        self.rows, self._state = [self.rows[index] for index in alive], state
         self.drafter.select_rows(alive)
 
     def propose(self) -> Draft:
@@ -62,7 +62,9 @@ class Group:
                 one.likeliest if row.chooser.takes_argmax else None,
                 draft.distributions[index] if draft.distributions else {},
             )
-            path, root = tree.accept(last_position - len(committed))
+            path, root = list[int](), self.state.roots_B[index]
+            with FailAlone(row):
+                path, root = tree.accept(last_position - len(committed))
             paths.append(path)
             next_roots.append(root)
         return StepResult(
@@ -82,11 +84,14 @@ class Group:
         for index, (row, path) in enumerate(zip(self.rows, step.paths, strict=True)):
             accepted = [scored[index].tokens[node] for node in path]
             self.state.tokens[index] += [self.state.roots_B[index], *accepted]
-            kept = row.take([*accepted, step.next_roots[index]])
-            row.count_step(len(kept), len(path))
-            if (near := scored[index].near_ties) is not None and row.counts_near_ties:
-                row.near_ties += sum(near[node] for node in [0, *path])
-            emitted.append((row, kept))
+            if row.finish_reason is not None:  # it failed
+                continue
+            with FailAlone(row):
+                kept = row.take([*accepted, step.next_roots[index]])
+                row.count_step(len(kept), len(path))
+                if (near := scored[index].near_ties) is not None and row.counts_near_ties:
+                    row.near_ties += sum(near[node] for node in [0, *path])
+                emitted.append((row, kept))
         last = [path[-1] if path else 0 for path in step.paths]
         hidden_BD = torch.stack([one[node] for one, node in zip(step.hidden, last, strict=True)])
         roots = list(step.next_roots)
