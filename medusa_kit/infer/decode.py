@@ -28,6 +28,7 @@ from medusa_kit.infer.tree_step import RaggedScores
 from medusa_kit.infer.verifier import Verifier
 
 T = TypeVar("T")
+GROWTH = 1.25  # more slots than before, at least, where rows need more
 
 
 @torch.inference_mode()
@@ -108,12 +109,32 @@ class Batch:
         self._drafters: dict[Row, Drafter] = {}
         self._groups: dict[int, Group] = {}  # rows that run, by their drafter
         self.left: list[Row] = []  # rows that have left since the last step began
+        self.num_steps = self.num_nodes = 0  # forwards over trees; nodes in the last one
 
     @property
     def num_rows(self) -> int:
         """Rows that have not left yet; those that have finished leave with the next step."""
-        self._let_go()
+        self.let_go()
         return self._schedule.num_rows
+
+    @property
+    def max_rows(self) -> int:
+        """Rows that are decoded at once, at most."""
+        return self._schedule.max_rows
+
+    @property
+    def held_tokens(self) -> list[int]:
+        """How many tokens each place without a row still holds of an earlier one, if any."""
+        return [n for place in self._schedule.free if (n := len(self.held.tokens[place]))]
+
+    @property
+    def num_reading(self) -> int:
+        """Rows whose prompts are being read."""
+        return self._schedule.num_reading
+
+    @property
+    def num_running(self) -> int:
+        return self._schedule.num_running
 
     def add(self, row: Row, drafter: Drafter) -> None:
         """Let a row in as soon as a place is free. Rows with the same drafter draft together.
@@ -121,7 +142,10 @@ class Batch:
         longest = max(self._longest, row.num_slots)
         most_nodes = max(self._most_nodes, drafter.num_nodes)  # rows may be padded to these
         if (needed := longest + most_nodes - 1) > self.cache.num_slots:
-            self._with_room(lambda: self.cache.grow(needed))
+            # Room for longer ones that follow, too: growing copies all that is there.
+            most = self.verifier.base.info.context_length + most_nodes - 1
+            slots = max(needed, min(int(GROWTH * self.cache.num_slots), most))
+            self._with_room(lambda: self.cache.grow(slots))
         self._longest, self._most_nodes = longest, most_nodes
         self._drafters[row] = drafter
         self._schedule.add(row, len(row.prompt_ids))
@@ -141,7 +165,7 @@ class Batch:
         """Cancel every row; what they hold stays for others."""
         for row in self._drafters:
             self.cancel(row)
-        self._let_go()
+        self.let_go()
 
     def cancel(self, row: Row) -> None:
         """End a row here; it keeps what it has emitted."""
@@ -149,7 +173,7 @@ class Batch:
 
     def raise_error(self) -> None:
         """Raise what a row of the last step failed of."""
-        self._let_go()
+        self.let_go()
         for row in self.left:
             if row.error is not None:
                 raise row.error
@@ -159,15 +183,15 @@ class Batch:
         """Read what is due of prompts, then verify a tree for each row that runs. Rows whose first
         token this step chose are verified by the next one where none ran before."""
         self.left = []
-        self._let_go()
+        self.let_go()
         ran = bool(self._groups)
         emitted = self._read_prompts()
-        self._let_go()
+        self.let_go()
         if self._groups and (ran or not emitted):
             emitted += self._verify_trees()
         return emitted
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
         """Rows that have finished leave; their drafters hear what has become of them."""
         while gone := [row for row in self._drafters if row.finish_reason is not None]:
             self._leave(gone)
@@ -198,7 +222,7 @@ class Batch:
         """The first token of each row whose prompt has been read to its end."""
         for row, _ in self._schedule.admit(self._place_for):
             row.begin(self.verifier.steps_run_by, self.verifier.attention)
-        self._let_go()
+        self.let_go()
         emitted: Emitted = []
         left = self._schedule.prompt_budget if self._groups else None
         while left is None or left > 0:
@@ -213,7 +237,7 @@ class Batch:
                     with FailAlone(row):
                         emitted += self._first_token(row, *end)
                 if row.error is not None:
-                    self._let_go()
+                    self.let_go()
         return emitted
 
     def _read(self, pieces: Sequence[Piece[Row]]) -> list[tuple[Tensor, Tensor] | None]:
@@ -310,6 +334,7 @@ class Batch:
         if not rows:
             return []
         nodes = flat_nodes(drafts)
+        self.num_steps, self.num_nodes = self.num_steps + 1, sum(nodes.counts)
 
         def score(first: int, last: int) -> list[ScoredRow]:
             some = nodes.of_rows(first, last)

@@ -80,6 +80,7 @@ class Group:
     def go_on(self, step: StepResult, scored: Sequence["ScoredRow"]) -> Emitted:
         """Tell the drafter, emit what was accepted, and move on to the next roots."""
         self.drafter.observe(step)
+        credits = getattr(self.drafter, "credits", None)
         emitted: Emitted = []
         for index, (row, path) in enumerate(zip(self.rows, step.paths, strict=True)):
             accepted = [scored[index].tokens[node] for node in path]
@@ -89,6 +90,7 @@ class Group:
             with FailAlone(row):
                 kept = row.take([*accepted, step.next_roots[index]])
                 row.count_step(len(kept), len(path))
+                row.credits = credits[index] if credits else None
                 if (near := scored[index].near_ties) is not None and row.counts_near_ties:
                     row.near_ties += sum(near[node] for node in [0, *path])
                 emitted.append((row, kept))

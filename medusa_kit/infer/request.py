@@ -35,6 +35,7 @@ class Row:
     num_steps: int = 0
     depth_counts: dict[int, int] = field(default_factory=dict)  # accepted depth -> steps
     num_guessed: int = 0  # of the newest step's tokens: these came first, from a drafter
+    credits: list[str] | None = None  # sources of those tokens, where its drafter has several
     steps_run_by: str = "torch"
     attention: AttentionChoice | None = None  # of its steps, once there are any
     rounding_tolerance: float = 0.0  # a smaller margin between the likeliest tokens is a near-tie

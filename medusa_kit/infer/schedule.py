@@ -47,7 +47,20 @@ class Schedule(Generic[K]):
     @property
     def num_rows(self) -> int:
         """Rows that wait, read or run."""
-        return len(self._waiting) + len(self._reading) + len(self._running)
+        return len(self._waiting) + self._num_served
+
+    @property
+    def free(self) -> Sequence[int]:
+        """Places without a row."""
+        return self._free
+
+    @property
+    def num_reading(self) -> int:
+        return len(self._reading)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
 
     def add(self, key: K, prompt_length: int) -> None:
         self._waiting.append(_Prompt(key, prompt_length))
