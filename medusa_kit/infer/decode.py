@@ -86,7 +86,8 @@ class Batch:
     that failed. The cache holds what is committed, whatever failed, and the other rows go on.
 
     `num_slots`: tokens and nodes that a row may have; more is made room for as rows are added.
-    `prompt_budget`: tokens of prompts that are read between two steps while rows run; None: all.
+    `max_pause`: seconds for which prompts are read between two steps while rows run, and so the
+    most by which they are held up; None: until all have been read.
     `graphs`: gives back memory where there is too little for prompts. `reuse_prefixes`: what a
     place still holds of an earlier row is not read again for a prompt that begins with it.
     """
@@ -96,7 +97,7 @@ class Batch:
         verifier: Verifier,
         max_rows: int,
         num_slots: int = 0,
-        prompt_budget: int | None = None,
+        max_pause: float | None = None,
         graphs: GraphRunner | None = None,
         reuse_prefixes: bool = True,
     ) -> None:
@@ -104,7 +105,7 @@ class Batch:
         self.weights_version = weights_version(verifier.base.model)
         self.cache: TreeCache = verifier.new_cache(max_rows, num_slots)
         self.held = HeldPrefixes(max_rows)
-        self._schedule: Schedule[Row] = Schedule(max_rows, prompt_budget)
+        self._schedule: Schedule[Row] = Schedule(max_rows, max_pause)
         self._longest = self._most_nodes = 1
         self._drafters: dict[Row, Drafter] = {}
         self._groups: dict[int, Group] = {}  # rows that run, by their drafter
@@ -224,13 +225,7 @@ class Batch:
             row.begin(self.verifier.steps_run_by, self.verifier.attention)
         self.let_go()
         emitted: Emitted = []
-        left = self._schedule.prompt_budget if self._groups else None
-        while left is None or left > 0:
-            most = self.verifier.prompt_chunk(1)
-            pieces = self._schedule.pieces(most if left is None else min(most, left))
-            if not pieces:
-                break
-            left = None if left is None else left - sum(one.end - one.start for one in pieces)
+        for pieces in self._schedule.reading(self.verifier.prompt_chunk(1)):
             for piece, end in zip(pieces, self._read(pieces), strict=True):
                 row = piece.key
                 if piece.is_last and end is not None:

@@ -3,19 +3,21 @@
 Hypothesis chooses who comes when, with what, and who is cancelled.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.batches import DRAFTERS, LONGEST, alone, drafters, engine_for, row_for
+from support.batches import DRAFTERS, LONGEST, alone, drafters, engine_for, pieces_of, row_for
 from support.small_engines import BUSHY, build_engine
 from support.tiny_models import tiny_base
 
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.text.suffix import SuffixDrafter
 from medusa_kit.infer.decode import Batch
+from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.request import Row
 
 FAMILIES = ["llama-tied", "gemma3", "gpt2", "gemma2"]  # the first two in C++, where it can be built
@@ -55,7 +57,15 @@ def test_every_row_gets_what_it_gets_alone(
     family: str, requests: list[Request], max_rows: int, budget: int | None
 ) -> None:
     engine = engine_for(family)
-    shared, batch = drafters(engine), Batch(engine.verifier, max_rows, prompt_budget=budget)
+    shared = drafters(engine)
+    with pieces_of(budget) as pause:
+        serve(family, Batch(engine.verifier, max_rows, max_pause=pause), shared, requests)
+
+
+def serve(
+    family: str, batch: Batch, shared: dict[str, Drafter], requests: Sequence[Request]
+) -> None:
+    engine = engine_for(family)
     rows = [row_for(engine, one.prompt, one.tokens, one.drawn) for one in requests]
     heard: dict[Row, list[int]] = {row: [] for row in rows}
     last = max(request.arrives for request in requests)
@@ -75,7 +85,7 @@ def test_every_row_gets_what_it_gets_alone(
         if row.finish_reason == "cancelled":
             expected = expected[: len(row.token_ids)]
         assert row.token_ids == heard[row] == expected
-    assert sorted(batch._schedule._free) == list(range(max_rows))
+    assert sorted(batch._schedule._free) == list(range(batch.max_rows))
 
 
 def test_a_row_that_is_cancelled_frees_its_place_within_a_step() -> None:

@@ -20,7 +20,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.batches import DRAFTERS, LONGEST, alone, drafters, engine_for, row_for
+from support.batches import DRAFTERS, LONGEST, alone, drafters, engine_for, pieces_of, row_for
 from support.callers import all_at_once
 
 from medusa_kit.engine.engine import Engine
@@ -114,7 +114,6 @@ def test_rows_from_several_threads_get_what_they_get_alone(
     for number, drawn in {(request[0], request[3]) for visit in visits for request in visit}:
         alone(family, number, drawn)
     shared = drafters(engine)
-    batch = Batch(engine.verifier, max_rows, prompt_budget=budget)
 
     def visit(number: int) -> None:
         for prompt, tokens, name, drawn, leaves in visits[number]:
@@ -132,7 +131,10 @@ def test_rows_from_several_threads_get_what_they_get_alone(
                 expected = expected[: len(said)]
             assert said == row.token_ids == expected
 
-    with BatchThread(batch) as thread:
+    with (
+        pieces_of(budget) as pause,
+        BatchThread(batch := Batch(engine.verifier, max_rows, max_pause=pause)) as thread,
+    ):
         all_at_once(visit, len(visits))
         assert (thread.stats.running, thread.stats.reading, thread.stats.waiting) == (0, 0, 0)
     assert sorted(batch._schedule._free) == list(range(max_rows))
@@ -210,12 +212,12 @@ def test_a_full_queue_refuses_more_until_there_is_room() -> None:
 @pytest.mark.parametrize("where", ["waits", "reads", "runs"])
 def test_a_row_is_cancelled_wherever_it_is(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_for("llama-tied")
-    batch, gate = Batch(engine.verifier, 2, prompt_budget=2), Gate(drafters(engine)["heads"])
+    batch, gate = Batch(engine.verifier, 2, max_pause=1e-9), Gate(drafters(engine)["heads"])
     read, reading, go_on = engine.verifier.read_prompts, threading.Event(), threading.Event()
     long, short = row_for(engine, 40, LONGEST), row_for(engine, 7, LONGEST)
 
     def reads_on(cache: Any, places: Any, pieces: Any) -> Any:
-        if where == "reads" and pieces[0] == long.prompt_ids[2:4]:
+        if where == "reads" and pieces[0] == long.prompt_ids[16:32]:
             reading.set()
             assert go_on.wait(SOON)
         return read(cache, places, pieces)

@@ -4,13 +4,17 @@ The reference is transformers' own generate for greedy rows, and for those that 
 request alone, decoded plainly.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 
+import pytest
 import torch
 
 from medusa_kit.drafters import draft_with
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.engine.engine import Engine
+from medusa_kit.infer import schedule
 from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.request import Row, make_row
 from medusa_kit.settings.sampling import SamplingParams
@@ -60,6 +64,14 @@ def alone(family: str, prompt: int, drawn: bool) -> list[int]:
             attention_mask=torch.ones(1, len(ids), dtype=torch.long),
         )  # fmt: skip
     return out_1T[0, len(ids) :].tolist()
+
+
+@contextmanager
+def pieces_of(tokens: int | None) -> Iterator[float | None]:
+    """A pause for batches in which so many tokens of prompts are read between two steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schedule, "LEAST", tokens)
+        yield None if tokens is None else 1e-9
 
 
 def row_for(engine: Engine, prompt: int, tokens: int, drawn: bool = False) -> Row:
