@@ -9,7 +9,9 @@ MedusaKitError                 exit 1: a run failed
 │   └── HubError               the Hub refuses, cannot be reached, or has no such thing
 ├── IncompatibleBaseError      heads on the wrong base, or a base that trees cannot be verified on
 ├── ContextLengthError         a prompt that does not fit the model's context
-└── DeviceMemoryError          a request that the accelerator's memory cannot hold
+├── DeviceMemoryError          a request that the device's memory cannot hold
+├── QueueFullError             more requests at once than may wait; later there may be room
+└── ClosedError                a request to what has been closed, or belongs to another process
 
 A message names the value and what was expected; `hint` says what to do about it.
 """
@@ -67,6 +69,14 @@ class ContextLengthError(MedusaKitError):
 
 
 class DeviceMemoryError(MedusaKitError):
+    pass
+
+
+class QueueFullError(MedusaKitError):
+    pass
+
+
+class ClosedError(MedusaKitError):
     pass
 
 

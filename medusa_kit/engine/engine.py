@@ -14,12 +14,13 @@ from medusa_kit.data.chat import encode_prompt
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.memory import Memory
 from medusa_kit.engine.result import GenerationResult, GenerationStats
+from medusa_kit.engine.shared_batch import MAX_PAUSE, SharedBatch, check_options
 from medusa_kit.engine.streaming import Streaming
 from medusa_kit.errors import ConfigError, check_count
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.cuda_graph.runner import GraphRunner
-from medusa_kit.infer.decode import decode
+from medusa_kit.infer.decode import Batch, decode
 from medusa_kit.infer.detokenize import StopStrings, TextStream, cut_at_stop, text_of
 from medusa_kit.infer.draft import Drafter, guessed_by, notes_of
 from medusa_kit.infer.kept_batches import KeptBatches
@@ -27,6 +28,7 @@ from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.node_choice.measured import MeasuredSteps
 from medusa_kit.infer.request import Emitted, Row, make_row
 from medusa_kit.infer.self_check import TreeCheck
+from medusa_kit.infer.threaded.batch_thread import MOST_WAITING, BatchThread
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.drafters import READ_HEADS, default_drafter, drafts_without_heads
 from medusa_kit.settings.sampling import SamplingOptions, SamplingParams
@@ -133,7 +135,7 @@ class Engine:
         built = self._drafter(drafter, drafter_options, batch_size, params)
         for _ in self._decode(built, rows, batch_size):
             pass
-        results = [self._result(row, built, stops) for row in rows]
+        results = [self._result(row, built.name, notes_of(built), stops) for row in rows]
         return results[0] if single else results
 
     def stream(
@@ -150,22 +152,35 @@ class Engine:
 
         The object's `result` is there at the end.
         """
-        stops, params = _as_stops(stop), SamplingParams.of(sampling)
-        prompts, single = _as_prompts(prompt)
-        if not single:
-            raise ConfigError(
-                f"stream was given {len(prompts)} prompts; expected one",
-                hint="call stream once for each, or generate for all of them",
-            )
-        row = self._row(prompts[0], params, max_new_tokens, stops)
+        row, stops, params = self._request("stream", prompt, max_new_tokens, stop, sampling)
         built = self._drafter(drafter, drafter_options, 1, params)
         return Streaming(
             lambda: self._decode(built, [row], 1),
             row,
             TextStream(self.base.tokenizer, stops),
-            lambda: self._result(row, built, stops),
+            lambda: self._result(row, built.name, notes_of(built), stops),
             lambda count: guessed_by(built, drafter or self.own_drafter, count),
         )
+
+    def shared_batch(
+        self,
+        max_rows: int = 8,
+        most_waiting: int = MOST_WAITING,
+        max_pause: float | None = MAX_PAUSE,
+    ) -> SharedBatch:
+        """A batch with a thread of its own, that any number of threads give prompts to; to be
+        closed, or used in `with`. Each answer is the one that `generate` gives.
+
+        `max_rows`: prompts that are answered at once; `most_waiting` others may wait. `max_pause`:
+        seconds for which reading prompts may hold up the answers under way between two of their
+        steps; None: until they have been read. The weights must stay as they are until its end.
+        Raises ConfigError.
+        """
+        check_options(max_rows, most_waiting, max_pause)
+        reuse = self.batches is not None
+        batch = Batch(self.verifier, max_rows, 0, max_pause, self.graphs, reuse)
+        batch.cost = self.steps.cost if self.steps is not None and self._pays else None
+        return SharedBatch(self, BatchThread(batch, most_waiting), max_rows)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt, through the chat template where there is one."""
@@ -193,6 +208,19 @@ class Engine:
     def tree_for(self, batch_size: int) -> Tree:
         return self.plan.for_batch(batch_size) if self.plan else self.tree
 
+    def _request(
+        self, call: str, prompt: Any, max_new_tokens: int, stop: Any, sampling: "SamplingOptions"
+    ) -> tuple[Row, tuple[str, ...], SamplingParams]:
+        """(row, stop strings, sampling) of a call that takes a single prompt."""
+        stops, params = _as_stops(stop), SamplingParams.of(sampling)
+        prompts, single = _as_prompts(prompt)
+        if not single:
+            raise ConfigError(
+                f"{call} was given {len(prompts)} prompts; expected one",
+                hint=f"call {call} once for each, or generate for all of them",
+            )
+        return self._row(prompts[0], params, max_new_tokens, stops), stops, params
+
     def _row(
         self, prompt: Prompt, sampling: SamplingParams, max_new_tokens: int, stops: tuple[str, ...]
     ) -> Row:
@@ -207,13 +235,13 @@ class Engine:
         their own."""
         return self.steps is not None and self.graphs is None
 
-    def _why(self, row: Row, drafter: Drafter) -> list[str]:
+    def _why(self, row: Row) -> list[str]:
         """How many guesses were verified, and why not more."""
-        if (cost := self._cost(drafter)) is None or not row.num_together:
+        if self.steps is None or not row.num_together:
             return []
         rows, nodes = row.num_together / row.num_steps, row.num_nodes / row.num_steps
         beside = "" if row.num_together == row.num_steps else f" of {rows:.1f} rows together"
-        return [f"nodes: {nodes:.2f} verified a step{beside}; {cost.told(rows)}"]
+        return [f"nodes: {nodes:.2f} verified a step{beside}; {self.steps.cost.told(rows)}"]
 
     def _cost(self, drafter: Drafter) -> StepCost | None:
         """The cost of steps, for drafters that leave it to the batch how much is verified."""
@@ -230,6 +258,7 @@ class Engine:
         options: Mapping[str, Any] | None = None,
         batch_size: int = 1,
         sampling: SamplingParams | None = None,
+        on_device: bool = True,
     ) -> Drafter:
         """Raises ConfigError for a drafter that is unknown or has nothing to draft with."""
         context = DraftContext(
@@ -240,15 +269,22 @@ class Engine:
             paying=self._pays,
             draft_model=self.draft_model,
             batch_size=batch_size,
-            on_device=self.graphs is not None,
+            on_device=on_device and self.graphs is not None,
             sampling=sampling or SamplingParams(),
             memory=self.memory,
             heads_refused=self.heads_refused,
         )
+        name, options = self._named(name, options)
+        return build_drafter(name, context, options)
+
+    def _named(
+        self, name: str | None, options: Mapping[str, Any] | None
+    ) -> tuple[str, Mapping[str, Any] | None]:
+        """The drafter that a call asks for, and its options."""
         own, own_options = self._own_drafter()
         if options is None and name in (None, own):
             options = own_options
-        return build_drafter(name or own, context, options)
+        return name or own, options
 
     def _own_drafter(self) -> tuple[str, Mapping[str, Any]]:
         """(name, options). The fallback does not get the options of the drafter it replaces."""
@@ -257,7 +293,9 @@ class Engine:
         default = default_drafter(self.heads is not None, self.draft_model is not None)
         return self.drafter or self.usual_drafter or default, self.drafter_options
 
-    def _result(self, row: Row, drafter: Drafter, stops: tuple[str, ...]) -> GenerationResult:
+    def _result(
+        self, row: Row, drafter: str, notes: Sequence[str], stops: tuple[str, ...]
+    ) -> GenerationResult:
         text = text_of(self.base.tokenizer, row.text_ids(row.token_ids))
         deepest = max(row.depth_counts, default=0)
         at_least = [
@@ -266,8 +304,8 @@ class Engine:
         ]
         attention = row.attention or self.verifier.attention
         stats = GenerationStats(
-            drafter=drafter.name,
-            drafter_notes=[*notes_of(drafter), *self._why(row, drafter)],
+            drafter=drafter,
+            drafter_notes=[*notes, *self._why(row)],
             attention=attention.name,
             attention_fallbacks=list(attention.fallbacks),
             prompt_tokens=len(row.prompt_ids),

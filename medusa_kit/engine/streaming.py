@@ -48,10 +48,11 @@ class Streaming:
         text: TextStream,
         result: Callable[[], GenerationResult],
         guessers: Callable[[int], Sequence[str]],
+        cancel: Callable[[], None] | None = None,
     ) -> None:
         """`steps`: begins those of `row` alone. `guessers`: who guessed the first so many tokens of
-        the step just made."""
-        self._steps, self._row, self._text = steps, row, text
+        the step just made. `cancel`: ends the steps, where another thread makes them."""
+        self._steps, self._row, self._text, self._cancel = steps, row, text, cancel
         self._result, self._guessers = result, guessers
         # The answer's tokens so far by who guessed them, those without text of their own included
         # (the end of the answer, parts of a character); keys as in Span.
@@ -69,6 +70,8 @@ class Streaming:
 
     def close(self) -> None:
         """End the answer, after the step that another thread is in, and free its memory."""
+        if self._cancel is not None:
+            self._cancel()
         with self._turn:
             self._pieces.close()
 

@@ -15,7 +15,7 @@ from medusa_kit.infer.accept.rows import ScoredTree
 from medusa_kit.infer.draft import Draft, Drafter, OfferingDrafter, State, StepResult
 from medusa_kit.infer.node_choice.choice import Offer, choose_nodes
 from medusa_kit.infer.node_choice.cost import StepCost
-from medusa_kit.infer.request import Emitted, Row
+from medusa_kit.infer.request import Emitted, FailAlone, Row
 from medusa_kit.infer.tree_step import Nodes, RaggedScores
 
 T = TypeVar("T")
@@ -28,6 +28,7 @@ class Group:
         self.drafter = drafter
         # Looked up once: a drafter's properties may take time.
         self._offering = cast(OfferingDrafter, drafter) if hasattr(drafter, "offer") else None
+        self._offered = False
         self.rows: list[Row] = []
         self._state: State | None = None
 
@@ -45,14 +46,14 @@ class Group:
     def let_go(self) -> None:
         """Go on without the rows that have finished."""
         alive = [index for index, row in enumerate(self.rows) if row.finish_reason is None]
-        self.rows = [self.rows[index] for index in alive]
-        self._state = self.state.of_rows(alive) if alive else None
+        state = self.state.of_rows(alive) if alive else None  # first: where it fails, all is as was
+        self.rows, self._state = [self.rows[index] for index in alive], state
         self.drafter.select_rows(alive)
 
     def offer(self, cost: StepCost, num_others: int) -> Offer | None:
         """Guesses of which the batch says how many are verified; None: the drafter says it."""
-        offering = self._offering
-        return None if offering is None else offering.offer(self.state, cost, num_others)
+        self._offered = self._offering is not None
+        return self._offering and self._offering.offer(self.state, cost, num_others)
 
     def propose(self) -> Draft:
         return self.drafter.propose(self.state)
@@ -76,7 +77,9 @@ class Group:
                 one.likeliest if row.chooser.takes_argmax else None,
                 draft.distributions[index] if draft.distributions else {},
             )
-            path, root = tree.accept(last_position - len(committed))
+            path, root = list[int](), self.state.roots_B[index]
+            with FailAlone(row):
+                path, root = tree.accept(last_position - len(committed))
             paths.append(path)
             next_roots.append(root)
         return StepResult(
@@ -93,15 +96,21 @@ class Group:
         """Tell the drafter, emit what was accepted, and move on to the next roots. `num_rows`: of
         all groups in the step."""
         self.drafter.observe(step)
+        credits = getattr(self.drafter, "credits", None)
         emitted: Emitted = []
         for index, (row, path) in enumerate(zip(self.rows, step.paths, strict=True)):
             accepted = [scored[index].tokens[node] for node in path]
             self.state.tokens[index] += [self.state.roots_B[index], *accepted]
-            kept = row.take([*accepted, step.next_roots[index]])
-            row.count_step(len(kept), len(path), len(scored[index].tokens), num_rows)
-            if (near := scored[index].near_ties) is not None and row.counts_near_ties:
-                row.near_ties += sum(near[node] for node in [0, *path])
-            emitted.append((row, kept))
+            if row.finish_reason is not None:  # it failed
+                continue
+            with FailAlone(row):
+                kept = row.take([*accepted, step.next_roots[index]])
+                num_nodes = len(scored[index].tokens)
+                row.count_step(len(kept), len(path), num_nodes, num_rows if self._offered else 0)
+                row.credits = credits[index] if credits else None
+                if (near := scored[index].near_ties) is not None and row.counts_near_ties:
+                    row.near_ties += sum(near[node] for node in [0, *path])
+                emitted.append((row, kept))
         last = [path[-1] if path else 0 for path in step.paths]
         hidden_BD = torch.stack([one[node] for one, node in zip(step.hidden, last, strict=True)])
         roots = list(step.next_roots)
@@ -109,20 +118,25 @@ class Group:
         return emitted
 
 
-def drafts_of(groups: Sequence[Group], cost: StepCost | None) -> list[Draft]:
-    """The next step's draft of each group. `cost`: of steps, by which the guesses are chosen that
-    pay; None: drafters choose."""
-    if cost is None:
-        return [group.propose() for group in groups]
+def drafts_of(groups: Sequence[Group], cost: StepCost | None) -> list[tuple[Group, Draft]]:
+    """The next step's draft of each group whose drafter did not fail. `cost`: of steps, by which
+    the guesses are chosen that pay; None: drafters choose."""
     num_rows = sum(len(group.rows) for group in groups)
-    offers = {group: group.offer(cost, num_rows - len(group.rows)) for group in groups}
-    drafts = {group: group.propose() for group, offer in offers.items() if offer is None}
-    fixed = sum(topology.num_used for one in drafts.values() for topology in one.topologies)
-    open_ones = {group: offer for group, offer in offers.items() if offer is not None}
-    counts = choose_nodes(list(open_ones.values()), fixed, cost).counts
-    for group, chosen in zip(open_ones, counts, strict=True):
-        drafts[group] = group.take(chosen)
-    return [drafts[group] for group in groups]
+    offers, drafts = dict[Group, Offer](), dict[Group, Draft]()
+    for group in groups:
+        with FailAlone(*group.rows):
+            offer = None if cost is None else group.offer(cost, num_rows - len(group.rows))
+            if offer is None:
+                drafts[group] = group.propose()
+            else:
+                offers[group] = offer
+    if cost is not None:
+        fixed = sum(topology.num_used for one in drafts.values() for topology in one.topologies)
+        counts = choose_nodes(list(offers.values()), fixed, cost).counts
+        for group, chosen in zip(offers, counts, strict=True):
+            with FailAlone(*group.rows):
+                drafts[group] = group.take(chosen)
+    return [(group, drafts[group]) for group in groups if group in drafts]
 
 
 @dataclass(frozen=True)

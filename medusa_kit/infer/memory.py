@@ -1,4 +1,4 @@
-"""Where the accelerator's memory is too small, a request fails with sizes and the engine goes on.
+"""Where memory is too small, a request fails with sizes and the engine goes on.
 
 Shapes: B batch, N nodes with root, S cache slots.
 """
@@ -13,24 +13,34 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import DeviceMemoryError
 
 GB = 1e9
+CPU_SAYS = "DefaultCPUAllocator"  # torch raises a plain RuntimeError there
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory was too small, the accelerator's or the machine's."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError | DeviceMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and CPU_SAYS in str(error)
 
 
 @contextmanager
 def explain_oom(base: BaseModel, batch_size: int, num_nodes: int, num_slots: int) -> Iterator[None]:
-    """Turn torch's out-of-memory error into DeviceMemoryError, with sizes and what to do."""
+    """Turn an out-of-memory error into DeviceMemoryError, with sizes and what to do."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
         # The traceback's frames hold tensors. Without it their memory is free again.
-        torch_said = str(error).splitlines()[0]
         error.__traceback__ = None
-        explained = _device_memory_error(base, batch_size, num_nodes, num_slots, torch_said)
-        raise explained from None
+        raise device_memory_error(base, batch_size, num_nodes, num_slots, error) from None
 
 
-def _device_memory_error(
-    base: BaseModel, B: int, N: int, S: int, torch_said: str
+def device_memory_error(
+    base: BaseModel, B: int, N: int, S: int, error: BaseException
 ) -> DeviceMemoryError:
+    """The same with sizes and what to do."""
+    said = (str(error) or type(error).__name__).splitlines()[0]
     cache, logits = B * S * cache_bytes_per_token(base), B * N * base.info.vocab_size * _size(base)
     smaller = "decode fewer prompts together (batch_size), or ask for fewer tokens"
     if N > 1:
@@ -38,7 +48,7 @@ def _device_memory_error(
     return DeviceMemoryError(
         f"{base.info.device} has no room for {B} rows of up to {S} tokens with {N} nodes each: the "
         f"cache takes about {cache / GB:.2f} GB, a step's logits {logits / GB:.2f} GB{_free(base)} "
-        f"({torch_said})",
+        f"({said})",
         hint=smaller,
     )
 

@@ -1,15 +1,20 @@
 """One request and its state while it is decoded."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TypeVar
 
 from medusa_kit.errors import ConfigError, ContextLengthError, check_count
 from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.detokenize import StopStrings
+from medusa_kit.infer.memory import is_out_of_memory
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.sampling import SamplingParams
+
+T = TypeVar("T")
 
 
 @dataclass(eq=False)
@@ -25,12 +30,14 @@ class Row:
     stop_ids: frozenset[int]
     stop_strings: StopStrings | None = None
     token_ids: list[int] = field(default_factory=list)
-    finish_reason: str | None = None
+    finish_reason: str | None = None  # stop | length | cancelled | error
+    error: Exception | None = None  # what it failed of
     num_steps: int = 0
     num_nodes: int = 0  # that its steps verified for it, roots included
     num_together: int = 0  # rows of these steps, itself included
     depth_counts: dict[int, int] = field(default_factory=dict)  # accepted depth -> steps
     num_guessed: int = 0  # of the newest step's tokens: these came first, from a drafter
+    credits: list[str] | None = None  # sources of those tokens, where its drafter has several
     steps_run_by: str = "torch"
     attention: AttentionChoice | None = None  # of its steps, once there are any
     rounding_tolerance: float = 0.0  # a smaller margin between the likeliest tokens is a near-tie
@@ -70,6 +77,11 @@ class Row:
                 return list(tokens[:count])
         return list(tokens)
 
+    def fail(self, error: Exception) -> None:
+        """End it here, unless it has ended; `error` is why."""
+        if self.finish_reason is None:
+            self.finish_reason, self.error = "error", error
+
     def text_ids(self, tokens: Sequence[int]) -> list[int]:
         """Those of these tokens that belong to the answer's text: all but the stop tokens."""
         return [token for token in tokens if token not in self.stop_ids]
@@ -94,6 +106,44 @@ class Row:
 
 
 Emitted = list[tuple[Row, list[int]]]
+
+
+class FailAlone:
+    """`with FailAlone(*rows)`: what is raised inside ends these rows, and goes no further."""
+
+    def __init__(self, *rows: Row) -> None:
+        self._rows = rows
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: object, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        if is_out_of_memory(error):
+            error.__traceback__ = None  # its frames hold tensors
+        for row in self._rows:
+            row.fail(error)
+        return True
+
+
+def together_or_alone(
+    work: Callable[[int, int], Sequence[T]], rows: Sequence[Row]
+) -> list[T | None]:
+    """`work(first, last)`: something for each of the rows from `first` to before `last`. Where it
+    fails for all of them, it is called for each alone; those for which it fails then have failed,
+    and None is returned for them. It must be possible to call it again after a failure."""
+    if len(rows) > 1:
+        try:
+            return list(work(0, len(rows)))
+        except Exception as error:
+            error.__traceback__ = None  # its frames hold tensors, which the next calls may need
+    done: list[T | None] = [None] * len(rows)
+    for index, row in enumerate(rows):
+        with FailAlone(row):
+            (done[index],) = work(index, index + 1)
+    return done
 
 
 def make_row(

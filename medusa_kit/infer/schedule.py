@@ -1,16 +1,19 @@
 """Who waits, reads its prompt, or runs: the order of work in a batch that rows join and leave.
 
 Plain Python over keys, so that it can be followed, and tested, without a model. Rows are served in
-the order in which they came. Prompts are read in pieces, and what one piece may hold is bounded
-while other rows run, which bounds the time between their tokens.
+the order in which they came. Prompts are read in pieces between steps, for a bounded time while
+other rows run, which bounds the time between their tokens.
 """
 
+import time
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
+LEAST = 16  # tokens of prompts that are read between two steps in any case: each gets on
+NEWEST = 0.5  # weight of the newest measurement
 
 
 @dataclass
@@ -32,13 +35,41 @@ class Piece(Generic[K]):
     is_last: bool
 
 
+class ReadingSpeed:
+    """How many tokens of prompts can be read in `max_pause` seconds, by the speed so far."""
+
+    def __init__(self, max_pause: float) -> None:
+        self._max_pause = max_pause
+        self._per_token: float | None = None  # seconds, for about as many tokens as may be read
+
+    @property
+    def num_tokens(self) -> int:
+        """LEAST, or more where they were read in time."""
+        return max(LEAST, int(self._max_pause / self._per_token)) if self._per_token else LEAST
+
+    def record(self, tokens: int, seconds: float) -> None:
+        """Many tokens at once take less time each than few, so that only numbers near the one that
+        may be read say how long that takes."""
+        old, own = self._per_token, max(seconds, 1e-9) / tokens
+        if old is None:
+            self._per_token = own
+        elif self.num_tokens <= 2 * tokens <= 4 * self.num_tokens:
+            self._per_token = old + NEWEST * (own - old)
+
+
 class Schedule(Generic[K]):
     """`max_rows`: rows that may read their prompts or run at once, each in a place of its own.
-    `prompt_budget`: tokens of prompts that may be read between two steps while rows run; None: all
-    there are."""
+    `max_pause`: seconds for which prompts may be read between two steps while rows run; None: until
+    all have been read. `clock`: in seconds."""
 
-    def __init__(self, max_rows: int, prompt_budget: int | None = None) -> None:
-        self.max_rows, self.prompt_budget = max_rows, prompt_budget
+    def __init__(
+        self,
+        max_rows: int,
+        max_pause: float | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self.max_rows, self._max_pause, self._clock = max_rows, max_pause, clock
+        self._speed = None if max_pause is None else ReadingSpeed(max_pause)
         self._free = list(range(max_rows))
         self._waiting: deque[_Prompt[K]] = deque()
         self._reading: deque[_Prompt[K]] = deque()
@@ -47,7 +78,20 @@ class Schedule(Generic[K]):
     @property
     def num_rows(self) -> int:
         """Rows that wait, read or run."""
-        return len(self._waiting) + len(self._reading) + len(self._running)
+        return len(self._waiting) + self._num_served
+
+    @property
+    def free(self) -> Sequence[int]:
+        """Places without a row."""
+        return self._free
+
+    @property
+    def num_reading(self) -> int:
+        return len(self._reading)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
 
     def add(self, key: K, prompt_length: int) -> None:
         self._waiting.append(_Prompt(key, prompt_length))
@@ -76,9 +120,28 @@ class Schedule(Generic[K]):
     def _num_served(self) -> int:
         return len(self._reading) + len(self._running)
 
-    def pieces(self, most: int) -> list[Piece[K]]:
-        """What to read next, at most so many tokens at once: of the earliest prompt, then of those
-        after it. `begin` follows for a key whose last piece has been read."""
+    def reading(self, most: int) -> Iterator[list[Piece[K]]]:
+        """What to read before the next step, at most `most` tokens at once: of the earliest prompt,
+        then of those after it. `begin` follows for a key whose last piece has been read.
+
+        Where no row runs, a step is a call or what may be read while rows run, whichever is more.
+        """
+        if (speed := self._speed) is None or self._max_pause is None:
+            while pieces := self._pieces(most):
+                yield pieces
+            return
+        started, read = self._clock(), 0
+        left = speed.num_tokens if self._running else max(speed.num_tokens, most)
+        while left > 0 and (pieces := self._pieces(min(most, left))):
+            size = sum(piece.end - piece.start for piece in pieces)
+            left, read = left - size, read + size
+            yield pieces
+            if self._running and self._clock() - started >= self._max_pause:
+                break
+        if read:
+            speed.record(read, self._clock() - started)
+
+    def _pieces(self, most: int) -> list[Piece[K]]:
         pieces, left = [], most
         for prompt in self._reading:
             if not left:

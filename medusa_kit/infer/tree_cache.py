@@ -233,19 +233,17 @@ class TreeCache(Cache):
         unless given; what is in the cache stays."""
         new_rows = 0 if num_rows is None else num_rows - len(self.lengths)
         more = (0, 0, 0, num_slots - self.num_slots, 0, 0, 0, new_rows)
+        self._replace(lambda block: pad(block, more), lambda slots: pad(slots, more))
         self.lengths += [0] * new_rows
         self.num_slots = num_slots
-        self._replace(lambda block: pad(block, more), lambda slots: pad(slots, more))
 
     def _replace(
         self, of_block: Callable[[Tensor], Tensor], of_slots: Callable[[Tensor], Tensor]
     ) -> None:
-        """Replace the slots of all layers by changed ones."""
-        old, old_strays = self._block, self._strays
-        self._strays = []
-        if old is not None:
-            self._block = of_block(old)
-        moved = {id(k): (of_slots(k), of_slots(v)) for k, v in old_strays}
+        """Replace the slots of all layers by changed ones, or none where memory is too small."""
+        block = None if self._block is None else of_block(self._block)
+        moved = {id(k): (of_slots(k), of_slots(v)) for k, v in self._strays}
+        self._block, self._strays = block, []
         for position, layer in enumerate(self.layers):
             if id(layer.keys) in moved:
                 layer.keys, layer.values = moved[id(layer.keys)]

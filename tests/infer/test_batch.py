@@ -1,36 +1,27 @@
 """Rows that join and leave: whatever else is in the batch, each gets the tokens it gets alone.
 
-The reference is transformers' own generate for greedy rows, and for those that draw the same
-request alone, decoded plainly. Hypothesis chooses who comes when, with what, and who is cancelled.
+Hypothesis chooses who comes when, with what, and who is cancelled.
 """
 
-from dataclasses import dataclass, replace
-from functools import cache
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.small_engines import BUSHY, build_engine, engine_with_heads, random_prompt
+from support.batches import DRAFTERS, LONGEST, alone, drafters, engine_for, pieces_of, row_for
+from support.small_engines import BUSHY, build_engine
 from support.tiny_models import tiny_base
 
-from medusa_kit.drafters import draft_with
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.text.suffix import SuffixDrafter
-from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.decode import Batch
 from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.node_choice.cost import StepCost
-from medusa_kit.infer.request import Row, make_row
-from medusa_kit.settings.sampling import SamplingParams
-from medusa_kit.tree.candidate_tree import CandidateTree
-from medusa_kit.tree.dynamic import DynamicTree
+from medusa_kit.infer.request import Row
 
 FAMILIES = ["llama-tied", "gemma3", "gpt2", "gemma2"]  # the first two in C++, where it can be built
-DRAFTERS = ["none", "heads", "other heads", "dynamic", "heads that pay", "prompt-lookup", "auto"]
-LONGEST = 14
-DRAWN = SamplingParams(0.9, top_p=0.95, seed=5)
 
 
 @dataclass(frozen=True)
@@ -62,48 +53,6 @@ REQUESTS = st.lists(
 COSTS = [{1: 1.0, 64: 1.001}, {1: 1.0, 2: 3.0}, {1: 7.4, 2: 8.3, 4: 10.7, 8: 18.2}]
 
 
-@cache
-def engine_for(family: str) -> Engine:
-    return engine_with_heads(tiny_base(family))
-
-
-def drafters(engine: Engine) -> dict[str, Drafter]:
-    """Each is shared by the rows that name it."""
-    heads = engine.heads
-    assert heads is not None
-    context = DraftContext(engine.verifier, heads, tree=BUSHY, batch_size=4)
-    return {
-        **{name: build_drafter(name, context) for name in ("none", "prompt-lookup", "auto")},
-        "heads": draft_with(heads, BUSHY),
-        "other heads": draft_with(heads, CandidateTree.chain(2)),
-        "dynamic": draft_with(heads, DynamicTree(5, (1.0, 1.0, 1.0))),
-        "heads that pay": build_drafter("medusa", replace(context, paying=True)),
-    }
-
-
-@cache
-def alone(family: str, prompt: int, drawn: bool) -> list[int]:
-    """LONGEST tokens, or fewer where a stop token comes."""
-    engine, ids = engine_for(family), random_prompt(prompt, prompt)
-    if drawn:
-        answer = engine.generate(
-            ids, max_new_tokens=LONGEST, drafter="none", temperature=0.9, top_p=0.95, seed=5
-        )
-        return list(answer.token_ids)
-    with torch.no_grad():
-        out_1T = tiny_base(family).model.generate(
-            torch.tensor([ids]), max_new_tokens=LONGEST, do_sample=False,
-            attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-        )  # fmt: skip
-    return out_1T[0, len(ids) :].tolist()
-
-
-def row_for(engine: Engine, request: Request) -> Row:
-    sampling = DRAWN if request.drawn else SamplingParams()
-    ids = random_prompt(request.prompt, request.prompt)
-    return make_row(engine.verifier, ids, sampling, request.tokens)
-
-
 @pytest.mark.parametrize("family", FAMILIES)
 @settings(
     max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
@@ -115,9 +64,18 @@ def test_every_row_gets_what_it_gets_alone(
     costs: dict[int, float] | None,
 ) -> None:  # fmt: skip
     engine = engine_for(family)
-    shared, batch = drafters(engine), Batch(engine.verifier, max_rows, prompt_budget=budget)
-    batch.cost = None if costs is None else StepCost(measured=costs)
-    rows = [row_for(engine, request) for request in requests]
+    shared = drafters(engine)
+    with pieces_of(budget) as pause:
+        batch = Batch(engine.verifier, max_rows, max_pause=pause)
+        batch.cost = None if costs is None else StepCost(measured=costs)
+        serve(family, batch, shared, requests)
+
+
+def serve(
+    family: str, batch: Batch, shared: dict[str, Drafter], requests: Sequence[Request]
+) -> None:
+    engine = engine_for(family)
+    rows = [row_for(engine, one.prompt, one.tokens, one.drawn) for one in requests]
     heard: dict[Row, list[int]] = {row: [] for row in rows}
     last = max(request.arrives for request in requests)
     step = 0
@@ -136,13 +94,13 @@ def test_every_row_gets_what_it_gets_alone(
         if row.finish_reason == "cancelled":
             expected = expected[: len(row.token_ids)]
         assert row.token_ids == heard[row] == expected
-    assert sorted(batch._schedule._free) == list(range(max_rows))
+    assert sorted(batch._schedule._free) == list(range(batch.max_rows))
 
 
 def test_a_row_that_is_cancelled_frees_its_place_within_a_step() -> None:
     engine = engine_for("llama-tied")
     batch, drafter = Batch(engine.verifier, 1), drafters(engine)["heads"]
-    first, second = (row_for(engine, Request(0, n, LONGEST, "heads", False, None)) for n in (4, 9))
+    first, second = (row_for(engine, n, LONGEST) for n in (4, 9))
     for row in (first, second):
         batch.add(row, drafter)
     batch.step()
@@ -177,7 +135,7 @@ def test_rows_with_fewer_nodes_are_not_padded_in_cpp_and_to_the_largest_in_torch
         monkeypatch.setattr(engine.verifier, "forward", seen)
     batch, shared = Batch(engine.verifier, 2), drafters(engine)
     for n, name in ((5, "none"), (7, "heads")):
-        batch.add(row_for(engine, Request(0, n, LONGEST, name, False, None)), shared[name])
+        batch.add(row_for(engine, n, LONGEST), shared[name])
     batch.step()
     sizes.clear()
     batch.step()
@@ -187,7 +145,7 @@ def test_rows_with_fewer_nodes_are_not_padded_in_cpp_and_to_the_largest_in_torch
 def test_a_batch_makes_room_for_a_longer_row() -> None:
     engine = engine_for("llama-tied")
     batch, drafter = Batch(engine.verifier, 2), drafters(engine)["none"]
-    rows = [row_for(engine, Request(0, n, LONGEST, "none", False, None)) for n in (3, 40)]
+    rows = [row_for(engine, n, LONGEST) for n in (3, 40)]
     batch.add(rows[0], drafter)
     batch.step()
     batch.step()
@@ -206,7 +164,7 @@ def test_answers_reach_a_store_of_past_answers_once_each() -> None:
     kept: list[list[int]] = []
     drafter.end = lambda answers: kept.extend(map(list, answers))  # type: ignore[method-assign]
     batch = Batch(engine.verifier, 2)
-    rows = [row_for(engine, Request(0, n, n, "suffix", False, None)) for n in (4, 6, 8)]
+    rows = [row_for(engine, n, n) for n in (4, 6, 8)]
     for row in rows:
         batch.add(row, drafter)
     batch.step()

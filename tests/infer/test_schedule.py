@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medusa_kit.infer.schedule import Schedule
+from medusa_kit.infer.schedule import LEAST, ReadingSpeed, Schedule
 
-MOST_AT_ONCE = 6  # tokens of prompts in one forward
+MOST_AT_ONCE = 24  # tokens of prompts in one forward
+FORWARD, TOKEN = 0.25, 1.0  # what reading costs by the clock: in each forward, and for each token
 
 
 class Run:
@@ -16,16 +17,18 @@ class Run:
     for each row that runs. `arrivals`: by step, the (prompt, answer) lengths of new rows."""
 
     def __init__(
-        self, max_rows: int, budget: int | None, arrivals: Sequence[Sequence[tuple[int, int]]]
+        self, max_rows: int, max_pause: float | None, arrivals: Sequence[Sequence[tuple[int, int]]]
     ) -> None:
-        self.schedule: Schedule[int] = Schedule(max_rows, budget)
+        self.now = 0.0
+        self.schedule: Schedule[int] = Schedule(max_rows, max_pause, lambda: self.now)
         self.arrivals, self.max_rows = arrivals, max_rows
         self.lengths: list[tuple[int, int]] = []
         self.read: dict[int, int] = {}
         self.said: dict[int, int] = {}
         self.places: dict[int, int] = {}
         self.first_tokens: list[int] = []  # rows in the order in which their prompts were read
-        self.most_between = 0  # tokens of prompts read between two tokens of a row
+        self.most_between = 0.0  # seconds for which prompts were read between two tokens of a row
+        self.forwards = 0  # in which they were, at most
 
     def step(self, number: int) -> None:
         for prompt, answer in self.arrivals[number] if number < len(self.arrivals) else ():
@@ -36,17 +39,12 @@ class Run:
             self.places[key] = place
             self.read[key] = 0
         assert len(self.places) <= self.max_rows
-        running, between = list(self.said), 0
-        left = self.schedule.prompt_budget if running else None
-        while left is None or left > 0:
-            most = MOST_AT_ONCE if left is None else min(MOST_AT_ONCE, left)
-            pieces = self.schedule.pieces(most)
-            if not pieces:
-                break
+        running, before, forwards = list(self.said), self.now, 0
+        for pieces in self.schedule.reading(MOST_AT_ONCE):
             size = sum(piece.end - piece.start for piece in pieces)
-            assert 0 < size <= most
-            left = None if left is None else left - size
-            between += size
+            assert 0 < size <= MOST_AT_ONCE
+            self.now += FORWARD + TOKEN * size
+            forwards += 1
             for piece in pieces:
                 assert piece.start == self.read[piece.key], "a piece was left out"
                 assert piece.place == self.places[piece.key]
@@ -57,7 +55,8 @@ class Run:
                     self.said[piece.key] = 0
                     self.first_tokens.append(piece.key)
         if running:
-            self.most_between = max(self.most_between, between)
+            self.most_between = max(self.most_between, self.now - before)
+            self.forwards = max(self.forwards, forwards)
         for key in list(self.said):
             self.said[key] += 1
             if self.said[key] == self.lengths[key][1]:
@@ -70,22 +69,24 @@ class Run:
 
 
 ROWS = st.lists(
-    st.lists(st.tuples(st.integers(1, 20), st.integers(1, 9)), max_size=4), min_size=1, max_size=8
+    st.lists(st.tuples(st.integers(1, 90), st.integers(1, 9)), max_size=4), min_size=1, max_size=8
 )
 
 
-@given(max_rows=st.integers(1, 5), budget=st.none() | st.integers(1, 8), arrivals=ROWS)
-def test_every_row_is_served_in_order_within_the_budget(
-    max_rows: int, budget: int | None, arrivals: list[list[tuple[int, int]]]
+@given(max_rows=st.integers(1, 5), pause=st.none() | st.floats(0.1, 90.0), arrivals=ROWS)
+def test_every_row_is_served_in_order_within_the_pause(
+    max_rows: int, pause: float | None, arrivals: list[list[tuple[int, int]]]
 ) -> None:
-    run, steps = Run(max_rows, budget, arrivals), 0
+    run, steps = Run(max_rows, pause, arrivals), 0
     while steps < len(arrivals) or run.schedule.num_rows:
         run.step(steps)
         steps += 1
         assert steps < 2000, "somebody starves"
     assert run.first_tokens == list(range(len(run.lengths)))  # first come, first served
     assert not run.places
-    assert budget is None or run.most_between <= budget
+    if pause is not None:  # beyond it there is a forward that had begun, or the least of tokens
+        most = max(pause, FORWARD + TOKEN * LEAST)
+        assert run.most_between <= most + run.forwards * FORWARD
     assert sorted(run.schedule._free) == list(range(max_rows))  # no place is lost
 
 
@@ -96,7 +97,7 @@ def test_every_row_is_served_in_order_within_the_budget(
 def test_rows_may_leave_from_anywhere(
     arrivals: list[list[tuple[int, int]]], gone: list[tuple[int, int]]
 ) -> None:
-    run, steps = Run(2, 3, arrivals), 0
+    run, steps = Run(2, 3.0, arrivals), 0
     while steps < len(arrivals) or run.schedule.num_rows:
         run.step(steps)
         for step, key in gone:
@@ -107,12 +108,50 @@ def test_rows_may_leave_from_anywhere(
     assert sorted(run.schedule._free) == [0, 1]
 
 
-def test_rows_that_run_wait_for_one_piece_at_most() -> None:
-    run = Run(2, 4, [[(3, 50)], [(41, 1)]])
+def test_rows_that_run_wait_for_a_pause_at_most() -> None:
+    run = Run(2, 20.0, [[(3, 50)], [(141, 1)]])
     for step in range(12):
         run.step(step)
-    assert run.most_between == 4
+    assert 16.0 < run.most_between <= 20.0
     assert run.first_tokens == [0, 1]
+
+
+def test_without_a_bound_prompts_are_read_at_once() -> None:
+    run = Run(2, None, [[(3, 50)], [(141, 1)]])
+    for step in range(2):
+        run.step(step)
+    assert run.first_tokens == [0, 1]
+    assert run.most_between == 141 * TOKEN + 6 * FORWARD
+
+
+def test_where_nobody_runs_a_step_reads_a_whole_forward() -> None:
+    run = Run(1, 1e-9, [[(100, 1)]])
+    for step in range(5):
+        run.step(step)
+    assert run.first_tokens == [0]
+
+
+@given(
+    forward=st.floats(0.0, 20.0), token=st.floats(0.01, 3.0), first=st.integers(1, 600),
+    later=st.floats(0.3, 3.0),
+)  # fmt: skip
+def test_the_speed_is_learned_and_followed(
+    forward: float, token: float, first: int, later: float
+) -> None:
+    """A first prompt of any length, then pieces as long as may be; then the machine changes."""
+    pause = 40.0
+    speed = ReadingSpeed(pause)
+    assert speed.num_tokens == LEAST
+    speed.record(first, forward + token * first)
+    for factor in (1.0, later):
+        for _ in range(200):
+            tokens = speed.num_tokens
+            speed.record(tokens, factor * (forward + token * tokens))
+        seconds = factor * (forward + token * speed.num_tokens)
+        if speed.num_tokens > LEAST:
+            assert seconds <= 1.05 * pause
+        one_more = factor * (forward + token * (speed.num_tokens + 2))
+        assert one_more >= 0.95 * pause
 
 
 def test_places_are_chosen_by_whom_they_are_for() -> None:

@@ -1,0 +1,188 @@
+"""Prompts of any number of threads, answered in one batch that has a thread of its own.
+
+Rows that ask for the same drafter with the same options share one object, and so draft together. It
+is built for a full batch and for rows of any sampling, and lives as long as one of them.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from numbers import Real
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Protocol
+from weakref import WeakValueDictionary
+
+from medusa_kit.base.model import BaseModel
+from medusa_kit.engine.result import GenerationResult
+from medusa_kit.engine.streaming import Streaming
+from medusa_kit.errors import ConfigError, check_count
+from medusa_kit.infer.detokenize import TextStream
+from medusa_kit.infer.draft import Drafter
+from medusa_kit.infer.request import Emitted, Row
+from medusa_kit.infer.threaded.batch_thread import BatchStats, BatchThread
+from medusa_kit.infer.threaded.submission import Emission, OnTokens, Submission
+from medusa_kit.locks import SharedLock
+from medusa_kit.settings.drafters import drafter_options as checked_options
+from medusa_kit.settings.sampling import SamplingOptions, SamplingParams
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+MAX_PAUSE = 0.1
+ANY_SAMPLING = SamplingParams(temperature=1.0)  # which asks most of a drafter
+
+
+class Requests(Protocol):
+    """What an engine makes of prompts (engine.py)."""
+
+    @property
+    def base(self) -> BaseModel: ...
+
+    def _request(
+        self, call: str, prompt: Any, max_new_tokens: int, stop: Any, sampling: SamplingOptions
+    ) -> tuple[Row, tuple[str, ...], SamplingParams]: ...
+
+    def _named(
+        self, name: str | None, options: Mapping[str, Any] | None
+    ) -> tuple[str, Mapping[str, Any] | None]: ...
+
+    def _drafter(
+        self,
+        name: str | None,
+        options: Mapping[str, Any] | None = None,
+        batch_size: int = 1,
+        sampling: SamplingParams | None = None,
+        on_device: bool = True,
+    ) -> Drafter: ...
+
+    def _result(
+        self, row: Row, drafter: str, notes: Sequence[str], stops: tuple[str, ...]
+    ) -> GenerationResult: ...
+
+
+class Answer:
+    """An answer under way: wait for its `result`, or read its `stream`. Dropping it cancels it,
+    unless it has `on_tokens`."""
+
+    def __init__(
+        self, submission: Submission, drafter: str, requests: Requests, stops: tuple[str, ...]
+    ) -> None:
+        self.submission = submission
+        self._drafter, self._requests, self._stops = drafter, requests, stops
+
+    def result(self) -> GenerationResult:
+        """At its end; an answer that was cancelled is as long as it came to be. Raises what it
+        failed of."""
+        self.submission.result()
+        return self.so_far()
+
+    def so_far(self) -> GenerationResult:
+        """The drafter's statistics are those of all rows that shared it, and there at the end."""
+        asked = self.submission
+        name = asked.drafter_name or self._drafter
+        return self._requests._result(asked.row, name, asked.drafter_notes, self._stops)
+
+    def stream(self) -> Streaming:
+        """Its text as it comes; closing or dropping that cancels the answer."""
+        asked, newest = self.submission, Emission([])
+
+        def steps() -> Iterator[Emitted]:
+            nonlocal newest
+            for newest in asked:
+                yield [(asked.row, newest.tokens)]
+
+        def guessers(_: int) -> Sequence[str]:
+            known = newest.credits
+            count = newest.num_guessed
+            return [self._drafter] * count if known is None else known[:count]
+
+        text = TextStream(self._requests.base.tokenizer, self._stops)
+        return Streaming(steps, asked.row, text, self.so_far, guessers, asked.cancel)
+
+    def cancel(self) -> None:
+        """End it within a step, from any thread."""
+        self.submission.cancel()
+
+
+class SharedBatch:
+    """Made by `Engine.shared_batch`. Every method may be called in any thread."""
+
+    def __init__(self, requests: Requests, thread: BatchThread, max_rows: int) -> None:
+        self._requests, self._thread, self._max_rows = requests, thread, max_rows
+        self._drafters: WeakValueDictionary[tuple[str, str], Any] = WeakValueDictionary()
+        self._building = SharedLock()
+
+    def submit(
+        self,
+        prompt: Any,
+        *,
+        max_new_tokens: int = 256,
+        stop: str | Sequence[str] | None = None,
+        drafter: str | None = None,
+        drafter_options: Mapping[str, Any] | None = None,
+        on_tokens: OnTokens | None = None,
+        **sampling: "Unpack[SamplingOptions]",
+    ) -> Answer:
+        """Let a prompt in, with what `Engine.stream` takes, and return at once.
+
+        `on_tokens` is called in the batch's thread with the tokens of each step, and at the end
+        with none: it should only pass them on, as by `loop.call_soon_threadsafe`.
+        Raises what `Engine.stream` does, QueueFullError where too many wait, ClosedError after
+        `close`.
+        """
+        row, stops, _ = self._requests._request("submit", prompt, max_new_tokens, stop, sampling)
+        name, options = self._requests._named(drafter, drafter_options)
+        submission = self._thread.submit(row, self._drafter(name, options), on_tokens)
+        return Answer(submission, name, self._requests, stops)
+
+    def generate(self, prompt: Any, **options: Any) -> GenerationResult:
+        """The answer to one prompt; `options` as for `submit`."""
+        return self.submit(prompt, **options).result()
+
+    def stream(self, prompt: Any, **options: Any) -> Streaming:
+        """The text of one answer as it comes; `options` as for `submit`."""
+        return self.submit(prompt, **options).stream()
+
+    @property
+    def stats(self) -> BatchStats:
+        """How many prompts are answered, read and waiting, and what the last step was."""
+        return self._thread.stats
+
+    def close(self, drain: bool = True, timeout: float | None = None) -> None:
+        """Take no more prompts, and wait until the answers under way have ended (`drain`) or have
+        been cancelled, for so many seconds at most."""
+        self._thread.close(drain, timeout)
+
+    def __enter__(self) -> "SharedBatch":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close(drain=error is None)
+
+    def _drafter(self, name: str, options: Mapping[str, Any] | None) -> Drafter:
+        """The one that rows in the batch use already, if there is one with these options."""
+        key = name, checked_options(name, options).model_dump_json()
+        with self._building:
+            drafter: Drafter | None = self._drafters.get(key)
+            if drafter is None:
+                drafter = self._requests._drafter(
+                    name, options, self._max_rows, ANY_SAMPLING, on_device=False
+                )
+                self._drafters[key] = drafter
+            return drafter
+
+
+def check_options(max_rows: int, most_waiting: int, max_pause: float | None) -> None:
+    """Raises ConfigError for numbers that a batch cannot have."""
+    check_count("max_rows", max_rows)
+    if most_waiting != 0:
+        check_count("most_waiting", most_waiting)
+    number = isinstance(max_pause, Real) and not isinstance(max_pause, bool)
+    if max_pause is not None and not (number and max_pause > 0):
+        raise ConfigError(
+            f"max_pause {max_pause!r} is out of range; expected seconds above 0, or None",
+            hint="0.1 lets answers wait for a tenth of a second; None until prompts are read",
+        )

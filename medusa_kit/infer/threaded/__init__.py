@@ -1,0 +1,1 @@
+"""A batch that has a thread of its own, and takes rows from any other."""

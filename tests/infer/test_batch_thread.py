@@ -1,0 +1,425 @@
+"""A batch in a thread of its own: rows from any thread get what they get alone, and whatever
+happens to one of them, to the batch or to the process, nobody waits for ever.
+"""
+
+import asyncio
+import gc
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import warnings
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.batches import DRAFTERS, LONGEST, alone, drafters, engine_for, pieces_of, row_for
+from support.callers import all_at_once
+
+from medusa_kit.engine.engine import Engine
+from medusa_kit.errors import ClosedError, ConfigError, DeviceMemoryError, QueueFullError
+from medusa_kit.infer.decode import Batch
+from medusa_kit.infer.draft import Drafter
+from medusa_kit.infer.request import Row
+from medusa_kit.infer.threaded.batch_thread import BatchThread
+from medusa_kit.infer.threaded.submission import Submission
+
+FAMILIES = ["llama-tied", "gemma3", "gpt2"]  # the first two in C++, where it can be built
+SOON = 60.0  # seconds after which a test has failed
+
+
+class Gate:
+    """A drafter that stops at each draft until it is opened."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self._inner = inner
+        self.reached, self.open = threading.Event(), threading.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def propose(self, state: Any) -> Any:
+        self.reached.set()
+        assert self.open.wait(SOON)
+        return self._inner.propose(state)
+
+
+class Raises:
+    """A drafter that raises at its second draft."""
+
+    def __init__(self, inner: Drafter, error: BaseException) -> None:
+        self._inner, self._error, self._drafts = inner, error, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def propose(self, state: Any) -> Any:
+        self._drafts += 1
+        if self._drafts == 2:
+            raise self._error
+        return self._inner.propose(state)
+
+
+def threaded(engine: Engine, max_rows: int = 2, **options: Any) -> BatchThread:
+    return BatchThread(Batch(engine.verifier, max_rows), **options)
+
+
+def exact(family: str, row: Row) -> list[int]:
+    return alone(family, len(row.prompt_ids), not row.chooser.params.greedy)[: row.max_new_tokens]
+
+
+def heard(submission: Submission) -> list[int]:
+    return [token for emission in submission for token in emission.tokens]
+
+
+@contextmanager
+def stopped(engine: Engine, max_rows: int = 1, **options: Any) -> Iterator[tuple[Any, Any, Any]]:
+    """A batch whose first row has emitted a token and stops there: (thread, row, gate)."""
+    gate = Gate(drafters(engine)["heads"])
+    with threaded(engine, max_rows, **options) as thread:
+        first = thread.submit(row_for(engine, 5, LONGEST), gate)
+        assert gate.reached.wait(SOON)
+        try:
+            yield thread, first, gate
+        finally:
+            gate.open.set()
+
+
+REQUEST = st.tuples(
+    st.integers(1, 40), st.integers(1, LONGEST), st.sampled_from(DRAFTERS), st.booleans(),
+    st.none() | st.integers(0, 4),  # cancelled after so many emissions
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@settings(
+    max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow], derandomize=True
+)
+@given(
+    visits=st.lists(st.lists(REQUEST, min_size=1, max_size=4), min_size=2, max_size=4),
+    max_rows=st.integers(1, 4),
+    budget=st.none() | st.integers(1, 30),
+)
+def test_rows_from_several_threads_get_what_they_get_alone(
+    family: str, visits: list[list[Any]], max_rows: int, budget: int | None
+) -> None:
+    engine = engine_for(family)
+    for number, drawn in {(request[0], request[3]) for visit in visits for request in visit}:
+        alone(family, number, drawn)
+    shared = drafters(engine)
+
+    def visit(number: int) -> None:
+        for prompt, tokens, name, drawn, leaves in visits[number]:
+            row = row_for(engine, prompt, tokens, drawn)
+            submission = thread.submit(row, shared[name])
+            said: list[int] = []
+            for count, emission in enumerate(submission):
+                if count == leaves:
+                    submission.cancel()
+                said += emission.tokens
+            assert submission.done
+            expected = exact(family, row)
+            if row.finish_reason == "cancelled":
+                assert leaves is not None
+                expected = expected[: len(said)]
+            assert said == row.token_ids == expected
+
+    with (
+        pieces_of(budget) as pause,
+        BatchThread(batch := Batch(engine.verifier, max_rows, max_pause=pause)) as thread,
+    ):
+        all_at_once(visit, len(visits))
+        assert (thread.stats.running, thread.stats.reading, thread.stats.waiting) == (0, 0, 0)
+    assert sorted(batch._schedule._free) == list(range(max_rows))
+
+
+def test_what_fails_reaches_who_asked_and_nobody_else() -> None:
+    engine = engine_for("llama-tied")
+    shared = drafters(engine)
+    failing: Any = Raises(shared["prompt-lookup"], ZeroDivisionError("here"))
+    with threaded(engine, 3) as thread:
+        others = [thread.submit(row_for(engine, n, LONGEST), shared["heads"]) for n in (5, 9)]
+        failed = thread.submit(row_for(engine, 17, LONGEST), failing)
+        with pytest.raises(ZeroDivisionError, match="here"):
+            list(failed)
+        assert (failed.done, failed.row.finish_reason) == (True, "error")
+        assert isinstance(failed.error, ZeroDivisionError)
+        for submission in others:
+            assert heard(submission) == exact("llama-tied", submission.row)
+        again = thread.submit(row_for(engine, 17, LONGEST), failing)
+        assert heard(again) == exact("llama-tied", again.row)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory."), RuntimeError("DefaultCPUAllocator: no")],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_row_for_which_there_is_no_memory_fails_alone(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_for("gpt2")
+
+    def full(*_: Any) -> Any:
+        raise error
+
+    with stopped(engine, 2) as (thread, first, gate):
+        monkeypatch.setattr("medusa_kit.infer.tree_cache.pad", full)
+        long = thread.submit(row_for(engine, 90, LONGEST), gate)
+        gate.open.set()
+        with pytest.raises(DeviceMemoryError, match=r"no room for 1 rows of up to \d+ tokens"):
+            long.result()
+        assert heard(first) == exact("gpt2", first.row)
+
+
+def test_an_error_that_is_nobody_s_ends_the_rows_and_not_the_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine = engine_for("gpt2")
+    drafter = drafters(engine)["none"]
+    batch = Batch(engine.verifier, 2)
+    with BatchThread(batch) as thread:
+        with monkeypatch.context() as patch:
+            patch.setattr(batch, "_verify_trees", lambda: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                thread.submit(row_for(engine, 5, LONGEST), drafter).result()
+        row = thread.submit(row_for(engine, 5, LONGEST), drafter).result()
+    assert row.token_ids == exact("gpt2", row)
+
+
+def test_a_full_queue_refuses_more_until_there_is_room() -> None:
+    engine = engine_for("llama-tied")
+    with stopped(engine, 1, most_waiting=2) as (thread, first, gate):
+        waiting = [thread.submit(row_for(engine, n, 3), gate) for n in (4, 7)]
+        with pytest.raises(QueueFullError, match="has 3 requests; expected at most 3"):
+            thread.submit(row_for(engine, 9, 3), gate)
+        stats = thread.stats
+        assert stats.running + stats.reading + stats.waiting == 3
+        gate.open.set()
+        for submission in (first, *waiting):
+            assert heard(submission) == exact("llama-tied", submission.row)
+        again = thread.submit(row_for(engine, 9, 3), gate)
+        assert heard(again) == exact("llama-tied", again.row)
+
+
+@pytest.mark.parametrize("where", ["waits", "reads", "runs"])
+def test_a_row_is_cancelled_wherever_it_is(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_for("llama-tied")
+    batch, gate = Batch(engine.verifier, 2, max_pause=1e-9), Gate(drafters(engine)["heads"])
+    read, reading, go_on = engine.verifier.read_prompts, threading.Event(), threading.Event()
+    long, short = row_for(engine, 40, LONGEST), row_for(engine, 7, LONGEST)
+
+    def reads_on(cache: Any, places: Any, pieces: Any) -> Any:
+        if where == "reads" and pieces[0] == long.prompt_ids[16:32]:
+            reading.set()
+            assert go_on.wait(SOON)
+        return read(cache, places, pieces)
+
+    monkeypatch.setattr(engine.verifier, "read_prompts", reads_on)
+    with BatchThread(batch) as thread:
+        runs = thread.submit(row_for(engine, 5, LONGEST), gate)
+        assert gate.reached.wait(SOON)
+        reads, waits = (thread.submit(row, gate) for row in (long, short))
+        submissions = {"waits": waits, "reads": reads, "runs": runs}
+        if where == "reads":
+            gate.open.set()
+            assert reading.wait(SOON)
+        submissions[where].cancel()
+        go_on.set()
+        gate.open.set()
+        assert submissions[where].wait(SOON)
+        cancelled = submissions.pop(where).result()
+        assert cancelled.finish_reason == "cancelled"
+        assert where == "runs" or not cancelled.token_ids
+        for submission in submissions.values():
+            assert heard(submission) == exact("llama-tied", submission.row)
+        last = thread.submit(row_for(engine, 9, LONGEST), gate)
+        assert heard(last) == exact("llama-tied", last.row)
+    assert sorted(batch._schedule._free) == [0, 1]
+
+
+@pytest.mark.parametrize("drain", [True, False])
+def test_closing_ends_every_row(drain: bool) -> None:
+    engine = engine_for("llama-tied")
+    with stopped(engine, 1) as (thread, first, gate):
+        second = thread.submit(row_for(engine, 9, LONGEST), gate)
+        thread.close(drain=drain, timeout=0)  # as far as the gate lets it
+        with pytest.raises(ClosedError, match="has been closed"):
+            thread.submit(row_for(engine, 4, 2), gate)
+        gate.open.set()
+        thread.close(drain=drain)
+        assert first.done
+        assert second.done
+        for submission in (first, second):
+            said, expected = heard(submission), exact("llama-tied", submission.row)
+            assert said == expected[: len(said)]
+            assert submission.row.is_complete == drain
+            assert not drain or said == expected
+        thread.close()
+
+
+def test_a_thread_that_ends_leaves_nobody_waiting() -> None:
+    engine = engine_for("gpt2")
+    thread, ends = threaded(engine, 1), Raises(drafters(engine)["none"], SystemExit(1))
+    first = thread.submit(row_for(engine, 5, LONGEST), ends)  # type: ignore[arg-type]
+    with pytest.raises(ClosedError, match="thread has ended: SystemExit"):
+        first.result()
+    with pytest.raises(ClosedError, match="thread has ended: SystemExit"):
+        thread.submit(row_for(engine, 5, LONGEST), ends)  # type: ignore[arg-type]
+    thread.close()
+
+
+def test_a_hook_hears_what_iterating_does_then_the_end() -> None:
+    engine = engine_for("llama-tied")
+    shared = drafters(engine)
+
+    async def ask(thread: BatchThread, prompt: int) -> list[list[int]]:
+        loop, news = asyncio.get_running_loop(), asyncio.Queue[list[int]]()
+        row = row_for(engine, prompt, LONGEST)
+        submission = thread.submit(
+            row,
+            shared["heads"],
+            lambda tokens: void(loop.call_soon_threadsafe(news.put_nowait, tokens)),
+        )
+        got = [await news.get()]
+        while got[-1]:
+            got.append(await news.get())
+        assert submission.done
+        assert [emission.tokens for emission in submission] == got[:-1]
+        return got
+
+    def void(_: object) -> None: ...
+
+    async def both(thread: BatchThread) -> list[list[list[int]]]:
+        return await asyncio.gather(*(ask(thread, prompt) for prompt in (5, 9)))
+
+    with threaded(engine) as thread:
+        for prompt, got in zip((5, 9), asyncio.run(both(thread)), strict=True):
+            assert [token for step in got for token in step] == alone("llama-tied", prompt, False)
+
+
+def test_a_hook_that_raises_ends_its_row_and_one_that_waits_is_told() -> None:
+    engine = engine_for("llama-tied")
+    drafter = drafters(engine)["none"]
+    found: list[Exception] = []
+    mine: list[Submission] = []
+    ready = threading.Event()
+
+    def raises(tokens: list[int]) -> None:
+        if tokens:
+            raise RuntimeError("the loop is closed")
+
+    def waits(_: list[int]) -> None:
+        assert ready.wait(SOON)
+        try:
+            mine[0].wait()
+        except Exception as error:
+            found.append(error)
+
+    with threaded(engine) as thread:
+        with pytest.raises(RuntimeError, match="loop is closed"):
+            thread.submit(row_for(engine, 5, LONGEST), drafter, raises).result()
+        mine.append(thread.submit(row_for(engine, 9, 2), drafter, waits))
+        ready.set()
+        assert mine[0].result().token_ids == exact("llama-tied", mine[0].row)
+    assert isinstance(found[0], ConfigError)
+
+
+def test_what_nobody_holds_any_more_ends() -> None:
+    """A submission that was dropped is cancelled, a thread that was dropped ends."""
+    engine = engine_for("llama-tied")
+    with stopped(engine, 1) as (thread, first, gate):
+        dropped = thread.submit(row_for(engine, 9, LONGEST), gate)
+        row = dropped.row
+        del dropped
+        gc.collect()
+        gate.open.set()
+        last = thread.submit(row_for(engine, 7, LONGEST), gate)
+        assert heard(last) == exact("llama-tied", last.row)
+        assert row.finish_reason == "cancelled"
+    lone = threaded(engine)
+    own, alive = lone._thread, weakref.ref(lone)
+    submission = lone.submit(row_for(engine, 7, LONGEST), drafters(engine)["none"])
+    del lone, first
+    gc.collect()
+    assert alive() is not None  # its submission holds it
+    assert heard(submission) == exact("llama-tied", submission.row)
+    del submission
+    gc.collect()
+    assert alive() is None
+    own.join(SOON)
+    assert not own.is_alive()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+def test_a_forked_child_is_told_that_it_has_no_thread() -> None:
+    engine = engine_for("gpt2")
+    with stopped(engine) as (thread, first, gate):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            child = os.fork()
+        if child == 0:
+            refused = 0
+            for ask in (
+                first.result,
+                lambda: list(first),
+                lambda: thread.submit(row_for(engine, 4, 2), gate),
+            ):
+                try:
+                    ask()
+                except ClosedError:
+                    refused += 1
+            thread.close()
+            os._exit(refused)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        gate.open.set()
+        assert heard(first) == exact("gpt2", first.row)
+
+
+EXIT = """
+    import sys, threading
+    sys.path[:0] = {paths!r}
+    from support.batches import drafters, engine_for, row_for
+    from medusa_kit.infer.decode import Batch
+    from medusa_kit.infer.threaded.batch_thread import BatchThread
+
+    engine = engine_for("llama-tied")
+    thread = BatchThread(Batch(engine.verifier, 1))
+    rows = [row_for(engine, n, 200) for n in (5, 9)]
+    kept = [thread.submit(row, drafters(engine)["none"]) for row in rows]
+    next(iter(kept[0]))
+    print("at the end")
+"""
+
+
+def test_a_process_may_end_while_rows_run() -> None:
+    paths = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent.parent)]
+    code = textwrap.dedent(EXIT.format(paths=paths))
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=SOON * 2, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "at the end\n"), done.stderr
+    assert "Error" not in done.stderr
+
+
+def test_a_meter_can_be_read() -> None:
+    engine = engine_for("llama-tied")
+    with stopped(engine, 1) as (thread, first, gate):
+        waiting = thread.submit(row_for(engine, 9, 3), gate)
+        stats = thread.stats
+        assert stats.running + stats.reading + stats.waiting == 2
+        gate.open.set()
+        list(first)
+        list(waiting)
+        stats = thread.stats
+        assert (stats.running, stats.reading, stats.waiting) == (0, 0, 0)
+        assert stats.steps > 0
+        assert stats.nodes == drafters(engine)["heads"].num_nodes
+        assert (stats.held_prefixes, stats.held_tokens > 0) == (1, True)

@@ -1,0 +1,81 @@
+"""Batches over tiny engines: rows, drafters to share, and what each row gets alone.
+
+The reference is transformers' own generate for greedy rows, and for those that draw the same
+request alone, decoded plainly.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+
+from medusa_kit.drafters import draft_with
+from medusa_kit.drafters.factory import DraftContext, build_drafter
+from medusa_kit.engine.engine import Engine
+from medusa_kit.infer import schedule
+from medusa_kit.infer.draft import Drafter
+from medusa_kit.infer.request import Row, make_row
+from medusa_kit.settings.sampling import SamplingParams
+from medusa_kit.tree.candidate_tree import CandidateTree
+from medusa_kit.tree.dynamic import DynamicTree
+from support.small_engines import BUSHY, engine_with_heads, random_prompt
+from support.tiny_models import tiny_base
+
+TEXT = ("none", "prompt-lookup", "suffix", "recycling", "lookahead", "auto")
+DRAFTERS = ["none", "heads", "other heads", "dynamic", "heads that pay", "prompt-lookup", "auto"]
+MORE_DRAFTERS = [*DRAFTERS, "suffix", "recycling", "lookahead"]
+LONGEST = 14
+DRAWN = SamplingParams(0.9, top_p=0.95, seed=5)
+
+
+@cache
+def engine_for(family: str) -> Engine:
+    return engine_with_heads(tiny_base(family))
+
+
+def drafters(engine: Engine) -> dict[str, Drafter]:
+    """Each is shared by the rows that name it."""
+    heads = engine.heads
+    assert heads is not None
+    context = DraftContext(engine.verifier, heads, tree=BUSHY, batch_size=4)
+    return {
+        **{name: build_drafter(name, context) for name in TEXT},
+        "heads": draft_with(heads, BUSHY),
+        "other heads": draft_with(heads, CandidateTree.chain(2)),
+        "dynamic": draft_with(heads, DynamicTree(5, (1.0, 1.0, 1.0))),
+        "heads that pay": build_drafter("medusa", replace(context, paying=True)),
+    }
+
+
+@cache
+def alone(family: str, prompt: int, drawn: bool) -> list[int]:
+    """LONGEST tokens, or fewer where a stop token comes. `prompt`: its length, and the seed of its
+    tokens."""
+    engine, ids = engine_for(family), random_prompt(prompt, prompt)
+    if drawn:
+        answer = engine.generate(
+            ids, max_new_tokens=LONGEST, drafter="none", temperature=0.9, top_p=0.95, seed=5
+        )
+        return list(answer.token_ids)
+    with torch.no_grad():
+        out_1T = tiny_base(family).model.generate(
+            torch.tensor([ids]), max_new_tokens=LONGEST, do_sample=False,
+            attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+        )  # fmt: skip
+    return out_1T[0, len(ids) :].tolist()
+
+
+@contextmanager
+def pieces_of(tokens: int | None) -> Iterator[float | None]:
+    """A pause for batches in which so many tokens of prompts are read between two steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schedule, "LEAST", tokens)
+        yield None if tokens is None else 1e-9
+
+
+def row_for(engine: Engine, prompt: int, tokens: int, drawn: bool = False) -> Row:
+    sampling = DRAWN if drawn else SamplingParams()
+    return make_row(engine.verifier, random_prompt(prompt, prompt), sampling, tokens)
