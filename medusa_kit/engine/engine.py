@@ -13,6 +13,7 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.data.chat import encode_prompt
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.memory import Memory
+from medusa_kit.engine.conversation import Conversation
 from medusa_kit.engine.result import GenerationResult, GenerationStats
 from medusa_kit.engine.streaming import Streaming
 from medusa_kit.errors import ConfigError, check_count
@@ -163,6 +164,10 @@ class Engine:
             lambda: self._result(row, built, stops),
             lambda count: guessed_by(built, drafter or self.own_drafter, count),
         )
+
+    def conversation(self, system: str | None = None) -> Conversation:
+        """A conversation, in which each turn encodes and reads only what is new."""
+        return Conversation(self, system)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt, through the chat template where there is one."""

@@ -63,12 +63,16 @@ def test_chat_leaves_when_told(chat: Talk, leave: str) -> None:
 
 
 def asked_of(monkeypatch: pytest.MonkeyPatch) -> list[list[dict[str, str]]]:
-    """The conversations that reach the engine, in order."""
+    """The conversations that reach the engine, in order, read off their ids."""
     asked: list[list[dict[str, str]]] = []
     original = Engine.stream
 
     def stream(self: Engine, prompt: Any, **options: Any) -> Any:
-        asked.append([dict(message) for message in prompt])
+        text = self.base.tokenizer.decode(prompt)
+        turns = [turn.split("\n", 1) for turn in text.split("<|im_start|>")[1:-1]]
+        asked.append(
+            [{"role": role, "content": said.removesuffix("<|im_end|>\n")} for role, said in turns]
+        )
         return original(self, prompt, **options)
 
     monkeypatch.setattr(Engine, "stream", stream)
