@@ -84,18 +84,22 @@ def render_text(tokenizer: Any, messages: Sequence[Message]) -> str:
         )
 
 
+def encode_text(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of rendered text, special tokens in it included."""
+    return list(tokenizer(text, add_special_tokens=False).input_ids)
+
+
 def encode_after(tokenizer: Any, text: str) -> list[int] | None:
-    """Token ids of text that follows other text; None where they cannot be told apart.
+    """Token ids of rendered text that follows other text; None where they cannot be told apart.
 
     It is encoded after a character that its first token is not joined with, since some tokenizers
     put a space before whatever begins a text.
     """
     for character in NEIGHBOURS:
-        alone, both = (
-            list(tokenizer(some, add_special_tokens=False).input_ids)
-            for some in (character, character + text)
-        )
-        if both[: len(alone)] == alone:
+        alone = encode_text(tokenizer, character)
+        both = encode_text(tokenizer, character + text)
+        known = tokenizer.unk_token_id not in alone  # else it stands for more than the character
+        if known and both[: len(alone)] == alone:
             return both[len(alone) :]
     return None
 

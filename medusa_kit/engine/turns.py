@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from medusa_kit.data.readers import Message
-from medusa_kit.data.template import chat_template, encode_after, render_text
+from medusa_kit.data.template import chat_template, encode_after, encode_text, render_text
 from medusa_kit.infer.detokenize import text_of
 
 TAIL = 8  # tokens before an answer that say whether its first token prints a space
@@ -29,7 +29,10 @@ class Mark:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A conversation up to a question. `text`: by the chat template; the last mark is its end."""
+    """A conversation up to a question. `text`: by the chat template; the last mark is at its end.
+
+    Without marks nothing is known of which ids stand for what of the text.
+    """
 
     messages: list[Message]
     ids: list[int]
@@ -69,15 +72,17 @@ def next_prompt(
         known = [*before.prompt.messages, before.message]
         num_same = _num_same(messages, known)
         marks = _marks_in(tokenizer, before, text, num_same)
-        rewritten = num_same == len(known) and not (marks and marks[-1].num_messages == len(known))
-        kept = marks[-1] if marks else Mark(0, 0, 0)
-        rest = encode_after(tokenizer, text[kept.num_chars :]) if marks else None
+        rest = encode_after(tokenizer, text[marks[-1].num_chars :]) if marks else None
+        rewritten = num_same == len(known) and (rest is None or marks[-1].num_messages < num_same)
         if rest is not None:
-            ids = [*before.all_ids[: kept.num_ids], *rest]
+            ids = [*before.all_ids[: marks[-1].num_ids], *rest]
             marks.append(Mark(len(messages), len(text), len(ids)))
             return Prompt(messages, ids, text, marks, rewritten)
     ids = encode(messages)
-    return Prompt(messages, ids, text, [Mark(len(messages), len(text), len(ids))], rewritten)
+    # A tokenizer may encode messages in another way than their text: then there is no mark.
+    marks = [Mark(len(messages), len(text), len(ids))]
+    marks = marks if encode_text(tokenizer, text) == ids else []
+    return Prompt(messages, ids, text, marks, rewritten)
 
 
 def _num_same(some: Sequence[Message], others: Sequence[Message]) -> int:

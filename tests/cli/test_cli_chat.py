@@ -8,6 +8,7 @@ import pytest
 import typer
 from support.debug_model import MODEL, plain_answer, plain_text
 
+import medusa_kit
 from medusa_kit.engine.engine import Engine
 
 Run = Callable[..., tuple[int, str, str]]
@@ -92,6 +93,54 @@ def test_chat_remembers_until_it_is_told_to_forget(
     assert asked[1][2]["content"] == plain_answer(asked[0])
     assert [messages[0]["content"] for messages in asked[2:]] == ["Be short.", "Be kind.", "e"]
     assert [messages[-1]["content"] for messages in asked] == ["a", "b", "c", "d", "e"]
+
+
+def ids_of(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], Any]]:
+    """(prompt, answer) of each call of the engine, as it is encoded; the answer once it is read."""
+    calls: list[tuple[list[int], Any]] = []
+    for name in ("stream", "generate"):
+        original = getattr(Engine, name)
+
+        def call(self: Engine, prompt: Any, original: Any = original, **options: Any) -> Any:
+            calls.append((self.encode(prompt), original(self, prompt, **options)))
+            return calls[-1][1]
+
+        monkeypatch.setattr(Engine, name, call)
+    return calls
+
+
+def test_a_later_turn_reads_its_message_alone(chat: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The debug model writes bytes of no text: encoding its answer again gives other tokens."""
+    calls = ids_of(monkeypatch)
+    code, _, err = chat(["Name a tree.", "Another.", "/compare"], "--heads", "none")
+    assert code == 0
+    (asked, first), (again, second), (compared, plain) = calls
+    assert "\ufffd" in first.result.text
+    read = [*asked, *first.result.token_ids]
+    assert again[: len(read)] == read
+    assert compared == again
+    assert plain.token_ids == second.result.token_ids
+    cached = second.result.stats.cached_tokens
+    words = f"{cached} of {len(again)} prompt tokens read before"
+    assert (words in err) == (cached > 0)
+    assert cached in (0, len(read) - 1, len(read))
+    assert "read again" not in err
+
+
+def test_chat_says_once_that_a_template_changes_earlier_turns(
+    chat: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = medusa_kit.load
+
+    def load(**options: Any) -> Engine:
+        engine = original(**options)
+        numbered = "{{ messages | length }}" + engine.base.tokenizer.chat_template
+        engine.base.tokenizer.chat_template = numbered
+        return engine
+
+    monkeypatch.setattr(medusa_kit, "load", load)
+    _, _, err = chat(["a", "b", "c"], "--heads", "none")
+    assert err.count("the chat template changes earlier turns, which are read again") == 1
 
 
 def test_chat_commands(chat: Talk, trained: Path) -> None:

@@ -139,3 +139,17 @@ def test_without_a_template_everything_is_encoded() -> None:
     tokenizer.chat_template = None
     prompt = prompt_of(tokenizer, [user("ab")], None)
     assert prompt.ids == encode_prompt(tokenizer, "ab")
+
+
+def test_a_tokenizer_that_encodes_messages_in_a_way_of_its_own_always_does() -> None:
+    tokenizer = small_tokenizer(TEMPLATES["chatml"])
+
+    def encode(messages: list[Message]) -> list[int]:
+        return [7, *encode_prompt(tokenizer, messages)]
+
+    prompt = next_prompt(tokenizer, [user("Is it?")], None, encode)
+    turn = answered(tokenizer, prompt, in_letters(tokenizer, prompt, "ab"))
+    later = [*prompt.messages, turn.message, user("So?")]
+    again = next_prompt(tokenizer, later, turn, encode)
+    assert again.ids == encode(later)
+    assert again.rewritten
