@@ -4,7 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.chat_templates import TOKENIZERS, small_tokenizer
+from support.debug_model import TOKENIZERS, small_tokenizer
 
 from medusa_kit.base.gguf import CHATML_TEMPLATE, byte_tokenizer
 from medusa_kit.bench import doctor_data

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.chat_templates import NO_SYSTEM
+from support.debug_model import NO_SYSTEM
 from support.small_engines import engine_with_heads, lively_chat_base
 
 from medusa_kit.engine.conversation import Conversation

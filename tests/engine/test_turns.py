@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from support.chat_templates import FORGETFUL, STRIPPING, TEMPLATES, TOKENIZERS, small_tokenizer
+from support.debug_model import FORGETFUL, STRIPPING, TEMPLATES, TOKENIZERS, small_tokenizer
 
 from medusa_kit.data.chat import encode_prompt
 from medusa_kit.data.readers import Message
