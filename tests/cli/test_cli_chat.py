@@ -1,5 +1,6 @@
 """The chat in the terminal, typed by a stand-in for `input`."""
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ import typer
 from support.debug_model import MODEL, plain_answer, plain_text
 
 import medusa_kit
+from medusa_kit.cli.chat.interrupt import between_steps
 from medusa_kit.engine.engine import Engine
+from medusa_kit.infer.decode import Batch
 
 Run = Callable[..., tuple[int, str, str]]
 Talk = Callable[..., tuple[int, str, str]]
@@ -182,6 +185,52 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(
     assert kept
     assert len(kept) < len(plain_text("a"))
     assert plain_text("a").startswith(kept)
+
+
+def test_ctrl_c_within_a_step_waits_for_its_end(
+    chat: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the next turn finds what has been read; where torch runs steps nothing is kept."""
+    calls, steps, original = ids_of(monkeypatch), list[int](), Batch.step
+
+    def step(self: Batch) -> Any:
+        steps.append(1)
+        if len(steps) == 4:
+            signal.raise_signal(signal.SIGINT)
+        return original(self)
+
+    monkeypatch.setattr(Batch, "step", step)
+    code, out, err = chat(["Name a tree.", "Another."], "--heads", "none")
+    assert code == 0
+    assert "stopped by Ctrl-C\n" in err
+    assert " …\n" in out
+    (asked, first), (again, second) = calls
+    assert len(first.result.token_ids) >= 4
+    read = [*asked, *first.result.token_ids]
+    assert again[: len(read)] == read
+    in_cpp = second.result.stats.steps_run_by.startswith("C++")
+    assert second.result.stats.cached_tokens == (len(read) - 1) * in_cpp
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_before_the_answer_and_ctrl_c_twice_interrupt_at_once() -> None:
+    with between_steps(lambda: False), pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    with between_steps(lambda: True) as check:
+        check()
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            check()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as of what runs in the background
+    try:
+        with between_steps(lambda: True) as check:
+            signal.raise_signal(signal.SIGINT)
+            check()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def test_comparing_with_an_answer_stopped_before_its_first_token(

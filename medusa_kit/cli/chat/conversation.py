@@ -9,7 +9,7 @@ import typer
 
 from medusa_kit import console
 from medusa_kit.cli import options
-from medusa_kit.cli.chat import view
+from medusa_kit.cli.chat import interrupt, view
 from medusa_kit.cli.chat.sampling import draws_guesses
 from medusa_kit.errors import ContextLengthError, MedusaKitError
 
@@ -91,8 +91,10 @@ class Chat:
             shown.status("reading the prompt")
             streaming = self.talk.stream(line, **self.settings)
             try:
-                for piece in streaming:
-                    shown.show(piece, streaming.tokens_per_second)
+                with interrupt.between_steps(lambda: bool(streaming.guessed)) as check:
+                    for piece in streaming:
+                        shown.show(piece, streaming.tokens_per_second)
+                        check()
             except KeyboardInterrupt:
                 shown.clear()
                 streaming.close()  # so that the next turn finds what it has read
