@@ -8,6 +8,8 @@ from typing import Any
 from medusa_kit.data.readers import Message
 from medusa_kit.errors import DataError
 
+NEIGHBOURS = ("x", ".", "\n", "1")  # few tokens join any of these with what follows, none all
+
 
 def chat_template(tokenizer: Any) -> str | None:
     """The chat template; of several named ones the one called default.
@@ -70,6 +72,36 @@ def render(
             list(messages), add_generation_prompt=add_generation_prompt, return_dict=False
         )
     return list(ids)
+
+
+def render_text(tokenizer: Any, messages: Sequence[Message]) -> str:
+    """Text of the conversation, ready for the answer. Raises DataError as `render` does."""
+    with refusals():
+        return str(
+            tokenizer.apply_chat_template(
+                list(messages), add_generation_prompt=True, tokenize=False
+            )
+        )
+
+
+def encode_text(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of rendered text, special tokens in it included."""
+    return list(tokenizer(text, add_special_tokens=False).input_ids)
+
+
+def encode_after(tokenizer: Any, text: str) -> list[int] | None:
+    """Token ids of rendered text that follows other text; None where they cannot be told apart.
+
+    It is encoded after a character that its first token is not joined with, since some tokenizers
+    put a space before whatever begins a text.
+    """
+    for character in NEIGHBOURS:
+        alone = encode_text(tokenizer, character)
+        both = encode_text(tokenizer, character + text)
+        known = tokenizer.unk_token_id not in alone  # else it stands for more than the character
+        if known and both[: len(alone)] == alone:
+            return both[len(alone) :]
+    return None
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.data.chat import encode_prompt
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.memory import Memory
+from medusa_kit.engine.conversation import Conversation
 from medusa_kit.engine.result import GenerationResult, GenerationStats
 from medusa_kit.engine.shared_batch import MAX_PAUSE, SharedBatch, check_options
 from medusa_kit.engine.streaming import Streaming
@@ -181,6 +182,10 @@ class Engine:
         batch = Batch(self.verifier, max_rows, 0, max_pause, self.graphs, reuse)
         batch.cost = self.steps.cost if self.steps is not None and self._pays else None
         return SharedBatch(self, BatchThread(batch, most_waiting), max_rows)
+
+    def conversation(self, system: str | None = None) -> Conversation:
+        """A conversation, in which each turn encodes and reads only what is new."""
+        return Conversation(self, system)
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt, through the chat template where there is one."""

@@ -59,6 +59,8 @@ class Streaming:
         self.guessed: Counter[str | None] = Counter()
         self._pieces = self._decoded()
         self._turn = SharedLock()  # one thread at a time reads or closes it
+        self.ended = False  # nothing more will come
+        self.failed = False  # since an error was raised
         _streams.add(self)
 
     def __iter__(self) -> "Streaming":
@@ -66,7 +68,14 @@ class Streaming:
 
     def __next__(self) -> Piece:
         with self._turn:
-            return next(self._pieces)
+            try:
+                return next(self._pieces)
+            except StopIteration:
+                self.ended = True
+                raise
+            except BaseException as error:  # a person who interrupts it keeps what there is
+                self.ended, self.failed = True, isinstance(error, Exception)
+                raise
 
     def close(self) -> None:
         """End the answer, after the step that another thread is in, and free its memory."""
@@ -74,6 +83,7 @@ class Streaming:
             self._cancel()
         with self._turn:
             self._pieces.close()
+            self.ended = True
 
     def _decoded(self) -> Generator[Piece, None, None]:
         guesser = None

@@ -53,7 +53,9 @@ class Group:
     def offer(self, cost: StepCost, num_others: int) -> Offer | None:
         """Guesses of which the batch says how many are verified; None: the drafter says it."""
         self._offered = self._offering is not None
-        return self._offering and self._offering.offer(self.state, cost, num_others)
+        if self._offering is None:
+            return None
+        return self._offering.offer(self.state, cost, num_others)
 
     def propose(self) -> Draft:
         return self.drafter.propose(self.state)

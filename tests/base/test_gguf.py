@@ -58,6 +58,16 @@ def test_greedy_answers_are_those_of_plain_transformers() -> None:
         assert engine.encode(prompt) == ids
         expected = plain_answer(untouched, ids)
         assert engine.generate(prompt, max_new_tokens=TOKENS).token_ids == expected
+    conversation, before = engine.conversation(), list[int]()
+    for prompt in PROMPTS:  # the second turn reads its own message alone
+        result = conversation.send(prompt, max_new_tokens=TOKENS)
+        ids = conversation.prompt_ids
+        assert result.token_ids == plain_answer(untouched, ids)
+        assert ids[: len(before)] == before
+        before = [*ids, *result.token_ids]
+    if load_library() is not None:
+        unread = result.stats.prompt_tokens - result.stats.cached_tokens
+        assert unread <= 1 + len(engine.encode(PROMPTS[1]))
         result = engine.generate(prompt, max_new_tokens=TOKENS, drafter="medusa")
         assert result.token_ids == expected
         assert result.stats.drafter == "medusa"

@@ -15,6 +15,9 @@ import sys
 from medusa_kit.cli.chat.conversation import Chat
 
 class Echo(Chat):
+    def reset(self, system):
+        pass
+
     def answer(self, line):
         sys.stderr.write(ascii(line) + chr(10))
 

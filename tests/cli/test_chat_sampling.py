@@ -115,6 +115,7 @@ def compared(
         return SimpleNamespace(token_ids=list(token_ids), stats=stats)
 
     engine = SimpleNamespace(
+        conversation=lambda system: None,
         generate=lambda prompt, **settings: result(1, 3),
         own_drafter="auto",
         drafter_options=options,

@@ -11,6 +11,7 @@ import pytest
 
 from medusa_kit.cli.chat import view
 from medusa_kit.cli.chat.conversation import Chat
+from medusa_kit.engine.conversation import Conversation
 from medusa_kit.engine.streaming import Piece, Span
 from medusa_kit.errors import DataError, DeviceMemoryError
 from medusa_kit.infer.draft import COUNTS
@@ -29,6 +30,8 @@ class Answers:
 
     heads = draft_model = None
     own_drafter, drafter_options = "auto", {}
+    base = SimpleNamespace(tokenizer=None, stop_token_ids=frozenset())
+    ended = failed = False
 
     def __init__(self, pieces: Sequence[Any], seen: Callable[[], None] = lambda: None) -> None:
         self.pieces, self.seen, self.tokens_per_second = pieces, seen, 123.4
@@ -38,7 +41,17 @@ class Answers:
 
     def stream(self, prompt: Any, **settings: Any) -> "Answers":
         self.asked.append(prompt)
+        self.ended = self.failed = False
         return self
+
+    def conversation(self, system: str | None) -> Conversation:
+        return Conversation(self, system)  # type: ignore[arg-type]
+
+    def encode(self, messages: Any) -> Any:
+        return messages
+
+    def close(self) -> None:
+        self.ended = True
 
     def __iter__(self) -> Any:
         for one in self.pieces:
@@ -46,8 +59,10 @@ class Answers:
             if isinstance(one, Piece):
                 yield one
             else:
+                self.ended, self.failed = True, isinstance(one, Exception)
                 raise one
         self.seen()
+        self.ended = True
 
     @property
     def result(self) -> Any:
@@ -57,7 +72,7 @@ class Answers:
 def answer(text: str = "", reason: str = "stop", **stats: Any) -> Any:
     usual = {"new_tokens": 84, "seconds": 0.6, "tokens_per_second": 140.2, "drafter": "auto",
              "num_steps": 44, "acceptance_length": 1.886, "drafter_notes": [], "lossy": False,
-             "quantization": None}  # fmt: skip
+             "quantization": None, "cached_tokens": 0}  # fmt: skip
     return SimpleNamespace(
         text=text, finish_reason=reason, token_ids=[1], stats=SimpleNamespace(**usual | stats)
     )
@@ -151,19 +166,22 @@ def test_tokens_without_text_are_counted() -> None:
 
 def test_a_message_that_cannot_be_answered_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
     class Refusing(Answers):
-        def stream(self, prompt: Any, **settings: Any) -> Answers:
-            raise DataError("the template refuses", hint="rephrase it")
+        def encode(self, messages: Any) -> Any:
+            if messages[-1]["content"] == "a":
+                raise DataError("the template refuses", hint="rephrase it")
+            return messages
 
-    chat = chat_with(Refusing([]))
+    engine = Refusing([])
+    chat = chat_with(engine)
     chat.answer("a")
     assert capsys.readouterr() == ("", "warning: the template refuses\nhint: rephrase it\n")
-    chat.engine = Answers([piece("Riv"), DeviceMemoryError("memory is full")])
+    engine.pieces = [piece("Riv"), DeviceMemoryError("memory is full")]
     chat.answer("b")
     assert capsys.readouterr() == ("Riv\n", "warning: memory is full\n")
-    assert (chat.messages, chat.last) == ([], None)
-    chat.engine = Answers([piece("Yes.")])
+    assert (chat.talk.messages, chat.last) == ([], None)
+    engine.pieces = [piece("Yes.")]
     chat.answer("c")
-    assert [one["content"] for one in chat.messages] == ["c", "Yes."]
+    assert [one["content"] for one in chat.talk.messages] == ["c", "Yes."]
 
 
 def test_characters_that_a_stream_does_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,6 +218,9 @@ WORDED = {
     "one": (answer(new_tokens=1, num_steps=0, seconds=0.04), "1 token in 0.0 s (140 tokens/s); "
             "stopped at the end of the answer"),
     "none": (answer(new_tokens=0, num_steps=0, reason="cancelled"), "stopped by Ctrl-C"),
+    "later turn": (answer(cached_tokens=1234, prompt_tokens=1250, first_token_seconds=0.018),
+                   "84 tokens in 0.6 s (140 tokens/s); 1.9 tokens per step; the first after 0.02 s,"
+                   " 1,234 of 1,250 prompt tokens read before; stopped at the end of the answer"),
     "lossy": (answer(lossy=True, lossy_by=["int8 weights"]), "84 tokens in 0.6 s (140 tokens/s); "
               "1.9 tokens per step; stopped at the end of the answer; LOSSY: int8 weights"),
 }  # fmt: skip

@@ -1,5 +1,6 @@
 """The chat in the terminal, typed by a stand-in for `input`."""
 
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,10 @@ import pytest
 import typer
 from support.debug_model import MODEL, plain_answer, plain_text
 
+import medusa_kit
+from medusa_kit.cli.chat.interrupt import between_steps
 from medusa_kit.engine.engine import Engine
+from medusa_kit.infer.decode import Batch
 
 Run = Callable[..., tuple[int, str, str]]
 Talk = Callable[..., tuple[int, str, str]]
@@ -63,12 +67,16 @@ def test_chat_leaves_when_told(chat: Talk, leave: str) -> None:
 
 
 def asked_of(monkeypatch: pytest.MonkeyPatch) -> list[list[dict[str, str]]]:
-    """The conversations that reach the engine, in order."""
+    """The conversations that reach the engine, in order, read off their ids."""
     asked: list[list[dict[str, str]]] = []
     original = Engine.stream
 
     def stream(self: Engine, prompt: Any, **options: Any) -> Any:
-        asked.append([dict(message) for message in prompt])
+        text = self.base.tokenizer.decode(prompt)
+        turns = [turn.split("\n", 1) for turn in text.split("<|im_start|>")[1:-1]]
+        asked.append(
+            [{"role": role, "content": said.removesuffix("<|im_end|>\n")} for role, said in turns]
+        )
         return original(self, prompt, **options)
 
     monkeypatch.setattr(Engine, "stream", stream)
@@ -88,6 +96,54 @@ def test_chat_remembers_until_it_is_told_to_forget(
     assert asked[1][2]["content"] == plain_answer(asked[0])
     assert [messages[0]["content"] for messages in asked[2:]] == ["Be short.", "Be kind.", "e"]
     assert [messages[-1]["content"] for messages in asked] == ["a", "b", "c", "d", "e"]
+
+
+def ids_of(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], Any]]:
+    """(prompt, answer) of each call of the engine, as it is encoded; the answer once it is read."""
+    calls: list[tuple[list[int], Any]] = []
+    for name in ("stream", "generate"):
+        original = getattr(Engine, name)
+
+        def call(self: Engine, prompt: Any, original: Any = original, **options: Any) -> Any:
+            calls.append((self.encode(prompt), original(self, prompt, **options)))
+            return calls[-1][1]
+
+        monkeypatch.setattr(Engine, name, call)
+    return calls
+
+
+def test_a_later_turn_reads_its_message_alone(chat: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The debug model writes bytes of no text: encoding its answer again gives other tokens."""
+    calls = ids_of(monkeypatch)
+    code, _, err = chat(["Name a tree.", "Another.", "/compare"], "--heads", "none")
+    assert code == 0
+    (asked, first), (again, second), (compared, plain) = calls
+    assert "\ufffd" in first.result.text
+    read = [*asked, *first.result.token_ids]
+    assert again[: len(read)] == read
+    assert compared == again
+    assert plain.token_ids == second.result.token_ids
+    cached = second.result.stats.cached_tokens
+    words = f"{cached} of {len(again)} prompt tokens read before"
+    assert (words in err) == (cached > 0)
+    assert cached in (0, len(read) - 1, len(read))
+    assert "read again" not in err
+
+
+def test_chat_says_once_that_a_template_changes_earlier_turns(
+    chat: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = medusa_kit.load
+
+    def load(**options: Any) -> Engine:
+        engine = original(**options)
+        numbered = "{{ messages | length }}" + engine.base.tokenizer.chat_template
+        engine.base.tokenizer.chat_template = numbered
+        return engine
+
+    monkeypatch.setattr(medusa_kit, "load", load)
+    _, _, err = chat(["a", "b", "c"], "--heads", "none")
+    assert err.count("the chat template changes earlier turns, which are read again") == 1
 
 
 def test_chat_commands(chat: Talk, trained: Path) -> None:
@@ -129,6 +185,52 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(
     assert kept
     assert len(kept) < len(plain_text("a"))
     assert plain_text("a").startswith(kept)
+
+
+def test_ctrl_c_within_a_step_waits_for_its_end(
+    chat: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the next turn finds what has been read; where torch runs steps nothing is kept."""
+    calls, steps, original = ids_of(monkeypatch), list[int](), Batch.step
+
+    def step(self: Batch) -> Any:
+        steps.append(1)
+        if len(steps) == 4:
+            signal.raise_signal(signal.SIGINT)
+        return original(self)
+
+    monkeypatch.setattr(Batch, "step", step)
+    code, out, err = chat(["Name a tree.", "Another."], "--heads", "none")
+    assert code == 0
+    assert "stopped by Ctrl-C\n" in err
+    assert " …\n" in out
+    (asked, first), (again, second) = calls
+    assert len(first.result.token_ids) >= 4
+    read = [*asked, *first.result.token_ids]
+    assert again[: len(read)] == read
+    in_cpp = second.result.stats.steps_run_by.startswith("C++")
+    assert second.result.stats.cached_tokens == (len(read) - 1) * in_cpp
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_before_the_answer_and_ctrl_c_twice_interrupt_at_once() -> None:
+    with between_steps(lambda: False), pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    with between_steps(lambda: True) as check:
+        check()
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            check()
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # as of what runs in the background
+    try:
+        with between_steps(lambda: True) as check:
+            signal.raise_signal(signal.SIGINT)
+            check()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def test_comparing_with_an_answer_stopped_before_its_first_token(

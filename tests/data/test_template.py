@@ -1,13 +1,16 @@
 """Named templates, and the token that ends a turn."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.debug_model import TOKENIZERS, small_tokenizer
 
 from medusa_kit.base.gguf import CHATML_TEMPLATE, byte_tokenizer
 from medusa_kit.bench import doctor_data
 from medusa_kit.bench.doctor_case import Case
 from medusa_kit.data.chat import encode_conversation, encode_prompt
+from medusa_kit.data.template import NEIGHBOURS, encode_after
 from medusa_kit.distill.openai_client import encode_again
 from medusa_kit.errors import DataError
 
@@ -64,3 +67,28 @@ def test_a_fetched_answer_ends_as_a_turn_does(template: Any, end: str, reason: s
     tokenizer = tokenizer_with(template, eos_token="<|pad|>")
     ids = encode_again(tokenizer, "Hello!", reason)
     assert tokenizer.decode(ids) == "Hello!" + (end if reason == "stop" else "")
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_text_that_follows_other_text_has_no_space_of_its_own(kind: str) -> None:
+    tokenizer = small_tokenizer(CHATML_TEMPLATE, kind)
+    for before, text in (("Yes", "ab</s>"), ("Yes", " and"), ("</s>", "<s>ab")):
+        both = tokenizer(before + text, add_special_tokens=False).input_ids
+        after = encode_after(tokenizer, text)
+        assert after == both[len(both) - len(after or []) :]
+        assert tokenizer.decode(after) == text or kind != "bytes"
+    assert encode_after(tokenizer, "") == []
+
+
+@pytest.mark.parametrize("token", [0, 7])
+def test_text_that_joins_with_whatever_precedes_it(token: int) -> None:
+    """As one word, which the tokenizer knows or does not know."""
+    words = {character: 9 if token else 0 for character in NEIGHBOURS}
+
+    class Words:
+        unk_token_id = 0
+
+        def __call__(self, text: str, add_special_tokens: bool) -> Any:
+            return SimpleNamespace(input_ids=[words.get(text, token)])
+
+    assert encode_after(Words(), "ab") is None

@@ -9,7 +9,7 @@ import typer
 
 from medusa_kit import console
 from medusa_kit.cli import options
-from medusa_kit.cli.chat import view
+from medusa_kit.cli.chat import interrupt, view
 from medusa_kit.cli.chat.sampling import draws_guesses
 from medusa_kit.errors import ContextLengthError, MedusaKitError
 
@@ -51,14 +51,12 @@ class Chat:
     def __init__(self, engine: Any, settings: dict[str, Any], system: str | None) -> None:
         self.engine, self.settings, self.tinted = engine, settings, False
         self.noted = ""  # of the drafter, after the last answer
+        self.noted_rewriting = False
         self.reset(system)
 
     def reset(self, system: str | None) -> None:
-        self.system = system
-        self.messages: list[dict[str, str]] = []
-        if system:
-            self.messages.append({"role": "system", "content": system})
-        self.last: tuple[list[dict[str, str]], Any] | None = None
+        self.system, self.talk = system, self.engine.conversation(system)
+        self.last: tuple[list[int], Any] | None = None  # prompt and answer
 
     def run(self) -> None:
         prepare_streams()
@@ -82,21 +80,24 @@ class Chat:
     def answer(self, line: str) -> None:
         """A message that cannot be answered is left out of the conversation, which goes on."""
         try:
-            self._answer([*self.messages, {"role": "user", "content": line}])
+            self._answer(line)
         except ContextLengthError as error:
             console.warn(f"{error.message}; /reset forgets the conversation")
         except MedusaKitError as error:
             console.warn(str(error))
 
-    def _answer(self, prompt: list[dict[str, str]]) -> None:
+    def _answer(self, line: str) -> None:
         with view.AnswerView(self.tinted) as shown:
             shown.status("reading the prompt")
-            streaming = self.engine.stream(prompt, **self.settings)
+            streaming = self.talk.stream(line, **self.settings)
             try:
-                for piece in streaming:
-                    shown.show(piece, streaming.tokens_per_second)
+                with interrupt.between_steps(lambda: bool(streaming.guessed)) as check:
+                    for piece in streaming:
+                        shown.show(piece, streaming.tokens_per_second)
+                        check()
             except KeyboardInterrupt:
                 shown.clear()
+                streaming.close()  # so that the next turn finds what it has read
                 typer.echo(" …", nl=False)
             except MedusaKitError:
                 shown.clear()
@@ -104,12 +105,14 @@ class Chat:
                 raise
         typer.echo()
         result = streaming.result
-        self.messages = [*prompt, {"role": "assistant", "content": result.text}]
-        self.last = (prompt, result)
+        self.last = (self.talk.prompt_ids, result)
         console.note(view.closing(result, self.settings["max_new_tokens"]))
         if shown.tinted and streaming.guessed:
             console.note(view.origins(streaming.guessed))
         self.note_reason(result.stats.drafter_notes)
+        if self.talk.rewritten and not self.noted_rewriting:
+            console.note("the chat template changes earlier turns, which are read again each time")
+            self.noted_rewriting = True
 
     def note_reason(self, notes: list[str]) -> None:
         """Why drafting went as it did, once where it holds for every answer."""

@@ -121,6 +121,9 @@ def closing(result: Any, max_new_tokens: int) -> str:
         parts.append(f"{tokens} in {stats.seconds:.1f} s ({rate} tokens/s)")
         if stats.drafter != "none" and stats.num_steps:
             parts.append(f"{stats.acceptance_length:.1f} tokens per step")
+    if stats.cached_tokens:
+        read = f"{stats.cached_tokens:,} of {stats.prompt_tokens:,} prompt tokens read before"
+        parts.append(f"the first after {stats.first_token_seconds:.2f} s, {read}")
     reasons = {"stop": "at the end of the answer", "cancelled": "by Ctrl-C"}
     full = stats.new_tokens < max_new_tokens
     limit = f"at the limit of {counted(max_new_tokens, 'token')}"

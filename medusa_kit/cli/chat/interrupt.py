@@ -1,0 +1,37 @@
+"""Ctrl-C between two steps of an answer. In the midst of one it would leave the batch in a state
+that nobody knows, and the next turn would read the whole conversation again."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+@contextmanager
+def between_steps(has_begun: Callable[[], bool]) -> Iterator[Callable[[], None]]:
+    """Gives a function to call between steps, which raises KeyboardInterrupt if Ctrl-C was typed.
+
+    Until the answer has begun, and when typed once more, Ctrl-C interrupts at once.
+    """
+    typed = False
+
+    def note(number: int, frame: FrameType | None) -> None:
+        nonlocal typed
+        if typed or not has_begun():
+            raise KeyboardInterrupt
+        typed = True
+
+    def check() -> None:
+        if typed:
+            raise KeyboardInterrupt
+
+    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not usual or threading.current_thread() is not threading.main_thread():
+        yield check
+        return
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield check
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

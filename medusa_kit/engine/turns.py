@@ -1,0 +1,132 @@
+"""A conversation's next prompt as token ids, of which only what is new is encoded.
+
+Chat templates make text, and an answer's text may be encoded to other tokens than the model wrote.
+So the ids of earlier turns are kept for as long as the text of the whole conversation begins with
+theirs; from the first place on where a template changes an earlier turn (drops its thoughts, say),
+or a person does, text is encoded again.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from medusa_kit.data.readers import Message
+from medusa_kit.data.template import chat_template, encode_after, encode_text, render_text
+from medusa_kit.infer.detokenize import text_of
+
+TAIL = 8  # tokens before an answer that say whether its first token prints a space
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place between two ids: those before it stand for so many characters, which say no more
+    than so many messages."""
+
+    num_messages: int
+    num_chars: int
+    num_ids: int
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A conversation up to a question. `text`: by the chat template; the last mark is at its end.
+
+    Without marks nothing is known of which ids stand for what of the text.
+    """
+
+    messages: list[Message]
+    ids: list[int]
+    text: str = ""
+    marks: list[Mark] = field(default_factory=list)
+    rewritten: bool = False  # the template changed earlier turns, which were encoded again
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A prompt and its answer: the message, and the model's own tokens without the stop token."""
+
+    prompt: Prompt
+    message: Message
+    ids: list[int]
+
+    @property
+    def all_ids(self) -> list[int]:
+        return [*self.prompt.ids, *self.ids]
+
+
+def next_prompt(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    before: Answered | None,
+    encode: Callable[[list[Message]], list[int]],
+) -> Prompt:
+    """The prompt that these messages are. `before`: the turn before; `encode`: encodes everything.
+
+    Raises DataError where the chat template refuses them.
+    """
+    messages = [dict(message) for message in messages]
+    if tokenizer is None or chat_template(tokenizer) is None:
+        return Prompt(messages, encode(messages))
+    text, rewritten = render_text(tokenizer, messages), False
+    if before is not None:
+        known = [*before.prompt.messages, before.message]
+        num_same = _num_same(messages, known)
+        marks = _marks_in(tokenizer, before, text, num_same)
+        rest = encode_after(tokenizer, text[marks[-1].num_chars :]) if marks else None
+        rewritten = num_same == len(known) and (rest is None or marks[-1].num_messages < num_same)
+        if rest is not None:
+            ids = [*before.all_ids[: marks[-1].num_ids], *rest]
+            marks.append(Mark(len(messages), len(text), len(ids)))
+            return Prompt(messages, ids, text, marks, rewritten)
+    ids = encode(messages)
+    # A tokenizer may encode messages in another way than their text: then there is no mark.
+    marks = [Mark(len(messages), len(text), len(ids))]
+    marks = marks if encode_text(tokenizer, text) == ids else []
+    return Prompt(messages, ids, text, marks, rewritten)
+
+
+def _num_same(some: Sequence[Message], others: Sequence[Message]) -> int:
+    """How many messages both begin with."""
+    pairs = zip(some, others, strict=False)
+    least = min(len(some), len(others))
+    return next((n for n, (one, other) in enumerate(pairs) if one != other), least)
+
+
+def _marks_in(tokenizer: Any, before: Answered, text: str, num_same: int) -> list[Mark]:
+    """The marks of the turn before up to which a text says the same by the same messages."""
+    prompt = before.prompt
+    marks = [
+        mark
+        for mark in prompt.marks
+        if mark.num_messages <= num_same and text.startswith(prompt.text[: mark.num_chars])
+    ]
+    if num_same <= len(prompt.messages) or not marks or marks[-1] != prompt.marks[-1]:
+        return marks
+    said = _said(tokenizer, before, text[len(prompt.text) :])
+    if said is not None:
+        chars, ids = said
+        marks.append(Mark(num_same, len(prompt.text) + chars, len(prompt.ids) + ids))
+    return marks
+
+
+def _said(tokenizer: Any, before: Answered, follows: str) -> tuple[int, int] | None:
+    """(characters, ids) of an answer that `follows`, what comes after its prompt, begins with.
+
+    Less than the whole answer where its message was cut at a stop string, or where a template
+    strips its end. None where the template says something else.
+    """
+    content, ids = before.message["content"], before.ids
+    own = text_of(tokenizer, ids)
+    tail = before.prompt.ids[-TAIL:]
+    # SentencePiece prints no space before the first word of a text.
+    printed = text_of(tokenizer, [*tail, *ids])[len(text_of(tokenizer, tail)) :]
+    space = printed.removesuffix(own) if printed.endswith(own) else ""
+    for start in (space, "") if space.isspace() else ("",):
+        for said in (content, content.rstrip()):
+            if follows.startswith(start + said):
+                count = len(ids)
+                while not said.startswith(own):
+                    count -= 1
+                    own = text_of(tokenizer, ids[:count])
+                return (len(start) + len(own), count) if count else (0, 0)
+    return None
