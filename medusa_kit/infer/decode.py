@@ -178,6 +178,11 @@ class Batch:
         """End a row here; it keeps what it has emitted."""
         row.finish_reason = row.finish_reason or "cancelled"
 
+    def fail(self, error: Exception) -> None:
+        """End every row here, since `error` was none of a row's or a drafter's."""
+        for row in self._drafters:
+            row.fail(error)
+
     def raise_error(self) -> None:
         """Raise what a row of the last step failed of."""
         self.let_go()

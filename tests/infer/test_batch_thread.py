@@ -209,6 +209,15 @@ def test_a_full_queue_refuses_more_until_there_is_room() -> None:
         assert heard(again) == exact("llama-tied", again.row)
 
 
+def test_a_row_is_submitted_once() -> None:
+    engine = engine_for("llama-tied")
+    with stopped(engine, 1) as (thread, first, gate):
+        with pytest.raises(ConfigError, match="in the batch already"):
+            thread.submit(first.row, gate)
+        gate.open.set()
+        assert heard(first) == exact("llama-tied", first.row)
+
+
 @pytest.mark.parametrize("where", ["waits", "reads", "runs"])
 def test_a_row_is_cancelled_wherever_it_is(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_for("llama-tied")

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from medusa_kit import console
-from medusa_kit.errors import ClosedError, QueueFullError
+from medusa_kit.errors import ClosedError, ConfigError, QueueFullError
 from medusa_kit.infer.decode import Batch
 from medusa_kit.infer.draft import Drafter, notes_of
 from medusa_kit.infer.memory import device_memory_error, is_out_of_memory
@@ -67,7 +67,8 @@ class BatchThread:
         `on_tokens` is called in the batch's thread with the tokens of each step, and at the end
         with none: it should only pass them on, as by `loop.call_soon_threadsafe`. Where it raises,
         the row fails.
-        Raises QueueFullError, or ClosedError after `close` and in forked children.
+        Raises QueueFullError, ClosedError after `close` and in forked children, ConfigError for a
+        row that is there already.
         """
         check_process(self._pid)
         ticket = Ticket(row, drafter, on_tokens)
@@ -133,6 +134,10 @@ class _Worker:
                     f"{self.most_rows}, those that wait included",
                     hint="ask again later, or let more wait (most_waiting)",
                 )
+            if ticket.row in self._tickets:
+                raise ConfigError(
+                    "the row is in the batch already", hint="make a row for each request"
+                )
             self._tickets[ticket.row] = ticket
             self.inbox.put(_Message("add", ticket))
 
@@ -183,8 +188,10 @@ class _Worker:
     def _step(self) -> None:
         batch = self.batch
         emitted: Emitted = []
-        with FailAlone(*self._tickets):  # what no row is to blame for: the thread goes on
+        try:
             emitted = batch.step()
+        except Exception as error:  # no row is to blame for it: the thread goes on
+            batch.fail(error)
         for row, tokens in emitted:
             with FailAlone(row):
                 self._tickets[row].push(tokens)
