@@ -26,7 +26,9 @@ struct Step {
     int64_t cache_rows, slots;        // of the cache
     int64_t prompt;                   // whether the nodes are pieces of prompts
     const float* embeddings;          // [N, hidden]
-    const float* rotary;              // [tables][cos, sin][N][rotary_size]
+    const float* rotary;              // [tables][cos, sin][rotary_length][rotary_size]
+    int64_t rotary_length;
+    const int64_t* positions;         // [N], in that table
     const int64_t *starts, *places;   // [B + 1] each row's first node, [B] its row of the cache
     const int64_t *lengths, *depths;  // [B] tokens before the nodes, [N]
     const uint8_t* sees;              // one row after another, nodes x nodes
@@ -176,15 +178,16 @@ class Run {
 
     // Norms of heads and rotary embedding; writes keys and values to the cache after the row's prefix.
     void place(const Layer& l, int64_t index, int id) {
-        const float* cos = s.rotary + l.rotary * 2 * rows * d.rotary_size;
-        const float* sin = cos + rows * d.rotary_size;
+        const int64_t table = s.rotary_length * d.rotary_size;
+        const float* cos_of_all = s.rotary + l.rotary * 2 * table;
         for (int row = id; row < rows; row += p.active()) {
             float* q = qkv.data() + row * (queries + 2 * keys);
+            const float* cos = cos_of_all + s.positions[row] * d.rotary_size;
             for (int64_t h = 0; h < d.query_heads + d.kv_heads; ++h) {
                 float* head = q + h * d.head_size;
                 const float* norm = h < d.query_heads ? l.q_norm : l.k_norm;
                 if (norm) rms_norm(head, norm, d.head_size, d.norm_epsilon, head);
-                rotate(head, cos + row * d.rotary_size, sin + row * d.rotary_size, d.rotary_size);
+                rotate(head, cos, cos + table, d.rotary_size);
             }
             const int64_t b = row_of[row], at = s.lengths[b] + row - s.starts[b];
             for (int64_t g = 0; g < d.kv_heads; ++g) {

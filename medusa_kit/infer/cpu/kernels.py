@@ -64,6 +64,7 @@ class Step(ctypes.Structure):
     _fields_ = (
         ("batch", c_int64), ("nodes", c_int64), ("cache_rows", c_int64), ("slots", c_int64),
         ("prompt", c_int64), ("embeddings", c_void_p), ("rotary", c_void_p),
+        ("rotary_length", c_int64), ("positions", c_void_p),
         ("starts", c_void_p), ("places", c_void_p), ("lengths", c_void_p),
         ("depths", c_void_p), ("sees", c_void_p), ("cache", c_void_p),
         ("num_kept", c_int64), ("kept", c_void_p),
