@@ -90,7 +90,6 @@ class NativeDecoder:
         positions_BN: Tensor,
         step: TreeStep,
         keep_M: Tensor | None = None,
-        prompt: bool = False,
     ) -> NodeScores:
         """Scores of the nodes `keep_M` (all) of every row, where rows have equally many nodes."""
         B, N = tokens_BN.shape
@@ -99,7 +98,7 @@ class NativeDecoder:
         depths_N, sees = step.depths_BN.flatten(), step.sees_BNN.flatten()
         nodes = Nodes(tokens_BN.flatten(), depths_N, sees, [N] * B)
         rows, positions_N = cache.rows_in_use, positions_BN.flatten()
-        scores = self.score(cache, nodes, positions_N, rows, kept_M, prompt)
+        scores = self.score(cache, nodes, positions_N, rows, kept_M)
         return NodeScores(*(part.view(B, len(nodes_M), -1) for part in scores))
 
     def score(
@@ -109,14 +108,10 @@ class NativeDecoder:
         positions_N: Tensor,
         rows: Sequence[int],
         keep_M: Tensor | None = None,
-        prompt: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(hidden_MD, logits_MV, ranked_MR) of the nodes `keep_M` (all) of trees after these rows
-        of the cache. Several threads may call; the kernels take turns.
-
-        `prompt`: whether the nodes are a piece of a prompt. Many rows are fastest by another kernel
-        than few, and bits depend on the kernel, so it is chosen by what the rows are, not by how
-        many there are.
+        of the cache. Several threads may call; the kernels take turns. A node's bits are the same
+        in a step's tree as in a piece of a prompt.
         """
         keep_M = torch.arange(len(nodes.tokens_N)) if keep_M is None else keep_M
         M, info = len(keep_M), self.base.info
@@ -134,7 +129,7 @@ class NativeDecoder:
         for layer, layer_parts in self._windowed:
             layer.window = layer_parts.window
         struct = kernels.Step(
-            len(rows), len(nodes.tokens_N), len(cache.lengths), cache.num_slots, prompt,
+            len(rows), len(nodes.tokens_N), len(cache.lengths), cache.num_slots,
             embeddings_ND.data_ptr(), rotary_2TPE.data_ptr(), rotary_2TPE.shape[1],
             positions_N.data_ptr(), starts.data_ptr(), rows_B.data_ptr(), lengths_B.data_ptr(),
             depths_N.data_ptr(), sees.data_ptr(), block.data_ptr(),
