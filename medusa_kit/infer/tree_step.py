@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -165,7 +166,8 @@ class Nodes:
 
 @lru_cache(maxsize=256)
 def _chain(length: int, device: torch.device) -> Tensor:
-    return torch.ones(length, length, dtype=torch.bool, device=device).tril().flatten()
+    # By numpy: torch's tril wakes its other threads, which then spin where the C++ ones would run.
+    return torch.from_numpy(np.tri(length, dtype=np.bool_).ravel()).to(device)
 
 
 @dataclass(frozen=True)

@@ -24,9 +24,10 @@ struct Decoder {
 struct Step {
     int64_t batch, nodes;             // B; nodes of all rows together, N
     int64_t cache_rows, slots;        // of the cache
-    int64_t prompt;                   // whether the nodes are pieces of prompts
     const float* embeddings;          // [N, hidden]
-    const float* rotary;              // [tables][cos, sin][N][rotary_size]
+    const float* rotary;              // [tables][cos, sin][rotary_length][rotary_size]
+    int64_t rotary_length;
+    const int64_t* positions;         // [N], in that table
     const int64_t *starts, *places;   // [B + 1] each row's first node, [B] its row of the cache
     const int64_t *lengths, *depths;  // [B] tokens before the nodes, [N]
     const uint8_t* sees;              // one row after another, nodes x nodes
@@ -59,7 +60,7 @@ void rotate(float* x, const float* cos, const float* sin, int64_t size) {
 class Run {
   public:
     Run(const Decoder& d, const Step& s, Pool& p, int threads)
-        : d(d), s(s), p(p), rows((int)s.nodes), kernel(s.prompt ? Kernel::EXPANDED : Kernel::VNNI) {
+        : d(d), s(s), p(p), rows((int)s.nodes) {
         queries = d.query_heads * d.head_size;
         keys = d.kv_heads * d.head_size;
         const int64_t widest = std::max({d.hidden, d.mlp, queries});
@@ -86,7 +87,6 @@ class Run {
     const Step& s;
     Pool& p;
     const int rows;
-    const Kernel kernel;
     int64_t queries, keys;
     std::vector<float> x, normed, branch, qkv, attended, gated, x_t;
     struct Scratch { std::vector<float> query, scores, accumulated; };
@@ -95,6 +95,7 @@ class Run {
     struct Piece { int64_t b, g, first, last; };  // lanes of a key/value head of a row
     std::vector<Piece> pieces;
     std::vector<int64_t> row_of, sees_at;  // of each node; of each row
+    std::vector<int64_t> sees_to;  // of each node: after the last node that it sees
 
     // Queries of one key/value head go in lanes of 16: (head of the group, node) pairs.
     void share_out(int threads) {
@@ -108,7 +109,11 @@ class Run {
                 for (int64_t i = 0; i < blocks; ++i) pieces.push_back({b, g, lanes * i / blocks, lanes * (i + 1) / blocks});
             row_of.insert(row_of.end(), count, b);
             sees_at.push_back(at);
-            at += count * count;
+            for (int64_t node = 0; node < count; ++node, at += count) {
+                int64_t to = count;
+                while (to > 0 && !s.sees[at + to - 1]) --to;
+                sees_to.push_back(to);
+            }
         }
     }
 
@@ -136,9 +141,9 @@ class Run {
     }
 
     template <class Finish> void multiply_by(const Matrix& m, const float* from, int count, int id, Finish finish) {
-        lay_out(m, kernel, from, count, x_t.data(), id, p.active());
+        lay_out(m, from, count, x_t.data(), id, p.active());
         p.barrier(id);
-        product(m, kernel, x_t.data(), count, id, p.active(), finish);
+        product(m, x_t.data(), count, id, p.active(), finish);
         p.barrier(id);
     }
 
@@ -176,15 +181,16 @@ class Run {
 
     // Norms of heads and rotary embedding; writes keys and values to the cache after the row's prefix.
     void place(const Layer& l, int64_t index, int id) {
-        const float* cos = s.rotary + l.rotary * 2 * rows * d.rotary_size;
-        const float* sin = cos + rows * d.rotary_size;
+        const int64_t table = s.rotary_length * d.rotary_size;
+        const float* cos_of_all = s.rotary + l.rotary * 2 * table;
         for (int row = id; row < rows; row += p.active()) {
             float* q = qkv.data() + row * (queries + 2 * keys);
+            const float* cos = cos_of_all + s.positions[row] * d.rotary_size;
             for (int64_t h = 0; h < d.query_heads + d.kv_heads; ++h) {
                 float* head = q + h * d.head_size;
                 const float* norm = h < d.query_heads ? l.q_norm : l.k_norm;
                 if (norm) rms_norm(head, norm, d.head_size, d.norm_epsilon, head);
-                rotate(head, cos + row * d.rotary_size, sin + row * d.rotary_size, d.rotary_size);
+                rotate(head, cos, cos + table, d.rotary_size);
             }
             const int64_t b = row_of[row], at = s.lengths[b] + row - s.starts[b];
             for (int64_t g = 0; g < d.kv_heads; ++g) {
@@ -208,53 +214,67 @@ class Run {
 
     void attend_lanes(const Layer& l, int64_t index, const Piece& piece, Scratch& w) {
         const auto [b, g, first, last] = piece;
-        const int64_t E = d.head_size, length = s.lengths[b], in_sight = length + nodes_of(b);
+        const int64_t E = d.head_size, length = s.lengths[b], count = nodes_of(b);
         const int64_t from = l.window ? std::max<int64_t>(0, length - l.window + 1) : 0;
+        int64_t in_sight = length;  // of any of the lanes
         w.query.assign(E * LANES, 0.0f);
-        for (int64_t lane = first; lane < last; ++lane)
-            for (int64_t e = 0; e < E; ++e) w.query[e * LANES + lane - first] = query_of(b, g, lane)[e];
-        w.scores.resize((in_sight - from + 4) * LANES);
+        for (int64_t lane = first; lane < last; ++lane) {
+            const float* query = query_of(b, g, lane);
+            for (int64_t e = 0; e < E; ++e) w.query[e * LANES + lane - first] = query[e];
+            in_sight = std::max(in_sight, length + sees_to[s.starts[b] + lane % count]);
+        }
+        w.scores.resize((in_sight - from) * LANES);
         score(slot(index, 0, b, g, 0), from, in_sight, w);
-        hide(l, b, first, last, from, w);
+        hide(l, b, first, last, from, in_sight, w);
         Vec sum = softmax(in_sight - from, w);
         gather(slot(index, 1, b, g, 0), b, g, first, last, from, in_sight, sum, w);
     }
 
-    // scores[slot][lane], four slots at a time
+    // scores[slot][lane], some slots at a time: enough sums that do not wait for each other
     void score(const float* k, int64_t from, int64_t to, Scratch& w) const {
-        const int64_t E = d.head_size;
+#ifdef __AVX512F__
+        constexpr int SLOTS = 8;
+#else
+        constexpr int SLOTS = 4;
+#endif
         int64_t at = from;
-        for (; at + 4 <= to; at += 4) {
-            Vec sum[4] = {splat(0), splat(0), splat(0), splat(0)};
-            for (int64_t e = 0; e < E; ++e) {
-                const Vec q = load(w.query.data() + e * LANES);
-                for (int i = 0; i < 4; ++i) sum[i] = fma(splat(k[(at + i) * E + e]), q, sum[i]);
-            }
-            for (int i = 0; i < 4; ++i) store(w.scores.data() + (at + i - from) * LANES, sum[i] * splat(d.scale));
+        for (; at + SLOTS <= to; at += SLOTS) score_slots<SLOTS>(k, at, from, w);
+        for (; at < to; ++at) score_slots<1>(k, at, from, w);
+    }
+    template <int SLOTS> void score_slots(const float* k, int64_t at, int64_t from, Scratch& w) const {
+        const int64_t E = d.head_size;
+        const float *keys = k + at * E, *query = w.query.data();
+        Vec sum[SLOTS];
+#pragma GCC unroll 8
+        for (int i = 0; i < SLOTS; ++i) sum[i] = splat(0);
+        for (int64_t e = 0; e < E; ++e) {
+            const Vec q = load(query + e * LANES);
+#pragma GCC unroll 8
+            for (int i = 0; i < SLOTS; ++i) sum[i] = fma(splat(keys[i * E + e]), q, sum[i]);
         }
-        for (; at < to; ++at) {
-            Vec sum = splat(0);
-            for (int64_t e = 0; e < E; ++e) sum = fma(splat(k[at * E + e]), load(w.query.data() + e * LANES), sum);
-            store(w.scores.data() + (at - from) * LANES, sum * splat(d.scale));
-        }
+#pragma GCC unroll 8
+        for (int i = 0; i < SLOTS; ++i) store(w.scores.data() + (at + i - from) * LANES, sum[i] * splat(d.scale));
     }
 
     // Hides what a node does not see: other branches and, in a windowed layer, positions too far back.
-    void hide(const Layer& l, int64_t b, int64_t first, int64_t last, int64_t from, Scratch& w) const {
-        const int64_t length = s.lengths[b], count = nodes_of(b);
+    void hide(const Layer& l, int64_t b, int64_t first, int64_t last, int64_t from, int64_t to, Scratch& w) const {
+        const int64_t length = s.lengths[b], count = nodes_of(b), others = to - length;
         const int64_t* depths = s.depths + s.starts[b];
         for (int64_t lane = first; lane < last; ++lane) {
             const int64_t node = lane % count, position = length + depths[node];
             const uint8_t* sees = s.sees + sees_at[b] + node * count;
             float* scores = w.scores.data() + lane - first;
-            for (int64_t other = 0; other < count; ++other) {
-                const bool far = l.window && depths[node] - depths[other] >= l.window;
-                if (far || !sees[other])
-                    scores[(length + other - from) * LANES] = -INFINITY;
+            for (int64_t other = 0; other < others; ++other) {
+                const void* hidden = std::memchr(sees + other, 0, others - other);
+                if (!hidden) break;
+                other = (const uint8_t*)hidden - sees;
+                scores[(length + other - from) * LANES] = -INFINITY;
             }
-            if (l.window)
-                for (int64_t at = from; at < std::min(length, position - l.window + 1); ++at)
-                    scores[(at - from) * LANES] = -INFINITY;
+            if (!l.window) continue;
+            for (int64_t other = 0; other < others; ++other)
+                if (depths[node] - depths[other] >= l.window) scores[(length + other - from) * LANES] = -INFINITY;
+            for (int64_t at = from; at < std::min(length, position - l.window + 1); ++at)
+                scores[(at - from) * LANES] = -INFINITY;
         }
     }
 
@@ -356,14 +376,14 @@ void mk_guess(const Heads* heads, const Guess* guess, int threads) {
     p.run([&](int id) { run.all(id); });
 }
 
-// out [rows, outputs] = x [rows, inputs] W^T + bias, at most 64 rows
+// out [rows, outputs] = x [rows, inputs] W^T + bias, at most MAX_ROWS rows
 void mk_linear(const Matrix* matrix, const float* x, int rows, float* out, int threads) {
     Pool& p = pool(threads);
     static thread_local std::vector<float> x_t;
     x_t.resize(room_for(rows, matrix->inputs));
-    lay_out(*matrix, Kernel::VNNI, x, rows, x_t.data(), 0, 1);
+    lay_out(*matrix, x, rows, x_t.data(), 0, 1);
     float* transposed = x_t.data();
-    p.run([&](int id) { product(*matrix, Kernel::VNNI, transposed, rows, id, p.active(), Write<false>{*matrix, out, rows}); });
+    p.run([&](int id) { product(*matrix, transposed, rows, id, p.active(), Write<false>{*matrix, out, rows}); });
 }
 }
 #pragma GCC visibility pop

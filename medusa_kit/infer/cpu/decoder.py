@@ -35,6 +35,7 @@ from medusa_kit.infer.cpu.packing import (
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes, NodeScores, TreeStep
 
+WORK_OF_ONE_THREAD = 1 << 15  # elements: torch shares more than these among its threads
 RANKED = 8  # likeliest tokens returned for each node: a by-product of finding the argmax
 
 
@@ -89,7 +90,6 @@ class NativeDecoder:
         positions_BN: Tensor,
         step: TreeStep,
         keep_M: Tensor | None = None,
-        prompt: bool = False,
     ) -> NodeScores:
         """Scores of the nodes `keep_M` (all) of every row, where rows have equally many nodes."""
         B, N = tokens_BN.shape
@@ -98,7 +98,7 @@ class NativeDecoder:
         depths_N, sees = step.depths_BN.flatten(), step.sees_BNN.flatten()
         nodes = Nodes(tokens_BN.flatten(), depths_N, sees, [N] * B)
         rows, positions_N = cache.rows_in_use, positions_BN.flatten()
-        scores = self.score(cache, nodes, positions_N, rows, kept_M, prompt)
+        scores = self.score(cache, nodes, positions_N, rows, kept_M)
         return NodeScores(*(part.view(B, len(nodes_M), -1) for part in scores))
 
     def score(
@@ -108,19 +108,15 @@ class NativeDecoder:
         positions_N: Tensor,
         rows: Sequence[int],
         keep_M: Tensor | None = None,
-        prompt: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(hidden_MD, logits_MV, ranked_MR) of the nodes `keep_M` (all) of trees after these rows
-        of the cache. Several threads may call; the kernels take turns.
-
-        `prompt`: whether the nodes are a piece of a prompt. Many rows are fastest by another kernel
-        than few, and bits depend on the kernel, so it is chosen by what the rows are, not by how
-        many there are.
+        of the cache. Several threads may call; the kernels take turns. A node's bits are the same
+        in a step's tree as in a piece of a prompt.
         """
         keep_M = torch.arange(len(nodes.tokens_N)) if keep_M is None else keep_M
         M, info = len(keep_M), self.base.info
-        embeddings_ND = self.base.model.get_input_embeddings()(nodes.tokens_N).contiguous()
-        rotary = self._rotary(positions_N)
+        embeddings_ND = self._embeddings(nodes.tokens_N)
+        rotary_2TPE, positions_N = self._rotary(positions_N), positions_N.contiguous()
         hidden_MD = torch.empty(M, info.hidden_size)
         logits_MV = torch.empty(M, info.vocab_size)
         ranked_MR = torch.empty(M, min(RANKED, info.vocab_size), dtype=torch.int64)
@@ -133,9 +129,10 @@ class NativeDecoder:
         for layer, layer_parts in self._windowed:
             layer.window = layer_parts.window
         struct = kernels.Step(
-            len(rows), len(nodes.tokens_N), len(cache.lengths), cache.num_slots, prompt,
-            embeddings_ND.data_ptr(), rotary.data_ptr(), starts.data_ptr(), rows_B.data_ptr(),
-            lengths_B.data_ptr(), depths_N.data_ptr(), sees.data_ptr(), block.data_ptr(),
+            len(rows), len(nodes.tokens_N), len(cache.lengths), cache.num_slots,
+            embeddings_ND.data_ptr(), rotary_2TPE.data_ptr(), rotary_2TPE.shape[1],
+            positions_N.data_ptr(), starts.data_ptr(), rows_B.data_ptr(), lengths_B.data_ptr(),
+            depths_N.data_ptr(), sees.data_ptr(), block.data_ptr(),
             M, keep_M.data_ptr(), hidden_MD.data_ptr(), logits_MV.data_ptr(),
             ranked_MR.shape[1], ranked_MR.data_ptr(),
         )  # fmt: skip
@@ -143,12 +140,19 @@ class NativeDecoder:
         self._library.mk_step(ctypes.byref(self._struct), ctypes.byref(struct), threads)
         return hidden_MD, self.base.scale_logits(logits_MV), ranked_MR
 
+    def _embeddings(self, tokens_N: Tensor) -> Tensor:
+        """In parts that torch computes with one thread: its others would spin for milliseconds
+        after it, on the cores that the kernels' threads need."""
+        rows = max(WORK_OF_ONE_THREAD // self.base.info.hidden_size, 1)
+        embed = self.base.model.get_input_embeddings()
+        return torch.cat([embed(part) for part in tokens_N.split(rows)])
+
     def _rotary(self, positions_N: Tensor) -> Tensor:
-        """[tables, cos and sin, N, E], from the model's own rotary embedding."""
+        """Cosines and sines of all positions up to these, from the model's own rotary embedding."""
         last, rotary_2TPE = int(positions_N.max()), self._rotary_2TPE
         if last >= rotary_2TPE.shape[1]:
             self._rotary_2TPE = rotary_2TPE = self._rotary_up_to(max(2 * last, 256))
-        return rotary_2TPE[:, positions_N]
+        return rotary_2TPE
 
     def _rotary_up_to(self, length: int) -> Tensor:
         """Cosines and sines of the first `length` positions, table by table."""

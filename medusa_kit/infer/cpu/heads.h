@@ -106,9 +106,9 @@ class Guessing {
     }
 
     template <class Finish> void multiply_by(const Matrix& m, const float* read, int count, int id, Finish finish) {
-        lay_out(m, Kernel::VNNI, read, count, x_t.data(), id, p.active());
+        lay_out(m, read, count, x_t.data(), id, p.active());
         p.barrier(id);
-        product(m, Kernel::VNNI, x_t.data(), count, id, p.active(), finish);
+        product(m, x_t.data(), count, id, p.active(), finish);
         p.barrier(id);
     }
 

@@ -19,7 +19,7 @@ from medusa_kit.infer.cpu.shared_library import library_in, opened
 
 SOURCES = ("simd.h", "pool.h", "matrix.h", "vnni.h", "matmul.h", "heads.h", "decoder.cpp")
 FLAGS = ("-O3", "-std=c++17", "-pthread", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi")
-MAX_ROWS = 64
+MAX_ROWS = 256
 WORK_OF_A_THREAD = 2_000_000  # multiplications: some 30 microseconds
 WORK_OF_A_BYTE = 5  # multiplications in the time that a core reads a byte
 OFF_SWITCH = "MEDUSA_KIT_NATIVE"  # 0: torch instead of the kernels
@@ -63,7 +63,8 @@ class Decoder(ctypes.Structure):
 class Step(ctypes.Structure):
     _fields_ = (
         ("batch", c_int64), ("nodes", c_int64), ("cache_rows", c_int64), ("slots", c_int64),
-        ("prompt", c_int64), ("embeddings", c_void_p), ("rotary", c_void_p),
+        ("embeddings", c_void_p), ("rotary", c_void_p),
+        ("rotary_length", c_int64), ("positions", c_void_p),
         ("starts", c_void_p), ("places", c_void_p), ("lengths", c_void_p),
         ("depths", c_void_p), ("sees", c_void_p), ("cache", c_void_p),
         ("num_kept", c_int64), ("kept", c_void_p),

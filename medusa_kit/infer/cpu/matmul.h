@@ -84,17 +84,12 @@ inline void transpose_rows(const float* x, int rows, int64_t width, int64_t inpu
     }
 }
 
-// VNNI is fastest for few rows, expanding weights to floats for many. A row's bits depend on the
-// kernel, so the caller chooses by what the rows are (nodes or a prompt), never by their number.
-enum class Kernel { VNNI, EXPANDED };
-constexpr Kernel kernel_of(int kind, Kernel wanted) { return by_vnni(kind) ? wanted : Kernel::EXPANDED; }
-
 // Lays rows out for the kind of the weights, as `product` reads them.
-inline void lay_out(const Matrix& m, Kernel kernel, const float* x, int rows, float* x_t, int part, int parts) {
+inline void lay_out(const Matrix& m, const float* x, int rows, float* x_t, int part, int parts) {
     const int group = group_of((int)m.kind);
     const int64_t inputs = padded(m.inputs, group);
 #ifdef MK_VNNI
-    if (kernel_of((int)m.kind, kernel) == Kernel::VNNI)
+    if (by_vnni((int)m.kind))
         return (group == 32 ? lay_out_quads<32> : lay_out_quads<16>)(x, rows, m.inputs, inputs, x_t, part, parts);
 #endif
     transpose_rows(x, rows, m.inputs, inputs, x_t, part, parts);
@@ -150,31 +145,29 @@ template <int KIND, class Finish>
 inline void product_by_vnni(const Matrix& m, const float* x_q, int rows, int64_t panel, int64_t end, Finish finish) {
     const int64_t groups = padded(m.inputs, group_of(KIND)) / group_of(KIND);
     const int64_t inputs = groups * group_of(KIND), stride = groups * bytes_a_group(KIND);
+    const int most = quad_block(rows);
     alignas(64) float tile[MAX_ROWS * 2 * LANES];
     for (; rows == 1 && panel + 4 <= end; panel += 4) {
         multiply_quads<KIND, 4, 1>(m.data + panel * stride, stride, inputs, x_q, tile, 4);
         finish(panel, 4, tile);
     }
     for (; panel < end; panel += 2) {
-        for (int b = 0; b < num_blocks(rows, QUAD_BLOCK); ++b) {
-            const int start = block_start(rows, b, QUAD_BLOCK), n = block_start(rows, b + 1, QUAD_BLOCK) - start;
-            multiply_two<KIND>(m.data + panel * stride, stride, inputs,
-                               x_q + start * groups * units_a_group(group_of(KIND)), n, tile + start * 2 * LANES);
+        for (int b = 0; b < num_blocks(rows, most); ++b) {
+            const int start = block_start(rows, b, most), n = block_start(rows, b + 1, most) - start;
+            const float* x = x_q + start * groups * units_a_group(group_of(KIND));
+            with_rows(n, [&](auto N) {
+                if constexpr (N <= 4) multiply_quads<KIND, 2, N>(m.data + panel * stride, stride, inputs, x, tile + start * 2 * LANES, 2);
+            });
         }
         finish(panel, 2, tile);
     }
 }
 #endif
 
-// One phase: computes this thread's panels of the product and passes each tile [rows, V * 16] to
-// `finish(panel, V, tile)`. Few rows need many panels at once, for enough independent additions.
 template <int KIND, class Finish>
-inline void product_of_kind(const Matrix& m, Kernel kernel, const float* x_t, int rows, int id, int threads, Finish finish) {
+inline void product_expanded(const Matrix& m, const float* x_t, int rows, int64_t panel, int64_t end, Finish finish) {
     const int64_t inputs = padded(m.inputs, group_of(KIND));
     const int64_t stride = inputs / group_of(KIND) * bytes_a_group(KIND);
-    const int64_t pairs = padded(m.outputs, 2 * LANES) / (2 * LANES);
-    int64_t panel = 2 * (pairs * id / threads);
-    const int64_t end = 2 * (pairs * (id + 1) / threads);
     alignas(64) float tile[MAX_ROWS * 2 * LANES];
     auto run = [&](auto V, auto N) {
         for (; panel + V <= end; panel += V) {
@@ -183,10 +176,6 @@ inline void product_of_kind(const Matrix& m, Kernel kernel, const float* x_t, in
         }
     };
     using std::integral_constant;
-#ifdef MK_VNNI
-    if constexpr (by_vnni(KIND))
-        if (kernel == Kernel::VNNI) return product_by_vnni<KIND>(m, x_t, rows, panel, end, finish);
-#endif
 #ifdef __AVX512F__
     if (rows == 1) run(integral_constant<int, 6>{}, integral_constant<int, 1>{});
     if (rows == 2) run(integral_constant<int, 4>{}, integral_constant<int, 2>{});
@@ -201,18 +190,31 @@ inline void product_of_kind(const Matrix& m, Kernel kernel, const float* x_t, in
     }
 }
 
+// One phase: computes this thread's panels of the product and passes each tile [rows, V * 16] to
+// `finish(panel, V, tile)`. Few rows need many panels at once, for enough independent additions.
+template <int KIND, class Finish>
+inline void product_of_kind(const Matrix& m, const float* x_t, int rows, int id, int threads, Finish finish) {
+    const int64_t pairs = padded(m.outputs, 2 * LANES) / (2 * LANES);
+    const int64_t panel = 2 * (pairs * id / threads), end = 2 * (pairs * (id + 1) / threads);
+#ifdef MK_VNNI
+    if constexpr (by_vnni(KIND)) return product_by_vnni<KIND>(m, x_t, rows, panel, end, finish);
+    else
+#endif
+    return product_expanded<KIND>(m, x_t, rows, panel, end, finish);
+}
+
 template <class Finish>
-inline void product(const Matrix& m, Kernel kernel, const float* x_t, int rows, int id, int threads, Finish finish) {
+inline void product(const Matrix& m, const float* x_t, int rows, int id, int threads, Finish finish) {
     switch (m.kind) {
-        case F32: return product_of_kind<F32>(m, kernel, x_t, rows, id, threads, finish);
-        case BF16: return product_of_kind<BF16>(m, kernel, x_t, rows, id, threads, finish);
-        case INT4: return product_of_kind<INT4>(m, kernel, x_t, rows, id, threads, finish);
-        case INT8: return product_of_kind<INT8>(m, kernel, x_t, rows, id, threads, finish);
-        case INT8_OFFSET: return product_of_kind<INT8_OFFSET>(m, kernel, x_t, rows, id, threads, finish);
-        case INT8_FINE: return product_of_kind<INT8_FINE>(m, kernel, x_t, rows, id, threads, finish);
-        case INT8_FINE_OFFSET: return product_of_kind<INT8_FINE_OFFSET>(m, kernel, x_t, rows, id, threads, finish);
-        case INT4_HALF: return product_of_kind<INT4_HALF>(m, kernel, x_t, rows, id, threads, finish);
-        case INT8_OFFSET_HALF: return product_of_kind<INT8_OFFSET_HALF>(m, kernel, x_t, rows, id, threads, finish);
+        case F32: return product_of_kind<F32>(m, x_t, rows, id, threads, finish);
+        case BF16: return product_of_kind<BF16>(m, x_t, rows, id, threads, finish);
+        case INT4: return product_of_kind<INT4>(m, x_t, rows, id, threads, finish);
+        case INT8: return product_of_kind<INT8>(m, x_t, rows, id, threads, finish);
+        case INT8_OFFSET: return product_of_kind<INT8_OFFSET>(m, x_t, rows, id, threads, finish);
+        case INT8_FINE: return product_of_kind<INT8_FINE>(m, x_t, rows, id, threads, finish);
+        case INT8_FINE_OFFSET: return product_of_kind<INT8_FINE_OFFSET>(m, x_t, rows, id, threads, finish);
+        case INT4_HALF: return product_of_kind<INT4_HALF>(m, x_t, rows, id, threads, finish);
+        case INT8_OFFSET_HALF: return product_of_kind<INT8_OFFSET_HALF>(m, x_t, rows, id, threads, finish);
     }
 }
 

@@ -42,7 +42,7 @@ constexpr int BLOCK = 8;
 #else
 constexpr int BLOCK = 3;
 #endif
-constexpr int MAX_ROWS = 64;
+constexpr int MAX_ROWS = 256;  // of one call; mirrored in kernels.py
 inline int num_blocks(int rows, int most = BLOCK) { return (rows + most - 1) / most; }
 inline int block_start(int rows, int block, int most = BLOCK) { return rows * block / num_blocks(rows, most); }
 

@@ -47,7 +47,7 @@ class NativeVerifier(Verifier):
             return super()._scores(cache, step, tokens_BN, keep_M, prompt)
         positions_BN = self._positions(step)
         with lock_of(self.base.model):
-            return self.native.forward(cache, tokens_BN, positions_BN, step, keep_M, prompt)
+            return self.native.forward(cache, tokens_BN, positions_BN, step, keep_M)
 
     @torch.inference_mode()
     def score_trees(self, cache: TreeCache, nodes: Nodes, rows: Sequence[int]) -> RaggedScores:
@@ -71,7 +71,7 @@ class NativeVerifier(Verifier):
         if not self.native.takes(cache, sum(nodes.counts)):
             return super().read_prompts(cache, rows, pieces)
         ends_M = torch.tensor(list(accumulate(nodes.counts))) - 1
-        scores = self._call(cache, nodes, rows, ends_M, prompt=True)
+        scores = self._call(cache, nodes, rows, ends_M)
         cache.commit([range(count) for count in nodes.counts], rows)
         return scores.hidden_ND, scores.logits_NV
 
@@ -81,7 +81,6 @@ class NativeVerifier(Verifier):
         nodes: Nodes,
         rows: Sequence[int],
         keep_M: Tensor | None = None,
-        prompt: bool = False,
     ) -> RaggedScores:
         lengths = [cache.lengths[row] for row in rows]
         cache.check_room_for(lengths, nodes.counts)
@@ -89,7 +88,7 @@ class NativeVerifier(Verifier):
         lengths_N = torch.tensor(per_node)
         positions_N = (lengths_N + nodes.depths_N).clamp_max(self.base.info.context_length - 1)
         with lock_of(self.base.model):
-            return RaggedScores(*self.native.score(cache, nodes, positions_N, rows, keep_M, prompt))
+            return RaggedScores(*self.native.score(cache, nodes, positions_N, rows, keep_M))
 
 
 def _calls(nodes: Nodes, rows: Sequence[int]) -> Iterator[tuple[Nodes, Sequence[int]]]:

@@ -8,72 +8,77 @@
 #include "matrix.h"
 
 constexpr int DIGITS = 3;
-// One row's share of a group: [65536 step, 256 step, step, sum], [DIGITS] initial integer sums, then
-// the digits, four inputs of one digit (a quad) in an int. The rows of a block are interleaved.
-constexpr int64_t units_a_group(int group) { return 4 + DIGITS + DIGITS * group / 4; }
+// One row's share of a group: [65536 step, step, sum, unused], [DIGITS] initial integer sums and one
+// unused, then the digits: for every sixteen inputs [DIGITS][4], four inputs of one digit (a quad)
+// in an int. A row has its groups side by side, whatever other rows there are.
+constexpr int HEADER = 8;
+constexpr int64_t units_a_group(int group) { return HEADER + DIGITS * group / 4; }
 
 #ifdef MK_VNNI
 constexpr bool by_vnni(int kind) { return has_scale(kind); }
-constexpr int QUAD_BLOCK = 6;  // rows whose sums stay in registers
+// Rows multiplied at once: four at most stay in registers, and of many rows three are faster.
+inline int quad_block(int rows) { return rows <= 4 ? 4 : 3; }
 
-struct Shares { float* factors; int32_t *starts, *digits; };
-
-// Pointers to the part of row `row` of `n` in a group; its digits are DIGITS * n ints apart.
-inline Shares share_of(float* group, int n, int row) {
-    int32_t* starts = (int32_t*)(group + 4 * n);
-    return {group + 4 * row, starts + DIGITS * row, starts + DIGITS * n + DIGITS * row};
+inline float power_of_two(int exponent) {  // of a normal number
+    const int32_t bits = (exponent + 127) << 23;
+    float power;
+    std::memcpy(&power, &bits, sizeof power);
+    return power;
 }
 
 // Writes `count` numbers of a group, and zeros after them, as fixed-point numbers.
-template <int GROUP> inline void lay_out_group(const float* x, int64_t count, int n, int row, float* group) {
+template <int GROUP> inline void lay_out_group(const float* x, int64_t count, float* to) {
     constexpr int PARTS = GROUP / LANES;
-    __m512 part[PARTS], most = _mm512_setzero_ps(), odd = _mm512_setzero_ps();
+    __m512 part[PARTS];
+    __m512i most = _mm512_setzero_si512();  // as bits, which order absolute numbers, infinity and NaN last
     for (int i = 0; i < PARTS; ++i) {
         const int64_t here = std::clamp<int64_t>(count - i * LANES, 0, LANES);
         part[i] = _mm512_maskz_loadu_ps((__mmask16)((1u << here) - 1), x + (here ? i * LANES : 0));
-        most = _mm512_max_ps(most, _mm512_abs_ps(part[i]));
-        odd = _mm512_add_ps(odd, _mm512_mul_ps(part[i], _mm512_setzero_ps()));  // NaN if not finite
+        most = _mm512_max_epu32(most, _mm512_castps_si512(_mm512_abs_ps(part[i])));
     }
+    const uint32_t bits = _mm512_reduce_max_epu32(most);
+    float largest;
+    std::memcpy(&largest, &bits, sizeof largest);
+    const bool odd = bits >= 0x7f800000;  // no number
     // three signed bytes reach 0.996 of 2^23
-    const float largest = std::max(_mm512_reduce_max_ps(most), 1e-30f) * 1.004f;
-    const int exponent = std::min(std::ilogb(largest), 126) + 1;
-    const __m512 inverse = _mm512_set1_ps(std::ldexp(1.0f, 23 - exponent));
-    const __m128i by_quad = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
-    const Shares to = share_of(group, n, row);
-    __m512i sums[DIGITS] = {_mm512_setzero_si512(), _mm512_setzero_si512(), _mm512_setzero_si512()};
+    largest = std::max(odd ? 1.0f : largest, 1e-30f) * 1.004f;
+    uint32_t scaled;
+    std::memcpy(&scaled, &largest, sizeof scaled);
+    const int exponent = std::min((int)(scaled >> 23) - 127, 126) + 1;
+    const __m512 inverse = _mm512_set1_ps(power_of_two(23 - exponent));
+    const __m512i by_quad = _mm512_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+    const __m512i by_digit = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i bytes = _mm512_broadcast_i32x4(_mm_setr_epi8(2, 6, 10, 14, 1, 5, 9, 13, 0, 4, 8, 12, 3, 7, 11, 15));
+    const __m512i middle = _mm512_set1_epi32(0x808080);
+    int32_t* header = (int32_t*)to;
+    __m512i sums = _mm512_setzero_si512();
     for (int i = 0; i < PARTS; ++i) {
-        __m512i rest = _mm512_cvtps_epi32(_mm512_mul_ps(part[i], inverse));
-        for (int k = DIGITS - 1; k >= 0; --k) {  // the lowest digit first
-            const __m512i digit = k == 0 ? rest : _mm512_srai_epi32(_mm512_slli_epi32(rest, 24), 24);
-            rest = _mm512_srai_epi32(_mm512_sub_epi32(rest, digit), 8);
-            sums[k] = _mm512_add_epi32(sums[k], digit);
-            alignas(16) int32_t packed[4];
-            _mm_store_si128((__m128i*)packed, _mm_shuffle_epi8(_mm512_cvtepi32_epi8(digit), by_quad));
-            for (int q = 0; q < 4; ++q) to.digits[(4 * i + q) * DIGITS * n + k] = packed[q];
-        }
+        const __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(part[i], inverse));
+        // plus 128 in each byte, whose highest bit then changes: signed bytes that add up to the number
+        __m512i digits = _mm512_xor_si512(_mm512_add_epi32(whole, middle), middle);
+        digits = _mm512_shuffle_epi8(_mm512_permutexvar_epi32(by_quad, digits), bytes);
+        digits = _mm512_permutexvar_epi32(by_digit, digits);
+        _mm512_mask_storeu_epi32(header + HEADER + 4 * DIGITS * i, 0xfff, digits);
+        sums = _mm512_dpbusd_epi32(sums, _mm512_set1_epi8(1), digits);
     }
-    const float step = std::ldexp(1.0f, exponent - 23) + _mm512_reduce_add_ps(odd);
-    int64_t total = 0;
-    for (int k = 0; k < DIGITS; ++k) {
-        const int32_t sum = _mm512_reduce_add_epi32(sums[k]);
-        to.starts[k] = -128 * sum;  // signed codes are read as code + 128
-        to.factors[k] = step * (float)(1 << 8 * (DIGITS - 1 - k));
-        total = 256 * total + sum;
-    }
-    to.factors[3] = (float)((double)total * step);
+    sums = _mm512_add_epi32(sums, _mm512_shuffle_epi32(sums, _MM_PERM_BADC));
+    sums = _mm512_add_epi32(sums, _mm512_shuffle_epi32(sums, _MM_PERM_CDAB));
+    const int32_t sum[DIGITS] = {_mm_cvtsi128_si32(_mm512_castsi512_si128(sums)),
+                                 _mm_cvtsi128_si32(_mm512_extracti32x4_epi32(sums, 1)),
+                                 _mm_cvtsi128_si32(_mm512_extracti32x4_epi32(sums, 2))};
+    const float step = odd ? NAN : power_of_two(exponent - 23);
+    to[0] = 65536 * step;
+    to[1] = step;
+    to[2] = (float)((double)((sum[0] * 256 + sum[1]) * 256 + sum[2]) * step);
+    for (int k = 0; k < DIGITS; ++k) header[4 + k] = -128 * sum[k];  // signed codes are read as code + 128
 }
 
 template <int GROUP>
 inline void lay_out_quads(const float* x, int rows, int64_t width, int64_t inputs, float* x_q, int part, int parts) {
     const int64_t groups = inputs / GROUP, from = groups * part / parts, to = groups * (part + 1) / parts;
-    for (int b = 0; b < num_blocks(rows, QUAD_BLOCK); ++b) {
-        const int first = block_start(rows, b, QUAD_BLOCK), n = block_start(rows, b + 1, QUAD_BLOCK) - first;
-        float* out = x_q + first * groups * units_a_group(GROUP);
+    for (int row = 0; row < rows; ++row)
         for (int64_t g = from; g < to; ++g)
-            for (int row = 0; row < n; ++row)
-                lay_out_group<GROUP>(x + (first + row) * width + g * GROUP, width - g * GROUP, n, row,
-                                     out + g * n * units_a_group(GROUP));
-    }
+            lay_out_group<GROUP>(x + row * width + g * GROUP, width - g * GROUP, x_q + (row * groups + g) * units_a_group(GROUP));
 }
 
 // Codes of eight inputs of a panel as unsigned bytes, two quads: inputs 0, 2, 4, 6 and 1, 3, 5, 7.
@@ -89,22 +94,36 @@ template <int KIND> inline void load_quads(const uint8_t* codes, __m512i (&quads
     }
 }
 
+// Adds a group to the sum of a row: its integers, times scales and step, and its offsets.
+template <bool OFFSET>
+inline Vec add_group(Vec sum, const __m512i* dots, int apart, const float* factors, Vec scale, Vec offset) {
+    const __m512i low = _mm512_add_epi32(_mm512_slli_epi32(dots[apart], 8), dots[2 * apart]);
+    Vec dot = Vec{_mm512_cvtepi32_ps(low)} * splat(factors[1]);
+    dot = fma(Vec{_mm512_cvtepi32_ps(dots[0])}, splat(factors[0]), dot);
+    sum = fma(dot, scale, sum);
+    return OFFSET ? fma(offset, splat(factors[2]), sum) : sum;
+}
+
 // tile[n][v * 16 ..] of rows `width` panels wide, for N rows and V panels; x_q from `lay_out`.
 // Unrolled by pragma, so that the sums stay in registers: in memory they cost more than the products.
 template <int KIND, int V, int N>
 inline void multiply_quads(const uint8_t* data, int64_t stride, int64_t inputs, const float* x_q, float* tile, int width) {
     constexpr int GROUP = group_of(KIND), BYTES = bytes_a_group(KIND);
+    const int64_t apart = inputs / GROUP * units_a_group(GROUP);  // of rows
     Vec sum[N][V];
     for (auto& row : sum) for (auto& part : row) part = splat(0.0f);
-    for (int64_t group = 0; group < inputs / GROUP; ++group, data += BYTES, x_q += N * units_a_group(GROUP)) {
-        const int32_t* starts = (const int32_t*)(x_q + 4 * N);
-        const int32_t* digits = starts + DIGITS * N;
-        __m512i dots[N * DIGITS][V];
-#pragma GCC unroll 24
-        for (int i = 0; i < N * DIGITS; ++i)
+    for (int64_t group = 0; group < inputs / GROUP; ++group, data += BYTES, x_q += units_a_group(GROUP)) {
+        const int32_t* x = (const int32_t*)x_q;
+        __m512i dots[N][DIGITS][V];
+#pragma GCC unroll 8
+        for (int n = 0; n < N; ++n)
+#pragma GCC unroll 3
+            for (int k = 0; k < DIGITS; ++k)
 #pragma GCC unroll 4
-            for (int v = 0; v < V; ++v) dots[i][v] = is_int4(KIND) ? _mm512_setzero_si512() : _mm512_set1_epi32(starts[i]);
-        for (int octet = 0; octet < GROUP / OCTET; ++octet, digits += 2 * DIGITS * N) {
+                for (int v = 0; v < V; ++v) dots[n][k][v] = is_int4(KIND) ? _mm512_setzero_si512() : _mm512_set1_epi32(x[n * apart + 4 + k]);
+#pragma GCC unroll 4
+        for (int octet = 0; octet < GROUP / OCTET; ++octet) {
+            const int32_t* digits = x + HEADER + octet / 2 * 4 * DIGITS + octet % 2 * 2;
             __m512i quads[V][2];
 #pragma GCC unroll 4
             for (int v = 0; v < V; ++v) {
@@ -113,43 +132,26 @@ inline void multiply_quads(const uint8_t* data, int64_t stride, int64_t inputs, 
                 for (int line = 0; line < octet_bytes(KIND); line += 64)
                     _mm_prefetch((const char*)codes + 3 * BYTES + line, _MM_HINT_T0);
             }
-#pragma GCC unroll 48
-            for (int i = 0; i < 2 * DIGITS * N; ++i) {
-                const __m512i x = _mm512_set1_epi32(digits[i]);
-                auto& to = dots[i % (DIGITS * N)];
+#pragma GCC unroll 2
+            for (int q = 0; q < 2; ++q)
+#pragma GCC unroll 8
+                for (int n = 0; n < N; ++n)
+#pragma GCC unroll 3
+                    for (int k = 0; k < DIGITS; ++k) {
+                        const __m512i digit = _mm512_set1_epi32(digits[n * apart + 4 * k + q]);
 #pragma GCC unroll 4
-                for (int v = 0; v < V; ++v) to[v] = _mm512_dpbusd_epi32(to[v], quads[v][i / (DIGITS * N)], x);
-            }
+                        for (int v = 0; v < V; ++v) dots[n][k][v] = _mm512_dpbusd_epi32(dots[n][k][v], quads[v][q], digit);
+                    }
         }
 #pragma GCC unroll 4
         for (int v = 0; v < V; ++v) {
             const uint8_t* header = data + v * stride;
             const Vec scale = load_scale<KIND>(header), offset = has_offset(KIND) ? load_offset<KIND>(header) : splat(0.0f);
 #pragma GCC unroll 8
-            for (int n = 0; n < N; ++n) {
-                const float* factor = x_q + 4 * n;
-                Vec dot = Vec{_mm512_cvtepi32_ps(dots[DIGITS * n][v])} * splat(factor[0]);
-                dot = fma(Vec{_mm512_cvtepi32_ps(dots[DIGITS * n + 1][v])}, splat(factor[1]), dot);
-                dot = fma(Vec{_mm512_cvtepi32_ps(dots[DIGITS * n + 2][v])}, splat(factor[2]), dot);
-                sum[n][v] = fma(dot, scale, sum[n][v]);
-                if (has_offset(KIND)) sum[n][v] = fma(offset, splat(factor[3]), sum[n][v]);
-            }
+            for (int n = 0; n < N; ++n) sum[n][v] = add_group<has_offset(KIND)>(sum[n][v], &dots[n][0][v], V, x_q + n * apart, scale, offset);
         }
     }
     for (int n = 0; n < N; ++n) for (int v = 0; v < V; ++v) store(tile + (n * width + v) * LANES, sum[n][v]);
-}
-
-// Two panels side by side for a block of rows: tile[row][2 * 16].
-template <int KIND>
-inline void multiply_two(const uint8_t* data, int64_t stride, int64_t inputs, const float* x_q, int rows, float* tile) {
-    with_rows(rows, [&](auto N) {
-        if constexpr (N > QUAD_BLOCK) return;
-        else if constexpr (N <= 3) return multiply_quads<KIND, 2, N>(data, stride, inputs, x_q, tile, 2);
-        else {
-            multiply_quads<KIND, 1, N>(data, stride, inputs, x_q, tile, 2);
-            multiply_quads<KIND, 1, N>(data + stride, stride, inputs, x_q, tile + LANES, 2);
-        }
-    });
 }
 
 #else

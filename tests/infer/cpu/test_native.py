@@ -107,7 +107,7 @@ def test_products_of_every_kind(kind):
     bias = torch.randn(37, generator=torch.Generator().manual_seed(3))
     matrix = pack(weights, bias, BLOCKS.get(kind))
     assert matrix.kind == kind.removesuffix(", wide")
-    x = torch.randn(64, weights.shape[1], generator=torch.Generator().manual_seed(4))
+    x = torch.randn(150, weights.shape[1], generator=torch.Generator().manual_seed(4))
     whole = multiply(matrix, x)
     expected = x.double() @ weights.double().T + bias.double()
     assert torch.allclose(whole.double(), expected, atol=2e-5 * float(expected.abs().max()))
@@ -313,7 +313,7 @@ def test_no_compiler_is_no_failure(monkeypatch, capsys):
 
 def test_linear_layers_leave_gradients_and_long_inputs_to_torch():
     module = nn.Sequential(nn.Linear(20, 30), nn.Linear(30, 7)).requires_grad_(False)
-    x = torch.randn(70, 20)
+    x = torch.randn(kernels.MAX_ROWS + 6, 20)
     expected = module(x)
     assert install_native_linears(module) == 2
     assert torch.equal(module(x), expected)
