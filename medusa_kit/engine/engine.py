@@ -259,6 +259,7 @@ class Engine:
             rounding_tolerance=self.rounding_tolerance,
             cached_tokens=row.num_cached,
             near_ties=row.near_ties if row.counts_near_ties or not row.num_cached else None,
+            padding_nodes=row.num_padding,
         )
         reason = row.finish_reason or "cancelled"
         return GenerationResult(cut_at_stop(text, stops), list(row.token_ids), reason, stats)

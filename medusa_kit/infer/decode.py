@@ -241,6 +241,8 @@ class Batch:
             kept += [[0, *path] for path in step.paths]
             emitted += group.go_on(step, own)
         self.cache.commit(kept, places)
+        for row, padding in zip(rows, self.verifier.num_padding(nodes.counts), strict=True):
+            row.num_padding += padding
         return emitted
 
     @property

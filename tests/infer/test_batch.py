@@ -143,11 +143,11 @@ def test_a_row_that_is_cancelled_frees_its_place_within_a_step() -> None:
     assert (first.finish_reason, first.is_complete, len(first.token_ids)) == ("cancelled", False, 1)
 
 
-@pytest.mark.parametrize("family", ["llama-tied", "gpt2"])
-def test_rows_with_fewer_nodes_are_not_padded_in_cpp_and_to_the_largest_in_torch(
+@pytest.mark.parametrize("family", ["llama-tied", "gpt2", "falcon"])
+def test_rows_with_fewer_nodes_are_padded_only_where_the_class_keeps_its_attention(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A row with one node beside a row with nine."""
+    """A row with one node beside a row with nine: in C++, in torch, and in Falcon's own class."""
     engine = engine_for(family)
     sizes: list[int] = []
     if family == "llama-tied":
@@ -159,20 +159,22 @@ def test_rows_with_fewer_nodes_are_not_padded_in_cpp_and_to_the_largest_in_torch
 
         monkeypatch.setattr(engine.verifier.native, "score", counted)  # type: ignore
     else:
-        forward = engine.verifier.forward
 
-        def seen(cache: Any, tokens_BN: Any, *rest: Any, **options: Any) -> Any:
-            sizes.append(tokens_BN.numel())
-            return forward(cache, tokens_BN, *rest, **options)
+        def seen(module: Any, args: Any) -> None:
+            sizes.append(args[0].numel())
 
-        monkeypatch.setattr(engine.verifier, "forward", seen)
+        embedding = engine.base.model.get_input_embeddings()
+        monkeypatch.setattr(embedding, "_forward_pre_hooks", {0: seen})
     batch, shared = Batch(engine.verifier, 2), drafters(engine)
-    for n, name in ((5, "none"), (7, "heads")):
-        batch.add(row_for(engine, Request(0, n, LONGEST, name, False, None)), shared[name])
+    rows = [row_for(engine, Request(0, n, LONGEST, "", False, None)) for n in (5, 7)]
+    for row, name in zip(rows, ("none", "heads"), strict=True):
+        batch.add(row, shared[name])
     batch.step()
     sizes.clear()
     batch.step()
-    assert sizes == [1 + BUSHY.num_nodes if family == "llama-tied" else 2 * BUSHY.num_nodes]
+    padding = BUSHY.num_nodes - 1 if family == "falcon" else 0
+    assert sizes == [1 + BUSHY.num_nodes + padding]
+    assert [row.num_padding for row in rows] == [padding, 0]
 
 
 def test_a_batch_makes_room_for_a_longer_row() -> None:
