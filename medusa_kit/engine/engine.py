@@ -94,7 +94,7 @@ class Engine:
             return self.verifier.steps_run_by
         if self.graphs.refused is not None:
             return f"{self.verifier.steps_run_by} (no fixed shapes: {self.graphs.refused})"
-        return self.graphs.name
+        return self.graphs.steps_run_by
 
     @property
     def attention(self) -> AttentionChoice:

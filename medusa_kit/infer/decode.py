@@ -14,9 +14,9 @@ from typing import Protocol
 
 import torch
 
-from medusa_kit.infer.cuda_graph.decode import decode_on_device
+from medusa_kit.infer.cuda_graph.group import CapturedGroup, Joining, captured_group, check_alike
 from medusa_kit.infer.cuda_graph.runner import GraphRunner
-from medusa_kit.infer.draft import Drafter, State, flat_nodes, tell_end
+from medusa_kit.infer.draft import Drafter, State, StatelessDrafter, flat_nodes, tell_end
 from medusa_kit.infer.group import Group, by_row
 from medusa_kit.infer.memory import explain_oom
 from medusa_kit.infer.prefixes import HeldPrefixes, weights_version
@@ -45,18 +45,17 @@ def decode(
     max_rows = min(max_rows or len(rows), len(rows))
     num_slots = max(row.num_slots for row in rows) + drafter.num_nodes - 1
     with explain_oom(verifier.base, max_rows, drafter.num_nodes, num_slots):
-        if graphs is not None:
-            rows = yield from decode_on_device(graphs, verifier, drafter, rows, max_rows)
-        if not rows:
-            return
         prompts = [row.prompt_ids for row in rows]
         lend = lender.borrowed if lender is not None else _new_batch
         with lend(verifier, prompts, max_rows, num_slots, graphs) as batch:
-            for row in rows:
-                batch.add(row, drafter)
-            while batch.num_rows:
-                if emitted := batch.step():
-                    yield emitted
+            try:
+                for row in rows:
+                    batch.add(row, drafter)
+                while batch.num_rows:
+                    if emitted := batch.step():
+                        yield emitted
+            finally:
+                batch.close()
 
 
 class Lender(Protocol):
@@ -78,7 +77,8 @@ class Batch:
 
     `num_slots`: tokens and nodes that a row may have; more is made room for as rows are added.
     `prompt_budget`: tokens of prompts that are read between two steps while rows run; None: all.
-    `graphs`: gives back memory where there is too little for prompts. `reuse_prefixes`: what a
+    `graphs`: runs whole steps on the device for rows that it can take, and gives back memory where
+    there is too little for prompts. `reuse_prefixes`: what a
     place still holds of an earlier row is not read again for a prompt that begins with it.
     """
 
@@ -99,6 +99,7 @@ class Batch:
         self._longest = self._most_nodes = 1
         self._drafters: dict[Row, Drafter] = {}
         self._groups: dict[int, Group] = {}  # rows that run, by their drafter
+        self._captured: dict[int, CapturedGroup] = {}  # the same of steps on the device
 
     @property
     def num_rows(self) -> int:
@@ -108,6 +109,8 @@ class Batch:
 
     def add(self, row: Row, drafter: Drafter) -> None:
         """Let a row in as soon as a place is free. Rows with the same drafter draft together."""
+        if self._graphs is not None:
+            check_alike(drafter, row, self._drafters)
         self._longest = max(self._longest, row.num_slots)
         self._most_nodes = max(self._most_nodes, drafter.num_nodes)  # rows may be padded to these
         if (needed := self._longest + self._most_nodes - 1) > self.cache.num_slots:
@@ -132,6 +135,14 @@ class Batch:
             self.cancel(row)
         self._let_go()
 
+    def close(self) -> None:
+        """Cancel every row, and give back the steps that were lent, whatever has gone wrong."""
+        try:
+            self.clear()
+        finally:
+            for group in self._captured.values():
+                group.give_back()
+
     def cancel(self, row: Row) -> None:
         """End a row here; it keeps what it has emitted."""
         row.finish_reason = row.finish_reason or "cancelled"
@@ -141,21 +152,31 @@ class Batch:
         """Read what is due of prompts, then verify a tree for each row that runs. Rows whose first
         token this step chose are verified by the next one where none ran before."""
         self._let_go()
-        ran = bool(self._groups)
+        ran = self._runs
         emitted = self._read_prompts()
-        if self._groups and (ran or not emitted):
-            emitted += self._verify_trees()
+        if self._runs and (ran or not emitted):
+            emitted += self._run_captured()
+            if self._groups:
+                emitted += self._verify_trees()
         return emitted
+
+    @property
+    def _runs(self) -> bool:
+        return bool(self._groups or self._captured)
 
     def _let_go(self) -> None:
         """Rows that have finished leave; their drafters hear what has become of them."""
         gone = [row for row in self._drafters if row.finish_reason is not None]
         if not gone:
             return
-        texts = self._texts()
+        for key, captured in list(self._captured.items()):
+            captured.let_go()
+            if captured.is_empty:
+                del self._captured[key]
         for row in gone:
             if (place := self._schedule.leave(row)) is not None:
-                self.held.leave(place, texts.get(row, row.prompt_ids)[: self.cache.lengths[place]])
+                text = [*row.prompt_ids, *row.token_ids]
+                self.held.leave(place, text[: self.cache.lengths[place]])
         for key, group in list(self._groups.items()):
             if any(row.finish_reason is not None for row in group.rows):
                 group.let_go()
@@ -170,9 +191,11 @@ class Batch:
     def _read_prompts(self) -> Emitted:
         """The first token of each row whose prompt has been read to its end."""
         for row, _ in self._schedule.admit(self._place_for):
-            row.begin(self.verifier.steps_run_by, self.verifier.attention)
+            on_device = self._graphs and self._graphs.may_take(self._drafters[row], row)
+            by = self._graphs if on_device and self._graphs else self.verifier
+            row.begin(by.steps_run_by, by.attention)
         emitted: Emitted = []
-        left = self._schedule.prompt_budget if self._groups else None
+        left = self._schedule.prompt_budget if self._runs else None
         while left is None or left > 0:
             most = self.verifier.prompt_chunk(1)
             pieces = self._schedule.pieces(most if left is None else min(most, left))
@@ -210,20 +233,44 @@ class Batch:
         return start.place, start.length
 
     def _texts(self) -> dict[Row, list[int]]:
-        """Prompt and committed tokens of the rows that run."""
-        return {
-            row: group.state.tokens[index]
-            for group in self._groups.values()
-            for index, row in enumerate(group.rows)
-        }
+        """What the cache holds of the rows that run."""
+        texts = {row: row.prompt_ids for one in self._captured.values() for row in one.rows}
+        for group in self._groups.values():
+            texts.update(zip(group.rows, group.state.tokens, strict=True))
+        return texts
 
     def _begin(self, row: Row, root: int, hidden_1D: torch.Tensor) -> None:
         self._schedule.begin(row)
         if row.finish_reason is not None:  # its first token was its last
             return
-        drafter = self._drafters[row]
-        group = self._groups.setdefault(id(drafter), Group(drafter))
-        group.add(row, State([list(row.prompt_ids)], [root], hidden_1D, [row.chooser]))
+        state = State([list(row.prompt_ids)], [root], hidden_1D, [row.chooser])
+        joining = Joining(row, self._schedule.place_of(row), state)
+        drafter, key = self._drafters[row], id(self._drafters[row])
+        split = key in self._groups and not isinstance(drafter, StatelessDrafter)
+        if self._graphs is None or split or not self._graphs.may_take(drafter, row):
+            self._join_group(joining)
+            return
+        if key not in self._captured:
+            self._captured[key] = captured_group(self._graphs, drafter, self.cache)
+        self._captured[key].add(joining)
+
+    def _join_group(self, joining: Joining) -> None:
+        """Let a row join whose trees are verified here."""
+        row, drafter = joining.row, self._drafters[joining.row]
+        row.steps_run_by, row.attention = self.verifier.steps_run_by, self.verifier.attention
+        self._groups.setdefault(id(drafter), Group(drafter)).add(row, joining.state)
+
+    def _run_captured(self) -> Emitted:
+        """A step of the rows whose steps run whole on the device."""
+        emitted: Emitted = []
+        for key, group in list(self._captured.items()):
+            for joining in group.prepare():
+                self._join_group(joining)
+            if group.is_empty:
+                del self._captured[key]
+            else:
+                emitted += group.step()
+        return emitted
 
     def _verify_trees(self) -> Emitted:
         groups = list(self._groups.values())

@@ -210,11 +210,16 @@ class TreeCache(Cache):
     @torch.inference_mode()
     def copy_first(self, source: int, target: int, length: int) -> None:
         """Let row `target` begin with the first tokens of row `source`, and hold nothing else."""
-        if self._block is not None:
-            self._block[:, :, target, :, :length] = self._block[:, :, source, :, :length]
-        for pair in self._strays:
-            for tensor in pair:
-                tensor[target, :, :length] = tensor[source, :, :length]
+        self.take_row(target, self, source, length)
+
+    @torch.inference_mode()
+    def take_row(self, target: int, other: "TreeCache", source: int, length: int) -> None:
+        """The same from another cache of the same model, in which something has been read."""
+        if self._block is not None and other._block is not None:
+            self._block[:, :, target, :, :length] = other._block[:, :, source, :, :length]
+        for own, others in zip(self._strays, other._strays, strict=True):
+            for tensor, from_tensor in zip(own, others, strict=True):
+                tensor[target, :, :length] = from_tensor[source, :, :length]
         self.keep_first(target, length)
 
     @property

@@ -15,9 +15,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.callers import Words, all_at_once, answers, requests_of
+from support.callers import Words, all_at_once, answers, engine_for, requests_of
 from support.small_engines import build_engine, engine_with_heads, random_prompt
-from support.threaded_engine import engine_for
 from support.tiny_models import tiny_model
 
 import medusa_kit
@@ -130,9 +129,8 @@ FORK = """
 import os, sys, threading
 sys.path[:0] = {paths!r}
 import torch
-from support.callers import answers, requests_of
+from support.callers import answers, engine_for, requests_of
 from medusa_kit.infer.cpu import kernels
-from support.threaded_engine import engine_for
 
 torch.set_num_threads(2)
 kernels.WORK_OF_A_THREAD = 1

@@ -4,98 +4,30 @@ The reference is transformers' own generate for greedy rows, and for those that 
 request alone, decoded plainly. Hypothesis chooses who comes when, with what, and who is cancelled.
 """
 
-from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.small_engines import BUSHY, build_engine, engine_with_heads, random_prompt
+from support.arrivals import (
+    LONGEST,
+    REQUESTS,
+    Request,
+    alone,
+    drafters,
+    engine_for,
+    expected,
+    row_for,
+    run,
+)
+from support.small_engines import BUSHY, build_engine
 from support.tiny_models import tiny_base
 
-from medusa_kit.drafters import draft_with
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.text.suffix import SuffixDrafter
-from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.decode import Batch
-from medusa_kit.infer.draft import Drafter
-from medusa_kit.infer.request import Row, make_row
-from medusa_kit.settings.sampling import SamplingParams
-from medusa_kit.tree.candidate_tree import CandidateTree
-from medusa_kit.tree.dynamic import DynamicTree
 
 FAMILIES = ["llama-tied", "gemma3", "gpt2", "gemma2"]  # the first two in C++, where it can be built
-DRAFTERS = ["none", "heads", "other heads", "dynamic", "prompt-lookup", "auto"]
-LONGEST = 14
-DRAWN = SamplingParams(0.9, top_p=0.95, seed=5)
-
-
-@dataclass(frozen=True)
-class Request:
-    arrives: int
-    prompt: int  # its length, and the seed of its tokens
-    tokens: int
-    drafter: str
-    drawn: bool
-    leaves: int | None  # cancelled at this step, if it is still there
-
-
-REQUESTS = st.lists(
-    st.builds(
-        Request,
-        arrives=st.integers(0, 10),
-        prompt=st.integers(1, 40),
-        tokens=st.integers(1, LONGEST),
-        drafter=st.sampled_from(DRAFTERS),
-        drawn=st.booleans(),
-        leaves=st.none() | st.integers(0, 14),
-    ),
-    min_size=1,
-    max_size=7,
-)
-
-
-@cache
-def engine_for(family: str) -> Engine:
-    return engine_with_heads(tiny_base(family))
-
-
-def drafters(engine: Engine) -> dict[str, Drafter]:
-    """Each is shared by the rows that name it."""
-    heads = engine.heads
-    assert heads is not None
-    context = DraftContext(engine.verifier, heads, tree=BUSHY, batch_size=4)
-    return {
-        **{name: build_drafter(name, context) for name in ("none", "prompt-lookup", "auto")},
-        "heads": draft_with(heads, BUSHY),
-        "other heads": draft_with(heads, CandidateTree.chain(2)),
-        "dynamic": draft_with(heads, DynamicTree(5, (1.0, 1.0, 1.0))),
-    }
-
-
-@cache
-def alone(family: str, prompt: int, drawn: bool) -> list[int]:
-    """LONGEST tokens, or fewer where a stop token comes."""
-    engine, ids = engine_for(family), random_prompt(prompt, prompt)
-    if drawn:
-        answer = engine.generate(
-            ids, max_new_tokens=LONGEST, drafter="none", temperature=0.9, top_p=0.95, seed=5
-        )
-        return list(answer.token_ids)
-    with torch.no_grad():
-        out_1T = tiny_base(family).model.generate(
-            torch.tensor([ids]), max_new_tokens=LONGEST, do_sample=False,
-            attention_mask=torch.ones(1, len(ids), dtype=torch.long),
-        )  # fmt: skip
-    return out_1T[0, len(ids) :].tolist()
-
-
-def row_for(engine: Engine, request: Request) -> Row:
-    sampling = DRAWN if request.drawn else SamplingParams()
-    ids = random_prompt(request.prompt, request.prompt)
-    return make_row(engine.verifier, ids, sampling, request.tokens)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -108,25 +40,10 @@ def test_every_row_gets_what_it_gets_alone(
 ) -> None:
     engine = engine_for(family)
     shared, batch = drafters(engine), Batch(engine.verifier, max_rows, prompt_budget=budget)
-    rows = [row_for(engine, request) for request in requests]
-    heard: dict[Row, list[int]] = {row: [] for row in rows}
-    last = max(request.arrives for request in requests)
-    step = 0
-    while step <= last or batch.num_rows:
-        for request, row in zip(requests, rows, strict=True):
-            if request.arrives == step:
-                batch.add(row, shared[request.drafter])
-            if request.leaves == step and row.finish_reason is None:
-                batch.cancel(row)
-        for row, tokens in batch.step():
-            heard[row] += tokens
-        step += 1
-        assert step < 500, "somebody starves"
-    for request, row in zip(requests, rows, strict=True):
-        expected = alone(family, request.prompt, request.drawn)[: request.tokens]
-        if row.finish_reason == "cancelled":
-            expected = expected[: len(row.token_ids)]
-        assert row.token_ids == heard[row] == expected
+    rows = run(batch, requests, lambda request: shared[request.drafter], engine)
+    for row, request in zip(rows, requests, strict=True):
+        own = alone(family, request.prompt, request.drawn)
+        assert row.token_ids == expected(row, request, own)
     assert sorted(batch._schedule._free) == list(range(max_rows))
 
 

@@ -1,11 +1,14 @@
-"""Several Python threads that call the product at once, and what they ask for."""
+"""Threads that call the product at once, an engine for them, and what they ask for."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 from typing import Any, TypeVar
 
-from support.small_engines import random_prompt
+from medusa_kit.base.model import wrap_model
+from medusa_kit.engine.engine import Engine
+from support.small_engines import build_engine, random_heads, random_prompt
+from support.tiny_models import tiny_model
 
 DRAFTERS = ("medusa", "auto", "none", "recycling")
 T = TypeVar("T")
@@ -50,3 +53,15 @@ class Words:
 
     def convert_tokens_to_ids(self, token: str) -> None:
         return None
+
+
+def family_for(steps: str) -> str:
+    return "llama-tied" if steps == "C++" else "llama"
+
+
+def engine_for(steps: str, seed: int = 0) -> Engine:
+    name = family_for(steps)
+    base = wrap_model(tiny_model(name, seed), None, f"{name}-{seed}")
+    engine = build_engine(base, heads=random_heads(base))
+    assert engine.steps_run_by.startswith(steps), engine.steps_run_by
+    return engine

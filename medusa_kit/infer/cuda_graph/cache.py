@@ -115,20 +115,3 @@ class StaticTreeCache(TreeCache):
         self.move(torch.tensor(self.lengths, device=device), torch.tensor(filled, device=device))
         for row, nodes in enumerate(kept):
             self.lengths[row] += len(nodes)
-
-    @torch.inference_mode()
-    def first_rows(self, count: int) -> TreeCache:
-        """The first `count` rows, zeroed, as an ordinary cache over the same memory, for prompts.
-
-        A hidden slot is multiplied by 0, and NaN times 0 is NaN. So without zeroing, one request
-        whose numbers overflowed would spoil all later ones.
-        """
-        rows = TreeCache(len(self.layers), count, self.num_slots)
-        rows._block = None if self._block is None else self._block[:, :, :count]
-        for layer, own in zip(rows.layers, self.layers, strict=True):
-            if own.keys is not None and own.values is not None:
-                layer.keys, layer.values = own.keys[:count], own.values[:count]
-                layer.keys.zero_()
-                layer.values.zero_()
-                layer.is_initialized = True
-        return rows

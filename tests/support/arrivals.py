@@ -1,0 +1,120 @@
+"""Requests that come and go at steps of a batch, and what each must get: what it gets alone.
+
+Hypothesis chooses who comes when, with what, and who is cancelled.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from hypothesis import strategies as st
+
+from medusa_kit.drafters import draft_with
+from medusa_kit.drafters.factory import DraftContext, build_drafter
+from medusa_kit.engine.engine import Engine
+from medusa_kit.infer.decode import Batch
+from medusa_kit.infer.draft import Drafter
+from medusa_kit.infer.request import Row, make_row
+from medusa_kit.settings.sampling import SamplingParams
+from medusa_kit.tree.candidate_tree import CandidateTree
+from medusa_kit.tree.dynamic import DynamicTree
+from support.small_engines import BUSHY, engine_with_heads, random_prompt
+from support.tiny_models import tiny_base
+
+DRAFTERS = ["none", "heads", "other heads", "dynamic", "prompt-lookup", "auto"]
+LONGEST = 14
+DRAWN = SamplingParams(0.9, top_p=0.95, seed=5)
+
+
+@dataclass(frozen=True)
+class Request:
+    arrives: int
+    prompt: int  # its length, and the seed of its tokens
+    tokens: int
+    drafter: str
+    drawn: bool
+    leaves: int | None  # cancelled at this step, if it is still there
+
+
+REQUESTS = st.lists(
+    st.builds(
+        Request,
+        arrives=st.integers(0, 10),
+        prompt=st.integers(1, 40),
+        tokens=st.integers(1, LONGEST),
+        drafter=st.sampled_from(DRAFTERS),
+        drawn=st.booleans(),
+        leaves=st.none() | st.integers(0, 14),
+    ),
+    min_size=1,
+    max_size=7,
+)
+
+
+def drafters(engine: Engine) -> dict[str, Drafter]:
+    """Each is shared by the rows that name it."""
+    heads = engine.heads
+    assert heads is not None
+    context = DraftContext(engine.verifier, heads, tree=BUSHY, batch_size=4)
+    return {
+        **{name: build_drafter(name, context) for name in ("none", "prompt-lookup", "auto")},
+        "heads": draft_with(heads, BUSHY),
+        "other heads": draft_with(heads, CandidateTree.chain(2)),
+        "dynamic": draft_with(heads, DynamicTree(5, (1.0, 1.0, 1.0))),
+    }
+
+
+@cache
+def engine_for(family: str) -> Engine:
+    return engine_with_heads(tiny_base(family))
+
+
+@cache
+def alone(family: str, prompt: int, drawn: bool) -> list[int]:
+    """LONGEST tokens, or fewer where a stop token comes."""
+    engine, ids = engine_for(family), random_prompt(prompt, prompt)
+    if drawn:
+        answer = engine.generate(
+            ids, max_new_tokens=LONGEST, drafter="none", temperature=0.9, top_p=0.95, seed=5
+        )
+        return list(answer.token_ids)
+    with torch.no_grad():
+        out_1T = tiny_base(family).model.generate(
+            torch.tensor([ids]), max_new_tokens=LONGEST, do_sample=False,
+            attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+        )  # fmt: skip
+    return out_1T[0, len(ids) :].tolist()
+
+
+def row_for(engine: Engine, request: Request) -> Row:
+    sampling = DRAWN if request.drawn else SamplingParams()
+    ids = random_prompt(request.prompt, request.prompt)
+    return make_row(engine.verifier, ids, sampling, request.tokens)
+
+
+def run(batch: Batch, requests: Sequence[Request], drafters: Callable[[Request], Drafter],
+        engine: Engine) -> list[Row]:  # fmt: skip
+    """The rows of these requests, once all have left."""
+    rows = [row_for(engine, request) for request in requests]
+    heard: dict[Row, list[int]] = {row: [] for row in rows}
+    last = max(request.arrives for request in requests)
+    step = 0
+    while step <= last or batch.num_rows:
+        for request, row in zip(requests, rows, strict=True):
+            if request.arrives == step:
+                batch.add(row, drafters(request))
+            if request.leaves == step and row.finish_reason is None:
+                batch.cancel(row)
+        for row, tokens in batch.step():
+            heard[row] += tokens
+        step += 1
+        assert step < 500, "somebody starves"
+    assert [row.token_ids for row in rows] == [heard[row] for row in rows]
+    return rows
+
+
+def expected(row: Row, request: Request, alone: Sequence[int]) -> list[int]:
+    """`alone`: LONGEST tokens that it gets alone."""
+    wanted = list(alone[: request.tokens])
+    return wanted[: len(row.token_ids)] if row.finish_reason == "cancelled" else wanted
