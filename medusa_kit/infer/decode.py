@@ -19,7 +19,7 @@ from medusa_kit.infer.cuda_graph.runner import GraphRunner
 from medusa_kit.infer.draft import Drafter, State, StatelessDrafter, flat_nodes, tell_end
 from medusa_kit.infer.group import Group, by_row
 from medusa_kit.infer.memory import explain_oom
-from medusa_kit.infer.prefixes import HeldPrefixes, weights_version
+from medusa_kit.infer.prefixes import HeldPrefixes
 from medusa_kit.infer.request import Emitted, Row
 from medusa_kit.infer.schedule import Schedule
 from medusa_kit.infer.tree_cache import TreeCache
@@ -92,7 +92,6 @@ class Batch:
         reuse_prefixes: bool = True,
     ) -> None:
         self.verifier, self._graphs, self._reuse = verifier, graphs, reuse_prefixes
-        self.weights_version = weights_version(verifier.base.model)
         self.cache: TreeCache = verifier.new_cache(max_rows, num_slots)
         self.held = HeldPrefixes(max_rows)
         self._schedule: Schedule[Row] = Schedule(max_rows, prompt_budget)

@@ -97,6 +97,9 @@ def test_rows_join_and_leave_a_step_that_grows_and_shrinks(
         batch.step()
         lent = graphs_of(engine).lent
         sizes.append(0 if lent is None else lent.batch_size)
+        if lent is not None:  # those that have left rest
+            (group,) = batch._captured.values()
+            assert int(lent.active_B.sum()) == len(group.rows)
 
     batch.add(rows[0], drafter)
     step(), step()
