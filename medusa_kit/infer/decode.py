@@ -54,6 +54,14 @@ def decode(
                 while batch.num_rows:
                     if emitted := batch.step():
                         yield emitted
+            except GeneratorExit:  # not read to its end; that is between two steps
+                batch.clear()
+                raise
+            except torch.OutOfMemoryError:
+                batch.close()
+                if graphs is not None:
+                    graphs.forget()
+                raise
             finally:
                 batch.close()
 
@@ -135,12 +143,10 @@ class Batch:
         self._let_go()
 
     def close(self) -> None:
-        """Cancel every row, and give back the steps that were lent, whatever has gone wrong."""
-        try:
-            self.clear()
-        finally:
-            for group in self._captured.values():
-                group.give_back()
+        """Give back the steps that were lent, whatever has gone wrong; the batch is over if there
+        were any."""
+        for group in self._captured.values():
+            group.give_back()
 
     def cancel(self, row: Row) -> None:
         """End a row here; it keeps what it has emitted."""

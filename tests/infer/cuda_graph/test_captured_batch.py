@@ -13,7 +13,7 @@ from support.tiny_models import tiny_base
 
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.engine.engine import Engine
-from medusa_kit.errors import ConfigError
+from medusa_kit.errors import ConfigError, DeviceMemoryError
 from medusa_kit.infer.cuda_graph import runner
 from medusa_kit.infer.cuda_graph.runner import GraphRunner
 from medusa_kit.infer.cuda_graph.step import GraphStep
@@ -170,3 +170,21 @@ def test_one_drafter_for_rows_of_which_some_are_drawn_is_refused() -> None:
     batch.add(greedy(engine, 5), drafter)
     with pytest.raises(ConfigError, match="a drafter for each way of sampling"):
         batch.add(row_for(engine, Request(0, 5, 5, "", True, None)), drafter)
+
+
+def test_memory_that_runs_out_in_a_step_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps', which no later request has to make room for."""
+    engine = engine_for("llama")
+    engine.generate(random_prompt(5, 5), max_new_tokens=3)
+    assert graphs_of(engine)._steps
+
+    def no_room(step: GraphStep) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GraphStep, "run", no_room)
+        with pytest.raises(DeviceMemoryError):
+            engine.generate(random_prompt(5, 5), max_new_tokens=3, drafter="medusa")
+    assert graphs_of(engine)._steps == []
+    answer = engine.generate(random_prompt(5, 5), max_new_tokens=3, drafter="medusa")
+    assert (answer.token_ids, answer.stats.steps_run_by) == (alone("llama", 5, False)[:3], FIXED)
