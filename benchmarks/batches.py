@@ -54,8 +54,8 @@ def main():
         for name in DRAFTERS[1:]:
             pairs = zip(speeds[rows, name], speeds[rows, "none"], strict=True)
             ratios = sorted(ours / plain for ours, plain in pairs)
-            line += [f"{statistics.median(speeds[rows, name]):.0f}",
-                     f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})"]  # fmt: skip
+            line.append(f"{statistics.median(speeds[rows, name]):.0f}")
+            line.append(f"{statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
         table.append(line)
     columns = ["rows", "plain tokens/s", "heads", "of plain", "auto", "of plain"]
     console.out.print(console.table(f"{len(prompts)} prompts", columns, table))

@@ -20,8 +20,9 @@ from medusa_kit.engine.streaming import Streaming
 from medusa_kit.errors import ConfigError, check_count
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.attention.choice import AttentionChoice
+from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.cuda_graph.runner import GraphRunner
-from medusa_kit.infer.decode import Batch, decode
+from medusa_kit.infer.decode import decode
 from medusa_kit.infer.detokenize import StopStrings, TextStream, cut_at_stop, text_of
 from medusa_kit.infer.draft import Drafter, guessed_by, notes_of
 from medusa_kit.infer.kept_batches import KeptBatches
@@ -100,7 +101,7 @@ class Engine:
             return self.verifier.steps_run_by
         if self.graphs.refused is not None:
             return f"{self.verifier.steps_run_by} (no fixed shapes: {self.graphs.refused})"
-        return self.graphs.name
+        return self.graphs.steps_run_by
 
     @property
     def attention(self) -> AttentionChoice:
@@ -330,6 +331,7 @@ class Engine:
             nodes_per_step=row.num_nodes / row.num_steps if row.num_steps else 1.0,
             cached_tokens=row.num_cached,
             near_ties=row.near_ties if row.counts_near_ties or not row.num_cached else None,
+            padding_nodes=row.num_padding,
         )
         reason = row.finish_reason or "cancelled"
         return GenerationResult(cut_at_stop(text, stops), list(row.token_ids), reason, stats)

@@ -35,6 +35,8 @@ class GenerationStats:
     # Tokens with such a margin, after a prompt part of which was not read anew. None: not counted,
     # since tokens were drawn, or chosen from processed logits.
     near_ties: int | None = 0
+    # Nodes computed in vain, since another row of the batch had a larger tree: some steps pad.
+    padding_nodes: int = 0
 
     @property
     def decoding_tokens_per_second(self) -> float | None:

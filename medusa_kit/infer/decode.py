@@ -1,32 +1,17 @@
-"""Decoding, the page to read first: propose trees, verify them in one forward, accept, commit.
+"""Decodes a list of rows: they join one batch (batch.py has the loop) and leave it."""
 
-Rows join and leave a batch between steps. Every drafter goes through this loop; plain decoding is
-the drafter that proposes the root alone. The root is the base model's own next token: emitted when
-it is chosen, committed by the next step.
-
-Shapes: B rows, N nodes of all their trees, D hidden.
-"""
-
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol, TypeVar
 
 import torch
-from torch import Tensor
 
-from medusa_kit import console
-from medusa_kit.infer.cuda_graph.decode import decode_on_device
+from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.cuda_graph.runner import GraphRunner
-from medusa_kit.infer.draft import Draft, Drafter, State, flat_nodes, tell_end
-from medusa_kit.infer.group import Group, ScoredRow, by_row, drafts_of
+from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.memory import explain_oom
 from medusa_kit.infer.node_choice.cost import StepCost
-from medusa_kit.infer.prefixes import HeldPrefixes, Start, weights_version
-from medusa_kit.infer.request import Emitted, FailAlone, Row, together_or_alone
-from medusa_kit.infer.schedule import Piece, Schedule
-from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import RaggedScores
+from medusa_kit.infer.request import Emitted, Row
 from medusa_kit.infer.verifier import Verifier
 
 T = TypeVar("T")
@@ -54,20 +39,27 @@ def decode(
     max_rows = min(max_rows or len(rows), len(rows))
     num_slots = max(row.num_slots for row in rows) + drafter.num_nodes - 1
     with explain_oom(verifier.base, max_rows, drafter.num_nodes, num_slots):
-        if graphs is not None:
-            rows = yield from decode_on_device(graphs, verifier, drafter, rows, max_rows)
-        if not rows:
-            return
         prompts = [row.prompt_ids for row in rows]
         lend = lender.borrowed if lender is not None else _new_batch
         with lend(verifier, prompts, max_rows, num_slots, graphs) as batch:
             batch.cost = cost
-            for row in rows:
-                batch.add(row, drafter)
-            while batch.num_rows:
-                if emitted := batch.step():
-                    yield emitted
-                batch.raise_error()
+            try:
+                for row in rows:
+                    batch.add(row, drafter)
+                while batch.num_rows:
+                    if emitted := batch.step():
+                        yield emitted
+                    batch.raise_error()
+            except GeneratorExit:  # not read to its end; that is between two steps
+                batch.clear()
+                raise
+            except torch.OutOfMemoryError:
+                batch.close()
+                if graphs is not None:
+                    graphs.forget()
+                raise
+            finally:
+                batch.close()
 
 
 class Lender(Protocol):
@@ -82,278 +74,6 @@ class Lender(Protocol):
         graphs: GraphRunner | None,
     ) -> "AbstractContextManager[Batch]":
         """A batch for at most `max_rows` rows at once, which may hold what prompts begin with."""
-
-
-class Batch:
-    """Rows that are decoded together, at most `max_rows` of them. One thread owns it.
-
-    A row that fails leaves (`Row.error` says why), alone, or with the others of its drafter where
-    that failed. The cache holds what is committed, whatever failed, and the other rows go on.
-
-    `num_slots`: tokens and nodes that a row may have; more is made room for as rows are added.
-    `max_pause`: seconds for which prompts are read between two steps while rows run, and so the
-    most by which they are held up; None: until all have been read.
-    `graphs`: gives back memory where there is too little for prompts. `reuse_prefixes`: what a
-    place still holds of an earlier row is not read again for a prompt that begins with it.
-    """
-
-    def __init__(
-        self,
-        verifier: Verifier,
-        max_rows: int,
-        num_slots: int = 0,
-        max_pause: float | None = None,
-        graphs: GraphRunner | None = None,
-        reuse_prefixes: bool = True,
-    ) -> None:
-        self.verifier, self._graphs, self._reuse = verifier, graphs, reuse_prefixes
-        self.weights_version = weights_version(verifier.base.model)
-        self.cache: TreeCache = verifier.new_cache(max_rows, num_slots)
-        self.held = HeldPrefixes(max_rows)
-        self._schedule: Schedule[Row] = Schedule(max_rows, max_pause)
-        self.cost: StepCost | None = None  # by which guesses that pay are chosen; None: all are
-        self._longest = self._most_nodes = 1
-        self._drafters: dict[Row, Drafter] = {}
-        self._groups: dict[int, Group] = {}  # rows that run, by their drafter
-        self.left: list[Row] = []  # rows that have left since the last step began
-        self.num_steps = self.num_nodes = 0  # forwards over trees; nodes in the last one
-
-    @property
-    def num_rows(self) -> int:
-        """Rows that have not left yet; those that have finished leave with the next step."""
-        self.let_go()
-        return self._schedule.num_rows
-
-    @property
-    def max_rows(self) -> int:
-        """Rows that are decoded at once, at most."""
-        return self._schedule.max_rows
-
-    @property
-    def held_tokens(self) -> list[int]:
-        """How many tokens each place without a row still holds of an earlier one, if any."""
-        return [n for place in self._schedule.free if (n := len(self.held.tokens[place]))]
-
-    @property
-    def num_reading(self) -> int:
-        """Rows whose prompts are being read."""
-        return self._schedule.num_reading
-
-    @property
-    def num_running(self) -> int:
-        return self._schedule.num_running
-
-    def add(self, row: Row, drafter: Drafter) -> None:
-        """Let a row in as soon as a place is free. Rows with the same drafter draft together.
-        Raises, with nothing changed, where there is no memory for so long a row."""
-        longest = max(self._longest, row.num_slots)
-        most_nodes = max(self._most_nodes, drafter.num_nodes)  # rows may be padded to these
-        if (needed := longest + most_nodes - 1) > self.cache.num_slots:
-            # Room for longer ones that follow, too: growing copies all that is there.
-            most = self.verifier.base.info.context_length + most_nodes - 1
-            slots = max(needed, min(int(GROWTH * self.cache.num_slots), most))
-            self._with_room(lambda: self.cache.grow(slots))
-        self._longest, self._most_nodes = longest, most_nodes
-        self._drafters[row] = drafter
-        self._schedule.add(row, len(row.prompt_ids))
-
-    def grow(self, num_slots: int, num_places: int) -> None:
-        """Make room for longer rows, and for more of them."""
-        new = num_places - len(self.cache.lengths)
-        self.cache.grow(num_slots, num_places)
-        self.held.add_places(new)
-        self._schedule.add_places(new)
-
-    def use(self, max_rows: int) -> None:
-        """Decode at most so many rows at once from now on."""
-        self._schedule.max_rows = max_rows
-
-    def clear(self) -> None:
-        """Cancel every row; what they hold stays for others."""
-        for row in self._drafters:
-            self.cancel(row)
-        self.let_go()
-
-    def cancel(self, row: Row) -> None:
-        """End a row here; it keeps what it has emitted."""
-        row.finish_reason = row.finish_reason or "cancelled"
-
-    def fail(self, error: Exception) -> None:
-        """End every row here, since `error` was none of a row's or a drafter's."""
-        for row in self._drafters:
-            row.fail(error)
-
-    def raise_error(self) -> None:
-        """Raise what a row of the last step failed of."""
-        self.let_go()
-        for row in self.left:
-            if row.error is not None:
-                raise row.error
-
-    @torch.inference_mode()
-    def step(self) -> Emitted:
-        """Read what is due of prompts, then verify a tree for each row that runs. Rows whose first
-        token this step chose are verified by the next one where none ran before."""
-        self.left = []
-        self.let_go()
-        ran = bool(self._groups)
-        emitted = self._read_prompts()
-        self.let_go()
-        if self._groups and (ran or not emitted):
-            emitted += self._verify_trees()
-        return emitted
-
-    def let_go(self) -> None:
-        """Rows that have finished leave; their drafters hear what has become of them."""
-        while gone := [row for row in self._drafters if row.finish_reason is not None]:
-            self._leave(gone)
-            self.left += gone
-
-    def _leave(self, gone: Sequence[Row]) -> None:
-        texts = self._texts()
-        for row in gone:
-            if (place := self._schedule.leave(row)) is not None:
-                self.held.leave(place, texts.get(row, row.prompt_ids)[: self.cache.lengths[place]])
-        for key, group in list(self._groups.items()):
-            # A drafter that failed for its first row gets to know, too, that it has none.
-            if not group.rows or any(row.finish_reason is not None for row in group.rows):
-                with FailAlone(*group.rows):
-                    group.let_go()
-            if not group.rows:
-                del self._groups[key]
-        for drafter in {id(self._drafters[row]): self._drafters[row] for row in gone}.values():
-            ended = [row for row in gone if self._drafters[row] is drafter and row.is_complete]
-            try:
-                tell_end(drafter, [row.token_ids for row in ended])
-            except Exception as error:  # the answers are there
-                console.warn(f"drafter {drafter.name} could not keep answers: {error}")
-        for row in gone:
-            del self._drafters[row]
-
-    def _read_prompts(self) -> Emitted:
-        """The first token of each row whose prompt has been read to its end."""
-        for row, _ in self._schedule.admit(self._place_for):
-            row.begin(self.verifier.steps_run_by, self.verifier.attention)
-        self.let_go()
-        emitted: Emitted = []
-        for pieces in self._schedule.reading(self.verifier.prompt_chunk(1)):
-            for piece, end in zip(pieces, self._read(pieces), strict=True):
-                row = piece.key
-                if piece.is_last and end is not None:
-                    with FailAlone(row):
-                        emitted += self._first_token(row, *end)
-                if row.error is not None:
-                    self.let_go()
-        return emitted
-
-    def _read(self, pieces: Sequence[Piece[Row]]) -> list[tuple[Tensor, Tensor] | None]:
-        """(hidden_1D, logits_V) at the last token of each piece; None where it failed."""
-
-        def read(first: int, last: int) -> list[tuple[Tensor, Tensor]]:
-            some = pieces[first:last]
-            places = [piece.place for piece in some]
-            texts = [piece.key.prompt_ids[piece.start : piece.end] for piece in some]
-            hidden_BD, logits_BV = self._with_room(
-                lambda: self.verifier.read_prompts(self.cache, places, texts)
-            )
-            return list(zip(hidden_BD.split(1), logits_BV, strict=True))
-
-        return together_or_alone(read, [piece.key for piece in pieces])
-
-    def _with_room(self, work: Callable[[], T]) -> T:
-        return self._graphs.with_room(work) if self._graphs else work()
-
-    def _first_token(self, row: Row, hidden_1D: Tensor, logits_V: Tensor) -> Emitted:
-        root = row.chooser.choose(logits_V, row.prompt_ids)
-        if row.counts_near_ties:
-            scores = RaggedScores(hidden_1D, logits_V[None])
-            row.near_ties += int(scores.near_ties(row.rounding_tolerance))
-        emitted = row.take([root])
-        self._begin(row, root, hidden_1D)
-        return [(row, emitted)]
-
-    def _place_for(self, row: Row, free: Sequence[int]) -> tuple[int, int]:
-        """(where to put a row, tokens of its prompt that the cache holds there)."""
-        start = Start(min(free), 0)
-        with FailAlone(row):
-            if self._reuse:
-                # Between steps the cache holds exactly the committed tokens of a row that runs.
-                running = {
-                    self._schedule.place_of(one): text for one, text in self._texts().items()
-                }
-                start = self.held.start(row.prompt_ids, free, running)
-            if start.source is not None:
-                self.cache.copy_first(start.source, start.place, start.length)
-            else:
-                self.cache.keep_first(start.place, start.length)
-            row.num_cached = start.length
-            return start.place, start.length
-        self.cache.lengths[start.place] = 0  # it may hold a part of what was copied
-        return start.place, 0
-
-    def _texts(self) -> dict[Row, list[int]]:
-        """Prompt and committed tokens of the rows that run."""
-        return {
-            row: group.state.tokens[index]
-            for group in self._groups.values()
-            for index, row in enumerate(group.rows)
-        }
-
-    def _begin(self, row: Row, root: int, hidden_1D: torch.Tensor) -> None:
-        self._schedule.begin(row)
-        if row.finish_reason is not None:  # its first token was its last
-            return
-        drafter = self._drafters[row]
-        group = self._groups.setdefault(id(drafter), Group(drafter))
-        with FailAlone(row, *group.rows):
-            group.add(row, State([list(row.prompt_ids)], [root], hidden_1D, [row.chooser]))
-
-    def _verify_trees(self) -> Emitted:
-        drafted = drafts_of(list(self._groups.values()), self.cost)
-        start = time.perf_counter()
-        rows = [row for group, _ in drafted for row in group.rows]
-        places = [self._schedule.place_of(row) for row in rows]
-        emitted: Emitted = []
-        with FailAlone(*rows):
-            scored = self._score([draft for _, draft in drafted], rows, places)
-            if len(scored) < len(rows):  # some failed; the others propose anew in the next step
-                return []
-            kept, steps, first = list[list[int]](), list(), 0
-            for group, draft in drafted:
-                own = scored[first : first + len(group.rows)]
-                first += len(own)
-                step = group.accept(draft, own, self._last_position)
-                kept += [[0, *path] for path in step.paths]
-                steps.append((group, step, own))
-            self.cache.commit(kept, places)
-            if self.cost is not None:
-                self.cost.record(self.num_nodes, time.perf_counter() - start)
-            for group, step, own in steps:
-                with FailAlone(*group.rows):
-                    emitted += group.go_on(step, own, len(rows))
-        return emitted
-
-    def _score(
-        self, drafts: Sequence[Draft], rows: Sequence[Row], places: Sequence[int]
-    ) -> list[ScoredRow]:
-        """Of the rows for which it did not fail."""
-        if not rows:
-            return []
-        nodes = flat_nodes(drafts)
-        self.num_steps, self.num_nodes = self.num_steps + 1, sum(nodes.counts)
-
-        def score(first: int, last: int) -> list[ScoredRow]:
-            some = nodes.of_rows(first, last)
-            scores = self._with_room(
-                lambda: self.verifier.score_trees(self.cache, some, places[first:last])
-            )
-            return by_row(some, scores, rows)
-
-        return [one for one in together_or_alone(score, rows) if one is not None]
-
-    @property
-    def _last_position(self) -> int:
-        return self.verifier.base.info.context_length - 1
 
 
 @contextmanager

@@ -114,11 +114,15 @@ class State:
 
     def with_rows(self, other: "State") -> "State":
         """These rows and, after them, those of `other`."""
+        guesses = None
+        if self.guesses is not None and other.guesses is not None:
+            guesses = [*self.guesses, *other.guesses]
         return State(
             [*self.tokens, *other.tokens],
             [*self.roots_B, *other.roots_B],
             torch.cat([self.hidden_BD, other.hidden_BD]),
             [*self.choosers, *other.choosers],
+            guesses,
         )
 
     def of_rows(self, rows: Sequence[int]) -> "State":

@@ -3,9 +3,9 @@
 A request takes a batch for itself and gives it back at its end; other threads take others. What is
 kept is bounded in bytes, and the batch that was used longest ago goes first.
 
-Only steps in C++, which read weights packed at load, keep batches. A model that torch runs may be
-another one at the next call (a hook, an adapter, weights written to), and what it read before then
-is of no use; there prefixes are shared within a call alone.
+What a model read is of no use once it is another one (a hook, an adapter, weights written to), so
+the two are compared (model_state.py). Where that cannot be done nothing is kept, and prefixes are
+shared within a call alone.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,10 +13,11 @@ from contextlib import contextmanager
 
 import torch
 
+from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.cuda_graph.runner import GraphRunner
-from medusa_kit.infer.decode import Batch
 from medusa_kit.infer.memory import cache_bytes_per_token
-from medusa_kit.infer.prefixes import common_length, weights_version
+from medusa_kit.infer.model_state import ModelState, state_of
+from medusa_kit.infer.prefixes import common_length
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.locks import SharedLock
 
@@ -26,12 +27,15 @@ WORTH_KEEPING = 8  # tokens that a batch must hold of the prompts; fewer are rea
 MOST_PLACES = 2  # times the rows asked for, in a batch whose rows are made longer
 
 
+State = ModelState | int | None  # of a model
+
+
 class KeptBatches:
     """The batches of one base model. `most_bytes`: of keys and values in batches that wait."""
 
     def __init__(self, most_bytes: int = KEPT_BYTES) -> None:
         self.most_bytes = most_bytes
-        self._idle: list[Batch] = []  # the one used last comes last
+        self._idle: list[tuple[Batch, State]] = []  # the one used last comes last
         self._lock = SharedLock()
 
     @contextmanager
@@ -44,19 +48,20 @@ class KeptBatches:
         graphs: GraphRunner | None = None,
     ) -> Iterator[Batch]:
         """A batch for at most `max_rows` rows at once; the one that holds most of the prompts."""
-        batch = self._take(verifier, prompts, max_rows, num_slots)
+        state = state_of(verifier)
+        batch = self._take(verifier, state, prompts, max_rows, num_slots)
         if batch is None:
             batch = Batch(verifier, max_rows, num_slots, graphs=graphs)
         batch.use(max_rows)
         try:
             yield batch
         except GeneratorExit:  # an answer was not read to its end; that is between two steps
-            self._give_back(batch)
+            self._give_back(batch, state)
             raise
         except torch.OutOfMemoryError:
             self.forget()
             raise
-        self._give_back(batch)
+        self._give_back(batch, state)
 
     def forget(self) -> None:
         """Drop the batches that wait."""
@@ -64,12 +69,16 @@ class KeptBatches:
             self._idle.clear()
 
     def _take(
-        self, verifier: Verifier, prompts: Sequence[Sequence[int]], max_rows: int, num_slots: int
+        self,
+        verifier: Verifier,
+        state: State,
+        prompts: Sequence[Sequence[int]],
+        max_rows: int,
+        num_slots: int,
     ) -> Batch | None:
         """The batch that holds most of the prompts, if what it holds is worth having and making
         room in it for this request takes little."""
         per_token = cache_bytes_per_token(verifier.base)
-        version = weights_version(verifier.base.model)
 
         def fits(batch: Batch) -> bool:
             cache, rows = batch.cache, max(max_rows, len(batch.cache.lengths))
@@ -78,10 +87,12 @@ class KeptBatches:
             return few and per_token * max(num_slots, cache.num_slots) * rows <= self.most_bytes
 
         with self._lock:
-            self._idle = [batch for batch in self._idle if batch.weights_version == version]
+            self._idle = [
+                one for one in self._idle if one[0].verifier is not verifier or one[1] == state
+            ]
             worth = [
                 (shared, batch)
-                for batch in self._idle
+                for batch, _ in self._idle
                 if batch.verifier is verifier
                 and (shared := _shared(batch, prompts)) >= WORTH_KEEPING
                 and fits(batch)
@@ -89,7 +100,7 @@ class KeptBatches:
             if not worth:
                 return None
             best = max(worth, key=lambda one: one[0])[1]
-            self._idle.remove(best)
+            self._idle = [one for one in self._idle if one[0] is not best]
         slots, places = best.cache.num_slots, max(max_rows, len(best.cache.lengths))
         if num_slots > slots:
             most = self.most_bytes // (per_token * places)
@@ -98,13 +109,16 @@ class KeptBatches:
             best.grow(slots, places)
         return best
 
-    def _give_back(self, batch: Batch) -> None:
+    def _give_back(self, batch: Batch, state: State) -> None:
+        """`state`: the model's when the request began."""
         batch.clear()
-        if not batch.verifier.reads_packed_weights or batch.cache.num_bytes > self.most_bytes:
+        if state is None or batch.cache.num_bytes > self.most_bytes:
+            return
+        if state_of(batch.verifier) != state:  # changed meanwhile
             return
         with self._lock:
-            self._idle.append(batch)
-            while sum(one.cache.num_bytes for one in self._idle) > self.most_bytes:
+            self._idle.append((batch, state))
+            while sum(one.cache.num_bytes for one, _ in self._idle) > self.most_bytes:
                 self._idle.pop(0)
 
 

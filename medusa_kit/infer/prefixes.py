@@ -5,7 +5,6 @@ Plain Python over token ids.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 WORTH_A_COPY = 16  # tokens that another place must hold more of: shorter ones are read as fast
 
@@ -56,11 +55,6 @@ class HeldPrefixes:
             if source != place:
                 return Start(place, shared[source], source)
         return Start(place, shared[place])
-
-
-def weights_version(model: Any) -> int:
-    """Changes whenever weights are written to in place: keys and values are theirs."""
-    return sum(0 if p.is_inference() else p._version for p in model.parameters())
 
 
 def common_length(first: Sequence[int], second: Sequence[int]) -> int:

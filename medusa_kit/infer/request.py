@@ -43,6 +43,7 @@ class Row:
     rounding_tolerance: float = 0.0  # a smaller margin between the likeliest tokens is a near-tie
     near_ties: int = 0  # of tokens chosen after a prompt part of which an earlier row had read
     num_cached: int = 0  # first tokens of the prompt that an earlier row had left in the cache
+    num_padding: int = 0  # nodes that were computed in vain, since another row had more
     seconds: float = 0.0
     first_seconds: float = 0.0
     _started: float | None = None

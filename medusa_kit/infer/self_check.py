@@ -1,6 +1,6 @@
 """The self-check at load: can trees be verified on this model, and how large is rounding?
 
-A random tree on two rows of different length is scored through the tree cache and tree attention.
+Random trees on two rows of different length are scored through the tree cache and tree attention.
 Each root-to-node path is scored again as plain text by the model with transformers' own attention
 and no cache. This finds what lists of architectures miss: families that drop arguments, mix
 neighbours by slot order, or place tokens by something other than position ids.
@@ -20,7 +20,7 @@ from medusa_kit import console
 from medusa_kit.base.model import RELATIVE_TOLERANCE, BaseModel, relative_error
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer.attention.choice import cannot_use
-from medusa_kit.infer.draft import Topology
+from medusa_kit.infer.draft import UNUSED, Draft, Topology, flat_nodes
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.locks import lock_of
 
@@ -30,6 +30,7 @@ PROMPT_LENGTHS = (5, 11)
 ROUNDS = 2
 PARENTS = (-1, 0, 0, 1, 2, 2)
 KEPT = (0, 2, 5)
+SMALLER = (-1, 0, 0, 1, UNUSED, UNUSED)  # the second row's last tree: rows may differ in size
 # The window of sliding layers during the check: prompts are too short for a real one to matter.
 CHECK_WINDOW = 4
 OWN_ROUNDING_TOKENS = 12
@@ -79,7 +80,8 @@ def checked_verifier(base: BaseModel, attention: str = "auto") -> tuple[Verifier
 
 
 def check_backends(verifier: Verifier) -> TreeCheck:
-    """`check_trees`; with `auto`, backends of tree attention that fail it are ruled out in turn.
+    """`check_trees`. Where it fails, rows are padded; where that is of no use, and with `auto`,
+    backends of tree attention are ruled out in turn.
 
     Raises IncompatibleBaseError where the last backend fails too.
     """
@@ -89,6 +91,10 @@ def check_backends(verifier: Verifier) -> TreeCheck:
             check = check_trees(verifier)
             break
         except IncompatibleBaseError as error:
+            if not verifier.pads:  # the model may mind that the nodes of all rows come as one row
+                verifier.pad(True)
+                continue
+            verifier.pad(False)
             name = verifier.attention.replaceable()
             if name is None:
                 raise
@@ -185,25 +191,22 @@ def _measure(verifier: Verifier, rounds: int) -> tuple[float, float]:
     base = verifier.base
     generator = torch.Generator().manual_seed(0)
     prompts = [_random_ids(base, length, generator) for length in PROMPT_LENGTHS]
-    topology = Topology.from_parents(PARENTS, base.device)
-    N, B = len(PARENTS), len(prompts)
-    cache = verifier.new_cache(B, max(PROMPT_LENGTHS) + 2 * N)
+    whole = Topology.from_parents(PARENTS, base.device)
+    smaller = Topology.from_parents(SMALLER, base.device)
+    cache = verifier.new_cache(len(prompts), max(PROMPT_LENGTHS) + 2 * len(PARENTS))
     verifier.prefill(cache, prompts)
     expected, actual = [], []
     for round in range(rounds):
-        trees = [_random_ids(base, N, generator) for _ in prompts]
-        with _split_finely(verifier, round == rounds - 1):
-            logits_BNV = verifier.forward(
-                cache,
-                torch.tensor(trees, device=base.device),
-                topology.depths_N.expand(B, N),
-                topology.sees_NN.expand(B, N, N),
-            ).logits_BMV
-        for row in range(B):
-            paths = [_path(node, prompts[row], trees[row], topology) for node in range(N)]
-            actual.append(logits_BNV[row])
+        last = round == rounds - 1
+        topologies = [whole, smaller if last else whole]
+        trees = [_random_ids(base, len(PARENTS), generator) for _ in prompts]
+        nodes = flat_nodes([Draft(torch.tensor(trees, device=base.device), topologies)])
+        with _split_finely(verifier, last):
+            actual.append(verifier.score_trees(cache, nodes, range(len(prompts))).logits_NV)
+        for prompt, tree, topology in zip(prompts, trees, topologies, strict=True):
+            paths = [_path(node, prompt, tree, topology) for node in range(topology.num_used)]
             expected.append(_plain_logits(base, paths))
-        cache.commit([KEPT] * B)
+        cache.commit([KEPT] * len(prompts))
         prompts = [p + [t[n] for n in KEPT] for p, t in zip(prompts, trees, strict=True)]
     return _difference(torch.cat(actual), torch.cat(expected))
 

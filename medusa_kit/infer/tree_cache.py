@@ -35,13 +35,19 @@ class TreeCacheLayer(CacheLayerMixin):
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Write N nodes [B, G, N, E] after each row; return the slots in sight [B, G, L, E]."""
+        """Write N nodes [B, G, N, E] after each row; return the slots in sight [B, G, L, E]. Rows
+        with different numbers of nodes come as one, [1, G, all nodes, E]."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.keys is not None
         assert self.values is not None
         rows, lengths, N = self.cache.rows, self.cache.lengths_in_use, key_states.shape[2]
-        if min(lengths) == max(lengths) and isinstance(rows, slice):
+        if (counts := self.cache.counts_in_use) is not None:
+            rows_N, slots_N = self.cache.flat_targets(counts, self.keys.device)
+            self.keys[rows_N, :, slots_N] = key_states[0].transpose(0, 1)
+            self.values[rows_N, :, slots_N] = value_states[0].transpose(0, 1)
+            N = max(counts)
+        elif min(lengths) == max(lengths) and isinstance(rows, slice):
             self.keys[rows, :, lengths[0] : lengths[0] + N] = key_states
             self.values[rows, :, lengths[0] : lengths[0] + N] = value_states
         else:
@@ -77,17 +83,19 @@ class TreeCache(Cache):
         self._strays: list[tuple[Tensor, Tensor]] = []
         self._targets: tuple[Any, tuple[Tensor, Tensor]] | None = None
         self._in_use: Sequence[int] | None = None  # rows of the next forward; None: all
+        self.counts_in_use: Sequence[int] | None = None  # their nodes, where these come as one row
         self._sent: tuple[Any, Tensor] | None = None
 
     @contextmanager
-    def using(self, rows: Sequence[int]) -> Iterator[None]:
+    def using(self, rows: Sequence[int], counts: Sequence[int] | None = None) -> Iterator[None]:
         """Let forwards be over these rows, in this order. Rows that lie side by side are read where
-        they are, others are copied together by each layer."""
-        self._in_use = rows
+        they are, others are copied together by each layer. `counts`: how many nodes each row has,
+        where the nodes of all rows come as one row."""
+        self._in_use, self.counts_in_use = rows, counts
         try:
             yield
         finally:
-            self._in_use = None
+            self._in_use = self.counts_in_use = None
 
     @property
     def rows_in_use(self) -> Sequence[int]:
@@ -135,6 +143,20 @@ class TreeCache(Cache):
             rows_B1 = to_device(list(rows), device)[:, None]
             slots_BN = self.device_lengths(device)[:, None] + torch.arange(num_nodes, device=device)
             self._targets = key, (rows_B1, slots_BN)
+        return self._targets[1]
+
+    def flat_targets(self, counts: Sequence[int], device: torch.device) -> tuple[Tensor, Tensor]:
+        """(rows_N, slots_N) that a forward writes the nodes of all rows to."""
+        rows, lengths = self.rows_in_use, self.lengths_in_use
+        key = (tuple(rows), tuple(lengths), tuple(counts), device)
+        if self._targets is None or self._targets[0] != key:
+            places = [
+                (row, length + node)
+                for row, length, count in zip(rows, lengths, counts, strict=True)
+                for node in range(count)
+            ]
+            rows_N, slots_N = to_device(places, device).unbind(-1)
+            self._targets = key, (rows_N, slots_N)
         return self._targets[1]
 
     def allocate(self, index: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -188,11 +210,16 @@ class TreeCache(Cache):
     @torch.inference_mode()
     def copy_first(self, source: int, target: int, length: int) -> None:
         """Let row `target` begin with the first tokens of row `source`, and hold nothing else."""
-        if self._block is not None:
-            self._block[:, :, target, :, :length] = self._block[:, :, source, :, :length]
-        for pair in self._strays:
-            for tensor in pair:
-                tensor[target, :, :length] = tensor[source, :, :length]
+        self.take_row(target, self, source, length)
+
+    @torch.inference_mode()
+    def take_row(self, target: int, other: "TreeCache", source: int, length: int) -> None:
+        """The same from another cache of the same model, in which something has been read."""
+        if self._block is not None and other._block is not None:
+            self._block[:, :, target, :, :length] = other._block[:, :, source, :, :length]
+        for own, others in zip(self._strays, other._strays, strict=True):
+            for tensor, from_tensor in zip(own, others, strict=True):
+                tensor[target, :, :length] = from_tensor[source, :, :length]
         self.keep_first(target, length)
 
     @property

@@ -28,6 +28,9 @@ class TreeStep:
 
     `depths_BN`: position of a node = length + depth. `sees_BNN`: node i sees node j (its ancestors
     and itself). A prompt is a tree too, the one without branches.
+
+    Rows with different numbers of nodes are padded in attention only: the model gets the nodes of
+    all rows as one long row, and `at_N` says where they are among the padded.
     """
 
     lengths: Sequence[int]
@@ -37,6 +40,7 @@ class TreeStep:
     attend: Callable[..., Tensor] | None = None  # computes an AttentionCall; None: SDPA
     split_finely: bool = False  # spread short rows over several programs too, as long rows are
     lengths_B: Tensor | None = None  # the lengths on the nodes' device, if they are there already
+    at_N: Tensor | None = None  # see `Nodes.in_padded`: the model runs these nodes as one row
     _shared: dict[Any, Any] = field(default_factory=dict)
 
     @property
@@ -86,6 +90,17 @@ class TreeStep:
 
     def window_applies(self, window: int | None) -> bool:
         return window is not None and self.num_slots > window
+
+    def padded(self, flat_1HNE: Tensor) -> Tensor:
+        """[B, H, N, E] from the nodes of all rows as one; zeros where padded."""
+        (B, N), (_, H, _, E) = self.depths_BN.shape, flat_1HNE.shape
+        padded_XHE = flat_1HNE.new_zeros(B * N, H, E)
+        padded_XHE[self.at_N] = flat_1HNE[0].transpose(0, 1)
+        return padded_XHE.view(B, N, H, E).transpose(1, 2)
+
+    def unpadded(self, padded_BNX: Tensor) -> Tensor:
+        """The nodes of all rows as one row."""
+        return padded_BNX if self.at_N is None else padded_BNX.flatten(0, 1)[self.at_N][None]
 
     def device_lengths(self) -> Tensor:
         """lengths_B on the nodes' device."""
@@ -157,11 +172,12 @@ class Nodes:
             sees_BNN[row, :count, :count] = part.view(count, count)
         return tokens_BN, depths_BN, sees_BNN
 
-    def in_padded(self) -> Tensor:
-        """Where each node is in the padded rows, counted through them."""
-        N, device = max(self.counts), self.tokens_N.device
-        at = [row * N + node for row, count in enumerate(self.counts) for node in range(count)]
-        return to_device(at, device)
+    def in_padded(self, last_only: bool = False) -> Tensor:
+        """Where each node, or each row's last one, is in the padded rows, counted through them."""
+        N, at = max(self.counts), list[int]()
+        for row, count in enumerate(self.counts):
+            at += [row * N + node for node in range(count - 1 if last_only else 0, count)]
+        return to_device(at, self.tokens_N.device)
 
 
 @lru_cache(maxsize=256)
@@ -217,6 +233,7 @@ class StepHolder:
     def __init__(self, mask_form: str | None = None) -> None:
         self._here = threading.local()
         self.mask_form = mask_form  # sdpa or eager: the class keeps its own attention
+        self.pads = False  # rows with fewer nodes are padded in the whole model
 
     @property
     def step(self) -> TreeStep | None:

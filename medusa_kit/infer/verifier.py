@@ -4,6 +4,7 @@ Shapes: B batch, T tokens, N nodes with root, M of them kept, D hidden, V vocabu
 """
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -53,6 +54,15 @@ class Verifier:
     def own_attention(self) -> str | None:
         """The attention of a model class that does not use transformers' attention interface."""
         return self._holder.mask_form
+
+    @property
+    def pads(self) -> bool:
+        """Whether rows with fewer nodes are padded in the whole model, not in attention only."""
+        return self._holder.pads or self.own_attention is not None
+
+    def pad(self, whether: bool) -> None:
+        """For this model from now on, unless its class needs padding anyway."""
+        self._holder.pads = whether
 
     def new_cache(self, batch_size: int, num_slots: int) -> TreeCache:
         return TreeCache(self.base.info.num_layers, batch_size, num_slots)
@@ -104,7 +114,7 @@ class Verifier:
         """positions_BN. Nodes past the context's last position, which are never accepted, get that
         position."""
         positions_BN = step.device_lengths()[:, None] + step.depths_BN
-        return positions_BN.clamp_max(self.base.info.context_length - 1)
+        return step.unpadded(positions_BN.clamp_max(self.base.info.context_length - 1))
 
     def _run_model(
         self,
@@ -135,66 +145,81 @@ class Verifier:
     @torch.inference_mode()
     def score_trees(self, cache: TreeCache, nodes: Nodes, rows: Sequence[int]) -> RaggedScores:
         """Score trees after these rows of the cache, which may have different numbers of nodes.
-        Torch pads them to the largest. The nodes are in the cache, not committed."""
-        with cache.using(rows):
-            scores = self.forward(cache, *nodes.padded())
-        flat = [part.flatten(0, 1) for part in (scores.hidden_BMD, scores.logits_BMV)]
-        if min(nodes.counts) == max(nodes.counts):
-            return RaggedScores(*flat)
-        at = nodes.in_padded()
-        return RaggedScores(*(part[at] for part in flat))
+        The nodes are in the cache, not committed."""
+        return self._ragged(cache, nodes, rows)
 
     @torch.inference_mode()
     def read_prompts(
         self, cache: TreeCache, rows: Sequence[int], pieces: Sequence[Sequence[int]]
     ) -> tuple[Tensor, Tensor]:
-        """Commit a piece of each row's prompt; (hidden_BD, logits_BV) at the last token of each.
-        One row after another: a row is never padded to another's length."""
-        ends = []
-        for row, piece in zip(rows, pieces, strict=True):
-            last_1 = to_device([len(piece) - 1], self.base.device)
-            chain = Nodes.chains([piece], self.base.device).padded()
-            first = cache.lengths[row] == 0
-            with cache.using([row]):
-                ends.append(
-                    self.forward(cache, *chain, causal_prompt=first, prompt=True, keep_M=last_1)
-                )
+        """Commit a piece of each row's prompt; (hidden_BD, logits_BV) at the last token of each."""
+        order, ends = list[int](), list[RaggedScores]()
+        for some in _of_one_size([cache.lengths[row] for row in rows], pieces):
+            own, chains = [rows[index] for index in some], [pieces[index] for index in some]
+            nodes = Nodes.chains(chains, self.base.device)
+            ends.append(self._ragged(cache, nodes, own, prompt=True))
+            order += some
         # At the end, so that a call that ran out of memory may be made again.
         cache.commit([range(len(piece)) for piece in pieces], rows)
-        return (
-            torch.cat([scores.hidden_BMD[:, 0] for scores in ends]),
-            torch.cat([scores.logits_BMV[:, 0] for scores in ends]),
-        )
+        hidden_BD = torch.cat([scores.hidden_ND for scores in ends])
+        logits_BV = torch.cat([scores.logits_NV for scores in ends])
+        if order == sorted(order):
+            return hidden_BD, logits_BV
+        back_B = to_device(sorted(range(len(order)), key=order.__getitem__), self.base.device)
+        return hidden_BD[back_B], logits_BV[back_B]
 
-    @torch.inference_mode()
+    def num_padding(self, counts: Sequence[int]) -> list[int]:
+        """The nodes that each of some rows is padded with where they have so many."""
+        if not self.pads:
+            return [0] * len(counts)
+        return [max(counts) - count for count in counts]
+
+    def _ragged(
+        self, cache: TreeCache, nodes: Nodes, rows: Sequence[int], prompt: bool = False
+    ) -> RaggedScores:
+        """Scores of all nodes, or at the last of each row of a prompt. Rows with different numbers
+        of nodes go through the model as one row, so that attention alone is padded, unless the
+        model needs them padded."""
+        fresh = prompt and not any(cache.lengths[row] for row in rows)
+        even = min(nodes.counts) == max(nodes.counts)
+        if even or self.pads:
+            last_1 = to_device([nodes.counts[0] - 1], self.base.device) if prompt and even else None
+            with cache.using(rows):
+                scores = self.forward(
+                    cache, *nodes.padded(), causal_prompt=fresh, prompt=prompt, keep_M=last_1
+                )
+            hidden, logits = scores.hidden_BMD.flatten(0, 1), scores.logits_BMV.flatten(0, 1)
+            if even:
+                return RaggedScores(hidden, logits)
+            at = nodes.in_padded(last_only=prompt)
+            return RaggedScores(hidden[at], logits[at])
+        tokens_1N, ends_M = nodes.tokens_N[None], None
+        if prompt:
+            ends_M = to_device([end - 1 for end in accumulate(nodes.counts)], self.base.device)
+        with cache.using(rows, nodes.counts):
+            cache.check_room(max(nodes.counts))
+            _, depths_BN, sees_BNN = nodes.padded()
+            step = self._step(cache, depths_BN, sees_BNN, fresh)
+            step.at_N = nodes.in_padded()
+            forward = self.base.hidden_and_logits
+            hidden, logits = self._run_model(forward, cache, step, tokens_1N, ends_M)
+        return RaggedScores(hidden[0], logits[0])
+
     def prefill(self, cache: TreeCache, prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """Commit the prompts; (hidden_BD, logits_BV) at each row's last prompt token."""
-        device = self.base.device
-        hidden: list[Tensor | None] = [None] * len(prompts)
-        logits: list[Tensor | None] = [None] * len(prompts)
-        longest = max(len(prompt) for prompt in prompts)
-        size = self.prompt_chunk(len(prompts))
-        for start in range(0, longest, size):
-            chunks = [list(prompt[start : start + size]) for prompt in prompts]
-            T = max(len(chunk) for chunk in chunks)
-            tokens_BT = to_device([c + [0] * (T - len(c)) for c in chunks], device)
-            depths_BT = torch.arange(T, device=device).expand(len(prompts), T)
-            sees_TT = torch.ones(T, T, dtype=torch.bool, device=device).tril()
-            ends = {row: len(chunk) - 1 for row, chunk in enumerate(chunks)
-                    if chunk and start + len(chunk) == len(prompts[row])}  # fmt: skip
-            wanted = sorted(set(ends.values()) or {0})
-            scores = self.forward(
-                cache,
-                tokens_BT,
-                depths_BT,
-                sees_TT.expand(len(prompts), T, T),
-                causal_prompt=start == 0,
-                prompt=True,
-                keep_M=to_device(wanted, device),
-            )
-            cache.commit([range(len(chunk)) for chunk in chunks])
-            for row, end in ends.items():
-                hidden[row] = scores.hidden_BMD[row, wanted.index(end)]
-                logits[row] = scores.logits_BMV[row, wanted.index(end)]
-        assert all(h is not None for h in hidden)
-        return torch.stack(hidden), torch.stack(logits)  # type: ignore[arg-type]
+        """Commit whole prompts; (hidden_BD, logits_BV) at each row's last token."""
+        size, ends = self.prompt_chunk(1), list[tuple[Tensor, Tensor]]()
+        for row, prompt in enumerate(prompts):
+            for start in range(0, len(prompt), size):
+                read = self.read_prompts(cache, [row], [prompt[start : start + size]])
+            ends.append(read)
+        hidden, logits = zip(*ends, strict=True)
+        return torch.cat(hidden), torch.cat(logits)
+
+
+def _of_one_size(lengths: Sequence[int], pieces: Sequence[Sequence[int]]) -> list[list[int]]:
+    """Indices of the pieces that are read together: attention pads a piece to at most twice its
+    length, and the first of a prompt needs no mask."""
+    sizes: dict[tuple[bool, int], list[int]] = {}
+    for index, (length, piece) in enumerate(zip(lengths, pieces, strict=True)):
+        sizes.setdefault((length > 0, (len(piece) - 1).bit_length()), []).append(index)
+    return list(sizes.values())

@@ -216,7 +216,7 @@ def test_no_figure_is_cut_off_at_80_columns(
 def test_a_step_that_was_not_captured_is_no_figure(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(GraphRunner, "_applies", lambda *_: False)
+    monkeypatch.setattr(GraphRunner, "may_take", lambda *_: False)
     with pytest.raises(MedusaKitError, match="not captured, but run by torch"):
         step_part(TINY, 16).run(bench)
 
@@ -224,7 +224,7 @@ def test_a_step_that_was_not_captured_is_no_figure(
 def test_an_answer_that_was_not_captured_is_no_figure(
     bench: Workbench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(GraphRunner, "_applies", lambda *_: False)
+    monkeypatch.setattr(GraphRunner, "may_take", lambda *_: False)
     with pytest.raises(MedusaKitError, match=r"not one of .captured.: its steps were run by torch"):
         answer_part(TINY, 0.0, 2.6).run(bench)
 

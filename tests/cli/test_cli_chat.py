@@ -12,7 +12,7 @@ from support.debug_model import MODEL, plain_answer, plain_text
 import medusa_kit
 from medusa_kit.cli.chat.interrupt import between_steps
 from medusa_kit.engine.engine import Engine
-from medusa_kit.infer.decode import Batch
+from medusa_kit.infer.batch import Batch
 
 Run = Callable[..., tuple[int, str, str]]
 Talk = Callable[..., tuple[int, str, str]]

@@ -3,50 +3,32 @@
 Hypothesis chooses who comes when, with what, and who is cancelled.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.batches import DRAFTERS, LONGEST, alone, drafters, engine_for, pieces_of, row_for
+from support.batches import (
+    LONGEST,
+    REQUESTS,
+    Request,
+    alone,
+    drafters,
+    engine_for,
+    expected,
+    pieces_of,
+    row_for,
+    run,
+)
 from support.small_engines import BUSHY, build_engine
 from support.tiny_models import tiny_base
 
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.text.suffix import SuffixDrafter
-from medusa_kit.infer.decode import Batch
-from medusa_kit.infer.draft import Drafter
+from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.node_choice.cost import StepCost
-from medusa_kit.infer.request import Row
 
 FAMILIES = ["llama-tied", "gemma3", "gpt2", "gemma2"]  # the first two in C++, where it can be built
-
-
-@dataclass(frozen=True)
-class Request:
-    arrives: int
-    prompt: int  # its length, and the seed of its tokens
-    tokens: int
-    drafter: str
-    drawn: bool
-    leaves: int | None  # cancelled at this step, if it is still there
-
-
-REQUESTS = st.lists(
-    st.builds(
-        Request,
-        arrives=st.integers(0, 10),
-        prompt=st.integers(1, 40),
-        tokens=st.integers(1, LONGEST),
-        drafter=st.sampled_from(DRAFTERS),
-        drawn=st.booleans(),
-        leaves=st.none() | st.integers(0, 14),
-    ),
-    min_size=1,
-    max_size=7,
-)
 
 
 # Seconds of a step by its nodes: where all guesses pay, hardly any, or some.
@@ -68,33 +50,11 @@ def test_every_row_gets_what_it_gets_alone(
     with pieces_of(budget) as pause:
         batch = Batch(engine.verifier, max_rows, max_pause=pause)
         batch.cost = None if costs is None else StepCost(measured=costs)
-        serve(family, batch, shared, requests)
-
-
-def serve(
-    family: str, batch: Batch, shared: dict[str, Drafter], requests: Sequence[Request]
-) -> None:
-    engine = engine_for(family)
-    rows = [row_for(engine, one.prompt, one.tokens, one.drawn) for one in requests]
-    heard: dict[Row, list[int]] = {row: [] for row in rows}
-    last = max(request.arrives for request in requests)
-    step = 0
-    while step <= last or batch.num_rows:
-        for request, row in zip(requests, rows, strict=True):
-            if request.arrives == step:
-                batch.add(row, shared[request.drafter])
-            if request.leaves == step and row.finish_reason is None:
-                batch.cancel(row)
-        for row, tokens in batch.step():
-            heard[row] += tokens
-        step += 1
-        assert step < 500, "somebody starves"
-    for request, row in zip(requests, rows, strict=True):
-        expected = alone(family, request.prompt, request.drawn)[: request.tokens]
-        if row.finish_reason == "cancelled":
-            expected = expected[: len(row.token_ids)]
-        assert row.token_ids == heard[row] == expected
-    assert sorted(batch._schedule._free) == list(range(batch.max_rows))
+        rows = run(batch, requests, lambda request: shared[request.drafter], engine)
+    for row, request in zip(rows, requests, strict=True):
+        own = alone(family, request.prompt, request.drawn)
+        assert row.token_ids == expected(row, request, own)
+    assert sorted(batch._schedule._free) == list(range(max_rows))
 
 
 def test_a_row_that_is_cancelled_frees_its_place_within_a_step() -> None:
@@ -110,11 +70,11 @@ def test_a_row_that_is_cancelled_frees_its_place_within_a_step() -> None:
     assert (first.finish_reason, first.is_complete, len(first.token_ids)) == ("cancelled", False, 1)
 
 
-@pytest.mark.parametrize("family", ["llama-tied", "gpt2"])
-def test_rows_with_fewer_nodes_are_not_padded_in_cpp_and_to_the_largest_in_torch(
+@pytest.mark.parametrize("family", ["llama-tied", "gpt2", "falcon"])
+def test_rows_with_fewer_nodes_are_padded_only_where_the_class_keeps_its_attention(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A row with one node beside a row with nine."""
+    """A row with one node beside a row with nine: in C++, in torch, and in Falcon's own class."""
     engine = engine_for(family)
     sizes: list[int] = []
     if family == "llama-tied":
@@ -126,20 +86,22 @@ def test_rows_with_fewer_nodes_are_not_padded_in_cpp_and_to_the_largest_in_torch
 
         monkeypatch.setattr(engine.verifier.native, "score", counted)  # type: ignore
     else:
-        forward = engine.verifier.forward
 
-        def seen(cache: Any, tokens_BN: Any, *rest: Any, **options: Any) -> Any:
-            sizes.append(tokens_BN.numel())
-            return forward(cache, tokens_BN, *rest, **options)
+        def seen(module: Any, args: Any) -> None:
+            sizes.append(args[0].numel())
 
-        monkeypatch.setattr(engine.verifier, "forward", seen)
+        embedding = engine.base.model.get_input_embeddings()
+        monkeypatch.setattr(embedding, "_forward_pre_hooks", {0: seen})
     batch, shared = Batch(engine.verifier, 2), drafters(engine)
-    for n, name in ((5, "none"), (7, "heads")):
-        batch.add(row_for(engine, n, LONGEST), shared[name])
+    rows = [row_for(engine, n, LONGEST) for n in (5, 7)]
+    for row, name in zip(rows, ("none", "heads"), strict=True):
+        batch.add(row, shared[name])
     batch.step()
     sizes.clear()
     batch.step()
-    assert sizes == [1 + BUSHY.num_nodes if family == "llama-tied" else 2 * BUSHY.num_nodes]
+    padding = BUSHY.num_nodes - 1 if family == "falcon" else 0
+    assert sizes == [1 + BUSHY.num_nodes + padding]
+    assert [row.num_padding for row in rows] == [padding, 0]
 
 
 def test_a_batch_makes_room_for_a_longer_row() -> None:

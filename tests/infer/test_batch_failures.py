@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from support.batches import DRAFTERS, LONGEST, MORE_DRAFTERS, alone, drafters, engine_for, row_for
 
 from medusa_kit.errors import DeviceMemoryError
-from medusa_kit.infer.decode import Batch, decode
+from medusa_kit.infer.batch import Batch
+from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.request import Row
 

@@ -25,7 +25,7 @@ from support.callers import all_at_once
 
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ClosedError, ConfigError, DeviceMemoryError, QueueFullError
-from medusa_kit.infer.decode import Batch
+from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.request import Row
 from medusa_kit.infer.threaded.batch_thread import BatchThread
@@ -396,7 +396,7 @@ EXIT = """
     import sys, threading
     sys.path[:0] = {paths!r}
     from support.batches import drafters, engine_for, row_for
-    from medusa_kit.infer.decode import Batch
+    from medusa_kit.infer.batch import Batch
     from medusa_kit.infer.threaded.batch_thread import BatchThread
 
     engine = engine_for("llama-tied")

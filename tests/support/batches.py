@@ -1,21 +1,23 @@
-"""Batches over tiny engines: rows, drafters to share, and what each row gets alone.
+"""Batches over tiny engines: requests that come and go, drafters to share, what each gets alone.
 
 The reference is transformers' own generate for greedy rows, and for those that draw the same
 request alone, decoded plainly.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 
 import pytest
 import torch
+from hypothesis import strategies as st
 
 from medusa_kit.drafters import draft_with
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer import schedule
+from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.request import Row, make_row
 from medusa_kit.settings.sampling import SamplingParams
@@ -29,6 +31,31 @@ DRAFTERS = ["none", "heads", "other heads", "dynamic", "heads that pay", "prompt
 MORE_DRAFTERS = [*DRAFTERS, "suffix", "recycling", "lookahead"]
 LONGEST = 14
 DRAWN = SamplingParams(0.9, top_p=0.95, seed=5)
+
+
+@dataclass(frozen=True)
+class Request:
+    arrives: int
+    prompt: int  # its length, and the seed of its tokens
+    tokens: int
+    drafter: str
+    drawn: bool
+    leaves: int | None  # cancelled at this step, if it is still there
+
+
+REQUESTS = st.lists(
+    st.builds(
+        Request,
+        arrives=st.integers(0, 10),
+        prompt=st.integers(1, 40),
+        tokens=st.integers(1, LONGEST),
+        drafter=st.sampled_from(DRAFTERS),
+        drawn=st.booleans(),
+        leaves=st.none() | st.integers(0, 14),
+    ),
+    min_size=1,
+    max_size=7,
+)
 
 
 @cache
@@ -79,3 +106,30 @@ def pieces_of(tokens: int | None) -> Iterator[float | None]:
 def row_for(engine: Engine, prompt: int, tokens: int, drawn: bool = False) -> Row:
     sampling = DRAWN if drawn else SamplingParams()
     return make_row(engine.verifier, random_prompt(prompt, prompt), sampling, tokens)
+
+
+def run(batch: Batch, requests: Sequence[Request], drafters: Callable[[Request], Drafter],
+        engine: Engine) -> list[Row]:  # fmt: skip
+    """The rows of these requests, once all have left."""
+    rows = [row_for(engine, one.prompt, one.tokens, one.drawn) for one in requests]
+    heard: dict[Row, list[int]] = {row: [] for row in rows}
+    last = max(request.arrives for request in requests)
+    step = 0
+    while step <= last or batch.num_rows:
+        for request, row in zip(requests, rows, strict=True):
+            if request.arrives == step:
+                batch.add(row, drafters(request))
+            if request.leaves == step and row.finish_reason is None:
+                batch.cancel(row)
+        for row, tokens in batch.step():
+            heard[row] += tokens
+        step += 1
+        assert step < 500, "somebody starves"
+    assert [row.token_ids for row in rows] == [heard[row] for row in rows]
+    return rows
+
+
+def expected(row: Row, request: Request, alone: Sequence[int]) -> list[int]:
+    """`alone`: LONGEST tokens that it gets alone."""
+    wanted = list(alone[: request.tokens])
+    return wanted[: len(row.token_ids)] if row.finish_reason == "cancelled" else wanted

@@ -1,4 +1,4 @@
-"""Several Python threads that call the product at once, and what they ask for."""
+"""Threads that call the product at once, an engine for them, and what they ask for."""
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -8,7 +8,7 @@ Shapes: D hidden.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,8 @@ from medusa_kit.drafters import draft_with
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import MedusaKitError
+from medusa_kit.infer.batch import Batch
+from medusa_kit.infer.cuda_graph.step import GraphStep
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.request import Row, make_row
@@ -132,13 +134,13 @@ def _replayed(
     """Seconds of a captured step on the device, with replays queued one after another."""
     fixed, replays = engine.graphs, bench.size(REPLAYS, 2)
     assert fixed is not None
-    rows = _rows(engine, drafter, prompts, room)
-    with fixed.borrowed(drafter, rows) as loan:
-        assert loan is not None, "steps have just run in it"
-        captured = loan.graph_step
-        cache = captured.cache.first_rows(len(rows))
-        hidden_BD, logits_BV = engine.verifier.prefill(cache, prompts)
-        captured.begin([len(ids) for ids in prompts], logits_BV.argmax(-1).tolist(), hidden_BD)
+    with closing(Batch(engine.verifier, len(prompts), graphs=fixed)) as batch:
+        for row in _rows(engine, drafter, prompts, room):
+            batch.add(row, drafter)
+        batch.step()  # the prompts
+        batch.step()
+        captured = fixed.lent
+        assert isinstance(captured, GraphStep), "steps have just run in it"
         replay = captured.advance if captured.graph is None else captured.graph.replay
         return bench.clock.together(replay, replays)
 

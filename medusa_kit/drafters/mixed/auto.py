@@ -114,18 +114,25 @@ class AutoDrafter:
     _on_device: bool = False
     _pause: int = 0  # steps until sources are asked again
     _next_pause: int = 0
+    _elsewhere: Any = None  # what is used of the above where steps do not run on the device
 
     @property
     def num_nodes(self) -> int:
         return max(self.max_nodes, 0 if self.host_trees is None else self.host_trees.num_nodes)
 
-    def use_host_trees(self) -> None:
-        """From now on the state holds the heads' guesses, and trees are read on the host."""
+    def use_host_trees(self, whether: bool) -> None:
+        """Whether, from now on, the state holds the heads' guesses, and trees are read on the host.
+        No row is there."""
+        if self._elsewhere is None:
+            self._elsewhere = self.free, self.costly, self.experience, self.max_nodes, self.device
+        self.free, self.costly, self.experience, self.max_nodes, self.device = self._elsewhere
+        self._on_device = whether
+        if not whether:
+            return
         assert self.host_trees is not None
         assert self.device_experience is not None
         self.free, self.costly = [*self.free, *self.costly], []
         self.experience, self.max_nodes = self.device_experience, self.host_trees.num_nodes
-        self._on_device = True
         self.device = torch.device("cpu")
 
     def _nodes(self, wanted: int) -> int:

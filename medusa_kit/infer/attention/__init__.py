@@ -52,8 +52,10 @@ def medusa_tree(
         )
     window = kwargs["sliding_window"] if "sliding_window" in kwargs else _window_of_config(module)
     attend = step.attend or tree_sdpa
+    if step.at_N is not None:
+        query = step.padded(query)
     call = AttentionCall(query, key, value, step, scale, window, softcap, sinks)
-    return attend(call), None
+    return step.unpadded(attend(call)), None
 
 
 def _window_of_config(module: Any) -> int | None:

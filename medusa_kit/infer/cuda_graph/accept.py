@@ -3,7 +3,7 @@
 A node is accepted if each token of its path is what the base model names after the one before.
 Siblings hold different tokens, so the accepted nodes are one path, known by its deepest node.
 
-Shapes: B batch, N nodes with root, J nodes of the longest path, root included, D hidden.
+Shapes: B batch, N nodes with root, J nodes of the longest path, root included, D hidden, X any.
 """
 
 from collections.abc import Sequence
@@ -53,8 +53,12 @@ class Accepted:
 
     def last_hidden(self, hidden_BND: Tensor) -> Tensor:
         """hidden_BD at the deepest accepted nodes."""
-        places_B11 = self.last_B[:, None, None].expand(-1, 1, hidden_BND.shape[-1])
-        return hidden_BND.gather(1, places_B11)[:, 0]
+        return at_nodes(hidden_BND, self.last_B[:, None])[:, 0]
+
+
+def at_nodes(values_BNX: Tensor, nodes_BJ: Tensor) -> Tensor:
+    """[B, J, X], what lies at these nodes."""
+    return values_BNX.gather(1, nodes_BJ[:, :, None].expand(-1, -1, values_BNX.shape[-1]))
 
 
 def accept_greedy(

@@ -30,7 +30,8 @@ class StaticTreeCacheLayer(TreeCacheLayer):
         rows_B1, slots_BN = self.cache.target
         self.keys[rows_B1, :, slots_BN] = key_states.transpose(1, 2)
         self.values[rows_B1, :, slots_BN] = value_states.transpose(1, 2)
-        return self.keys, self.values
+        rows = self.cache.rows
+        return self.keys[rows], self.values[rows]
 
     def get_seq_length(self) -> int:
         return self.cache.num_slots
@@ -56,7 +57,7 @@ class StaticTreeCache(TreeCache):
     def write_after(self, lengths_B: Tensor, num_nodes: int) -> None:
         """Let the next forward write its nodes after `lengths_B` tokens."""
         nodes_N = torch.arange(num_nodes, device=lengths_B.device)
-        self.target = (self._rows_B1, lengths_B[:, None] + nodes_N)
+        self.target = (self._rows_B1[self.rows], lengths_B[:, None] + nodes_N)
 
     def move(self, lengths_B: Tensor, nodes_BJ: Tensor) -> None:
         """Move node nodes_BJ[b, j] of the last forward to place j; node j itself stays there."""
@@ -105,27 +106,12 @@ class StaticTreeCache(TreeCache):
 
     @torch.inference_mode()
     def commit(self, kept: Sequence[Sequence[int]], rows: Sequence[int] | None = None) -> None:
-        """As the base class, by way of `move`; always of all rows."""
-        assert rows is None, "a step of fixed shapes is over all rows"
+        """As the base class, by way of `move`."""
+        if rows is not None:
+            of_row = dict(zip(rows, kept, strict=True))
+            kept = [of_row.get(row, ()) for row in range(len(self.lengths))]
         device, J = self._rows_B1.device, max(len(nodes) for nodes in kept)
         filled = [[*nodes, *range(len(nodes), J)] for nodes in kept]
         self.move(torch.tensor(self.lengths, device=device), torch.tensor(filled, device=device))
         for row, nodes in enumerate(kept):
             self.lengths[row] += len(nodes)
-
-    @torch.inference_mode()
-    def first_rows(self, count: int) -> TreeCache:
-        """The first `count` rows, zeroed, as an ordinary cache over the same memory, for prompts.
-
-        A hidden slot is multiplied by 0, and NaN times 0 is NaN. So without zeroing, one request
-        whose numbers overflowed would spoil all later ones.
-        """
-        rows = TreeCache(len(self.layers), count, self.num_slots)
-        rows._block = None if self._block is None else self._block[:, :, :count]
-        for layer, own in zip(rows.layers, self.layers, strict=True):
-            if own.keys is not None and own.values is not None:
-                layer.keys, layer.values = own.keys[:count], own.values[:count]
-                layer.keys.zero_()
-                layer.values.zero_()
-                layer.is_initialized = True
-        return rows

@@ -73,6 +73,12 @@ class StaticVerifier(Verifier):
         super().__init__(base, attention)
         self._guarded, self._compiled = guarded, compiled
 
+    @property
+    def pads(self) -> bool:
+        return True  # all rows have the same number of nodes; the model's other steps may not
+
+    def pad(self, whether: bool) -> None: ...
+
     def new_cache(self, batch_size: int, num_slots: int) -> StaticTreeCache:
         return StaticTreeCache(self.base.info.num_layers, batch_size, num_slots, self.base.device)
 

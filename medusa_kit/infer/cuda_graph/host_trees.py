@@ -15,12 +15,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from medusa_kit.infer.cuda_graph.accept import Accepted
+from medusa_kit.infer.cuda_graph.accept import Accepted, at_nodes
 from medusa_kit.infer.cuda_graph.capture import GraphMemory
 from medusa_kit.infer.cuda_graph.compiled import check_compiled
 from medusa_kit.infer.cuda_graph.forward import StaticVerifier
 from medusa_kit.infer.cuda_graph.replay import ReplayedStep
-from medusa_kit.infer.cuda_graph.step import GRAPH_BYTES, StaticDrafter, StepRows
+from medusa_kit.infer.cuda_graph.step import GRAPH_BYTES, Outcome, StaticDrafter, StepRows
 from medusa_kit.infer.draft import ROOT
 from medusa_kit.infer.verifier import Forward
 
@@ -70,14 +70,6 @@ class Tree(NamedTuple):
     parents: Sequence[int]
 
 
-class Outcome(NamedTuple):
-    """The result of a step in one row. `emitted`: accepted tokens, then the next root."""
-
-    emitted: list[int]
-    ranked_NR: list[list[int]]
-    guesses: list[int]  # tokens of the heads' tree for the next step, root included
-
-
 def packed(tree: Tree, num_nodes: int) -> list[list[int]]:
     """Tokens, parents, depths and ancestors of a tree, padded to `num_nodes`. A padding node has no
     parent, so that it is never accepted, and sees only itself."""
@@ -103,13 +95,14 @@ class HostTreeSize(ReplayedStep):
         self.verifier, self.cache, self.spec = steps.verifier, steps.cache, steps.drafter
         self.batch_size, self.num_slots = steps.batch_size, steps.num_slots
         self.lengths_B, self.active_B = steps.lengths_B, steps.active_B
+        self.tolerance_1 = steps.tolerance_1
         first = packed(Tree([0], [ROOT]), num_nodes)
         self.staged_B4N = torch.tensor([first] * self.batch_size)
         if steps.device.type == "cuda" and torch.cuda.is_initialized():  # else copying would wait
             self.staged_B4N = self.staged_B4N.pin_memory()
         self.sent_B4N = self.staged_B4N.to(steps.device)
         self.nodes_N = torch.arange(num_nodes, device=steps.device)
-        read = num_nodes + 1 + num_nodes * self.spec.ranks + self.spec.num_guesses
+        read = num_nodes + 2 + num_nodes * self.spec.ranks + self.spec.num_guesses
         self.out_BX = self.sent_B4N.new_zeros(self.batch_size, read)
 
     def run(self, trees: Mapping[int, Tree]) -> list[list[int]]:
@@ -120,9 +113,11 @@ class HostTreeSize(ReplayedStep):
 
     def advance(self) -> None:
         hidden_BND, logits_BNV, found = self.verify()
-        results, spec = [found.emitted_BJ, found.counts_B[:, None]], self.spec
+        best, spec = logits_BNV.topk(max(self.spec.ranks, 2), dim=-1), self.spec
+        near_ties_B1 = self.near_ties(at_nodes(best.values[..., :2], found.nodes_BJ), found)
+        results = [found.emitted_BJ, found.counts_B[:, None], near_ties_B1]
         if spec.ranks:
-            results.append(logits_BNV.topk(spec.ranks, dim=-1).indices.flatten(1))
+            results.append(best.indices[..., : spec.ranks].flatten(1))
         if spec.heads is not None:
             hidden_BD = found.last_hidden(hidden_BND)
             results.append(spec.heads.fill(hidden_BD, found.roots_B, on_device=True))
@@ -160,6 +155,7 @@ class HostTreeStep(StepRows):
         self.cache = verifier.new_cache(batch_size, num_slots)
         self.lengths_B = torch.zeros(batch_size, dtype=torch.int64, device=self.device)
         self.active_B = torch.zeros(batch_size, dtype=torch.bool, device=self.device)
+        self.tolerance_1 = torch.zeros(1, device=self.device)
         self.rounding_tolerance = 0.0
         self.sizes: dict[int, HostTreeSize] = {}
         try:
@@ -179,20 +175,16 @@ class HostTreeStep(StepRows):
             size.capture(graphs)
 
     @torch.inference_mode()
-    def begin(self, lengths: Sequence[int]) -> None:
-        """Start from prompts whose keys and values are in the first rows of the cache."""
-        self.start(lengths)
-
-    @torch.inference_mode()
     def run(self, trees: Mapping[int, Tree]) -> dict[int, Outcome]:
         """One step over `trees`, given by row, in the smallest size that holds them all."""
         N = self.drafter.fitting(max(len(tree.tokens) for tree in trees.values()))
         results, R = self.sizes[N].run(trees), self.drafter.ranks
         outcomes = {}
         for row in trees:
-            read, guesses_at = results[row], N + 1 + N * R
-            ranked = [read[start : start + R] for start in range(N + 1, guesses_at, R)] if R else []
-            outcomes[row] = Outcome(read[: read[N]], ranked, read[guesses_at:])
+            read, guesses_at = results[row], N + 2 + N * R
+            ranked = [read[start : start + R] for start in range(N + 2, guesses_at, R)] if R else []
+            emitted, near_ties = read[: read[N]], read[N + 1]
+            outcomes[row] = Outcome(emitted, near_ties, N, ranked, read[guesses_at:])
         return outcomes
 
     @property

@@ -27,6 +27,7 @@ class ReplayedStep(ABC):
     num_nodes: int
     lengths_B: Tensor
     active_B: Tensor  # rows that have not finished
+    tolerance_1: Tensor  # a smaller margin between the likeliest tokens is a near-tie
     out_BX: Tensor  # what the host reads after a step
     graph: torch.cuda.CUDAGraph | None = None
 
@@ -66,6 +67,13 @@ class ReplayedStep(ABC):
         self.cache.move(lengths_B, found.nodes_BJ)
         self.lengths_B.copy_(lengths_B + found.counts_B)
         return hidden_BND, logits_BNV, found
+
+    def near_ties(self, best_BJ2: Tensor, found: Accepted) -> Tensor:
+        """How many of the tokens that each row emits are near-ties [B, 1]. `best_BJ2`: logits of
+        the likeliest two after each node of `found.nodes_BJ`."""
+        places_J = torch.arange(best_BJ2.shape[1], device=best_BJ2.device)
+        close_BJ = best_BJ2[..., 0] - best_BJ2[..., 1] < self.tolerance_1
+        return (close_BJ & (places_J < found.counts_B[:, None])).sum(1, keepdim=True)
 
     def score(self, lengths_B: Tensor, forward: Forward | None = None) -> tuple[Tensor, Tensor]:
         """(hidden_BND, logits_BNV) of the trees after `lengths_B` tokens."""

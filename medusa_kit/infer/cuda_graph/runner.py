@@ -2,21 +2,21 @@
 
 There is one step, on CUDA with a captured graph, for each (rows, tree, slots). Rows and slots are
 rounded up, and larger steps are used for smaller requests too, so that few are made. What a step
-cannot do goes through the loop of decode.py: sampling, processed logits, typical acceptance, trees
-that heads grow anew at each step.
+cannot do is verified from the host (decode.py): sampling, processed logits, typical acceptance,
+trees that heads grow anew at each step.
 
 Shapes: B batch, S cache slots.
 """
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
 import torch
 
 from medusa_kit import console
 from medusa_kit.infer.accept.token_choice import TokenChooser
+from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.cuda_graph.capture import GraphMemory, can_capture
 from medusa_kit.infer.cuda_graph.forward import StaticVerifier
 from medusa_kit.infer.cuda_graph.host_trees import HostTreeSpec, HostTreeStep
@@ -65,29 +65,29 @@ class GraphRunner:
         self._lock = SharedLock()
 
     @property
-    def name(self) -> str:
-        """For statistics: what runs the steps."""
+    def attention(self) -> AttentionChoice:
+        return self.verifier.attention
+
+    @property
+    def steps_run_by(self) -> str:
+        """For statistics."""
         forward = "torch" if self.compiled is None else "torch.compile"
         graph = " in a CUDA graph" if can_capture(self.verifier.base.device) else ""
         return f"{forward}, fixed shapes{graph} ({self.verifier.attention.name})"
 
-    @contextmanager
-    def borrowed(self, drafter: Drafter, rows: Sequence[Request]) -> "Iterator[Loan | None]":
-        """A step for these rows only, or None where the loop has to decode them."""
-        drafter = getattr(drafter, "host_trees", None) or drafter
+    def may_take(self, drafter: Drafter, row: Request) -> bool:
+        """Whether a step can decode such a row."""
+        drafted = hasattr(_what_drafts(drafter), "alike")
+        return drafted and self.refused is None and row.chooser.takes_argmax
+
+    def lend(self, drafter: Drafter, rows: Sequence[Request]) -> "Loan | None":
+        """A step for rows that `may_take` allows, to be given back; or None where they have to be
+        decoded without. Raises torch.OutOfMemoryError."""
         with self._lock:
-            step = self._step(drafter, rows) if self._applies(drafter, rows) else None
-            loan = None if step is None else Loan(self, step)
-        try:
-            yield loan
-        except torch.OutOfMemoryError:
-            if loan is not None:
-                loan.give_back()
-            self.forget()
-            raise
-        finally:
-            if loan is not None:
-                loan.give_back()
+            if self.refused is not None or self.lent is not None:
+                return None  # another answer is being streamed
+            step = self._step(_what_drafts(drafter), rows)
+            return None if step is None else Loan(self, step)
 
     def with_room(self, work: Callable[[], T]) -> T:
         """What `work` returns. Where memory runs out it is called once more, without the steps that
@@ -112,16 +112,13 @@ class GraphRunner:
         self._steps.remove(step)
         step.free()
 
-    def _applies(self, drafter: Drafter, rows: Sequence[Request]) -> bool:
-        return (
-            self.refused is None
-            and hasattr(drafter, "alike")
-            and all(row.chooser.takes_argmax for row in rows)
-            and not any(step.busy for step in self._steps)  # another answer is being streamed
-        )
+    @property
+    def lent(self) -> Step | None:
+        """The step that is in use."""
+        return next((step for step in self._steps if step.busy), None)
 
     def _step(self, drafter: Drafter, rows: Sequence[Request]) -> Step | None:
-        longest = self._longest(drafter, rows)
+        longest = self.longest(drafter, rows)
         found = self._large_enough(drafter, len(rows), longest)
         return found or self.with_room(lambda: self._new_step(drafter, len(rows), longest))
 
@@ -131,7 +128,7 @@ class GraphRunner:
         if 2 * num_rows(len(rows)) > step.batch_size or self.refused is not None:
             return None
         drafter = cast(Drafter, step.drafter)
-        longest = self._longest(drafter, rows)
+        longest = self.longest(drafter, rows)
         with self._lock:
             found = self._large_enough(drafter, len(rows), longest, step.batch_size // 2)
             left = max(row.max_new_tokens - len(row.token_ids) for row in rows)
@@ -141,7 +138,15 @@ class GraphRunner:
                 found.busy = True
             return found
 
-    def _longest(self, drafter: Drafter, rows: Sequence[Request]) -> int:
+    def larger(self, step: Step, rows: Sequence[Request]) -> Step | None:
+        """A step for more rows, or longer ones, than this one takes; it is marked busy."""
+        with self._lock:
+            found = self._step(cast(Drafter, step.drafter), rows) if self.refused is None else None
+            if found is not None:
+                found.busy = True
+            return found
+
+    def longest(self, drafter: Drafter, rows: Sequence[Request]) -> int:
         """Slots that the longest row may need."""
         most = max(len(row.prompt_ids) + row.max_new_tokens for row in rows)
         return most + drafter.num_nodes - 1
@@ -225,23 +230,41 @@ class Loan:
         if not self._over:  # else it may be lent again by now
             self._over, self.step.busy = True, False
 
+    def fits(self, rows: Sequence[Request]) -> bool:
+        """Whether the step is large enough for these rows."""
+        longest = self._runner.longest(cast(Drafter, self.step.drafter), rows)
+        return len(rows) <= self.step.batch_size and longest <= self.step.num_slots
+
     def narrow(self, places: Sequence[int], rows: Sequence[Request]) -> bool:
         """Move the rows in these places to the first places of a smaller step; False if there is
         none."""
+        may_make = self._has_room
+        return self._move(lambda: self._runner.smaller(self.step, rows, may_make), places)
+
+    def widen(self, places: Sequence[int], rows: Sequence[Request]) -> bool:
+        """The same to a step that is large enough for `rows`, more than are there."""
+        return self._has_room and self._move(lambda: self._runner.larger(self.step, rows), places)
+
+    def _move(self, find: Callable[[], Step | None], places: Sequence[int]) -> bool:
         try:
-            smaller = self._runner.smaller(self.step, rows, self._has_room)
+            step = find()
         except torch.OutOfMemoryError:
             self._has_room = False  # trying takes as long as several steps, so not at every one
             return False
-        if smaller is None:
+        if step is None:
             return False
         try:
-            smaller.take_over(cast(Any, self.step), places)
+            step.take_over(cast(Any, self.step), places)
         except BaseException:
-            smaller.busy = False
+            step.busy = False
             raise
-        self.step.busy, self.step = False, smaller
+        self.step.busy, self.step = False, step
         return True
+
+
+def _what_drafts(drafter: Drafter) -> Any:
+    """What steps are made for: the drafter, or what it needs of steps to which it sends trees."""
+    return getattr(drafter, "host_trees", None) or drafter
 
 
 def num_rows(needed: int) -> int:

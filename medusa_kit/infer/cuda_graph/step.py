@@ -7,18 +7,19 @@ Shapes: B batch, N nodes with root, D hidden, X all that the host reads of a row
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from medusa_kit.infer.cuda_graph.accept import Accepted, TreeTables, accept_greedy
+from medusa_kit.infer.cuda_graph.accept import Accepted, TreeTables, accept_greedy, at_nodes, walked
 from medusa_kit.infer.cuda_graph.cache import StaticTreeCache
 from medusa_kit.infer.cuda_graph.capture import GraphMemory
 from medusa_kit.infer.cuda_graph.compiled import check_compiled
 from medusa_kit.infer.cuda_graph.forward import StaticVerifier
 from medusa_kit.infer.cuda_graph.replay import ReplayedStep
 from medusa_kit.infer.draft import Topology
+from medusa_kit.infer.transfer import to_device
 from medusa_kit.infer.verifier import Forward
 
 GRAPH_BYTES = 32 << 20  # of a graph of a thousand kernels, roughly
@@ -36,18 +37,34 @@ class StaticDrafter(Protocol):
     def fill(self, hidden_BD: Tensor, roots_B: Tensor, on_device: bool = False) -> Tensor: ...
 
 
+class Outcome(NamedTuple):
+    """The result of a step in one row. `emitted`: accepted tokens, then the next root. What follows
+    `num_nodes`, the row's nodes, is there where trees come from the host."""
+
+    emitted: list[int]
+    near_ties: int  # among them
+    num_nodes: int
+    ranked_NR: Sequence[list[int]] = ()
+    guesses: Sequence[int] = ()  # tokens of the heads' tree for the next step, root included
+
+
 class StepRows:
     """The lengths of a step's rows and which are active; subclasses add what else moves along."""
 
     cache: StaticTreeCache
     lengths_B: Tensor
-    active_B: Tensor  # rows that have not finished
+    active_B: Tensor  # rows that are decoded; the others idle
+    tolerance_1: Tensor
 
-    def start(self, lengths: Sequence[int]) -> None:
-        """Activate the first rows, which hold so many tokens each; the others idle."""
-        self.active_B.zero_()
-        self.active_B[: len(lengths)] = True
-        self.lengths_B[: len(lengths)] = torch.tensor(lengths, device=self.lengths_B.device)
+    @torch.inference_mode()
+    def join(self, rows: Sequence[int], lengths: Sequence[int], tolerance: float = 0.0) -> None:
+        """Let these rows, which hold so many tokens in the cache, be decoded from the next step on.
+        `tolerance`: a smaller margin between the likeliest tokens is a near-tie."""
+        device = self.lengths_B.device
+        rows_X, lengths_X = to_device([rows, lengths], device).unbind(0)
+        self.lengths_B[rows_X] = lengths_X
+        self.active_B.index_fill_(0, rows_X, True)
+        self.tolerance_1.fill_(tolerance)
 
     @torch.inference_mode()
     def rest(self, row: int) -> None:
@@ -63,10 +80,11 @@ class StepRows:
         self.active_B[: len(places)] = True
         for row, place in enumerate(places):
             self.lengths_B[row] = other.lengths_B[place]
+        self.tolerance_1.copy_(other.tolerance_1)
 
 
 class GraphStep(StepRows, ReplayedStep):
-    """Steps for B rows and one tree, over S slots. `begin` once per request, then `run`.
+    """Steps for B rows and one tree, over S slots. Rows `join`, have a first `draft`, then `run`.
 
     With `graphs` it is captured: the graph holds the addresses of the weights too, so weights that
     are replaced later are not seen. Raises torch.OutOfMemoryError, and RuntimeError where the step
@@ -97,8 +115,9 @@ class GraphStep(StepRows, ReplayedStep):
         self.tokens_BN = tokens_N.repeat(B, 1)
         self.lengths_B = tokens_N.new_zeros(B)
         self.active_B = tokens_N.new_zeros(B, dtype=torch.bool)
+        self.tolerance_1 = torch.zeros(1, device=self.device)
         self.num_nodes = N
-        self.out_BX = tokens_N.new_zeros(B, self.tree.longest + 1)
+        self.out_BX = tokens_N.new_zeros(B, self.tree.longest + 2)
         self.rounding_tolerance = 0.0  # how far the compiled forward's logits may be off
         try:
             self._prepare(graphs)
@@ -113,16 +132,16 @@ class GraphStep(StepRows, ReplayedStep):
         self.capture(graphs)
 
     @torch.inference_mode()
-    def begin(self, lengths: Sequence[int], roots: Sequence[int], hidden_XD: Tensor) -> None:
-        """Start from prompts whose keys and values are in the first rows of the cache."""
-        self.start(lengths)
-        roots_X = torch.tensor(roots, device=self.device)
-        self.tokens_BN[: len(lengths)] = self.drafter.fill(hidden_XD, roots_X)
+    def draft(self, rows: Sequence[int], roots: Sequence[int], hidden_XD: Tensor) -> None:
+        """The first tree of rows that join, after their prompts."""
+        rows_X, roots_X = to_device([rows, roots], self.device).unbind(0)
+        self.tokens_BN[rows_X] = self.drafter.fill(hidden_XD, roots_X)
 
     @torch.inference_mode()
-    def run(self) -> list[list[int]]:
-        """One step: for each row, the emitted tokens and then their count."""
-        return self.replay()
+    def run(self) -> list[Outcome]:
+        """One step: what came of each row; of no meaning for those that idle."""
+        results = self.replay()
+        return [Outcome(walked(row[:-1]), row[-1], self.num_nodes) for row in results]
 
     @torch.inference_mode()
     def take_over(self, other: Any, places: Sequence[int]) -> None:
@@ -142,10 +161,12 @@ class GraphStep(StepRows, ReplayedStep):
         self.cache.free()
 
     def advance(self) -> None:
-        hidden_BND, _, found = self.verify()
+        hidden_BND, logits_BNV, found = self.verify()
         hidden_BD = found.last_hidden(hidden_BND)
         self.tokens_BN.copy_(self.drafter.fill(hidden_BD, found.roots_B, on_device=True))
-        self.out_BX.copy_(torch.cat([found.emitted_BJ, found.counts_B[:, None]], dim=1))
+        best_BJ2 = at_nodes(logits_BNV, found.nodes_BJ).topk(2, dim=-1).values
+        results = [found.emitted_BJ, found.counts_B[:, None], self.near_ties(best_BJ2, found)]
+        self.out_BX.copy_(torch.cat(results, dim=1))
 
     def nodes(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.tokens_BN, self.depths_BN, self.sees_BNN

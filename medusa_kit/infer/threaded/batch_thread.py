@@ -19,7 +19,7 @@ import torch
 
 from medusa_kit import console
 from medusa_kit.errors import ClosedError, ConfigError, QueueFullError
-from medusa_kit.infer.decode import Batch
+from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.draft import Drafter, notes_of
 from medusa_kit.infer.memory import device_memory_error, is_out_of_memory
 from medusa_kit.infer.request import Emitted, FailAlone, Row

@@ -63,7 +63,8 @@ def test_every_shape_runs_compiled() -> None:
         for rows in (1, 2):
             counter.graphs = counter.runs = 0
             step = GraphStep(verifier, drafter, rows, 64, compiled_forward(verifier.base, counter))
-            step.begin([3] * rows, [5] * rows, torch.zeros(rows, 32))
+            step.join(range(rows), [3] * rows)
+            step.draft(range(rows), [5] * rows, torch.zeros(rows, 32))
             step.run()
             step.run()
             assert (counter.graphs, counter.runs) == (1, 4)  # held to the plain one, slots, two

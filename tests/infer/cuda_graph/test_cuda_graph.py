@@ -201,8 +201,11 @@ def test_an_answer_asked_for_while_another_streams() -> None:
     assert (between.token_ids, between.stats.steps_run_by) == (second, "torch")
     list(streaming)
     assert rows[0].token_ids == first
-    abandoned = decode(engine.verifier, draft_with(engine.heads, BUSHY), rows[:1], engine.graphs)
-    next(abandoned)
+    rows = [make_row(engine.verifier, PROMPTS[1], SamplingParams(), 20)]
+    abandoned = decode(engine.verifier, draft_with(engine.heads, BUSHY), rows, engine.graphs)
+    next(abandoned), next(abandoned)
+    assert engine.graphs is not None
+    assert engine.graphs.lent is not None
     abandoned.close()
     assert engine.generate(PROMPTS[2], max_new_tokens=20).stats.steps_run_by == FIXED
 

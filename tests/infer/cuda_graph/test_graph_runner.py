@@ -106,7 +106,7 @@ def out_of_memory(times: int, plain: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.parametrize(
-    ("owner", "name"), [(GraphStep, "advance"), (Verifier, "prefill")], ids=["step", "prompt"]
+    ("owner", "name"), [(GraphStep, "advance"), (Verifier, "read_prompts")], ids=["step", "prompt"]
 )
 def test_memory_that_runs_out_once_is_taken_from_steps_that_wait(
     owner: type, name: str, monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,349 @@
+"""Decoding, the page to read first: propose trees, verify them in one forward, accept, commit.
+
+Rows join and leave a batch between steps. Every drafter goes through this loop; plain decoding is
+the drafter that proposes the root alone. The root is the base model's own next token: emitted when
+it is chosen, committed by the next step.
+
+Shapes: B rows, N nodes of all their trees, D hidden.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from medusa_kit import console
+from medusa_kit.infer.cuda_graph.group import CapturedGroup, Joining, captured_group, check_alike
+from medusa_kit.infer.cuda_graph.runner import GraphRunner
+from medusa_kit.infer.draft import Draft, Drafter, State, StatelessDrafter, flat_nodes, tell_end
+from medusa_kit.infer.group import Group, ScoredRow, by_row, drafts_of
+from medusa_kit.infer.node_choice.cost import StepCost
+from medusa_kit.infer.prefixes import HeldPrefixes, Start
+from medusa_kit.infer.request import Emitted, FailAlone, Row, together_or_alone
+from medusa_kit.infer.schedule import Piece, Schedule
+from medusa_kit.infer.tree_cache import TreeCache
+from medusa_kit.infer.tree_step import RaggedScores
+from medusa_kit.infer.verifier import Verifier
+
+T = TypeVar("T")
+GROWTH = 1.25  # more slots than before, at least, where rows need more
+
+
+class Batch:
+    """Rows that are decoded together, at most `max_rows` of them. One thread owns it.
+
+    A row that fails leaves (`Row.error` says why), alone, or with the others of its drafter where
+    that failed. The cache holds what is committed, whatever failed, and the other rows go on.
+
+    `num_slots`: tokens and nodes that a row may have; more is made room for as rows are added.
+    `max_pause`: seconds for which prompts are read between two steps while rows run, and so the
+    most by which they are held up; None: until all have been read.
+    `graphs`: runs whole steps on the device for rows that it can take, and gives back memory where
+    there is too little for prompts. `reuse_prefixes`: what a place still holds of an earlier row is
+    not read again for a prompt that begins with it.
+    """
+
+    def __init__(
+        self,
+        verifier: Verifier,
+        max_rows: int,
+        num_slots: int = 0,
+        max_pause: float | None = None,
+        graphs: GraphRunner | None = None,
+        reuse_prefixes: bool = True,
+    ) -> None:
+        self.verifier, self._graphs, self._reuse = verifier, graphs, reuse_prefixes
+        self.cache: TreeCache = verifier.new_cache(max_rows, num_slots)
+        self.held = HeldPrefixes(max_rows)
+        self._schedule: Schedule[Row] = Schedule(max_rows, max_pause)
+        self.cost: StepCost | None = None  # by which guesses that pay are chosen; None: all are
+        self._longest = self._most_nodes = 1
+        self._drafters: dict[Row, Drafter] = {}
+        self._groups: dict[int, Group] = {}  # rows that run, by their drafter
+        self._captured: dict[int, CapturedGroup] = {}  # the same of steps on the device
+        self.left: list[Row] = []  # rows that have left since the last step began
+        self.num_steps = self.num_nodes = 0  # forwards over trees; nodes in the last one
+
+    @property
+    def num_rows(self) -> int:
+        """Rows that have not left yet; those that have finished leave with the next step."""
+        self.let_go()
+        return self._schedule.num_rows
+
+    @property
+    def max_rows(self) -> int:
+        """Rows that are decoded at once, at most."""
+        return self._schedule.max_rows
+
+    @property
+    def held_tokens(self) -> list[int]:
+        """How many tokens each place without a row still holds of an earlier one, if any."""
+        return [n for place in self._schedule.free if (n := len(self.held.tokens[place]))]
+
+    @property
+    def num_reading(self) -> int:
+        """Rows whose prompts are being read."""
+        return self._schedule.num_reading
+
+    @property
+    def num_running(self) -> int:
+        return self._schedule.num_running
+
+    def add(self, row: Row, drafter: Drafter) -> None:
+        """Let a row in as soon as a place is free. Rows with the same drafter draft together.
+        Raises, with nothing changed, where there is no memory for so long a row."""
+        if self._graphs is not None:
+            check_alike(drafter, row, self._drafters)
+        longest = max(self._longest, row.num_slots)
+        most_nodes = max(self._most_nodes, drafter.num_nodes)  # rows may be padded to these
+        if (needed := longest + most_nodes - 1) > self.cache.num_slots:
+            # Room for longer ones that follow, too: growing copies all that is there.
+            most = self.verifier.base.info.context_length + most_nodes - 1
+            slots = max(needed, min(int(GROWTH * self.cache.num_slots), most))
+            self._with_room(lambda: self.cache.grow(slots))
+        self._longest, self._most_nodes = longest, most_nodes
+        self._drafters[row] = drafter
+        self._schedule.add(row, len(row.prompt_ids))
+
+    def grow(self, num_slots: int, num_places: int) -> None:
+        """Make room for longer rows, and for more of them."""
+        new = num_places - len(self.cache.lengths)
+        self.cache.grow(num_slots, num_places)
+        self.held.add_places(new)
+        self._schedule.add_places(new)
+
+    def use(self, max_rows: int) -> None:
+        """Decode at most so many rows at once from now on."""
+        self._schedule.max_rows = max_rows
+
+    def clear(self) -> None:
+        """Cancel every row; what they hold stays for others."""
+        for row in self._drafters:
+            self.cancel(row)
+        self.let_go()
+
+    def close(self) -> None:
+        """Give back the steps that were lent, whatever has gone wrong; the batch is over if there
+        were any."""
+        for group in self._captured.values():
+            group.give_back()
+
+    def cancel(self, row: Row) -> None:
+        """End a row here; it keeps what it has emitted."""
+        row.finish_reason = row.finish_reason or "cancelled"
+
+    def fail(self, error: Exception) -> None:
+        """End every row here, since `error` was none of a row's or a drafter's."""
+        for row in self._drafters:
+            row.fail(error)
+
+    def raise_error(self) -> None:
+        """Raise what a row of the last step failed of."""
+        self.let_go()
+        for row in self.left:
+            if row.error is not None:
+                raise row.error
+
+    @torch.inference_mode()
+    def step(self) -> Emitted:
+        """Read what is due of prompts, then verify a tree for each row that runs. Rows whose first
+        token this step chose are verified by the next one where none ran before."""
+        self.left = []
+        self.let_go()
+        ran = bool(self._groups or self._captured)
+        emitted = self._read_prompts()
+        self.let_go()
+        if ran or not emitted:
+            emitted += self._run_captured()
+            emitted += self._verify_trees()
+        return emitted
+
+    def let_go(self) -> None:
+        """Rows that have finished leave; their drafters hear what has become of them."""
+        while gone := [row for row in self._drafters if row.finish_reason is not None]:
+            self._leave(gone)
+            self.left += gone
+
+    def _leave(self, gone: Sequence[Row]) -> None:
+        for key, captured in list(self._captured.items()):
+            with FailAlone(*captured.rows):
+                captured.let_go()
+            if captured.is_empty:
+                del self._captured[key]
+        for row in gone:
+            if (place := self._schedule.leave(row)) is not None:
+                text = [*row.prompt_ids, *row.token_ids]
+                self.held.leave(place, text[: self.cache.lengths[place]])
+        for key, group in list(self._groups.items()):
+            # A drafter that failed for its first row gets to know, too, that it has none.
+            if not group.rows or any(row.finish_reason is not None for row in group.rows):
+                with FailAlone(*group.rows):
+                    group.let_go()
+            if not group.rows:
+                del self._groups[key]
+        for drafter in {id(self._drafters[row]): self._drafters[row] for row in gone}.values():
+            ended = [row for row in gone if self._drafters[row] is drafter and row.is_complete]
+            try:
+                tell_end(drafter, [row.token_ids for row in ended])
+            except Exception as error:  # the answers are there
+                console.warn(f"drafter {drafter.name} could not keep answers: {error}")
+        for row in gone:
+            del self._drafters[row]
+
+    def _read_prompts(self) -> Emitted:
+        """The first token of each row whose prompt has been read to its end."""
+        for row, _ in self._schedule.admit(self._place_for):
+            taken = self._graphs is not None and self._graphs.may_take(self._drafters[row], row)
+            by = self._graphs if taken and self._graphs is not None else self.verifier
+            row.begin(by.steps_run_by, by.attention)
+        self.let_go()
+        emitted: Emitted = []
+        for pieces in self._schedule.reading(self.verifier.prompt_chunk(1)):
+            for piece, end in zip(pieces, self._read(pieces), strict=True):
+                row = piece.key
+                if piece.is_last and end is not None:
+                    with FailAlone(row):
+                        emitted += self._first_token(row, *end)
+                if row.error is not None:
+                    self.let_go()
+        return emitted
+
+    def _read(self, pieces: Sequence[Piece[Row]]) -> list[tuple[Tensor, Tensor] | None]:
+        """(hidden_1D, logits_V) at the last token of each piece; None where it failed."""
+
+        def read(first: int, last: int) -> list[tuple[Tensor, Tensor]]:
+            some = pieces[first:last]
+            places = [piece.place for piece in some]
+            texts = [piece.key.prompt_ids[piece.start : piece.end] for piece in some]
+            hidden_BD, logits_BV = self._with_room(
+                lambda: self.verifier.read_prompts(self.cache, places, texts)
+            )
+            return list(zip(hidden_BD.split(1), logits_BV, strict=True))
+
+        return together_or_alone(read, [piece.key for piece in pieces])
+
+    def _with_room(self, work: Callable[[], T]) -> T:
+        return self._graphs.with_room(work) if self._graphs else work()
+
+    def _first_token(self, row: Row, hidden_1D: Tensor, logits_V: Tensor) -> Emitted:
+        root = row.chooser.choose(logits_V, row.prompt_ids)
+        if row.counts_near_ties:
+            scores = RaggedScores(hidden_1D, logits_V[None])
+            row.near_ties += int(scores.near_ties(row.rounding_tolerance))
+        emitted = row.take([root])
+        self._begin(row, root, hidden_1D)
+        return [(row, emitted)]
+
+    def _place_for(self, row: Row, free: Sequence[int]) -> tuple[int, int]:
+        """(where to put a row, tokens of its prompt that the cache holds there)."""
+        start = Start(min(free), 0)
+        with FailAlone(row):
+            if self._reuse:
+                # Between steps the cache holds exactly the committed tokens of a row that runs.
+                running = {
+                    self._schedule.place_of(one): text for one, text in self._texts().items()
+                }
+                start = self.held.start(row.prompt_ids, free, running)
+            if start.source is not None:
+                self.cache.copy_first(start.source, start.place, start.length)
+            else:
+                self.cache.keep_first(start.place, start.length)
+            row.num_cached = start.length
+            return start.place, start.length
+        self.cache.lengths[start.place] = 0  # it may hold a part of what was copied
+        return start.place, 0
+
+    def _texts(self) -> dict[Row, list[int]]:
+        """What the cache holds of the rows that run."""
+        texts = {row: row.prompt_ids for one in self._captured.values() for row in one.rows}
+        for group in self._groups.values():
+            texts.update(zip(group.rows, group.state.tokens, strict=True))
+        return texts
+
+    def _begin(self, row: Row, root: int, hidden_1D: Tensor) -> None:
+        self._schedule.begin(row)
+        if row.finish_reason is not None:  # its first token was its last
+            return
+        state = State([list(row.prompt_ids)], [root], hidden_1D, [row.chooser])
+        joining = Joining(row, self._schedule.place_of(row), state)
+        drafter, key = self._drafters[row], id(self._drafters[row])
+        split = key in self._groups and not isinstance(drafter, StatelessDrafter)
+        if self._graphs is None or split or not self._graphs.may_take(drafter, row):
+            self._join_group(joining)
+            return
+        if key not in self._captured:
+            self._captured[key] = captured_group(self._graphs, drafter, self.cache)
+        self._captured[key].add(joining)
+
+    def _join_group(self, joining: Joining) -> None:
+        """Let a row join whose trees are verified here."""
+        row, drafter = joining.row, self._drafters[joining.row]
+        row.steps_run_by, row.attention = self.verifier.steps_run_by, self.verifier.attention
+        group = self._groups.setdefault(id(drafter), Group(drafter))
+        with FailAlone(row, *group.rows):
+            group.add(row, joining.state)
+
+    def _run_captured(self) -> Emitted:
+        """A step of the rows whose steps run whole on the device."""
+        emitted: Emitted = []
+        for key, group in list(self._captured.items()):
+            with FailAlone(*group.all_rows):
+                for joining in group.prepare():
+                    self._join_group(joining)
+                if group.is_empty:
+                    del self._captured[key]
+                else:
+                    emitted += group.step()
+        return emitted
+
+    def _verify_trees(self) -> Emitted:
+        drafted = drafts_of(list(self._groups.values()), self.cost)
+        start = time.perf_counter()
+        rows = [row for group, _ in drafted for row in group.rows]
+        places = [self._schedule.place_of(row) for row in rows]
+        emitted: Emitted = []
+        with FailAlone(*rows):
+            scored = self._score([draft for _, draft in drafted], rows, places)
+            if len(scored) < len(rows):  # some failed; the others propose anew in the next step
+                return []
+            kept, steps, first = list[list[int]](), list(), 0
+            for group, draft in drafted:
+                own = scored[first : first + len(group.rows)]
+                first += len(own)
+                step = group.accept(draft, own, self._last_position)
+                kept += [[0, *path] for path in step.paths]
+                steps.append((group, step, own))
+            self.cache.commit(kept, places)
+            counts = [len(one.tokens) for one in scored]
+            for row, padding in zip(rows, self.verifier.num_padding(counts), strict=True):
+                row.num_padding += padding
+            if self.cost is not None:
+                self.cost.record(self.num_nodes, time.perf_counter() - start)
+            for group, step, own in steps:
+                with FailAlone(*group.rows):
+                    emitted += group.go_on(step, own, len(rows))
+        return emitted
+
+    def _score(
+        self, drafts: Sequence[Draft], rows: Sequence[Row], places: Sequence[int]
+    ) -> list[ScoredRow]:
+        """Of the rows for which it did not fail."""
+        if not rows:
+            return []
+        nodes = flat_nodes(drafts)
+        self.num_steps, self.num_nodes = self.num_steps + 1, sum(nodes.counts)
+
+        def score(first: int, last: int) -> list[ScoredRow]:
+            some = nodes.of_rows(first, last)
+            scores = self._with_room(
+                lambda: self.verifier.score_trees(self.cache, some, places[first:last])
+            )
+            return by_row(some, scores, rows)
+
+        return [one for one in together_or_alone(score, rows) if one is not None]
+
+    @property
+    def _last_position(self) -> int:
+        return self.verifier.base.info.context_length - 1

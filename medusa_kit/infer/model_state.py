@@ -1,0 +1,76 @@
+"""Whether a model is what it was at an earlier request, so that its keys and values still hold.
+
+C++ steps read weights packed at load. A model that torch runs may have become another one: weights
+written to or replaced, a hook, an adapter, another `forward`. What can be compared is compared;
+where something is in use that leaves no mark, nothing can be said.
+"""
+
+import weakref
+from typing import Any
+
+import torch
+from torch import nn
+
+from medusa_kit.base.fingerprint import sampled_digest
+from medusa_kit.base.hooks import foreign_hooks
+from medusa_kit.infer.verifier import Verifier
+
+PLAIN_CODE = ("torch", "transformers", "medusa_kit")  # what these modules do follows from the below
+PLAIN_TENSORS = (torch.Tensor, nn.Parameter)
+SETTING = (int, float, str, type(None))
+
+
+class ModelState:
+    """Modules and tensors by identity, without keeping them alive; settings of every module;
+    versions, places and a sample of the numbers of every tensor."""
+
+    def __init__(self, model: Any) -> None:
+        tensors = [*model.parameters(), *model.buffers()]
+        modules = list(model.modules())
+        self._parts: list[weakref.ref[Any]] = [weakref.ref(part) for part in (*modules, *tensors)]
+        self._facts = (
+            [(type(module), type(module).forward, _settings(module)) for module in modules],
+            [(one._version, one.data_ptr(), one.dtype, one.device) for one in tensors],
+            _settings(model.config),
+            torch.is_autocast_enabled(model.device.type),
+            sampled_digest(model),  # writes through `.data` change no version
+        )
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, ModelState) or len(self._parts) != len(other._parts):
+            return False
+        pairs = zip(self._parts, other._parts, strict=True)
+        same = all(ours() is not None and ours() is theirs() for ours, theirs in pairs)
+        return same and self._facts == other._facts
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def state_of(verifier: Verifier) -> ModelState | int | None:
+    """What is equal as long as keys and values hold that a verifier has computed; None: nothing can
+    be said."""
+    model = verifier.base.model
+    if verifier.reads_packed_weights:
+        return weights_version(model)
+    return ModelState(model) if _is_plain(model) else None
+
+
+def weights_version(model: Any) -> int:
+    """Changes whenever weights are written to in place: keys and values are theirs."""
+    return sum(0 if p.is_inference() else p._version for p in model.parameters())
+
+
+def _is_plain(model: Any) -> bool:
+    """Whether what the model computes follows from what `ModelState` compares."""
+    if foreign_hooks(model) or getattr(model, "_hf_peft_config_loaded", False):
+        return False
+    for module in model.modules():
+        if "forward" in vars(module) or type(module).__module__.split(".")[0] not in PLAIN_CODE:
+            return False
+    tensors = [*model.parameters(), *model.buffers()]
+    return all(type(one) in PLAIN_TENSORS and not one.is_inference() for one in tensors)
+
+
+def _settings(owner: Any) -> dict[str, Any]:
+    """Plain values among its attributes, such as `training` or an epsilon."""
+    return {name: value for name, value in vars(owner).items() if isinstance(value, SETTING)}
