@@ -25,9 +25,9 @@ from medusa_kit.infer.cuda_graph.runner import GraphRunner
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.detokenize import StopStrings, TextStream, cut_at_stop, text_of
 from medusa_kit.infer.draft import Drafter, guessed_by, notes_of
-from medusa_kit.infer.kept_batches import KeptBatches
 from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.node_choice.measured import MeasuredSteps
+from medusa_kit.infer.prefix_cache.kept_batches import KeptBatches
 from medusa_kit.infer.request import Emitted, Row, make_row
 from medusa_kit.infer.self_check import TreeCheck
 from medusa_kit.infer.threaded.batch_thread import MOST_WAITING, BatchThread

@@ -31,8 +31,8 @@ from medusa_kit.infer.backends import prepare_backends
 from medusa_kit.infer.cpu.heads import install_native_heads
 from medusa_kit.infer.cpu.int8_weights import with_weights
 from medusa_kit.infer.cpu.verifier import NativeVerifier
-from medusa_kit.infer.kept_batches import KeptBatches
 from medusa_kit.infer.node_choice.measured import MeasuredSteps
+from medusa_kit.infer.prefix_cache.kept_batches import KeptBatches
 from medusa_kit.settings.engine import (
     Attention,
     DrafterName,

@@ -17,10 +17,11 @@ from torch import Tensor
 from medusa_kit import console
 from medusa_kit.infer.cuda_graph.group import CapturedGroup, Joining, captured_group, check_alike
 from medusa_kit.infer.cuda_graph.runner import GraphRunner
+from medusa_kit.infer.details import NOTHING, token_scores
 from medusa_kit.infer.draft import Draft, Drafter, State, StatelessDrafter, flat_nodes, tell_end
 from medusa_kit.infer.group import Group, ScoredRow, by_row, drafts_of
 from medusa_kit.infer.node_choice.cost import StepCost
-from medusa_kit.infer.prefixes import HeldPrefixes, Start
+from medusa_kit.infer.prefix_cache.prefixes import HeldPrefixes, Start
 from medusa_kit.infer.request import Emitted, FailAlone, Row, together_or_alone
 from medusa_kit.infer.schedule import Piece, Schedule
 from medusa_kit.infer.tree_cache import TreeCache
@@ -195,8 +196,7 @@ class Batch:
     def _read_prompts(self) -> Emitted:
         """The first token of each row whose prompt has been read to its end."""
         for row, _ in self._schedule.admit(self._place_for):
-            taken = self._graphs is not None and self._graphs.may_take(self._drafters[row], row)
-            by = self._graphs if taken and self._graphs is not None else self.verifier
+            by = self._graphs_for(row) or self.verifier
             row.begin(by.steps_run_by, by.attention)
         self.let_go()
         emitted: Emitted = []
@@ -233,6 +233,8 @@ class Batch:
             scores = RaggedScores(hidden_1D, logits_V[None])
             row.near_ties += int(scores.near_ties(row.rounding_tolerance))
         emitted = row.take([root])
+        if (count := row.wanted.num_likeliest) is not None:
+            row.scores = token_scores(logits_V[None], emitted, count)
         self._begin(row, root, hidden_1D)
         return [(row, emitted)]
 
@@ -270,12 +272,20 @@ class Batch:
         joining = Joining(row, self._schedule.place_of(row), state)
         drafter, key = self._drafters[row], id(self._drafters[row])
         split = key in self._groups and not isinstance(drafter, StatelessDrafter)
-        if self._graphs is None or split or not self._graphs.may_take(drafter, row):
+        if split or (graphs := self._graphs_for(row)) is None:
             self._join_group(joining)
             return
         if key not in self._captured:
-            self._captured[key] = captured_group(self._graphs, drafter, self.cache)
+            self._captured[key] = captured_group(graphs, drafter, self.cache)
         self._captured[key].add(joining)
+
+    def _graphs_for(self, row: Row) -> GraphRunner | None:
+        """What may run this row's steps whole on the device, where nothing is told of them."""
+        graphs = self._graphs
+        told = row.wanted != NOTHING
+        if graphs is None or told or not graphs.may_take(self._drafters[row], row):
+            return None
+        return graphs
 
     def _join_group(self, joining: Joining) -> None:
         """Let a row join whose trees are verified here."""

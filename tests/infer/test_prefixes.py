@@ -12,8 +12,8 @@ from transformers.pytorch_utils import Conv1D
 
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.cpu import kernels
-from medusa_kit.infer.kept_batches import KeptBatches
-from medusa_kit.infer.prefixes import HeldPrefixes, Start, common_length
+from medusa_kit.infer.prefix_cache.kept_batches import KeptBatches
+from medusa_kit.infer.prefix_cache.prefixes import HeldPrefixes, Start, common_length
 
 in_cpp = pytest.mark.skipif(
     kernels.load_library() is None, reason="the C++ kernels cannot be built on this machine"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit.infer.draft import ROOT, UNUSED, Draft, Topology
-from medusa_kit.infer.prefixes import common_length
+from medusa_kit.infer.prefix_cache.prefixes import common_length
 from medusa_kit.infer.transfer import to_device
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.verifier import Verifier

@@ -16,8 +16,8 @@ import torch
 from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.cuda_graph.runner import GraphRunner
 from medusa_kit.infer.memory import cache_bytes_per_token
-from medusa_kit.infer.model_state import ModelState, state_of
-from medusa_kit.infer.prefixes import common_length
+from medusa_kit.infer.prefix_cache.model_state import ModelState, state_of
+from medusa_kit.infer.prefix_cache.prefixes import common_length
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.locks import SharedLock
 
