@@ -35,8 +35,8 @@ class _Stderr(Console):
     """A full disk under a log, or a closed pipe, does not fail the work that is told of: rich would
     raise in the thread that says something, or end it."""
 
-    @property
-    def file(self) -> Any:  # type: ignore[misc]
+    @property  # type: ignore[misc]
+    def file(self) -> Any:
         return _Lossy(super().file)
 
 

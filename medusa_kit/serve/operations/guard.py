@@ -4,10 +4,10 @@ from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
 
 from medusa_kit import console
-from medusa_kit.serve.keys import OPEN_PATHS, ApiKeys, KeyMiddleware
-from medusa_kit.serve.limits import LimitsMiddleware
-from medusa_kit.serve.logs import LogMiddleware
-from medusa_kit.serve.metrics import Metrics, MetricsMiddleware
+from medusa_kit.serve.operations.keys import ApiKeys, KeyMiddleware
+from medusa_kit.serve.operations.limits import LimitsMiddleware
+from medusa_kit.serve.operations.logs import LogMiddleware
+from medusa_kit.serve.operations.metrics import Metrics, MetricsMiddleware
 from medusa_kit.settings.serve_limits import LimitOptions
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -18,14 +18,13 @@ def guard(
     options: LimitOptions,
     keys: ApiKeys | None,
     metrics: Metrics,
-    open_paths: frozenset[str] = OPEN_PATHS,
 ) -> None:
     """Put keys, limits, CORS, counters and the log around `app`. What is added later lies further
     out: a request is logged and counted whatever becomes of it, a browser may ask for permission
     without a key, and nobody without one can send a body."""
     app.add_middleware(LimitsMiddleware, options=options)
     if keys is not None:
-        app.add_middleware(KeyMiddleware, keys=keys, open_paths=open_paths)
+        app.add_middleware(KeyMiddleware, keys=keys)
     if options.origins:
         app.add_middleware(
             CORSMiddleware,

@@ -6,7 +6,7 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from medusa_kit.serve.metrics import Metrics
+from medusa_kit.serve.operations.metrics import Metrics
 
 Reason = Callable[[], str | None]
 

@@ -68,9 +68,9 @@ class Metrics:
         if stats is not None:
             registry.register(_BatchCollector(stats))
 
-    def answer(self) -> "AnswerClock":
-        """To be called when a request arrives."""
-        return AnswerClock(self)
+    def answer(self, start: float) -> "AnswerClock":
+        """`start`: by time.monotonic, when the request arrived."""
+        return AnswerClock(self, start)
 
     def page(self) -> bytes:
         return generate_latest(self.registry)
@@ -79,9 +79,11 @@ class Metrics:
 class AnswerClock:
     """Times one answer: tell it of each step's tokens. One thread at a time."""
 
-    def __init__(self, metrics: Metrics, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, metrics: Metrics, start: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._metrics, self._clock = metrics, clock
-        self._last, self._any = clock(), False
+        self._last, self._any = start, False
 
     def step(self, num_tokens: int, num_guessed: int = 0) -> None:
         """A step emitted tokens, the first `num_guessed` of which were accepted guesses."""

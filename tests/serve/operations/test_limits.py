@@ -12,8 +12,8 @@ from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
 from medusa_kit.errors import ConfigError
-from medusa_kit.serve import limits
-from medusa_kit.serve.limits import LimitsMiddleware
+from medusa_kit.serve.operations import limits
+from medusa_kit.serve.operations.limits import LimitsMiddleware
 from medusa_kit.settings.serve_limits import LimitOptions
 
 END = {"type": "http.disconnect"}
@@ -135,19 +135,23 @@ def test_a_client_that_hangs_up_half_way_is_forgotten() -> None:
 
 
 def test_a_client_that_does_not_read_has_its_answer_cancelled() -> None:
-    """The generator is what holds a row of the batch: it ends, and nothing piles up."""
+    """The response holds rows of the batch: it ends, and nothing piles up before."""
     made, ended = [], []
 
     async def events() -> AsyncIterator[bytes]:
-        try:
-            for number in range(1000):
-                made.append(number)
-                yield b"data: x\n\n"
-        finally:
-            ended.append(True)
+        for number in range(1000):
+            made.append(number)
+            yield b"data: x\n\n"
+
+    class Stream(StreamingResponse):
+        async def __call__(self, *given: Any) -> None:
+            try:
+                await super().__call__(*given)
+            finally:
+                ended.append(True)
 
     async def stream(request: Request) -> StreamingResponse:
-        return StreamingResponse(events())
+        return Stream(events())
 
     app = Starlette(routes=[Route("/", stream, methods=["POST"])])
     client = Client(piece(b"", more=False), takes=3).ask(app)

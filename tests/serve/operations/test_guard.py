@@ -14,12 +14,12 @@ from starlette.responses import JSONResponse
 from starlette.testclient import TestClient
 
 from medusa_kit.infer.threaded.batch_thread import BatchStats
-from medusa_kit.serve import logs
-from medusa_kit.serve.guard import guard, warn_of_open_server
-from medusa_kit.serve.health import operations
-from medusa_kit.serve.keys import ApiKeys
-from medusa_kit.serve.logs import LineWriter
-from medusa_kit.serve.metrics import AnswerClock, Metrics
+from medusa_kit.serve.operations import logs
+from medusa_kit.serve.operations.guard import guard, warn_of_open_server
+from medusa_kit.serve.operations.health import operations
+from medusa_kit.serve.operations.keys import ApiKeys
+from medusa_kit.serve.operations.logs import LineWriter
+from medusa_kit.serve.operations.metrics import AnswerClock, Metrics
 from medusa_kit.settings.serve_limits import LimitOptions
 
 KEY = {"Authorization": "Bearer sk-key"}
@@ -116,8 +116,8 @@ def test_two_servers_in_a_process_count_apart(served: Callable[..., Served]) -> 
 
 
 def test_an_answer_is_timed_by_its_steps() -> None:
-    metrics, times = Metrics(), iter([10.0, 10.5, 10.9, 11.0])
-    clock = AnswerClock(metrics, lambda: next(times))
+    metrics, times = Metrics(), iter([10.5, 10.9, 11.0])
+    clock = AnswerClock(metrics, 10.0, lambda: next(times))
     clock.prompt(20, 15)
     clock.step(1)
     clock.step(4, 3)  # 0.1 s each

@@ -11,7 +11,7 @@ from starlette.routing import Route
 from starlette.testclient import TestClient
 
 from medusa_kit.errors import ConfigError
-from medusa_kit.serve.keys import ApiKeys, KeyMiddleware, load_keys
+from medusa_kit.serve.operations.keys import ApiKeys, KeyMiddleware, load_keys
 
 KEYS = ["sk-first-key", "sk-second-key"]
 
@@ -58,8 +58,13 @@ def test_paths_that_do_not_exist_are_closed_too() -> None:
     assert client().get("/other").status_code == 401
 
 
-def test_health_needs_no_key() -> None:
+def test_health_and_the_page_need_no_key() -> None:
     assert client().get("/health").text == "hello"
+    assert client().get("/").status_code == 404  # this app has no page
+    assert client().get("/page/app.js").status_code == 404
+    assert client().post("/health").status_code == 401
+    assert client().get("/page/../v1/models").status_code in (401, 404)
+    assert client().get("/pages").status_code == 401
 
 
 def test_every_key_is_compared_for_every_request(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from contextlib import suppress
 import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from medusa_kit.serve.refusal import refuse
+from medusa_kit.serve.operations.refusal import refuse
 from medusa_kit.settings.serve_limits import LimitOptions
 
 LINGER = 1.0  # seconds for which the rest of a body that is too long is read, for the answer to it

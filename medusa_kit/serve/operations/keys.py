@@ -11,10 +11,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from medusa_kit import console
 from medusa_kit.errors import ConfigError
-from medusa_kit.serve.refusal import refuse
+from medusa_kit.serve.operations.refusal import refuse
 
 VARIABLE = "MEDUSA_KIT_API_KEYS"
-OPEN_PATHS = frozenset({"/health"})
+OPEN_PATHS = frozenset({"/health", "/"})  # the page is where a key is entered
+OPEN_FOLDER = "/page/"
 HINT = "send the header Authorization: Bearer KEY"
 
 
@@ -82,15 +83,13 @@ def _checked(keys: list[str], source: str) -> list[str]:
 
 
 class KeyMiddleware:
-    """Answers 401 unless a request has one of `keys`; `open_paths` need none."""
+    """Answers 401 unless a request has one of `keys`, or is for the page or /health."""
 
-    def __init__(
-        self, app: ASGIApp, keys: ApiKeys, open_paths: frozenset[str] = OPEN_PATHS
-    ) -> None:
-        self.app, self.keys, self.open_paths = app, keys, open_paths
+    def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
+        self.app, self.keys = app, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan" or self._open(scope):
+        if scope["type"] == "lifespan" or _is_open(scope):
             return await self.app(scope, receive, send)
         given = [value for name, value in scope["headers"] if name == b"authorization"]
         key = _bearer(given[0]) if len(given) == 1 else None
@@ -108,8 +107,12 @@ class KeyMiddleware:
             headers={"WWW-Authenticate": "Bearer", "Connection": "close"},
         )
 
-    def _open(self, scope: Scope) -> bool:
-        return scope["type"] == "http" and scope["path"] in self.open_paths
+
+def _is_open(scope: Scope) -> bool:
+    if scope["type"] != "http" or scope["method"] not in ("GET", "HEAD"):
+        return False
+    path = scope["path"]
+    return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
 
 
 def _bearer(value: bytes) -> bytes | None:
