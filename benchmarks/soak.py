@@ -34,8 +34,8 @@ MALFORMED = [
     b'{"messages": [{"role": "user", "content": "hi"}], "logit_bias": {"a": 1e99}}',
     b"\xff\xfe", b"[" * 20000,
 ]  # fmt: skip
-WORDS = ["apple", "river", "seven", "green", "quickly", "the", "of", "a", "stone", "tells", "1",
-         "walks", "under", "bright", "and", ",", ".", "def", "return", "print", "for", "range"]  # fmt: skip
+WORDS = """apple river seven green quickly the of a stone tells walks under bright and 1 2 3 , .
+def return print for in range"""
 
 
 class Soak:
@@ -65,7 +65,7 @@ class Soak:
             self.failures.append(why)
 
     def request(self, rng, **more):
-        words = [rng.choice(WORDS) for _ in range(rng.randrange(1, 40))]
+        words = [rng.choice(WORDS.split()) for _ in range(rng.randrange(1, 40))]
         asked = {
             "model": self.model,
             "messages": [{"role": "user", "content": " ".join(words)}],
