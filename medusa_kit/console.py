@@ -7,8 +7,8 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
+from contextlib import contextmanager, suppress
+from typing import IO, Any
 
 from rich.console import Console
 from rich.live import Live
@@ -29,7 +29,37 @@ from rich.text import Text
 
 WIDTH_OF_LOGS = 100  # columns where stdout is no terminal and COLUMNS is not set
 out = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_OF_LOGS)
-err = Console(stderr=True)
+
+
+class _Stderr(Console):
+    """A full disk under a log, or a closed pipe, does not fail the work that is told of: rich would
+    raise in the thread that says something, or end it."""
+
+    @property  # type: ignore[misc]
+    def file(self) -> Any:
+        return _Lossy(super().file)
+
+
+class _Lossy:
+    """A stream whose writes may be lost."""
+
+    def __init__(self, stream: IO[str]) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        with suppress(OSError, ValueError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+err = _Stderr(stderr=True)
 LOG_SECONDS = 20.0  # between lines of progress where stderr is no terminal
 
 

@@ -58,29 +58,33 @@ def serve(
 
     config = ServeConfig(**serving)
     try:
+        from medusa_kit.serve.operations.guard import warn_of_open_server
+        from medusa_kit.serve.operations.keys import load_keys
         from medusa_kit.serve.server import bind, url_of
     except ModuleNotFoundError as error:
-        if error.name not in ("fastapi", "starlette", "uvicorn"):
+        if error.name not in ("fastapi", "starlette", "uvicorn", "prometheus_client"):
             raise
         raise UsageError(
             f"the server needs the package {error.name}",
             hint="pip install 'medusa-kit[serve]'",
         ) from error
+    keys = load_keys(config.api_key_file)
+    warn_of_open_server(config.host, keys)
     bound = bind(config.host, config.port)
     with bound:
         import medusa_kit
 
         engine = medusa_kit.load(**loading)
-        _run(engine, config, bound, url_of(bound))
+        _run(engine, config, keys, bound, url_of(bound))
 
 
-def _run(engine: Any, config: Any, bound: Any, url: str) -> None:
+def _run(engine: Any, config: Any, keys: Any, bound: Any, url: str) -> None:
     from medusa_kit.serve.app import create_app
     from medusa_kit.serve.server import server_for
     from medusa_kit.serve.service import Service
 
     service = Service(engine, config)
-    server = server_for(create_app(service), service)
+    server = server_for(create_app(service, keys=keys), service)
     names = ", ".join(service.names.listed())
     console.note(f"serving {names} at {url}/v1 ({config.max_rows} answers at once)")
     try:

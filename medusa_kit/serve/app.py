@@ -8,6 +8,9 @@ from fastapi import APIRouter, FastAPI, Request
 from starlette.middleware import Middleware
 
 from medusa_kit.serve import chat, completions, errors
+from medusa_kit.serve.operations.guard import guard
+from medusa_kit.serve.operations.health import operations
+from medusa_kit.serve.operations.keys import ApiKeys
 from medusa_kit.serve.service import Service
 from medusa_kit.serve.streaming import service_of
 from medusa_kit.version import __version__
@@ -46,9 +49,10 @@ def create_app(
     service: Service,
     routers: Sequence[APIRouter] = (),
     middleware: Sequence[Middleware] = (),
+    keys: ApiKeys | None = None,
 ) -> FastAPI:
-    """The server's application. `routers` and `middleware` come after and around its own; the
-    service is closed with it."""
+    """The server's application. `routers` come after its own, `middleware` inside of its own;
+    `keys`: one of which each request must have. The service is closed with it."""
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -63,4 +67,6 @@ def create_app(
     errors.install(app)
     for router in (*ROUTERS, *routers):
         app.include_router(router)
+    app.include_router(operations(service.metrics, service.not_ready))
+    guard(app, service.config, keys, service.metrics)
     return app

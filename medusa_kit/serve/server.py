@@ -9,6 +9,7 @@ from fastapi import FastAPI
 
 from medusa_kit import console
 from medusa_kit.errors import ConfigError
+from medusa_kit.serve.operations.connections import uvicorn_options
 from medusa_kit.serve.service import Service
 
 
@@ -70,7 +71,7 @@ class Server(uvicorn.Server):
 
 def server_for(app: FastAPI, service: Service) -> Server:
     config = uvicorn.Config(
-        app, log_level="warning", access_log=False, server_header=False,
-        timeout_graceful_shutdown=5, timeout_keep_alive=30, lifespan="on", ws="none",
+        app, log_level="warning", timeout_graceful_shutdown=5, timeout_keep_alive=30,
+        lifespan="on", **uvicorn_options(service.config),
     )  # fmt: skip
     return Server(config, service)

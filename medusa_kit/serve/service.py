@@ -24,6 +24,7 @@ from medusa_kit.serve.errors import (
     ServerClosingError,
     UnknownModelError,
 )
+from medusa_kit.serve.operations.metrics import AnswerClock, Metrics
 from medusa_kit.serve.schema import KitFields, Request
 from medusa_kit.settings.serve import ServeConfig
 
@@ -73,6 +74,8 @@ class Answers:
         self._changed = asyncio.Event()
         self.answers: list[Answer] = []
         self._cancelled = False
+        self._clocks: list[AnswerClock] = []
+        self._start = time.monotonic()
         self.deadline = loop.time() + service.config.request_timeout
 
     def _told(self, tokens: list[int]) -> None:
@@ -81,6 +84,7 @@ class Answers:
         self._loop.call_soon_threadsafe(self._changed.set)
 
     def submit(self, **options: Any) -> None:
+        self._clocks.append(self._service.metrics.answer(self._start))
         self.answers.append(self._service.batch.submit(on_tokens=self._told, **options))
         if self._cancelled:  # while a thread still let it in
             self.cancel()
@@ -95,11 +99,14 @@ class Answers:
             for index, answer in list(open_.items()):
                 done = answer.submission.done  # read first: nothing is emitted after it
                 for emission in answer.submission.take():
+                    self._clocks[index].step(len(emission.tokens), emission.num_guessed)
                     yield Step(index, emission)
                 if done:
                     del open_[index]
                     if (error := answer.submission.error) is not None:
                         raise error
+                    row = answer.submission.row
+                    self._clocks[index].prompt(len(row.prompt_ids), row.num_cached)
                     yield Step(index, None)
             if open_:
                 await self._wait()
@@ -136,6 +143,7 @@ class Service:
         self.engine, self.config = engine, config
         self.names: ModelNames = names or BaseAlone(engine.base.info.name)
         self.batch = engine.shared_batch(config.max_rows, config.max_queue, config.max_pause)
+        self.metrics = Metrics(lambda: self.stats)
         self.started = int(time.time())
         self.closing = False  # no new requests are taken
         self._under_way: set[Answers] = set()
@@ -144,6 +152,10 @@ class Service:
     @property
     def idle(self) -> bool:
         return not self._under_way
+
+    def not_ready(self) -> str | None:
+        """Why requests cannot be answered now."""
+        return "closing" if self.closing else None
 
     @property
     def stats(self) -> BatchStats:

@@ -26,6 +26,7 @@ from medusa_kit.settings.serve import ServeConfig, serve_options
 MODELS = ("model", "heads", "draft_model")  # what may be a folder beside the file
 MODEL_OPTIONS = ("draft_model",)  # of drafters: models, and files that may not be there yet
 FILE_OPTIONS = ("store",)
+SERVE_FILES = ("api_key_file",)
 # Another model has no use for the revision of the file's, and so on.
 BELONGS = {"name": "revision", "heads": "tree", "drafter": "drafter_options"}
 
@@ -105,7 +106,8 @@ def read_engine_file(path: str | Path) -> EngineFile:
         ServeConfig(**serve)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.message}", hint=error.hint) from error
-    return EngineFile(_resolved(given, path.parent), serve)
+    files = {name: _file(serve[name], path.parent) for name in SERVE_FILES if serve.get(name)}
+    return EngineFile(_resolved(given, path.parent), serve | files)
 
 
 def _check_together(given: Mapping[str, Any]) -> None:

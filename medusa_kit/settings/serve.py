@@ -9,10 +9,11 @@ import math
 from typing import Annotated, Any, get_args, get_type_hints
 
 from medusa_kit.errors import ConfigError, check_count
+from medusa_kit.settings.serve_limits import LimitOptions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ServeConfig:
+class ServeConfig(LimitOptions):
     """How requests are served. Raises ConfigError for a value that is out of range."""
 
     host: Annotated[str, "Address to listen on; 0.0.0.0 is every one of this machine."] = (
@@ -36,6 +37,7 @@ class ServeConfig:
     ] = 60.0
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("max_rows", "default_max_tokens"):
             check_count(name, getattr(self, name))
         _check("port", self.port, whole(self.port) and 0 <= self.port < 65536, "0 to 65535")

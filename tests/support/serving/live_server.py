@@ -42,7 +42,7 @@ def live_server(
     engine: Engine, *, app: dict[str, Any] | None = None, **options: Any
 ) -> Iterator[LiveServer]:
     """`app`: more arguments of `create_app`; `options`: of ServeConfig."""
-    config = ServeConfig(**{"port": 0, **options})
+    config = ServeConfig(**{"port": 0, "log_format": "none", **options})
     bound = bind(config.host, config.port)
     service = Service(engine, config)
     server = server_for(create_app(service, **(app or {})), service)

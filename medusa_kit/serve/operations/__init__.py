@@ -1,0 +1,1 @@
+"""Who may ask and how much, and how whoever runs the server sees what it does."""

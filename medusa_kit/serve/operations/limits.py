@@ -1,0 +1,129 @@
+"""What a client may cost: the length of its request, and the time it takes to send and to read.
+
+A body is read whole before the app sees the request, so that one which is too long, too slow or
+cut off reaches neither the app nor the batch.
+"""
+
+from contextlib import suppress
+
+import anyio
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from medusa_kit.serve.operations.refusal import refuse
+from medusa_kit.settings.serve_limits import LimitOptions
+
+LINGER = 1.0  # seconds for which the rest of a body that is too long is read, for the answer to it
+CLOSE = {"Connection": "close"}
+
+
+class SlowReaderError(ConnectionError):
+    """The client does not read its answer. Starlette takes it for a client that has gone."""
+
+
+class _Refused(Exception):
+    def __init__(self, status: int, message: str, code: str, kind: str) -> None:
+        super().__init__(message)
+        self.status, self.code, self.kind = status, code, kind
+
+
+class _Gone(Exception):
+    """The client hung up before its request was whole."""
+
+
+class LimitsMiddleware:
+    """413 for a body above `max_body`, 408 for one that is not there within `body_timeout`; an
+    answer of which nothing could be sent for `send_timeout` is cancelled."""
+
+    def __init__(self, app: ASGIApp, options: LimitOptions) -> None:
+        self.app, self.options = app, options
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        try:
+            body = await self._body(scope, receive)
+        except _Gone:
+            return
+        except _Refused as why:
+            return await refuse(
+                send, why.status, str(why), kind=why.kind, code=why.code, headers=CLOSE
+            )
+        with suppress(SlowReaderError):  # the server closes the connection
+            await self.app(scope, _replay(body, receive), self._impatient(send))
+
+    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+        headers = dict(scope["headers"])
+        length = headers.get(b"content-length", b"")
+        declared = int(length[:19]) if length.isdigit() else 0
+        limit = self.options.max_body
+        if declared > limit:
+            if b"expect" not in headers:  # who asks first waits for the answer
+                await _discard(receive)
+            raise self._too_long(f"{declared:,} bytes")
+        read = bytearray()
+        try:
+            with anyio.fail_after(self.options.body_timeout):
+                more = True
+                while more and len(read) <= limit:
+                    more = await _read_more(receive, read)
+        except TimeoutError:
+            raise _Refused(
+                408,
+                f"the request's body did not arrive within {self.options.body_timeout:g} s; "
+                f"{len(read):,} bytes of it did",
+                "request_timeout",
+                "timeout_error",
+            ) from None
+        if len(read) <= limit:
+            return bytes(read)
+        if more:
+            await _discard(receive)
+        raise self._too_long("longer")
+
+    def _too_long(self, length: str) -> _Refused:
+        return _Refused(
+            413,
+            f"the request's body is {length}; expected at most {self.options.max_body:,} bytes",
+            "request_too_large",
+            "invalid_request_error",
+        )
+
+    def _impatient(self, send: Send) -> Send:
+        """`send`, which waits while the client does not read, for so many seconds at most."""
+        seconds = self.options.send_timeout
+
+        async def impatient(message: Message) -> None:
+            try:
+                with anyio.fail_after(seconds):
+                    await send(message)
+            except TimeoutError:
+                raise SlowReaderError(f"the client read nothing for {seconds:g} s") from None
+
+        return impatient
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """The body in one message, then whatever comes: that the client has gone."""
+    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def again() -> Message:
+        return waiting.pop() if waiting else await receive()
+
+    return again
+
+
+async def _read_more(receive: Receive, read: bytearray) -> bool:
+    """Whether there is more after the next piece, which is put into `read`."""
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise _Gone
+    read += message.get("body", b"")
+    return bool(message.get("more_body", False))
+
+
+async def _discard(receive: Receive) -> None:
+    """Clients that send everything before they read would not see an answer sent earlier: their
+    connection would be reset. Only so long, however."""
+    with anyio.move_on_after(LINGER), suppress(_Gone):
+        while await _read_more(receive, bytearray()):
+            pass

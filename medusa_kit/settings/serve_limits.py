@@ -1,0 +1,80 @@
+"""Options of the server that bound what clients may do, defined once; ServeConfig has them all.
+
+Nothing is imported here but the standard library, since `--help` is made from it.
+"""
+
+import dataclasses
+import math
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+
+from medusa_kit.errors import ConfigError, check_count, unknown_value
+
+LogFormat = Literal["plain", "json", "none"]
+LOG_FORMATS = ("plain", "json", "none")
+MIB = 1024 * 1024
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LimitOptions:
+    """Who may ask, and how much. Raises ConfigError for a value that is out of range."""
+
+    api_key_file: Annotated[
+        str | None,
+        "File with the API keys that are accepted, one a line; also MEDUSA_KIT_API_KEYS, separated "
+        "by commas. Without either no key is asked for.",
+    ] = None
+    cors_origin: Annotated[
+        str | None,
+        "Web pages elsewhere that may call the server: origins as https://app.example, separated "
+        "by commas, or * for all. None unless given.",
+    ] = None
+    max_body: Annotated[int, "Longest body of a request in bytes; longer ones get 413."] = 4 * MIB
+    body_timeout: Annotated[
+        float, "Seconds in which a request's headers, and then its body, must arrive; else 408."
+    ] = 30.0
+    send_timeout: Annotated[
+        float, "Seconds that a client may leave an answer unread before it is cancelled."
+    ] = 60.0
+    max_connections: Annotated[
+        int, "Connections at once; requests on further ones get 503 at once."
+    ] = 1024
+    log_format: Annotated[
+        LogFormat, "Lines about requests on stderr: plain, json or none."
+    ] = "plain"  # fmt: skip
+
+    def __post_init__(self) -> None:
+        for name in ("max_body", "max_connections"):
+            check_count(name, getattr(self, name))
+        for name in ("body_timeout", "send_timeout"):
+            _check_seconds(name, getattr(self, name))
+        if self.log_format not in LOG_FORMATS:
+            raise unknown_value("log_format", self.log_format, LOG_FORMATS)
+        self.origins  # noqa: B018 - raises
+
+    @property
+    def origins(self) -> list[str]:
+        """The web pages that may call the server."""
+        given = [one.strip().rstrip("/") for one in (self.cors_origin or "").split(",")]
+        origins = [one for one in given if one]
+        if self.cors_origin is not None and not origins:
+            raise ConfigError("cors_origin is empty; expected https://HOST or *")
+        for one in origins:
+            if one != "*":
+                _check_origin(one)
+        return origins
+
+
+def _check_origin(origin: str) -> None:
+    parts = urlsplit(origin)
+    if parts.scheme not in ("http", "https") or f"{parts.scheme}://{parts.netloc}" != origin:
+        raise ConfigError(
+            f"cors_origin {origin!r} is no origin; expected https://HOST or *",
+            hint="an origin has no path: https://app.example or http://localhost:3000",
+        )
+
+
+def _check_seconds(name: str, value: Any) -> None:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or value <= 0:
+        raise ConfigError(f"{name} {value!r} is out of range; expected seconds above 0")
