@@ -119,16 +119,19 @@ class SharedBatch:
         drafter: str | None = None,
         drafter_options: Mapping[str, Any] | None = None,
         on_tokens: OnTokens | None = None,
+        trees: bool = False,
         **sampling: "Unpack[SamplingOptions]",
     ) -> Answer:
         """Let a prompt in, with what `Engine.stream` takes, and return at once.
 
         `on_tokens` is called in the batch's thread with the tokens of each step, and at the end
         with none: it should only pass them on, as by `loop.call_soon_threadsafe`.
+        `trees`: emissions hold the tree of their step.
         Raises what `Engine.stream` does, QueueFullError where too many wait, ClosedError after
         `close`.
         """
         row, stops, _ = self._requests._request("submit", prompt, max_new_tokens, stop, sampling)
+        row.keeps_trees = trees
         name, options = self._requests._named(drafter, drafter_options)
         submission = self._thread.submit(row, self._drafter(name, options), on_tokens)
         return Answer(submission, name, self._requests, stops)

@@ -15,7 +15,7 @@ from medusa_kit.infer.accept.rows import ScoredTree
 from medusa_kit.infer.draft import Draft, Drafter, OfferingDrafter, State, StepResult
 from medusa_kit.infer.node_choice.choice import Offer, choose_nodes
 from medusa_kit.infer.node_choice.cost import StepCost
-from medusa_kit.infer.request import Emitted, FailAlone, Row
+from medusa_kit.infer.request import Emitted, FailAlone, Row, StepTree
 from medusa_kit.infer.tree_step import Nodes, RaggedScores
 
 T = TypeVar("T")
@@ -110,6 +110,10 @@ class Group:
                 num_nodes = len(scored[index].tokens)
                 row.count_step(len(kept), len(path), num_nodes, num_rows if self._offered else 0)
                 row.credits = credits[index] if credits else None
+                if row.keeps_trees:
+                    parents = step.draft.topologies[index].used_parents
+                    own = path[: row.num_guessed]  # the answer may have ended inside the path
+                    row.tree = StepTree(list(parents), list(scored[index].tokens), list(own))
                 if (near := scored[index].near_ties) is not None and row.counts_near_ties:
                     row.near_ties += sum(near[node] for node in [0, *path])
                 emitted.append((row, kept))

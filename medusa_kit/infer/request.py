@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from medusa_kit.errors import ConfigError, ContextLengthError, check_count
 from medusa_kit.infer.accept.token_choice import TokenChooser
@@ -15,6 +15,15 @@ from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.sampling import SamplingParams
 
 T = TypeVar("T")
+
+
+class StepTree(NamedTuple):
+    """A row's tree in one step. Node 0 is the root, whose parent is -1; a parent comes before its
+    children. `accepted`: nodes below the root whose tokens were emitted, by rising depth."""
+
+    parents: list[int]
+    tokens: list[int]
+    accepted: list[int]
 
 
 @dataclass(eq=False)
@@ -38,6 +47,8 @@ class Row:
     depth_counts: dict[int, int] = field(default_factory=dict)  # accepted depth -> steps
     num_guessed: int = 0  # of the newest step's tokens: these came first, from a drafter
     credits: list[str] | None = None  # sources of those tokens, where its drafter has several
+    keeps_trees: bool = False
+    tree: StepTree | None = None  # of the newest step, where it `keeps_trees`
     steps_run_by: str = "torch"
     attention: AttentionChoice | None = None  # of its steps, once there are any
     rounding_tolerance: float = 0.0  # a smaller margin between the likeliest tokens is a near-tie

@@ -8,18 +8,20 @@ from typing import NamedTuple
 
 from medusa_kit.errors import ClosedError, ConfigError
 from medusa_kit.infer.draft import Drafter
-from medusa_kit.infer.request import Row
+from medusa_kit.infer.request import Row, StepTree
 
 OnTokens = Callable[[list[int]], None]
 
 
 class Emission(NamedTuple):
     """What a step emitted of a row. The first `num_guessed` tokens came from its drafter;
-    `credits`: from which of its sources, where it has several."""
+    `credits`: from which of its sources, where it has several. `tree`: the step's, where the row
+    `keeps_trees`; None with the first token, which the prompt gives."""
 
     tokens: list[int]
     num_guessed: int = 0
     credits: list[str] | None = None
+    tree: StepTree | None = None
 
 
 class Ticket:
@@ -36,7 +38,7 @@ class Ticket:
     def push(self, tokens: list[int]) -> None:
         row = self.row
         with self.changed:
-            self.emissions.append(Emission(tokens, row.num_guessed, row.credits))
+            self.emissions.append(Emission(tokens, row.num_guessed, row.credits, row.tree))
             self.changed.notify_all()
         if self.on_tokens is not None:
             self.on_tokens(tokens)
