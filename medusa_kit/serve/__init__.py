@@ -1,0 +1,1 @@
+"""A server with OpenAI's API that decodes with trees."""
