@@ -15,6 +15,7 @@ from medusa_kit.cli import (
     doctor,
     generate,
     hub,
+    serve,
     train,
     tree_search,
     verify,
@@ -39,6 +40,7 @@ app.command("tree-search")(tree_search.tree_search)
 app.command("generate")(generate.generate)
 app.command("chat")(chat_command)
 app.command("convert")(convert.convert)
+app.command("serve")(serve.serve)
 app.command("verify")(verify.verify)
 app.command("bench")(bench.bench)
 app.command("doctor")(doctor.doctor)

@@ -14,6 +14,7 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.engine.result import GenerationResult
 from medusa_kit.engine.streaming import Streaming
 from medusa_kit.errors import ConfigError, check_count
+from medusa_kit.infer.details import NOTHING, Wanted
 from medusa_kit.infer.detokenize import TextStream
 from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.request import Emitted, Row
@@ -66,7 +67,7 @@ class Answer:
         self, submission: Submission, drafter: str, requests: Requests, stops: tuple[str, ...]
     ) -> None:
         self.submission = submission
-        self._drafter, self._requests, self._stops = drafter, requests, stops
+        self._drafter, self._requests, self.stops = drafter, requests, stops
 
     def result(self) -> GenerationResult:
         """At its end; an answer that was cancelled is as long as it came to be. Raises what it
@@ -78,7 +79,7 @@ class Answer:
         """The drafter's statistics are those of all rows that shared it, and there at the end."""
         asked = self.submission
         name = asked.drafter_name or self._drafter
-        return self._requests._result(asked.row, name, asked.drafter_notes, self._stops)
+        return self._requests._result(asked.row, name, asked.drafter_notes, self.stops)
 
     def stream(self) -> Streaming:
         """Its text as it comes; closing or dropping that cancels the answer."""
@@ -89,13 +90,15 @@ class Answer:
             for newest in asked:
                 yield [(asked.row, newest.tokens)]
 
-        def guessers(_: int) -> Sequence[str]:
-            known = newest.credits
-            count = newest.num_guessed
-            return [self._drafter] * count if known is None else known[:count]
+        text = TextStream(self._requests.base.tokenizer, self.stops)
+        return Streaming(
+            steps, asked.row, text, self.so_far, lambda _: self.guessers(newest), asked.cancel
+        )
 
-        text = TextStream(self._requests.base.tokenizer, self._stops)
-        return Streaming(steps, asked.row, text, self.so_far, guessers, asked.cancel)
+    def guessers(self, emission: Emission) -> list[str]:
+        """Who guessed the emission's first tokens, those accepted at depth 1, 2, …"""
+        known, count = emission.credits, emission.num_guessed
+        return [self._drafter] * count if known is None else known[:count]
 
     def cancel(self) -> None:
         """End it within a step, from any thread."""
@@ -119,19 +122,19 @@ class SharedBatch:
         drafter: str | None = None,
         drafter_options: Mapping[str, Any] | None = None,
         on_tokens: OnTokens | None = None,
-        trees: bool = False,
+        wanted: Wanted = NOTHING,
         **sampling: "Unpack[SamplingOptions]",
     ) -> Answer:
         """Let a prompt in, with what `Engine.stream` takes, and return at once.
 
         `on_tokens` is called in the batch's thread with the tokens of each step, and at the end
         with none: it should only pass them on, as by `loop.call_soon_threadsafe`.
-        `trees`: emissions hold the tree of their step.
+        `wanted`: what is told of each step besides (`Submission.take`).
         Raises what `Engine.stream` does, QueueFullError where too many wait, ClosedError after
         `close`.
         """
         row, stops, _ = self._requests._request("submit", prompt, max_new_tokens, stop, sampling)
-        row.keeps_trees = trees
+        row.wanted = wanted
         name, options = self._requests._named(drafter, drafter_options)
         submission = self._thread.submit(row, self._drafter(name, options), on_tokens)
         return Answer(submission, name, self._requests, stops)

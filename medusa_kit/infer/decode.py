@@ -18,6 +18,7 @@ from torch import Tensor
 from medusa_kit import console
 from medusa_kit.infer.cuda_graph.decode import decode_on_device
 from medusa_kit.infer.cuda_graph.runner import GraphRunner
+from medusa_kit.infer.details import token_scores
 from medusa_kit.infer.draft import Draft, Drafter, State, flat_nodes, tell_end
 from medusa_kit.infer.group import Group, ScoredRow, by_row, drafts_of
 from medusa_kit.infer.memory import explain_oom
@@ -264,6 +265,8 @@ class Batch:
             scores = RaggedScores(hidden_1D, logits_V[None])
             row.near_ties += int(scores.near_ties(row.rounding_tolerance))
         emitted = row.take([root])
+        if (count := row.wanted.num_likeliest) is not None:
+            row.scores = token_scores(logits_V[None], emitted, count)
         self._begin(row, root, hidden_1D)
         return [(row, emitted)]
 

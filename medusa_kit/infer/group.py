@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from medusa_kit.infer.accept.rows import ScoredTree
+from medusa_kit.infer.details import VerifiedTree, token_scores
 from medusa_kit.infer.draft import Draft, Drafter, OfferingDrafter, State, StepResult
 from medusa_kit.infer.node_choice.choice import Offer, choose_nodes
 from medusa_kit.infer.node_choice.cost import StepCost
-from medusa_kit.infer.request import Emitted, FailAlone, Row, StepTree
+from medusa_kit.infer.request import Emitted, FailAlone, Row
+from medusa_kit.infer.transfer import to_device
 from medusa_kit.infer.tree_step import Nodes, RaggedScores
 
 T = TypeVar("T")
@@ -110,10 +112,7 @@ class Group:
                 num_nodes = len(scored[index].tokens)
                 row.count_step(len(kept), len(path), num_nodes, num_rows if self._offered else 0)
                 row.credits = credits[index] if credits else None
-                if row.keeps_trees:
-                    parents = step.draft.topologies[index].used_parents
-                    own = path[: row.num_guessed]  # the answer may have ended inside the path
-                    row.tree = StepTree(list(parents), list(scored[index].tokens), list(own))
+                self._tell(row, step, index, kept)
                 if (near := scored[index].near_ties) is not None and row.counts_near_ties:
                     row.near_ties += sum(near[node] for node in [0, *path])
                 emitted.append((row, kept))
@@ -122,6 +121,19 @@ class Group:
         roots = list(step.next_roots)
         self._state = State(self.state.tokens, roots, hidden_BD, self.state.choosers)
         return emitted
+
+    @staticmethod
+    def _tell(row: Row, step: StepResult, index: int, kept: Sequence[int]) -> None:
+        """What the row wants to know of the step."""
+        path = step.paths[index]
+        if (count := row.wanted.num_likeliest) is not None:
+            logits_NV = step.logits[index]
+            at = to_device([0, *path], logits_NV.device)
+            row.scores = token_scores(logits_NV[at], kept, count)
+        if row.wanted.tree:
+            parents = step.draft.topologies[index].used_parents
+            tokens = step.draft.tokens_BN[index, : len(parents)].tolist()
+            row.tree = VerifiedTree(list(parents), tokens, list(path[: len(kept)]))
 
 
 def drafts_of(groups: Sequence[Group], cost: StepCost | None) -> list[tuple[Group, Draft]]:

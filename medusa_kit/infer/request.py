@@ -4,26 +4,18 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from medusa_kit.errors import ConfigError, ContextLengthError, check_count
 from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.infer.attention.choice import AttentionChoice
+from medusa_kit.infer.details import NOTHING, TokenScore, VerifiedTree, Wanted
 from medusa_kit.infer.detokenize import StopStrings
 from medusa_kit.infer.memory import is_out_of_memory
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.sampling import SamplingParams
 
 T = TypeVar("T")
-
-
-class StepTree(NamedTuple):
-    """A row's tree in one step. Node 0 is the root, whose parent is -1; a parent comes before its
-    children. `accepted`: nodes below the root whose tokens were emitted, by rising depth."""
-
-    parents: list[int]
-    tokens: list[int]
-    accepted: list[int]
 
 
 @dataclass(eq=False)
@@ -47,8 +39,9 @@ class Row:
     depth_counts: dict[int, int] = field(default_factory=dict)  # accepted depth -> steps
     num_guessed: int = 0  # of the newest step's tokens: these came first, from a drafter
     credits: list[str] | None = None  # sources of those tokens, where its drafter has several
-    keeps_trees: bool = False
-    tree: StepTree | None = None  # of the newest step, where it `keeps_trees`
+    wanted: Wanted = NOTHING
+    scores: list[TokenScore] | None = None  # of the newest step's tokens, where they are wanted
+    tree: VerifiedTree | None = None  # of the newest step, where it is wanted
     steps_run_by: str = "torch"
     attention: AttentionChoice | None = None  # of its steps, once there are any
     rounding_tolerance: float = 0.0  # a smaller margin between the likeliest tokens is a near-tie

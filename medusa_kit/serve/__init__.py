@@ -1,1 +1,1 @@
-"""A server with OpenAI's API that decodes with trees."""
+"""An OpenAI-compatible server around one engine and its shared batch."""

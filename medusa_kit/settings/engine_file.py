@@ -1,11 +1,12 @@
-"""An engine in a YAML file: base model, heads, drafter, and how they run.
+"""An engine in a YAML file: base model, heads, drafter, and how they run and are served.
 
 `medusa_kit.load_config` and every command with `--config` read it. Its keys are the options of
-EngineConfig, with a section for the drafter and its options. Unknown keys are refused.
+EngineConfig, with a section for the drafter and its options, and a section `serve` with options of
+ServeConfig. Unknown keys are refused.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +21,7 @@ from medusa_kit.settings.engine import (
     check_fixed_shapes,
 )
 from medusa_kit.settings.schema import Section, beside, explain, read_yaml
+from medusa_kit.settings.serve import ServeConfig, serve_options
 
 MODELS = ("model", "heads", "draft_model")  # what may be a folder beside the file
 MODEL_OPTIONS = ("draft_model",)  # of drafters: models, and files that may not be there yet
@@ -39,11 +41,19 @@ def _named(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
+def _serve_keys() -> dict[str, Any]:
+    return {one.name: (one.kind, one.default) for one in serve_options().values()}
+
+
+_ServeKeys: type[Section] = create_model("_ServeKeys", __base__=Section, **_serve_keys())
+
+
 def _keys() -> dict[str, Any]:
     """(type, default) of each key."""
     keys = {one.name: (one.kind, ... if one.required else one.default)
             for one in all_options().values() if one.name != "drafter_options"}  # fmt: skip
-    return keys | {"drafter": (Annotated[DrafterSection | None, BeforeValidator(_named)], None)}
+    drafter = Annotated[DrafterSection | None, BeforeValidator(_named)]
+    return keys | {"drafter": (drafter, None), "serve": (_ServeKeys | None, None)}
 
 
 _Keys: type[Section] = create_model("_Keys", __base__=Section, **_keys())
@@ -51,9 +61,11 @@ _Keys: type[Section] = create_model("_Keys", __base__=Section, **_keys())
 
 @dataclass(frozen=True)
 class EngineFile:
-    """What a file gives, by the names of EngineConfig, its relative paths looked up beside it."""
+    """What a file gives, by the names of EngineConfig, its relative paths looked up beside it.
+    `serve`: by those of ServeConfig."""
 
     given: Mapping[str, Any]
+    serve: Mapping[str, Any] = field(default_factory=dict)
 
     def arguments(self, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """The same as arguments of `medusa_kit.load`; the model is `name`.
@@ -86,11 +98,14 @@ def read_engine_file(path: str | Path) -> EngineFile:
     given = {name: getattr(keys, name) for name in keys.model_fields_set}
     if (drafter := given.get("drafter")) is not None:
         given |= {"drafter": drafter.name, "drafter_options": drafter.options}
+    served = given.pop("serve", None)
+    serve = {name: getattr(served, name) for name in served.model_fields_set} if served else {}
     try:
         _check_together(given)
+        ServeConfig(**serve)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error.message}", hint=error.hint) from error
-    return EngineFile(_resolved(given, path.parent))
+    return EngineFile(_resolved(given, path.parent), serve)
 
 
 def _check_together(given: Mapping[str, Any]) -> None:

@@ -5,6 +5,7 @@ from support.batches import alone, drafters, engine_for, row_for
 from support.small_engines import random_prompt
 
 from medusa_kit.infer.decode import Batch
+from medusa_kit.infer.details import Wanted
 from medusa_kit.infer.threaded.batch_thread import BatchThread
 from medusa_kit.infer.threaded.submission import Emission
 
@@ -28,7 +29,7 @@ def test_emissions_hold_the_trees_of_rows_that_ask(name: str) -> None:
     engine = engine_for("llama-tied")
     drafter = drafters(engine)[name]
     row, other = row_for(engine, 6, 14), row_for(engine, 9, 14)
-    row.keeps_trees = True
+    row.wanted = Wanted(tree=True)
     with BatchThread(Batch(engine.verifier, 2)) as thread:
         asks, does_not = thread.submit(row, drafter), thread.submit(other, drafter)
         first, *steps = list(asks)
@@ -54,7 +55,7 @@ def test_a_path_that_the_answer_cuts_is_told_as_far_as_it_was_emitted() -> None:
     with BatchThread(Batch(engine.verifier, 1)) as thread:
         for most in range(2, 15):
             row = row_for(engine, 6, most)
-            row.keeps_trees = True
+            row.wanted = Wanted(tree=True)
             *_, last = thread.submit(row, drafter)
             lengths.add(checked(last))
     assert len(lengths) > 1
@@ -64,7 +65,7 @@ def test_a_shared_batch_is_asked_for_trees() -> None:
     engine = engine_for("llama-tied")
     prompt = random_prompt(6, 6)
     with engine.shared_batch(max_rows=2) as shared:
-        asks = shared.submit(prompt, max_new_tokens=6, drafter="medusa", trees=True)
+        asks = shared.submit(prompt, max_new_tokens=6, drafter="medusa", wanted=Wanted(tree=True))
         does_not = shared.submit(prompt, max_new_tokens=6, drafter="medusa")
         trees = [emission.tree for emission in asks.submission]
         none = [emission.tree for emission in does_not.submission]

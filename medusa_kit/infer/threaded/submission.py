@@ -7,21 +7,23 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from medusa_kit.errors import ClosedError, ConfigError
+from medusa_kit.infer.details import TokenScore, VerifiedTree
 from medusa_kit.infer.draft import Drafter
-from medusa_kit.infer.request import Row, StepTree
+from medusa_kit.infer.request import Row
 
 OnTokens = Callable[[list[int]], None]
 
 
 class Emission(NamedTuple):
     """What a step emitted of a row. The first `num_guessed` tokens came from its drafter;
-    `credits`: from which of its sources, where it has several. `tree`: the step's, where the row
-    `keeps_trees`; None with the first token, which the prompt gives."""
+    `credits`: from which of its sources, where it has several. `scores`, `tree`: where the row
+    wants them."""
 
     tokens: list[int]
     num_guessed: int = 0
     credits: list[str] | None = None
-    tree: StepTree | None = None
+    scores: list[TokenScore] | None = None
+    tree: VerifiedTree | None = None
 
 
 class Ticket:
@@ -38,7 +40,9 @@ class Ticket:
     def push(self, tokens: list[int]) -> None:
         row = self.row
         with self.changed:
-            self.emissions.append(Emission(tokens, row.num_guessed, row.credits, row.tree))
+            self.emissions.append(
+                Emission(tokens, row.num_guessed, row.credits, row.scores, row.tree)
+            )
             self.changed.notify_all()
         if self.on_tokens is not None:
             self.on_tokens(tokens)
@@ -103,6 +107,13 @@ class Submission:
         if self.row.error is not None:
             raise self.row.error
         return self.row
+
+    def take(self) -> list[Emission]:
+        """What has been emitted and not been read yet, without a wait."""
+        with self._ticket.changed:
+            found = list(self._ticket.emissions)
+            self._ticket.emissions.clear()
+        return found
 
     def __iter__(self) -> Iterator[Emission]:
         ticket = self._ticket

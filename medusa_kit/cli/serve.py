@@ -1,0 +1,95 @@
+"""`medusa-kit serve`: an OpenAI-compatible server of one model."""
+
+import functools
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Annotated, Any
+
+import typer
+
+from medusa_kit import console
+from medusa_kit.cli import engine_options, options
+from medusa_kit.errors import ConfigError, UsageError
+from medusa_kit.settings.serve import serve_options
+
+PLACE = "serving"  # the parameter that stands where the server's options go
+
+
+def with_serving(command: Callable[..., None]) -> Callable[..., None]:
+    """Put the server's options where a command with the engine's has its parameter `serving`. It
+    gets those that were given, by the command line or the section `serve` of the engine file."""
+    either = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    shown = [
+        inspect.Parameter(one.name, either, default=one.default,
+                          annotation=Annotated[one.kind, typer.Option(help=one.description)])
+        for one in serve_options().values()
+    ]  # fmt: skip
+
+    @functools.wraps(command)
+    def run(context: typer.Context, **arguments: Any) -> None:
+        values = {one.name: arguments.pop(one.name) for one in shown}
+        given = {name: value for name, value in values.items() if options.was_given(context, name)}
+        file = arguments.get("config")
+        command(context=context, **arguments, **{PLACE: _of_file(file) | given})
+
+    parameters = list(inspect.signature(command).parameters.values())
+    at = next(i for i, one in enumerate(parameters) if one.name == PLACE)
+    parameters[at : at + 1] = shown
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return run
+
+
+def _of_file(path: Any) -> dict[str, Any]:
+    if path is None:
+        return {}
+    from medusa_kit.settings.engine_file import read_engine_file
+
+    return dict(read_engine_file(path).serve)
+
+
+@with_serving
+@engine_options.with_engine()
+def serve(
+    loading: engine_options.Loading = engine_options.GIVEN,
+    serving: Mapping[str, Any] = options.GIVEN,
+) -> None:
+    """Serve a model to OpenAI's clients: many at once, in one batch, until SIGTERM or Ctrl-C."""
+    from medusa_kit.settings.serve import ServeConfig
+
+    config = ServeConfig(**serving)
+    try:
+        from medusa_kit.serve.server import bind, url_of
+    except ModuleNotFoundError as error:
+        if error.name not in ("fastapi", "starlette", "uvicorn"):
+            raise
+        raise UsageError(
+            f"the server needs the package {error.name}",
+            hint="pip install 'medusa-kit[serve]'",
+        ) from error
+    bound = bind(config.host, config.port)
+    with bound:
+        import medusa_kit
+
+        engine = medusa_kit.load(**loading)
+        _run(engine, config, bound, url_of(bound))
+
+
+def _run(engine: Any, config: Any, bound: Any, url: str) -> None:
+    from medusa_kit.serve.app import create_app
+    from medusa_kit.serve.server import server_for
+    from medusa_kit.serve.service import Service
+
+    service = Service(engine, config)
+    server = server_for(create_app(service), service)
+    names = ", ".join(service.names.listed())
+    console.note(f"serving {names} at {url}/v1 ({config.max_rows} answers at once)")
+    try:
+        server.run([bound])
+    except OSError as error:  # another process began to listen there while the model loaded
+        raise ConfigError(
+            f"cannot listen on {config.host} port {config.port}: {error.strerror or error}",
+            hint="give another --port",
+        ) from error
+    finally:
+        service.close(drain=False)
+    console.note("the server has ended")

@@ -1,0 +1,66 @@
+"""The application: routes, errors, middleware around one service."""
+
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request
+from starlette.middleware import Middleware
+
+from medusa_kit.serve import chat, completions, errors
+from medusa_kit.serve.service import Service
+from medusa_kit.serve.streaming import service_of
+from medusa_kit.version import __version__
+
+general = APIRouter()
+ROUTERS: Sequence[APIRouter] = (chat.router, completions.router, general)
+
+
+@general.get("/v1/models")
+async def models(request: Request) -> dict[str, Any]:
+    """The names that `model` may have."""
+    service = service_of(request)
+    listed = [
+        {"id": name, "object": "model", "created": service.started, "owned_by": "medusa-kit"}
+        for name in service.names.listed()
+    ]
+    return {"object": "list", "data": listed}
+
+
+@general.get("/v1/batch")
+async def batch(request: Request) -> dict[str, Any]:
+    """How full the batch is, and how fast."""
+    service = service_of(request)
+    stats = service.stats
+    return {
+        "rows": stats.running,
+        "reading": stats.reading,
+        "waiting": stats.waiting,
+        "nodes": stats.nodes,
+        "max_rows": service.config.max_rows,
+        "tokens_per_second": service.tokens_per_second,
+    }
+
+
+def create_app(
+    service: Service,
+    routers: Sequence[APIRouter] = (),
+    middleware: Sequence[Middleware] = (),
+) -> FastAPI:
+    """The server's application. `routers` and `middleware` come after and around its own; the
+    service is closed with it."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        service.close(drain=service.idle)
+
+    app = FastAPI(
+        title="medusa-kit", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
+        middleware=list(middleware),
+    )  # fmt: skip
+    app.state.service = service
+    errors.install(app)
+    for router in (*ROUTERS, *routers):
+        app.include_router(router)
+    return app

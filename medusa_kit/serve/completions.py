@@ -1,0 +1,41 @@
+"""POST /v1/completions: text goes on, without a chat template."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from medusa_kit.serve.logprobs import completion_logprobs
+from medusa_kit.serve.schema import CompletionRequest
+from medusa_kit.serve.streaming import Piece, Reply, respond, service_of
+
+router = APIRouter()
+
+
+class CompletionReply(Reply):
+    whole_name = chunk_name = "text_completion"
+    prefix = "cmpl"
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._shown: dict[int, int] = {}  # characters of each answer so far
+
+    def choice(self, index: int, piece: Piece, reason: str) -> dict[str, Any]:
+        return self.delta(index, piece, reason)
+
+    def opening(self, index: int) -> None:
+        return None
+
+    def delta(self, index: int, piece: Piece, reason: str | None) -> dict[str, Any]:
+        scores = None
+        if self.asked.num_likeliest is not None:
+            start = self._shown.get(index, 0)
+            scores = completion_logprobs(self.tokenizer, piece.tokens, piece.scores, start)
+            self._shown[index] = start + sum(map(len, scores["tokens"]))
+        told = {"index": index, "text": piece.text, "logprobs": scores, "finish_reason": reason}
+        return told | self.extras(piece)
+
+
+@router.post("/v1/completions")
+async def completions(asked: CompletionRequest, request: Request) -> Response:
+    """Go on with one text or several."""
+    return await respond(CompletionReply(service_of(request), asked), asked.prompts, request)

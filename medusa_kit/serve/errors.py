@@ -1,0 +1,137 @@
+"""What went wrong, as OpenAI's clients expect it: a status, and {"error": {…}} as the body."""
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+from medusa_kit import console
+from medusa_kit.errors import (
+    ClosedError,
+    ContextLengthError,
+    DataError,
+    DeviceMemoryError,
+    MedusaKitError,
+    QueueFullError,
+    UsageError,
+    did_you_mean,
+)
+from medusa_kit.serve.schema import ChatRequest, CompletionRequest
+
+RETRY_SECONDS = 1
+FIELDS = frozenset([*ChatRequest.model_fields, *CompletionRequest.model_fields])
+
+
+class RequestError(MedusaKitError):
+    """A request that cannot be answered. `param`: the field that is to blame."""
+
+    status = 400
+
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None,
+        hint: str | None = None,
+    ) -> None:  # fmt: skip
+        super().__init__(message, hint=hint)
+        self.param, self.code = param, code
+
+
+class UnknownModelError(RequestError):
+    status = 404
+
+
+class RequestTimeoutError(RequestError):
+    status = 504
+
+
+class ServerClosingError(RequestError):
+    status = 503
+
+
+# (kind, status, type in OpenAI's words, code), the first that fits
+TABLE: tuple[tuple[type[Exception], int, str, str | None], ...] = (
+    (ContextLengthError, 400, "invalid_request_error", "context_length_exceeded"),
+    (UsageError, 400, "invalid_request_error", None),
+    (DataError, 400, "invalid_request_error", None),
+    (QueueFullError, 429, "rate_limit_error", "queue_full"),
+    (ClosedError, 503, "service_unavailable_error", "closing"),
+    (DeviceMemoryError, 503, "service_unavailable_error", "out_of_memory"),
+)
+TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
+         404: "not_found_error", 413: "invalid_request_error", 429: "rate_limit_error",
+         503: "service_unavailable_error", 504: "timeout_error"}  # fmt: skip
+
+
+def described(error: BaseException) -> tuple[int, dict[str, Any]]:
+    """(status, body) for what was raised while a request was served."""
+    if isinstance(error, RequestError):
+        kind = TYPES.get(error.status, "server_error")
+        return error.status, body(str(error), kind, error.param, error.code)
+    for one, status, kind, code in TABLE:
+        if isinstance(error, one):
+            return status, body(str(error), kind, _field_of(error), code)
+    console.warn(f"a request failed: {type(error).__name__}: {error}")
+    said = str(error) if isinstance(error, MedusaKitError) else "the server failed; see its log"
+    return 500, body(said, "server_error", None, None)
+
+
+def body(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def response(status: int, content: dict[str, Any]) -> JSONResponse:
+    """What is worth another try says when."""
+    headers = {"Retry-After": str(RETRY_SECONDS)} if status in (429, 503) else None
+    return JSONResponse(content, status, headers)
+
+
+def _field_of(error: Exception) -> str | None:
+    """Messages about a value begin with its name."""
+    first = str(error).split(" ", 1)[0]
+    return first if first in FIELDS else None
+
+
+def explain_invalid(error: RequestValidationError) -> tuple[str, str | None]:
+    """(message, field) of the first thing that is wrong with a request's body."""
+    item = error.errors()[0]
+    path = [part for part in item["loc"] if part != "body"]
+    name = ".".join(str(part) for part in path)
+    if item["type"] == "json_invalid":
+        return f"the body is no JSON: {item['ctx']['error']}", None
+    if item["type"] == "extra_forbidden":
+        hint = did_you_mean(path[-1], FIELDS) if len(path) == 1 else None
+        return f"the field {name!r} is unknown" + (f"; {hint}" if hint else ""), name
+    if item["type"] == "missing":
+        return (f"{name!r} is missing" if name else "the body is missing"), name or None
+    if item["type"] == "value_error":
+        cause = item["ctx"]["error"]
+        return str(cause), getattr(cause, "param", None) or name or None
+    said = item["msg"].replace("Input should be", "expected")
+    return f"{name or 'body'}: {said}", name or None
+
+
+def install(app: FastAPI) -> None:
+    """Every error leaves the server in OpenAI's form."""
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        message, param = explain_invalid(error)
+        return response(400, body(message, "invalid_request_error", param, None))
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: Request, error: HTTPException) -> JSONResponse:
+        kind = TYPES.get(error.status_code, "invalid_request_error")
+        answer = response(error.status_code, body(str(error.detail), kind, None, None))
+        answer.headers.update(error.headers or {})
+        return answer
+
+    @app.exception_handler(MedusaKitError)
+    async def failed(request: Request, error: MedusaKitError) -> JSONResponse:
+        return response(*described(error))
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        return response(*described(error))
+
+    del invalid, refused, failed, unexpected

@@ -1,0 +1,233 @@
+"""What requests may hold. A field that is unknown or not supported is refused by name.
+
+Numbers that say how tokens are chosen are checked by SamplingParams, which the engine uses too.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+# Fields of OpenAI's API that are not supported -> the value that asks for nothing, besides null.
+UNSUPPORTED: Mapping[str, Any] = {
+    "response_format": {"type": "text"}, "tools": [], "tool_choice": "none", "functions": [],
+    "function_call": "none", "parallel_tool_calls": None, "modalities": ["text"], "audio": None,
+    "prediction": None, "reasoning_effort": None, "verbosity": None, "service_tier": "auto",
+    "store": False, "metadata": {}, "web_search_options": None, "prompt_cache_key": None,
+    "prompt_cache_retention": None, "safety_identifier": None, "moderation": None,
+    "best_of": 1, "echo": False, "suffix": "",
+}  # fmt: skip
+# The same in messages, which clients send back as they got them.
+MESSAGE_UNSUPPORTED: Mapping[str, Any] = {
+    "name": None, "refusal": None, "audio": None, "annotations": [], "function_call": None,
+    "tool_calls": [], "tool_call_id": None,
+}  # fmt: skip
+MOST_ANSWERS = 128  # OpenAI's
+
+
+class Fields(BaseModel):
+    # No number is NaN or infinite, and nothing is converted: "5" is no number.
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class UnsupportedFieldError(ValueError):
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.param = name
+
+
+def _without(data: Any, unsupported: Mapping[str, Any]) -> Any:
+    """The fields but those that ask for nothing. Raises for one that asks for what is not there."""
+    if not isinstance(data, Mapping):
+        return data
+    kept = {}
+    for name, value in data.items():
+        if name not in unsupported:
+            kept[name] = value
+        elif value is not None and value != unsupported[name]:
+            raise UnsupportedFieldError(name, f"the field {name!r} is not supported; leave it out")
+    return kept
+
+
+class TextPart(Fields):
+    type: Literal["text"]
+    text: str
+
+
+class Message(Fields):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | Annotated[list[TextPart], Field(min_length=1)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _supported(cls, data: Any) -> Any:
+        return _without(data, MESSAGE_UNSUPPORTED)
+
+    def as_dict(self) -> dict[str, str]:
+        """As chat templates take it: text, and OpenAI's newer word for system as the older one."""
+        content = self.content
+        if not isinstance(content, str):
+            content = "".join(part.text for part in content)
+        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+
+
+class StreamOptions(Fields):
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+class KitFields(Fields):
+    """The field `medusa_kit`: what OpenAI's API has no word for."""
+
+    spans: bool = False  # who guessed what of the text
+    tree: bool = False  # the tree of each step
+    drafter: str | None = None
+    drafter_options: dict[str, Any] | None = None
+
+
+def _several(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _token_ids(value: Any) -> Any:
+    """JSON has text alone for keys."""
+    if not isinstance(value, Mapping):
+        return value
+    try:
+        return {int(key): bias for key, bias in value.items()}
+    except ValueError:
+        raise ValueError("logit_bias: expected token ids as keys, such as '42'") from None
+
+
+Stops = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
+
+
+class Request(Fields):
+    """What both kinds of request share."""
+
+    model: str
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] = 1
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    stop: Annotated[Stops | None, BeforeValidator(_several)] = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Annotated[dict[int, float] | None, BeforeValidator(_token_ids)] = None
+    seed: int | None = None
+    user: str | None = None  # who asks; changes nothing
+    return_token_ids: bool = False  # as vLLM has it
+    medusa_kit: KitFields = KitFields()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _supported(cls, data: Any) -> Any:
+        return _drop_null(_without(data, UNSUPPORTED))
+
+    @model_validator(mode="after")
+    def _together(self) -> "Request":
+        if self.stream_options is not None and not self.stream:
+            raise UnsupportedFieldError(
+                "stream_options", "stream_options has no meaning without stream: true"
+            )
+        return self
+
+    @property
+    def longest(self) -> int | None:
+        return self.max_tokens
+
+    @property
+    def gives_length(self) -> bool:
+        """Whether the request says how long an answer may be."""
+        return not self.model_fields_set.isdisjoint({"max_tokens", "max_completion_tokens"})
+
+    @property
+    def num_likeliest(self) -> int | None:
+        """Of the tokens' log-probabilities; None: none are wanted."""
+        return None
+
+    @property
+    def wants_usage(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def sampling(self) -> dict[str, Any]:
+        """Keywords of the engine. Temperature is 1 unless given, as OpenAI's is. What narrows a
+        draw changes no greedy choice."""
+        temperature = 1.0 if self.temperature is None else self.temperature
+        chosen: dict[str, Any] = {"temperature": temperature}
+        names = ["presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"]
+        if temperature != 0:
+            names += ["top_p", "min_p"]
+            if self.top_k not in (None, 0, -1):  # as other servers write "all"
+                names.append("top_k")
+        return chosen | {
+            name: value for name in names if (value := getattr(self, name)) is not None
+        }
+
+
+def _drop_null(data: Any) -> Any:
+    """Null stands for a field that is left out."""
+    if not isinstance(data, Mapping):
+        return data
+    return {name: value for name, value in data.items() if value is not None}
+
+
+class ChatRequest(Request):
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    @model_validator(mode="after")
+    def _chat_together(self) -> "ChatRequest":
+        if self.top_logprobs is not None and not self.logprobs:
+            raise UnsupportedFieldError(
+                "top_logprobs", "top_logprobs has no meaning without logprobs: true"
+            )
+        if (
+            None not in (both := (self.max_tokens, self.max_completion_tokens))
+            and both[0] != both[1]
+        ):
+            raise UnsupportedFieldError(
+                "max_tokens", f"max_tokens {both[0]} and max_completion_tokens {both[1]} mean the "
+                "same; give one of them",
+            )  # fmt: skip
+        return self
+
+    @property
+    def longest(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def num_likeliest(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+
+TokenIds = Annotated[list[int], Field(min_length=1)]
+
+
+class CompletionRequest(Request):
+    prompt: str | TokenIds | Annotated[list[str] | list[TokenIds], Field(min_length=1)]
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    @property
+    def longest(self) -> int | None:
+        return self.max_tokens or 16  # OpenAI's own default
+
+    @property
+    def num_likeliest(self) -> int | None:
+        return self.logprobs
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        if isinstance(prompt[0], int):
+            return [prompt]
+        return list(prompt)

@@ -1,0 +1,76 @@
+"""uvicorn around the application: the socket first, and an end that lets answers finish."""
+
+import socket
+import time
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from medusa_kit import console
+from medusa_kit.errors import ConfigError
+from medusa_kit.serve.service import Service
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket for this address. Raises ConfigError where it cannot be had."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, protocol, _, address = found[0]
+        bound = socket.socket(family, kind, protocol)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+        except OSError:
+            bound.close()
+            raise
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"cannot listen on {host} port {port}: {reason}",
+            hint="give another --port (0 takes a free one), or a --host of this machine",
+        ) from error
+    return bound
+
+
+def url_of(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Server(uvicorn.Server):
+    """At the first signal new requests get 503 and those under way go on, for `drain_timeout`
+    seconds at most; at the second they are cancelled. It returns, so the exit status is 0."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+        self._until: float | None = None  # when those under way are cancelled
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._until is None:
+            self.drain()
+        else:
+            self._until = 0.0
+
+    def drain(self) -> None:
+        """From any thread."""
+        self._service.closing = True
+        self._until = time.monotonic() + self._service.config.drain_timeout
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._until is not None:
+            late = time.monotonic() >= self._until
+            if late and not self._service.idle:
+                console.warn("answers under way are cancelled")
+                self._service.cancel()
+            self.should_exit |= late or self._service.idle
+        return await super().on_tick(counter)
+
+
+def server_for(app: FastAPI, service: Service) -> Server:
+    config = uvicorn.Config(
+        app, log_level="warning", access_log=False, server_header=False,
+        timeout_graceful_shutdown=5, timeout_keep_alive=30, lifespan="on", ws="none",
+    )  # fmt: skip
+    return Server(config, service)

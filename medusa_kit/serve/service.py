@@ -1,0 +1,244 @@
+"""The engine behind the routes: who may be asked for, and answers as they come, for asyncio.
+
+A request may ask for several answers. They share one event that the batch's thread sets.
+"""
+
+import asyncio
+import secrets
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+from medusa_kit.engine.engine import Engine
+from medusa_kit.engine.result import GenerationResult
+from medusa_kit.engine.shared_batch import Answer
+from medusa_kit.errors import ContextLengthError
+from medusa_kit.infer.details import Wanted
+from medusa_kit.infer.threaded.batch_thread import BatchStats
+from medusa_kit.infer.threaded.submission import Emission
+from medusa_kit.serve.errors import (
+    RequestError,
+    RequestTimeoutError,
+    ServerClosingError,
+    UnknownModelError,
+)
+from medusa_kit.serve.schema import KitFields, Request
+from medusa_kit.settings.serve import ServeConfig
+
+WINDOW = 5.0  # seconds over which tokens/s are counted
+
+
+class ModelNames(Protocol):
+    """Which names a request's `model` may have."""
+
+    def listed(self) -> list[str]: ...
+
+    def options(self, model: str) -> Mapping[str, Any]:
+        """Keywords of `SharedBatch.submit` for this name. Raises UnknownModelError."""
+        ...
+
+
+class BaseAlone:
+    """The base model by its own name, with the engine's own heads."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def listed(self) -> list[str]:
+        return [self.name]
+
+    def options(self, model: str) -> Mapping[str, Any]:
+        if model != self.name:
+            raise UnknownModelError(
+                f"model {model!r} is unknown; this server has {self.name}",
+                param="model", code="model_not_found",
+            )  # fmt: skip
+        return {}
+
+
+class Step(NamedTuple):
+    """What a step added to one of a request's answers; the last one of each has no emission."""
+
+    number: int  # of the answer
+    emission: Emission | None
+
+
+class Answers:
+    """The answers to one request, under way. Whoever makes them must `cancel` them at the end."""
+
+    def __init__(self, service: "Service", loop: asyncio.AbstractEventLoop) -> None:
+        self._service, self._loop = service, loop
+        self._changed = asyncio.Event()
+        self.answers: list[Answer] = []
+        self.stops: tuple[str, ...] = ()
+        self.deadline = loop.time() + service.config.request_timeout
+
+    def _told(self, tokens: list[int]) -> None:
+        """In the batch's thread."""
+        self._service.count(len(tokens))
+        self._loop.call_soon_threadsafe(self._changed.set)
+
+    def submit(self, **options: Any) -> None:
+        self.answers.append(self._service.batch.submit(on_tokens=self._told, **options))
+
+    async def steps(self) -> AsyncIterator[Step]:
+        """As they come, of all answers. Raises what an answer failed of, RequestTimeoutError."""
+        open_ = dict(enumerate(self.answers))
+        while open_:
+            self._changed.clear()
+            for index, answer in list(open_.items()):
+                done = answer.submission.done  # read first: nothing is emitted after it
+                for emission in answer.submission.take():
+                    yield Step(index, emission)
+                if done:
+                    del open_[index]
+                    if (error := answer.submission.error) is not None:
+                        raise error
+                    if answer.submission.row.finish_reason == "cancelled":
+                        raise ServerClosingError("the server is closing", code="closing")
+                    yield Step(index, None)
+            if open_:
+                await self._wait()
+
+    async def _wait(self) -> None:
+        left = self.deadline - self._loop.time()
+        try:
+            await asyncio.wait_for(self._changed.wait(), max(0.0, left))
+        except asyncio.TimeoutError:
+            raise RequestTimeoutError(
+                f"the request took longer than {self._service.config.request_timeout:g} seconds",
+                hint="ask for fewer tokens, or raise --request-timeout", code="timeout",
+            ) from None  # fmt: skip
+
+    def results(self) -> list[GenerationResult]:
+        return [answer.so_far() for answer in self.answers]
+
+    def cancel(self) -> None:
+        """End those that have not ended, within a step."""
+        for answer in self.answers:
+            answer.cancel()
+        self._service.leave(self)
+
+
+class Service:
+    """An engine, its shared batch, and what a request may ask of them."""
+
+    def __init__(
+        self, engine: Engine, config: ServeConfig, names: ModelNames | None = None
+    ) -> None:
+        self.engine, self.config = engine, config
+        self.names: ModelNames = names or BaseAlone(engine.base.info.name)
+        self.batch = engine.shared_batch(config.max_rows, config.max_queue, config.max_pause)
+        self.started = int(time.time())
+        self.closing = False  # no new requests are taken
+        self._under_way: set[Answers] = set()
+        self._recent: deque[tuple[float, int]] = deque(maxlen=4096)  # (time, tokens) of steps
+
+    @property
+    def idle(self) -> bool:
+        return not self._under_way
+
+    @property
+    def stats(self) -> BatchStats:
+        return self.batch.stats
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of all answers, over the last few seconds."""
+        since = time.monotonic() - WINDOW
+        return sum(tokens for when, tokens in list(self._recent) if when > since) / WINDOW
+
+    def count(self, tokens: int) -> None:
+        self._recent.append((time.monotonic(), tokens))
+
+    async def ask(
+        self, request: Request, prompts: Sequence[str | list[int] | list[dict[str, str]]]
+    ) -> Answers:
+        """Let `n` answers to each prompt in; answer i of a prompt is that of seed + i."""
+        if self.closing:
+            raise ServerClosingError("the server is closing", code="closing")
+        answers = Answers(self, asyncio.get_running_loop())
+        self._under_way.add(answers)
+        try:
+            await asyncio.to_thread(self._submit, answers, request, prompts)
+        except BaseException:
+            answers.cancel()
+            raise
+        return answers
+
+    def leave(self, answers: Answers) -> None:
+        self._under_way.discard(answers)
+
+    def cancel(self) -> None:
+        """End all that is under way, and take no more."""
+        self.closing = True
+        for answers in list(self._under_way):
+            answers.cancel()
+
+    def close(self, drain: bool) -> None:
+        self.closing = True
+        self.batch.close(drain, self.config.drain_timeout)
+
+    def _submit(self, answers: Answers, request: Request, prompts: Sequence[Any]) -> None:
+        extra = self.names.options(request.model)
+        sampling = request.sampling()
+        check_drafting(request.medusa_kit)
+        seed = secrets.randbits(31) if request.seed is None else request.seed
+        wanted = Wanted(request.num_likeliest, request.medusa_kit.tree)
+        for prompt in prompts:
+            ids = self._encoded(prompt)
+            longest = self._longest(len(ids), request)
+            for number in range(request.n):
+                answers.submit(
+                    prompt=ids,
+                    max_new_tokens=longest,
+                    stop=request.stop,
+                    drafter=request.medusa_kit.drafter,
+                    drafter_options=request.medusa_kit.drafter_options,
+                    wanted=wanted,
+                    seed=seed + number,
+                    **sampling,
+                    **extra,
+                )
+
+    def _encoded(self, prompt: Any) -> list[int]:
+        """Chats go through the template, a completion's text does not."""
+        if isinstance(prompt, str) and self.engine.base.tokenizer is not None:
+            return list(self.engine.base.tokenizer(prompt).input_ids)
+        return self.engine.encode(prompt)
+
+    def _longest(self, num_prompt: int, request: Request) -> int:
+        """How many tokens an answer may have. Raises ContextLengthError for more than there is room
+        for; where none are asked for, the rest of the context will do."""
+        context = self.engine.base.info.context_length
+        if (asked := request.longest) is None:
+            return self.config.default_max_tokens
+        if request.gives_length and num_prompt + asked > context:
+            raise ContextLengthError(
+                f"the prompt has {num_prompt} tokens and max_tokens is {asked}; the model's "
+                f"context holds {context}, answer included",
+                hint="shorten the prompt, or ask for fewer tokens",
+            )
+        return asked
+
+
+FORBIDDEN = ("store", "draft_model")  # options that name files and models of the server's machine
+
+
+def check_drafting(asked: KitFields) -> None:
+    """Raises for options of a drafter that a request must not set."""
+
+    def found(options: Mapping[str, Any]) -> str | None:
+        for name, value in options.items():
+            inner = found(value) if isinstance(value, Mapping) else None
+            if name in FORBIDDEN or inner:
+                return inner or name
+        return None
+
+    if (name := found(asked.drafter_options or {})) is not None:
+        raise RequestError(
+            f"drafter_options: {name!r} names what lies on the server, and cannot be set by a "
+            "request",
+            param="medusa_kit",
+        )

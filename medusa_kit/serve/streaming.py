@@ -1,0 +1,248 @@
+"""From answers under way to what is sent: one JSON object, or server-sent events.
+
+`Reply` says how; chats and completions each have their own.
+"""
+
+import asyncio
+import json
+import secrets
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from fastapi import Request as HttpRequest
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from medusa_kit.engine.result import GenerationResult
+from medusa_kit.engine.shared_batch import Answer
+from medusa_kit.infer.details import TokenScore, VerifiedTree
+from medusa_kit.infer.detokenize import TextStream
+from medusa_kit.infer.threaded.submission import Emission
+from medusa_kit.serve.errors import described
+from medusa_kit.serve.schema import Request
+from medusa_kit.serve.service import Answers, Service
+
+T = TypeVar("T")
+CLIENT_GONE = 499  # as nginx has it; nobody reads it
+
+
+@dataclass
+class Piece:
+    """What a step added to an answer. `spans`: the text by who guessed it."""
+
+    text: str = ""
+    spans: list[dict[str, Any]] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    scores: list[TokenScore] = field(default_factory=list)  # of `tokens`
+    tree: VerifiedTree | None = None
+
+    def add(self, other: "Piece") -> None:
+        self.text += other.text
+        self.spans += other.spans
+        self.tokens += other.tokens
+        self.scores += other.scores
+        self.tree = other.tree or self.tree
+
+
+class AnswerText:
+    """The text of one answer, step by step. Its stop token is no part of it."""
+
+    def __init__(self, answer: Answer, tokenizer: Any) -> None:
+        self._answer = answer
+        self._text = TextStream(tokenizer, answer.stops) if tokenizer is not None else None
+        self._last: tuple[int, str | None] = (0, None)
+
+    def push(self, emission: Emission) -> Piece:
+        piece, row = Piece(tree=emission.tree), self._answer.submission.row
+        guessers = self._answer.guessers(emission)
+        for place, token in enumerate(emission.tokens):
+            guessed = place < len(guessers)
+            self._last = (place + 1, guessers[place]) if guessed else (0, None)
+            if token in row.stop_ids:
+                continue
+            piece.tokens.append(token)
+            if emission.scores is not None:
+                piece.scores.append(emission.scores[place])
+            if self._text is not None:
+                self._show(piece, self._text.push([token]))
+        return piece
+
+    def finish(self) -> Piece:
+        piece = Piece()
+        if self._text is not None:
+            self._show(piece, self._text.finish())
+        return piece
+
+    def _show(self, piece: Piece, text: str) -> None:
+        if text:
+            depth, by = self._last
+            piece.text += text
+            piece.spans.append({"text": text, "depth": depth, "by": by})
+
+
+class Reply(ABC):
+    """The answers to one request in the words of OpenAI's API."""
+
+    whole_name: str
+    chunk_name: str
+    prefix: str
+
+    def __init__(self, service: Service, asked: Request) -> None:
+        self.service, self.asked = service, asked
+        self.tokenizer = service.engine.base.tokenizer
+        self._head = {
+            "id": f"{self.prefix}-{secrets.token_hex(12)}",
+            "created": int(time.time()),
+            "model": asked.model,
+        }
+
+    @abstractmethod
+    def choice(self, index: int, piece: Piece, reason: str) -> dict[str, Any]:
+        """A whole answer."""
+
+    @abstractmethod
+    def opening(self, index: int) -> dict[str, Any] | None:
+        """What a stream says of an answer before its text."""
+
+    @abstractmethod
+    def delta(self, index: int, piece: Piece, reason: str | None) -> dict[str, Any]:
+        """What a step added; `reason`: at the end, why."""
+
+    def whole(self, choices: Sequence[dict[str, Any]], answers: Answers) -> dict[str, Any]:
+        used = usage(answers.results(), self.asked.n)
+        return {**self._head, "object": self.whole_name, "choices": list(choices), "usage": used}
+
+    def event(self, choices: Sequence[dict[str, Any]], used: Any = None) -> bytes:
+        content = {**self._head, "object": self.chunk_name, "choices": list(choices)}
+        if self.asked.wants_usage:
+            content["usage"] = used
+        return _event(content)
+
+    def extras(self, piece: Piece) -> dict[str, Any]:
+        """What the request asked to be told besides."""
+        extras: dict[str, Any] = {}
+        wanted, told = self.asked.medusa_kit, dict[str, Any]()
+        if wanted.spans:
+            told["spans"] = piece.spans
+        if wanted.tree:
+            told["tree"] = None if piece.tree is None else piece.tree._asdict()
+        if told:
+            extras["medusa_kit"] = told
+        if self.asked.return_token_ids:
+            extras["token_ids"] = piece.tokens
+        return extras
+
+
+def usage(results: Sequence[GenerationResult], answers_each: int) -> dict[str, Any]:
+    """Of all answers to a request; each prompt counts once, however many answers it got."""
+    stats = [result.stats for result in results]
+    prompts = stats[::answers_each]
+    prompt = sum(one.prompt_tokens for one in prompts)
+    new, steps = sum(one.new_tokens for one in stats), sum(one.num_steps for one in stats)
+    cached = sum(one.cached_tokens for one in prompts)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": new,
+        "total_tokens": prompt + new,
+        "prompt_tokens_details": {"cached_tokens": cached},
+        "medusa_kit": {
+            "acceptance_length": (new - len(stats)) / steps if steps else 1.0,
+            "cached_tokens": cached,
+            "steps": steps,
+            "drafter": stats[0].drafter,
+        },
+    }
+
+
+def _event(content: dict[str, Any]) -> bytes:
+    said = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return f"data: {said}\n\n".encode()
+
+
+class EventStream(StreamingResponse):
+    """Ends the answers whatever becomes of the connection."""
+
+    def __init__(self, answers: Answers, content: AsyncIterator[bytes]) -> None:
+        super().__init__(
+            content, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
+        )
+        self._answers = answers
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._answers.cancel()
+
+
+async def respond(
+    reply: Reply, prompts: Sequence[str | list[int] | list[dict[str, str]]], http: HttpRequest
+) -> Response:
+    """Answer a request. Raises what cannot be answered."""
+    answers = await reply.service.ask(reply.asked, prompts)
+    if reply.asked.stream:
+        return EventStream(answers, _events(reply, answers))
+    try:
+        content = await _unless_gone(http, _whole(reply, answers))
+    finally:
+        answers.cancel()
+    return Response(status_code=CLIENT_GONE) if content is None else JSONResponse(content)
+
+
+async def _events(reply: Reply, answers: Answers) -> AsyncIterator[bytes]:
+    texts = [AnswerText(answer, reply.tokenizer) for answer in answers.answers]
+    try:
+        openings = (reply.opening(index) for index in range(len(texts)))
+        for said in openings:
+            if said is not None:
+                yield reply.event([said])
+        async for index, emission in answers.steps():
+            if emission is not None:
+                piece = texts[index].push(emission)
+                if piece.tokens or piece.tree is not None:
+                    yield reply.event([reply.delta(index, piece, None)])
+                continue
+            reason = answers.answers[index].submission.row.finish_reason
+            yield reply.event([reply.delta(index, texts[index].finish(), reason)])
+        if reply.asked.wants_usage:
+            yield reply.event([], usage(answers.results(), reply.asked.n))
+        yield b"data: [DONE]\n\n"
+    except Exception as error:  # the status has been sent, so the error is an event
+        yield _event(described(error)[1])
+
+
+async def _whole(reply: Reply, answers: Answers) -> dict[str, Any]:
+    texts = [AnswerText(answer, reply.tokenizer) for answer in answers.answers]
+    pieces = [Piece() for _ in texts]
+    async for index, emission in answers.steps():
+        added = texts[index].finish() if emission is None else texts[index].push(emission)
+        pieces[index].add(added)
+    reasons = [str(answer.submission.row.finish_reason) for answer in answers.answers]
+    told = zip(pieces, reasons, strict=True)
+    choices = [reply.choice(index, piece, reason) for index, (piece, reason) in enumerate(told)]
+    return reply.whole(choices, answers)
+
+
+async def _unless_gone(http: HttpRequest, work: Awaitable[T]) -> T | None:
+    """What `work` returns, or None where the client hangs up before."""
+
+    async def gone() -> None:
+        while (await http.receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(gone())
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+        await asyncio.gather(working, leaving, return_exceptions=True)
+
+
+def service_of(http: HttpRequest) -> Service:
+    service: Service = http.app.state.service
+    return service

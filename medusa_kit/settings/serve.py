@@ -1,0 +1,88 @@
+"""Every option of the server, defined once: name, type, default and description.
+
+`medusa-kit serve` and the section `serve` of engine files are made from it. Nothing is imported
+here but the standard library, since `--help` is made from it.
+"""
+
+import dataclasses
+import math
+from typing import Annotated, Any, get_args, get_type_hints
+
+from medusa_kit.errors import ConfigError, check_count
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ServeConfig:
+    """How requests are served. Raises ConfigError for a value that is out of range."""
+
+    host: Annotated[str, "Address to listen on; 0.0.0.0 is every one of this machine."] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, "Port to listen on; 0 takes a free one."] = 8000
+    max_rows: Annotated[int, "Answers that are decoded at once, in one batch."] = 8
+    max_queue: Annotated[int, "Requests that may wait for a place; others get 429."] = 256
+    max_pause: Annotated[
+        float,
+        "Seconds for which reading prompts may hold up answers under way between two steps.",
+    ] = 0.1
+    default_max_tokens: Annotated[
+        int, "Longest answer of a chat whose request does not give max_tokens."
+    ] = 1024
+    request_timeout: Annotated[
+        float, "Seconds that a request may take, the wait for a place included; then it gets 504."
+    ] = 600.0
+    drain_timeout: Annotated[
+        float, "Seconds that answers under way may take at the end (SIGTERM, Ctrl-C)."
+    ] = 60.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_rows", "default_max_tokens"):
+            check_count(name, getattr(self, name))
+        _check("port", self.port, whole(self.port) and 0 <= self.port < 65536, "0 to 65535")
+        _check(
+            "max_queue", self.max_queue, whole(self.max_queue) and self.max_queue >= 0, "0 or more"
+        )
+        for name in ("max_pause", "request_timeout"):
+            value = getattr(self, name)
+            _check(name, value, _seconds(value) and value > 0, "seconds above 0")
+        drain = self.drain_timeout
+        _check("drain_timeout", drain, _seconds(drain) and drain >= 0, "seconds, 0 or more")
+        if not isinstance(self.host, str) or not self.host.strip():
+            raise ConfigError(f"host {self.host!r} is empty", hint="127.0.0.1 is this machine")
+
+
+@dataclasses.dataclass(frozen=True)
+class ServeOption:
+    """One option as the command line and engine files see it."""
+
+    name: str
+    kind: Any
+    default: Any
+    description: str
+
+
+def serve_options() -> dict[str, ServeOption]:
+    """ServeConfig's by name."""
+    hints = get_type_hints(ServeConfig, include_extras=True)
+    return {
+        one.name: ServeOption(one.name, *_kind(hints[one.name], one.default))
+        for one in dataclasses.fields(ServeConfig)
+    }
+
+
+def _kind(hint: Any, default: Any) -> tuple[Any, Any, str]:
+    kind, description = get_args(hint)
+    return kind, default, description
+
+
+def whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _seconds(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _check(name: str, value: Any, fits: bool, expected: str) -> None:
+    if not fits:
+        raise ConfigError(f"{name} {value!r} is out of range; expected {expected}")
