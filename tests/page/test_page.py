@@ -1,134 +1,15 @@
-"""The page in a real browser without a window (`make test-page`), over canned answers.
+"""The page in a real browser: answers, conversations, comparisons, errors, the meter."""
 
-A browser: playwright's own, or the one that CHROMIUM names, or Debian's.
-"""
-
-import os
 import re
-import shutil
-import socket
-import threading
-from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any
 
 import pytest
-import uvicorn
-from support.page_server import KEY, STEPS, WORDS, StandIn
+from support.serving.browser import Served, ended, send
+from support.serving.page_server import KEY, STEPS, WORDS, StandIn
 
 api = pytest.importorskip("playwright.sync_api", reason="`make test-page` installs playwright")
 expect = api.expect
-
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
 TOKENS = sum(map(len, STEPS))
-# The contrast of two colours by WCAG; `ground` is the first ground behind an element.
-CONTRAST = """
-element => {
-  const rgb = text => text.match(/[\\d.]+/g).map(Number);
-  const light = ([r, g, b]) => [r, g, b].map(c => c / 255)
-    .map(c => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
-    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
-  const contrast = (a, b) => {
-    const [x, y] = [light(a), light(b)];
-    return (Math.max(x, y) + 0.05) / (Math.min(x, y) + 0.05);
-  };
-  const groundOf = one => {
-    for (; one; one = one.parentElement) {
-      const ground = rgb(getComputedStyle(one).backgroundColor);
-      if (ground.length < 4 || ground[3] === 1) return ground;
-    }
-    return [255, 255, 255];
-  };
-  const style = getComputedStyle(element);
-  return {
-    text: contrast(rgb(style.color), groundOf(element)),
-    line: contrast(rgb(style.textDecorationColor), groundOf(element.parentElement)),
-    thickness: parseFloat(style.textDecorationThickness),
-  };
-}
-"""
-# What has no name for a screen reader, of what can be used.
-NAMELESS = """
-() => [...document.querySelectorAll("button, input, select, textarea, summary, a, [tabindex]")]
-  .filter(one => {
-    const label = one.labels?.length ? one.labels[0].textContent : "";
-    const by = document.getElementById(one.getAttribute("aria-labelledby"))?.textContent ?? "";
-    const own = /^(BUTTON|A|SUMMARY)$/.test(one.tagName) ? one.textContent : "";
-    return !(label + by + own + (one.getAttribute("aria-label") ?? "")).trim();
-  }).map(one => one.outerHTML)
-"""
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with api.sync_playwright() as playwright:
-        # As root it has no sandbox, in containers for example.
-        flags = ["--no-sandbox"] if os.geteuid() == 0 else []
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
-        yield browser
-        browser.close()
-
-
-class Served:
-    """An app on the loopback interface, in a thread."""
-
-    def __init__(self, app: Any) -> None:
-        listening = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{listening.getsockname()[1]}/"
-        config = uvicorn.Config(app, log_level="warning", lifespan="off", ws="none")
-        self._server = uvicorn.Server(config)
-        self._thread = threading.Thread(target=self._server.run, args=([listening],))
-        self._thread.start()
-
-    def close(self) -> None:
-        self._server.should_exit = self._server.force_exit = True
-        self._thread.join()
-
-
-@pytest.fixture
-def stand_in() -> StandIn:
-    return StandIn()
-
-
-@pytest.fixture
-def url(stand_in: StandIn) -> Iterator[str]:
-    served = Served(stand_in.app)
-    yield served.url
-    served.close()
-
-
-@pytest.fixture
-def page(browser: Any, url: str) -> Iterator[Any]:
-    """Opened; at the end nothing may have failed in it, nor been asked of another host."""
-    with browser.new_context() as context:
-        page = context.new_page()
-        asked: list[str] = []
-        failures: list[str] = []
-        page.on("request", lambda request: asked.append(request.url))
-        page.on("pageerror", lambda error: failures.append(str(error)))
-        page.on("console", lambda said: failures.append(said.text) if is_failure(said) else None)
-        page.goto(url)
-        expect(page.locator("#model option")).not_to_have_count(0)
-        yield page
-        assert [one for one in asked if not one.startswith(url)] == []
-        assert failures == []
-
-
-def is_failure(said: Any) -> bool:
-    """A status of the server's is no failure of the page."""
-    return said.type in ("error", "warning") and "Failed to load resource" not in said.text
-
-
-def send(page: Any, words: str) -> Any:
-    """Send by keyboard; the answer's element."""
-    page.get_by_label("Message", exact=True).fill(words)
-    page.keyboard.press("Enter")
-    return page.locator("article.answer").last
-
-
-def ended(answer: Any) -> Any:
-    expect(answer.get_by_role("button", name="Compare with plain")).to_be_enabled()
-    return answer
 
 
 def test_an_answer_streams_in_and_its_tokens_are_tinted_by_depth(
@@ -216,30 +97,6 @@ def test_an_opening_is_sent_by_its_button(page: Any, stand_in: StandIn) -> None:
     assert stand_in.requests[0]["messages"][0]["content"] == words
 
 
-def test_everything_can_be_done_by_keyboard(page: Any, stand_in: StandIn) -> None:
-    assert page.evaluate("document.activeElement.id") == "prompt", "one can type at once"
-    page.keyboard.type("Hello")
-    page.keyboard.press("Enter")
-    answer = ended(page.locator("article.answer"))
-    page.locator(".skip").focus()
-    seen = ["Skip to the message"]
-    for _ in range(30):
-        page.keyboard.press("Tab")
-        if page.evaluate("document.activeElement === document.body"):
-            break  # once round
-        name = page.evaluate("document.activeElement.id || document.activeElement.textContent")
-        seen.append(name.strip())
-        outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
-        assert outline != "none", f"{name} does not show that it has the focus"
-    order = ["Skip to the message", "model", "conversations", "new", "Compare with plain",
-             "tints", "prompt", "send", "tree", "The tree as text", "Settings"]  # fmt: skip
-    assert [name for name in seen if name in order] == order
-    answer.get_by_role("button", name="Compare with plain").focus()
-    page.keyboard.press("Enter")
-    expect(answer.locator(".comparison")).to_contain_text("identical")
-    assert page.evaluate("document.activeElement.textContent") == "Compare with plain"
-
-
 def test_comparing_answers_again_plainly(page: Any, stand_in: StandIn) -> None:
     answer = ended(send(page, "the same"))
     answer.get_by_role("button", name="Compare with plain").click()
@@ -322,19 +179,6 @@ def test_an_api_key_is_asked_for_and_sent(page: Any) -> None:
     assert page.evaluate("localStorage.length") == 0
 
 
-def test_the_tree_of_the_last_step_is_drawn_and_told(page: Any) -> None:
-    ended(send(page, "trees"))
-    drawing = page.get_by_role("img", name="The last step verified 6 guesses, 3 accepted")
-    expect(drawing).to_be_visible()
-    assert drawing.locator("g.node").count() == 7
-    accepted = [one.text_content() for one in drawing.locator("g.accepted text").all()]
-    assert accepted == ["␣sea", "␣is", "␣blue", "⏎"]
-    page.get_by_text("The tree as text").click()
-    expect(page.locator("#tree-text")).to_contain_text("“␣was”, not accepted at depth 1")
-    assert page.locator("#tree-text li").count() == 7
-    assert page.locator("#tree-text b, #tree b").count() == 0
-
-
 def test_the_meter_is_read_while_the_page_is_visible(page: Any, stand_in: StandIn) -> None:
     expect(page.locator("#batch")).to_contain_text("2 of 8")
     expect(page.locator("#batch")).to_contain_text("312")
@@ -349,59 +193,3 @@ def test_the_meter_is_read_while_the_page_is_visible(page: Any, stand_in: StandI
     before = stand_in.batches
     page.wait_for_timeout(1500)
     assert stand_in.batches == before
-
-
-def test_a_screen_reader_hears_sentences_and_finds_names(page: Any) -> None:
-    ended(send(page, "speak"))
-    spoken = page.get_by_role("log")
-    assert spoken.get_attribute("aria-live") == "polite"
-    lines = [line.replace("\n", " ") for line in spoken.locator("p").all_inner_texts()]
-    assert len(lines) == 2, "the words, and the end"
-    assert lines[1].startswith("End of the answer.")
-    assert page.locator("#messages[aria-live], #messages [aria-live]").count() == 0
-    page.get_by_text("Settings", exact=True).click()
-    assert page.evaluate(NAMELESS) == []
-    for role in ("banner", "main", "complementary"):
-        assert page.get_by_role(role).count() == 1
-    levels = [int(one.evaluate("e => e.tagName[1]")) for one in page.get_by_role("heading").all()]
-    assert levels[0] == 1
-    assert all(after - before <= 1 for before, after in pairwise(levels))
-    assert page.locator("html").get_attribute("lang") == "en"
-    ids = page.evaluate("[...document.querySelectorAll('[id]')].map(one => one.id)")
-    assert len(ids) == len(set(ids))
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_light_and_dark_can_be_read(page: Any, scheme: str) -> None:
-    """WCAG AA: text 4.5, lines that mean something 3; and depths differ by more than colour."""
-    page.emulate_media(color_scheme=scheme)
-    answer = ended(send(page, "colours"))
-    send(page, "busy")
-    expect(page.get_by_role("alert")).to_be_visible()
-    page.get_by_text("Settings", exact=True).click()
-    thickness = []
-    for depth in range(5):
-        seen = answer.locator(f".token.d{depth}").first.evaluate(CONTRAST)
-        assert seen["text"] >= 4.5
-        assert seen["line"] >= 3 or depth == 0
-        thickness.append(seen["thickness"])
-    assert thickness == sorted(set(thickness)), thickness
-    texts = "p, h1, h2, h3, dt, dd, label, summary, li, button:enabled, input, select, textarea"
-    for one in page.locator(f":is({texts}):visible").all():
-        assert one.evaluate(CONTRAST)["text"] >= 4.5, one.inner_html()
-    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert (ground == "rgb(250, 249, 246)") == (scheme == "light")
-
-
-def test_tints_can_be_switched_off(page: Any) -> None:
-    answer = ended(send(page, "plain looks"))
-    page.get_by_label("Show tints").uncheck()
-    line = "e => getComputedStyle(e).textDecorationLine"
-    assert answer.locator(".token.d2").first.evaluate(line) == "none"
-
-
-@pytest.mark.parametrize("width", [320, 1280])
-def test_nothing_is_wider_than_the_screen(page: Any, width: int) -> None:
-    page.set_viewport_size({"width": width, "height": 800})
-    ended(send(page, "wide " + "w" * 400))
-    assert page.evaluate("document.documentElement.scrollWidth") <= width

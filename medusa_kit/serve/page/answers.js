@@ -78,6 +78,8 @@ async function* events(response) {
   }
 }
 
+const AT_ONCE = 5, SHORTEST = 20; // milliseconds
+
 /** An answer as far as it has come. */
 export class Answer {
   constructor() {
@@ -88,6 +90,7 @@ export class Answer {
     this.tree = null;
     this.sent = performance.now();
     this.first = this.last = null;
+    this.early = 0; // tokens that came together with the first
   }
 
   /** Take a chunk in; the spans that it adds. */
@@ -106,6 +109,7 @@ export class Answer {
     const whole = spans.map(([text]) => text).join("") === content;
     const added = whole ? spans : [[content, 0, null]]; // the text is what counts
     this.spans.push(...added);
+    if (this.last - this.first < AT_ONCE) this.early = this.spans.length;
     return added;
   }
 
@@ -114,13 +118,13 @@ export class Answer {
     const own = this.spans.filter(([, depth]) => !depth).length;
     const tokens = this.usage?.completion_tokens ?? this.spans.length;
     const kit = this.usage?.medusa_kit ?? {};
-    const seconds = (this.last - this.first) / 1000;
+    const timed = this.last - this.first; // without the reading of the prompt
     return {
       tokens,
       drafter: kit.drafter ?? null,
       cached: kit.cached_tokens ?? 0,
       wait: this.first === null ? null : (this.first - this.sent) / 1000,
-      rate: tokens > 1 && seconds > 0 ? (tokens - 1) / seconds : null,
+      rate: timed >= SHORTEST ? ((tokens - this.early) / timed) * 1000 : null,
       acceptance: kit.acceptance_length ?? (own > 1 ? (this.spans.length - 1) / (own - 1) : null),
       depths: this.depths,
     };
