@@ -57,7 +57,7 @@ def create_app(
 
     app = FastAPI(
         title="medusa-kit", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
-        middleware=list(middleware),
+        middleware=list(middleware), responses=errors.RESPONSES,
     )  # fmt: skip
     app.state.service = service
     errors.install(app)

@@ -1,10 +1,12 @@
 """What went wrong, as OpenAI's clients expect it: a status, and {"error": {…}} as the body."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from medusa_kit import console
@@ -56,6 +58,7 @@ TABLE: tuple[tuple[type[Exception], int, str, str | None], ...] = (
     (DataError, 400, "invalid_request_error", None),
     (QueueFullError, 429, "rate_limit_error", "queue_full"),
     (ClosedError, 503, "service_unavailable_error", "closing"),
+    (RecursionError, 400, "invalid_request_error", None),
     (DeviceMemoryError, 503, "service_unavailable_error", "out_of_memory"),
 )
 TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
@@ -70,10 +73,39 @@ def described(error: BaseException) -> tuple[int, dict[str, Any]]:
         return error.status, body(str(error), kind, error.param, error.code)
     for one, status, kind, code in TABLE:
         if isinstance(error, one):
-            return status, body(str(error), kind, _field_of(error), code)
+            nested = isinstance(error, RecursionError)
+            said = "the request is nested too deeply" if nested else str(error)
+            return status, body(said, kind, _field_of(error), code)
     console.warn(f"a request failed: {type(error).__name__}: {error}")
     said = str(error) if isinstance(error, MedusaKitError) else "the server failed; see its log"
     return 500, body(said, "server_error", None, None)
+
+
+class ErrorDetails(BaseModel):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(BaseModel):
+    """The body of every error."""
+
+    error: ErrorDetails
+
+
+# For the OpenAPI document.
+RESPONSES: dict[int | str, dict[str, Any]] = {
+    status: {"model": ErrorBody, "description": said}
+    for status, said in {
+        400: "The request cannot be answered; `param` is the field to blame.",
+        404: "There is no such model.",
+        429: "Too many requests wait.",
+        500: "The server failed.",
+        503: "The server is closing, or out of memory.",
+        504: "The request took too long.",
+    }.items()
+}
 
 
 def body(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
@@ -88,14 +120,20 @@ def response(status: int, content: dict[str, Any]) -> JSONResponse:
 
 def _field_of(error: Exception) -> str | None:
     """Messages about a value begin with its name."""
+    if isinstance(error, DataError):
+        return "messages"  # that the chat template refuses
     first = str(error).split(" ", 1)[0]
+    if first == "token":  # an id that the model does not have
+        return "prompt"
+    if first in ("drafter", "drafter_options"):
+        return "medusa_kit"
     return first if first in FIELDS else None
 
 
 def explain_invalid(error: RequestValidationError) -> tuple[str, str | None]:
     """(message, field) of the first thing that is wrong with a request's body."""
-    item = error.errors()[0]
-    path = [part for part in item["loc"] if part != "body"]
+    item = _most_telling(error.errors())
+    path = _path(item)
     name = ".".join(str(part) for part in path)
     if item["type"] == "json_invalid":
         return f"the body is no JSON: {item['ctx']['error']}", None
@@ -109,6 +147,24 @@ def explain_invalid(error: RequestValidationError) -> tuple[str, str | None]:
         return str(cause), getattr(cause, "param", None) or name or None
     said = item["msg"].replace("Input should be", "expected")
     return f"{name or 'body'}: {said}", name or None
+
+
+def _most_telling(items: Sequence[Any]) -> Any:
+    """The first; where it is one of several kinds that a value may have, the kind that fits best
+    fails deepest inside."""
+    place = items[0]["loc"][:-1]
+    alike = [item for item in items if item["loc"][: len(place)] == place]
+    several = any(_is_kind(part) for part in items[0]["loc"])
+    return max(alike, key=lambda item: len(item["loc"])) if several else items[0]
+
+
+def _path(item: Any) -> list[Any]:
+    """Of the value in the body, without the kinds that pydantic has tried."""
+    return [part for part in item["loc"] if part != "body" and not _is_kind(part)]
+
+
+def _is_kind(part: Any) -> bool:
+    return isinstance(part, str) and (part == "str" or "[" in part)
 
 
 def install(app: FastAPI) -> None:
@@ -126,8 +182,9 @@ def install(app: FastAPI) -> None:
         answer.headers.update(error.headers or {})
         return answer
 
+    @app.exception_handler(RecursionError)
     @app.exception_handler(MedusaKitError)
-    async def failed(request: Request, error: MedusaKitError) -> JSONResponse:
+    async def failed(request: Request, error: Exception) -> JSONResponse:
         return response(*described(error))
 
     @app.exception_handler(Exception)

@@ -31,12 +31,20 @@ def completion_logprobs(
     return {
         "tokens": texts,
         "token_logprobs": [_finite(score.log_prob) for score in scores],
-        "top_logprobs": [
-            {text_of_token(tokenizer, token): _finite(value) for token, value in score.likeliest}
-            for score in scores
-        ],
+        "top_logprobs": [_by_text(tokenizer, score.likeliest) for score in scores],
         "text_offset": offsets,
     }
+
+
+def _by_text(tokenizer: Any, likeliest: Sequence[tuple[int, float]]) -> dict[str, float]:
+    """Parts of a character, which have no text that tells them apart, by the vocabulary's word."""
+    found = dict[str, float]()
+    for token, log_prob in likeliest:
+        text = text_of_token(tokenizer, token)
+        if tokenizer is not None and (text in found or UNFINISHED in text):
+            text = str(tokenizer.convert_ids_to_tokens(token))
+        found[text] = _finite(log_prob)
+    return found
 
 
 def text_of_token(tokenizer: Any, token: int) -> str:

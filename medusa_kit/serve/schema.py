@@ -3,6 +3,7 @@
 Numbers that say how tokens are chosen are checked by SamplingParams, which the engine uses too.
 """
 
+import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -127,6 +128,7 @@ class Request(Fields):
     @model_validator(mode="before")
     @classmethod
     def _supported(cls, data: Any) -> Any:
+        _check_text(data)
         return _drop_null(_without(data, UNSUPPORTED))
 
     @model_validator(mode="after")
@@ -170,6 +172,18 @@ class Request(Fields):
         }
 
 
+def _check_text(data: Any) -> None:
+    """JSON can write half of a character that takes two escapes, which is no text."""
+    for name, value in data.items() if isinstance(data, Mapping) else ():
+        try:
+            json.dumps([name, value], ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            half = str(error.object)[error.start]
+            raise UnsupportedFieldError(
+                ascii(name)[1:-1], f"{ascii(name)[1:-1]} holds {half!a}, half of a character"
+            ) from None
+
+
 def _drop_null(data: Any) -> Any:
     """Null stands for a field that is left out."""
     if not isinstance(data, Mapping):
@@ -208,11 +222,17 @@ class ChatRequest(Request):
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
+def _one_kind(value: Any) -> Any:
+    if isinstance(value, list) and {type(one) for one in value} not in ({str}, {int}, {list}):
+        raise ValueError("prompt: expected text, token ids, or a list of either that is not empty")
+    return value
+
+
 TokenIds = Annotated[list[int], Field(min_length=1)]
 
 
 class CompletionRequest(Request):
-    prompt: str | TokenIds | Annotated[list[str] | list[TokenIds], Field(min_length=1)]
+    prompt: Annotated[str | TokenIds | list[str] | list[TokenIds], BeforeValidator(_one_kind)]
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     @property

@@ -4,6 +4,7 @@ A request may ask for several answers. They share one event that the batch's thr
 """
 
 import asyncio
+import contextlib
 import secrets
 import time
 from collections import deque
@@ -71,7 +72,7 @@ class Answers:
         self._service, self._loop = service, loop
         self._changed = asyncio.Event()
         self.answers: list[Answer] = []
-        self.stops: tuple[str, ...] = ()
+        self._cancelled = False
         self.deadline = loop.time() + service.config.request_timeout
 
     def _told(self, tokens: list[int]) -> None:
@@ -81,12 +82,16 @@ class Answers:
 
     def submit(self, **options: Any) -> None:
         self.answers.append(self._service.batch.submit(on_tokens=self._told, **options))
+        if self._cancelled:  # while a thread still let it in
+            self.cancel()
 
     async def steps(self) -> AsyncIterator[Step]:
         """As they come, of all answers. Raises what an answer failed of, RequestTimeoutError."""
         open_ = dict(enumerate(self.answers))
         while open_:
             self._changed.clear()
+            if self._cancelled:  # by the server: a client that hangs up reads no more
+                raise ServerClosingError("the server is closing", code="closing")
             for index, answer in list(open_.items()):
                 done = answer.submission.done  # read first: nothing is emitted after it
                 for emission in answer.submission.take():
@@ -95,8 +100,6 @@ class Answers:
                     del open_[index]
                     if (error := answer.submission.error) is not None:
                         raise error
-                    if answer.submission.row.finish_reason == "cancelled":
-                        raise ServerClosingError("the server is closing", code="closing")
                     yield Step(index, None)
             if open_:
                 await self._wait()
@@ -116,8 +119,11 @@ class Answers:
 
     def cancel(self) -> None:
         """End those that have not ended, within a step."""
-        for answer in self.answers:
+        self._cancelled = True
+        for answer in list(self.answers):
             answer.cancel()
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self._changed.set)
         self._service.leave(self)
 
 
@@ -188,6 +194,8 @@ class Service:
         wanted = Wanted(request.num_likeliest, request.medusa_kit.tree)
         for prompt in prompts:
             ids = self._encoded(prompt)
+            if not ids:
+                raise RequestError("prompt has no token; expected some text", param="prompt")
             longest = self._longest(len(ids), request)
             for number in range(request.n):
                 answers.submit(
@@ -224,21 +232,27 @@ class Service:
 
 
 FORBIDDEN = ("store", "draft_model")  # options that name files and models of the server's machine
+MOST = 64  # nodes, tokens and the like of a drafter, since its neighbours share the step
 
 
 def check_drafting(asked: KitFields) -> None:
-    """Raises for options of a drafter that a request must not set."""
+    """Raises RequestError for options of a drafter that a request must not set."""
+    _check_options(asked.drafter_options or {})
 
-    def found(options: Mapping[str, Any]) -> str | None:
-        for name, value in options.items():
-            inner = found(value) if isinstance(value, Mapping) else None
-            if name in FORBIDDEN or inner:
-                return inner or name
-        return None
 
-    if (name := found(asked.drafter_options or {})) is not None:
-        raise RequestError(
-            f"drafter_options: {name!r} names what lies on the server, and cannot be set by a "
-            "request",
-            param="medusa_kit",
-        )
+def _check_options(options: Mapping[str, Any]) -> None:
+    for name, value in options.items():
+        if name in FORBIDDEN:
+            raise RequestError(
+                f"drafter_options: {name!r} names what lies on the server, and cannot be set by a "
+                "request",
+                param="medusa_kit",
+            )
+        if isinstance(value, int) and value > MOST:
+            raise RequestError(
+                f"drafter_options: {name} {value} is out of range; a request may ask for {MOST} "
+                "at most",
+                param="medusa_kit",
+            )
+        if isinstance(value, Mapping):
+            _check_options(value)
