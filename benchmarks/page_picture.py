@@ -2,7 +2,8 @@
 
 medusa-kit serve &
 make test-page        # installs playwright
-PYTHONPATH=build/browser python benchmarks/page_picture.py http://127.0.0.1:8000 docs/images/page.png
+export PYTHONPATH=build/browser
+python benchmarks/page_picture.py http://127.0.0.1:8000 docs/images/page.png
 """
 
 import argparse

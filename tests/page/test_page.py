@@ -26,6 +26,7 @@ def test_an_answer_streams_in_and_its_tokens_are_tinted_by_depth(
     expect(answer.locator(".figures-line")).to_contain_text("acceptance length 3.33")
     expect(answer.locator(".figures-line")).to_contain_text(f"{TOKENS} tokens")
     expect(answer).to_contain_text("The model’s own: 4. Accepted: 2 at depth 1, 2 at depth 2")
+    expect(answer).to_contain_text("Steps by source: medusa 90%, none 10%.")
     (body,) = stand_in.requests
     assert body["messages"] == [{"role": "user", "content": "Tell me of the sea"}]
     assert (body["model"], body["temperature"], body["max_tokens"]) == ("tiny", 0, 256)

@@ -73,9 +73,12 @@ function messagesFor(conversation, system, end = conversation.messages.length) {
   return system ? [{ role: "system", content: system }, ...said] : said;
 }
 
-function tokenElement([text, depth, by]) {
+/** The space before a word is not tinted: at the end of a line it would stick out. */
+function tokenNodes([text, depth, by]) {
   const how = depth ? `accepted at depth ${depth}${by ? `, guessed by ${by}` : ""}` : "the model’s own";
-  return make("span", { class: `token ${depthClass(depth)}`, title: how }, text);
+  const space = /^ +(?=\S)/.exec(text)?.[0] ?? "";
+  const word = make("span", { class: `token ${depthClass(depth)}`, title: how }, text.slice(space.length));
+  return [space, word];
 }
 
 function messageElement(who) {
@@ -93,7 +96,7 @@ function figuresText({ tokens, rate: speed, acceptance, wait, drafter }) {
     acceptance === null ? null : `acceptance length ${acceptance.toFixed(2)}`,
     plural(tokens, "token"),
     wait === null ? null : `first after ${wait.toFixed(2)} s`,
-    drafter,
+    drafter?.split(" ")[0], // of its statistics
   ];
   return parts.filter(Boolean).join(" · ");
 }
@@ -103,7 +106,13 @@ function depthsText(depths) {
   return `The model’s own: ${count(depths[0] ?? 0)}. Accepted: ${deeper.join(", ") || "none"}.`;
 }
 
-const ENDS = { length: "It was cut at the most tokens.", stopped: "You stopped it.", error: "It broke off." };
+/** What a drafter with several sources says of them. */
+function sourcesText(drafter) {
+  const told = /\((.*)\)$/.exec(drafter ?? "")?.[1];
+  return told ? `Steps by source: ${told}.` : "";
+}
+
+const ENDS = { length: "It was cut at the most tokens that the settings allow.", stopped: "You stopped it.", error: "It broke off." };
 
 /** What stands below an answer that has ended. */
 function closeAnswer(element, conversation, index) {
@@ -111,7 +120,7 @@ function closeAnswer(element, conversation, index) {
   const { figures, finish } = message;
   if (figures.tokens) {
     element.append(make("p", { class: "figures-line" }, figuresText(figures)));
-    element.append(make("p", { class: "note" }, `${depthsText(figures.depths)} ${ENDS[finish] ?? ""}`));
+    element.append(make("p", { class: "note" }, [depthsText(figures.depths), sourcesText(figures.drafter), ENDS[finish]].filter(Boolean).join(" ")));
   } else element.append(make("p", { class: "note" }, ENDS[finish] ?? "The answer is empty."));
   const compare = make("button", { type: "button" }, "Compare with plain");
   compare.addEventListener("click", () => compareWithPlain(element, compare, conversation, index));
@@ -138,7 +147,7 @@ function showConversation() {
     const { element, text } = messageElement(message.role === "user" ? "You" : message.model);
     if (message.role === "user") text.textContent = message.content;
     else {
-      text.append(...message.spans.map(tokenElement));
+      text.append(...message.spans.flatMap(tokenNodes));
       closeAnswer(element, current, index);
     }
   });
@@ -199,7 +208,7 @@ async function askForAnswer() {
   await exclusively(async (signal) => {
     result = await answer(request, key(), signal, (spans, soFar) => {
       const follows = nearEnd();
-      text.append(...spans.map(tokenElement));
+      text.append(...spans.flatMap(tokenNodes));
       if (spans.length) live.textContent = figuresText(soFar.figures);
       voice.add(spans.map(([one]) => one).join(""));
       if (soFar.tree) showTree(soFar.tree);
