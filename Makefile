@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install check fmt fix test test-quantised stress test-vllm gpu-check test-gpu demo bench bench-llama-cpp recording clean
+.PHONY: help install check fmt fix test test-quantised stress test-vllm test-page gpu-check test-gpu demo bench bench-llama-cpp recording clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -86,6 +86,15 @@ $(VLLM)/.installed: tests/served_by_vllm/requirements.py constraints.txt
 	mkdir -p $(VLLM_STUB)
 	printf 'Metadata-Version: 2.1\nName: vllm\nVersion: $(VLLM_VERSION)+cpu\n' > $(VLLM_STUB)/METADATA
 	touch $@
+
+# Beside the environment: nothing else needs a browser. Debian's chromium is taken if it is there
+# (or the one that CHROMIUM names), else playwright fetches its own.
+BROWSER := build/browser
+test-page: install ## The page of `medusa-kit serve` in a real browser
+	test -d $(BROWSER) || $(BIN)/pip install --quiet -c constraints.txt --target $(BROWSER) playwright
+	test -n "$(CHROMIUM)" || command -v chromium > /dev/null || \
+		PYTHONPATH=$(BROWSER) $(BIN)/python -m playwright install --with-deps chromium
+	OMP_NUM_THREADS=1 PYTHONPATH=$(BROWSER) $(BIN)/python -m pytest -rs tests/page
 
 # The compiler's cache is in build/, so a second run only compiles what has changed.
 gpu-check: install ## Check the GPU path without a GPU: compile all kernels, check their limits

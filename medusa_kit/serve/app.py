@@ -7,7 +7,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI, Request
 from starlette.middleware import Middleware
 
-from medusa_kit.serve import chat, completions, errors
+from medusa_kit.serve import chat, completions, errors, page
 from medusa_kit.serve.operations.guard import guard
 from medusa_kit.serve.operations.health import operations
 from medusa_kit.serve.operations.keys import ApiKeys
@@ -16,7 +16,7 @@ from medusa_kit.serve.streaming import service_of
 from medusa_kit.version import __version__
 
 general = APIRouter()
-ROUTERS: Sequence[APIRouter] = (chat.router, completions.router, general)
+ROUTERS: Sequence[APIRouter] = (chat.router, completions.router, general, page.router)
 
 
 @general.get("/v1/models")

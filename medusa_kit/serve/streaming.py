@@ -22,6 +22,7 @@ from medusa_kit.infer.details import TokenScore, VerifiedTree
 from medusa_kit.infer.detokenize import TextStream
 from medusa_kit.infer.threaded.submission import Emission
 from medusa_kit.serve.errors import described
+from medusa_kit.serve.logprobs import text_of_token
 from medusa_kit.serve.schema import Request
 from medusa_kit.serve.service import Answers, Service
 
@@ -128,12 +129,17 @@ class Reply(ABC):
         if wanted.spans:
             told["spans"] = piece.spans
         if wanted.tree:
-            told["tree"] = None if piece.tree is None else piece.tree._asdict()
+            told["tree"] = None if piece.tree is None else self._tree(piece.tree)
         if told:
             extras["medusa_kit"] = told
         if self.asked.return_token_ids:
             extras["token_ids"] = piece.tokens
         return extras
+
+    def _tree(self, tree: VerifiedTree) -> dict[str, Any]:
+        """With the texts of its tokens, since clients have no tokenizer."""
+        texts = [text_of_token(self.tokenizer, token) for token in tree.tokens]
+        return {**tree._asdict(), "texts": texts}
 
 
 def usage(results: Sequence[GenerationResult], answers_each: int) -> dict[str, Any]:

@@ -1,0 +1,196 @@
+"""The page in a real browser: answers, conversations, comparisons, errors, the meter."""
+
+import re
+from typing import Any
+
+import pytest
+from support.serving.browser import Served, ended, send
+from support.serving.page_server import KEY, STEPS, WORDS, StandIn
+
+api = pytest.importorskip("playwright.sync_api", reason="`make test-page` installs playwright")
+expect = api.expect
+TOKENS = sum(map(len, STEPS))
+
+
+def test_an_answer_streams_in_and_its_tokens_are_tinted_by_depth(
+    page: Any, stand_in: StandIn
+) -> None:
+    answer = ended(send(page, "Tell me of the sea"))
+    assert answer.locator(".text").text_content() == WORDS
+    assert page.locator(".message i").count() == 0, "text of a model is no HTML"
+    classes = [one.get_attribute("class") for one in answer.locator(".token").all()]
+    depths = [depth for step in STEPS for _, depth, _ in step]
+    assert classes == [f"token d{depth}" for depth in depths]
+    titles = answer.locator(".token.d3").first.get_attribute("title")
+    assert titles == "accepted at depth 3, guessed by suffix"
+    expect(answer.locator(".figures-line")).to_contain_text("acceptance length 3.33")
+    expect(answer.locator(".figures-line")).to_contain_text(f"{TOKENS} tokens")
+    expect(answer).to_contain_text("The model’s own: 4. Accepted: 2 at depth 1, 2 at depth 2")
+    expect(answer).to_contain_text("Steps by source: medusa 90%, none 10%.")
+    (body,) = stand_in.requests
+    assert body["messages"] == [{"role": "user", "content": "Tell me of the sea"}]
+    assert (body["model"], body["temperature"], body["max_tokens"]) == ("tiny", 0, 256)
+    assert body["medusa_kit"] == {"spans": True, "tree": True}
+    assert body["stream_options"] == {"include_usage": True}
+
+
+def test_figures_are_live_while_the_answer_comes(page: Any) -> None:
+    answer = send(page, "long")
+    expect(answer).to_have_attribute("aria-busy", "true")
+    expect(answer.locator(".live")).to_contain_text(re.compile(r"[\d.]+ tokens/s · acceptance"))
+    page.keyboard.press("Escape")
+    ended(answer)
+
+
+def test_a_conversation_goes_on_and_outlives_a_reload(page: Any, stand_in: StandIn) -> None:
+    ended(send(page, "one"))
+    page.keyboard.type("two")  # the focus has stayed
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("lines")
+    page.keyboard.press("Enter")
+    ended(page.locator("article.answer").last)
+    said = [(one["role"], one["content"]) for one in stand_in.requests[-1]["messages"]]
+    assert said == [("user", "one"), ("assistant", WORDS), ("user", "two\nlines")]
+    page.get_by_role("button", name="New conversation").click()
+    expect(page.locator("article")).to_have_count(0)
+    ended(send(page, "three"))
+    assert len(stand_in.requests[-1]["messages"]) == 1
+    page.reload()
+    expect(page.locator("article")).to_have_count(2)
+    page.get_by_label("Conversation", exact=True).select_option(label="one")
+    expect(page.locator("article")).to_have_count(4)
+    assert page.locator("article.answer .text").last.text_content() == WORDS
+
+
+def test_escape_stops_and_the_server_gets_to_know(page: Any, stand_in: StandIn) -> None:
+    answer = send(page, "long")
+    expect(answer.locator(".token").nth(20)).to_be_attached()
+    expect(page.get_by_role("button", name="Send")).to_be_disabled()
+    page.keyboard.press("Escape")
+    ended(answer)
+    expect(answer).to_contain_text("You stopped it.")
+    expect(page.get_by_role("button", name="Stop")).to_be_hidden()
+    assert page.evaluate("document.activeElement.id") == "prompt"
+    ended(send(page, "go on"))
+    assert stand_in.hung_up == 1
+    assert stand_in.requests[-1]["messages"][1]["content"].startswith(WORDS)
+
+
+def test_a_message_stopped_before_its_answer_begins_can_be_changed(
+    page: Any, stand_in: StandIn
+) -> None:
+    send(page, "wait")
+    expect(page.locator(".live")).to_contain_text("Reading the prompt")
+    page.keyboard.press("Escape")
+    expect(page.locator("article")).to_have_count(0)
+    expect(page.get_by_label("Message", exact=True)).to_have_value("wait")
+    page.keyboard.type(", go on")
+    page.keyboard.press("Enter")
+    ended(page.locator("article.answer"))
+    assert [one["content"] for one in stand_in.requests[-1]["messages"]] == ["wait, go on"]
+
+
+def test_an_opening_is_sent_by_its_button(page: Any, stand_in: StandIn) -> None:
+    opening = page.get_by_role("list", name="To begin with").get_by_role("button").first
+    words = opening.text_content()
+    opening.click()
+    ended(page.locator("article.answer"))
+    assert stand_in.requests[0]["messages"][0]["content"] == words
+
+
+def test_comparing_answers_again_plainly(page: Any, stand_in: StandIn) -> None:
+    answer = ended(send(page, "the same"))
+    answer.get_by_role("button", name="Compare with plain").click()
+    expect(answer.locator(".comparison")).to_contain_text("× the speed of plain decoding")
+    expect(answer.locator(".comparison")).to_contain_text("The texts are identical.")
+    expect(answer.locator(".way")).to_have_count(2)
+    expect(answer.locator(".way").last).to_contain_text(re.compile(r"plain.*tokens/s"))
+    drafted, plain = stand_in.requests
+    assert plain["messages"] == drafted["messages"]
+    assert plain["medusa_kit"]["drafter"] == "none"
+    assert plain["temperature"] == 0
+    answer = ended(send(page, "differ"))
+    answer.get_by_role("button", name="Compare with plain").click()
+    at = len(WORDS.removesuffix(".")) + 1
+    expect(answer.locator(".comparison")).to_contain_text(f"differ from character {at} on")
+
+
+def test_sampled_answers_are_compared_at_temperature_0(page: Any, stand_in: StandIn) -> None:
+    page.get_by_text("Settings", exact=True).click()
+    page.get_by_label("Temperature").fill("0.7")
+    page.get_by_label("Seed").fill("3")
+    page.get_by_label("System message").fill("Be brief.")
+    answer = ended(send(page, "draw"))
+    sent = stand_in.requests[-1]
+    assert (sent["temperature"], sent["seed"]) == (0.7, 3)
+    assert sent["messages"][0] == {"role": "system", "content": "Be brief."}
+    answer.get_by_role("button", name="Compare with plain").click()
+    expect(answer.locator(".comparison")).to_contain_text("Both ways answered again")
+    drafted, plain = stand_in.requests[1:]
+    assert [one["temperature"] for one in (drafted, plain)] == [0, 0]
+    assert [one["medusa_kit"].get("drafter") for one in (drafted, plain)] == [None, "none"]
+
+
+def test_settings_out_of_range_are_not_sent(page: Any, stand_in: StandIn) -> None:
+    page.get_by_text("Settings", exact=True).click()
+    page.get_by_label("Temperature").fill("9")
+    page.get_by_label("Message", exact=True).fill("hot")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.name") == "temperature"
+    page.get_by_role("button", name="Back to the defaults").click()
+    ended(send(page, "hot"))
+    assert [one["temperature"] for one in stand_in.requests] == [0]
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [("busy", "The server is busy. The queue is full. Try again in 7 seconds."),
+     ("broken", "The device is out of memory."),
+     ("cut", "The answer broke off")],
+)  # fmt: skip
+def test_errors_are_shown_in_words(page: Any, stand_in: StandIn, said: str, words: str) -> None:
+    send(page, said)
+    alert = page.get_by_role("alert")
+    expect(alert).to_contain_text(words)
+    asked = len(stand_in.requests)
+    alert.get_by_role("button", name="Try again").click()
+    expect(page.get_by_role("alert")).to_contain_text(words)
+    assert len(stand_in.requests) == asked + 1
+    assert stand_in.requests[-1]["messages"] == [{"role": "user", "content": said}]
+
+
+def test_a_server_that_is_gone_is_told(browser: Any, stand_in: StandIn) -> None:
+    served = Served(stand_in.app)
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(served.url)
+        expect(page.locator("#model option")).not_to_have_count(0)
+        served.close()
+        send(page, "are you there?")
+        expect(page.get_by_role("alert")).to_contain_text("The server cannot be reached.")
+
+
+def test_an_api_key_is_asked_for_and_sent(page: Any) -> None:
+    send(page, "key")
+    expect(page.get_by_role("alert")).to_contain_text("enter it under Settings")
+    assert page.evaluate("document.activeElement.name") == "key"
+    page.keyboard.type(KEY)
+    page.get_by_role("button", name="Try again").click()
+    ended(page.locator("article.answer"))
+    assert page.evaluate("localStorage.length") == 0
+
+
+def test_the_meter_is_read_while_the_page_is_visible(page: Any, stand_in: StandIn) -> None:
+    expect(page.locator("#batch")).to_contain_text("2 of 8")
+    expect(page.locator("#batch")).to_contain_text("312")
+    expect(page.locator(".cell.running")).to_have_count(2)
+    with page.expect_response("**/v1/batch"):  # it goes on
+        pass
+    page.evaluate(
+        "Object.defineProperty(document, 'visibilityState', {get: () => 'hidden'});"
+        "document.dispatchEvent(new Event('visibilitychange'))"
+    )
+    page.wait_for_timeout(200)  # for one that was on its way
+    before = stand_in.batches
+    page.wait_for_timeout(1500)
+    assert stand_in.batches == before

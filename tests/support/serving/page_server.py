@@ -1,0 +1,111 @@
+"""The page and a stand-in for the server's API behind it, with canned answers.
+
+What the last message says decides: "busy", "key", "broken" and "cut" go wrong in their ways, "wait"
+never begins, "long" goes on until it is stopped; everything else is answered in four steps. Plain
+answers to "differ" have other words.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from medusa_kit.serve.page import router
+
+KEY = "open sesame"
+TREE = {
+    "parents": [-1, 0, 0, 1, 1, 3, 2],
+    "tokens": [5, 6, 7, 8, 9, 10, 11],
+    "texts": [" sea", " is", " was", " blue", " <b>wet</b>", "\n", " calm"],
+    "accepted": [1, 3, 5],
+}
+STEPS = [  # what each step says: text, depth, who guessed it
+    [("The", 0, None)],
+    [(" sea", 0, None)],
+    [(" is", 1, "medusa"), (" blue", 2, "medusa"), ("\n", 3, "suffix"), ("<i>", 0, None)],
+    [(" and", 1, "medusa"), (" deep", 2, "medusa"), (" and", 3, "suffix"), (" wide", 4, "suffix"),
+     (".", 0, None)],
+]  # fmt: skip
+WORDS = "".join(text for step in STEPS for text, _, _ in step)
+
+
+class StandIn:
+    """`requests`: what was asked for; `hung_up`: how many streams were left before their end."""
+
+    def __init__(self) -> None:
+        self.requests: list[dict[str, Any]] = []
+        self.hung_up = 0
+        self.batches = 0
+        self.app = FastAPI()
+        self.app.include_router(router)
+        self.app.get("/v1/models")(self.models)
+        self.app.get("/v1/batch")(self.batch)
+        self.app.post("/v1/chat/completions")(self.chat)
+
+    async def models(self) -> dict[str, Any]:
+        return {"object": "list", "data": [{"id": "tiny"}, {"id": "tiny:heads"}]}
+
+    async def batch(self) -> dict[str, Any]:
+        self.batches += 1
+        return {"rows": 2, "reading": 1, "waiting": 3, "nodes": 24, "max_rows": 8,
+                "tokens_per_second": 312.4}  # fmt: skip
+
+    async def chat(self, request: Request) -> Any:
+        body = await request.json()
+        self.requests.append(body)
+        said = body["messages"][-1]["content"]
+        if said == "busy":
+            return refusal(429, "the queue is full", {"Retry-After": "7"})
+        if said == "key" and request.headers.get("authorization") != f"Bearer {KEY}":
+            return refusal(401, "no API key was sent")
+        return StreamingResponse(self.events(body, said), media_type="text/event-stream")
+
+    async def events(self, body: dict[str, Any], said: str) -> AsyncIterator[str]:
+        plain = body["medusa_kit"].get("drafter") == "none"
+        steps = [[(text, 0, None)] for step in STEPS for text, _, _ in step] if plain else STEPS
+        if plain and said == "differ":
+            steps = [*steps[:-1], [("!", 0, None)]]
+        if said == "long":
+            steps = steps * 10_000
+        yield ": a comment\n\n"
+        yield chunk({"role": "assistant", "content": ""})
+        ended = False
+        try:
+            if said == "wait":
+                await asyncio.Event().wait()
+            for step in steps:
+                await asyncio.sleep(0.02 if plain else 0.01)
+                yield chunk({"content": "".join(text for text, _, _ in step)}, step)
+                if said == "broken":
+                    yield 'data: {"error": {"message": "the device is out of memory"}}\n\n'
+                    return
+                if said == "cut":
+                    return
+            ended = True
+        finally:
+            self.hung_up += not ended
+        yield chunk({}, reason="stop")
+        tokens = sum(map(len, steps))
+        told = {
+            "acceptance_length": (tokens - 1) / (len(steps) - 1),
+            "steps": len(steps) - 1,
+            "cached_tokens": 0,
+            "drafter": "none" if plain else "auto (medusa 90%, none 10%)",
+        }
+        used = {"prompt_tokens": 9, "completion_tokens": tokens, "medusa_kit": told}
+        yield f"data: {json.dumps({'choices': [], 'usage': used})}\n\n"
+        yield "data: [DONE]\n\n"
+
+
+def chunk(delta: dict[str, Any], step: Any = (), reason: str | None = None) -> str:
+    spans = [{"text": text, "depth": depth, "by": by} for text, depth, by in step]
+    told = {"spans": spans, "tree": TREE if len(step) > 1 else None}
+    choice = {"index": 0, "delta": delta, "finish_reason": reason, "medusa_kit": told}
+    return f"data: {json.dumps({'choices': [choice]})}\n\n"
+
+
+def refusal(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    return JSONResponse({"error": {"message": message}}, status, headers)
