@@ -30,13 +30,15 @@ HINT = "what llguidance can do: https://github.com/guidance-ai/llguidance/tree/m
 class GrammarMask(LogitsProcessor):
     """One row's. Raises MedusaKitError where no token is left."""
 
-    def __init__(self, matcher: Any, prompt_length: int) -> None:
-        self._matcher, self._prompt_length = matcher, prompt_length
+    def __init__(self, matcher: Any, prompt_length: int, stops: frozenset[int]) -> None:
+        self._matcher, self._prompt_length, self._stops = matcher, prompt_length, stops
         self._answer: list[int] = []  # what the matcher has consumed
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        if not self._reach(input_ids[0, self._prompt_length :].tolist()):
-            return scores  # below a guess that is not allowed: no answer comes here
+        answer = input_ids[0, self._prompt_length :].tolist()
+        # No answer comes to where it has ended, nor below a guess that is not allowed.
+        if not self._stops.isdisjoint(answer) or not self._reach(answer):
+            return scores
         allowed_V = _allowed(self._bits(), scores.shape[-1]).to(scores.device)
         scores = scores.masked_fill(~allowed_V, float("-inf"))
         if scores.isneginf().all():
@@ -138,7 +140,7 @@ def grammar_mask(
         per_tokenizer = _known.setdefault(tokenizer, {})
         if key not in per_tokenizer:
             per_tokenizer[key] = _Compiled(tokenizer, *key)
-    return GrammarMask(per_tokenizer[key].matcher(grammar), prompt_length)
+    return GrammarMask(per_tokenizer[key].matcher(grammar), prompt_length, stops)
 
 
 def check_grammar(grammar: Grammar | None) -> None:
