@@ -74,3 +74,10 @@ def plain_under(
         logits_processor=LogitsProcessorList([OracleMask(grammar, len(prompt))]), **settings,
     )  # fmt: skip
     return out[0, len(prompt) :].tolist()
+
+
+def accepts(grammar: Grammar, text: str) -> bool:
+    """Whether a whole answer may be this."""
+    matcher = _matcher(grammar).deep_copy()
+    ids = tokenizer()(text, add_special_tokens=False).input_ids
+    return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
