@@ -15,12 +15,14 @@ if TYPE_CHECKING:
     from medusa_kit.errors import MedusaKitError
     from medusa_kit.heads import MedusaHeads, load_heads, save_heads
     from medusa_kit.infer.cpu.kernels import set_num_threads
+    from medusa_kit.settings.grammar import Grammar
     from medusa_kit.tree.candidate_tree import CandidateTree
 
 _PLACES = {
     "CandidateTree": "medusa_kit.tree.candidate_tree",
     "Engine": "medusa_kit.engine.engine",
     "GenerationResult": "medusa_kit.engine.engine",
+    "Grammar": "medusa_kit.settings.grammar",
     "MedusaHeads": "medusa_kit.heads",
     "MedusaKitError": "medusa_kit.errors",
     "custom_generate": "medusa_kit.engine.transformers_entry",
@@ -36,6 +38,7 @@ __all__ = [
     "CandidateTree",
     "Engine",
     "GenerationResult",
+    "Grammar",
     "MedusaHeads",
     "MedusaKitError",
     "__version__",

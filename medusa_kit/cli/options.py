@@ -1,12 +1,13 @@
 """Options that several commands share, so that they read the same everywhere.
 
-A sampling option is defined once, in `_drawing` or `_accepting`. Commands marked `with_sampling`
-get all of them as one dict, with the names of `Engine.generate`.
+A sampling option is defined once, in `_drawing`, `_accepting` or `_constraining`. Commands marked
+`with_sampling` get all of them as one dict, with the names of `Engine.generate`.
 """
 
 import functools
 import inspect
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
 
@@ -53,6 +54,7 @@ Temperature = Annotated[float, typer.Option(help="0 is greedy; above 0 samples, 
 TopK = Annotated[int | None, typer.Option(help="Sample among the K likeliest tokens.")]
 TopP = Annotated[float | None, typer.Option(help="Sample within this share of probability.")]
 Seed = Annotated[int, typer.Option(help="Same seed, same text, whatever the tree.")]
+CONSTRAINTS = ("json_schema", "regex", "lark", "choice")
 Sampling = Mapping[str, Any]
 GIVEN: Sampling = MappingProxyType({})  # a placeholder for the sampling options
 
@@ -105,6 +107,43 @@ def _accepting(
     return dict(locals())
 
 
+def _constraining(
+    json_schema: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The answer is JSON that fits the schema in FILE."),
+    ] = None,
+    regex: Annotated[
+        str | None, typer.Option(help="A regular expression that the whole answer matches.")
+    ] = None,
+    lark: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The answer follows the grammar in FILE.")
+    ] = None,
+    choice: Annotated[
+        list[str] | None, typer.Option(help="A possible answer; repeat for each of the others.")
+    ] = None,
+) -> dict[str, Any]:
+    from medusa_kit.settings.grammar import Grammar
+
+    given = {name: value for name, value in locals().items() if name in CONSTRAINTS and value}
+    if len(given) > 1:
+        names = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise UsageError(f"{names} contradict each other", hint="give one of them")
+    if json_schema:
+        return {"grammar": Grammar.json_schema(_read(json_schema))}
+    if lark:
+        return {"grammar": Grammar.lark(_read(lark))}
+    if regex:
+        return {"grammar": Grammar.regex(regex)}
+    return {"grammar": Grammar.choices(choice) if choice else None}
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path} cannot be read: {error}") from None
+
+
 def _parsed_bias(given: list[str]) -> dict[int, float] | None:
     bias = {}
     for item in given:
@@ -124,12 +163,12 @@ def with_sampling(
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Replace a command's parameter `sampling` by the sampling options.
 
-    `acceptance`: whether the rule can be chosen too. `temperature_of_model`: the temperature is
-    None unless given, for a command whose default depends on the model.
+    `acceptance`: whether the rule can be chosen too, and a grammar. `temperature_of_model`: the
+    temperature is None unless given, for a command whose default depends on the model.
     """
     groups: list[Callable[..., dict[str, Any]]] = [_drawing]
     if acceptance:
-        groups.append(_accepting)
+        groups += [_accepting, _constraining]
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
@@ -142,6 +181,10 @@ def with_sampling(
 
             undecided = {"temperature": 1.0} if sampling["temperature"] is None else {}
             SamplingParams.of(sampling | undecided)  # errors come before a model loads
+            if sampling.get("grammar") is not None:
+                from medusa_kit.infer.accept.grammar import check_grammar
+
+                check_grammar(sampling["grammar"])
             command(**arguments, sampling=sampling)
 
         shown: list[inspect.Parameter] = []

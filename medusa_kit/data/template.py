@@ -1,6 +1,6 @@
 """The tokenizer's chat template: choosing it, rendering with it, the token that ends a turn."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import takewhile
 from typing import Any
@@ -64,12 +64,17 @@ def special_ids(tokenizer: Any) -> set[int]:
 
 
 def render(
-    tokenizer: Any, messages: Sequence[Message], add_generation_prompt: bool = False
+    tokenizer: Any,
+    messages: Sequence[Message],
+    add_generation_prompt: bool = False,
+    tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[int]:
-    """Token ids of the conversation. Raises DataError where the template refuses it."""
+    """Token ids of the conversation. `tools`: functions that the template tells the model of.
+    Raises DataError where the template refuses it."""
+    given = {} if tools is None else {"tools": [dict(tool) for tool in tools]}
     with refusals():
         ids = tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=add_generation_prompt, return_dict=False
+            list(messages), add_generation_prompt=add_generation_prompt, return_dict=False, **given
         )
     return list(ids)
 

@@ -124,8 +124,8 @@ class Engine:
         A prompt is a list of chat messages, a string or a list of token ids. `drafter`: a name from
         settings.drafters.DRAFTERS with its options (the engine's own unless given); none is
         plain decoding through the same loop. The text is the same with each of them.
-        `sampling`: the fields of SamplingParams (temperature, top_k, top_p, seed, …); greedy unless
-        given.
+        `sampling`: the fields of SamplingParams (temperature, top_k, top_p, seed, grammar, …);
+        greedy unless given.
         Raises ConfigError, ContextLengthError.
         """
         prompts, single = _as_prompts(prompt)

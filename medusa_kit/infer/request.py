@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import TypeVar
 
 from medusa_kit.errors import ConfigError, ContextLengthError, check_count
+from medusa_kit.infer.accept.grammar import grammar_mask
 from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.details import NOTHING, TokenScore, VerifiedTree, Wanted
@@ -160,9 +161,11 @@ def make_row(
 ) -> Row:
     """A row ready to decode. `max_new_tokens` is reduced to what the context holds.
 
-    Raises ContextLengthError for a prompt that fills the context, ConfigError for an empty one.
+    Raises ContextLengthError for a prompt that fills the context, ConfigError for an empty one and
+    for a grammar that cannot be followed.
     """
-    context = verifier.base.info.context_length
+    base = verifier.base
+    context = base.info.context_length
     check_count("max_new_tokens", max_new_tokens)
     if not prompt_ids:
         raise ConfigError("the prompt has no token", hint="give some text")
@@ -172,10 +175,14 @@ def make_row(
             "answer included",
             hint="shorten the prompt",
         )
+    mask = None
+    if sampling.grammar is not None:
+        num_logits, stops = base.output_embedding.weight.shape[0], base.stop_token_ids
+        mask = grammar_mask(sampling.grammar, base.tokenizer, num_logits, stops, len(prompt_ids))
     return Row(
         list(prompt_ids),
-        TokenChooser(verifier.base.model, sampling, prompt_ids, max_new_tokens),
+        TokenChooser(base.model, sampling, prompt_ids, max_new_tokens, mask=mask),
         min(max_new_tokens, context - len(prompt_ids)),
-        verifier.base.stop_token_ids,
+        base.stop_token_ids,
         stop_strings,
     )

@@ -10,6 +10,7 @@ from numbers import Integral, Real
 from typing import Any, TypedDict
 
 from medusa_kit.errors import ConfigError, did_you_mean, unknown_value
+from medusa_kit.settings.grammar import Grammar
 
 ACCEPTANCE = ("exact", "typical")
 DEFAULT_EPSILON = 0.09  # the paper's, §2.3.1
@@ -30,6 +31,7 @@ class SamplingOptions(TypedDict, total=False):
     acceptance: str
     epsilon: float | None
     delta: float | None
+    grammar: Grammar | None
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class SamplingParams:
     acceptance: str = "exact"  # typical: lossy (arXiv 2401.10774, §2.3.1)
     epsilon: float | None = None  # typical only; 0.09 unless given
     delta: float | None = None  # typical only; the square root of epsilon unless given
+    grammar: Grammar | None = None  # that answers follow
 
     def __post_init__(self) -> None:
         for one in fields(self):
@@ -64,6 +67,12 @@ class SamplingParams:
                 raise _out_of_range(
                     f"logit_bias of token {token}", bias, "-100 to 100", "-100 all but bans a token"
                 )
+        if not isinstance(self.grammar, Grammar | None):
+            raise ConfigError(
+                f"grammar {self.grammar!r} is of type {type(self.grammar).__name__}; expected a "
+                "Grammar",
+                hint="for instance grammar=medusa_kit.Grammar.json_schema({'type': 'object'})",
+            )
         self._check_meaning()
 
     def _check_meaning(self) -> None:

@@ -14,6 +14,7 @@ from support.debug_model import MODEL, PLAIN, ROOT, plain_text
 
 from medusa_kit.base.model import load_base_model
 from medusa_kit.engine.engine import Engine
+from medusa_kit.settings.grammar import Grammar
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.version import __version__
 
@@ -262,11 +263,14 @@ def test_every_sampling_option_reaches_the_engine(
         "temperature": 0.7, "top_k": 50, "top_p": 0.9, "seed": 3, "min_p": 0.01,
         "repetition_penalty": 1.1, "presence_penalty": 0.1, "frequency_penalty": -0.2,
         "logit_bias": {5: 1.5, 7: -2.0}, "acceptance": "typical", "epsilon": 0.2, "delta": 0.4,
+        "grammar": Grammar.regex("a+"),
     }  # fmt: skip
     assert list(given) == [one.name for one in fields(SamplingParams)]
     words: list[object] = []
     for name, value in given.items():
         option = "--" + name.replace("_", "-")
+        if isinstance(value, Grammar):
+            option, value = "--regex", value.text
         for item in value.items() if isinstance(value, dict) else [value]:
             words += [option, "{}={}".format(*item) if isinstance(item, tuple) else item]
     seen: list[SamplingParams] = []

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 import torch
 from support.exact_distribution import (
+    LEVEL,
     PROMPT,
-    Distribution,
     Rule,
     chi_square_p_value,
     exact_distribution,
     log_probabilities,
+    power,
     right,
 )
 from support.partly_knowing import TREES, PartlyKnowing
@@ -200,7 +201,7 @@ class Case:
     draws: int = 2048
 
 
-BATCH, LEVEL = 64, 1e-3
+BATCH = 64
 PENALTIES = {"repetition_penalty": 1.5, "presence_penalty": 0.6, "frequency_penalty": 0.8,
              "logit_bias": {2: 1.0}}  # fmt: skip
 NARROW = Case(SamplingParams(0.7, top_k=4), 3)
@@ -279,27 +280,16 @@ WRONG_RULES: dict[str, tuple[Case, Rule]] = {
 }
 
 
-def power(case: Case, distribution: Distribution, wrong: Distribution, trials: int) -> float:
-    """Share of trials in which answers drawn by `wrong` are rejected as answers by
-    `distribution`."""
-    generator = torch.Generator().manual_seed(0)
-    shares_A = torch.tensor(list(wrong.values()), dtype=torch.float64)
-    answers_AT = torch.tensor(list(wrong))
-    rejected = 0
-    for _ in range(trials):
-        drawn_S = shares_A.multinomial(case.draws, replacement=True, generator=generator)
-        rejected += chi_square_p_value(answers_AT[drawn_S], distribution) < LEVEL
-    return rejected / trials
-
-
 def test_the_distribution_test_has_the_power_to_reject_wrong_rules() -> None:
     distributions = {
         name: exact_distribution(right(case.params), case.tokens) for name, case in CASES.items()
     }
-    assert power(NARROW, distributions["narrow"], distributions["narrow"], 200) < 0.03
+    right_one = distributions["narrow"]
+    assert power(NARROW.draws, right_one, right_one, 200) < 0.03
     for name, (case, rule) in WRONG_RULES.items():
         distribution = next(distributions[key] for key, one in CASES.items() if one is case)
-        assert power(case, distribution, exact_distribution(rule, case.tokens), 20) == 1.0, name
+        wrong = exact_distribution(rule, case.tokens)
+        assert power(case.draws, distribution, wrong, 20) == 1.0, name
 
 
 def test_the_distribution_test_rejects_a_rule_that_is_blind_to_the_last_token(

@@ -43,6 +43,7 @@ def log_probabilities(
 
 
 PROMPT = [5, 3, 7, 4]
+LEVEL = 1e-3  # of the chi-square tests
 
 
 Distribution = dict[tuple[int, ...], float]
@@ -89,3 +90,16 @@ def chi_square_p_value(answers_ST: torch.Tensor, distribution: Distribution) -> 
     statistic = sum((count - expected) ** 2 / expected for count, expected in bins)
     half = torch.tensor([(len(bins) - 1) / 2, statistic / 2], dtype=torch.float64)
     return float(torch.special.gammaincc(half[0], half[1]))
+
+
+def power(num_draws: int, distribution: Distribution, wrong: Distribution, trials: int) -> float:
+    """Share of trials in which answers drawn by `wrong` are rejected as answers by
+    `distribution`."""
+    generator = torch.Generator().manual_seed(0)
+    shares_A = torch.tensor(list(wrong.values()), dtype=torch.float64)
+    answers_AT = torch.tensor(list(wrong))
+    rejected = 0
+    for _ in range(trials):
+        drawn_S = shares_A.multinomial(num_draws, replacement=True, generator=generator)
+        rejected += chi_square_p_value(answers_AT[drawn_S], distribution) < LEVEL
+    return rejected / trials

@@ -1,9 +1,9 @@
 """The processors that turn a node's logits into the distribution from which its token is chosen.
 
 They are transformers' own list for the base's generation config and the request, in generate's
-order: repetition penalty and the like, then ours (presence and frequency penalty, bias), then
-temperature, top-k, top-p and min-p. generation_settings.py says which settings the config may have.
-Ours are transformers LogitsProcessors too, so generate can use them.
+order: repetition penalty and the like, then ours (presence and frequency penalty, bias, a grammar's
+mask), then temperature, top-k, top-p and min-p. generation_settings.py says which settings the
+config may have. Ours are transformers LogitsProcessors too, so generate can use them.
 
 Shapes: B rows, T tokens of a prefix, V vocabulary.
 """
@@ -18,6 +18,7 @@ from transformers import LogitsProcessor
 
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.accept.generation_settings import check_own_settings, unusable
+from medusa_kit.infer.accept.grammar import GrammarMask
 from medusa_kit.settings.sampling import SamplingParams
 
 
@@ -59,10 +60,14 @@ def check_bias_ids(params: SamplingParams, vocab_size: int) -> None:
 
 
 def logits_processors(
-    model: Any, params: SamplingParams, prompt_ids: Sequence[int], max_new_tokens: int
+    model: Any,
+    params: SamplingParams,
+    prompt_ids: Sequence[int],
+    max_new_tokens: int,
+    mask: GrammarMask | None = None,
 ) -> Any:
     """The list for these parameters and the base's generation config; if empty, logits stay as
-    they are.
+    they are. `mask`: of the request's grammar.
 
     Raises ConfigError for a bias on a token that the model does not have, and for what the base's
     generation config asks for and is not possible.
@@ -71,6 +76,8 @@ def logits_processors(
     weight = model.get_output_embeddings().weight
     check_bias_ids(params, weight.shape[0])
     own = _own_processors(params, len(prompt_ids), weight.device)
+    if mask is not None:
+        own.append(mask)
     try:
         config = _generation_config(model, params, weight.device)
         config.max_length = len(prompt_ids) + max_new_tokens  # where an end is forced

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from medusa_kit.infer.accept.grammar import GrammarMask
 from medusa_kit.infer.accept.logits_processing import logits_processors
 from medusa_kit.infer.accept.rules import Verdict, accept_drawn
 from medusa_kit.settings.sampling import SamplingParams
@@ -42,21 +43,23 @@ class TokenChooser:
         prompt_ids: Sequence[int],
         max_new_tokens: int,
         processors: Any = None,
+        mask: GrammarMask | None = None,
     ) -> None:
-        """`processors`: in place of those that the base and `params` ask for.
+        """`processors`: in place of those that the base and `params` ask for. `mask`: of the
+        grammar of `params`; this row's alone.
 
         Raises ConfigError for a bias on a token that the model does not have, and for what the
         base's generation config asks for and is not possible.
         """
         self.params = params
         if processors is None:
-            processors = logits_processors(model, params, prompt_ids, max_new_tokens)
+            processors = logits_processors(model, params, prompt_ids, max_new_tokens, mask)
         self._processors = processors
 
     @property
     def takes_argmax(self) -> bool:
         """Whether the token is the argmax of the model's logits, taken for all nodes at once."""
-        return self.params.greedy and not self._processors
+        return self.params.greedy and self.params.grammar is None and not self._processors
 
     def choose(self, logits_V: Tensor, prefix: Sequence[int]) -> int:
         """The token after `prefix`, whose last token gave `logits_V`."""

@@ -1,0 +1,187 @@
+"""Answers that follow a grammar: at each node, tokens that the grammar does not allow after the
+node's own prefix are impossible. Which these are is llguidance's to say.
+
+A mask is a transformers LogitsProcessor, so generate can use it, for one row. It keeps the matcher
+at the prefix that it saw last, and takes tokens back to get to another node's.
+
+Shapes: V vocabulary, T tokens of a prefix.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import ModuleType
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor
+
+from medusa_kit.errors import ConfigError, MedusaKitError
+from medusa_kit.settings.grammar import Grammar
+
+KEPT = 32  # compiled grammars of a tokenizer; the one used longest ago goes first
+HINT = "what llguidance can do: https://github.com/guidance-ai/llguidance/tree/main/docs"
+
+
+class GrammarMask(LogitsProcessor):
+    """One row's. Raises MedusaKitError where no token is left."""
+
+    def __init__(self, matcher: Any, prompt_length: int, stops: frozenset[int]) -> None:
+        self._matcher, self._prompt_length, self._stops = matcher, prompt_length, stops
+        self._answer: list[int] = []  # what the matcher has consumed
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        answer = input_ids[0, self._prompt_length :].tolist()
+        # No answer comes to where it has ended, nor below a guess that is not allowed.
+        if not self._stops.isdisjoint(answer) or not self._reach(answer):
+            return scores
+        allowed_V = _allowed(self._bits(), scores.shape[-1]).to(scores.device)
+        scores = scores.masked_fill(~allowed_V, float("-inf"))
+        if scores.isneginf().all():
+            raise MedusaKitError(
+                f"no token can follow the answer's first {len(self._answer)}: other settings ban "
+                "all that the grammar allows, or the tokenizer has none of them",
+                hint="leave out the grammar or the tokens that are banned",
+            )
+        return scores
+
+    def _reach(self, answer: list[int]) -> bool:
+        """Have the matcher consume exactly `answer`; whether the grammar allows that."""
+        same = 0
+        for ours, theirs in zip(self._answer, answer, strict=False):
+            if ours != theirs:
+                break
+            same += 1
+        if surplus := len(self._answer) - same:
+            self._check(self._matcher.rollback(surplus))
+        consumed = self._matcher.try_consume_tokens(answer[same:]) if same < len(answer) else 0
+        self._answer = answer[: same + consumed]
+        self._check()
+        return len(self._answer) == len(answer)
+
+    def _bits(self) -> bytes:
+        bits: bytes = self._matcher.compute_bitmask()
+        self._check()
+        return bits
+
+    def _check(self, done: bool = True) -> None:
+        """Its limits may be met while running: then it stays failed."""
+        if not done or self._matcher.is_error():
+            raise MedusaKitError(
+                f"the grammar could not be followed after {len(self._answer)} tokens: "
+                f"{self._matcher.get_error()}",
+                hint="a simpler grammar has fewer states",
+            )
+
+
+class _Compiled:
+    """Grammars compiled for one tokenizer and one set of stop tokens. Any thread may ask."""
+
+    def __init__(self, tokenizer: Any, vocab_size: int, stops: Sequence[int]) -> None:
+        llguidance = _llguidance()
+        from llguidance.hf import from_tokenizer
+
+        try:
+            self._tokenizer = from_tokenizer(tokenizer, n_vocab=vocab_size, eos_token=list(stops))
+        except ValueError as error:
+            raise ConfigError(
+                f"grammars cannot be used with this base's tokenizer: {error}",
+                hint="its tokens must be known as bytes, as those of most fast tokenizers are",
+            ) from error
+        self._make = partial(llguidance.LLMatcher, self._tokenizer)
+        self._kept: OrderedDict[Grammar, Any] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def matcher(self, grammar: Grammar) -> Any:
+        """A new one, at the beginning."""
+        with self._lock:
+            if grammar not in self._kept:
+                self._kept[grammar] = self._compile(grammar)
+            self._kept.move_to_end(grammar)
+            while len(self._kept) > KEPT:
+                self._kept.popitem(last=False)
+            return self._kept[grammar].deep_copy()
+
+    def _compile(self, grammar: Grammar) -> Any:
+        matcher = self._make(_source(grammar), log_level=0)
+        if matcher.is_error():
+            raise _refused(grammar, matcher.get_error())
+        bits = matcher.deep_copy().compute_bitmask()
+        if not any(bits):
+            raise _refused(grammar, "no token of this base can begin an answer")
+        return matcher
+
+
+_known: "WeakKeyDictionary[Any, dict[tuple[int, tuple[int, ...]], _Compiled]]" = WeakKeyDictionary()
+_knowing = threading.Lock()
+
+
+def grammar_mask(
+    grammar: Grammar, tokenizer: Any, vocab_size: int, stops: frozenset[int], prompt_length: int
+) -> GrammarMask:
+    """The mask for a row. `vocab_size`: how many logits there are; `stops`: allowed where the
+    grammar may end.
+
+    Raises ConfigError for a grammar that cannot be met or that llguidance does not know, and where
+    a base has no tokenizer, no stop token, or llguidance is missing.
+    """
+    if tokenizer is None or not stops:
+        lacking = "tokenizer" if tokenizer is None else "stop token"
+        raise ConfigError(
+            f"this base model came without a {lacking}, which a grammar needs",
+            hint="load it with its tokenizer; answers under a grammar end with a stop token",
+        )
+    key = vocab_size, tuple(sorted(stops))
+    with _knowing:  # a second or so for a large vocabulary, once
+        per_tokenizer = _known.setdefault(tokenizer, {})
+        if key not in per_tokenizer:
+            per_tokenizer[key] = _Compiled(tokenizer, *key)
+    return GrammarMask(per_tokenizer[key].matcher(grammar), prompt_length, stops)
+
+
+def check_grammar(grammar: Grammar | None) -> None:
+    """Raises ConfigError for a grammar that no base could follow."""
+    if grammar is None:
+        return
+    wrong, said = _llguidance().LLMatcher.validate_grammar_with_warnings(_source(grammar))
+    if wrong:
+        raise _refused(grammar, said[0])
+
+
+def _source(grammar: Grammar) -> str:
+    """As llguidance takes it."""
+    matcher = _llguidance().LLMatcher
+    sources: dict[str, Callable[[str], str]] = {
+        "json_schema": matcher.grammar_from_json_schema,
+        "regex": matcher.grammar_from_regex,
+        "lark": matcher.grammar_from_lark,
+    }
+    return sources[grammar.kind](grammar.text)
+
+
+def _refused(grammar: Grammar, why: str) -> ConfigError:
+    what = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}
+    return ConfigError(f"the {what[grammar.kind]} cannot be used: {why.strip()}", hint=HINT)
+
+
+def _allowed(bits: bytes, vocab_size: int) -> Tensor:
+    """allowed_V of a mask with one bit a token; what it does not name is forbidden."""
+    flags = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")[:vocab_size]
+    allowed_V = torch.zeros(vocab_size, dtype=torch.bool)
+    allowed_V[: len(flags)] = torch.from_numpy(flags).bool()
+    return allowed_V
+
+
+def _llguidance() -> ModuleType:
+    try:
+        import llguidance
+    except ImportError:
+        raise ConfigError(
+            "grammars need the package llguidance, which is not installed",
+            hint="pip install 'medusa-kit[grammar]'",
+        ) from None
+    return llguidance

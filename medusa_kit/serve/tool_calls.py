@@ -1,0 +1,138 @@
+"""The calls in an answer, read while it comes. The grammar (tools.py) sees to it that what follows
+a tag is a call."""
+
+import json
+import re
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+
+CALL, END = "<tool_call>", "</tool_call>"
+HEAD = re.compile(r'\s*{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?={)')
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Text of the answer, or a part of its call number `index`: `id` and `name` come first, then
+    pieces of `arguments`."""
+
+    content: str = ""
+    index: int | None = None
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+    def as_delta(self) -> dict[str, Any]:
+        """As a streamed chunk's `delta` has it."""
+        if self.index is None:
+            return {"content": self.content}
+        call: dict[str, Any] = {"index": self.index, "function": {"arguments": self.arguments}}
+        if self.id is not None:
+            call |= {"id": self.id, "type": "function"}
+            call["function"]["name"] = self.name
+        return {"tool_calls": [call]}
+
+
+@dataclass
+class CallReader:
+    """`push` text as it comes, `finish` at its end."""
+
+    num_calls: int = 0
+    complete: int = 0  # calls whose arguments have been read to their end
+    _text: str = ""  # not passed on yet
+    _in_call: bool = False
+    _depth: int = 0  # of the arguments' braces; 0: they have not begun
+    _in_string: bool = False
+    _escaped: bool = False
+
+    def push(self, text: str) -> list[Piece]:
+        self._text += text
+        pieces: list[Piece] = []
+        while True:
+            before = len(self._text)
+            piece = self._next()
+            if piece is not None:
+                pieces.append(piece)
+            if len(self._text) == before:
+                return pieces
+
+    def finish(self) -> list[Piece]:
+        """What was held back, since a tag might have followed."""
+        left, self._text = self._text, ""
+        return [] if self._in_call or self.num_calls or not left else [Piece(left)]
+
+    def finish_reason(self, reason: str) -> str:
+        """`reason` is how the answer ended."""
+        return "tool_calls" if reason == "stop" and self.complete else reason
+
+    def _next(self) -> Piece | None:
+        if self._depth:
+            return self._arguments()
+        if self._in_call:
+            return self._head()
+        text, tag, rest = self._text.partition(CALL)
+        if tag:
+            self._text, self._in_call = rest, True
+            text = text.rstrip()
+        else:
+            end = len(text) - _held_back(text)
+            text, self._text = text[:end], text[end:]
+        return Piece(text) if text and not self.num_calls else None
+
+    def _head(self) -> Piece | None:
+        if (match := HEAD.match(self._text)) is None:
+            return None
+        self._text = self._text[match.end() + 1 :]
+        self._depth, self.num_calls = 1, self.num_calls + 1
+        name = json.loads(match[1])
+        return Piece("", self.num_calls - 1, f"call_{secrets.token_hex(12)}", name, "{")
+
+    def _arguments(self) -> Piece | None:
+        ends = (at for at, character in enumerate(self._text, start=1) if self._closes(character))
+        end = next(ends, len(self._text))
+        if not self._depth:
+            self._in_call, self.complete = False, self.complete + 1
+        text, self._text = self._text[:end], self._text[end:]
+        return Piece("", self.num_calls - 1, arguments=text) if text else None
+
+    def _closes(self, character: str) -> bool:
+        """Whether the arguments end with this character."""
+        if self._escaped:
+            self._escaped = False
+        elif self._in_string:
+            self._escaped, self._in_string = character == "\\", character != '"'
+        else:
+            self._in_string = character == '"'
+            self._depth += {"{": 1, "}": -1}.get(character, 0)
+        return not self._depth
+
+
+@dataclass
+class ReadAnswer:
+    """A finished answer as OpenAI's API has it; calls that were cut have cut arguments."""
+
+    content: str | None
+    finish_reason: str
+    tool_calls: list[dict[str, Any]] = field(default_factory=list)
+
+
+def read_answer(text: str, finish_reason: str) -> ReadAnswer:
+    reader = CallReader()
+    pieces = [*reader.push(text), *reader.finish()]
+    content = "".join(piece.content for piece in pieces)
+    calls: list[dict[str, Any]] = []
+    for piece in pieces:
+        if piece.id is not None:
+            function = {"name": piece.name, "arguments": piece.arguments}
+            calls.append({"id": piece.id, "type": "function", "function": function})
+        elif piece.index is not None:
+            calls[piece.index]["function"]["arguments"] += piece.arguments
+    return ReadAnswer(content or None, reader.finish_reason(finish_reason), calls)
+
+
+def _held_back(text: str) -> int:
+    """How many of the last characters may belong to what precedes a call, or to its tag."""
+    most = min(len(text), len(CALL) - 1)
+    begun = next((n for n in range(most, 0, -1) if CALL.startswith(text[-n:])), 0)
+    rest = text[: len(text) - begun]
+    return begun + len(rest) - len(rest.rstrip())

@@ -1,0 +1,69 @@
+"""Earlier calls and their results in a conversation, as a chat template takes them."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from medusa_kit.errors import ConfigError
+from medusa_kit.serve.tool_calls import CALL, END
+
+Message = dict[str, Any]
+
+
+def for_template(messages: Sequence[Message]) -> list[Message]:
+    """For a template that writes calls: arguments as objects, which OpenAI's API has as text."""
+    given = []
+    for place, message in enumerate(messages):
+        message = {**message, "content": message.get("content") or ""}
+        if calls := message.pop("tool_calls", None):
+            message["tool_calls"] = [
+                {**call, "function": _function(f"messages[{place}].tool_calls[{number}]", call)}
+                for number, call in enumerate(calls)
+            ]
+        given.append(message)
+    return given
+
+
+def as_text(messages: Sequence[Message]) -> list[Message]:
+    """For other templates: calls in the text of the assistant, results in that of the user."""
+    given: list[Message] = []
+    before = ""
+    for message in for_template(messages):
+        content = message["content"]
+        if message["role"] == "tool":
+            content = f"<tool_response>\n{content}\n</tool_response>"
+            if before == "tool":  # results of one turn's calls, together
+                content = f"{given.pop()['content']}\n{content}"
+            given.append({"role": "user", "content": content})
+            before = "tool"
+            continue
+        before = message["role"]
+        written = [
+            f"{CALL}\n{json.dumps(call['function'], ensure_ascii=False)}\n{END}"
+            for call in message.get("tool_calls", ())
+        ]
+        lines = "\n".join([content, *written] if content else written or [""])
+        given.append({"role": message["role"], "content": lines})
+    return given
+
+
+def with_system(messages: Sequence[Message], said: str, role: str = "system") -> list[Message]:
+    """With instructions in the first message of that role, which is made where it is not first."""
+    if messages and messages[0]["role"] == role:
+        first, *rest = messages
+        return [{**first, "content": f"{first['content']}\n\n{said}"}, *rest]
+    return [{"role": role, "content": said}, *messages]
+
+
+def _function(field: str, call: Any) -> dict[str, Any]:
+    try:
+        name, arguments = call["function"]["name"], call["function"]["arguments"]
+        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{field} is no call: {error!r}",
+            hint='expected {"id", "type", "function": {"name", "arguments"}}, the last one JSON',
+        ) from error
+    if not isinstance(parsed, dict):
+        raise ConfigError(f"{field}.function.arguments {arguments!r}: expected a JSON object")
+    return {"name": name, "arguments": parsed}

@@ -1,0 +1,238 @@
+"""`response_format`, `tools` and `tool_choice` of a request: what is rendered, and the grammar that
+the answer follows. tool_calls.py reads the answer.
+
+A call is written as Hermes and Qwen write it: `<tool_call>`, a line of JSON with `name` and
+`arguments`, `</tool_call>`. A template that does so itself is given the tools; for others a system
+message names them.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from medusa_kit.data.chat import encode_prompt
+from medusa_kit.data.template import chat_template, render
+from medusa_kit.errors import ConfigError, DataError, unknown_value
+from medusa_kit.infer.accept.grammar import check_grammar
+from medusa_kit.serve.tool_calls import CALL, END
+from medusa_kit.serve.tool_messages import Message, as_text, for_template, with_system
+from medusa_kit.settings.grammar import JSON_OBJECT, Grammar, quoted
+
+FORMATS = ("text", "json_object", "json_schema")
+CHOICES = ("auto", "none", "required")
+NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+NEWLINE, OPTIONS = "\n", "x-guidance"
+# Some models would write space for ever. Callers may say otherwise, by `x-guidance` in a schema.
+INDENTED, ONE_LINE = "[ \\t\\n\\r]{0,32}", " ?"
+MOST_TOOLS = 128  # OpenAI's limit
+INSTRUCTIONS = (
+    "You may call functions. These are there, described in JSON:\n<tools>\n{tools}\n</tools>\n"
+    "For each call, write the function's name and arguments as JSON between tags:\n"
+    f'{CALL}\n{{{{"name": "the function", "arguments": {{{{"argument": "value"}}}}}}}}\n{END}'
+)
+
+
+@dataclass(frozen=True)
+class Constraint:
+    """What a request asks of its answer. `tools`: that the model is shown, none where it may not
+    call any."""
+
+    grammar: Grammar | None = None
+    tools: Sequence[Mapping[str, Any]] = ()
+
+    @property
+    def calls(self) -> bool:
+        """Whether the answer may have calls, and so is read for them."""
+        return bool(self.tools)
+
+    def encode(self, tokenizer: Any, messages: Sequence[Message]) -> list[int]:
+        """Token ids of the conversation, ready for the answer. Raises ConfigError for calls in it
+        that are none, DataError where the template refuses."""
+        template = chat_template(tokenizer) or ""
+        if CALL in template and "tools" in template:
+            given = for_template(messages)
+            return render(tokenizer, given, add_generation_prompt=True, tools=self.tools or None)
+        given = as_text(messages)
+        if not self.tools:
+            return encode_prompt(tokenizer, given)
+        if not template:
+            raise ConfigError(
+                "tools need a chat template, which this base's tokenizer lacks",
+                hint="use a model with one, or ask without tools",
+            )
+        listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in self.tools)
+        said = INSTRUCTIONS.format(tools=listed)
+        try:
+            return render(tokenizer, with_system(given, said), add_generation_prompt=True)
+        except DataError:  # some templates have no system messages
+            alone = with_system(given, said, role="user")
+            return render(tokenizer, alone, add_generation_prompt=True)
+
+
+def constraint_of(
+    response_format: Mapping[str, Any] | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    tool_choice: str | Mapping[str, Any] | None = None,
+    parallel_tool_calls: bool | None = None,
+) -> Constraint:
+    """Raises ConfigError, naming the field, for what is wrong or cannot be followed."""
+    schema = _schema_of(response_format)
+    without_calls = Constraint(None if schema is None else Grammar.json_schema(schema))
+    if not tools:
+        given = {"tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls}
+        for name, value in given.items():
+            if value is not None and value != "none":
+                raise ConfigError(f"{name} {value!r} has no meaning without tools")
+        return without_calls
+    functions = _functions(tools)
+    names = _allowed(tool_choice, list(functions))
+    if not names:
+        return without_calls
+    forced = tool_choice not in (None, "auto")
+    one = parallel_tool_calls is False or isinstance(tool_choice, Mapping)
+    rules = _rules([functions[name] for name in names], schema, forced, at_most_one=one)
+    return Constraint(Grammar.lark(rules), list(tools))
+
+
+def _schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The schema that the answer's text has to fit; None: any text."""
+    if response_format is None:
+        return None
+    field = "response_format"
+    _check_object(field, response_format, {"type", "json_schema"})
+    kind = response_format.get("type")
+    if kind not in FORMATS:
+        raise unknown_value(f"{field}.type", kind, FORMATS)
+    if kind != "json_schema":
+        if response_format.get("json_schema") is not None:
+            raise ConfigError(f"{field}.json_schema has no meaning with type {kind!r}")
+        return _with(JSON_OBJECT, whitespace_pattern=INDENTED) if kind == "json_object" else None
+    field += ".json_schema"
+    given = response_format.get("json_schema")
+    _check_object(field, given, {"name", "description", "schema", "strict"})
+    assert given is not None
+    if not isinstance(schema := given.get("schema"), Mapping):
+        raise ConfigError(f"{field}.schema {schema!r}: expected a JSON schema, an object")
+    lenient = given.get("strict") is False
+    schema = _with(schema, lenient=lenient, whitespace_pattern=INDENTED)
+    _check_schema(f"{field}.schema", schema)
+    return schema
+
+
+def _functions(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The schema of a call of each function, by its name."""
+    if len(tools) > MOST_TOOLS:
+        raise ConfigError(f"tools has {len(tools)} entries; expected {MOST_TOOLS} at most")
+    calls: dict[str, dict[str, Any]] = {}
+    for number, tool in enumerate(tools):
+        field = f"tools[{number}]"
+        _check_object(field, tool, {"type", "function"})
+        if tool.get("type") != "function":
+            raise unknown_value(f"{field}.type", tool.get("type"), ["function"])
+        field += ".function"
+        function = tool.get("function")
+        _check_object(field, function, {"name", "description", "parameters", "strict"})
+        assert function is not None
+        name = function.get("name")
+        if not isinstance(name, str) or not NAME.fullmatch(name):
+            raise ConfigError(f"{field}.name {name!r}: expected 1 to 64 letters, digits, _ or -")
+        if name in calls:
+            raise ConfigError(f"{field}.name {name!r} is that of an earlier tool")
+        calls[name] = _call_schema(f"{field}.parameters", name, function)
+    return calls
+
+
+def _call_schema(field: str, name: str, function: Mapping[str, Any]) -> dict[str, Any]:
+    given = function.get("parameters")
+    if given is None:
+        given = {"type": "object", "properties": {}, "additionalProperties": False}
+    if not isinstance(given, Mapping) or given.get("type", "object") != "object":
+        raise ConfigError(f"{field}: expected the JSON schema of an object, with type 'object'")
+    lenient = function.get("strict") is not True
+    parameters = _with(given, lenient=lenient, whitespace_pattern=ONE_LINE) | {"type": "object"}
+    _check_schema(field, parameters)
+    options = parameters.pop(OPTIONS)
+    return {
+        "type": "object",
+        "properties": {"name": {"const": name}, "arguments": _moved(parameters)},
+        "required": ["name", "arguments"],
+        "additionalProperties": False,
+        OPTIONS: options,
+    }
+
+
+def _moved(schema: Any) -> Any:
+    """A schema whose references to itself hold as the schema of a call's `arguments`."""
+    if isinstance(schema, Mapping):
+        return {
+            key: "#/properties/arguments" + value[1:]
+            if key == "$ref" and isinstance(value, str) and value.startswith("#")
+            else _moved(value)
+            for key, value in schema.items()
+        }
+    return [_moved(one) for one in schema] if isinstance(schema, list) else schema
+
+
+def _with(schema: Mapping[str, Any], **options: Any) -> dict[str, Any]:
+    """With options of llguidance, unless the schema has its own. `lenient`: keywords that cannot be
+    enforced are allowed."""
+    own = schema.get(OPTIONS, {})
+    return {**schema, OPTIONS: {**options, **own} if isinstance(own, Mapping) else own}
+
+
+def _check_schema(field: str, schema: Mapping[str, Any]) -> None:
+    try:
+        check_grammar(Grammar.json_schema(schema))
+    except ConfigError as error:
+        raise ConfigError(f"{field}: {error.message}", hint=error.hint) from error
+
+
+def _check_object(field: str, given: Any, known: set[str]) -> None:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f"{field} {given!r}: expected an object")
+    for name in given:
+        if name not in known:
+            raise unknown_value(f"field of {field}", name, sorted(known))
+
+
+def _allowed(choice: str | Mapping[str, Any] | None, names: list[str]) -> list[str]:
+    """The functions that may be called."""
+    if choice is None or isinstance(choice, str):
+        if choice not in (None, *CHOICES):
+            raise unknown_value("tool_choice", choice, CHOICES)
+        return [] if choice == "none" else names
+    field = "tool_choice"
+    _check_object(field, choice, {"type", "function"})
+    if choice.get("type") != "function":
+        raise unknown_value(f"{field}.type", choice.get("type"), ["function"])
+    _check_object(f"{field}.function", choice.get("function"), {"name"})
+    if (name := choice["function"].get("name")) not in names:
+        raise unknown_value(f"{field}.function.name", name, names)
+    return [name]
+
+
+def _rules(
+    calls: Sequence[Mapping[str, Any]],
+    answer: Mapping[str, Any] | None,
+    forced: bool,
+    at_most_one: bool,
+) -> str:
+    """A Lark grammar of calls. Unless they are `forced`, other answers may come: JSON of the schema
+    `answer`, or any text, which may then precede calls too."""
+    more = "" if at_most_one else f" ({quoted(NEWLINE + CALL)} call)*"
+    start = f"{quoted(CALL)} call{more}"
+    rules = []
+    if not forced and answer is not None:
+        start = f"answer | {start}"
+        rules.append(f"answer: %json {json.dumps(answer)}")
+    elif not forced:
+        start = f"TEXT | before call{more}"
+        tag = re.escape(CALL)
+        rules.append(f"before[lazy]: /(.|\\n)*{tag}/")
+        rules.append(f"TEXT: /(.|\\n)*/ & ~/(.|\\n)*{tag}(.|\\n)*/")
+    rules.append(f"call: {quoted(NEWLINE)} written {quoted(NEWLINE + END)}")
+    rules.append("written: " + " | ".join(f"call_{number}" for number in range(len(calls))))
+    rules += [f"call_{number}: %json {json.dumps(one)}" for number, one in enumerate(calls)]
+    return "\n".join([f"start: {start}", *rules])

@@ -1,0 +1,69 @@
+"""What an answer must look like: a JSON schema, a regular expression, a Lark grammar, or choices.
+
+Only the text is kept here; infer/accept/grammar.py makes masks of it.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from medusa_kit.errors import ConfigError
+
+JSON_OBJECT = {"type": "object"}
+
+
+class Grammar(NamedTuple):
+    """Made by one of the class methods. Raises ConfigError for what is not of the right type; what
+    the text says is checked where it is used."""
+
+    kind: str  # json_schema | regex | lark
+    text: str
+
+    @classmethod
+    def json_schema(cls, schema: Mapping[str, Any] | str) -> "Grammar":
+        """JSON that fits a schema: a mapping, or its text."""
+        if isinstance(schema, str):
+            try:
+                schema = json.loads(schema)
+            except ValueError as error:
+                raise ConfigError(f"the JSON schema is not JSON: {error}") from None
+        if not isinstance(schema, Mapping):
+            raise ConfigError(
+                f"the JSON schema is of type {type(schema).__name__}; expected an object",
+                hint='the schema of any object is {"type": "object"}',
+            )
+        try:
+            return cls("json_schema", json.dumps(schema, ensure_ascii=False, allow_nan=False))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigError(f"the JSON schema cannot be written as JSON: {error}") from None
+
+    @classmethod
+    def regex(cls, pattern: str) -> "Grammar":
+        """Text that a regular expression matches as a whole, in the syntax of Rust's `regex`."""
+        return cls("regex", _text("regular expression", pattern))
+
+    @classmethod
+    def lark(cls, rules: str) -> "Grammar":
+        """Text that llguidance's variant of a Lark grammar derives from its rule `start`."""
+        return cls("lark", _text("grammar", rules))
+
+    @classmethod
+    def choices(cls, options: Sequence[str]) -> "Grammar":
+        """One of these texts."""
+        if isinstance(options, str) or not options:
+            raise ConfigError(f"choices {options!r}: expected a list of texts, at least one")
+        texts = [_text("choice", option) for option in options]
+        return cls.lark("start: " + " | ".join(quoted(text) for text in texts))
+
+
+def quoted(text: str) -> str:
+    """A text as a literal of a Lark grammar."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _text(what: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise ConfigError(
+            f"{what} {value!r} is of type {type(value).__name__}; expected a text, not an empty one"
+        )
+    return value

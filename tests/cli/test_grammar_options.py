@@ -1,0 +1,48 @@
+"""Grammars on the command line."""
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.debug_model import PLAIN
+
+Run = Callable[..., tuple[int, str, str]]
+SCHEMA = {"type": "object", "properties": {"n": {"enum": [1, 22]}}, "required": ["n"],
+          "additionalProperties": False, "x-guidance": {"whitespace_flexible": False}}  # fmt: skip
+
+
+def test_answers_follow_what_is_given(run: Run, tmp_path: Path) -> None:
+    schema, rules = tmp_path / "schema.json", tmp_path / "rules.lark"
+    schema.write_text(json.dumps(SCHEMA))
+    rules.write_text('start: "x" start "y" | "z"')
+    code, out, err = run("generate", "hi", *PLAIN[:-1], "20", "--json-schema", schema)
+    assert code == 0, err
+    assert json.loads(out) in ({"n": 1}, {"n": 22})
+    assert re.fullmatch(r"x*(zy*)?\n", run("generate", "hi", *PLAIN, "--lark", rules)[1])
+    assert re.fullmatch(r"[ab]{3}\n", run("generate", "hi", *PLAIN, "--regex", "[ab]{3}")[1])
+    choices = ["--choice", "yes", "--choice", "no"]
+    assert run("generate", "hi", *PLAIN, *choices)[1] in ("yes\n", "no\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--regex", "(a"], "the regular expression cannot be used"),
+        (["--regex", "a", "--choice", "b"], "--regex and --choice contradict each other"),
+        (["--json-schema", "none.json"], "none.json cannot be read"),
+        (["--json-schema", "bad.json"], "the JSON schema is not JSON"),
+        (["--json-schema", "odd.json"], 'Unimplemented keys: ["not"]'),
+    ],
+)
+def test_what_is_wrong_is_said_before_a_model_loads(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("bad.json").write_text("{")
+    Path("odd.json").write_text('{"not": {}}')
+    monkeypatch.setattr("medusa_kit.load", None)
+    code, out, err = run("generate", "hi", *PLAIN, *words)
+    assert (code, out) == (2, "")
+    assert said in err

@@ -1,0 +1,172 @@
+"""Masks of a grammar: right at any node's prefix, stop tokens where it may end, clear refusals."""
+
+import random
+import sys
+from typing import Any
+
+import pytest
+import torch
+from support.serving.grammars import PADDED, STOPS, allowed_after, tokenizer, writing_base
+from support.small_engines import build_engine, endless_base
+from support.tiny_models import tiny_base
+
+from medusa_kit.base.model import wrap_model
+from medusa_kit.errors import ConfigError, MedusaKitError
+from medusa_kit.infer.accept.grammar import GrammarMask, check_grammar, grammar_mask
+from medusa_kit.settings.grammar import Grammar
+from medusa_kit.settings.sampling import SamplingParams
+
+PROMPT = [7, 8, 9]
+SCHEMA = Grammar.json_schema(
+    {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", "abab"]}},
+     "required": ["a"], "x-guidance": {"whitespace_flexible": False}}
+)  # fmt: skip
+
+
+def mask_of(grammar: Grammar) -> GrammarMask:
+    return grammar_mask(grammar, tokenizer(), PADDED, frozenset(STOPS), len(PROMPT))
+
+
+def allowed(mask: GrammarMask, answer: list[int]) -> set[int]:
+    scores = mask(torch.tensor([[*PROMPT, *answer]]), torch.zeros(1, PADDED))
+    return set((scores[0] == 0).nonzero()[:, 0].tolist())
+
+
+def ids_of(text: str) -> list[int]:
+    return list(tokenizer()(text, add_special_tokens=False).input_ids)
+
+
+def test_masks_are_right_at_any_prefix_in_any_order() -> None:
+    """As a walk over trees asks for them: forward, back, to other branches; against a matcher made
+    anew each time."""
+    mask, chance, answers, ended = mask_of(SCHEMA), random.Random(0), [list[int]()], 0
+    for _ in range(300):
+        answer = chance.choice(answers)
+        expected = allowed_after(SCHEMA, answer)
+        assert allowed(mask, answer) == expected
+        token = chance.choice(sorted(expected))
+        if token in STOPS:  # what comes after it is dropped
+            assert len(allowed(mask, [*answer, token])) == PADDED
+            ended += 1
+        else:
+            answers.append([*answer, token])
+    assert max(map(len, answers)) > 12
+    assert ended > 5
+
+
+def test_stop_tokens_are_allowed_where_the_grammar_may_end() -> None:
+    mask = mask_of(Grammar.regex("a{2,3}"))
+    a = ids_of("a")
+    assert allowed(mask, a) == set(a)
+    assert allowed(mask, a * 2) == {*a, *STOPS}
+    assert allowed(mask, a * 3) == set(STOPS)
+
+
+def test_below_a_guess_that_is_not_allowed_nothing_is_masked() -> None:
+    mask = mask_of(Grammar.regex("ab"))
+    assert len(allowed(mask, ids_of("x"))) == PADDED
+    assert len(allowed(mask, ids_of("xy"))) == PADDED
+    assert allowed(mask, []) == set(ids_of("ab"))
+
+
+def test_choices_are_taken_literally() -> None:
+    texts = ['"a" | "b"', "\\d+", "é\n", "a.c"]
+    mask = mask_of(Grammar.choices(texts))
+    for text in texts:
+        assert allowed(mask, ids_of(text)) == set(STOPS)
+    assert not allowed_after(Grammar.choices(texts), ids_of("a")) & set(ids_of("x"))
+
+
+@pytest.mark.parametrize(
+    ("grammar", "said"),
+    [
+        (Grammar.json_schema({"allOf": [{"type": "string"}, {"type": "number"}]}), "Unsatisfiable"),
+        (Grammar.json_schema({"type": "string", "minLength": 5, "maxLength": 2}), "minLength"),
+        (Grammar.json_schema({"not": {"type": "string"}}), r'Unimplemented keys: \["not"\]'),
+        (Grammar.json_schema({"type": "stringg"}), "Invalid type: stringg"),
+        (Grammar.json_schema({"$ref": "http://127.0.0.1/x"}), "does not fetch"),
+        (Grammar.regex("(a"), "unclosed group"),
+        (Grammar.lark("start: a"), 'unknown name: "a"'),
+    ],
+)
+def test_a_grammar_that_cannot_be_met_is_refused_before_anything_is_decoded(
+    grammar: Grammar, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = build_engine(writing_base())
+    monkeypatch.setattr(engine.verifier, "read_prompts", None)
+    with pytest.raises(ConfigError, match=f"(?s)cannot be used: .*{said}"):
+        engine.generate(PROMPT, max_new_tokens=4, grammar=grammar)
+    with pytest.raises(ConfigError, match=f"(?s)cannot be used: .*{said}"):
+        check_grammar(grammar)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Grammar.json_schema("{"), "not JSON"),
+        (lambda: Grammar.json_schema("[1]"), "list; expected an object"),
+        (lambda: Grammar.json_schema({"enum": [float("nan")]}), "cannot be written"),
+        (lambda: Grammar.regex(""), "not an empty one"),
+        (lambda: Grammar.lark(5), "type int"),
+        (lambda: Grammar.choices([]), "at least one"),
+        (lambda: Grammar.choices("yes"), "list of texts"),
+        (lambda: SamplingParams(grammar={"type": "object"}), "type dict; expected a Grammar"),
+    ],
+)
+def test_what_is_no_grammar_is_refused(make: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make()
+
+
+def test_a_base_that_cannot_follow_one_says_why() -> None:
+    some = Grammar.regex("a+")
+    with pytest.raises(ConfigError, match="without a tokenizer"):
+        build_engine(tiny_base("llama")).generate(PROMPT, grammar=some)
+    endless = wrap_model(endless_base(PADDED).model, tokenizer(), "endless")
+    endless.model.generation_config.eos_token_id = []
+    with pytest.raises(ConfigError, match="without a stop token"):
+        build_engine(endless).generate(PROMPT, grammar=some)
+    with pytest.raises(ConfigError, match="tokenizer: Only fast tokenizers"):
+        grammar_mask(some, frozenset(), PADDED, frozenset(STOPS), 1)
+
+
+def test_without_llguidance_there_is_a_hint(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(ConfigError, match=r"(?s)llguidance.*medusa-kit\[grammar\]"):
+        check_grammar(Grammar.regex("a+"))
+    check_grammar(None)
+
+
+def test_a_row_whose_grammar_leaves_no_token_fails_alone() -> None:
+    """The base bans what the grammar asks for."""
+    base = writing_base()
+    base.model.generation_config.suppress_tokens = [*ids_of("b"), *ids_of("ab")]
+    engine = build_engine(base)
+    with engine.shared_batch() as batch:
+        stuck = batch.submit(PROMPT, max_new_tokens=5, grammar=Grammar.regex("[ax]b"))
+        fine = batch.submit(PROMPT, max_new_tokens=5, grammar=Grammar.regex("ac"))
+        with pytest.raises(MedusaKitError, match="no token can follow the answer's first 1"):
+            stuck.result()
+        assert fine.result().text == "ac"
+
+
+def test_typical_acceptance_keeps_to_the_grammar() -> None:
+    result = build_engine(writing_base()).generate(
+        PROMPT, max_new_tokens=40, drafter="prompt-lookup", temperature=0.9, acceptance="typical",
+        grammar=Grammar.regex("(ab){3,6}"),
+    )  # fmt: skip
+    assert result.finish_reason == "stop"
+    assert result.text.replace("ab", "") == ""
+
+
+def test_the_mask_counts_before_top_k_and_in_probabilities() -> None:
+    """With top-k 1 the likeliest of the allowed tokens is left, not the likeliest of all."""
+    engine = build_engine(writing_base())
+    params = SamplingParams(1.0, top_k=1, grammar=Grammar.regex("[xyz]"))
+    row, _, _ = engine._request(
+        "generate", PROMPT, 4, None, {"temperature": 1.0, "top_k": 1, "grammar": params.grammar}
+    )
+    logits_V = torch.arange(PADDED).float()
+    share_V = row.chooser.distribution(logits_V, PROMPT)
+    assert share_V[max(ids_of("xyz"))] == 1
+    assert not row.chooser.takes_argmax
