@@ -1,0 +1,1 @@
+"""An OpenAI-compatible server around one engine and its shared batch."""
