@@ -145,19 +145,19 @@ def test_those_used_longest_ago_are_dropped_under_the_cap(engine: Engine, tmp_pa
         put(tmp_path, name)
     each = size_of(engine, tmp_path, "a")
     with HeadsStore(engine, tmp_path, most_bytes=2 * each) as store:
-        first = store.get("a")
-        number, gone = first.number, weakref.ref(first.engine.heads)
+        with store.get("a") as first:
+            number, heads = first.number, weakref.ref(first.engine.heads)
+        del first
         for name in ("b", "a", "c"):  # a has been used after b
             store.get(name).close()
             assert store.num_bytes <= 2 * each
         assert states(store) == {"a": "loaded", "b": "available", "c": "loaded"}
         assert store.get("a").number == number
-        first.close()
-        del first
-        for name in "bc":
+        for name in "cb":
             store.get(name).close()
+        assert states(store) == {"a": "available", "b": "loaded", "c": "loaded"}
         gc.collect()
-        assert gone() is None
+        assert heads() is None
         assert store.get("a").number != number
 
 
