@@ -3,7 +3,8 @@
 MedusaKitError                 exit 1: a run failed
 ├── UsageError                 exit 2: the call itself is wrong
 │   ├── ConfigError            a recipe, an override or an option
-│   └── TreeError              a candidate tree that cannot exist or does not fit the heads
+│   ├── TreeError              a candidate tree that cannot exist or does not fit the heads
+│   └── UnknownModelError      a request for a model, or heads of it, that is not served
 ├── DataError                  a data file or a row of it
 ├── CheckpointError            heads, statistics or a model that is missing, cut off or malformed
 │   └── HubError               the Hub refuses, cannot be reached, or has no such thing
@@ -45,6 +46,10 @@ class ConfigError(UsageError):
 
 
 class TreeError(UsageError):
+    pass
+
+
+class UnknownModelError(UsageError):
     pass
 
 

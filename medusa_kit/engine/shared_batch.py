@@ -20,7 +20,9 @@ from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.request import Emitted, Row
 from medusa_kit.infer.threaded.batch_thread import BatchStats, BatchThread
 from medusa_kit.infer.threaded.submission import Emission, OnTokens, Submission
+from medusa_kit.infer.verifier import Verifier
 from medusa_kit.locks import SharedLock
+from medusa_kit.settings.drafters import READ_HEADS
 from medusa_kit.settings.drafters import drafter_options as checked_options
 from medusa_kit.settings.sampling import SamplingOptions, SamplingParams
 
@@ -36,6 +38,9 @@ class Requests(Protocol):
 
     @property
     def base(self) -> BaseModel: ...
+
+    @property
+    def verifier(self) -> Verifier: ...
 
     def _request(
         self, call: str, prompt: Any, max_new_tokens: int, stop: Any, sampling: SamplingOptions
@@ -57,6 +62,24 @@ class Requests(Protocol):
     def _result(
         self, row: Row, drafter: str, notes: Sequence[str], stops: tuple[str, ...]
     ) -> GenerationResult: ...
+
+
+class Heads(Protocol):
+    """Heads in use: `HeldHeads` of heads_store.py."""
+
+    @property
+    def engine(self) -> Requests: ...
+
+    @property
+    def number(self) -> int:
+        """Which no other heads have."""
+        ...
+
+    def again(self) -> "Heads":
+        """In use until this one is closed, too."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class Answer:
@@ -110,7 +133,7 @@ class SharedBatch:
 
     def __init__(self, requests: Requests, thread: BatchThread, max_rows: int) -> None:
         self._requests, self._thread, self._max_rows = requests, thread, max_rows
-        self._drafters: WeakValueDictionary[tuple[str, str], Any] = WeakValueDictionary()
+        self._drafters: WeakValueDictionary[tuple[int, str, str], Any] = WeakValueDictionary()
         self._building = SharedLock()
 
     def submit(
@@ -121,12 +144,15 @@ class SharedBatch:
         stop: str | Sequence[str] | None = None,
         drafter: str | None = None,
         drafter_options: Mapping[str, Any] | None = None,
+        heads: Heads | None = None,
         on_tokens: OnTokens | None = None,
         wanted: Wanted = NOTHING,
         **sampling: "Unpack[SamplingOptions]",
     ) -> Answer:
         """Let a prompt in, with what `Engine.stream` takes, and return at once.
 
+        `heads`: from a `HeadsStore` of this engine, in place of its own; they stay in use until the
+        answer has ended, whatever the caller does with its own hold on them.
         `on_tokens` is called in the batch's thread with the tokens of each step, and at the end
         with none: it should only pass them on, as by `loop.call_soon_threadsafe`.
         `wanted`: what is told of each step besides (`Submission.take`).
@@ -135,8 +161,18 @@ class SharedBatch:
         """
         row, stops, _ = self._requests._request("submit", prompt, max_new_tokens, stop, sampling)
         row.wanted = wanted
-        name, options = self._requests._named(drafter, drafter_options)
-        submission = self._thread.submit(row, self._drafter(name, options), on_tokens)
+        engine = self._requests if heads is None else self._engine_of(heads)
+        name, options = engine._named(drafter, drafter_options)
+        if heads is None or name not in READ_HEADS:
+            submission = self._thread.submit(row, self._drafter(name, options), on_tokens)
+        else:
+            held = heads.again()
+            try:
+                built = self._drafter(name, options, held)
+                submission = self._thread.submit(row, built, on_tokens, held.close)
+            except BaseException:
+                held.close()
+                raise
         return Answer(submission, name, self._requests, stops)
 
     def generate(self, prompt: Any, **options: Any) -> GenerationResult:
@@ -168,13 +204,25 @@ class SharedBatch:
     ) -> None:
         self.close(drain=error is None)
 
-    def _drafter(self, name: str, options: Mapping[str, Any] | None) -> Drafter:
-        """The one that rows in the batch use already, if there is one with these options."""
-        key = name, checked_options(name, options).model_dump_json()
+    def _engine_of(self, heads: Heads) -> Requests:
+        if heads.engine.verifier is not self._requests.verifier:
+            raise ConfigError(
+                "these heads were loaded for another engine's base model",
+                hint="take them from a HeadsStore of the engine that this batch belongs to",
+            )
+        return heads.engine
+
+    def _drafter(
+        self, name: str, options: Mapping[str, Any] | None, heads: Heads | None = None
+    ) -> Drafter:
+        """The one that rows in the batch use already, if there is one with these options and
+        heads."""
+        requests, number = (self._requests, 0) if heads is None else (heads.engine, heads.number)
+        key = number, name, checked_options(name, options).model_dump_json()
         with self._building:
             drafter: Drafter | None = self._drafters.get(key)
             if drafter is None:
-                drafter = self._requests._drafter(
+                drafter = requests._drafter(
                     name, options, self._max_rows, ANY_SAMPLING, on_device=False
                 )
                 self._drafters[key] = drafter

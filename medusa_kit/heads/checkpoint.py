@@ -113,16 +113,19 @@ def _check_choice(path: Path, what: str, value: str, known: Sequence[str]) -> No
         raise unknown_value(f"{path}: {what}", value, known, kind=CheckpointError)
 
 
-def load_heads(folder: Path, base: BaseModel, force: bool = False) -> MedusaHeads:
+def load_heads(
+    folder: Path, base: BaseModel, force: bool = False, pickles: bool = True
+) -> MedusaHeads:
     """Heads from `folder`, in the base's dtype and on its device, ready to draft.
 
     A checkpoint of another engine is recognised and converted in memory (medusa_kit.heads.formats).
-    `force` puts them on a base with another fingerprint; sizes must fit all the same.
+    `force` puts them on a base with another fingerprint; sizes must fit all the same. `pickles`:
+    whether checkpoints that are pickles of plain tensors are opened.
     Raises CheckpointError (missing, cut off, wrong tensors), IncompatibleBaseError (wrong base).
     """
     folder = Path(folder)
     console.stage("reading the heads")
-    if not says_ours(folder) and (foreign := read_foreign(folder)) is not None:
+    if not says_ours(folder) and (foreign := read_foreign(folder, pickles=pickles)) is not None:
         return kit.loaded(foreign, base)
     config = read_config(folder)
     check_base(config, base, force)

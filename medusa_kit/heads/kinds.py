@@ -146,6 +146,16 @@ class MedusaHeads(nn.Module):
         return list(self.parameters())
 
     @property
+    def num_bytes(self) -> int:
+        """Of the memory that they take beside their base, packed copies included."""
+        config, size = self.config, self.base.dtype.itemsize
+        tensors = [*self.parameters(), *self.buffers(), self._columns_V]
+        kept = sum(one.numel() * one.element_size() for one in tensors if one is not None)
+        if config.projection == "reduced":  # the base's rows are gathered at first use
+            kept += (config.reduced_size or 0) * config.hidden_size * size
+        return kept + getattr(self.guesser, "num_bytes", 0)
+
+    @property
     def one_pass(self) -> bool:
         """Whether all heads can run before any node of the tree but the root is filled."""
         return self.config.kind != "hydra"

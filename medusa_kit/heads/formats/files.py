@@ -28,10 +28,11 @@ SAFE_WAY = (
 
 
 class TensorFiles:
-    """The names of all tensors in a folder, and the file that each is in."""
+    """The names of all tensors in a folder, and the file that each is in. `pickles`: whether files
+    of that kind are opened."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = Path(folder)
+    def __init__(self, folder: Path, pickles: bool = True) -> None:
+        self.folder, self._may_open = Path(folder), pickles
         self._pickles: dict[Path, dict[str, Tensor]] = {}
         self.places: dict[str, Path] = {}
         self.files: list[Path] = []
@@ -88,6 +89,11 @@ class TensorFiles:
         self.files.append(path)
 
     def _pickle(self, path: Path) -> dict[str, Tensor]:
+        if not self._may_open:
+            raise CheckpointError(
+                f"{path} is a pickle; expected safetensors",
+                hint="`medusa-kit convert` writes these heads as safetensors",
+            )
         if path not in self._pickles:
             self._pickles[path] = read_pickle(path)
         return self._pickles[path]

@@ -34,16 +34,16 @@ READERS = (
 )
 
 
-def read_foreign(folder: Path, quiet: bool = False) -> ForeignHeads | None:
+def read_foreign(folder: Path, quiet: bool = False, pickles: bool = True) -> ForeignHeads | None:
     """The heads in `folder`; None where it holds no weights, or those of medusa-kit.
 
     Only the heads' own tensors are read, whatever else is in the files. `quiet`: without notes on
-    where the config differs from the tensors.
+    where the config differs from the tensors. `pickles`: whether such files are opened.
     Raises CheckpointError for an unknown format, a file that is cut off, and tensors that are
     unexpected, missing or of a wrong shape.
     """
     folder = Path(folder)
-    files = TensorFiles(folder)
+    files = TensorFiles(folder, pickles)
     if not files.names or any(OURS.fullmatch(name) for name in files.names):
         return None
     reader = _reader_for(files)

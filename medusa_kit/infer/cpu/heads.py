@@ -44,6 +44,9 @@ class NativeHeads:
             scale.factor / scale.divisor, scale.cap or 0.0, structs,
             embedding.weight.data_ptr(), 0 if ids is None else ids.data_ptr(),
         )  # fmt: skip
+        own = {id(one): one for head in blocks for one in head}
+        own |= {id(one): one for one in projections if one is not decoder.output}
+        self.num_bytes = sum(one.num_bytes for one in own.values())  # beside the decoder's
         self._num_read = [heads.config.num_read(k) for k in range(heads.num_heads)]
         self._work = [
             sum(block.struct.outputs * block.struct.inputs for block in [*head, projections[k]])

@@ -10,6 +10,7 @@ import os
 import threading
 import traceback
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -61,17 +62,23 @@ class BatchThread:
         weakref.finalize(self, self._worker.inbox.put, _Message("drain")).atexit = False
         _threads.add(self)
 
-    def submit(self, row: Row, drafter: Drafter, on_tokens: OnTokens | None = None) -> Submission:
+    def submit(
+        self,
+        row: Row,
+        drafter: Drafter,
+        on_tokens: OnTokens | None = None,
+        at_end: Callable[[], None] | None = None,
+    ) -> Submission:
         """Let a row in. Rows with the same drafter draft together; it belongs to the thread now.
 
         `on_tokens` is called in the batch's thread with the tokens of each step, and at the end
         with none: it should only pass them on, as by `loop.call_soon_threadsafe`. Where it raises,
-        the row fails.
+        the row fails. `at_end` is called there once the row has ended, and must not raise.
         Raises QueueFullError, ClosedError after `close` and in forked children, ConfigError for a
         row that is there already.
         """
         check_process(self._pid)
-        ticket = Ticket(row, drafter, on_tokens)
+        ticket = Ticket(row, drafter, on_tokens, at_end)
         self._worker.take(ticket)
         return Submission(ticket, self._worker.cancel, self._in_own_thread)
 

@@ -29,8 +29,14 @@ class Emission(NamedTuple):
 class Ticket:
     """A submission as the batch's thread sees it. It does not keep the submission alive."""
 
-    def __init__(self, row: Row, drafter: Drafter, on_tokens: OnTokens | None) -> None:
-        self.row, self.drafter, self.on_tokens = row, drafter, on_tokens
+    def __init__(
+        self,
+        row: Row,
+        drafter: Drafter,
+        on_tokens: OnTokens | None,
+        at_end: Callable[[], None] | None = None,
+    ) -> None:
+        self.row, self.drafter, self.on_tokens, self.at_end = row, drafter, on_tokens, at_end
         self.changed = threading.Condition()
         self.emissions: deque[Emission] = deque()
         self.done = False
@@ -48,6 +54,8 @@ class Ticket:
             self.on_tokens(tokens)
 
     def end(self) -> None:
+        if self.at_end is not None:
+            self.at_end()
         with self.changed:
             self.done = True
             self.changed.notify_all()

@@ -1,0 +1,125 @@
+"""Heads that requests may name: subfolders of one folder, and an allow-list on the Hub.
+
+Names come from anywhere, so they are taken for one path component, and nothing is read through a
+link that leads out of the folder.
+"""
+
+import os
+import reprlib
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from medusa_kit.base.adapters import CONFIG_NAME as ADAPTER_CONFIG
+from medusa_kit.base.hub_client import HubName
+from medusa_kit.errors import CheckpointError, ConfigError, UnknownModelError, did_you_mean
+from medusa_kit.heads.formats.files import CONFIG_NAME, heads_place
+
+Version = tuple[tuple[str, int, int, int], ...]  # name, size, time and inode of each file
+
+
+@dataclass(frozen=True)
+class HeadsPlace:
+    """Where heads are. `version` changes with the folder's files; those of the Hub are loaded
+    once."""
+
+    name: str
+    folder: Path | None = None  # None: on the Hub
+    version: Version = ()
+
+    def fetched(self) -> Path:
+        """Their folder; heads on the Hub are downloaded if need be. Raises HubError."""
+        return heads_place(self.name) if self.folder is None else self.folder
+
+
+class HeadsFolder:
+    """`root`: the folder whose subfolders hold heads; None: there are those of the Hub alone."""
+
+    def __init__(self, root: str | Path | None, hub_ids: Collection[str] = ()) -> None:
+        self.root = None if root is None else Path(root).expanduser().absolute()
+        self.hub_ids = tuple(hub_ids)
+        for one in self.hub_ids:
+            HubName.parse(one)
+        if self.root is not None and not self.root.is_dir():
+            raise ConfigError(
+                f"the folder of heads {str(root)!r} does not exist",
+                hint="its subfolders hold the heads that requests may name",
+            )
+
+    def names(self) -> list[str]:
+        """Of all heads that may be asked for, those of the Hub last."""
+        found = []
+        with os.scandir(self.root) if self.root is not None else _Nothing() as entries:
+            for entry in entries:
+                folder = self._subfolder(entry.name)
+                if folder is not None and _holds_heads(folder):
+                    found.append(entry.name)
+        return [*sorted(found), *self.hub_ids]
+
+    def find(self, name: str) -> HeadsPlace:
+        """Raises UnknownModelError for what does not exist, CheckpointError and ConfigError for
+        what may not be loaded."""
+        if name in self.hub_ids:
+            return HeadsPlace(name)
+        folder = self._subfolder(name)
+        if folder is None:
+            raise self._unknown(name)
+        try:
+            return HeadsPlace(name, folder, self._version(name, folder))
+        except FileNotFoundError:  # deleted meanwhile
+            raise self._unknown(name) from None
+        except (OSError, RuntimeError) as error:
+            raise CheckpointError(
+                f"heads {name!r} cannot be read: {error}", hint="check who may read their folder"
+            ) from error
+
+    def _subfolder(self, name: str) -> Path | None:
+        """The subfolder of this name, if there is one inside the root."""
+        if self.root is None or name.startswith(".") or not name.isprintable():
+            return None
+        if not name or {"/", "\\", os.sep} & set(name) or Path(name).name != name:
+            return None
+        try:
+            folder = (self.root / name).resolve(strict=True)
+            inside = folder.parent == self.root.resolve(strict=True)
+            return folder if inside and folder.is_dir() else None
+        except (OSError, ValueError, RuntimeError):  # too long, not to be encoded, a circle
+            return None
+
+    def _version(self, name: str, folder: Path) -> Version:
+        files = []
+        for path in sorted(folder.iterdir()):
+            if path.is_symlink() and folder not in path.resolve().parents:
+                raise CheckpointError(
+                    f"heads {name!r}: {path.name} is a link that leads out of their folder",
+                    hint="copy the file there",
+                )
+            if path.name == ADAPTER_CONFIG:
+                raise ConfigError(
+                    f"heads {name!r} come with a LoRA adapter ({ADAPTER_CONFIG}); expected heads "
+                    "for the base as it is",
+                    hint="serve these heads with a server of their own, whose base is the model "
+                    "with the adapter merged into it",
+                )
+            stat = path.stat()
+            files.append((path.name, stat.st_size, stat.st_mtime_ns, stat.st_ino))
+        return tuple(files)
+
+    def _unknown(self, name: str) -> UnknownModelError:
+        known = self.names()
+        return UnknownModelError(
+            f"there are no heads {reprlib.repr(name)} here",
+            hint=did_you_mean(name, known, "GET /v1/models lists those there are"),
+        )
+
+
+def _holds_heads(folder: Path) -> bool:
+    return (folder / CONFIG_NAME).is_file() or any(folder.glob("*.safetensors"))
+
+
+class _Nothing:
+    def __enter__(self) -> Iterator[os.DirEntry[str]]:
+        return iter(())
+
+    def __exit__(self, *_: object) -> None:
+        pass

@@ -1,0 +1,328 @@
+"""Heads by name for one base model, loaded when they are asked for, in the background.
+
+Those used longest ago are dropped where memory is short, but none that a request still uses.
+Requests whose heads are deleted or replaced meanwhile go on with what they have.
+"""
+
+import itertools
+from collections.abc import Collection
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from medusa_kit import console
+from medusa_kit.engine.before_loading import read_tree
+from medusa_kit.engine.engine import Engine
+from medusa_kit.engine.heads_folder import HeadsFolder, HeadsPlace
+from medusa_kit.engine.load import with_heads
+from medusa_kit.errors import (
+    CheckpointError,
+    ClosedError,
+    DeviceMemoryError,
+    MedusaKitError,
+    QueueFullError,
+)
+from medusa_kit.heads import load_heads
+from medusa_kit.heads.checkpoint import WEIGHTS_NAME, read_config, says_ours
+from medusa_kit.infer.memory import is_out_of_memory
+from medusa_kit.locks import SharedLock
+from medusa_kit.settings.drafters import READ_HEADS
+
+MOST_BYTES = 1 << 30
+LOADERS = 4  # heads loaded at the same time, downloads included
+ATTEMPTS = 3  # to read a folder that changes meanwhile
+_numbers = itertools.count(1)
+
+
+@dataclass(eq=False)
+class LoadedHeads:
+    """Heads in memory, in an engine around the common base model."""
+
+    place: HeadsPlace
+    engine: Engine
+    num_bytes: int
+    number: int = field(default_factory=lambda: next(_numbers))
+    holders: set[int] = field(default_factory=set)
+
+
+class HeldHeads:
+    """Heads in use: they are not dropped before this has been closed. Use it in `with`."""
+
+    def __init__(self, loaded: LoadedHeads) -> None:
+        self._loaded = loaded
+        # A set, since adding and removing takes no lock: garbage may be collected anywhere.
+        loaded.holders.add(id(self))
+
+    @property
+    def name(self) -> str:
+        return self._loaded.place.name
+
+    @property
+    def engine(self) -> Engine:
+        return self._loaded.engine
+
+    @property
+    def number(self) -> int:
+        """Which no other heads have, nor these loaded anew."""
+        return self._loaded.number
+
+    def again(self) -> "HeldHeads":
+        """In use until that has been closed, too."""
+        return HeldHeads(self._loaded)
+
+    def close(self) -> None:
+        self._loaded.holders.discard(id(self))
+
+    def __enter__(self) -> "HeldHeads":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class HeadsStatus:
+    """What is known of heads by their name. Kind and number are None until they have been
+    downloaded, or converted from another format."""
+
+    name: str
+    state: Literal["loaded", "loading", "available"]
+    kind: str | None = None
+    num_heads: int | None = None
+    num_bytes: int = 0  # of memory
+    in_use: bool = False
+
+
+class HeadsStore:
+    """Every method may be called in any thread.
+
+    `folder`: its subfolders hold heads, named by their own names; None: there are none.
+    `allowed_hub_ids`: ORG/NAME or ORG/NAME@REVISION of heads that may be downloaded.
+    `most_bytes`: of memory for loaded heads; those being loaded come on top.
+    Raises ConfigError, UsageError.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        folder: str | Path | None,
+        allowed_hub_ids: Collection[str] = (),
+        most_bytes: int = MOST_BYTES,
+    ) -> None:
+        self.engine, self.most_bytes = _drafting_with_heads(engine), most_bytes
+        self.folder = HeadsFolder(folder, allowed_hub_ids)
+        self._lock = SharedLock()  # for what follows
+        self._loaded: dict[str, LoadedHeads] = {}  # the one used longest ago first
+        self._replaced: list[LoadedHeads] = []  # which rows still use
+        self._waiting: dict[HeadsPlace, list[Future[HeldHeads]]] = {}
+        self._closed = False
+        self._pool = ThreadPoolExecutor(LOADERS, thread_name_prefix="medusa-kit heads")
+
+    def load(self, name: str) -> "Future[HeldHeads]":
+        """Heads to be used and then closed, at once or when they have been loaded; those who ask
+        meanwhile wait for the same. An async caller waits by `asyncio.wrap_future`.
+
+        The future raises CheckpointError, IncompatibleBaseError (heads of another base),
+        TreeError, DeviceMemoryError (heads larger than the cap), QueueFullError (heads in use leave
+        no room for these). Raises at once UnknownModelError, ClosedError, and for a folder with
+        links or an adapter what `HeadsFolder.find` raises.
+        """
+        place = self._find(name)
+        future: Future[HeldHeads] = Future()
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the heads' store has been closed", hint="make another one")
+            loaded = self._current(place)
+            if loaded is not None:
+                self._loaded[name] = self._loaded.pop(name)
+                future.set_result(HeldHeads(loaded))
+                return future
+            waiting = self._waiting.setdefault(place, [])
+            waiting.append(future)
+            if len(waiting) == 1:
+                self._pool.submit(self._load, place)
+        return future
+
+    def get(self, name: str) -> HeldHeads:
+        """The same, waited for."""
+        return self.load(name).result()
+
+    def statuses(self) -> list[HeadsStatus]:
+        """Of all heads that may be asked for."""
+        names = self.folder.names()
+        with self._lock:
+            loaded = dict(self._loaded)
+            loading = {place.name for place in self._waiting}
+        return [self._status(name, loaded.get(name), name in loading) for name in names]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of memory that loaded heads take, those included that are deleted but in use."""
+        with self._lock:
+            self._replaced = [one for one in self._replaced if one.holders]
+            return sum(one.num_bytes for one in (*self._loaded.values(), *self._replaced))
+
+    def close(self) -> None:
+        """Load no more heads; those who wait get ClosedError. Heads in use stay in use."""
+        with self._lock:
+            self._closed = True
+            left = [one for waiting in self._waiting.values() for one in waiting]
+            self._waiting.clear()
+            self._loaded.clear()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        for future in left:
+            if future.set_running_or_notify_cancel():
+                future.set_exception(ClosedError("the heads' store has been closed"))
+
+    def __enter__(self) -> "HeadsStore":
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _find(self, name: str) -> HeadsPlace:
+        try:
+            return self.folder.find(name)
+        except MedusaKitError:
+            with self._lock:
+                self._drop(name)  # what was there is there no more
+            raise
+
+    def _current(self, place: HeadsPlace) -> LoadedHeads | None:
+        """The loaded heads, unless their folder has changed since."""
+        loaded = self._loaded.get(place.name)
+        if loaded is not None and loaded.place != place:
+            self._drop(place.name)
+            return None
+        return loaded
+
+    def _drop(self, name: str) -> None:
+        loaded = self._loaded.pop(name, None)
+        if loaded is not None and loaded.holders:
+            self._replaced.append(loaded)
+
+    def _load(self, place: HeadsPlace) -> None:
+        """In a thread of the pool."""
+        loaded: LoadedHeads | None = None
+        error: MedusaKitError | None = None
+        try:
+            loaded = self._read(place)
+        except Exception as raised:
+            error = _explained(raised, place)
+        with self._lock:
+            waiting = self._waiting.pop(place, [])
+            if loaded is not None and waiting:
+                try:
+                    self._keep(loaded)
+                except MedusaKitError as raised:
+                    loaded, error = None, raised
+            held = [] if loaded is None else [HeldHeads(loaded) for _ in waiting]
+        for index, future in enumerate(waiting):
+            if not future.set_running_or_notify_cancel():  # nobody waits any more
+                continue
+            if error is None:
+                future.set_result(held[index])
+            else:
+                future.set_exception(type(error)(error.message, hint=error.hint))
+
+    def _read(self, place: HeadsPlace) -> LoadedHeads:
+        name = place.name
+        for _ in range(ATTEMPTS):
+            folder = place.fetched()
+            self._check_file_size(name, folder)
+            heads = load_heads(folder, self.engine.base, pickles=False)
+            engine = with_heads(self.engine, heads, tree=read_tree(None, folder))
+            engine.heads_source = name
+            now = self.folder.find(name)
+            if now == place:
+                return LoadedHeads(place, engine, heads.num_bytes)
+            place = now
+        raise CheckpointError(
+            f"heads {name!r} change while they are read",
+            hint="write them under another name, and rename the folder when it is complete",
+        )
+
+    def _check_file_size(self, name: str, folder: Path) -> None:
+        """Heads that can never be kept are not read."""
+        path = folder / WEIGHTS_NAME  # files of other formats may hold the base model, too
+        size = path.stat().st_size if path.is_file() else 0
+        if size > 4 * self.most_bytes:  # 4: float64 weights for a base in 16 bits
+            raise self._too_large(name, size)
+
+    def _too_large(self, name: str, size: int) -> DeviceMemoryError:
+        return DeviceMemoryError(
+            f"heads {name!r} take {size} bytes; at most {self.most_bytes} are kept for heads",
+            hint="let heads take more memory",
+        )
+
+    def _keep(self, loaded: LoadedHeads) -> None:
+        """Drop others, those used longest ago first, until these fit. Raises DeviceMemoryError,
+        QueueFullError."""
+        name, size = loaded.place.name, loaded.num_bytes
+        if size > self.most_bytes:
+            raise self._too_large(name, size)
+        self._drop(name)
+        for other in list(self._loaded.values()):
+            if self.num_bytes + size <= self.most_bytes:
+                break
+            if not other.holders:
+                del self._loaded[other.place.name]
+        if (used := self.num_bytes) + size > self.most_bytes:
+            raise QueueFullError(
+                f"heads {name!r} take {size} bytes, and heads in use {used} of {self.most_bytes}",
+                hint="ask again later, or let heads take more memory",
+            )
+        self._loaded[name] = loaded
+
+    def _status(self, name: str, loaded: LoadedHeads | None, loading: bool) -> HeadsStatus:
+        if loaded is not None:
+            heads = loaded.engine.heads
+            assert heads is not None
+            kind, count = heads.config.kind, heads.num_heads
+            return HeadsStatus(name, "loaded", kind, count, loaded.num_bytes, bool(loaded.holders))
+        state: Literal["loading", "available"] = "loading" if loading else "available"
+        try:
+            folder = self.folder.find(name).folder
+            if folder is not None and says_ours(folder):
+                config = read_config(folder)
+                return HeadsStatus(name, state, config.kind, config.num_heads)
+        except MedusaKitError:  # told to those who ask for them
+            pass
+        return HeadsStatus(name, state)
+
+
+def _drafting_with_heads(engine: Engine) -> Engine:
+    """The engine that named heads are put into: one told to draft without heads takes its usual
+    drafter, since they were asked for."""
+    if engine.drafter in (None, *READ_HEADS):
+        return engine
+    return replace(engine, drafter=None, drafter_options={})
+
+
+def _explained(error: Exception, place: HeadsPlace) -> MedusaKitError:
+    """The error for those who asked, who need not know where the folder is."""
+    if not isinstance(error, MedusaKitError):
+        if is_out_of_memory(error):
+            why = f"there is no memory for heads {place.name!r}"
+            return DeviceMemoryError(why, hint="ask again later")
+        console.warn(f"heads {place.name!r}: {type(error).__name__}: {error}")
+        return CheckpointError(f"heads {place.name!r} cannot be loaded: {type(error).__name__}")
+    told = [error.message, error.hint]
+    if place.folder is not None:
+        told = [text and text.replace(str(place.folder), place.name) for text in told]
+    return type(error)(told[0] or "", hint=told[1])

@@ -1,0 +1,155 @@
+"""The `model` of a request: BASE, or BASE:HEADS for heads by name.
+
+LoRAX's `adapter_id` names heads, too (it serves Medusa heads as adapters).
+"""
+
+import reprlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from medusa_kit.engine.engine import Engine
+from medusa_kit.engine.heads_store import HeadsStatus, HeadsStore
+from medusa_kit.errors import ConfigError, UnknownModelError, did_you_mean, unknown_value
+
+ADAPTER_SOURCES = ("local", "hub")  # LoRAX has more
+OWNER = "medusa-kit"
+
+
+@dataclass(frozen=True)
+class AskedModel:
+    """`name`: as an answer repeats it. `heads`: for `HeadsStore.load`; None: the server's own."""
+
+    name: str
+    heads: str | None = None
+
+
+class ServedModels:
+    """`names`: of the base model, the first one being that of /v1/models. `store`: of heads that
+    requests may name. `created`: when the server began, in seconds."""
+
+    def __init__(
+        self, engine: Engine, names: Sequence[str], store: HeadsStore | None, created: int
+    ) -> None:
+        self._engine, self.names, self._store = engine, tuple(names), store
+        self._created = created
+
+    def asked(
+        self,
+        model: str | None,
+        adapter_id: str | None = None,
+        adapter_source: str | None = None,
+    ) -> AskedModel:
+        """What a request asks for. Without a model it is the base, as for LoRAX. Whether there are
+        such heads is told by the store.
+
+        Raises UnknownModelError, and ConfigError where the fields contradict each other.
+        """
+        base, heads = self._split(self.names[0] if model is None else model)
+        if adapter_source is not None:
+            self._check_source(adapter_id, adapter_source)
+        if adapter_id is not None:
+            if heads not in (None, adapter_id):
+                raise ConfigError(
+                    f"adapter_id {adapter_id!r} and model {model!r} name different heads",
+                    hint="give one of them",
+                )
+            heads = adapter_id
+        if heads is None:
+            return AskedModel(base)
+        if self._store is None:
+            raise UnknownModelError(
+                f"there are no heads {reprlib.repr(heads)} here: requests may name none",
+                hint="start the server with --heads-dir",
+            )
+        return AskedModel(f"{base}:{heads}", heads)
+
+    def options(
+        self,
+        model: str | None,
+        adapter_id: str | None = None,
+        adapter_source: str | None = None,
+    ) -> dict[str, Any]:
+        """Keywords of `SharedBatch.submit` for such a request, which hold its heads while they are
+        kept. Waits until heads have been loaded: async callers await `HeadsStore.load` first.
+        Raises what `asked` and `HeadsStore.load` do."""
+        heads = self.asked(model, adapter_id, adapter_source).heads
+        return {} if heads is None or self._store is None else {"heads": self._store.get(heads)}
+
+    def listed(self) -> list[str]:
+        """The names of `entries`."""
+        return [str(one["id"]) for one in self.entries()]
+
+    def entries(self) -> list[dict[str, Any]]:
+        """The models of GET /v1/models: the base, then the base with each of the named heads."""
+        own, base = self._engine.heads, self.names[0]
+        told = {
+            "state": "loaded",
+            "heads": self._engine.heads_source,
+            "kind": None if own is None else own.config.kind,
+            "num_heads": None if own is None else own.num_heads,
+            "bytes": 0 if own is None else own.num_bytes,
+            "in_use": True,
+        }
+        statuses = [] if self._store is None else self._store.statuses()
+        named = [self._entry(f"{base}:{one.name}", _told(one)) for one in statuses]
+        return [self._entry(base, told), *named]
+
+    def entry(self, model: str) -> dict[str, Any]:
+        """The model of GET /v1/models/MODEL. Raises UnknownModelError."""
+        _, heads = self._split(model)
+        name = self.names[0] if heads is None else f"{self.names[0]}:{heads}"
+        for one in self.entries():
+            if one["id"] == name:
+                return one
+        raise self._unknown(model)
+
+    def _split(self, model: str) -> tuple[str, str | None]:
+        """(base, heads). Of several names that fit, the longest counts: names may hold colons."""
+        for base in sorted(self.names, key=len, reverse=True):
+            if model == base:
+                return base, None
+            if model.startswith(f"{base}:") and len(model) > len(base) + 1:
+                return base, model[len(base) + 1 :]
+        raise self._unknown(model)
+
+    def _check_source(self, adapter_id: str | None, source: str) -> None:
+        if adapter_id is None:
+            raise ConfigError(
+                f"adapter_source {source!r} comes without an adapter_id", hint="leave it out"
+            )
+        if source not in ADAPTER_SOURCES:
+            raise unknown_value("adapter_source", source, ADAPTER_SOURCES)
+        on_hub = self._store is not None and adapter_id in self._store.folder.hub_ids
+        if on_hub != (source == "hub"):
+            raise UnknownModelError(
+                f"there are no heads {reprlib.repr(adapter_id)} from {source} here",
+                hint="leave adapter_source out",
+            )
+
+    def _unknown(self, model: str) -> UnknownModelError:
+        return UnknownModelError(
+            f"model {reprlib.repr(model)} is not served here; expected {self.names[0]}, or "
+            f"{self.names[0]}:HEADS",
+            hint=did_you_mean(model, self.names, "GET /v1/models lists all"),
+        )
+
+    def _entry(self, name: str, told: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": OWNER,
+            "medusa_kit": told,
+        }
+
+
+def _told(status: HeadsStatus) -> dict[str, Any]:
+    return {
+        "state": status.state,
+        "heads": status.name,
+        "kind": status.kind,
+        "num_heads": status.num_heads,
+        "bytes": status.num_bytes,
+        "in_use": status.in_use,
+    }

@@ -1,0 +1,93 @@
+"""What `model` and LoRAX's adapter fields stand for, and the list of /v1/models."""
+
+from pathlib import Path
+
+import pytest
+from support.small_engines import build_engine, random_heads
+from support.tiny_models import tiny_base
+
+from medusa_kit.engine.heads_store import HeadsStore
+from medusa_kit.errors import ConfigError, UnknownModelError
+from medusa_kit.heads import save_heads
+from medusa_kit.serve.models import AskedModel, ServedModels
+
+BASE = tiny_base("llama")
+HUB = "org/heads"
+
+
+def served(store: HeadsStore | None, *names: str) -> ServedModels:
+    engine = build_engine(BASE, heads=random_heads(BASE))
+    return ServedModels(engine, names or ("base", "base:v2", "org/base"), store, 17)
+
+
+def store_in(root: Path) -> HeadsStore:
+    save_heads(random_heads(BASE, 2), root / "few")
+    return HeadsStore(build_engine(BASE), root, [HUB])
+
+
+def test_a_model_is_a_base_or_a_base_with_heads(tmp_path: Path) -> None:
+    with store_in(tmp_path) as store:
+        models = served(store)
+        for asked, name, heads in (
+            ("base", "base", None),
+            ("org/base", "org/base", None),
+            ("base:few", "base:few", "few"),
+            ("base:v2", "base:v2", None),
+            ("base:v2:few", "base:v2:few", "few"),
+            (f"base:{HUB}", f"base:{HUB}", HUB),
+            (None, "base", None),
+        ):
+            assert models.asked(asked) == AskedModel(name, heads)
+        for unknown in ("", "bass", "base:", "few", ":few", "Base:few", "x" * 10_000):
+            with pytest.raises(UnknownModelError, match="is not served here") as caught:
+                models.asked(unknown)
+            assert len(str(caught.value)) < 300
+        assert models.options("base") == {}
+        assert models.options("base:few")["heads"].name == "few"
+        for unknown in ("base:fewer", "base:../few", "base:org/others"):
+            with pytest.raises(UnknownModelError, match="there are no heads"):
+                models.options(unknown)
+    with pytest.raises(UnknownModelError, match="requests may name none"):
+        served(None).asked("base:few")
+
+
+def test_loraxs_fields_name_heads(tmp_path: Path) -> None:
+    with store_in(tmp_path) as store:
+        models = served(store)
+        few = AskedModel("base:few", "few")
+        assert models.asked("base", "few") == few
+        assert models.asked(None, "few", "local") == few
+        assert models.asked("base:few", "few") == few
+        assert models.asked("base", HUB, "hub").heads == HUB
+        for given, message in (
+            (("base:few", "other"), "name different heads"),
+            (("base", None, "hub"), "without an adapter_id"),
+            (("base", "few", "s3"), "adapter_source 's3' is unknown"),
+        ):
+            with pytest.raises(ConfigError, match=message):
+                models.asked(*given)
+        for source, name in (("hub", "few"), ("local", HUB)):
+            with pytest.raises(UnknownModelError, match=f"from {source} here"):
+                models.asked("base", name, source)
+
+
+def test_the_list_tells_what_is_loaded(tmp_path: Path) -> None:
+    with store_in(tmp_path) as store:
+        models = served(store)
+        base, few, hub = models.entries()
+        assert models.listed() == ["base", "base:few", f"base:{HUB}"]
+        assert {(one["object"], one["created"]) for one in (base, few, hub)} == {("model", 17)}
+        assert (base["medusa_kit"]["kind"], base["medusa_kit"]["num_heads"]) == ("medusa", 3)
+        assert few["medusa_kit"] == {
+            "state": "available", "heads": "few", "kind": "medusa", "num_heads": 2, "bytes": 0,
+            "in_use": False,
+        }  # fmt: skip
+        assert (hub["medusa_kit"]["state"], hub["medusa_kit"]["kind"]) == ("available", None)
+        with store.get("few"):
+            told = models.entry("org/base:few")["medusa_kit"]
+            assert (told["state"], told["in_use"]) == ("loaded", True)
+            assert told["bytes"] == store.num_bytes
+        assert models.entry("org/base") == base
+        for unknown in ("base:other", "other"):
+            with pytest.raises(UnknownModelError):
+                models.entry(unknown)
