@@ -15,7 +15,7 @@ import enum
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from hashlib import sha256
+from hashlib import blake2b, sha256
 from typing import Any
 
 import torch
@@ -151,9 +151,7 @@ def sampled_digest(model: Any) -> str:
                 flat = flat[torch.arange(SAMPLES, device=flat.device) * len(flat) // SAMPLES]
             there = samples[0].device if samples else flat.device
             samples.append(flat.contiguous().view(torch.uint8).to(there))
-    digest = _xxh3_128()
-    digest.update(torch.cat(samples).cpu().numpy().data)
-    return str(digest.hexdigest())
+    return blake2b(torch.cat(samples).cpu().numpy().data).hexdigest()
 
 
 def _xxh3_128(data: bytes = b"") -> Any:

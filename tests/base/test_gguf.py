@@ -70,7 +70,7 @@ def test_greedy_answers_are_those_of_plain_transformers() -> None:
         assert unread <= 1 + len(engine.encode(PROMPTS[1]))
         result = engine.generate(prompt, max_new_tokens=TOKENS, drafter="medusa")
         assert result.token_ids == expected
-        assert result.stats.drafter == "medusa"
+        assert result.stats.drafter.startswith("medusa")
         assert result.text.strip(), "a chat model answers in words"
 
 

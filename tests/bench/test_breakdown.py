@@ -108,7 +108,8 @@ def test_a_step_on_the_device_is_one_part() -> None:
     prompts = [[token % 14 for token in prompt] for prompt in PROMPTS]
     one, ours = break_down({"heads": engine}, prompts, 8).values()
     for found in (one, ours):
-        assert set(found.parts) == {DEVICE, PYTHON}
+        # Keys and values of rows that join and leave are copied to the step's cache and back.
+        assert set(found.parts) - {CACHE} == {DEVICE, PYTHON}
         assert found.steps_run_by == engine.steps_run_by == "torch, fixed shapes (sdpa)"
         assert found.kernels == {}, "there is no CUDA here"
     engine.use_tree(DynamicTree(6, (1.0, 1.0), 3, 3))

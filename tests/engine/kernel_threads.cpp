@@ -70,9 +70,9 @@ struct Model {
         std::vector<float> embeddings(NODES * HIDDEN), rotary(2 * NODES * HEAD, 0.5f), hidden(NODES * HIDDEN);
         std::vector<float> cache(LAYERS * 2 * KV_HEADS * SLOTS * HEAD, 0.1f), logits(NODES * VOCAB), product(NODES * VOCAB);
         for (size_t i = 0; i < embeddings.size(); ++i) embeddings[i] = 0.01f * (float)(i % 37);
-        std::vector<int64_t> starts{0, NODES}, places{0}, lengths{LENGTH}, depths{0, 1, 1, 2, 2}, kept{0, 1, 2, 3, 4}, likeliest(NODES * COLUMNS);
+        std::vector<int64_t> starts{0, NODES}, places{0}, lengths{LENGTH}, depths{0, 1, 1, 2, 2}, positions{0, 1, 2, 3, 4}, kept{0, 1, 2, 3, 4}, likeliest(NODES * COLUMNS);
         std::vector<uint8_t> sees{1,0,0,0,0, 1,1,0,0,0, 1,0,1,0,0, 1,1,0,1,0, 1,0,1,0,1};
-        const Step step{1, NODES, 1, SLOTS, 0, embeddings.data(), rotary.data(), starts.data(), places.data(),
+        const Step step{1, NODES, 1, SLOTS, embeddings.data(), rotary.data(), NODES, positions.data(), starts.data(), places.data(),
                         lengths.data(), depths.data(), sees.data(), cache.data(), NODES, kept.data(), hidden.data(), logits.data(), COLUMNS,
                         likeliest.data()};
         mk_step(&decoder, &step, threads);

@@ -1,4 +1,4 @@
-"""What the loop of decode.py makes the host wait for: a read a step, whatever rows and layers.
+"""What the loop of batch.py makes the host wait for: a read a step, whatever rows and layers.
 
 On a CPU nothing waits, so what would is counted where Python asks for it: a tensor made of numbers
 with a device to go to (a copy from ordinary memory), values read; and what `to_device` sends.
@@ -14,7 +14,6 @@ from support.small_engines import BUSHY, build_engine, random_heads, random_prom
 from support.tiny_models import tiny_base, tiny_model
 
 from medusa_kit.base.model import wrap_model
-from medusa_kit.drafters import plain
 from medusa_kit.drafters.heads import medusa
 from medusa_kit.heads import kinds
 from medusa_kit.infer import draft as base
@@ -22,7 +21,7 @@ from medusa_kit.infer import transfer, tree_cache, tree_step, verifier
 from medusa_kit.infer.cpu import kernels
 
 READS = ("tolist", "item", "numpy", "__bool__", "__int__", "__float__", "__index__")
-SENDERS = (tree_cache, tree_step, verifier, base, medusa, plain)
+SENDERS = (tree_cache, tree_step, verifier, base, medusa)
 
 
 @pytest.fixture
