@@ -10,11 +10,11 @@ from typing import Any
 
 import httpx
 import pytest
+from support.debug_model import MODEL
 
 from medusa_kit.errors import ConfigError
 from medusa_kit.settings.engine_file import read_engine_file
 from medusa_kit.settings.serve import ServeConfig, serve_options
-from support.debug_model import MODEL
 
 Run = Callable[..., tuple[int, str, str]]
 
