@@ -158,7 +158,8 @@ def usage(results: Sequence[GenerationResult], answers_each: int) -> dict[str, A
 
 
 def _event(content: dict[str, Any]) -> bytes:
-    said = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    # In ASCII, since some clients take U+2028 and the like for the end of a line.
+    said = json.dumps(content, allow_nan=False, separators=(",", ":"))
     return f"data: {said}\n\n".encode()
 
 

@@ -75,6 +75,7 @@ def served(lines: list[str]) -> Callable[..., Served]:
 def test_health_says_when_the_server_is_not_ready(served: Callable[..., Served]) -> None:
     one = served(keys=True)
     assert one.client.get("/health").json() == {"status": "ok"}
+    assert one.client.head("/health").status_code == 200
     one.reason = "closing"
     answer = one.client.get("/health")
     assert (answer.status_code, answer.json()) == (503, {"status": "closing"})
