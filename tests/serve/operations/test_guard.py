@@ -120,10 +120,12 @@ def test_an_answer_is_timed_by_its_steps() -> None:
     metrics, times = Metrics(), iter([10.5, 10.9, 11.0])
     clock = AnswerClock(metrics, 10.0, lambda: next(times))
     clock.prompt(20, 15)
-    clock.step(1)
-    clock.step(4, 3)  # 0.1 s each
-    clock.step(0)
-    clock.step(20, 20)
+    for tokens, guessed in ((1, 0), (4, 3), (20, 20)):  # those of the second took 0.1 s each
+        clock.stamp(tokens)
+        clock.accepted(tokens, guessed)
+    clock.stamp(0)  # the end
+    clock.settle()
+    clock.settle()
     samples = samples_of(metrics.page().decode())
     assert samples[("time_to_first_token_seconds_sum",)] == 0.5
     assert samples[("time_between_tokens_seconds_count",)] == 24
