@@ -8,7 +8,8 @@ import contextlib
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from medusa_kit.engine.engine import Engine
@@ -69,23 +70,33 @@ class Step(NamedTuple):
 class Answers:
     """The answers to one request, under way. Whoever makes them must `cancel` them at the end."""
 
-    def __init__(self, service: "Service", loop: asyncio.AbstractEventLoop) -> None:
-        self._service, self._loop = service, loop
+    def __init__(
+        self, service: "Service", loop: asyncio.AbstractEventLoop, stream: bool = True
+    ) -> None:
+        """`stream`: whether each step is waited for, or the end alone."""
+        self._service, self._loop, self._stream = service, loop, stream
         self._changed = asyncio.Event()
         self.answers: list[Answer] = []
         self._cancelled = False
         self._clocks: list[AnswerClock] = []
-        self._start = time.monotonic()
-        self.deadline = loop.time() + service.config.request_timeout
+        self.began = loop.time()
+        self.first_token_at: float | None = None  # by the loop's clock, as `began`
+        self.deadline = self.began + service.config.request_timeout
 
-    def _told(self, tokens: list[int]) -> None:
+    def _told(self, clock: AnswerClock, tokens: list[int]) -> None:
         """In the batch's thread."""
+        clock.stamp(len(tokens))
+        if self.first_token_at is None and tokens:
+            self.first_token_at = self._loop.time()
         self._service.count(len(tokens))
-        self._loop.call_soon_threadsafe(self._changed.set)
+        if self._stream or not tokens:
+            self._loop.call_soon_threadsafe(self._changed.set)
 
     def submit(self, **options: Any) -> None:
-        self._clocks.append(self._service.metrics.answer(self._start))
-        self.answers.append(self._service.batch.submit(on_tokens=self._told, **options))
+        clock = self._service.metrics.answer(self.began)
+        told = partial(self._told, clock)
+        self.answers.append(self._service.batch.submit(on_tokens=told, **options))
+        self._clocks.append(clock)
         if self._cancelled:  # while a thread still let it in
             self.cancel()
 
@@ -99,8 +110,9 @@ class Answers:
             for index, answer in list(open_.items()):
                 done = answer.submission.done  # read first: nothing is emitted after it
                 for emission in answer.submission.take():
-                    self._clocks[index].step(len(emission.tokens), emission.num_guessed)
+                    self._clocks[index].accepted(len(emission.tokens), emission.num_guessed)
                     yield Step(index, emission)
+                self._clocks[index].settle()
                 if done:
                     del open_[index]
                     if (error := answer.submission.error) is not None:
@@ -129,6 +141,8 @@ class Answers:
         self._cancelled = True
         for answer in list(self.answers):
             answer.cancel()
+        for clock in self._clocks:
+            clock.settle()
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._changed.set)
         self._service.leave(self)
@@ -146,6 +160,7 @@ class Service:
         self.metrics = Metrics(lambda: self.stats)
         self.started = int(time.time())
         self.closing = False  # no new requests are taken
+        self.observers: list[Callable[[Answers], None]] = []  # told of each request's end
         self._under_way: set[Answers] = set()
         self._recent: deque[tuple[float, int]] = deque(maxlen=4096)  # (time, tokens) of steps
 
@@ -176,7 +191,7 @@ class Service:
         """Let `n` answers to each prompt in; answer i of a prompt is that of seed + i."""
         if self.closing:
             raise ServerClosingError("the server is closing", code="closing")
-        answers = Answers(self, asyncio.get_running_loop())
+        answers = Answers(self, asyncio.get_running_loop(), request.stream)
         self._under_way.add(answers)
         try:
             await asyncio.to_thread(self._submit, answers, request, prompts)
@@ -186,7 +201,10 @@ class Service:
         return answers
 
     def leave(self, answers: Answers) -> None:
-        self._under_way.discard(answers)
+        if answers in self._under_way:
+            self._under_way.discard(answers)
+            for tell in self.observers:
+                tell(answers)
 
     def cancel(self) -> None:
         """End all that is under way, and take no more."""
@@ -199,28 +217,24 @@ class Service:
         self.batch.close(drain, self.config.drain_timeout)
 
     def _submit(self, answers: Answers, request: Request, prompts: Sequence[Any]) -> None:
-        extra = self.names.options(request.model)
-        sampling = request.sampling()
-        check_drafting(request.medusa_kit)
+        asked = request.medusa_kit
+        check_drafting(asked)
+        options: dict[str, Any] = {
+            "stop": request.stop,
+            "wanted": Wanted(request.num_likeliest, asked.tree),
+            **request.sampling(),
+            **self.names.options(request.model),
+        }
+        if asked.drafter is not None or asked.drafter_options is not None:
+            options |= {"drafter": asked.drafter, "drafter_options": asked.drafter_options}
         seed = secrets.randbits(31) if request.seed is None else request.seed
-        wanted = Wanted(request.num_likeliest, request.medusa_kit.tree)
         for prompt in prompts:
             ids = self._encoded(prompt)
             if not ids:
                 raise RequestError("prompt has no token; expected some text", param="prompt")
             longest = self._longest(len(ids), request)
             for number in range(request.n):
-                answers.submit(
-                    prompt=ids,
-                    max_new_tokens=longest,
-                    stop=request.stop,
-                    drafter=request.medusa_kit.drafter,
-                    drafter_options=request.medusa_kit.drafter_options,
-                    wanted=wanted,
-                    seed=seed + number,
-                    **sampling,
-                    **extra,
-                )
+                answers.submit(prompt=ids, max_new_tokens=longest, seed=seed + number, **options)
 
     def _encoded(self, prompt: Any) -> list[int]:
         """Chats go through the template, a completion's text does not."""
