@@ -12,7 +12,7 @@ import shutil
 
 from playwright.sync_api import expect, sync_playwright
 
-QUESTION = "Explain how a rainbow forms."
+QUESTION = "What is the capital of France, and what is it known for?"
 SIZE = {"width": 1200, "height": 800}
 PATIENCE = 120_000  # milliseconds
 
@@ -24,6 +24,8 @@ def main() -> None:
     parser.add_argument("--question", default=QUESTION)
     parser.add_argument("--tokens", type=int, default=160)
     parser.add_argument("--scheme", choices=["light", "dark"], default="light")
+    parser.add_argument("--drafter", default="", help="as the page's settings have it")
+    parser.add_argument("--compare", action="store_true", help="with plain decoding, below it")
     given = parser.parse_args()
     browser_path = os.environ.get("CHROMIUM") or shutil.which("chromium")
     flags = ["--no-sandbox"] if os.geteuid() == 0 else []  # as root it has none
@@ -34,13 +36,15 @@ def main() -> None:
         page.locator("#model option").first.wait_for(state="attached")
         page.get_by_text("Settings", exact=True).click()
         page.get_by_label("Most tokens").fill(str(given.tokens))
+        page.get_by_label("Drafter").select_option(given.drafter)
         page.get_by_text("Settings", exact=True).click()
         page.get_by_label("Message", exact=True).fill(given.question)
         page.keyboard.press("Enter")
         compare = page.get_by_role("button", name="Compare with plain")
         expect(compare).to_be_enabled(timeout=PATIENCE)
-        compare.click()
-        expect(compare).to_be_enabled(timeout=PATIENCE)
+        if given.compare:
+            compare.click()
+            expect(compare).to_be_enabled(timeout=PATIENCE)
         page.locator("#prompt").focus()
         messages = page.locator("#messages")
         messages.evaluate("element => { element.scrollTop = element.scrollHeight; }")
