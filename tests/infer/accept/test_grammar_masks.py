@@ -137,17 +137,57 @@ def test_without_llguidance_there_is_a_hint(monkeypatch: pytest.MonkeyPatch) -> 
     check_grammar(None)
 
 
-def test_a_row_whose_grammar_leaves_no_token_fails_alone() -> None:
-    """The base bans what the grammar asks for."""
+@pytest.mark.parametrize("drafter", ["none", "draft-model", "combined"])
+def test_a_row_whose_grammar_leaves_no_token_fails_alone(drafter: str) -> None:
+    """The base bans what the grammar asks for. Rows of one drafter draft together."""
     base = writing_base()
     base.model.generation_config.suppress_tokens = [*ids_of("b"), *ids_of("ab")]
-    engine = build_engine(base)
+    engine = build_engine(base, draft_model=writing_base())
     with engine.shared_batch() as batch:
-        stuck = batch.submit(PROMPT, max_new_tokens=5, grammar=Grammar.regex("[ax]b"))
-        fine = batch.submit(PROMPT, max_new_tokens=5, grammar=Grammar.regex("ac"))
-        with pytest.raises(MedusaKitError, match="no token can follow the answer's first 1"):
+        stuck, fine = (
+            batch.submit(PROMPT, max_new_tokens=9, drafter=drafter, grammar=Grammar.regex(pattern))
+            for pattern in ("[ax]{4}b", "[ax]{8}")
+        )
+        with pytest.raises(MedusaKitError, match="no token can follow the answer's first 4"):
             stuck.result()
-        assert fine.result().text == "ac"
+        assert fine.result().finish_reason == "stop"
+
+
+@pytest.mark.parametrize("drafter", ["none", "draft-model", "combined"])
+def test_a_grammar_that_meets_a_limit_fails_alone(
+    drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever the matcher says so: here when it is asked for the third time."""
+
+    class Limited:
+        def __init__(self, matcher: Any) -> None:
+            self.matcher, self.asked = matcher, 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.matcher, name)
+
+        def is_error(self) -> bool:
+            self.asked += 1
+            return self.asked > 3
+
+        def get_error(self) -> str:
+            return "too complex"
+
+    engine = build_engine(writing_base(), draft_model=writing_base())
+    monkeypatch.setattr(
+        GrammarMask, "__init__",
+        lambda self, matcher, *more, original=GrammarMask.__init__: original(
+            self, Limited(matcher) if matcher.compute_ff_tokens() else matcher, *more
+        ),
+    )  # fmt: skip
+    with engine.shared_batch() as batch:
+        limited, fine = (
+            batch.submit(PROMPT, max_new_tokens=9, drafter=drafter, grammar=Grammar.regex(pattern))
+            for pattern in ("x[ax]{8}", "[ax]{8}")
+        )
+        with pytest.raises(MedusaKitError, match=r"could not be followed after .*: too complex"):
+            limited.result()
+        assert fine.result().finish_reason == "stop"
 
 
 def test_typical_acceptance_keeps_to_the_grammar() -> None:
@@ -170,3 +210,24 @@ def test_the_mask_counts_before_top_k_and_in_probabilities() -> None:
     share_V = row.chooser.distribution(logits_V, PROMPT)
     assert share_V[max(ids_of("xyz"))] == 1
     assert not row.chooser.takes_argmax
+
+
+def test_what_is_allowed_and_what_is_forced() -> None:
+    stop = STOPS[0]
+    mask = grammar_mask(
+        Grammar.regex("x(abc|abd)y?"), tokenizer(), PADDED, frozenset([stop]), len(PROMPT)
+    )
+
+    def text(words: str, *more: int) -> list[int]:
+        return [*PROMPT, *ids_of(words), *more]
+
+    assert mask.forced(PROMPT) == ids_of("xab")
+    assert mask.forced(text("x")) == ids_of("ab")
+    assert mask.forced(text("xab")) == []
+    assert mask.forced(text("xabcy")) == [stop]
+    assert mask.forced(text("xabcy", stop)) == mask.forced(text("q")) == []
+    for words in ("", "xab", "xabd", "xabcy"):
+        assert mask.allows(text(words)), words
+    assert [mask.allows(text(words, stop)) for words in ("xab", "xabc", "xabcy")] == [0, 1, 1]
+    assert not mask.allows(text("xabcy", stop, stop))
+    assert not mask.allows(text("xb"))
