@@ -11,8 +11,11 @@ from support.small_engines import build_engine, endless_base
 from support.tiny_models import tiny_base
 
 from medusa_kit.base.model import wrap_model
+from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError, MedusaKitError
 from medusa_kit.infer.accept.grammar import GrammarMask, check_grammar, grammar_mask
+from medusa_kit.infer.decode import Batch
+from medusa_kit.infer.request import Row, make_row
 from medusa_kit.settings.grammar import Grammar
 from medusa_kit.settings.sampling import SamplingParams
 
@@ -137,27 +140,39 @@ def test_without_llguidance_there_is_a_hint(monkeypatch: pytest.MonkeyPatch) -> 
     check_grammar(None)
 
 
+def two_rows(engine: Engine, drafter: str, patterns: tuple[str, str]) -> list[Row]:
+    """Decoded from the same step on, with one drafter."""
+    built = engine._drafter(drafter, {}, 2)
+    batch = Batch(engine.verifier, 2)
+    rows = [
+        make_row(engine.verifier, PROMPT, SamplingParams(grammar=Grammar.regex(pattern)), 9)
+        for pattern in patterns
+    ]
+    for row in rows:
+        batch.add(row, built)
+    while batch.num_rows:
+        batch.step()
+    return rows
+
+
 @pytest.mark.parametrize("drafter", ["none", "draft-model", "combined"])
 def test_a_row_whose_grammar_leaves_no_token_fails_alone(drafter: str) -> None:
     """The base bans what the grammar asks for. Rows of one drafter draft together."""
     base = writing_base()
     base.model.generation_config.suppress_tokens = [*ids_of("b"), *ids_of("ab")]
     engine = build_engine(base, draft_model=writing_base())
-    with engine.shared_batch() as batch:
-        stuck, fine = (
-            batch.submit(PROMPT, max_new_tokens=9, drafter=drafter, grammar=Grammar.regex(pattern))
-            for pattern in ("[ax]{4}b", "[ax]{8}")
-        )
-        with pytest.raises(MedusaKitError, match="no token can follow the answer's first 4"):
-            stuck.result()
-        assert fine.result().finish_reason == "stop"
+    stuck, fine = two_rows(engine, drafter, ("[ax]{4}b", "[ax]{8}"))
+    assert isinstance(stuck.error, MedusaKitError)
+    assert "no token can follow the answer's first 4" in str(stuck.error)
+    assert (fine.finish_reason, fine.error) == ("stop", None)
 
 
 @pytest.mark.parametrize("drafter", ["none", "draft-model", "combined"])
 def test_a_grammar_that_meets_a_limit_fails_alone(
     drafter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Wherever the matcher says so: here when it is asked for the third time."""
+    """Here when its matcher is asked for the fourth time, which is for guesses where there are
+    any."""
 
     class Limited:
         def __init__(self, matcher: Any) -> None:
@@ -173,21 +188,16 @@ def test_a_grammar_that_meets_a_limit_fails_alone(
         def get_error(self) -> str:
             return "too complex"
 
+    original = GrammarMask.__init__
+
+    def limit_some(self: GrammarMask, matcher: Any, *more: Any) -> None:
+        original(self, Limited(matcher) if matcher.compute_ff_tokens() else matcher, *more)
+
+    monkeypatch.setattr(GrammarMask, "__init__", limit_some)
     engine = build_engine(writing_base(), draft_model=writing_base())
-    monkeypatch.setattr(
-        GrammarMask, "__init__",
-        lambda self, matcher, *more, original=GrammarMask.__init__: original(
-            self, Limited(matcher) if matcher.compute_ff_tokens() else matcher, *more
-        ),
-    )  # fmt: skip
-    with engine.shared_batch() as batch:
-        limited, fine = (
-            batch.submit(PROMPT, max_new_tokens=9, drafter=drafter, grammar=Grammar.regex(pattern))
-            for pattern in ("x[ax]{8}", "[ax]{8}")
-        )
-        with pytest.raises(MedusaKitError, match=r"could not be followed after .*: too complex"):
-            limited.result()
-        assert fine.result().finish_reason == "stop"
+    limited, fine = two_rows(engine, drafter, ("x[ax]{8}", "[ax]{8}"))
+    assert "could not be followed after 1 tokens: too complex" in str(limited.error)
+    assert (fine.finish_reason, fine.error) == ("stop", None)
 
 
 def test_typical_acceptance_keeps_to_the_grammar() -> None:
