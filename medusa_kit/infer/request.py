@@ -45,6 +45,7 @@ class Row:
     num_cached: int = 0  # first tokens of the prompt that an earlier row had left in the cache
     seconds: float = 0.0
     first_seconds: float = 0.0
+    verifier: Verifier | None = None  # that decodes it; None: its batch's
     _started: float | None = None
 
     @property
@@ -173,4 +174,5 @@ def make_row(
         min(max_new_tokens, context - len(prompt_ids)),
         verifier.base.stop_token_ids,
         stop_strings,
+        verifier=verifier,
     )
