@@ -31,6 +31,7 @@ from medusa_kit.infer.prefix_cache.kept_batches import KeptBatches
 from medusa_kit.infer.request import Emitted, Row, make_row
 from medusa_kit.infer.self_check import TreeCheck
 from medusa_kit.infer.threaded.batch_thread import MOST_WAITING, BatchThread
+from medusa_kit.infer.turns import Turns
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.drafters import READ_HEADS, default_drafter, drafts_without_heads
 from medusa_kit.settings.sampling import SamplingOptions, SamplingParams
@@ -180,9 +181,14 @@ class Engine:
         """
         check_options(max_rows, most_waiting, max_pause)
         reuse = self.batches is not None
-        batch = Batch(self.verifier, max_rows, 0, max_pause, self.graphs, reuse)
-        batch.cost = self.steps.cost if self.steps is not None and self._pays else None
-        return SharedBatch(self, BatchThread(batch, most_waiting), max_rows)
+
+        def make(verifier: Verifier) -> Batch:
+            batch = Batch(verifier, max_rows, 0, max_pause, self.graphs, reuse)
+            batch.cost = self.steps.cost if self.steps is not None and self._pays else None
+            return batch
+
+        turns = Turns(make, self.verifier)
+        return SharedBatch(self, BatchThread(turns, most_waiting), max_rows)
 
     def conversation(self, system: str | None = None) -> Conversation:
         """A conversation, in which each turn encodes and reads only what is new."""

@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from medusa_kit.base.adapters import CONFIG_NAME as ADAPTER_CONFIG
 from medusa_kit.base.hub_client import HubName
 from medusa_kit.errors import CheckpointError, ConfigError, UnknownModelError, did_you_mean
+from medusa_kit.heads.checkpoint import PAIRED_FOLDER
 from medusa_kit.heads.formats.files import CONFIG_NAME, heads_place
 
 Version = tuple[tuple[str, int, int, int], ...]  # name, size, time and inode of each file
@@ -57,8 +57,8 @@ class HeadsFolder:
         return [*sorted(found), *self.hub_ids]
 
     def find(self, name: str) -> HeadsPlace:
-        """Raises UnknownModelError for what does not exist, CheckpointError and ConfigError for
-        what may not be loaded."""
+        """Raises UnknownModelError for what does not exist, CheckpointError for what may not be
+        loaded."""
         if name in self.hub_ids:
             return HeadsPlace(name)
         folder = self._subfolder(name)
@@ -94,15 +94,10 @@ class HeadsFolder:
                     f"heads {name!r}: {path.name} is a link that leads out of their folder",
                     hint="copy the file there",
                 )
-            if path.name == ADAPTER_CONFIG:
-                raise ConfigError(
-                    f"heads {name!r} come with a LoRA adapter ({ADAPTER_CONFIG}); expected heads "
-                    "for the base as it is",
-                    hint="serve these heads with a server of their own, whose base is the model "
-                    "with the adapter merged into it",
-                )
             stat = path.stat()
             files.append((path.name, stat.st_size, stat.st_mtime_ns, stat.st_ino))
+            if path.name == PAIRED_FOLDER and path.is_dir():  # of Medusa-2's adapter
+                files += self._version(name, path)
         return tuple(files)
 
     def _unknown(self, name: str) -> UnknownModelError:

@@ -4,19 +4,23 @@ Those used longest ago are dropped where memory is short, but none that a reques
 Requests whose heads are deleted or replaced meanwhile go on with what they have.
 """
 
+import contextlib
 import itertools
 from collections.abc import Collection
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-from medusa_kit import console
-from medusa_kit.engine.before_loading import read_tree
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.heads_folder import HeadsFolder, HeadsPlace
-from medusa_kit.engine.load import with_heads
+from medusa_kit.engine.heads_reading import (
+    drafting_with_heads,
+    explained,
+    heads_inside,
+    read_heads,
+)
 from medusa_kit.errors import (
     CheckpointError,
     ClosedError,
@@ -24,11 +28,8 @@ from medusa_kit.errors import (
     MedusaKitError,
     QueueFullError,
 )
-from medusa_kit.heads import load_heads
 from medusa_kit.heads.checkpoint import WEIGHTS_NAME, read_config, says_ours
-from medusa_kit.infer.memory import is_out_of_memory
 from medusa_kit.locks import SharedLock
-from medusa_kit.settings.drafters import READ_HEADS
 
 MOST_BYTES = 1 << 30
 LOADERS = 4  # heads loaded at the same time, downloads included
@@ -119,7 +120,7 @@ class HeadsStore:
         allowed_hub_ids: Collection[str] = (),
         most_bytes: int = MOST_BYTES,
     ) -> None:
-        self.engine, self.most_bytes = _drafting_with_heads(engine), most_bytes
+        self.engine, self.most_bytes = drafting_with_heads(engine), most_bytes
         self.folder = HeadsFolder(folder, allowed_hub_ids)
         self._lock = SharedLock()  # for what follows
         self._loaded: dict[str, LoadedHeads] = {}  # the one used longest ago first
@@ -223,7 +224,7 @@ class HeadsStore:
         try:
             loaded = self._read(place)
         except Exception as raised:
-            error = _explained(raised, place)
+            error = explained(raised, place)
         with self._lock:
             waiting = self._waiting.pop(place, [])
             if loaded is not None and waiting:
@@ -245,12 +246,10 @@ class HeadsStore:
         for _ in range(ATTEMPTS):
             folder = place.fetched()
             self._check_file_size(name, folder)
-            heads = load_heads(folder, self.engine.base, pickles=False)
-            engine = with_heads(self.engine, heads, tree=read_tree(None, folder))
-            engine.heads_source = name
+            engine, size = read_heads(self.engine, folder, name)
             now = self.folder.find(name)
             if now == place:
-                return LoadedHeads(place, engine, heads.num_bytes)
+                return LoadedHeads(place, engine, size)
             place = now
         raise CheckpointError(
             f"heads {name!r} change while they are read",
@@ -296,33 +295,9 @@ class HeadsStore:
             kind, count = heads.config.kind, heads.num_heads
             return HeadsStatus(name, "loaded", kind, count, loaded.num_bytes, bool(loaded.holders))
         state: Literal["loading", "available"] = "loading" if loading else "available"
-        try:
+        with contextlib.suppress(MedusaKitError):  # told to those who ask for them
             folder = self.folder.find(name).folder
-            if folder is not None and says_ours(folder):
-                config = read_config(folder)
+            if folder is not None and says_ours(inside := heads_inside(folder)):
+                config = read_config(inside)
                 return HeadsStatus(name, state, config.kind, config.num_heads)
-        except MedusaKitError:  # told to those who ask for them
-            pass
         return HeadsStatus(name, state)
-
-
-def _drafting_with_heads(engine: Engine) -> Engine:
-    """The engine that named heads are put into: one told to draft without heads takes its usual
-    drafter, since they were asked for."""
-    if engine.drafter in (None, *READ_HEADS):
-        return engine
-    return replace(engine, drafter=None, drafter_options={})
-
-
-def _explained(error: Exception, place: HeadsPlace) -> MedusaKitError:
-    """The error for those who asked, who need not know where the folder is."""
-    if not isinstance(error, MedusaKitError):
-        if is_out_of_memory(error):
-            why = f"there is no memory for heads {place.name!r}"
-            return DeviceMemoryError(why, hint="ask again later")
-        console.warn(f"heads {place.name!r}: {type(error).__name__}: {error}")
-        return CheckpointError(f"heads {place.name!r} cannot be loaded: {type(error).__name__}")
-    told = [error.message, error.hint]
-    if place.folder is not None:
-        told = [text and text.replace(str(place.folder), place.name) for text in told]
-    return type(error)(told[0] or "", hint=told[1])

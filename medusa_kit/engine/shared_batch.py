@@ -20,6 +20,7 @@ from medusa_kit.infer.draft import Drafter
 from medusa_kit.infer.request import Emitted, Row
 from medusa_kit.infer.threaded.batch_thread import BatchStats, BatchThread
 from medusa_kit.infer.threaded.submission import Emission, OnTokens, Submission
+from medusa_kit.infer.turns import AdaptedVerifier
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.locks import SharedLock
 from medusa_kit.settings.drafters import READ_HEADS
@@ -159,11 +160,12 @@ class SharedBatch:
         Raises what `Engine.stream` does, QueueFullError where too many wait, ClosedError after
         `close`.
         """
-        row, stops, _ = self._requests._request("submit", prompt, max_new_tokens, stop, sampling)
-        row.wanted = wanted
         engine = self._requests if heads is None else self._engine_of(heads)
+        row, stops, _ = engine._request("submit", prompt, max_new_tokens, stop, sampling)
+        row.wanted = wanted
         name, options = engine._named(drafter, drafter_options)
-        if heads is None or name not in READ_HEADS:
+        adapted = engine.verifier is not self._requests.verifier
+        if heads is None or not (adapted or name in READ_HEADS):
             submission = self._thread.submit(row, self._drafter(name, options), on_tokens)
         else:
             held = heads.again()
@@ -205,7 +207,9 @@ class SharedBatch:
         self.close(drain=error is None)
 
     def _engine_of(self, heads: Heads) -> Requests:
-        if heads.engine.verifier is not self._requests.verifier:
+        verifier = heads.engine.verifier
+        plain = verifier.plain if isinstance(verifier, AdaptedVerifier) else verifier
+        if plain is not self._requests.verifier:
             raise ConfigError(
                 "these heads were loaded for another engine's base model",
                 hint="take them from a HeadsStore of the engine that this batch belongs to",

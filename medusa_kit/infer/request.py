@@ -51,6 +51,7 @@ class Row:
     num_padding: int = 0  # nodes that were computed in vain, since another row had more
     seconds: float = 0.0
     first_seconds: float = 0.0
+    verifier: Verifier | None = None  # that decodes it; None: its batch's
     _started: float | None = None
 
     @property
@@ -185,4 +186,5 @@ def make_row(
         min(max_new_tokens, context - len(prompt_ids)),
         base.stop_token_ids,
         stop_strings,
+        verifier=verifier,
     )

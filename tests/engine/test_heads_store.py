@@ -18,7 +18,7 @@ from support.callers import all_at_once
 from support.small_engines import build_engine, random_heads
 from support.tiny_models import tiny_base
 
-from medusa_kit.engine import heads_store
+from medusa_kit.engine import heads_reading
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.heads_store import HeadsStore
 from medusa_kit.errors import (
@@ -62,7 +62,7 @@ class Gate:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.reached, self.opened, self.count = threading.Event(), threading.Event(), 0
-        really = heads_store.load_heads
+        really = heads_reading.load_heads
 
         def load_heads(*args: Any, **kwargs: Any) -> Any:
             self.count += 1
@@ -70,7 +70,7 @@ class Gate:
             assert self.opened.wait(SOON)
             return really(*args, **kwargs)
 
-        monkeypatch.setattr(heads_store, "load_heads", load_heads)
+        monkeypatch.setattr(heads_reading, "load_heads", load_heads)
 
 
 def test_heads_come_with_their_tree(engine: Engine, tmp_path: Path) -> None:
@@ -239,13 +239,11 @@ def test_what_may_not_be_loaded_is_refused(engine: Engine, tmp_path: Path) -> No
     weights = inside / "heads.safetensors"
     weights.rename(tmp_path / "elsewhere.safetensors")
     weights.symlink_to(tmp_path / "elsewhere.safetensors")
-    (put(tmp_path, "adapted") / "adapter_config.json").write_text("{}")
     put(tmp_path, "other", family="llama-tied")
     (tmp_path / "pickled").mkdir()
     torch.save({"0.0.linear.weight": torch.zeros(32, 32)}, tmp_path / "pickled/medusa_lm_head.pt")
     refused: list[tuple[str, type[MedusaKitError], str]] = [
         ("linked", CheckpointError, "a link that leads out of their folder"),
-        ("adapted", ConfigError, "come with a LoRA adapter"),
         ("other", IncompatibleBaseError, "do not fit"),
         ("pickled", CheckpointError, "is a pickle; expected safetensors"),
     ]

@@ -25,6 +25,7 @@ from medusa_kit.infer.draft import Drafter, notes_of
 from medusa_kit.infer.memory import device_memory_error, is_out_of_memory
 from medusa_kit.infer.request import Emitted, FailAlone, Row
 from medusa_kit.infer.threaded.submission import OnTokens, Submission, Ticket, check_process
+from medusa_kit.infer.turns import Turns
 from medusa_kit.locks import SharedLock
 
 MOST_WAITING = 256
@@ -51,7 +52,7 @@ class BatchThread:
     process rows are cancelled.
     """
 
-    def __init__(self, batch: Batch, most_waiting: int = MOST_WAITING) -> None:
+    def __init__(self, batch: Batch | Turns, most_waiting: int = MOST_WAITING) -> None:
         self._worker = _Worker(batch, batch.max_rows + most_waiting)
         self._pid = os.getpid()
         # A daemon: other threads are waited for before the process ends, this one is ended then.
@@ -118,7 +119,7 @@ class _Message(NamedTuple):
 class _Worker:
     """What the thread runs. It does not keep the BatchThread alive."""
 
-    def __init__(self, batch: Batch, most_rows: int) -> None:
+    def __init__(self, batch: Batch | Turns, most_rows: int) -> None:
         self.batch, self.most_rows = batch, most_rows
         self.inbox: SimpleQueue[_Message] = SimpleQueue()
         self._last = BatchStats()
@@ -163,6 +164,8 @@ class _Worker:
                     self._step()
         except BaseException as error:
             self._die(error)
+        finally:
+            self.batch.close()
 
     def _receive(self) -> bool:
         """Read the messages that are there, or wait for one where there is nothing to do; False at

@@ -1,0 +1,80 @@
+"""Heads read for an engine that serves many: with their tree, and their adapter if there is one."""
+
+import copy
+from dataclasses import replace
+from pathlib import Path
+
+from medusa_kit import console
+from medusa_kit.base import adapters
+from medusa_kit.base.adapter_layers import AdapterLayers
+from medusa_kit.base.adapters import CONFIG_NAME as ADAPTER_CONFIG
+from medusa_kit.engine.before_loading import read_tree
+from medusa_kit.engine.engine import Engine
+from medusa_kit.engine.heads_folder import HeadsPlace
+from medusa_kit.engine.load import with_heads
+from medusa_kit.errors import CheckpointError, ConfigError, DeviceMemoryError, MedusaKitError
+from medusa_kit.heads import load_heads
+from medusa_kit.heads.checkpoint import PAIRED_FOLDER
+from medusa_kit.infer.memory import is_out_of_memory
+from medusa_kit.infer.turns import AdaptedVerifier
+from medusa_kit.infer.verifier import Verifier
+from medusa_kit.settings.drafters import READ_HEADS
+
+
+def read_heads(engine: Engine, folder: Path, name: str) -> tuple[Engine, int]:
+    """Another engine with these heads, and the bytes that they take beside the base. Raises
+    CheckpointError, IncompatibleBaseError, TreeError, ConfigError."""
+    size, inside = 0, heads_inside(folder)
+    if inside != folder:
+        engine, size = _adapted(engine, folder, name)
+    heads = load_heads(inside, engine.base, pickles=False)
+    result = with_heads(engine, heads, tree=read_tree(None, inside))
+    result.heads_source = name
+    return result, size + heads.num_bytes
+
+
+def heads_inside(folder: Path) -> Path:
+    """Where the heads are: in a folder of their own beside an adapter."""
+    return folder / PAIRED_FOLDER if (folder / ADAPTER_CONFIG).is_file() else folder
+
+
+def drafting_with_heads(engine: Engine) -> Engine:
+    """The engine that named heads are put into: one told to draft without heads takes its usual
+    drafter, since they were asked for."""
+    if engine.drafter in (None, *READ_HEADS):
+        return engine
+    return replace(engine, drafter=None, drafter_options={})
+
+
+def _adapted(engine: Engine, folder: Path, name: str) -> tuple[Engine, int]:
+    """The engine with the LoRA adapter that Medusa-2 wrote to `folder`, and its bytes. Raises
+    ConfigError where steps cannot have one, CheckpointError, IncompatibleBaseError."""
+    if type(engine.verifier) is not Verifier:
+        raise ConfigError(
+            f"heads {name!r} come with a LoRA adapter; steps on this server run in "
+            f"{engine.verifier.steps_run_by}, on weights packed at load",
+            hint="serve a model with the adapter merged into it (joint.save_merged), or let torch "
+            "run the steps: --attention sdpa",
+        )
+    base, info = engine.base, adapters.read_info(folder)
+    adapters.check_base(info, base.info.fingerprint, folder)
+    layers = AdapterLayers(folder, base)
+    view = copy.copy(base)
+    own = str(base.adapted_fingerprint(adapters.variant_of(folder)))
+    view.info = replace(base.info, fingerprint=own)
+    verifier = AdaptedVerifier(engine.verifier, view, layers)
+    return replace(engine, verifier=verifier, graphs=None), layers.num_bytes
+
+
+def explained(error: Exception, place: HeadsPlace) -> MedusaKitError:
+    """The error for those who asked, who need not know where the folder is."""
+    if not isinstance(error, MedusaKitError):
+        if is_out_of_memory(error):
+            why = f"there is no memory for heads {place.name!r}"
+            return DeviceMemoryError(why, hint="ask again later")
+        console.warn(f"heads {place.name!r}: {type(error).__name__}: {error}")
+        return CheckpointError(f"heads {place.name!r} cannot be loaded: {type(error).__name__}")
+    told = [error.message, error.hint]
+    if place.folder is not None:
+        told = [text and text.replace(str(place.folder), place.name) for text in told]
+    return type(error)(told[0] or "", hint=told[1])
