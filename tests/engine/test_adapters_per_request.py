@@ -21,8 +21,8 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.heads_store import HeadsStore
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError, MedusaKitError
 from medusa_kit.heads import MedusaHeads, save_heads
+from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.cpu.verifier import NativeVerifier
-from medusa_kit.infer.decode import Batch
 from medusa_kit.infer.request import Row
 from medusa_kit.infer.turns import Turns
 from medusa_kit.settings.recipe import LoraSection

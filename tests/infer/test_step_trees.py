@@ -4,7 +4,7 @@ import pytest
 from support.batches import alone, drafters, engine_for, row_for
 from support.small_engines import random_prompt
 
-from medusa_kit.infer.decode import Batch
+from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.details import Wanted
 from medusa_kit.infer.threaded.batch_thread import BatchThread
 from medusa_kit.infer.threaded.submission import Emission

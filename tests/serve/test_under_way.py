@@ -14,7 +14,7 @@ import pytest
 from support.serving.live_server import LiveServer, live_server
 
 from medusa_kit.engine.engine import Engine
-from medusa_kit.infer.decode import Batch
+from medusa_kit.infer.batch import Batch
 
 LONG = 200
 CHAT = "/v1/chat/completions"
