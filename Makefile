@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install check fmt fix test test-quantised stress test-vllm test-page gpu-check test-gpu demo bench bench-llama-cpp recording clean
+.PHONY: help install check fmt fix test test-quantised stress test-vllm test-page test-api soak gpu-check test-gpu demo bench bench-llama-cpp recording clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -95,6 +95,20 @@ test-page: install ## The page of `medusa-kit serve` in a real browser
 	test -n "$(CHROMIUM)" || command -v chromium > /dev/null || \
 		PYTHONPATH=$(BROWSER) $(BIN)/python -m playwright install --with-deps chromium
 	OMP_NUM_THREADS=1 PYTHONPATH=$(BROWSER) $(BIN)/python -m pytest -rs tests/page
+
+# Beside the environment too: only these need schemathesis.
+FUZZER := build/schemathesis
+test-api: install $(FUZZER)/.installed ## schemathesis over the server's OpenAPI document: no status of 500 or above
+	$(BIN)/python benchmarks/fuzz_api.py $(FUZZER)/bin/schemathesis $(OPTIONS)
+
+$(FUZZER)/.installed: constraints.txt
+	test -x $(FUZZER)/bin/python || $(PYTHON) -m venv $(FUZZER)
+	$(FUZZER)/bin/pip install --quiet schemathesis==$$(sed -n 's/^schemathesis==//p' constraints.txt)
+	touch $@
+
+MINUTES ?= 30
+soak: install ## A server of a tiny model under load: valid requests, memory, answers; MINUTES=3
+	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) $(OPTIONS)
 
 # The compiler's cache is in build/, so a second run only compiles what has changed.
 gpu-check: install ## Check the GPU path without a GPU: compile all kernels, check their limits

@@ -8,7 +8,7 @@ import contextlib
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from medusa_kit.engine.engine import Engine
@@ -75,16 +75,19 @@ class Answers:
         self.answers: list[Answer] = []
         self._cancelled = False
         self._clocks: list[AnswerClock] = []
-        self._start = time.monotonic()
-        self.deadline = loop.time() + service.config.request_timeout
+        self.began = loop.time()
+        self.first_token_at: float | None = None  # by the loop's clock, as `began`
+        self.deadline = self.began + service.config.request_timeout
 
     def _told(self, tokens: list[int]) -> None:
         """In the batch's thread."""
+        if self.first_token_at is None and tokens:
+            self.first_token_at = self._loop.time()
         self._service.count(len(tokens))
         self._loop.call_soon_threadsafe(self._changed.set)
 
     def submit(self, **options: Any) -> None:
-        self._clocks.append(self._service.metrics.answer(self._start))
+        self._clocks.append(self._service.metrics.answer(self.began))
         self.answers.append(self._service.batch.submit(on_tokens=self._told, **options))
         if self._cancelled:  # while a thread still let it in
             self.cancel()
@@ -146,6 +149,7 @@ class Service:
         self.metrics = Metrics(lambda: self.stats)
         self.started = int(time.time())
         self.closing = False  # no new requests are taken
+        self.observers: list[Callable[[Answers], None]] = []  # told of each request's end
         self._under_way: set[Answers] = set()
         self._recent: deque[tuple[float, int]] = deque(maxlen=4096)  # (time, tokens) of steps
 
@@ -186,7 +190,10 @@ class Service:
         return answers
 
     def leave(self, answers: Answers) -> None:
-        self._under_way.discard(answers)
+        if answers in self._under_way:
+            self._under_way.discard(answers)
+            for tell in self.observers:
+                tell(answers)
 
     def cancel(self) -> None:
         """End all that is under way, and take no more."""
@@ -199,28 +206,24 @@ class Service:
         self.batch.close(drain, self.config.drain_timeout)
 
     def _submit(self, answers: Answers, request: Request, prompts: Sequence[Any]) -> None:
-        extra = self.names.options(request.model)
-        sampling = request.sampling()
-        check_drafting(request.medusa_kit)
+        asked = request.medusa_kit
+        check_drafting(asked)
+        options: dict[str, Any] = {
+            "stop": request.stop,
+            "wanted": Wanted(request.num_likeliest, asked.tree),
+            **request.sampling(),
+            **self.names.options(request.model),
+        }
+        if asked.drafter is not None or asked.drafter_options is not None:
+            options |= {"drafter": asked.drafter, "drafter_options": asked.drafter_options}
         seed = secrets.randbits(31) if request.seed is None else request.seed
-        wanted = Wanted(request.num_likeliest, request.medusa_kit.tree)
         for prompt in prompts:
             ids = self._encoded(prompt)
             if not ids:
                 raise RequestError("prompt has no token; expected some text", param="prompt")
             longest = self._longest(len(ids), request)
             for number in range(request.n):
-                answers.submit(
-                    prompt=ids,
-                    max_new_tokens=longest,
-                    stop=request.stop,
-                    drafter=request.medusa_kit.drafter,
-                    drafter_options=request.medusa_kit.drafter_options,
-                    wanted=wanted,
-                    seed=seed + number,
-                    **sampling,
-                    **extra,
-                )
+                answers.submit(prompt=ids, max_new_tokens=longest, seed=seed + number, **options)
 
     def _encoded(self, prompt: Any) -> list[int]:
         """Chats go through the template, a completion's text does not."""

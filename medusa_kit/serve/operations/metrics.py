@@ -69,7 +69,7 @@ class Metrics:
             registry.register(_BatchCollector(stats))
 
     def answer(self, start: float) -> "AnswerClock":
-        """`start`: by time.monotonic, when the request arrived."""
+        """`start`: by time.monotonic, asyncio's clock too, when the request arrived."""
         return AnswerClock(self, start)
 
     def page(self) -> bytes:

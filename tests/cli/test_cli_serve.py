@@ -1,0 +1,103 @@
+"""`medusa-kit serve` as a command: what it is started from, what it refuses, how it ends."""
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from support.debug_model import MODEL
+
+from medusa_kit.errors import ConfigError
+from medusa_kit.settings.engine_file import read_engine_file
+from medusa_kit.settings.serve import ServeConfig, serve_options
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port that something listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()[1]
+
+
+@pytest.fixture
+def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: Any, **__: Any) -> None:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr("medusa_kit.load", load)
+
+
+@pytest.mark.usefixtures("no_model")
+def test_an_address_that_cannot_be_had_is_told_before_the_model_loads(run: Run, taken: int) -> None:
+    for given, said in (
+        (["--port", str(taken)], "in use"),
+        (["--host", "192.0.2.1", "--port", "0"], "cannot listen on 192.0.2.1"),
+        (["--port", "70000"], "0 to 65535"),
+        (["--max-rows", "0"], "max_rows 0"),
+        (["--request-timeout", "nan"], "request_timeout nan"),
+    ):
+        code, _, err = run("serve", *MODEL, *given)
+        assert code == 2
+        assert said in err
+
+
+def test_from_a_file_until_sigterm(run: Run, tmp_path: Path, taken: int) -> None:
+    """It serves, and a signal ends it with status 0."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    file = tmp_path / "engine.yaml"
+    file.write_text(
+        "model: debug-tiny\nheads: none\ndevice: cpu\n"
+        f"serve:\n  port: {taken}\n  max_rows: 2\n  max_queue: 3\n"
+    )
+    told: dict[str, Any] = {}
+
+    def ask() -> None:
+        for _ in range(600):
+            try:
+                told["batch"] = httpx.get(f"http://127.0.0.1:{port}/v1/batch").json()
+                break
+            except httpx.TransportError:
+                threading.Event().wait(0.05)
+        if told:  # else there is no server, and so nobody who takes the signal
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    code, out, err = run("serve", "--config", str(file), "--port", str(port))
+    asking.join()
+    assert code == 0, err
+    assert told["batch"]["max_rows"] == 2
+    assert f"http://127.0.0.1:{port}/v1" in err
+    assert out == ""
+
+
+def test_the_section_of_an_engine_file(tmp_path: Path) -> None:
+    path = tmp_path / "engine.yaml"
+    path.write_text("model: m\nserve:\n  port: 9000\n  request_timeout: 5\n")
+    file = read_engine_file(path)
+    assert file.serve == {"port": 9000, "request_timeout": 5}
+    assert file.arguments() == {"name": "m"}  # what `load` takes
+    for section, said in (
+        ("prot: 1", "serve.port"),
+        ("port: many", "serve.port"),
+        ("port: 99999", "0 to 65535"),
+    ):
+        path.write_text(f"model: m\nserve:\n  {section}\n")
+        with pytest.raises(ConfigError, match=said):
+            read_engine_file(path)
+
+
+def test_every_option_is_described() -> None:
+    defaults = ServeConfig()
+    for name, option in serve_options().items():
+        assert option.description.endswith(".")
+        assert getattr(defaults, name) == option.default

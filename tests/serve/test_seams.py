@@ -1,0 +1,81 @@
+"""What other parts of the server plug into: names, routers, middleware, observers."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import openai
+import pytest
+from fastapi import APIRouter
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Receive, Scope, Send
+from support.serving.live_server import LiveServer, live_server
+
+from medusa_kit.engine.engine import Engine
+from medusa_kit.serve.service import Answers, BaseAlone
+
+
+class Refusing:
+    """Middleware that answers every path with `secret` in it."""
+
+    def __init__(self, app: ASGIApp, status: int) -> None:
+        self.app, self.status = app, status
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if "secret" not in scope.get("path", ""):
+            return await self.app(scope, receive, send)
+        await send({"type": "http.response.start", "status": self.status, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+
+def test_routers_and_middleware(engine: Engine) -> None:
+    router = APIRouter()
+
+    @router.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    more: dict[str, Any] = {"routers": [router], "middleware": [Middleware(Refusing, status=418)]}
+    with live_server(engine, app=more) as live, live.http() as http:
+        assert http.get("/health").json() == {"status": "ok"}
+        assert http.get("/secret").status_code == 418
+
+
+class TwoNames(BaseAlone):
+    def listed(self) -> list[str]:
+        return [self.name, f"{self.name}:plain"]
+
+    def options(self, model: str) -> Mapping[str, Any]:
+        if model == f"{self.name}:plain":
+            return {"drafter": "none"}
+        return super().options(model)
+
+
+def test_a_name_may_mean_options_of_the_batch(engine: Engine) -> None:
+    with live_server(engine) as live, live.client() as client:
+        live.service.names = TwoNames(live.model)
+        names = [one.id for one in client.models.list()]
+        assert names == [live.model, f"{live.model}:plain"]
+        answer = client.completions.create(model=names[1], prompt="a", max_tokens=4, temperature=0)
+        assert answer.usage.model_extra["medusa_kit"]["drafter"] == "none"
+        with pytest.raises(openai.NotFoundError):
+            client.completions.create(model="other", prompt="a")
+
+
+def test_observers_hear_of_each_request_once(engine: Engine) -> None:
+    told: list[Answers] = []
+    with live_server(engine) as live, live.client() as client:
+        live.service.observers.append(told.append)
+        client.completions.create(model=live.model, prompt="a", max_tokens=4, n=2)
+    (one,) = told
+    assert [result.stats.new_tokens for result in one.results()] == [4, 4]
+    assert one.first_token_at is not None
+    assert one.first_token_at >= one.began
+
+
+def test_the_meter(live: LiveServer) -> None:
+    with live.http() as http:
+        http.post("/v1/completions", json={"model": live.model, "prompt": "a", "max_tokens": 8})
+        told = http.get("/v1/batch").json()
+    assert told["max_rows"] == 4
+    assert told["tokens_per_second"] > 0
+    assert set(told) == {"rows", "reading", "waiting", "nodes", "max_rows", "tokens_per_second"}
