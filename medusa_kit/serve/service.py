@@ -69,8 +69,11 @@ class Step(NamedTuple):
 class Answers:
     """The answers to one request, under way. Whoever makes them must `cancel` them at the end."""
 
-    def __init__(self, service: "Service", loop: asyncio.AbstractEventLoop) -> None:
-        self._service, self._loop = service, loop
+    def __init__(
+        self, service: "Service", loop: asyncio.AbstractEventLoop, stream: bool = True
+    ) -> None:
+        """`stream`: whether each step is waited for, or the end alone."""
+        self._service, self._loop, self._stream = service, loop, stream
         self._changed = asyncio.Event()
         self.answers: list[Answer] = []
         self._cancelled = False
@@ -84,7 +87,8 @@ class Answers:
         if self.first_token_at is None and tokens:
             self.first_token_at = self._loop.time()
         self._service.count(len(tokens))
-        self._loop.call_soon_threadsafe(self._changed.set)
+        if self._stream or not tokens:
+            self._loop.call_soon_threadsafe(self._changed.set)
 
     def submit(self, **options: Any) -> None:
         self._clocks.append(self._service.metrics.answer(self.began))
@@ -180,7 +184,7 @@ class Service:
         """Let `n` answers to each prompt in; answer i of a prompt is that of seed + i."""
         if self.closing:
             raise ServerClosingError("the server is closing", code="closing")
-        answers = Answers(self, asyncio.get_running_loop())
+        answers = Answers(self, asyncio.get_running_loop(), request.stream)
         self._under_way.add(answers)
         try:
             await asyncio.to_thread(self._submit, answers, request, prompts)

@@ -112,8 +112,7 @@ class Reply(ABC):
     def delta(self, index: int, piece: Piece, reason: str | None) -> dict[str, Any]:
         """What a step added; `reason`: at the end, why."""
 
-    def whole(self, choices: Sequence[dict[str, Any]], answers: Answers) -> dict[str, Any]:
-        used = usage(answers.results(), self.asked.n)
+    def whole(self, choices: Sequence[dict[str, Any]], used: dict[str, Any]) -> dict[str, Any]:
         return {**self._head, "object": self.whole_name, "choices": list(choices), "usage": used}
 
     def event(self, choices: Sequence[dict[str, Any]], used: Any = None) -> bytes:
@@ -221,15 +220,18 @@ async def _events(reply: Reply, answers: Answers) -> AsyncIterator[bytes]:
 
 
 async def _whole(reply: Reply, answers: Answers) -> dict[str, Any]:
-    texts = [AnswerText(answer, reply.tokenizer) for answer in answers.answers]
+    spans = reply.asked.medusa_kit.spans  # else the text is decoded once, at the end
+    texts = [AnswerText(answer, reply.tokenizer if spans else None) for answer in answers.answers]
     pieces = [Piece() for _ in texts]
     async for index, emission in answers.steps():
         added = texts[index].finish() if emission is None else texts[index].push(emission)
         pieces[index].add(added)
-    reasons = [str(answer.submission.row.finish_reason) for answer in answers.answers]
-    told = zip(pieces, reasons, strict=True)
-    choices = [reply.choice(index, piece, reason) for index, (piece, reason) in enumerate(told)]
-    return reply.whole(choices, answers)
+    results = answers.results()
+    for piece, result in zip(pieces, results, strict=True):
+        piece.text = result.text
+    told = enumerate(zip(pieces, results, strict=True))
+    choices = [reply.choice(index, piece, result.finish_reason) for index, (piece, result) in told]
+    return reply.whole(choices, usage(results, reply.asked.n))
 
 
 async def _unless_gone(http: HttpRequest, work: Awaitable[T]) -> T | None:

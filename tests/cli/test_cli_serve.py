@@ -3,6 +3,7 @@
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,6 +47,15 @@ def test_an_address_that_cannot_be_had_is_told_before_the_model_loads(run: Run, 
         code, _, err = run("serve", *MODEL, *given)
         assert code == 2
         assert said in err
+
+
+@pytest.mark.usefixtures("no_model")
+def test_the_extra_is_named_where_it_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "medusa_kit.serve.server", raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    code, _, err = run("serve", *MODEL)
+    assert code == 2
+    assert "medusa-kit[serve]" in err
 
 
 def test_from_a_file_until_sigterm(run: Run, tmp_path: Path, taken: int) -> None:
