@@ -132,3 +132,23 @@ def test_an_answer_that_is_cut_says_so(
     cut = engine.generate(prompts[0], max_new_tokens=len(whole) - 1, **given)
     assert (cut.token_ids, cut.finish_reason) == (whole[:-1], "length")
     assert engine.generate(prompts[0], max_new_tokens=TOKENS, **given).finish_reason == "stop"
+
+
+FORCED = Grammar.lark(
+    'start: "The answer is: " /[ab]/ "." (" It is certain." | " Perhaps.") /[ab]?/'
+)
+
+
+@pytest.mark.parametrize("name", ["combined", "auto"])
+def test_what_the_grammar_forces_is_guessed(
+    engine: Engine, prompts: list[list[int]], name: str
+) -> None:
+    """So there are many fewer steps than tokens, though nobody else could guess such an answer."""
+    expected = plain_under(FORCED, prompts[0], TOKENS)
+    options = {"sources": ["prompt-lookup"]}
+    result = engine.generate(
+        prompts[0], drafter=name, drafter_options=options, max_new_tokens=TOKENS, grammar=FORCED
+    )
+    assert result.token_ids == expected
+    if name == "combined":  # what auto does depends on the clock
+        assert result.stats.num_steps <= len(expected) / 2

@@ -21,6 +21,7 @@ from torch import Tensor
 from medusa_kit.drafters.draft_model.lengths import Lengths
 from medusa_kit.drafters.draft_model.shared_vocabulary import Vocabulary
 from medusa_kit.drafters.trie import Trie
+from medusa_kit.errors import MedusaKitError
 from medusa_kit.infer.accept.token_choice import TokenChooser
 
 NOTHING = -1  # a token that no node holds: the walk ends
@@ -73,7 +74,10 @@ class Chain:
         width = self.width
         if self.drawn:
             width = min(width, self.num_nodes - self.trie.num_nodes)
-        tokens, chances = self._picks(self.vocabulary.to_base(logits_U), width)
+        try:
+            tokens, chances = self._picks(self.vocabulary.to_base(logits_U), width)
+        except MedusaKitError:  # no token is possible; if the base has none either, its row says so
+            tokens, chances = [], []
         if not tokens or (self.vocabulary.kind == "text" and tokens[0] in self.stop_ids):
             self.done = True
             return NOTHING

@@ -194,9 +194,9 @@ class AutoDrafter:
         a few more: in a large batch that would take longer than it brings."""
         if self._pause > 0:
             self._pause -= 1
-            alone = [Trie(root) for root in state.roots_B]
+            alone = merged([], state, self.experience.acceptance)
             self._step = _Step(alone, [trie.by_chance() for trie in alone], None, 0, self.clock())
-            return Offer([[] for _ in alone])
+            return self._step.offer(self.max_nodes)
         step = self._guess(state, cost, num_others, self.max_nodes)
         return step.offer(self.max_nodes)
 

@@ -11,6 +11,7 @@ import torch
 
 from medusa_kit.drafters.estimates import AcceptanceEstimate
 from medusa_kit.drafters.factory import DraftContext, build_drafter
+from medusa_kit.drafters.mixed.under_grammar import under_grammar
 from medusa_kit.drafters.trie import Source, Trie, TrieDrafter, draft_of
 from medusa_kit.infer.draft import Draft, Drafter, State, StepResult, notes_of, tell_end
 
@@ -116,7 +117,8 @@ class CombinedDrafter(TrieDrafter):
 
 
 def merged(sources: Sequence[Source], state: State, acceptance: AcceptanceEstimate) -> list[Trie]:
-    """One trie for each row with the guesses of all sources, each with its kind's chance so far."""
+    """One trie for each row with the guesses of all sources, each with its kind's chance so far,
+    and with what a grammar forces."""
     result = [Trie(root) for root in state.roots_B]
     for source in sources:
         for whole, trie in zip(result, source.guess(state), strict=True):
@@ -125,7 +127,7 @@ def merged(sources: Sequence[Source], state: State, acceptance: AcceptanceEstima
                 for key, chance in zip(trie.keys, trie.chances, strict=True)
             ]
             whole.merge(trie)
-    return result
+    return under_grammar(result, state, acceptance)
 
 
 def learn(acceptance: AcceptanceEstimate, tries: Sequence[Trie], step: StepResult) -> None:

@@ -37,7 +37,7 @@ class GrammarMask(LogitsProcessor):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         answer = input_ids[0, self._prompt_length :].tolist()
         # No answer comes to where it has ended, nor below a guess that is not allowed.
-        if not self._stops.isdisjoint(answer) or not self._reach(answer):
+        if not self._allows(answer):
             return scores
         allowed_V = _allowed(self._bits(), scores.shape[-1]).to(scores.device)
         scores = scores.masked_fill(~allowed_V, float("-inf"))
@@ -48,6 +48,25 @@ class GrammarMask(LogitsProcessor):
                 hint="leave out the grammar or the tokens that are banned",
             )
         return scores
+
+    def allows(self, prefix: Sequence[int]) -> bool:
+        """Whether the grammar allows the answer in `prefix`, an ended one included."""
+        answer = list(prefix[self._prompt_length :])
+        if answer and answer[-1] in self._stops:
+            return self._allows(answer[:-1]) and bool(self._matcher.is_accepting())
+        return self._allows(answer)
+
+    def forced(self, prefix: Sequence[int]) -> list[int]:
+        """The tokens that have to follow `prefix`, as the tokenizer would write them."""
+        answer = list(prefix[self._prompt_length :])
+        if not self._allows(answer):
+            return []
+        tokens = list(self._matcher.compute_ff_tokens())
+        ends = self._allows([*answer, *tokens]) and self._matcher.is_stopped()
+        return [*tokens, *self._stops] if ends and len(self._stops) == 1 else tokens
+
+    def _allows(self, answer: list[int]) -> bool:
+        return self._stops.isdisjoint(answer) and self._reach(answer)
 
     def _reach(self, answer: list[int]) -> bool:
         """Have the matcher consume exactly `answer`; whether the grammar allows that."""

@@ -51,7 +51,7 @@ class TokenChooser:
         Raises ConfigError for a bias on a token that the model does not have, and for what the
         base's generation config asks for and is not possible.
         """
-        self.params = params
+        self.params, self.mask = params, mask
         if processors is None:
             processors = logits_processors(model, params, prompt_ids, max_new_tokens, mask)
         self._processors = processors

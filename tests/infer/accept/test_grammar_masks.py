@@ -11,8 +11,11 @@ from support.small_engines import build_engine, endless_base
 from support.tiny_models import tiny_base
 
 from medusa_kit.base.model import wrap_model
+from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError, MedusaKitError
 from medusa_kit.infer.accept.grammar import GrammarMask, check_grammar, grammar_mask
+from medusa_kit.infer.decode import Batch
+from medusa_kit.infer.request import Row, make_row
 from medusa_kit.settings.grammar import Grammar
 from medusa_kit.settings.sampling import SamplingParams
 
@@ -137,17 +140,64 @@ def test_without_llguidance_there_is_a_hint(monkeypatch: pytest.MonkeyPatch) -> 
     check_grammar(None)
 
 
-def test_a_row_whose_grammar_leaves_no_token_fails_alone() -> None:
-    """The base bans what the grammar asks for."""
+def two_rows(engine: Engine, drafter: str, patterns: tuple[str, str]) -> list[Row]:
+    """Decoded from the same step on, with one drafter."""
+    built = engine._drafter(drafter, {}, 2)
+    batch = Batch(engine.verifier, 2)
+    rows = [
+        make_row(engine.verifier, PROMPT, SamplingParams(grammar=Grammar.regex(pattern)), 9)
+        for pattern in patterns
+    ]
+    for row in rows:
+        batch.add(row, built)
+    while batch.num_rows:
+        batch.step()
+    return rows
+
+
+@pytest.mark.parametrize("drafter", ["none", "draft-model", "combined"])
+def test_a_row_whose_grammar_leaves_no_token_fails_alone(drafter: str) -> None:
+    """The base bans what the grammar asks for. Rows of one drafter draft together."""
     base = writing_base()
     base.model.generation_config.suppress_tokens = [*ids_of("b"), *ids_of("ab")]
-    engine = build_engine(base)
-    with engine.shared_batch() as batch:
-        stuck = batch.submit(PROMPT, max_new_tokens=5, grammar=Grammar.regex("[ax]b"))
-        fine = batch.submit(PROMPT, max_new_tokens=5, grammar=Grammar.regex("ac"))
-        with pytest.raises(MedusaKitError, match="no token can follow the answer's first 1"):
-            stuck.result()
-        assert fine.result().text == "ac"
+    engine = build_engine(base, draft_model=writing_base())
+    stuck, fine = two_rows(engine, drafter, ("[ax]{4}b", "[ax]{8}"))
+    assert isinstance(stuck.error, MedusaKitError)
+    assert "no token can follow the answer's first 4" in str(stuck.error)
+    assert (fine.finish_reason, fine.error) == ("stop", None)
+
+
+@pytest.mark.parametrize("drafter", ["none", "draft-model", "combined"])
+def test_a_grammar_that_meets_a_limit_fails_alone(
+    drafter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Here when its matcher is asked for the fourth time, which is for guesses where there are
+    any."""
+
+    class Limited:
+        def __init__(self, matcher: Any) -> None:
+            self.matcher, self.asked = matcher, 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self.matcher, name)
+
+        def is_error(self) -> bool:
+            self.asked += 1
+            return self.asked > 3
+
+        def get_error(self) -> str:
+            return "too complex"
+
+    original = GrammarMask.__init__
+
+    def limit_some(self: GrammarMask, matcher: Any, *more: Any) -> None:
+        original(self, Limited(matcher) if matcher.compute_ff_tokens() else matcher, *more)
+
+    monkeypatch.setattr(GrammarMask, "__init__", limit_some)
+    engine = build_engine(writing_base(), draft_model=writing_base())
+    limited, fine = two_rows(engine, drafter, ("x[ax]{8}", "[ax]{8}"))
+    assert "could not be followed after 1 tokens: too complex" in str(limited.error)
+    assert (fine.finish_reason, fine.error) == ("stop", None)
 
 
 def test_typical_acceptance_keeps_to_the_grammar() -> None:
@@ -170,3 +220,24 @@ def test_the_mask_counts_before_top_k_and_in_probabilities() -> None:
     share_V = row.chooser.distribution(logits_V, PROMPT)
     assert share_V[max(ids_of("xyz"))] == 1
     assert not row.chooser.takes_argmax
+
+
+def test_what_is_allowed_and_what_is_forced() -> None:
+    stop = STOPS[0]
+    mask = grammar_mask(
+        Grammar.regex("x(abc|abd)y?"), tokenizer(), PADDED, frozenset([stop]), len(PROMPT)
+    )
+
+    def text(words: str, *more: int) -> list[int]:
+        return [*PROMPT, *ids_of(words), *more]
+
+    assert mask.forced(PROMPT) == ids_of("xab")
+    assert mask.forced(text("x")) == ids_of("ab")
+    assert mask.forced(text("xab")) == []
+    assert mask.forced(text("xabcy")) == [stop]
+    assert mask.forced(text("xabcy", stop)) == mask.forced(text("q")) == []
+    for words in ("", "xab", "xabd", "xabcy"):
+        assert mask.allows(text(words)), words
+    assert [mask.allows(text(words, stop)) for words in ("xab", "xabc", "xabcy")] == [0, 1, 1]
+    assert not mask.allows(text("xabcy", stop, stop))
+    assert not mask.allows(text("xb"))

@@ -1,0 +1,45 @@
+"""Guesses for rows whose answers follow a grammar: none that it forbids, and what it forces."""
+
+from collections.abc import Sequence
+
+from medusa_kit.drafters.estimates import AcceptanceEstimate
+from medusa_kit.drafters.trie import Trie
+from medusa_kit.errors import MedusaKitError
+from medusa_kit.infer.accept.grammar import GrammarMask
+from medusa_kit.infer.draft import State
+
+KEY = ("grammar",)
+CHANCE = 0.95  # of a forced token: the model may write the same text in other tokens
+
+
+def under_grammar(
+    tries: Sequence[Trie], state: State, acceptance: AcceptanceEstimate
+) -> list[Trie]:
+    """The rows' guesses; those of rows without a grammar as they are."""
+    masks = [chooser.mask for chooser in state.choosers] or [None] * len(tries)
+    texts = zip(state.tokens, state.roots_B, strict=True)
+    return [
+        trie if mask is None else _checked(trie, mask, [*tokens, root], acceptance)
+        for trie, mask, (tokens, root) in zip(tries, masks, texts, strict=True)
+    ]
+
+
+def _checked(
+    trie: Trie, mask: GrammarMask, text: list[int], acceptance: AcceptanceEstimate
+) -> Trie:
+    try:
+        return _row(trie, mask, text, acceptance)
+    except MedusaKitError:  # a limit of the grammar, of which its row fails when it is verified
+        return trie
+
+
+def _row(trie: Trie, mask: GrammarMask, text: list[int], acceptance: AcceptanceEstimate) -> Trie:
+    kept, texts = [0], {0: text}
+    for node in range(1, trie.num_nodes):
+        before = texts.get(trie.parents[node])
+        if before is not None and mask.allows(now := [*before, trie.tokens[node]]):
+            kept.append(node)
+            texts[node] = now
+    allowed = trie.kept(kept)
+    allowed.add_chain(mask.forced(text), acceptance.chance(KEY, CHANCE), KEY)
+    return allowed
