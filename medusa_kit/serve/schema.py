@@ -60,12 +60,18 @@ class TextPart(Fields):
 class FunctionCall(Fields):
     name: str
     arguments: str  # JSON
+    parsed_arguments: Any = None  # the same, as OpenAI's client sends back what it has read
 
 
 class ToolCall(Fields):
     id: str
     type: Literal["function"] = "function"
     function: FunctionCall
+    index: int | None = None  # sent back from a stream
+
+    def as_dict(self) -> dict[str, Any]:
+        said = {"name": self.function.name, "arguments": self.function.arguments}
+        return {"id": self.id, "type": self.type, "function": said}
 
 
 class Message(Fields):
@@ -73,6 +79,7 @@ class Message(Fields):
     content: str | Annotated[list[TextPart], Field(min_length=1)] | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    parsed: Any = None  # `content`, as OpenAI's client sends back what it has read
 
     @model_validator(mode="before")
     @classmethod
@@ -99,7 +106,7 @@ class Message(Fields):
         role = "system" if self.role == "developer" else self.role
         said: dict[str, Any] = {"role": role, "content": content}
         if self.tool_calls:
-            said["tool_calls"] = [one.model_dump() for one in self.tool_calls]
+            said["tool_calls"] = [one.as_dict() for one in self.tool_calls]
         if self.tool_call_id is not None:
             said["tool_call_id"] = self.tool_call_id
         return said
