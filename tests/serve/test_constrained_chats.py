@@ -119,8 +119,7 @@ def test_calls(
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_several_calls(client: OpenAI, stream: bool) -> None:
-    """Under a schema that only the tags' way out leads to: the model is made to call twice."""
-    message, reason, ids = ask(client, stream, tools=TOOLS, tool_choice="required",
+    message, reason, _ = ask(client, stream, tools=TOOLS, tool_choice="required",
                                max_tokens=400, temperature=1.5, seed=1)  # fmt: skip
     assert reason == "tool_calls"
     assert len({call.id for call in message.tool_calls}) == len(message.tool_calls) > 1
