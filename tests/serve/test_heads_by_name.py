@@ -1,5 +1,5 @@
-"""Heads per request over HTTP: `model` = BASE:HEADS or LoRAX's adapter_id, loaded in the background,
-told in /v1/models, usage and /metrics. Every answer is the plain one."""
+"""Heads per request over HTTP: `model` = BASE:HEADS or LoRAX's adapter_id, loaded in the
+background, told in /v1/models, usage and /metrics. Every answer is the plain one."""
 
 import asyncio
 import shutil
@@ -67,7 +67,7 @@ def test_differing_heads_and_drafters_share_a_batch(live: LiveServer) -> None:
         with live.client() as client:
             return ask(client, model, **asked)
 
-    for (model, asked, heads), answer in zip(asks, all_at_once(one, len(asks)), strict=True):
+    for (_, asked, heads), answer in zip(asks, all_at_once(one, len(asks)), strict=True):
         options = {name: asked[name] for name in ("temperature", "seed") if name in asked}
         assert answer.choices[0].model_extra["token_ids"] == plain(live.service.engine, **options)
         assert answer.model == ("lively" if heads is None else f"lively:{heads}")
