@@ -58,6 +58,7 @@ def serve(
 
     config = ServeConfig(**serving)
     try:
+        from medusa_kit.engine.heads_folder import HeadsFolder
         from medusa_kit.serve.operations.guard import warn_of_open_server
         from medusa_kit.serve.operations.keys import load_keys
         from medusa_kit.serve.server import bind, url_of
@@ -69,6 +70,7 @@ def serve(
             hint="pip install 'medusa-kit[serve]'",
         ) from error
     keys = load_keys(config.api_key_file)
+    HeadsFolder(config.heads_dir, config.heads_hub or ())  # which is told before the model loads
     warn_of_open_server(config.host, keys)
     bound = bind(config.host, config.port)
     with bound:
@@ -85,7 +87,7 @@ def _run(engine: Any, config: Any, keys: Any, bound: Any, url: str) -> None:
 
     service = Service(engine, config)
     server = server_for(create_app(service, keys=keys), service)
-    names = ", ".join(service.names.listed())
+    names = ", ".join(one["id"] for one in service.names.entries())
     console.note(f"serving {names} at {url}/v1 ({config.max_rows} answers at once)")
     try:
         server.run([bound])

@@ -173,6 +173,11 @@ class HeadsStore:
             self._replaced = [one for one in self._replaced if one.holders]
             return sum(one.num_bytes for one in (*self._loaded.values(), *self._replaced))
 
+    @property
+    def num_loaded(self) -> int:
+        """How many of the names have their heads in memory."""
+        return len(self._loaded)
+
     def close(self) -> None:
         """Load no more heads; those who wait get ClosedError. Heads in use stay in use."""
         with self._lock:

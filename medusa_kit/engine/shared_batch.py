@@ -93,6 +93,11 @@ class Answer:
         self.submission = submission
         self._drafter, self._requests, self.stops = drafter, requests, stops
 
+    @property
+    def drafter(self) -> str:
+        """By its name."""
+        return self._drafter
+
     def result(self) -> GenerationResult:
         """At its end; an answer that was cancelled is as long as it came to be. Raises what it
         failed of."""

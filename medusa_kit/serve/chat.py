@@ -1,12 +1,17 @@
 """POST /v1/chat/completions."""
 
+import asyncio
+from collections import defaultdict
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from medusa_kit.serve.logprobs import token_logprobs
 from medusa_kit.serve.schema import ChatRequest
+from medusa_kit.serve.service import Service
 from medusa_kit.serve.streaming import Piece, Reply, respond, service_of
+from medusa_kit.serve.tool_calls import CallReader, delta_of, read_answer
+from medusa_kit.serve.tools import Constraint, constraint_of
 
 router = APIRouter()
 
@@ -14,8 +19,17 @@ router = APIRouter()
 class ChatReply(Reply):
     whole_name, chunk_name, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
+    def __init__(self, service: Service, asked: ChatRequest, constraint: Constraint) -> None:
+        super().__init__(service, asked, constraint)
+        self._readers: dict[int, CallReader] = defaultdict(CallReader)  # of streamed answers
+
     def choice(self, index: int, piece: Piece, reason: str) -> dict[str, Any]:
-        message = {"role": "assistant", "content": piece.text}
+        message: dict[str, Any] = {"role": "assistant", "content": piece.text}
+        if self.constraint.calls:
+            read = read_answer(piece.text, reason)
+            message["content"], reason = read.content, read.finish_reason
+            if read.tool_calls:
+                message["tool_calls"] = read.tool_calls
         return self._choice(index, {"message": message}, piece, reason)
 
     def opening(self, index: int) -> dict[str, Any]:
@@ -23,7 +37,14 @@ class ChatReply(Reply):
         return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
     def delta(self, index: int, piece: Piece, reason: str | None) -> dict[str, Any]:
-        delta = {"content": piece.text} if piece.text or reason is None else {}
+        delta: dict[str, Any] = {"content": piece.text} if piece.text or reason is None else {}
+        if self.constraint.calls:
+            reader = self._readers[index]
+            pieces = reader.push(piece.text)
+            if reason is not None:
+                pieces += reader.finish()
+                reason = reader.finish_reason(reason)
+            delta = delta_of(pieces)
         return self._choice(index, {"delta": delta}, piece, reason)
 
     def _choice(
@@ -41,4 +62,12 @@ class ChatReply(Reply):
 async def chat_completions(asked: ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
     messages = [message.as_dict() for message in asked.messages]
-    return await respond(ChatReply(service_of(request), asked), [messages], request)
+    # Large schemas take a while, in which the others' answers go on.
+    constraint = await asyncio.to_thread(
+        constraint_of,
+        asked.response_format,
+        asked.tools,
+        asked.tool_choice,
+        asked.parallel_tool_calls,
+    )
+    return await respond(ChatReply(service_of(request), asked, constraint), [messages], request)

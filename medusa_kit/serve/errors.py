@@ -1,5 +1,6 @@
 """What went wrong, as OpenAI's clients expect it: a status, and {"error": {…}} as the body."""
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,8 +16,10 @@ from medusa_kit.errors import (
     ContextLengthError,
     DataError,
     DeviceMemoryError,
+    HubError,
     MedusaKitError,
     QueueFullError,
+    UnknownModelError,
     UsageError,
     did_you_mean,
 )
@@ -24,6 +27,7 @@ from medusa_kit.serve.schema import ChatRequest, CompletionRequest
 
 RETRY_SECONDS = 1
 FIELDS = frozenset([*ChatRequest.model_fields, *CompletionRequest.model_fields])
+BLAMED = re.compile(r"(?:field of )?(([a-z_]+)(?:[.[][^ :]*)?)")  # how messages about values begin
 
 
 class RequestError(MedusaKitError):
@@ -39,7 +43,7 @@ class RequestError(MedusaKitError):
         self.param, self.code = param, code
 
 
-class UnknownModelError(RequestError):
+class NoSuchModelError(RequestError):
     status = 404
 
 
@@ -54,11 +58,13 @@ class ServerClosingError(RequestError):
 # (kind, status, type in OpenAI's words, code), the first that fits
 TABLE: tuple[tuple[type[Exception], int, str, str | None], ...] = (
     (ContextLengthError, 400, "invalid_request_error", "context_length_exceeded"),
+    (UnknownModelError, 404, "not_found_error", "model_not_found"),
     (UsageError, 400, "invalid_request_error", None),
     (DataError, 400, "invalid_request_error", None),
     (QueueFullError, 429, "rate_limit_error", "queue_full"),
     (ClosedError, 503, "service_unavailable_error", "closing"),
     (RecursionError, 400, "invalid_request_error", None),
+    (HubError, 503, "service_unavailable_error", "hub_unavailable"),
     (DeviceMemoryError, 503, "service_unavailable_error", "out_of_memory"),
 )
 TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
@@ -75,7 +81,7 @@ def described(error: BaseException) -> tuple[int, dict[str, Any]]:
         if isinstance(error, one):
             nested = isinstance(error, RecursionError)
             said = "the request is nested too deeply" if nested else str(error)
-            return status, body(said, kind, _field_of(error), code)
+            return status, body(said, kind, field_of(error), code)
     console.warn(f"a request failed: {type(error).__name__}: {error}")
     said = str(error) if isinstance(error, MedusaKitError) else "the server failed; see its log"
     return 500, body(said, "server_error", None, None)
@@ -102,7 +108,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
         404: "There is no such model.",
         429: "Too many requests wait.",
         500: "The server failed.",
-        503: "The server is closing, or out of memory.",
+        503: "The server is closing or out of memory, or the Hub cannot be reached.",
         504: "The request took too long.",
     }.items()
 }
@@ -118,16 +124,19 @@ def response(status: int, content: dict[str, Any]) -> JSONResponse:
     return JSONResponse(content, status, headers)
 
 
-def _field_of(error: Exception) -> str | None:
+def field_of(error: Exception) -> str | None:
     """Messages about a value begin with its name."""
     if isinstance(error, DataError):
         return "messages"  # that the chat template refuses
-    first = str(error).split(" ", 1)[0]
+    if isinstance(error, UnknownModelError):
+        return "model"
+    match = BLAMED.match(str(error))
+    whole, first = match.groups() if match else ("", "")
     if first == "token":  # an id that the model does not have
         return "prompt"
     if first in ("drafter", "drafter_options"):
         return "medusa_kit"
-    return first if first in FIELDS else None
+    return whole if first in FIELDS else None
 
 
 def explain_invalid(error: RequestValidationError) -> tuple[str, str | None]:
@@ -144,7 +153,8 @@ def explain_invalid(error: RequestValidationError) -> tuple[str, str | None]:
         return (f"{name!r} is missing" if name else "the body is missing"), name or None
     if item["type"] == "value_error":
         cause = item["ctx"]["error"]
-        return str(cause), getattr(cause, "param", None) or name or None
+        blamed = getattr(cause, "param", None)
+        return str(cause), ".".join(filter(None, (name, blamed))) or None
     said = item["msg"].replace("Input should be", "expected")
     return f"{name or 'body'}: {said}", name or None
 

@@ -3,6 +3,7 @@
 LoRAX's `adapter_id` names heads, too (it serves Medusa heads as adapters).
 """
 
+import asyncio
 import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -71,10 +72,22 @@ class ServedModels:
         adapter_source: str | None = None,
     ) -> dict[str, Any]:
         """Keywords of `SharedBatch.submit` for such a request, which hold its heads while they are
-        kept. Waits until heads have been loaded: async callers await `HeadsStore.load` first.
-        Raises what `asked` and `HeadsStore.load` do."""
+        kept. Waits until heads have been loaded. Raises what `asked` and `HeadsStore.load` do."""
         heads = self.asked(model, adapter_id, adapter_source).heads
         return {} if heads is None or self._store is None else {"heads": self._store.get(heads)}
+
+    async def ready(
+        self,
+        model: str | None,
+        adapter_id: str | None = None,
+        adapter_source: str | None = None,
+    ) -> dict[str, Any]:
+        """The same for async callers, whose loop goes on meanwhile."""
+        heads = self.asked(model, adapter_id, adapter_source).heads
+        if heads is None or self._store is None:
+            return {}
+        loading = await asyncio.to_thread(self._store.load, heads)
+        return {"heads": await asyncio.wrap_future(loading)}
 
     def listed(self) -> list[str]:
         """The names of `entries`."""

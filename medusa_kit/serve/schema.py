@@ -4,24 +4,26 @@ Numbers that say how tokens are chosen are checked by SamplingParams, which the 
 """
 
 import json
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 # Fields of OpenAI's API that are not supported -> the value that asks for nothing, besides null.
 UNSUPPORTED: Mapping[str, Any] = {
-    "response_format": {"type": "text"}, "tools": [], "tool_choice": "none", "functions": [],
-    "function_call": "none", "parallel_tool_calls": None, "modalities": ["text"], "audio": None,
+    "functions": [], "function_call": "none", "modalities": ["text"], "audio": None,
     "prediction": None, "reasoning_effort": None, "verbosity": None, "service_tier": "auto",
     "store": False, "metadata": {}, "web_search_options": None, "prompt_cache_key": None,
     "prompt_cache_retention": None, "safety_identifier": None, "moderation": None,
     "best_of": 1, "echo": False, "suffix": "",
 }  # fmt: skip
+OF_CHATS: Mapping[str, Any] = {
+    "response_format": {"type": "text"}, "tools": [], "tool_choice": "none",
+    "parallel_tool_calls": None,
+}  # fmt: skip
 # The same in messages, which clients send back as they got them.
 MESSAGE_UNSUPPORTED: Mapping[str, Any] = {
     "name": None, "refusal": None, "audio": None, "annotations": [], "function_call": None,
-    "tool_calls": [], "tool_call_id": None,
 }  # fmt: skip
 MOST_ANSWERS = 128  # OpenAI's
 
@@ -55,21 +57,59 @@ class TextPart(Fields):
     text: str
 
 
+class FunctionCall(Fields):
+    name: str
+    arguments: str  # JSON
+    parsed_arguments: Any = None  # the same, as OpenAI's client sends back what it has read
+
+
+class ToolCall(Fields):
+    id: str
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | None = None  # sent back from a stream
+
+    def as_dict(self) -> dict[str, Any]:
+        said = {"name": self.function.name, "arguments": self.function.arguments}
+        return {"id": self.id, "type": self.type, "function": said}
+
+
 class Message(Fields):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)]
+    content: str | Annotated[list[TextPart], Field(min_length=1)] | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    parsed: Any = None  # `content`, as OpenAI's client sends back what it has read
 
     @model_validator(mode="before")
     @classmethod
     def _supported(cls, data: Any) -> Any:
         return _without(data, MESSAGE_UNSUPPORTED)
 
-    def as_dict(self) -> dict[str, str]:
+    @model_validator(mode="after")
+    def _of_its_role(self) -> "Message":
+        if self.tool_calls and self.role != "assistant":
+            raise UnsupportedFieldError("tool_calls", "tool_calls are the assistant's alone")
+        if (self.tool_call_id is not None) != (self.role == "tool"):
+            raise UnsupportedFieldError(
+                "tool_call_id", "tool_call_id belongs to messages of the role tool, and only there"
+            )
+        if self.content is None and not self.tool_calls:
+            raise UnsupportedFieldError("content", "content is missing")
+        return self
+
+    def as_dict(self) -> dict[str, Any]:
         """As chat templates take it: text, and OpenAI's newer word for system as the older one."""
-        content = self.content
+        content = self.content or ""
         if not isinstance(content, str):
             content = "".join(part.text for part in content)
-        return {"role": "system" if self.role == "developer" else self.role, "content": content}
+        role = "system" if self.role == "developer" else self.role
+        said: dict[str, Any] = {"role": role, "content": content}
+        if self.tool_calls:
+            said["tool_calls"] = [one.as_dict() for one in self.tool_calls]
+        if self.tool_call_id is not None:
+            said["tool_call_id"] = self.tool_call_id
+        return said
 
 
 class StreamOptions(Fields):
@@ -106,7 +146,11 @@ Stops = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16
 class Request(Fields):
     """What both kinds of request share."""
 
+    unsupported: ClassVar[Mapping[str, Any]] = {**UNSUPPORTED, **OF_CHATS}
+
     model: str
+    adapter_id: str | None = None  # LoRAX's, for heads
+    adapter_source: str | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] = 1
@@ -129,7 +173,7 @@ class Request(Fields):
     @classmethod
     def _supported(cls, data: Any) -> Any:
         _check_text(data)
-        return _drop_null(_without(data, UNSUPPORTED))
+        return _drop_null(_without(data, cls.unsupported))
 
     @model_validator(mode="after")
     def _together(self) -> "Request":
@@ -192,7 +236,13 @@ def _drop_null(data: Any) -> Any:
 
 
 class ChatRequest(Request):
+    unsupported: ClassVar[Mapping[str, Any]] = UNSUPPORTED
+
     messages: Annotated[list[Message], Field(min_length=1)]
+    response_format: dict[str, Any] | None = None  # these four are checked in tools.py
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -211,6 +261,7 @@ class ChatRequest(Request):
                 "max_tokens", f"max_tokens {both[0]} and max_completion_tokens {both[1]} mean the "
                 "same; give one of them",
             )  # fmt: skip
+        _check_results(self.messages)
         return self
 
     @property
@@ -220,6 +271,18 @@ class ChatRequest(Request):
     @property
     def num_likeliest(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
+
+
+def _check_results(messages: Sequence[Message]) -> None:
+    """Results answer a call that the assistant made before."""
+    calls: set[str] = set()
+    for place, message in enumerate(messages):
+        calls |= {call.id for call in message.tool_calls or ()}
+        if message.role == "tool" and message.tool_call_id not in calls:
+            raise UnsupportedFieldError(
+                f"messages.{place}.tool_call_id",
+                f"tool_call_id {message.tool_call_id!r} is that of no earlier call",
+            )
 
 
 def _one_kind(value: Any) -> Any:

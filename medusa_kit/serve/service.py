@@ -8,26 +8,41 @@ import contextlib
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from medusa_kit.engine.engine import Engine
+from medusa_kit.engine.heads_store import HeadsStore
 from medusa_kit.engine.result import GenerationResult
 from medusa_kit.engine.shared_batch import Answer
-from medusa_kit.errors import ContextLengthError
+from medusa_kit.errors import (
+    CheckpointError,
+    ConfigError,
+    ContextLengthError,
+    HubError,
+    IncompatibleBaseError,
+    MedusaKitError,
+    UnknownModelError,
+    UsageError,
+)
 from medusa_kit.infer.details import Wanted
 from medusa_kit.infer.threaded.batch_thread import BatchStats
 from medusa_kit.infer.threaded.submission import Emission
 from medusa_kit.serve.errors import (
+    NoSuchModelError,
     RequestError,
     RequestTimeoutError,
     ServerClosingError,
-    UnknownModelError,
+    field_of,
 )
+from medusa_kit.serve.models import AskedModel, ServedModels
 from medusa_kit.serve.operations.metrics import AnswerClock, Metrics
 from medusa_kit.serve.schema import KitFields, Request
+from medusa_kit.serve.tools import UNCONSTRAINED, Constraint
 from medusa_kit.settings.serve import ServeConfig
+
+T = TypeVar("T")
 
 WINDOW = 5.0  # seconds over which tokens/s are counted
 
@@ -35,29 +50,27 @@ WINDOW = 5.0  # seconds over which tokens/s are counted
 class ModelNames(Protocol):
     """Which names a request's `model` may have."""
 
-    def listed(self) -> list[str]: ...
+    def entries(self) -> list[dict[str, Any]]:
+        """For GET /v1/models."""
+        ...
 
-    def options(self, model: str) -> Mapping[str, Any]:
-        """Keywords of `SharedBatch.submit` for this name. Raises UnknownModelError."""
+    def entry(self, model: str) -> dict[str, Any]:
+        """One of them. Raises UnknownModelError."""
+        ...
+
+    def asked(self, model: str, adapter_id: str | None, source: str | None) -> AskedModel:
+        """Raises UnknownModelError, ConfigError."""
+        ...
+
+    async def ready(
+        self, model: str, adapter_id: str | None, source: str | None
+    ) -> Mapping[str, Any]:
+        """Keywords of `SharedBatch.submit`, once heads have been loaded. Raises what `asked` and
+        `HeadsStore.load` do."""
         ...
 
 
-class BaseAlone:
-    """The base model by its own name, with the engine's own heads."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def listed(self) -> list[str]:
-        return [self.name]
-
-    def options(self, model: str) -> Mapping[str, Any]:
-        if model != self.name:
-            raise UnknownModelError(
-                f"model {model!r} is unknown; this server has {self.name}",
-                param="model", code="model_not_found",
-            )  # fmt: skip
-        return {}
+Prompts = Sequence[str | list[int] | list[dict[str, Any]]]
 
 
 class Step(NamedTuple):
@@ -71,10 +84,17 @@ class Answers:
     """The answers to one request, under way. Whoever makes them must `cancel` them at the end."""
 
     def __init__(
-        self, service: "Service", loop: asyncio.AbstractEventLoop, stream: bool = True
+        self,
+        service: "Service",
+        loop: asyncio.AbstractEventLoop,
+        stream: bool = True,
+        heads: str | None = None,
+        grammar_field: str | None = None,
     ) -> None:
-        """`stream`: whether each step is waited for, or the end alone."""
+        """`stream`: whether each step is waited for, or the end alone. `heads`: that the request
+        named. `grammar_field`: which asks for a grammar."""
         self._service, self._loop, self._stream = service, loop, stream
+        self.heads, self._grammar_field = heads, grammar_field
         self._changed = asyncio.Event()
         self.answers: list[Answer] = []
         self._cancelled = False
@@ -95,7 +115,11 @@ class Answers:
     def submit(self, **options: Any) -> None:
         clock = self._service.metrics.answer(self.began)
         told = partial(self._told, clock)
-        self.answers.append(self._service.batch.submit(on_tokens=told, **options))
+        try:
+            answer = self._service.batch.submit(on_tokens=told, **options)
+        except ConfigError as error:
+            raise self._explained(error) from error
+        self.answers.append(answer)
         self._clocks.append(clock)
         if self._cancelled:  # while a thread still let it in
             self.cancel()
@@ -116,17 +140,26 @@ class Answers:
                 if done:
                     del open_[index]
                     if (error := answer.submission.error) is not None:
-                        raise error
-                    row = answer.submission.row
-                    self._clocks[index].prompt(len(row.prompt_ids), row.num_cached)
+                        raise self._explained(error)
+                    row, clock = answer.submission.row, self._clocks[index]
+                    clock.prompt(len(row.prompt_ids), row.num_cached)
+                    clock.end(answer.drafter, self.heads, len(row.token_ids), row.num_steps)
                     yield Step(index, None)
             if open_:
-                await self._wait()
+                await self.in_time(self._changed.wait())
 
-    async def _wait(self) -> None:
+    def _explained(self, error: Exception) -> Exception:
+        """A grammar that this base cannot follow to its end is the request's."""
+        ours = type(error) in (ConfigError, MedusaKitError) and field_of(error) is None
+        if self._grammar_field is None or not ours:
+            return error
+        return RequestError(str(error), param=self._grammar_field)
+
+    async def in_time(self, work: Awaitable[T]) -> T:
+        """Wait for something. Raises RequestTimeoutError at the deadline."""
         left = self.deadline - self._loop.time()
         try:
-            await asyncio.wait_for(self._changed.wait(), max(0.0, left))
+            return await asyncio.wait_for(work, max(0.0, left))
         except asyncio.TimeoutError:
             raise RequestTimeoutError(
                 f"the request took longer than {self._service.config.request_timeout:g} seconds",
@@ -155,10 +188,12 @@ class Service:
         self, engine: Engine, config: ServeConfig, names: ModelNames | None = None
     ) -> None:
         self.engine, self.config = engine, config
-        self.names: ModelNames = names or BaseAlone(engine.base.info.name)
-        self.batch = engine.shared_batch(config.max_rows, config.max_queue, config.max_pause)
-        self.metrics = Metrics(lambda: self.stats)
+        self.heads = _heads_store(engine, config)
         self.started = int(time.time())
+        base = [engine.base.info.name]
+        self.names: ModelNames = names or ServedModels(engine, base, self.heads, self.started)
+        self.batch = engine.shared_batch(config.max_rows, config.max_queue, config.max_pause)
+        self.metrics = Metrics(lambda: self.stats, self.heads)
         self.closing = False  # no new requests are taken
         self.observers: list[Callable[[Answers], None]] = []  # told of each request's end
         self._under_way: set[Answers] = set()
@@ -185,20 +220,39 @@ class Service:
     def count(self, tokens: int) -> None:
         self._recent.append((time.monotonic(), tokens))
 
+    def asked(self, request: Request) -> AskedModel:
+        """Raises RequestError."""
+        with _blamed(request):
+            return self.names.asked(request.model, request.adapter_id, request.adapter_source)
+
     async def ask(
-        self, request: Request, prompts: Sequence[str | list[int] | list[dict[str, str]]]
+        self, request: Request, prompts: Prompts, constraint: Constraint = UNCONSTRAINED
     ) -> Answers:
         """Let `n` answers to each prompt in; answer i of a prompt is that of seed + i."""
         if self.closing:
             raise ServerClosingError("the server is closing", code="closing")
-        answers = Answers(self, asyncio.get_running_loop(), request.stream)
+        heads, loop = self.asked(request).heads, asyncio.get_running_loop()
+        answers = Answers(self, loop, request.stream, heads, constraint.field)
         self._under_way.add(answers)
         try:
-            await asyncio.to_thread(self._submit, answers, request, prompts)
+            await self._let_in(answers, request, prompts, constraint)
         except BaseException:
             answers.cancel()
             raise
         return answers
+
+    async def _let_in(
+        self, answers: Answers, request: Request, prompts: Prompts, constraint: Constraint
+    ) -> None:
+        with _blamed(request):
+            named = await answers.in_time(
+                self.names.ready(request.model, request.adapter_id, request.adapter_source)
+            )
+        try:
+            await asyncio.to_thread(self._submit, answers, request, prompts, constraint, named)
+        finally:
+            if (held := named.get("heads")) is not None:
+                held.close()  # the answers have holds of their own
 
     def leave(self, answers: Answers) -> None:
         if answers in self._under_way:
@@ -214,32 +268,45 @@ class Service:
 
     def close(self, drain: bool) -> None:
         self.closing = True
+        if self.heads is not None:
+            self.heads.close()
         self.batch.close(drain, self.config.drain_timeout)
 
-    def _submit(self, answers: Answers, request: Request, prompts: Sequence[Any]) -> None:
+    def _submit(
+        self,
+        answers: Answers,
+        request: Request,
+        prompts: Sequence[Any],
+        constraint: Constraint,
+        named: Mapping[str, Any],
+    ) -> None:
         asked = request.medusa_kit
         check_drafting(asked)
         options: dict[str, Any] = {
             "stop": request.stop,
             "wanted": Wanted(request.num_likeliest, asked.tree),
             **request.sampling(),
-            **self.names.options(request.model),
+            "grammar": constraint.grammar,
+            **named,
         }
         if asked.drafter is not None or asked.drafter_options is not None:
             options |= {"drafter": asked.drafter, "drafter_options": asked.drafter_options}
         seed = secrets.randbits(31) if request.seed is None else request.seed
         for prompt in prompts:
-            ids = self._encoded(prompt)
+            ids = self._encoded(prompt, constraint)
             if not ids:
                 raise RequestError("prompt has no token; expected some text", param="prompt")
             longest = self._longest(len(ids), request)
             for number in range(request.n):
                 answers.submit(prompt=ids, max_new_tokens=longest, seed=seed + number, **options)
 
-    def _encoded(self, prompt: Any) -> list[int]:
+    def _encoded(self, prompt: Any, constraint: Constraint) -> list[int]:
         """Chats go through the template, a completion's text does not."""
-        if isinstance(prompt, str) and self.engine.base.tokenizer is not None:
-            return list(self.engine.base.tokenizer(prompt).input_ids)
+        tokenizer = self.engine.base.tokenizer
+        if tokenizer is not None and isinstance(prompt, str):
+            return list(tokenizer(prompt).input_ids)
+        if tokenizer is not None and isinstance(prompt[0], Mapping):
+            return constraint.encode(tokenizer, prompt)
         return self.engine.encode(prompt)
 
     def _longest(self, num_prompt: int, request: Request) -> int:
@@ -255,6 +322,30 @@ class Service:
                 hint="shorten the prompt, or ask for fewer tokens",
             )
         return asked
+
+
+def _heads_store(engine: Engine, config: ServeConfig) -> HeadsStore | None:
+    if config.heads_dir is None and not config.heads_hub:
+        return None
+    return HeadsStore(engine, config.heads_dir, config.heads_hub or (), config.heads_bytes)
+
+
+@contextlib.contextmanager
+def _blamed(request: Request) -> Iterator[None]:
+    """What is wrong with the model or heads that a request names is the fault of the field that
+    names them."""
+    try:
+        yield
+    except HubError:  # which may have been out of reach
+        raise
+    except (UsageError, CheckpointError, IncompatibleBaseError) as error:
+        named = "model" if request.adapter_id is None else "adapter_id"
+        if isinstance(error, UnknownModelError):
+            raise NoSuchModelError(
+                error.message, hint=error.hint, param=named, code="model_not_found"
+            ) from error
+        param = field_of(error) or named
+        raise RequestError(error.message, hint=error.hint, param=param) from error
 
 
 FORBIDDEN = ("store", "draft_model")  # options that name files and models of the server's machine

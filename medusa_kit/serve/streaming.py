@@ -24,7 +24,8 @@ from medusa_kit.infer.threaded.submission import Emission
 from medusa_kit.serve.errors import described
 from medusa_kit.serve.logprobs import text_of_token
 from medusa_kit.serve.schema import Request
-from medusa_kit.serve.service import Answers, Service
+from medusa_kit.serve.service import Answers, Prompts, Service
+from medusa_kit.serve.tools import UNCONSTRAINED, Constraint
 
 T = TypeVar("T")
 CLIENT_GONE = 499  # as nginx has it; nobody reads it
@@ -91,13 +92,15 @@ class Reply(ABC):
     chunk_name: str
     prefix: str
 
-    def __init__(self, service: Service, asked: Request) -> None:
-        self.service, self.asked = service, asked
+    def __init__(
+        self, service: Service, asked: Request, constraint: Constraint = UNCONSTRAINED
+    ) -> None:
+        self.service, self.asked, self.constraint = service, asked, constraint
         self.tokenizer = service.engine.base.tokenizer
         self._head = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
             "created": int(time.time()),
-            "model": asked.model,
+            "model": service.asked(asked).name,
         }
 
     @abstractmethod
@@ -141,8 +144,11 @@ class Reply(ABC):
         return {**tree._asdict(), "texts": texts}
 
 
-def usage(results: Sequence[GenerationResult], answers_each: int) -> dict[str, Any]:
-    """Of all answers to a request; each prompt counts once, however many answers it got."""
+def usage(
+    results: Sequence[GenerationResult], answers_each: int, heads: str | None
+) -> dict[str, Any]:
+    """Of all answers to a request; each prompt counts once, however many answers it got. `heads`:
+    that it named."""
     stats = [result.stats for result in results]
     prompts = stats[::answers_each]
     prompt = sum(one.prompt_tokens for one in prompts)
@@ -158,6 +164,7 @@ def usage(results: Sequence[GenerationResult], answers_each: int) -> dict[str, A
             "cached_tokens": cached,
             "steps": steps,
             "drafter": stats[0].drafter,
+            "heads": heads,
         },
     }
 
@@ -184,11 +191,9 @@ class EventStream(StreamingResponse):
             self._answers.cancel()
 
 
-async def respond(
-    reply: Reply, prompts: Sequence[str | list[int] | list[dict[str, str]]], http: HttpRequest
-) -> Response:
+async def respond(reply: Reply, prompts: Prompts, http: HttpRequest) -> Response:
     """Answer a request. Raises what cannot be answered."""
-    answers = await reply.service.ask(reply.asked, prompts)
+    answers = await reply.service.ask(reply.asked, prompts, reply.constraint)
     if reply.asked.stream:
         return EventStream(answers, _events(reply, answers))
     try:
@@ -214,7 +219,7 @@ async def _events(reply: Reply, answers: Answers) -> AsyncIterator[bytes]:
             reason = answers.answers[index].submission.row.finish_reason
             yield reply.event([reply.delta(index, texts[index].finish(), reason)])
         if reply.asked.wants_usage:
-            yield reply.event([], usage(answers.results(), reply.asked.n))
+            yield reply.event([], usage(answers.results(), reply.asked.n, answers.heads))
         yield b"data: [DONE]\n\n"
     except Exception as error:  # the status has been sent, so the error is an event
         yield _event(described(error)[1])
@@ -232,7 +237,7 @@ async def _whole(reply: Reply, answers: Answers) -> dict[str, Any]:
         piece.text = result.text
     told = enumerate(zip(pieces, results, strict=True))
     choices = [reply.choice(index, piece, result.finish_reason) for index, (piece, result) in told]
-    return reply.whole(choices, usage(results, reply.asked.n))
+    return reply.whole(choices, usage(results, reply.asked.n, answers.heads))
 
 
 async def _unless_gone(http: HttpRequest, work: Awaitable[T]) -> T | None:

@@ -4,6 +4,7 @@ a tag is a call."""
 import json
 import re
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +32,23 @@ class Piece:
             call |= {"id": self.id, "type": "function"}
             call["function"]["name"] = self.name
         return {"tool_calls": [call]}
+
+
+def delta_of(pieces: Sequence[Piece]) -> dict[str, Any]:
+    """What several pieces add, as one chunk's `delta`."""
+    delta: dict[str, Any] = {}
+    if content := "".join(piece.content for piece in pieces):
+        delta["content"] = content
+    calls: dict[int, Any] = {}
+    for piece in pieces:
+        if piece.index is None:
+            continue
+        (call,) = piece.as_delta()["tool_calls"]
+        if piece.index in calls:
+            calls[piece.index]["function"]["arguments"] += piece.arguments
+        else:
+            calls[piece.index] = call
+    return delta | ({"tool_calls": list(calls.values())} if calls else {})
 
 
 @dataclass

@@ -47,6 +47,13 @@ class Constraint:
         """Whether the answer may have calls, and so is read for them."""
         return bool(self.tools)
 
+    @property
+    def field(self) -> str | None:
+        """Of the request, which asks for the grammar."""
+        if self.grammar is None:
+            return None
+        return "tools" if self.tools else "response_format"
+
     def encode(self, tokenizer: Any, messages: Sequence[Message]) -> list[int]:
         """Token ids of the conversation, ready for the answer. Raises ConfigError for calls in it
         that are none, DataError where the template refuses."""
@@ -69,6 +76,9 @@ class Constraint:
         except DataError:  # some templates have no system messages
             alone = with_system(given, said, role="user")
             return render(tokenizer, alone, add_generation_prompt=True)
+
+
+UNCONSTRAINED = Constraint()
 
 
 def constraint_of(

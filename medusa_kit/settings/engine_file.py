@@ -26,7 +26,7 @@ from medusa_kit.settings.serve import ServeConfig, serve_options
 MODELS = ("model", "heads", "draft_model")  # what may be a folder beside the file
 MODEL_OPTIONS = ("draft_model",)  # of drafters: models, and files that may not be there yet
 FILE_OPTIONS = ("store",)
-SERVE_FILES = ("api_key_file",)
+SERVE_FILES = ("api_key_file", "heads_dir")
 # Another model has no use for the revision of the file's, and so on.
 BELONGS = {"name": "revision", "heads": "tree", "drafter": "drafter_options"}
 

@@ -36,6 +36,23 @@ class ServeConfig(LimitOptions):
         float, "Seconds that answers under way may take at the end (SIGTERM, Ctrl-C)."
     ] = 60.0
 
+    heads_dir: Annotated[
+        str | None,
+        "Folder whose subfolders hold heads that requests may name: model BASE:SUBFOLDER.",
+    ] = None
+    heads_hub: Annotated[
+        list[str] | None,
+        "Heads on the Hub that requests may name, ORG/NAME or ORG/NAME@REVISION; give it once for "
+        "each.",
+    ] = None
+    heads_memory: Annotated[
+        float, "Gigabytes of memory for heads that requests name; those used longest ago go first."
+    ] = 1.0
+
+    @property
+    def heads_bytes(self) -> int:
+        return int(self.heads_memory * 1e9)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("max_rows", "default_max_tokens"):
@@ -44,11 +61,13 @@ class ServeConfig(LimitOptions):
         _check(
             "max_queue", self.max_queue, whole(self.max_queue) and self.max_queue >= 0, "0 or more"
         )
+        memory = self.heads_memory
+        _check("heads_memory", memory, _finite(memory) and memory > 0, "gigabytes above 0")
         for name in ("max_pause", "request_timeout"):
             value = getattr(self, name)
-            _check(name, value, _seconds(value) and value > 0, "seconds above 0")
+            _check(name, value, _finite(value) and value > 0, "seconds above 0")
         drain = self.drain_timeout
-        _check("drain_timeout", drain, _seconds(drain) and drain >= 0, "seconds, 0 or more")
+        _check("drain_timeout", drain, _finite(drain) and drain >= 0, "seconds, 0 or more")
         if not isinstance(self.host, str) or not self.host.strip():
             raise ConfigError(f"host {self.host!r} is empty", hint="127.0.0.1 is this machine")
 
@@ -81,7 +100,7 @@ def whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _seconds(value: Any) -> bool:
+def _finite(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 

@@ -17,12 +17,17 @@ def suffix(**options: Any) -> dict[str, Any]:
     return {"medusa_kit": {"drafter": "suffix", "drafter_options": options}}
 
 
+def schema(**said: Any) -> dict[str, Any]:
+    asked = {"type": "json_schema", "json_schema": {"name": "one", "schema": said}}
+    return {"response_format": asked}
+
+
+SCHEMA = "response_format.json_schema.schema"
+CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "no JSON"}}
 # (fields, the field to blame, a part of the message)
 BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"foo": 1}, "foo", "unknown"),
     ({"max_token": 1}, "max_token", "did you mean max_tokens?"),
-    ({"tools": [{"type": "function"}]}, "tools", "not supported"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "not supported"),
     ({"echo": True}, "echo", "not supported"),
     ({"temperature": "1"}, "temperature", "number"),
     ({"temperature": -1}, "temperature", "0 or more"),
@@ -40,7 +45,9 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"max_tokens": 5.5}, "max_tokens", "integer"),
     ({"max_tokens": 10**6}, None, "the model's context holds"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "without stream"),
-    ({"model": "other"}, "model", "unknown"),
+    ({"model": "other"}, "model", "is not served here"),
+    ({"model": "lively:other"}, "model", "no heads 'other' here"),
+    ({"adapter_source": "hub"}, "adapter_source", "without an adapter_id"),
     ({"medusa_kit": {"drafter": "nobody"}}, "medusa_kit", "nobody"),
     (suffix(store="x"), "medusa_kit", "store"),
     (suffix(num_nodes=999), "medusa_kit", "64"),
@@ -51,7 +58,22 @@ BAD_CHATS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"messages": "hi"}, "messages", "list"),
     ({"messages": [{"role": "user"}]}, "messages.0.content", "missing"),
     ({"messages": [{"role": "king", "content": "x"}]}, "messages.0.role", "user"),
-    ({"messages": [{**USER, "name": "me"}]}, "name", "not supported"),
+    ({"messages": [{**USER, "name": "me"}]}, "messages.0.name", "not supported"),
+    ({"messages": [{**USER, "tool_calls": [CALL]}]}, "messages.0.tool_calls", "assistant's"),
+    ({"messages": [{"role": "assistant", "tool_calls": [{**CALL, "id": 5}]}]},
+     "messages.0.tool_calls.0.id", "string"),
+    ({"messages": [USER, {"role": "assistant", "tool_calls": [CALL]}]}, "messages[1].tool_calls[0]",
+     "no call"),
+    ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.tool_call_id", "role tool"),
+    ({"messages": [{"role": "tool", "content": "x", "tool_call_id": "a"}]},
+     "messages.0.tool_call_id", "no earlier call"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function", "expected an object"),
+    ({"tools": {}}, "tools", "list"),
+    ({"tool_choice": "required"}, "tool_choice", "without tools"),
+    ({"response_format": {"type": "yaml"}}, "response_format.type", "json_object"),
+    ({"response_format": {"type": "text", "x": 1}}, "response_format", "'x' is unknown"),
+    (schema(type="integer", minimum=5, maximum=4), SCHEMA, "cannot be used"),
+    (schema(type="colour"), SCHEMA, "cannot be used"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
      "messages.0.content.0.type", "text"),
     ({"messages": [{"role": "user", "content": "a" * 9000}]}, None, "context"),
@@ -63,6 +85,12 @@ BAD_TEXTS: list[tuple[dict[str, Any], str | None, str]] = [
     ({"prompt": []}, "prompt", "not empty"),
     ({"prompt": [99999]}, "prompt", "99999"),
     ({"prompt": ["a", 5]}, "prompt", "list of either"),
+    ({"prompt": "a", "tools": [CALL]}, "tools", "not supported"),
+    (
+        {"prompt": "a", "response_format": {"type": "json_object"}},
+        "response_format",
+        "not supported",
+    ),
 ]
 
 

@@ -11,7 +11,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from support.serving.live_server import LiveServer, live_server
 
 from medusa_kit.engine.engine import Engine
-from medusa_kit.serve.service import Answers, BaseAlone
+from medusa_kit.serve.models import AskedModel, ServedModels
+from medusa_kit.serve.service import Answers
 
 
 class Refusing:
@@ -40,22 +41,21 @@ def test_routers_and_middleware(engine: Engine) -> None:
         assert http.get("/secret").status_code == 418
 
 
-class TwoNames(BaseAlone):
-    def listed(self) -> list[str]:
-        return [self.name, f"{self.name}:plain"]
+class TwoNames(ServedModels):
+    def asked(self, model: str | None, *fields: str | None) -> AskedModel:
+        if model == f"{self.names[0]}:plain":
+            return AskedModel(model)
+        return super().asked(model, *fields)
 
-    def options(self, model: str) -> Mapping[str, Any]:
-        if model == f"{self.name}:plain":
-            return {"drafter": "none"}
-        return super().options(model)
+    async def ready(self, model: str | None, *fields: str | None) -> Mapping[str, Any]:
+        return {"drafter": "none"} if model == f"{self.names[0]}:plain" else {}
 
 
 def test_a_name_may_mean_options_of_the_batch(engine: Engine) -> None:
     with live_server(engine) as live, live.client() as client:
-        live.service.names = TwoNames(live.model)
-        names = [one.id for one in client.models.list()]
-        assert names == [live.model, f"{live.model}:plain"]
-        answer = client.completions.create(model=names[1], prompt="a", max_tokens=4, temperature=0)
+        live.service.names = TwoNames(engine, [live.model], None, 0)
+        asked = f"{live.model}:plain"
+        answer = client.completions.create(model=asked, prompt="a", max_tokens=4, temperature=0)
         assert answer.usage.model_extra["medusa_kit"]["drafter"] == "none"
         with pytest.raises(openai.NotFoundError):
             client.completions.create(model="other", prompt="a")

@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from medusa_kit.engine.heads_store import HeadsStore
 from medusa_kit.infer.threaded.batch_thread import BatchStats
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -31,7 +32,9 @@ GAUGES = {
 class Metrics:
     """Counters of one server. Every method may be called in any thread."""
 
-    def __init__(self, stats: Callable[[], BatchStats] | None = None) -> None:
+    def __init__(
+        self, stats: Callable[[], BatchStats] | None = None, heads: HeadsStore | None = None
+    ) -> None:
         registry = self.registry = CollectorRegistry(auto_describe=True)
         self.requests = Counter(
             "medusa_kit_requests", "requests by route and status", ["route", "status"],
@@ -47,6 +50,21 @@ class Metrics:
             "tokens of answers by the depth in the tree at which they were accepted; 0: the base "
             "model's own",
             ["depth"],
+            registry=registry,
+        )
+        labels = ["drafter", "heads"]
+        self.answers = Counter(
+            "medusa_kit_answers", "answers by drafter, and by the heads that requests named",
+            labels, registry=registry,
+        )  # fmt: skip
+        self.answer_steps = Counter(
+            "medusa_kit_answer_steps", "steps of these answers", labels, registry=registry
+        )
+        self.answer_tokens = Counter(
+            "medusa_kit_answer_tokens",
+            "tokens of these answers; less one for each answer and divided by the steps, the "
+            "acceptance length",
+            labels,
             registry=registry,
         )
         self.prompt_tokens = Counter(
@@ -68,6 +86,8 @@ class Metrics:
         )
         if stats is not None:
             registry.register(_BatchCollector(stats))
+        if heads is not None:
+            registry.register(_HeadsCollector(heads))
 
     def answer(self, start: float) -> "AnswerClock":
         """`start`: by time.monotonic, asyncio's clock too, when the request arrived."""
@@ -125,6 +145,27 @@ class AnswerClock:
         """The prompt's length, and how much of it was there already."""
         self._metrics.prompt_tokens.inc(num_tokens)
         self._metrics.cached_tokens.inc(num_cached)
+
+    def end(self, drafter: str, heads: str | None, num_tokens: int, num_steps: int) -> None:
+        """The answer has ended. `heads`: that its request named."""
+        metrics = self._metrics
+        metrics.answers.labels(drafter, heads or "").inc()
+        metrics.answer_steps.labels(drafter, heads or "").inc(num_steps)
+        metrics.answer_tokens.labels(drafter, heads or "").inc(num_tokens)
+
+
+class _HeadsCollector(Collector):
+    """What named heads take."""
+
+    def __init__(self, heads: HeadsStore) -> None:
+        self._heads = heads
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        description = "of memory that heads named by requests take"
+        yield GaugeMetricFamily("medusa_kit_heads_bytes", description, value=self._heads.num_bytes)
+        yield GaugeMetricFamily(
+            "medusa_kit_heads_loaded", "named heads in memory", value=self._heads.num_loaded
+        )
 
 
 class _BatchCollector(Collector):

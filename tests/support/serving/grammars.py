@@ -28,14 +28,14 @@ def tokenizer() -> Any:
     return small_tokenizer(CHATML_TEMPLATE)
 
 
-def writing_model(seed: int = 0) -> Any:
-    model = tiny_model("llama", seed, vocab_size=PADDED, max_position_embeddings=512)
+def writing_model(seed: int = 0, context: int = 512) -> Any:
+    model = tiny_model("llama", seed, vocab_size=PADDED, max_position_embeddings=context)
     model.generation_config.eos_token_id = STOPS
     return model
 
 
-def writing_base(seed: int = 0) -> BaseModel:
-    return wrap_model(writing_model(seed), tokenizer(), "writing")
+def writing_base(seed: int = 0, context: int = 512) -> BaseModel:
+    return wrap_model(writing_model(seed, context), tokenizer(), "writing")
 
 
 @cache
