@@ -192,7 +192,20 @@ class Served:
         """The server as a method among those that decode `ids` here."""
         return self._method(asked, [tuple(one) for one in ids], lambda: tokenizer, compare=True)
 
-    def measure_alone(self, asked: Sequence[Any], prompts: str, output: Path | None) -> None:
+    @property
+    def apart(self) -> bool:
+        """Whether it is not a method among others."""
+        return self.alone or bool(self.loads)
+
+    def measure_apart(
+        self, asked: Sequence[Any], prompts: str, output: Path | None, loading: Mapping[str, Any]
+    ) -> None:
+        if self.loads:
+            self._measure_under_load(asked, prompts, output, loading)
+        else:
+            self._measure_alone(asked, prompts, output)
+
+    def _measure_alone(self, asked: Sequence[Any], prompts: str, output: Path | None) -> None:
         """Where several requests run at once, rounds are large, so that little time is spent on
         waiting for the last request, and mix all categories.
         """
@@ -220,7 +233,7 @@ class Served:
                       "setup": {"medusa_kit": __version__}}  # fmt: skip
             bench_report.write(report, {}, record, self.endpoint.model, output)
 
-    def measure_under_load(
+    def _measure_under_load(
         self, asked: Sequence[Any], prompts: str, output: Path | None, loading: Mapping[str, Any]
     ) -> None:
         """One load after another; answers are compared with the base's own, decoded here first,

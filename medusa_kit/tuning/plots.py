@@ -96,7 +96,7 @@ def plot_load(
     """A PNG of tokens/s, time to first token and time between tokens over the load.
 
     `servers`: by name, the figures of each load (medusa_kit.bench.load). `what`: the key of the
-    load itself, concurrency or rate. Times are p50 as lines, up to p99 as bands.
+    load itself, concurrency or rate.
     """
     figure, (speed, first, between) = plt.subplots(1, 3, figsize=(13, 4.2), constrained_layout=True)
     for name, points in servers.items():
@@ -105,12 +105,14 @@ def plot_load(
                    label=_label(name))  # fmt: skip
         _plot_times(first, what, points, "first_token_seconds")
         _plot_times(between, what, points, "token_seconds")
-    speed.set_ylabel("tokens a second, all answers")
-    first.set_ylabel("to the first token, ms: p50, band to p99")
-    between.set_ylabel("between tokens, ms: p50, band to p99")
+    speed.set_title("tokens/s, all answers")
+    first.set_title("first token, ms: p50, p95 dashed, up to p99")
+    between.set_title("between tokens, ms: p50, p95 dashed, up to p99")
+    loads = sorted({point[what] for points in servers.values() for point in points})
     for axes in (speed, first, between):
         axes.set_xlabel("requests at once" if what == "concurrency" else "requests a second")
-        axes.set_ylim(bottom=0)
+        axes.set_xticks(loads, [f"{load:g}" for load in loads])
+        axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
         axes.grid(alpha=0.3)
     speed.legend()
     figure.suptitle(title)
@@ -118,12 +120,13 @@ def plot_load(
 
 
 def _plot_times(axes: Any, what: str, points: Sequence[Mapping[str, Any]], name: str) -> None:
-    """Nothing for loads without such times; the colours go on as in the first panel."""
+    """Loads without such times are left out; the colours go on as in the first panel."""
     known = [point for point in points if point[name] is not None]
     loads = [point[what] for point in known]
-    middle, high = ([1e3 * point[name][at] for point in known] for at in ("p50", "p99"))
-    (line,) = axes.plot(loads, middle, "o-")
-    axes.fill_between(loads, middle, high, color=line.get_color(), alpha=0.15)
+    p50, p95, p99 = ([1e3 * point[name][at] for point in known] for at in ("p50", "p95", "p99"))
+    (line,) = axes.plot(loads, p50, "o-")
+    axes.plot(loads, p95, "--", color=line.get_color(), linewidth=1)
+    axes.fill_between(loads, p50, p99, color=line.get_color(), alpha=0.15)
 
 
 def save_figure(figure: Any, path: Path) -> None:
