@@ -86,8 +86,8 @@ def bench(
     asked = read_prompt_set(prompts, limit)
     source = prompts or OWN_PROMPTS
     served = None if server is None else server.open(loading["name"], max_new_tokens, sampling)
-    if served is not None and served.alone:
-        return served.measure_alone(asked, source, output)
+    if served is not None and served.apart:
+        return served.measure_apart(asked, source, output, loading)
     named = _named(heads) if heads else {"medusa-kit": loading.get("heads", "auto") or "none"}
     first = options.heads_argument(next(iter(named.values())))
     _check_others(list(named.values())[1:], loading)

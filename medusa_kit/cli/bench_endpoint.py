@@ -2,13 +2,14 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from medusa_kit import console
 from medusa_kit.cli import bench_report, options
 from medusa_kit.errors import UsageError
 
@@ -16,8 +17,17 @@ PLACE = "server"  # the parameter that these options replace
 ROUND = 8  # prompts in a round, times the requests at once, where a server is measured alone
 # Options that mean something to a bench that loads no model.
 USED_ALONE = frozenset({"endpoint", "endpoint_model", "endpoint_only", "concurrency", "api_key_env",
-                        "model", "prompts", "limit", "max_new_tokens", "temperature", "seed",
-                        "output"})  # fmt: skip
+                        "arrivals", "rate", "model", "prompts", "limit", "max_new_tokens",
+                        "temperature", "seed", "output"})  # fmt: skip
+# Options about methods that decode here, of which there are none under load.
+OF_METHODS = frozenset({"heads", "drafters", "drafter", "drafter_options", "draft_model",
+                        "fallback", "tree", "guesses", "peers", "assistant", "breakdown",
+                        "batch_size"})  # fmt: skip
+NO_DRAFTS: Mapping[str, Any] = {
+    "heads": None, "tree": None, "drafter": "none", "drafter_options": {}, "draft_model": None,
+    "fallback": None,
+}  # fmt: skip
+CLOSED, POISSON = "closed", "poisson"
 
 
 def _options(
@@ -33,7 +43,22 @@ def _options(
         bool, typer.Option("--endpoint-only", help="The server alone: no model is loaded.")
     ] = False,
     concurrency: Annotated[
-        int | None, typer.Option(min=1, help="Requests to the server at once; 1 unless given.")
+        str | None,
+        typer.Option(
+            metavar="N[,N…]",
+            help="Requests to the server at once, 1 unless given; several by commas: a sweep.",
+        ),
+    ] = None,
+    arrivals: Annotated[
+        str | None,
+        typer.Option(
+            help="Measure under load: closed (--concurrency clients take turns) or poisson "
+            "(requests arrive at random, --rate a second). closed for a sweep."
+        ),
+    ] = None,
+    rate: Annotated[
+        str | None,
+        typer.Option(metavar="R[,R…]", help="Requests a second that arrive, with poisson."),
     ] = None,
     api_key_env: Annotated[
         str | None,
@@ -53,19 +78,50 @@ class Server:
     endpoint: str
     endpoint_model: str | None
     endpoint_only: bool
-    concurrency: int | None
+    concurrency: str | None
+    arrivals: str | None
+    rate: str | None
     api_key_env: str | None
+
+    @property
+    def at_once(self) -> list[int]:
+        """Raises UsageError for what is not numbers of at least 1."""
+        return _numbers("--concurrency", self.concurrency or "1", int)
+
+    @property
+    def under_load(self) -> bool:
+        return self.arrivals is not None or len(self.at_once) > 1
+
+    def loads(self, seed: int) -> list[Any]:
+        """Those to measure under, one after another; none where the server is one method of a
+        bench. Raises UsageError."""
+        if not self.under_load:
+            return []
+        from medusa_kit.bench.load.arrivals import Closed, Poisson
+
+        if self.arrivals != POISSON:
+            return [Closed(number) for number in self.at_once]
+        rates = _numbers("--rate", self.rate or "", float)
+        return [Poisson(rate, seed) for rate in rates]
 
     def check(self, given: Collection[str], batch_size: int) -> None:
         """Raises UsageError for options that would have no effect."""
+        _check_arrivals(self)
         if self.endpoint_only:
             if unused := sorted(set(given) - USED_ALONE):
-                named = ", ".join("--" + name.replace("_", "-") for name in unused)
                 raise UsageError(
-                    f"with --endpoint-only nothing is decoded here: {named} would not be used",
+                    f"with --endpoint-only nothing is decoded here: {_flags(unused)} would not be "
+                    "used",
                     hint="leave it out, or leave out --endpoint-only",
                 )
-        elif (self.concurrency or 1) > batch_size:
+        elif self.under_load:
+            if unused := sorted(set(given) & OF_METHODS):
+                raise UsageError(
+                    f"under load the base alone decodes here, plainly: {_flags(unused)} would not "
+                    "be used",
+                    hint="leave it out, or give one --concurrency and no --arrivals",
+                )
+        elif self.at_once[0] > batch_size:
             raise UsageError(
                 f"concurrency {self.concurrency} cannot be had: rounds have {batch_size} prompts",
                 hint=f"--batch-size {self.concurrency} (ours decode as many together), or "
@@ -78,11 +134,46 @@ class Server:
         from medusa_kit.distill.openai_stream import probe
 
         key, name = self.api_key_env or "OPENAI_API_KEY", self.endpoint_model or model
-        compared = not self.endpoint_only  # text encoded again may be other tokens
+        # Text encoded again may be other tokens; under load they tell what a piece holds.
+        ids = self.under_load or not self.endpoint_only
         endpoint, usage = probe(
-            Endpoint(self.endpoint, name, key, max_new_tokens, sampling, return_token_ids=compared)
+            Endpoint(self.endpoint, name, key, max_new_tokens, sampling, return_token_ids=ids)
         )
-        return Served(endpoint, usage, self.concurrency or 1, self.endpoint_only, model)
+        loads = self.loads(sampling.seed)
+        return Served(endpoint, usage, self.at_once[0], self.endpoint_only, model, loads)
+
+
+def _numbers(flag: str, given: str, kind: type) -> list[Any]:
+    try:
+        numbers = [kind(one) for one in given.split(",")]
+    except ValueError:
+        numbers = []
+    least = 1 if kind is int else 0
+    if not numbers or not all(least <= one < float("inf") for one in numbers) or 0 in numbers:
+        expected = "whole numbers of at least 1" if kind is int else "numbers above 0"
+        raise UsageError(f"{flag} {given!r}: expected {expected}, by commas")
+    return list(dict.fromkeys(numbers))
+
+
+def _flags(names: Sequence[str]) -> str:
+    return ", ".join("--" + name.replace("_", "-") for name in names)
+
+
+def _check_arrivals(server: Server) -> None:
+    if server.arrivals not in (None, CLOSED, POISSON):
+        raise UsageError(f"--arrivals {server.arrivals!r}: expected {CLOSED} or {POISSON}")
+    if server.arrivals == POISSON:
+        if server.rate is None:
+            raise UsageError("arrivals by chance need a rate", hint="--rate 2, a second")
+        if server.concurrency is not None:
+            raise UsageError(
+                "with --arrivals poisson requests start when they arrive, and --concurrency would "
+                "not be used",
+                hint="leave it out, or --arrivals closed",
+            )
+    elif server.rate is not None:
+        raise UsageError("--rate would not be used", hint="it goes with --arrivals poisson")
+    server.loads(0)
 
 
 @dataclass
@@ -94,13 +185,27 @@ class Served:
     concurrency: int
     alone: bool
     model: str  # its tokenizer counts where the server sends no usage
+    loads: list[Any] = field(default_factory=list)  # none: a method of the bench
     runs: list[Any] = field(default_factory=list)
 
     def beside(self, asked: Sequence[Any], ids: Sequence[list[int]], tokenizer: Any) -> Any:
         """The server as a method among those that decode `ids` here."""
         return self._method(asked, [tuple(one) for one in ids], lambda: tokenizer, compare=True)
 
-    def measure_alone(self, asked: Sequence[Any], prompts: str, output: Path | None) -> None:
+    @property
+    def apart(self) -> bool:
+        """Whether it is not a method among others."""
+        return self.alone or bool(self.loads)
+
+    def measure_apart(
+        self, asked: Sequence[Any], prompts: str, output: Path | None, loading: Mapping[str, Any]
+    ) -> None:
+        if self.loads:
+            self._measure_under_load(asked, prompts, output, loading)
+        else:
+            self._measure_alone(asked, prompts, output)
+
+    def _measure_alone(self, asked: Sequence[Any], prompts: str, output: Path | None) -> None:
         """Where several requests run at once, rounds are large, so that little time is spent on
         waiting for the last request, and mix all categories.
         """
@@ -127,6 +232,36 @@ class Served:
             record = {"prompts": prompts, "sampling": drawn, "endpoint": self.record(),
                       "setup": {"medusa_kit": __version__}}  # fmt: skip
             bench_report.write(report, {}, record, self.endpoint.model, output)
+
+    def _measure_under_load(
+        self, asked: Sequence[Any], prompts: str, output: Path | None, loading: Mapping[str, Any]
+    ) -> None:
+        """One load after another; answers are compared with the base's own, decoded here first,
+        unless the server is measured alone or tokens are drawn by chance."""
+        from medusa_kit.base.model import load_tokenizer
+        from medusa_kit.bench.endpoint import Asked
+        from medusa_kit.bench.load import report
+        from medusa_kit.bench.load.run import LoadRun, PlainAnswers
+        from medusa_kit.version import __version__
+
+        questions = [Asked(number, messages)
+                     for number, (messages, _) in enumerate(asked, start=1)]  # fmt: skip
+        sampling, plain = self.endpoint.sampling, None
+        if not self.alone and sampling.greedy:
+            from medusa_kit.engine.load import load
+
+            engine = load(**{**loading, **NO_DRAFTS})
+            plain = PlainAnswers.by(engine, questions, self.endpoint.max_new_tokens)
+        run = LoadRun(self.endpoint, questions, functools.cache(lambda: load_tokenizer(self.model)),
+                      self.include_usage, plain)  # fmt: skip
+        for number, one in enumerate(self.loads, start=1):
+            console.note(f"load {number} of {len(self.loads)}: {report.described(one)}")
+            run.measure(one)
+        report.show(run, bench_report.chosen(sampling))
+        if output is not None:
+            drawn = {"temperature": sampling.temperature, "seed": sampling.seed}
+            setup = {"medusa_kit": __version__}
+            report.write(run, {"prompts": prompts, "sampling": drawn, "setup": setup}, output)
 
     def _method(
         self, asked: Sequence[Any], keys: Sequence[Any], tokenizer: Any, compare: bool
@@ -156,8 +291,7 @@ def with_server(command: Callable[..., None]) -> Callable[..., None]:
         values = {one.name: arguments.pop(one.name) for one in shown}
         if values["endpoint"] is None:
             if unused := [name for name, value in values.items() if value]:
-                named = ", ".join("--" + name.replace("_", "-") for name in unused)
-                raise UsageError(f"without a server {named} would not be used",
+                raise UsageError(f"without a server {_flags(unused)} would not be used",
                                  hint="name it: --endpoint URL")  # fmt: skip
             command(**arguments)
         else:

@@ -55,6 +55,7 @@ class Endpoint:
     return_token_ids: bool = False  # vLLM's extension
     timeout_seconds: float = 600.0
     first_wait_seconds: float = FIRST_WAIT_SECONDS
+    retries: int = RETRIES
 
     def __post_init__(self) -> None:
         try:
@@ -148,7 +149,7 @@ class Endpoint:
             self.url.rstrip("/") + "/chat/completions", json.dumps(body).encode(), self.headers()
         )
         opener = urllib.request.build_opener(NoRedirects)
-        for attempt in range(RETRIES + 1):
+        for attempt in range(self.retries + 1):
             wait = self.first_wait_seconds * 2**attempt
             started = time.perf_counter()
             try:
@@ -156,11 +157,11 @@ class Endpoint:
                     return read(response, started)
             except urllib.error.HTTPError as error:
                 asked = seconds_to_wait(error.headers.get("Retry-After"), otherwise=wait)
-                if error.code not in RETRYABLE or attempt == RETRIES or asked is None:
+                if error.code not in RETRYABLE or attempt == self.retries or asked is None:
                     raise self._refused(error) from error
                 wait = asked
             except (OSError, http.client.HTTPException) as error:
-                if attempt == RETRIES:
+                if attempt == self.retries:
                     raise MedusaKitError(
                         f"{self.url} cannot be reached: {error}", hint="is the server running?"
                     ) from error

@@ -6,8 +6,8 @@ sends the whole answer instead is read too, without a time to first token.
 
 import http.client
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from medusa_kit.data.readers import Message
@@ -18,6 +18,14 @@ from medusa_kit.files import parse_json
 EVENT_STREAM = "text/event-stream"
 TEXT_PARTS = ("content", "reasoning_content", "reasoning")  # of a delta; all of it is decoded
 PROBE_TOKENS = 4
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """A piece of text when it came, and the tokens that the server says came with it."""
+
+    at: float
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -32,6 +40,8 @@ class Streamed:
     prompt_tokens: int | None = None  # as the server counts; None: it sends no usage
     completion_tokens: int | None = None
     token_ids: list[int] | None = None  # the model's own, where asked for and complete
+    pieces: tuple[Arrived, ...] = ()  # of a stream
+    kit: Mapping[str, Any] = field(default_factory=dict)  # usage of a server of this kit
 
 
 def stream_answer(
@@ -84,33 +94,42 @@ def _whole(endpoint: Endpoint, raw: bytes, started: float) -> Streamed:
     choice, text, usage = endpoint.completion(raw)
     counts = _counts(usage)
     ids = _whole_ids(choice.get("token_ids") or [], counts)
-    return Streamed(text, _reason(choice), started, None, ended, **counts, token_ids=ids)
+    return Streamed(
+        text, _reason(choice), started, None, ended, counts["prompt_tokens"],
+        counts["completion_tokens"], ids, kit=usage.get("medusa_kit") or {},
+    )  # fmt: skip
 
 
 def _pieces(endpoint: Endpoint, response: Any, started: float) -> Streamed:
-    texts, usage, reason, first = list[str](), dict[str, Any](), None, None
+    texts, usage, reason = list[str](), dict[str, Any](), None
     ids: list[int] = []
-    num_pieces = 0
+    arrived = list[Arrived]()
+    told = 0  # of `ids`, those that belong to a piece
     for piece in _events(endpoint, response):
         usage = piece.get("usage") or usage
         for choice in piece.get("choices") or ():
             delta = choice.get("delta") or {}
-            if any(delta.get(part) for part in TEXT_PARTS):
-                first = time.perf_counter() if first is None else first
-                num_pieces += 1
-                texts.append(delta.get("content") or "")
             reason = choice.get("finish_reason") or reason
             ids += choice.get("token_ids") or ()
+            if any(delta.get(part) for part in TEXT_PARTS):
+                arrived.append(Arrived(time.perf_counter(), tuple(ids[told:])))
+                told = len(ids)
+                texts.append(delta.get("content") or "")
     ended = time.perf_counter()
     if reason is None:
-        raise DataError(f"the answer breaks off after {num_pieces} pieces")
-    if num_pieces == 1 and (usage.get("completion_tokens") or 2) > 1:
+        raise DataError(f"the answer breaks off after {len(arrived)} pieces")
+    first = arrived[0].at if arrived else None
+    if len(arrived) == 1 and (usage.get("completion_tokens") or 2) > 1:
         first = None  # the server held it back until it was complete
+    if arrived and told < len(ids):  # without text, as a stop token is
+        arrived[-1] = replace(arrived[-1], token_ids=(*arrived[-1].token_ids, *ids[told:]))
     done = "stop" if reason == "stop" else "length"
     counts = _counts(usage)
     return Streamed(
-        "".join(texts), done, started, first, ended, **counts, token_ids=_whole_ids(ids, counts)
-    )
+        "".join(texts), done, started, first, ended, counts["prompt_tokens"],
+        counts["completion_tokens"], _whole_ids(ids, counts), tuple(arrived),
+        usage.get("medusa_kit") or {},
+    )  # fmt: skip
 
 
 def _events(endpoint: Endpoint, response: Any) -> Iterator[dict[str, Any]]:

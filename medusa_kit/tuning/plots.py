@@ -90,6 +90,45 @@ def _plot_depths(axes: Any, drafting: Mapping[str, Sequence[float]]) -> None:
     axes.legend()
 
 
+def plot_load(
+    servers: Mapping[str, Sequence[Mapping[str, Any]]], what: str, title: str, path: Path
+) -> None:
+    """A PNG of tokens/s, time to first token and time between tokens over the load.
+
+    `servers`: by name, the figures of each load (medusa_kit.bench.load). `what`: the key of the
+    load itself, concurrency or rate.
+    """
+    figure, (speed, first, between) = plt.subplots(1, 3, figsize=(13, 4.2), constrained_layout=True)
+    for name, points in servers.items():
+        loads = [point[what] for point in points]
+        speed.plot(loads, [point["tokens_per_second"] for point in points], "o-",
+                   label=_label(name))  # fmt: skip
+        _plot_times(first, what, points, "first_token_seconds")
+        _plot_times(between, what, points, "token_seconds")
+    speed.set_title("tokens/s, all answers")
+    first.set_title("first token, ms: p50, p95 dashed, up to p99")
+    between.set_title("between tokens, ms: p50, p95 dashed, up to p99")
+    loads = sorted({point[what] for points in servers.values() for point in points})
+    for axes in (speed, first, between):
+        axes.set_xlabel("requests at once" if what == "concurrency" else "requests a second")
+        axes.set_xticks(loads, [f"{load:g}" for load in loads])
+        axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
+        axes.grid(alpha=0.3)
+    speed.legend()
+    figure.suptitle(title)
+    save_figure(figure, path)
+
+
+def _plot_times(axes: Any, what: str, points: Sequence[Mapping[str, Any]], name: str) -> None:
+    """Loads without such times are left out; the colours go on as in the first panel."""
+    known = [point for point in points if point[name] is not None]
+    loads = [point[what] for point in known]
+    p50, p95, p99 = ([1e3 * point[name][at] for point in known] for at in ("p50", "p95", "p99"))
+    (line,) = axes.plot(loads, p50, "o-")
+    axes.plot(loads, p95, "--", color=line.get_color(), linewidth=1)
+    axes.fill_between(loads, p50, p99, color=line.get_color(), alpha=0.15)
+
+
 def save_figure(figure: Any, path: Path) -> None:
     with atomic_write(Path(path)) as temporary:
         figure.savefig(temporary, dpi=130, format="png")

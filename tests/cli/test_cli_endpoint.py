@@ -118,6 +118,61 @@ def test_requests_at_once_are_of_all_categories(
     assert "(2.00)" in out, "acceptance by category"
 
 
+@pytest.mark.usefixtures("nothing_loads")
+@pytest.mark.parametrize(
+    ("options", "what", "values"),
+    [(["--concurrency", "1,2"], "concurrency", [1, 2]),
+     (["--arrivals", "closed", "--concurrency", "2"], "concurrency", [2]),
+     (["--arrivals", "poisson", "--rate", "900,500.5", "--seed", "3"], "rate", [900.0, 500.5])],
+)  # fmt: skip
+def test_a_server_under_load(
+    run: Run, server: StreamingServer, prompts: Path, tmp_path: Path, options: list[str],
+    what: str, values: list[float],
+) -> None:  # fmt: skip
+    server.cut = {"Count to three."}
+    code, out, err = run(
+        "bench",
+        "--endpoint",
+        server.url,
+        "--endpoint-only",
+        "--endpoint-model",
+        "served",
+        "--prompts",
+        prompts,
+        "--output",
+        tmp_path,
+        *options,
+    )
+    assert code == 0, err
+    assert "first token" in out
+    assert "prompt 2 failed: the answer breaks off" in out
+    record = json.loads((tmp_path / "load.json").read_text())
+    kind = {"kind": "poisson", "seed": 3} if what == "rate" else {"kind": "closed"}
+    assert (record["arrivals"], record["compared_by"]) == (kind, None)
+    assert [point[what] for point in record["points"]] == values
+    for point in record["points"]:
+        assert (point["answered"], point["failed"], point["tokens"]) == (2, 1, 10)
+        assert [one["number"] for one in point["requests_made"]] == [1, 2, 3]
+    assert (tmp_path / "load.png").read_bytes().startswith(b"\x89PNG")
+    assert server.url not in json.dumps(record)
+
+
+def test_answers_under_load_are_compared_with_those_decoded_here(
+    run: Run, server: StreamingServer, prompts: Path, tmp_path: Path
+) -> None:
+    asked = ["bench", *MODEL, "--prompts", prompts, "-n", "6", "--endpoint", server.url,
+             "--concurrency", "1,3", "--output", tmp_path]  # fmt: skip
+    code, out, err = run(*asked)
+    assert code == 0, err
+    record = json.loads((tmp_path / "load.json").read_text())
+    assert [(point["same"], point["compared"]) for point in record["points"]] == [(0, 3), (0, 3)]
+    assert record["compared_by"] == "text"
+    assert "another answer than plain decoding's: prompts 1, 2, 3" in out
+    code, out, err = run(*asked, "--temperature", "1")
+    assert code == 0, err
+    assert json.loads((tmp_path / "load.json").read_text())["compared_by"] is None
+
+
 def test_bench_compares_the_token_ids_of_a_server(
     run: Run, server: StreamingServer, prompts: Path, tmp_path: Path
 ) -> None:
@@ -166,7 +221,18 @@ WRONG_CALLS: dict[str, tuple[list[str], str]] = {
     "rounds too small": ([*HERE, "--concurrency", "4"], "--batch-size 4"),
     "nothing to decode": ([*HERE, "--endpoint-only", "--heads", "x", "--dtype", "float16"],
                           "--dtype, --heads would not be used"),
-    "no requests": ([*HERE, "--concurrency", "0"], "--concurrency"),
+    "no requests": ([*HERE, "--concurrency", "0"], "--concurrency '0': expected whole numbers"),
+    "no numbers": ([*HERE, "--concurrency", "1,,2"], "--concurrency '1,,2': expected whole"),
+    "no such arrivals": ([*HERE, "--arrivals", "even"], "'even': expected closed or poisson"),
+    "no rate": ([*HERE, "--arrivals", "poisson"], "--rate 2"),
+    "a rate of nothing": ([*HERE, "--arrivals", "poisson", "--rate", "1,0"], "above 0, by commas"),
+    "no number": ([*HERE, "--arrivals", "poisson", "--rate", "nan"], "above 0, by commas"),
+    "clients who arrive": ([*HERE, "--arrivals", "poisson", "--rate", "1", "--concurrency", "2"],
+                           "--concurrency would not be used"),
+    "a rate of clients": ([*HERE, "--rate", "1"], "it goes with --arrivals poisson"),
+    "heads under load": ([*HERE, "--concurrency", "1,2", "--heads", "x", "--peers", "compiled"],
+                         "--heads, --peers would not be used"),
+    "load without a server": (["--rate", "1"], "without a server --rate would not be used"),
 }  # fmt: skip
 
 

@@ -1,0 +1,147 @@
+"""What became of each request, and the figures of many.
+
+Times are seconds since the measurement began. A request's first token is timed from when it was
+due, so that one which had to wait before it could be sent is not told better than it was.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy
+
+from medusa_kit.distill.openai_stream import Arrived, Streamed
+
+PERCENTILES = (50, 95, 99)
+DIGITS = 6  # microseconds
+
+
+@dataclass
+class RequestRecord:
+    """One request. `pieces`: when each piece of its text came, with its number of tokens."""
+
+    number: int  # of the prompt, from 1
+    arrival: float
+    started: float
+    ended: float
+    first_token: float | None = None  # None: it failed, or the answer came whole
+    pieces: list[tuple[float, float]] = field(default_factory=list)
+    tokens: int = 0
+    cached_tokens: int | None = None
+    steps: int | None = None
+    acceptance_length: float | None = None
+    finish_reason: str | None = None
+    error: str | None = None
+    text: str = ""
+    token_ids: list[int] | None = None
+    same: bool | None = None  # as plain decoding; None: not compared
+
+    @property
+    def answered(self) -> bool:
+        return self.error is None
+
+    def waits(self) -> list[float]:
+        """Between one piece of text and the next."""
+        times = [at for at, _ in self.pieces]
+        return [after - before for before, after in pairwise(times)]
+
+    def token_times(self) -> list[float]:
+        """For each token after the first piece: the wait for its piece, shared among its tokens."""
+        times = []
+        for wait, (_, tokens) in zip(self.waits(), self.pieces[1:], strict=True):
+            times += [wait / tokens] * max(1, round(tokens)) if tokens else []
+        return times
+
+    def as_dict(self) -> dict[str, Any]:
+        known = {name: value for name, value in vars(self).items() if name != "token_ids"}
+        for name in ("arrival", "started", "ended", "first_token"):
+            known[name] = None if known[name] is None else round(known[name], DIGITS)
+        known["pieces"] = [(round(at, DIGITS), round(tokens, 3)) for at, tokens in self.pieces]
+        return known
+
+
+def answered(
+    number: int, got: Streamed, tokens: int, arrival: float, start: float
+) -> RequestRecord:
+    """The record of an answer. `start`: when the measurement began, on the clock of `got`."""
+    ids = [token for piece in got.pieces for token in piece.token_ids] or got.token_ids or []
+    # Some servers count the stop token but do not send it.
+    whole = len(ids) in (tokens, tokens - (got.finish_reason == "stop"))
+    return RequestRecord(
+        number,
+        arrival - start,
+        got.started - start,
+        got.ended - start,
+        None if got.first is None else got.first - start,
+        [] if got.first is None else _sizes(got.pieces, tokens, start),
+        tokens,
+        got.kit.get("cached_tokens"),
+        got.kit.get("steps"),
+        got.kit.get("acceptance_length"),
+        got.finish_reason,
+        text=got.text,
+        token_ids=ids if whole and (ids or not got.text) else None,
+    )
+
+
+def _sizes(pieces: Sequence[Arrived], tokens: int, start: float) -> list[tuple[float, float]]:
+    """Where the server does not say how many tokens a piece has, all have as many."""
+    told = any(piece.token_ids for piece in pieces)
+    mean = tokens / len(pieces) if pieces else 0.0
+    return [(one.at - start, len(one.token_ids) if told else mean) for one in pieces]
+
+
+def percentiles(values: Sequence[float]) -> dict[str, float] | None:
+    """p50, p95 and p99, interpolated between the nearest values; None of no values."""
+    if not values:
+        return None
+    found = numpy.percentile(values, PERCENTILES)
+    return {f"p{at}": float(value) for at, value in zip(PERCENTILES, found, strict=True)}
+
+
+def summary(records: Sequence[RequestRecord]) -> dict[str, Any]:
+    """The figures of all requests of one measurement."""
+    good = [one for one in records if one.answered]
+    seconds = max((one.ended for one in records), default=0.0)
+    tokens = sum(one.tokens for one in good)
+    compared = [one.same for one in good if one.same is not None]
+    firsts = [one.first_token - one.arrival for one in good if one.first_token is not None]
+    cached = [one.cached_tokens for one in good if one.cached_tokens is not None]
+    return {
+        "requests": len(records),
+        "answered": len(good),
+        "failed": len(records) - len(good),
+        "seconds": seconds,
+        "tokens": tokens,
+        "tokens_per_second": tokens / seconds if seconds else 0.0,
+        "answers_per_second": len(good) / seconds if seconds else 0.0,
+        "most_at_once": most_at_once(records),
+        "first_token_seconds": percentiles(firsts),
+        "token_seconds": percentiles([wait for one in good for wait in one.token_times()]),
+        "piece_seconds": percentiles([wait for one in good for wait in one.waits()]),
+        "answer_seconds": percentiles([one.ended - one.arrival for one in good]),
+        "acceptance_length": _acceptance_length(good),
+        "cached_tokens": sum(cached) if cached else None,
+        "compared": len(compared),
+        "same": sum(compared) if compared else None,
+        "differing": [one.number for one in good if one.same is False],
+    }
+
+
+def most_at_once(records: Sequence[RequestRecord]) -> int:
+    """Requests that were in progress together. One that ends as another starts is before it."""
+    changes = [(one.started, 1) for one in records] + [(one.ended, -1) for one in records]
+    running = most = 0
+    for _, change in sorted(changes):
+        running += change
+        most = max(most, running)
+    return most
+
+
+def _acceptance_length(records: Sequence[RequestRecord]) -> float | None:
+    """Over all steps; None where the server does not tell."""
+    told = [(one.acceptance_length, one.steps) for one in records
+            if one.acceptance_length is not None and one.steps]  # fmt: skip
+    steps = sum(steps for _, steps in told)
+    return sum(length * steps for length, steps in told) / steps if steps else None

@@ -1,0 +1,130 @@
+"""A server measured under one load after another."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from medusa_kit.bench.endpoint import Asked
+from medusa_kit.bench.load.arrivals import Load
+from medusa_kit.bench.load.records import RequestRecord, answered, summary
+from medusa_kit.distill.openai_client import Endpoint, encode_again
+from medusa_kit.distill.openai_stream import Streamed, stream_answer
+from medusa_kit.engine.engine import Engine
+from medusa_kit.errors import MedusaKitError
+
+
+@dataclass
+class PlainAnswers:
+    """What plain decoding answers, by the number of the prompt."""
+
+    ids: Mapping[int, list[int]]
+    texts: Mapping[int, str]
+    stops: frozenset[int]
+
+    @classmethod
+    def by(cls, engine: Engine, questions: Sequence[Asked], max_new_tokens: int) -> "PlainAnswers":
+        """One prompt at a time, greedy, one token a step."""
+        results = {
+            one.number: engine.generate(
+                engine.encode(one.messages), max_new_tokens=max_new_tokens, drafter="none"
+            )
+            for one in questions
+        }
+        return cls(
+            {number: result.token_ids for number, result in results.items()},
+            {number: result.text for number, result in results.items()},
+            frozenset(engine.base.stop_token_ids),
+        )
+
+    def same(self, record: RequestRecord) -> bool:
+        """By token ids but the stop token, which not every server sends; else by the text."""
+        if record.token_ids is None:
+            return record.text == self.texts[record.number]
+        return self._shown(record.token_ids) == self._shown(self.ids[record.number])
+
+    def _shown(self, ids: Sequence[int]) -> list[int]:
+        return [token for token in ids if token not in self.stops]
+
+
+@dataclass
+class LoadPoint:
+    """One load and what became of its requests."""
+
+    load: Load
+    records: list[RequestRecord]
+
+    def as_dict(self) -> dict[str, Any]:
+        return {self.load.what: self.load.value, **summary(self.records)}
+
+
+@dataclass
+class LoadRun:
+    """A server and the results of its loads so far. `tokenizer` counts where it sends no usage.
+
+    A request that is refused counts as failed and is not sent again: a later attempt would be
+    another arrival.
+    """
+
+    endpoint: Endpoint
+    questions: Sequence[Asked]
+    tokenizer: Callable[[], Any]
+    include_usage: bool = True
+    plain: PlainAnswers | None = None
+    points: list[LoadPoint] = field(default_factory=list)
+
+    def measure(self, load: Load) -> LoadPoint:
+        """Every question once. Raises MedusaKitError where the server has answered nothing yet."""
+        endpoint = replace(self.endpoint, retries=0)
+        start = time.perf_counter()
+
+        def ask(asked: Asked, due: float) -> RequestRecord:
+            sent = time.perf_counter()
+            try:
+                got = stream_answer(endpoint, asked.messages, include_usage=self.include_usage)
+                return answered(asked.number, got, self._count(got), due, start)
+            except MedusaKitError as error:
+                why = error.message.replace(endpoint.url, "the server")  # reports are shared
+                ended = time.perf_counter() - start
+                return RequestRecord(asked.number, due - start, sent - start, ended, error=why)
+
+        point = LoadPoint(load, load.run(self.questions, ask, start))
+        for record in point.records:
+            if self.plain is not None and record.answered:
+                record.same = self.plain.same(record)
+        self.points.append(point)
+        if not any(one.answered for done in self.points for one in done.records):
+            raise MedusaKitError(f"the server answers no request: {point.records[0].error}")
+        return point
+
+    def _count(self, got: Streamed) -> int:
+        if got.completion_tokens is not None:
+            return got.completion_tokens
+        if ids := [token for piece in got.pieces for token in piece.token_ids]:
+            return len(ids)
+        return len(encode_again(self.tokenizer(), got.text, got.finish_reason))
+
+    @property
+    def compared_by(self) -> str | None:
+        """How answers were compared with plain decoding."""
+        if self.plain is None:
+            return None
+        answers = [one for point in self.points for one in point.records if one.answered]
+        by_ids = sum(one.token_ids is not None for one in answers)
+        if by_ids == len(answers):
+            return "token ids"
+        return "text" if not by_ids else "token ids, or text where there are none"
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON: the figures of each load, with every request."""
+        points = [
+            {**point.as_dict(), "requests_made": [one.as_dict() for one in point.records]}
+            for point in self.points
+        ]
+        return {
+            "endpoint": {"model": self.endpoint.model},
+            "max_new_tokens": self.endpoint.max_new_tokens,
+            "arrivals": self.points[0].load.as_dict(),
+            "compared_by": self.compared_by,
+            "points": points,
+        }
