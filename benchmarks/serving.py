@@ -339,8 +339,13 @@ def main():
     if len(prompts) < len(loads):
         raise SystemExit(f"{len(prompts)} prompts for {len(loads)} loads; each needs its own")
     given.output.mkdir(parents=True, exist_ok=True)
-    told = {"prompts": given.prompts, "max_new_tokens": given.max_new_tokens,
-            "arrivals": loads[0].as_dict(), "threads": given.threads, "servers": servers}  # fmt: skip
+    told = {
+        "prompts": given.prompts,
+        "max_new_tokens": given.max_new_tokens,
+        "arrivals": loads[0].as_dict(),
+        "threads": given.threads,
+        "servers": servers,
+    }
 
     def keep(rounds, not_run):
         write_json(given.output / "serving.json", {**told, "not_run": not_run, "rounds": rounds})
