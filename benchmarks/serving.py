@@ -206,7 +206,11 @@ def first_token(point):
 def interval(values):
     if not values:
         return "–"
-    return f"{statistics.median(values):.2f} ({values[0]:.2f}–{values[-1]:.2f})"
+    middle, least, greatest = (
+        f"{value:.2f}" if value < 10 else f"{value:.1f}"
+        for value in (statistics.median(values), values[0], values[-1])
+    )
+    return f"{middle} ({least}–{greatest})"
 
 
 def median(rounds, place, kind, figure, scale=1.0, digits=1):
@@ -226,8 +230,8 @@ def same_answers(rounds, first, name, place, kind):
     return f"{same}/{total}"
 
 
-COLUMNS = ["server", "tokens/s", "first / this", "first token, ms", "first / this",
-           "between tokens, ms", "failed", "same text"]  # fmt: skip
+COLUMNS = ["server", "tokens/s", "first\n/ this", "first\ntoken, ms", "first\n/ this",
+           "between\ntokens, ms", "failed", "same"]  # fmt: skip
 
 
 def tables(rounds, not_run, servers, loads):
@@ -266,7 +270,7 @@ def between_tokens(point):
 def markdown(shown, not_run):
     text = ""
     for title, rows in shown:
-        lines = [COLUMNS, ["---"] * len(COLUMNS), *rows]
+        lines = [[name.replace("\n", " ") for name in COLUMNS], ["---"] * len(COLUMNS), *rows]
         text += f"{title}\n\n" + "".join(f"| {' | '.join(map(str, row))} |\n" for row in lines)
         text += "\n"
     return text + "".join(f"- {name}: not run: {why}\n" for name, why in not_run.items())
@@ -275,7 +279,7 @@ def markdown(shown, not_run):
 def write(rounds, not_run, servers, loads, given):
     shown = list(tables(rounds, not_run, servers, loads))
     for title, rows in shown:
-        narrow = [[str(cell).replace(" (", "\n(") for cell in row] for row in rows]
+        narrow = [[str(cell).replace(" (", "\n").rstrip(")") for cell in row] for row in rows]
         console.out.print(console.table(title, COLUMNS, narrow))
     for name, why in not_run.items():
         console.warn(f"{name} was not run: {why}")
