@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install check fmt fix test test-quantised stress test-vllm test-api test-page soak gpu-check test-gpu demo bench bench-llama-cpp recording clean
+.PHONY: help install check fmt fix test test-quantised stress test-vllm test-api test-page soak gpu-check test-gpu demo bench bench-llama-cpp bench-serving recording clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -125,6 +125,9 @@ bench: install ## The shipped heads against plain transformers, on the kit's own
 
 bench-llama-cpp: install ## llama.cpp beside transformers and the kit, and the README's chart
 	$(BIN)/python benchmarks/llama_cpp.py $(OPTIONS)
+
+bench-serving: install ## Several servers on this machine in one run (PROMPTS=file)
+	$(BIN)/python benchmarks/serving.py $(or $(PROMPTS),medusa_kit/assets/verify_prompts.jsonl) $(OPTIONS)
 
 # Beside the environment too: only the recording needs a terminal in memory.
 RECORDER := build/recorder

@@ -5,9 +5,11 @@
 
 In each round every server is started, measured and stopped, one after another, in rotating order.
 Every load has prompts of its own: they are asked once, so that no server has seen them since its
-start, then again (`seen`). Loads take turns with the prompts from round to round. Ratios are to the
-first server, within a round; the median with the least and the greatest of the rounds is told. A
-server that does not start is a row with the reason. Writes serving.json, serving.md and load.png.
+start, then again (`seen`). Loads take turns with the prompts from round to round.
+
+Ratios are the first server's figure over another's within a round: above 1 in tokens/s and below 1
+in time the first is the better. The median is told with the least and the greatest of the rounds.
+A server that does not start is a row with the reason. Writes serving.json, serving.md and load.png.
 """
 
 import argparse
@@ -161,8 +163,11 @@ def in_order(servers, number):
     return servers[at:] + servers[:at]
 
 
-def run_rounds(servers, prompts, loads, values, given):
-    """By server: the figures of each round, or why there are none (then it is not tried again)."""
+def run_rounds(servers, prompts, loads, values, given, keep):
+    """By server: the figures of each round, or why there are none (then it is not tried again).
+
+    `keep` gets both after every round, since a run takes hours.
+    """
     rounds, not_run = {server["name"]: [] for server in servers}, {}
     for number in range(given.rounds):
         shares = shares_of(prompts, loads, number)
@@ -178,12 +183,13 @@ def run_rounds(servers, prompts, loads, values, given):
             except (RuntimeError, MedusaKitError) as error:
                 not_run[name] = str(error)
                 console.warn(f"{name}: {error}")
+        keep(rounds, not_run)
     return rounds, not_run
 
 
 def ratios(rounds, first, name, place, kind, figure):
-    """Of a figure to the first server's, in each round that both have."""
-    pairs = zip(rounds[name], rounds[first], strict=False)
+    """The first server's figure over this one's, in each round that both have."""
+    pairs = zip(rounds[first], rounds[name], strict=False)
     found = [(figure(ours[place][kind]), figure(theirs[place][kind])) for ours, theirs in pairs]
     return sorted(ours / theirs for ours, theirs in found if ours is not None and theirs)
 
@@ -200,7 +206,11 @@ def first_token(point):
 def interval(values):
     if not values:
         return "–"
-    return f"{statistics.median(values):.2f} ({values[0]:.2f} to {values[-1]:.2f})"
+    middle, least, greatest = (
+        f"{value:.2f}" if value < 10 else f"{value:.1f}"
+        for value in (statistics.median(values), values[0], values[-1])
+    )
+    return f"{middle} ({least}–{greatest})"
 
 
 def median(rounds, place, kind, figure, scale=1.0, digits=1):
@@ -220,30 +230,36 @@ def same_answers(rounds, first, name, place, kind):
     return f"{same}/{total}"
 
 
-COLUMNS = ["server", "load", "prompts", "tokens/s", "of the first", "first token, ms",
-           "of the first", "between tokens, ms", "failed", "same text"]  # fmt: skip
+COLUMNS = ["server", "tokens/s", "first\n/ this", "first\ntoken, ms", "first\n/ this",
+           "between\ntokens, ms", "failed", "same"]  # fmt: skip
 
 
-def rows_of(rounds, not_run, servers, loads):
+def tables(rounds, not_run, servers, loads):
+    """(title, rows) for each load, of prompts unseen and seen."""
     first = servers[0]["name"]
-    rows = []
-    for server in servers:
-        name = server["name"]
-        if name in not_run:
-            rows.append([name, f"not run: {not_run[name]}", *[""] * (len(COLUMNS) - 2)])
-        for place, load in enumerate(loads if rounds[name] else ()):
-            for kind in (UNSEEN, SEEN):
-                rows.append([
-                    name, load_name({load.what: load.value}, load.what), kind,
-                    median(rounds[name], place, kind, tokens_per_second),
-                    interval(ratios(rounds, first, name, place, kind, tokens_per_second)),
-                    median(rounds[name], place, kind, first_token, 1e3, 0),
-                    interval(ratios(rounds, first, name, place, kind, first_token)),
-                    median(rounds[name], place, kind, between_tokens, 1e3),
-                    sum(one[place][kind]["failed"] for one in rounds[name]),
-                    same_answers(rounds, first, name, place, kind),
-                ])  # fmt: skip
-    return rows
+    for place, load in enumerate(loads):
+        for kind in (UNSEEN, SEEN):
+            rows = []
+            for name in (server["name"] for server in servers):
+                if name in not_run:
+                    rows.append([name, "not run", *["–"] * (len(COLUMNS) - 2)])
+                if rounds[name]:
+                    rows.append(row_of(rounds, first, name, place, kind))
+            yield f"{load_name({load.what: load.value}, load.what)}, prompts {kind}", rows
+
+
+def row_of(rounds, first, name, place, kind):
+    own = rounds[name]
+    return [
+        name,
+        median(own, place, kind, tokens_per_second),
+        interval(ratios(rounds, first, name, place, kind, tokens_per_second)),
+        median(own, place, kind, first_token, 1e3),
+        interval(ratios(rounds, first, name, place, kind, first_token)),
+        median(own, place, kind, between_tokens, 1e3),
+        sum(one[place][kind]["failed"] for one in own),
+        same_answers(rounds, first, name, place, kind),
+    ]
 
 
 def between_tokens(point):
@@ -251,23 +267,28 @@ def between_tokens(point):
     return None if known is None else known["p50"]
 
 
-def markdown(rows):
-    lines = [COLUMNS, ["---"] * len(COLUMNS), *rows]
-    return "".join(f"| {' | '.join(map(str, line))} |\n" for line in lines)
+def markdown(shown, not_run):
+    text = ""
+    for title, rows in shown:
+        lines = [[name.replace("\n", " ") for name in COLUMNS], ["---"] * len(COLUMNS), *rows]
+        text += f"{title}\n\n" + "".join(f"| {' | '.join(map(str, row))} |\n" for row in lines)
+        text += "\n"
+    return text + "".join(f"- {name}: not run: {why}\n" for name, why in not_run.items())
 
 
-def write(rounds, not_run, servers, loads, given, told):
-    rows = rows_of(rounds, not_run, servers, loads)
-    title = f"{given.rounds} rounds; ratios: median (least to greatest) of the rounds"
-    console.out.print(console.table(title, COLUMNS, rows))
-    record = {"servers": servers, "not_run": not_run, "rounds": rounds, **told}
-    write_json(given.output / "serving.json", record)
+def write(rounds, not_run, servers, loads, given):
+    shown = list(tables(rounds, not_run, servers, loads))
+    for title, rows in shown:
+        narrow = [[str(cell).replace(" (", "\n").rstrip(")") for cell in row] for row in rows]
+        console.out.print(console.table(title, COLUMNS, narrow))
+    for name, why in not_run.items():
+        console.warn(f"{name} was not run: {why}")
     with atomic_write(given.output / "serving.md") as temporary:
-        temporary.write_text(markdown(rows), encoding="utf-8")
-    shown = {name: [point[UNSEEN] for point in found[-1]]
+        temporary.write_text(markdown(shown, not_run), encoding="utf-8")
+    drawn = {name: [point[UNSEEN] for point in found[-1]]
              for name, found in rounds.items() if found}  # fmt: skip
-    if shown:
-        draw(shown, loads[0].what, "prompts not seen before, the last round", given.output)
+    if drawn:
+        draw(drawn, loads[0].what, "prompts not seen before, the last round", given.output)
 
 
 def loads_of(given):
@@ -282,8 +303,9 @@ def values_of(loads, given):
 
     gguf = embedded_gguf()
     at_once = max([given.rows, *(load.concurrency for load in loads if isinstance(load, Closed))])
-    return {"python": sys.executable, "threads": given.threads, "rows": at_once, "gguf": gguf,
-            "folder": dequantised_folder(gguf)}  # fmt: skip
+    python = Path(sys.executable)
+    return {"python": python, "bin": python.parent, "threads": given.threads, "rows": at_once,
+            "gguf": gguf, "folder": dequantised_folder(gguf)}  # fmt: skip
 
 
 def parser():
@@ -307,17 +329,33 @@ def parser():
     return made
 
 
+def stop_on_signals():
+    """End by an exception where a signal would end us: servers are stopped on the way out."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, frame: sys.exit(128 + number))
+
+
 def main():
+    stop_on_signals()
     given = parser().parse_args()
     servers, loads = read_servers(given.servers, given.only), loads_of(given)
     prompts = read_prompts(given.prompts, given.limit)
     if len(prompts) < len(loads):
         raise SystemExit(f"{len(prompts)} prompts for {len(loads)} loads; each needs its own")
     given.output.mkdir(parents=True, exist_ok=True)
-    rounds, not_run = run_rounds(servers, prompts, loads, values_of(loads, given), given)
-    told = {"prompts": given.prompts, "max_new_tokens": given.max_new_tokens,
-            "arrivals": loads[0].as_dict(), "threads": given.threads}  # fmt: skip
-    write(rounds, not_run, servers, loads, given, told)
+    told = {
+        "prompts": given.prompts,
+        "max_new_tokens": given.max_new_tokens,
+        "arrivals": loads[0].as_dict(),
+        "threads": given.threads,
+        "servers": servers,
+    }
+
+    def keep(rounds, not_run):
+        write_json(given.output / "serving.json", {**told, "not_run": not_run, "rounds": rounds})
+
+    rounds, not_run = run_rounds(servers, prompts, loads, values_of(loads, given), given, keep)
+    write(rounds, not_run, servers, loads, given)
     raise SystemExit(0 if any(rounds.values()) else 1)
 
 

@@ -35,7 +35,8 @@ def _options(
         str | None,
         typer.Option(
             metavar="URL",
-            help="Measure a running OpenAI-compatible server too, up to /v1 (docs/vllm.md).",
+            help="Measure a running OpenAI-compatible server too, up to /v1 "
+            "(docs/serving_benchmarks.md).",
         ),
     ] = None,
     endpoint_model: options.EndpointModel = None,

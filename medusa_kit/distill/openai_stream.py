@@ -39,7 +39,8 @@ class Streamed:
     ended: float
     prompt_tokens: int | None = None  # as the server counts; None: it sends no usage
     completion_tokens: int | None = None
-    token_ids: list[int] | None = None  # the model's own, where asked for and complete
+    # The model's own, where asked for and complete; the stop token may be missing.
+    token_ids: list[int] | None = None
     pieces: tuple[Arrived, ...] = ()  # of a stream
     kit: Mapping[str, Any] = field(default_factory=dict)  # usage of a server of this kit
 
@@ -93,9 +94,10 @@ def _whole(endpoint: Endpoint, raw: bytes, started: float) -> Streamed:
     ended = time.perf_counter()
     choice, text, usage = endpoint.completion(raw)
     counts = _counts(usage)
-    ids = _whole_ids(choice.get("token_ids") or [], counts)
+    reason = _reason(choice)
+    ids = _whole_ids(choice.get("token_ids") or [], counts, reason)
     return Streamed(
-        text, _reason(choice), started, None, ended, counts["prompt_tokens"],
+        text, reason, started, None, ended, counts["prompt_tokens"],
         counts["completion_tokens"], ids, kit=usage.get("medusa_kit") or {},
     )  # fmt: skip
 
@@ -127,7 +129,7 @@ def _pieces(endpoint: Endpoint, response: Any, started: float) -> Streamed:
     counts = _counts(usage)
     return Streamed(
         "".join(texts), done, started, first, ended, counts["prompt_tokens"],
-        counts["completion_tokens"], _whole_ids(ids, counts), tuple(arrived),
+        counts["completion_tokens"], _whole_ids(ids, counts, done), tuple(arrived),
         usage.get("medusa_kit") or {},
     )  # fmt: skip
 
@@ -155,9 +157,14 @@ def _reason(choice: dict[str, Any]) -> str:
     return "stop" if choice.get("finish_reason") == "stop" else "length"
 
 
-def _whole_ids(ids: list[int], counts: dict[str, int | None]) -> list[int] | None:
-    """None where there are none, or not as many as the server counts."""
-    return ids if ids and counts["completion_tokens"] in (None, len(ids)) else None
+def _whole_ids(ids: list[int], counts: dict[str, int | None], reason: str) -> list[int] | None:
+    """None where there are none, or not as many as the server counts.
+
+    This kit's server, for one, counts the stop token but does not send it.
+    """
+    count = counts["completion_tokens"]
+    whole = count in (None, len(ids)) or (reason == "stop" and count == len(ids) + 1)
+    return ids if ids and whole else None
 
 
 def _counts(usage: dict[str, Any]) -> dict[str, int | None]:

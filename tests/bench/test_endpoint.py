@@ -301,6 +301,21 @@ def test_the_same_is_judged_by_token_ids(server: StreamingServer) -> None:
     assert stream_answer(run.endpoint, ASK).token_ids is None, "some are missing"
 
 
+def test_a_stop_token_that_is_counted_but_not_sent(server: StreamingServer) -> None:
+    """As `medusa-kit serve` does."""
+    other = Method("here", lambda batch: Answers([[83, 1, 2, 3, 256] for _ in batch], 1.0))
+    server.token_ids = [[83], [1, 2], [3]]
+    server.counted = lambda: {"completion_tokens": 5}  # type: ignore[method-assign]
+    asking = endpoint(server, return_token_ids=True)
+    assert probe(asking) == (asking, True)
+    run = served(server, 2, compare=True)
+    run.endpoint = asking
+    assert measured(run, other).results[1].total.identical == 2
+    assert run.record()["compared_by"] == "token ids"
+    server.reason = "length"
+    assert stream_answer(asking, ASK).token_ids is None, "one is missing"
+
+
 def test_a_prompt_that_fails_is_named_and_the_run_goes_on(server: StreamingServer) -> None:
     server.cut = {"q2"}
     server.refuse = lambda number, question: 400 if question == "q3" else None

@@ -134,22 +134,12 @@ def test_a_piece_of_several_tokens_shares_its_wait() -> None:
     assert record.waits() == [3.0, 1.0]
     assert record.token_times() == [1.0, 1.0, 1.0, 1.0]
     assert (record.arrival, record.started, record.first_token) == (0.5, 1.0, 2.0)
-    assert record.token_ids == [1, 2, 3, 4, 5]
 
 
 def test_pieces_whose_tokens_are_not_told_have_as_many() -> None:
     record = answered(1, streamed([(11.0, ()), (13.0, ())]), 4, 9.0, 9.0)
     assert record.token_times() == [1.0, 1.0]
     assert record.token_ids is None
-
-
-def test_token_ids_that_are_missing_are_not_compared() -> None:
-    pieces = [(11.0, (1,)), (14.0, (2, 3))]
-    assert answered(1, streamed(pieces), 4, 9.0, 9.0).token_ids is None
-    stopped = Streamed("ab", "stop", 1.0, 11.0, 20.0,
-                       pieces=tuple(Arrived(at, ids) for at, ids in pieces))  # fmt: skip
-    assert answered(1, stopped, 4, 9.0, 9.0).token_ids == [1, 2, 3], "the stop token is not sent"
-    assert answered(1, stopped, 5, 9.0, 9.0).token_ids is None
 
 
 def test_the_figures_of_several_requests() -> None:

@@ -65,9 +65,6 @@ def answered(
     number: int, got: Streamed, tokens: int, arrival: float, start: float
 ) -> RequestRecord:
     """The record of an answer. `start`: when the measurement began, on the clock of `got`."""
-    ids = [token for piece in got.pieces for token in piece.token_ids] or got.token_ids or []
-    # Some servers count the stop token but do not send it.
-    whole = len(ids) in (tokens, tokens - (got.finish_reason == "stop"))
     return RequestRecord(
         number,
         arrival - start,
@@ -81,7 +78,7 @@ def answered(
         got.kit.get("acceptance_length"),
         got.finish_reason,
         text=got.text,
-        token_ids=ids if whole and (ids or not got.text) else None,
+        token_ids=got.token_ids,
     )
 
 

@@ -100,8 +100,8 @@ class LoadRun:
     def _count(self, got: Streamed) -> int:
         if got.completion_tokens is not None:
             return got.completion_tokens
-        if ids := [token for piece in got.pieces for token in piece.token_ids]:
-            return len(ids)
+        if got.token_ids is not None:
+            return len(got.token_ids)
         return len(encode_again(self.tokenizer(), got.text, got.finish_reason))
 
     @property
