@@ -9,6 +9,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from medusa_kit.engine.engine import Engine
@@ -102,8 +103,9 @@ class Answers:
         self.first_token_at: float | None = None  # by the loop's clock, as `began`
         self.deadline = self.began + service.config.request_timeout
 
-    def _told(self, tokens: list[int]) -> None:
+    def _told(self, clock: AnswerClock, tokens: list[int]) -> None:
         """In the batch's thread."""
+        clock.stamp(len(tokens))
         if self.first_token_at is None and tokens:
             self.first_token_at = self._loop.time()
         self._service.count(len(tokens))
@@ -111,12 +113,14 @@ class Answers:
             self._loop.call_soon_threadsafe(self._changed.set)
 
     def submit(self, **options: Any) -> None:
-        self._clocks.append(self._service.metrics.answer(self.began))
+        clock = self._service.metrics.answer(self.began)
+        told = partial(self._told, clock)
         try:
-            answer = self._service.batch.submit(on_tokens=self._told, **options)
+            answer = self._service.batch.submit(on_tokens=told, **options)
         except ConfigError as error:
             raise self._explained(error) from error
         self.answers.append(answer)
+        self._clocks.append(clock)
         if self._cancelled:  # while a thread still let it in
             self.cancel()
 
@@ -130,10 +134,9 @@ class Answers:
             for index, answer in list(open_.items()):
                 done = answer.submission.done  # read first: nothing is emitted after it
                 for emission in answer.submission.take():
-                    self._clocks[index].step(
-                        len(emission.tokens), emission.num_guessed, emission.at
-                    )
+                    self._clocks[index].accepted(len(emission.tokens), emission.num_guessed)
                     yield Step(index, emission)
+                self._clocks[index].settle()
                 if done:
                     del open_[index]
                     if (error := answer.submission.error) is not None:
@@ -175,6 +178,8 @@ class Answers:
         self._cancelled = True
         for answer in list(self.answers):
             answer.cancel()
+        for clock in self._clocks:
+            clock.settle()
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._changed.set)
         self._service.leave(self)

@@ -170,7 +170,8 @@ def usage(
 
 
 def _event(content: dict[str, Any]) -> bytes:
-    said = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    # In ASCII, since some clients take U+2028 and the like for the end of a line.
+    said = json.dumps(content, allow_nan=False, separators=(",", ":"))
     return f"data: {said}\n\n".encode()
 
 

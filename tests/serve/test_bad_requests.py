@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+from support.debug_model import NO_SYSTEM
 from support.serving.live_server import LiveServer
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -169,3 +170,12 @@ def test_fields_that_ask_for_nothing_are_fine(live: LiveServer, http: httpx.Clie
                             "tool_calls": None}, USER],
     }  # fmt: skip
     assert http.post(CHAT, json=asked).status_code == 200
+
+
+def test_a_role_that_the_template_refuses(
+    live: LiveServer, http: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live.service.engine.base.tokenizer, "chat_template", NO_SYSTEM)
+    messages = [{"role": "system", "content": "Be brief."}, USER]
+    answer = http.post(CHAT, json={"model": live.model, "messages": messages})
+    check(answer, "messages", "System role not supported")

@@ -15,6 +15,7 @@ def operations(metrics: Metrics, not_ready: Reason) -> APIRouter:
     """`not_ready`: why requests cannot be answered now, "closing" for example, or None."""
     router = APIRouter(tags=["operations"])
 
+    @router.head("/health", include_in_schema=False)
     @router.get("/health", responses={503: {"description": "not ready: closing, for example"}})
     async def health() -> JSONResponse:
         """Whether requests are answered. Needs no key."""

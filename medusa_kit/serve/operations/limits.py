@@ -78,12 +78,12 @@ class LimitsMiddleware:
             return bytes(read)
         if more:
             await _discard(receive)
-        raise self._too_long("longer")
+        raise self._too_long(f"over {limit:,} bytes")
 
     def _too_long(self, length: str) -> _Refused:
         return _Refused(
             413,
-            f"the request's body is {length}; expected at most {self.options.max_body:,} bytes",
+            f"the request's body has {length}; expected at most {self.options.max_body:,} bytes",
             "request_too_large",
             "invalid_request_error",
         )

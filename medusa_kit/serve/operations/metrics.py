@@ -5,6 +5,7 @@ AnswerClock times one answer.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -97,32 +98,48 @@ class Metrics:
 
 
 class AnswerClock:
-    """Times one answer: tell it of each step's tokens. One thread at a time."""
+    """Times one answer. The batch's thread calls `stamp`, which costs it next to nothing, and
+    others the rest."""
 
     def __init__(
         self, metrics: Metrics, start: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._metrics, self._clock = metrics, clock
         self._last, self._any = start, False
+        self._stamps: deque[tuple[float, int]] = deque()
 
-    def step(self, num_tokens: int, num_guessed: int = 0, at: float | None = None) -> None:
-        """A step emitted tokens, the first `num_guessed` of which were accepted guesses; `at`:
-        when, now unless given."""
-        if num_tokens < 1:
-            return
-        metrics, now = self._metrics, self._clock() if at is None else at
-        passed, self._last = now - self._last, now
-        if self._any:
-            for _ in range(num_tokens):
-                metrics.between_tokens.observe(passed / num_tokens)
-        else:
-            metrics.first_token.observe(passed)
-            self._any = True
-        metrics.tokens.inc(num_tokens)
+    def stamp(self, num_tokens: int) -> None:
+        """A step emitted so many tokens now."""
+        if num_tokens:
+            self._stamps.append((self._clock(), num_tokens))
+
+    def settle(self) -> None:
+        """Count the steps so far."""
+        metrics = self._metrics
+        while (stamp := self._next()) is not None:
+            now, num_tokens = stamp
+            passed, self._last = now - self._last, now
+            metrics.tokens.inc(num_tokens)
+            if self._any:
+                for _ in range(num_tokens):
+                    metrics.between_tokens.observe(passed / num_tokens)
+            else:
+                metrics.first_token.observe(passed)
+                self._any = True
+
+    def _next(self) -> tuple[float, int] | None:
+        try:
+            return self._stamps.popleft()
+        except IndexError:
+            return None
+
+    def accepted(self, num_tokens: int, num_guessed: int) -> None:
+        """The first `num_guessed` tokens of a step were accepted guesses."""
+        counter = self._metrics.accepted
         for depth in range(1, num_guessed + 1):
-            metrics.accepted.labels(str(min(depth, DEEPEST))).inc()
+            counter.labels(str(min(depth, DEEPEST))).inc()
         if num_tokens > num_guessed:
-            metrics.accepted.labels("0").inc(num_tokens - num_guessed)
+            counter.labels("0").inc(num_tokens - num_guessed)
 
     def prompt(self, num_tokens: int, num_cached: int) -> None:
         """The prompt's length, and how much of it was there already."""

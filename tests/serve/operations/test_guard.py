@@ -75,6 +75,7 @@ def served(lines: list[str]) -> Callable[..., Served]:
 def test_health_says_when_the_server_is_not_ready(served: Callable[..., Served]) -> None:
     one = served(keys=True)
     assert one.client.get("/health").json() == {"status": "ok"}
+    assert one.client.head("/health").status_code == 200
     one.reason = "closing"
     answer = one.client.get("/health")
     assert (answer.status_code, answer.json()) == (503, {"status": "closing"})
@@ -119,10 +120,12 @@ def test_an_answer_is_timed_by_its_steps() -> None:
     metrics, times = Metrics(), iter([10.5, 10.9, 11.0])
     clock = AnswerClock(metrics, 10.0, lambda: next(times))
     clock.prompt(20, 15)
-    clock.step(1)
-    clock.step(4, 3)  # 0.1 s each
-    clock.step(0)
-    clock.step(20, 20)
+    for tokens, guessed in ((1, 0), (4, 3), (20, 20)):  # those of the second took 0.1 s each
+        clock.stamp(tokens)
+        clock.accepted(tokens, guessed)
+    clock.stamp(0)  # the end
+    clock.settle()
+    clock.settle()
     samples = samples_of(metrics.page().decode())
     assert samples[("time_to_first_token_seconds_sum",)] == 0.5
     assert samples[("time_between_tokens_seconds_count",)] == 24

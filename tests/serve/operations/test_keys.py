@@ -9,9 +9,13 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 from starlette.testclient import TestClient
+from typer.testing import CliRunner
 
+import medusa_kit
+from medusa_kit.cli import app
 from medusa_kit.errors import ConfigError
 from medusa_kit.serve.operations.keys import ApiKeys, KeyMiddleware, load_keys
+from medusa_kit.settings.engine_file import read_engine_file
 
 KEYS = ["sk-first-key", "sk-second-key"]
 
@@ -131,3 +135,21 @@ def test_a_file_that_everyone_can_read_is_warned_of(
     path.chmod(0o600)
     load_keys(str(path), {})
     assert capsys.readouterr().err == ""
+
+
+def test_a_key_file_of_an_engine_file_lies_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "engine.yaml"
+    path.write_text("model: debug-tiny\nserve: {api_key_file: keys, cors_origin: '*'}\n")
+    assert read_engine_file(path).serve == {
+        "api_key_file": str((tmp_path / "keys").resolve()),
+        "cors_origin": "*",
+    }
+
+
+def test_faulty_keys_end_the_command_before_a_model_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(medusa_kit, "load", lambda **_: pytest.fail("loaded"), raising=False)
+    done = CliRunner().invoke(app, ["serve", "--api-key-file", str(tmp_path / "none")])
+    assert isinstance(done.exception, ConfigError)
+    assert "cannot be read" in str(done.exception)
