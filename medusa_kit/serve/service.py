@@ -150,10 +150,14 @@ class Answers:
 
     def _explained(self, error: Exception) -> Exception:
         """A grammar that this base cannot follow to its end is the request's."""
-        ours = type(error) in (ConfigError, MedusaKitError) and field_of(error) is None
-        if self._grammar_field is None or not ours:
+        if (
+            self._grammar_field is None
+            or not isinstance(error, MedusaKitError)
+            or type(error) not in (ConfigError, MedusaKitError)
+            or field_of(error) is not None
+        ):
             return error
-        return RequestError(str(error), param=self._grammar_field)
+        return RequestError(error.message, hint=error.hint, param=self._grammar_field)
 
     async def in_time(self, work: Awaitable[T]) -> T:
         """Wait for something. Raises RequestTimeoutError at the deadline."""

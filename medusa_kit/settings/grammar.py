@@ -33,7 +33,8 @@ class Grammar(NamedTuple):
                 hint='the schema of any object is {"type": "object"}',
             )
         try:
-            return cls("json_schema", json.dumps(schema, ensure_ascii=False, allow_nan=False))
+            text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
+            return cls("json_schema", _text("JSON schema", text))
         except (TypeError, ValueError, RecursionError) as error:
             raise ConfigError(f"the JSON schema cannot be written as JSON: {error}") from None
 
@@ -66,4 +67,6 @@ def _text(what: str, value: Any) -> str:
         raise ConfigError(
             f"{what} {value!r} is of type {type(value).__name__}; expected a text, not an empty one"
         )
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        raise ConfigError(f"the {what} has half of a surrogate pair, which no text can have")
     return value

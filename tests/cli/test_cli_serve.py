@@ -43,6 +43,9 @@ def test_an_address_that_cannot_be_had_is_told_before_the_model_loads(run: Run, 
         (["--port", "70000"], "0 to 65535"),
         (["--max-rows", "0"], "max_rows 0"),
         (["--request-timeout", "nan"], "request_timeout nan"),
+        (["--heads-memory", "0"], "heads_memory 0"),
+        (["--heads-dir", "no/such/folder"], "'no/such/folder' does not exist"),
+        (["--heads-hub", "org/heads", "--heads-hub", "no name"], "no name"),
     ):
         code, _, err = run("serve", *MODEL, *given)
         assert code == 2
@@ -96,10 +99,18 @@ def test_the_section_of_an_engine_file(tmp_path: Path) -> None:
     file = read_engine_file(path)
     assert file.serve == {"port": 9000, "request_timeout": 5}
     assert file.arguments() == {"name": "m"}  # what `load` takes
+    path.write_text("model: m\nserve:\n  heads_dir: heads\n  heads_hub: [org/a, org/b@main]\n")
+    folder = str(tmp_path / "heads")
+    assert read_engine_file(path).serve == {
+        "heads_dir": folder,
+        "heads_hub": ["org/a", "org/b@main"],
+    }
     for section, said in (
         ("prot: 1", "serve.port"),
         ("port: many", "serve.port"),
         ("port: 99999", "0 to 65535"),
+        ("heads_hub: org/heads", "serve.heads_hub"),
+        ("heads_memory: -1", "heads_memory -1"),
     ):
         path.write_text(f"model: m\nserve:\n  {section}\n")
         with pytest.raises(ConfigError, match=said):

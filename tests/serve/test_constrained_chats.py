@@ -14,6 +14,8 @@ from support.serving.grammars import STOPS, plain_under, tokenizer, writing_base
 from support.serving.live_server import LiveServer, live_server
 from support.small_engines import engine_with_heads
 
+from medusa_kit.errors import MedusaKitError
+from medusa_kit.infer.accept.grammar import GrammarMask
 from medusa_kit.serve.tools import constraint_of
 
 TOKENS = 120
@@ -83,6 +85,13 @@ def test_a_class_of_pydantic(client: OpenAI) -> None:
         model="writing", messages=QUESTION, response_format=Weather, max_tokens=TOKENS, seed=3
     )
     assert isinstance(answer.choices[0].message.parsed, Weather)
+
+
+def test_white_space_can_be_forbidden(client: OpenAI) -> None:
+    tight = {**SCHEMA, "x-guidance": {"whitespace_pattern": ""}}
+    asked = {"type": "json_schema", "json_schema": {"name": "weather", "schema": tight}}
+    message, _, _ = ask(client, False, response_format=asked, temperature=2.0, seed=2)
+    assert message.content == json.dumps(json.loads(message.content), separators=(",", ":"))
 
 
 def test_any_object(client: OpenAI) -> None:
@@ -157,3 +166,29 @@ def test_constrained_and_free_answers_share_a_batch(live: LiveServer) -> None:
             return ask(client, bool(number % 2), **asks[number])[2]
 
     assert all_at_once(together, len(asks)) == alone
+
+
+def test_a_grammar_that_the_base_cannot_follow_names_the_field(
+    client: OpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At once, or where a limit of llguidance is met: such an answer fails alone."""
+
+    def limit(_: GrammarMask) -> bytes:
+        raise MedusaKitError("the grammar could not be followed after 3 tokens: too many states")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(GrammarMask, "_bits", limit)
+        for asked, field in (
+            ({"response_format": FORMAT}, "response_format"),
+            ({"tools": TOOLS, "tool_choice": NAMED}, "tools"),
+        ):
+            with pytest.raises(openai.BadRequestError, match="too many states") as caught:
+                ask(client, False, **asked)
+            assert caught.value.param == field
+        assert ask(client, False)[2]
+    endless = writing_base()
+    monkeypatch.setattr(type(endless), "stop_token_ids", frozenset())
+    with live_server(engine_with_heads(endless)) as live, live.client() as other:
+        with pytest.raises(openai.BadRequestError, match="without a stop token") as caught:
+            ask(other, False, response_format=FORMAT)
+        assert caught.value.param == "response_format"

@@ -92,7 +92,7 @@ class GrammarMask(LogitsProcessor):
         if not done or self._matcher.is_error():
             raise MedusaKitError(
                 f"the grammar could not be followed after {len(self._answer)} tokens: "
-                f"{self._matcher.get_error()}",
+                f"{_said(self._matcher)}",
                 hint="a simpler grammar has fewer states",
             )
 
@@ -111,7 +111,9 @@ class _Compiled:
                 f"grammars cannot be used with this base's tokenizer: {error}",
                 hint="its tokens must be known as bytes, as those of most fast tokenizers are",
             ) from error
-        self._make = partial(llguidance.LLMatcher, self._tokenizer)
+        limits = llguidance.LLParserLimits(verbose_errors=False)
+        make = partial(llguidance.LLMatcher, self._tokenizer)
+        self._make = partial(make, log_level=0, limits=limits)
         self._kept: OrderedDict[Grammar, Any] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -126,12 +128,12 @@ class _Compiled:
             return self._kept[grammar].deep_copy()
 
     def _compile(self, grammar: Grammar) -> Any:
-        matcher = self._make(_source(grammar), log_level=0)
+        matcher = self._make(_source(grammar))
         if matcher.is_error():
-            raise _refused(grammar, matcher.get_error())
-        bits = matcher.deep_copy().compute_bitmask()
-        if not any(bits):
-            raise _refused(grammar, "no token of this base can begin an answer")
+            raise _refused(grammar, _said(matcher))
+        tried = matcher.deep_copy()
+        if not any(tried.compute_bitmask()) or tried.is_error():
+            raise _refused(grammar, f"no answer can begin. {_said(tried)}")
         return matcher
 
 
@@ -180,6 +182,11 @@ def _source(grammar: Grammar) -> str:
         "lark": matcher.grammar_from_lark,
     }
     return sources[grammar.kind](grammar.text)
+
+
+def _said(matcher: Any) -> str:
+    """What a matcher says of its failure, without the mark of what it leaves out."""
+    return str(matcher.get_error()).replace("<non-verbose/>", "").strip()
 
 
 def _refused(grammar: Grammar, why: str) -> ConfigError:

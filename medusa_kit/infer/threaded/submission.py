@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -18,14 +17,13 @@ OnTokens = Callable[[list[int]], None]
 class Emission(NamedTuple):
     """What a step emitted of a row. The first `num_guessed` tokens came from its drafter;
     `credits`: from which of its sources, where it has several. `scores`, `tree`: where the row
-    wants them. `at`: when, by time.monotonic."""
+    wants them."""
 
     tokens: list[int]
     num_guessed: int = 0
     credits: list[str] | None = None
     scores: list[TokenScore] | None = None
     tree: VerifiedTree | None = None
-    at: float = 0.0
 
 
 class Ticket:
@@ -49,9 +47,7 @@ class Ticket:
         row = self.row
         with self.changed:
             self.emissions.append(
-                Emission(
-                    tokens, row.num_guessed, row.credits, row.scores, row.tree, time.monotonic()
-                )
+                Emission(tokens, row.num_guessed, row.credits, row.scores, row.tree)
             )
             self.changed.notify_all()
         if self.on_tokens is not None:

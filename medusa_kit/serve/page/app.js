@@ -52,12 +52,17 @@ function restoreSettings() {
   }
 }
 
+/** With what drafts for it; other servers do not say. */
+function modelText({ id, medusa_kit: { kind, num_heads: count } = {} }) {
+  return count ? `${id} (${kind}, ${count} ${count === 1 ? "head" : "heads"})` : id;
+}
+
 async function listModels() {
   const select = byId("model");
   try {
     const { data } = await get("v1/models", key());
     const chosen = select.value;
-    select.replaceChildren(...data.map(({ id }) => make("option", { value: id }, id)));
+    select.replaceChildren(...data.map((one) => make("option", { value: one.id }, modelText(one))));
     if (data.some(({ id }) => id === chosen)) select.value = chosen;
     byId("messages").querySelector(".error.models")?.remove();
   } catch (error) {

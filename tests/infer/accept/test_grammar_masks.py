@@ -72,6 +72,27 @@ def test_below_a_guess_that_is_not_allowed_nothing_is_masked() -> None:
     assert allowed(mask, []) == set(ids_of("ab"))
 
 
+def test_a_grammar_that_nothing_can_begin_is_refused_too() -> None:
+    """A schema that is itself, which a check without a tokenizer does not notice."""
+    with pytest.raises(ConfigError, match="cannot be used: no answer can begin"):
+        mask_of(Grammar.json_schema({"$ref": "#"}))
+
+
+def test_a_limit_that_is_met_is_told_without_the_grammar() -> None:
+    mask = mask_of(Grammar.regex("((a{1,1000}){1,1000}){1,1000}"))
+
+    def follow() -> None:
+        for length in range(60):
+            allowed(mask, ids_of("a") * length)
+
+    with pytest.raises(MedusaKitError, match="could not be followed after") as told:
+        follow()
+    assert "{1,1000}" not in str(told.value)
+    assert "<" not in str(told.value)
+    again = mask_of(Grammar.regex("((a{1,1000}){1,1000}){1,1000}"))  # which others use, too
+    assert allowed(again, ids_of("a")) >= set(ids_of("a"))
+
+
 def test_choices_are_taken_literally() -> None:
     texts = ['"a" | "b"', "\\d+", "é\n", "a.c"]
     mask = mask_of(Grammar.choices(texts))
@@ -112,6 +133,8 @@ def test_a_grammar_that_cannot_be_met_is_refused_before_anything_is_decoded(
         (lambda: Grammar.regex(""), "not an empty one"),
         (lambda: Grammar.lark(5), "type int"),
         (lambda: Grammar.choices([]), "at least one"),
+        (lambda: Grammar.choices(["a", "\ud800"]), "choice has half of a surrogate pair"),
+        (lambda: Grammar.json_schema({"enum": ["\udfff"]}), "half of a surrogate pair"),
         (lambda: Grammar.choices("yes"), "list of texts"),
         (lambda: SamplingParams(grammar={"type": "object"}), "type dict; expected a Grammar"),
     ],
