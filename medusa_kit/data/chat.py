@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from medusa_kit.data.readers import BadRow, Conversation, Message, Row
-from medusa_kit.data.template import chat_template, refusals, render, special_ids
+from medusa_kit.data.template import chat_template, check_characters, refusals, render, special_ids
 from medusa_kit.errors import DataError
 
 GENERATION_MARK = re.compile(r"{%[-+]?\s*generation\b")
@@ -78,10 +78,9 @@ def encode_prompt(tokenizer: Any, prompt: Sequence[Message] | str) -> list[int]:
     """
     template = chat_template(tokenizer)
     if isinstance(prompt, str):
-        if template is None:
-            return list(tokenizer(prompt).input_ids)
         prompt = [{"role": "user", "content": prompt}]
     if template is None:
+        check_characters(prompt)
         if len(prompt) == 1:
             return list(tokenizer(prompt[0]["content"]).input_ids)
         raise DataError(

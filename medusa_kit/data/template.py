@@ -72,6 +72,7 @@ def render(
     """Token ids of the conversation. `tools`: functions that the template tells the model of.
     Raises DataError where the template refuses it."""
     given = {} if tools is None else {"tools": [dict(tool) for tool in tools]}
+    check_characters(messages)
     with refusals():
         ids = tokenizer.apply_chat_template(
             list(messages), add_generation_prompt=add_generation_prompt, return_dict=False, **given
@@ -81,6 +82,7 @@ def render(
 
 def render_text(tokenizer: Any, messages: Sequence[Message]) -> str:
     """Text of the conversation, ready for the answer. Raises DataError as `render` does."""
+    check_characters(messages)
     with refusals():
         return str(
             tokenizer.apply_chat_template(
@@ -107,6 +109,22 @@ def encode_after(tokenizer: Any, text: str) -> list[int] | None:
         if known and both[: len(alone)] == alone:
             return both[len(alone) :]
     return None
+
+
+def check_characters(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Raises DataError for half of a surrogate pair, which tokenizers do not encode. Bytes that are
+    no UTF-8 become some on a command line, and JSON may hold them."""
+    described = [message for message in messages if isinstance(message, Mapping)]
+    texts = [text for message in described for text in message.values() if isinstance(text, str)]
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise DataError(
+                f"character {error.start + 1} of a message is U+{ord(text[error.start]):04X}, half "
+                "of a surrogate pair; expected text",
+                hint="decode bytes with errors='replace'",
+            ) from error
 
 
 @contextmanager

@@ -137,6 +137,9 @@ def test_prompts_as_text() -> None:
     assert encode_prompt(plain, chat(("user", "Hi"))) == encode_prompt(plain, "Hi")
     with pytest.raises(DataError, match="2 messages, but this tokenizer has no chat template"):
         encode_prompt(plain, chat(("system", "s"), ("user", "Hi")))
+    for tokenizer in (plain, byte_tokenizer()):
+        with pytest.raises(DataError, match=r"character 3 of a message is U\+DCFF"):
+            encode_prompt(tokenizer, "Hi\udcff")
 
 
 def test_no_template_no_conversation() -> None:

@@ -155,6 +155,19 @@ def _fails(*args: Any, **options: Any) -> Any:
     raise DataError("no more")
 
 
+def test_half_a_surrogate_pair_is_refused_as_such(engine: Engine) -> None:
+    """In the first turn and in later ones, and in plain text."""
+    for conversation in (engine.conversation(), engine.conversation("Be brief.")):
+        with pytest.raises(DataError, match="character 4 of a message is U\\+D800"):
+            conversation.send("so \ud800", max_new_tokens=3)
+        conversation.send("so", max_new_tokens=3)
+        with pytest.raises(DataError, match="U\\+D800"):
+            conversation.send("so \ud800", max_new_tokens=3)
+        assert contents(conversation)[-2] == "so"
+    with pytest.raises(DataError, match="U\\+DCFF"):
+        engine.generate("\udcff", max_new_tokens=3)
+
+
 def test_messages_may_be_edited_between_turns(engine: Engine) -> None:
     conversation = engine.conversation()
     for question in QUESTIONS[:2]:

@@ -7,7 +7,6 @@ import hashlib
 import json
 import time
 from collections.abc import Callable
-from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +25,7 @@ from medusa_kit.version import __version__
 PREFIX = 32  # tokens before the measured nodes
 REPEATS = 4
 LONGEST = 0.5  # seconds of one step from which on no larger ones are measured
+POSSIBLE = (1e-7, 1e4)  # seconds that a step may have taken; a file with others is damaged
 
 
 class MeasuredSteps:
@@ -70,8 +70,10 @@ class MeasuredSteps:
             seconds = {int(size): float(taken) for size, taken in found.items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
-        fine = len(seconds) >= 2 and all(0 < taken < inf for taken in seconds.values())
-        return seconds if fine and min(seconds) == 1 else None
+        least, most = POSSIBLE
+        possible = all(least <= taken <= most for taken in seconds.values())
+        sizes = {1} < seconds.keys() <= set(SIZES)
+        return seconds if possible and sizes else None
 
     def _measured_and_kept(self) -> dict[int, float]:
         console.stage("timing steps on this machine")

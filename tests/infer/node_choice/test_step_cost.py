@@ -69,11 +69,25 @@ def test_steps_are_timed_once_and_read_from_the_file_afterwards(
     assert later.cost.up_to(9) == first.up_to(9)
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"seconds": {"1": -1, "2": 3}}', '{"seconds": 7}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        '{"seconds": 7}',
+        '{"seconds": {"1": -1, "2": 3}}',
+        '{"seconds": {"1": 0.01, "2": NaN}}',
+        '{"seconds": {"1": 5e-324, "2": 5e-324}}',
+        '{"seconds": {"1": 1e308, "2": 1.7e308}}',
+        '{"seconds": {"1": 0.01, "1000000000000000000000": 0.02}}',
+        '{"seconds": {"2": 0.01, "4": 0.02}}',
+    ],
+)
 def test_a_damaged_file_is_measured_anew(steps: MeasuredSteps, tmp_path: Path, text: str) -> None:
     steps._path.parent.mkdir()
     steps._path.write_text(text)
     assert steps.cost.seconds(1) > 0
+    assert steps._path.read_text() != text
     assert json.loads(steps._path.read_text())["seconds"]["1"] == steps.cost.seconds(1)
 
 
