@@ -17,7 +17,7 @@ from support.serving.live_server import LiveServer, live_server
 from support.small_engines import random_heads
 from support.tiny_models import tiny_base
 
-from medusa_kit.engine import heads_store
+from medusa_kit.engine import heads_reading
 from medusa_kit.engine.engine import Engine
 from medusa_kit.heads import save_heads
 
@@ -167,7 +167,7 @@ def test_a_folder_deleted_while_in_use(live: LiveServer, root: Path) -> None:
 def test_loading_holds_up_nobody_else(live: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many wait for the same heads; they are loaded once."""
     started, go_on, calls = threading.Event(), threading.Event(), []
-    load = heads_store.load_heads
+    load = heads_reading.load_heads
 
     def slow(*args: Any, **options: Any) -> Any:
         calls.append(args)
@@ -175,7 +175,7 @@ def test_loading_holds_up_nobody_else(live: LiveServer, monkeypatch: pytest.Monk
         assert go_on.wait(SOON)
         return load(*args, **options)
 
-    monkeypatch.setattr(heads_store, "load_heads", slow)
+    monkeypatch.setattr(heads_reading, "load_heads", slow)
 
     async def both() -> None:
         limits = httpx.Limits(max_connections=99)
@@ -209,7 +209,7 @@ def test_a_wait_for_heads_ends_at_the_time_limit(
     engine: Engine, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on = threading.Event()
-    monkeypatch.setattr(heads_store, "load_heads", lambda *_, **__: go_on.wait(SOON))
+    monkeypatch.setattr(heads_reading, "load_heads", lambda *_, **__: go_on.wait(SOON))
     with live_server(engine, heads_dir=str(root), request_timeout=0.05) as live:
         try:
             with live.client() as client, pytest.raises(openai.APIStatusError) as caught:
