@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic.json_schema import SkipJsonSchema
 
 # Fields of OpenAI's API that are not supported -> the value that asks for nothing, besides null.
 UNSUPPORTED: Mapping[str, Any] = {
@@ -60,7 +61,9 @@ class TextPart(Fields):
 class FunctionCall(Fields):
     name: str
     arguments: str  # JSON
-    parsed_arguments: Any = None  # the same, as OpenAI's client sends back what it has read
+    parsed_arguments: SkipJsonSchema[Any] = (
+        None  # the same, as OpenAI's client sends back what it has read
+    )
 
 
 class ToolCall(Fields):
@@ -79,7 +82,7 @@ class Message(Fields):
     content: str | Annotated[list[TextPart], Field(min_length=1)] | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
-    parsed: Any = None  # `content`, as OpenAI's client sends back what it has read
+    parsed: SkipJsonSchema[Any] = None  # `content`, as OpenAI's client sends back what it has read
 
     @model_validator(mode="before")
     @classmethod
