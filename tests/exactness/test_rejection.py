@@ -117,14 +117,15 @@ def test_a_candidate_discarded_for_its_probability_is_noticed(
     def pruned(self: DraftModelDrafter, state: State) -> Draft:
         draft = original(self, state)
         assert draft.distributions is not None
+        topologies = []
         for row, topology in enumerate(draft.topologies):
             parents = list(topology.parents)
             for node, parent in enumerate(parents):
                 token = int(draft.tokens_BN[row, node])
                 if parent >= 0 and float(draft.distributions[row][parent][token]) < 0.2:
                     parents[node] = -2
-            object.__setattr__(topology, "parents", tuple(parents))
-        return draft
+            topologies.append(replace(topology, parents=tuple(parents)))
+        return replace(draft, topologies=topologies)
 
     monkeypatch.setattr(DraftModelDrafter, "propose", pruned)
     answers_ST, _ = drawn_answers(engine, WARM, CHAIN, 1024, tokens=2)
