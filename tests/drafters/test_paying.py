@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from support.small_engines import BUSHY, endless_base, engine_with_heads, random_prompt
 
-from medusa_kit.drafters.heads.paying import TRIAL
+from medusa_kit.drafters.heads.paying import TRIAL, HeadsRecord
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.tree.dynamic import DynamicTree
@@ -71,3 +71,10 @@ def test_a_drafter_that_says_its_own_number_is_left_alone() -> None:
     plain = engine.generate([5, 6, 7, 5, 6, 7, 5, 6], max_new_tokens=40, drafter="none")
     assert one.token_ids == plain.token_ids
     assert one.stats.nodes_per_step > 1
+
+
+def test_a_first_call_that_warms_up_does_not_keep_heads_from_being_asked() -> None:
+    record = HeadsRecord()
+    for seconds in (5.0, 0.01, 0.01, 3.0):
+        record.took(1, seconds)
+    assert 0 < record.seconds(1) < 0.02

@@ -42,11 +42,15 @@ class HeadsRecord:
             return self._seconds[max(known)] if known else 0.0
 
     def took(self, num_rows: int, seconds: float) -> None:
+        """The first time warms up and does not count; a slow one counts little, since it keeps the
+        heads from being asked again."""
         with self._lock:
-            if num_rows in self._seconds:
-                seconds = min(seconds, 2 * self._seconds[num_rows])
-                seconds = SMOOTHING * seconds + (1 - SMOOTHING) * self._seconds[num_rows]
-            self._seconds[num_rows] = seconds
+            if num_rows not in self._seconds:
+                self._seconds[num_rows] = 0.0
+                return
+            known = self._seconds[num_rows] or seconds
+            slower = (1 - SMOOTHING) * known + SMOOTHING * min(seconds, 2 * known)
+            self._seconds[num_rows] = min(seconds, slower)
 
 
 class PayingDrafter:
