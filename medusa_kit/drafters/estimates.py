@@ -10,6 +10,7 @@ from medusa_kit.locks import SharedLock
 
 BELIEF = 6.0  # guesses for which a drafter's own estimate counts, against those observed
 MEMORY = 300.0  # guesses of a kind after which all counts are halved
+FIRST_GUESS, DEEPER, NEXT_RANK = 0.4, 0.75, 0.4  # chances of heads' guesses before any step
 MOST_CERTAIN = 0.97  # the highest chance of any kind of guess
 
 

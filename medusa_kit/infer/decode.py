@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import torch
 
@@ -13,9 +13,6 @@ from medusa_kit.infer.memory import explain_oom
 from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.request import Emitted, Row
 from medusa_kit.infer.verifier import Verifier
-
-T = TypeVar("T")
-GROWTH = 1.25  # more slots than before, at least, where rows need more
 
 
 @torch.inference_mode()

@@ -162,7 +162,9 @@ class StepResult:
 
 def root_draft(roots_B: Sequence[int], device: torch.device) -> Draft:
     """The root alone for each row: a plain step."""
-    return Draft(to_device(roots_B, device)[:, None], [_topology((ROOT,), device)] * len(roots_B))
+    return Draft(
+        to_device(roots_B, device)[:, None], [shared_topology((ROOT,), device)] * len(roots_B)
+    )
 
 
 def padded_draft(
@@ -171,12 +173,13 @@ def padded_draft(
     """The draft with these nodes for each row; smaller rows are padded with unused ones."""
     N = max(len(row) for row in tokens)
     filled = [[*row, *[row[0]] * (N - len(row))] for row in tokens]
-    shapes = [_topology((*row, *[UNUSED] * (N - len(row))), device) for row in parents]
+    shapes = [shared_topology((*row, *[UNUSED] * (N - len(row))), device) for row in parents]
     return Draft(to_device(filled, device), shapes)
 
 
 @lru_cache(maxsize=1024)
-def _topology(parents: tuple[int, ...], device: torch.device) -> Topology:
+def shared_topology(parents: tuple[int, ...], device: torch.device) -> Topology:
+    """The same object for the same parents: trees of few shapes come again and again."""
     return Topology.from_parents(parents, device)
 
 

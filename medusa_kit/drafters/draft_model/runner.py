@@ -4,12 +4,11 @@ Shapes: B batch, N nodes with root, T tokens, D hidden, V vocabulary.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from medusa_kit.infer.draft import ROOT, UNUSED, Draft, Topology
+from medusa_kit.infer.draft import ROOT, UNUSED, Draft, shared_topology
 from medusa_kit.infer.prefix_cache.prefixes import common_length
 from medusa_kit.infer.transfer import to_device
 from medusa_kit.infer.tree_cache import TreeCache
@@ -123,7 +122,7 @@ class DraftRunner:
             shifted[0] = start - 1  # equals ROOT where nothing is unread
             tokens.append([*unread, *nodes, *[0] * rest])
             parents = (*range(ROOT, start - 1), *shifted, *[UNUSED] * rest)
-            topologies.append(_topology(parents, self.device))
+            topologies.append(shared_topology(parents, self.device))
         return Draft(to_device(tokens, self.device), topologies)
 
     def _room_for(self, num_nodes: int) -> TreeCache:
@@ -135,8 +134,3 @@ class DraftRunner:
         if needed > self._cache.num_slots:
             self._cache.grow(max(needed + ROOM, self._cache.num_slots * 3 // 2))
         return self._cache
-
-
-@lru_cache(maxsize=256)
-def _topology(parents: tuple[int, ...], device: torch.device) -> Topology:
-    return Topology.from_parents(parents, device)

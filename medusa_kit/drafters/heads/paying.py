@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from medusa_kit.drafters.estimates import AcceptanceEstimate
+from medusa_kit.drafters.estimates import DEEPER, FIRST_GUESS, NEXT_RANK, AcceptanceEstimate
 from medusa_kit.drafters.heads.dynamic import DynamicDrafter
 from medusa_kit.drafters.heads.medusa import HeadsDrafter
 from medusa_kit.infer.draft import ROOT, Draft, State, StepResult, padded_draft, root_draft
@@ -21,7 +21,6 @@ from medusa_kit.locks import SharedLock
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
 
-FIRST_GUESS, DEEPER, NEXT_RANK = 0.4, 0.75, 0.4  # chances of heads' guesses before any step
 TRIAL = 32  # plain steps between two tries of guesses that do not pay
 SMOOTHING = 0.1  # share of the newest call in what heads take
 

@@ -182,7 +182,7 @@ class AutoDrafter:
     def propose(self, state: State) -> Draft:
         """Its own choice of guesses: equally many for each row, by what it has measured itself."""
         cost = self.experience.cost
-        step = self._guess(state, cost, 0, self.max_nodes)
+        step = self._guess(state, cost, 0)
         size, _ = best_size(step.orders, cost, self.max_nodes, self._nodes)
         size = self._nodes(size)  # nodes that are verified anyway hold guesses too
         draft = self.take([size - 1] * len(state.roots_B))
@@ -197,10 +197,10 @@ class AutoDrafter:
             alone = merged([], state, self.experience.acceptance)
             self._step = _Step(alone, [trie.by_chance() for trie in alone], None, 0, self.clock())
             return self._step.offer(self.max_nodes)
-        step = self._guess(state, cost, num_others, self.max_nodes)
+        step = self._guess(state, cost, num_others)
         return step.offer(self.max_nodes)
 
-    def _guess(self, state: State, cost: StepCost, num_others: int, max_nodes: int) -> "_Step":
+    def _guess(self, state: State, cost: StepCost, num_others: int) -> "_Step":
         """Ask the free sources, and a costly one where that should pay."""
         start, B = self.clock(), len(state.roots_B)
         acceptance, rows = self.experience.acceptance, num_others + B

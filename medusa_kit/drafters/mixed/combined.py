@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from medusa_kit.drafters.estimates import AcceptanceEstimate
+from medusa_kit.drafters.estimates import DEEPER, FIRST_GUESS, NEXT_RANK, AcceptanceEstimate
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.mixed.under_grammar import under_grammar
 from medusa_kit.drafters.trie import Source, Trie, TrieDrafter, draft_of
@@ -17,7 +17,6 @@ from medusa_kit.infer.draft import Draft, Drafter, State, StepResult, notes_of, 
 
 LONG_MATCH = 4  # tokens
 COPYING = ("suffix", "prompt-lookup")  # sources whose keys hold the length of the match
-FIRST_GUESS, DEEPER, NEXT_RANK = 0.4, 0.75, 0.4  # chances of heads' guesses before any step
 
 
 class HeadsSource:
