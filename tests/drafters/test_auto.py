@@ -13,10 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from medusa_kit.drafters.estimates import AcceptanceEstimate
-from medusa_kit.drafters.mixed.auto import AutoDrafter, Experience, Share, best_size
+from medusa_kit.drafters.mixed.asking import LONGEST_REST, Asking
+from medusa_kit.drafters.mixed.auto import AutoDrafter, Experience, best_size
 from medusa_kit.drafters.mixed.combined import CombinedDrafter
+from medusa_kit.drafters.mixed.shares import Share
 from medusa_kit.drafters.trie import Trie, TrieDrafter, draft_of
-from medusa_kit.infer.draft import State, StepResult
+from medusa_kit.infer.draft import Draft, State, StepResult
+from medusa_kit.infer.node_choice.choice import choose_nodes
 from medusa_kit.infer.node_choice.cost import StepCost
 
 CPU = torch.device("cpu")
@@ -30,6 +33,7 @@ class Stub(TrieDrafter):
         super().__init__(CPU)
         self._name, self.text, self.skill = name, text, skill
         self.clock, self.seconds, self.draw = clock, seconds, random.Random(7)
+        self.asked = 0
 
     @property
     def name(self) -> str:
@@ -37,6 +41,7 @@ class Stub(TrieDrafter):
 
     def guess(self, state: State) -> list[Trie]:
         self.clock.now += self.seconds
+        self.asked += 1
         tries = []
         for tokens, root in zip(state.tokens, state.roots_B, strict=True):
             trie, node = Trie(root), 0
@@ -88,6 +93,20 @@ def auto(free, costly, clock: Clock) -> AutoDrafter:
     return AutoDrafter(free, costly, experience, CPU, 16, clock=clock)
 
 
+class Beside:
+    """A drafter in a batch with `num_others` more rows, of which each takes one node."""
+
+    def __init__(self, drafter: AutoDrafter, num_others: int, slope: float = 0.1) -> None:
+        self.drafter, self.num_others = drafter, num_others
+        self.cost = StepCost(measured={1: 1.0, 32: 1.0 + 31 * slope})
+        self.join, self.observe = drafter.join, drafter.observe
+
+    def propose(self, state: State) -> Draft:
+        offer = self.drafter.offer(state, self.cost, self.num_others)
+        counts = choose_nodes([offer], self.num_others, self.cost).counts[0]
+        return self.drafter.take(counts)
+
+
 def text_of(length: int) -> list[int]:
     draw = random.Random(0)
     return [draw.randrange(1000) for _ in range(length)]
@@ -100,6 +119,43 @@ def test_drafting_stops_where_guesses_are_always_wrong() -> None:
     steps, _ = run(drafter, text, clock, slope=0.1)
     assert steps < clock.now < 1.02 * steps  # the first tries included
     assert drafter.shares["none"].steps > 0.9 * steps
+
+
+def test_sources_rest_where_asking_takes_longer_than_it_brings() -> None:
+    """Some guesses are worth verifying, but fewer than would pay for the asking."""
+    clock, text = Clock(), text_of(800)
+    source = Stub("suffix", text, 0.75, clock, seconds=0.5)
+    beside = Beside(auto([source], [], clock), num_others=15, slope=0.01)
+    steps, sizes = run(beside, text, clock, slope=0.01)
+    assert source.asked < 0.2 * steps
+    assert sum(size > 1 for size in sizes) > 0.5 * source.asked
+
+
+def test_sources_are_asked_at_every_step_where_that_pays() -> None:
+    clock, text = Clock(), text_of(800)
+    source = Stub("suffix", text, 0.9, clock, seconds=0.01)
+    steps, _ = run(Beside(auto([source], [], clock), num_others=1), text, clock, slope=0.1)
+    assert source.asked > 0.95 * steps
+    assert steps < 0.5 * len(text)
+
+
+def test_the_next_request_rests_as_long_as_the_last_one_did() -> None:
+    clock, text = Clock(), text_of(300)
+    first = auto([Stub("suffix", text, 0.0, clock, seconds=0.3)], [], clock)
+    run(Beside(first, num_others=15), text, clock, slope=0.1)
+    again = Stub("suffix", text, 0.0, clock, seconds=0.3)
+    drafter = AutoDrafter([again], [], first.experience, CPU, 16, clock=clock)
+    steps, _ = run(Beside(drafter, num_others=15), text, clock, slope=0.1)
+    assert again.asked <= 1 + steps / LONGEST_REST
+
+
+def test_one_good_step_after_a_rest_ends_it() -> None:
+    asking = Asking()
+    rests = [asking.record(-0.1, False) for _ in range(8)]
+    assert rests == sorted(rests)
+    assert rests[-1] == LONGEST_REST
+    assert asking.record(4.0, True) == 0
+    assert asking.record(0.1, True) == 0
 
 
 def test_sure_guesses_are_verified_at_length_and_heads_are_not_asked_for() -> None:

@@ -19,6 +19,7 @@ from medusa_kit.drafters.estimates import AcceptanceEstimate
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.heads.hydra import HydraDrafter
 from medusa_kit.drafters.heads.medusa import MedusaDrafter
+from medusa_kit.drafters.mixed.asking import Asking
 from medusa_kit.drafters.mixed.bandit import Chooser
 from medusa_kit.drafters.mixed.combined import (
     HeadsSource,
@@ -27,22 +28,27 @@ from medusa_kit.drafters.mixed.combined import (
     learn,
     merged,
     shared_estimate,
-    source_of,
     usual_sources,
 )
+from medusa_kit.drafters.mixed.shares import PLAIN, Share, percentages, sources_of, tokens_a_step
 from medusa_kit.drafters.text.recycling import RecyclingDrafter
 from medusa_kit.drafters.trie import Source, Trie, draft_of
 from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.infer.cuda_graph.host_trees import MOST_NODES, HostTreeSpec
-from medusa_kit.infer.draft import COUNTS, Draft, Drafter, State, StepResult, notes_of, tell_end
+from medusa_kit.infer.draft import (
+    Draft,
+    Drafter,
+    State,
+    StepResult,
+    notes_of,
+    root_draft,
+    tell_end,
+)
 from medusa_kit.infer.node_choice.choice import Offer, choose_nodes
 from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.locks import SharedLock
 
 COSTLY = ("medusa", "draft-model")
-LONGEST_PAUSE = 16  # steps without asking anybody
-PLAIN = "none"  # a step in which nothing was guessed
-MOST_TOLD = 3  # mixes of sources that notes name
 SLOPES = {"cpu": 0.12, "cuda": 0.01}  # cost of one more node in one-node steps, until measured
 SIZES = (1, 4, 8, 16, 32)  # nodes of steps on the device, each captured separately
 HOPES = {"medusa": 0.5, "draft-model": 1.0}  # tokens a step that a costly source adds, at first
@@ -56,12 +62,18 @@ class Experience:
     cost: StepCost
     hopes: Sequence[float]
     _choosers: dict[int, Chooser] = field(default_factory=dict)
+    _asking: dict[int, Asking] = field(default_factory=dict)
     _lock: SharedLock = field(default_factory=SharedLock, repr=False, compare=False)
 
     def chooser(self, num_rows: int) -> Chooser:
         """The one for steps of about so many rows: what pays for one does not pay for many."""
         with self._lock:
             return self._choosers.setdefault(num_rows.bit_length(), Chooser(self.hopes))
+
+    def asking(self, num_rows: int) -> Asking:
+        """The same of whether to ask at all."""
+        with self._lock:
+            return self._asking.setdefault(num_rows.bit_length(), Asking())
 
 
 @dataclass
@@ -76,22 +88,19 @@ class _Step:
     num_others: int = 0  # nodes of other rows in the same step
     drafted: float = 0.0
     chooser: Chooser | None = None
+    num_guesses: int = 0  # verified
+    cost: StepCost | None = None  # of the batch, where that has taken the guesses
     own_cost: StepCost | None = None  # where the step's time is to be recorded here
 
     def offer(self, max_nodes: int) -> Offer:
         return Offer([[chance for _, chance in order[1:max_nodes]] for order in self.orders])
 
-
-@dataclass
-class Share:
-    """What a mix of sources came to."""
-
-    steps: int = 0
-    tokens: int = 0
-
-    def told(self, how: str) -> str:
-        steps = "1 step" if self.steps == 1 else f"{self.steps} steps"
-        return f"{self.tokens / self.steps:.2f} {how} ({steps})"
+    def gained(self, accepted: int, cost: StepCost) -> float:
+        """Plain steps gained by the guesses, of which so many were right."""
+        plain_nodes = self.num_others + len(self.tries)
+        plain = cost.seconds(plain_nodes)
+        longer = cost.seconds(plain_nodes + self.num_guesses) - plain
+        return accepted / plain_nodes - (longer + self.drafted - self.start) / plain
 
 
 @dataclass
@@ -112,8 +121,8 @@ class AutoDrafter:
     credits: list[list[str]] = field(default_factory=list)
     _step: _Step | None = None
     _on_device: bool = False
-    _pause: int = 0  # steps until sources are asked again
-    _next_pause: int = 0
+    _rest: int = 0  # steps until sources are asked again
+    _resting: Sequence[int] | None = None  # the rows' roots, where nobody is asked in this step
     _elsewhere: Any = None  # what is used of the above where steps do not run on the device
 
     @property
@@ -144,29 +153,12 @@ class AutoDrafter:
     @property
     def name(self) -> str:
         """`auto`, and how often each source drafted."""
-        steps = sum(share.steps for share in self.shares.values())
-        ranked = sorted(self.shares.items(), key=lambda item: -item[1].steps)
-        parts = [f"{name} {share.steps / steps:.0%}" for name, share in ranked]
-        return f"auto ({', '.join(parts)})" if parts else "auto"
+        return f"auto ({percentages(self.shares)})" if self.shares else "auto"
 
     @property
     def notes(self) -> list[str]:
         sources = [note for source in (*self.free, *self.costly) for note in notes_of(source)]
-        return [*self.reasons, *self._how(), *self._counts(), *sources]
-
-    def _counts(self) -> list[str]:
-        """One line on what mixes of sources came to, the usual ones by name."""
-        if not self.shares.keys() - {PLAIN}:
-            return []
-        ranked = sorted(self.shares.items(), key=lambda item: -item[1].steps)
-        said = [
-            share.told("without a guess" if name == PLAIN else f"with {name}")
-            for name, share in ranked[:MOST_TOLD]
-        ]
-        if rest := [share for _, share in ranked[MOST_TOLD:]]:
-            others = Share(sum(s.steps for s in rest), sum(s.tokens for s in rest))
-            said.append(others.told("otherwise"))
-        return [COUNTS + ", ".join(said)]
+        return [*self.reasons, *self._how(), *tokens_a_step(self.shares), *sources]
 
     def _how(self) -> list[str]:
         if self.host_trees is None:
@@ -181,7 +173,7 @@ class AutoDrafter:
 
     def propose(self, state: State) -> Draft:
         """Its own choice of guesses: equally many for each row, by what it has measured itself."""
-        cost = self.experience.cost
+        cost, self._resting = self.experience.cost, None
         step = self._guess(state, cost, 0)
         size, _ = best_size(step.orders, cost, self.max_nodes, self._nodes)
         size = self._nodes(size)  # nodes that are verified anyway hold guesses too
@@ -190,14 +182,14 @@ class AutoDrafter:
         return draft
 
     def offer(self, state: State, cost: StepCost, num_others: int) -> Offer:
-        """The likeliest guesses. Where none was worth verifying for some steps, nobody is asked for
-        a few more: in a large batch that would take longer than it brings."""
-        if self._pause > 0:
-            self._pause -= 1
-            alone = merged([], state, self.experience.acceptance)
-            self._step = _Step(alone, [trie.by_chance() for trie in alone], None, 0, self.clock())
-            return self._step.offer(self.max_nodes)
+        """The likeliest guesses; none while asking for them does not pay."""
+        forced = any(chooser.mask is not None for chooser in state.choosers)
+        if self._rest > 0 and not forced:  # what a grammar forces costs nothing to name
+            self._rest, self._resting = self._rest - 1, state.roots_B
+            return Offer([[] for _ in state.roots_B])
+        self._resting = None
         step = self._guess(state, cost, num_others)
+        step.cost = cost
         return step.offer(self.max_nodes)
 
     def _guess(self, state: State, cost: StepCost, num_others: int) -> "_Step":
@@ -231,30 +223,32 @@ class AutoDrafter:
         return choice.tokens - step.num_others, step.num_others + B + guesses
 
     def take(self, counts: Sequence[int]) -> Draft:
+        if self._resting is not None:
+            return root_draft(self._resting, self.device)
         step = self._step
         assert step is not None, "nothing was offered"
         step.tries = [
             trie.kept([node for node, _ in order[: 1 + count]])
             for trie, order, count in zip(step.tries, step.orders, counts, strict=True)
         ]
-        self._wait(step.situation is not None, any(counts))
+        step.num_guesses = sum(trie.num_nodes - 1 for trie in step.tries)
         draft = draft_of(step.tries, self.device)
         step.drafted = self.clock()
         return draft
 
-    def _wait(self, asked: bool, found: bool) -> None:
-        """Each time that asking found nothing worth verifying, the next pause is twice as long."""
-        if found:
-            self._next_pause = 0
-        elif asked:
-            self._pause = self._next_pause
-            self._next_pause = min(max(1, 2 * self._next_pause), LONGEST_PAUSE)
-
     def observe(self, step: StepResult) -> None:
+        if self._resting is not None:
+            self.credits = []
+            self._share(PLAIN).count(len(self._resting), 0)
+            return
         now, did = self.clock(), self._step
         assert did is not None
         experience, B = self.experience, len(did.tries)
-        emitted = B + sum(len(path) for path in step.paths)
+        accepted = sum(len(path) for path in step.paths)
+        emitted = B + accepted
+        if did.cost is not None and did.situation is not None:
+            rest = experience.asking(did.num_others + B)
+            self._rest = rest.record(did.gained(accepted, did.cost), did.num_guesses > 0)
         num_nodes = self._nodes(step.draft.tokens_BN.shape[1])
         if did.own_cost is not None:
             did.own_cost.record(B * num_nodes, now - did.drafted)
@@ -265,9 +259,10 @@ class AutoDrafter:
         for source in (*self.free, *self.costly):
             source.observe(step)
         for trie, path in zip(did.tries, step.paths, strict=True):
-            share = self.shares.setdefault(_sources_of(trie), Share())
-            share.steps += 1
-            share.tokens += 1 + len(path)
+            self._share(sources_of(trie)).count(1, len(path))
+
+    def _share(self, how: str) -> Share:
+        return self.shares.setdefault(how, Share())
 
     def select_rows(self, rows: Sequence[int]) -> None:
         for source in (*self.free, *self.costly):
@@ -306,11 +301,6 @@ def best_size(
         if tokens / seconds > rate:
             best, promised, rate = size, tokens, tokens / seconds
     return best, promised
-
-
-def _sources_of(trie: Trie) -> str:
-    """The sources of a tree's guesses; PLAIN where it is the root alone."""
-    return " + ".join(sorted({source_of(key) for key in trie.keys[1:]})) or PLAIN
 
 
 def build(context: DraftContext, options: Any) -> Drafter:

@@ -1,0 +1,55 @@
+"""How often each mix of sources drafted, and what that came to, for names and notes."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from medusa_kit.drafters.mixed.combined import source_of
+from medusa_kit.drafters.trie import Trie
+from medusa_kit.infer.draft import COUNTS
+
+PLAIN = "none"  # a step in which nothing was guessed
+MOST_TOLD = 3  # mixes of sources that notes name
+
+
+@dataclass
+class Share:
+    """What a mix of sources came to."""
+
+    steps: int = 0
+    tokens: int = 0
+
+    def count(self, steps: int, accepted: int) -> None:
+        self.steps += steps
+        self.tokens += steps + accepted
+
+    def told(self, how: str) -> str:
+        steps = "1 step" if self.steps == 1 else f"{self.steps} steps"
+        return f"{self.tokens / self.steps:.2f} {how} ({steps})"
+
+
+def sources_of(trie: Trie) -> str:
+    """The sources of a tree's guesses; PLAIN where it is the root alone."""
+    return " + ".join(sorted({source_of(key) for key in trie.keys[1:]})) or PLAIN
+
+
+def percentages(shares: Mapping[str, Share]) -> str:
+    """How often each mix drafted, the most frequent first."""
+    steps = sum(share.steps for share in shares.values())
+    ranked = sorted(shares.items(), key=lambda item: -item[1].steps)
+    return ", ".join(f"{name} {share.steps / steps:.0%}" for name, share in ranked)
+
+
+def tokens_a_step(shares: Mapping[str, Share]) -> list[str]:
+    """One line on what mixes of sources came to, the usual ones by name; none where nothing was
+    guessed."""
+    if not shares.keys() - {PLAIN}:
+        return []
+    ranked = sorted(shares.items(), key=lambda item: -item[1].steps)
+    said = [
+        share.told("without a guess" if name == PLAIN else f"with {name}")
+        for name, share in ranked[:MOST_TOLD]
+    ]
+    if rest := [share for _, share in ranked[MOST_TOLD:]]:
+        others = Share(sum(s.steps for s in rest), sum(s.tokens for s in rest))
+        said.append(others.told("otherwise"))
+    return [COUNTS + ", ".join(said)]
