@@ -1,5 +1,6 @@
-"""A server under load for minutes: clients that ask, hang up and send nonsense. Is every valid
-request answered, is memory flat, and is every 20th answer that of Engine.generate?
+"""A server under load for minutes: clients that ask, name heads, hang up and send nonsense, while
+those heads are exchanged on disk and have not all room in memory. Is every valid request answered,
+is memory flat, and is every 20th answer that of Engine.generate?
 
 python benchmarks/soak.py [--minutes 30] [--clients 8] [--model debug-tiny] [--heads untrained]
 
@@ -10,22 +11,35 @@ import argparse
 import collections
 import json
 import random
+import shutil
 import socket
 import statistics
+import tempfile
 import threading
 import time
+from pathlib import Path
 
 import httpx
 import psutil
+import torch
 from served_process import served
 
 import medusa_kit
 from medusa_kit import console
+from medusa_kit.engine.heads_store import HeadsStore
+from medusa_kit.engine.load import with_heads
+from medusa_kit.heads import save_heads
+from medusa_kit.tree.candidate_tree import CandidateTree, save_tree
 
 EVERY = 20  # answers, one of which is compared
 WARM_UP = 0.25  # of the time, after which memory counts
 MOST_GROWTH = 0.05
 SAMPLE_SECONDS = 1.0
+NAMED = 6  # heads that requests may name, each with its own weights
+ROOM_FOR = 3  # of them in memory
+NAMING = 0.3  # share of the requests that name heads
+EXCHANGE_SECONDS = 2.0  # between two exchanges of a folder
+PATIENCE = 20  # times that a request is sent again after 429, or 404 while a folder is exchanged
 MALFORMED = [
     b"{", b"[]", b'{"messages": []}', b'{"model": "nobody", "messages": "hello"}',
     b'{"messages": [{"role": "user", "content": "hi"}], "temperature": NaN}',
@@ -38,9 +52,41 @@ WORDS = """apple river seven green quickly the of a stone tells walks under brig
 def return print for in range"""
 
 
+class NamedHeads:
+    """Folders of heads, of which one after the other is exchanged while the server runs."""
+
+    def __init__(self, engine, folder, seed=0):
+        self.engine, self.folder, self.exchanges = engine, folder, 0
+        self.rng = torch.Generator().manual_seed(seed)
+        self.names = [f"heads-{n}" for n in range(NAMED)]
+        for name in self.names:
+            self.write(folder / name)
+        with HeadsStore(engine, folder) as store, store.get(self.names[0]):
+            self.bytes = store.num_bytes
+
+    def write(self, folder):
+        heads = with_heads(self.engine, "untrained").heads
+        with torch.no_grad():
+            for weight in heads.parameters():
+                weight.add_(0.1 * torch.randn(weight.shape, generator=self.rng))
+        save_heads(heads, folder)
+        save_tree(CandidateTree.chain(heads.num_heads), folder / "tree.json", {})
+
+    def exchange(self, ended):
+        """Until then: put others in place of one of them, under its name."""
+        while not ended.wait(EXCHANGE_SECONDS):
+            name = self.names[self.exchanges % NAMED]
+            new, old = self.folder / ".new", self.folder / ".old"
+            self.write(new)
+            (self.folder / name).rename(old)
+            new.rename(self.folder / name)
+            shutil.rmtree(old)
+            self.exchanges += 1
+
+
 class Soak:
-    def __init__(self, url, model, engine, seconds):
-        self.url, self.model, self.engine = url, model, engine
+    def __init__(self, url, model, engine, seconds, names):
+        self.url, self.model, self.engine, self.names = url, model, engine, names
         self.end = time.monotonic() + seconds
         self.counts, self.failures = collections.Counter(), []
         self.to_check = []
@@ -74,6 +120,8 @@ class Soak:
             "medusa_kit": {"drafter": rng.choice(["auto", "medusa", "none", "prompt-lookup"])},
             **more,
         }
+        if self.names and rng.random() < NAMING:
+            asked["model"] += f":{rng.choice(self.names)}"
         if rng.random() < 0.3:
             asked |= {"temperature": 0.8, "seed": rng.randrange(1000)}
         else:
@@ -82,14 +130,29 @@ class Soak:
 
     def whole(self, http, rng):
         asked = self.request(rng)
-        answer = http.post("/v1/chat/completions", json=asked)
+        for turn in range(PATIENCE):
+            answer = http.post("/v1/chat/completions", json=asked)
+            if not self.again(asked, answer, turn):
+                break
         if answer.status_code != 200:
             return self.fail(f"{answer.status_code}: {answer.text[:200]}")
         self.keep(asked, answer.json()["choices"][0]["token_ids"])
 
-    def streamed(self, http, rng):
+    def again(self, asked, answer, turn):
+        """Whether to send it once more: the heads in use leave no room, or were just exchanged."""
+        named = ":" in asked["model"]
+        if not named or answer.status_code not in (404, 429) or turn + 1 == PATIENCE:
+            return False
+        with self.lock:
+            self.counts[f"sent again after {answer.status_code}"] += 1
+        time.sleep(0.1)
+        return True
+
+    def streamed(self, http, rng, turn=0):
         asked, tokens, ended = self.request(rng, stream=True), [], False
         with http.stream("POST", "/v1/chat/completions", json=asked) as answer:
+            if self.again(asked, answer, turn):
+                return self.streamed(http, rng, turn + 1)
             if answer.status_code != 200:
                 return self.fail(f"{answer.status_code}: {answer.read()[:200]!r}")
             for line in answer.iter_lines():
@@ -159,19 +222,26 @@ def settle(url):
     return batch["rows"] + batch["reading"] + batch["waiting"]
 
 
-def run(given, engine):
+def run(given, engine, named):
     options = ["--heads", given.heads, "--log-format", "json", "--max-rows", str(given.rows)]
+    options += ["--heads-dir", str(named.folder)]
+    options += ["--heads-memory", str(ROOM_FOR * named.bytes * 1.01 / 1e9)]
     with served(given.model, *options) as (process, url):
         with httpx.Client(base_url=url, timeout=30) as http:
             model = http.get("/v1/models").json()["data"][0]["id"]
-        soak = Soak(url, model, engine, 60 * given.minutes)
-        start, memory = time.monotonic(), []
+        soak = Soak(url, model, engine, 60 * given.minutes, named.names)
+        start, memory, ended = time.monotonic(), [], threading.Event()
+        exchanger = threading.Thread(target=named.exchange, args=(ended,))
+        exchanger.start()
         threads = [threading.Thread(target=soak.client, args=(n,)) for n in range(given.clients)]
         for thread in threads:
             thread.start()
         while any(thread.is_alive() for thread in threads):
             memory.append((time.monotonic() - start, memory_of(process)))
             time.sleep(SAMPLE_SECONDS)
+        ended.set()
+        exchanger.join()
+        soak.counts["heads exchanged"] = named.exchanges
         if left := settle(url):
             soak.fail(f"{left} rows are still in the batch")
     soak.check()
@@ -186,7 +256,9 @@ def main():
     parser.add_argument("--model", default="debug-tiny")
     parser.add_argument("--heads", default="untrained")
     given = parser.parse_args()
-    soak, memory = run(given, medusa_kit.load(given.model, heads=given.heads))
+    engine = medusa_kit.load(given.model, heads=given.heads)
+    with tempfile.TemporaryDirectory() as folder:
+        soak, memory = run(given, engine, NamedHeads(engine, Path(folder)))
     counted = [size for when, size in memory if when >= WARM_UP * memory[-1][0]]
     part = max(1, len(counted) // 4)
     first, last = statistics.mean(counted[:part]), statistics.mean(counted[-part:])

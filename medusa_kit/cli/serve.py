@@ -86,9 +86,12 @@ def _run(engine: Any, config: Any, keys: Any, bound: Any, url: str) -> None:
     from medusa_kit.serve.service import Service
 
     service = Service(engine, config)
-    server = server_for(create_app(service, keys=keys), service)
-    names = ", ".join(one["id"] for one in service.names.entries())
-    console.note(f"serving {names} at {url}/v1 ({config.max_rows} answers at once)")
+
+    def ready() -> None:
+        names = ", ".join(one["id"] for one in service.names.entries())
+        console.note(f"serving {names} at {url}/v1 ({config.max_rows} answers at once)")
+
+    server = server_for(create_app(service, keys=keys), service, ready)
     try:
         server.run([bound])
     except OSError as error:  # another process began to listen there while the model loaded

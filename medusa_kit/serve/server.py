@@ -2,6 +2,7 @@
 
 import socket
 import time
+from collections.abc import Callable
 from types import FrameType
 
 import uvicorn
@@ -41,12 +42,20 @@ def url_of(bound: socket.socket) -> str:
 
 class Server(uvicorn.Server):
     """At the first signal new requests get 503 and those under way go on, for `drain_timeout`
-    seconds at most; at the second they are cancelled. It returns, so the exit status is 0."""
+    seconds at most; at the second they are cancelled. It returns, so the exit status is 0.
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+    `ready`: what is called once connections are taken.
+    """
+
+    def __init__(self, config: uvicorn.Config, service: Service, ready: Callable[[], None]) -> None:
         super().__init__(config)
-        self._service = service
+        self._service, self._ready = service, ready
         self._until: float | None = None  # when those under way are cancelled
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started:
+            self._ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._until is None:
@@ -69,9 +78,9 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-def server_for(app: FastAPI, service: Service) -> Server:
+def server_for(app: FastAPI, service: Service, ready: Callable[[], None]) -> Server:
     config = uvicorn.Config(
         app, log_level="warning", timeout_graceful_shutdown=5, timeout_keep_alive=30,
         lifespan="on", **uvicorn_options(service.config),
     )  # fmt: skip
-    return Server(config, service)
+    return Server(config, service, ready)

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from support.debug_model import MODEL
 
+from medusa_kit import console
 from medusa_kit.errors import ConfigError
 from medusa_kit.settings.engine_file import read_engine_file
 from medusa_kit.settings.serve import ServeConfig, serve_options
@@ -61,7 +62,9 @@ def test_the_extra_is_named_where_it_is_missing(run: Run, monkeypatch: pytest.Mo
     assert "medusa-kit[serve]" in err
 
 
-def test_from_a_file_until_sigterm(run: Run, tmp_path: Path, taken: int) -> None:
+def test_from_a_file_until_sigterm(
+    run: Run, tmp_path: Path, taken: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It serves, and a signal ends it with status 0."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -74,20 +77,29 @@ def test_from_a_file_until_sigterm(run: Run, tmp_path: Path, taken: int) -> None
     told: dict[str, Any] = {}
 
     def ask() -> None:
-        for _ in range(600):
+        for tries in range(1, 600):
             try:
                 told["batch"] = httpx.get(f"http://127.0.0.1:{port}/v1/batch").json()
+                told["tries"] = tries
                 break
             except httpx.TransportError:
                 threading.Event().wait(0.05)
         if told:  # else there is no server, and so nobody who takes the signal
             os.kill(os.getpid(), signal.SIGTERM)
 
-    asking = threading.Thread(target=ask)
-    asking.start()
+    asking, note = threading.Thread(target=ask), console.note
+
+    def noted(text: str) -> None:
+        note(text)
+        if text.startswith("serving"):  # from when on it takes connections
+            asking.start()
+            asking.join(0.5)
+
+    monkeypatch.setattr(console, "note", noted)
     code, out, err = run("serve", "--config", str(file), "--port", str(port))
     asking.join()
     assert code == 0, err
+    assert told["tries"] == 1
     assert told["batch"]["max_rows"] == 2
     assert f"http://127.0.0.1:{port}/v1" in err
     assert out == ""

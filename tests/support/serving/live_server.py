@@ -45,17 +45,10 @@ def live_server(
     config = ServeConfig(**{"port": 0, "log_format": "none", **options})
     bound = bind(config.host, config.port)
     service = Service(engine, config)
-    server = server_for(create_app(service, **(app or {})), service)
     ready = threading.Event()
+    server = server_for(create_app(service, **(app or {})), service, ready.set)
 
     async def serve() -> None:
-        startup = server.startup
-
-        async def started(*args: Any, **kwargs: Any) -> None:
-            await startup(*args, **kwargs)
-            ready.set()
-
-        server.startup = started  # type: ignore[method-assign]
         await server.serve([bound])
 
     thread = threading.Thread(target=lambda: asyncio.run(serve()))
