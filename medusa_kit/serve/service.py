@@ -36,7 +36,8 @@ from medusa_kit.serve.errors import (
     ServerClosingError,
     field_of,
 )
-from medusa_kit.serve.models import AskedModel, ServedModels
+from medusa_kit.serve.hints import hint_for_client
+from medusa_kit.serve.models import AskedModel, ServedModels, base_name
 from medusa_kit.serve.operations.metrics import AnswerClock, Metrics
 from medusa_kit.serve.schema import KitFields, Request
 from medusa_kit.serve.tools import UNCONSTRAINED, Constraint
@@ -150,6 +151,9 @@ class Answers:
 
     def _explained(self, error: Exception) -> Exception:
         """A grammar that this base cannot follow to its end is the request's."""
+        if type(error) is ConfigError:
+            message = self._service.without_path(error.message)
+            error = error if message == error.message else ConfigError(message, hint=error.hint)
         if (
             self._grammar_field is None
             or not isinstance(error, MedusaKitError)
@@ -157,7 +161,7 @@ class Answers:
             or field_of(error) is not None
         ):
             return error
-        return RequestError(error.message, hint=error.hint, param=self._grammar_field)
+        return RequestError(error.message, hint=hint_for_client(error), param=self._grammar_field)
 
     async def in_time(self, work: Awaitable[T]) -> T:
         """Wait for something. Raises RequestTimeoutError at the deadline."""
@@ -167,7 +171,7 @@ class Answers:
         except asyncio.TimeoutError:
             raise RequestTimeoutError(
                 f"the request took longer than {self._service.config.request_timeout:g} seconds",
-                hint="ask for fewer tokens, or raise --request-timeout", code="timeout",
+                hint="ask for fewer tokens", code="timeout",
             ) from None  # fmt: skip
 
     def results(self) -> list[GenerationResult]:
@@ -194,8 +198,10 @@ class Service:
         self.engine, self.config = engine, config
         self.heads = _heads_store(engine, config)
         self.started = int(time.time())
-        base = [engine.base.info.name]
-        self.names: ModelNames = names or ServedModels(engine, base, self.heads, self.started)
+        self.name = base_name(engine.base.info)
+        self.names: ModelNames = names or ServedModels(
+            engine, [self.name], self.heads, self.started
+        )
         self.batch = engine.shared_batch(config.max_rows, config.max_queue, config.max_pause)
         self.metrics = Metrics(lambda: self.stats, self.heads)
         self.closing = False  # no new requests are taken
@@ -224,9 +230,13 @@ class Service:
     def count(self, tokens: int) -> None:
         self._recent.append((time.monotonic(), tokens))
 
+    def without_path(self, message: str) -> str:
+        """A message for clients, which need not know where the base is."""
+        return message.replace(self.engine.base.info.name, self.name)
+
     def asked(self, request: Request) -> AskedModel:
         """Raises RequestError."""
-        with _blamed(request):
+        with self._blamed(request):
             return self.names.asked(request.model, request.adapter_id, request.adapter_source)
 
     async def ask(
@@ -235,6 +245,7 @@ class Service:
         """Let `n` answers to each prompt in; answer i of a prompt is that of seed + i."""
         if self.closing:
             raise ServerClosingError("the server is closing", code="closing")
+        self._check_number(request, prompts)
         heads, loop = self.asked(request).heads, asyncio.get_running_loop()
         answers = Answers(self, loop, request.stream, heads, constraint.field)
         self._under_way.add(answers)
@@ -245,10 +256,21 @@ class Service:
             raise
         return answers
 
+    def _check_number(self, request: Request, prompts: Prompts) -> None:
+        """Raises RequestError for more answers than the queue can ever hold."""
+        asked, most = len(prompts) * request.n, self.config.max_rows + self.config.max_queue
+        if asked > most:
+            prompted = f"{len(prompts)} prompts with n {request.n}" if len(prompts) > 1 else "n"
+            raise RequestError(
+                f"{prompted} asks for {asked} answers; this server takes {most} at most at a time",
+                param="n" if len(prompts) == 1 else "prompt",
+                hint="ask for them in several requests",
+            )
+
     async def _let_in(
         self, answers: Answers, request: Request, prompts: Prompts, constraint: Constraint
     ) -> None:
-        with _blamed(request):
+        with self._blamed(request):
             named = await answers.in_time(
                 self.names.ready(request.model, request.adapter_id, request.adapter_source)
             )
@@ -257,6 +279,23 @@ class Service:
         finally:
             if (held := named.get("heads")) is not None:
                 held.close()  # the answers have holds of their own
+
+    @contextlib.contextmanager
+    def _blamed(self, request: Request) -> Iterator[None]:
+        """What is wrong with the model or heads that a request names is the fault of the field that
+        names them."""
+        try:
+            yield
+        except HubError:  # which may have been out of reach
+            raise
+        except (UsageError, CheckpointError, IncompatibleBaseError) as error:
+            named = "model" if request.adapter_id is None else "adapter_id"
+            message, hint = self.without_path(error.message), hint_for_client(error)
+            if isinstance(error, UnknownModelError):
+                raise NoSuchModelError(
+                    message, hint=hint, param=named, code="model_not_found"
+                ) from error
+            raise RequestError(message, hint=hint, param=field_of(error) or named) from error
 
     def leave(self, answers: Answers) -> None:
         if answers in self._under_way:
@@ -332,24 +371,6 @@ def _heads_store(engine: Engine, config: ServeConfig) -> HeadsStore | None:
     if config.heads_dir is None and not config.heads_hub:
         return None
     return HeadsStore(engine, config.heads_dir, config.heads_hub or (), config.heads_bytes)
-
-
-@contextlib.contextmanager
-def _blamed(request: Request) -> Iterator[None]:
-    """What is wrong with the model or heads that a request names is the fault of the field that
-    names them."""
-    try:
-        yield
-    except HubError:  # which may have been out of reach
-        raise
-    except (UsageError, CheckpointError, IncompatibleBaseError) as error:
-        named = "model" if request.adapter_id is None else "adapter_id"
-        if isinstance(error, UnknownModelError):
-            raise NoSuchModelError(
-                error.message, hint=error.hint, param=named, code="model_not_found"
-            ) from error
-        param = field_of(error) or named
-        raise RequestError(error.message, hint=error.hint, param=param) from error
 
 
 FORBIDDEN = ("store", "draft_model")  # options that name files and models of the server's machine

@@ -28,6 +28,7 @@ from medusa_kit.serve.service import Answers, Prompts, Service
 from medusa_kit.serve.tools import UNCONSTRAINED, Constraint
 
 T = TypeVar("T")
+NOT_HELD_BACK = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # by caches, nginx
 CLIENT_GONE = 499  # as nginx has it; nobody reads it
 
 
@@ -179,9 +180,7 @@ class EventStream(StreamingResponse):
     """Ends the answers whatever becomes of the connection."""
 
     def __init__(self, answers: Answers, content: AsyncIterator[bytes]) -> None:
-        super().__init__(
-            content, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
-        )
+        super().__init__(content, media_type="text/event-stream", headers=NOT_HELD_BACK)
         self._answers = answers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
