@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from medusa_kit.engine.engine import Engine
@@ -242,7 +243,8 @@ class Service:
 
     def without_path(self, message: str) -> str:
         """A message for clients, which need not know where the base is."""
-        return message.replace(self.engine.base.info.name, self.name)
+        name = self.engine.base.info.name
+        return message.replace(name, self.name) if Path(name).name else message
 
     def asked(self, request: Request) -> AskedModel:
         """Raises RequestError."""
