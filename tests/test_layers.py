@@ -32,6 +32,8 @@ SIBLINGS_ALLOWED = {("made_once", "console"), ("made_once", "files"), ("one_owne
                     ("one_owner", "errors"), ("one_owner", "files"), ("console", "errors"),
                     ("__main__", "cli")}  # fmt: skip
 MAX_LINES, MAX_FUNCTION_LINES, MAX_FILES = 400, 60, 18
+HEAVY = ("torch", "transformers", "numpy", "matplotlib", "fastapi", "starlette", "uvicorn", "httpx",
+         "openai", "llguidance", "prometheus_client", "huggingface_hub", "ray")  # fmt: skip
 
 
 def part_of(path: Path) -> str:
@@ -130,16 +132,18 @@ def test_infer_is_no_larger_than_it_should_be_of_the_package() -> None:
     assert infer <= 0.3 * sum(lines.values())
 
 
-def test_help_loads_no_heavy_library() -> None:
-    """What makes --help slow is torch and transformers; neither may load for it."""
+@pytest.mark.parametrize("command", [[], ["serve"]], ids=["all", "serve"])
+def test_help_loads_no_heavy_library(command: list[str]) -> None:
+    """What makes --help slow is torch and transformers; neither may load for it, nor the server.
+    The options of a command are checked by pydantic, which typer loads for them."""
     code = (
         "import sys\n"
         "from typer.testing import CliRunner\n"
         "from medusa_kit.cli import app\n"
-        "result = CliRunner().invoke(app, ['--help'])\n"
+        f"result = CliRunner().invoke(app, {[*command, '--help']})\n"
         "assert result.exit_code == 0, result.output\n"
-        "assert 'tree-search' in result.output\n"
-        "heavy = {'torch', 'transformers', 'numpy', 'pydantic', 'matplotlib'} & set(sys.modules)\n"
+        f"assert {'max-rows' if command else 'tree-search'!r} in result.output\n"
+        f"heavy = {set(HEAVY if command else [*HEAVY, 'pydantic'])} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -41,6 +41,7 @@ IMPOSSIBLE = {
     "blt": "it cuts its text into patches, and a patch depends on its neighbours in the sequence",
 }
 NO_LIMIT = 1 << 30  # context of families that state none
+LEAST_CONTEXT = 17  # tokens of the longest text that the self-check reads
 
 
 def why_impossible(config: Any) -> str | None:
@@ -54,7 +55,17 @@ def why_impossible(config: Any) -> str | None:
     if getattr(config, "alibi", False) is True:  # Falcon's first models
         return SLOTS
     layers = getattr(config, "layer_types", None) or ()
-    return next((IMPOSSIBLE_LAYERS[kind] for kind in layers if kind in IMPOSSIBLE_LAYERS), None)
+    for kind in layers:
+        if kind in IMPOSSIBLE_LAYERS:
+            return IMPOSSIBLE_LAYERS[kind]
+    return too_short(config)
+
+
+def too_short(config: Any) -> str | None:
+    """Why a context has no room for the self-check; None where it has."""
+    if (length := context_length(config)) >= LEAST_CONTEXT:
+        return None
+    return f"its context holds {length} tokens; expected {LEAST_CONTEXT} or more"
 
 
 def refuse_impossible(config: Any, name: str) -> None:

@@ -86,13 +86,14 @@ class BaseModel:
         known: Fingerprint | None = None,
     ) -> None:
         """`known`: the fingerprint, where it is not computed from the weights."""
-        if model.config.is_encoder_decoder:
+        text = model.config.get_text_config()
+        if model.config.is_encoder_decoder or families.too_short(text):
             families.refuse_impossible(model.config, name)
         model.eval()
         model.requires_grad_(False)
         self.model = model
         self.tokenizer = tokenizer
-        self.config = model.config.get_text_config()
+        self.config = text
         self.scale_logits = LogitScale.of(self.config)
         self.decoder_is_exact = self._check_views()
         self.info = self._describe(name, source, revision, known)

@@ -80,15 +80,29 @@ def render(
     return list(ids)
 
 
-def render_text(tokenizer: Any, messages: Sequence[Message]) -> str:
+def render_text(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> str:
     """Text of the conversation, ready for the answer. Raises DataError as `render` does."""
+    given = {} if tools is None else {"tools": [dict(tool) for tool in tools]}
     check_characters(messages)
     with refusals():
         return str(
             tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, tokenize=False
+                list(messages), add_generation_prompt=True, tokenize=False, **given
             )
         )
+
+
+def encodes_text(tokenizer: Any) -> bool:
+    """Whether messages are encoded as the text that `render_text` makes of them. Tokenizers with a
+    way of their own may do otherwise."""
+    from transformers import PreTrainedTokenizerBase
+
+    own = getattr(tokenizer.apply_chat_template, "__func__", None)
+    return own is PreTrainedTokenizerBase.apply_chat_template
 
 
 def encode_text(tokenizer: Any, text: str) -> list[int]:

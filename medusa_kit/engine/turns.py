@@ -6,7 +6,7 @@ theirs; from the first place on where a template changes an earlier turn (drops 
 or a person does, text is encoded again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,16 +58,18 @@ def next_prompt(
     tokenizer: Any,
     messages: Sequence[Message],
     before: Answered | None,
-    encode: Callable[[list[Message]], list[int]],
+    encode: Callable[[list[Message]], list[int]] | None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> Prompt:
-    """The prompt that these messages are. `before`: the turn before; `encode`: encodes everything.
+    """The prompt that these messages are. `before`: the turn before; `encode`: encodes everything,
+    None where that is encoding the template's text; `tools`: for the template.
 
     Raises DataError where the chat template refuses them.
     """
     messages = [dict(message) for message in messages]
-    if tokenizer is None or chat_template(tokenizer) is None:
+    if encode is not None and (tokenizer is None or chat_template(tokenizer) is None):
         return Prompt(messages, encode(messages))
-    text, rewritten = render_text(tokenizer, messages), False
+    text, rewritten = render_text(tokenizer, messages, tools), False
     if before is not None:
         known = [*before.prompt.messages, before.message]
         num_same = _num_same(messages, known)
@@ -78,10 +80,10 @@ def next_prompt(
             ids = [*before.all_ids[: marks[-1].num_ids], *rest]
             marks.append(Mark(len(messages), len(text), len(ids)))
             return Prompt(messages, ids, text, marks, rewritten)
-    ids = encode(messages)
+    ids = encode_text(tokenizer, text) if encode is None else encode(messages)
     # A tokenizer may encode messages in another way than their text: then there is no mark.
-    marks = [Mark(len(messages), len(text), len(ids))]
-    marks = marks if encode_text(tokenizer, text) == ids else []
+    same = encode is None or encode_text(tokenizer, text) == ids
+    marks = [Mark(len(messages), len(text), len(ids))] if same else []
     return Prompt(messages, ids, text, marks, rewritten)
 
 

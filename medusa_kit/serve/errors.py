@@ -1,6 +1,7 @@
 """What went wrong, as OpenAI's clients expect it: a status, and {"error": {…}} as the body."""
 
 import re
+import reprlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,9 +24,11 @@ from medusa_kit.errors import (
     UsageError,
     did_you_mean,
 )
+from medusa_kit.serve.hints import said_to_client
 from medusa_kit.serve.schema import ChatRequest, CompletionRequest
 
 RETRY_SECONDS = 1
+NESTED = "the body is nested too deeply: objects and lists in one another, hundreds of them"
 FIELDS = frozenset([*ChatRequest.model_fields, *CompletionRequest.model_fields])
 BLAMED = re.compile(r"(?:field of )?(([a-z_]+)(?:[.[][^ :]*)?)")  # how messages about values begin
 
@@ -79,12 +82,15 @@ def described(error: BaseException) -> tuple[int, dict[str, Any]]:
         return error.status, body(str(error), kind, error.param, error.code)
     for one, status, kind, code in TABLE:
         if isinstance(error, one):
-            nested = isinstance(error, RecursionError)
-            said = "the request is nested too deeply" if nested else str(error)
-            return status, body(said, kind, field_of(error), code)
+            return status, body(_said(error), kind, field_of(error), code)
     console.warn(f"a request failed: {type(error).__name__}: {error}")
-    said = str(error) if isinstance(error, MedusaKitError) else "the server failed; see its log"
-    return 500, body(said, "server_error", None, None)
+    return 500, body("the server failed; see its log", "server_error", None, None)
+
+
+def _said(error: BaseException) -> str:
+    if isinstance(error, ClosedError):  # whose own words may be of what ended the batch
+        return "the server takes no more requests"
+    return said_to_client(error) if isinstance(error, MedusaKitError) else NESTED
 
 
 class ErrorDetails(BaseModel):
@@ -106,6 +112,7 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
     for status, said in {
         400: "The request cannot be answered; `param` is the field to blame.",
         404: "There is no such model.",
+        415: "The Content-Type is not application/json.",
         429: "Too many requests wait.",
         500: "The server failed.",
         503: "The server is closing or out of memory, or the Hub cannot be reached.",
@@ -177,18 +184,36 @@ def _is_kind(part: Any) -> bool:
     return isinstance(part, str) and (part == "str" or "[" in part)
 
 
+def _wrong_kind(content_type: str) -> tuple[int, str, None]:
+    """(status, message, field) for a body that was not read, since it is not sent as JSON."""
+    if not content_type:
+        return 400, "the header Content-Type is missing; expected application/json", None
+    said = f"the header Content-Type is {reprlib.repr(content_type)}; expected application/json"
+    return 415, said, None
+
+
+def _unread(cause: BaseException | None) -> str | None:
+    """Why a body could not be read as JSON."""
+    if isinstance(cause, RecursionError):
+        return NESTED
+    return "the body is no JSON: it is not UTF-8" if isinstance(cause, UnicodeError) else None
+
+
 def install(app: FastAPI) -> None:
     """Every error leaves the server in OpenAI's form."""
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        message, param = explain_invalid(error)
-        return response(400, body(message, "invalid_request_error", param, None))
+        unread = isinstance(error.body, bytes) and error.body
+        refused = _wrong_kind(request.headers.get("content-type", "")) if unread else None
+        status, message, param = refused or (400, *explain_invalid(error))
+        return response(status, body(message, "invalid_request_error", param, None))
 
     @app.exception_handler(HTTPException)
     async def refused(request: Request, error: HTTPException) -> JSONResponse:
         kind = TYPES.get(error.status_code, "invalid_request_error")
-        answer = response(error.status_code, body(str(error.detail), kind, None, None))
+        said = _unread(error.__cause__) or str(error.detail)
+        answer = response(error.status_code, body(said, kind, None, None))
         answer.headers.update(error.headers or {})
         return answer
 

@@ -7,14 +7,38 @@ import asyncio
 import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+from medusa_kit.base.model import BaseModelInfo
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.heads_store import HeadsStatus, HeadsStore
 from medusa_kit.errors import ConfigError, UnknownModelError, did_you_mean, unknown_value
+from medusa_kit.heads.checkpoint import PAIRED_FOLDER
 
 ADAPTER_SOURCES = ("local", "hub")  # LoRAX has more
 OWNER = "medusa-kit"
+
+
+def base_name(info: BaseModelInfo) -> str:
+    """What clients call a base: of one in a folder or a file, its name without the way there."""
+    if info.source in ("hub", "embedded", "debug", "memory"):
+        return info.name
+    return _last_part(Path(info.name)) or info.source
+
+
+def heads_name(source: str) -> str:
+    """The same for the server's own heads. Those of the Hub lie in its cache, under their id."""
+    folder = Path(source).absolute()
+    cached = folder.parent.parent.name
+    if folder.parent.name == "snapshots" and cached.startswith("models--"):
+        return cached.removeprefix("models--").replace("--", "/")
+    return _last_part(folder.parent if folder.name == PAIRED_FOLDER else folder) or "heads"
+
+
+def _last_part(path: Path) -> str:
+    """Of `.` and `..` what they stand for."""
+    return (path if path.name not in ("", "..") else path.expanduser().resolve()).name
 
 
 @dataclass(frozen=True)
@@ -61,7 +85,7 @@ class ServedModels:
         if self._store is None:
             raise UnknownModelError(
                 f"there are no heads {reprlib.repr(heads)} here: requests may name none",
-                hint="start the server with --heads-dir",
+                hint="GET /v1/models lists all",
             )
         return AskedModel(f"{base}:{heads}", heads)
 
@@ -98,7 +122,7 @@ class ServedModels:
         own, base = self._engine.heads, self.names[0]
         told = {
             "state": "loaded",
-            "heads": self._engine.heads_source,
+            "heads": None if (source := self._engine.heads_source) is None else heads_name(source),
             "kind": None if own is None else own.config.kind,
             "num_heads": None if own is None else own.num_heads,
             "bytes": 0 if own is None else own.num_bytes,

@@ -8,12 +8,14 @@ import contextlib
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.heads_store import HeadsStore
+from medusa_kit.engine.recent_turns import RecentTurns
 from medusa_kit.engine.result import GenerationResult
 from medusa_kit.engine.shared_batch import Answer
 from medusa_kit.errors import (
@@ -29,6 +31,8 @@ from medusa_kit.errors import (
 from medusa_kit.infer.details import Wanted
 from medusa_kit.infer.threaded.batch_thread import BatchStats
 from medusa_kit.infer.threaded.submission import Emission
+from medusa_kit.serve.conversations import Asked, Conversations
+from medusa_kit.serve.drafting import check_drafting
 from medusa_kit.serve.errors import (
     NoSuchModelError,
     RequestError,
@@ -36,9 +40,10 @@ from medusa_kit.serve.errors import (
     ServerClosingError,
     field_of,
 )
-from medusa_kit.serve.models import AskedModel, ServedModels
+from medusa_kit.serve.hints import hint_for_client
+from medusa_kit.serve.models import AskedModel, ServedModels, base_name
 from medusa_kit.serve.operations.metrics import AnswerClock, Metrics
-from medusa_kit.serve.schema import KitFields, Request
+from medusa_kit.serve.schema import Request
 from medusa_kit.serve.tools import UNCONSTRAINED, Constraint
 from medusa_kit.settings.serve import ServeConfig
 
@@ -90,24 +95,23 @@ class Answers:
         stream: bool = True,
         heads: str | None = None,
         grammar_field: str | None = None,
+        owner: str = "",
     ) -> None:
         """`stream`: whether each step is waited for, or the end alone. `heads`: that the request
         named. `grammar_field`: which asks for a grammar."""
         self._service, self._loop, self._stream = service, loop, stream
-        self.heads, self._grammar_field = heads, grammar_field
+        self.heads, self._grammar_field, self.owner = heads, grammar_field, owner
+        self.chat: Asked | None = None  # unless it is no chat
         self._changed = asyncio.Event()
         self.answers: list[Answer] = []
         self._cancelled = False
         self._clocks: list[AnswerClock] = []
         self.began = loop.time()
-        self.first_token_at: float | None = None  # by the loop's clock, as `began`
         self.deadline = self.began + service.config.request_timeout
 
     def _told(self, clock: AnswerClock, tokens: list[int]) -> None:
         """In the batch's thread."""
         clock.stamp(len(tokens))
-        if self.first_token_at is None and tokens:
-            self.first_token_at = self._loop.time()
         self._service.count(len(tokens))
         if self._stream or not tokens:
             self._loop.call_soon_threadsafe(self._changed.set)
@@ -150,6 +154,9 @@ class Answers:
 
     def _explained(self, error: Exception) -> Exception:
         """A grammar that this base cannot follow to its end is the request's."""
+        if type(error) is ConfigError:
+            message = self._service.without_path(error.message)
+            error = error if message == error.message else ConfigError(message, hint=error.hint)
         if (
             self._grammar_field is None
             or not isinstance(error, MedusaKitError)
@@ -157,7 +164,7 @@ class Answers:
             or field_of(error) is not None
         ):
             return error
-        return RequestError(error.message, hint=error.hint, param=self._grammar_field)
+        return RequestError(error.message, hint=hint_for_client(error), param=self._grammar_field)
 
     async def in_time(self, work: Awaitable[T]) -> T:
         """Wait for something. Raises RequestTimeoutError at the deadline."""
@@ -167,8 +174,15 @@ class Answers:
         except asyncio.TimeoutError:
             raise RequestTimeoutError(
                 f"the request took longer than {self._service.config.request_timeout:g} seconds",
-                hint="ask for fewer tokens, or raise --request-timeout", code="timeout",
+                hint="ask for fewer tokens", code="timeout",
             ) from None  # fmt: skip
+
+    def keep(self, number: int, text: str) -> None:
+        """An answer of a chat that has ended, for the turn after it."""
+        if self.chat is not None:
+            row = self.answers[number].submission.row
+            ids = [token for token in row.token_ids if token not in row.stop_ids]
+            self._service.conversations.keep(self.chat, text, ids)
 
     def results(self) -> list[GenerationResult]:
         return [answer.so_far() for answer in self.answers]
@@ -194,12 +208,15 @@ class Service:
         self.engine, self.config = engine, config
         self.heads = _heads_store(engine, config)
         self.started = int(time.time())
-        base = [engine.base.info.name]
-        self.names: ModelNames = names or ServedModels(engine, base, self.heads, self.started)
+        self.name = base_name(engine.base.info)
+        self.names: ModelNames = names or ServedModels(
+            engine, [self.name], self.heads, self.started
+        )
         self.batch = engine.shared_batch(config.max_rows, config.max_queue, config.max_pause)
         self.metrics = Metrics(lambda: self.stats, self.heads)
         self.closing = False  # no new requests are taken
-        self.observers: list[Callable[[Answers], None]] = []  # told of each request's end
+        kept = None if engine.batches is None else RecentTurns()  # None: no prefix is reused
+        self.conversations = Conversations(engine.base.tokenizer, kept)
         self._under_way: set[Answers] = set()
         self._recent: deque[tuple[float, int]] = deque(maxlen=4096)  # (time, tokens) of steps
 
@@ -224,19 +241,30 @@ class Service:
     def count(self, tokens: int) -> None:
         self._recent.append((time.monotonic(), tokens))
 
+    def without_path(self, message: str) -> str:
+        """A message for clients, which need not know where the base is."""
+        name = self.engine.base.info.name
+        return message.replace(name, self.name) if Path(name).name else message
+
     def asked(self, request: Request) -> AskedModel:
         """Raises RequestError."""
-        with _blamed(request):
+        with self._blamed(request):
             return self.names.asked(request.model, request.adapter_id, request.adapter_source)
 
     async def ask(
-        self, request: Request, prompts: Prompts, constraint: Constraint = UNCONSTRAINED
+        self,
+        request: Request,
+        prompts: Prompts,
+        constraint: Constraint = UNCONSTRAINED,
+        owner: str = "",
     ) -> Answers:
-        """Let `n` answers to each prompt in; answer i of a prompt is that of seed + i."""
+        """Let `n` answers to each prompt in; answer i of a prompt is that of seed + i. `owner`:
+        whose earlier turns a chat may go on from."""
         if self.closing:
             raise ServerClosingError("the server is closing", code="closing")
+        self._check_number(request, prompts)
         heads, loop = self.asked(request).heads, asyncio.get_running_loop()
-        answers = Answers(self, loop, request.stream, heads, constraint.field)
+        answers = Answers(self, loop, request.stream, heads, constraint.field, owner)
         self._under_way.add(answers)
         try:
             await self._let_in(answers, request, prompts, constraint)
@@ -245,10 +273,21 @@ class Service:
             raise
         return answers
 
+    def _check_number(self, request: Request, prompts: Prompts) -> None:
+        """Raises RequestError for more answers than the queue can ever hold."""
+        asked, most = len(prompts) * request.n, self.config.max_rows + self.config.max_queue
+        if asked > most:
+            prompted = f"{len(prompts)} prompts with n {request.n}" if len(prompts) > 1 else "n"
+            raise RequestError(
+                f"{prompted} asks for {asked} answers; this server takes {most} at most at a time",
+                param="n" if len(prompts) == 1 else "prompt",
+                hint="ask for them in several requests",
+            )
+
     async def _let_in(
         self, answers: Answers, request: Request, prompts: Prompts, constraint: Constraint
     ) -> None:
-        with _blamed(request):
+        with self._blamed(request):
             named = await answers.in_time(
                 self.names.ready(request.model, request.adapter_id, request.adapter_source)
             )
@@ -258,11 +297,25 @@ class Service:
             if (held := named.get("heads")) is not None:
                 held.close()  # the answers have holds of their own
 
+    @contextlib.contextmanager
+    def _blamed(self, request: Request) -> Iterator[None]:
+        """What is wrong with the model or heads that a request names is the fault of the field that
+        names them."""
+        try:
+            yield
+        except HubError:  # which may have been out of reach
+            raise
+        except (UsageError, CheckpointError, IncompatibleBaseError) as error:
+            named = "model" if request.adapter_id is None else "adapter_id"
+            message, hint = self.without_path(error.message), hint_for_client(error)
+            if isinstance(error, UnknownModelError):
+                raise NoSuchModelError(
+                    message, hint=hint, param=named, code="model_not_found"
+                ) from error
+            raise RequestError(message, hint=hint, param=field_of(error) or named) from error
+
     def leave(self, answers: Answers) -> None:
-        if answers in self._under_way:
-            self._under_way.discard(answers)
-            for tell in self.observers:
-                tell(answers)
+        self._under_way.discard(answers)
 
     def cancel(self) -> None:
         """End all that is under way, and take no more."""
@@ -297,20 +350,21 @@ class Service:
             options |= {"drafter": asked.drafter, "drafter_options": asked.drafter_options}
         seed = secrets.randbits(31) if request.seed is None else request.seed
         for prompt in prompts:
-            ids = self._encoded(prompt, constraint)
+            ids = self._encoded(prompt, constraint, answers)
             if not ids:
                 raise RequestError("prompt has no token; expected some text", param="prompt")
             longest = self._longest(len(ids), request)
             for number in range(request.n):
                 answers.submit(prompt=ids, max_new_tokens=longest, seed=seed + number, **options)
 
-    def _encoded(self, prompt: Any, constraint: Constraint) -> list[int]:
+    def _encoded(self, prompt: Any, constraint: Constraint, answers: Answers) -> list[int]:
         """Chats go through the template, a completion's text does not."""
         tokenizer = self.engine.base.tokenizer
         if tokenizer is not None and isinstance(prompt, str):
             return list(tokenizer(prompt).input_ids)
         if tokenizer is not None and isinstance(prompt[0], Mapping):
-            return constraint.encode(tokenizer, prompt)
+            answers.chat = self.conversations.prompt(prompt, constraint, answers.owner)
+            return answers.chat.prompt.ids
         return self.engine.encode(prompt)
 
     def _longest(self, num_prompt: int, request: Request) -> int:
@@ -332,48 +386,3 @@ def _heads_store(engine: Engine, config: ServeConfig) -> HeadsStore | None:
     if config.heads_dir is None and not config.heads_hub:
         return None
     return HeadsStore(engine, config.heads_dir, config.heads_hub or (), config.heads_bytes)
-
-
-@contextlib.contextmanager
-def _blamed(request: Request) -> Iterator[None]:
-    """What is wrong with the model or heads that a request names is the fault of the field that
-    names them."""
-    try:
-        yield
-    except HubError:  # which may have been out of reach
-        raise
-    except (UsageError, CheckpointError, IncompatibleBaseError) as error:
-        named = "model" if request.adapter_id is None else "adapter_id"
-        if isinstance(error, UnknownModelError):
-            raise NoSuchModelError(
-                error.message, hint=error.hint, param=named, code="model_not_found"
-            ) from error
-        param = field_of(error) or named
-        raise RequestError(error.message, hint=error.hint, param=param) from error
-
-
-FORBIDDEN = ("store", "draft_model")  # options that name files and models of the server's machine
-MOST = 64  # nodes, tokens and the like of a drafter, since its neighbours share the step
-
-
-def check_drafting(asked: KitFields) -> None:
-    """Raises RequestError for options of a drafter that a request must not set."""
-    _check_options(asked.drafter_options or {})
-
-
-def _check_options(options: Mapping[str, Any]) -> None:
-    for name, value in options.items():
-        if name in FORBIDDEN:
-            raise RequestError(
-                f"drafter_options: {name!r} names what lies on the server, and cannot be set by a "
-                "request",
-                param="medusa_kit",
-            )
-        if isinstance(value, int) and value > MOST:
-            raise RequestError(
-                f"drafter_options: {name} {value} is out of range; a request may ask for {MOST} "
-                "at most",
-                param="medusa_kit",
-            )
-        if isinstance(value, Mapping):
-            _check_options(value)

@@ -28,6 +28,7 @@ from medusa_kit.serve.service import Answers, Prompts, Service
 from medusa_kit.serve.tools import UNCONSTRAINED, Constraint
 
 T = TypeVar("T")
+NOT_HELD_BACK = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # by caches, nginx
 CLIENT_GONE = 499  # as nginx has it; nobody reads it
 
 
@@ -56,6 +57,12 @@ class AnswerText:
         self._answer = answer
         self._text = TextStream(tokenizer, answer.stops) if tokenizer is not None else None
         self._last: tuple[int, str | None] = (0, None)
+        self._shown: list[str] = []
+
+    @property
+    def text(self) -> str:
+        """So far."""
+        return "".join(self._shown)
 
     def push(self, emission: Emission) -> Piece:
         piece, row = Piece(tree=emission.tree), self._answer.submission.row
@@ -82,6 +89,7 @@ class AnswerText:
         if text:
             depth, by = self._last
             piece.text += text
+            self._shown.append(text)
             piece.spans.append({"text": text, "depth": depth, "by": by})
 
 
@@ -179,9 +187,7 @@ class EventStream(StreamingResponse):
     """Ends the answers whatever becomes of the connection."""
 
     def __init__(self, answers: Answers, content: AsyncIterator[bytes]) -> None:
-        super().__init__(
-            content, media_type="text/event-stream", headers={"Cache-Control": "no-cache"}
-        )
+        super().__init__(content, media_type="text/event-stream", headers=NOT_HELD_BACK)
         self._answers = answers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -193,7 +199,8 @@ class EventStream(StreamingResponse):
 
 async def respond(reply: Reply, prompts: Prompts, http: HttpRequest) -> Response:
     """Answer a request. Raises what cannot be answered."""
-    answers = await reply.service.ask(reply.asked, prompts, reply.constraint)
+    owner = http.headers.get("authorization", "")
+    answers = await reply.service.ask(reply.asked, prompts, reply.constraint, owner)
     if reply.asked.stream:
         return EventStream(answers, _events(reply, answers))
     try:
@@ -216,8 +223,12 @@ async def _events(reply: Reply, answers: Answers) -> AsyncIterator[bytes]:
                 if piece.tokens or piece.tree is not None:
                     yield reply.event([reply.delta(index, piece, None)])
                 continue
-            reason = answers.answers[index].submission.row.finish_reason
-            yield reply.event([reply.delta(index, texts[index].finish(), reason)])
+            reason, last = (
+                answers.answers[index].submission.row.finish_reason,
+                texts[index].finish(),
+            )
+            answers.keep(index, texts[index].text)  # before the client can go on from it
+            yield reply.event([reply.delta(index, last, reason)])
         if reply.asked.wants_usage:
             yield reply.event([], usage(answers.results(), reply.asked.n, answers.heads))
         yield b"data: [DONE]\n\n"
@@ -233,8 +244,9 @@ async def _whole(reply: Reply, answers: Answers) -> dict[str, Any]:
         added = texts[index].finish() if emission is None else texts[index].push(emission)
         pieces[index].add(added)
     results = answers.results()
-    for piece, result in zip(pieces, results, strict=True):
-        piece.text = result.text
+    for index, result in enumerate(results):
+        pieces[index].text = result.text
+        answers.keep(index, result.text)
     told = enumerate(zip(pieces, results, strict=True))
     choices = [reply.choice(index, piece, result.finish_reason) for index, (piece, result) in told]
     return reply.whole(choices, usage(results, reply.asked.n, answers.heads))

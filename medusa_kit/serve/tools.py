@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from medusa_kit.data.chat import encode_prompt
-from medusa_kit.data.template import chat_template, render
+from medusa_kit.data.template import chat_template, render, render_text
 from medusa_kit.errors import ConfigError, DataError, unknown_value
 from medusa_kit.infer.accept.grammar import check_grammar
 from medusa_kit.serve.tool_calls import CALL, END
@@ -57,13 +57,19 @@ class Constraint:
     def encode(self, tokenizer: Any, messages: Sequence[Message]) -> list[int]:
         """Token ids of the conversation, ready for the answer. Raises ConfigError for calls in it
         that are none, DataError where the template refuses."""
+        given, tools = self.shown(tokenizer, messages)
+        return encode_shown(tokenizer, given, tools)
+
+    def shown(
+        self, tokenizer: Any, messages: Sequence[Message]
+    ) -> tuple[list[Message], Sequence[Mapping[str, Any]] | None]:
+        """(messages, tools) as the chat template gets them. Raises what `encode` does."""
         template = chat_template(tokenizer) or ""
         if CALL in template and "tools" in template:
-            given = for_template(messages)
-            return render(tokenizer, given, add_generation_prompt=True, tools=self.tools or None)
+            return for_template(messages), self.tools or None
         given = as_text(messages)
         if not self.tools:
-            return encode_prompt(tokenizer, given)
+            return given, None
         if not template:
             raise ConfigError(
                 "tools need a chat template, which this base's tokenizer lacks",
@@ -71,11 +77,20 @@ class Constraint:
             )
         listed = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in self.tools)
         said = INSTRUCTIONS.format(tools=listed)
+        shown = with_system(given, said)
         try:
-            return render(tokenizer, with_system(given, said), add_generation_prompt=True)
+            render_text(tokenizer, shown)
         except DataError:  # some templates have no system messages
-            alone = with_system(given, said, role="user")
-            return render(tokenizer, alone, add_generation_prompt=True)
+            shown = with_system(given, said, role="user")
+        return shown, None
+
+
+def encode_shown(
+    tokenizer: Any, shown: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
+) -> list[int]:
+    if tools is None:
+        return encode_prompt(tokenizer, shown)
+    return render(tokenizer, shown, add_generation_prompt=True, tools=tools)
 
 
 UNCONSTRAINED = Constraint()

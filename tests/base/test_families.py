@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from support.small_engines import build_engine
 from support.tiny_models import COMMON, EVERY, tiny_base, tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaModel, T5ForConditionalGeneration
 
-from medusa_kit.base.families import refuse_impossible, why_impossible
+from medusa_kit.base.families import LEAST_CONTEXT, refuse_impossible, why_impossible
 from medusa_kit.base.model import BaseModel, load_base_model, wrap_model
 from medusa_kit.errors import IncompatibleBaseError
+from medusa_kit.infer import self_check
 from medusa_kit.infer.verifier import Verifier
 
 STATEFUL = ["mamba", "mamba2", "falcon_mamba", "rwkv", "xlstm", "recurrent_gemma", "jamba", "bamba",
@@ -122,3 +124,17 @@ def test_families_that_transformers_has_no_sdpa_for_load_from_a_folder(
     chat_base.tokenizer.save_pretrained(tmp_path)
     loaded = load_base_model(str(tmp_path), device="cpu")
     assert loaded.info.fingerprint == tiny_base(family).info.fingerprint
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_a_context_without_room_for_the_check_is_refused(family: str) -> None:
+    longest = max(self_check.PROMPT_LENGTHS) + self_check.ROUNDS * len(self_check.KEPT)
+    assert longest == LEAST_CONTEXT
+    name = "n_positions" if family == "gpt2" else "max_position_embeddings"
+    for length in (1, 5, LEAST_CONTEXT - 1):
+        with pytest.raises(IncompatibleBaseError, match=f"its context holds {length} tokens"):
+            build_engine(wrap_model(tiny_model(family, **{name: length}), None, "short"))
+    engine = build_engine(
+        wrap_model(tiny_model(family, **{name: LEAST_CONTEXT}), None, "short"), guesses="paying"
+    )
+    assert len(engine.generate([3], max_new_tokens=4, drafter="suffix").token_ids) == 4

@@ -122,7 +122,7 @@ def test_a_later_turn_reads_its_message_alone(chat: Talk, monkeypatch: pytest.Mo
     read = [*asked, *first.result.token_ids]
     assert again[: len(read)] == read
     assert compared == again
-    assert plain.token_ids == second.result.token_ids
+    assert plain.result.token_ids == second.result.token_ids
     cached = second.result.stats.cached_tokens
     words = f"{cached} of {len(again)} prompt tokens read before"
     assert (words in err) == (cached > 0)
@@ -211,6 +211,30 @@ def test_ctrl_c_within_a_step_waits_for_its_end(
     in_cpp = second.result.stats.steps_run_by.startswith("C++")
     assert second.result.stats.cached_tokens == (len(read) - 1) * in_cpp
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_ctrl_c_in_a_comparison_loses_nothing_that_was_read(
+    chat: Talk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, typed, original = ids_of(monkeypatch), list[int](), Batch.step
+
+    def step(self: Batch) -> Any:
+        if calls[0][1].ended and not typed:  # once, in the comparison
+            typed.append(1)
+            signal.raise_signal(signal.SIGINT)
+        return original(self)
+
+    monkeypatch.setattr(Batch, "step", step)
+    code, _, err = chat(["Name a tree.", "/compare", "Another."], "--heads", "none")
+    assert code == 0
+    assert "comparison stopped\n" in err
+    (asked, first), _, (again, second) = calls
+    read = [*asked, *first.result.token_ids]
+    assert again[: len(read)] == read
+    in_cpp = second.result.stats.steps_run_by.startswith("C++")
+    # The comparison has written over the answer as far as it came.
+    assert second.result.stats.cached_tokens >= len(asked) * in_cpp
+    assert len(second.result.token_ids) == 8
 
 
 def test_ctrl_c_before_the_answer_and_ctrl_c_twice_interrupt_at_once() -> None:

@@ -145,7 +145,7 @@ def post(http: httpx.Client, path: str, asked: dict[str, Any]) -> httpx.Response
         (b"[1]", "valid dictionary"),
         (b'{"model": "x", "prompt": "a", "temperature": NaN}', "finite"),
         (b'{"model": "x", "prompt": "a", "temperature": 1e999}', "finite"),
-        (b'{"model": "x", "prompt": ' + b"[" * 100_000, "pars"),
+        (b'{"model": "x", "prompt": ' + b"[" * 100_000, "nested"),
         (b'\xff\xfe{"model": "x"}', "body"),
     ],
 )

@@ -1,4 +1,4 @@
-"""What other parts of the server plug into: names, routers, middleware, observers."""
+"""What other parts of the server plug into: names, routers, middleware."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,6 @@ from support.serving.live_server import LiveServer, live_server
 
 from medusa_kit.engine.engine import Engine
 from medusa_kit.serve.models import AskedModel, ServedModels
-from medusa_kit.serve.service import Answers
 
 
 class Refusing:
@@ -59,17 +58,6 @@ def test_a_name_may_mean_options_of_the_batch(engine: Engine) -> None:
         assert answer.usage.model_extra["medusa_kit"]["drafter"] == "none"
         with pytest.raises(openai.NotFoundError):
             client.completions.create(model="other", prompt="a")
-
-
-def test_observers_hear_of_each_request_once(engine: Engine) -> None:
-    told: list[Answers] = []
-    with live_server(engine) as live, live.client() as client:
-        live.service.observers.append(told.append)
-        client.completions.create(model=live.model, prompt="a", max_tokens=4, n=2)
-    (one,) = told
-    assert [result.stats.new_tokens for result in one.results()] == [4, 4]
-    assert one.first_token_at is not None
-    assert one.first_token_at >= one.began
 
 
 def test_the_meter(live: LiveServer) -> None:

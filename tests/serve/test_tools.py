@@ -7,7 +7,9 @@ import pytest
 from support.serving.grammars import accepts, tokenizer, writing_base
 from support.small_engines import build_engine
 
+from medusa_kit.engine.recent_turns import RecentTurns
 from medusa_kit.errors import ConfigError
+from medusa_kit.serve.conversations import Conversations
 from medusa_kit.serve.tool_calls import CallReader, read_answer
 from medusa_kit.serve.tools import Constraint, constraint_of
 
@@ -223,7 +225,10 @@ def rendered(template: str | None, constraint: Constraint, messages: list[dict[s
     own = copy(tokenizer())
     if template is not None:
         own.chat_template = template
-    return own.decode(constraint.encode(own, messages))
+    ids = constraint.encode(own, messages)
+    chats = Conversations(own, RecentTurns())
+    assert chats.prompt(messages, constraint, "").prompt.ids == ids
+    return own.decode(ids)
 
 
 def test_a_template_that_knows_calls_is_given_the_tools() -> None:

@@ -163,14 +163,19 @@ class Chat:
             console.warn("the last answer was stopped before its first token")
             return
         settings = {**self.settings, "max_new_tokens": len(result.token_ids), "drafter": "none"}
+        streaming = self.engine.stream(prompt, **settings)
         try:
-            plain = self.engine.generate(prompt, **settings)
+            with interrupt.between_steps(lambda: True) as check:  # what was read is kept
+                for _ in streaming:
+                    check()
         except KeyboardInterrupt:
+            streaming.close()
             console.warn("comparison stopped")
             return
         except MedusaKitError as error:
             console.warn(str(error))
             return
+        plain = streaming.result
         # The prompt was read for the first answer, and is not read again for the second.
         ours, rate = (one.stats.decoding_tokens_per_second for one in (result, plain))
         speed = "an answer of one token has no speed"

@@ -6,7 +6,7 @@ A file in the cache folder holds them, named by all that they depend on.
 import hashlib
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from medusa_kit.version import __version__
 PREFIX = 32  # tokens before the measured nodes
 REPEATS = 4
 LONGEST = 0.5  # seconds of one step from which on no larger ones are measured
+LEAST_GROWTH = 0.05  # by which a step of the most nodes takes longer than one of a single node
 POSSIBLE = (1e-7, 1e4)  # seconds that a step may have taken; a file with others is damaged
 
 
@@ -73,7 +74,13 @@ class MeasuredSteps:
         least, most = POSSIBLE
         possible = all(least <= taken <= most for taken in seconds.values())
         sizes = {1} < seconds.keys() <= set(SIZES)
-        return seconds if possible and sizes else None
+        if not (possible and sizes) or (self._in_cpp and _is_flat(seconds)):
+            return None
+        return seconds
+
+    @property
+    def _in_cpp(self) -> bool:
+        return self._verifier.steps_run_by.startswith("C++")
 
     def _measured_and_kept(self) -> dict[int, float]:
         console.stage("timing steps on this machine")
@@ -85,6 +92,15 @@ class MeasuredSteps:
         except OSError as error:  # they are measured again next time
             console.warn(f"step times were not kept: {error}")
         return seconds
+
+
+def _is_flat(seconds: Mapping[int, float]) -> bool:
+    """Whether no step takes longer than another, or those of the most nodes hardly do: on a CPU
+    that computes one node after another, something else was timed. Few nodes may cost as much as
+    one, while weights are read."""
+    most = max(seconds)
+    flat = most == SIZES[-1] and seconds[most] < (1 + LEAST_GROWTH) * seconds[1]
+    return flat or len(set(seconds.values())) == 1
 
 
 @torch.inference_mode()

@@ -10,7 +10,7 @@ from support.small_engines import build_engine
 from support.tiny_models import tiny_base
 
 from medusa_kit.infer.node_choice import measured
-from medusa_kit.infer.node_choice.cost import StepCost
+from medusa_kit.infer.node_choice.cost import SIZES, StepCost
 from medusa_kit.infer.node_choice.measured import MeasuredSteps
 
 
@@ -89,6 +89,32 @@ def test_a_damaged_file_is_measured_anew(steps: MeasuredSteps, tmp_path: Path, t
     assert steps.cost.seconds(1) > 0
     assert steps._path.read_text() != text
     assert json.loads(steps._path.read_text())["seconds"]["1"] == steps.cost.seconds(1)
+
+
+@pytest.mark.parametrize("run_by", ["C++ (plain)", "torch"])
+@pytest.mark.parametrize(
+    ("seconds", "believed"),
+    [
+        (dict.fromkeys(SIZES, 0.01), False),
+        ({1: 0.01, 2: 0.01}, False),
+        ({size: 0.01 + size * 1e-6 for size in SIZES}, False),
+        ({1: 0.01, 2: 0.0101}, True),
+        ({size: 0.01 + size * 1e-3 for size in SIZES}, True),
+    ],
+    ids=["equal", "two equal", "hardly more", "two", "more"],
+)
+def test_times_that_do_not_grow_with_the_nodes_are_not_believed_in_cpp(
+    steps: MeasuredSteps,
+    seconds: dict[int, float],
+    believed: bool,
+    run_by: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(steps._verifier, "steps_run_by", run_by)
+    steps._path.parent.mkdir()
+    steps._path.write_text(json.dumps({"seconds": seconds}))
+    monkeypatch.setattr(measured, "measured", lambda *_: {1: 0.5, 2: 0.7})
+    assert steps.cost.seconds(1) == (seconds[1] if believed or run_by == "torch" else 0.5)
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(

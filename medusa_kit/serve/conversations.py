@@ -1,0 +1,59 @@
+"""Chats that go on: their prompts keep the ids of turns that the server answered before.
+
+Clients send text, and the text of an answer may be encoded to other tokens than the model wrote.
+With its own tokens a turn's prompt begins with all that has been read and written for the turn
+before, as that of `Engine.conversation` does.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from medusa_kit.data.template import chat_template, encodes_text
+from medusa_kit.engine.recent_turns import RecentTurns
+from medusa_kit.engine.turns import Answered, Prompt, next_prompt
+from medusa_kit.serve.tool_calls import read_answer
+from medusa_kit.serve.tool_messages import Message
+from medusa_kit.serve.tools import Constraint, encode_shown
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A chat's prompt, and what its answer is kept under."""
+
+    prompt: Prompt
+    context: str
+    may_call: bool  # whether the answer is read for calls
+
+
+class Conversations:
+    """`turns`: of those answered; None: nothing is kept."""
+
+    def __init__(self, tokenizer: Any, turns: RecentTurns | None) -> None:
+        self._tokenizer, self._turns = tokenizer, turns
+
+    def prompt(self, messages: Sequence[Message], constraint: Constraint, owner: str) -> Asked:
+        """Raises what `Constraint.encode` does. `owner`: whose turns may be gone on from."""
+        tokenizer = self._tokenizer
+        shown, tools = constraint.shown(tokenizer, messages)
+        template = chat_template(tokenizer)
+        given = json.dumps([owner, template, None if tools is None else list(tools)])
+        context = hashlib.sha256(given.encode()).hexdigest()
+        before = None if self._turns is None else self._turns.before(context, shown)
+        whole = partial(encode_shown, tokenizer, tools=tools)
+        encode = None if template and encodes_text(tokenizer) else whole
+        prompt = next_prompt(tokenizer, shown, before, encode, tools)
+        return Asked(prompt, context, constraint.calls)
+
+    def keep(self, asked: Asked, text: str, ids: Sequence[int]) -> None:
+        """`text`: of the answer; `ids`: its own, without the stop token."""
+        if self._turns is None or not asked.prompt.marks:
+            return
+        if asked.may_call:
+            read = read_answer(text, "stop")
+            text = text if read.tool_calls else read.content or ""
+        message: Message = {"role": "assistant", "content": text}
+        self._turns.keep(asked.context, Answered(asked.prompt, message, list(ids)))

@@ -1,0 +1,64 @@
+"""What a client is told of an error: hints for who runs the server, or for Python, are left out.
+
+Errors come from everywhere below the server, where hints name options and files. So a hint passes
+that is known to speak of the request; any other is replaced by what holds for its kind of error.
+"""
+
+import re
+from collections.abc import Mapping
+
+from medusa_kit.errors import (
+    ContextLengthError,
+    DeviceMemoryError,
+    HubError,
+    MedusaKitError,
+    QueueFullError,
+)
+from medusa_kit.infer.accept import grammar
+from medusa_kit.settings.sampling import RANGES
+
+OF_REQUESTS = frozenset(
+    {
+        *(hint for _, _, hint in RANGES.values()),
+        "-100 all but bans a token",
+        grammar.HINT,
+        "a simpler grammar has fewer states",
+        "leave out the grammar or the tokens that are banned",
+        'the schema of any object is {"type": "object"}',
+        "ids are those of this model's tokenizer",
+        "shorten the prompt",
+        "shorten the prompt, or ask for fewer tokens",
+        "give some text",
+        "give plain text, or a model with a chat template",
+        "give token ids as the prompt",
+        "ask again later",
+        # the server's own
+        "GET /v1/models lists all",
+        "GET /v1/models lists those there are",
+        "give one of them",
+        "leave it out",
+        "leave adapter_source out",
+        "use a model with one, or ask without tools",
+        'expected {"id", "type", "function": {"name", "arguments"}}, the last one JSON',
+    }
+)
+OF_KINDS: Mapping[type[MedusaKitError], str] = {
+    ContextLengthError: "shorten the prompt, or ask for fewer tokens",
+    QueueFullError: "ask again later",
+    HubError: "ask again later",
+    DeviceMemoryError: "ask for fewer tokens, or again later",
+}
+CLOSE = re.compile(r"did you mean \S+\?")
+
+
+def hint_for_client(error: MedusaKitError) -> str | None:
+    """One that a client can follow, or None."""
+    hint = error.hint
+    if hint is not None and (hint in OF_REQUESTS or CLOSE.fullmatch(hint)):
+        return hint
+    return next((said for kind, said in OF_KINDS.items() if isinstance(error, kind)), None)
+
+
+def said_to_client(error: MedusaKitError) -> str:
+    """The message, with such a hint."""
+    return str(MedusaKitError(error.message, hint=hint_for_client(error)))
