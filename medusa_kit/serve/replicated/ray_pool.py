@@ -85,9 +85,14 @@ class RayPool:
         )
 
     async def running(self) -> int:
-        return await asyncio.to_thread(self._count)
+        try:
+            return await asyncio.wait_for(asyncio.to_thread(self._count), PATIENCE)
+        except Exception:  # Ray does not answer, or has ended
+            return 0
 
     def _count(self) -> int:
+        if not ray.is_initialized():  # else this would start it
+            return 0
         application = serve.status().applications.get(self._name)
         found = application.deployments.values() if application is not None else ()
         return sum(one.replica_states.get("RUNNING", 0) for one in found)
