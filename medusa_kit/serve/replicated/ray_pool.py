@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import secrets
 import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
@@ -32,6 +33,7 @@ HEALTH_PERIOD, HEALTH_TIMEOUT = 5.0, 60.0  # seconds; a long step may hold up th
 MARGIN = 64  # calls to a replica above the requests that it takes: its batch refuses, not Ray
 OBJECT_STORE = 128 * 1024 * 1024  # bytes; answers are small
 LOCALHOST = "127.0.0.1"
+RAISED = re.compile(r"^[\w.]+(?:Error|Exception): ", re.M)  # the last lines of a traceback
 
 
 class RayReplica(Replica):
@@ -190,6 +192,13 @@ def _run(bound: Any, name: str) -> Any:
     try:
         return serve.run(bound, name=name, route_prefix=None, logging_config=_QUIET)
     except RuntimeError as error:
-        raise MedusaKitError(
-            f"no replica could be started: {error}", hint="the log above may say why"
-        ) from error
+        raise MedusaKitError(f"no replica could be started: {_why(name) or error}") from error
+
+
+def _why(name: str) -> str | None:
+    """What a replica raised as it began, without the traceback that Ray tells."""
+    application = serve.status().applications.get(name)
+    for deployment in application.deployments.values() if application is not None else ():
+        if raised := list(RAISED.finditer(deployment.message)):
+            return deployment.message[raised[-1].end() :].strip()
+    return None

@@ -1,5 +1,6 @@
 """Ray Serve's choice of a replica, by affinity (affinity.py). Loaded by Ray, by its name."""
 
+import random
 from typing import Any
 
 from ray.serve.request_router import PendingRequest, ReplicaID, RequestRouter, RunningReplica
@@ -23,7 +24,9 @@ class AffinityRouter(RequestRouter):
     ) -> list[list[RunningReplica]]:
         if pending_request is not None:  # all are tried below: Ray waits before the next time
             pending_request.routing_context.should_backoff = True
-        known = {one.replica_id.unique_id: one for one in candidate_replicas}
+        # Of several that are as good Ray takes the first.
+        shuffled = random.sample(candidate_replicas, len(candidate_replicas))
+        known = {one.replica_id.unique_id: one for one in shuffled}
         cache = self.replica_queue_len_cache
         loads = {name: cache.get(one.replica_id) or 0 for name, one in known.items()}
         ranks = self._affinity.rank(_key(pending_request), loads)

@@ -26,12 +26,13 @@ KEY = "sk-test"
 class LocalSource:
     def __init__(self, messages: Any) -> None:
         self._messages = messages
+        self._closing: asyncio.Future[None] | None = None
 
     def __aiter__(self) -> Any:
         return self._messages
 
     def cancel(self) -> None:
-        asyncio.ensure_future(self._messages.aclose())
+        self._closing = asyncio.ensure_future(self._messages.aclose())
 
 
 class LocalPool:

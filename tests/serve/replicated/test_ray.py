@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -214,8 +213,8 @@ def test_at_the_end_answers_finish(live: RayServer) -> None:
 
 
 def test_a_model_that_cannot_be_loaded_is_told() -> None:
-    command = [sys.executable, "-m", "medusa_kit", "serve", "--model", str(Path("no") / "model"),
+    command = [sys.executable, "-m", "medusa_kit", "serve", "--model", "./gone",
                "--port", "0", "--replicas", "2"]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     assert done.returncode == 1
-    assert "error: no replica could be started" in done.stderr
+    assert "error: no replica could be started: no model at gone\nhint: " in done.stderr

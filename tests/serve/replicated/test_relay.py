@@ -89,8 +89,8 @@ def test_a_replica_lost_before_the_first_byte_is_replaced_by_another() -> None:
 
 def test_a_stream_that_has_begun_is_not_tried_again_and_says_so() -> None:
     async def run() -> None:
-        client = Client([Script(start("text/event-stream"), piece("data: 1\n\n", True), DiedError()),
-                         Script(start(), piece("again"))])  # fmt: skip
+        script = Script(start("text/event-stream"), piece("data: 1\n\n", True), DiedError())
+        client = Client([script, Script(start(), piece("again"))])
         first, last, _ = (await client.run()).split("\n\n")
         assert first == "data: 1"
         error = json.loads(last.removeprefix("data: "))["error"]
