@@ -60,8 +60,8 @@ class ReplicaOptions:
             )
         if self.replica_load is not None and self.max_replicas is None:
             raise ConfigError("replica_load has no effect without max_replicas")
-        if self.ray_address is not None and not self.ray_address.strip():
-            raise ConfigError("ray_address is empty; expected HOST:PORT or auto")
+        if self.ray_address is not None:
+            _check_address(self.ray_address)
 
     def _check_unused(self) -> None:
         others = [one.name for one in dataclasses.fields(ReplicaOptions) if one.name != "replicas"]
@@ -75,3 +75,13 @@ class ReplicaOptions:
 def _fits(value: float, zero: bool) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return number and math.isfinite(value) and (value > 0 or (zero and value == 0))
+
+
+def _check_address(address: str) -> None:
+    if not address.strip():
+        raise ConfigError("ray_address is empty; expected HOST:PORT or auto")
+    if "://" in address:
+        raise ConfigError(
+            f"ray_address {address!r} is no address of a cluster; expected HOST:PORT or auto",
+            hint="answers cannot be streamed through Ray's client (ray://)",
+        )

@@ -44,6 +44,8 @@ def test_an_address_that_cannot_be_had_is_told_before_the_model_loads(run: Run, 
         (["--max-rows", "0"], "max_rows 0"),
         (["--request-timeout", "nan"], "request_timeout nan"),
         (["--heads-memory", "0"], "heads_memory 0"),
+        (["--replicas", "0"], "replicas 0"),
+        (["--max-replicas", "3"], "max_replicas has no effect without replicas"),
         (["--heads-dir", "no/such/folder"], "'no/such/folder' does not exist"),
         (["--heads-hub", "org/heads", "--heads-hub", "no name"], "no name"),
     ):
@@ -59,6 +61,14 @@ def test_the_extra_is_named_where_it_is_missing(run: Run, monkeypatch: pytest.Mo
     code, _, err = run("serve", *MODEL)
     assert code == 2
     assert "medusa-kit[serve]" in err
+
+
+@pytest.mark.usefixtures("no_model")
+def test_ray_is_named_where_it_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    code, _, err = run("serve", *MODEL, "--replicas", "2")
+    assert code == 2
+    assert "medusa-kit[ray]" in err
 
 
 def test_from_a_file_until_sigterm(run: Run, tmp_path: Path, taken: int) -> None:

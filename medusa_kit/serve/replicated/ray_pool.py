@@ -147,12 +147,6 @@ def _connect(config: ServeConfig, cores: int) -> None:
             object_store_memory=OBJECT_STORE, _node_ip_address=LOCALHOST,
         )  # fmt: skip
         return
-    if "://" in config.ray_address:
-        raise ConfigError(
-            f"ray_address {config.ray_address!r} is no address of a cluster; expected HOST:PORT or "
-            "auto",
-            hint="answers cannot be streamed through Ray's client (ray://)",
-        )
     try:
         ray.init(address=config.ray_address, logging_level="ERROR")
     except (ConnectionError, ValueError, RuntimeError) as error:
