@@ -70,7 +70,7 @@ def serve(
             hint="pip install 'medusa-kit[serve]'",
         ) from error
     if config.replicas is not None:
-        _check_ray()
+        _check_ray(config.ray_address)
     keys = load_keys(config.api_key_file)
     HeadsFolder(config.heads_dir, config.heads_hub or ())  # which is told before the model loads
     warn_of_open_server(config.host, keys)
@@ -100,13 +100,22 @@ def _run(engine: Any, config: Any, keys: Any, bound: Any, url: str) -> None:
     console.note("the server has ended")
 
 
-def _check_ray() -> None:
+def _check_ray(address: str | None) -> None:
+    """Before anything starts: Ray itself tries for minutes to reach a cluster."""
+    import socket
     from importlib.util import find_spec
 
     if find_spec("ray") is None:
-        raise UsageError(
-            "--replicas needs the package ray", hint="pip install 'medusa-kit[ray]'"
-        )  # fmt: skip
+        raise UsageError("--replicas needs the package ray", hint="pip install 'medusa-kit[ray]'")
+    if address in (None, "auto"):
+        return
+    host, _, port = str(address).rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"ray_address {address!r} cannot be reached: {error}", hint="ray start --head"
+        ) from error
 
 
 def _run_replicas(loading: Any, config: Any, keys: Any, bound: Any, url: str) -> None:

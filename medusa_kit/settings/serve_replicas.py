@@ -78,10 +78,11 @@ def _fits(value: float, zero: bool) -> bool:
 
 
 def _check_address(address: str) -> None:
-    if not address.strip():
-        raise ConfigError("ray_address is empty; expected HOST:PORT or auto")
-    if "://" in address:
+    host, _, port = address.rpartition(":")
+    if address != "auto" and ("://" in address or not host or not port.isdigit()):
         raise ConfigError(
             f"ray_address {address!r} is no address of a cluster; expected HOST:PORT or auto",
-            hint="answers cannot be streamed through Ray's client (ray://)",
+            hint="answers cannot be streamed through Ray's client (ray://)"
+            if "://" in address
+            else None,
         )

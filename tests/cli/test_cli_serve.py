@@ -71,6 +71,19 @@ def test_ray_is_named_where_it_is_missing(run: Run, monkeypatch: pytest.MonkeyPa
     assert "medusa-kit[ray]" in err
 
 
+@pytest.mark.usefixtures("no_model")
+def test_a_cluster_that_cannot_be_reached_is_told(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    with socket.socket() as silent:  # bound, but nobody listens
+        silent.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        code, _, err = run("serve", *MODEL, "--replicas", "2", "--ray-address", address)
+    assert code == 2
+    assert f"ray_address '{address}' cannot be reached" in err
+
+
 def test_from_a_file_until_sigterm(run: Run, tmp_path: Path, taken: int) -> None:
     """It serves, and a signal ends it with status 0."""
     with socket.socket() as free:
