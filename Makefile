@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install check fmt fix test test-quantised stress test-vllm test-api test-page soak gpu-check test-gpu demo bench bench-llama-cpp bench-serving recording clean
+.PHONY: help install check fmt fix test test-quantised stress test-vllm test-api test-page test-ray soak gpu-check test-gpu demo bench bench-llama-cpp bench-serving recording clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -104,6 +104,18 @@ test-api: install $(FUZZER)/.installed ## schemathesis over the server's OpenAPI
 $(FUZZER)/.installed: constraints.txt
 	test -x $(FUZZER)/bin/python || $(PYTHON) -m venv $(FUZZER)
 	$(FUZZER)/bin/pip install --quiet schemathesis==$$(sed -n 's/^schemathesis==//p' constraints.txt)
+	touch $@
+
+# Beside the environment too, with the versions that are in it where it needs the same packages.
+RAY := build/ray
+test-ray: install $(RAY)/.installed ## `medusa-kit serve --replicas` on Ray Serve: two replicas, one killed
+	OMP_NUM_THREADS=1 PYTHONPATH=$(RAY) $(BIN)/python -m pytest -rs tests/serve/replicated
+
+$(RAY)/.installed: constraints.txt
+	mkdir -p $(RAY)
+	$(BIN)/pip freeze --exclude-editable | grep -v ' @ ' > $(RAY).txt
+	$(BIN)/pip install --quiet --upgrade --target $(RAY) -c $(RAY).txt \
+		ray[serve]==$$(sed -n 's/^ray==//p' constraints.txt)
 	touch $@
 
 MINUTES ?= 30

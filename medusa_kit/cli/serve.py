@@ -69,11 +69,15 @@ def serve(
             f"the server needs the package {error.name}",
             hint="pip install 'medusa-kit[serve]'",
         ) from error
+    if config.replicas is not None:
+        _check_ray(config.ray_address)
     keys = load_keys(config.api_key_file)
     HeadsFolder(config.heads_dir, config.heads_hub or ())  # which is told before the model loads
     warn_of_open_server(config.host, keys)
     bound = bind(config.host, config.port)
     with bound:
+        if config.replicas is not None:
+            return _run_replicas(loading, config, keys, bound, url_of(bound))
         import medusa_kit
 
         engine = medusa_kit.load(**loading)
@@ -93,12 +97,50 @@ def _run(engine: Any, config: Any, keys: Any, bound: Any, url: str) -> None:
 
     server = server_for(create_app(service, keys=keys), service, ready)
     try:
+        _listen(server, config, bound)
+    finally:
+        service.close(drain=False)
+    console.note("the server has ended")
+
+
+def _check_ray(address: str | None) -> None:
+    """Before anything starts: Ray itself tries for minutes to reach a cluster."""
+    import socket
+    from importlib.util import find_spec
+
+    if find_spec("ray") is None:
+        raise UsageError("--replicas needs the package ray", hint="pip install 'medusa-kit[ray]'")
+    if address in (None, "auto"):
+        return
+    host, _, port = str(address).rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigError(
+            f"ray_address {address!r} cannot be reached: {error}", hint="ray start --head"
+        ) from error
+
+
+def _run_replicas(loading: Any, config: Any, keys: Any, bound: Any, url: str) -> None:
+    from medusa_kit.serve.replicated.front import Front
+    from medusa_kit.serve.replicated.ray_pool import ray_pool
+    from medusa_kit.serve.server import server_for
+
+    with ray_pool(loading, config) as (pool, base):
+        front = Front(pool, config, base, keys)
+        each = f"{config.max_rows} answers at once each"
+        most = f"{config.replicas} to {config.max_replicas}" if config.max_replicas else None
+        said = f"serving {base} at {url}/v1 ({most or config.replicas} replicas, {each})"
+        server = server_for(front.app, front, lambda: console.note(said))
+        _listen(server, config, bound)
+    console.note("the server has ended")
+
+
+def _listen(server: Any, config: Any, bound: Any) -> None:
+    try:
         server.run([bound])
     except OSError as error:  # another process began to listen there while the model loaded
         raise ConfigError(
             f"cannot listen on {config.host} port {config.port}: {error.strerror or error}",
             hint="give another --port",
         ) from error
-    finally:
-        service.close(drain=False)
-    console.note("the server has ended")

@@ -195,6 +195,11 @@ class SharedBatch:
         """How many prompts are answered, read and waiting, and what the last step was."""
         return self._thread.stats
 
+    @property
+    def ended(self) -> str | None:
+        """Why no more prompts are taken, or None."""
+        return self._thread.ended
+
     def close(self, drain: bool = True, timeout: float | None = None) -> None:
         """Take no more prompts, and wait until the answers under way have ended (`drain`) or have
         been cancelled, for so many seconds at most."""

@@ -36,7 +36,10 @@ async def model(model: str, request: Request) -> dict[str, Any]:
 @general.get("/v1/batch")
 async def batch(request: Request) -> dict[str, Any]:
     """How full the batch is, and how fast."""
-    service = service_of(request)
+    return batch_state(service_of(request))
+
+
+def batch_state(service: Service) -> dict[str, Any]:
     stats = service.stats
     return {
         "rows": stats.running,

@@ -4,6 +4,7 @@ import socket
 import time
 from collections.abc import Callable
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
 from fastapi import FastAPI
@@ -11,7 +12,7 @@ from fastapi import FastAPI
 from medusa_kit import console
 from medusa_kit.errors import ConfigError
 from medusa_kit.serve.operations.connections import uvicorn_options
-from medusa_kit.serve.service import Service
+from medusa_kit.settings.serve import ServeConfig
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -40,6 +41,22 @@ def url_of(bound: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+class Answering(Protocol):
+    """What answers the requests (service.py, replicated/fleet.py)."""
+
+    closing: bool
+
+    @property
+    def config(self) -> ServeConfig: ...
+
+    @property
+    def idle(self) -> bool: ...
+
+    def cancel(self) -> None:
+        """End all that is under way."""
+        ...
+
+
 class Server(uvicorn.Server):
     """At the first signal new requests get 503 and those under way go on, for `drain_timeout`
     seconds at most; at the second they are cancelled. It returns, so the exit status is 0.
@@ -47,7 +64,7 @@ class Server(uvicorn.Server):
     `ready`: what is called once connections are taken.
     """
 
-    def __init__(self, config: uvicorn.Config, service: Service, ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, service: Answering, ready: Callable[[], None]) -> None:
         super().__init__(config)
         self._service, self._ready = service, ready
         self._until: float | None = None  # when those under way are cancelled
@@ -78,7 +95,7 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-def server_for(app: FastAPI, service: Service, ready: Callable[[], None]) -> Server:
+def server_for(app: FastAPI, service: Answering, ready: Callable[[], None]) -> Server:
     config = uvicorn.Config(
         app, log_level="warning", timeout_graceful_shutdown=5, timeout_keep_alive=30,
         lifespan="on", **uvicorn_options(service.config),

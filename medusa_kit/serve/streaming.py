@@ -130,7 +130,7 @@ class Reply(ABC):
         content = {**self._head, "object": self.chunk_name, "choices": list(choices)}
         if self.asked.wants_usage:
             content["usage"] = used
-        return _event(content)
+        return sse_event(content)
 
     def extras(self, piece: Piece) -> dict[str, Any]:
         """What the request asked to be told besides."""
@@ -177,7 +177,7 @@ def usage(
     }
 
 
-def _event(content: dict[str, Any]) -> bytes:
+def sse_event(content: dict[str, Any]) -> bytes:
     # In ASCII, since some clients take U+2028 and the like for the end of a line.
     said = json.dumps(content, allow_nan=False, separators=(",", ":"))
     return f"data: {said}\n\n".encode()
@@ -204,7 +204,7 @@ async def respond(reply: Reply, prompts: Prompts, http: HttpRequest) -> Response
     if reply.asked.stream:
         return EventStream(answers, _events(reply, answers))
     try:
-        content = await _unless_gone(http, _whole(reply, answers))
+        content = await unless_gone(http, _whole(reply, answers))
     finally:
         answers.cancel()
     return Response(status_code=CLIENT_GONE) if content is None else JSONResponse(content)
@@ -233,7 +233,7 @@ async def _events(reply: Reply, answers: Answers) -> AsyncIterator[bytes]:
             yield reply.event([], usage(answers.results(), reply.asked.n, answers.heads))
         yield b"data: [DONE]\n\n"
     except Exception as error:  # the status has been sent, so the error is an event
-        yield _event(described(error)[1])
+        yield sse_event(described(error)[1])
 
 
 async def _whole(reply: Reply, answers: Answers) -> dict[str, Any]:
@@ -252,7 +252,7 @@ async def _whole(reply: Reply, answers: Answers) -> dict[str, Any]:
     return reply.whole(choices, usage(results, reply.asked.n, answers.heads))
 
 
-async def _unless_gone(http: HttpRequest, work: Awaitable[T]) -> T | None:
+async def unless_gone(http: HttpRequest, work: Awaitable[T]) -> T | None:
     """What `work` returns, or None where the client hangs up before."""
 
     async def gone() -> None:

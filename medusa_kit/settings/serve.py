@@ -10,10 +10,11 @@ from typing import Annotated, Any, get_args, get_type_hints
 
 from medusa_kit.errors import ConfigError, check_count
 from medusa_kit.settings.serve_limits import LimitOptions
+from medusa_kit.settings.serve_replicas import ReplicaOptions
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class ServeConfig(LimitOptions):
+class ServeConfig(LimitOptions, ReplicaOptions):
     """How requests are served. Raises ConfigError for a value that is out of range."""
 
     host: Annotated[str, "Address to listen on; 0.0.0.0 is every one of this machine."] = (
@@ -54,7 +55,8 @@ class ServeConfig(LimitOptions):
         return int(self.heads_memory * 1e9)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        LimitOptions.__post_init__(self)
+        ReplicaOptions.__post_init__(self)
         for name in ("max_rows", "default_max_tokens"):
             check_count(name, getattr(self, name))
         _check("port", self.port, whole(self.port) and 0 <= self.port < 65536, "0 to 65535")

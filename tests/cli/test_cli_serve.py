@@ -45,6 +45,8 @@ def test_an_address_that_cannot_be_had_is_told_before_the_model_loads(run: Run, 
         (["--max-rows", "0"], "max_rows 0"),
         (["--request-timeout", "nan"], "request_timeout nan"),
         (["--heads-memory", "0"], "heads_memory 0"),
+        (["--replicas", "0"], "replicas 0"),
+        (["--max-replicas", "3"], "max_replicas has no effect without replicas"),
         (["--heads-dir", "no/such/folder"], "'no/such/folder' does not exist"),
         (["--heads-hub", "org/heads", "--heads-hub", "no name"], "no name"),
     ):
@@ -60,6 +62,27 @@ def test_the_extra_is_named_where_it_is_missing(run: Run, monkeypatch: pytest.Mo
     code, _, err = run("serve", *MODEL)
     assert code == 2
     assert "medusa-kit[serve]" in err
+
+
+@pytest.mark.usefixtures("no_model")
+def test_ray_is_named_where_it_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    code, _, err = run("serve", *MODEL, "--replicas", "2")
+    assert code == 2
+    assert "medusa-kit[ray]" in err
+
+
+@pytest.mark.usefixtures("no_model")
+def test_a_cluster_that_cannot_be_reached_is_told(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    with socket.socket() as silent:  # bound, but nobody listens
+        silent.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        code, _, err = run("serve", *MODEL, "--replicas", "2", "--ray-address", address)
+    assert code == 2
+    assert f"ray_address '{address}' cannot be reached" in err
 
 
 def test_from_a_file_until_sigterm(

@@ -87,6 +87,11 @@ class BatchThread:
     def stats(self) -> BatchStats:
         return self._worker.stats
 
+    @property
+    def ended(self) -> str | None:
+        """Why no more rows are taken, or None."""
+        return self._worker.closed
+
     def _in_own_thread(self) -> bool:
         return threading.current_thread() is self._thread
 
@@ -131,6 +136,10 @@ class _Worker:
     def stats(self) -> BatchStats:
         last = self._last
         return replace(last, waiting=max(0, len(self._tickets) - last.running - last.reading))
+
+    @property
+    def closed(self) -> str | None:
+        return self._closed
 
     def take(self, ticket: Ticket) -> None:
         with self._lock:

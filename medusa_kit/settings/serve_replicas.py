@@ -1,0 +1,88 @@
+"""Options of a server of several replicas on Ray, defined once; ServeConfig has them all.
+
+Nothing is imported here but the standard library, since `--help` is made from it.
+"""
+
+import dataclasses
+import math
+from typing import Annotated
+
+from medusa_kit.errors import ConfigError, check_count
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReplicaOptions:
+    """How many replicas, where, and what each may use. Raises ConfigError for a value that is out
+    of range, and for one that has no effect without `replicas`."""
+
+    replicas: Annotated[
+        int | None,
+        "Run so many replicas of the model on Ray Serve, behind one address (extra ray). Unless "
+        "given, the model runs in this process.",
+    ] = None
+    max_replicas: Annotated[
+        int | None, "Under load, start more replicas, up to so many in all."
+    ] = None  # fmt: skip
+    replica_load: Annotated[
+        float | None,
+        "Requests under way per replica that --max-replicas aims at; as many as --max-rows unless "
+        "given.",
+    ] = None
+    replica_threads: Annotated[
+        int | None,
+        "Threads of a replica, and cores that Ray reserves for it; this machine's cores divided by "
+        "the replicas unless given.",
+    ] = None
+    replica_gpus: Annotated[
+        float | None, "GPUs that Ray reserves for a replica; none unless given."
+    ] = None  # fmt: skip
+    ray_address: Annotated[
+        str | None,
+        "Ray cluster to run the replicas on: HOST:PORT, or auto for the one that this machine "
+        "belongs to. Unless given, Ray is started on this machine and ends with the server.",
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.replicas is None:
+            self._check_unused()
+            return
+        for name in ("replicas", "max_replicas", "replica_threads"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))
+        for name, allowed in (("replica_load", "a number above 0"), ("replica_gpus", "0 or more")):
+            value = getattr(self, name)
+            if value is not None and not _fits(value, zero=name == "replica_gpus"):
+                raise ConfigError(f"{name} {value!r} is out of range; expected {allowed}")
+        if self.max_replicas is not None and self.max_replicas < self.replicas:
+            raise ConfigError(
+                f"max_replicas {self.max_replicas} is less than replicas {self.replicas}",
+                hint="replicas is how many there are at least",
+            )
+        if self.replica_load is not None and self.max_replicas is None:
+            raise ConfigError("replica_load has no effect without max_replicas")
+        if self.ray_address is not None:
+            _check_address(self.ray_address)
+
+    def _check_unused(self) -> None:
+        others = [one.name for one in dataclasses.fields(ReplicaOptions) if one.name != "replicas"]
+        for name in others:
+            if getattr(self, name) is not None:
+                raise ConfigError(
+                    f"{name} has no effect without replicas", hint="add --replicas 2, for example"
+                )
+
+
+def _fits(value: float, zero: bool) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value) and (value > 0 or (zero and value == 0))
+
+
+def _check_address(address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if address != "auto" and ("://" in address or not host or not port.isdigit()):
+        raise ConfigError(
+            f"ray_address {address!r} is no address of a cluster; expected HOST:PORT or auto",
+            hint="answers cannot be streamed through Ray's client (ray://)"
+            if "://" in address
+            else None,
+        )
