@@ -64,7 +64,9 @@ class Server(uvicorn.Server):
     `ready`: what is called once connections are taken.
     """
 
-    def __init__(self, config: uvicorn.Config, service: Answering, ready: Callable[[], None]) -> None:
+    def __init__(
+        self, config: uvicorn.Config, service: Answering, ready: Callable[[], None]
+    ) -> None:
         super().__init__(config)
         self._service, self._ready = service, ready
         self._until: float | None = None  # when those under way are cancelled
