@@ -109,6 +109,8 @@ class Answers:
         if self.first_token_at is None and tokens:
             self.first_token_at = self._loop.time()
         self._service.count(len(tokens))
+        if self._cancelled and not tokens:  # its last step came after `cancel`
+            self._count_rest()
         if self._stream or not tokens:
             self._loop.call_soon_threadsafe(self._changed.set)
 
@@ -170,6 +172,13 @@ class Answers:
                 hint="ask for fewer tokens, or raise --request-timeout", code="timeout",
             ) from None  # fmt: skip
 
+    def _count_rest(self) -> None:
+        """What nobody reads any more has been decoded all the same."""
+        for answer, clock in zip(list(self.answers), list(self._clocks), strict=False):
+            for emission in answer.submission.take():
+                clock.accepted(len(emission.tokens), emission.num_guessed)
+            clock.settle()
+
     def results(self) -> list[GenerationResult]:
         return [answer.so_far() for answer in self.answers]
 
@@ -178,8 +187,7 @@ class Answers:
         self._cancelled = True
         for answer in list(self.answers):
             answer.cancel()
-        for clock in self._clocks:
-            clock.settle()
+        self._count_rest()
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._changed.set)
         self._service.leave(self)
