@@ -1,11 +1,13 @@
 """Where the program starts: Ctrl-C ends it quietly while it still imports its commands too."""
 
+import os
 import sys
 
 INTERRUPTED = 130
 
 
 def main() -> None:
+    _open_closed_streams()
     try:
         from medusa_kit.cli import main as run
 
@@ -13,6 +15,17 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         sys.exit(INTERRUPTED)
+
+
+def _open_closed_streams() -> None:
+    """Python has None for a standard stream that was closed (`>&-`), which few libraries expect,
+    and its number would go to the next file or connection, to which C code then prints."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            stream = open(os.devnull, "r+" if number else "r")  # noqa: SIM115, PTH123 - pathlib: slow
+            setattr(sys, name, stream)
+            if stream.fileno() != number:
+                os.dup2(stream.fileno(), number)
 
 
 if __name__ == "__main__":

@@ -131,6 +131,7 @@ def load_heads(
     check_base(config, base, force)
     tensors = _read_tensors(folder / WEIGHTS_NAME)
     _check_columns(config, tensors.get("column_ids"), folder / WEIGHTS_NAME)
+    _check_number(config, tensors, folder / WEIGHTS_NAME)
     heads = MedusaHeads(config, base, tensors.get("column_ids"))
     _check_tensors(heads.state_dict(), tensors, folder / WEIGHTS_NAME)
     heads.load_state_dict(tensors)
@@ -179,6 +180,7 @@ def read_heads(folder: Path) -> tuple[HeadsConfig, dict[str, Tensor]]:
     config, path = read_config(folder), Path(folder) / WEIGHTS_NAME
     tensors = _read_tensors(path)
     _check_columns(config, tensors.get("column_ids"), path)
+    _check_number(config, tensors, path)
     D, R = config.hidden_size, config.reduced_size or config.vocab_size
     expected = {"column_ids": torch.empty(R)} if config.reduced_size is not None else {}
     for i in range(config.num_heads):
@@ -220,6 +222,16 @@ def _check_columns(config: HeadsConfig, ids_R: Tensor | None, path: Path) -> Non
         check_reduced_ids(config.projection, ids_R, config.vocab_size)
     except ConfigError as error:
         raise CheckpointError(f"{path}: column_ids: {error.message}") from error
+
+
+def _check_number(config: HeadsConfig, found: dict[str, Tensor], path: Path) -> None:
+    """Checks that the file can hold the heads that the config counts, before memory is taken for
+    them: a damaged number could ask for all there is."""
+    if (blocks := config.num_heads * config.num_blocks) > len(found):
+        raise CheckpointError(
+            f"{path} does not match its config: {config.num_heads} heads of {config.num_blocks} "
+            f"blocks need at least {blocks} tensors, and it has {len(found)}"
+        )
 
 
 def _check_tensors(expected: dict[str, Tensor], found: dict[str, Tensor], path: Path) -> None:

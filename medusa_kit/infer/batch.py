@@ -234,7 +234,7 @@ class Batch:
             row.near_ties += int(scores.near_ties(row.rounding_tolerance))
         emitted = row.take([root])
         if (count := row.wanted.num_likeliest) is not None:
-            row.scores = token_scores(logits_V[None], emitted, count)
+            row.scores = row.first_scores = token_scores(logits_V[None], emitted, count)
         self._begin(row, root, hidden_1D)
         return [(row, emitted)]
 

@@ -38,6 +38,7 @@ class Row:
     num_nodes: int = 0  # that its steps verified for it, roots included
     num_together: int = 0  # rows of these steps, itself included
     depth_counts: dict[int, int] = field(default_factory=dict)  # accepted depth -> steps
+    first_scores: list[TokenScore] | None = None  # of the first token, if the row wants them
     num_guessed: int = 0  # of the newest step's tokens: these came first, from a drafter
     credits: list[str] | None = None  # sources of those tokens, where its drafter has several
     wanted: Wanted = NOTHING

@@ -4,6 +4,7 @@ Numbers that say how tokens are chosen are checked by SamplingParams, which the 
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -27,6 +28,7 @@ MESSAGE_UNSUPPORTED: Mapping[str, Any] = {
     "name": None, "refusal": None, "audio": None, "annotations": [], "function_call": None,
 }  # fmt: skip
 MOST_ANSWERS = 128  # OpenAI's
+TOKEN_ID = re.compile(r"(0|-?[1-9][0-9]{0,18})")  # as JSON writes numbers
 
 
 class Fields(BaseModel):
@@ -137,10 +139,10 @@ def _token_ids(value: Any) -> Any:
     """JSON has text alone for keys."""
     if not isinstance(value, Mapping):
         return value
-    try:
-        return {int(key): bias for key, bias in value.items()}
-    except ValueError:
-        raise ValueError("logit_bias: expected token ids as keys, such as '42'") from None
+    # Not all that `int` reads: "5" and "05" would be two biases of one token.
+    if not all(TOKEN_ID.fullmatch(key) for key in value):
+        raise ValueError("logit_bias: expected token ids as keys, such as '42'")
+    return {int(key): bias for key, bias in value.items()}
 
 
 Stops = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)]

@@ -113,6 +113,8 @@ class Answers:
         """In the batch's thread."""
         clock.stamp(len(tokens))
         self._service.count(len(tokens))
+        if self._cancelled and not tokens:  # its last step came after `cancel`
+            self._count_rest()
         if self._stream or not tokens:
             self._loop.call_soon_threadsafe(self._changed.set)
 
@@ -184,6 +186,13 @@ class Answers:
             ids = [token for token in row.token_ids if token not in row.stop_ids]
             self._service.conversations.keep(self.chat, text, ids)
 
+    def _count_rest(self) -> None:
+        """What nobody reads any more has been decoded all the same."""
+        for answer, clock in zip(list(self.answers), list(self._clocks), strict=False):
+            for emission in answer.submission.take():
+                clock.accepted(len(emission.tokens), emission.num_guessed)
+            clock.settle()
+
     def results(self) -> list[GenerationResult]:
         return [answer.so_far() for answer in self.answers]
 
@@ -192,8 +201,7 @@ class Answers:
         self._cancelled = True
         for answer in list(self.answers):
             answer.cancel()
-        for clock in self._clocks:
-            clock.settle()
+        self._count_rest()
         with contextlib.suppress(RuntimeError):  # the loop has ended
             self._loop.call_soon_threadsafe(self._changed.set)
         self._service.leave(self)

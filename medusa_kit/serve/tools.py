@@ -138,6 +138,7 @@ def _schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] |
     given = response_format.get("json_schema")
     _check_object(field, given, {"name", "description", "schema", "strict"})
     assert given is not None
+    _check_types(field, given)
     if not isinstance(schema := given.get("schema"), Mapping):
         raise ConfigError(f"{field}.schema {schema!r}: expected a JSON schema, an object")
     lenient = given.get("strict") is False
@@ -160,6 +161,7 @@ def _functions(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
         function = tool.get("function")
         _check_object(field, function, {"name", "description", "parameters", "strict"})
         assert function is not None
+        _check_types(field, function)
         name = function.get("name")
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise ConfigError(f"{field}.name {name!r}: expected 1 to 64 letters, digits, _ or -")
@@ -220,6 +222,14 @@ def _check_object(field: str, given: Any, known: set[str]) -> None:
     for name in given:
         if name not in known:
             raise unknown_value(f"field of {field}", name, sorted(known))
+
+
+def _check_types(field: str, given: Mapping[str, Any]) -> None:
+    """Of what functions and schemas both may have."""
+    if not isinstance(strict := given.get("strict"), bool | None):
+        raise ConfigError(f"{field}.strict {strict!r}: expected true or false")
+    if not isinstance(said := given.get("description"), str | None):
+        raise ConfigError(f"{field}.description {said!r}: expected text")
 
 
 def _allowed(choice: str | Mapping[str, Any] | None, names: list[str]) -> list[str]:

@@ -42,8 +42,17 @@ def _named(value: Any) -> Any:
     return {"name": value} if isinstance(value, str) else value
 
 
+def _no_switch(value: Any) -> Any:
+    if isinstance(value, bool):  # which Python takes for a number
+        raise ValueError(f"{str(value).lower()} is no value; no option of the server is a switch")
+    return value
+
+
 def _serve_keys() -> dict[str, Any]:
-    return {one.name: (one.kind, one.default) for one in serve_options().values()}
+    return {
+        one.name: (Annotated[one.kind, BeforeValidator(_no_switch)], one.default)
+        for one in serve_options().values()
+    }
 
 
 _ServeKeys: type[Section] = create_model("_ServeKeys", __base__=Section, **_serve_keys())

@@ -125,15 +125,25 @@ class SamplingParams:
         return epsilon, math.sqrt(epsilon) if self.delta is None else self.delta
 
 
+# Logits in float32 are divided by these numbers. Beyond, they become infinite or NaN, and a NaN is
+# taken for the largest, so that even tokens that a grammar forbids are chosen.
+LEAST, MOST = 1e-20, 1e20
+MODERATE = f"{LEAST:g} to {MOST:g}"
+
+
+def _moderate(value: Any) -> bool:
+    return bool(LEAST <= value <= MOST)
+
+
 # What each number may be: (test, words, hint). None passes where it is the default.
 RANGES: dict[str, tuple[Callable[[Any], bool], str, str]] = {
-    "temperature": (lambda t: 0 <= t < math.inf, "0 or more", "0 is greedy"),
+    "temperature": (lambda t: t == 0 or _moderate(t), f"0, or {MODERATE}", "0 is greedy"),
     "top_k": (lambda k: isinstance(k, Integral) and int(k) >= 1, "an integer, 1 or more",
               "leave it out to keep every token"),
     "top_p": (lambda p: 0 < p <= 1, "above 0, at most 1", "1 keeps every token"),
     "seed": (lambda seed: isinstance(seed, Integral), "an integer", "any will do, below 0 too"),
     "min_p": (lambda p: 0 <= p <= 1, "0 to 1", "0 keeps every token"),
-    "repetition_penalty": (lambda r: 0 < r < math.inf, "above 0",
+    "repetition_penalty": (lambda r: _moderate(r), MODERATE,
                            "1 changes nothing, above 1 makes repetition less likely"),
     "presence_penalty": (lambda p: -2 <= p <= 2, "-2 to 2", "0 changes nothing"),
     "frequency_penalty": (lambda p: -2 <= p <= 2, "-2 to 2", "0 changes nothing"),

@@ -101,7 +101,10 @@ def explain(
                 f"{name}: {item['ctx']['error']}" if name else str(item["ctx"]["error"])
             )
         else:
-            expected = item["msg"].replace("Input should be", "expected")
+            said = re.sub(
+                r" or instance of \w+$", "", item["msg"]
+            )  # of ours, which files cannot hold
+            expected = said.replace("Input should be", "expected")
             problems.append(f"{name} = {item['input']!r}: {expected}")
             if item["type"] == "literal_error":
                 words = re.findall(r"'([^']*)'", item["ctx"]["expected"])

@@ -273,6 +273,8 @@ REFUSED: dict[str, tuple[Build, str]] = {
     "a missing bias": (fd(lambda t: t.pop("1.0.linear.bias")), "block 0 of head 1 has no bias"),
     "a missing weight": (fd(lambda t: t.pop("2.0.linear.weight")), "block 0 of head 2 has no wei"),
     "a missing matrix": (fd(lambda t: t.pop("1.1.weight")), "head 1 has no vocabulary matrix"),
+    "a head of a wrong number": (
+        fd(lambda t: t.update({"20000.0.linear.weight": torch.zeros(D, D)})), "count 20001 heads"),
     "a missing head": (
         fd(lambda t: [t.pop(n) for n in list(t) if n.startswith("1.")]), "head 1 has no weight"),
     "an unknown tensor": (fd(lambda t: t.update(extra=torch.ones(1))), "extra is unexpected"),

@@ -191,6 +191,8 @@ BROKEN: dict[str, tuple[Callable[[Path], None], str]] = {
     "misshapen tensor": (set_tensor("blocks.0.0.linear.weight", torch.zeros(32, 31)),
                          r"has shape \(32, 31\), expected \(32, 32\)"),
     "more heads promised": (set_key("num_heads", 4), r"blocks\.3\..* is missing"),
+    "far more heads promised": (set_key("num_heads", 500), "500 heads of 1 blocks need at"),
+    "far more blocks promised": (set_key("num_blocks", 500), "3 heads of 500 blocks need at least"),
     "column ids of a shared projection": (set_tensor("column_ids", REDUCED), "column_ids"),
 }  # fmt: skip
 

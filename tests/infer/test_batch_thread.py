@@ -22,14 +22,19 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.batches import DRAFTERS, LONGEST, alone, drafters, engine_for, pieces_of, row_for
 from support.callers import all_at_once
+from support.small_engines import build_engine
+from support.tiny_models import tiny_base
 
+from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ClosedError, ConfigError, DeviceMemoryError, QueueFullError
 from medusa_kit.infer.batch import Batch
+from medusa_kit.infer.details import TokenScore
 from medusa_kit.infer.draft import Drafter
-from medusa_kit.infer.request import Row
+from medusa_kit.infer.request import Row, make_row
 from medusa_kit.infer.threaded.batch_thread import BatchThread
-from medusa_kit.infer.threaded.submission import Submission
+from medusa_kit.infer.threaded.submission import Submission, Ticket
+from medusa_kit.settings.sampling import SamplingParams
 
 FAMILIES = ["llama-tied", "gemma3", "gpt2"]  # the first two in C++, where it can be built
 SOON = 60.0  # seconds after which a test has failed
@@ -432,3 +437,18 @@ def test_a_meter_can_be_read() -> None:
         assert stats.steps > 0
         assert stats.nodes == drafters(engine)["heads"].num_nodes
         assert (stats.held_prefixes, stats.held_tokens > 0) == (1, True)
+
+
+def test_a_first_token_is_not_told_with_what_its_row_did_next() -> None:
+    """Beside rows that run, a row's first token and its first step come from one step of the
+    batch, so the row is in the state after both when they are told."""
+    engine = build_engine(tiny_base("llama"))
+    row = make_row(engine.verifier, [5, 6, 7], SamplingParams(), 8)
+    row.first_scores, row.num_guessed = [TokenScore(-1.0, [])], 2
+    row.scores = [TokenScore(-2.0, [])] * 3
+    ticket = Ticket(row, PlainDrafter(torch.device("cpu")), None)
+    ticket.push([9])
+    ticket.push([1, 2, 3])
+    first, second = ticket.emissions
+    assert (first.num_guessed, first.scores) == (0, row.first_scores)
+    assert (second.num_guessed, second.scores) == (2, row.scores)

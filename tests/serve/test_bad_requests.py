@@ -22,6 +22,10 @@ def schema(**said: Any) -> dict[str, Any]:
     return {"response_format": asked}
 
 
+def function(**said: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": "f", **said}}
+
+
 SCHEMA = "response_format.json_schema.schema"
 CALL = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "no JSON"}}
 # (fields, the field to blame, a part of the message)
@@ -30,12 +34,16 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"max_token": 1}, "max_token", "did you mean max_tokens?"),
     ({"echo": True}, "echo", "not supported"),
     ({"temperature": "1"}, "temperature", "number"),
-    ({"temperature": -1}, "temperature", "0 or more"),
+    ({"temperature": -1}, "temperature", "0, or 1e-20 to 1e+20"),
+    ({"temperature": 1e-40}, "temperature", "0, or 1e-20 to 1e+20"),  # logits would be infinite
+    ({"temperature": 1e39}, "temperature", "0, or 1e-20 to 1e+20"),  # forbidden ones NaN
+    ({"repetition_penalty": 1e-40}, "repetition_penalty", "1e-20 to 1e+20"),
     ({"top_p": 0}, "top_p", "above 0"),
     ({"top_k": -5}, "top_k", "1 or more"),
     ({"frequency_penalty": 3}, "frequency_penalty", "-2 to 2"),
     ({"logit_bias": {"5": 1000}}, "logit_bias", "-100 to 100"),
     ({"logit_bias": {"x": 1}}, "logit_bias", "token ids"),
+    ({"logit_bias": {"5": 100, "05": -100}}, "logit_bias", "token ids"),
     ({"logit_bias": {"999999": 1}}, "logit_bias", "999999"),
     ({"stop": ""}, "stop.0", "at least 1"),
     ({"stop": ["\ud800"]}, "stop", "half of a character"),
@@ -69,6 +77,8 @@ BAD_CHATS: list[tuple[dict[str, Any], str | None, str]] = [
      "messages.0.tool_call_id", "no earlier call"),
     ({"tools": [{"type": "function"}]}, "tools[0].function", "expected an object"),
     ({"tools": {}}, "tools", "list"),
+    ({"tools": [function(strict="yes")]}, "tools[0].function.strict", "true or false"),
+    ({"tools": [function(description=5)]}, "tools[0].function.description", "text"),
     ({"tool_choice": "required"}, "tool_choice", "without tools"),
     ({"response_format": {"type": "yaml"}}, "response_format.type", "json_object"),
     ({"response_format": {"type": "text", "x": 1}}, "response_format", "'x' is unknown"),

@@ -11,10 +11,12 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 from support.serving.live_server import LiveServer, live_server
 
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.batch import Batch
+from medusa_kit.serve.service import Answers
 
 LONG = 200
 CHAT = "/v1/chat/completions"
@@ -89,6 +91,31 @@ def test_a_client_that_hangs_up_frees_its_place_within_a_step(
             until(lambda: service.stats.running + service.stats.waiting == 0)
             gate.open.set()
             assert http.post(CHAT, json=asked(live, max_tokens=3)).status_code == 200
+
+
+def test_the_step_in_which_a_client_hangs_up_is_counted(gate: Gate, engine: Engine) -> None:
+    told: list[Answers] = []
+    with held_server(gate, engine, max_rows=1) as live, live.http() as http:
+        live.service.observers.append(told.append)
+        with pytest.raises(httpx.ReadTimeout):
+            http.post(CHAT, json=asked(live), timeout=0.3)
+        until(lambda: told)
+        gate.open.set()
+        until(lambda: told[0].answers[0].submission.done)
+        decoded = len(told[0].answers[0].submission.row.token_ids)
+        assert decoded > 0  # the step had begun
+        for name in ("tokens", "accepted_tokens"):
+            until(lambda name=name: counted(live, name) == decoded)  # type: ignore[misc]
+
+
+def counted(live: LiveServer, name: str) -> float:
+    families = text_string_to_metric_families(live.service.metrics.page().decode())
+    return sum(
+        one.value
+        for family in families
+        for one in family.samples
+        if one.name == f"medusa_kit_{name}_total"
+    )
 
 
 def test_a_full_queue_refuses(gate: Gate, engine: Engine) -> None:

@@ -76,7 +76,12 @@ def sort_names(layout: Layout, names: Iterable[str], extras: frozenset[str]) -> 
         else:
             raise unexpected(name)
     heads = {head for head, _, _ in found.blocks} | set(found.matrices)
-    found.num_heads = max(heads) + 1
+    last, held = max(heads), len(found.blocks) + len(found.matrices)
+    if last > held:  # before anything is made for each of them
+        raise CheckpointError(
+            f"the tensors' names count {last + 1} heads, more than there are tensors ({held})"
+        )
+    found.num_heads = last + 1
     found.num_blocks = max((block for _, block, _ in found.blocks), default=-1) + 1
     for name, index in indexes.items():
         if index != found.num_blocks:

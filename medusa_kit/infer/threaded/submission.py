@@ -39,16 +39,17 @@ class Ticket:
         self.row, self.drafter, self.on_tokens, self.at_end = row, drafter, on_tokens, at_end
         self.changed = threading.Condition()
         self.emissions: deque[Emission] = deque()
-        self.done = False
+        self.done = self._begun = False
         self.drafter_name: str | None = None  # as its drafter's statistics were at the end
         self.drafter_notes: list[str] = []
 
     def push(self, tokens: list[int]) -> None:
         row = self.row
+        told = Emission(tokens, row.num_guessed, row.credits, row.scores, row.tree)
+        if not self._begun:  # the row may have made its first step in the same one of the batch
+            told, self._begun = Emission(tokens, scores=row.first_scores), True
         with self.changed:
-            self.emissions.append(
-                Emission(tokens, row.num_guessed, row.credits, row.scores, row.tree)
-            )
+            self.emissions.append(told)
             self.changed.notify_all()
         if self.on_tokens is not None:
             self.on_tokens(tokens)

@@ -1,10 +1,12 @@
-"""uvicorn's HTTP connections, with the time limits that it lacks."""
+"""uvicorn's HTTP connections, with the time limits that it lacks, and a limit of their number that
+spares those there are: uvicorn's own would refuse requests on all of them."""
 
 import asyncio
 from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from medusa_kit.serve.operations.limits import crowded
 from medusa_kit.settings.serve_limits import LimitOptions
 
 SLACK = 1.0  # seconds by which the app's own limit comes first (limits.py), which logs it
@@ -20,6 +22,8 @@ def protocol_for(options: LimitOptions) -> type[H11Protocol]:
     class Connection(H11Protocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            if len(self.connections) > options.max_connections:
+                self.app = crowded(self.app)
             self._asking = _Deadline(transport, options.body_timeout)
             self._sending = _Deadline(transport, options.send_timeout + SLACK)
             self._asking.start()
@@ -75,7 +79,6 @@ def uvicorn_options(options: LimitOptions) -> dict[str, Any]:
     return {
         "http": protocol_for(options),
         "ws": "none",
-        "limit_concurrency": options.max_connections,
         "access_log": False,
         "server_header": False,
     }

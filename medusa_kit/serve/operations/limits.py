@@ -14,6 +14,7 @@ from medusa_kit.settings.serve_limits import LimitOptions
 
 LINGER = 1.0  # seconds for which the rest of a body that is too long is read, for the answer to it
 CLOSE = {"Connection": "close"}
+CROWDED = "medusa_kit_crowded"  # in a scope's state: of one connection too many
 
 
 class SlowReaderError(ConnectionError):
@@ -30,9 +31,20 @@ class _Gone(Exception):
     """The client hung up before its request was whole."""
 
 
+def crowded(app: ASGIApp) -> ASGIApp:
+    """`app` for a connection too many."""
+
+    async def marked(scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})[CROWDED] = True
+        await app(scope, receive, send)
+
+    return marked
+
+
 class LimitsMiddleware:
-    """413 for a body above `max_body`, 408 for one that is not there within `body_timeout`; an
-    answer of which nothing could be sent for `send_timeout` is cancelled."""
+    """503 on a connection too many, 413 for a body above `max_body`, 408 for one that is not there
+    within `body_timeout`; an answer of which nothing could be sent for `send_timeout` is
+    cancelled."""
 
     def __init__(self, app: ASGIApp, options: LimitOptions) -> None:
         self.app, self.options = app, options
@@ -40,6 +52,8 @@ class LimitsMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
+        if CROWDED in scope.get("state", {}):
+            return await self._crowded(receive, send)
         try:
             body = await self._body(scope, receive)
         except _Gone:
@@ -50,6 +64,17 @@ class LimitsMiddleware:
             )
         with suppress(SlowReaderError):  # the server closes the connection
             await self.app(scope, _replay(body, receive), self._impatient(send))
+
+    async def _crowded(self, receive: Receive, send: Send) -> None:
+        await _discard(receive)
+        await refuse(
+            send,
+            503,
+            f"the server has {self.options.max_connections} connections, which is all it takes",
+            kind="service_unavailable_error",
+            code="too_many_connections",
+            headers={**CLOSE, "Retry-After": "1"},
+        )
 
     async def _body(self, scope: Scope, receive: Receive) -> bytes:
         headers = dict(scope["headers"])

@@ -134,12 +134,13 @@ class AnswerClock:
             return None
 
     def accepted(self, num_tokens: int, num_guessed: int) -> None:
-        """The first `num_guessed` tokens of a step were accepted guesses."""
-        counter = self._metrics.accepted
-        for depth in range(1, num_guessed + 1):
+        """The first `num_guessed` tokens of a step were accepted guesses. Where the answer ended
+        within them it has fewer tokens."""
+        counter, guessed = self._metrics.accepted, min(num_guessed, num_tokens)
+        for depth in range(1, guessed + 1):
             counter.labels(str(min(depth, DEEPEST))).inc()
-        if num_tokens > num_guessed:
-            counter.labels("0").inc(num_tokens - num_guessed)
+        if num_tokens > guessed:
+            counter.labels("0").inc(num_tokens - guessed)
 
     def prompt(self, num_tokens: int, num_cached: int) -> None:
         """The prompt's length, and how much of it was there already."""

@@ -141,6 +141,20 @@ def test_a_client_that_does_not_read_is_cancelled_and_cut_off(
             threading.Event().wait(0.01)
 
 
+def test_further_connections_are_refused_and_those_there_are_go_on(engine: Engine) -> None:
+    with live_server(engine, max_connections=1) as live, live.http() as first:
+        assert first.get("/health").status_code == 200  # its connection stays open
+        asked = {"model": live.model, "prompt": "a", "max_tokens": 2}
+        with live.http() as second:
+            refused = second.post("/v1/completions", json=asked)
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "too_many_connections"
+        assert refused.headers["Retry-After"] == "1"
+        assert first.post("/v1/completions", json=asked).status_code == 200
+        page = first.get("/metrics").text
+    assert 'medusa_kit_requests_total{route="other",status="503"} 1.0' in page
+
+
 def test_openai_clients_with_and_without_a_key(engine: Engine) -> None:
     options = {"log_format": "none"}
     with live_server(engine, app={"keys": ApiKeys(["sk-key"])}, **options) as live:

@@ -116,6 +116,14 @@ def test_two_servers_in_a_process_count_apart(served: Callable[..., Served]) -> 
     assert ("requests_total", "/items/{item}", "200") not in second.samples()
 
 
+def test_guesses_beyond_the_end_of_an_answer_are_none_of_its_tokens() -> None:
+    metrics = Metrics()
+    AnswerClock(metrics, 0.0).accepted(2, 5)
+    samples = samples_of(metrics.page().decode())
+    depths = {key[1]: value for key, value in samples.items() if key[0] == "accepted_tokens_total"}
+    assert depths == {"1": 1, "2": 1}
+
+
 def test_an_answer_is_timed_by_its_steps() -> None:
     metrics, times = Metrics(), iter([10.5, 10.9, 11.0])
     clock = AnswerClock(metrics, 10.0, lambda: next(times))
