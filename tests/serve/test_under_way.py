@@ -4,7 +4,7 @@ A gate stands before each step of the batch, so that what happens between two st
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -13,6 +13,7 @@ import openai
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from support.serving.live_server import LiveServer, live_server
+from support.serving.waiting import until
 
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.batch import Batch
@@ -62,16 +63,6 @@ def asked(live: LiveServer, **options: Any) -> dict[str, Any]:
             **options}  # fmt: skip
 
 
-def until(happened: Callable[[], Any]) -> None:
-    """Wait for what another thread does."""
-    waiting = threading.Event()
-    for _ in range(3000):
-        if happened():
-            return
-        waiting.wait(0.01)
-    raise AssertionError("it did not happen")
-
-
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_hangs_up_frees_its_place_within_a_step(
     gate: Gate, engine: Engine, stream: bool
@@ -93,10 +84,17 @@ def test_a_client_that_hangs_up_frees_its_place_within_a_step(
             assert http.post(CHAT, json=asked(live, max_tokens=3)).status_code == 200
 
 
-def test_the_step_in_which_a_client_hangs_up_is_counted(gate: Gate, engine: Engine) -> None:
-    told: list[Answers] = []
+def test_the_step_in_which_a_client_hangs_up_is_counted(
+    gate: Gate, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, cancel = list[Answers](), Answers.cancel
+
+    def cancelled(answers: Answers) -> None:
+        cancel(answers)
+        told.append(answers)
+
+    monkeypatch.setattr(Answers, "cancel", cancelled)
     with held_server(gate, engine, max_rows=1) as live, live.http() as http:
-        live.service.observers.append(told.append)
         with pytest.raises(httpx.ReadTimeout):
             http.post(CHAT, json=asked(live), timeout=0.3)
         until(lambda: told)

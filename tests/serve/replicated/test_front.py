@@ -10,6 +10,7 @@ import httpx
 import openai
 import pytest
 from openai import OpenAI
+from support.serving.waiting import until
 
 from medusa_kit.serve.operations.keys import ApiKeys
 from medusa_kit.serve.replicated.front import Front
@@ -118,11 +119,13 @@ def test_the_batches_and_counters_of_all_replicas(http: httpx.Client) -> None:
     asked = {"model": "debug-tiny", "messages": QUESTION, "max_tokens": 4, "temperature": 0}
     for _ in range(2):
         assert http.post("/v1/chat/completions", json=asked).status_code == 200
+    # Rows leave, and requests are counted, after their answers have been sent.
+    until(lambda: http.get("/v1/batch").json()["rows"] == 0)
     batch = http.get("/v1/batch").json()
-    assert (batch["max_rows"], batch["replicas"], batch["rows"]) == (4, 2, 0)
-    lines = http.get("/metrics").text.splitlines()
+    assert (batch["max_rows"], batch["replicas"]) == (4, 2)
     route = 'medusa_kit_requests_total{route="/v1/chat/completions",status="200"} 2.0'
-    assert route in lines
+    until(lambda: route in http.get("/metrics").text.splitlines())
+    lines = http.get("/metrics").text.splitlines()
     tokens = [line for line in lines if line.startswith("medusa_kit_tokens_total{")]
     assert {line.split('"')[1] for line in tokens} == {"a", "b"}
     assert len([line for line in lines if line.startswith("# HELP medusa_kit_tokens_total")]) == 1

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from typing import Any
@@ -15,6 +15,7 @@ import httpx
 import psutil
 import pytest
 from openai import OpenAI
+from support.serving.waiting import until
 from support.small_engines import random_heads
 
 from medusa_kit.base.model import load_base_model
@@ -110,15 +111,6 @@ def asked(text: str, **options: Any) -> dict[str, Any]:
             "logit_bias": {str(token): -100 for token in stops}, **options}  # fmt: skip
 
 
-def until(happened: Callable[[], Any]) -> None:
-    waiting = threading.Event()
-    for _ in range(PATIENCE * 10):
-        if happened():
-            return
-        waiting.wait(0.1)
-    raise AssertionError("it did not happen")
-
-
 def counted(http: httpx.Client, name: str) -> dict[str, float]:
     """A counter by replica."""
     found = re.findall(rf'^{name}{{.*replica="(\w+)".*}} (\S+)$', http.get("/metrics").text, re.M)
@@ -143,7 +135,7 @@ def test_a_client_that_hangs_up_frees_its_place(live: RayServer) -> None:
         before = sum(counted(http, "medusa_kit_tokens_total").values())
         with http.stream("POST", CHAT, json=asked("long", max_tokens=900, stream=True)) as answer:
             next(answer.iter_lines())
-        until(lambda: http.get("/v1/batch").json()["rows"] == 0)
+        until(lambda: http.get("/v1/batch").json()["rows"] == 0, PATIENCE)
         assert sum(counted(http, "medusa_kit_tokens_total").values()) - before < 900
 
 
@@ -185,18 +177,21 @@ def test_a_replica_killed_under_load_fails_no_request(live: RayServer) -> None:
         asking = [workers.submit(ask, worker) for worker in range(6)]
         try:
             with live.http() as http:
-                until(lambda: http.get("/v1/batch").json()["rows"] > 3 and len(answered) > 12)
+                until(
+                    lambda: http.get("/v1/batch").json()["rows"] > 3 and len(answered) > 12,
+                    PATIENCE,
+                )
                 live.replicas()[0].kill()
                 killed_at = len(answered)
                 live.wait_for("warning: a replica was lost")
-                until(lambda: len(answered) > killed_at + 24)
+                until(lambda: len(answered) > killed_at + 24, PATIENCE)
         finally:
             stop.set()
         for one in asking:
             one.result()
     assert set(answered) == {200}
     with live.http() as http:  # Ray starts another
-        until(lambda: http.get("/health").json()["replicas"] == 2)
+        until(lambda: http.get("/health").json()["replicas"] == 2, PATIENCE)
 
 
 def test_at_the_end_answers_finish(live: RayServer) -> None:
