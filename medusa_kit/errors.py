@@ -94,10 +94,13 @@ def nearest(value: str, known: Iterable[str], cutoff: float = 0.5) -> str | None
     return matches[0] if matches else None
 
 
+DID_YOU_MEAN = "did you mean {}?"
+
+
 def did_you_mean(value: Any, known: Iterable[str], otherwise: str | None = None) -> str | None:
     """The hint for a word that is none of `known`; `otherwise`: the hint where nothing is close."""
     close = nearest(str(value), known)
-    return f"did you mean {close}?" if close else otherwise
+    return DID_YOU_MEAN.format(close) if close else otherwise
 
 
 def unknown_value(

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 
 from medusa_kit.errors import (
+    DID_YOU_MEAN,
     ContextLengthError,
     DeviceMemoryError,
     HubError,
@@ -48,7 +49,7 @@ OF_KINDS: Mapping[type[MedusaKitError], str] = {
     HubError: "ask again later",
     DeviceMemoryError: "ask for fewer tokens, or again later",
 }
-CLOSE = re.compile(r"did you mean \S+\?")
+CLOSE = re.compile(re.escape(DID_YOU_MEAN).replace(r"\{\}", r"\S+"))
 
 
 def hint_for_client(error: MedusaKitError) -> str | None:

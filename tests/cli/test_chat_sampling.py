@@ -102,6 +102,14 @@ def test_generate_and_python_stay_greedy(run: Run) -> None:
     assert result.text == plain_text("Name a tree.")
 
 
+class Streaming(list[Any]):
+    """One that was read to its end."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self.result = result
+
+
 def compared(
     capsys: pytest.CaptureFixture[str], temperature: float, options: dict[str, Any],
     near_ties: int = 0,
@@ -116,7 +124,7 @@ def compared(
 
     engine = SimpleNamespace(
         conversation=lambda system: None,
-        generate=lambda prompt, **settings: result(1, 3),
+        stream=lambda prompt, **settings: Streaming(result(1, 3)),
         own_drafter="auto",
         drafter_options=options,
     )
