@@ -1,6 +1,7 @@
 """Shared fixtures: tiny seeded models of every family, built in code; no network, no GPU."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from medusa_kit.base.model import BaseModel, load_base_model, quiet_transformers
 from medusa_kit.infer.cpu import kernels
 
 quiet_transformers()
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell started this in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
