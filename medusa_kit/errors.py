@@ -18,6 +18,7 @@ A message names the value and what was expected; `hint` says what to do about it
 """
 
 import difflib
+import math
 from collections.abc import Iterable
 from numbers import Integral
 from typing import Any, TypeVar
@@ -117,6 +118,11 @@ def unknown_value(
         f"{what} {value!r} is unknown; expected {expected}",
         hint=did_you_mean(value, words, otherwise),
     )
+
+
+def is_finite(value: Any) -> bool:
+    """Whether it is a number, other than infinite and NaN."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def check_count(name: str, value: Any) -> None:

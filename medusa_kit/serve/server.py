@@ -42,7 +42,7 @@ def url_of(bound: socket.socket) -> str:
 
 
 class Answering(Protocol):
-    """What answers the requests (service.py, replicated/fleet.py)."""
+    """What answers the requests (service.py, replicated/front.py)."""
 
     closing: bool
 

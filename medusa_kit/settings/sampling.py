@@ -143,7 +143,7 @@ RANGES: dict[str, tuple[Callable[[Any], bool], str, str]] = {
     "top_p": (lambda p: 0 < p <= 1, "above 0, at most 1", "1 keeps every token"),
     "seed": (lambda seed: isinstance(seed, Integral), "an integer", "any will do, below 0 too"),
     "min_p": (lambda p: 0 <= p <= 1, "0 to 1", "0 keeps every token"),
-    "repetition_penalty": (lambda r: _moderate(r), MODERATE,
+    "repetition_penalty": (_moderate, MODERATE,
                            "1 changes nothing, above 1 makes repetition less likely"),
     "presence_penalty": (lambda p: -2 <= p <= 2, "-2 to 2", "0 changes nothing"),
     "frequency_penalty": (lambda p: -2 <= p <= 2, "-2 to 2", "0 changes nothing"),

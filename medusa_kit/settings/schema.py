@@ -101,9 +101,8 @@ def explain(
                 f"{name}: {item['ctx']['error']}" if name else str(item["ctx"]["error"])
             )
         else:
-            said = re.sub(
-                r" or instance of \w+$", "", item["msg"]
-            )  # of ours, which files cannot hold
+            # Instances are of our own classes, which files cannot hold.
+            said = re.sub(r" or instance of \w+$", "", item["msg"])
             expected = said.replace("Input should be", "expected")
             problems.append(f"{name} = {item['input']!r}: {expected}")
             if item["type"] == "literal_error":

@@ -5,10 +5,9 @@ here but the standard library, since `--help` is made from it.
 """
 
 import dataclasses
-import math
 from typing import Annotated, Any, get_args, get_type_hints
 
-from medusa_kit.errors import ConfigError, check_count
+from medusa_kit.errors import ConfigError, check_count, is_finite
 from medusa_kit.settings.serve_limits import LimitOptions
 from medusa_kit.settings.serve_replicas import ReplicaOptions
 
@@ -64,12 +63,12 @@ class ServeConfig(LimitOptions, ReplicaOptions):
             "max_queue", self.max_queue, whole(self.max_queue) and self.max_queue >= 0, "0 or more"
         )
         memory = self.heads_memory
-        _check("heads_memory", memory, _finite(memory) and memory > 0, "gigabytes above 0")
+        _check("heads_memory", memory, is_finite(memory) and memory > 0, "gigabytes above 0")
         for name in ("max_pause", "request_timeout"):
             value = getattr(self, name)
-            _check(name, value, _finite(value) and value > 0, "seconds above 0")
+            _check(name, value, is_finite(value) and value > 0, "seconds above 0")
         drain = self.drain_timeout
-        _check("drain_timeout", drain, _finite(drain) and drain >= 0, "seconds, 0 or more")
+        _check("drain_timeout", drain, is_finite(drain) and drain >= 0, "seconds, 0 or more")
         if not isinstance(self.host, str) or not self.host.strip():
             raise ConfigError(f"host {self.host!r} is empty", hint="127.0.0.1 is this machine")
 
@@ -100,10 +99,6 @@ def _kind(hint: Any, default: Any) -> tuple[Any, Any, str]:
 
 def whole(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _finite(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _check(name: str, value: Any, fits: bool, expected: str) -> None:

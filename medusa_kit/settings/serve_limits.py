@@ -4,11 +4,10 @@ Nothing is imported here but the standard library, since `--help` is made from i
 """
 
 import dataclasses
-import math
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from medusa_kit.errors import ConfigError, check_count, unknown_value
+from medusa_kit.errors import ConfigError, check_count, is_finite, unknown_value
 
 LogFormat = Literal["plain", "json", "none"]
 LOG_FORMATS = ("plain", "json", "none")
@@ -75,6 +74,5 @@ def _check_origin(origin: str) -> None:
 
 
 def _check_seconds(name: str, value: Any) -> None:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not math.isfinite(value) or value <= 0:
+    if not is_finite(value) or value <= 0:
         raise ConfigError(f"{name} {value!r} is out of range; expected seconds above 0")

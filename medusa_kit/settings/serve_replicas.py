@@ -4,10 +4,9 @@ Nothing is imported here but the standard library, since `--help` is made from i
 """
 
 import dataclasses
-import math
 from typing import Annotated
 
-from medusa_kit.errors import ConfigError, check_count
+from medusa_kit.errors import ConfigError, check_count, is_finite
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,10 +48,11 @@ class ReplicaOptions:
         for name in ("replicas", "max_replicas", "replica_threads"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
-        for name, allowed in (("replica_load", "a number above 0"), ("replica_gpus", "0 or more")):
-            value = getattr(self, name)
-            if value is not None and not _fits(value, zero=name == "replica_gpus"):
-                raise ConfigError(f"{name} {value!r} is out of range; expected {allowed}")
+        load, gpus = self.replica_load, self.replica_gpus
+        if load is not None and not (is_finite(load) and load > 0):
+            raise ConfigError(f"replica_load {load!r} is out of range; expected a number above 0")
+        if gpus is not None and not (is_finite(gpus) and gpus >= 0):
+            raise ConfigError(f"replica_gpus {gpus!r} is out of range; expected 0 or more")
         if self.max_replicas is not None and self.max_replicas < self.replicas:
             raise ConfigError(
                 f"max_replicas {self.max_replicas} is less than replicas {self.replicas}",
@@ -70,11 +70,6 @@ class ReplicaOptions:
                 raise ConfigError(
                     f"{name} has no effect without replicas", hint="add --replicas 2, for example"
                 )
-
-
-def _fits(value: float, zero: bool) -> bool:
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value) and (value > 0 or (zero and value == 0))
 
 
 def _check_address(address: str) -> None:
