@@ -1,0 +1,148 @@
+"""Tensors of a checkpoint read one at a time, so that a model larger than the memory can be packed
+or run layer by layer.
+
+Names are those of the transformers model's state dict, whatever the file calls them.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from medusa_kit.errors import CheckpointError
+from medusa_kit.files import parse_json
+from medusa_kit.locks import building_models
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+
+
+class StoredTensors(Protocol):
+    """Where a model's tensors lie."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of the tensors that are stored; tied ones are stored once."""
+
+    def read(self, name: str) -> Tensor:
+        """A copy of the whole tensor: float32 from GGUF files, else in the file's own dtype."""
+
+
+class GGUFTensors:
+    """Of one GGUF file. `skeleton`: the model whose names are wanted, on any device."""
+
+    def __init__(self, path: Path, skeleton: Any) -> None:
+        """Raises CheckpointError for a file whose tensors are not those of such a model."""
+        from gguf import GGUFReader
+        from transformers.modeling_gguf_pytorch_utils import (
+            TENSOR_PROCESSORS,
+            TensorProcessor,
+            get_gguf_hf_weights_map,
+            read_field,
+        )
+
+        self.reader = GGUFReader(str(path))
+        architecture = read_field(self.reader, "general.architecture")[0]
+        kind = TENSOR_PROCESSORS.get(architecture, TensorProcessor)
+        self._processor = kind(config=skeleton.config.get_text_config().to_dict())
+        by_theirs = get_gguf_hf_weights_map(skeleton, self._processor)
+        self.stored = {
+            by_theirs[tensor.name]: tensor
+            for tensor in self.reader.tensors
+            if tensor.name in by_theirs
+        }
+        check_all_there(self.names, skeleton, path)
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self.stored)
+
+    def read(self, name: str) -> Tensor:
+        from gguf import dequantize
+
+        tensor = self.stored[name]
+        numbers = dequantize(tensor.data, tensor.tensor_type)
+        done = self._processor.process(
+            numbers, tensor.name, tensor_key_mapping={}, parsed_parameters={"tensors": {}}
+        )
+        return torch.tensor(done.weights, dtype=torch.float32)
+
+
+class SafetensorsFolder:
+    """Of a folder of safetensors files, one or several with an index."""
+
+    def __init__(self, folder: Path, skeleton: Any) -> None:
+        """Raises CheckpointError for a folder whose tensors are not those of such a model."""
+        from safetensors import safe_open
+
+        self.files = safetensors_files(folder)
+        opened = {file: safe_open(file, "pt") for file in self.files}
+        self._place = {name: file for file in opened.values() for name in file.keys()}  # noqa: SIM118
+        check_all_there(self.names, skeleton, folder)
+
+    @property
+    def names(self) -> frozenset[str]:
+        return frozenset(self._place)
+
+    def read(self, name: str) -> Tensor:
+        found: Tensor = self._place[name].get_tensor(name)
+        return found.clone()  # the file may be replaced while it is mapped
+
+
+def safetensors_files(folder: Path) -> list[Path]:
+    """The files that hold a folder's weights. Raises CheckpointError where there are none."""
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if not (folder / INDEX).is_file():
+        raise CheckpointError(
+            f"{folder} holds neither {WEIGHTS} nor {INDEX}",
+            hint="only safetensors can be read tensor by tensor",
+        )
+    places: Mapping[str, str] = parse_json((folder / INDEX).read_bytes())["weight_map"]
+    return [folder / name for name in sorted(set(places.values()))]
+
+
+def check_all_there(names: frozenset[str], skeleton: Any, place: Path) -> None:
+    """Raises CheckpointError where a tensor of the model is not stored, nor tied to one that is."""
+    tied = set(getattr(skeleton, "all_tied_weights_keys", None) or ())
+    missing = sorted(set(skeleton.state_dict()) - names - tied)
+    if missing:
+        raise CheckpointError(
+            f"{place} lacks {len(missing)} tensors of the model, among them {missing[0]!r}",
+            hint="the file may be of another architecture, or its tensors are stored joined",
+        )
+
+
+def skeleton_of(config: Any) -> Any:
+    """The transformers model of a config: parameters on the meta device, without memory, and real
+    buffers."""
+    from transformers import AutoModelForCausalLM
+
+    with building_models, _parameters_on_meta():
+        model = AutoModelForCausalLM.from_config(config)
+    return model.eval().requires_grad_(False)
+
+
+@contextmanager
+def _parameters_on_meta() -> Iterator[None]:
+    register = nn.Module.register_parameter
+
+    def register_on_meta(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and param.device.type != "meta":
+            param = nn.Parameter(param.to("meta"), requires_grad=False)
+        register(module, name, param)
+
+    nn.Module.register_parameter = register_on_meta  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+def stored_tensors(place: Path, skeleton: Any) -> StoredTensors:
+    """Of a GGUF file or a folder of safetensors files. Raises CheckpointError."""
+    if place.suffix == ".gguf":
+        return GGUFTensors(place, skeleton)
+    return SafetensorsFolder(place, skeleton)

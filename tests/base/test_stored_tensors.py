@@ -1,0 +1,58 @@
+"""Tensors read one at a time are those that transformers loads."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from medusa_kit.base.stored_tensors import SafetensorsFolder, skeleton_of, stored_tensors
+from medusa_kit.errors import CheckpointError
+
+
+def tiny_config(tied: bool = True) -> LlamaConfig:
+    return LlamaConfig(
+        vocab_size=96,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        tie_word_embeddings=tied,
+    )
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("shard_size", ["5GB", "10KB"])
+def test_a_folder_is_read_tensor_by_tensor(tmp_path: Path, tied: bool, shard_size: str) -> None:
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(tiny_config(tied)).to(torch.bfloat16)
+    model.save_pretrained(tmp_path, max_shard_size=shard_size)
+    stored = stored_tensors(tmp_path, skeleton_of(model.config))
+    state = model.state_dict()
+    assert stored.names == set(state) - ({"lm_head.weight"} if tied else set())
+    for name in stored.names:
+        assert torch.equal(stored.read(name), state[name]), name
+
+
+def test_a_skeleton_has_no_weights_but_its_buffers() -> None:
+    skeleton = skeleton_of(tiny_config())
+    assert {parameter.device.type for parameter in skeleton.parameters()} == {"meta"}
+    whole = LlamaForCausalLM(tiny_config())
+    for (name, one), (_, other) in zip(
+        skeleton.named_buffers(), whole.named_buffers(), strict=True
+    ):
+        assert torch.equal(one, other), name
+
+
+def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
+    LlamaForCausalLM(tiny_config()).save_pretrained(tmp_path)
+    larger = tiny_config()
+    larger.num_hidden_layers = 3
+    with pytest.raises(CheckpointError, match=r"lacks 9 tensors .* 'model\.layers\.2"):
+        SafetensorsFolder(tmp_path, skeleton_of(larger))
+
+
+def test_a_folder_without_safetensors_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor"):
+        stored_tensors(tmp_path, skeleton_of(tiny_config()))
