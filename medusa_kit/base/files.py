@@ -10,6 +10,7 @@ import torch
 from medusa_kit import console
 from medusa_kit.base import adapters, families
 from medusa_kit.base import gguf as embedded
+from medusa_kit.base.described import own_config, read_config, read_tokenizer
 from medusa_kit.base.placement import load_dtype
 from medusa_kit.base.quantization import installing, is_known, method_of
 from medusa_kit.errors import (
@@ -76,9 +77,7 @@ def stored_quantised(name: str, revision: str | None = None) -> str | None:
         if source == "adapter":
             info = adapters.read_info(Path(place))
             return stored_quantised(info["base_model"], info["revision"])
-        from transformers import AutoConfig
-
-        found = AutoConfig.from_pretrained(place, revision=revision)
+        found = read_config(place, revision)
     except Exception:  # as in `from_pretrained`
         return None
     return _method(found)
@@ -87,8 +86,6 @@ def stored_quantised(name: str, revision: str | None = None) -> str | None:
 def stored_config(name: str, revision: str | None = None) -> Any | None:
     """The config of a base's text model, without reading weights; None where it cannot be read,
     which loading reports."""
-    from transformers import AutoConfig
-
     try:
         source, place = resolve(name, weights=False)
         if source == "debug":
@@ -96,22 +93,20 @@ def stored_config(name: str, revision: str | None = None) -> Any | None:
         if source == "adapter":
             info = adapters.read_info(Path(place))
             return stored_config(info["base_model"], info["revision"])
-        return AutoConfig.from_pretrained(place, revision=revision).get_text_config()
+        return read_config(place, revision).get_text_config()
     except Exception:  # as in `from_pretrained`
         return None
 
 
 def check_there(name: str, revision: str | None = None) -> None:
     """Raises CheckpointError for a base whose config cannot be found or read."""
-    from transformers import AutoConfig
-
     source, place = resolve(name, weights=False)
     if source == "adapter":
         info = adapters.read_info(Path(place))
         check_there(info["base_model"], info["revision"])
     elif source != "debug":  # its name must not be looked up on the Hub
         try:
-            AutoConfig.from_pretrained(place, revision=revision)
+            read_config(place, revision)
         except Exception as error:  # as in `from_pretrained`
             raise _cannot_load(place, None, error) from error
 
@@ -139,7 +134,8 @@ def built_sizes(config: Any) -> dict[str, int] | None:
 
     try:
         with torch.device("meta"):
-            weight_VD = AutoModelForCausalLM.from_config(config).get_output_embeddings().weight
+            model = AutoModelForCausalLM.from_config(own_config(config))
+        weight_VD = model.get_output_embeddings().weight
     except Exception:  # families differ in what they do on the meta device
         return None
     return {"hidden size": weight_VD.shape[1], "vocabulary size": weight_VD.shape[0]}
@@ -170,13 +166,13 @@ def from_pretrained(
     Raises IncompatibleBaseError, before any weight is read, for what the config rules out;
     CheckpointError.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     console.stage("reading the model")
     options: dict[str, Any] = {}
     method = "bitsandbytes" if four_bit else None
     try:
-        config = AutoConfig.from_pretrained(place, revision=revision)
+        config = read_config(place, revision)
         dtype = load_dtype(dtype, config)
         if four_bit:  # NF4 (QLoRA, arXiv 2305.14314)
             computed_in = torch.float32 if isinstance(dtype, str) else dtype
@@ -224,13 +220,11 @@ def _check_generation_config(folder: Path) -> None:
 
 def _tokenizer(place: str, revision: str | None) -> Any | None:
     """None for a folder without tokenizer files: token ids can be used without."""
-    from transformers import AutoTokenizer
-
     folder = Path(place)
     if folder.is_dir() and not any(_is_tokenizers(path.name) for path in folder.iterdir()):
         console.note(f"{place} holds no tokenizer: prompts and answers are token ids")
         return None
-    return AutoTokenizer.from_pretrained(place, revision=revision)
+    return read_tokenizer(place, revision)
 
 
 def _is_tokenizers(name: str) -> bool:

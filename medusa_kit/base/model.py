@@ -9,6 +9,7 @@ leading shape.
 """
 
 import hashlib
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,12 +22,14 @@ from torch import Tensor
 from medusa_kit import console
 from medusa_kit.base import adapters, families, fingerprint, hooks
 from medusa_kit.base import gguf as embedded
+from medusa_kit.base.described import read_tokenizer
 from medusa_kit.base.files import from_pretrained, quiet_transformers, resolve
 from medusa_kit.base.fingerprint import Fingerprint
 from medusa_kit.base.logit_scale import LogitScale
 from medusa_kit.base.placement import AUTO, asked_dtype, pick_device
 from medusa_kit.base.quantization import is_quantised, num_weights, quantisation_of, raw_bytes
 from medusa_kit.errors import CheckpointError, IncompatibleBaseError
+from medusa_kit.locks import ATTRIBUTE as LOCK
 from medusa_kit.locks import lock_of
 from medusa_kit.settings.engine import allowed, check_value
 
@@ -92,6 +95,7 @@ class BaseModel:
         model.eval()
         model.requires_grad_(False)
         self.model = model
+        setattr(self, LOCK, lock_of(model))  # so that lock_of(base) is the model's
         self.tokenizer = tokenizer
         self.config = text
         self.scale_logits = LogitScale.of(self.config)
@@ -112,10 +116,33 @@ class BaseModel:
         """The module that turns hidden states into logits; not stored, since it may be replaced."""
         return self.model.get_output_embeddings()
 
+    def output_rows(self, ids_R: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """(weight_RD, bias_R) of the output embedding, of all tokens unless `ids_R` names some."""
+        embedding, rows = self.output_embedding, slice(None) if ids_R is None else ids_R
+        bias = getattr(embedding, "bias", None)
+        return embedding.weight[rows], None if bias is None else bias[rows]
+
+    def modules(self) -> Iterable[Any]:
+        """The model's."""
+        return self.model.modules()
+
+    def weights_version(self) -> int:
+        """Changes whenever weights are written to in place."""
+        return sum(0 if p.is_inference() else p._version for p in self.model.parameters())
+
+    @property
+    def generation_config(self) -> Any:
+        return self.model.generation_config
+
+    @property
+    def generation(self) -> Any:
+        """What has transformers' functions of generation."""
+        return self.model
+
     @property
     def stop_token_ids(self) -> frozenset[int]:
         """Tokens that end an answer: the generation config's, else the tokenizer's."""
-        ids = self.model.generation_config.eos_token_id
+        ids = self.generation_config.eos_token_id
         if ids is None and self.tokenizer is not None:
             ids = self.tokenizer.eos_token_id
         if ids is None:
@@ -185,7 +212,7 @@ class BaseModel:
             seen[get_ident()] = args[0]
 
         seen: dict[int, Tensor] = {}  # by thread, since other threads may run the model too
-        with lock_of(self.model):
+        with lock_of(self):
             hook = self.output_embedding.register_forward_pre_hook(look)
             try:
                 logits_BTV = self.model(input_ids_BT, **arguments).logits
@@ -374,8 +401,6 @@ def _load(
 
 def load_tokenizer(name: str, revision: str | None = None) -> Any:
     """Only the tokenizer of a base model. Raises CheckpointError."""
-    from transformers import AutoTokenizer
-
     quiet_transformers()
     source, place = resolve(name, weights=False)
     if source == "debug":
@@ -384,6 +409,6 @@ def load_tokenizer(name: str, revision: str | None = None) -> Any:
         info = adapters.read_info(Path(place))
         return load_tokenizer(info["base_model"], info["revision"])
     try:
-        return AutoTokenizer.from_pretrained(place, revision=revision)
+        return read_tokenizer(place, revision)
     except Exception as error:  # as for models
         raise CheckpointError(f"cannot load a tokenizer from {place!r}: {error}") from error

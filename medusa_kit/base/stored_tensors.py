@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from medusa_kit.base.described import own_config
 from medusa_kit.errors import CheckpointError
 from medusa_kit.files import parse_json
 from medusa_kit.locks import building_models
@@ -121,7 +122,7 @@ def skeleton_of(config: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     with building_models, _parameters_on_meta():
-        model = AutoModelForCausalLM.from_config(config)
+        model = AutoModelForCausalLM.from_config(own_config(config))
     return model.eval().requires_grad_(False)
 
 

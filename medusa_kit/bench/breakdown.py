@@ -264,7 +264,7 @@ def _drafter(engine: Engine, batch_size: int, drafts: bool) -> Drafter:
         return PlainDrafter(engine.base.device)
     assert engine.heads is not None
     tree = engine.tree_for(batch_size)
-    pack_for_rows(engine.base.model, tree.num_nodes * batch_size)  # as the engine does
+    pack_for_rows(engine.base, tree.num_nodes * batch_size)  # as the engine does
     return draft_with(engine.heads, tree)
 
 

@@ -128,7 +128,7 @@ def difference_of(
     margin = float("inf")
     if None not in tokens:
         prefix = [*prompt_ids, *expected[:position]]
-        chooser = TokenChooser(oracle.base.model, sampling, prompt_ids, max_new_tokens)
+        chooser = TokenChooser(oracle.base, sampling, prompt_ids, max_new_tokens)
         scores_V = chooser.scores(oracle.logits(prefix), prefix)
         margin = float(scores_V.max() - scores_V[tokens].min())
     scale = 1.0 if sampling.greedy else 1.0 / sampling.temperature

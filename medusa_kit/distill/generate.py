@@ -288,7 +288,7 @@ def _answered(
             )
             for task in some
         ]
-        pack_for_rows(verifier.base.model, min(batch_size, len(rows)))
+        pack_for_rows(verifier.base, min(batch_size, len(rows)))
         waiting = deque(zip(some, rows, strict=True))
         drafter = PlainDrafter(verifier.base.device)
         for _ in decode(verifier, drafter, rows, backends.graphs, batch_size):

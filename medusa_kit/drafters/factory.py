@@ -77,7 +77,7 @@ def _heads(context: DraftContext, options: Any) -> Drafter:
             f"there are no heads for {context.base.info.name!r} to draft with",
             hint="train some with `medusa-kit train`, or use another drafter, such as auto",
         )
-    pack_for_rows(context.base.model, context.tree.num_nodes * context.batch_size)
+    pack_for_rows(context.base, context.tree.num_nodes * context.batch_size)
     drafter = draft_with(context.heads, context.tree)
     if not context.paying:
         return drafter

@@ -126,7 +126,7 @@ def _load(config: EngineConfig) -> Engine:
     base = load_base_model(
         config.model, dtype=config.dtype, device=config.device, revision=config.revision
     )
-    check_own_values(base.model)
+    check_own_values(base)
     engine = build_engine(base, config)
     engine.usual_drafter = "auto"
     return engine

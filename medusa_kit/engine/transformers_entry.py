@@ -271,7 +271,7 @@ def _chooser(
         device=device,
         model_kwargs={},
     )
-    return TokenChooser(model, params, ids, new_tokens, processors)
+    return TokenChooser(engine.base, params, ids, new_tokens, processors)
 
 
 def _joined(input_ids_BT: Tensor, answers: list[list[int]], config: Any) -> Tensor:

@@ -296,12 +296,11 @@ class MedusaHeads(nn.Module):
 
     def _reduced_rows(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
         """The chosen rows of the base's output embedding; gathered once where that is frozen."""
-        embedding = self.base.output_embedding
         if self._reduced is None or self._reduced[0].dtype != dtype:
-            weight_RD = embedding.weight.detach()[self.column_ids].to(dtype)
-            bias = getattr(embedding, "bias", None)
-            bias_R = None if bias is None else bias.detach()[self.column_ids].to(dtype)
-            if embedding.weight.requires_grad:
+            rows_RD, bias_R = self.base.output_rows(self.column_ids)
+            weight_RD = rows_RD.detach().to(dtype)
+            bias_R = None if bias_R is None else bias_R.detach().to(dtype)
+            if rows_RD.requires_grad:
                 return weight_RD, bias_R
             self._reduced = (weight_RD, bias_R)
         return self._reduced
@@ -339,15 +338,13 @@ def _blocks(config: HeadsConfig, read_size: int, factory: dict[str, Any]) -> nn.
 
 def _copy_of_embedding(base: BaseModel, ids_R: Tensor | None) -> nn.Linear:
     """A trainable Linear with the weights (and bias) of the base's output embedding, or rows."""
-    embedding, rows = base.output_embedding, slice(None) if ids_R is None else ids_R
-    bias = getattr(embedding, "bias", None)
-    weight_RD = embedding.weight[rows]
+    weight_RD, bias_R = base.output_rows(ids_R)
     num_columns, hidden_size = weight_RD.shape
     copy = nn.Linear(
-        hidden_size, num_columns, bias=bias is not None, device=base.device, dtype=base.dtype
+        hidden_size, num_columns, bias=bias_R is not None, device=base.device, dtype=base.dtype
     )
     with torch.no_grad():
         copy.weight.copy_(weight_RD)
-        if bias is not None:
-            copy.bias.copy_(bias[rows])
+        if bias_R is not None:
+            copy.bias.copy_(bias_R)
     return copy

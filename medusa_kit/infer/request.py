@@ -179,11 +179,11 @@ def make_row(
         )
     mask = None
     if sampling.grammar is not None:
-        num_logits, stops = base.output_embedding.weight.shape[0], base.stop_token_ids
+        num_logits, stops = base.info.vocab_size, base.stop_token_ids
         mask = grammar_mask(sampling.grammar, base.tokenizer, num_logits, stops, len(prompt_ids))
     return Row(
         list(prompt_ids),
-        TokenChooser(base.model, sampling, prompt_ids, max_new_tokens, mask=mask),
+        TokenChooser(base, sampling, prompt_ids, max_new_tokens, mask=mask),
         min(max_new_tokens, context - len(prompt_ids)),
         base.stop_token_ids,
         stop_strings,

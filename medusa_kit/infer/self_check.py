@@ -112,7 +112,7 @@ def check_trees(verifier: Verifier) -> TreeCheck:
     base = verifier.base
     console.stage("checking trees against plain forwards")
     try:
-        with lock_of(base.model):
+        with lock_of(base):
             with _narrow_windows(base.model) as any_window:
                 tolerance, relative = _measure(verifier, ROUNDS)
             if any_window:  # of its real size, with other masks and another kernel
@@ -153,7 +153,7 @@ def _own_rounding(base: BaseModel) -> float:
     generator = torch.Generator().manual_seed(0)
     texts = [_random_ids(base, length, generator) for length in OWN_LENGTHS]
     rows = [torch.tensor([ids], device=base.device) for ids in texts]
-    with lock_of(base.model):
+    with lock_of(base):
         whole = torch.cat([base.model(ids_1T, use_cache=False).logits[0] for ids_1T in rows])
         stepwise = torch.cat([_read_stepwise(base, ids_1T) for ids_1T in rows])
         with _last_bit_off(base.model.get_input_embeddings()):

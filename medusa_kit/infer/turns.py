@@ -38,7 +38,7 @@ class AdaptedVerifier(Verifier):
         keep_M: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         with ExitStack() as stack:
-            stack.enter_context(lock_of(self.base.model))
+            stack.enter_context(lock_of(self.base))
             stack.enter_context(self.layers.added())
             return super()._run_model(forward, cache, step, tokens_BN, keep_M)
 

@@ -39,7 +39,7 @@ class Verifier:
         attention: AttentionChoice | str = "auto",
         steps_run_by: str = "torch",
     ) -> None:
-        refuse_impossible(base.model.config, base.info.name)
+        refuse_impossible(base.config, base.info.name)
         self.base = base
         self.attention = AttentionChoice(attention) if isinstance(attention, str) else attention
         self.steps_run_by = steps_run_by
@@ -128,7 +128,7 @@ class Verifier:
         a time runs a model: what modules keep between calls is theirs."""
         positions_BN = self._positions(step)
         kept: dict[str, Any] = {} if keep_M is None else {"logits_to_keep": keep_M}
-        with lock_of(self.base.model):
+        with lock_of(self.base):
             self._holder.step = step
             try:
                 return forward(

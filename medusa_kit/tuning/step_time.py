@@ -62,7 +62,7 @@ def measure_step_times(
     with console.progress("timing steps", len(trees), "trees") as bar:
         for key, tree in sorted(trees.items(), key=lambda item: item[1].num_nodes):
             drafter = draft_with(engine.heads, tree) if tree.num_nodes > 1 else plain
-            pack_for_rows(engine.base.model, tree.num_nodes * batch_size)
+            pack_for_rows(engine.base, tree.num_nodes * batch_size)
             pairs = [place.compare(drafter, plain, repeats) for place in places]
             ratios[key] = statistics.mean(ours / one for ours, one in pairs)
             plain_times += [one for _, one in pairs]

@@ -15,6 +15,7 @@ from support.tiny_models import STOP, tiny_base, tiny_model
 from transformers import GenerationConfig, WatermarkingConfig
 
 import medusa_kit
+from medusa_kit.base.model import wrap_model
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.accept.generation_settings import (
@@ -110,8 +111,8 @@ def test_draws_follow_the_distribution_of_plain_generate(name: str) -> None:
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=6, do_sample=True, top_k=0,
         temperature=0.7, output_scores=True, output_logits=True, return_dict_in_generate=True,
     )  # fmt: skip
-    chooser = TokenChooser(model, SamplingParams(0.7), PROMPT, 6)
-    plain = TokenChooser(tiny_model("llama"), SamplingParams(0.7), PROMPT, 6)
+    chooser = TokenChooser(wrap_model(model), SamplingParams(0.7), PROMPT, 6)
+    plain = TokenChooser(tiny_base("llama"), SamplingParams(0.7), PROMPT, 6)
     for step, (logits_1V, scores_1V) in enumerate(zip(out.logits, out.scores, strict=True)):
         prefix = out.sequences[0, : len(PROMPT) + step].tolist()
         distribution_V = chooser.distribution(logits_1V[0], prefix)

@@ -172,7 +172,7 @@ def accepted_share(
 def test_draws_without_replacement_in_the_order_of_their_distribution(engine: Engine) -> None:
     """The first two of `drawn`, over many roots, against the exact distribution of the ordered
     pair."""
-    chooser = token_choice.TokenChooser(engine.base.model, SamplingParams(1.0, seed=4), PROMPT, 9)
+    chooser = token_choice.TokenChooser(engine.base, SamplingParams(1.0, seed=4), PROMPT, 9)
     logits_V = torch.tensor([1.0, 0.2, -0.5, 0.9, -2.0, 0.1, 0.0, -1.0])
     seen: Counter[tuple[int, ...]] = Counter()
     for root in range(4000):

@@ -32,7 +32,7 @@ def chat(
         params = SamplingParams.of(chat_sampling.checkable(sampling))
         check_bias(loading["name"], loading.get("revision"), params)
         engine = medusa_kit.load(**loading)
-    chosen, where = chat_sampling.choose(sampling, greedy, engine.base.model.generation_config)
+    chosen, where = chat_sampling.choose(sampling, greedy, engine.base.generation_config)
     console.note(_greeting(engine))
     console.note(f"{chat_sampling.describe(chosen, where)}. /help helps.")
     Chat(engine, {"max_new_tokens": max_new_tokens, **chosen}, system).run()

@@ -330,7 +330,7 @@ def _obstacle(
     """Why guesses of these sources cannot be sent to steps on the device; None where they can."""
     if any(source.name == "draft-model" for source in (*free, *costly)):
         return "a draft model is among the sources, which runs outside of them"
-    chooser = TokenChooser(context.base.model, context.sampling, [0], 1)
+    chooser = TokenChooser(context.base, context.sampling, [0], 1)
     if not chooser.takes_argmax:
         return "tokens are sampled or logits processed, which is done on the host"
     for source in costly:

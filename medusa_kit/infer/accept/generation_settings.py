@@ -4,6 +4,7 @@ A base has such a config, and a call of transformers' own generate() has another
 changes answers is either honoured, through transformers' own processors, or refused by name.
 """
 
+from collections.abc import Container
 from enum import Enum
 from functools import cache
 from typing import Any
@@ -153,6 +154,13 @@ def own_sampling(config: Any) -> dict[str, Any]:
     said = {name: getattr(config, name, None) for name in ("top_k", "top_p", "min_p")}
     temperature = 1.0 if config.temperature is None else config.temperature  # transformers' own
     return {"temperature": temperature} | {name: value for name, value in said.items() if value}
+
+
+def asks_only_for(config: Any, names: Container[str]) -> bool:
+    """Whether no setting but these and such as change no token is set to anything."""
+    others = [name for name in _names() if name not in names]
+    changing = [one for one in others if SETTINGS.get(one, REFUSED) in (HONOURED, REFUSED)]
+    return not any(asks(name, getattr(config, name, None)) for name in changing)
 
 
 def asks(name: str, value: Any) -> bool:

@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor
+from transformers.generation.logits_process import LogitsProcessor
 
 from medusa_kit.errors import ConfigError, MedusaKitError
 from medusa_kit.settings.grammar import Grammar

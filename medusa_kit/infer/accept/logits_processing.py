@@ -14,12 +14,24 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor
+from transformers.generation.logits_process import (
+    LogitsProcessor,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
 
+from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.accept.generation_settings import check_own_settings, unusable
+from medusa_kit.infer.accept.generation_settings import asks_only_for, check_own_settings, unusable
 from medusa_kit.infer.accept.grammar import GrammarMask
 from medusa_kit.settings.sampling import SamplingParams
+
+# Settings whose processors are made here. The ids play a part in those of other settings only.
+USUAL = ("repetition_penalty", "do_sample", "temperature", "top_k", "top_p", "min_p",
+         "eos_token_id", "bos_token_id", "pad_token_id")  # fmt: skip
 
 
 class CountPenalty(LogitsProcessor):
@@ -60,55 +72,76 @@ def check_bias_ids(params: SamplingParams, vocab_size: int) -> None:
 
 
 def logits_processors(
-    model: Any,
+    base: BaseModel,
     params: SamplingParams,
     prompt_ids: Sequence[int],
     max_new_tokens: int,
     mask: GrammarMask | None = None,
-) -> Any:
+) -> Sequence[Any]:
     """The list for these parameters and the base's generation config; if empty, logits stay as
     they are. `mask`: of the request's grammar.
 
     Raises ConfigError for a bias on a token that the model does not have, and for what the base's
     generation config asks for and is not possible.
     """
-    check_own_settings(model.generation_config)
-    weight = model.get_output_embeddings().weight
-    check_bias_ids(params, weight.shape[0])
-    own = _own_processors(params, len(prompt_ids), weight.device)
+    check_own_settings(base.generation_config)
+    check_bias_ids(params, base.info.vocab_size)
+    own = _own_processors(params, len(prompt_ids), base.device)
     if mask is not None:
         own.append(mask)
     try:
-        config = _generation_config(model, params, weight.device)
+        config = _generation_config(base, params)
+        if asks_only_for(config, USUAL):
+            return _usual_processors(config, own)
         config.max_length = len(prompt_ids) + max_new_tokens  # where an end is forced
-        return model._get_logits_processor(
+        return base.generation._get_logits_processor(
             generation_config=config,
             input_ids_seq_length=len(prompt_ids),
-            encoder_input_ids=torch.tensor([list(prompt_ids)], device=weight.device),
+            encoder_input_ids=torch.tensor([list(prompt_ids)], device=base.device),
             logits_processor=own,
-            device=weight.device,
+            device=base.device,
             model_kwargs={},
         )
     except torch.OutOfMemoryError:
         raise
     except (TypeError, ValueError, LookupError, RuntimeError) as error:
-        raise unusable(model.generation_config, error) from error
+        raise unusable(base.generation_config, error) from error
 
 
-def check_own_values(model: Any) -> None:
+def _usual_processors(config: Any, own: list[LogitsProcessor]) -> list[LogitsProcessor]:
+    """transformers' list for a config without other settings than USUAL, in its order. Its function
+    for all settings is part of its models' code, which takes seconds to import."""
+    made = list[LogitsProcessor]()
+    if config.repetition_penalty not in (None, 1.0):
+        made.append(RepetitionPenaltyLogitsProcessor(config.repetition_penalty))
+    made += own
+    if not config.do_sample:
+        return made
+    if config.temperature not in (None, 1.0):
+        made.append(TemperatureLogitsWarper(config.temperature))
+    if config.top_k:
+        made.append(TopKLogitsWarper(config.top_k))
+    if config.top_p < 1.0:
+        made.append(TopPLogitsWarper(config.top_p))
+    if config.min_p is not None:
+        made.append(MinPLogitsWarper(config.min_p))
+    return made
+
+
+def check_own_values(base: BaseModel) -> None:
     """Raises ConfigError for a base's generation config that would fail during a request.
 
     Its processors are tried once on a row of zeros: some check their values only then.
     """
-    weight = model.get_output_embeddings().weight
-    prefix_BT = torch.zeros((1, 1), dtype=torch.long, device=weight.device)
-    scores_BV = torch.zeros((1, weight.shape[0]), device=weight.device)
+    prefix_BT = torch.zeros((1, 1), dtype=torch.long, device=base.device)
+    scores_BV = torch.zeros((1, base.info.vocab_size), device=base.device)
     for params in (SamplingParams(), SamplingParams(temperature=1.0)):
-        processors = logits_processors(model, params, [0], max_new_tokens=1)
+        processors = logits_processors(base, params, [0], max_new_tokens=1)
         try:
-            processors(prefix_BT, scores_BV)
+            for process in processors:
+                process(prefix_BT, scores_BV)
         except (TypeError, ValueError, LookupError, RuntimeError) as error:
-            raise unusable(model.generation_config, error) from error
+            raise unusable(base.generation_config, error) from error
 
 
 def _own_processors(
@@ -123,9 +156,9 @@ def _own_processors(
     return own
 
 
-def _generation_config(model: Any, params: SamplingParams, device: torch.device) -> Any:
+def _generation_config(base: BaseModel, params: SamplingParams) -> Any:
     """The base's, with the request's settings in place of its own."""
-    config = copy.deepcopy(model.generation_config)
+    config = copy.deepcopy(base.generation_config)
     config.do_sample = not params.greedy
     config.temperature = None if params.greedy else params.temperature
     config.top_k = 0 if params.top_k is None else params.top_k
@@ -136,5 +169,5 @@ def _generation_config(model: Any, params: SamplingParams, device: torch.device)
     # generate() sets this before it builds processors; penalties on the length need it
     ids = config.eos_token_id
     eos = [ids] if isinstance(ids, int) else ids
-    config._eos_token_tensor = None if eos is None else torch.tensor(eos, device=device)
+    config._eos_token_tensor = None if eos is None else torch.tensor(eos, device=base.device)
     return config

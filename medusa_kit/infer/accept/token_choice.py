@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from medusa_kit.base.model import BaseModel
 from medusa_kit.infer.accept.grammar import GrammarMask
 from medusa_kit.infer.accept.logits_processing import logits_processors
 from medusa_kit.infer.accept.rules import Verdict, accept_drawn
@@ -38,7 +39,7 @@ class TokenChooser:
 
     def __init__(
         self,
-        model: Any,
+        base: BaseModel,
         params: SamplingParams,
         prompt_ids: Sequence[int],
         max_new_tokens: int,
@@ -53,7 +54,7 @@ class TokenChooser:
         """
         self.params, self.mask = params, mask
         if processors is None:
-            processors = logits_processors(model, params, prompt_ids, max_new_tokens, mask)
+            processors = logits_processors(base, params, prompt_ids, max_new_tokens, mask)
         self._processors = processors
 
     @property

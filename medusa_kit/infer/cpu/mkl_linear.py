@@ -96,7 +96,7 @@ def fits_in_memory(model: Any) -> bool:
 
 
 def pack_for_rows(model: Any, rows: int) -> None:
-    """Pack for `rows` rows from now on, at the next forward of that many.
+    """`model`: or its base. Pack for `rows` rows from now on, at the next forward of that many.
 
     A count outside PACKED_ROWS changes nothing: such forwards run unpacked. Beyond KEPT_PACKS the
     oldest count is forgotten.

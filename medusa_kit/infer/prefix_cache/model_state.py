@@ -49,15 +49,10 @@ class ModelState:
 def state_of(verifier: Verifier) -> ModelState | int | None:
     """What is equal as long as keys and values hold that a verifier has computed; None: nothing can
     be said."""
-    model = verifier.base.model
     if verifier.reads_packed_weights:
-        return weights_version(model)
+        return verifier.base.weights_version()
+    model = verifier.base.model
     return ModelState(model) if _is_plain(model) else None
-
-
-def weights_version(model: Any) -> int:
-    """Changes whenever weights are written to in place: keys and values are theirs."""
-    return sum(0 if p.is_inference() else p._version for p in model.parameters())
 
 
 def _is_plain(model: Any) -> bool:

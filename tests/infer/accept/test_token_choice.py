@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from support.tiny_models import VOCAB, tiny_model
+from support.tiny_models import VOCAB, tiny_base
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from medusa_kit.errors import ConfigError
+from medusa_kit.infer.accept import logits_processing
 from medusa_kit.infer.accept.token_choice import TokenChooser, gumbel_noise
 from medusa_kit.settings.sampling import SamplingOptions, SamplingParams
 
@@ -24,13 +25,13 @@ def processed(logits: torch.Tensor, temperature: float, top_k: int, top_p: float
 def test_draws_follow_the_processed_distribution() -> None:
     """Chi-square over 10,000 seeds; power 0.99 against a total variation of 0.045 and more."""
     logits = 2 * torch.randn(VOCAB)
-    model = tiny_model("llama")
+    base = tiny_base("llama")
     expected = processed(logits, 0.8, 12, 0.9)
     draws, tokens = 10_000, torch.arange(VOCAB)
     noise_SV = torch.stack([gumbel_noise(seed, 7, tokens) for seed in range(draws)])
     drawn_S = (expected.log() + noise_SV).argmax(-1)
     for seed in range(200):  # the chooser draws by this very noise
-        chooser = TokenChooser(model, SamplingParams(0.8, 12, 0.9, seed), [1] * 3, 9)
+        chooser = TokenChooser(base, SamplingParams(0.8, 12, 0.9, seed), [1] * 3, 9)
         assert chooser.choose(logits, [1] * 7) == drawn_S[seed]
     counts = drawn_S.bincount(minlength=VOCAB)
     kept = expected > 0
@@ -66,9 +67,9 @@ def test_noise_is_gumbel_noise_and_the_same_on_every_machine() -> None:
 
 
 def test_penalties_of_the_generation_config_see_the_nodes_own_prefix() -> None:
-    model = tiny_model("llama")
-    model.generation_config.repetition_penalty = 5.0
-    chooser = TokenChooser(model, SamplingParams(), [1, 3], 9)
+    base = tiny_base("llama")
+    base.generation_config.repetition_penalty = 5.0
+    chooser = TokenChooser(base, SamplingParams(), [1, 3], 9)
     logits = torch.full((VOCAB,), 0.1)
     logits[5], logits[6] = 2.0, 1.0
     assert not chooser.takes_argmax
@@ -77,7 +78,7 @@ def test_penalties_of_the_generation_config_see_the_nodes_own_prefix() -> None:
 
 
 def test_plain_greedy_is_the_argmax() -> None:
-    chooser = TokenChooser(tiny_model("llama"), SamplingParams(), [1, 3], 9)
+    chooser = TokenChooser(tiny_base("llama"), SamplingParams(), [1, 3], 9)
     logits = torch.randn(VOCAB)
     assert chooser.takes_argmax
     assert chooser.choose(logits, [1, 3]) == int(logits.argmax())
@@ -98,7 +99,7 @@ PROMPT, ANSWER = [3, 4, 4], [4, 5, 5]
 )
 def test_penalties_and_bias_by_hand(options: SamplingOptions, gain: dict[int, float]) -> None:
     """OpenAI's formula over the answer alone; what stands in the prompt is free."""
-    chooser = TokenChooser(tiny_model("llama"), SamplingParams.of(options), PROMPT, 9)
+    chooser = TokenChooser(tiny_base("llama"), SamplingParams.of(options), PROMPT, 9)
     logits = torch.randn(VOCAB)
     wanted = logits.clone()
     for token, value in gain.items():
@@ -107,15 +108,15 @@ def test_penalties_and_bias_by_hand(options: SamplingOptions, gain: dict[int, fl
 
 
 def test_a_bases_own_repetition_penalty_holds_until_another_is_given() -> None:
-    model = tiny_model("llama")
-    model.generation_config.repetition_penalty = 2.0
-    model.generation_config.min_p = 0.9  # narrowing is the request's alone, as with top-k and top-p
+    base = tiny_base("llama")
+    base.generation_config.repetition_penalty = 2.0
+    base.generation_config.min_p = 0.9  # narrowing is the request's alone, as with top-k and top-p
     logits = torch.ones(VOCAB)
     for given, expected in ((None, 0.5), (4.0, 0.25), (1.0, 1.0)):
-        chooser = TokenChooser(model, SamplingParams(repetition_penalty=given), [7], 9)
+        chooser = TokenChooser(base, SamplingParams(repetition_penalty=given), [7], 9)
         assert chooser.scores(logits, [7])[7] == expected
         assert chooser.takes_argmax == (given == 1.0)
-    warm = TokenChooser(model, SamplingParams(1.0), [7], 9)
+    warm = TokenChooser(base, SamplingParams(1.0), [7], 9)
     assert warm.scores(torch.randn(VOCAB), [7]).isfinite().all()
 
 
@@ -130,7 +131,7 @@ def test_typical_judgement_by_hand() -> None:
         ({"epsilon": 1.0}, [10]),  # delta 1: 0.297
     ]:
         params = SamplingParams(2.0, acceptance="typical", **options)
-        verdict = TokenChooser(tiny_model("llama"), params, [1], 9).judge(logits, [1], range(9, 15))
+        verdict = TokenChooser(tiny_base("llama"), params, [1], 9).judge(logits, [1], range(9, 15))
         assert verdict.likeliest == 10
         assert list(verdict.passing(range(9, 15))) == passing, options
 
@@ -168,7 +169,7 @@ def test_values_out_of_range_are_refused(name: str, value: object) -> None:
 )  # fmt: skip
 def test_a_bias_that_cannot_be_is_refused(bias: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        TokenChooser(tiny_model("llama"), SamplingParams(logit_bias=bias), [1], 9)
+        TokenChooser(tiny_base("llama"), SamplingParams(logit_bias=bias), [1], 9)
 
 
 @pytest.mark.parametrize(
@@ -183,3 +184,27 @@ def test_a_bias_that_cannot_be_is_refused(bias: dict, message: str) -> None:
 def test_options_without_a_meaning_are_refused(options: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         SamplingParams.of(options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 0.7},
+        {"temperature": 1.0, "top_k": 3, "top_p": 0.8, "min_p": 0.02},
+        {"temperature": 2.0, "repetition_penalty": 1.3, "presence_penalty": 0.5},
+        {"repetition_penalty": 1, "logit_bias": {3: 1.0}},
+        {"temperature": 0.5, "top_p": 1.0, "frequency_penalty": 0.1},
+    ],
+)
+def test_usual_processors_are_those_that_transformers_makes(
+    options: SamplingOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base, params = tiny_base("llama"), SamplingParams.of(options)
+    ours = list(logits_processing.logits_processors(base, params, PROMPT, 9))
+    monkeypatch.setattr(logits_processing, "asks_only_for", lambda config, names: False)
+    theirs = list(logits_processing.logits_processors(base, params, PROMPT, 9))
+    assert [type(one) for one in ours] == [type(one) for one in theirs]
+    logits_1V, prefix_1T = torch.randn(1, VOCAB), torch.tensor([[*PROMPT, *ANSWER]])
+    for one, other in zip(ours, theirs, strict=True):
+        assert torch.equal(one(prefix_1T, logits_1V.clone()), other(prefix_1T, logits_1V.clone()))

@@ -1,0 +1,96 @@
+"""Configs and tokenizers of model folders, without transformers' class of each family.
+
+Importing such a class brings torch's compiler and more: two seconds and 200 MB, which decoding in
+C++ has no use for. So what AutoConfig and AutoTokenizer make of a folder is remembered in the cache
+folder, for as long as the folder's files say the same.
+"""
+
+import contextlib
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from medusa_kit.base.gguf import cache_folder
+from medusa_kit.files import atomic_write, parse_json
+
+CONFIGS = ("config*.json",)
+TOKENIZERS = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
+
+
+def read_config(place: str, revision: str | None = None) -> Any:
+    """What AutoConfig reads, or a PreTrainedConfig with the same values. Raises what it raises."""
+    from transformers import AutoConfig, PreTrainedConfig
+
+    memory = _Memory("config", place, CONFIGS)
+    if isinstance(known := memory.read(), dict):
+        return PreTrainedConfig.from_dict({**known, "_name_or_path": place})
+    config = AutoConfig.from_pretrained(place, revision=revision)
+    if _is_theirs(config) and config.get_text_config() is config:
+        memory.write(config.to_dict())
+    return config
+
+
+def own_config(config: Any) -> Any:
+    """The same config as an object of its family's class, from which a model can be built."""
+    from transformers import AutoConfig, PreTrainedConfig
+
+    if type(config) is not PreTrainedConfig:
+        return config
+    return AutoConfig.for_model(**{**config.to_dict(), "model_type": config.model_type})
+
+
+def read_tokenizer(place: str, revision: str | None = None) -> Any:
+    """What AutoTokenizer reads. Raises what it raises."""
+    import transformers
+
+    memory = _Memory("tokenizer", place, TOKENIZERS)
+    if isinstance(name := memory.read(), str):
+        return getattr(transformers, name).from_pretrained(place)
+    tokenizer: Any = transformers.AutoTokenizer.from_pretrained(place, revision=revision)
+    name = type(tokenizer).__name__
+    if _is_theirs(tokenizer) and getattr(transformers, name, None) is type(tokenizer):
+        memory.write(name)
+    return tokenizer
+
+
+def _is_theirs(made: Any) -> bool:
+    """Whether its class is one of transformers', not of the folder's own code."""
+    return type(made).__module__.startswith("transformers.")
+
+
+class _Memory:
+    """One thing remembered of a folder. `patterns`: of the names of the files that it follows from;
+    nothing is remembered of a place without any, such as a name on the Hub."""
+
+    def __init__(self, what: str, place: str, patterns: tuple[str, ...]) -> None:
+        self._path: Path | None = None
+        folder = Path(place)
+        files = sorted({path for pattern in patterns for path in folder.glob(pattern)})
+        with contextlib.suppress(OSError):
+            self._depends_on = _depends_on(folder, files)
+            name = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+            if files:
+                self._path = cache_folder() / "described" / f"{name}-{what}.json"
+
+    def read(self) -> Any | None:
+        """None where nothing is known that still holds."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            if self._path is not None:
+                record = parse_json(self._path.read_bytes())
+                return record["known"] if record["depends_on"] == self._depends_on else None
+        return None
+
+    def write(self, known: Any) -> None:
+        with contextlib.suppress(OSError, TypeError):
+            if self._path is not None:
+                text = json.dumps({"depends_on": self._depends_on, "known": known})
+                with atomic_write(self._path) as temporary:
+                    temporary.write_text(text, encoding="utf-8")
+
+
+def _depends_on(folder: Path, files: list[Path]) -> dict[str, Any]:
+    import transformers
+
+    digests = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {"path": str(folder.resolve()), "transformers": transformers.__version__} | digests
