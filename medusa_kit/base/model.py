@@ -11,7 +11,6 @@ leading shape.
 import hashlib
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from threading import get_ident
 from typing import Any
@@ -22,16 +21,18 @@ from torch import Tensor
 from medusa_kit import console
 from medusa_kit.base import adapters, families, fingerprint, hooks
 from medusa_kit.base import gguf as embedded
+from medusa_kit.base.check_memory import SOURCES, CheckMemory
 from medusa_kit.base.described import read_tokenizer
 from medusa_kit.base.files import from_pretrained, quiet_transformers, resolve
 from medusa_kit.base.fingerprint import Fingerprint
+from medusa_kit.base.info import BaseModelInfo
 from medusa_kit.base.logit_scale import LogitScale
 from medusa_kit.base.placement import AUTO, asked_dtype, pick_device
 from medusa_kit.base.quantization import is_quantised, num_weights, quantisation_of, raw_bytes
 from medusa_kit.errors import CheckpointError, IncompatibleBaseError
 from medusa_kit.locks import ATTRIBUTE as LOCK
 from medusa_kit.locks import lock_of
-from medusa_kit.settings.engine import allowed, check_value
+from medusa_kit.settings.engine import check_value
 
 # Largest error allowed between two ways of computing the same logits, as a share of their spread.
 # In float32 rounding is some 1e-5 of the spread, a missing scale or cap 1e-1 and more.
@@ -43,37 +44,6 @@ RELATIVE_TOLERANCE = {
 }
 FINAL_NORM_NAMES = ("norm", "final_layernorm", "ln_f", "final_layer_norm", "final_norm")
 VARIANT_KEY = "medusa_kit_variant"  # in the config of a model that Medusa-2 trained: its digest
-CHECKPOINT, INT8 = allowed("weights")  # whose numbers, see infer/cpu/int8_weights.py
-
-
-@dataclass(frozen=True)
-class BaseModelInfo:
-    """A description of the model, printed by the CLI and stored with everything made from it."""
-
-    name: str
-    revision: str | None
-    source: str  # hub | folder | gguf | embedded | memory
-    model_type: str
-    hidden_size: int
-    vocab_size: int
-    num_layers: int
-    context_length: int
-    tied_embeddings: bool
-    quantized: bool
-    dtype: str
-    device: str
-    num_parameters: int
-    fingerprint: str
-    weights: str = CHECKPOINT
-    quantization: str | None = None  # method and kind; None: not quantised
-
-    @property
-    def lossy(self) -> bool:
-        """Whether this is another model than the checkpoint's."""
-        return self.weights != CHECKPOINT
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class BaseModel:
@@ -87,8 +57,10 @@ class BaseModel:
         source: str,
         revision: str | None = None,
         known: Fingerprint | None = None,
+        check: bool = False,
     ) -> None:
-        """`known`: the fingerprint, where it is not computed from the weights."""
+        """`known`: the fingerprint, where it is not computed from the weights. `check`: whatever
+        is remembered of earlier checks."""
         text = model.config.get_text_config()
         if model.config.is_encoder_decoder or families.too_short(text):
             families.refuse_impossible(model.config, name)
@@ -99,8 +71,11 @@ class BaseModel:
         self.tokenizer = tokenizer
         self.config = text
         self.scale_logits = LogitScale.of(self.config)
-        self.decoder_is_exact = self._check_views()
+        self._check_output()
         self.info = self._describe(name, source, revision, known)
+        self.checks_are_remembered = self._known_code(source)
+        self.check = check
+        self.decoder_is_exact = self._checked_views()
         self.scales: dict[Any, Tensor] = {}  # linear layer rounded to int8 -> scales_OQ
 
     @property
@@ -228,8 +203,32 @@ class BaseModel:
             digest.update(raw_bytes(tensor))
         return digest.hexdigest()
 
-    def _check_views(self) -> bool:
-        """Check `head_logits` against the model's logits; whether the decoder equals it too."""
+    def _known_code(self, source: str) -> bool:
+        """Whether weights and versions say all of what the model computes."""
+        return source in SOURCES and self.device.type == "cpu" and not self.info.quantized
+
+    def check_memory(self, **depends_on: Any) -> CheckMemory | None:
+        """The memory of a check of this model; None where checks are not remembered."""
+        if not self.checks_are_remembered:
+            return None
+        info = self.info
+        about = {"model": info.fingerprint, "dtype": info.dtype, "weights": info.weights}
+        attention = getattr(self.config, "_attn_implementation", None)
+        return CheckMemory(**about, own_attention=attention, **depends_on)
+
+    def _checked_views(self) -> bool:
+        """`_check_views`, or what an earlier load found."""
+        memory = self.check_memory(check="hidden states")
+        known = None if memory is None or self.check else memory.read()
+        if known is not None and isinstance(known.get("decoder_is_exact"), bool):
+            return bool(known["decoder_is_exact"])
+        found = self._check_views()
+        if memory is not None:
+            memory.write(decoder_is_exact=found)
+        return found
+
+    def _check_output(self) -> None:
+        """Raises IncompatibleBaseError for a model without an output embedding."""
         weight = getattr(self.output_embedding, "weight", None)
         if not isinstance(weight, Tensor) or is_quantised(weight):
             found = "" if weight is None else " in floating point"
@@ -238,6 +237,9 @@ class BaseModel:
                 hint="a causal language model with one output embedding is needed, and "
                 "quantisation must leave that one out (as it does by default)",
             )
+
+    def _check_views(self) -> bool:
+        """Check `head_logits` against the model's logits; whether the decoder equals it too."""
         generator = torch.Generator().manual_seed(0)
         rows = min(self.output_embedding.weight.shape[0], self.config.vocab_size)
         ids_BT = torch.randint(0, rows, (2, 8), generator=generator).to(self.device)
@@ -338,6 +340,7 @@ def load_base_model(
     revision: str | None = None,
     attention: str | None = None,
     four_bit: bool = False,
+    check: bool = False,
 ) -> BaseModel:
     """Load a base model and its tokenizer.
 
@@ -345,7 +348,8 @@ def load_base_model(
     file, `smollm2-135m-instruct` (the embedded one) or `debug-tiny` (random weights). `dtype`: auto
     is the checkpoint's own on CUDA and float32 elsewhere (base/placement.py). `device`: auto
     takes CUDA where there is one. `attention`: transformers' name for it; by default SDPA
-    where the family has it. `four_bit`: through bitsandbytes, on a GPU.
+    where the family has it. `four_bit`: through bitsandbytes, on a GPU. `check`: the model anew,
+    even if it passed on this machine before.
     Raises CheckpointError (missing, cut off, unreadable), IncompatibleBaseError, ConfigError.
     """
     check_value("dtype", dtype)
@@ -354,7 +358,7 @@ def load_base_model(
     wanted = asked_dtype(dtype, place)
     source, model, tokenizer, known = _load(name, wanted, revision, attention, four_bit)
     model = model if four_bit else _placed(model, place)
-    base = BaseModel(model, tokenizer, name, source, revision, known)
+    base = BaseModel(model, tokenizer, name, source, revision, known, check)
     if wanted == AUTO:
         console.note(
             f"{name} is loaded in {base.info.dtype}, its checkpoint's dtype (auto on CUDA)"

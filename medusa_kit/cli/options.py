@@ -22,6 +22,7 @@ OWN: Mapping[str, tuple[tuple[str, ...], str | None, str]] = {
     "model": (("--model", "-m"), None, ""),
     "force": (("--force",), None, ""),
     "compiled": (("--compile",), None, ""),
+    "check": (("--check",), None, ""),
     "drafter": ((), "NAME", ""),
     "draft_model": ((), "MODEL", ""),
     "drafter_options": (

@@ -334,6 +334,7 @@ class Engine:
             weights=self.weights,
             quantization=self.base.info.quantization,
             rounding_tolerance=self.rounding_tolerance,
+            check_remembered=self.check.remembered,
             nodes_per_step=row.num_nodes / row.num_steps if row.num_steps else 1.0,
             cached_tokens=row.num_cached,
             near_ties=row.near_ties if row.counts_near_ties or not row.num_cached else None,

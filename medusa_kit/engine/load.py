@@ -11,7 +11,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from medusa_kit import console
 from medusa_kit.base.fingerprint import Match, compare
-from medusa_kit.base.model import CHECKPOINT, BaseModel, load_base_model
+from medusa_kit.base.info import CHECKPOINT
+from medusa_kit.base.model import BaseModel, load_base_model
 from medusa_kit.drafters.memory import Memory
 from medusa_kit.engine.before_loading import (
     UNTRAINED_HEADS,
@@ -91,6 +92,7 @@ def load(
     fixed_shapes: FixedShapes = "auto",
     compiled: bool = False,
     revision: str | None = None,
+    check: bool = False,
     force: bool = False,
     drafter: DrafterName | None = None,
     drafter_options: Mapping[str, Any] | None = None,
@@ -124,7 +126,11 @@ def load_config(path: str | Path, **changes: Any) -> Engine:
 def _load(config: EngineConfig) -> Engine:
     check_loading(config)
     base = load_base_model(
-        config.model, dtype=config.dtype, device=config.device, revision=config.revision
+        config.model,
+        dtype=config.dtype,
+        device=config.device,
+        revision=config.revision,
+        check=config.check,
     )
     check_own_values(base)
     engine = build_engine(base, config)

@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from medusa_kit.base.model import CHECKPOINT
+from medusa_kit.base.info import CHECKPOINT
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class GenerationStats:
     rounding_tolerance: float = 0.0
     nodes_per_step: float = 1.0  # verified for this answer, the root included
     cached_tokens: int = 0  # of the prompt's, which an earlier request had read
+    check_remembered: bool = False  # whether the self-check was that of an earlier load
     # Tokens with such a margin, after a prompt part of which was not read anew. None: not counted,
     # since tokens were drawn, or chosen from processed logits.
     near_ties: int | None = 0

@@ -62,7 +62,8 @@ def prepare_backends(
     except Unsupported as reason:
         by = f"torch ({reason})"
         if not keep_layers and (linears := _fast_linears(base, str(reason))) is not None:
-            by, check = linears, coarsest([check, check_trees(plain)])
+            by, plain = linears, Verifier(base, plain.attention, linears)
+            check = coarsest([check, check_trees(plain)])
     except IncompatibleBaseError as error:
         by = "torch (the C++ steps were refused)"
         console.warn(f"steps run through torch, since the C++ ones were refused: {error.message}")

@@ -8,9 +8,10 @@ neighbours by slot order, or place tokens by something other than position ids.
 Shapes: B batch, T tokens, N nodes with root, V vocabulary.
 """
 
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -47,6 +48,7 @@ class TreeCheck:
 
     relative_error: float
     rounding_tolerance: float
+    remembered: bool = False  # from an earlier load on this machine
 
 
 def coarsest(checks: Iterable[TreeCheck]) -> TreeCheck:
@@ -106,11 +108,34 @@ def check_backends(verifier: Verifier) -> TreeCheck:
     return check
 
 
-@torch.inference_mode()
 def check_trees(verifier: Verifier) -> TreeCheck:
-    """Raises IncompatibleBaseError, with the measured error, where a tree's logits are wrong."""
+    """Raises IncompatibleBaseError, with the measured error, where a tree's logits are wrong. What
+    passed in an earlier load is remembered, unless the base was loaded to be checked."""
+    base, memory = verifier.base, verifier.check_memory()
+    known = None if memory is None or base.check else memory.read()
+    if known is not None and (check := _remembered(known)) is not None:
+        return check
+    doing = "checking trees against plain forwards"
+    console.stage(doing)
+    if memory is not None:
+        console.note(f"{doing} ({verifier.steps_run_by}), once on this machine")
+    check = _run(verifier)
+    if memory is not None:
+        memory.write(**asdict(check))
+    return check
+
+
+def _remembered(figures: Mapping[str, Any]) -> TreeCheck | None:
+    relative, tolerance = figures.get("relative_error"), figures.get("rounding_tolerance")
+    for number in (relative, tolerance):
+        if not isinstance(number, float) or not 0 <= number < math.inf:
+            return None
+    return TreeCheck(relative, tolerance, remembered=True)  # type: ignore[arg-type]
+
+
+@torch.inference_mode()
+def _run(verifier: Verifier) -> TreeCheck:
     base = verifier.base
-    console.stage("checking trees against plain forwards")
     try:
         with lock_of(base):
             with _narrow_windows(base.model) as any_window:

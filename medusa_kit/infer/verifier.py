@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from medusa_kit.base.check_memory import CheckMemory
 from medusa_kit.base.families import refuse_impossible
 from medusa_kit.base.model import BaseModel
 from medusa_kit.infer.attention import install_tree_attention
@@ -49,6 +50,17 @@ class Verifier:
     def reads_packed_weights(self) -> bool:
         """Whether steps read weights as they were at load, whatever becomes of the model."""
         return False
+
+    def check_memory(self) -> CheckMemory | None:
+        """Where the result of the self-check is kept; None: nowhere."""
+        return self.base.check_memory(
+            check="trees",
+            by=self.steps_run_by,
+            attention=self.attention.name,
+            asked=self.attention.asked,
+            pads=self.pads,
+            layers=sorted({type(module).__name__ for module in self.base.modules()}),
+        )
 
     @property
     def own_attention(self) -> str | None:

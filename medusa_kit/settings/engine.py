@@ -100,6 +100,9 @@ class EngineConfig(EngineOptions):
         DType, "{values}; auto is the checkpoint's own dtype on CUDA, float32 elsewhere."
     ] = "auto"
     device: Annotated[str, "auto, cpu, cuda or cuda:N."] = "auto"
+    check: Annotated[
+        bool, "Check the model against plain forwards, even if it passed on this machine before."
+    ] = False
 
 
 @dataclasses.dataclass(frozen=True)

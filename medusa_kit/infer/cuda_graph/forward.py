@@ -79,6 +79,9 @@ class StaticVerifier(Verifier):
 
     def pad(self, whether: bool) -> None: ...
 
+    def check_memory(self) -> None:
+        """What is guarded or compiled is checked each time."""
+
     def new_cache(self, batch_size: int, num_slots: int) -> StaticTreeCache:
         return StaticTreeCache(self.base.info.num_layers, batch_size, num_slots, self.base.device)
 
