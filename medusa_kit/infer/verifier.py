@@ -4,6 +4,7 @@ Shapes: B batch, T tokens, N nodes with root, M of them kept, D hidden, V vocabu
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from itertools import accumulate
 from typing import Any
 
@@ -63,6 +64,14 @@ class Verifier:
     def pad(self, whether: bool) -> None:
         """For this model from now on, unless its class needs padding anyway."""
         self._holder.pads = whether
+
+    def lock(self) -> AbstractContextManager[Any]:
+        """Held by the thread that runs the model."""
+        return lock_of(self.base.model)
+
+    def windowed(self) -> list[Any]:
+        """The objects whose attribute `sliding_window`, if they have one, steps go by."""
+        return window_owners(self.base.model)
 
     def new_cache(self, batch_size: int, num_slots: int) -> TreeCache:
         return TreeCache(self.base.info.num_layers, batch_size, num_slots)
@@ -128,7 +137,7 @@ class Verifier:
         a time runs a model: what modules keep between calls is theirs."""
         positions_BN = self._positions(step)
         kept: dict[str, Any] = {} if keep_M is None else {"logits_to_keep": keep_M}
-        with lock_of(self.base.model):
+        with self.lock():
             self._holder.step = step
             try:
                 return forward(
@@ -214,6 +223,13 @@ class Verifier:
             ends.append(read)
         hidden, logits = zip(*ends, strict=True)
         return torch.cat(hidden), torch.cat(logits)
+
+
+def window_owners(model: Any) -> list[Any]:
+    """Modules of a transformers model and their configs."""
+    modules = list(model.modules())
+    return [*modules, *(getattr(module, "config", None) for module in modules),
+            model.config.get_text_config()]  # fmt: skip
 
 
 def _of_one_size(lengths: Sequence[int], pieces: Sequence[Sequence[int]]) -> list[list[int]]:
