@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 
 from medusa_kit import console
-from medusa_kit.base.model import load_base_model
+from medusa_kit.base.loading import load_base_model
 from medusa_kit.data.readers import AnswerRow, read_rows
 
 BATCH, LEARNING_RATE, MAX_TOKENS, WARM_UP = 8, 6e-4, 320, 30

@@ -29,7 +29,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from medusa_kit import console
-from medusa_kit.base.model import BaseModel, load_base_model
+from medusa_kit.base.loading import load_base_model
+from medusa_kit.base.model import BaseModel
 from medusa_kit.data.chat import EncodedExample, encode_rows
 from medusa_kit.data.readers import read_rows
 from medusa_kit.heads import MedusaHeads

@@ -15,7 +15,9 @@ if not torch.cuda.is_available():  # must be set before anything imports triton
 
 from support.tiny_models import tiny_base
 
-from medusa_kit.base.model import BaseModel, load_base_model, quiet_transformers
+from medusa_kit.base.files import quiet_transformers
+from medusa_kit.base.loading import load_base_model
+from medusa_kit.base.model import BaseModel
 from medusa_kit.infer.cpu import kernels
 
 quiet_transformers()

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 
 from medusa_kit.base import adapters
-from medusa_kit.base.model import load_base_model
+from medusa_kit.base.loading import load_base_model
 from medusa_kit.data.answer_settings import read_settings, settings_path
 from medusa_kit.data.readers import read_rows
 from medusa_kit.errors import MedusaKitError

@@ -11,7 +11,7 @@ leading shape.
 import hashlib
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from threading import get_ident
 from typing import Any
 
@@ -19,20 +19,15 @@ import torch
 from torch import Tensor
 
 from medusa_kit import console
-from medusa_kit.base import adapters, families, fingerprint, hooks
-from medusa_kit.base import gguf as embedded
+from medusa_kit.base import families, fingerprint, hooks
 from medusa_kit.base.check_memory import SOURCES, CheckMemory
-from medusa_kit.base.described import read_tokenizer
-from medusa_kit.base.files import from_pretrained, quiet_transformers, resolve
 from medusa_kit.base.fingerprint import Fingerprint
-from medusa_kit.base.info import BaseModelInfo
 from medusa_kit.base.logit_scale import LogitScale
-from medusa_kit.base.placement import AUTO, asked_dtype, pick_device
 from medusa_kit.base.quantization import is_quantised, num_weights, quantisation_of, raw_bytes
-from medusa_kit.errors import CheckpointError, IncompatibleBaseError
+from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.locks import ATTRIBUTE as LOCK
 from medusa_kit.locks import lock_of
-from medusa_kit.settings.engine import check_value
+from medusa_kit.settings.engine import allowed
 
 # Largest error allowed between two ways of computing the same logits, as a share of their spread.
 # In float32 rounding is some 1e-5 of the spread, a missing scale or cap 1e-1 and more.
@@ -43,11 +38,48 @@ RELATIVE_TOLERANCE = {
     torch.float16: 2e-2,
 }
 FINAL_NORM_NAMES = ("norm", "final_layernorm", "ln_f", "final_layer_norm", "final_norm")
+CHECKPOINT, INT8 = allowed("weights")  # whose numbers, see infer/cpu/int8_weights.py
 VARIANT_KEY = "medusa_kit_variant"  # in the config of a model that Medusa-2 trained: its digest
 
 
+@dataclass(frozen=True)
+class BaseModelInfo:
+    """A description of the model, printed by the CLI and stored with everything made from it."""
+
+    name: str
+    revision: str | None
+    source: str  # hub | folder | gguf | embedded | memory
+    model_type: str
+    hidden_size: int
+    vocab_size: int
+    num_layers: int
+    context_length: int
+    tied_embeddings: bool
+    quantized: bool
+    dtype: str
+    device: str
+    num_parameters: int
+    fingerprint: str
+    weights: str = CHECKPOINT
+    quantization: str | None = None  # method and kind; None: not quantised
+
+    @property
+    def lossy(self) -> bool:
+        """Whether this is another model than the checkpoint's."""
+        return self.weights != CHECKPOINT
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
 class BaseModel:
-    """A frozen transformers causal LM, its tokenizer, and the two functions that heads need."""
+    """A frozen transformers causal LM, its tokenizer, and the two functions that heads need.
+
+    A light one (infer/cpu/packed_base.py) computes them without `model`, which it loads when
+    somebody asks for it.
+    """
+
+    is_light = False
 
     def __init__(
         self,
@@ -330,89 +362,3 @@ def relative_error(actual: Tensor, expected: Tensor) -> float:
 def wrap_model(model: Any, tokenizer: Any = None, name: str = "in-memory") -> BaseModel:
     """A base model around a transformers model that the caller built."""
     return BaseModel(model, tokenizer, name, "memory")
-
-
-def load_base_model(
-    name: str,
-    *,
-    dtype: str = AUTO,
-    device: str = AUTO,
-    revision: str | None = None,
-    attention: str | None = None,
-    four_bit: bool = False,
-    check: bool = False,
-) -> BaseModel:
-    """Load a base model and its tokenizer.
-
-    `name`: a Hub id, a local folder (of a model, or of an adapter that Medusa-2 trained), a GGUF
-    file, `smollm2-135m-instruct` (the embedded one) or `debug-tiny` (random weights). `dtype`: auto
-    is the checkpoint's own on CUDA and float32 elsewhere (base/placement.py). `device`: auto
-    takes CUDA where there is one. `attention`: transformers' name for it; by default SDPA
-    where the family has it. `four_bit`: through bitsandbytes, on a GPU. `check`: the model anew,
-    even if it passed on this machine before.
-    Raises CheckpointError (missing, cut off, unreadable), IncompatibleBaseError, ConfigError.
-    """
-    check_value("dtype", dtype)
-    quiet_transformers()
-    place = pick_device(device)
-    wanted = asked_dtype(dtype, place)
-    source, model, tokenizer, known = _load(name, wanted, revision, attention, four_bit)
-    model = model if four_bit else _placed(model, place)
-    base = BaseModel(model, tokenizer, name, source, revision, known, check)
-    if wanted == AUTO:
-        console.note(
-            f"{name} is loaded in {base.info.dtype}, its checkpoint's dtype (auto on CUDA)"
-        )
-    return base
-
-
-def _placed(model: Any, device: torch.device) -> Any:
-    """The model on `device`; a quantised model that cannot be moved stays where it was loaded."""
-    try:
-        return model.to(device)
-    except (ValueError, NotImplementedError):
-        if not getattr(model, "is_quantized", False):
-            raise
-        return model
-
-
-def _load(
-    name: str,
-    dtype: torch.dtype | str,
-    revision: str | None,
-    attention: str | None,
-    four_bit: bool = False,
-) -> tuple[str, Any, Any, Fingerprint | None]:
-    """(source, model, tokenizer, None). For an adapter: its base with the adapter merged, and the
-    fingerprint last, since merged weights are rounded differently in every dtype.
-    """
-    source, place = resolve(name)
-    if source == "debug":
-        model, tokenizer = embedded.debug_model()
-        return source, model if isinstance(dtype, str) else model.to(dtype), tokenizer, None
-    if source != "adapter":
-        return source, *from_pretrained(place, dtype, revision, attention, four_bit), None
-    info, folder = adapters.read_info(Path(place)), Path(place)
-    _, model, tokenizer, known = _load(info["base_model"], dtype, info["revision"], attention)
-    base = BaseModel(model, tokenizer, info["base_model"], "memory", known=known)
-    adapters.check_base(info, base.info.fingerprint, folder)
-    variant = adapters.variant_of(folder)
-    known = base.adapted_fingerprint(variant)
-    model = adapters.merge_into(model, folder)
-    setattr(model.config.get_text_config(), VARIANT_KEY, variant)
-    return source, model, tokenizer, known
-
-
-def load_tokenizer(name: str, revision: str | None = None) -> Any:
-    """Only the tokenizer of a base model. Raises CheckpointError."""
-    quiet_transformers()
-    source, place = resolve(name, weights=False)
-    if source == "debug":
-        return embedded.byte_tokenizer()
-    if source == "adapter":
-        info = adapters.read_info(Path(place))
-        return load_tokenizer(info["base_model"], info["revision"])
-    try:
-        return read_tokenizer(place, revision)
-    except Exception as error:  # as for models
-        raise CheckpointError(f"cannot load a tokenizer from {place!r}: {error}") from error

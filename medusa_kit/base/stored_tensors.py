@@ -30,6 +30,9 @@ class StoredTensors(Protocol):
     def read(self, name: str) -> Tensor:
         """A copy of the whole tensor: float32 from GGUF files, else in the file's own dtype."""
 
+    def read_rows(self, name: str, rows: slice | Tensor) -> Tensor:
+        """A copy of some rows of an embedding, whose rows are stored in their order."""
+
 
 class GGUFTensors:
     """Of one GGUF file. `skeleton`: the model whose names are wanted, on any device."""
@@ -61,10 +64,14 @@ class GGUFTensors:
         return frozenset(self.stored)
 
     def read(self, name: str) -> Tensor:
+        return self.read_rows(name, slice(None))
+
+    def read_rows(self, name: str, rows: slice | Tensor) -> Tensor:
         from gguf import dequantize
 
         tensor = self.stored[name]
-        numbers = dequantize(tensor.data, tensor.tensor_type)
+        chosen = rows.numpy() if isinstance(rows, Tensor) else rows
+        numbers = dequantize(tensor.data[chosen], tensor.tensor_type)
         done = self._processor.process(
             numbers, tensor.name, tensor_key_mapping={}, parsed_parameters={"tensors": {}}
         )
@@ -88,8 +95,11 @@ class SafetensorsFolder:
         return frozenset(self._place)
 
     def read(self, name: str) -> Tensor:
+        return self.read_rows(name, slice(None))
+
+    def read_rows(self, name: str, rows: slice | Tensor) -> Tensor:
         found: Tensor = self._place[name].get_tensor(name)
-        return found.clone()  # the file may be replaced while it is mapped
+        return found[rows].clone()  # the file may be replaced while it is mapped
 
 
 def safetensors_files(folder: Path) -> list[Path]:

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medusa_kit.base.model import BaseModel, load_base_model
+from medusa_kit.base.loading import load_base_model
+from medusa_kit.base.model import BaseModel
 from medusa_kit.infer.cpu.int8_weights import with_weights
 
 

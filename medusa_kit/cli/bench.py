@@ -132,7 +132,7 @@ def _measure(
 def _assistant(name: str | None, engine: Any) -> Any:
     if name is None:
         return None
-    from medusa_kit.base.model import load_base_model
+    from medusa_kit.base.loading import load_base_model
 
     info = engine.base.info
     return load_base_model(name, dtype=info.dtype, device=info.device)

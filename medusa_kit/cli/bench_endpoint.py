@@ -210,7 +210,7 @@ class Served:
         """Where several requests run at once, rounds are large, so that little time is spent on
         waiting for the last request, and mix all categories.
         """
-        from medusa_kit.base.model import load_tokenizer
+        from medusa_kit.base.loading import load_tokenizer
         from medusa_kit.bench.bench import bench
         from medusa_kit.version import __version__
 
@@ -239,7 +239,7 @@ class Served:
     ) -> None:
         """One load after another; answers are compared with the base's own, decoded here first,
         unless the server is measured alone or tokens are drawn by chance."""
-        from medusa_kit.base.model import load_tokenizer
+        from medusa_kit.base.loading import load_tokenizer
         from medusa_kit.bench.endpoint import Asked
         from medusa_kit.bench.load import report
         from medusa_kit.bench.load.run import LoadRun, PlainAnswers

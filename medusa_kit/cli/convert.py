@@ -60,7 +60,7 @@ def convert(
     The source is recognised by its tensors. What a format cannot hold exactly is refused with the
     reason. On stdout: the command that serves what was written, or converts it further.
     """
-    from medusa_kit.base.model import load_base_model
+    from medusa_kit.base.loading import load_base_model
     from medusa_kit.heads.formats.convert import check_call
     from medusa_kit.heads.formats.convert import convert as run
     from medusa_kit.heads.formats.files import heads_place

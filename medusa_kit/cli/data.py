@@ -95,7 +95,7 @@ def _generate_here(
     source: str, limit: int | None, output: Path, model: str, dtype: str, device: str,
     how: dict[str, Any],
 ) -> Any:  # fmt: skip
-    from medusa_kit.base.model import load_base_model
+    from medusa_kit.base.loading import load_base_model
     from medusa_kit.data.readers import read_good_and_bad
     from medusa_kit.distill.generate import generate_answers
     from medusa_kit.engine.before_loading import check_bias
@@ -109,7 +109,7 @@ def _fetch(
     source: str, limit: int | None, output: Path, model: str, server: Any, concurrency: int,
     how: dict[str, Any],
 ) -> Any:  # fmt: skip
-    from medusa_kit.base.model import load_tokenizer
+    from medusa_kit.base.loading import load_tokenizer
     from medusa_kit.data.readers import read_good_and_bad
     from medusa_kit.distill.generate import fetch_answers
 
@@ -160,7 +160,7 @@ def inspect(
 ) -> None:
     """Show which tokens of a conversation are trained on and which are masked."""
     _check_on_error(on_error)
-    from medusa_kit.base.model import load_tokenizer
+    from medusa_kit.base.loading import load_tokenizer
     from medusa_kit.data.chat import encode_rows
     from medusa_kit.data.readers import read_good_and_bad
 

@@ -47,7 +47,7 @@ def doctor(
     if gpu:
         doctor_gpu.run(doctor_gpu.Asked(dry_run, output, minutes, goes_on, only, as_json, device))
         return
-    from medusa_kit.base.model import load_base_model
+    from medusa_kit.base.loading import load_base_model
     from medusa_kit.bench.doctor import diagnose
     from medusa_kit.data.readers import read_rows
 

@@ -129,7 +129,7 @@ def _device(asked: Asked) -> Any:
     """Raises UsageError for a CPU, MedusaKitError where there is no GPU."""
     import torch
 
-    from medusa_kit.base.model import pick_device
+    from medusa_kit.base.placement import pick_device
 
     if asked.dry_run:
         return torch.device("cpu")

@@ -11,8 +11,8 @@ from typing import Any, ParamSpec, TypeVar
 
 from medusa_kit import console
 from medusa_kit.base.fingerprint import Match, compare
-from medusa_kit.base.info import CHECKPOINT
-from medusa_kit.base.model import BaseModel, load_base_model
+from medusa_kit.base.loading import load_base_model
+from medusa_kit.base.model import CHECKPOINT, BaseModel
 from medusa_kit.drafters.memory import Memory
 from medusa_kit.engine.before_loading import (
     UNTRAINED_HEADS,

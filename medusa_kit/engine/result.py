@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from medusa_kit.base.info import CHECKPOINT
+from medusa_kit.base.model import CHECKPOINT
 
 
 @dataclass(frozen=True)

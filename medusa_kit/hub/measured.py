@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from medusa_kit.base.fingerprint import Match, compare
-from medusa_kit.base.info import CHECKPOINT
+from medusa_kit.base.model import CHECKPOINT
 from medusa_kit.engine.before_loading import TREE_NAME
 from medusa_kit.errors import ConfigError, DataError
 from medusa_kit.files import file_digest, parse_json

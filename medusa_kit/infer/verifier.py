@@ -4,6 +4,8 @@ Shapes: B batch, T tokens, N nodes with root, M of them kept, D hidden, V vocabu
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
 from itertools import accumulate
 from typing import Any
 
@@ -17,7 +19,7 @@ from medusa_kit.infer.attention import install_tree_attention
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.transfer import to_device
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import Nodes, NodeScores, RaggedScores, TreeStep
+from medusa_kit.infer.tree_step import Nodes, NodeScores, RaggedScores, StepHolder, TreeStep
 from medusa_kit.locks import lock_of
 
 Forward = Callable[..., tuple[Tensor, Tensor]]  # (hidden_BND, logits_BNV)
@@ -44,7 +46,13 @@ class Verifier:
         self.base = base
         self.attention = AttentionChoice(attention) if isinstance(attention, str) else attention
         self.steps_run_by = steps_run_by
-        self._holder = install_tree_attention(base.model)
+        if not base.is_light:
+            _ = self._holder
+
+    @cached_property
+    def _holder(self) -> StepHolder:
+        """What a forward of the model puts its step in."""
+        return install_tree_attention(self.base.model)
 
     @property
     def reads_packed_weights(self) -> bool:
@@ -56,8 +64,7 @@ class Verifier:
         return self.base.check_memory(
             check="trees",
             by=self.steps_run_by,
-            attention=self.attention.name,
-            asked=self.attention.asked,
+            attention=[self.attention.asked, *self.attention.ruled_out],
             pads=self.pads,
             layers=sorted({type(module).__name__ for module in self.base.modules()}),
         )
@@ -75,6 +82,14 @@ class Verifier:
     def pad(self, whether: bool) -> None:
         """For this model from now on, unless its class needs padding anyway."""
         self._holder.pads = whether
+
+    def lock(self) -> AbstractContextManager[Any]:
+        """Held by the thread that runs the model."""
+        return lock_of(self.base)
+
+    def windowed(self) -> list[Any]:
+        """The objects whose attribute `sliding_window`, if they have one, steps go by."""
+        return window_owners(self.base.model)
 
     def new_cache(self, batch_size: int, num_slots: int) -> TreeCache:
         return TreeCache(self.base.info.num_layers, batch_size, num_slots)
@@ -140,7 +155,7 @@ class Verifier:
         a time runs a model: what modules keep between calls is theirs."""
         positions_BN = self._positions(step)
         kept: dict[str, Any] = {} if keep_M is None else {"logits_to_keep": keep_M}
-        with lock_of(self.base):
+        with self.lock():
             self._holder.step = step
             try:
                 return forward(
@@ -226,6 +241,13 @@ class Verifier:
             ends.append(read)
         hidden, logits = zip(*ends, strict=True)
         return torch.cat(hidden), torch.cat(logits)
+
+
+def window_owners(model: Any) -> list[Any]:
+    """Modules of a transformers model and their configs."""
+    modules = list(model.modules())
+    return [*modules, *(getattr(module, "config", None) for module in modules),
+            model.config.get_text_config()]  # fmt: skip
 
 
 def _of_one_size(lengths: Sequence[int], pieces: Sequence[Sequence[int]]) -> list[list[int]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from medusa_kit.base.info import BaseModelInfo
+from medusa_kit.base.model import BaseModelInfo
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.heads_store import HeadsStatus, HeadsStore
 from medusa_kit.errors import ConfigError, UnknownModelError, did_you_mean, unknown_value

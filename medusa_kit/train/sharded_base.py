@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from medusa_kit import console
-from medusa_kit.base.files import from_pretrained, resolve
-from medusa_kit.base.model import BaseModel, quiet_transformers
+from medusa_kit.base.files import from_pretrained, quiet_transformers, resolve
+from medusa_kit.base.model import BaseModel
 from medusa_kit.base.placement import DTYPES
 from medusa_kit.base.quantization import num_weights
 from medusa_kit.settings.recipe import TrainRecipe

@@ -15,7 +15,8 @@ from medusa_kit import console
 from medusa_kit.base import adapters
 from medusa_kit.base.files import stored_config
 from medusa_kit.base.fingerprint import Match, compare
-from medusa_kit.base.model import BaseModel, load_base_model
+from medusa_kit.base.loading import load_base_model
+from medusa_kit.base.model import BaseModel
 from medusa_kit.base.placement import pick_device, stored_dtype
 from medusa_kit.data.answer_settings import base_that_answered
 from medusa_kit.data.chat import EncodedExample, check_ids, encode_rows

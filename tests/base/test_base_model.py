@@ -7,7 +7,8 @@ import pytest
 import torch
 from support.tiny_models import EVERY, PROMISED, tiny_base, tiny_model
 
-from medusa_kit.base.model import BaseModel, load_base_model, wrap_model
+from medusa_kit.base.loading import load_base_model
+from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
 
 CLOSE = {"atol": 1e-5, "rtol": 1e-4}  # float32 sums in another order

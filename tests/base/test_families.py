@@ -12,7 +12,8 @@ from support.tiny_models import COMMON, EVERY, tiny_base, tiny_model
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaModel, T5ForConditionalGeneration
 
 from medusa_kit.base.families import LEAST_CONTEXT, refuse_impossible, why_impossible
-from medusa_kit.base.model import BaseModel, load_base_model, wrap_model
+from medusa_kit.base.loading import load_base_model
+from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer import self_check
 from medusa_kit.infer.verifier import Verifier

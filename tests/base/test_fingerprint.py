@@ -10,7 +10,8 @@ from support.tiny_models import tiny_base, tiny_model
 from torch import Tensor
 
 from medusa_kit.base.fingerprint import Fingerprint, Match, compare, tensor_digest, whole_digest
-from medusa_kit.base.model import BaseModel, load_base_model, wrap_model
+from medusa_kit.base.loading import load_base_model
+from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.heads import MedusaHeads, load_heads, save_heads
 from medusa_kit.heads.checkpoint import read_config, write_config

@@ -17,7 +17,8 @@ from medusa_kit.base.gguf import (
     dequantised_folder,
     embedded_gguf,
 )
-from medusa_kit.base.model import BaseModel, load_base_model
+from medusa_kit.base.loading import load_base_model
+from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import CheckpointError
 from medusa_kit.infer.cpu.gguf_blocks import GGUFBlocks
 from medusa_kit.infer.cpu.kernels import load_library

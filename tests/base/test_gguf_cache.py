@@ -15,7 +15,7 @@ from medusa_kit import made_once
 from medusa_kit.base import gguf as embedded
 from medusa_kit.base.files import check_there, stored_config, stored_generation_config
 from medusa_kit.base.gguf import dequantised_folder, described_folder
-from medusa_kit.base.model import load_base_model, load_tokenizer
+from medusa_kit.base.loading import load_base_model, load_tokenizer
 from medusa_kit.errors import CheckpointError
 
 pytest.importorskip("gguf")

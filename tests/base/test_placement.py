@@ -17,7 +17,7 @@ from transformers import Gemma3Config, LlamaConfig
 
 import medusa_kit
 from medusa_kit.base import model as base_model
-from medusa_kit.base.model import load_base_model
+from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.placement import AUTO, asked_dtype, load_dtype, stored_dtype
 from medusa_kit.engine import before_loading
 from medusa_kit.errors import ConfigError

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from support.debug_model import MODEL, PLAIN, ROOT, plain_text
 
-from medusa_kit.base.model import load_base_model
+from medusa_kit.base.loading import load_base_model
 from medusa_kit.engine.engine import Engine
 from medusa_kit.settings.grammar import Grammar
 from medusa_kit.settings.sampling import SamplingParams

@@ -8,7 +8,8 @@ import pytest
 from support.debug_model import MODEL
 from support.small_engines import BUSHY, random_heads
 
-from medusa_kit.base.model import BaseModel, load_base_model
+from medusa_kit.base.loading import load_base_model
+from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import UsageError
 from medusa_kit.heads import save_heads
 from medusa_kit.tree.candidate_tree import save_tree

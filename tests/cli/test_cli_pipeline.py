@@ -10,7 +10,7 @@ import pytest
 from support.debug_model import MODEL, ROOT
 from support.tiny_models import tiny_base
 
-from medusa_kit.base.model import load_base_model
+from medusa_kit.base.loading import load_base_model
 from medusa_kit.engine.engine import Engine
 from medusa_kit.heads import MedusaHeads, load_heads, save_heads
 from medusa_kit.tree.plan import load_plan

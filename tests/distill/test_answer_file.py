@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from medusa_kit.base.model import BaseModel, load_base_model
+from medusa_kit.base.loading import load_base_model
+from medusa_kit.base.model import BaseModel
 from medusa_kit.data.answer_settings import base_that_answered
 from medusa_kit.data.chat import encode_prompt
 from medusa_kit.data.readers import AnswerRow, Conversation, read_rows

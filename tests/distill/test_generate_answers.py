@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from medusa_kit.base.fingerprint import Fingerprint
-from medusa_kit.base.model import BaseModel, load_base_model, wrap_model
+from medusa_kit.base.loading import load_base_model
+from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.data.readers import AnswerRow, Conversation, read_rows
 from medusa_kit.distill import generate as self_distill
 from medusa_kit.distill.generate import generate_answers

@@ -12,7 +12,8 @@ import torch
 from support.small_engines import build_engine, decode_all, endless_base, random_prompt
 from support.tiny_models import CONTEXT, STOP, tiny_base, tiny_model
 
-from medusa_kit.base.model import BaseModel, load_base_model, wrap_model
+from medusa_kit.base.loading import load_base_model
+from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.drafters.draft_model import loading as draft_loading
 from medusa_kit.drafters.draft_model import runner as draft_runner
 from medusa_kit.drafters.draft_model.drafter import DraftModelDrafter

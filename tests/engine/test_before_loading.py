@@ -15,7 +15,8 @@ from transformers import AutoConfig, GenerationConfig
 
 import medusa_kit
 from medusa_kit.base.files import resolve
-from medusa_kit.base.model import BaseModel, load_base_model, wrap_model
+from medusa_kit.base.loading import load_base_model
+from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.engine import load as loading
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError, TreeError
 from medusa_kit.heads import MedusaHeads, save_heads

@@ -146,7 +146,7 @@ def test_a_path_may_name_a_model() -> None:
 def test_options_of_the_base_are_none_of_an_engine_around_it() -> None:
     own = {one.name for one in dataclasses.fields(EngineConfig)}
     around = {one.name for one in dataclasses.fields(EngineOptions)}
-    assert own - around == {"model", "revision", "dtype", "device"}
+    assert own - around == {"model", "revision", "dtype", "device", "check"}
 
 
 def test_hints() -> None:

@@ -18,7 +18,8 @@ from support.tiny_models import tiny_model
 from torch import Tensor, nn
 
 from medusa_kit.base.files import stored_quantised
-from medusa_kit.base.model import load_base_model, wrap_model
+from medusa_kit.base.loading import load_base_model
+from medusa_kit.base.model import wrap_model
 from medusa_kit.bench.breakdown import _weight_bytes
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.verify import verify

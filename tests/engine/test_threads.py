@@ -21,7 +21,8 @@ from support.tiny_models import tiny_model
 
 import medusa_kit
 from medusa_kit.base.gguf import byte_tokenizer
-from medusa_kit.base.model import load_base_model, wrap_model
+from medusa_kit.base.loading import load_base_model
+from medusa_kit.base.model import wrap_model
 from medusa_kit.drafters.estimates import AcceptanceEstimate
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.node_choice.cost import StepCost

@@ -1,11 +1,13 @@
 """The check at load: lets through what is right, refuses what is wrong, and says how wrong."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.tiny_models import FAMILIES, coarse_base, tiny_base, tiny_model
 
+from medusa_kit.base.in_pieces import ModelInPieces, model_in_pieces
 from medusa_kit.base.model import wrap_model
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer import attention, tree_step
@@ -105,6 +107,70 @@ def test_positions_by_slot_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model.model.rotary_emb, "forward", by_slot)
     with pytest.raises(IncompatibleBaseError, match="off by"):
         check_trees(verifier)
+
+
+def test_plain_texts_are_read_together() -> None:
+    """Plain forwards are nearly all of the time that the check takes."""
+    base = tiny_base("mistral-sliding")
+    plain: list[int] = []
+    base.model.register_forward_hook(
+        lambda _, args, options, out: plain.append(len(args)) if not options["use_cache"] else None,
+        with_kwargs=True,
+    )
+    self_check(base)
+    assert len(plain) == 2, "narrowed windows, and real ones"
+
+
+@pytest.mark.parametrize("refuses", [False, True], ids=["computes-otherwise", "refuses"])
+def test_a_model_that_minds_padding_is_checked_text_by_text(refuses: bool) -> None:
+    base = tiny_base("llama")
+
+    def mind(_: Any, args: tuple[torch.Tensor, ...], options: dict[str, Any], out: Any) -> None:
+        if not options["use_cache"] and len(args[0]) > 1:
+            if refuses:
+                raise ValueError("one text at a time")
+            out.logits += torch.arange(out.logits.shape[-1])
+
+    base.model.register_forward_hook(mind, with_kwargs=True)
+    assert self_check(base).relative_error < 1e-4
+
+
+def in_pieces(folder: Path, family: str, **changes: Any) -> tuple[Verifier, ModelInPieces]:
+    model = tiny_model(family, **changes)
+    model.save_pretrained(folder)
+    return Verifier(wrap_model(model)), model_in_pieces(str(folder))
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral-sliding", "qwen2", "qwen3", "gemma3"])
+def test_trees_may_be_held_against_the_model_in_pieces(family: str, tmp_path: Path) -> None:
+    verifier, pieces = in_pieces(tmp_path, family)
+    whole, found = check_trees(verifier), check_trees(verifier, pieces)
+    for check in (whole, found):
+        assert check.relative_error < 1e-4
+        assert 0 < check.rounding_tolerance < 1e-2
+
+
+def test_a_wrong_tree_is_found_by_the_model_in_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verifier, pieces = in_pieces(tmp_path, "mistral-sliding", sliding_window=64)
+    check_trees(verifier, pieces)
+    right = tree_step.TreeStep.mask
+    wider = {4: 5, 64: 64, None: None}  # 4: the window of the self-check
+    monkeypatch.setattr(
+        tree_step.TreeStep, "mask", lambda step, window, *rest: right(step, wider[window], *rest)
+    )
+    with pytest.raises(IncompatibleBaseError, match="off by"):
+        check_trees(verifier, pieces)
+
+
+def test_other_weights_are_found_by_the_model_in_pieces(tmp_path: Path) -> None:
+    verifier, pieces = in_pieces(tmp_path, "llama")
+    layer = verifier.base.model.model.layers[1]
+    layer.mlp.up_proj.weight.data[3] = layer.mlp.up_proj.weight.data[4]
+    check_trees(verifier)
+    with pytest.raises(IncompatibleBaseError, match="off by"):
+        check_trees(verifier, pieces)
 
 
 def test_nan_is_no_small_error() -> None:

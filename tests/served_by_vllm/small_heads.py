@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from medusa_kit.base.model import load_base_model
+from medusa_kit.base.loading import load_base_model
 from medusa_kit.cli.prompts import asset
 from medusa_kit.heads import MedusaHeads, load_heads, save_heads
 from medusa_kit.settings.engine import EMBEDDED_NAME

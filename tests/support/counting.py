@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from medusa_kit.base.model import BaseModel, load_base_model, wrap_model
+from medusa_kit.base.loading import load_base_model
+from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.bench.doctor import Case, Finding, examine
 from medusa_kit.data.readers import AnswerRow, Conversation
 from medusa_kit.heads import MedusaHeads, save_heads

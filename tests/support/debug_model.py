@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from medusa_kit.base.gguf import CHATML_TEMPLATE
-from medusa_kit.base.model import load_base_model
+from medusa_kit.base.loading import load_base_model
 
 ROOT = Path(__file__).parents[2]
 MODEL = ["--model", "debug-tiny", "--device", "cpu"]

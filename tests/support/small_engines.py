@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from medusa_kit.base.model import BaseModel, load_base_model, wrap_model
+from medusa_kit.base.loading import load_base_model
+from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.engine import load
 from medusa_kit.engine.engine import Engine
 from medusa_kit.heads import MedusaHeads

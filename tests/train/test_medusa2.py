@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from medusa_kit.base import adapters
-from medusa_kit.base.model import load_base_model, wrap_model
+from medusa_kit.base.loading import load_base_model
+from medusa_kit.base.model import wrap_model
 from medusa_kit.data.chat import EncodedExample
 from medusa_kit.engine.load import load
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError

@@ -1,7 +1,7 @@
 """Loads and prepares the draft model once for an engine, in its base's dtype and on its device."""
 
 from medusa_kit import console
-from medusa_kit.base.model import load_base_model
+from medusa_kit.base.loading import load_base_model
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.backends import prepare_backends

@@ -52,6 +52,7 @@ class AttentionChoice:
         self.split_finely = False  # set by the self-check, so that short rows are split and merged
         self.ruled_out: dict[str, str] = {}  # by name: what went wrong
         self._chosen: dict[Case, str] = {}
+        self.expected: str | None = None  # what was in use in an earlier load
 
     def for_fixed_shapes(self) -> "AttentionChoice":
         """The same for steps of fixed shapes. What was ruled out stays ruled out, and both share
@@ -64,7 +65,7 @@ class AttentionChoice:
     def name(self) -> str:
         """The backends in use, in order of the layers, as in `flash+sdpa`."""
         used = dict.fromkeys(self._chosen.values())
-        return "+".join(used) or self.asked
+        return "+".join(used) or self.expected or self.asked
 
     def report(self) -> dict[str, Any]:
         """For reports: what was asked for, what is in use, and why the two differ."""

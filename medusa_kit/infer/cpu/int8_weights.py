@@ -18,8 +18,7 @@ from torch import Tensor, nn
 
 from medusa_kit import console
 from medusa_kit.base.files import stored_quantised
-from medusa_kit.base.info import INT8
-from medusa_kit.base.model import BaseModel
+from medusa_kit.base.model import INT8, BaseModel
 from medusa_kit.base.placement import AUTO, pick_device
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.cpu.mkl_linear import plain_linears

@@ -16,7 +16,6 @@ from medusa_kit.infer.cpu.kernels import MAX_ROWS
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes, NodeScores, RaggedScores, TreeStep
 from medusa_kit.infer.verifier import Verifier
-from medusa_kit.locks import lock_of
 
 
 class NativeVerifier(Verifier):
@@ -46,7 +45,7 @@ class NativeVerifier(Verifier):
         if not self.native.takes(cache, tokens_BN.numel()):
             return super()._scores(cache, step, tokens_BN, keep_M, prompt)
         positions_BN = self._positions(step)
-        with lock_of(self.base):
+        with self.lock():
             return self.native.forward(cache, tokens_BN, positions_BN, step, keep_M)
 
     @torch.inference_mode()
@@ -87,7 +86,7 @@ class NativeVerifier(Verifier):
         per_node = [n for n, count in zip(lengths, nodes.counts, strict=True) for _ in range(count)]
         lengths_N = torch.tensor(per_node)
         positions_N = (lengths_N + nodes.depths_N).clamp_max(self.base.info.context_length - 1)
-        with lock_of(self.base):
+        with self.lock():
             return RaggedScores(*self.native.score(cache, nodes, positions_N, rows, keep_M))
 
 

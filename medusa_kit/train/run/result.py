@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from medusa_kit.base import adapters
-from medusa_kit.base.model import VARIANT_KEY, BaseModel, load_base_model
+from medusa_kit.base.loading import load_base_model
+from medusa_kit.base.model import VARIANT_KEY, BaseModel
 from medusa_kit.base.placement import DTYPES
 from medusa_kit.files import atomic_write
 from medusa_kit.heads import MedusaHeads, save_heads

@@ -17,7 +17,8 @@ from support.tiny_models import tiny_base, tiny_model
 
 import medusa_kit
 from medusa_kit.base.files import stored_quantised
-from medusa_kit.base.model import BaseModel, load_base_model, wrap_model
+from medusa_kit.base.loading import load_base_model
+from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.data.readers import AnswerRow
 from medusa_kit.distill.generate import generate_answers

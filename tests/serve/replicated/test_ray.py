@@ -18,7 +18,7 @@ from openai import OpenAI
 from support.serving.waiting import until
 from support.small_engines import random_heads
 
-from medusa_kit.base.model import load_base_model
+from medusa_kit.base.loading import load_base_model
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import load
 from medusa_kit.heads import save_heads

@@ -1,0 +1,204 @@
+"""A reference for models whose float32 form is too large for the memory: transformers' own forward
+with stock attention, whose weights are read layer by layer from the checkpoint.
+
+A layer's weights are there, in float32, only while it runs. Of the embeddings, which are large too,
+some rows are there at a time. None of the kit's other ways of computing a forward is used.
+
+Shapes: B texts, T tokens, N places in them, D hidden, V vocabulary, R rows of an embedding.
+"""
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from medusa_kit.base.files import gguf_source, resolve, stored_generation_config
+from medusa_kit.base.stored_tensors import StoredTensors, skeleton_of, stored_tensors
+from medusa_kit.errors import IncompatibleBaseError
+from medusa_kit.locks import lock_of
+
+# Of one forward: more would save reading weights, but activations take memory as well.
+MOST_TOKENS = 2048
+MOST_LOGITS = 1 << 27  # 512 MB
+PIECE = 1 << 24  # numbers of the output embedding that are read at a time
+
+# What becomes of a linear layer's weights before they are used.
+Change = Callable[[nn.Linear, Tensor], Tensor]
+
+
+class ModelInPieces:
+    """Plain logits of texts. `model`: transformers' model, most of whose parameters are empty
+    between forwards.
+
+    `change`: of a linear layer's weights, for a model that is not the checkpoint's own.
+    """
+
+    def __init__(self, config: Any, place: Path, change: Change | None = None) -> None:
+        """`place`: as of `stored_tensors`. Raises CheckpointError, IncompatibleBaseError."""
+        if getattr(config, "quantization_config", None) is not None:
+            raise _cannot(config.model_type, "its checkpoint is quantised")
+        config = copy.deepcopy(config)
+        config.dtype = torch.float32
+        self.model = skeleton_of(config)
+        self._change = change
+        self._stored: StoredTensors = stored_tensors(place, self.model)
+        self._tied: dict[str, str] = getattr(self.model, "all_tied_weights_keys", None) or {}
+        self._names = {module: name for name, module in self.model.named_modules()}
+        self._empty: dict[nn.Module, list[tuple[nn.Module, str, Any]]] = {}
+        layers = getattr(self.model.get_decoder(), "layers", None)
+        if layers is None:
+            raise _cannot(config.model_type, "its decoder has no `layers`")
+        embedding, output = self.model.get_input_embeddings(), self.model.get_output_embeddings()
+        embedding.padding_idx = None  # it is of no use here, and few rows may be fewer than it
+        embedding.register_forward_pre_hook(self._read_used_rows)
+        self._output = _Output(output, self._output_rows)
+        self.model.set_output_embeddings(self._output)
+        inside = {module for layer in layers for module in layer.modules()}
+        for module in self._names:
+            if module not in inside and module not in (embedding, output):
+                self._fill_own(module)
+        for layer in layers:
+            layer.register_forward_pre_hook(self._fill)
+            layer.register_forward_hook(self._drop, always_call=True)
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self._output.weight)
+
+    def last_logits(self, texts: Sequence[Sequence[int]]) -> Tensor:
+        """logits_BV after the last token of each text."""
+        found = dict(self.logits(texts, [len(text) - 1 for text in texts]))
+        return torch.cat([found[index] for index in range(len(texts))])
+
+    def logits(
+        self, texts: Sequence[Sequence[int]], starts: Sequence[int]
+    ) -> Iterator[tuple[int, Tensor]]:
+        """(index of a text, logits_NV after each of its tokens from its start on), as they are
+        computed: texts of similar length together, so that weights are read few times.
+
+        They are padded on the right, which changes nothing before it.
+        """
+        for batch in self._batches(texts, starts):
+            ids_BT = nn.utils.rnn.pad_sequence(
+                [torch.tensor(list(texts[index])) for index in batch], batch_first=True
+            )
+            places = [range(starts[index], len(texts[index])) for index in batch]
+            with torch.inference_mode(), lock_of(self.model):
+                self._output.places = [(row, place) for row, own in enumerate(places)
+                                       for place in own]  # fmt: skip
+                logits_NV = self.model(ids_BT, use_cache=False).logits
+            yield from zip(batch, logits_NV.split([len(own) for own in places]), strict=True)
+
+    def _batches(
+        self, texts: Sequence[Sequence[int]], starts: Sequence[int]
+    ) -> Iterator[list[int]]:
+        batch, wanted = list[int](), 0
+        for index in sorted(range(len(texts)), key=lambda i: -len(texts[i])):
+            own = len(texts[index]) - starts[index]
+            tokens = (len(batch) + 1) * len(texts[batch[0]] if batch else texts[index])
+            if batch and (tokens > MOST_TOKENS or (wanted + own) * self.vocab_size > MOST_LOGITS):
+                yield batch
+                batch, wanted = [], 0
+            batch, wanted = [*batch, index], wanted + own
+        if batch:
+            yield batch
+
+    def _fill(self, layer: nn.Module, _: Any) -> None:
+        self._empty[layer] = [one for part in layer.modules() for one in self._fill_own(part)]
+
+    def _drop(self, layer: nn.Module, *_: Any) -> None:
+        for owner, name, empty in self._empty.pop(layer, ()):
+            setattr(owner, name, empty)
+
+    def _fill_own(self, module: nn.Module) -> list[tuple[nn.Module, str, Any]]:
+        """Read the parameters that are the module's own; what was in their place."""
+        before = list[tuple[nn.Module, str, Any]]()
+        for name, empty in list(module.named_parameters(recurse=False)):
+            weight = self._stored.read(self._stored_name(f"{self._names[module]}.{name}")).float()
+            if name == "weight":
+                weight = self._changed(module, weight)
+            setattr(module, name, nn.Parameter(weight, requires_grad=False))
+            before.append((module, name, empty))
+        return before
+
+    def _stored_name(self, name: str) -> str:
+        return name if name in self._stored.names else self._tied.get(name, name)
+
+    def _changed(self, module: nn.Module, weight: Tensor) -> Tensor:
+        if self._change is None or not isinstance(module, nn.Linear):
+            return weight
+        return self._change(module, weight)
+
+    def _read_used_rows(self, embedding: Any, args: tuple[Tensor, ...]) -> tuple[Tensor]:
+        """Let the embedding have the rows of these tokens alone, and number the tokens by them."""
+        used_R, places_BT = args[0].unique(return_inverse=True)
+        name = self._stored_name(f"{self._names[embedding]}.weight")
+        rows_RD = self._stored.read_rows(name, used_R).float()
+        embedding.weight = nn.Parameter(rows_RD, requires_grad=False)
+        return (places_BT,)
+
+    def _output_rows(self, output: nn.Linear, rows: slice) -> tuple[Tensor, Tensor | None]:
+        name = self._names[output]
+        weight_RD = self._stored.read_rows(self._stored_name(f"{name}.weight"), rows).float()
+        bias_R = None
+        if output.bias is not None:
+            bias_R = self._stored.read_rows(self._stored_name(f"{name}.bias"), rows).float()
+        return self._changed(output, weight_RD), bias_R
+
+
+def model_in_pieces(
+    name: str, revision: str | None = None, change: Change | None = None
+) -> ModelInPieces:
+    """Of the base model of this name. Raises CheckpointError, IncompatibleBaseError."""
+    from transformers import AutoConfig
+    from transformers.utils import cached_file
+
+    source, place = resolve(name, weights=False)
+    if source in ("debug", "adapter"):
+        raise _cannot(name, "its weights are not all in one checkpoint")
+    config = AutoConfig.from_pretrained(place, revision=revision)
+    folder = Path(place)
+    if source == "hub":  # the snapshot that the config was read from
+        folder = Path(cached_file(name, "config.json", revision=revision)).parent
+    model = ModelInPieces(config, gguf_source(name) or folder, change)
+    if (settings := stored_generation_config(name, revision)) is not None:
+        model.model.generation_config = settings
+    return model
+
+
+def _cannot(what: str, why: str) -> IncompatibleBaseError:
+    return IncompatibleBaseError(
+        f"{what!r} cannot be run layer by layer: {why}",
+        hint="a machine with memory for the whole model in float32 is needed",
+    )
+
+
+class _Output(nn.Module):
+    """In place of the output embedding: logits_NV at `places` (row, token), in pieces.
+
+    `weight` has the right number of rows, and none of the numbers.
+    """
+
+    weight: Tensor
+
+    def __init__(
+        self, output: nn.Linear, read: Callable[[nn.Linear, slice], tuple[Tensor, Tensor | None]]
+    ) -> None:
+        super().__init__()
+        self.register_buffer("weight", torch.empty(output.out_features, 0), persistent=False)
+        self._replaced, self._read = [output], read  # in a list, so as to be no submodule
+        self.places: list[tuple[int, int]] = []
+
+    def forward(self, hidden_BTD: Tensor) -> Tensor:
+        rows_N, tokens_N = torch.tensor(self.places).T
+        hidden_ND = hidden_BTD[rows_N, tokens_N]
+        logits_NV = hidden_ND.new_empty(len(hidden_ND), len(self.weight))
+        step = max(1, PIECE // hidden_ND.shape[1])
+        for start in range(0, len(self.weight), step):
+            rows = slice(start, start + step)
+            logits_NV[:, rows] = F.linear(hidden_ND, *self._read(self._replaced[0], rows))
+        return logits_NV

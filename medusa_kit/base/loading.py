@@ -1,0 +1,103 @@
+"""Loads a base model by the name that a person gives."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from medusa_kit import console
+from medusa_kit.base import adapters
+from medusa_kit.base import gguf as embedded
+from medusa_kit.base.described import read_tokenizer
+from medusa_kit.base.files import from_pretrained, quiet_transformers, resolve
+from medusa_kit.base.fingerprint import Fingerprint
+from medusa_kit.base.model import VARIANT_KEY, BaseModel
+from medusa_kit.base.placement import AUTO, asked_dtype, pick_device
+from medusa_kit.errors import CheckpointError
+from medusa_kit.settings.engine import check_value
+
+
+def load_base_model(
+    name: str,
+    *,
+    dtype: str = AUTO,
+    device: str = AUTO,
+    revision: str | None = None,
+    attention: str | None = None,
+    four_bit: bool = False,
+    check: bool = False,
+) -> BaseModel:
+    """Load a base model and its tokenizer.
+
+    `name`: a Hub id, a local folder (of a model, or of an adapter that Medusa-2 trained), a GGUF
+    file, `smollm2-135m-instruct` (the embedded one) or `debug-tiny` (random weights). `dtype`: auto
+    is the checkpoint's own on CUDA and float32 elsewhere (base/placement.py). `device`: auto
+    takes CUDA where there is one. `attention`: transformers' name for it; by default SDPA
+    where the family has it. `four_bit`: through bitsandbytes, on a GPU. `check`: the model anew,
+    even if it passed on this machine before.
+    Raises CheckpointError (missing, cut off, unreadable), IncompatibleBaseError, ConfigError.
+    """
+    check_value("dtype", dtype)
+    quiet_transformers()
+    place = pick_device(device)
+    wanted = asked_dtype(dtype, place)
+    source, model, tokenizer, known = _load(name, wanted, revision, attention, four_bit)
+    model = model if four_bit else _placed(model, place)
+    base = BaseModel(model, tokenizer, name, source, revision, known, check)
+    if wanted == AUTO:
+        console.note(
+            f"{name} is loaded in {base.info.dtype}, its checkpoint's dtype (auto on CUDA)"
+        )
+    return base
+
+
+def _placed(model: Any, device: torch.device) -> Any:
+    """The model on `device`; a quantised model that cannot be moved stays where it was loaded."""
+    try:
+        return model.to(device)
+    except (ValueError, NotImplementedError):
+        if not getattr(model, "is_quantized", False):
+            raise
+        return model
+
+
+def _load(
+    name: str,
+    dtype: torch.dtype | str,
+    revision: str | None,
+    attention: str | None,
+    four_bit: bool = False,
+) -> tuple[str, Any, Any, Fingerprint | None]:
+    """(source, model, tokenizer, None). For an adapter: its base with the adapter merged, and the
+    fingerprint last, since merged weights are rounded differently in every dtype.
+    """
+    source, place = resolve(name)
+    if source == "debug":
+        model, tokenizer = embedded.debug_model()
+        return source, model if isinstance(dtype, str) else model.to(dtype), tokenizer, None
+    if source != "adapter":
+        return source, *from_pretrained(place, dtype, revision, attention, four_bit), None
+    info, folder = adapters.read_info(Path(place)), Path(place)
+    _, model, tokenizer, known = _load(info["base_model"], dtype, info["revision"], attention)
+    base = BaseModel(model, tokenizer, info["base_model"], "memory", known=known)
+    adapters.check_base(info, base.info.fingerprint, folder)
+    variant = adapters.variant_of(folder)
+    known = base.adapted_fingerprint(variant)
+    model = adapters.merge_into(model, folder)
+    setattr(model.config.get_text_config(), VARIANT_KEY, variant)
+    return source, model, tokenizer, known
+
+
+def load_tokenizer(name: str, revision: str | None = None) -> Any:
+    """Only the tokenizer of a base model. Raises CheckpointError."""
+    quiet_transformers()
+    source, place = resolve(name, weights=False)
+    if source == "debug":
+        return embedded.byte_tokenizer()
+    if source == "adapter":
+        info = adapters.read_info(Path(place))
+        return load_tokenizer(info["base_model"], info["revision"])
+    try:
+        return read_tokenizer(place, revision)
+    except Exception as error:  # as for models
+        raise CheckpointError(f"cannot load a tokenizer from {place!r}: {error}") from error

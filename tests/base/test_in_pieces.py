@@ -1,0 +1,149 @@
+"""A model that is read layer by layer gives the logits of the whole model."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.tiny_gguf import write_gguf
+from support.tiny_models import tiny_model
+from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from medusa_kit.base import in_pieces
+from medusa_kit.base.in_pieces import ModelInPieces, model_in_pieces
+from medusa_kit.base.loading import load_base_model
+from medusa_kit.errors import IncompatibleBaseError
+
+FAMILIES = ["llama", "mistral", "mistral-sliding", "qwen2", "qwen3", "gemma", "gemma3",
+            "gemma3-capped", "granite-scaled", "phi"]  # fmt: skip
+TEXTS = [[5, 6, 7], [40, 41, 9, 9, 3, 80, 81, 2, 17], [11, 90, 33, 8, 1, 5]]
+
+
+def saved(folder: Path, family: str, **changes: Any) -> tuple[Any, ModelInPieces]:
+    model = tiny_model(family, **changes)
+    model.save_pretrained(folder)
+    return model, model_in_pieces(str(folder))
+
+
+def plain_logits(model: Any, text: list[int]) -> Tensor:
+    with torch.no_grad():
+        return model(torch.tensor([text]), use_cache=False).logits[0]
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(in_pieces, "PIECE", 32 * 7)  # 7 rows of the output embedding
+    monkeypatch.setattr(in_pieces, "MOST_TOKENS", 12)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_the_whole_model(
+    tmp_path: Path, family: str, tied: bool, small_pieces: None
+) -> None:
+    model, pieces = saved(tmp_path, family, tie_word_embeddings=tied)
+    starts = [0, 6, 5]
+    found = dict(pieces.logits(TEXTS, starts))
+    for index, (text, start) in enumerate(zip(TEXTS, starts, strict=True)):
+        expected_TV = plain_logits(model, text)
+        torch.testing.assert_close(found[index], expected_TV[start:], atol=1e-4, rtol=1e-4)
+    last_BV = torch.stack([plain_logits(model, text)[-1] for text in TEXTS])
+    torch.testing.assert_close(pieces.last_logits(TEXTS), last_BV, atol=1e-4, rtol=1e-4)
+
+
+def test_a_checkpoint_in_16_bits_is_computed_in_32(tmp_path: Path) -> None:
+    tiny_model("llama").to(torch.bfloat16).save_pretrained(tmp_path)
+    found = model_in_pieces(str(tmp_path)).last_logits(TEXTS)
+    whole = load_base_model(str(tmp_path), dtype="float32", device="cpu")
+    expected_BV = torch.stack([plain_logits(whole.model, text)[-1] for text in TEXTS])
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected_BV, atol=1e-4, rtol=1e-4)
+
+
+def test_a_gguf_file_is_read_without_dequantising_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("gguf")
+    monkeypatch.setenv("MEDUSA_KIT_CACHE", str(tmp_path / "cache"))
+    path = write_gguf(tmp_path / "model.gguf")
+    pieces = model_in_pieces(str(path))
+    found = pieces.last_logits(TEXTS)
+    assert not list((tmp_path / "cache").rglob("*.safetensors"))
+    base = load_base_model(str(path), device="cpu")
+    expected_BV = torch.stack([plain_logits(base.model, text)[-1] for text in TEXTS])
+    torch.testing.assert_close(found, expected_BV, atol=1e-4, rtol=1e-4)
+    settings = pieces.model.generation_config
+    assert settings.eos_token_id == base.model.generation_config.eos_token_id
+
+
+def test_one_layer_at_a_time_has_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_pieces: None
+) -> None:
+    """Of the embeddings there are no more than a piece and the rows of the tokens read."""
+    alive: list[tuple[StorageWeakRef, int]] = []
+    sizes: list[int] = []
+
+    def watching(read: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        def watch(*arguments: Any) -> Tensor:
+            tensor = read(*arguments)
+            alive.append((StorageWeakRef(tensor.untyped_storage()), tensor.nbytes))
+            sizes.append(sum(size for storage, size in alive if not storage.expired()))
+            return tensor
+
+        return watch
+
+    model, pieces = saved(tmp_path, "llama", num_hidden_layers=6, tie_word_embeddings=False)
+    stored = pieces._stored
+    whole = {name: stored.read(name) for name in stored.names}  # read_rows is watched beneath it
+    monkeypatch.setattr(stored, "read", watching(lambda name: whole[name].clone()))
+    monkeypatch.setattr(stored, "read_rows", watching(stored.read_rows))
+    pieces.last_logits(TEXTS)
+    layer = sum(one.nbytes for one in model.model.layers[0].parameters())
+    embedded = 4 * 32 * len({token for text in TEXTS for token in text})
+    assert layer <= max(sizes) <= layer + embedded + 4 * in_pieces.PIECE
+    assert sum(size for _, size in alive) > 2 * 6 * layer, "two batches"
+    inside = [one for layer in pieces.model.model.layers for one in layer.parameters()]
+    assert {one.device.type for one in inside} == {"meta"}
+
+
+def test_a_layer_that_fails_is_empty_again(tmp_path: Path) -> None:
+    model, pieces = saved(tmp_path, "llama")
+
+    def fail(*_: Any) -> None:
+        raise RuntimeError("no more")
+
+    handle = pieces.model.model.layers[1].mlp.register_forward_hook(fail)
+    with pytest.raises(RuntimeError, match="no more"):
+        pieces.last_logits(TEXTS)
+    handle.remove()
+    assert pieces.model.model.layers[1].mlp.up_proj.weight.is_meta
+    expected_V = plain_logits(model, TEXTS[0])[-1]
+    torch.testing.assert_close(pieces.last_logits(TEXTS[:1])[0], expected_V, atol=1e-4, rtol=1e-4)
+
+
+def test_weights_may_be_changed_as_they_are_read(tmp_path: Path) -> None:
+    """Of linear layers only, with an output embedding that is tied among them."""
+    model, _ = saved(tmp_path, "llama-tied")
+    pieces = model_in_pieces(str(tmp_path), change=lambda _, weight: weight * 2)
+    embedding = model.model.embed_tokens.weight.detach().clone()
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, torch.nn.Linear):
+                module.weight = torch.nn.Parameter(module.weight * 2)
+    assert torch.equal(model.model.embed_tokens.weight, embedding)
+    expected_V = plain_logits(model, TEXTS[0])[-1]
+    torch.testing.assert_close(pieces.last_logits(TEXTS[:1])[0], expected_V, atol=1e-4, rtol=1e-4)
+
+
+def test_a_quantised_checkpoint_is_refused(tmp_path: Path) -> None:
+    model = tiny_model("llama")
+    model.config.quantization_config = {"quant_method": "fp8"}
+    with pytest.raises(IncompatibleBaseError, match="'llama' cannot be run layer by layer"):
+        ModelInPieces(model.config, tmp_path)
+
+
+def test_a_model_without_a_checkpoint_is_refused() -> None:
+    with pytest.raises(IncompatibleBaseError, match="'debug-tiny' cannot be run layer by layer"):
+        model_in_pieces("debug-tiny")
