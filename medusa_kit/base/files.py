@@ -10,9 +10,9 @@ import torch
 from medusa_kit import console
 from medusa_kit.base import adapters, families
 from medusa_kit.base import gguf as embedded
-from medusa_kit.base.described import own_config, read_config, read_tokenizer
 from medusa_kit.base.placement import load_dtype
 from medusa_kit.base.quantization import installing, is_known, method_of
+from medusa_kit.base.remembered.described import own_config, read_config, read_tokenizer
 from medusa_kit.errors import (
     CheckpointError,
     IncompatibleBaseError,

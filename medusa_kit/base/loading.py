@@ -8,11 +8,11 @@ import torch
 from medusa_kit import console
 from medusa_kit.base import adapters
 from medusa_kit.base import gguf as embedded
-from medusa_kit.base.described import read_tokenizer
 from medusa_kit.base.files import from_pretrained, quiet_transformers, resolve
 from medusa_kit.base.fingerprint import Fingerprint
 from medusa_kit.base.model import VARIANT_KEY, BaseModel
 from medusa_kit.base.placement import AUTO, asked_dtype, pick_device
+from medusa_kit.base.remembered.described import read_tokenizer
 from medusa_kit.errors import CheckpointError
 from medusa_kit.settings.engine import check_value
 

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from medusa_kit import console
 from medusa_kit.base import families, fingerprint, hooks
-from medusa_kit.base.check_memory import SOURCES, CheckMemory
 from medusa_kit.base.fingerprint import Fingerprint
 from medusa_kit.base.logit_scale import LogitScale
 from medusa_kit.base.quantization import is_quantised, num_weights, quantisation_of, raw_bytes
+from medusa_kit.base.remembered.checks import SOURCES, CheckMemory
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.locks import ATTRIBUTE as LOCK
 from medusa_kit.locks import lock_of

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from medusa_kit.base.described import own_config
+from medusa_kit.base.remembered.described import own_config
 from medusa_kit.errors import CheckpointError
 from medusa_kit.files import parse_json
 from medusa_kit.locks import building_models

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medusa_kit.base.check_memory import CheckMemory
 from medusa_kit.base.families import refuse_impossible
 from medusa_kit.base.model import BaseModel
+from medusa_kit.base.remembered.checks import CheckMemory
 from medusa_kit.infer.attention import install_tree_attention
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.transfer import to_device
@@ -61,7 +61,7 @@ class Verifier:
 
     def check_memory(self) -> CheckMemory | None:
         """Where the result of the self-check is kept; None: nowhere."""
-        return self.base.check_memory(
+        return self.base.remembered.checks(
             check="trees",
             by=self.steps_run_by,
             attention=[self.attention.asked, *self.attention.ruled_out],

@@ -9,8 +9,8 @@ import pytest
 from support.tiny_models import tiny_model
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
 
-from medusa_kit.base.described import own_config, read_config, read_tokenizer
 from medusa_kit.base.gguf import byte_tokenizer
+from medusa_kit.base.remembered.described import own_config, read_config, read_tokenizer
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_a_damaged_memory_is_passed_over(folder: Path, damage: str) -> None:
 def test_neither_needs_the_code_of_models_the_second_time(folder: Path) -> None:
     read_config(str(folder)), read_tokenizer(str(folder))
     code = (
-        "import sys; from medusa_kit.base.described import *;"
+        "import sys; from medusa_kit.base.remembered.described import *;"
         f"read_config({str(folder)!r}); read_tokenizer({str(folder)!r});"
         "print([m for m in sys.modules if m in ('torch._dynamo', 'transformers.modeling_utils',"
         "'transformers.activations')])"

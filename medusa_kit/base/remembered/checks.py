@@ -62,7 +62,7 @@ def _machine() -> dict[str, Any]:
 @functools.cache
 def _code_digest() -> str:
     """Of the package's code that loads and decodes."""
-    digest, package = hashlib.sha256(), Path(__file__).parent.parent
+    digest, package = hashlib.sha256(), Path(__file__).parents[2]
     for folder in CHECKED_CODE:
         for path in sorted((package / folder).rglob("*")):
             if path.suffix in (".py", ".cpp", ".h"):

@@ -1,0 +1,1 @@
+"""What earlier loads found out, kept in the cache folder."""
