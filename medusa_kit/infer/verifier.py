@@ -61,7 +61,7 @@ class Verifier:
 
     def check_memory(self) -> CheckMemory | None:
         """Where the result of the self-check is kept; None: nowhere."""
-        return self.base.remembered.checks(
+        return self.base.check_memory(
             check="trees",
             by=self.steps_run_by,
             attention=[self.attention.asked, *self.attention.ruled_out],
