@@ -60,7 +60,7 @@ def dequantised_folder(gguf: Path) -> Path:
     """
     if not gguf.is_file():
         raise CheckpointError(f"no GGUF file at {gguf}", hint="check the path")
-    folder = cache_folder() / f"{gguf.stem}-{_digest(gguf)[:16]}"
+    folder = cache_folder() / f"{gguf.stem}-{content_digest(gguf)[:16]}"
     try:
         make_once(
             folder,
@@ -76,13 +76,13 @@ def dequantised_folder(gguf: Path) -> Path:
     return folder
 
 
-def _digest(gguf: Path) -> str:
+def content_digest(path: Path) -> str:
     """SHA-256 of the whole file: a fine-tune may have the same name, size and beginning.
 
     Digests are remembered by the file's path, size and times, so that later starts need not read
     it. Times are coarse, so a file that was written just now may change without a new time.
     """
-    path = gguf.resolve()
+    path = path.resolve()
     stamp = _stamp(path)
     name = hashlib.sha256(str(path).encode()).hexdigest()[:16]
     memory = cache_folder() / "digests" / f"{name}.json"

@@ -29,6 +29,9 @@ class StoredTensors(Protocol):
     def read(self, name: str) -> Tensor:
         """A copy of the whole tensor: float32 from GGUF files, else in the file's own dtype."""
 
+    def read_rows(self, name: str, first: int, last: int) -> Tensor:
+        """Rows first to last - 1 of an embedding, as `read` gives them."""
+
 
 class GGUFTensors:
     """Of one GGUF file. `skeleton`: the model whose names are wanted, on any device."""
@@ -60,10 +63,15 @@ class GGUFTensors:
         return frozenset(self.stored)
 
     def read(self, name: str) -> Tensor:
+        return self._dequantised(self.stored[name], slice(None))
+
+    def read_rows(self, name: str, first: int, last: int) -> Tensor:
+        return self._dequantised(self.stored[name], slice(first, last))
+
+    def _dequantised(self, tensor: Any, rows: slice) -> Tensor:
         from gguf import dequantize
 
-        tensor = self.stored[name]
-        numbers = dequantize(tensor.data, tensor.tensor_type)
+        numbers = dequantize(tensor.data[rows], tensor.tensor_type)
         done = self._processor.process(
             numbers, tensor.name, tensor_key_mapping={}, parsed_parameters={"tensors": {}}
         )
@@ -89,6 +97,10 @@ class SafetensorsFolder:
     def read(self, name: str) -> Tensor:
         found: Tensor = self._place[name].get_tensor(name)
         return found.clone()  # the file may be replaced while it is mapped
+
+    def read_rows(self, name: str, first: int, last: int) -> Tensor:
+        rows: Tensor = self._place[name].get_slice(name)[first:last]
+        return rows.clone()
 
 
 def safetensors_files(folder: Path) -> list[Path]:
