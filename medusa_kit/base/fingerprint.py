@@ -106,7 +106,7 @@ def digests_of(
             continue
         if id(tensor) not in found:
             with made_whole(tensor):
-                found[id(tensor)] = _stored_digest(tensor.detach())
+                found[id(tensor)] = stored_digest(tensor.detach())
         digests[name] = found[id(tensor)]
     return digests
 
@@ -114,8 +114,18 @@ def digests_of(
 def output_digest(weights: Sequence[Tensor], variant: str | None = None) -> str:
     """The digest of output embedding and norms. Files of version 1 hold it: it must not change."""
     weight_VD, *norms = weights
-    rows = torch.linspace(0, weight_VD.shape[0] - 1, OUTPUT_ROWS).long()
-    digest = sha256(raw_bytes(weight_VD[rows.to(weight_VD.device)].bfloat16()))
+    rows = weight_VD[output_rows(weight_VD.shape[0]).to(weight_VD.device)]
+    return digest_of_rows(rows, norms, variant)
+
+
+def output_rows(vocab_size: int) -> Tensor:
+    """The rows of an output embedding that its digest covers."""
+    return torch.linspace(0, vocab_size - 1, OUTPUT_ROWS).long()
+
+
+def digest_of_rows(rows: Tensor, norms: Sequence[Tensor], variant: str | None = None) -> str:
+    """`output_digest`, given only the rows of the output embedding that it covers."""
+    digest = sha256(raw_bytes(rows.bfloat16()))
     for weight in norms:
         digest.update(raw_bytes(weight.bfloat16()))
     if variant:
@@ -161,8 +171,9 @@ def _xxh3_128(data: bytes = b"") -> Any:
     return xxh3_128(data)
 
 
-def _stored_digest(tensor: Tensor) -> str:
-    """Quantised weights are digested as stored, since their expansion depends on their library."""
+def stored_digest(tensor: Tensor) -> str:
+    """The digest of a tensor of a checkpoint. Quantised weights are digested as
+    stored, since their expansion depends on their library."""
     if tensor.is_floating_point() and not is_quantised(tensor):
         return tensor_digest(tensor.shape, _pieces(tensor))
     digest = _xxh3_128(repr(tuple(tensor.shape)).encode())

@@ -81,7 +81,7 @@ def described_folder(gguf: Path) -> Path:
 def _folder_of(gguf: Path) -> Path:
     if not gguf.is_file():
         raise CheckpointError(f"no GGUF file at {gguf}", hint="check the path")
-    return cache_folder() / f"{gguf.stem}-{_digest(gguf)[:16]}"
+    return cache_folder() / f"{gguf.stem}-{content_digest(gguf)[:16]}"
 
 
 def _is_whole(folder: Path) -> bool:
@@ -98,13 +98,13 @@ def _make(folder: Path, doing: str, make: Callable[[Path, Path], None], gguf: Pa
         ) from error
 
 
-def _digest(gguf: Path) -> str:
+def content_digest(path: Path) -> str:
     """SHA-256 of the whole file: a fine-tune may have the same name, size and beginning.
 
     Digests are remembered by the file's path, size and times, so that later starts need not read
     it. Times are coarse, so a file that was written just now may change without a new time.
     """
-    path = gguf.resolve()
+    path = path.resolve()
     stamp = _stamp(path)
     name = hashlib.sha256(str(path).encode()).hexdigest()[:16]
     memory = cache_folder() / "digests" / f"{name}.json"

@@ -98,8 +98,11 @@ class SafetensorsFolder:
         return self.read_rows(name, slice(None))
 
     def read_rows(self, name: str, rows: slice | Tensor) -> Tensor:
-        found: Tensor = self._place[name].get_tensor(name)
-        return found[rows].clone()  # the file may be replaced while it is mapped
+        file = self._place[name]
+        found: Tensor = (
+            file.get_slice(name)[rows] if isinstance(rows, slice) else file.get_tensor(name)[rows]
+        )
+        return found.clone()  # the file may be replaced while it is mapped
 
 
 def safetensors_files(folder: Path) -> list[Path]:

@@ -6,6 +6,7 @@ folder, for as long as the folder's files say the same.
 """
 
 import contextlib
+import functools
 import hashlib
 import json
 from pathlib import Path
@@ -20,11 +21,11 @@ TOKENIZERS = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 
 def read_config(place: str, revision: str | None = None) -> Any:
     """What AutoConfig reads, or a PreTrainedConfig with the same values. Raises what it raises."""
-    from transformers import AutoConfig, PreTrainedConfig
+    from transformers import AutoConfig
 
     memory = _Memory("config", place, CONFIGS)
     if isinstance(known := memory.read(), dict):
-        return PreTrainedConfig.from_dict({**known, "_name_or_path": place})
+        return _kind(str(known["model_type"])).from_dict({**known, "_name_or_path": place})
     config = AutoConfig.from_pretrained(place, revision=revision)
     if _is_theirs(config) and config.get_text_config() is config:
         memory.write(config.to_dict())
@@ -33,11 +34,19 @@ def read_config(place: str, revision: str | None = None) -> Any:
 
 def own_config(config: Any) -> Any:
     """The same config as an object of its family's class, from which a model can be built."""
-    from transformers import AutoConfig, PreTrainedConfig
+    from transformers import AutoConfig
 
-    if type(config) is not PreTrainedConfig:
+    if type(config) is not _kind(config.model_type):
         return config
-    return AutoConfig.for_model(**{**config.to_dict(), "model_type": config.model_type})
+    return AutoConfig.for_model(**config.to_dict())
+
+
+@functools.cache
+def _kind(model_type: str) -> Any:
+    """The class of remembered configs of a family: transformers reads its type from the class."""
+    from transformers import PreTrainedConfig
+
+    return type("RememberedConfig", (PreTrainedConfig,), {"model_type": model_type})
 
 
 def read_tokenizer(place: str, revision: str | None = None) -> Any:

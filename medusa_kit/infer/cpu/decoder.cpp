@@ -385,5 +385,15 @@ void mk_linear(const Matrix* matrix, const float* x, int rows, float* out, int t
     float* transposed = x_t.data();
     p.run([&](int id) { product(*matrix, transposed, rows, id, p.active(), Write<false>{*matrix, out, rows}); });
 }
+
+// out [count, inputs] = the rows `ids` of the weights, times a factor. Returns how many were expanded:
+// fewer than `count` where the next one is not a row of the matrix.
+int64_t mk_rows(const Matrix* matrix, const int64_t* ids, int64_t count, float factor, float* out) {
+    for (int64_t i = 0; i < count; ++i) {
+        if (ids[i] < 0 || ids[i] >= matrix->outputs) return i;
+        expand_row(*matrix, ids[i], factor, out + i * matrix->inputs);
+    }
+    return count;
+}
 }
 #pragma GCC visibility pop

@@ -8,7 +8,7 @@ T rotary tables, P positions, R likeliest tokens.
 """
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -20,58 +20,57 @@ from medusa_kit import console
 from medusa_kit.base.files import gguf_source
 from medusa_kit.base.model import BaseModel
 from medusa_kit.infer.cpu import kernels
-from medusa_kit.infer.cpu.describe import LayerParts, ModelParts, Unsupported, describe
+from medusa_kit.infer.cpu.describe import ModelParts, Unsupported, describe
 from medusa_kit.infer.cpu.gguf_blocks import GGUFBlocks, equal_blocks
 from medusa_kit.infer.cpu.mkl_linear import SHARE_OF_MEMORY, free_memory
-from medusa_kit.infer.cpu.packing import (
-    Blocks,
-    PackedMatrix,
-    alike,
-    interleaved,
-    interleaved_blocks,
-    joined_blocks,
-    pack,
-)
+from medusa_kit.infer.cpu.packed_file import MemorySink
+from medusa_kit.infer.cpu.packed_model import DESCRIBED, MATRICES, NORMS, PackedModel
+from medusa_kit.infer.cpu.packing import Blocks, PackedMatrix, Rows
+from medusa_kit.infer.cpu.packing_up import Packing, model_of, row_pieces
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes, NodeScores, TreeStep
 
-WORK_OF_ONE_THREAD = 1 << 15  # elements: torch shares more than these among its threads
 RANKED = 8  # likeliest tokens returned for each node: a by-product of finding the argmax
+NO_KERNELS = "the C++ kernels are not available"
 
 
 class NativeDecoder:
-    """Runs up to MAX_ROWS nodes at once. Build with `native_decoder`."""
+    """Runs up to MAX_ROWS nodes at once. `scale_logits`: what the family does to its logits."""
 
-    def __init__(self, base: BaseModel, gguf: Path | None = None) -> None:
-        """Raises Unsupported where the model cannot be run this way."""
+    def __init__(
+        self,
+        packed: PackedModel,
+        scale_logits: Callable[[Tensor], Tensor],
+        windows: Callable[[], Sequence[int]] | None = None,
+    ) -> None:
+        """`windows`: those of the layers as they are now; by default the packed model's.
+        Raises Unsupported where there are no kernels."""
         loaded = kernels.load_library()
         if loaded is None:
-            raise Unsupported("the C++ kernels are not available")
-        self.base = base
+            raise Unsupported(NO_KERNELS)
         self._library = loaded
-        self.parts = describe(base.model)
-        self._packer = _Packer(base, GGUFBlocks(gguf) if gguf else None)
-        self._tables = _tables(self.parts)
+        self.packed = packed
+        self._scale_logits = scale_logits
+        self._windows = windows or (lambda: packed.windows)
         self._rotary_2TPE = torch.empty(0, 0)
-        self._cache_shape = (self.parts.kv_heads, self.parts.head_size)
-        self._alive: list[Any] = []  # what the structures point to
-        output = self.parts.output
-        self.output_blocks = self._packer.blocks(output)
-        packed = pack(output.weight.detach(), output.bias, self.output_blocks)
-        self.output = self._packer.keep(packed)
+        self._cache_shape = (packed.sizes.kv_heads, packed.sizes.head_size)
         self._struct = self._build()
-        sizes = [matrix.struct for matrix in self._packer.matrices]
+        sizes = [matrix.struct for matrix in packed.step_matrices]
         self._num_weights = sum(struct.outputs * struct.inputs for struct in sizes)
+
+    @property
+    def output(self) -> PackedMatrix:
+        return self.packed.output
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of weights that a step reads."""
-        return sum(matrix.num_bytes for matrix in self._packer.matrices)
+        return sum(matrix.num_bytes for matrix in self.packed.step_matrices)
 
     @property
     def summary(self) -> str:
         """Instruction set and how the weights are stored, for reports."""
-        forms = sorted({matrix.kind for matrix in self._packer.matrices})
+        forms = sorted({matrix.kind for matrix in self.packed.step_matrices})
         size = f"{self.weight_bytes / 1e6:,.0f} MB of weights as {', '.join(forms)}"
         return f"{self._library.mk_isa().decode()}, {size}"
 
@@ -114,20 +113,22 @@ class NativeDecoder:
         in a step's tree as in a piece of a prompt.
         """
         keep_M = torch.arange(len(nodes.tokens_N)) if keep_M is None else keep_M
-        M, info = len(keep_M), self.base.info
-        embeddings_ND = self._embeddings(nodes.tokens_N)
+        M, info = len(keep_M), self.packed.info
+        embeddings_ND = self.packed.embeddings(nodes.tokens_N)
         rotary_2TPE, positions_N = self._rotary(positions_N), positions_N.contiguous()
-        hidden_MD = torch.empty(M, info.hidden_size)
-        logits_MV = torch.empty(M, info.vocab_size)
-        ranked_MR = torch.empty(M, min(RANKED, info.vocab_size), dtype=torch.int64)
+        hidden_MD = torch.empty(M, info["hidden_size"])
+        logits_MV = torch.empty(M, info["vocab_size"])
+        ranked_MR = torch.empty(M, min(RANKED, info["vocab_size"]), dtype=torch.int64)
         starts = torch.tensor([0, *accumulate(nodes.counts)])
         rows_B = torch.tensor(list(rows))
         lengths_B = torch.tensor([cache.lengths[row] for row in rows])
         depths_N, sees = nodes.depths_N.contiguous(), nodes.sees.contiguous()
         block = cache.block_of(*self._cache_shape)
         assert block is not None
-        for layer, layer_parts in self._windowed:
-            layer.window = layer_parts.window
+        if self._windowed:
+            windows = self._windows()
+            for i in self._windowed:
+                self._layers[i].window = windows[i]
         struct = kernels.Step(
             len(rows), len(nodes.tokens_N), len(cache.lengths), cache.num_slots,
             embeddings_ND.data_ptr(), rotary_2TPE.data_ptr(), rotary_2TPE.shape[1],
@@ -138,126 +139,76 @@ class NativeDecoder:
         )  # fmt: skip
         threads = kernels.threads_for(len(nodes.tokens_N) * self._num_weights)
         self._library.mk_step(ctypes.byref(self._struct), ctypes.byref(struct), threads)
-        return hidden_MD, self.base.scale_logits(logits_MV), ranked_MR
-
-    def _embeddings(self, tokens_N: Tensor) -> Tensor:
-        """In parts that torch computes with one thread: its others would spin for milliseconds
-        after it, on the cores that the kernels' threads need."""
-        rows = max(WORK_OF_ONE_THREAD // self.base.info.hidden_size, 1)
-        embed = self.base.model.get_input_embeddings()
-        return torch.cat([embed(part) for part in tokens_N.split(rows)])
+        return hidden_MD, self._scale_logits(logits_MV), ranked_MR
 
     def _rotary(self, positions_N: Tensor) -> Tensor:
         """Cosines and sines of all positions up to these, from the model's own rotary embedding."""
         last, rotary_2TPE = int(positions_N.max()), self._rotary_2TPE
         if last >= rotary_2TPE.shape[1]:
-            self._rotary_2TPE = rotary_2TPE = self._rotary_up_to(max(2 * last, 256))
+            self._rotary_2TPE = rotary_2TPE = self.packed.rotary_up_to(max(2 * last, 256))
         return rotary_2TPE
 
-    def _rotary_up_to(self, length: int) -> Tensor:
-        """Cosines and sines of the first `length` positions, table by table."""
-        positions_1P, like = torch.arange(length)[None], torch.empty(1)
-        pairs = [
-            self.parts.rotary(like, positions_1P, *([] if kind is None else [kind]))
-            for kind in self._tables
-        ]
-        return torch.cat([table for pair in pairs for table in pair])
-
     def _build(self) -> kernels.Decoder:
-        p = self.parts
-        layers = (kernels.Layer * len(p.layers))(*[self._layer(layer) for layer in p.layers])
-        self._alive.append(layers)
-        self._windowed = [pair for pair in zip(layers, p.layers, strict=True) if pair[1].window]
+        packed, sizes = self.packed, self.packed.sizes
+        layers = [self._layer(i) for i in range(len(packed.layers))]
+        self._layers = (kernels.Layer * len(layers))(*layers)
+        self._windowed = [i for i, window in enumerate(packed.windows) if window]
         return kernels.Decoder(
-            self.base.info.hidden_size, p.layers[0].down.in_features, p.query_heads, p.kv_heads,
-            p.head_size, p.head_size, len(p.layers), int(p.gelu), p.norm_epsilon, p.scale,
-            layers, self._pointer(p.final_norm), self.output.struct,
+            packed.info["hidden_size"], sizes.mlp, sizes.query_heads, sizes.kv_heads,
+            sizes.head_size, sizes.head_size, len(layers), int(sizes.gelu), sizes.norm_epsilon,
+            sizes.scale, self._layers, packed.final_norm.data_ptr(), packed.output.struct,
         )  # fmt: skip
 
-    def _layer(self, layer: LayerParts) -> kernels.Layer:
-        packer, kv_heads = self._packer, self.parts.kv_heads
-        heads = {layer.queries: self.parts.query_heads, layer.keys: kv_heads}
+    def _layer(self, number: int) -> kernels.Layer:
+        packed = self.packed
+        matrices, norms = packed.layers[number], packed.norms[number]
+        pointers = [0 if (norm := norms[name]) is None else norm.data_ptr() for name in NORMS]
         return kernels.Layer(
-            packer.joined([layer.queries, layer.keys, layer.values], heads).struct,
-            packer.one(layer.out).struct,
-            packer.gated(layer.gate, layer.up).struct,
-            packer.one(layer.down).struct,
-            self._pointer(layer.input_norm),
-            self._pointer(layer.after_attention_norm),
-            self._pointer(layer.before_mlp_norm),
-            self._pointer(layer.after_mlp_norm),
-            self._pointer(layer.q_norm),
-            self._pointer(layer.k_norm),
-            0 if self._tables == [None] else self._tables.index(layer.rotary_type),
-            layer.window,
-        )
-
-    def _pointer(self, tensor: Tensor | None) -> int:
-        self._alive.append(tensor)
-        return 0 if tensor is None else tensor.data_ptr()
+            *(matrices[name].struct for name in MATRICES), *pointers,
+            packed.rotary_of_layer[number], packed.windows[number],
+        )  # fmt: skip
 
 
-def _tables(parts: ModelParts) -> list[str | None]:
-    """Names of the rotary tables that layers use: one for each layer type, or None for the only."""
-    kinds = getattr(parts.rotary, "layer_types", None)
-    return [None] if kinds is None else list(kinds)
-
-
-class _Packer:
-    """Packs linear layers, where possible from blocks that expand to the same bits: a GGUF file's,
-    or those of weights rounded to int8.
+class _ModuleWeights:
+    """Weights of modules in memory, where possible as blocks that expand to the same bits: a GGUF
+    file's, or those of weights rounded to int8.
     """
 
     def __init__(self, base: BaseModel, gguf: GGUFBlocks | None) -> None:
         model = base.model
-        self.gguf, self.scales = gguf, base.scales
-        self.names = {id(module): name for name, module in model.named_modules()}
-        embedding = model.get_input_embeddings()
-        output = model.get_output_embeddings()
-        if output.weight.data_ptr() == embedding.weight.data_ptr():
-            self.names[id(output)] = self.names[id(embedding)]
-        self.matrices: list[PackedMatrix] = []
+        self._gguf, self._scales = gguf, base.scales
+        self._names = {id(module): name for name, module in model.named_modules()}
+        embedding, output = model.get_input_embeddings(), model.get_output_embeddings()
+        if self.are_one(embedding, output):
+            self._names[id(output)] = self._names[id(embedding)]
 
-    def one(self, linear: nn.Linear) -> PackedMatrix:
-        return self.keep(pack(linear.weight.detach(), linear.bias, self.blocks(linear)))
+    def whole(self, module: Any, num_heads: int = 1) -> Rows:
+        return self._rows(module, 0, len(module.weight), num_heads)
 
-    def joined(self, linears: list[nn.Linear], heads: dict[nn.Linear, int]) -> PackedMatrix:
-        """Several layers that read the same input, as one matrix."""
-        weight = torch.cat([linear.weight.detach() for linear in linears])
-        parts = alike([self.blocks(linear, heads.get(linear, 1)) for linear in linears])
-        whole = None if parts is None else joined_blocks(parts)
-        return self.keep(pack(weight, _joined_bias(linears), whole))
+    def pieces(self, module: Any) -> Iterator[Rows]:
+        for first, last in row_pieces(*module.weight.shape):
+            yield self._rows(module, first, last)
 
-    def gated(self, gate: nn.Linear, up: nn.Linear) -> PackedMatrix:
-        if gate.bias is not None or up.bias is not None:
-            raise Unsupported("a gated MLP with biases")
-        weight = interleaved(gate.weight.detach(), up.weight.detach())
-        parts = alike([self.blocks(gate), self.blocks(up)])
-        whole = None if parts is None else interleaved_blocks(*parts)
-        return self.keep(pack(weight, None, whole))
+    def are_one(self, embedding: nn.Embedding, output: nn.Linear) -> bool:
+        return embedding.weight.data_ptr() == output.weight.data_ptr()
 
-    def blocks(self, linear: nn.Linear, num_heads: int = 1) -> Blocks | None:
-        if linear in self.scales:
-            return equal_blocks(linear.weight.detach(), self.scales[linear])
-        if self.gguf is None:
-            return None
-        return self.gguf.find(self.names[id(linear)], linear.weight.detach(), num_heads)
-
-    def keep(self, matrix: PackedMatrix) -> PackedMatrix:
-        self.matrices.append(matrix)
-        return matrix
+    def _rows(self, module: Any, first: int, last: int, num_heads: int = 1) -> Rows:
+        weight_OI = module.weight.detach()[first:last]
+        blocks: Blocks | None = None
+        if module in self._scales:
+            blocks = equal_blocks(weight_OI, self._scales[module][first:last])
+        elif self._gguf is not None:
+            blocks = self._gguf.find(self._names[id(module)], weight_OI, num_heads, first)
+        return weight_OI if blocks is None else blocks
 
 
-def _joined_bias(linears: list[nn.Linear]) -> Tensor | None:
-    biases = [linear.bias for linear in linears]
-    if all(bias is None for bias in biases):
-        return None
-    return torch.cat(
-        [
-            torch.zeros(linear.out_features) if bias is None else bias.detach()
-            for linear, bias in zip(linears, biases, strict=True)
-        ]
-    )
+def packed_in_memory(base: BaseModel, parts: ModelParts, gguf: Path | None = None) -> PackedModel:
+    """The packed weights of a model whose modules are in memory. Raises Unsupported."""
+    sink, info = MemorySink(), base.info
+    weights = _ModuleWeights(base, GGUFBlocks(gguf) if gguf else None)
+    described = {name: getattr(info, name) for name in DESCRIBED}
+    numbers = Packing(parts, weights, sink).numbers()
+    return model_of({**numbers, "info": described, "rounded": None}, sink.arrays)
 
 
 def _packed_bytes(base: BaseModel) -> float:
@@ -277,5 +228,9 @@ def native_decoder(base: BaseModel) -> NativeDecoder:
     size = _packed_bytes(base)
     if size > SHARE_OF_MEMORY * free_memory():
         raise Unsupported(f"no room for packed weights (up to {size / 1e9:.1f} GB)")
+    if kernels.load_library() is None:
+        raise Unsupported(NO_KERNELS)
     console.stage("packing the weights for the C++ kernels")
-    return NativeDecoder(base, gguf_source(base.info.name))
+    parts = describe(base.model)
+    packed = packed_in_memory(base, parts, gguf_source(base.info.name))
+    return NativeDecoder(packed, base.scale_logits, lambda: [p.window for p in parts.layers])

@@ -61,6 +61,7 @@ class LayerParts:
 class ModelParts:
     layers: list[LayerParts]
     final_norm: Tensor
+    embedding: nn.Embedding
     output: nn.Linear
     rotary: Any
     gelu: bool
@@ -71,11 +72,18 @@ class ModelParts:
     head_size: int
 
 
-def describe(model: Any) -> ModelParts:
-    """Raises Unsupported, with the reason."""
-    config = model.config.get_text_config()
+def check_family(config: Any) -> None:
+    """Raises Unsupported for a family that has no description."""
     if config.model_type not in FAMILIES:
         raise Unsupported(f"no description of {config.model_type!r}")
+
+
+def describe(model: Any, matrices_on: str = "cpu") -> ModelParts:
+    """Raises Unsupported, with the reason. `matrices_on` the device `meta`: their numbers are not
+    there, but those of norms and biases are.
+    """
+    config = model.config.get_text_config()
+    check_family(config)
     if hooks := foreign_hooks(model):
         name, _ = hooks[0]
         raise Unsupported(f"{name or 'the model'} carries a hook, which C++ would not run")
@@ -84,7 +92,7 @@ def describe(model: Any) -> ModelParts:
     heads = int(config.num_attention_heads)
     weights = {parameter.dtype for parameter in model.parameters()}
     devices = {parameter.device.type for parameter in model.parameters()}
-    if weights != {torch.float32} or devices != {"cpu"}:
+    if weights != {torch.float32} or not devices <= {"cpu", matrices_on}:
         raise Unsupported("weights are not all float32 on a CPU")
     if any(is_quantised(parameter) for parameter in model.parameters()):
         raise Unsupported("weights are quantised")
@@ -98,12 +106,16 @@ def describe(model: Any) -> ModelParts:
     output = model.get_output_embeddings()
     if not isinstance(output, nn.Linear):
         raise Unsupported("its output embedding is not a linear layer")
+    embedding = model.get_input_embeddings()
+    if not isinstance(embedding, nn.Embedding):
+        raise Unsupported("its input embedding is of another kind")
     head_size = int(first.head_dim)
     if head_size % 16:
         raise Unsupported(f"heads of {head_size} numbers; 16 must divide them")
     return ModelParts(
-        layers, final_norm, output, decoder.rotary_emb, _is_gelu(decoder.layers[0].mlp.act_fn),
-        epsilons.pop(), float(first.scaling), heads, int(config.num_key_value_heads), head_size,
+        layers, final_norm, embedding, output, decoder.rotary_emb,
+        _is_gelu(decoder.layers[0].mlp.act_fn), epsilons.pop(), float(first.scaling),
+        heads, int(config.num_key_value_heads), head_size,
     )  # fmt: skip
 
 

@@ -37,22 +37,33 @@ class GGUFBlocks:
             metadata = stream.metadata()
         self._map = name_map(metadata["architecture"], int(metadata["layers"]))
 
-    def find(self, name: str, weight_OI: Tensor, num_heads: int = 1) -> Blocks | None:
-        """Blocks of the module called `name`, if any. `num_heads`: for queries and keys, since GGUF
-        interleaves the two halves of each head in Llama models.
-        """
+    def find(
+        self, name: str, weight_OI: Tensor, num_heads: int = 1, first: int = 0
+    ) -> Blocks | None:
+        """Blocks of the module called `name`, if any, for its rows from `first` on."""
         gguf_name = self._map and self._map.get_name(f"{name}.weight", try_suffixes=(".weight",))
         scales_OQ = self._scales.get(f"{gguf_name}.scales")
         offsets_OQ = self._scales.get(f"{gguf_name}.offsets")
-        if scales_OQ is None or len(scales_OQ) != len(weight_OI):
+        if scales_OQ is None or len(scales_OQ) < first + len(weight_OI):
             return None
-        if weight_OI.shape[1] % scales_OQ.shape[1]:
-            return None
-        for order in (slice(None), _halves_in_turn(len(weight_OI), num_heads)):
-            ordered = None if offsets_OQ is None else offsets_OQ[order]
-            if blocks := equal_blocks(weight_OI, scales_OQ[order], ordered):
-                return blocks
+        rows = slice(first, first + len(weight_OI))
+        offsets_OQ = None if offsets_OQ is None else offsets_OQ[rows]
+        return blocks_in_order(weight_OI, scales_OQ[rows], offsets_OQ, num_heads)
+
+
+def blocks_in_order(
+    weight_OI: Tensor, scales_OQ: Tensor, offsets_OQ: Tensor | None, num_heads: int = 1
+) -> Blocks | None:
+    """Blocks with these scales that expand to the weights, if there are any. `num_heads`: of
+    queries and keys, since GGUF interleaves the two halves of each head in Llama models.
+    """
+    if weight_OI.shape[1] % scales_OQ.shape[1]:
         return None
+    for order in (slice(None), _halves_in_turn(len(weight_OI), num_heads)):
+        ordered = None if offsets_OQ is None else offsets_OQ[order]
+        if blocks := equal_blocks(weight_OI, scales_OQ[order], ordered):
+            return blocks
+    return None
 
 
 def name_map(architecture: str, num_layers: int) -> Any:

@@ -5,7 +5,7 @@
 #pragma once
 #include <vector>
 
-#include "matmul.h"
+#include "rows.h"
 
 struct Head {  // mirrored in kernels.py
     const Matrix* blocks;
@@ -17,7 +17,7 @@ struct Heads {
     int64_t hidden, embedding, one_projection;  // whether all heads use the first one's
     float factor, cap;                          // of logits; a cap of 0 is none
     const Head* heads;
-    const float* embeddings;    // of the input [V, embedding]
+    Matrix embeddings;          // of the input [V, embedding]
     const int64_t* column_ids;  // [columns], or null where column numbers are token ids
 };
 
@@ -79,7 +79,9 @@ class Guessing {
             std::copy(g.hidden + row * h.hidden, g.hidden + (row + 1) * h.hidden, at);
             for (int64_t j = 0; j < head.num_read; ++j) {
                 const int64_t token = std::max<int64_t>(g.paths[row * g.path_length + j], 0);
-                unit_rms(h.embeddings + token * h.embedding, h.embedding, at + h.hidden + j * h.embedding);
+                float* embedding = at + h.hidden + j * h.embedding;
+                expand_row(h.embeddings, token, 1.0f, embedding);
+                unit_rms(embedding, h.embedding, embedding);
             }
         }
         p.barrier(id);

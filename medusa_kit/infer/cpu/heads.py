@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.kinds import Guesses
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import NativeDecoder
+from medusa_kit.infer.cpu.packed_model import chosen_rows
 from medusa_kit.infer.cpu.packing import PackedMatrix, pack
 
 
@@ -24,7 +25,7 @@ class NativeHeads:
         library = kernels.load_library()
         assert library is not None
         self._library = library
-        embedding = heads.base.model.get_input_embeddings()
+        embedding = decoder.packed.input
         blocks = [_packed_blocks(head) for head in heads.blocks]
         projections = _projections(heads, decoder)
         scale, ids = heads.base.scale_logits, heads.column_ids
@@ -40,9 +41,9 @@ class NativeHeads:
         )  # fmt: skip
         shared = len({id(projection) for projection in projections}) == 1
         self._struct = kernels.Heads(
-            heads.config.hidden_size, heads.base.embedding_size, shared,
+            heads.config.hidden_size, decoder.packed.embedding_size, shared,
             scale.factor / scale.divisor, scale.cap or 0.0, structs,
-            embedding.weight.data_ptr(), 0 if ids is None else ids.data_ptr(),
+            embedding.struct, 0 if ids is None else ids.data_ptr(),
         )  # fmt: skip
         own = {id(one): one for head in blocks for one in head}
         own |= {id(one): one for one in projections if one is not decoder.output}
@@ -96,18 +97,13 @@ def _projections(heads: MedusaHeads, decoder: NativeDecoder) -> list[PackedMatri
         return [decoder.output] * heads.num_heads
     if heads.config.projection == "own":
         return [pack(own.weight, own.bias) for own in heads.projections]  # type: ignore[arg-type]
-    weight_and_bias, ids = heads.linear(0), heads.column_ids
-    assert weight_and_bias is not None
-    assert ids is not None
-    blocks = decoder.output_blocks
-    return [pack(*weight_and_bias, blocks and blocks.select(ids))] * heads.num_heads
+    assert heads.column_ids is not None
+    return [chosen_rows(decoder.output, heads.column_ids)] * heads.num_heads
 
 
 def install_native_heads(heads: MedusaHeads, decoder: NativeDecoder) -> None:
     """Let frozen heads draft through the kernels. Heads in training stay with torch, since packed
     copies would go stale.
     """
-    embedding = heads.base.model.get_input_embeddings()
-    plain = isinstance(embedding, nn.Embedding) and embedding.weight.is_contiguous()
-    if plain and not any(parameter.requires_grad for parameter in heads.parameters()):
+    if not any(parameter.requires_grad for parameter in heads.parameters()):
         heads.guesser = NativeHeads(heads, decoder)

@@ -17,7 +17,7 @@ from medusa_kit import console
 from medusa_kit.errors import ConfigError, check_count, unknown_value
 from medusa_kit.infer.cpu.shared_library import library_in, opened
 
-SOURCES = ("simd.h", "pool.h", "matrix.h", "vnni.h", "matmul.h", "heads.h", "decoder.cpp")
+SOURCES = ("simd.h", "pool.h", "matrix.h", "vnni.h", "matmul.h", "rows.h", "heads.h", "decoder.cpp")
 FLAGS = ("-O3", "-std=c++17", "-pthread", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi")
 MAX_ROWS = 256
 WORK_OF_A_THREAD = 2_000_000  # multiplications: some 30 microseconds
@@ -84,7 +84,7 @@ class Heads(ctypes.Structure):
     _fields_ = (
         ("hidden", c_int64), ("embedding", c_int64), ("one_projection", c_int64),
         ("factor", c_float), ("cap", c_float),
-        ("heads", POINTER(Head)), ("embeddings", c_void_p), ("column_ids", c_void_p),
+        ("heads", POINTER(Head)), ("embeddings", Matrix), ("column_ids", c_void_p),
     )  # fmt: skip
 
 
@@ -167,6 +167,8 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.mk_guess.restype = None
     library.mk_linear.argtypes = (POINTER(Matrix), c_void_p, c_int, c_void_p, c_int)
     library.mk_linear.restype = None
+    library.mk_rows.argtypes = (POINTER(Matrix), c_void_p, c_int64, c_float, c_void_p)
+    library.mk_rows.restype = c_int64
     return library
 
 

@@ -6,7 +6,7 @@ the weights are bfloat16 numbers (most checkpoints), float32 otherwise.
 Shapes: O outputs, I inputs, U panels of 16 outputs, Q groups of inputs, S inputs of a group.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,6 +22,9 @@ INTEGERS = ("int4", "int8", "int8+", "int8 by 16", "int8+ by 16", "int4", "int8+
 KINDS = ("float32", "bfloat16", *INTEGERS)
 F32, BF16, INT4, INT8, INT8_OFFSET, INT8_FINE, INT8_FINE_OFFSET = range(7)
 IN_HALVES = {INT4: 7, INT8_OFFSET: 8}  # kind -> the same with 16-bit scales, where that pays
+FULL = {half: kind for kind, half in IN_HALVES.items()}
+FINE = (INT8_FINE, INT8_FINE_OFFSET)
+PLAIN = {F32: torch.float32, BF16: torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,9 @@ class Blocks:
         return weights.view(shape)
 
 
+Rows = Blocks | Tensor  # of a weight: float32 numbers, or blocks that expand to them
+
+
 @dataclass(frozen=True)
 class PackedMatrix:
     """A packed weight, kept alive for the pointer in `struct`."""
@@ -75,6 +81,13 @@ class PackedMatrix:
     struct: Matrix
     data: Tensor
     bias: Tensor | None
+
+    @classmethod
+    def of(
+        cls, kind: int, outputs: int, inputs: int, data: Tensor, bias: Tensor | None
+    ) -> "PackedMatrix":
+        pointer = 0 if bias is None else bias.data_ptr()
+        return cls(Matrix(kind, outputs, inputs, data.data_ptr(), pointer), data, bias)
 
     @property
     def kind(self) -> str:
@@ -89,16 +102,72 @@ def pack(
     weight_OI: Tensor, bias_O: Tensor | None = None, blocks: Blocks | None = None
 ) -> PackedMatrix:
     """Pack float32 weights; `blocks`, where given, must expand to them (`expand`)."""
-    if blocks is not None:
-        kind = blocks.kind  # read once: it looks at every code and scale
-        data = _pack_blocks(blocks, kind)
-    elif torch.equal(weight_OI.bfloat16().float(), weight_OI):
-        kind, data = BF16, _pack_plain(weight_OI.bfloat16())
-    else:
-        kind, data = F32, _pack_plain(weight_OI)
+    rows = weight_OI if blocks is None else blocks
+    kind = kind_of(rows)  # read once: it looks at every code and scale
     bias = None if bias_O is None else bias_O.detach().float().contiguous()
-    pointer = 0 if bias is None else bias.data_ptr()
-    return PackedMatrix(Matrix(kind, *weight_OI.shape, data.data_ptr(), pointer), data, bias)
+    outputs, inputs = weight_OI.shape
+    return PackedMatrix.of(kind, outputs, inputs, packed_rows(rows, kind), bias)
+
+
+def kind_of(rows: Rows) -> int:
+    """The smallest form that these rows can take."""
+    if isinstance(rows, Blocks):
+        return rows.kind
+    return BF16 if torch.equal(rows.bfloat16().float(), rows) else F32
+
+
+def joint_kind(kinds: Collection[int]) -> int:
+    """The smallest form of a matrix whose pieces could take these."""
+    plain = [kind for kind in kinds if kind in PLAIN]
+    if plain:
+        return BF16 if set(kinds) == {BF16} else F32
+    full = {FULL.get(kind, kind) for kind in kinds}
+    kind = full.pop() if len(full) == 1 else INT8_OFFSET  # which holds what INT4 does
+    return IN_HALVES[kind] if all(kind in FULL for kind in kinds) else kind
+
+
+def packed_rows(rows: Rows, kind: int) -> Tensor:
+    """Rows as the kernels read them. 32 must divide the number of all but a matrix's last rows."""
+    if isinstance(rows, Blocks) and kind not in PLAIN:
+        return _pack_blocks(rows, kind)
+    return _pack_plain(expanded(rows).to(PLAIN[kind]))
+
+
+def packed_shape(kind: int, outputs: int, inputs: int) -> tuple[int, ...]:
+    """The shape of a packed matrix: of numbers for plain kinds, else of bytes."""
+    panels = -(-outputs // (2 * LANES)) * 2
+    if kind in PLAIN:
+        return (panels, -(-inputs // OCTET) * OCTET, LANES)
+    group = group_of(kind)
+    code_bytes = LANES * group // (2 if FULL.get(kind, kind) == INT4 else 1)
+    return (panels, inputs // group, header_bytes(kind) + code_bytes)
+
+
+def group_of(kind: int) -> int:
+    return 16 if kind in FINE else 32
+
+
+def header_bytes(kind: int) -> int:
+    """Bytes of the scales and offsets of a group of inputs of a panel."""
+    numbers = 1 if kind in (INT8, INT8_FINE) else 2
+    return LANES * numbers * (2 if kind in FULL else 4)
+
+
+def expanded(rows: Rows) -> Tensor:
+    return rows.expand() if isinstance(rows, Blocks) else rows
+
+
+def joined(parts: Sequence[Rows]) -> Rows:
+    """Several weights that read the same input, as one."""
+    if (blocks := alike(parts)) is not None:
+        return joined_blocks(blocks)
+    return torch.cat([expanded(part) for part in parts])
+
+
+def interleaved_rows(first: Rows, second: Rows) -> Rows:
+    if (blocks := alike([first, second])) is not None:
+        return interleaved_blocks(*blocks)
+    return interleaved(expanded(first), expanded(second))
 
 
 def interleaved(first_OI: Tensor, second_OI: Tensor) -> Tensor:
@@ -126,9 +195,9 @@ def joined_blocks(parts: list[Blocks]) -> Blocks:
     )
 
 
-def alike(parts: Sequence[Blocks | None]) -> list[Blocks] | None:
-    """The parts, if all are given and can be stored in one matrix; else None."""
-    whole = [part for part in parts if part is not None]
+def alike(parts: Sequence[Rows]) -> list[Blocks] | None:
+    """The parts, if all are blocks and can be stored in one matrix; else None."""
+    whole = [part for part in parts if isinstance(part, Blocks)]
     shapes = {(part.group, part.offsets_OQ is None) for part in whole}
     return whole if len(whole) == len(parts) and len(shapes) == 1 else None
 
@@ -138,18 +207,19 @@ def _by_panel(x_OI: Tensor) -> Tensor:
     return F.pad(x_OI, (0, 0, 0, -x_OI.shape[0] % LANES)).view(-1, LANES, x_OI.shape[1])
 
 
-def _even_panels(x_OI: Tensor) -> Tensor:
+def even_panels(x_OI: Tensor) -> Tensor:
+    """[U, 16, I], U even."""
     return F.pad(x_OI, (0, 0, 0, -x_OI.shape[0] % (2 * LANES))).view(-1, LANES, x_OI.shape[1])
 
 
 def _pack_plain(weight_OI: Tensor) -> Tensor:
     padded = F.pad(weight_OI, (0, -weight_OI.shape[1] % OCTET))
-    return _even_panels(padded).transpose(1, 2).contiguous()
+    return even_panels(padded).transpose(1, 2).contiguous()
 
 
 def _pack_blocks(blocks: Blocks, kind: int) -> Tensor:
     """[U, Q, bytes]: scales, offsets, codes of a group, lane by lane."""
-    codes_UQSL = _even_panels(blocks.codes_OI).unflatten(2, (-1, blocks.group)).permute(0, 2, 3, 1)
+    codes_UQSL = even_panels(blocks.codes_OI).unflatten(2, (-1, blocks.group)).permute(0, 2, 3, 1)
     if kind in (INT4, IN_HALVES[INT4]):
         octets = codes_UQSL.unflatten(2, (-1, OCTET))  # [U, Q, S / 8, 8, 16]
         words = torch.zeros(octets.shape[:3] + octets.shape[4:], dtype=torch.int32)
@@ -161,7 +231,7 @@ def _pack_blocks(blocks: Blocks, kind: int) -> Tensor:
         code_bytes = octets.permute(0, 1, 2, 4, 5, 3).contiguous().view(torch.uint8).flatten(2)
     number = torch.float16 if kind in IN_HALVES.values() else torch.float32
     headers = [
-        _even_panels(part.to(number)).transpose(1, 2).contiguous().view(torch.uint8)
+        even_panels(part.to(number)).transpose(1, 2).contiguous().view(torch.uint8)
         for part in blocks.parts
     ]
     return torch.cat([*headers, code_bytes], dim=2).contiguous()

@@ -330,7 +330,7 @@ def test_the_self_check_itself_runs_the_kernels():
     assert isinstance(verifier, NativeVerifier)
     assert verifier.steps_run_by.startswith("C++ (")
     assert check.relative_error < 1e-4
-    for layer in verifier.native._struct.layers[: len(verifier.native.parts.layers)]:
+    for layer in verifier.native._struct.layers[: len(verifier.native.packed.layers)]:
         layer.out.data = layer.qkv.data  # another matrix's weights
     with pytest.raises(IncompatibleBaseError):
         backends_module.check_trees(verifier)
