@@ -127,6 +127,33 @@ def stored_generation_config(name: str, revision: str | None = None) -> Any | No
         return None
 
 
+def read_parts(place: str, source: str, revision: str | None) -> tuple[Any, Path, Any | None]:
+    """(config, the folder that it lies in, tokenizer) of a checkpoint on this machine, without
+    weights. Raises what reading raises; CheckpointError for one that is not all here."""
+    folder = Path(place)
+    if source == "hub":
+        from transformers.utils import cached_file
+
+        folder = Path(cached_file(place, "config.json", revision=revision)).parent
+        if not any(_is_tokenizers(path.name) for path in folder.iterdir()):
+            raise CheckpointError(f"{folder} holds no tokenizer")
+    config = read_config(str(folder))
+    _check_generation_config(folder)
+    return config, folder, _tokenizer(str(folder), None)
+
+
+def generation_config_of(folder: Path) -> Any:
+    """As transformers has it on a model that it loads from there."""
+    from transformers import GenerationConfig
+
+    try:
+        return GenerationConfig.from_pretrained(folder)
+    except OSError:
+        return GenerationConfig.from_pretrained(
+            folder, config_file_name="config.json", _from_model_config=True
+        )
+
+
 def built_sizes(config: Any) -> dict[str, int] | None:
     """Hidden and vocabulary size of a model with this config, which is built on the meta device to
     save memory and time. None where that fails."""

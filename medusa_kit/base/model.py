@@ -169,6 +169,12 @@ class BaseModel:
         """The size of an input embedding, nearly always the hidden size."""
         return int(self.model.get_input_embeddings().weight.shape[1])
 
+    def input_rows(self, ids_X: Tensor) -> Tensor:
+        """embeddings_XE as they are stored, where the embedding is a plain one."""
+        embedding = self.model.get_input_embeddings()
+        plain = isinstance(embedding, torch.nn.Embedding) and not is_quantised(embedding.weight)
+        return embedding.weight[ids_X] if plain else embedding(ids_X)
+
     @torch.no_grad()
     def token_embeddings(self, token_ids_X: Tensor) -> Tensor:
         """Input embeddings_XE, each scaled to unit RMS; ids below 0 are read as token 0.
@@ -177,9 +183,7 @@ class BaseModel:
         the same heads and learning rates everywhere. The weights are read without calling the
         module, as in head_logits.
         """
-        embedding, ids_X = self.model.get_input_embeddings(), token_ids_X.clamp_min(0)
-        plain = isinstance(embedding, torch.nn.Embedding) and not is_quantised(embedding.weight)
-        embeddings_XE = embedding.weight[ids_X] if plain else embedding(ids_X)
+        embeddings_XE = self.input_rows(token_ids_X.clamp_min(0))
         mean_square_X1 = embeddings_XE.float().square().mean(-1, keepdim=True)
         return embeddings_XE * mean_square_X1.clamp_min(1e-12).rsqrt().to(embeddings_XE.dtype)
 

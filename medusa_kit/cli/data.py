@@ -95,13 +95,13 @@ def _generate_here(
     source: str, limit: int | None, output: Path, model: str, dtype: str, device: str,
     how: dict[str, Any],
 ) -> Any:  # fmt: skip
-    from medusa_kit.base.loading import load_base_model
     from medusa_kit.data.readers import read_good_and_bad
     from medusa_kit.distill.generate import generate_answers
     from medusa_kit.engine.before_loading import check_bias
+    from medusa_kit.infer.cpu.packed_base import base_for_decoding
 
     check_bias(model, None, how["sampling"])
-    base = load_base_model(model, dtype=dtype, device=device)
+    base = base_for_decoding(model, dtype=dtype, device=device)
     return generate_answers(base, read_good_and_bad(source, limit=limit), output, **how)
 
 

@@ -31,6 +31,7 @@ from medusa_kit.infer.accept.logits_processing import check_own_values
 from medusa_kit.infer.backends import prepare_backends
 from medusa_kit.infer.cpu.heads import install_native_heads
 from medusa_kit.infer.cpu.int8_weights import with_weights
+from medusa_kit.infer.cpu.packed_base import base_for_decoding
 from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.node_choice.measured import MeasuredSteps
 from medusa_kit.infer.prefix_cache.kept_batches import KeptBatches
@@ -125,13 +126,14 @@ def load_config(path: str | Path, **changes: Any) -> Engine:
 
 def _load(config: EngineConfig) -> Engine:
     check_loading(config)
-    base = load_base_model(
-        config.model,
-        dtype=config.dtype,
-        device=config.device,
-        revision=config.revision,
-        check=config.check,
-    )
+    place: dict[str, Any] = {
+        "dtype": config.dtype, "device": config.device, "revision": config.revision,
+        "check": config.check,
+    }  # fmt: skip
+    if config.attention == "auto" and config.fixed_shapes != "always":
+        base = base_for_decoding(config.model, weights=config.weights, **place)
+    else:
+        base = load_base_model(config.model, **place)
     check_own_values(base)
     engine = build_engine(base, config)
     engine.usual_drafter = "auto"

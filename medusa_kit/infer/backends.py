@@ -19,6 +19,7 @@ from medusa_kit.infer.cpu.fused_norm import install_fused_norms
 from medusa_kit.infer.cpu.kernels import OFF_SWITCH
 from medusa_kit.infer.cpu.linear import install_native_linears
 from medusa_kit.infer.cpu.mkl_linear import fits_in_memory, install_packed_linears
+from medusa_kit.infer.cpu.packed_base import PackedBase
 from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.cuda_graph.runner import GraphRunner
 from medusa_kit.infer.cuda_graph.shapes import use_fixed_shapes
@@ -47,6 +48,8 @@ def prepare_backends(
     name is meant to run, so C++ then takes no whole steps. `keep_layers`: the model is used
     elsewhere too, so none of its layers is replaced.
     """
+    if isinstance(base, PackedBase) and attention == "auto" and fixed_shapes != "always":
+        return _light_backends(base)
     if not keep_layers:
         install_fused_norms(base.model)
     plain, check = checked_verifier(base, attention)
@@ -67,6 +70,18 @@ def prepare_backends(
     except IncompatibleBaseError as error:
         by = "torch (the C++ steps were refused)"
         console.warn(f"steps run through torch, since the C++ ones were refused: {error.message}")
+    return Backends(Verifier(base, plain.attention, by), check)
+
+
+def _light_backends(base: PackedBase) -> Backends:
+    native = NativeVerifier(base, base.decoder)
+    native.attention.expected = "C++"
+    try:
+        return Backends(native, check_trees(native, base.reference))
+    except IncompatibleBaseError as error:
+        console.warn(f"steps run through torch, since the C++ ones were refused: {error.message}")
+    plain, check = checked_verifier(base)
+    by = "torch (the C++ steps were refused)"
     return Backends(Verifier(base, plain.attention, by), check)
 
 

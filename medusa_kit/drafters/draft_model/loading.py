@@ -1,10 +1,10 @@
 """Loads and prepares the draft model once for an engine, in its base's dtype and on its device."""
 
 from medusa_kit import console
-from medusa_kit.base.loading import load_base_model
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.backends import prepare_backends
+from medusa_kit.infer.cpu.packed_base import base_for_decoding
 from medusa_kit.infer.verifier import Verifier
 
 
@@ -22,7 +22,7 @@ def draft_verifier(context: DraftContext) -> Verifier:
     def prepare() -> Verifier:
         draft = wanted
         if isinstance(draft, str):
-            draft = load_base_model(draft, dtype=base.info.dtype, device=base.info.device)
+            draft = base_for_decoding(draft, dtype=base.info.dtype, device=base.info.device)
         sizes = draft.info.num_parameters, base.info.num_parameters
         if sizes[0] > sizes[1]:
             console.warn(

@@ -11,6 +11,7 @@ Shapes: O outputs, I inputs, Q groups of inputs, S inputs of a group.
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -60,6 +61,11 @@ def with_weights(base: BaseModel, weights: str) -> BaseModel:
     _check_place(base.device.type, base.info.dtype)
     if base.info.quantized:
         raise _quantised(base.info.name)
+    if base.is_light:
+        raise ConfigError(
+            "the weights of a light base are packed as they were asked for when it was loaded",
+            hint=f"load the base again, with weights {weights!r}",
+        )
     if hasattr(base.model, HOLDER_ATTRIBUTE):
         raise ConfigError(
             "weights cannot be rounded while an engine decodes with them",
@@ -85,6 +91,11 @@ def int8_blocks(weight_OI: Tensor) -> Blocks:
     divisors_OQ = scales_OQ.masked_fill(scales_OQ == 0, 1.0)
     codes_OQS = (weight_OQS / divisors_OQ[..., None]).round_().clamp_(-LARGEST, LARGEST)
     return Blocks(codes_OQS.to(torch.int8).view(weight_OI.shape), scales_OQ, None)
+
+
+def rounded_weight(layer: nn.Linear, weight_OI: Tensor) -> Tensor:
+    """The weight, or some of its rows, as `with_weights` rounds it."""
+    return weight_OI if layer.in_features % GROUP else int8_blocks(weight_OI).expand()
 
 
 def _check_place(device: str, dtype: str) -> None:
@@ -142,8 +153,13 @@ def _report(base: BaseModel, layers: list[nn.Linear]) -> None:
     names = {module: name for name, module in base.model.named_modules()}
     left = [names[layer] for layer in layers if layer not in base.scales]
     share = sum(layer.weight.numel() for layer in base.scales) / base.info.num_parameters
+    report_rounded(len(base.scales), share, left)
+
+
+def report_rounded(num_layers: int, share: float, left: Sequence[str]) -> None:
+    """`share`: of the parameters. `left`: names of the linear layers that are not rounded."""
     said = (
-        f"weights rounded to int8, which is LOSSY: {len(base.scales)} linear layers, "
+        f"weights rounded to int8, which is LOSSY: {num_layers} linear layers, "
         f"{min(share, 1.0):.0%} of the parameters"
     )
     if left:

@@ -4,17 +4,21 @@ Shapes: B batch, N nodes with root, M of them kept.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from medusa_kit.base.model import BaseModel
+from medusa_kit.infer.attention import install_tree_attention
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.cpu.decoder import NativeDecoder
 from medusa_kit.infer.cpu.kernels import MAX_ROWS
+from medusa_kit.infer.self_check import checked_verifier
 from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import Nodes, NodeScores, RaggedScores, TreeStep
+from medusa_kit.infer.tree_step import Nodes, NodeScores, RaggedScores, StepHolder, TreeStep
 from medusa_kit.infer.verifier import Verifier
 
 
@@ -26,6 +30,32 @@ class NativeVerifier(Verifier):
     ) -> None:
         super().__init__(base, attention, f"C++ ({native.summary})")
         self.native = native
+
+    @cached_property
+    def _holder(self) -> StepHolder:
+        """The whole model of a light base is loaded for what does not fit here, and checked."""
+        if self.base.is_light:
+            checked_verifier(self.base)
+        return install_tree_attention(self.base.model)
+
+    @property
+    def pads(self) -> bool:
+        return not self._runs_alone and super().pads
+
+    @property
+    def own_attention(self) -> str | None:
+        return None if self._runs_alone else super().own_attention
+
+    @property
+    def _runs_alone(self) -> bool:
+        """Whether there is no torch model beside the packed one by now."""
+        return self.base.is_light and "_holder" not in vars(self)
+
+    def windowed(self) -> list[Any]:
+        if not self.base.is_light:
+            return super().windowed()
+        windows = self.native.packed.windows
+        return [_Window(windows, layer) for layer, window in enumerate(windows) if window]
 
     @property
     def reads_packed_weights(self) -> bool:
@@ -88,6 +118,21 @@ class NativeVerifier(Verifier):
         positions_N = (lengths_N + nodes.depths_N).clamp_max(self.base.info.context_length - 1)
         with self.lock():
             return RaggedScores(*self.native.score(cache, nodes, positions_N, rows, keep_M))
+
+
+class _Window:
+    """A layer's window as a module has it."""
+
+    def __init__(self, windows: list[int], layer: int) -> None:
+        self._windows, self._layer = windows, layer
+
+    @property
+    def sliding_window(self) -> int:
+        return self._windows[self._layer]
+
+    @sliding_window.setter
+    def sliding_window(self, window: int) -> None:
+        self._windows[self._layer] = window
 
 
 def _calls(nodes: Nodes, rows: Sequence[int]) -> Iterator[tuple[Nodes, Sequence[int]]]:
