@@ -21,11 +21,11 @@ TOKENIZERS = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 
 def read_config(place: str, revision: str | None = None) -> Any:
     """What AutoConfig reads, or a PreTrainedConfig with the same values. Raises what it raises."""
-    from transformers import AutoConfig
-
     memory = _Memory("config", place, CONFIGS)
     if isinstance(known := memory.read(), dict):
         return _kind(str(known["model_type"])).from_dict({**known, "_name_or_path": place})
+    from transformers import AutoConfig
+
     config = AutoConfig.from_pretrained(place, revision=revision)
     if _is_theirs(config) and config.get_text_config() is config:
         memory.write(config.to_dict())
@@ -34,10 +34,10 @@ def read_config(place: str, revision: str | None = None) -> Any:
 
 def own_config(config: Any) -> Any:
     """The same config as an object of its family's class, from which a model can be built."""
-    from transformers import AutoConfig
-
     if type(config) is not _kind(config.model_type):
         return config
+    from transformers import AutoConfig
+
     return AutoConfig.for_model(**config.to_dict())
 
 
