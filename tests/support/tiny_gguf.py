@@ -9,8 +9,8 @@ from medusa_kit.base.gguf import byte_tokenizer
 HIDDEN, MLP, HEADS, LAYERS, CONTEXT = 32, 64, 2, 1, 64
 
 
-def write_gguf(path: Path, seed: int = 0) -> Path:
-    """Random float32 weights; what is written last is the output embedding."""
+def write_gguf(path: Path, seed: int = 0, kind: str = "F32") -> Path:
+    """Random weights, matrices of `kind`; what is written last is the output embedding."""
     import gguf
 
     tokenizer = byte_tokenizer()
@@ -35,7 +35,11 @@ def write_gguf(path: Path, seed: int = 0) -> Path:
     generator = np.random.default_rng(seed)
     for name, shape in _shapes(len(tokens)).items():
         values = generator.normal(0, 0.2, shape).astype(np.float32)
-        writer.add_tensor(name, np.ones_like(values) if len(shape) == 1 else values)
+        if len(shape) == 1:
+            writer.add_tensor(name, np.ones_like(values))
+        else:
+            raw_kind = gguf.GGMLQuantizationType[kind]
+            writer.add_tensor(name, gguf.quants.quantize(values, raw_kind), raw_dtype=raw_kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

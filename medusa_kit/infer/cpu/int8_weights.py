@@ -11,7 +11,6 @@ Shapes: O outputs, I inputs, Q groups of inputs, S inputs of a group.
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -123,11 +122,7 @@ def _round_linears(base: BaseModel) -> None:
     layers = plain_linears(base.model)
     fitting = [layer for layer in layers if layer.in_features % GROUP == 0]
     if not fitting:
-        raise ConfigError(
-            f"no weights of {base.info.name!r} can be rounded to int8: no linear layer has a "
-            f"multiple of {GROUP} inputs",
-            hint=LEAVE_OUT,
-        )
+        raise none_fits(base.info.name)
     sharing: dict[int, list[nn.Linear]] = defaultdict(list)
     for layer in fitting:
         sharing[id(layer.weight)].append(layer)
@@ -149,17 +144,25 @@ def _untie(base: BaseModel) -> None:
         base.config.tie_word_embeddings = False
 
 
+def none_fits(name: str) -> ConfigError:
+    return ConfigError(
+        f"no weights of {name!r} can be rounded to int8: no linear layer has a multiple of {GROUP} "
+        "inputs",
+        hint=LEAVE_OUT,
+    )
+
+
 def _report(base: BaseModel, layers: list[nn.Linear]) -> None:
     names = {module: name for name, module in base.model.named_modules()}
     left = [names[layer] for layer in layers if layer not in base.scales]
-    share = sum(layer.weight.numel() for layer in base.scales) / base.info.num_parameters
-    report_rounded(len(base.scales), share, left)
+    rounded = sum(layer.weight.numel() for layer in base.scales)
+    report_rounded(len(base.scales), rounded / base.info.num_parameters, left)
 
 
-def report_rounded(num_layers: int, share: float, left: Sequence[str]) -> None:
-    """`share`: of the parameters. `left`: names of the linear layers that are not rounded."""
+def report_rounded(layers: int, share: float, left: list[str]) -> None:
+    """Say what was rounded. `share`: of the parameters; `left`: names of unrounded layers."""
     said = (
-        f"weights rounded to int8, which is LOSSY: {num_layers} linear layers, "
+        f"weights rounded to int8, which is LOSSY: {layers} linear layers, "
         f"{min(share, 1.0):.0%} of the parameters"
     )
     if left:

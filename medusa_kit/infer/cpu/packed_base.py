@@ -33,7 +33,7 @@ from medusa_kit.errors import CheckpointError
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import NativeDecoder
 from medusa_kit.infer.cpu.describe import Unsupported
-from medusa_kit.infer.cpu.int8_weights import report_rounded, rounded_weight, with_weights
+from medusa_kit.infer.cpu.int8_weights import rounded_weight, with_weights
 from medusa_kit.infer.cpu.packed_cache import packed_model
 from medusa_kit.infer.cpu.packed_model import PackedModel
 from medusa_kit.infer.tree_cache import TreeCache
@@ -266,18 +266,9 @@ def light_base(
     if getattr(config, "quantization_config", None) is not None:
         raise Unsupported("its checkpoint is quantised")
     packed = packed_model(gguf_source(name) or folder, config, weights)
-    if packed.rounded is not None and not packed.rounded["layers"]:
-        raise Unsupported("none of its layers can be rounded")
     info = BaseModelInfo(
         name=name, revision=revision, source=source, quantized=False, dtype="float32",
         device="cpu", **packed.info,
     )  # fmt: skip
-    _report_rounded(packed, info)
     settings = generation_config_of(folder)
     return PackedBase(packed, config, settings, tokenizer, info, check)
-
-
-def _report_rounded(packed: PackedModel, info: BaseModelInfo) -> None:
-    if packed.rounded is not None:
-        told = packed.rounded
-        report_rounded(told["layers"], told["numbers"] / info.num_parameters, told["left"])

@@ -30,7 +30,7 @@ from medusa_kit.errors import CheckpointError
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.describe import ModelParts, Unsupported, check_family, describe
 from medusa_kit.infer.cpu.gguf_blocks import blocks_in_order, read_scales
-from medusa_kit.infer.cpu.int8_weights import GROUP, int8_blocks
+from medusa_kit.infer.cpu.int8_weights import GROUP, int8_blocks, none_fits, report_rounded
 from medusa_kit.infer.cpu.mkl_linear import plain_linears
 from medusa_kit.infer.cpu.packed_file import FileSink, MemorySink, NotUsable, Sink
 from medusa_kit.infer.cpu.packed_model import PackedModel, opened
@@ -47,8 +47,17 @@ def packed_model(place: Path, config: Any, weights: str = CHECKPOINT) -> PackedM
     """The packed weights of a GGUF file or a folder of safetensors; packed now, where they have not
     been. `config`: of the transformers model. `weights`: checkpoint, or rounded to int8.
 
-    Raises Unsupported where C++ cannot run the model, CheckpointError for unreadable files.
+    Raises Unsupported where C++ cannot run the model, CheckpointError for unreadable files,
+    ConfigError for weights that cannot be rounded.
     """
+    packed = _packed_model(place, config, weights)
+    if (rounded := packed.rounded) is not None:
+        share = rounded["numbers"] / packed.info["num_parameters"]
+        report_rounded(rounded["layers"], share, rounded["left"])
+    return packed
+
+
+def _packed_model(place: Path, config: Any, weights: str) -> PackedModel:
     check_family(config.get_text_config())
     if kernels.load_library() is None:
         raise Unsupported("the C++ kernels are not available")
@@ -123,6 +132,8 @@ def _packed(place: Path, config: Any, weights: str, sink: Sink) -> dict[str, Any
     except CheckpointError as error:
         raise Unsupported(error.message) from error
     source = StoredWeights(stored, skeleton, weights)
+    if weights == INT8 and not source.num_rounded:
+        raise none_fits(place.name)
     source.read_vectors()
     parts = describe(skeleton, matrices_on="meta")
     steps = len(parts.layers) + 2
@@ -179,6 +190,10 @@ class StoredWeights:
         self._linears = plain_linears(skeleton) if weights == INT8 else []
         self._rounded = {id(one) for one in self._linears if one.in_features % GROUP == 0}
         self._digests: dict[str, str] = {}  # of stored tensors
+
+    @property
+    def num_rounded(self) -> int:
+        return len(self._rounded)
 
     def name_of(self, module: nn.Module) -> str:
         """The stored tensor that is this module's weight."""

@@ -1,0 +1,232 @@
+"""The file of packed weights: damaged ones are made again, and where none can be written the model
+is packed into memory."""
+
+import errno
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.native_models import model_of
+
+from medusa_kit.infer.cpu import kernels, packed_cache
+from medusa_kit.infer.cpu.packed_cache import FILE, packed_folder, packed_model
+from medusa_kit.infer.cpu.packed_file import LAYOUT, PREAMBLE, FileSink, NotUsable, mapped
+
+pytestmark = pytest.mark.skipif(
+    kernels.load_library() is None, reason="the C++ kernels cannot be built on this machine"
+)
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    monkeypatch.setenv("MEDUSA_KIT_CACHE", str(tmp_path / "cache"))
+    model_of("llama").to(torch.bfloat16).save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def config() -> Any:
+    return model_of("llama").config
+
+
+def file_of(folder: Path, config: Any) -> Path:
+    return packed_folder(folder, config, "checkpoint") / FILE
+
+
+def written(path: Path) -> Path:
+    with path.open("wb") as file:
+        sink = FileSink(file)
+        halves = torch.arange(6, dtype=torch.bfloat16).view(3, 2)
+        sink.write("a", torch.bfloat16, (3, 2), [halves[:2], halves[2:]])
+        sink.write("b", torch.uint8, (5,), [torch.arange(5, dtype=torch.uint8)])
+        sink.finish({"one": 1.5})
+    return path
+
+
+def test_arrays_are_mapped_at_multiples_of_64_bytes(tmp_path: Path) -> None:
+    numbers, arrays = mapped(written(tmp_path / "file"))
+    assert numbers == {"one": 1.5}
+    assert arrays["a"].tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert arrays["b"].tolist() == [0, 1, 2, 3, 4]
+    assert all(array.data_ptr() % 64 == 0 for array in arrays.values())
+    assert arrays["a"].untyped_storage().data_ptr() == arrays["b"].untyped_storage().data_ptr()
+
+
+def test_a_damaged_file_is_refused_wherever_it_matters(tmp_path: Path) -> None:
+    """Every byte of preamble and header, and every length."""
+    path = written(tmp_path / "file")
+    whole = path.read_bytes()
+    at = PREAMBLE.unpack(whole[: PREAMBLE.size])[3]
+    for place in [*range(PREAMBLE.size), *range(at, len(whole))]:
+        if 8 <= place < 12:  # reserved
+            continue
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+        with pytest.raises(NotUsable):
+            mapped(path)
+    for size in range(len(whole)):
+        path.write_bytes(whole[:size])
+        with pytest.raises(NotUsable):
+            mapped(path)
+    path.write_bytes(whole + b" ")
+    with pytest.raises(NotUsable, match=f"it has {len(whole) + 1} bytes, expected {len(whole)}"):
+        mapped(path)
+
+
+@pytest.mark.parametrize("entry", [
+    ["uint8", [5], 1 << 40], ["uint8", [1 << 40], 64], ["uint8", [-1], 64], ["uint8", [5], 65],
+    ["uint8", [5], 0], ["float99", [5], 64], ["uint8", 5, 64], ["uint8", [5]], None,
+])  # fmt: skip
+def test_arrays_outside_the_file_are_refused(entry: Any, tmp_path: Path) -> None:
+    with (tmp_path / "file").open("wb") as file:
+        sink = FileSink(file)
+        sink.write("a", torch.uint8, (5,), [torch.arange(5, dtype=torch.uint8)])
+        sink._table["a"] = entry
+        sink.finish({})
+    with pytest.raises(NotUsable, match="table of arrays is wrong"):
+        mapped(tmp_path / "file")
+
+
+def cut(whole: bytes) -> bytes:
+    return whole[: len(whole) // 2]
+
+
+def another_layout(whole: bytes) -> bytes:
+    magic, reserved, _, *rest = PREAMBLE.unpack(whole[: PREAMBLE.size])
+    return PREAMBLE.pack(magic, reserved, LAYOUT + 1, *rest) + whole[PREAMBLE.size :]
+
+
+def another_maker(whole: bytes) -> bytes:
+    return whole.replace(b'"transformers ', b'"transformer5 ')
+
+
+DAMAGE = {
+    "cut": (cut, "bytes, expected"),
+    "empty": (lambda whole: b"", "does not begin"),
+    "another layout": (another_layout, "its layout is version 2, expected 1"),
+    "another header": (another_maker, "its header is damaged"),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_a_damaged_file_is_made_again(
+    how: str, folder: Path, config: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    packed_model(folder, config)
+    assert "packing model once into" in capsys.readouterr().err
+    path = file_of(folder, config)
+    whole = path.read_bytes()
+    damage, reason = DAMAGE[how]
+    path.write_bytes(damage(whole))
+    packed_model(folder, config)
+    said = capsys.readouterr().err
+    assert said.count("is made again") == 1
+    assert reason in said
+    assert path.read_bytes() == whole
+    packed_model(folder, config)
+    assert capsys.readouterr().err == "", "a whole one is opened as it is"
+
+
+def test_another_version_of_transformers_packs_again(
+    folder: Path, config: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It decides what a config means."""
+    packed_model(folder, config)
+    monkeypatch.setattr(packed_cache, "_made_with", lambda: ["transformers 9"])
+    packed_model(folder, config)
+    assert "expected ['transformers 9']" in capsys.readouterr().err
+
+
+def test_other_weights_or_settings_are_another_file(folder: Path, config: Any) -> None:
+    before = file_of(folder, config)
+    config.rope_parameters = {**config.rope_parameters, "rope_theta": 5e5}
+    assert file_of(folder, config) != before
+    assert packed_folder(folder, config, "int8") != packed_folder(folder, config, "checkpoint")
+    config.dtype = torch.float16
+    config.architectures = None
+    changed = file_of(folder, config)
+    model_of("llama", vocab_size=64).save_pretrained(folder)
+    assert file_of(folder, config) != changed
+
+
+@pytest.mark.parametrize("how", ["full disk", "no folder"])
+def test_where_no_file_can_be_written(
+    how: str, folder: Path, config: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    expected = packed_model(folder, config)
+    if how == "no folder":
+        (tmp_path / "file").write_text("")
+        monkeypatch.setenv("MEDUSA_KIT_CACHE", str(tmp_path / "file" / "cache"))
+    else:
+        monkeypatch.setenv("MEDUSA_KIT_CACHE", str(tmp_path / "other"))
+        write, count = FileSink.write, []
+
+        def full(sink: FileSink, *arguments: Any) -> None:
+            count.append(0)
+            if len(count) == 7:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            write(sink, *arguments)
+
+        monkeypatch.setattr(FileSink, "write", full)
+    capsys.readouterr()
+    packed = packed_model(folder, config)
+    said = capsys.readouterr().err
+    assert "is packed into memory" in said
+    assert how == "no folder" or "No space left on device" in said
+    assert not list(tmp_path.glob("other/packed/*/*"))
+    assert not list(tmp_path.glob("other/packed/.*.tmp"))
+    assert packed.info == expected.info
+    for name, matrix in expected.matrices.items():
+        assert torch.equal(packed.matrices[name].data, matrix.data)
+
+
+def test_what_cannot_run_leaves_no_file(folder: Path, config: Any, tmp_path: Path) -> None:
+    config.num_hidden_layers = 9
+    with pytest.raises(packed_cache.Unsupported):
+        packed_model(folder, config)
+    assert not list(tmp_path.glob("cache/packed/*/*"))
+
+
+PROCESS = """
+import sys
+from pathlib import Path
+from transformers import AutoConfig
+from medusa_kit.infer.cpu import packed_cache
+
+packed = packed_cache._packed
+
+def slowly(*arguments):
+    print("packing", flush=True)
+    sys.stdin.readline()
+    return packed(*arguments)
+
+packed_cache._packed = slowly
+folder = Path(sys.argv[1])
+config = AutoConfig.from_pretrained(folder)
+print("ready", flush=True)
+print(packed_cache.packed_model(folder, config).info["fingerprint"], flush=True)
+"""
+
+
+def test_processes_that_come_at_once_pack_once(folder: Path) -> None:
+    def start() -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-c", PROCESS, str(folder)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        return process
+
+    first, second = start(), start()
+    assert first.stdout is not None
+    assert second.stdout is not None
+    assert first.stdout.readline() == second.stdout.readline() == "ready\n"
+    for process in (first, second):  # whichever packs waits for this
+        assert process.stdin is not None
+        process.stdin.write("go on\n")
+        process.stdin.flush()
+    said = [process.communicate()[0].splitlines() for process in (first, second)]
+    assert said[0][-1] == said[1][-1]
+    assert sorted(len(lines) for lines in said) == [1, 2], "only one of them packs"
