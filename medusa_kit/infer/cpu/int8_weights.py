@@ -87,6 +87,13 @@ def int8_blocks(weight_OI: Tensor) -> Blocks:
     return Blocks(codes_OQS.to(torch.int8).view(weight_OI.shape), scales_OQ, None)
 
 
+def rounded(layer: nn.Linear, weight_OI: Tensor) -> Tensor:
+    """Weights of a layer as `with_weights` leaves them."""
+    if layer.in_features % GROUP:
+        return weight_OI
+    return int8_blocks(weight_OI).expand()
+
+
 def _check_place(device: str, dtype: str) -> None:
     if device != "cpu":
         raise ConfigError(
