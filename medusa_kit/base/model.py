@@ -133,6 +133,11 @@ class BaseModel:
         """The model's."""
         return self.model.modules()
 
+    @property
+    def num_bytes(self) -> int:
+        """Of the weights in memory."""
+        return sum(int(p.nbytes) for p in self.model.parameters())
+
     def weights_version(self) -> int:
         """Changes whenever weights are written to in place."""
         return sum(0 if p.is_inference() else p._version for p in self.model.parameters())

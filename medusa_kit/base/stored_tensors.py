@@ -64,18 +64,22 @@ class GGUFTensors:
         return frozenset(self.stored)
 
     def read(self, name: str) -> Tensor:
-        return self.read_rows(name, slice(None))
+        from gguf import dequantize
+
+        tensor = self.stored[name]
+        numbers = dequantize(tensor.data, tensor.tensor_type)
+        done = self._processor.process(
+            numbers, tensor.name, tensor_key_mapping={}, parsed_parameters={"tensors": {}}
+        )
+        return torch.tensor(done.weights, dtype=torch.float32)
 
     def read_rows(self, name: str, rows: slice | Tensor) -> Tensor:
         from gguf import dequantize
 
         tensor = self.stored[name]
         chosen = rows.numpy() if isinstance(rows, Tensor) else rows
-        numbers = dequantize(tensor.data[chosen], tensor.tensor_type)
-        done = self._processor.process(
-            numbers, tensor.name, tensor_key_mapping={}, parsed_parameters={"tensors": {}}
-        )
-        return torch.tensor(done.weights, dtype=torch.float32)
+        # What transformers changes in a file's tensors is not in embeddings.
+        return torch.tensor(dequantize(tensor.data[chosen], tensor.tensor_type)).float()
 
 
 class SafetensorsFolder:

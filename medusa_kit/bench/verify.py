@@ -1,7 +1,9 @@
 """Verifies that our tokens are the base model's own, one by one.
 
 Greedy answers are compared with transformers generate on an untouched second model, sampled ones
-with one-node decoding with the same seed. At the first difference the margin, which is how far the
+with one-node decoding with the same seed. Where the second model is in pieces
+(oracle_in_pieces.py), both are held against the token that it chooses at each place. At the first
+difference the margin, which is how far the
 worse of the two tokens is below the likeliest, tells rounding (below the rounding tolerance,
 measured at load) from a bug. A tie of two tokens excuses no third token and no other length.
 """
@@ -12,10 +14,13 @@ from typing import Any
 
 from medusa_kit import console
 from medusa_kit.bench.oracle import Oracle
+from medusa_kit.bench.oracle_in_pieces import Asked, Choice, OracleInPieces
 from medusa_kit.engine.engine import Engine, Prompt
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.settings.sampling import SamplingParams
+
+LAYER_BY_LAYER = "transformers, layer by layer"
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,7 @@ class VerifyReport:
     acceptance_length: float
     attention: dict[str, Any]  # the backend asked for, the one in use, and why they differ
     drafter: str
+    reference: str  # what answers were held against
 
     @property
     def bugs(self) -> list[Difference]:
@@ -58,7 +64,7 @@ class VerifyReport:
 
 def verify(
     engine: Engine,
-    oracle: Oracle,
+    oracle: Oracle | OracleInPieces,
     prompts: Sequence[Prompt],
     *,
     max_new_tokens: int = 128,
@@ -77,28 +83,29 @@ def verify(
         )
     # Neither answer may read what the other has left, and whole trees are to be verified.
     engine = replace(engine, batches=None, steps=None)
-    differences, num_tokens, num_steps = [], 0, 0
+    differences, asked, num_tokens, num_steps = list[Difference](), list[Asked](), 0, 0
     with console.progress("verifying", len(prompts), "prompts") as bar:
         for index, prompt in enumerate(prompts):
             ids = engine.encode(prompt)
             ours = engine.generate(
                 ids, max_new_tokens=max_new_tokens, drafter=drafter, **asdict(sampling)
             )
-            if sampling.greedy:
-                expected, _ = oracle.generate(ids, max_new_tokens)
-            else:
-                plain = engine.generate(
-                    ids, max_new_tokens=max_new_tokens, drafter="none", **asdict(sampling)
-                )
-                expected = plain.token_ids
             num_tokens += len(ours.token_ids)
             num_steps += ours.stats.num_steps
+            if isinstance(oracle, OracleInPieces):
+                asked.append(Asked(ids, ours.token_ids))
+                bar.advance()
+                continue
+            expected = _expected(engine, oracle, sampling, ids, max_new_tokens)
             if ours.token_ids != expected:
                 differences.append(
                     difference_of(engine, oracle, sampling, index, ids, max_new_tokens,
                                   ours.token_ids, expected)
                 )  # fmt: skip
             bar.advance(note=f"{len(differences)} differ")
+    if isinstance(oracle, OracleInPieces):
+        missed = oracle.misses(asked, max_new_tokens, sampling)
+        differences = _differences(missed, tolerance_of(engine, sampling))
     length = (num_tokens - len(prompts)) / num_steps if num_steps else 1.0
     attention = (engine.attention if sampling.greedy else engine.verifier.attention).report()
     return VerifyReport(
@@ -109,7 +116,49 @@ def verify(
         length,
         attention,
         drafter or engine.own_drafter,
+        _reference(oracle, sampling),
     )
+
+
+def _reference(oracle: Oracle | OracleInPieces, sampling: SamplingParams) -> str:
+    if isinstance(oracle, OracleInPieces):
+        return LAYER_BY_LAYER
+    return "transformers generate" if sampling.greedy else "plain decoding"
+
+
+def _expected(
+    engine: Engine,
+    oracle: Oracle,
+    sampling: SamplingParams,
+    ids: Sequence[int],
+    max_new_tokens: int,
+) -> list[int]:
+    if sampling.greedy:
+        return oracle.generate(ids, max_new_tokens)[0]
+    plain = engine.generate(
+        list(ids), max_new_tokens=max_new_tokens, drafter="none", **asdict(sampling)
+    )
+    return list(plain.token_ids)
+
+
+def _differences(missed: Sequence[Sequence[Choice]], tolerance: float) -> list[Difference]:
+    """Of each answer that is not the oracle's: where it first differs by more than rounding, else
+    where it first differs."""
+    found = list[Difference]()
+    for prompt, misses in enumerate(missed):
+        all_of_it = [
+            Difference(prompt, one.position, one.expected, one.actual, one.margin, tolerance)
+            for one in misses
+        ]
+        if all_of_it:
+            found.append(next((d for d in all_of_it if not d.is_rounding), all_of_it[0]))
+    return found
+
+
+def tolerance_of(engine: Engine, sampling: SamplingParams) -> float:
+    """The rounding tolerance of the scores that tokens are chosen by."""
+    scale = 1.0 if sampling.greedy else 1.0 / sampling.temperature
+    return engine.rounding_tolerance * scale
 
 
 def difference_of(
@@ -131,8 +180,7 @@ def difference_of(
         chooser = TokenChooser(oracle.base, sampling, prompt_ids, max_new_tokens)
         scores_V = chooser.scores(oracle.logits(prefix), prefix)
         margin = float(scores_V.max() - scores_V[tokens].min())
-    scale = 1.0 if sampling.greedy else 1.0 / sampling.temperature
-    tolerance = engine.rounding_tolerance * scale
+    tolerance = tolerance_of(engine, sampling)
     return Difference(index, position, tokens[0], tokens[1], margin, tolerance)
 
 

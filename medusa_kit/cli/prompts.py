@@ -49,14 +49,16 @@ def first_turn(messages: list[dict[str, str]]) -> list[dict[str, str]]:
     raise DataError("a conversation has no user turn")
 
 
-def load_both(loading: Mapping[str, Any], same_weights: bool = False) -> tuple[Any, Any]:
+def load_both(
+    loading: Mapping[str, Any], same_weights: bool = False, in_pieces: bool | None = False
+) -> tuple[Any, Any]:
     """(engine, oracle): the base model loaded twice, once for our engine and once untouched.
 
     `loading`: arguments of `medusa_kit.load`. `same_weights`: where ours are rounded, the oracle's
-    are too.
+    are too. `in_pieces`: whether the oracle is read layer by layer; None: if memory is too small.
     """
-    from medusa_kit.bench.oracle import Oracle
+    from medusa_kit.bench.oracle_in_pieces import oracle_beside
     from medusa_kit.engine.load import load
 
     engine = load(**loading)
-    return engine, Oracle.beside(engine.base, same_weights)
+    return engine, oracle_beside(engine.base, same_weights, in_pieces)

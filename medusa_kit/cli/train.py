@@ -36,7 +36,8 @@ def train(
     if nproc > 1 and not dry_run:
         _launch(recipe, overrides or [], fresh, nproc)
         return
-    from medusa_kit.infer.self_check import self_check
+    from medusa_kit.infer.backends import check_base
+    from medusa_kit.infer.cpu.packed_base import base_for_decoding
     from medusa_kit.train.dry_run import dry_run as show
     from medusa_kit.train.trainer import train as run_training
 
@@ -44,7 +45,7 @@ def train(
         console.out.print(dump(loaded), markup=False, highlight=False, soft_wrap=True)
         console.out.print(show(loaded), markup=False, highlight=False, soft_wrap=True)
         return
-    report = run_training(loaded, fresh, self_check)
+    report = run_training(loaded, fresh, check_base, base_for_decoding)
     if console.is_main():
         _show(report)
 

@@ -26,6 +26,15 @@ def verify(
     top_k: options.TopK = None,
     top_p: options.TopP = None,
     seed: options.Seed = 0,
+    layer_by_layer: Annotated[
+        bool | None,
+        typer.Option(
+            "--layer-by-layer/--whole-model",
+            help="Read the second model's weights layer by layer as they are needed, or all at "
+            "once. Unless given: layer by layer where memory is too small.",
+            show_default=False,
+        ),
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="Write the report as JSON.")] = None,
 ) -> None:
     """Compare token by token with plain transformers on an untouched second model.
@@ -34,17 +43,20 @@ def verify(
     same seed. Exit code 1 when a difference is more than rounding.
 
     In float32 unless --dtype or the engine's file says otherwise, since in 16 bits many differences
-    pass for rounding. Memory for two models in float32 is needed.
+    pass for rounding. Where memory has no room for a second model in float32, its weights are read
+    layer by layer: it then says which token it chooses at each place of an answer, greedy or
+    sampled, and no answer of its own is generated.
 
     With --weights int8 the second model is rounded as well. That shows that decoding adds nothing
     to the rounding, not that answers are those of the checkpoint.
     """
+    from medusa_kit.bench.verify import LAYER_BY_LAYER
     from medusa_kit.bench.verify import verify as run
     from medusa_kit.settings.sampling import SamplingParams
 
     sampling = SamplingParams(temperature, top_k, top_p, seed)
     asked = read_prompts(prompts, limit)
-    engine, oracle = load_both(loading, same_weights=True)
+    engine, oracle = load_both(loading, same_weights=True, in_pieces=layer_by_layer)
     reports = {"greedy": run(engine, oracle, asked, max_new_tokens=max_new_tokens)}
     if not sampling.greedy:
         reports["sampled"] = run(
@@ -52,7 +64,7 @@ def verify(
         )
     _print(engine, reports)
     if output is not None:
-        origin = _origin(engine, prompts)
+        origin = _origin(engine, prompts, reports["greedy"].reference == LAYER_BY_LAYER)
         with atomic_write(output) as temporary:
             record = {name: report.as_dict() | origin for name, report in reports.items()}
             temporary.write_text(json.dumps(record, indent=2) + "\n")
@@ -61,15 +73,16 @@ def verify(
         raise typer.Exit(1)
 
 
-def _origin(engine: Any, prompts: str | None) -> dict[str, Any]:
+def _origin(engine: Any, prompts: str | None, in_pieces: bool) -> dict[str, Any]:
     """What was compared with what, and on which machine."""
     from medusa_kit.bench.machine import describe_setup, heads_digest
 
+    how = ", layer by layer" if in_pieces else ""
     return {
         "prompts": prompts or OWN_PROMPTS,
         "base": engine.base.info.as_dict(),
         "lossy": engine.base.info.lossy,
-        "held_to": f"plain transformers with {engine.weights} weights",
+        "held_to": f"plain transformers with {engine.weights} weights{how}",
         "heads": heads_digest(engine),
         "setup": describe_setup(engine),
     }
@@ -103,7 +116,8 @@ def _print(engine: Any, reports: dict[str, Any]) -> None:
         f"{engine.base.info.name}{options.weights_note(engine)}, "
         f"drafter {engine.own_drafter}, attention {attention}, "
         f"steps by {engine.steps_run_by}, "
-        f"rounding tolerance {engine.rounding_tolerance:.1e}"
+        f"rounding tolerance {engine.rounding_tolerance:.1e}, "
+        f"held to {' and '.join(dict.fromkeys(r.reference for r in reports.values()))}"
     )
     console.out.print(console.table(title, columns, rows))
     for name, report in reports.items():

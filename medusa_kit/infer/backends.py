@@ -23,7 +23,13 @@ from medusa_kit.infer.cpu.packed_base import PackedBase
 from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.cuda_graph.runner import GraphRunner
 from medusa_kit.infer.cuda_graph.shapes import use_fixed_shapes
-from medusa_kit.infer.self_check import TreeCheck, check_trees, checked_verifier, coarsest
+from medusa_kit.infer.self_check import (
+    TreeCheck,
+    check_trees,
+    checked_verifier,
+    coarsest,
+    self_check,
+)
 from medusa_kit.infer.verifier import Verifier
 
 
@@ -71,6 +77,11 @@ def prepare_backends(
         by = "torch (the C++ steps were refused)"
         console.warn(f"steps run through torch, since the C++ ones were refused: {error.message}")
     return Backends(Verifier(base, plain.attention, by), check)
+
+
+def check_base(base: BaseModel) -> TreeCheck:
+    """`self_check`, of a light base by its C++ steps."""
+    return _light_backends(base).check if isinstance(base, PackedBase) else self_check(base)
 
 
 def _light_backends(base: PackedBase) -> Backends:

@@ -90,7 +90,7 @@ def _estimates(
     features = positions * base.info.hidden_size * base.dtype.itemsize if stored else 0
     columns = max(run.module.heads.num_columns, base.info.vocab_size if not stored else 0)
     logits = 3 * recipe.train.chunk_positions * columns * 4
-    model = sum(p.nbytes for p in base.model.parameters())
+    model = base.num_bytes
     return [
         f"loss of the first micro-batch {loss.item():.3f}",
         f"memory, about: model {_gb(model)}, trained weights with AdamW "

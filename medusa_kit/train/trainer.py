@@ -53,11 +53,13 @@ def train(
     recipe: TrainRecipe,
     fresh: bool = False,
     self_check: Callable[[BaseModel], object] | None = None,
+    load_frozen: Callable[..., BaseModel] = load_base_model,
 ) -> TrainReport:
     """Train heads as `recipe` says, continuing from its checkpoint if there is one.
 
     `fresh` removes an older run's checkpoint from output_dir first. `self_check` is called with the
-    base before any work, and raises where trees cannot be verified on it.
+    base before any work, and raises where trees cannot be verified on it. `load_frozen`: in place
+    of load_base_model where the base stays as it is.
 
     Raises ConfigError (wrong recipe, output_dir in use), DataError (no usable rows), MedusaKitError
     (loss not finite, disk full).
@@ -72,7 +74,7 @@ def train(
             if sharded_base.loads_in_pieces(recipe):
                 base: BaseModel = sharded_base.load(recipe, device)
             else:
-                base = load_base(recipe, device)
+                base = load_base(recipe, device, load_frozen)
             if self_check is not None:
                 self_check(base)
             return _train_heads(base, load_examples(base, recipe), recipe, folder)
@@ -95,18 +97,21 @@ def own_device(name: str) -> torch.device:
     return torch.device("cuda", distributed.local_rank())
 
 
-def load_base(recipe: TrainRecipe, device: torch.device) -> BaseModel:
+def load_base(
+    recipe: TrainRecipe,
+    device: torch.device,
+    load_frozen: Callable[..., BaseModel] = load_base_model,
+) -> BaseModel:
     four_bit = recipe.stage == "medusa2" and recipe.joint_options.moves == "qlora"
     if four_bit:
         adapters.require_4bit(device.type)
     _note_smaller_dtype(recipe, device)
-    return load_base_model(
-        recipe.base.model,
-        dtype=recipe.base.dtype,
-        device=str(device),
-        revision=recipe.base.revision,
-        four_bit=four_bit,
-    )
+    place: dict[str, Any] = {
+        "dtype": recipe.base.dtype, "device": str(device), "revision": recipe.base.revision
+    }  # fmt: skip
+    if recipe.stage == "medusa1":
+        return load_frozen(recipe.base.model, **place)
+    return load_base_model(recipe.base.model, **place, four_bit=four_bit)
 
 
 def _note_smaller_dtype(recipe: TrainRecipe, device: torch.device) -> None:

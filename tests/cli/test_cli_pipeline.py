@@ -10,6 +10,7 @@ import pytest
 from support.debug_model import MODEL, ROOT
 from support.tiny_models import tiny_base
 
+from medusa_kit.base.gguf import debug_model
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.engine.engine import Engine
 from medusa_kit.heads import MedusaHeads, load_heads, save_heads
@@ -145,6 +146,24 @@ def test_verify(run: Run, trained: Path, prompts: Path, tmp_path: Path) -> None:
     code, out, _ = run(*asked, "--temperature", "0")
     assert code == 0
     assert "sampled" not in out
+
+
+def test_verify_layer_by_layer(run: Run, prompts: Path, tmp_path: Path) -> None:
+    for part in debug_model():
+        part.save_pretrained(tmp_path / "base")
+    code, out, _ = run("verify", "--model", tmp_path / "base", "--heads", "untrained", "--prompts",
+                       prompts, "-n", "8", "--limit", "2", "--layer-by-layer", "--output",
+                       tmp_path / "v.json")  # fmt: skip
+    assert code == 0
+    assert "held to transformers, layer by layer" in " ".join(out.split())
+    record = json.loads((tmp_path / "v.json").read_text())
+    for part in record.values():
+        assert (part["num_prompts"], part["identical"], part["bugs"]) == (2, 2, 0)
+        assert part["held_to"] == "plain transformers with checkpoint weights, layer by layer"
+        assert part["reference"] == "transformers, layer by layer"
+    code, _, err = run("verify", *MODEL, "--heads", "untrained", "--layer-by-layer")
+    assert code != 0
+    assert "cannot be verified layer by layer" in err
 
 
 def test_verify_fails_on_a_bug(

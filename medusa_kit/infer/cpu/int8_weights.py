@@ -92,9 +92,11 @@ def int8_blocks(weight_OI: Tensor) -> Blocks:
     return Blocks(codes_OQS.to(torch.int8).view(weight_OI.shape), scales_OQ, None)
 
 
-def rounded_weight(layer: nn.Linear, weight_OI: Tensor) -> Tensor:
-    """The weight, or some of its rows, as `with_weights` rounds it."""
-    return weight_OI if layer.in_features % GROUP else int8_blocks(weight_OI).expand()
+def rounded(layer: nn.Linear, weight_OI: Tensor) -> Tensor:
+    """Weights of a layer as `with_weights` leaves them."""
+    if layer.in_features % GROUP:
+        return weight_OI
+    return int8_blocks(weight_OI).expand()
 
 
 def _check_place(device: str, dtype: str) -> None:

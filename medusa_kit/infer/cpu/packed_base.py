@@ -7,6 +7,7 @@ Shapes: B rows, T tokens, D hidden, V vocabulary, X any leading shape, R rows of
 E size of an embedding.
 """
 
+import hashlib
 import os
 from collections.abc import Iterable, Sequence
 from functools import cached_property
@@ -29,11 +30,12 @@ from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.logit_scale import LogitScale
 from medusa_kit.base.model import CHECKPOINT, BaseModel, BaseModelInfo
 from medusa_kit.base.placement import asked_dtype, pick_device
+from medusa_kit.base.quantization import raw_bytes
 from medusa_kit.errors import CheckpointError
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import NativeDecoder
 from medusa_kit.infer.cpu.describe import Unsupported
-from medusa_kit.infer.cpu.int8_weights import rounded_weight, with_weights
+from medusa_kit.infer.cpu.int8_weights import rounded, with_weights
 from medusa_kit.infer.cpu.packed_cache import packed_model
 from medusa_kit.infer.cpu.packed_model import PackedModel
 from medusa_kit.infer.tree_cache import TreeCache
@@ -112,6 +114,18 @@ class PackedBase(BaseModel):
 
     def modules(self) -> Iterable[Any]:
         return () if self._model is None else self._model.modules()
+
+    @property
+    def num_bytes(self) -> int:
+        return self.decoder.weight_bytes
+
+    def weights_digest(self) -> str:
+        """Of the packed weights."""
+        digest = hashlib.sha256()
+        for name, matrix in sorted(self.packed.matrices.items()):
+            digest.update(name.encode())
+            digest.update(raw_bytes(matrix.data))
+        return digest.hexdigest()
 
     def weights_version(self) -> int:
         return 0
@@ -199,7 +213,7 @@ class InPieces:
     @cached_property
     def _pieces(self) -> ModelInPieces:
         info = self._base.info
-        change = None if info.weights == CHECKPOINT else rounded_weight
+        change = None if info.weights == CHECKPOINT else rounded
         return model_in_pieces(info.name, info.revision, change)
 
     @property

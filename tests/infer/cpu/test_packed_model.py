@@ -12,7 +12,8 @@ from support.tiny_models import tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdRef
 
-from medusa_kit.base.model import BaseModel, load_base_model, wrap_model
+from medusa_kit.base.loading import load_base_model
+from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.errors import ConfigError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.cpu import kernels, packed_cache, packing_up

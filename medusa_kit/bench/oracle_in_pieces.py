@@ -1,0 +1,145 @@
+"""The oracle for a model that is too large for a second copy in memory: transformers' own forward,
+layer by layer (base/in_pieces.py).
+
+It does not generate. It reads prompt and answer in one forward, many of them together, and says
+which token it would have chosen at each place. An answer is the oracle's own if it holds these
+tokens and ends where the oracle's would.
+
+Shapes: N places of an answer, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from medusa_kit import console
+from medusa_kit.base.in_pieces import ModelInPieces, model_in_pieces
+from medusa_kit.base.model import INT8, BaseModel
+from medusa_kit.bench.oracle import Oracle
+from medusa_kit.errors import IncompatibleBaseError
+from medusa_kit.infer.accept.token_choice import TokenChooser
+from medusa_kit.infer.cpu.int8_weights import rounded
+from medusa_kit.infer.cpu.mkl_linear import free_memory
+from medusa_kit.settings.sampling import SamplingParams
+
+SHARE_OF_MEMORY = 0.5  # of the free memory: a model takes more while it is loaded
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A prompt and the answer to be held against the oracle."""
+
+    prompt_ids: Sequence[int]
+    answer: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the oracle names at one place of an answer, None where it has ended. `margin`: how far
+    the answer's own token is below it; infinite where either has ended."""
+
+    position: int
+    expected: int | None
+    actual: int | None
+    margin: float
+
+
+class OracleInPieces:
+    """A base model whose weights are read from its checkpoint as they are needed."""
+
+    def __init__(
+        self, model: ModelInPieces, stop_token_ids: frozenset[int], context_length: int
+    ) -> None:
+        self.pieces = model
+        self.stop_token_ids, self.context_length = stop_token_ids, context_length
+
+    @classmethod
+    def beside(cls, base: BaseModel, same_weights: bool = False) -> "OracleInPieces":
+        """Of the checkpoint of `base`; with `same_weights` rounded as those of `base` are.
+
+        Raises CheckpointError, and IncompatibleBaseError where that is not possible.
+        """
+        info = base.info
+        if (obstacle := _obstacle(base)) is not None:
+            raise IncompatibleBaseError(
+                f"{info.name!r} cannot be verified layer by layer: {obstacle}",
+                hint="leave out --layer-by-layer",
+            )
+        change = rounded if same_weights and info.weights == INT8 else None
+        model = model_in_pieces(info.name, info.revision, change)
+        return cls(model, base.stop_token_ids, info.context_length)
+
+    def misses(
+        self, asked: Sequence[Asked], max_new_tokens: int, sampling: SamplingParams
+    ) -> list[list[Choice]]:
+        """The places where each answer is not the oracle's own; none after one has ended."""
+        found: list[list[Choice]] = [[] for _ in asked]
+        texts = [[*one.prompt_ids, *one.answer] for one in asked]
+        starts = [len(one.prompt_ids) - 1 for one in asked]
+        with console.progress("verifying layer by layer", len(asked), "answers") as bar:
+            for index, logits_NV in self.pieces.logits(texts, starts):
+                found[index] = self._misses(asked[index], logits_NV, max_new_tokens, sampling)
+                bar.advance()
+        return found
+
+    @torch.inference_mode()
+    def _misses(
+        self, one: Asked, logits_NV: Tensor, max_new_tokens: int, sampling: SamplingParams
+    ) -> list[Choice]:
+        found = list[Choice]()
+        room = min(max_new_tokens, self.context_length - len(one.prompt_ids))
+        chooser = TokenChooser(self.pieces.model, sampling, one.prompt_ids, max_new_tokens)
+        for position, actual in enumerate([*one.answer, None]):
+            before = one.answer[:position]
+            if position == room or (before and before[-1] in self.stop_token_ids):
+                ended = [] if actual is None else [Choice(position, None, actual, float("inf"))]
+                return [*found, *ended]
+            scores_V = chooser.scores(logits_NV[position], [*one.prompt_ids, *before])
+            expected = int(scores_V.argmax())
+            if actual is None:
+                found.append(Choice(position, expected, None, float("inf")))
+            elif actual != expected:
+                margin = float(scores_V[expected] - scores_V[actual])
+                found.append(Choice(position, expected, actual, margin))
+        return found
+
+
+def oracle_beside(
+    base: BaseModel, same_weights: bool = False, in_pieces: bool | None = None
+) -> Oracle | OracleInPieces:
+    """A second model beside `base`. `in_pieces`: layer by layer; where it is None, only if memory
+    is too small for the whole model."""
+    if in_pieces or (in_pieces is None and not _fits(base)):
+        try:
+            return OracleInPieces.beside(base, same_weights)
+        except IncompatibleBaseError as error:
+            if in_pieces:
+                raise
+            console.note(f"the second model is loaded whole: {error.message}")
+    return Oracle.beside(base, same_weights)
+
+
+def _fits(base: BaseModel) -> bool:
+    """Whether memory has room for a second model; where it has not, a note says so."""
+    size = 4 * base.info.num_parameters
+    if _obstacle(base) is not None or size <= SHARE_OF_MEMORY * free_memory():
+        return True
+    console.note(
+        f"a second model of {size / 1e9:.1f} GB in float32 is more than the free memory safely "
+        "allows: it is read layer by layer"
+    )
+    return False
+
+
+def _obstacle(base: BaseModel) -> str | None:
+    """Why `base` cannot be held against its checkpoint layer by layer; None where it can."""
+    info = base.info
+    if info.source not in ("hub", "folder", "gguf", "embedded"):
+        return "its weights are not all in one checkpoint"
+    if info.quantized:
+        return "it is quantised"
+    if (info.device, info.dtype) != ("cpu", "float32"):
+        return f"that is done in float32 on a CPU, and it is in {info.dtype} on {info.device}"
+    return None
