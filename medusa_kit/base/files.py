@@ -26,15 +26,17 @@ from medusa_kit.settings.engine import DEBUG_NAME, EMBEDDED_NAME, OWN_MODELS
 GGUF_NUMBERS = {"F64", "F32", "F16", "BF16"}  # kinds of tensors that are not quantised
 
 
-def resolve(name: str) -> tuple[str, str]:
-    """(source, the argument of `from_pretrained`)."""
+def resolve(name: str, weights: bool = True) -> tuple[str, str]:
+    """(source, the argument of `from_pretrained`). Without `weights` a GGUF file is not dequantised
+    for it."""
+    folder_of = embedded.dequantised_folder if weights else embedded.described_folder
     if name == DEBUG_NAME:
         return "debug", name
     if name == EMBEDDED_NAME:
-        return "embedded", str(embedded.dequantised_folder(embedded.embedded_gguf()))
+        return "embedded", str(folder_of(embedded.embedded_gguf()))
     path = Path(name).expanduser()
     if path.suffix == ".gguf":
-        return "gguf", str(embedded.dequantised_folder(path))
+        return "gguf", str(folder_of(path))
     if path.is_dir():
         if adapters.is_adapter_folder(path):
             return "adapter", str(path)
@@ -70,7 +72,7 @@ def stored_quantised(name: str, revision: str | None = None) -> str | None:
     try:
         if (path := gguf_source(name)) is not None:
             return _gguf_kinds(path)
-        source, place = resolve(name)
+        source, place = resolve(name, weights=False)
         if source == "adapter":
             info = adapters.read_info(Path(place))
             return stored_quantised(info["base_model"], info["revision"])
@@ -88,7 +90,7 @@ def stored_config(name: str, revision: str | None = None) -> Any | None:
     from transformers import AutoConfig
 
     try:
-        source, place = resolve(name)
+        source, place = resolve(name, weights=False)
         if source == "debug":
             return embedded.debug_model()[0].config
         if source == "adapter":
@@ -103,7 +105,7 @@ def check_there(name: str, revision: str | None = None) -> None:
     """Raises CheckpointError for a base whose config cannot be found or read."""
     from transformers import AutoConfig
 
-    source, place = resolve(name)
+    source, place = resolve(name, weights=False)
     if source == "adapter":
         info = adapters.read_info(Path(place))
         check_there(info["base_model"], info["revision"])
@@ -119,7 +121,7 @@ def stored_generation_config(name: str, revision: str | None = None) -> Any | No
     from transformers import GenerationConfig
 
     try:
-        source, place = resolve(name)
+        source, place = resolve(name, weights=False)
         if source == "debug":  # its name must not be looked up on the Hub
             return None
         if source == "adapter":

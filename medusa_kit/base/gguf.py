@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -58,22 +59,43 @@ def dequantised_folder(gguf: Path) -> Path:
 
     Raises CheckpointError when the file is missing, cut off or of a kind transformers cannot read.
     """
+    folder = _folder_of(gguf)
+    _make(folder, f"dequantising {gguf.name} once into {folder}", _dequantise, gguf)
+    return folder
+
+
+def described_folder(gguf: Path) -> Path:
+    """A folder with the config and tokenizer of `gguf` as `dequantised_folder` has them, that one
+    itself if it is there already. No weight is read or written for it.
+
+    Raises CheckpointError as `dequantised_folder` does, for what the file's beginning shows.
+    """
+    whole = _folder_of(gguf)
+    if _is_whole(whole):
+        return whole
+    folder = whole.with_name(f"{whole.name}-described")
+    _make(folder, f"reading the config and tokenizer of {gguf.name} into {folder}", _describe, gguf)
+    return folder
+
+
+def _folder_of(gguf: Path) -> Path:
     if not gguf.is_file():
         raise CheckpointError(f"no GGUF file at {gguf}", hint="check the path")
-    folder = cache_folder() / f"{gguf.stem}-{_digest(gguf)[:16]}"
+    return cache_folder() / f"{gguf.stem}-{_digest(gguf)[:16]}"
+
+
+def _is_whole(folder: Path) -> bool:
+    return (folder / "config.json").is_file()
+
+
+def _make(folder: Path, doing: str, make: Callable[[Path, Path], None], gguf: Path) -> None:
     try:
-        make_once(
-            folder,
-            f"dequantising {gguf.name} once into {folder}",
-            lambda made: (made / "config.json").is_file(),
-            lambda temporary: _dequantise(gguf, temporary),
-        )
+        make_once(folder, doing, _is_whole, lambda temporary: make(gguf, temporary))
     except OSError as error:
         raise CheckpointError(
-            f"{gguf.name} cannot be dequantised into {folder}: {error}",
+            f"{gguf.name} cannot be read into {folder}: {error}",
             hint="set MEDUSA_KIT_CACHE to a folder that can be written and has room",
         ) from error
-    return folder
 
 
 def _digest(gguf: Path) -> str:
@@ -113,22 +135,12 @@ def _dequantise(gguf: Path, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    if importlib.util.find_spec("gguf") is None:
-        raise CheckpointError(
-            f"{gguf.name} needs the package gguf, which is not installed",
-            hint="pip install 'medusa-kit[gguf]'",
-        )
-    try:
+    with _explained(gguf):
         with building_models:
             model: Any = AutoModelForCausalLM.from_pretrained(
                 gguf.parent, gguf_file=gguf.name, dtype=torch.float32
             )
         tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
-    except Exception as error:  # transformers raises many kinds for a damaged file
-        raise CheckpointError(
-            f"{gguf} cannot be read as a GGUF model: {error}",
-            hint="the file may be cut off, or of an architecture transformers does not dequantise",
-        ) from error
     # The loaded model is still marked as quantised, and save_pretrained refuses such models.
     for attribute in ("quantization_config", "_pre_quantization_dtype"):
         if hasattr(model.config, attribute):
@@ -139,6 +151,38 @@ def _dequantise(gguf: Path, folder: Path) -> None:
             setattr(model, attribute, None)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+def _describe(gguf: Path, folder: Path) -> None:
+    """What `_dequantise` writes, but for the weights; no code of a model is imported."""
+    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    with _explained(gguf):
+        config: Any = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+        config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
+    config.dtype = "float32"
+    config.save_pretrained(folder)
+    GenerationConfig.from_model_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+@contextlib.contextmanager
+def _explained(gguf: Path) -> Iterator[None]:
+    """Turns what transformers says about a file that it cannot read into CheckpointError."""
+    if importlib.util.find_spec("gguf") is None:
+        raise CheckpointError(
+            f"{gguf.name} needs the package gguf, which is not installed",
+            hint="pip install 'medusa-kit[gguf]'",
+        )
+    try:
+        yield
+    except Exception as error:  # transformers raises many kinds for a damaged file
+        raise CheckpointError(
+            f"{gguf} cannot be read as a GGUF model: {error}",
+            hint="the file may be cut off, or of an architecture transformers does not dequantise",
+        ) from error
 
 
 def debug_model() -> tuple[Any, Any]:

@@ -377,7 +377,7 @@ def load_tokenizer(name: str, revision: str | None = None) -> Any:
     from transformers import AutoTokenizer
 
     quiet_transformers()
-    source, place = resolve(name)
+    source, place = resolve(name, weights=False)
     if source == "debug":
         return embedded.byte_tokenizer()
     if source == "adapter":

@@ -52,7 +52,7 @@ def loads_in_pieces(recipe: TrainRecipe) -> bool:
         and options.enabled
         and options.zero_stage == 3
         and distributed.world() > 1
-        and resolve(recipe.base.model)[0] in ("folder", "hub")
+        and resolve(recipe.base.model, weights=False)[0] in ("folder", "hub")
     )
 
 

@@ -13,8 +13,9 @@ from support.tiny_gguf import write_gguf
 
 from medusa_kit import made_once
 from medusa_kit.base import gguf as embedded
-from medusa_kit.base.gguf import dequantised_folder
-from medusa_kit.base.model import load_base_model
+from medusa_kit.base.files import check_there, stored_config, stored_generation_config
+from medusa_kit.base.gguf import dequantised_folder, described_folder
+from medusa_kit.base.model import load_base_model, load_tokenizer
 from medusa_kit.errors import CheckpointError
 
 pytest.importorskip("gguf")
@@ -221,7 +222,37 @@ def test_a_file_that_is_no_model_leaves_nothing(large: Path, cache: Path) -> Non
 
 def test_a_cache_that_cannot_be_written_is_told(large: Path, made: list[Path], cache: Path) -> None:
     cache.write_text("a file where the folder should be")
-    with pytest.raises(CheckpointError, match="cannot be dequantised") as error:
+    with pytest.raises(CheckpointError, match="cannot be read into") as error:
         dequantised_folder(large)
     assert "MEDUSA_KIT_CACHE" in str(error.value)
     assert made == []
+
+
+def test_what_needs_no_weights_dequantises_nothing(tmp_path: Path, cache: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf")
+    check_there(str(path))
+    config = stored_config(str(path))
+    assert config is not None
+    assert (config.model_type, config.vocab_size) == ("llama", 260)
+    settings = stored_generation_config(str(path))
+    assert settings is not None
+    assert settings.eos_token_id == config.eos_token_id
+    assert load_tokenizer(str(path)).convert_tokens_to_ids("ab") == 259
+    assert not list(cache.rglob("*.safetensors"))
+
+
+def test_a_described_file_has_all_that_a_dequantised_one_has_but_weights(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "model.gguf")
+    described = described_folder(path)
+    whole = dequantised_folder(path)
+    assert whole != described
+    for file in whole.iterdir():
+        if file.suffix != ".safetensors":
+            assert (described / file.name).read_bytes() == file.read_bytes(), file.name
+    assert described_folder(path) == whole, "what is there need not be made again"
+
+
+def test_a_file_that_cannot_be_described_leaves_nothing(large: Path, cache: Path) -> None:
+    with pytest.raises(CheckpointError, match="cannot be read as a GGUF model"):
+        check_there(str(large))
+    assert [path for path in cache.iterdir() if path.is_dir() and path.name != "digests"] == []
