@@ -5,7 +5,7 @@ The table of docs/models.md is made of the same; a test compares them.
 
 from medusa_kit.errors import CheckpointError, nearest
 
-IN_CPP = ("llama", "mistral", "qwen2", "qwen3", "gemma3")
+IN_CPP = ("llama", "qwen2", "qwen3", "gemma3")
 TESTED = ("gemma2", "phi3", "qwen3moe")
 # What transformers dequantises too, though no test here has loaded it.
 UNTESTED = ("falcon", "gemma4", "gpt2", "gpt-oss", "minimax-m2", "nemotron", "qwen2moe", "stablelm",

@@ -25,10 +25,24 @@ def tensor_names(model: GGUFModel, skeleton: Any) -> tuple[Any, dict[str, str]]:
     if config.model_type == "mixtral":
         kind = _mixtral_processor()
     processor = kind(config=config.to_dict())
-    theirs = "llama" if config.model_type == "mixtral" else None
-    names = get_gguf_hf_weights_map(skeleton, processor, model_type=theirs)
+    theirs = "llama" if config.model_type in ("mistral", "mixtral") else None
+    names = get_gguf_hf_weights_map(_Whole(skeleton), processor, model_type=theirs)
+    tied = set(getattr(skeleton, "all_tied_weights_keys", None) or ())
+    if set(skeleton.state_dict()) - tied - set(names.values()):
+        names = get_gguf_hf_weights_map(skeleton, processor, model_type=theirs)
     # Experts are parameters without an ending in transformers, and tensors with one in the file.
     return processor, {**names, **{f"{name}.weight": names[name] for name in names}}
+
+
+class _Whole:
+    """A model without its parts: transformers looks for names in each module again, for families
+    that need it, and that takes seconds."""
+
+    def __init__(self, model: Any) -> None:
+        self.config, self.state_dict = model.config, model.state_dict
+
+    def named_children(self) -> tuple[()]:
+        return ()
 
 
 def _mixtral_processor() -> Any:

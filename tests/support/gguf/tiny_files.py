@@ -55,11 +55,12 @@ def write_model(
     architecture: str,
     model: Any,
     values: dict[str, Any] | None = None,
-    more: dict[str, np.ndarray] | None = None,
+    more: dict[str, Any] | None = None,
     leave_out: tuple[str, ...] = (),
     part_size: int = 0,
 ) -> list[Path]:
-    """The files written. `values`: metadata that is added or replaced; `more`: further tensors;
+    """The files written. `values`: metadata that is added or replaced; `more`: tensors that are
+    added or replaced, float32 or (raw blocks, their type);
     `part_size`: the most tensors of a part, where the file is split."""
     name = WRITTEN_AS.get(architecture, architecture)
     writer = gguf.GGUFWriter(path, name, split_max_tensors=part_size)
@@ -68,8 +69,11 @@ def write_model(
     _add_tokenizer(writer, model.config.vocab_size)
     state = {**_tensors(model, architecture, name), **(more or {})}
     for key, array in state.items():
-        if key not in leave_out:
-            writer.add_tensor(key, array)
+        if key in leave_out:
+            continue
+        raw, kind = array if isinstance(array, tuple) else (array, None)
+        number = None if kind is None else gguf.GGMLQuantizationType[kind]
+        writer.add_tensor(key, raw, raw_dtype=number)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
