@@ -10,7 +10,7 @@ import torch
 from medusa_kit import console
 from medusa_kit.base import adapters, families
 from medusa_kit.base import gguf as embedded
-from medusa_kit.base.gguf_files.check import checked
+from medusa_kit.base.gguf_files.parts import read_headers
 from medusa_kit.base.placement import load_dtype
 from medusa_kit.base.quantization import installing, is_known, method_of
 from medusa_kit.errors import (
@@ -152,7 +152,7 @@ def _method(config: Any) -> str | None:
 
 
 def _gguf_kinds(path: Path) -> str | None:
-    places = [place for _, place in checked(path).tensors.values()]
+    places = [place for _, place in read_headers(path).tensors.values()]
     kinds = {place.kind for place in places if len(place.shape) > 1}
     return ", ".join(sorted(kinds - GGUF_NUMBERS)) or None
 
