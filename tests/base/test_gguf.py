@@ -3,17 +3,16 @@
 import importlib.util
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file
+from support.gguf.tiny_files import tiny_model, write_model
 
 from medusa_kit import load
 from medusa_kit.base.gguf import (
+    CHATML_TEMPLATE,
     EMBEDDED_NAME,
     cache_folder,
-    debug_model,
     dequantised_folder,
     embedded_gguf,
 )
@@ -99,20 +98,11 @@ def test_what_the_folder_of_a_dequantised_model_holds(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Engines are given it as it is, and read every *.safetensors in it as the model's weights."""
-    gguf = pytest.importorskip("gguf")
-    writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
-    raw = gguf.quants.quantize(np.ones((4, 32), np.float32), gguf.GGMLQuantizationType.Q4_0)
-    writer.add_tensor("blk.0.attn_q.weight", raw, raw_dtype=gguf.GGMLQuantizationType.Q4_0)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    pytest.importorskip("gguf")
+    model = tiny_model("llama")
+    template = {"tokenizer.chat_template": CHATML_TEMPLATE}
+    write_model(tmp_path / "model.gguf", "llama", model, template)
     monkeypatch.setenv("MEDUSA_KIT_CACHE", str(tmp_path / "cache"))
-    model, tokenizer = debug_model()
-    for name, made in (("AutoModelForCausalLM", model), ("AutoTokenizer", tokenizer)):
-        monkeypatch.setattr(
-            getattr(transformers, name), "from_pretrained", lambda *a, made=made, **k: made
-        )
     folder = dequantised_folder(tmp_path / "model.gguf")
     GGUFBlocks(tmp_path / "model.gguf")
     assert {path.name for path in folder.iterdir()} == {

@@ -30,9 +30,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def large(tmp_path: Path) -> Path:
     """A file of the size of real ones, whose contents nobody looks into here."""
-    path = tmp_path / "large.gguf"
-    path.write_bytes(b"GGUF" + bytes(2 << 20))
-    return path
+    return write_gguf(tmp_path / "large.gguf")
 
 
 @pytest.fixture
@@ -58,6 +56,14 @@ def change_last_byte(path: Path) -> None:
         stream.seek(-1, os.SEEK_END)
         stream.write(bytes([last[0] ^ 0x40]))
     os.utime(path, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+
+
+def damage_merges(path: Path) -> None:
+    """To a token that there is not."""
+    raw = path.read_bytes()
+    merge = b"\3" + bytes(7) + b"a b"
+    assert raw.count(merge) == 1
+    path.write_bytes(raw.replace(merge, merge[:-1] + b"z"))
 
 
 def test_a_byte_changed_late_in_the_file_is_another_model(large: Path, made: list[Path]) -> None:
@@ -214,7 +220,8 @@ def test_without_locks_the_first_folder_stays(
     assert [path.name for path in folder.parent.iterdir() if path.suffix == ".tmp"] == []
 
 
-def test_a_file_that_is_no_model_leaves_nothing(large: Path, cache: Path) -> None:
+def test_a_file_that_transformers_refuses_leaves_nothing(large: Path, cache: Path) -> None:
+    damage_merges(large)
     with pytest.raises(CheckpointError, match="cannot be read as a GGUF model"):
         dequantised_folder(large)
     assert [path for path in cache.iterdir() if path.is_dir() and path.name != "digests"] == []
@@ -253,6 +260,7 @@ def test_a_described_file_has_all_that_a_dequantised_one_has_but_weights(tmp_pat
 
 
 def test_a_file_that_cannot_be_described_leaves_nothing(large: Path, cache: Path) -> None:
+    damage_merges(large)
     with pytest.raises(CheckpointError, match="cannot be read as a GGUF model"):
         check_there(str(large))
     assert [path for path in cache.iterdir() if path.is_dir() and path.name != "digests"] == []

@@ -13,6 +13,9 @@ import torch
 from torch import Tensor
 
 from medusa_kit.base.gguf import dequantised_folder
+from medusa_kit.base.gguf_files import scales
+from medusa_kit.base.gguf_files.check import ARCHITECTURE, checked
+from medusa_kit.base.gguf_files.tensors import tensors_of
 from medusa_kit.files import atomic_write
 from medusa_kit.infer.cpu.packing import GROUPS, Blocks
 
@@ -77,23 +80,21 @@ def name_map(architecture: str, num_layers: int) -> Any:
 
 def save_scales(path: Path, target: Path) -> None:
     """Write scales and offsets of a GGUF file's two-dimensional tensors, as safetensors."""
-    import gguf
     from safetensors.torch import save_file
 
-    reader = gguf.GGUFReader(str(path))
-    tensors: dict[str, Tensor] = {}
-    for tensor in reader.tensors:
-        found = read_scales(tensor, int(tensor.shape[1])) if len(tensor.shape) == 2 else None
-        if found is not None:
-            parts = zip(("scales", "offsets"), found, strict=True)
-            tensors |= {f"{tensor.name}.{name}": part for name, part in parts if part is not None}
-    field = reader.get_field("general.architecture")
-    layers = {int(t.name.split(".")[1]) for t in reader.tensors if t.name.startswith("blk.")}
+    model = checked(path)
+    found: dict[str, Tensor] = {}
+    for tensor in tensors_of(model):
+        parts = read_scales(tensor, int(tensor.shape[1])) if len(tensor.shape) == 2 else None
+        if parts is not None:
+            named = zip(("scales", "offsets"), parts, strict=True)
+            found |= {f"{tensor.name}.{name}": part for name, part in named if part is not None}
+    layers = {int(name.split(".")[1]) for name in model.tensors if name.startswith("blk.")}
     metadata = {
-        "architecture": str(field.contents()) if field else "",
+        "architecture": str(model.values[ARCHITECTURE]),
         "layers": str(1 + max(layers, default=0)),
     }
-    save_file(tensors, target, metadata)
+    save_file(found, target, metadata)
 
 
 def _halves_in_turn(rows: int, num_heads: int) -> Tensor:
@@ -109,12 +110,12 @@ def read_scales(tensor: Any, rows: int) -> tuple[Tensor, Tensor | None] | None:
         return None
     size, read = reader
     parts = read(tensor.data.reshape(rows, -1, size))
-    scales, offsets = (
+    scales_OQ, offsets_OQ = (
         None if part is None else torch.from_numpy(part.reshape(rows, -1).astype(np.float32))
         for part in parts
     )
-    assert scales is not None
-    return scales, offsets
+    assert scales_OQ is not None
+    return scales_OQ, offsets_OQ
 
 
 def equal_blocks(
@@ -156,10 +157,10 @@ def _super_blocks(raw: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
     """Q4_K, Q5_K: eight groups of 32; their scales and minima are six bits times a factor."""
     from gguf.quants import Q4_K
 
-    scales, minima = Q4_K.get_scale_min(raw[..., 4:16].reshape(-1, 12).copy())
+    factors, minima = Q4_K.get_scale_min(raw[..., 4:16].reshape(-1, 12).copy())
     shape = (*raw.shape[:-1], 8)
     return (
-        _half(raw, 0) * scales.reshape(shape).astype(np.float32),
+        _half(raw, 0) * factors.reshape(shape).astype(np.float32),
         -(_half(raw, 2) * minima.reshape(shape).astype(np.float32)),
     )
 
@@ -177,4 +178,5 @@ READERS = {  # kind -> (bytes of a block, scales and offsets of its groups)
     "Q4_K": (144, _super_blocks),
     "Q5_K": (176, _super_blocks),
     "Q6_K": (210, _q6_k),
+    **scales.READERS,
 }

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 
 from medusa_kit import console
 from medusa_kit.base import families, fingerprint
-from medusa_kit.base.gguf import cache_folder, content_digest
+from medusa_kit.base.gguf import cache_folder, content_digest, gguf_digest
+from medusa_kit.base.gguf_files.parts import stem
 from medusa_kit.base.model import CHECKPOINT, FINAL_NORM_NAMES, INT8, VARIANT_KEY
 from medusa_kit.base.quantization import num_weights
 from medusa_kit.base.stored_tensors import (
@@ -98,11 +99,12 @@ def packed_folder(place: Path, config: Any, weights: str) -> Path:
     digest = hashlib.sha256(json.dumps([weights, _settings(config)]).encode())
     is_gguf = place.suffix == ".gguf"
     try:
-        for file in [place] if is_gguf else safetensors_files(place):
-            digest.update(f"{content_digest(file)}\n".encode())
+        files = [] if is_gguf else safetensors_files(place)
+        for part in [gguf_digest(place)] if is_gguf else map(content_digest, files):
+            digest.update(f"{part}\n".encode())
     except OSError as error:
         raise CheckpointError(f"{place} cannot be read: {error}", hint="check the path") from error
-    name = place.stem if is_gguf else place.name
+    name = stem(place) if is_gguf else place.name
     return cache_folder() / "packed" / f"{name}-{digest.hexdigest()[:16]}"
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from support.gguf.blocks import HALVES
 from support.native_models import BLOCKS, MODELS, model_of, weights_of
 from support.small_engines import random_prompt
 from torch import nn
@@ -130,7 +131,7 @@ def test_gguf_kinds_expand_to_the_same_bits(kind):
     rows = 5
     raw = rng.integers(0, 256, (rows, 3, size), dtype=np.uint8)
     scales = rng.uniform(0.001, 0.1, (rows, 3, 2)).astype(np.float16).view(np.uint8)
-    places = {"Q6_K": (208,), "Q4_0": (0,), "Q5_0": (0,), "Q8_0": (0,)}.get(kind, (0, 2))
+    places = HALVES[kind]
     for number, place in enumerate(places):
         raw[:, :, place : place + 2] = scales[:, :, 2 * number : 2 * number + 2]
     data = raw.reshape(rows, -1)

@@ -1,0 +1,253 @@
+"""The header of a GGUF file: read without mapping the file or reading a tensor, and checked.
+
+A length or count from a file is never trusted: what it announces must lie inside the file and below
+the limits here before it is read.
+"""
+
+import io
+import struct
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from medusa_kit.base.gguf_files.types import TYPES, UNREAD, BlockType
+from medusa_kit.errors import CheckpointError
+
+MAGIC, VERSIONS, ALIGNMENT = b"GGUF", (2, 3), 32
+MAX_VALUES, MAX_TENSORS, MAX_ARRAY = 1 << 16, 1 << 17, 1 << 22
+MAX_NAME, MAX_TEXT, MAX_HEADER = (1 << 16) - 1, 1 << 24, 1 << 28
+MAX_ALIGNMENT, MAX_DIMS, MAX_KEPT = 1 << 16, 4, 4096
+VALUES_LEAST, TENSOR_LEAST = 13, 33  # bytes of the smallest possible entry
+NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q",
+           12: "d"}  # fmt: skip
+UINT32, STRING, ARRAY = 4, 8, 9
+AGAIN = "the file is damaged or cut off; download it again"
+PIECE = 1 << 20
+
+
+class Array(NamedTuple):
+    """A long array, or one of strings, which is skipped."""
+
+    kind: int
+    length: int
+
+
+@dataclass(frozen=True)
+class TensorPlace:
+    """Where a tensor lies. `shape`: outermost dimension first, as in torch."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: str
+    offset: int  # from the beginning of the file
+    size: int
+
+
+@dataclass(frozen=True)
+class Header:
+    path: Path
+    values: dict[str, Any]
+    tensors: tuple[TensorPlace, ...]
+    values_at: int  # where the values begin and end
+    values_end: int
+
+
+def read_header(path: Path) -> Header:
+    """Raises CheckpointError for a file that is cut off, damaged or of types nothing here reads."""
+    try:
+        with path.open("rb") as stream:
+            size = stream.seek(0, io.SEEK_END)
+            return _Reader(path, stream, size).header()
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}", hint="check the path") from error
+
+
+class _Reader:
+    """Reads from the beginning on, a piece at a time."""
+
+    def __init__(self, path: Path, stream: Any, size: int) -> None:
+        self.path, self.stream, self.size = path, stream, size
+        self.at = 0
+        self._piece, self._start = b"", 0
+
+    def header(self) -> Header:
+        if (magic := self.take(min(4, self.size), "the magic number")) != MAGIC:
+            raise self.wrong(f"begins with {magic!r}; expected {MAGIC!r}", "is it a GGUF file?")
+        version = self.number("I", "the version")
+        if version not in VERSIONS:
+            turned = version & 0xFFFF == 0
+            raise self.wrong(
+                f"has version {version}; expected {' or '.join(map(str, VERSIONS))}",
+                "it was written for big-endian processors" if turned else "convert it anew",
+            )
+        num_tensors = self.number("Q", "the number of tensors")
+        num_values = self.number("Q", "the number of values")
+        self.limit("tensors", num_tensors, MAX_TENSORS, TENSOR_LEAST)
+        self.limit("values", num_values, MAX_VALUES, VALUES_LEAST)
+        values: dict[str, Any] = {}
+        values_at = self.at
+        for _ in range(num_values):
+            key = self.name("a value's name")
+            if key in values:
+                raise self.wrong(f"has the value {key!r} twice; expected it once")
+            values[key] = self.value(key, self.number("I", f"the type of {key}"))
+        values_end = self.at
+        tensors = self._tensors(num_tensors, self._alignment(values))
+        return Header(self.path, values, tensors, values_at, values_end)
+
+    def _alignment(self, values: dict[str, Any]) -> int:
+        found = values.get("general.alignment", ALIGNMENT)
+        power = isinstance(found, int) and found > 0 and found & (found - 1) == 0
+        if not power or found > MAX_ALIGNMENT:
+            raise self.wrong(
+                f"has general.alignment {found!r}; expected a power of two up to {MAX_ALIGNMENT}"
+            )
+        return int(found)
+
+    def _tensors(self, count: int, alignment: int) -> tuple[TensorPlace, ...]:
+        entries = [self._tensor(alignment) for _ in range(count)]
+        begin = -(-self.at // alignment) * alignment
+        places = [
+            TensorPlace(place.name, place.shape, place.kind, begin + place.offset, place.size)
+            for place in entries
+        ]
+        if len({place.name for place in places}) < count:
+            names = [place.name for place in places]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise self.wrong(f"has the tensor {twice!r} twice; expected it once")
+        self._check_places(places)
+        return tuple(places)
+
+    def _check_places(self, places: list[TensorPlace]) -> None:
+        before: TensorPlace | None = None
+        for place in sorted(places, key=lambda place: place.offset):
+            end = place.offset + place.size
+            if end > self.size:
+                raise self.wrong(
+                    f"is cut off: its tensor {place.name!r} ends at byte {end}, "
+                    f"the file at byte {self.size}"
+                )
+            if before is not None and before.offset + before.size > place.offset:
+                raise self.wrong(
+                    f"has the tensor {place.name!r} at byte {place.offset}, inside "
+                    f"{before.name!r}, which ends at byte {before.offset + before.size}"
+                )
+            before = place
+
+    def _tensor(self, alignment: int) -> TensorPlace:
+        """`offset` is still from the beginning of the tensors' data."""
+        name = self.name("a tensor's name")
+        num_dims = self.number("I", f"the dimensions of {name}")
+        if not 1 <= num_dims <= MAX_DIMS:
+            raise self.wrong(f"has {name!r} with {num_dims} dimensions; expected 1 to {MAX_DIMS}")
+        dims = [self.number("Q", f"the shape of {name}") for _ in range(num_dims)]
+        kind = self._kind(name, self.number("I", f"the type of {name}"))
+        if not all(dims) or dims[0] % kind.numbers:
+            raise self.wrong(
+                f"has {name!r} of shape {dims[::-1]}; expected rows of a multiple of "
+                f"{kind.numbers} numbers for {kind.name}, and no dimension of 0"
+            )
+        offset = self.number("Q", f"the place of {name}")
+        if offset % alignment:
+            raise self.wrong(
+                f"has {name!r} at {offset} of its data; expected a multiple of {alignment}"
+            )
+        size = prod(dims) // kind.numbers * kind.size
+        return TensorPlace(name, tuple(reversed(dims)), kind.name, offset, size)
+
+    def _kind(self, name: str, number: int) -> BlockType:
+        if number in TYPES:
+            return TYPES[number]
+        called = f"{UNREAD[number]}, which is not read" if number in UNREAD else "which is unknown"
+        known = ", ".join(kind.name for kind in TYPES.values())
+        raise self.wrong(
+            f"has the tensor {name!r} of type {number}, {called}; expected one of {known}",
+            "convert the model to one of these types, Q4_K_M or Q8_0 for example",
+        )
+
+    def value(self, key: str, kind: int) -> Any:
+        if kind in NUMBERS:
+            return self.number(NUMBERS[kind], key)
+        if kind == STRING:
+            return self.text(key, MAX_TEXT)
+        if kind != ARRAY:
+            raise self.wrong(f"has {key!r} of type {kind}; expected 0 to 12")
+        inner = self.number("I", f"the type of {key}")
+        count = self.number("Q", f"the length of {key}")
+        if inner not in NUMBERS and inner != STRING:
+            raise self.wrong(f"has {key!r}, an array of type {inner}; expected numbers or strings")
+        width = 8 if inner == STRING else struct.calcsize(f"<{NUMBERS[inner]}")
+        self.limit(f"entries in {key!r}", count, MAX_ARRAY, width)
+        if inner == STRING:
+            self.skip_texts(count, key)
+        elif count <= MAX_KEPT:
+            return struct.unpack(f"<{count}{NUMBERS[inner]}", self.take(count * width, key))
+        else:
+            self.skip(count * width, key)
+        return Array(inner, count)
+
+    def number(self, form: str, what: str) -> Any:
+        form = f"<{form}"
+        return struct.unpack(form, self.take(struct.calcsize(form), what))[0]
+
+    def name(self, what: str) -> str:
+        name = self.text(what, MAX_NAME)
+        if not name:
+            raise self.wrong(f"lacks {what}; expected some text")
+        return name
+
+    def text(self, what: str, most: int) -> str:
+        length = self.number("Q", what)
+        if length > most:
+            raise self.wrong(f"has {length} bytes for {what}; expected at most {most}")
+        try:
+            return self.take(length, what).decode()
+        except UnicodeDecodeError as error:
+            raise self.wrong(f"has {what} that is not UTF-8") from error
+
+    def skip_texts(self, count: int, what: str) -> None:
+        length_of = struct.Struct("<Q").unpack_from
+        for _ in range(count):
+            place = self.at - self._start
+            if place + 8 > len(self._piece):
+                place = self._fill(8, what)
+            self.at += 8 + length_of(self._piece, place)[0]
+        self.skip(0, what)
+
+    def skip(self, count: int, what: str) -> None:
+        self._inside(count, what)
+        self.at += count
+
+    def take(self, count: int, what: str) -> bytes:
+        place = self.at - self._start
+        if place + count > len(self._piece):
+            place = self._fill(count, what)
+        self.at += count
+        return self._piece[place : place + count]
+
+    def _fill(self, count: int, what: str) -> int:
+        """Read on, so that `count` bytes follow; the place of the first in the piece."""
+        self._inside(count, what)
+        self.stream.seek(self.at)
+        self._piece, self._start = self.stream.read(max(count, PIECE)), self.at
+        if len(self._piece) < count:
+            raise self.wrong(f"is cut off in {what}: it became shorter while it was read")
+        return 0
+
+    def _inside(self, count: int, what: str) -> None:
+        if (end := self.at + count) > self.size:
+            raise self.wrong(
+                f"is cut off in {what}, which ends at byte {end}; the file ends at byte {self.size}"
+            )
+        if end > MAX_HEADER:
+            raise self.wrong(f"has a header of more than {MAX_HEADER} bytes, up to {what}")
+
+    def limit(self, what: str, count: int, most: int, least: int) -> None:
+        """`least`: the bytes that each of them takes at least."""
+        if count > most or count * least > self.size - self.at:
+            room = (self.size - self.at) // least
+            raise self.wrong(f"announces {count} {what}; expected at most {min(most, room)}")
+
+    def wrong(self, what: str, hint: str = AGAIN) -> CheckpointError:
+        return CheckpointError(f"{self.path.name} {what}", hint=hint)

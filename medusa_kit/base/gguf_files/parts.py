@@ -1,0 +1,172 @@
+"""All parts of a GGUF model: one file, or several named NAME-00001-of-00003.gguf and so on."""
+
+import re
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from medusa_kit.base.gguf_files.header import (
+    ALIGNMENT,
+    MAGIC,
+    Header,
+    TensorPlace,
+    read_header,
+)
+from medusa_kit.base.gguf_files.types import TYPES
+from medusa_kit.errors import CheckpointError
+
+NAME = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+MAX_PARTS = 1000
+VERSION = 3
+
+
+@dataclass(frozen=True)
+class GGUFModel:
+    """The headers of all parts; `values` are the first one's."""
+
+    headers: tuple[Header, ...]
+
+    @property
+    def path(self) -> Path:
+        return self.headers[0].path
+
+    @property
+    def parts(self) -> tuple[Path, ...]:
+        return tuple(header.path for header in self.headers)
+
+    @property
+    def values(self) -> dict[str, Any]:
+        return self.headers[0].values
+
+    @property
+    def tensors(self) -> dict[str, tuple[Path, TensorPlace]]:
+        """By name: the part and the place in it."""
+        return {
+            place.name: (header.path, place) for header in self.headers for place in header.tensors
+        }
+
+
+def read_headers(path: Path) -> GGUFModel:
+    """`path`: the file, or any part. Raises CheckpointError, for a missing part by its name."""
+    given = read_header(path)
+    count = _whole(given, "split.count", 1)
+    if count <= 1:
+        return GGUFModel((given,))
+    headers = [
+        given if part.name == path.name else read_header(part) for part in _names(path, count)
+    ]
+    for number, header in enumerate(headers):
+        if found := _differs(header, number, count):
+            raise CheckpointError(
+                f"{header.path.name} says {found}; expected part {number} of {count}, from 0",
+                hint="were parts of several models given each other's names?",
+            )
+    model = GGUFModel(tuple(headers))
+    total = sum(len(header.tensors) for header in headers)
+    announced = _whole(headers[0], "split.tensors.count", total)
+    if len(model.tensors) != total or announced != total:
+        raise CheckpointError(
+            f"the {count} parts of {path.name} hold {len(model.tensors)} tensors of different "
+            f"names, {total} in all; expected {announced}",
+            hint="the parts are not of one model; download them again",
+        )
+    return model
+
+
+def _whole(header: Header, key: str, otherwise: int) -> int:
+    found = header.values.get(key, otherwise)
+    if not isinstance(found, int) or found < 0:
+        raise CheckpointError(
+            f"{header.path.name} has {key} {found!r}; expected an integer, 0 or more",
+            hint="the file is damaged; download it again",
+        )
+    return found
+
+
+def _differs(header: Header, number: int, count: int) -> str | None:
+    found = _whole(header, "split.no", 0), _whole(header, "split.count", 1)
+    return None if found == (number, count) else f"that it is part {found[0]} of {found[1]}"
+
+
+def _names(path: Path, count: int) -> list[Path]:
+    match = NAME.fullmatch(path.name)
+    if match is None or int(match["count"]) != count or count > MAX_PARTS:
+        raise CheckpointError(
+            f"{path.name} is one of {count} parts; expected a name like "
+            f"NAME-00001-of-{min(count, MAX_PARTS):05}.gguf",
+            hint="give the parts their names back",
+        )
+    found = [
+        path.with_name(f"{match['stem']}-{number:05}-of-{count:05}.gguf")
+        for number in range(1, count + 1)
+    ]
+    missing = [part.name for part in found if not part.is_file()]
+    if missing:
+        raise CheckpointError(
+            f"{path.name} is one of {count} parts, and {', '.join(missing[:3])} "
+            f"{'is' if len(missing) == 1 else 'are'} not beside it",
+            hint="put all parts into one folder",
+        )
+    return found
+
+
+def stem(path: Path) -> str:
+    """A file's name without its ending and number of a part."""
+    match = NAME.fullmatch(path.name)
+    return match["stem"] if match else path.stem
+
+
+@contextmanager
+def as_one_file(model: GGUFModel, folder: Path, weights: bool = True) -> Iterator[Path]:
+    """The model in one file, for readers that know no parts: its own, or one in `folder` for the
+    time being. Without `weights` that has a hole in their place, which takes no room."""
+    if len(model.headers) == 1:
+        yield model.path
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".joined-", dir=folder) as place:
+        target = Path(place) / f"{stem(model.path)}.gguf"
+        with target.open("wb") as stream:
+            _join(model, stream, weights)
+        yield target
+
+
+def _join(model: GGUFModel, stream: Any, weights: bool) -> None:
+    first, places = model.headers[0], model.tensors.values()
+    alignment = first.values.get("general.alignment", ALIGNMENT)
+    stream.write(MAGIC + struct.pack("<IQQ", VERSION, len(places), len(first.values)))
+    with first.path.open("rb") as source:
+        source.seek(first.values_at)
+        stream.write(source.read(first.values_end - first.values_at))
+    numbers = {kind.name: number for number, kind in TYPES.items()}
+    offset = 0
+    for _, tensor in places:
+        name, dims = tensor.name.encode(), tensor.shape[::-1]
+        stream.write(struct.pack("<Q", len(name)) + name)
+        stream.write(struct.pack(f"<I{len(dims)}Q", len(dims), *dims))
+        stream.write(struct.pack("<IQ", numbers[tensor.kind], offset))
+        offset += -(-tensor.size // alignment) * alignment
+    stream.seek(-(-stream.tell() // alignment) * alignment)
+    begin = stream.tell()
+    if weights:
+        for part, tensor in places:
+            with part.open("rb") as source:
+                source.seek(tensor.offset)
+                _copy(source, stream, tensor.size)
+            stream.seek(-(stream.tell() - begin) % alignment, 1)
+    stream.truncate(begin + offset)
+
+
+def _copy(source: Any, target: Any, count: int) -> None:
+    while count:
+        piece = source.read(min(count, 1 << 24))
+        if not piece:
+            raise CheckpointError(
+                f"{source.name} became shorter while it was read", hint="download it again"
+            )
+        target.write(piece)
+        count -= len(piece)

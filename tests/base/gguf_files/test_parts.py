@@ -1,0 +1,79 @@
+"""A model in several GGUF files: any part's name finds all, and a missing one is named."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from support.gguf.tiny_files import tiny_model, write_model
+
+from medusa_kit.base.files import stored_quantised
+from medusa_kit.base.gguf import dequantised_folder, described_folder
+from medusa_kit.base.gguf_files.check import checked
+from medusa_kit.base.model import load_base_model
+from medusa_kit.base.stored_tensors import GGUFTensors, skeleton_of
+from medusa_kit.errors import CheckpointError
+
+pytest.importorskip("gguf")
+
+
+@pytest.fixture
+def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The first has no output embedding, by which transformers sees whether it is tied."""
+    monkeypatch.setenv("MEDUSA_KIT_CACHE", str(tmp_path / "cache"))
+    found = write_model(tmp_path / "model.gguf", "llama", tiny_model("llama"), part_size=8)
+    assert [path.name for path in found] == [f"model-0000{n}-of-00003.gguf" for n in (1, 2, 3)]
+    return found
+
+
+def test_any_part_gives_the_whole_model(parts: list[Path]) -> None:
+    model = tiny_model("llama")
+    state = model.state_dict()
+    for part in parts:
+        stored = GGUFTensors(part, skeleton_of(model.config))
+        assert stored.names == set(state)
+        assert all(torch.equal(stored.read(name), state[name]) for name in state)
+    assert len({dequantised_folder(part) for part in parts}) == 1
+    base = load_base_model(str(parts[1]), device="cpu")
+    loaded = base.model.state_dict()
+    assert all(torch.equal(loaded[name], state[name]) for name in state)
+    assert not base.info.tied_embeddings
+    assert base.tokenizer.decode(base.tokenizer.encode("Hello")) == "Hello"
+    assert stored_quantised(str(parts[2])) is None
+
+
+def test_a_described_model_takes_no_room(parts: list[Path]) -> None:
+    folder = described_folder(parts[0])
+    assert {path.suffix for path in folder.iterdir()} == {".json"}
+    assert not [path for path in folder.parent.iterdir() if path.name.startswith(".joined")]
+
+
+def test_a_changed_part_is_another_model(parts: list[Path]) -> None:
+    before = dequantised_folder(parts[0])
+    raw = parts[2].read_bytes()
+    parts[2].write_bytes(raw[:-4] + bytes(4))
+    assert dequantised_folder(parts[0]) != before
+
+
+def test_a_missing_part_is_named(parts: list[Path]) -> None:
+    parts[1].unlink()
+    for given in (parts[0], parts[2]):
+        with pytest.raises(CheckpointError, match=r"and model-00002-of-00003\.gguf is not beside"):
+            checked(given)
+
+
+def test_parts_that_do_not_belong_together(parts: list[Path], tmp_path: Path) -> None:
+    alone = tmp_path / "renamed.gguf"
+    shutil.copy(parts[0], alone)
+    with pytest.raises(CheckpointError, match=r"renamed\.gguf is one of 3 parts; expected a name"):
+        checked(alone)
+    whole = parts[1].read_bytes()
+    shutil.copy(parts[2], parts[1])
+    with pytest.raises(CheckpointError, match=r"00002-of-00003\.gguf says that it is part 2 of 3;"):
+        checked(parts[0])
+    parts[1].write_bytes(whole.replace(b"ffn_up.weight", b"ffn_uq.weight", 1))
+    with pytest.raises(CheckpointError, match=r"ffn_uq\.weight', which no part of the model"):
+        dequantised_folder(parts[0])
+    parts[1].write_bytes(whole[:-40])
+    with pytest.raises(CheckpointError, match=r"model-00002-of-00003\.gguf is cut off: its tensor"):
+        checked(parts[2])

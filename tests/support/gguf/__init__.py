@@ -1,0 +1,1 @@
+"""GGUF files of tiny models, written for tests."""
