@@ -29,7 +29,9 @@ from medusa_kit.infer.tree_step import RaggedScores
 from medusa_kit.infer.verifier import Verifier
 
 T = TypeVar("T")
-GROWTH = 1.25  # more slots than before, at least, where rows need more
+# More slots than before, at least, where rows need more. On a CPU those that nothing was written to
+# take no memory, and growing copies what was.
+GROWTH, CPU_GROWTH = 1.25, 2.0
 
 
 class Batch:
@@ -100,9 +102,10 @@ class Batch:
         longest = max(self._longest, row.num_slots)
         most_nodes = max(self._most_nodes, drafter.num_nodes)  # rows may be padded to these
         if (needed := longest + most_nodes - 1) > self.cache.num_slots:
-            # Room for longer ones that follow, too: growing copies all that is there.
+            # Room for longer ones that follow, too: growing copies what is there.
+            growth = CPU_GROWTH if self.verifier.base.device.type == "cpu" else GROWTH
             most = self.verifier.base.info.context_length + most_nodes - 1
-            slots = max(needed, min(int(GROWTH * self.cache.num_slots), most))
+            slots = max(needed, min(int(growth * self.cache.num_slots), most))
             self._with_room(lambda: self.cache.grow(slots))
         self._longest, self._most_nodes = longest, most_nodes
         self._drafters[row] = drafter
