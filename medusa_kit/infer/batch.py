@@ -29,7 +29,9 @@ from medusa_kit.infer.tree_step import RaggedScores
 from medusa_kit.infer.verifier import Verifier
 
 T = TypeVar("T")
-GROWTH = 1.25  # more slots than before, at least, where rows need more
+# More slots than before, at least, where rows need more. On a CPU those that nothing was written to
+# take no memory, and growing copies what was.
+GROWTH, CPU_GROWTH = 1.25, 2.0
 
 
 class Batch:
@@ -100,9 +102,10 @@ class Batch:
         longest = max(self._longest, row.num_slots)
         most_nodes = max(self._most_nodes, drafter.num_nodes)  # rows may be padded to these
         if (needed := longest + most_nodes - 1) > self.cache.num_slots:
-            # Room for longer ones that follow, too: growing copies all that is there.
+            # Room for longer ones that follow, too: growing copies what is there.
+            growth = CPU_GROWTH if self.verifier.base.device.type == "cpu" else GROWTH
             most = self.verifier.base.info.context_length + most_nodes - 1
-            slots = max(needed, min(int(GROWTH * self.cache.num_slots), most))
+            slots = max(needed, min(int(growth * self.cache.num_slots), most))
             self._with_room(lambda: self.cache.grow(slots))
         self._longest, self._most_nodes = longest, most_nodes
         self._drafters[row] = drafter
@@ -176,7 +179,8 @@ class Batch:
         for row in gone:
             if (place := self._schedule.leave(row)) is not None:
                 text = [*row.prompt_ids, *row.token_ids]
-                self.held.leave(place, text[: self.cache.lengths[place]])
+                held = text[: self.cache.lengths[place]]
+                self.held.leave(place, held, len(row.prompt_ids))
         for key, group in list(self._groups.items()):
             # A drafter that failed for its first row gets to know, too, that it has none.
             if not group.rows or any(row.finish_reason is not None for row in group.rows):
@@ -238,16 +242,13 @@ class Batch:
         self._begin(row, root, hidden_1D)
         return [(row, emitted)]
 
-    def _place_for(self, row: Row, free: Sequence[int]) -> tuple[int, int]:
+    def _place_for(self, row: Row, free: Sequence[int], later: Sequence[Row]) -> tuple[int, int]:
         """(where to put a row, tokens of its prompt that the cache holds there)."""
         start = Start(min(free), 0)
         with FailAlone(row):
             if self._reuse:
-                # Between steps the cache holds exactly the committed tokens of a row that runs.
-                running = {
-                    self._schedule.place_of(one): text for one, text in self._texts().items()
-                }
-                start = self.held.start(row.prompt_ids, free, running)
+                prompts = [one.prompt_ids for one in later]
+                start = self.held.start(row.prompt_ids, free, self._texts(), prompts)
             if start.source is not None:
                 self.cache.copy_first(start.source, start.place, start.length)
             else:
@@ -257,11 +258,14 @@ class Batch:
         self.cache.lengths[start.place] = 0  # it may hold a part of what was copied
         return start.place, 0
 
-    def _texts(self) -> dict[Row, list[int]]:
-        """What the cache holds of the rows that run."""
-        texts = {row: row.prompt_ids for one in self._captured.values() for row in one.rows}
+    def _texts(self) -> dict[int, list[int]]:
+        """What the cache holds, between steps, in places of rows that run or are being read."""
+        running = {row: row.prompt_ids for one in self._captured.values() for row in one.rows}
         for group in self._groups.values():
-            texts.update(zip(group.rows, group.state.tokens, strict=True))
+            running.update(zip(group.rows, group.state.tokens, strict=True))
+        texts = {self._schedule.place_of(row): text for row, text in running.items()}
+        for place, row in self._schedule.places_read_into().items():
+            texts[place] = row.prompt_ids[: self.cache.lengths[place]]
         return texts
 
     def _begin(self, row: Row, root: int, hidden_1D: Tensor) -> None:

@@ -9,11 +9,15 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 LEAST = 16  # tokens of prompts that are read between two steps in any case: each gets on
 NEWEST = 0.5  # weight of the newest measurement
+# (key, free places, keys that get a place after it) -> (its place, how many tokens of its prompt
+# lie there already, less than all of them)
+Choose = Callable[[K, Sequence[int], Sequence[K]], tuple[int, int]]
 
 
 @dataclass
@@ -101,16 +105,14 @@ class Schedule(Generic[K]):
         first = len(self._free) + self._num_served
         self._free += range(first, first + count)
 
-    def admit(self, choose: Callable[[K, Sequence[int]], tuple[int, int]]) -> list[tuple[K, int]]:
-        """Give free places to those that wait: (key, place) of each.
-
-        `choose(key, free places)` says which, and how many tokens of its prompt lie there already,
-        less than all of them.
-        """
+    def admit(self, choose: Choose[K]) -> list[tuple[K, int]]:
+        """Give free places to those that wait: (key, place) of each."""
         admitted = []
         while self._waiting and self._free and self._num_served < self.max_rows:
             prompt = self._waiting.popleft()
-            prompt.place, prompt.read = choose(prompt.key, self._free)
+            left = min(len(self._free), self.max_rows - self._num_served) - 1
+            later = [one.key for one in islice(self._waiting, left)]
+            prompt.place, prompt.read = choose(prompt.key, self._free, later)
             self._free.remove(prompt.place)
             self._reading.append(prompt)
             admitted.append((prompt.key, prompt.place))
@@ -162,6 +164,10 @@ class Schedule(Generic[K]):
     def place_of(self, key: K) -> int:
         """The place of a row that runs."""
         return self._running[key]
+
+    def places_read_into(self) -> dict[int, K]:
+        """The places of rows whose prompts are being read."""
+        return {prompt.place: prompt.key for prompt in self._reading}
 
     def leave(self, key: K) -> int | None:
         """Forget a row, wherever it is, and free its place, which is returned if it had one."""

@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from medusa_kit.errors import ContextLengthError
+from medusa_kit.infer.memory import zeros
 from medusa_kit.infer.transfer import to_device
 
 
@@ -76,6 +76,7 @@ class TreeCache(Cache):
     def __init__(self, num_layers: int, batch_size: int, num_slots: int) -> None:
         super().__init__(layers=[TreeCacheLayer(index, self) for index in range(num_layers)])
         self.lengths = [0] * batch_size
+        self._written = [0] * batch_size  # slots of each row that may hold more than zeros
         self.num_slots = num_slots
         # One block for all layers of one shape, [layers, 2, B, G, S, E]: a commit is one gather.
         # Layers of another shape have tensors of their own in `_strays`.
@@ -164,25 +165,28 @@ class TreeCache(Cache):
         B, (_, G, _, E) = len(self.lengths), keys.shape
         shape = (len(self.layers), 2, B, G, self.num_slots, E)
         if self._block is None:
-            self._block = keys.new_zeros(shape)
+            self._block = zeros(keys, shape)
         if values.shape == keys.shape and self._block.shape == shape:
             return self._block[index, 0], self._block[index, 1]
-        own_keys = keys.new_zeros(B, G, self.num_slots, E)
-        own_values = values.new_zeros(B, values.shape[1], self.num_slots, values.shape[3])
+        own_keys = zeros(keys, (B, G, self.num_slots, E))
+        own_values = zeros(values, (B, values.shape[1], self.num_slots, values.shape[3]))
         self._strays.append((own_keys, own_values))
         return own_keys, own_values
 
     def check_room(self, num_nodes: int) -> None:
-        self.check_room_for(self.lengths_in_use, [num_nodes] * len(self.lengths_in_use))
+        self.check_room_for(self.rows_in_use, [num_nodes] * len(self.rows_in_use))
 
-    def check_room_for(self, lengths: Sequence[int], counts: Sequence[int]) -> None:
-        """Raises ContextLengthError where some of so many nodes after so many tokens do not fit."""
-        for length, count in zip(lengths, counts, strict=True):
+    def check_room_for(self, rows: Sequence[int], counts: Sequence[int]) -> None:
+        """Before so many nodes are written to these rows. Raises ContextLengthError where some do
+        not fit."""
+        for row, count in zip(rows, counts, strict=True):
+            length = self.lengths[row]
             if length + count > self.num_slots:
                 raise ContextLengthError(
                     f"{count} nodes after {length} tokens need more than the cache's "
                     f"{self.num_slots} slots"
                 )
+            self._written[row] = max(self._written[row], length + count)
 
     @torch.inference_mode()
     def commit(self, kept: Sequence[Sequence[int]], rows: Sequence[int] | None = None) -> None:
@@ -195,17 +199,19 @@ class TreeCache(Cache):
         self._move(moves)
         for row, nodes in zip(rows, kept, strict=True):
             self.lengths[row] += len(nodes)
+            self._written[row] = max(self._written[row], self.lengths[row])
 
     @torch.inference_mode()
     def keep_first(self, row: int, length: int) -> None:
         """Forget all of a row but its first tokens. The other slots are zeroed: numbers that are
         hidden are still multiplied by 0, and NaN times 0 is NaN."""
-        self.lengths[row] = length
+        written = self._written[row]
+        self.lengths[row] = self._written[row] = length
         if self._block is not None:
-            self._block[:, :, row, :, length:].zero_()
+            self._block[:, :, row, :, length:written].zero_()
         for pair in self._strays:
             for tensor in pair:
-                tensor[row, :, length:].zero_()
+                tensor[row, :, length:written].zero_()
 
     @torch.inference_mode()
     def copy_first(self, source: int, target: int, length: int) -> None:
@@ -220,6 +226,7 @@ class TreeCache(Cache):
         for own, others in zip(self._strays, other._strays, strict=True):
             for tensor, from_tensor in zip(own, others, strict=True):
                 tensor[target, :, :length] = from_tensor[source, :, :length]
+        self._written[target] = max(self._written[target], length)
         self.keep_first(target, length)
 
     @property
@@ -249,6 +256,7 @@ class TreeCache(Cache):
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep these rows only: finished rows leave the batch."""
         self.lengths = [self.lengths[row] for row in rows]
+        self._written = [self._written[row] for row in rows]
         self._replace(
             lambda block: block.index_select(2, to_device(rows, block.device)),
             lambda slots: slots.index_select(0, to_device(rows, slots.device)),
@@ -258,10 +266,19 @@ class TreeCache(Cache):
     def grow(self, num_slots: int, num_rows: int | None = None) -> None:
         """Room for `num_slots` tokens and nodes in each of `num_rows` rows, as many as there are
         unless given; what is in the cache stays."""
-        new_rows = 0 if num_rows is None else num_rows - len(self.lengths)
-        more = (0, 0, 0, num_slots - self.num_slots, 0, 0, 0, new_rows)
-        self._replace(lambda block: pad(block, more), lambda slots: pad(slots, more))
-        self.lengths += [0] * new_rows
+        B = len(self.lengths) if num_rows is None else num_rows
+
+        def grown(slots: Tensor, row_axis: int) -> Tensor:
+            before, after = slots.shape[:row_axis], slots.shape[row_axis + 1 :]
+            larger = zeros(slots, (*before, B, *after[:-2], num_slots, after[-1]))
+            for row, written in enumerate(self._written):
+                source, target = slots.select(row_axis, row), larger.select(row_axis, row)
+                target[..., :written, :] = source[..., :written, :]
+            return larger
+
+        self._replace(lambda block: grown(block, 2), lambda slots: grown(slots, 0))
+        self.lengths += [0] * (B - len(self.lengths))
+        self._written += [0] * (B - len(self._written))
         self.num_slots = num_slots
 
     def _replace(

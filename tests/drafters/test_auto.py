@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from medusa_kit.drafters.estimates import AcceptanceEstimate
 from medusa_kit.drafters.mixed.asking import LONGEST_REST, Asking
-from medusa_kit.drafters.mixed.auto import AutoDrafter, Experience, best_size
+from medusa_kit.drafters.mixed.auto import FIRST_REST, AutoDrafter, Experience, best_size
 from medusa_kit.drafters.mixed.combined import CombinedDrafter
 from medusa_kit.drafters.mixed.shares import Share
 from medusa_kit.drafters.trie import Trie, TrieDrafter, draft_of
@@ -156,6 +156,32 @@ def test_one_good_step_after_a_rest_ends_it() -> None:
     assert rests[-1] == LONGEST_REST
     assert asking.record(4.0, True) == 0
     assert asking.record(0.1, True) == 0
+
+
+def experience_of(hope: float) -> Experience:
+    return Experience(AcceptanceEstimate(), StepCost(0.1), [0.0, hope])
+
+
+DEAR = StepCost(measured={1: 0.1, 32: 0.1 + 31 * 0.03})  # 32 rows: a guess pays from 0.93 on
+CHEAP = StepCost(measured={1: 1.0, 32: 1.1})
+
+
+def test_the_first_rest_is_long_beside_so_many_rows_that_hardly_a_guess_pays() -> None:
+    experience = experience_of(0.5)
+    assert experience.asking(32, DEAR).record(-0.1, False) == FIRST_REST
+    assert experience.asking(1, CHEAP).record(-0.1, False) == 0
+
+
+@pytest.mark.parametrize(("cost", "most"), [(DEAR, 2), (CHEAP, 200)], ids=["dear", "cheap"])
+def test_heads_are_hoped_for_as_far_as_their_guesses_can_pay(cost: StepCost, most: int) -> None:
+    """They bring nothing here and take a fiftieth of a step."""
+    chooser = experience_of(0.5).chooser(32, cost)
+    asked = 0
+    while asked < most and (choice := chooser.choose(1.0, 1.0))[1]:
+        chooser.record(*choice, 1.0, 1.02)
+        asked += 1
+    assert asked < most
+    assert (asked > 20) == (cost is CHEAP)
 
 
 def test_sure_guesses_are_verified_at_length_and_heads_are_not_asked_for() -> None:

@@ -253,8 +253,8 @@ def test_near_ties_are_counted_where_a_prefix_was_reused() -> None:
 def test_the_place_that_holds_most_of_a_prompt_else_the_oldest() -> None:
     held = HeldPrefixes(3)
     assert held.start([1, 2, 3], [0, 1, 2], {}) == Start(0, 0)
-    held.leave(0, [1, 2, 3, 4])
-    held.leave(1, [1, 2, 9])
+    held.leave(0, [1, 2, 3, 4], 4)
+    held.leave(1, [1, 2, 9], 3)
     assert held.start([1, 2, 3, 5], [0, 1, 2], {}) == Start(0, 3)
     assert held.start([1, 2, 3], [0, 1, 2], {}) == Start(0, 2)  # one is left to read
     assert held.start([1, 8], [0, 1, 2], {}) == Start(2, 0)  # others hold more than they share
@@ -263,9 +263,60 @@ def test_the_place_that_holds_most_of_a_prompt_else_the_oldest() -> None:
     long = list(range(40))
     assert held.start([*long, 1], [1, 2], {0: long}) == Start(2, 40, 0)
     assert held.start([*long[:9], 1], [1, 2], {0: long[:9]}) == Start(2, 0)  # as fast to read
-    held.leave(2, [*long, *long, *long])
+    held.leave(2, [*long, *long, *long], 90)
     assert held.start([*long, 1], [0, 1, 2], {}) == Start(0, 40, 2)  # copied, since more follows
     assert held.start([*long, 1], [2], {}) == Start(2, 40)  # there is no other place
+
+
+def test_only_the_end_of_an_answer_is_overwritten_for_its_question() -> None:
+    held, long = HeldPrefixes(2), list(range(20))
+    held.leave(0, [*long, *range(90)], 20)
+    held.leave(1, [7] * 9, 9)
+    assert held.start(long, [0, 1], {}) == Start(0, 19)
+    held.leave(0, [*long, *range(90)], 40)  # the conversation has gone on
+    assert held.start(long, [0, 1], {}) == Start(1, 19, 0)
+
+
+def test_a_place_that_a_later_prompt_needs_is_not_the_oldest() -> None:
+    held = HeldPrefixes(2)
+    held.leave(0, [1, 2, 3, 9, 9], 3)
+    held.leave(1, [4, 5, 6, 9, 9], 3)
+    assert held.start([7, 7], [0, 1], {}) == Start(0, 0)
+    assert held.start([7, 7], [0, 1], {}, [[1, 2, 8]]) == Start(1, 0)
+    assert held.start([7, 7], [0, 1], {}, [[1, 2, 3], [4, 5, 6]]) == Start(0, 0)
+    assert held.start([7, 7], [0, 1], {}, [[1], [1, 3, 3], [1, 2, 3, 8, 1]]) == Start(0, 0)
+
+
+def cached(engine: Engine, prompts: list[list[int]], tokens: int) -> list[int]:
+    results = engine.generate(prompts, max_new_tokens=tokens, batch_size=4)
+    assert [result.token_ids for result in results] == [plain(engine, p, tokens) for p in prompts]
+    return [result.stats.cached_tokens for result in results]
+
+
+@in_cpp
+@pytest.mark.parametrize("tokens", [4, 40])
+def test_questions_asked_again_find_their_places(tokens: int) -> None:
+    """Whatever the length of their answers, as many questions as there are places."""
+    engine = engine_for("llama-tied")
+    prompts = [random_prompt(20 + seed, seed) for seed in range(4)]
+    cached(engine, prompts, tokens)
+    for _ in range(2):
+        assert cached(engine, prompts, tokens) == [19, 20, 21, 22]
+
+
+@in_cpp
+def test_the_same_question_from_all_at_once_is_copied() -> None:
+    engine, prompt = engine_for("llama-tied"), random_prompt(20, 1)
+    cached(engine, [prompt], 4)
+    assert cached(engine, [prompt] * 4, 4) == [19] * 4
+
+
+@in_cpp
+def test_a_new_question_leaves_the_places_of_those_behind_it() -> None:
+    engine = engine_for("llama-tied")
+    prompts = [random_prompt(20, seed) for seed in range(4)]
+    cached(engine, prompts, 4)
+    assert cached(engine, [random_prompt(20, 9), *prompts[:3]], 4) == [0, 19, 19, 19]
 
 
 def test_common_length() -> None:

@@ -34,7 +34,7 @@ class Run:
         for prompt, answer in self.arrivals[number] if number < len(self.arrivals) else ():
             self.schedule.add(len(self.lengths), prompt)
             self.lengths.append((prompt, answer))
-        for key, place in self.schedule.admit(lambda key, free: (min(free), 0)):
+        for key, place in self.schedule.admit(lambda key, free, later: (min(free), 0)):
             assert place not in self.places.values(), "two rows in one place"
             self.places[key] = place
             self.read[key] = 0
@@ -158,8 +158,16 @@ def test_places_are_chosen_by_whom_they_are_for() -> None:
     schedule: Schedule[str] = Schedule(3)
     for name in "abcd":
         schedule.add(name, 1)
-    assert schedule.admit(lambda key, free: (min(free), 0)) == [("a", 0), ("b", 1), ("c", 2)]
+    told: list[tuple[str, list[str]]] = []
+
+    def least(key: str, free: Sequence[int], later: Sequence[str]) -> tuple[int, int]:
+        told.append((key, list(later)))
+        return min(free), 0
+
+    assert schedule.admit(least) == [("a", 0), ("b", 1), ("c", 2)]
+    assert told == [("a", ["b", "c"]), ("b", ["c"]), ("c", [])]  # d waits for another place
+    assert schedule.places_read_into() == {0: "a", 1: "b", 2: "c"}
     assert [schedule.leave(name) for name in "bc"] == [1, 2]
-    assert schedule.admit(lambda key, free: (max(free), 0)) == [("d", 2)]
+    assert schedule.admit(lambda key, free, later: (max(free), 0)) == [("d", 2)]
     with pytest.raises(KeyError):
         schedule.place_of("d")  # its prompt has not been read

@@ -1,6 +1,8 @@
 """The tree cache against plain Python lists of what each row should hold."""
 
+import mmap
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -98,3 +100,69 @@ def test_no_room_is_said_before_anything_is_written() -> None:
     cache.check_room(2)
     with pytest.raises(ContextLengthError, match="3 nodes after 6 tokens"):
         cache.check_room(3)
+
+
+def resident_bytes() -> int:
+    """Of this process."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * mmap.PAGESIZE
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc to ask")
+@torch.inference_mode()
+def test_slots_take_memory_as_they_are_written_to() -> None:
+    cache = TreeCache(2, 64, 256)
+    keys = torch.ones(64, 2, 1, 64)
+
+    def step() -> None:
+        cache.check_room(1)
+        for layer in range(2):
+            cache.update(keys, keys, layer)
+        cache.commit([[0]] * 64)
+
+    before = resident_bytes()
+    step()
+    cache.grow(4096)
+    step()
+    cache.keep_first(0, 1)
+    assert cache.num_bytes > 500e6
+    assert resident_bytes() - before < 0.1 * cache.num_bytes
+
+
+@torch.inference_mode()
+def test_growing_keeps_what_was_committed_and_adds_zeros() -> None:
+    cache, generator = TreeCache(LAYERS, 2, 8), torch.Generator().manual_seed(0)
+    keys, values = written(generator, 2, 5), written(generator, 2, 5)
+    cache.check_room(5)
+    for layer in range(LAYERS):
+        cache.update(keys, values, layer)
+    cache.commit([[0, 1, 2, 3, 4], [0]])
+    cache.grow(5000, 3)
+    block = cache.block
+    assert block is not None
+    assert block.shape[2:5] == (3, G, 5000)
+    assert cache.lengths == [5, 1, 0]
+    assert torch.equal(block[0, 0, 0, :, :5], keys[0])
+    assert torch.equal(block[0, 1, 1, :, :1], values[1, :, :1])
+    assert not block[:, :, :, :, 5:].any()
+    assert not block[:, :, 2].any()
+
+
+@torch.inference_mode()
+def test_a_place_given_to_another_row_holds_nothing_that_was_not_accepted() -> None:
+    cache = TreeCache(LAYERS, 2, SLOTS)
+    nan = torch.full((2, G, 6, E), torch.nan)
+    cache.check_room(6)
+    for layer in range(LAYERS):
+        cache.update(nan, nan, layer)
+    cache.commit([[0], [0, 1]])
+    cache.keep_first(0, 0)
+    cache.copy_first(0, 1, 0)
+    assert cache.block is not None
+    assert not cache.block.isnan().any()
+    cache.check_room(2)  # and again, where it has been zeroed before
+    for layer in range(LAYERS):
+        cache.update(nan[:, :, :2], nan[:, :, :2], layer)
+    cache.keep_first(0, 0)
+    cache.keep_first(1, 0)
+    assert not cache.block.isnan().any()

@@ -15,9 +15,10 @@ class Asking:
     """What asking has been worth lately, in steps of about so many rows. All requests of an engine
     share one, so that a new one starts where the last has ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_rest: int = 0) -> None:
+        """`first_rest`: steps without asking after the first time that it does not pay."""
         self._worth = 0.0  # plain steps gained a step
-        self._next_rest = 0
+        self._next_rest = first_rest
         self._lock = SharedLock()
 
     def record(self, gained: float, found: bool) -> int:

@@ -52,6 +52,7 @@ COSTLY = ("medusa", "draft-model")
 SLOPES = {"cpu": 0.12, "cuda": 0.01}  # cost of one more node in one-node steps, until measured
 SIZES = (1, 4, 8, 16, 32)  # nodes of steps on the device, each captured separately
 HOPES = {"medusa": 0.5, "draft-model": 1.0}  # tokens a step that a costly source adds, at first
+LEAST_LEFT, FIRST_REST = 0.15, 8  # below this share of hopes, a rest is so long from the start
 
 
 @dataclass
@@ -65,15 +66,29 @@ class Experience:
     _asking: dict[int, Asking] = field(default_factory=dict)
     _lock: SharedLock = field(default_factory=SharedLock, repr=False, compare=False)
 
-    def chooser(self, num_rows: int) -> Chooser:
+    def chooser(self, num_rows: int, cost: StepCost) -> Chooser:
         """The one for steps of about so many rows: what pays for one does not pay for many."""
+        about = num_rows.bit_length()
         with self._lock:
-            return self._choosers.setdefault(num_rows.bit_length(), Chooser(self.hopes))
+            if about not in self._choosers:
+                left = _left_of_hopes(num_rows, cost)
+                self._choosers[about] = Chooser([left * hope for hope in self.hopes])
+            return self._choosers[about]
 
-    def asking(self, num_rows: int) -> Asking:
+    def asking(self, num_rows: int, cost: StepCost) -> Asking:
         """The same of whether to ask at all."""
+        about = num_rows.bit_length()
         with self._lock:
-            return self._asking.setdefault(num_rows.bit_length(), Asking())
+            if about not in self._asking:
+                seldom = _left_of_hopes(num_rows, cost) < LEAST_LEFT
+                self._asking[about] = Asking(FIRST_REST if seldom else 0)
+            return self._asking[about]
+
+
+def _left_of_hopes(num_rows: int, cost: StepCost) -> float:
+    """The share of what guesses bring that is left, beside so many rows, after their nodes have
+    been paid for: if all chances of guesses are equally frequent, and the others are dropped."""
+    return (1 - min(cost.least_chance(num_rows), 1.0)) ** 2
 
 
 @dataclass
@@ -202,7 +217,7 @@ class AutoDrafter:
         if not cost.measured:
             return step
         promised, num_nodes = self._promised(step, cost)
-        step.chooser = self.experience.chooser(rows)
+        step.chooser = self.experience.chooser(rows, cost)
         seconds = cost.seconds(num_nodes) / rows
         step.situation, step.choice = step.chooser.choose(promised / B, seconds)
         if step.choice:
@@ -247,7 +262,7 @@ class AutoDrafter:
         accepted = sum(len(path) for path in step.paths)
         emitted = B + accepted
         if did.cost is not None and did.situation is not None:
-            rest = experience.asking(did.num_others + B)
+            rest = experience.asking(did.num_others + B, did.cost)
             self._rest = rest.record(did.gained(accepted, did.cost), did.num_guesses > 0)
         num_nodes = self._nodes(step.draft.tokens_BN.shape[1])
         if did.own_cost is not None:

@@ -79,6 +79,10 @@ class StaticTreeCache(TreeCache):
                 own[row, :, :shared].copy_(others[place, :, :shared])
                 own[row, :, shared:].zero_()
 
+    def keep_first(self, row: int, length: int) -> None:
+        self._written[row] = self.num_slots  # by graphs, of which nothing is told here
+        super().keep_first(row, length)
+
     def fill_at_random(self) -> None:
         """Fill every slot, with the same numbers each time."""
         generator = torch.Generator(self._rows_B1.device).manual_seed(0)

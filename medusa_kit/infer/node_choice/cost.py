@@ -71,11 +71,17 @@ class StepCost:
             times_N = self._speed * self._all_at_usual_speed(np.arange(num_nodes + 1))
         return cast(list[float], times_N.tolist())
 
+    def least_chance(self, num_rows: int) -> float:
+        """How likely one guess beside so many rows must be to pay for its node; no guess is above
+        1."""
+        before, after = self.seconds(num_rows), self.seconds(num_rows + 1)
+        return (after - before) * num_rows / before
+
     def told(self, num_rows: float) -> str:
         """What one more node costs beside so many rows, and what a guess must be worth for it."""
         rows = max(round(num_rows), 1)
         before, after = self.seconds(rows), self.seconds(rows + 1)
-        chance = (after - before) * rows / before
+        chance = self.least_chance(rows)
         pays = "no guess pays" if chance >= 1 else f"a guess pays from a chance of {chance:.2f} on"
         nodes = "1 node takes" if rows == 1 else f"{rows} nodes take"
         return f"{nodes} {1000 * before:.1f} ms, one more {1000 * (after - before):.1f} ms: {pays}"

@@ -125,11 +125,11 @@ class KeptBatches:
 def _shared(batch: Batch, prompts: Sequence[Sequence[int]]) -> int:
     """Tokens of these prompts that the batch holds, where taking them would not cost another
     conversation more: a common system prompt is no reason to overwrite what follows it."""
+    held = batch.held
 
-    def gain(held: Sequence[int], prompt: Sequence[int]) -> int:
-        common = common_length(held, prompt)
-        return common if 2 * common >= len(held) else 0
+    def gain(place: int, prompt: Sequence[int]) -> int:
+        common = common_length(held.tokens[place], prompt)
+        return common if held.may_overwrite(place, common) else 0
 
-    return sum(
-        max((gain(held, prompt) for held in batch.held.tokens), default=0) for prompt in prompts
-    )
+    places = range(len(held.tokens))
+    return sum(max((gain(place, prompt) for place in places), default=0) for prompt in prompts)

@@ -25,29 +25,39 @@ class HeldPrefixes:
 
     def __init__(self, num_places: int) -> None:
         self.tokens: list[list[int]] = [[] for _ in range(num_places)]
+        self._num_asked = [0] * num_places  # the rest of a place's tokens are an answer
         self._left_at = [0] * num_places
         self._clock = 0
 
     def add_places(self, count: int) -> None:
         self.tokens += [[] for _ in range(count)]
+        self._num_asked += [0] * count
         self._left_at += [0] * count
 
-    def leave(self, place: int, tokens: Sequence[int]) -> None:
-        """A row has left; the cache holds these tokens of it."""
+    def leave(self, place: int, tokens: Sequence[int], num_asked: int) -> None:
+        """A row has left; the cache holds these tokens of it, the first `num_asked` its prompt."""
         self._clock += 1
         self.tokens[place], self._left_at[place] = list(tokens), self._clock
+        self._num_asked[place] = min(num_asked, len(tokens))
 
     def start(
-        self, prompt: Sequence[int], free: Sequence[int], running: Mapping[int, Sequence[int]]
+        self,
+        prompt: Sequence[int],
+        free: Sequence[int],
+        others: Mapping[int, Sequence[int]],
+        later: Sequence[Sequence[int]] = (),
     ) -> Start:
-        """The start that leaves least to read, at least one token. `running`: what other places
-        hold, which may be copied. A place that holds much more than it shares is copied from as
-        well: a common system prompt is no reason to overwrite what follows it."""
+        """The start that leaves least to read, at least one token. `others`: what places in use
+        hold, which may be copied. `later`: prompts that get a place next; what holds one of them
+        whole is kept for it where another can be given.
+
+        A place that `may_overwrite` is used itself. Others are copied from: a common system prompt
+        is no reason to overwrite what follows it."""
         most = len(prompt) - 1
-        texts = {**{place: self.tokens[place] for place in free}, **running}
+        texts = {**{place: self.tokens[place] for place in free}, **others}
         shared = {place: min(common_length(text, prompt), most) for place, text in texts.items()}
-        own = [place for place in free if 2 * shared[place] >= len(self.tokens[place])]
-        oldest = min(free, key=lambda one: (self._left_at[one], one))
+        own = [place for place in free if self.may_overwrite(place, shared[place])]
+        oldest = self._oldest(free, later)
         place = max(own, key=lambda one: (shared[one], -self._left_at[one], -one), default=oldest)
         source = max(shared, key=lambda one: shared[one])
         if source != place and shared[source] >= shared[place] + WORTH_A_COPY:
@@ -55,6 +65,25 @@ class HeldPrefixes:
             if source != place:
                 return Start(place, shared[source], source)
         return Start(place, shared[place])
+
+    def may_overwrite(self, place: int, num_shared: int) -> bool:
+        """Whether what follows the shared tokens is the end of an answer, or no more than them."""
+        answered = 0 < self._num_asked[place] - 1 <= num_shared
+        return answered or 2 * num_shared >= len(self.tokens[place])
+
+    def _oldest(self, free: Sequence[int], later: Sequence[Sequence[int]]) -> int:
+        """The place used longest ago, of those that hold none of the later prompts if any."""
+        by_age = sorted(free, key=lambda one: (self._left_at[one], one))
+        return next((place for place in by_age if not self._holds_any(place, later)), by_age[0])
+
+    def _holds_any(self, place: int, prompts: Sequence[Sequence[int]]) -> bool:
+        text = self.tokens[place]
+        return any(
+            len(text) >= (most := len(prompt) - 1) > 0
+            and text[most - 1] == prompt[most - 1]  # told apart by this, mostly
+            and text[:most] == list(prompt[:most])
+            for prompt in prompts
+        )
 
 
 def common_length(first: Sequence[int], second: Sequence[int]) -> int:
