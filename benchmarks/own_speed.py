@@ -55,8 +55,8 @@ class OwnSpeed:
         verifier = self.engine.verifier
         row = make_row(verifier, self.ids(prompt), SamplingParams(), new)
         row.stop_ids = frozenset()
+        if row.max_new_tokens < new:
+            raise RuntimeError(f"{row.max_new_tokens} of {new} tokens fit into the context")
         for _ in decode(verifier, PlainDrafter(verifier.base.device), [row]):
             pass
-        if len(row.token_ids) != new:
-            raise RuntimeError(f"{len(row.token_ids)} of {new} tokens fit into the context")
         return row

@@ -158,7 +158,8 @@ def test_our_own_speed_does_not_end_at_a_stop_token(script: Any) -> None:
     engine = build_engine(load_base_model("debug-tiny", device="cpu"))
     own = script("own_speed").OwnSpeed(engine)
     first = engine.generate(own.ids(3), max_new_tokens=1, drafter="none").token_ids
-    engine.base.stop_token_ids = set(first)
+    engine.base.model.generation_config.eos_token_id = first
+    assert engine.generate(own.ids(3), max_new_tokens=5).finish_reason == "stop"
     assert own.decode(4, 3) > 0
     assert len(own.prompt(5, repeats=2)) == 2
     assert len(own.steps(4, 6, repeats=3)) == 3
