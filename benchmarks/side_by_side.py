@@ -6,6 +6,7 @@ from case to case. Ratios are ours over theirs within a round: above 1 in tokens
 """
 
 import statistics
+import textwrap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ from medusa_kit.errors import MedusaKitError
 OURS, THEIRS = "medusa-kit", "llama.cpp"
 COLOURS = {"transformers": "#9aa0a6", THEIRS: "#c58f4a", OURS: "#2f7d6b"}
 RATE, MILLISECONDS, SECONDS, MEGABYTES = "tokens/s", "ms", "s", "MB"
+NAME_WIDTH = 12  # characters in a line under a bar
 FAILURES = (RuntimeError, ValueError, OSError, MedusaKitError)
 
 
@@ -150,7 +152,8 @@ def chart(found: Sequence[Measured], title: str, path: Path) -> None:
     )
     for axes, ((part, unit), cases) in zip(all_axes[0], panels.items(), strict=True):
         _panel(axes, f"{part}, {unit}", cases)
-    all_axes[0][0].legend(frameon=False, fontsize=8)
+    handles, names = all_axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=2, frameon=False, fontsize=9)
     figure.suptitle(title, fontsize=10)
     save(figure, path)
     pyplot.close(figure)
@@ -164,7 +167,8 @@ def _panel(axes: Any, title: str, cases: Sequence[Measured]) -> None:
         for place, height in zip(places, heights, strict=True):
             axes.text(place, height, _shown(height or None), ha="center", va="bottom", fontsize=7)
     axes.set_title(title, fontsize=9)
-    axes.set_xticks(range(len(cases)), [one.name for one in cases], fontsize=8)
+    named = [textwrap.fill(one.name, NAME_WIDTH) for one in cases]
+    axes.set_xticks(range(len(cases)), named, fontsize=8)
     axes.tick_params(axis="y", labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
 
