@@ -139,7 +139,7 @@ demo: install ## The whole loop on the embedded model: data, heads, tree, verify
 bench: install ## The shipped heads against plain transformers, on the kit's own prompts
 	$(BIN)/medusa-kit bench
 
-bench-llama-cpp: install ## llama.cpp beside transformers and the kit, and the README's chart
+bench-llama-cpp: install ## llama.cpp beside the kit (and transformers), and the README's chart
 	$(BIN)/python benchmarks/llama_cpp.py $(OPTIONS)
 
 bench-serving: install ## Several servers on this machine in one run (PROMPTS=file)

@@ -1,152 +1,190 @@
-"""llama.cpp on the embedded model's GGUF file, beside transformers and this kit, in one run.
+"""llama.cpp beside this kit on one GGUF file, in turn: start, prompts, decoding, steps, memory,
+whole answers (with transformers), and guessing by n-grams.
 
-    python benchmarks/llama_cpp.py --prompts mt_bench.jsonl --limit 20 -n 128
+    python benchmarks/llama_cpp.py --prompts mt_bench.jsonl --limit 20 --copying spec_bench.jsonl
+    python benchmarks/llama_cpp.py --model random-8b.gguf --parts decode,memory --depths 0 \
+        --tokens 8 --memory-tokens 8 --rounds 3
 
-llama-server is built natively from the sdist `llama-cpp-python` on PyPI, which holds llama.cpp's
-source, in a folder that git ignores; it runs on as many threads as torch. Prompts go through every
-method in turn (`medusa-kit bench --endpoint`); options that are not named here go to that command.
-Draws docs/images/speed.svg from the figures; bench.json beside the build has all of them.
+llama.cpp's programs are built natively from the sdist `llama-cpp-python` on PyPI (llama_tools.py)
+and run on as many threads as ours. Both sides take turns at each case, in each round; ratios are
+within a round. Writes figures.json and beside.md. A full run on the embedded model draws the charts
+of docs/images, that of the README among them; any other draws them beside its figures.
 """
 
 import argparse
 import json
 import os
-import socket
-import subprocess
-import sys
-import tarfile
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-LLAMA_CPP_PYTHON = "0.3.36"
-FOLDER = Path("build/llama_cpp")
-SERVER = FOLDER / "build/bin/llama-server"
-FIGURES = FOLDER / "bench/bench.json"
-CHART = Path("docs/images/speed.svg")
-NAME = "llama.cpp"
-START_SECONDS = 120
-CONTEXT = 4096
-# How the bench names methods (or how those names end): what the chart says, and whose they are.
-BARS = {
-    "transformers generate": ("transformers generate", "transformers"),
-    "transformers prompt lookup": ("transformers prompt lookup", "transformers"),
-    f"endpoint, {NAME}": ("llama.cpp, the same GGUF file", "llama.cpp"),
-    "medusa-kit, one node": ("medusa-kit, plain decoding", "medusa-kit"),
-    ", medusa": ("medusa-kit, heads", "medusa-kit"),
-    ", auto": ("medusa-kit, auto (the default)", "medusa-kit"),
-}
-COLOURS = {"transformers": "#9aa0a6", "llama.cpp": "#c58f4a", "medusa-kit": "#2f7d6b"}
+import llama_tools
+from llama_cases import ANSWERS, GUESSING, MEMORY, PARTS, START, Cases
+from llama_report import show
+from llama_tools import NAME
+from side_by_side import Measured, run_rounds
+
+from medusa_kit import console
+from medusa_kit.files import atomic_write
+from medusa_kit.settings.engine import EMBEDDED_NAME
+
+FIGURES = "figures.json"
+DRAFTERS = ("prompt-lookup", "auto")  # beside llama.cpp's n-grams
+PRIVATE = ("output", "model", "prompts", "copying")  # paths of the machine
+QUICK: dict[str, Any] = {
+    "rounds": 1, "prompt_sizes": [64], "depths": [0, 64], "rows": [1, 4], "step_depth": 64,
+    "tokens": 16, "repeats": 3, "memory_tokens": 16, "limit": 2, "max_new_tokens": 16,
+}  # fmt: skip
 
 
-def build() -> None:
-    """llama-server for this processor. Ten minutes on two cores; nothing where it is there."""
-    if SERVER.exists():
-        return
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    what = f"llama-cpp-python=={LLAMA_CPP_PYTHON}"
-    _run(sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", ":all:",
-         "--dest", FOLDER, what)  # fmt: skip
-    with tarfile.open(FOLDER / f"llama_cpp_python-{LLAMA_CPP_PYTHON}.tar.gz") as archive:
-        archive.extractall(FOLDER, filter="data")
-    source = FOLDER / f"llama_cpp_python-{LLAMA_CPP_PYTHON}" / "vendor/llama.cpp"
-    _run("cmake", "-S", source, "-B", FOLDER / "build", "-DCMAKE_BUILD_TYPE=Release",
-         "-DGGML_NATIVE=ON", "-DLLAMA_BUILD_TESTS=OFF", "-DLLAMA_BUILD_EXAMPLES=OFF",
-         "-DLLAMA_OPENSSL=OFF")  # fmt: skip
-    _run("cmake", "--build", FOLDER / "build", "--target", "llama-server",
-         "--parallel", str(os.cpu_count() or 1))  # fmt: skip
-
-
-def _run(*command: str | Path) -> None:
-    subprocess.run([str(part) for part in command], check=True, stdout=sys.stderr)
-
-
-@contextmanager
-def serve(threads: int) -> Iterator[str]:
-    """The URL of llama-server, on the embedded model, one request at a time."""
+def measure(given: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """The record of a run. `keep` gets it as it grows."""
+    import medusa_kit
     from medusa_kit.base.gguf import embedded_gguf
+    from medusa_kit.bench.machine import describe_setup
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [SERVER, "--model", embedded_gguf(), "--alias", NAME, "--port", port,
-               "--threads", threads, "--ctx-size", CONTEXT, "--parallel", 1]  # fmt: skip
-    with (FOLDER / "server.log").open("wb") as log:
-        server = subprocess.Popen([str(part) for part in command], stdout=log, stderr=log)
-    try:
-        _wait_for(f"http://127.0.0.1:{port}/health", server)
-        yield f"http://127.0.0.1:{port}/v1"
-    finally:
-        server.terminate()
-        server.wait()
+    began = time.monotonic()
+    name, gguf = (str(given.model),) * 2 if given.model else (EMBEDDED_NAME, embedded_gguf())
+    engine = medusa_kit.load(name)
+    cases = Cases(given, name, Path(gguf), engine)
+    record = {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "model": engine.base.info.name,
+        "file": {"name": Path(gguf).name, "bytes": Path(gguf).stat().st_size},
+        "setup": describe_setup(engine),
+        "options": {key: value
+                    for key, value in vars(given).items() if key not in PRIVATE},
+        "complete": is_complete(given),
+    }  # fmt: skip
 
+    def tell(found: list[Measured]) -> None:
+        record["cases"] = [one.record() for one in found]
+        record["llama_cpp"] = {"sdist": llama_tools.LLAMA_CPP_PYTHON, **cases.about}
+        record["minutes"] = (time.monotonic() - began) / 60
+        keep(record)
 
-def _wait_for(url: str, server: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + START_SECONDS
-    while server.poll() is None and time.monotonic() < end:
-        try:
-            with urllib.request.urlopen(url, timeout=5):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.2)
-    raise SystemExit(f"llama-server did not start; {FOLDER / 'server.log'} says why")
-
-
-def measure(url: str, options: list[str]) -> dict[str, Any]:
-    """The record of one bench of every method, interleaved."""
-    _run(sys.executable, "-m", "medusa_kit", "bench", "--drafters", "none,medusa,auto",
-         "--peers", "prompt-lookup", "--endpoint", url, "--endpoint-model", NAME,
-         "--output", FIGURES.parent, *options)  # fmt: skip
-    record: dict[str, Any] = json.loads(FIGURES.read_text(encoding="utf-8"))
+    wanted = [case for part in given.parts for case in cases.of(part)]
+    if {START, MEMORY} & set(given.parts):
+        cases.warm_up()
+    found = run_rounds(wanted, given.rounds, tell)
+    record |= whole_answers(given, engine, Path(gguf))
+    tell(found)
     return record
 
 
-def draw(record: dict[str, Any], path: Path) -> None:
-    """Bars of tokens a second, over whole answers: prompts are read, then tokens made."""
-    from matplotlib import pyplot
+def whole_answers(given: argparse.Namespace, engine: Any, gguf: Path) -> dict[str, Any]:
+    """The reports of the parts with real prompts."""
+    from whole_answers import Answers
 
-    speeds = {}
-    for method in record["methods"]:
-        end = next((end for end in BARS if method["name"].endswith(end)), None)
-        if end is not None and "not_run" not in method:
-            speeds[end] = method["tokens_per_second"]
-    shown = [end for end in BARS if end in speeds]
-    pyplot.rcParams.update({"svg.fonttype": "path", "svg.hashsalt": "medusa-kit", "font.size": 11})
-    figure, axes = pyplot.subplots(figsize=(8, 0.5 * len(shown) + 0.8))
-    for place, end in enumerate(shown):
-        axes.barh(place, speeds[end], color=COLOURS[BARS[end][1]], height=0.7)
-        axes.text(speeds[end], place, f" {speeds[end]:.0f}", va="center")
-    axes.set_yticks(range(len(shown)), [BARS[end][0] for end in shown])
-    axes.invert_yaxis()
-    axes.margins(x=0.1)
-    axes.set_xlabel("tokens/s, SmolLM2-135M-Instruct, two CPU cores")
-    axes.spines[["top", "right"]].set_visible(False)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, bbox_inches="tight", facecolor="white", metadata={"Date": None})
+    from medusa_kit.bench.oracle import Oracle
+
+    record: dict[str, Any] = {}
+    tokens = given.max_new_tokens
+    if ANSWERS in given.parts:
+        drafters = ["medusa", "auto"] if engine.heads is not None else ["auto"]
+        answers, oracle = (
+            Answers(engine, given.prompts, given.limit, tokens),
+            Oracle.beside(engine.base),
+        )
+        with servers(given, gguf, []) as urls:
+            record[ANSWERS] = answers.beside_transformers(oracle, drafters, urls).as_dict()
+    if GUESSING in given.parts:
+        answers = Answers(engine, given.copying or given.prompts, given.copying_limit, tokens)
+        with servers(given, gguf, given.speculation) as urls:
+            record[GUESSING] = answers.by_guessing(DRAFTERS, urls).as_dict()
+    return record
+
+
+@contextmanager
+def servers(
+    given: argparse.Namespace, gguf: Path, kinds: Sequence[str]
+) -> Iterator[dict[str, str]]:
+    """URLs of llama-server by name: plain, and with each kind of n-gram speculation."""
+    with ExitStack() as stack:
+        urls = {NAME: stack.enter_context(llama_tools.serve(gguf, given.threads))}
+        for kind in kinds:
+            name, options = f"{NAME}, {kind}", llama_tools.speculation_options(kind)
+            serving = llama_tools.serve(gguf, given.threads, *options, name=name)
+            urls[name] = stack.enter_context(serving)
+        yield urls
+
+
+def is_complete(given: argparse.Namespace) -> bool:
+    """Whether this is the run that the documentation's charts are drawn from."""
+    return not given.quick and given.model is None and set(given.parts) == set(PARTS)
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(one) for one in text.split(",")]
+
+
+def _parts(text: str) -> list[str]:
+    chosen = text.split(",")
+    if unknown := set(chosen) - set(PARTS):
+        raise argparse.ArgumentTypeError(f"unknown: {sorted(unknown)}; expected {', '.join(PARTS)}")
+    return [part for part in PARTS if part in chosen]
+
+
+def arguments(given: Sequence[str] | None = None) -> argparse.Namespace:
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = made.add_argument
+    add("--build-only", action="store_true", help="build llama.cpp's programs, no more")
+    add("--draw-only", action="store_true", help="show and draw the figures of --output again")
+    add("--quick", action="store_true", help="small sizes and one round, to try the script")
+    add("--model", type=Path, help="a GGUF file; the embedded model's unless given")
+    add("--parts", type=_parts, default=list(PARTS), help=f"by commas, of {', '.join(PARTS)}")
+    add("--rounds", type=int, default=5, help="of all parts but answers and guessing")
+    add("--threads", type=int, default=os.cpu_count())
+    add("--prompt-sizes", type=_numbers, default=[64, 256, 1024], help="tokens")
+    add("--depths", type=_numbers, default=[0, 256, 2048], help="tokens before those decoded")
+    add("--tokens", type=int, default=64, help="decoded at each depth")
+    add("--rows", type=_numbers, default=[1, 2, 4, 8, 16], help="tokens of a step")
+    add("--step-depth", type=int, default=256, help="tokens before a step")
+    add("--repeats", type=int, default=20, help="of a step in a round, of which the median counts")
+    add("--memory-tokens", type=int, default=128, help="of the answer whose memory is measured")
+    add("--prompts", help="of the part answers; the kit's own unless given")
+    add("--limit", type=int, help="take this many of them")
+    add("--copying", help="prompts of the part guessing; those of --prompts unless given")
+    add("--copying-limit", type=int, help="take this many of them")
+    add("-n", "--max-new-tokens", type=int, default=128, help="of whole answers")
+    add("--speculation", type=lambda text: text.split(","), default=["ngram-simple"],
+        help="kinds of llama-server's --spec-type, by commas")  # fmt: skip
+    add("--output", type=Path, help=f"folder of {FIGURES}")
+    if made.parse_args(given).quick:
+        made.set_defaults(**QUICK, copying_limit=QUICK["limit"])
+    found = made.parse_args(given)
+    usual = "figures" if found.draw_only or is_complete(found) else "trial"
+    found.output = found.output or llama_tools.FOLDER / usual
+    return found
 
 
 def main() -> None:
+    given = arguments()
+    path = given.output / FIGURES
+    if given.draw_only:
+        if not path.is_file():
+            raise SystemExit(f"no figures at {path}; run this without --draw-only first")
+        show(json.loads(path.read_text(encoding="utf-8")), given.output)
+        return
+    llama_tools.build()
+    if given.build_only:
+        return
     import torch
 
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--build-only", action="store_true", help="build llama-server, no more")
-    parser.add_argument("--draw-only", action="store_true", help="draw the last figures again")
-    ours, options = parser.parse_known_args()
-    if ours.draw_only:
-        if not FIGURES.is_file():
-            raise SystemExit(f"no figures at {FIGURES}; run this without --draw-only first")
-        draw(json.loads(FIGURES.read_text(encoding="utf-8")), CHART)
-        return
-    build()
-    if not ours.build_only:
-        with serve(torch.get_num_threads()) as url:
-            draw(measure(url, options), CHART)
+    torch.set_num_threads(given.threads)
+    given.output.mkdir(parents=True, exist_ok=True)
+
+    def keep(record: dict[str, Any]) -> None:
+        with atomic_write(path) as temporary:
+            temporary.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+    show(measure(given, keep), given.output)
+    console.note(f"wrote {path}")
 
 
 if __name__ == "__main__":
