@@ -29,7 +29,8 @@ def keep(engine: TrainingEngine, base: BaseModel, recipe: TrainRecipe, folder: R
     heads = engine.module.heads
     moved = [p for p in engine.module.parameters() if p.requires_grad]
     whole_model = recipe.stage == "medusa2" and recipe.joint_options.moves == "full"
-    needed = list(engine.module.parameters()) if whole_model else [*moved, *base.output_weights()]
+    own = [] if base.is_light else base.output_weights()  # which may be spread over processes
+    needed = list(engine.module.parameters()) if whole_model else [*moved, *own]
     with engine.whole(needed):
         if distributed.is_main():
             if recipe.stage == "medusa2":
