@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.native_models import model_of
+from support.tiny_models import model_of
 
 from medusa_kit.infer.cpu import kernels, packed_cache
 from medusa_kit.infer.cpu.packed_cache import FILE, packed_folder, packed_model
