@@ -99,7 +99,7 @@ def engine_method(
         decoding = Decoding(later_tokens, seconds - stats[0].first_token_seconds)
         return Answers([result.token_ids for result in results], seconds, stats, decoding)
 
-    return Method(name, run, ours=True, lossy=engine.base.info.lossy)
+    return Method(name, run, ours=True, lossy=bool(engine.lossy_by))
 
 
 def not_paying(report: BenchReport) -> list[str]:

@@ -18,6 +18,7 @@ from medusa_kit.bench.oracle_in_pieces import Asked, Choice, OracleInPieces
 from medusa_kit.engine.engine import Engine, Prompt
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.accept.token_choice import TokenChooser
+from medusa_kit.infer.cpu.cache_dtype import refuse_float16_cache
 from medusa_kit.settings.sampling import SamplingParams
 
 LAYER_BY_LAYER = "transformers, layer by layer"
@@ -73,7 +74,7 @@ def verify(
 ) -> VerifyReport:
     """Compare every answer token by token; greedy unless `sampling` says otherwise.
 
-    Raises ConfigError for a lossy acceptance rule, which promises no particular tokens.
+    Raises ConfigError for a lossy acceptance rule or cache, which promise no particular tokens.
     """
     sampling = sampling or SamplingParams()
     if sampling.lossy:
@@ -81,6 +82,7 @@ def verify(
             "typical acceptance is lossy, so there is nothing to verify; expected exact acceptance",
             hint="leave out the option acceptance",
         )
+    refuse_float16_cache(engine.verifier, "there is nothing to verify")
     # Neither answer may read what the other has left, and whole trees are to be verified.
     engine = replace(engine, batches=None, steps=None)
     differences, asked, num_tokens, num_steps = list[Difference](), list[Asked](), 0, 0

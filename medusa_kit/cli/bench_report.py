@@ -160,7 +160,8 @@ def engine_record(engine: Any, setup: dict[str, Any]) -> dict[str, Any]:
     return {
         "base": engine.base.info.as_dict(),
         "weights": engine.weights,
-        "lossy": engine.base.info.lossy,
+        "cache": engine.cache,
+        "lossy": bool(engine.lossy_by),
         "drafter": engine.own_drafter,
         "heads_refused": engine.heads_refused,
         "attention": engine.attention.report(),

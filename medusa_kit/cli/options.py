@@ -224,7 +224,7 @@ def rule_note(stats: Any) -> str:
 def weights_note(engine: Any) -> str:
     """A remark after a model's name about its weights; empty where they are its own."""
     info = engine.base.info
-    lossy = f", {engine.weights} weights: lossy" if info.lossy else ""
+    lossy = f", {', '.join(engine.lossy_by)}: lossy" if engine.lossy_by else ""
     return lossy + (f", quantised ({info.quantization})" if info.quantized else "")
 
 

@@ -21,6 +21,7 @@ from medusa_kit.errors import ConfigError, check_count
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.batch import Batch
+from medusa_kit.infer.cpu.cache_dtype import FLOAT32, cache_of
 from medusa_kit.infer.cuda_graph.runner import GraphRunner
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.detokenize import StopStrings, TextStream, cut_at_stop, text_of
@@ -48,8 +49,8 @@ Prompt = str | list[dict[str, str]] | list[int]
 class Engine:
     """Generates text exactly as the base model would, faster. Build with `medusa_kit.load`.
 
-    Only acceptance="typical" and weights="int8" leave the base model's distribution; statistics
-    then say so.
+    Only acceptance="typical", weights="int8" and cache="float16" leave the base model's
+    distribution; statistics then say so.
     """
 
     verifier: Verifier
@@ -87,6 +88,17 @@ class Engine:
     def weights(self) -> str:
         """The weights that the base computes with: checkpoint, or int8, which is lossy."""
         return self.base.info.weights
+
+    @property
+    def cache(self) -> str:
+        """How keys and values are stored: float32, or float16, which is lossy."""
+        return cache_of(self.verifier)
+
+    @property
+    def lossy_by(self) -> list[str]:
+        """What makes all answers another model's."""
+        weights = [f"{self.weights} weights"] if self.base.info.lossy else []
+        return weights + ([f"{self.cache} cache"] if self.cache != FLOAT32 else [])
 
     @property
     def rounding_tolerance(self) -> float:
@@ -332,6 +344,7 @@ class Engine:
             first_token_seconds=row.first_seconds,
             dtype=self.base.info.dtype,
             weights=self.weights,
+            cache=self.cache,
             quantization=self.base.info.quantization,
             rounding_tolerance=self.rounding_tolerance,
             check_remembered=self.check.remembered,

@@ -37,6 +37,7 @@ from medusa_kit.infer.node_choice.measured import MeasuredSteps
 from medusa_kit.infer.prefix_cache.kept_batches import KeptBatches
 from medusa_kit.settings.engine import (
     Attention,
+    CacheDType,
     DrafterName,
     DType,
     EngineConfig,
@@ -89,6 +90,7 @@ def load(
     dtype: DType = "auto",
     device: str = "auto",
     weights: Weights = "checkpoint",
+    cache: CacheDType = "float32",
     attention: Attention = "auto",
     fixed_shapes: FixedShapes = "auto",
     compiled: bool = False,
@@ -159,6 +161,7 @@ def build_engine(
         options.fixed_shapes,
         options.compiled,
         keep_layers,
+        options.cache,
     )
     plain = Engine(
         backends.verifier,

@@ -27,6 +27,7 @@ class GenerationStats:
     first_token_seconds: float = 0.0  # until the first token, contained in `seconds`
     dtype: str = "float32"  # of the base model
     weights: str = CHECKPOINT  # checkpoint | int8
+    cache: str = "float32"  # in which keys and values are stored; float16 is lossy
     quantization: str | None = None  # of the base as loaded; the answer is the quantised model's
     # How far rounding may move a logit: with a top-2 margin below it the token may differ.
     rounding_tolerance: float = 0.0
@@ -54,7 +55,8 @@ class GenerationStats:
     def lossy_by(self) -> list[str]:
         """What may have changed the answer."""
         acceptance = [f"{self.acceptance} acceptance"] if self.acceptance != "exact" else []
-        return acceptance + ([f"{self.weights} weights"] if self.weights != CHECKPOINT else [])
+        weights = [f"{self.weights} weights"] if self.weights != CHECKPOINT else []
+        return acceptance + weights + ([f"{self.cache} cache"] if self.cache != "float32" else [])
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "lossy": self.lossy}

@@ -13,6 +13,7 @@ import torch
 from medusa_kit import console
 from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import IncompatibleBaseError
+from medusa_kit.infer.cpu.cache_dtype import FLOAT32, store_cache_as
 from medusa_kit.infer.cpu.decoder import native_decoder
 from medusa_kit.infer.cpu.describe import Unsupported
 from medusa_kit.infer.cpu.fused_norm import install_fused_norms
@@ -49,11 +50,20 @@ def prepare_backends(
     fixed_shapes: str = "auto",
     compiled: bool = False,
     keep_layers: bool = False,
+    cache: str = FLOAT32,
 ) -> Backends:
     """Raises ConfigError, IncompatibleBaseError. A backend of tree attention that is asked for by
     name is meant to run, so C++ then takes no whole steps. `keep_layers`: the model is used
-    elsewhere too, so none of its layers is replaced.
+    elsewhere too, so none of its layers is replaced. `cache`: how keys and values are stored.
     """
+    backends = _prepare(base, attention, fixed_shapes, compiled, keep_layers)
+    store_cache_as(cache, backends.verifier)
+    return backends
+
+
+def _prepare(
+    base: BaseModel, attention: str, fixed_shapes: str, compiled: bool, keep_layers: bool
+) -> Backends:
     if isinstance(base, PackedBase) and attention == "auto" and fixed_shapes != "always":
         return _light_backends(base)
     if not keep_layers:

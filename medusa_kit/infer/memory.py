@@ -1,37 +1,19 @@
-"""Memory that is taken as it is written to; and where it is too small, a request fails with sizes
-and the engine goes on.
+"""Where memory is too small, a request fails with sizes and the engine goes on.
 
 Shapes: B batch, N nodes with root, S cache slots.
 """
 
-import math
-import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import DeviceMemoryError
 
 GB = 1e9
 CPU_SAYS = "DefaultCPUAllocator"  # torch raises a plain RuntimeError there
-
-
-def zeros(like: Tensor, shape: Sequence[int]) -> Tensor:
-    """Zeros of `like`'s type, where it is. On a CPU they take memory, and time to clear it, page by
-    page as something is written to them."""
-    size = math.prod(shape) * like.element_size()
-    if like.device.type != "cpu" or size < mmap.PAGESIZE or not hasattr(mmap, "MAP_ANONYMOUS"):
-        return like.new_zeros(tuple(shape))
-    try:
-        # By the system and not by numpy, which asks for huge pages.
-        pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except (OSError, OverflowError) as error:
-        raise MemoryError(f"{size} bytes: {error}") from error
-    return torch.frombuffer(pages, dtype=like.dtype).view(tuple(shape))
 
 
 def is_out_of_memory(error: BaseException) -> bool:

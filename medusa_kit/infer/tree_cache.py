@@ -1,4 +1,7 @@
-"""The tree cache: preallocated keys and values, a length for each row, and commit.
+"""The tree cache: keys and values in slots, a length for each row, and commit.
+
+Slots are reserved for the longest row, but on a CPU they take memory page by page as they are
+written (`untouched_zeros`), and nothing here touches those that never were.
 
 A forward writes its N nodes after each row's committed tokens. `commit` moves the accepted nodes to
 the front and discards the rest. Nothing else is moved, and no layer drops old slots: sliding layers
@@ -7,7 +10,7 @@ mask by position instead.
 Shapes: B batch, G key/value heads, S slots, E head dim, N nodes with root.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,8 +19,8 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from medusa_kit.errors import ContextLengthError
-from medusa_kit.infer.memory import zeros
 from medusa_kit.infer.transfer import to_device
+from medusa_kit.infer.untouched import resident_bytes, untouched_zeros
 
 
 class TreeCacheLayer(CacheLayerMixin):
@@ -42,6 +45,10 @@ class TreeCacheLayer(CacheLayerMixin):
         assert self.keys is not None
         assert self.values is not None
         rows, lengths, N = self.cache.rows, self.cache.lengths_in_use, key_states.shape[2]
+        computed_in = key_states.dtype
+        key_states = key_states.to(self.keys.dtype)
+        value_states = value_states.to(self.values.dtype)
+        self.cache.reach(self.cache.rows_in_use, self.cache.counts_in_use or [N] * len(lengths))
         if (counts := self.cache.counts_in_use) is not None:
             rows_N, slots_N = self.cache.flat_targets(counts, self.keys.device)
             self.keys[rows_N, :, slots_N] = key_states[0].transpose(0, 1)
@@ -55,7 +62,8 @@ class TreeCacheLayer(CacheLayerMixin):
             self.keys[rows_B1, :, slots_BN] = key_states.transpose(1, 2)
             self.values[rows_B1, :, slots_BN] = value_states.transpose(1, 2)
         in_sight = max(lengths) + N
-        return self.keys[rows, :, :in_sight], self.values[rows, :, :in_sight]
+        keys, values = self.keys[rows, :, :in_sight], self.values[rows, :, :in_sight]
+        return keys.to(computed_in), values.to(computed_in)
 
     def get_seq_length(self) -> int:
         return max(self.cache.lengths_in_use)
@@ -70,14 +78,23 @@ class TreeCacheLayer(CacheLayerMixin):
 class TreeCache(Cache):
     """Keys and values of B rows with S slots each; `lengths[b]` tokens are committed in row b.
 
-    A forward is over all rows, or over those that `using` names.
+    A forward is over all rows, or over those that `using` names. `dtype`: in which keys and values
+    are stored, as they are computed unless given.
     """
 
-    def __init__(self, num_layers: int, batch_size: int, num_slots: int) -> None:
+    def __init__(
+        self,
+        num_layers: int,
+        batch_size: int,
+        num_slots: int,
+        dtype: torch.dtype | None = None,
+    ) -> None:
         super().__init__(layers=[TreeCacheLayer(index, self) for index in range(num_layers)])
         self.lengths = [0] * batch_size
-        self._written = [0] * batch_size  # slots of each row that may hold more than zeros
         self.num_slots = num_slots
+        self._dtype = dtype
+        self._reached = [0] * batch_size  # slots of a row that may hold something
+        self._held = [0] * batch_size  # the most that they were: those take memory
         # One block for all layers of one shape, [layers, 2, B, G, S, E]: a commit is one gather.
         # Layers of another shape have tensors of their own in `_strays`.
         self._block: Tensor | None = None
@@ -164,29 +181,37 @@ class TreeCache(Cache):
         """Zeroed slots for layer `index` in the shape of its first keys and values."""
         B, (_, G, _, E) = len(self.lengths), keys.shape
         shape = (len(self.layers), 2, B, G, self.num_slots, E)
+        dtype = self._dtype or keys.dtype
         if self._block is None:
-            self._block = zeros(keys, shape)
+            self._block = untouched_zeros(shape, dtype, keys.device)
         if values.shape == keys.shape and self._block.shape == shape:
             return self._block[index, 0], self._block[index, 1]
-        own_keys = zeros(keys, (B, G, self.num_slots, E))
-        own_values = zeros(values, (B, values.shape[1], self.num_slots, values.shape[3]))
+        values_shape = (B, values.shape[1], self.num_slots, values.shape[3])
+        own_keys = untouched_zeros((B, G, self.num_slots, E), dtype, keys.device)
+        own_values = untouched_zeros(values_shape, dtype, keys.device)
         self._strays.append((own_keys, own_values))
         return own_keys, own_values
 
-    def check_room(self, num_nodes: int) -> None:
-        self.check_room_for(self.rows_in_use, [num_nodes] * len(self.rows_in_use))
-
-    def check_room_for(self, rows: Sequence[int], counts: Sequence[int]) -> None:
-        """Before so many nodes are written to these rows. Raises ContextLengthError where some do
-        not fit."""
+    def reach(self, rows: Sequence[int], counts: Sequence[int]) -> None:
+        """So many nodes are written after what is committed in these rows."""
         for row, count in zip(rows, counts, strict=True):
-            length = self.lengths[row]
+            self._reach(row, self.lengths[row] + count)
+
+    def _reach(self, row: int, slots: int) -> None:
+        self._reached[row] = max(self._reached[row], slots)
+        self._held[row] = max(self._held[row], slots)
+
+    def check_room(self, num_nodes: int) -> None:
+        self.check_room_for(self.lengths_in_use, [num_nodes] * len(self.lengths_in_use))
+
+    def check_room_for(self, lengths: Sequence[int], counts: Sequence[int]) -> None:
+        """Raises ContextLengthError where some of so many nodes after so many tokens do not fit."""
+        for length, count in zip(lengths, counts, strict=True):
             if length + count > self.num_slots:
                 raise ContextLengthError(
                     f"{count} nodes after {length} tokens need more than the cache's "
                     f"{self.num_slots} slots"
                 )
-            self._written[row] = max(self._written[row], length + count)
 
     @torch.inference_mode()
     def commit(self, kept: Sequence[Sequence[int]], rows: Sequence[int] | None = None) -> None:
@@ -199,19 +224,18 @@ class TreeCache(Cache):
         self._move(moves)
         for row, nodes in zip(rows, kept, strict=True):
             self.lengths[row] += len(nodes)
-            self._written[row] = max(self._written[row], self.lengths[row])
 
     @torch.inference_mode()
     def keep_first(self, row: int, length: int) -> None:
-        """Forget all of a row but its first tokens. The other slots are zeroed: numbers that are
-        hidden are still multiplied by 0, and NaN times 0 is NaN."""
-        written = self._written[row]
-        self.lengths[row] = self._written[row] = length
+        """Forget all of a row but its first tokens. The other slots that were written are zeroed:
+        numbers that are hidden are still multiplied by 0, and NaN times 0 is NaN."""
+        self.lengths[row], end = length, self._reached[row]
         if self._block is not None:
-            self._block[:, :, row, :, length:written].zero_()
+            self._block[:, :, row, :, length:end].zero_()
         for pair in self._strays:
             for tensor in pair:
-                tensor[row, :, length:written].zero_()
+                tensor[row, :, length:end].zero_()
+        self._reached[row] = length
 
     @torch.inference_mode()
     def copy_first(self, source: int, target: int, length: int) -> None:
@@ -221,20 +245,20 @@ class TreeCache(Cache):
     @torch.inference_mode()
     def take_row(self, target: int, other: "TreeCache", source: int, length: int) -> None:
         """The same from another cache of the same model, in which something has been read."""
+        self._reach(target, length)
         if self._block is not None and other._block is not None:
             self._block[:, :, target, :, :length] = other._block[:, :, source, :, :length]
         for own, others in zip(self._strays, other._strays, strict=True):
             for tensor, from_tensor in zip(own, others, strict=True):
                 tensor[target, :, :length] = from_tensor[source, :, :length]
-        self._written[target] = max(self._written[target], length)
         self.keep_first(target, length)
 
     @property
     def num_bytes(self) -> int:
-        """Of keys and values."""
+        """Of memory that keys and values take."""
         tensors = [tensor for pair in self._strays for tensor in pair]
         tensors += [] if self._block is None else [self._block]
-        return sum(tensor.nbytes for tensor in tensors)
+        return sum(resident_bytes(tensor, self._held) for tensor in tensors)
 
     def _move(self, moves: Sequence[Sequence[tuple[int, int]]]) -> None:
         """Copy slots of each row, all rows at once: (from, to)."""
@@ -255,42 +279,42 @@ class TreeCache(Cache):
     @torch.inference_mode()
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep these rows only: finished rows leave the batch."""
-        self.lengths = [self.lengths[row] for row in rows]
-        self._written = [self._written[row] for row in rows]
-        self._replace(
-            lambda block: block.index_select(2, to_device(rows, block.device)),
-            lambda slots: slots.index_select(0, to_device(rows, slots.device)),
-        )
+        self._replace(rows, self.num_slots)
 
     @torch.inference_mode()
     def grow(self, num_slots: int, num_rows: int | None = None) -> None:
         """Room for `num_slots` tokens and nodes in each of `num_rows` rows, as many as there are
         unless given; what is in the cache stays."""
-        B = len(self.lengths) if num_rows is None else num_rows
-
-        def grown(slots: Tensor, row_axis: int) -> Tensor:
-            before, after = slots.shape[:row_axis], slots.shape[row_axis + 1 :]
-            larger = zeros(slots, (*before, B, *after[:-2], num_slots, after[-1]))
-            for row, written in enumerate(self._written):
-                source, target = slots.select(row_axis, row), larger.select(row_axis, row)
-                target[..., :written, :] = source[..., :written, :]
-            return larger
-
-        self._replace(lambda block: grown(block, 2), lambda slots: grown(slots, 0))
-        self.lengths += [0] * (B - len(self.lengths))
-        self._written += [0] * (B - len(self._written))
+        new_rows = 0 if num_rows is None else num_rows - len(self.lengths)
+        self._replace([*range(len(self.lengths)), *[None] * new_rows], num_slots)
         self.num_slots = num_slots
 
-    def _replace(
-        self, of_block: Callable[[Tensor], Tensor], of_slots: Callable[[Tensor], Tensor]
-    ) -> None:
-        """Replace the slots of all layers by changed ones, or none where memory is too small."""
-        block = None if self._block is None else of_block(self._block)
-        moved = {id(k): (of_slots(k), of_slots(v)) for k, v in self._strays}
+    def _replace(self, rows: Sequence[int | None], num_slots: int) -> None:
+        """Let these rows, and empty ones for None, be the cache's, with so many slots; nothing
+        changes where memory is too small."""
+
+        def of(row: int | None, numbers: Sequence[int]) -> int:
+            return 0 if row is None else numbers[row]
+
+        def moved(old: Tensor) -> Tensor:
+            *outer, _, G, _, E = old.shape
+            shape = (*outer, len(rows), G, num_slots, E)
+            new = untouched_zeros(shape, old.dtype, old.device)
+            for place, row in enumerate(rows):
+                if row is not None:
+                    end = self._reached[row]
+                    new[..., place, :, :end, :] = old[..., row, :, :end, :]
+            return new
+
+        block = None if self._block is None else moved(self._block)
+        strays = {id(keys): (moved(keys), moved(values)) for keys, values in self._strays}
+        self.lengths = [of(row, self.lengths) for row in rows]
+        self._reached = [of(row, self._reached) for row in rows]
+        self._held = list(self._reached)
         self._block, self._strays = block, []
         for position, layer in enumerate(self.layers):
-            if id(layer.keys) in moved:
-                layer.keys, layer.values = moved[id(layer.keys)]
+            if id(layer.keys) in strays:
+                layer.keys, layer.values = strays[id(layer.keys)]
                 self._strays.append((layer.keys, layer.values))
             elif layer.keys is not None and self._block is not None:
                 layer.keys, layer.values = self._block[position, 0], self._block[position, 1]

@@ -46,6 +46,7 @@ class Verifier:
         self.base = base
         self.attention = AttentionChoice(attention) if isinstance(attention, str) else attention
         self.steps_run_by = steps_run_by
+        self.cache_dtype: torch.dtype | None = None  # None: as keys and values are computed
         if not base.is_light:
             _ = self._holder
 
@@ -92,7 +93,7 @@ class Verifier:
         return window_owners(self.base.model)
 
     def new_cache(self, batch_size: int, num_slots: int) -> TreeCache:
-        return TreeCache(self.base.info.num_layers, batch_size, num_slots)
+        return TreeCache(self.base.info.num_layers, batch_size, num_slots, self.cache_dtype)
 
     def prompt_chunk(self, num_rows: int) -> int:
         """Tokens of each of so many prompts that one forward reads."""

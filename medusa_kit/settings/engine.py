@@ -21,6 +21,7 @@ HEADS_WORDS = ("auto", "none", "untrained")
 
 DType = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 Weights = Literal["checkpoint", "int8"]
+CacheDType = Literal["float32", "float16"]
 Attention = Literal["auto", "sdpa", "flash", "triton"]
 FixedShapes = Literal["auto", "always", "never"]
 PrefixCache = Literal["on", "off"]
@@ -62,6 +63,11 @@ class EngineOptions:
         "checkpoint, its own numbers, or int8: LOSSY, rounded to eight bits in groups of 32, "
         "on a CPU in float32. Answers are another model's and never count as identical.",
     ] = "checkpoint"
+    cache: Annotated[
+        CacheDType,
+        "Keys and values of steps in C++ are stored as float32, or as float16: LOSSY, half the "
+        "memory, to read too. Answers may differ and never count as identical.",
+    ] = "float32"
     attention: Annotated[Attention, "What computes tree attention: {values}."] = "auto"
     fixed_shapes: Annotated[
         FixedShapes,

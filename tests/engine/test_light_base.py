@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.debug_model import ROOT
-from support.native_models import model_of
+from support.tiny_models import model_of
 from transformers import AutoModelForCausalLM
 
 import medusa_kit

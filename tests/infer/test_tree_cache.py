@@ -1,8 +1,6 @@
 """The tree cache against plain Python lists of what each row should hold."""
 
-import mmap
 import random
-from pathlib import Path
 
 import pytest
 import torch
@@ -100,33 +98,6 @@ def test_no_room_is_said_before_anything_is_written() -> None:
     cache.check_room(2)
     with pytest.raises(ContextLengthError, match="3 nodes after 6 tokens"):
         cache.check_room(3)
-
-
-def resident_bytes() -> int:
-    """Of this process."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * mmap.PAGESIZE
-
-
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="no /proc to ask")
-@torch.inference_mode()
-def test_slots_take_memory_as_they_are_written_to() -> None:
-    cache = TreeCache(2, 64, 256)
-    keys = torch.ones(64, 2, 1, 64)
-
-    def step() -> None:
-        cache.check_room(1)
-        for layer in range(2):
-            cache.update(keys, keys, layer)
-        cache.commit([[0]] * 64)
-
-    before = resident_bytes()
-    step()
-    cache.grow(4096)
-    step()
-    cache.keep_first(0, 1)
-    assert cache.num_bytes > 500e6
-    assert resident_bytes() - before < 0.1 * cache.num_bytes
 
 
 @torch.inference_mode()

@@ -125,6 +125,7 @@ class NativeDecoder:
         depths_N, sees = nodes.depths_N.contiguous(), nodes.sees.contiguous()
         block = cache.block_of(*self._cache_shape)
         assert block is not None
+        cache.reach(rows, nodes.counts)
         if self._windowed:
             windows = self._windows()
             for i in self._windowed:
@@ -135,7 +136,7 @@ class NativeDecoder:
             positions_N.data_ptr(), starts.data_ptr(), rows_B.data_ptr(), lengths_B.data_ptr(),
             depths_N.data_ptr(), sees.data_ptr(), block.data_ptr(),
             M, keep_M.data_ptr(), hidden_MD.data_ptr(), logits_MV.data_ptr(),
-            ranked_MR.shape[1], ranked_MR.data_ptr(),
+            ranked_MR.shape[1], ranked_MR.data_ptr(), block.dtype == torch.float16,
         )  # fmt: skip
         threads = kernels.threads_for(len(nodes.tokens_N) * self._num_weights)
         self._library.mk_step(ctypes.byref(self._struct), ctypes.byref(struct), threads)

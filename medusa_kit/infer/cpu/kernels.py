@@ -17,7 +17,8 @@ from medusa_kit import console
 from medusa_kit.errors import ConfigError, check_count, unknown_value
 from medusa_kit.infer.cpu.shared_library import library_in, opened
 
-SOURCES = ("simd.h", "pool.h", "matrix.h", "vnni.h", "matmul.h", "rows.h", "heads.h", "decoder.cpp")
+SOURCES = ("simd.h", "pool.h", "matrix.h", "vnni.h", "matmul.h", "rows.h", "heads.h",
+           "step.h", "attention_parts.h", "attention.h", "decoder.cpp")  # fmt: skip
 FLAGS = ("-O3", "-std=c++17", "-pthread", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi")
 MAX_ROWS = 256
 WORK_OF_A_THREAD = 2_000_000  # multiplications: some 30 microseconds
@@ -69,7 +70,7 @@ class Step(ctypes.Structure):
         ("depths", c_void_p), ("sees", c_void_p), ("cache", c_void_p),
         ("num_kept", c_int64), ("kept", c_void_p),
         ("hidden_out", c_void_p), ("logits", c_void_p),
-        ("num_likeliest", c_int64), ("likeliest", c_void_p),
+        ("num_likeliest", c_int64), ("likeliest", c_void_p), ("half_cache", c_int64),
     )  # fmt: skip
 
 

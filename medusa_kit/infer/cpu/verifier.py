@@ -112,7 +112,7 @@ class NativeVerifier(Verifier):
         keep_M: Tensor | None = None,
     ) -> RaggedScores:
         lengths = [cache.lengths[row] for row in rows]
-        cache.check_room_for(rows, nodes.counts)
+        cache.check_room_for(lengths, nodes.counts)
         per_node = [n for n, count in zip(lengths, nodes.counts, strict=True) for _ in range(count)]
         lengths_N = torch.tensor(per_node)
         positions_N = (lengths_N + nodes.depths_N).clamp_max(self.base.info.context_length - 1)

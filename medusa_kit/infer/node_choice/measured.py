@@ -58,6 +58,7 @@ class MeasuredSteps:
             "model": info.fingerprint,
             "dtype": info.dtype,
             "weights": info.weights,
+            "cache": str(self._verifier.cache_dtype or info.dtype),
             "steps_run_by": self._verifier.steps_run_by,
             "attention": self._verifier.attention.name,
             "machine": processor_name(self._verifier.base.device),

@@ -84,7 +84,7 @@ class KeptBatches:
             cache, rows = batch.cache, max(max_rows, len(batch.cache.lengths))
             longer = num_slots > cache.num_slots
             few = not longer or rows <= MOST_PLACES * max_rows
-            return few and per_token * max(num_slots, cache.num_slots) * rows <= self.most_bytes
+            return few and cache.num_bytes <= self.most_bytes
 
         with self._lock:
             self._idle = [
