@@ -7,8 +7,8 @@
 # docs/deploy.md says more. Keys are given when it runs, and are never part of the image.
 ARG PYTHON=3.12
 FROM python:${PYTHON}-slim-bookworm AS system
-# Steps on a CPU are compiled on the machine that they run on, and so are Triton's launchers: the
-# compiler is needed when it runs. What is compiled is kept in /cache.
+# On x86-64 the kernels for a CPU are compiled into the package; elsewhere they are compiled where
+# they run, and so are Triton's launchers. That needs the compiler, and is kept in /cache.
 RUN apt-get update \
     && apt-get install --yes --no-install-recommends g++ \
     && rm -rf /var/lib/apt/lists/*
@@ -27,7 +27,7 @@ RUN version=$(sed -n 's/^torch==//p' constraints.txt) \
         cuda) pip install "torch==$version" ;; \
         *) echo "VARIANT is '$VARIANT'; expected cpu or cuda" >&2; exit 1 ;; \
     esac
-COPY pyproject.toml README.md LICENSE ./
+COPY pyproject.toml setup.py README.md LICENSE ./
 COPY medusa_kit medusa_kit
 RUN extras=serve,cpu,gguf \
     && if [ "$VARIANT" = cuda ]; then extras=$extras,triton; fi \

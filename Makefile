@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install check fmt fix test test-quantised stress fuzz-gguf test-vllm test-api test-page test-ray soak gpu-check test-gpu demo bench bench-llama-cpp bench-serving recording clean
+.PHONY: help install check fmt fix test test-quantised test-neon wheel test-wheel stress fuzz-gguf test-vllm test-api test-page test-ray soak gpu-check test-gpu demo bench bench-llama-cpp bench-serving recording clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -39,9 +39,11 @@ VARIANT_plain := ATEN_CPU_CAPABILITY=default MKL_CBWR=COMPATIBLE MEDUSA_KIT_ISA=
 VARIANT_sse := ATEN_CPU_CAPABILITY=default MKL_ENABLE_INSTRUCTIONS=SSE4_2
 VARIANT_avx2 := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_CBWR=AVX2 \
 	MEDUSA_KIT_ISA=avx2
+VARIANT_avx-vnni := ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 MKL_CBWR=AVX2 \
+	MEDUSA_KIT_ISA=avx-vnni
 VARIANT_avx512 := ATEN_CPU_CAPABILITY=avx512 MKL_ENABLE_INSTRUCTIONS=AVX512 MEDUSA_KIT_ISA=avx512
 VARIANT_vnni := ATEN_CPU_CAPABILITY=avx2 MKL_CBWR=COMPATIBLE MEDUSA_KIT_ISA=avx512-vnni
-VARIANTS := plain sse avx2 avx512 vnni
+VARIANTS := plain sse avx2 avx-vnni avx512 vnni
 ifdef VARIANT
 ifeq ($(filter $(VARIANT),$(VARIANTS)),)
 $(error VARIANT is '$(VARIANT)'; expected one of $(VARIANTS))
@@ -55,6 +57,16 @@ endif
 # One thread: tiny models are slower with more, several times slower on a busy machine.
 test: install ## The whole test suite (no network, no GPU); VARIANT=avx2: as on another processor
 	OMP_NUM_THREADS=1 $(VARIANT_$(VARIANT)) $(BIN)/python -m pytest $(TESTS)
+
+test-neon: install ## The C++ kernels on 64-bit ARM: cross-compiled, run by qemu
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs tests/infer/cpu/test_neon.py
+
+wheel: install ## A wheel with the C++ kernels of all x86-64 levels, in dist/
+	rm -rf build/lib build/bdist.*
+	MEDUSA_KIT_WHEEL=kernels $(BIN)/pip wheel --quiet --no-deps --no-build-isolation -w dist .
+
+test-wheel: wheel ## That wheel in an empty environment without a compiler: every level decodes
+	$(BIN)/python tests/wheel/check.py build/wheel
 
 # Beside the environment, not in it: with torchao installed transformers prints more messages.
 QUANTISERS := build/quantisers
@@ -153,4 +165,4 @@ recording: install ## The chat of the README as an animated picture, from a real
 	PYTHONPATH=$(RECORDER) $(BIN)/python benchmarks/record_chat.py docs/images/chat.svg
 
 clean: ## Remove everything that the targets made
-	rm -rf $(VENV) demo build *.egg-info
+	rm -rf $(VENV) demo build dist *.egg-info

@@ -9,7 +9,6 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from medusa_kit.base.model import BaseModel, wrap_model
-from medusa_kit.infer.cpu.packing import Blocks
 
 VOCAB, CONTEXT, STOP = 96, 128, 2
 COMMON = {
@@ -187,33 +186,3 @@ def model_of(name: str, **changes: Any) -> Any:
         if parameter.dim() == 1:  # norms and biases that matter
             parameter.data.add_(0.3 * torch.randn(parameter.shape))
     return model
-
-
-def random_blocks(codes: tuple[int, int], group: int, offsets: bool, halves: bool = True) -> Blocks:
-    rows, inputs = 37, 64
-    generator = torch.Generator().manual_seed(1)
-    scales = torch.rand(rows, inputs // group, generator=generator).half().float()
-    shifts = torch.randn(rows, inputs // group, generator=generator).half().float()
-    scales[0, 0], shifts[1, 0] = 2.0**-24, -(2.0**-15)  # halves without a leading bit
-    if not halves:
-        scales *= 1 + 2.0**-6
-    drawn = torch.randint(*codes, (rows, inputs), generator=generator).to(torch.int8)
-    return Blocks(drawn, scales, shifts if offsets else None)
-
-
-BLOCKS = {
-    "int4": random_blocks((0, 16), 32, True),
-    "int8": random_blocks((-128, 128), 32, False),
-    "int8+": random_blocks((-16, 32), 32, True),
-    "int8 by 16": random_blocks((-32, 32), 16, False),
-    "int8+ by 16": random_blocks((0, 4), 16, True),
-    "int4, wide": random_blocks((0, 16), 32, True, halves=False),
-    "int8+, wide": random_blocks((-16, 32), 32, True, halves=False),
-}
-
-
-def weights_of(kind: str) -> torch.Tensor:
-    if kind in BLOCKS:
-        return BLOCKS[kind].expand()
-    weights = torch.randn(37, 50, generator=torch.Generator().manual_seed(2))
-    return weights.bfloat16().float() if kind == "bfloat16" else weights

@@ -1,37 +1,43 @@
-"""The C++ library: built at first use by torch's extension loader, cached, called through ctypes.
+"""The C++ library: a wheel's own, or built at first use by torch's extension loader and cached;
+called through ctypes.
 
 The structures mirror those of matrix.h, heads.h and decoder.cpp, field by field.
 """
 
 import ctypes
-import hashlib
 import os
 import platform
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from medusa_kit import console
 from medusa_kit.errors import ConfigError, check_count, unknown_value
+from medusa_kit.infer.cpu.levels import (
+    FLAGS,
+    X86,
+    digest_of_sources,
+    packaged_library,
+    suffix_of,
+)
 from medusa_kit.infer.cpu.shared_library import library_in, opened
 
-SOURCES = ("simd.h", "pool.h", "matrix.h", "vnni.h", "matmul.h", "rows.h", "heads.h",
-           "step.h", "attention_parts.h", "attention.h", "decoder.cpp")  # fmt: skip
-FLAGS = ("-O3", "-std=c++17", "-pthread", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi")
 MAX_ROWS = 256
 WORK_OF_A_THREAD = 2_000_000  # multiplications: some 30 microseconds
 WORK_OF_A_BYTE = 5  # multiplications in the time that a core reads a byte
 OFF_SWITCH = "MEDUSA_KIT_NATIVE"  # 0: torch instead of the kernels
-ISA_SWITCH = "MEDUSA_KIT_ISA"  # a name of ISAS; native by default
-# (flags of x86 compilers, torch's name for the processor); keys as mk_isa reports them
-ISAS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "native": (("-march=native",), ()),
-    "plain": (("-march=x86-64",), ()),
-    "avx2": (("-march=haswell",), ("_is_avx2_supported",)),
-    "avx512": (("-march=skylake-avx512",), ("_is_avx512_supported",)),
-    "avx512-vnni": (("-march=cascadelake",), ("_is_avx512_supported", "_is_vnni_supported")),
+ISA_SWITCH = "MEDUSA_KIT_ISA"  # a name of NEEDED; native by default
+# what the processor must have: `_has`
+NEEDED: dict[str, tuple[str, ...]] = {
+    "native": (),
+    "plain": (),
+    "avx2": ("_is_avx2_supported",),
+    "avx-vnni": ("avx_vnni",),
+    "avx512": ("_is_avx512_supported",),
+    "avx512-vnni": ("_is_avx512_supported", "_is_vnni_supported"),
 }
 
 
@@ -105,7 +111,11 @@ def load_library() -> ctypes.CDLL | None:
     """
     if os.environ.get(OFF_SWITCH) == "0":
         return None
-    flags = machine_flags(os.environ.get(ISA_SWITCH) or "native")
+    isa = os.environ.get(ISA_SWITCH) or "native"
+    flags = machine_flags(isa)
+    packaged = open_packaged(isa)
+    if packaged is not None:
+        return packaged
     try:
         if platform.system() == "Windows":
             raise OSError("on Windows torch builds with MSVC, which does not know their vectors")
@@ -120,19 +130,43 @@ def load_library() -> ctypes.CDLL | None:
     return declare(library)
 
 
+def open_packaged(isa: str) -> ctypes.CDLL | None:
+    """A level of the library that came with a wheel, if one did: `isa`, or the best for native."""
+    path = packaged_library()
+    if not path.exists() or platform.machine() != "x86_64":
+        return None
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        console.note(f"{path} cannot be opened ({error}), so the C++ kernels are built")
+        return None
+    library.mk_best_level.restype = c_char_p
+    level = library.mk_best_level().decode() if isa == "native" else isa
+    if not library.mk_runs(level.encode()):
+        raise _lacking(isa)
+    return declare(library, suffix_of(level))
+
+
 def machine_flags(isa: str) -> tuple[str, ...]:
-    """The compiler's flags for an instruction set of ISAS. Raises ConfigError as load_library."""
-    if isa not in ISAS:
-        unset = f"unset {ISA_SWITCH}: the kernels are then built for all that the processor has"
-        raise unknown_value(ISA_SWITCH, isa, ISAS, unset)
-    flags, needed = ISAS[isa]
-    x86 = platform.machine() in ("x86_64", "AMD64")
-    if needed and not (x86 and all(getattr(torch.cpu, name)() for name in needed)):
-        raise ConfigError(
-            f"{ISA_SWITCH} is {isa!r}, which this processor lacks",
-            hint=f"unset it, or set {ISA_SWITCH}=plain",
-        )
-    return flags if x86 else ()
+    """The compiler's flags for an instruction set of NEEDED. Raises ConfigError as load_library."""
+    if isa not in NEEDED:
+        unset = f"unset {ISA_SWITCH}: the kernels then use all that the processor has"
+        raise unknown_value(ISA_SWITCH, isa, NEEDED, unset)
+    machine = platform.machine()
+    x86 = machine in ("x86_64", "AMD64")
+    if NEEDED[isa] and not (x86 and all(_has(name) for name in NEEDED[isa])):
+        raise _lacking(isa)
+    if isa != "native":
+        return (X86[isa],) if x86 else ("-DMK_PLAIN",)
+    # Apple's compilers take all that their processors have without a flag.
+    return ("-march=native",) if x86 else ("-mcpu=native",) if machine == "aarch64" else ()
+
+
+def _lacking(isa: str) -> ConfigError:
+    return ConfigError(
+        f"{ISA_SWITCH} is {isa!r}, which this processor lacks",
+        hint=f"unset it, or set {ISA_SWITCH}=plain",
+    )
 
 
 def build(machine_flags: tuple[str, ...]) -> Path:
@@ -140,10 +174,7 @@ def build(machine_flags: tuple[str, ...]) -> Path:
     from torch.utils import cpp_extension
 
     sources = Path(__file__).parent
-    digest = hashlib.sha256(repr((FLAGS, machine_flags, _processor())).encode())
-    for name in SOURCES:
-        digest.update((sources / name).read_bytes())
-    name = f"medusa_kit_{digest.hexdigest()[:12]}"
+    name = f"medusa_kit_{digest_of_sources(machine_flags, _processor())}"
 
     def compile_into(folder: Path) -> None:
         cpp_extension.load(
@@ -160,16 +191,21 @@ def build(machine_flags: tuple[str, ...]) -> Path:
     return library_in(folder, doing, compile_into)
 
 
-def declare(library: ctypes.CDLL) -> ctypes.CDLL:
-    library.mk_isa.restype = c_char_p
-    library.mk_step.argtypes = (POINTER(Decoder), POINTER(Step), c_int)
-    library.mk_step.restype = None
-    library.mk_guess.argtypes = (POINTER(Heads), POINTER(Guess), c_int)
-    library.mk_guess.restype = None
-    library.mk_linear.argtypes = (POINTER(Matrix), c_void_p, c_int, c_void_p, c_int)
-    library.mk_linear.restype = None
-    library.mk_rows.argtypes = (POINTER(Matrix), c_void_p, c_int64, c_float, c_void_p)
-    library.mk_rows.restype = c_int64
+FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {  # result, arguments
+    "mk_isa": (c_char_p, ()),
+    "mk_step": (None, (POINTER(Decoder), POINTER(Step), c_int)),
+    "mk_guess": (None, (POINTER(Heads), POINTER(Guess), c_int)),
+    "mk_linear": (None, (POINTER(Matrix), c_void_p, c_int, c_void_p, c_int)),
+    "mk_rows": (c_int64, (POINTER(Matrix), c_void_p, c_int64, c_float, c_void_p)),
+}
+
+
+def declare(library: ctypes.CDLL, suffix: str = "") -> ctypes.CDLL:
+    """Gives its functions their types, and those of a level the names without its suffix."""
+    for name, (result, arguments) in FUNCTIONS.items():
+        function = getattr(library, name + suffix)
+        function.restype, function.argtypes = result, arguments
+        setattr(library, name, function)
     return library
 
 
@@ -207,6 +243,12 @@ def _leave_torch_one_thread() -> None:
 
 if hasattr(os, "register_at_fork"):  # not on Windows, which cannot fork
     os.register_at_fork(after_in_child=_leave_torch_one_thread)
+
+
+def _has(feature: str) -> bool:
+    """Whether the processor has a feature, by torch's name for the test or by Linux's."""
+    known = getattr(torch.cpu, feature, None)
+    return known() if known else feature in _processor().split()
 
 
 def _processor() -> str:

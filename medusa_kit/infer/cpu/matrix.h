@@ -16,6 +16,20 @@ struct Matrix {  // mirrored in kernels.py
     const float* bias;              // [outputs], or null
 };
 
+template <class F> inline void with_kind(const Matrix& m, F f) {
+    switch (m.kind) {
+        case F32: return f(std::integral_constant<int, F32>{});
+        case BF16: return f(std::integral_constant<int, BF16>{});
+        case INT4: return f(std::integral_constant<int, INT4>{});
+        case INT8: return f(std::integral_constant<int, INT8>{});
+        case INT8_OFFSET: return f(std::integral_constant<int, INT8_OFFSET>{});
+        case INT8_FINE: return f(std::integral_constant<int, INT8_FINE>{});
+        case INT8_FINE_OFFSET: return f(std::integral_constant<int, INT8_FINE_OFFSET>{});
+        case INT4_HALF: return f(std::integral_constant<int, INT4_HALF>{});
+        case INT8_OFFSET_HALF: return f(std::integral_constant<int, INT8_OFFSET_HALF>{});
+    }
+}
+
 constexpr int OCTET = 8;
 constexpr bool is_int4(int kind) { return kind == INT4 || kind == INT4_HALF; }
 constexpr bool is_half(int kind) { return kind >= INT4_HALF; }
@@ -35,6 +49,18 @@ template <int KIND> inline Vec load_scale(const uint8_t* header) {
 }
 template <int KIND> inline Vec load_offset(const uint8_t* header) { return load_scale<KIND>(header + header_bytes(KIND) / 2); }
 inline int64_t padded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+inline void prefetch(const uint8_t* from, int bytes) {
+#if defined(__x86_64__)
+    for (int line = 0; line < bytes; line += 64) _mm_prefetch((const char*)from + line, _MM_HINT_T0);
+#else
+    for (int line = 0; line < bytes; line += 64) __builtin_prefetch(from + line);
+#endif
+}
+
+template <class F, int... I> inline void unroll(F f, std::integer_sequence<int, I...>) {
+    (f(std::integral_constant<int, I>{}), ...);
+}
 
 // Rows of x are multiplied in blocks of at most BLOCK.
 #ifdef __AVX512F__

@@ -1,4 +1,5 @@
 // Sixteen floats at a time: AVX-512, AVX2, or vectors that any g++ or clang++ compiles.
+// MK_INTEGERS: the bits of the registers in which integers.h multiplies, where it can.
 // Compiled with -ffp-contract=off, so that only `fma` is a fused multiply-add.
 #pragma once
 #include <cmath>
@@ -10,7 +11,7 @@ constexpr int LANES = 16;
 #if defined(__AVX512F__) && defined(__AVX512BW__)
 #include <immintrin.h>
 #ifdef __AVX512VNNI__
-#define MK_VNNI
+#define MK_INTEGERS 512
 #define MK_ISA "avx512-vnni"
 #else
 #define MK_ISA "avx512"
@@ -51,7 +52,12 @@ template <int I> inline Vec nibble(Nibbles q) {
 
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include <immintrin.h>
+#define MK_INTEGERS 256
+#ifdef __AVXVNNI__
+#define MK_ISA "avx-vnni"
+#else
 #define MK_ISA "avx2"
+#endif
 struct Vec { __m256 a, b; };
 inline Vec load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 inline void store(float* p, Vec x) { _mm256_storeu_ps(p, x.a); _mm256_storeu_ps(p + 8, x.b); }
@@ -109,7 +115,12 @@ template <int I> inline Vec nibble(Nibbles q) {
 }
 
 #else  // the compiler's vector extension, which it maps to what the machine has
+#if defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD) && !defined(MK_PLAIN)
+#define MK_INTEGERS 128
+#define MK_ISA "neon-dot"
+#else
 #define MK_ISA "plain"
+#endif
 typedef float Floats __attribute__((vector_size(64)));
 typedef int32_t Ints __attribute__((vector_size(64)));
 struct Vec { Floats v; };

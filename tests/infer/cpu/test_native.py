@@ -5,18 +5,18 @@ import ctypes
 import itertools
 import os
 import platform
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from support.gguf.blocks import HALVES
+from support.packed_weights import BLOCKS, KINDS, weights_of
 from support.small_engines import random_prompt
-from support.tiny_models import BLOCKS, MODELS, model_of, weights_of
+from support.tiny_models import MODELS, model_of
 from torch import nn
 
 from medusa_kit.base.model import wrap_model
-from medusa_kit.errors import IncompatibleBaseError
+from medusa_kit.errors import ConfigError, IncompatibleBaseError
 from medusa_kit.infer import backends as backends_module
 from medusa_kit.infer.backends import prepare_backends
 from medusa_kit.infer.cpu import kernels
@@ -24,7 +24,7 @@ from medusa_kit.infer.cpu.decoder import native_decoder
 from medusa_kit.infer.cpu.describe import Unsupported, describe
 from medusa_kit.infer.cpu.gguf_blocks import READERS, blocks_of, read_scales
 from medusa_kit.infer.cpu.linear import NativeLinear, install_native_linears
-from medusa_kit.infer.cpu.packing import pack
+from medusa_kit.infer.cpu.packing import Blocks, pack
 from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.draft import Topology
 from medusa_kit.infer.verifier import Verifier
@@ -35,15 +35,15 @@ pytestmark = pytest.mark.skipif(
 BRANCHING = (-1, 0, 0, 1, 2, 2, 4, 0)
 
 
-def multiply(matrix, x, threads=2):
+def multiply(matrix, x, threads=2, library=None):
     out = torch.empty(len(x), matrix.struct.outputs)
-    kernels.load_library().mk_linear(
+    (library or kernels.load_library()).mk_linear(
         ctypes.byref(matrix.struct), x.data_ptr(), len(x), out.data_ptr(), threads
     )
     return out
 
 
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", *BLOCKS])
+@pytest.mark.parametrize("kind", KINDS)
 def test_products_of_every_kind(kind):
     weights = weights_of(kind)
     bias = torch.randn(37, generator=torch.Generator().manual_seed(3))
@@ -95,29 +95,50 @@ def test_what_is_no_number_does_not_become_one(kind, odd):
     assert not out[1].isfinite().any()
 
 
-ISAS = {
-    "avx512": (("-march=skylake-avx512",), "avx512bw"),
-    "avx2": (("-march=haswell",), "avx2"),
-    "plain": (("-march=x86-64", "-O1"), ""),
-}
+def library_for(isa):
+    """The kernels for an instruction set, if this processor has it."""
+    try:
+        flags = kernels.machine_flags(isa)
+    except ConfigError as error:
+        pytest.skip(str(error))
+    return kernels.declare(ctypes.CDLL(str(kernels.build(flags))))
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="these are flags of x86 compilers")
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", ["plain", "avx2", "avx-vnni", "avx512"])
 def test_other_instruction_sets(isa):
-    """Each gives the same products, within rounding."""
-    flags, needed = ISAS[isa]
-    if needed not in Path("/proc/cpuinfo").read_text():
-        pytest.skip(f"this processor has no {isa}")
-    other = kernels.declare(ctypes.CDLL(str(kernels.build(flags))))
+    """Each gives the same products, within rounding, and a row's own bits beside any others."""
+    other = library_for(isa)
     assert other.mk_isa().decode() == isa
-    for kind in ("int4", "int8+", "int4, wide", "int8", "bfloat16", "float32"):
+    for kind in KINDS:
         weights = weights_of(kind)
         matrix = pack(weights, None, BLOCKS.get(kind))
         x = torch.randn(9, weights.shape[1], generator=torch.Generator().manual_seed(5))
-        out = torch.empty(9, 37)
-        other.mk_linear(ctypes.byref(matrix.struct), x.data_ptr(), 9, out.data_ptr(), 2)
-        assert torch.allclose(out, multiply(matrix, x), atol=1e-4, rtol=1e-5)
+        x[0, 3] = 1000.0  # far above the others of its group
+        out = multiply(matrix, x, library=other)
+        assert torch.allclose(out, multiply(matrix, x), atol=1e-5 * float(out.abs().max()))
+        for rows, threads in itertools.product((1, 2, 3, 4, 5, 7), (1, 3)):
+            few = multiply(matrix, x[:rows].contiguous(), threads, other)
+            assert torch.equal(few, out[:rows]), "a row's bits depend on its neighbours"
+
+
+@pytest.mark.parametrize("isa", ["avx2", "avx-vnni", "avx512-vnni"])
+@pytest.mark.parametrize("kind", ["int4", "int8", "int8 by 16"])
+def test_no_sum_of_integers_overflows(isa, kind):
+    """The largest codes and numbers, all of one sign, and numbers between two steps of a digit."""
+    other, blocks = library_for(isa), BLOCKS[kind]
+    ends = {"int4": (0, 15), "int8": (-128, 127), "int8 by 16": (-128, 127)}[kind]
+    for end in ends:
+        codes = torch.full_like(blocks.codes_OI, end)
+        ones, none = torch.ones_like(blocks.scales_OQ), torch.zeros_like(blocks.scales_OQ)
+        full = Blocks(codes, ones, None if blocks.offsets_OQ is None else none)
+        matrix = pack(full.expand(), None, full)
+        for number in (1.0, -1.0, 0.99999, 0.75, 2.0**-12, -(2.0**-12), 1 - 2.0**-13):
+            x = torch.full((3, codes.shape[1]), number)
+            x[1, ::2], x[2, 1] = 1.0, 1.0
+            expected = x.double() @ full.expand().double().T
+            out = multiply(matrix, x, library=other).double()
+            assert torch.allclose(out, expected, rtol=1e-6, atol=1e-6 * abs(end)), (end, number)
 
 
 @pytest.mark.parametrize("kind", READERS)

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 import torch
+from support.packed_weights import BLOCKS, weights_of
 from support.tiny_gguf import write_gguf
-from support.tiny_models import BLOCKS, MODELS, model_of, tiny_model, weights_of
+from support.tiny_models import MODELS, model_of, tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdRef
 

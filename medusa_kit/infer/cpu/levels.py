@@ -1,0 +1,102 @@
+"""The C++ sources, their flags, and one library with all levels of x86-64, as wheels have it.
+
+decoder.cpp is compiled once for each level. All symbols of an object file then get the level's
+name as a suffix, also those of inline functions and of the standard library's templates: the linker
+would keep one of equal names, and a processor without AVX-512 could be given its instructions.
+
+Imports the standard library only: setup.py runs this file where nothing is installed.
+"""
+
+import hashlib
+import os
+import re
+import subprocess
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+SOURCES = (
+    "simd.h", "pool.h", "matrix.h", "integers.h", "dots_avx512.h", "dots_avx2.h", "dots_neon.h",
+    "matmul.h", "rows.h", "heads.h", "step.h", "attention_parts.h", "attention.h", "decoder.cpp",
+)  # fmt: skip
+FLAGS = ("-O3", "-std=c++17", "-pthread", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi")
+X86 = {  # names as mk_isa reports them, and as levels.cpp has them
+    "plain": "-march=x86-64",
+    "avx2": "-march=haswell",
+    "avx-vnni": "-march=alderlake",
+    "avx512": "-march=skylake-avx512",
+    "avx512-vnni": "-march=cascadelake",
+}
+LINKED = ("-shared", "-pthread", "-s", "-static-libstdc++", "-Wl,--gc-sections")
+EXPORTED = "{ global: mk_*; local: *; };"
+FOLDER = Path(__file__).parent
+
+
+def digest_of_sources(*more: object) -> str:
+    """Twelve digits of all that a library is made of, and of `more`."""
+    digest = hashlib.sha256(repr((FLAGS, *more)).encode())
+    for name in SOURCES:
+        digest.update((FOLDER / name).read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def packaged_library(folder: Path = FOLDER) -> Path:
+    """Where a wheel has the library with all levels, if it has one of exactly these sources."""
+    own = (FOLDER / "levels.cpp").read_text(encoding="utf-8")
+    return folder / f"kernels_{digest_of_sources(X86, LINKED, own)}.so"
+
+
+def suffix_of(level: str) -> str:
+    return "_" + level.replace("-", "_")
+
+
+def compile_levels(folder: Path) -> Path:
+    """Writes the library into `folder`, by the compiler that CXX names and the binutils beside it.
+
+    Raises OSError where there is none, and RuntimeError with the output of what failed.
+    """
+    library = packaged_library(folder)
+    with tempfile.TemporaryDirectory() as temporary, ThreadPoolExecutor(os.cpu_count()) as threads:
+        place = Path(temporary)
+        objects = list(threads.map(lambda level: _compile(level, place), X86))
+        dispatch = place / "levels.o"
+        _run(_compiler(), *FLAGS, "-fPIC", "-c", FOLDER / "levels.cpp", "-o", dispatch)
+        exported = place / "exported"
+        exported.write_text(EXPORTED, encoding="utf-8")
+        script = f"-Wl,--version-script={exported}"
+        unfinished = library.with_suffix(".tmp")
+        _run(_compiler(), *objects, dispatch, *LINKED, script, "-o", unfinished)
+    unfinished.replace(library)
+    return library
+
+
+def platform_tag(library: Path) -> str:
+    """The platform of a wheel with this library: manylinux with the glibc that it needs. No other
+    library's version matters, since C++'s own is linked statically."""
+    versions = re.findall(rb"GLIBC_(\d+)\.(\d+)", library.read_bytes())
+    if not versions:
+        return "linux_x86_64"
+    major, minor = max((int(major), int(minor)) for major, minor in versions)
+    return f"manylinux_{major}_{minor}_x86_64"
+
+
+def _compile(level: str, place: Path) -> Path:
+    made = place / f"{level}.o"
+    _run(_compiler(), *FLAGS, "-fPIC", X86[level], "-c", FOLDER / "decoder.cpp", "-o", made)
+    names = {line.split()[-1] for line in _run("nm", "--defined-only", made).splitlines()}
+    renamed = place / f"{level}.names"
+    pairs = (f"{name} {name}{suffix_of(level)}\n" for name in sorted(names))
+    renamed.write_text("".join(pairs), encoding="utf-8")
+    _run("objcopy", f"--redefine-syms={renamed}", made)
+    return made
+
+
+def _compiler() -> str:
+    return os.environ.get("CXX") or "c++"
+
+
+def _run(*command: str | Path) -> str:
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{command[0]} failed: {done.stderr.strip()[-2000:]}")
+    return done.stdout
