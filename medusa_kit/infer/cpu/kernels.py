@@ -17,7 +17,7 @@ from medusa_kit import console
 from medusa_kit.errors import ConfigError, check_count, unknown_value
 from medusa_kit.infer.cpu.shared_library import library_in, opened
 
-SOURCES = ("simd.h", "pool.h", "matrix.h", "vnni.h", "matmul.h", "rows.h", "heads.h", "decoder.cpp")
+SOURCES = ("simd.h", "pool.h", "matrix.h", "integers.h", "dots_avx512.h", "dots_avx2.h", "dots_neon.h", "matmul.h", "rows.h", "heads.h", "decoder.cpp")
 FLAGS = ("-O3", "-std=c++17", "-pthread", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi")
 MAX_ROWS = 256
 WORK_OF_A_THREAD = 2_000_000  # multiplications: some 30 microseconds

@@ -3,19 +3,32 @@
 // Every output is one chain of fused multiply-adds over the inputs in order, whatever the number of
 // rows and threads. So a row's result has the same bits alone and among others.
 #pragma once
-#include "vnni.h"
+#include "integers.h"
+
+// Codes of six bits of sixteen inputs, as bytes in the order of INT8's.
+inline const uint8_t* six_bits(const uint8_t* codes, uint8_t* to) {
+    const uint8_t* high = codes + HIGH_BITS;
+    for (int octet = 0; octet < 2; ++octet)
+        for (int odd = 0; odd < 2; ++odd)
+            for (int i = 0; i < 4 * LANES; ++i)
+                to[(octet * 2 + odd) * 4 * LANES + i] =
+                    (uint8_t)(((codes[octet * 4 * LANES + i] >> 4 * odd & 15) | (high[i] >> 2 * (2 * octet + odd) & 3) << 4) - 32);
+    return to;
+}
 
 // V panels side by side, read eight inputs at a time.
 template <int KIND, int V> struct Panels {
     static constexpr int GROUP = group_of(KIND), BYTES = bytes_a_group(KIND);
     const uint8_t* at[V];
     const uint8_t* codes[V];
+    const uint8_t* factors[V];
     Vec scale[V], offset[V];
     Nibbles nibbles[V];
+    uint8_t whole_codes[V][KIND == INT6_SUPER ? GROUP * LANES : 1];  // of six bits, in eight
 
     Panels(const uint8_t* data, int64_t stride) {
         for (int v = 0; v < V; ++v) {
-            at[v] = codes[v] = data + v * stride;
+            at[v] = codes[v] = factors[v] = data + v * stride;
             scale[v] = offset[v] = splat(0.0f);
         }
     }
@@ -23,20 +36,23 @@ template <int KIND, int V> struct Panels {
     void begin(int octet) {
         const int within = octet % (GROUP / OCTET);
         for (int v = 0; v < V; ++v) {
+            if (is_super(KIND) && octet % (SUPER / OCTET) == 0) {
+                factors[v] = at[v];
+                at[v] += factor_bytes(KIND);
+            }
             if (within == 0) {
-                if (has_scale(KIND)) scale[v] = load_scale<KIND>(at[v]);
-                if (has_offset(KIND)) offset[v] = load_offset<KIND>(at[v]);
+                if (has_scale(KIND)) scale[v] = load_scale<KIND>(at[v], factors[v]);
+                if (has_offset(KIND)) offset[v] = load_offset<KIND>(at[v], factors[v]);
                 codes[v] = at[v] + header_bytes(KIND);
+                if (KIND == INT6_SUPER) codes[v] = six_bits(codes[v], whole_codes[v]);
                 at[v] += BYTES;
-#if defined(__x86_64__)
-                for (int line = 0; line < BYTES; line += 64) _mm_prefetch((const char*)at[v] + 3 * BYTES + line, _MM_HINT_T0);
-#endif
+                prefetch(at[v] + 3 * BYTES, BYTES);
             }
             if (is_int4(KIND)) nibbles[v] = load_nibbles(codes[v]);
         }
     }
     void end() {
-        for (int v = 0; v < V; ++v) codes[v] += octet_bytes(KIND);
+        for (int v = 0; v < V; ++v) codes[v] += KIND == INT6_SUPER ? OCTET * LANES : octet_bytes(KIND);
     }
     template <int I> Vec weight(int v) const {
         if constexpr (KIND == F32) return load((const float*)codes[v] + I * LANES);
@@ -47,10 +63,6 @@ template <int KIND, int V> struct Panels {
         return code * scale[v];
     }
 };
-
-template <class F, int... I> inline void unroll(F f, std::integer_sequence<int, I...>) {
-    (f(std::integral_constant<int, I>{}), ...);
-}
 
 // tile[n][v * 16 ..] for N rows; x_t [inputs, N].
 template <int KIND, int V, int N>
@@ -85,17 +97,19 @@ inline void transpose_rows(const float* x, int rows, int64_t width, int64_t inpu
 }
 
 // Lays rows out for the kind of the weights, as `product` reads them.
-inline void lay_out(const Matrix& m, const float* x, int rows, float* x_t, int part, int parts) {
-    const int group = group_of((int)m.kind);
-    const int64_t inputs = padded(m.inputs, group);
-#ifdef MK_VNNI
-    if (by_vnni((int)m.kind))
-        return (group == 32 ? lay_out_quads<32> : lay_out_quads<16>)(x, rows, m.inputs, inputs, x_t, part, parts);
+template <int KIND>
+inline void lay_out_for(const Matrix& m, const float* x, int rows, float* x_t, int part, int parts) {
+#ifdef MK_INTEGERS
+    if constexpr (by_integers(KIND)) return lay_out_integers<KIND>(x, rows, m.inputs, x_t, part, parts);
+    else
 #endif
-    transpose_rows(x, rows, m.inputs, inputs, x_t, part, parts);
+    transpose_rows(x, rows, m.inputs, padded(m.inputs, group_of(KIND)), x_t, part, parts);
+}
+inline void lay_out(const Matrix& m, const float* x, int rows, float* x_t, int part, int parts) {
+    with_kind(m, [&](auto KIND) { lay_out_for<KIND>(m, x, rows, x_t, part, parts); });
 }
 // The number of floats that rows of `width` take once laid out.
-inline int64_t room_for(int64_t rows, int64_t width) { return rows * padded(width, 32) / 16 * units_a_group(16); }
+inline int64_t room_for(int64_t rows, int64_t width) { return rows * std::max(padded(width, 32), integers_room(width)); }
 
 // For more rows than one block: weights are expanded once into the cache, and every block reads them.
 template <int V, int N>
@@ -140,34 +154,10 @@ inline void multiply_many(const uint8_t* data, int64_t stride, int64_t inputs, c
     }
 }
 
-#ifdef MK_VNNI
-template <int KIND, class Finish>
-inline void product_by_vnni(const Matrix& m, const float* x_q, int rows, int64_t panel, int64_t end, Finish finish) {
-    const int64_t groups = padded(m.inputs, group_of(KIND)) / group_of(KIND);
-    const int64_t inputs = groups * group_of(KIND), stride = groups * bytes_a_group(KIND);
-    const int most = quad_block(rows);
-    alignas(64) float tile[MAX_ROWS * 2 * LANES];
-    for (; rows == 1 && panel + 4 <= end; panel += 4) {
-        multiply_quads<KIND, 4, 1>(m.data + panel * stride, stride, inputs, x_q, tile, 4);
-        finish(panel, 4, tile);
-    }
-    for (; panel < end; panel += 2) {
-        for (int b = 0; b < num_blocks(rows, most); ++b) {
-            const int start = block_start(rows, b, most), n = block_start(rows, b + 1, most) - start;
-            const float* x = x_q + start * groups * units_a_group(group_of(KIND));
-            with_rows(n, [&](auto N) {
-                if constexpr (N <= 4) multiply_quads<KIND, 2, N>(m.data + panel * stride, stride, inputs, x, tile + start * 2 * LANES, 2);
-            });
-        }
-        finish(panel, 2, tile);
-    }
-}
-#endif
-
 template <int KIND, class Finish>
 inline void product_expanded(const Matrix& m, const float* x_t, int rows, int64_t panel, int64_t end, Finish finish) {
     const int64_t inputs = padded(m.inputs, group_of(KIND));
-    const int64_t stride = inputs / group_of(KIND) * bytes_a_group(KIND);
+    const int64_t stride = panel_bytes(KIND, inputs / group_of(KIND));
     alignas(64) float tile[MAX_ROWS * 2 * LANES];
     auto run = [&](auto V, auto N) {
         for (; panel + V <= end; panel += V) {
@@ -196,8 +186,8 @@ template <int KIND, class Finish>
 inline void product_of_kind(const Matrix& m, const float* x_t, int rows, int id, int threads, Finish finish) {
     const int64_t pairs = padded(m.outputs, 2 * LANES) / (2 * LANES);
     const int64_t panel = 2 * (pairs * id / threads), end = 2 * (pairs * (id + 1) / threads);
-#ifdef MK_VNNI
-    if constexpr (by_vnni(KIND)) return product_by_vnni<KIND>(m, x_t, rows, panel, end, finish);
+#ifdef MK_INTEGERS
+    if constexpr (by_integers(KIND)) return product_by_integers<KIND>(m, x_t, rows, panel, end, finish);
     else
 #endif
     return product_expanded<KIND>(m, x_t, rows, panel, end, finish);
@@ -205,17 +195,7 @@ inline void product_of_kind(const Matrix& m, const float* x_t, int rows, int id,
 
 template <class Finish>
 inline void product(const Matrix& m, const float* x_t, int rows, int id, int threads, Finish finish) {
-    switch (m.kind) {
-        case F32: return product_of_kind<F32>(m, x_t, rows, id, threads, finish);
-        case BF16: return product_of_kind<BF16>(m, x_t, rows, id, threads, finish);
-        case INT4: return product_of_kind<INT4>(m, x_t, rows, id, threads, finish);
-        case INT8: return product_of_kind<INT8>(m, x_t, rows, id, threads, finish);
-        case INT8_OFFSET: return product_of_kind<INT8_OFFSET>(m, x_t, rows, id, threads, finish);
-        case INT8_FINE: return product_of_kind<INT8_FINE>(m, x_t, rows, id, threads, finish);
-        case INT8_FINE_OFFSET: return product_of_kind<INT8_FINE_OFFSET>(m, x_t, rows, id, threads, finish);
-        case INT4_HALF: return product_of_kind<INT4_HALF>(m, x_t, rows, id, threads, finish);
-        case INT8_OFFSET_HALF: return product_of_kind<INT8_OFFSET_HALF>(m, x_t, rows, id, threads, finish);
-    }
+    with_kind(m, [&](auto KIND) { product_of_kind<KIND>(m, x_t, rows, id, threads, finish); });
 }
 
 // The usual finish: sets out[row][output] to the result with its bias, or adds that to it.

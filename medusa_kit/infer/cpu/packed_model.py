@@ -20,12 +20,11 @@ from torch import Tensor
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.packed_file import NotUsable, mapped
 from medusa_kit.infer.cpu.packing import (
-    FULL,
     LANES,
     PLAIN,
     PackedMatrix,
     even_panels,
-    header_bytes,
+    fields,
     packed_shape,
 )
 
@@ -208,17 +207,12 @@ def _chosen_numbers(data_UIL: Tensor, ids_R: Tensor) -> Tensor:
 
 
 def _chosen(matrix: PackedMatrix, ids_R: Tensor) -> Tensor:
-    """A group holds scales and offsets lane by lane, then codes as words of four bytes, lane by
-    lane."""
-    kind = int(matrix.struct.kind)
-    header = header_bytes(kind)
-    number = torch.int16 if kind in FULL else torch.int32
-    scales_UQWL = matrix.data.view(number)[..., : header // number.itemsize]
-    codes_UQWL = matrix.data.view(torch.int32)[..., header // 4 :]
-    parts = []
-    for words_UQW in (scales_UQWL, codes_UQWL):
-        words_UQWL = words_UQW.unflatten(2, (-1, LANES))
+    parts, first = [], 0
+    for field in fields(int(matrix.struct.kind)):
+        stored_UQB = matrix.data[..., first : first + field.num_bytes].contiguous()
+        words_UQWL = stored_UQB.view(field.dtype).unflatten(2, (-1, LANES))
         rows_RQW = words_UQWL[ids_R // LANES, :, :, ids_R % LANES]
         panels_ULQW = even_panels(rows_RQW.flatten(1)).unflatten(2, rows_RQW.shape[1:])
         parts.append(panels_ULQW.permute(0, 2, 3, 1).contiguous().view(torch.uint8).flatten(2))
+        first += field.num_bytes
     return torch.cat(parts, dim=2)

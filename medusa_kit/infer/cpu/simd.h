@@ -1,4 +1,5 @@
 // Sixteen floats at a time: AVX-512, AVX2, or vectors that any g++ or clang++ compiles.
+// MK_INTEGERS: the bits of the registers in which integers.h multiplies, where it can.
 // Compiled with -ffp-contract=off, so that only `fma` is a fused multiply-add.
 #pragma once
 #include <cmath>
@@ -10,7 +11,7 @@ constexpr int LANES = 16;
 #if defined(__AVX512F__) && defined(__AVX512BW__)
 #include <immintrin.h>
 #ifdef __AVX512VNNI__
-#define MK_VNNI
+#define MK_INTEGERS 512
 #define MK_ISA "avx512-vnni"
 #else
 #define MK_ISA "avx512"
@@ -32,6 +33,8 @@ inline Vec keep_where_above(Vec a, Vec test, float limit) {
 }
 inline Vec times_power_of_two(Vec a, Vec n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 inline Vec load_half(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
+inline Vec load_bytes(const uint8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)))}; }
+inline Vec load_signed_bytes(const uint8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))}; }
 inline Vec load_bf16(const uint16_t* p) {
     __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
@@ -51,7 +54,12 @@ template <int I> inline Vec nibble(Nibbles q) {
 
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include <immintrin.h>
+#define MK_INTEGERS 256
+#ifdef __AVXVNNI__
+#define MK_ISA "avx-vnni"
+#else
 #define MK_ISA "avx2"
+#endif
 struct Vec { __m256 a, b; };
 inline Vec load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 inline void store(float* p, Vec x) { _mm256_storeu_ps(p, x.a); _mm256_storeu_ps(p + 8, x.b); }
@@ -84,6 +92,14 @@ inline Vec times_power_of_two(Vec x, Vec n) {
 inline Vec load_half(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p + 1))};
 }
+inline Vec load_bytes(const uint8_t* p) {
+    auto half = [](const uint8_t* q) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)q))); };
+    return {half(p), half(p + 8)};
+}
+inline Vec load_signed_bytes(const uint8_t* p) {
+    auto half = [](const uint8_t* q) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)q))); };
+    return {half(p), half(p + 8)};
+}
 inline Vec load_bf16(const uint16_t* p) {
     auto half = [](const uint16_t* q) {
         __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)q));
@@ -109,7 +125,12 @@ template <int I> inline Vec nibble(Nibbles q) {
 }
 
 #else  // the compiler's vector extension, which it maps to what the machine has
+#if defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD) && !defined(MK_PLAIN)
+#define MK_INTEGERS 128
+#define MK_ISA "neon-dot"
+#else
 #define MK_ISA "plain"
+#endif
 typedef float Floats __attribute__((vector_size(64)));
 typedef int32_t Ints __attribute__((vector_size(64)));
 struct Vec { Floats v; };
@@ -138,6 +159,16 @@ inline Vec load_half(const uint16_t* p) {
         const float size = exponent ? std::ldexp(1.0f + fraction / 1024.0f, exponent - 15) : std::ldexp((float)fraction, -24);
         r.v[i] = p[i] >> 15 ? -size : size;
     }
+    return r;
+}
+inline Vec load_bytes(const uint8_t* p) {
+    Vec r;
+    for (int i = 0; i < LANES; ++i) r.v[i] = (float)p[i];
+    return r;
+}
+inline Vec load_signed_bytes(const uint8_t* p) {
+    Vec r;
+    for (int i = 0; i < LANES; ++i) r.v[i] = (float)(int8_t)p[i];
     return r;
 }
 inline Vec load_bf16(const uint16_t* p) {

@@ -1,0 +1,87 @@
+// Dot products of integers by AVX-512 VNNI: four bytes of each of sixteen outputs an instruction.
+#pragma once
+#include "matrix.h"
+
+constexpr int SLICE = 16;  // outputs in one register
+typedef __m512 Part;       // a float of each
+typedef __m512i Whole;     // an integer of each
+
+inline Part part_of(float x) { return _mm512_set1_ps(x); }
+inline Part load_part(const float* p) { return _mm512_loadu_ps(p); }
+inline Part load_part(const uint16_t* halves) { return load_half(halves).v; }
+template <bool SIGNED> inline Part load_bytes_part(const uint8_t* bytes) {
+    return SIGNED ? load_signed_bytes(bytes).v : load_bytes(bytes).v;
+}
+inline void store_part(float* p, Part x) { _mm512_storeu_ps(p, x); }
+inline Part times(Part x, Part y) { return _mm512_mul_ps(x, y); }
+inline Part fused(Part x, Part y, Part z) { return _mm512_fmadd_ps(x, y, z); }
+inline Part to_part(Whole x) { return _mm512_cvtepi32_ps(x); }
+inline Whole whole_of(int32_t x) { return _mm512_set1_epi32(x); }
+inline Whole plus(Whole x, Whole y) { return _mm512_add_epi32(x, y); }
+inline Whole times_256(Whole x) { return _mm512_slli_epi32(x, 8); }
+
+// A group's numbers are cut into three signed bytes, and codes read as unsigned bytes in two pieces
+// of four inputs: 0, 2, 4, 6 and 1, 3, 5, 7 of each eight. Digits: for every sixteen inputs [3][4].
+template <int KIND> struct Dots {
+    static constexpr int DIGITS = 3, PIECES = 2, DIGITS_APART = 4, UNITS = DIGITS * group_of(KIND) / 4;
+    static constexpr int PANELS_OF_ONE_ROW = 4, PANELS = 2;  // multiplied at once
+    // Rows multiplied at once: four at most stay in registers, and of many rows three are faster.
+    static int rows_at_once(int rows) { return rows <= 4 ? 4 : 3; }
+    static constexpr int MOST_ROWS = 4;
+
+    static constexpr int digits_at(int octet) { return octet / 2 * 4 * DIGITS + octet % 2 * 2; }
+    static Whole first_sum(int32_t initial) {
+        return is_int4(KIND) ? _mm512_setzero_si512() : whole_of(KIND == INT6_SUPER ? initial / 4 : initial);
+    }
+    template <int P> static Whole piece(const uint8_t* codes, int octet) {
+        if constexpr (is_int4(KIND)) {
+            const __m512i words = _mm512_loadu_si512(codes);
+            return _mm512_and_si512(P ? _mm512_srli_epi32(words, 4) : words, _mm512_set1_epi8(15));
+        } else if constexpr (KIND == INT6_SUPER) {
+            const __m512i words = _mm512_loadu_si512(codes), high = _mm512_loadu_si512(codes + HIGH_BITS - octet * 64);
+            const __m512i low = _mm512_and_si512(P ? _mm512_srli_epi32(words, 4) : words, _mm512_set1_epi8(15));
+            const __m512i placed = octet == 0 ? _mm512_slli_epi32(high, P ? 2 : 4) : P ? _mm512_srli_epi32(high, 2) : high;
+            return _mm512_or_si512(low, _mm512_and_si512(placed, _mm512_set1_epi8(48)));
+        } else {
+            return _mm512_xor_si512(_mm512_loadu_si512(codes + 64 * P), _mm512_set1_epi8((char)0x80));
+        }
+    }
+    static Whole add_dots(Whole sum, Whole piece, Whole digit) { return _mm512_dpbusd_epi32(sum, piece, digit); }
+    static Whole total(Whole sum) { return sum; }
+};
+
+// Writes `count` numbers of a group, and zeros after them, as integers.
+template <int KIND> inline void lay_out_group(const float* x, int64_t count, float* to) {
+    constexpr int PARTS = group_of(KIND) / LANES, DIGITS = Dots<KIND>::DIGITS;
+    __m512 part[PARTS];
+    __m512i most = _mm512_setzero_si512();  // as bits, which order absolute numbers, infinity and NaN last
+    for (int i = 0; i < PARTS; ++i) {
+        const int64_t here = std::clamp<int64_t>(count - i * LANES, 0, LANES);
+        part[i] = _mm512_maskz_loadu_ps((__mmask16)((1u << here) - 1), x + (here ? i * LANES : 0));
+        most = _mm512_max_epu32(most, _mm512_castps_si512(_mm512_abs_ps(part[i])));
+    }
+    const GroupScale scale(_mm512_reduce_max_epu32(most));
+    const __m512 inverse = _mm512_set1_ps(scale.inverse);
+    const __m512i by_quad = _mm512_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+    const __m512i by_digit = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    const __m512i bytes = _mm512_broadcast_i32x4(_mm_setr_epi8(2, 6, 10, 14, 1, 5, 9, 13, 0, 4, 8, 12, 3, 7, 11, 15));
+    const __m512i middle = _mm512_set1_epi32(0x808080);
+    int32_t* header = (int32_t*)to;
+    __m512i sums = _mm512_setzero_si512();
+    for (int i = 0; i < PARTS; ++i) {
+        const __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(part[i], inverse));
+        // plus 128 in each byte, whose highest bit then changes: signed bytes that add up to the number
+        __m512i digits = _mm512_xor_si512(_mm512_add_epi32(whole, middle), middle);
+        digits = _mm512_shuffle_epi8(_mm512_permutexvar_epi32(by_quad, digits), bytes);
+        digits = _mm512_permutexvar_epi32(by_digit, digits);
+        _mm512_mask_storeu_epi32(header + HEADER + 4 * DIGITS * i, 0xfff, digits);
+        sums = _mm512_dpbusd_epi32(sums, _mm512_set1_epi8(1), digits);
+    }
+    sums = _mm512_add_epi32(sums, _mm512_shuffle_epi32(sums, _MM_PERM_BADC));
+    sums = _mm512_add_epi32(sums, _mm512_shuffle_epi32(sums, _MM_PERM_CDAB));
+    const int32_t sum[DIGITS] = {_mm_cvtsi128_si32(_mm512_castsi512_si128(sums)),
+                                 _mm_cvtsi128_si32(_mm512_extracti32x4_epi32(sums, 1)),
+                                 _mm_cvtsi128_si32(_mm512_extracti32x4_epi32(sums, 2))};
+    write_header(to, scale.step, 65536, (sum[0] * 256 + sum[1]) * 256 + sum[2]);
+    for (int k = 0; k < DIGITS; ++k) header[4 + k] = -128 * sum[k];  // signed codes are read as code + 128
+}

@@ -1,0 +1,180 @@
+// The products of matmul.h by dot products of integers, for weights of 4 or 8 bits.
+//
+// A group of a row of x becomes 24-bit integers times a power of two, cut into digits that the
+// processor multiplies. The sums of a group are then exact, and scales and offsets apply once a group
+// instead of once a weight. The rounding error is below 2^-23 of the group's largest number, as in
+// float32. As in matmul.h, a row's result has the same bits alone and among others.
+#pragma once
+#include "matrix.h"
+
+#ifdef MK_INTEGERS
+constexpr bool by_integers(int kind) { return has_scale(kind) && (MK_INTEGERS == 512 || kind != INT6_SUPER); }
+
+// One row's share of a group: [step of the upper digit, step of the rest, sum, unused], [3] initial
+// integer sums and one unused, then the digits. A row has its groups side by side.
+constexpr int HEADER = 8;
+inline void write_header(float* to, float step, float upper, int32_t sum) {
+    to[0] = upper * step;
+    to[1] = step;
+    to[2] = (float)((double)sum * step);
+}
+
+inline float power_of_two(int exponent) {  // of a normal number
+    const int32_t bits = (exponent + 127) << 23;
+    float power;
+    std::memcpy(&power, &bits, sizeof power);
+    return power;
+}
+
+// The power of two that makes 24-bit integers of a group.
+struct GroupScale {
+    float inverse, step;
+    explicit GroupScale(uint32_t bits) {  // of the largest absolute number
+        float largest;
+        std::memcpy(&largest, &bits, sizeof largest);
+        const bool odd = bits >= 0x7f800000;  // no number
+        // three signed bytes reach 0.996 of 2^23
+        largest = std::max(odd ? 1.0f : largest, 1e-30f) * 1.004f;
+        uint32_t scaled;
+        std::memcpy(&scaled, &largest, sizeof scaled);
+        const int exponent = std::min((int)(scaled >> 23) - 127, 126) + 1;
+        inverse = power_of_two(23 - exponent);
+        step = odd ? NAN : power_of_two(exponent - 23);
+    }
+};
+
+#if MK_INTEGERS == 512
+#include "dots_avx512.h"
+#elif MK_INTEGERS == 256
+#include "dots_avx2.h"
+#else
+#include "dots_neon.h"
+#endif
+
+template <int KIND> constexpr int64_t units_a_group() { return HEADER + Dots<KIND>::UNITS; }
+inline int64_t integers_room(int64_t width) { return padded(width, 32) / 16 * units_a_group<INT8_FINE>(); }
+
+template <int KIND>
+inline void lay_out_integers(const float* x, int rows, int64_t width, float* x_q, int part, int parts) {
+    constexpr int GROUP = group_of(KIND);
+    const int64_t groups = padded(width, GROUP) / GROUP, from = groups * part / parts, to = groups * (part + 1) / parts;
+    for (int row = 0; row < rows; ++row)
+        for (int64_t g = from; g < to; ++g)
+            lay_out_group<KIND>(x + row * width + g * GROUP, width - g * GROUP, x_q + (row * groups + g) * units_a_group<KIND>());
+}
+
+// Adds a group to the sum of a row: its integers, times scales and step, and its offsets.
+template <int KIND>
+inline Part add_group(Part sum, const Whole* dots, int apart, const float* factors, Part scale, Part offset) {
+    typedef Dots<KIND> D;
+    Whole low = D::total(dots[apart]);
+    if (D::DIGITS == 3) low = plus(times_256(low), D::total(dots[(D::DIGITS - 1) * apart]));
+    Part dot = times(to_part(low), part_of(factors[1]));
+    dot = fused(to_part(D::total(dots[0])), part_of(factors[0]), dot);
+    sum = fused(dot, scale, sum);
+    return has_offset(KIND) ? fused(offset, part_of(factors[2]), sum) : sum;
+}
+
+constexpr int SLICES = LANES / SLICE;  // of a panel
+
+template <int KIND> inline Part load_header(const uint8_t* header, const uint8_t* factors, int slice) {
+    if constexpr (is_super(KIND))
+        return times(load_part((const uint16_t*)factors + slice * SLICE),
+                     load_bytes_part<KIND == INT6_SUPER>(header + slice * SLICE));
+    else if constexpr (scale_bytes(KIND) == 2) return load_part((const uint16_t*)header + slice * SLICE);
+    else return load_part((const float*)header + slice * SLICE);
+}
+
+// tile[n][v * 16 ..] of rows `width` panels wide, for N rows and V panels; x_q from `lay_out`.
+// Unrolled by pragma, so that the sums stay in registers: in memory they cost more than the products.
+template <int KIND, int V, int N>
+inline void multiply_integers(const uint8_t* data, int64_t stride, int64_t inputs, const float* x_q, float* tile, int width) {
+    typedef Dots<KIND> D;
+    constexpr int GROUP = group_of(KIND), BYTES = bytes_a_group(KIND), S = V * SLICES;
+    const int64_t apart = inputs / GROUP * units_a_group<KIND>();  // of rows
+    Part sum[N][S];
+    for (auto& row : sum) for (auto& part : row) part = part_of(0.0f);
+    const uint8_t* factors = data;
+    for (int64_t group = 0; group < inputs / GROUP; ++group, data += BYTES, x_q += units_a_group<KIND>()) {
+        if (is_super(KIND) && group % groups_a_factor(KIND) == 0) {
+            factors = data;
+            data += factor_bytes(KIND);
+        }
+        const int32_t* x = (const int32_t*)x_q;
+        Whole dots[N][D::DIGITS][S];
+#pragma GCC unroll 8
+        for (int n = 0; n < N; ++n)
+#pragma GCC unroll 3
+            for (int k = 0; k < D::DIGITS; ++k)
+#pragma GCC unroll 4
+                for (int s = 0; s < S; ++s) dots[n][k][s] = D::first_sum(x[n * apart + 4 + k]);
+#pragma GCC unroll 4
+        for (int octet = 0; octet < GROUP / OCTET; ++octet) {
+            const int32_t* digits = x + HEADER + D::digits_at(octet);
+            const uint8_t* codes = data + header_bytes(KIND) + octet * octet_bytes(KIND);
+#pragma GCC unroll 4
+            for (int v = 0; v < V; ++v) prefetch(codes + v * stride + 3 * BYTES, octet_bytes(KIND));
+            unroll([&](auto q) {
+                Whole pieces[S];
+#pragma GCC unroll 4
+                for (int s = 0; s < S; ++s)
+                    pieces[s] = D::template piece<q>(codes + s / SLICES * stride + s % SLICES * 4 * SLICE, octet);
+#pragma GCC unroll 8
+                for (int n = 0; n < N; ++n)
+#pragma GCC unroll 3
+                    for (int k = 0; k < D::DIGITS; ++k) {
+                        const Whole digit = whole_of(digits[n * apart + D::DIGITS_APART * k + q]);
+#pragma GCC unroll 4
+                        for (int s = 0; s < S; ++s) dots[n][k][s] = D::add_dots(dots[n][k][s], pieces[s], digit);
+                    }
+            }, std::make_integer_sequence<int, D::PIECES>{});
+        }
+#pragma GCC unroll 4
+        for (int s = 0; s < S; ++s) {
+            const uint8_t* header = data + s / SLICES * stride;
+            const uint8_t* factor = factors + s / SLICES * stride;
+            const Part scale = load_header<KIND>(header, factor, s % SLICES);
+            const Part offset = has_offset(KIND) ? load_header<KIND>(header + header_bytes(KIND) / 2, factor + factor_bytes(KIND) / 2, s % SLICES) : part_of(0.0f);
+#pragma GCC unroll 8
+            for (int n = 0; n < N; ++n) sum[n][s] = add_group<KIND>(sum[n][s], &dots[n][0][s], S, x_q + n * apart, scale, offset);
+        }
+    }
+    for (int n = 0; n < N; ++n) for (int s = 0; s < S; ++s) store_part(tile + n * width * LANES + s * SLICE, sum[n][s]);
+}
+
+// A thread's panels, as `product` of matmul.h.
+template <int KIND, class Finish>
+inline void product_by_integers(const Matrix& m, const float* x_q, int rows, int64_t panel, int64_t end, Finish finish) {
+    typedef Dots<KIND> D;
+    const int64_t groups = padded(m.inputs, group_of(KIND)) / group_of(KIND);
+    const int64_t inputs = groups * group_of(KIND), stride = panel_bytes(KIND, groups);
+    const int most = D::rows_at_once(rows);
+    alignas(64) float tile[MAX_ROWS * 2 * LANES];
+    if constexpr (D::PANELS_OF_ONE_ROW > 2)
+        for (; rows == 1 && panel + D::PANELS_OF_ONE_ROW <= end; panel += D::PANELS_OF_ONE_ROW) {
+            multiply_integers<KIND, D::PANELS_OF_ONE_ROW, 1>(m.data + panel * stride, stride, inputs, x_q, tile, D::PANELS_OF_ONE_ROW);
+            finish(panel, D::PANELS_OF_ONE_ROW, tile);
+        }
+    for (; panel < end; panel += 2) {
+        if (D::PANELS_OF_ONE_ROW == 2 && rows == 1) {
+            multiply_integers<KIND, 2, 1>(m.data + panel * stride, stride, inputs, x_q, tile, 2);
+        } else {
+            for (int v = 0; v < 2; v += D::PANELS)
+                for (int b = 0; b < num_blocks(rows, most); ++b) {
+                    const int start = block_start(rows, b, most), n = block_start(rows, b + 1, most) - start;
+                    const float* x = x_q + start * groups * units_a_group<KIND>();
+                    with_rows(n, [&](auto N) {
+                        if constexpr (N <= D::MOST_ROWS)
+                            multiply_integers<KIND, D::PANELS, N>(m.data + (panel + v) * stride, stride, inputs, x,
+                                                                  tile + start * 2 * LANES + v * LANES, 2);
+                    });
+                }
+        }
+        finish(panel, 2, tile);
+    }
+}
+
+#else
+constexpr bool by_integers(int) { return false; }
+inline int64_t integers_room(int64_t) { return 0; }
+#endif
