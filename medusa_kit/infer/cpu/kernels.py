@@ -17,7 +17,19 @@ from medusa_kit import console
 from medusa_kit.errors import ConfigError, check_count, unknown_value
 from medusa_kit.infer.cpu.shared_library import library_in, opened
 
-SOURCES = ("simd.h", "pool.h", "matrix.h", "integers.h", "dots_avx512.h", "dots_avx2.h", "dots_neon.h", "matmul.h", "rows.h", "heads.h", "decoder.cpp")
+SOURCES = (
+    "simd.h",
+    "pool.h",
+    "matrix.h",
+    "integers.h",
+    "dots_avx512.h",
+    "dots_avx2.h",
+    "dots_neon.h",
+    "matmul.h",
+    "rows.h",
+    "heads.h",
+    "decoder.cpp",
+)
 FLAGS = ("-O3", "-std=c++17", "-pthread", "-ffp-contract=off", "-fvisibility=hidden", "-Wno-psabi")
 MAX_ROWS = 256
 WORK_OF_A_THREAD = 2_000_000  # multiplications: some 30 microseconds
@@ -44,6 +56,7 @@ class Matrix(ctypes.Structure):
 class Layer(ctypes.Structure):
     _fields_ = (
         ("qkv", Matrix), ("out", Matrix), ("gate_up", Matrix), ("down", Matrix),
+        ("values", Matrix),
         ("input_norm", c_void_p), ("after_attention_norm", c_void_p),
         ("before_mlp_norm", c_void_p), ("after_mlp_norm", c_void_p),
         ("q_norm", c_void_p), ("k_norm", c_void_p),

@@ -203,10 +203,11 @@ template <bool ADD> struct Write {
     const Matrix& m;
     float* out;
     int rows;
+    int64_t apart;  // numbers from one row of `out` to the next
     void operator()(int64_t panel, int V, const float* tile) const {
         const int64_t first = panel * LANES, count = std::min<int64_t>(V * LANES, m.outputs - first);
         for (int row = 0; row < rows; ++row) {
-            float* to = out + row * m.outputs + first;
+            float* to = out + row * apart + first;
             const float* from = tile + row * V * LANES;
             for (int64_t o = 0; o < count; ++o) {
                 const float value = m.bias ? from[o] + m.bias[first + o] : from[o];

@@ -29,7 +29,8 @@ from medusa_kit.infer.cpu.packing import (
 )
 
 OUTPUT, EMBEDDING, FINAL_NORM = "output", "embedding", "final_norm"
-MATRICES = ("qkv", "out", "gate_up", "down")
+MATRICES = ("qkv", "out", "gate_up", "down", "values")
+OPTIONAL = "values"  # where they are stored in another form; else a part of qkv
 NORMS = (
     "input_norm", "after_attention_norm", "before_mlp_norm", "after_mlp_norm", "q_norm", "k_norm",
 )  # fmt: skip
@@ -78,7 +79,11 @@ class PackedModel:
         self.windows = [int(layer["window"]) for layer in layers]
         self.rotary_of_layer = [int(layer["rotary"]) for layer in layers]
         self.layers = [
-            {part: self.matrices[f"layers.{i}.{part}"] for part in MATRICES}
+            {
+                part: self.matrices[f"layers.{i}.{part}"]
+                for part in MATRICES
+                if part != OPTIONAL or f"layers.{i}.{part}" in self.matrices
+            }
             for i in range(len(layers))
         ]
         self.norms = [
@@ -97,6 +102,9 @@ class PackedModel:
         expected = {OUTPUT: (info["vocab_size"], hidden)}
         for i in range(len(self.layers)):
             expected |= {f"layers.{i}.{part}": shape for part, shape in shapes.items()}
+            if OPTIONAL in self.layers[i]:
+                expected[f"layers.{i}.qkv"] = (queries + keys, hidden)
+                expected[f"layers.{i}.{OPTIONAL}"] = (keys, hidden)
         for name, shape in expected.items():
             struct = self.matrices[name].struct
             if (struct.outputs, struct.inputs) != shape:
