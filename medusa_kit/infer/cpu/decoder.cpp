@@ -61,7 +61,10 @@ class Run {
 
     void layer(const Layer& l, int64_t index, int id) {
         norm_rows(x.data(), l.input_norm, normed.data(), id);
-        multiply_by(l.qkv, normed.data(), rows, id, Write<false>{l.qkv, qkv.data(), rows});
+        const int64_t wide = queries + 2 * keys;
+        multiply_by(l.qkv, normed.data(), rows, id, Write<false>{l.qkv, qkv.data(), rows, wide});
+        if (l.values.outputs)
+            multiply_by(l.values, normed.data(), rows, id, Write<false>{l.values, qkv.data() + queries + keys, rows, wide});
         place(l, index, id);
         attention->attend(index, l.window, id, p);
         add_branch(l.out, attended.data(), l.after_attention_norm, id);
@@ -88,8 +91,8 @@ class Run {
     }
 
     void add_branch(const Matrix& m, const float* from, const float* norm, int id) {
-        if (!norm) return multiply_by(m, from, rows, id, Write<true>{m, x.data(), rows});
-        multiply_by(m, from, rows, id, Write<false>{m, branch.data(), rows});
+        if (!norm) return multiply_by(m, from, rows, id, Write<true>{m, x.data(), rows, m.outputs});
+        multiply_by(m, from, rows, id, Write<false>{m, branch.data(), rows, m.outputs});
         norm_rows(branch.data(), norm, branch.data(), id);
         for (int row = id; row < rows; row += p.active())
             for (int64_t i = row * d.hidden; i < (row + 1) * d.hidden; ++i) x[i] += branch[i];
@@ -138,7 +141,7 @@ class Run {
             rms_norm(x.data() + s.kept[row] * d.hidden, d.final_norm, d.hidden, d.norm_epsilon, s.hidden_out + row * d.hidden);
         Best& mine = best[id];
         p.barrier(id);
-        const Write<false> write{d.output, s.logits, wanted};
+        const Write<false> write{d.output, s.logits, wanted, d.output.outputs};
         multiply_by(d.output, s.hidden_out, wanted, id, [&](int64_t panel, int V, const float* tile) {
             write(panel, V, tile);
             const int64_t first = panel * LANES, end = std::min<int64_t>(first + V * LANES, d.output.outputs);
@@ -179,7 +182,7 @@ void mk_linear(const Matrix* matrix, const float* x, int rows, float* out, int t
     x_t.resize(room_for(rows, matrix->inputs));
     lay_out(*matrix, x, rows, x_t.data(), 0, 1);
     float* transposed = x_t.data();
-    p.run([&](int id) { product(*matrix, transposed, rows, id, p.active(), Write<false>{*matrix, out, rows}); });
+    p.run([&](int id) { product(*matrix, transposed, rows, id, p.active(), Write<false>{*matrix, out, rows, matrix->outputs}); });
 }
 
 // out [count, inputs] = the rows `ids` of the weights, times a factor. Returns how many were expanded:

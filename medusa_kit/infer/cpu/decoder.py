@@ -164,8 +164,9 @@ class NativeDecoder:
         packed = self.packed
         matrices, norms = packed.layers[number], packed.norms[number]
         pointers = [0 if (norm := norms[name]) is None else norm.data_ptr() for name in NORMS]
+        none = kernels.Matrix()
         return kernels.Layer(
-            *(matrices[name].struct for name in MATRICES), *pointers,
+            *(matrices[name].struct if name in matrices else none for name in MATRICES), *pointers,
             packed.rotary_of_layer[number], packed.windows[number],
         )  # fmt: skip
 

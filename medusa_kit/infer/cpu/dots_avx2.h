@@ -12,6 +12,10 @@ typedef __m256i Whole;    // an integer of each
 inline Part part_of(float x) { return _mm256_set1_ps(x); }
 inline Part load_part(const float* p) { return _mm256_loadu_ps(p); }
 inline Part load_part(const uint16_t* halves) { return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)halves)); }
+template <bool SIGNED> inline Part load_bytes_part(const uint8_t* bytes) {
+    const __m128i eight = _mm_loadl_epi64((const __m128i*)bytes);
+    return _mm256_cvtepi32_ps(SIGNED ? _mm256_cvtepi8_epi32(eight) : _mm256_cvtepu8_epi32(eight));
+}
 inline void store_part(float* p, Part x) { _mm256_storeu_ps(p, x); }
 inline Part times(Part x, Part y) { return _mm256_mul_ps(x, y); }
 inline Part fused(Part x, Part y, Part z) { return _mm256_fmadd_ps(x, y, z); }
@@ -33,7 +37,7 @@ template <int KIND> struct InBytes {
     static int rows_at_once(int) { return MOST_ROWS; }
 
     static constexpr int digits_at(int octet) { return octet * DIGITS * PIECES; }
-    template <int P> static Whole piece(const uint8_t* codes) {
+    template <int P> static Whole piece(const uint8_t* codes, int) {
         if constexpr (is_int4(KIND)) {
             const Whole words = load_whole(codes);
             return _mm256_and_si256(P ? _mm256_srli_epi32(words, 4) : words, _mm256_set1_epi8(15));
@@ -89,7 +93,7 @@ template <int KIND> struct InHalves {
 
     static constexpr int digits_at(int octet) { return octet * DIGITS * PIECES; }
     static Whole first_sum(int32_t) { return _mm256_setzero_si256(); }
-    template <int P> static Whole piece(const uint8_t* codes) {
+    template <int P> static Whole piece(const uint8_t* codes, int) {
         const Whole four = load_whole(codes + P / 2 * 64);
         return P % 2 ? _mm256_and_si256(four, _mm256_set1_epi16((short)0xff00)) : _mm256_slli_epi16(four, 8);
     }

@@ -9,6 +9,9 @@ typedef __m512i Whole;     // an integer of each
 inline Part part_of(float x) { return _mm512_set1_ps(x); }
 inline Part load_part(const float* p) { return _mm512_loadu_ps(p); }
 inline Part load_part(const uint16_t* halves) { return load_half(halves).v; }
+template <bool SIGNED> inline Part load_bytes_part(const uint8_t* bytes) {
+    return SIGNED ? load_signed_bytes(bytes).v : load_bytes(bytes).v;
+}
 inline void store_part(float* p, Part x) { _mm512_storeu_ps(p, x); }
 inline Part times(Part x, Part y) { return _mm512_mul_ps(x, y); }
 inline Part fused(Part x, Part y, Part z) { return _mm512_fmadd_ps(x, y, z); }
@@ -27,11 +30,18 @@ template <int KIND> struct Dots {
     static constexpr int MOST_ROWS = 4;
 
     static constexpr int digits_at(int octet) { return octet / 2 * 4 * DIGITS + octet % 2 * 2; }
-    static Whole first_sum(int32_t initial) { return is_int4(KIND) ? _mm512_setzero_si512() : whole_of(initial); }
-    template <int P> static Whole piece(const uint8_t* codes) {
+    static Whole first_sum(int32_t initial) {
+        return is_int4(KIND) ? _mm512_setzero_si512() : whole_of(KIND == INT6_SUPER ? initial / 4 : initial);
+    }
+    template <int P> static Whole piece(const uint8_t* codes, int octet) {
         if constexpr (is_int4(KIND)) {
             const __m512i words = _mm512_loadu_si512(codes);
             return _mm512_and_si512(P ? _mm512_srli_epi32(words, 4) : words, _mm512_set1_epi8(15));
+        } else if constexpr (KIND == INT6_SUPER) {
+            const __m512i words = _mm512_loadu_si512(codes), high = _mm512_loadu_si512(codes + HIGH_BITS - octet * 64);
+            const __m512i low = _mm512_and_si512(P ? _mm512_srli_epi32(words, 4) : words, _mm512_set1_epi8(15));
+            const __m512i placed = octet == 0 ? _mm512_slli_epi32(high, P ? 2 : 4) : P ? _mm512_srli_epi32(high, 2) : high;
+            return _mm512_or_si512(low, _mm512_and_si512(placed, _mm512_set1_epi8(48)));
         } else {
             return _mm512_xor_si512(_mm512_loadu_si512(codes + 64 * P), _mm512_set1_epi8((char)0x80));
         }

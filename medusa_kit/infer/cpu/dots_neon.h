@@ -11,6 +11,11 @@ typedef int32x4_t Whole;     // an integer of each
 inline Part part_of(float x) { return vdupq_n_f32(x); }
 inline Part load_part(const float* p) { return vld1q_f32(p); }
 inline Part load_part(const uint16_t* halves) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(halves))); }
+template <bool SIGNED> inline Part load_bytes_part(const uint8_t* bytes) {
+    float four[4];
+    for (int i = 0; i < 4; ++i) four[i] = SIGNED ? (float)(int8_t)bytes[i] : (float)bytes[i];
+    return vld1q_f32(four);
+}
 inline void store_part(float* p, Part x) { vst1q_f32(p, x); }
 inline Part times(Part x, Part y) { return vmulq_f32(x, y); }
 inline Part fused(Part x, Part y, Part z) { return vfmaq_f32(z, x, y); }
@@ -28,7 +33,7 @@ template <int KIND> struct Dots {
 
     static constexpr int digits_at(int octet) { return octet * DIGITS * PIECES; }
     static Whole first_sum(int32_t) { return vdupq_n_s32(0); }
-    template <int P> static Whole piece(const uint8_t* codes) {
+    template <int P> static Whole piece(const uint8_t* codes, int) {
         if constexpr (is_int4(KIND)) {
             const uint8x16_t words = vld1q_u8(codes);
             return vreinterpretq_s32_u8(P ? vshrq_n_u8(words, 4) : vandq_u8(words, vdupq_n_u8(15)));

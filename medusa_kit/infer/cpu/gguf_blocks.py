@@ -5,6 +5,8 @@ Blocks are used only if they expand to the weights bit for bit; otherwise wider 
 Shapes: O outputs, I inputs, Q groups of inputs.
 """
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,17 +57,22 @@ class GGUFBlocks:
 
 
 def blocks_in_order(
-    weight_OI: Tensor, scales_OQ: Tensor, offsets_OQ: Tensor | None, num_heads: int = 1
+    weight_OI: Tensor,
+    scales_OQ: Tensor,
+    offsets_OQ: Tensor | None,
+    num_heads: int = 1,
+    factors: tuple[Tensor, ...] = (),
 ) -> Blocks | None:
     """Blocks with these scales that expand to the weights, if there are any. `num_heads`: of
     queries and keys, since GGUF interleaves the two halves of each head in Llama models.
+    `factors`: as of Blocks.
     """
     if weight_OI.shape[1] % scales_OQ.shape[1]:
         return None
     for order in (slice(None), _halves_in_turn(len(weight_OI), num_heads)):
         ordered = None if offsets_OQ is None else offsets_OQ[order]
         if blocks := equal_blocks(weight_OI, scales_OQ[order], ordered):
-            return blocks
+            return replace(blocks, factors=tuple(factor[order] for factor in factors))
     return None
 
 
@@ -116,6 +123,16 @@ def read_scales(tensor: Any, rows: int) -> tuple[Tensor, Tensor | None] | None:
     )
     assert scales_OQ is not None
     return scales_OQ, offsets_OQ
+
+
+def read_factors(tensor: Any, rows: int) -> tuple[Tensor, ...]:
+    """The factors [O, I / 256] of which its scales and offsets are multiples; none for kinds that
+    have none, or whose forms here do not use them."""
+    reader = FACTORS.get(tensor.tensor_type.name)
+    if reader is None:
+        return ()
+    raw = tensor.data.reshape(rows, -1, READERS[tensor.tensor_type.name][0])
+    return tuple(torch.from_numpy(part.reshape(rows, -1)) for part in reader(raw))
 
 
 def equal_blocks(
@@ -179,4 +196,8 @@ READERS = {  # kind -> (bytes of a block, scales and offsets of its groups)
     "Q5_K": (176, _super_blocks),
     "Q6_K": (210, _q6_k),
     **scales.READERS,
+}
+FACTORS: dict[str, Callable[[np.ndarray], list[np.ndarray]]] = {
+    "Q4_K": lambda raw: [_half(raw, 0), -_half(raw, 2)],
+    "Q6_K": lambda raw: [_half(raw, 208)],
 }

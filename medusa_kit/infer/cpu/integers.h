@@ -8,7 +8,7 @@
 #include "matrix.h"
 
 #ifdef MK_INTEGERS
-constexpr bool by_integers(int kind) { return has_scale(kind); }
+constexpr bool by_integers(int kind) { return has_scale(kind) && (MK_INTEGERS == 512 || kind != INT6_SUPER); }
 
 // One row's share of a group: [step of the upper digit, step of the rest, sum, unused], [3] initial
 // integer sums and one unused, then the digits. A row has its groups side by side.
@@ -77,8 +77,11 @@ inline Part add_group(Part sum, const Whole* dots, int apart, const float* facto
 
 constexpr int SLICES = LANES / SLICE;  // of a panel
 
-template <int KIND> inline Part load_header(const uint8_t* header, int slice) {
-    if constexpr (is_half(KIND)) return load_part((const uint16_t*)header + slice * SLICE);
+template <int KIND> inline Part load_header(const uint8_t* header, const uint8_t* factors, int slice) {
+    if constexpr (is_super(KIND))
+        return times(load_part((const uint16_t*)factors + slice * SLICE),
+                     load_bytes_part<KIND == INT6_SUPER>(header + slice * SLICE));
+    else if constexpr (scale_bytes(KIND) == 2) return load_part((const uint16_t*)header + slice * SLICE);
     else return load_part((const float*)header + slice * SLICE);
 }
 
@@ -91,7 +94,12 @@ inline void multiply_integers(const uint8_t* data, int64_t stride, int64_t input
     const int64_t apart = inputs / GROUP * units_a_group<KIND>();  // of rows
     Part sum[N][S];
     for (auto& row : sum) for (auto& part : row) part = part_of(0.0f);
+    const uint8_t* factors = data;
     for (int64_t group = 0; group < inputs / GROUP; ++group, data += BYTES, x_q += units_a_group<KIND>()) {
+        if (is_super(KIND) && group % groups_a_factor(KIND) == 0) {
+            factors = data;
+            data += factor_bytes(KIND);
+        }
         const int32_t* x = (const int32_t*)x_q;
         Whole dots[N][D::DIGITS][S];
 #pragma GCC unroll 8
@@ -110,7 +118,7 @@ inline void multiply_integers(const uint8_t* data, int64_t stride, int64_t input
                 Whole pieces[S];
 #pragma GCC unroll 4
                 for (int s = 0; s < S; ++s)
-                    pieces[s] = D::template piece<q>(codes + s / SLICES * stride + s % SLICES * 4 * SLICE);
+                    pieces[s] = D::template piece<q>(codes + s / SLICES * stride + s % SLICES * 4 * SLICE, octet);
 #pragma GCC unroll 8
                 for (int n = 0; n < N; ++n)
 #pragma GCC unroll 3
@@ -124,8 +132,9 @@ inline void multiply_integers(const uint8_t* data, int64_t stride, int64_t input
 #pragma GCC unroll 4
         for (int s = 0; s < S; ++s) {
             const uint8_t* header = data + s / SLICES * stride;
-            const Part scale = load_header<KIND>(header, s % SLICES);
-            const Part offset = has_offset(KIND) ? load_header<KIND>(header + header_bytes(KIND) / 2, s % SLICES) : part_of(0.0f);
+            const uint8_t* factor = factors + s / SLICES * stride;
+            const Part scale = load_header<KIND>(header, factor, s % SLICES);
+            const Part offset = has_offset(KIND) ? load_header<KIND>(header + header_bytes(KIND) / 2, factor + factor_bytes(KIND) / 2, s % SLICES) : part_of(0.0f);
 #pragma GCC unroll 8
             for (int n = 0; n < N; ++n) sum[n][s] = add_group<KIND>(sum[n][s], &dots[n][0][s], S, x_q + n * apart, scale, offset);
         }
@@ -138,7 +147,7 @@ template <int KIND, class Finish>
 inline void product_by_integers(const Matrix& m, const float* x_q, int rows, int64_t panel, int64_t end, Finish finish) {
     typedef Dots<KIND> D;
     const int64_t groups = padded(m.inputs, group_of(KIND)) / group_of(KIND);
-    const int64_t inputs = groups * group_of(KIND), stride = groups * bytes_a_group(KIND);
+    const int64_t inputs = groups * group_of(KIND), stride = panel_bytes(KIND, groups);
     const int most = D::rows_at_once(rows);
     alignas(64) float tile[MAX_ROWS * 2 * LANES];
     if constexpr (D::PANELS_OF_ONE_ROW > 2)

@@ -51,6 +51,7 @@ class Matrix(ctypes.Structure):
 class Layer(ctypes.Structure):
     _fields_ = (
         ("qkv", Matrix), ("out", Matrix), ("gate_up", Matrix), ("down", Matrix),
+        ("values", Matrix),
         ("input_norm", c_void_p), ("after_attention_norm", c_void_p),
         ("before_mlp_norm", c_void_p), ("after_mlp_norm", c_void_p),
         ("q_norm", c_void_p), ("k_norm", c_void_p),

@@ -5,17 +5,30 @@
 #pragma once
 #include "integers.h"
 
+// Codes of six bits of sixteen inputs, as bytes in the order of INT8's.
+inline const uint8_t* six_bits(const uint8_t* codes, uint8_t* to) {
+    const uint8_t* high = codes + HIGH_BITS;
+    for (int octet = 0; octet < 2; ++octet)
+        for (int odd = 0; odd < 2; ++odd)
+            for (int i = 0; i < 4 * LANES; ++i)
+                to[(octet * 2 + odd) * 4 * LANES + i] =
+                    (uint8_t)(((codes[octet * 4 * LANES + i] >> 4 * odd & 15) | (high[i] >> 2 * (2 * octet + odd) & 3) << 4) - 32);
+    return to;
+}
+
 // V panels side by side, read eight inputs at a time.
 template <int KIND, int V> struct Panels {
     static constexpr int GROUP = group_of(KIND), BYTES = bytes_a_group(KIND);
     const uint8_t* at[V];
     const uint8_t* codes[V];
+    const uint8_t* factors[V];
     Vec scale[V], offset[V];
     Nibbles nibbles[V];
+    uint8_t whole_codes[V][KIND == INT6_SUPER ? GROUP * LANES : 1];  // of six bits, in eight
 
     Panels(const uint8_t* data, int64_t stride) {
         for (int v = 0; v < V; ++v) {
-            at[v] = codes[v] = data + v * stride;
+            at[v] = codes[v] = factors[v] = data + v * stride;
             scale[v] = offset[v] = splat(0.0f);
         }
     }
@@ -23,10 +36,15 @@ template <int KIND, int V> struct Panels {
     void begin(int octet) {
         const int within = octet % (GROUP / OCTET);
         for (int v = 0; v < V; ++v) {
+            if (is_super(KIND) && octet % (SUPER / OCTET) == 0) {
+                factors[v] = at[v];
+                at[v] += factor_bytes(KIND);
+            }
             if (within == 0) {
-                if (has_scale(KIND)) scale[v] = load_scale<KIND>(at[v]);
-                if (has_offset(KIND)) offset[v] = load_offset<KIND>(at[v]);
+                if (has_scale(KIND)) scale[v] = load_scale<KIND>(at[v], factors[v]);
+                if (has_offset(KIND)) offset[v] = load_offset<KIND>(at[v], factors[v]);
                 codes[v] = at[v] + header_bytes(KIND);
+                if (KIND == INT6_SUPER) codes[v] = six_bits(codes[v], whole_codes[v]);
                 at[v] += BYTES;
                 prefetch(at[v] + 3 * BYTES, BYTES);
             }
@@ -34,7 +52,7 @@ template <int KIND, int V> struct Panels {
         }
     }
     void end() {
-        for (int v = 0; v < V; ++v) codes[v] += octet_bytes(KIND);
+        for (int v = 0; v < V; ++v) codes[v] += KIND == INT6_SUPER ? OCTET * LANES : octet_bytes(KIND);
     }
     template <int I> Vec weight(int v) const {
         if constexpr (KIND == F32) return load((const float*)codes[v] + I * LANES);
@@ -139,7 +157,7 @@ inline void multiply_many(const uint8_t* data, int64_t stride, int64_t inputs, c
 template <int KIND, class Finish>
 inline void product_expanded(const Matrix& m, const float* x_t, int rows, int64_t panel, int64_t end, Finish finish) {
     const int64_t inputs = padded(m.inputs, group_of(KIND));
-    const int64_t stride = inputs / group_of(KIND) * bytes_a_group(KIND);
+    const int64_t stride = panel_bytes(KIND, inputs / group_of(KIND));
     alignas(64) float tile[MAX_ROWS * 2 * LANES];
     auto run = [&](auto V, auto N) {
         for (; panel + V <= end; panel += V) {
@@ -185,10 +203,11 @@ template <bool ADD> struct Write {
     const Matrix& m;
     float* out;
     int rows;
+    int64_t apart;  // numbers from one row of `out` to the next
     void operator()(int64_t panel, int V, const float* tile) const {
         const int64_t first = panel * LANES, count = std::min<int64_t>(V * LANES, m.outputs - first);
         for (int row = 0; row < rows; ++row) {
-            float* to = out + row * m.outputs + first;
+            float* to = out + row * apart + first;
             const float* from = tile + row * V * LANES;
             for (int64_t o = 0; o < count; ++o) {
                 const float value = m.bias ? from[o] + m.bias[first + o] : from[o];

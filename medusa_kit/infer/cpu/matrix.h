@@ -7,12 +7,13 @@
 #include "simd.h"
 
 // The kinds that `packing.py` writes. A group shares a scale (and an offset) for each output;
-// HALF: both in 16 bits, which hold them exactly.
-enum Kind { F32, BF16, INT4, INT8, INT8_OFFSET, INT8_FINE, INT8_FINE_OFFSET, INT4_HALF, INT8_OFFSET_HALF };
+// HALF: both in 16 bits, which hold them exactly. SUPER: both are bytes times 16-bit factors that all
+// groups of 256 inputs share, as in Q4_K and Q6_K of GGUF files.
+enum Kind { F32, BF16, INT4, INT8, INT8_OFFSET, INT8_FINE, INT8_FINE_OFFSET, INT4_HALF, INT8_OFFSET_HALF, INT4_SUPER, INT6_SUPER };
 
 struct Matrix {  // mirrored in kernels.py
     int64_t kind, outputs, inputs;  // as the model has them; panels are padded with zeros
-    const uint8_t* data;            // [panels (an even number)][inputs / group][...]
+    const uint8_t* data;            // [panels (an even number)][inputs / group][...]; SUPER: [panels][inputs / 256][...]
     const float* bias;              // [outputs], or null
 };
 
@@ -27,27 +28,44 @@ template <class F> inline void with_kind(const Matrix& m, F f) {
         case INT8_FINE_OFFSET: return f(std::integral_constant<int, INT8_FINE_OFFSET>{});
         case INT4_HALF: return f(std::integral_constant<int, INT4_HALF>{});
         case INT8_OFFSET_HALF: return f(std::integral_constant<int, INT8_OFFSET_HALF>{});
+        case INT4_SUPER: return f(std::integral_constant<int, INT4_SUPER>{});
+        case INT6_SUPER: return f(std::integral_constant<int, INT6_SUPER>{});
     }
 }
 
 constexpr int OCTET = 8;
-constexpr bool is_int4(int kind) { return kind == INT4 || kind == INT4_HALF; }
-constexpr bool is_half(int kind) { return kind >= INT4_HALF; }
+constexpr bool is_int4(int kind) { return kind == INT4 || kind == INT4_HALF || kind == INT4_SUPER; }
+constexpr bool is_super(int kind) { return kind >= INT4_SUPER; }
 constexpr bool has_scale(int kind) { return kind >= INT4; }
-constexpr bool has_offset(int kind) { return has_scale(kind) && kind != INT8 && kind != INT8_FINE; }
+constexpr bool has_offset(int kind) { return has_scale(kind) && kind != INT8 && kind != INT8_FINE && kind != INT6_SUPER; }
 constexpr int group_of(int kind) {
-    return !has_scale(kind) ? OCTET : kind == INT8_FINE || kind == INT8_FINE_OFFSET ? 16 : 32;
+    return !has_scale(kind) ? OCTET : kind == INT8_FINE || kind == INT8_FINE_OFFSET || kind == INT6_SUPER ? 16 : 32;
 }
-constexpr int header_bytes(int kind) { return LANES * (is_half(kind) ? 2 : 4) * (has_scale(kind) + has_offset(kind)); }
-constexpr int octet_bytes(int kind) {  // of the codes of eight inputs of a panel
-    return OCTET * LANES * (kind == F32 ? 8 : kind == BF16 ? 4 : is_int4(kind) ? 1 : 2) / 2;
+constexpr int scale_bytes(int kind) { return is_super(kind) ? 1 : kind >= INT4_HALF ? 2 : 4; }
+constexpr int header_bytes(int kind) { return LANES * scale_bytes(kind) * (has_scale(kind) + has_offset(kind)); }
+constexpr int octet_bytes(int kind) {  // of the codes of eight inputs of a panel; of six bits, the lower four
+    return OCTET * LANES * (kind == F32 ? 8 : kind == BF16 ? 4 : is_int4(kind) || kind == INT6_SUPER ? 1 : 2) / 2;
 }
-constexpr int bytes_a_group(int kind) { return header_bytes(kind) + group_of(kind) / OCTET * octet_bytes(kind); }
-template <int KIND> inline Vec load_scale(const uint8_t* header) {
-    if constexpr (is_half(KIND)) return load_half((const uint16_t*)header);
-    return load((const float*)header);
+constexpr int HIGH_BITS = OCTET * LANES;  // where the upper two bits of a group's six lie among its codes
+constexpr int code_bytes(int kind) { return group_of(kind) / OCTET * octet_bytes(kind) + (kind == INT6_SUPER ? HIGH_BITS / 2 : 0); }
+constexpr int bytes_a_group(int kind) { return header_bytes(kind) + code_bytes(kind); }
+constexpr int SUPER = 256;  // inputs that share factors
+constexpr int factor_bytes(int kind) { return is_super(kind) ? LANES * 2 * (1 + has_offset(kind)) : 0; }
+constexpr int groups_a_factor(int kind) { return SUPER / group_of(kind); }
+// Of a panel, where `groups` fill whole factors.
+constexpr int64_t panel_bytes(int kind, int64_t groups) {
+    return groups * bytes_a_group(kind) + (is_super(kind) ? groups / groups_a_factor(kind) * factor_bytes(kind) : 0);
 }
-template <int KIND> inline Vec load_offset(const uint8_t* header) { return load_scale<KIND>(header + header_bytes(KIND) / 2); }
+// The scale of a group; `factors`: of the SUPER inputs that it is among.
+template <int KIND> inline Vec load_scale(const uint8_t* header, const uint8_t* factors) {
+    if constexpr (KIND == INT4_SUPER) return load_half((const uint16_t*)factors) * load_bytes(header);
+    else if constexpr (is_super(KIND)) return load_half((const uint16_t*)factors) * load_signed_bytes(header);
+    else if constexpr (scale_bytes(KIND) == 2) return load_half((const uint16_t*)header);
+    else return load((const float*)header);
+}
+template <int KIND> inline Vec load_offset(const uint8_t* header, const uint8_t* factors) {
+    return load_scale<KIND>(header + header_bytes(KIND) / 2, factors + factor_bytes(KIND) / 2);
+}
 inline int64_t padded(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 inline void prefetch(const uint8_t* from, int bytes) {

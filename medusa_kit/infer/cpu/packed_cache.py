@@ -30,7 +30,7 @@ from medusa_kit.base.stored_tensors import (
 from medusa_kit.errors import CheckpointError
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.describe import ModelParts, Unsupported, check_family, describe
-from medusa_kit.infer.cpu.gguf_blocks import blocks_in_order, read_scales
+from medusa_kit.infer.cpu.gguf_blocks import blocks_in_order, read_factors, read_scales
 from medusa_kit.infer.cpu.int8_weights import GROUP, int8_blocks, none_fits, report_rounded
 from medusa_kit.infer.cpu.mkl_linear import plain_linears
 from medusa_kit.infer.cpu.packed_file import FileSink, MemorySink, NotUsable, Sink
@@ -274,7 +274,10 @@ class StoredWeights:
         tensor = self._stored.stored[name]
         some = _SomeRows(tensor.data[rows], tensor.tensor_type)
         scales = read_scales(some, len(weight_OI))
-        return None if scales is None else blocks_in_order(weight_OI, *scales, num_heads)
+        if scales is None:
+            return None
+        factors = read_factors(some, len(weight_OI))
+        return blocks_in_order(weight_OI, *scales, num_heads, factors)
 
     def _read(self, name: str) -> Tensor:
         tensor = self._stored.read(name)

@@ -20,17 +20,17 @@ from torch import Tensor
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.packed_file import NotUsable, mapped
 from medusa_kit.infer.cpu.packing import (
-    FULL,
     LANES,
     PLAIN,
     PackedMatrix,
     even_panels,
-    header_bytes,
+    fields,
     packed_shape,
 )
 
 OUTPUT, EMBEDDING, FINAL_NORM = "output", "embedding", "final_norm"
-MATRICES = ("qkv", "out", "gate_up", "down")
+MATRICES = ("qkv", "out", "gate_up", "down", "values")
+OPTIONAL = "values"  # where they are stored in another form; else a part of qkv
 NORMS = (
     "input_norm", "after_attention_norm", "before_mlp_norm", "after_mlp_norm", "q_norm", "k_norm",
 )  # fmt: skip
@@ -79,7 +79,11 @@ class PackedModel:
         self.windows = [int(layer["window"]) for layer in layers]
         self.rotary_of_layer = [int(layer["rotary"]) for layer in layers]
         self.layers = [
-            {part: self.matrices[f"layers.{i}.{part}"] for part in MATRICES}
+            {
+                part: self.matrices[f"layers.{i}.{part}"]
+                for part in MATRICES
+                if part != OPTIONAL or f"layers.{i}.{part}" in self.matrices
+            }
             for i in range(len(layers))
         ]
         self.norms = [
@@ -98,6 +102,9 @@ class PackedModel:
         expected = {OUTPUT: (info["vocab_size"], hidden)}
         for i in range(len(self.layers)):
             expected |= {f"layers.{i}.{part}": shape for part, shape in shapes.items()}
+            if OPTIONAL in self.layers[i]:
+                expected[f"layers.{i}.qkv"] = (queries + keys, hidden)
+                expected[f"layers.{i}.{OPTIONAL}"] = (keys, hidden)
         for name, shape in expected.items():
             struct = self.matrices[name].struct
             if (struct.outputs, struct.inputs) != shape:
@@ -208,17 +215,12 @@ def _chosen_numbers(data_UIL: Tensor, ids_R: Tensor) -> Tensor:
 
 
 def _chosen(matrix: PackedMatrix, ids_R: Tensor) -> Tensor:
-    """A group holds scales and offsets lane by lane, then codes as words of four bytes, lane by
-    lane."""
-    kind = int(matrix.struct.kind)
-    header = header_bytes(kind)
-    number = torch.int16 if kind in FULL else torch.int32
-    scales_UQWL = matrix.data.view(number)[..., : header // number.itemsize]
-    codes_UQWL = matrix.data.view(torch.int32)[..., header // 4 :]
-    parts = []
-    for words_UQW in (scales_UQWL, codes_UQWL):
-        words_UQWL = words_UQW.unflatten(2, (-1, LANES))
+    parts, first = [], 0
+    for field in fields(int(matrix.struct.kind)):
+        stored_UQB = matrix.data[..., first : first + field.num_bytes].contiguous()
+        words_UQWL = stored_UQB.view(field.dtype).unflatten(2, (-1, LANES))
         rows_RQW = words_UQWL[ids_R // LANES, :, :, ids_R % LANES]
         panels_ULQW = even_panels(rows_RQW.flatten(1)).unflatten(2, rows_RQW.shape[1:])
         parts.append(panels_ULQW.permute(0, 2, 3, 1).contiguous().view(torch.uint8).flatten(2))
+        first += field.num_bytes
     return torch.cat(parts, dim=2)

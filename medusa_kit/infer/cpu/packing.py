@@ -6,7 +6,7 @@ the weights are bfloat16 numbers (most checkpoints), float32 otherwise.
 Shapes: O outputs, I inputs, U panels of 16 outputs, Q groups of inputs, S inputs of a group.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,30 +18,42 @@ from medusa_kit.infer.cpu.kernels import Matrix
 LANES = 16
 OCTET = 8
 GROUPS = (16, 32)
-INTEGERS = ("int4", "int8", "int8+", "int8 by 16", "int8+ by 16", "int4", "int8+")
+INTEGERS = (
+    "int4", "int8", "int8+", "int8 by 16", "int8+ by 16", "int4", "int8+",
+    "int4 by 256", "int6 by 256",
+)  # fmt: skip
 KINDS = ("float32", "bfloat16", *INTEGERS)
 F32, BF16, INT4, INT8, INT8_OFFSET, INT8_FINE, INT8_FINE_OFFSET = range(7)
 IN_HALVES = {INT4: 7, INT8_OFFSET: 8}  # kind -> the same with 16-bit scales, where that pays
 FULL = {half: kind for kind, half in IN_HALVES.items()}
-FINE = (INT8_FINE, INT8_FINE_OFFSET)
+SUPER_BLOCKS = INT4_SUPER, INT6_SUPER = 9, 10  # 256 inputs of an output share 16-bit factors
+SUPER = 256
+AS_PLAIN_BLOCKS = {INT4_SUPER: INT4, INT6_SUPER: INT8_FINE}
+FINE = (INT8_FINE, INT8_FINE_OFFSET, INT6_SUPER)
+WITHOUT_OFFSETS = (INT8, INT8_FINE, INT6_SUPER)
+FOUR_BITS = (INT4, IN_HALVES[INT4], INT4_SUPER)
 PLAIN = {F32: torch.float32, BF16: torch.bfloat16}
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """w = codes · scales + offsets, group by group: codes_OI int, scales_OQ, offsets_OQ or None."""
+    """w = codes · scales + offsets, group by group: codes_OI int, scales_OQ, offsets_OQ or None.
+
+    `factors`: where scales (and offsets) are whole numbers of at most 8 bits times these, which 256
+    inputs share: [O, I / 256] each, of the scales and of the offsets.
+    """
 
     codes_OI: Tensor
     scales_OQ: Tensor
     offsets_OQ: Tensor | None
+    factors: tuple[Tensor, ...] = ()
 
     @property
     def group(self) -> int:
         return self.codes_OI.shape[1] // self.scales_OQ.shape[1]
 
     def select(self, rows: Tensor) -> "Blocks":
-        offsets = None if self.offsets_OQ is None else self.offsets_OQ[rows]
-        return Blocks(self.codes_OI[rows], self.scales_OQ[rows], offsets)
+        return like(lambda x: x[0][rows], [self])
 
     @property
     def parts(self) -> list[Tensor]:
@@ -50,6 +62,8 @@ class Blocks:
     @property
     def kind(self) -> int:
         kind = self._codes_kind
+        if self.factors and (found := self._super_kind(kind)) is not None:
+            return found
         halves = all(torch.equal(part.half().float(), part.float()) for part in self.parts)
         return IN_HALVES.get(kind, kind) if halves else kind
 
@@ -60,6 +74,22 @@ class Blocks:
             return INT4
         fine = 0 if self.group == 32 else INT8_FINE - INT8
         return (INT8 if self.offsets_OQ is None else INT8_OFFSET) + fine
+
+    def _super_kind(self, kind: int) -> int | None:
+        """The form of shared factors that holds these, of codes that could be of `kind`."""
+        if kind == INT4:
+            return INT4_SUPER
+        least, most = int(self.codes_OI.min()), int(self.codes_OI.max())
+        return INT6_SUPER if kind == INT8_FINE and least >= -32 and most < 32 else None
+
+    def bytes_of_scales(self) -> list[Tensor]:
+        """Scales and offsets as multiples of the factors, whole numbers [O, Q]."""
+        found = []
+        for part_OQ, factor_OS in zip(self.parts, self.factors, strict=True):
+            part_OSG = part_OQ.unflatten(1, (factor_OS.shape[1], -1))
+            divisor_OS1 = torch.where(factor_OS == 0, 1.0, factor_OS)[..., None]
+            found.append((part_OSG / divisor_OS1).round_().to(torch.int16).flatten(1))
+        return found
 
     def expand(self) -> Tensor:
         """weights_OI in float32, by the arithmetic of the kernels."""
@@ -118,9 +148,11 @@ def kind_of(rows: Rows) -> int:
 
 def joint_kind(kinds: Collection[int]) -> int:
     """The smallest form of a matrix whose pieces could take these."""
-    plain = [kind for kind in kinds if kind in PLAIN]
-    if plain:
-        return BF16 if set(kinds) == {BF16} else F32
+    if len(set(kinds)) == 1:
+        return next(iter(kinds))
+    if any(kind in PLAIN for kind in kinds):
+        return F32
+    kinds = [AS_PLAIN_BLOCKS.get(kind, kind) for kind in kinds]
     full = {FULL.get(kind, kind) for kind in kinds}
     kind = full.pop() if len(full) == 1 else INT8_OFFSET  # which holds what INT4 does
     return IN_HALVES[kind] if all(kind in FULL for kind in kinds) else kind
@@ -138,19 +170,38 @@ def packed_shape(kind: int, outputs: int, inputs: int) -> tuple[int, ...]:
     panels = -(-outputs // (2 * LANES)) * 2
     if kind in PLAIN:
         return (panels, -(-inputs // OCTET) * OCTET, LANES)
-    group = group_of(kind)
-    code_bytes = LANES * group // (2 if FULL.get(kind, kind) == INT4 else 1)
-    return (panels, inputs // group, header_bytes(kind) + code_bytes)
+    whole = SUPER if kind in SUPER_BLOCKS else group_of(kind)
+    return (panels, inputs // whole, sum(field.num_bytes for field in fields(kind)))
 
 
 def group_of(kind: int) -> int:
     return 16 if kind in FINE else 32
 
 
-def header_bytes(kind: int) -> int:
-    """Bytes of the scales and offsets of a group of inputs of a panel."""
-    numbers = 1 if kind in (INT8, INT8_FINE) else 2
-    return LANES * numbers * (2 if kind in FULL else 4)
+@dataclass(frozen=True)
+class Field:
+    """`count` numbers of each of the sixteen lanes of a panel, side by side for each number."""
+
+    dtype: torch.dtype
+    count: int
+
+    @property
+    def num_bytes(self) -> int:
+        return LANES * self.count * self.dtype.itemsize
+
+
+def fields(kind: int) -> list[Field]:
+    """What lies one after the other in a panel for the inputs that belong together: a group of
+    them, or all that share factors."""
+    numbers = 1 if kind in WITHOUT_OFFSETS else 2
+    words = Field(torch.int32, group_of(kind) // (8 if kind in FOUR_BITS else 4))
+    if kind not in SUPER_BLOCKS:
+        scales = Field(torch.float16 if kind in FULL else torch.float32, numbers)
+        return [scales, words]
+    if kind == INT6_SUPER:  # lower four bits, then the upper two
+        words = Field(torch.int32, 3)
+    groups = [Field(torch.uint8, numbers), words] * (SUPER // group_of(kind))
+    return [Field(torch.float16, numbers), *groups]
 
 
 def expanded(rows: Rows) -> Tensor:
@@ -176,22 +227,23 @@ def interleaved(first_OI: Tensor, second_OI: Tensor) -> Tensor:
 
 
 def interleaved_blocks(first: Blocks, second: Blocks) -> Blocks:
-    both_offsets = None
-    if first.offsets_OQ is not None and second.offsets_OQ is not None:
-        both_offsets = interleaved(first.offsets_OQ, second.offsets_OQ)
-    return Blocks(
-        interleaved(first.codes_OI, second.codes_OI),
-        interleaved(first.scales_OQ, second.scales_OQ),
-        both_offsets,
-    )
+    return like(lambda x: interleaved(*x), [first, second])
 
 
 def joined_blocks(parts: list[Blocks]) -> Blocks:
+    return like(torch.cat, parts)
+
+
+def like(arrange: Callable[[list[Tensor]], Tensor], parts: Sequence[Blocks]) -> Blocks:
+    """Blocks whose rows are those of the parts, arranged."""
     offsets = [part.offsets_OQ for part in parts if part.offsets_OQ is not None]
+    shared = all(part.factors for part in parts)
+    factors = zip(*(part.factors for part in parts), strict=True) if shared else ()
     return Blocks(
-        torch.cat([part.codes_OI for part in parts]),
-        torch.cat([part.scales_OQ for part in parts]),
-        torch.cat(offsets) if offsets else None,
+        arrange([part.codes_OI for part in parts]),
+        arrange([part.scales_OQ for part in parts]),
+        arrange(offsets) if offsets else None,
+        tuple(arrange(list(same)) for same in factors),
     )
 
 
@@ -218,20 +270,52 @@ def _pack_plain(weight_OI: Tensor) -> Tensor:
 
 
 def _pack_blocks(blocks: Blocks, kind: int) -> Tensor:
-    """[U, Q, bytes]: scales, offsets, codes of a group, lane by lane."""
+    """[U, Q, bytes]: scales, offsets, codes of a group, lane by lane; with shared factors
+    [U, I / 256, bytes]: these and then the groups."""
     codes_UQSL = even_panels(blocks.codes_OI).unflatten(2, (-1, blocks.group)).permute(0, 2, 3, 1)
-    if kind in (INT4, IN_HALVES[INT4]):
-        octets = codes_UQSL.unflatten(2, (-1, OCTET))  # [U, Q, S / 8, 8, 16]
-        words = torch.zeros(octets.shape[:3] + octets.shape[4:], dtype=torch.int32)
-        for place in range(OCTET):
-            words |= octets[:, :, :, place].to(torch.int32) << 4 * place
-        code_bytes = words.view(torch.uint8).flatten(2)
-    else:  # for each octet: a lane's even inputs in four bytes, then its odd ones
-        octets = codes_UQSL.to(torch.int8).unflatten(2, (-1, OCTET // 2, 2))
-        code_bytes = octets.permute(0, 1, 2, 4, 5, 3).contiguous().view(torch.uint8).flatten(2)
-    number = torch.float16 if kind in IN_HALVES.values() else torch.float32
-    headers = [
-        even_panels(part.to(number)).transpose(1, 2).contiguous().view(torch.uint8)
-        for part in blocks.parts
+    if kind in FOUR_BITS:
+        code_bytes = _nibbles(codes_UQSL)
+    elif kind == INT6_SUPER:
+        code_bytes = _six_bits(codes_UQSL + 32)
+    else:
+        code_bytes = _by_quads(codes_UQSL).flatten(2)
+    if kind not in SUPER_BLOCKS:
+        headers = _lanes(blocks.parts, torch.float16 if kind in FULL else torch.float32)
+        return torch.cat([*headers, code_bytes], dim=2).contiguous()
+    whole = torch.cat([*_lanes(blocks.bytes_of_scales(), torch.uint8), code_bytes], dim=2)
+    factors = _lanes(blocks.factors, torch.float16)
+    groups = whole.unflatten(1, (factors[0].shape[1], -1)).flatten(2)
+    return torch.cat([*factors, groups], dim=2).contiguous()
+
+
+def _lanes(parts: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """[U, Q, bytes of 16 lanes] of each [O, Q]."""
+    return [
+        even_panels(part.to(dtype)).transpose(1, 2).contiguous().view(torch.uint8) for part in parts
     ]
-    return torch.cat([*headers, code_bytes], dim=2).contiguous()
+
+
+def _nibbles(codes_UQSL: Tensor) -> Tensor:
+    """Four bits of each of eight inputs of a lane in a word."""
+    octets = codes_UQSL.unflatten(2, (-1, OCTET))  # [U, Q, S / 8, 8, 16]
+    words = torch.zeros(octets.shape[:3] + octets.shape[4:], dtype=torch.int32)
+    for place in range(OCTET):
+        words |= (octets[:, :, :, place].to(torch.int32) & 15) << 4 * place
+    return words.view(torch.uint8).flatten(2)
+
+
+def _by_quads(codes_UQSL: Tensor) -> Tensor:
+    """For each octet: a lane's even inputs in four bytes, then its odd ones."""
+    octets = codes_UQSL.to(torch.int8).unflatten(2, (-1, OCTET // 2, 2))
+    return octets.permute(0, 1, 2, 4, 5, 3).contiguous().view(torch.uint8)
+
+
+def _six_bits(codes_UQSL: Tensor) -> Tensor:
+    """The lower four bits as `_nibbles`, then the upper two: of the even inputs of the first octet
+    in the lowest bits of four bytes, of its odd ones in the next, then of the second octet."""
+    quads = _by_quads(codes_UQSL >> 4).flatten(3, 3)  # [U, Q, octet, odd, lane, 4 bytes]
+    high = torch.zeros(quads.shape[:2] + quads.shape[4:], dtype=torch.uint8)
+    for octet in range(2):
+        for odd in range(2):
+            high |= quads[:, :, octet, odd] << 2 * (2 * octet + odd)
+    return torch.cat([_nibbles(codes_UQSL), high.flatten(2)], dim=2)

@@ -27,6 +27,7 @@ from medusa_kit.infer.cpu.packed_model import (
 from medusa_kit.infer.cpu.packing import (
     PLAIN,
     Rows,
+    alike,
     interleaved_rows,
     joined,
     joint_kind,
@@ -104,6 +105,8 @@ class Packing:
             raise Unsupported("a gated MLP with biases")
         qkv = [layer.queries, layer.keys, layer.values]
         rows = [self.weights.whole(linear, heads.get(linear, 1)) for linear in qkv]
+        if alike(rows) is None and alike(rows[:2]) is not None:  # as in llama.cpp's Q4_K_M
+            self._matrix(f"{name}values", rows.pop(), qkv.pop().bias)
         self._matrix(f"{name}qkv", joined(rows), _joined_bias(qkv))
         self._matrix(f"{name}out", self.weights.whole(layer.out), layer.out.bias)
         both = interleaved_rows(self.weights.whole(layer.gate), self.weights.whole(layer.up))

@@ -4,7 +4,7 @@
 
 template <int KIND> inline void expand_row(const Matrix& m, int64_t row, float factor, float* out) {
     const int64_t groups = padded(m.inputs, group_of(KIND)) / group_of(KIND);
-    Panels<KIND, 1> panels(m.data + row / LANES * groups * bytes_a_group(KIND), 0);
+    Panels<KIND, 1> panels(m.data + row / LANES * panel_bytes(KIND, groups), 0);
     const int lane = (int)(row % LANES);
     float eight[OCTET][LANES];
     for (int64_t first = 0; first < m.inputs; first += OCTET) {
@@ -17,15 +17,5 @@ template <int KIND> inline void expand_row(const Matrix& m, int64_t row, float f
 }
 
 inline void expand_row(const Matrix& m, int64_t row, float factor, float* out) {
-    switch (m.kind) {
-        case F32: return expand_row<F32>(m, row, factor, out);
-        case BF16: return expand_row<BF16>(m, row, factor, out);
-        case INT4: return expand_row<INT4>(m, row, factor, out);
-        case INT8: return expand_row<INT8>(m, row, factor, out);
-        case INT8_OFFSET: return expand_row<INT8_OFFSET>(m, row, factor, out);
-        case INT8_FINE: return expand_row<INT8_FINE>(m, row, factor, out);
-        case INT8_FINE_OFFSET: return expand_row<INT8_FINE_OFFSET>(m, row, factor, out);
-        case INT4_HALF: return expand_row<INT4_HALF>(m, row, factor, out);
-        case INT8_OFFSET_HALF: return expand_row<INT8_OFFSET_HALF>(m, row, factor, out);
-    }
+    with_kind(m, [&](auto KIND) { expand_row<KIND>(m, row, factor, out); });
 }

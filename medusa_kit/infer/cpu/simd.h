@@ -33,6 +33,8 @@ inline Vec keep_where_above(Vec a, Vec test, float limit) {
 }
 inline Vec times_power_of_two(Vec a, Vec n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 inline Vec load_half(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
+inline Vec load_bytes(const uint8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)))}; }
+inline Vec load_signed_bytes(const uint8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)))}; }
 inline Vec load_bf16(const uint16_t* p) {
     __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
     return {_mm512_castsi512_ps(_mm512_slli_epi32(wide, 16))};
@@ -89,6 +91,14 @@ inline Vec times_power_of_two(Vec x, Vec n) {
 }
 inline Vec load_half(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p + 1))};
+}
+inline Vec load_bytes(const uint8_t* p) {
+    auto half = [](const uint8_t* q) { return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)q))); };
+    return {half(p), half(p + 8)};
+}
+inline Vec load_signed_bytes(const uint8_t* p) {
+    auto half = [](const uint8_t* q) { return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)q))); };
+    return {half(p), half(p + 8)};
 }
 inline Vec load_bf16(const uint16_t* p) {
     auto half = [](const uint16_t* q) {
@@ -149,6 +159,16 @@ inline Vec load_half(const uint16_t* p) {
         const float size = exponent ? std::ldexp(1.0f + fraction / 1024.0f, exponent - 15) : std::ldexp((float)fraction, -24);
         r.v[i] = p[i] >> 15 ? -size : size;
     }
+    return r;
+}
+inline Vec load_bytes(const uint8_t* p) {
+    Vec r;
+    for (int i = 0; i < LANES; ++i) r.v[i] = (float)p[i];
+    return r;
+}
+inline Vec load_signed_bytes(const uint8_t* p) {
+    Vec r;
+    for (int i = 0; i < LANES; ++i) r.v[i] = (float)(int8_t)p[i];
     return r;
 }
 inline Vec load_bf16(const uint16_t* p) {

@@ -4,6 +4,7 @@
 
 struct Layer {  // mirrored in kernels.py; a norm's weight is null where the family has none
     Matrix qkv, out, gate_up, down;
+    Matrix values;  // where they have a form of their own and qkv is queries and keys; else of no outputs
     const float *input_norm, *after_attention_norm, *before_mlp_norm, *after_mlp_norm, *q_norm, *k_norm;
     int64_t rotary, window;  // which of the step's rotary tables; 0 for no window
 };
