@@ -235,7 +235,7 @@ def test_memory_is_bounded_by_a_piece(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(packed_cache, "skeleton_of", lambda config: skeleton)
     with (tmp_path / "packed").open("wb") as file, Alive() as alive:
         packed_cache._packed(tmp_path, model.config, "checkpoint", FileSink(file))
-    assert 320 * 96 * 2 < alive.most < model.lm_head.weight.nbytes / 2
+    assert alive.most < model.lm_head.weight.nbytes, "one table of two, in half of float32"
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", *BLOCKS])
