@@ -123,7 +123,7 @@ class PackedModel:
     @property
     def step_matrices(self) -> list[PackedMatrix]:
         """Those that a step reads whole."""
-        return [*(matrix for layer in self.layers for matrix in layer.values()), self.output]
+        return [self.output, *(matrix for layer in self.layers for matrix in layer.values())]
 
     def input_rows(self, ids_X: Tensor) -> Tensor:
         """Rows of the input embedding as the checkpoint has them, [X, E]."""

@@ -87,7 +87,7 @@ def test_a_step_in_c_equals_torch_on_the_rounded_model() -> None:
     engine = build_engine(base, weights="int8")
     native = engine.verifier
     assert isinstance(native, NativeVerifier)
-    kinds = [matrix.kind for matrix in native.native._packer.matrices]
+    kinds = [matrix.kind for matrix in native.native.packed.step_matrices]
     assert kinds == ["int8", *["int8", "int8", "int8", "float32"] * 3]  # 48 inputs stay
     assert torch.equal(base.model.get_input_embeddings().weight, kept)
     output = base.output_embedding.weight

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.native_models import BLOCKS, MODELS, model_of, weights_of
 from support.small_engines import random_prompt
+from support.tiny_models import BLOCKS, MODELS, model_of, weights_of
 from torch import nn
 
 from medusa_kit.base.model import wrap_model

@@ -1,15 +1,15 @@
 """The file of packed weights: damaged ones are made again, and where none can be written the model
 is packed into memory."""
 
+import contextlib
 import errno
-import subprocess
-import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from support.native_models import model_of
+from support.tiny_models import model_of
 
 from medusa_kit.infer.cpu import kernels, packed_cache
 from medusa_kit.infer.cpu.packed_cache import FILE, packed_folder, packed_model
@@ -190,43 +190,42 @@ def test_what_cannot_run_leaves_no_file(folder: Path, config: Any, tmp_path: Pat
     assert not list(tmp_path.glob("cache/packed/*/*"))
 
 
-PROCESS = """
-import sys
-from pathlib import Path
-from transformers import AutoConfig
-from medusa_kit.infer.cpu import packed_cache
+def test_those_that_come_at_once_pack_once(
+    folder: Path, config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In two threads here: the lock is one between processes (tests/base/test_gguf_cache.py)."""
+    packed, together, made, found = packed_cache._packed, threading.Barrier(2), [], []
 
-packed = packed_cache._packed
+    def slowly(*arguments: Any) -> Any:
+        with contextlib.suppress(threading.BrokenBarrierError):
+            together.wait(timeout=0.3)  # without a lock both are here at the same time
+        made.append(0)
+        return packed(*arguments)
 
-def slowly(*arguments):
-    print("packing", flush=True)
-    sys.stdin.readline()
-    return packed(*arguments)
+    monkeypatch.setattr(packed_cache, "_packed", slowly)
+    threads = [
+        threading.Thread(target=lambda: found.append(packed_model(folder, config)))
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+    assert torch.equal(found[0].output.data, found[1].output.data)
 
-packed_cache._packed = slowly
-folder = Path(sys.argv[1])
-config = AutoConfig.from_pretrained(folder)
-print("ready", flush=True)
-print(packed_cache.packed_model(folder, config).info["fingerprint"], flush=True)
-"""
 
-
-def test_processes_that_come_at_once_pack_once(folder: Path) -> None:
-    def start() -> subprocess.Popen[str]:
-        process = subprocess.Popen(
-            [sys.executable, "-c", PROCESS, str(folder)],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-        return process
-
-    first, second = start(), start()
-    assert first.stdout is not None
-    assert second.stdout is not None
-    assert first.stdout.readline() == second.stdout.readline() == "ready\n"
-    for process in (first, second):  # whichever packs waits for this
-        assert process.stdin is not None
-        process.stdin.write("go on\n")
-        process.stdin.flush()
-    said = [process.communicate()[0].splitlines() for process in (first, second)]
-    assert said[0][-1] == said[1][-1]
-    assert sorted(len(lines) for lines in said) == [1, 2], "only one of them packs"
+def test_processes_share_its_pages(folder: Path, config: Any) -> None:
+    """Mapped from the file and not copied: the kernel tells which file an address belongs to."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
+        pytest.skip("only Linux tells what is mapped")
+    packed = packed_model(folder, config)
+    address = packed.output.data.data_ptr()
+    for line in maps.read_text().splitlines():
+        first, last = (int(part, 16) for part in line.split()[0].split("-"))
+        if first <= address < last:
+            assert line.endswith(str(file_of(folder, config)))
+            assert line.split()[1] == "r--s", "shared, and not to be written"
+            return
+    pytest.fail("nothing is mapped there")
