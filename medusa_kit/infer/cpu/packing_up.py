@@ -187,6 +187,7 @@ def embedding_factor(module: nn.Embedding) -> float:
     rows[0] = 1.0
     probe = copy.copy(module)  # the module itself may be in use, or have no numbers
     probe._parameters = {"weight": nn.Parameter(rows, requires_grad=False)}
+    probe.padding_idx = None  # which may lie beyond so few rows
     found = probe(torch.arange(len(rows)))
     factor = float(found.flatten()[0])
     if not torch.equal(found, rows * factor):
