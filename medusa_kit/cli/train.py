@@ -37,7 +37,7 @@ def train(
         _launch(recipe, overrides or [], fresh, nproc)
         return
     from medusa_kit.infer.backends import check_base
-    from medusa_kit.infer.cpu.packed_base import base_for_decoding
+    from medusa_kit.infer.packed.base import base_for_decoding
     from medusa_kit.train.dry_run import dry_run as show
     from medusa_kit.train.trainer import train as run_training
 

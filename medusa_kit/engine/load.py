@@ -31,9 +31,9 @@ from medusa_kit.infer.accept.logits_processing import check_own_values
 from medusa_kit.infer.backends import prepare_backends
 from medusa_kit.infer.cpu.heads import install_native_heads
 from medusa_kit.infer.cpu.int8_weights import with_weights
-from medusa_kit.infer.cpu.packed_base import base_for_decoding
 from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.node_choice.measured import MeasuredSteps
+from medusa_kit.infer.packed.base import base_for_decoding
 from medusa_kit.infer.prefix_cache.kept_batches import KeptBatches
 from medusa_kit.settings.engine import (
     Attention,

@@ -20,10 +20,10 @@ from medusa_kit.infer.cpu.fused_norm import install_fused_norms
 from medusa_kit.infer.cpu.kernels import OFF_SWITCH
 from medusa_kit.infer.cpu.linear import install_native_linears
 from medusa_kit.infer.cpu.mkl_linear import fits_in_memory, install_packed_linears
-from medusa_kit.infer.cpu.packed_base import PackedBase
 from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.cuda_graph.runner import GraphRunner
 from medusa_kit.infer.cuda_graph.shapes import use_fixed_shapes
+from medusa_kit.infer.packed.base import PackedBase
 from medusa_kit.infer.self_check import (
     TreeCheck,
     check_trees,

@@ -9,7 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from support.tiny_gguf import write_gguf
+from support.gguf.tiny_gguf import write_gguf
 
 from medusa_kit import made_once
 from medusa_kit.base import gguf as embedded

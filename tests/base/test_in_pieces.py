@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.tiny_gguf import write_gguf
+from support.gguf.tiny_gguf import write_gguf
 from support.tiny_models import tiny_model
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef

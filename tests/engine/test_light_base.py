@@ -22,7 +22,7 @@ from medusa_kit.errors import ConfigError, IncompatibleBaseError
 from medusa_kit.infer import self_check
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.int8_weights import with_weights
-from medusa_kit.infer.cpu.packed_base import PackedBase, base_for_decoding
+from medusa_kit.infer.packed.base import PackedBase, base_for_decoding
 from medusa_kit.settings.recipe import load_recipe
 from medusa_kit.train.trainer import train
 
@@ -38,7 +38,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     root = tmp_path_factory.mktemp("light")
     tokenizer = byte_tokenizer()
     model = model_of(
-        "llama", vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
+        "llama", vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
         max_position_embeddings=256, initializer_range=0.3,
     )  # fmt: skip
     model.save_pretrained(root / "model")
@@ -203,7 +204,7 @@ def test_heads_learn_the_same_from_a_light_base(folder: Path, tmp_path: Path) ->
 COMMANDS = """
     import io, sys
     from medusa_kit import cli
-    from medusa_kit.infer.cpu.packed_base import PackedBase
+    from medusa_kit.infer.packed.base import PackedBase
 
     def refuse(base):
         raise AssertionError("the model was asked for")

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from medusa_kit.base.gguf import cache_folder
 from medusa_kit.base.processor import processor_name
+from medusa_kit.base.remembered.folder import cache_folder
 from medusa_kit.files import atomic_write, parse_json
 from medusa_kit.version import __version__
 

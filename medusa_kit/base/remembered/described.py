@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from medusa_kit.base.gguf import cache_folder
+from medusa_kit.base.remembered.folder import cache_folder
 from medusa_kit.files import atomic_write, parse_json
 
 CONFIGS = ("config*.json",)

@@ -4,7 +4,7 @@ from medusa_kit import console
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.backends import prepare_backends
-from medusa_kit.infer.cpu.packed_base import base_for_decoding
+from medusa_kit.infer.packed.base import base_for_decoding
 from medusa_kit.infer.verifier import Verifier
 
 

@@ -21,12 +21,12 @@ from medusa_kit.base.files import gguf_source
 from medusa_kit.base.model import BaseModel
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.describe import ModelParts, Unsupported, describe
-from medusa_kit.infer.cpu.gguf_blocks import GGUFBlocks, equal_blocks
 from medusa_kit.infer.cpu.mkl_linear import SHARE_OF_MEMORY, free_memory
-from medusa_kit.infer.cpu.packed_file import MemorySink
-from medusa_kit.infer.cpu.packed_model import DESCRIBED, MATRICES, NORMS, PackedModel
-from medusa_kit.infer.cpu.packing import Blocks, PackedMatrix, Rows
-from medusa_kit.infer.cpu.packing_up import Packing, model_of, row_pieces
+from medusa_kit.infer.packed.file import MemorySink
+from medusa_kit.infer.packed.gguf_blocks import GGUFBlocks, equal_blocks
+from medusa_kit.infer.packed.model import DESCRIBED, MATRICES, NORMS, PackedModel
+from medusa_kit.infer.packed.packing import Blocks, PackedMatrix, Rows
+from medusa_kit.infer.packed.packing_up import Packing, model_of, row_pieces
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes, NodeScores, TreeStep
 

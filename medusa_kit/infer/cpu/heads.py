@@ -14,8 +14,8 @@ from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.kinds import Guesses
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import NativeDecoder
-from medusa_kit.infer.cpu.packed_model import chosen_rows
-from medusa_kit.infer.cpu.packing import PackedMatrix, pack
+from medusa_kit.infer.packed.model import chosen_rows
+from medusa_kit.infer.packed.packing import PackedMatrix, pack
 
 
 class NativeHeads:

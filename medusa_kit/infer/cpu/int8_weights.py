@@ -22,7 +22,7 @@ from medusa_kit.base.model import INT8, BaseModel
 from medusa_kit.base.placement import AUTO, pick_device
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.cpu.mkl_linear import plain_linears
-from medusa_kit.infer.cpu.packing import Blocks
+from medusa_kit.infer.packed.packing import Blocks
 from medusa_kit.infer.tree_step import HOLDER_ATTRIBUTE
 from medusa_kit.settings.engine import check_value
 

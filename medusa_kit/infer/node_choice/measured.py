@@ -13,8 +13,8 @@ from typing import Any
 import torch
 
 from medusa_kit import console
-from medusa_kit.base.gguf import cache_folder
 from medusa_kit.base.processor import processor_name
+from medusa_kit.base.remembered.folder import cache_folder
 from medusa_kit.files import atomic_write, parse_json
 from medusa_kit.infer.node_choice.cost import SIZES, StepCost
 from medusa_kit.infer.tree_step import Nodes

@@ -15,7 +15,7 @@ import torch
 from support.packed_weights import BLOCKS, KINDS, weights_of
 
 from medusa_kit.infer.cpu import levels
-from medusa_kit.infer.cpu.packing import pack
+from medusa_kit.infer.packed.packing import pack
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 LACKING = [tool for tool in (COMPILER, EMULATOR) if shutil.which(tool) is None]

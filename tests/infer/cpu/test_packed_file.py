@@ -11,9 +11,10 @@ import pytest
 import torch
 from support.tiny_models import model_of
 
-from medusa_kit.infer.cpu import kernels, packed_cache
-from medusa_kit.infer.cpu.packed_cache import FILE, packed_folder, packed_model
-from medusa_kit.infer.cpu.packed_file import LAYOUT, PREAMBLE, FileSink, NotUsable, mapped
+from medusa_kit.infer.cpu import kernels
+from medusa_kit.infer.packed import cache as packed_cache
+from medusa_kit.infer.packed.cache import FILE, packed_folder, packed_model
+from medusa_kit.infer.packed.file import LAYOUT, PREAMBLE, FileSink, NotUsable, mapped
 
 pytestmark = pytest.mark.skipif(
     kernels.load_library() is None, reason="the C++ kernels cannot be built on this machine"

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from support.gguf.tiny_gguf import write_gguf
 from support.packed_weights import BLOCKS, weights_of
-from support.tiny_gguf import write_gguf
 from support.tiny_models import MODELS, model_of, tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdRef
@@ -16,15 +16,17 @@ from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.errors import ConfigError
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.infer.cpu import kernels, packed_cache, packing_up
+from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import NativeDecoder, native_decoder
 from medusa_kit.infer.cpu.describe import Unsupported
 from medusa_kit.infer.cpu.heads import NativeHeads
 from medusa_kit.infer.cpu.int8_weights import with_weights
-from medusa_kit.infer.cpu.packed_cache import packed_model
-from medusa_kit.infer.cpu.packed_file import FileSink
-from medusa_kit.infer.cpu.packed_model import PackedModel, chosen_rows, expanded_rows
-from medusa_kit.infer.cpu.packing import pack
+from medusa_kit.infer.packed import cache as packed_cache
+from medusa_kit.infer.packed import packing_up
+from medusa_kit.infer.packed.cache import packed_model
+from medusa_kit.infer.packed.file import FileSink
+from medusa_kit.infer.packed.model import PackedModel, chosen_rows, expanded_rows
+from medusa_kit.infer.packed.packing import pack
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes
 from medusa_kit.infer.verifier import Verifier

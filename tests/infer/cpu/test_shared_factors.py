@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from medusa_kit.infer.cpu import kernels
-from medusa_kit.infer.cpu.gguf_blocks import blocks_in_order, read_factors, read_scales
-from medusa_kit.infer.cpu.packed_model import chosen_rows, expanded_rows
-from medusa_kit.infer.cpu.packing import (
+from medusa_kit.infer.packed.gguf_blocks import blocks_in_order, read_factors, read_scales
+from medusa_kit.infer.packed.model import chosen_rows, expanded_rows
+from medusa_kit.infer.packed.packing import (
     KINDS,
     Blocks,
     PackedMatrix,

@@ -36,8 +36,8 @@ from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import NativeDecoder
 from medusa_kit.infer.cpu.describe import Unsupported
 from medusa_kit.infer.cpu.int8_weights import rounded, with_weights
-from medusa_kit.infer.cpu.packed_cache import packed_model
-from medusa_kit.infer.cpu.packed_model import PackedModel
+from medusa_kit.infer.packed.cache import packed_model
+from medusa_kit.infer.packed.model import PackedModel
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes
 from medusa_kit.locks import ATTRIBUTE as LOCK

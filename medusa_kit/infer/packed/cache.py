@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from medusa_kit import console
 from medusa_kit.base import families, fingerprint
-from medusa_kit.base.gguf import cache_folder, content_digest, gguf_digest
+from medusa_kit.base.gguf import gguf_digest
 from medusa_kit.base.gguf_files.parts import stem
 from medusa_kit.base.model import CHECKPOINT, FINAL_NORM_NAMES, INT8, VARIANT_KEY
 from medusa_kit.base.quantization import num_weights
+from medusa_kit.base.remembered.folder import cache_folder, content_digest
 from medusa_kit.base.stored_tensors import (
     GGUFTensors,
     StoredTensors,
@@ -30,13 +31,13 @@ from medusa_kit.base.stored_tensors import (
 from medusa_kit.errors import CheckpointError
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.describe import ModelParts, Unsupported, check_family, describe
-from medusa_kit.infer.cpu.gguf_blocks import blocks_in_order, read_factors, read_scales
 from medusa_kit.infer.cpu.int8_weights import GROUP, int8_blocks, none_fits, report_rounded
 from medusa_kit.infer.cpu.mkl_linear import plain_linears
-from medusa_kit.infer.cpu.packed_file import FileSink, MemorySink, NotUsable, Sink
-from medusa_kit.infer.cpu.packed_model import PackedModel, opened
-from medusa_kit.infer.cpu.packing import Blocks, Rows
-from medusa_kit.infer.cpu.packing_up import Packing, model_of, row_pieces
+from medusa_kit.infer.packed.file import FileSink, MemorySink, NotUsable, Sink
+from medusa_kit.infer.packed.gguf_blocks import blocks_in_order, read_factors, read_scales
+from medusa_kit.infer.packed.model import PackedModel, opened
+from medusa_kit.infer.packed.packing import Blocks, Rows
+from medusa_kit.infer.packed.packing_up import Packing, model_of, row_pieces
 from medusa_kit.made_once import make_once
 
 FILE = "weights.packed"

@@ -1,6 +1,6 @@
 """All that the C++ steps need of a model: packed matrices, norms and numbers, without its modules.
 
-It lies in a file that is mapped (`packed_file`), or in memory where there is no place for one.
+It lies in a file that is mapped (`file`), or in memory where there is no place for one.
 `packing_up` makes it.
 
 Shapes: D hidden, V vocabulary, E size of an embedding, X and N and R token ids, T rotary tables,
@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from medusa_kit.infer.cpu import kernels
-from medusa_kit.infer.cpu.packed_file import NotUsable, mapped
-from medusa_kit.infer.cpu.packing import (
+from medusa_kit.infer.packed.file import NotUsable, mapped
+from medusa_kit.infer.packed.packing import (
     LANES,
     PLAIN,
     PackedMatrix,

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from medusa_kit.infer.cpu.describe import LayerParts, ModelParts, Unsupported
-from medusa_kit.infer.cpu.packed_file import NotUsable, Sink
-from medusa_kit.infer.cpu.packed_model import (
+from medusa_kit.infer.packed.file import NotUsable, Sink
+from medusa_kit.infer.packed.model import (
     EMBEDDING,
     FINAL_NORM,
     NORMS,
@@ -24,7 +24,7 @@ from medusa_kit.infer.cpu.packed_model import (
     Sizes,
     cosines_and_sines,
 )
-from medusa_kit.infer.cpu.packing import (
+from medusa_kit.infer.packed.packing import (
     PLAIN,
     Rows,
     alike,

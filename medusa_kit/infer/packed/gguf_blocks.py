@@ -19,7 +19,7 @@ from medusa_kit.base.gguf_files import scales
 from medusa_kit.base.gguf_files.check import ARCHITECTURE, checked
 from medusa_kit.base.gguf_files.tensors import tensors_of
 from medusa_kit.files import atomic_write
-from medusa_kit.infer.cpu.packing import GROUPS, Blocks
+from medusa_kit.infer.packed.packing import GROUPS, Blocks
 
 # Cached beside the dequantised model, since GGUF headers parse slowly. The content is safetensors
 # but the name is not: other engines read every *.safetensors (vLLM does) or *.bin in the folder.

@@ -1,0 +1,1 @@
+"""Weights as the C++ kernels read them, and a base model that is made of them alone."""
