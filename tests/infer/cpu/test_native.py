@@ -9,7 +9,7 @@ import platform
 import numpy as np
 import pytest
 import torch
-from support.packed_weights import BLOCKS, KINDS, weights_of
+from support.kernels.packed_weights import BLOCKS, KINDS, weights_of
 from support.small_engines import random_prompt
 from support.tiny_models import COMMON, SLIDING, STOP
 from torch import nn
