@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import torch
-from support.packed_weights import BLOCKS, weights_of
+from support.kernels.packed_weights import BLOCKS, weights_of
 from support.small_engines import build_engine, random_prompt
 from support.tiny_models import tiny_model
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support.gguf.blocks import HALVES
-from support.packed_weights import BLOCKS, KINDS, weights_of
+from support.kernels.packed_weights import BLOCKS, KINDS, weights_of
 from support.small_engines import random_prompt
 from support.tiny_models import MODELS, model_of
 from torch import nn

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from support.packed_weights import BLOCKS, KINDS, weights_of
+from support.kernels.packed_weights import BLOCKS, KINDS, weights_of
 
 from medusa_kit.infer.cpu import levels
 from medusa_kit.infer.packed.packing import pack

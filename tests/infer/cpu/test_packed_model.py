@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.gguf.tiny_gguf import write_gguf
-from support.packed_weights import BLOCKS, weights_of
+from support.kernels.packed_weights import BLOCKS, weights_of
 from support.tiny_models import MODELS, model_of, tiny_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdRef
