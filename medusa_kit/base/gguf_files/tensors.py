@@ -41,7 +41,9 @@ class StoredTensor:
         """Mapped: rows of numbers for F32 and F16, of bytes else."""
         kind = PLAIN.get(self.place.kind, np.dtype("u1"))
         columns = self.place.size // int(np.prod(self.place.shape[:-1])) // kind.itemsize
-        return np.memmap(self.part, kind, "r", self.place.offset, (*self.place.shape[:-1], columns))
+        shape = (*self.place.shape[:-1], columns)
+        mapped = np.memmap(self.part, kind, "r", self.place.offset, shape)
+        return mapped.view(np.ndarray)  # slices of a memmap are slow
 
 
 def tensors_of(model: GGUFModel) -> list[StoredTensor]:
