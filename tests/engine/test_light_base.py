@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from support.debug_model import ROOT
-from support.native_models import model_of
+from support.tiny_models import model_of
 from transformers import AutoModelForCausalLM
 
 import medusa_kit
@@ -38,8 +38,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     root = tmp_path_factory.mktemp("light")
     tokenizer = byte_tokenizer()
     model = model_of(
-        "llama", vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
-        max_position_embeddings=256, initializer_range=0.3,
+        "llama", vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id, max_position_embeddings=256, initializer_range=0.3,
     )  # fmt: skip
     model.save_pretrained(root / "model")
     tokenizer.save_pretrained(root / "model")
