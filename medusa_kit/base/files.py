@@ -26,6 +26,7 @@ from medusa_kit.locks import building_models
 from medusa_kit.settings.engine import DEBUG_NAME, EMBEDDED_NAME, OWN_MODELS
 
 GGUF_NUMBERS = {"F32", "F16", "BF16"}  # kinds of tensors that are not quantised
+NO_TOKENIZER = "holds no tokenizer: prompts and answers are token ids"
 
 
 def resolve(name: str, weights: bool = True) -> tuple[str, str]:
@@ -140,7 +141,7 @@ def read_parts(place: str, source: str, revision: str | None) -> tuple[Any, Path
             raise CheckpointError(f"{folder} holds no tokenizer")
     config = read_config(str(folder))
     _check_generation_config(folder)
-    return config, folder, _tokenizer(str(folder), None)
+    return config, folder, _tokenizer(str(folder), None, quietly=True)
 
 
 def generation_config_of(folder: Path) -> Any:
@@ -245,11 +246,12 @@ def _check_generation_config(folder: Path) -> None:
         raise CheckpointError(f"{path} holds {type(found).__name__}, expected an object", hint=hint)
 
 
-def _tokenizer(place: str, revision: str | None) -> Any | None:
+def _tokenizer(place: str, revision: str | None, quietly: bool = False) -> Any | None:
     """None for a folder without tokenizer files: token ids can be used without."""
     folder = Path(place)
     if folder.is_dir() and not any(_is_tokenizers(path.name) for path in folder.iterdir()):
-        console.note(f"{place} holds no tokenizer: prompts and answers are token ids")
+        if not quietly:
+            console.note(f"{place} {NO_TOKENIZER}")
         return None
     return read_tokenizer(place, revision)
 

@@ -16,13 +16,13 @@ from support.tiny_models import tiny_model
 from transformers import Gemma3Config, LlamaConfig
 
 import medusa_kit
-from medusa_kit.base import model as base_model
+from medusa_kit.base import loading as base_loading
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.placement import AUTO, asked_dtype, load_dtype, stored_dtype
 from medusa_kit.engine import before_loading
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.attention import choice
-from medusa_kit.infer.cpu import int8_weights
+from medusa_kit.infer.cpu import int8_weights, packed_base
 from medusa_kit.settings.engine import EngineConfig
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 1)
@@ -57,9 +57,9 @@ def test_configs_that_name_a_dtype_in_other_ways() -> None:
 
 @pytest.fixture
 def as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (base_model, before_loading, int8_weights):
+    for module in (base_loading, before_loading, int8_weights, packed_base):
         monkeypatch.setattr(module, "pick_device", lambda device: CUDA)
-    monkeypatch.setattr(base_model, "_placed", lambda model, device: model)
+    monkeypatch.setattr(base_loading, "_placed", lambda model, device: model)
 
 
 @pytest.fixture(params=["named", "not named"])

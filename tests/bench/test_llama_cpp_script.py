@@ -12,7 +12,7 @@ import pytest
 from support.small_engines import build_engine
 from support.streaming_server import StreamingServer
 
-from medusa_kit.base.model import load_base_model
+from medusa_kit.base.loading import load_base_model
 from medusa_kit.errors import MedusaKitError
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks"

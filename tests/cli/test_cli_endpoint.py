@@ -10,11 +10,12 @@ import pytest
 from support.debug_model import MODEL
 from support.streaming_server import StreamingServer
 
-from medusa_kit.base import model as base_model
+from medusa_kit.base import loading as base_loading
 from medusa_kit.base.gguf import byte_tokenizer
 from medusa_kit.data.readers import AnswerRow, read_rows
 from medusa_kit.distill import openai_client
 from medusa_kit.engine import load as loading
+from medusa_kit.infer.cpu import packed_base
 
 Run = Callable[..., tuple[int, str, str]]
 SHORT = [
@@ -47,7 +48,8 @@ def nothing_loads(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a model is loaded")
 
     monkeypatch.setattr(loading, "load", load)
-    monkeypatch.setattr(base_model, "load_base_model", load)
+    monkeypatch.setattr(base_loading, "load_base_model", load)
+    monkeypatch.setattr(packed_base, "light_base", load)
 
 
 def test_bench_beside_a_server(

@@ -59,6 +59,7 @@ def test_a_log_file_gets_no_spinner(capsys: pytest.CaptureFixture[str]) -> None:
 def test_loading_says_what_it_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     said: list[str] = []
     monkeypatch.setattr(console, "stage", said.append)
+    monkeypatch.setenv("MEDUSA_KIT_CACHE", str(tmp_path / "cache"))  # nothing is remembered
     folder = tmp_path / "model"
     base = medusa_kit.load("debug-tiny", heads=None, device="cpu").base
     base.model.save_pretrained(folder)

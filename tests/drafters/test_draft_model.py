@@ -263,7 +263,7 @@ def test_loaded_once_for_an_engine_and_warned_about_when_larger(
         loads.append((name, where))
         return load_base_model(name, **where)
 
-    monkeypatch.setattr(draft_loading, "load_base_model", load)
+    monkeypatch.setattr(draft_loading, "base_for_decoding", load)
     engine.draft_model = "debug-tiny"
     for _ in range(2):
         engine.generate("Hi", max_new_tokens=4, drafter="draft-model")

@@ -132,7 +132,7 @@ def test_staged_draws_are_the_same_too(engine: Engine, monkeypatch: pytest.Monke
 def test_a_draft_model_inside_a_draft_model_and_a_copier_inside_that(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(draft_loading, "load_base_model", lambda name, **_: slightly_other(8))
+    monkeypatch.setattr(draft_loading, "base_for_decoding", lambda name, **_: slightly_other(8))
     monkeypatch.setitem(factory.BUILDERS, "suffix", lambda context, _: CopyingOn(context.device))
     options = {"lengths": "fixed", "length": 6}
     plain = decoded(engine, options)

@@ -32,7 +32,7 @@ def no_base(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: Any, **__: Any) -> BaseModel:
         raise Loaded
 
-    monkeypatch.setattr(loading, "load_base_model", load)
+    monkeypatch.setattr(loading, "base_for_decoding", load)
 
 
 @pytest.fixture

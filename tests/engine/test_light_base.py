@@ -39,8 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     tokenizer = byte_tokenizer()
     model = model_of(
         "llama", vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-        max_position_embeddings=256, initializer_range=0.3,
+        pad_token_id=tokenizer.pad_token_id, max_position_embeddings=256, initializer_range=0.3,
     )  # fmt: skip
     model.save_pretrained(root / "model")
     tokenizer.save_pretrained(root / "model")

@@ -162,7 +162,7 @@ def test_a_base_is_refused_before_it_is_checked(monkeypatch: pytest.MonkeyPatch)
 
     base = tiny_base("llama")
     base.model.generation_config.num_beams = 2
-    monkeypatch.setattr(loading, "load_base_model", lambda *_, **__: base)
+    monkeypatch.setattr(loading, "base_for_decoding", lambda *_, **__: base)
     monkeypatch.setattr(loading, "build_engine", None)
     with pytest.raises(ConfigError, match=r"num_beams=2, which .* expected 1") as caught:
         medusa_kit.load("debug-tiny")
@@ -204,7 +204,7 @@ def test_a_wrong_value_is_an_error_when_the_base_is_loaded(
 
     base = tiny_base("llama")
     setattr(base.model.generation_config, name, WRONG_VALUES[name])
-    monkeypatch.setattr(loading, "load_base_model", lambda *_, **__: base)
+    monkeypatch.setattr(loading, "base_for_decoding", lambda *_, **__: base)
     with pytest.raises(ConfigError, match="generation config has a value") as caught:
         medusa_kit.load("debug-tiny")
     assert f"{name}={WRONG_VALUES[name]!r}" in str(caught.value)

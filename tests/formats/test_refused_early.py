@@ -23,7 +23,7 @@ def no_base(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*_: Any, **__: Any) -> None:
         raise Loaded
 
-    monkeypatch.setattr(loading, "load_base_model", load)
+    monkeypatch.setattr(loading, "base_for_decoding", load)
 
 
 def heads_in(folder: Path) -> Path:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from medusa_kit import console
 from medusa_kit.base import families
 from medusa_kit.base.files import (
+    NO_TOKENIZER,
     generation_config_of,
     gguf_source,
     quiet_transformers,
@@ -284,5 +285,7 @@ def light_base(
         name=name, revision=revision, source=source, quantized=False, dtype="float32",
         device="cpu", **packed.info,
     )  # fmt: skip
+    if tokenizer is None:
+        console.note(f"{folder} {NO_TOKENIZER}")
     settings = generation_config_of(folder)
     return PackedBase(packed, config, settings, tokenizer, info, check)

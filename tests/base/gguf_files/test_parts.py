@@ -10,7 +10,7 @@ from support.gguf.tiny_files import tiny_model, write_model
 from medusa_kit.base.files import stored_quantised
 from medusa_kit.base.gguf import dequantised_folder, described_folder
 from medusa_kit.base.gguf_files.check import checked
-from medusa_kit.base.model import load_base_model
+from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.stored_tensors import GGUFTensors, skeleton_of
 from medusa_kit.errors import CheckpointError
 

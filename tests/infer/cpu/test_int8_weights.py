@@ -182,7 +182,7 @@ def quantised_folder(folder: Path) -> str:
 def test_refused_before_anything_is_loaded(
     options: dict[str, Any], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "load_base_model", no_loading)
+    monkeypatch.setattr(loading, "base_for_decoding", no_loading)
     if options.get("device") == "cuda":
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     if options.get("name") == "QUANTISED":
