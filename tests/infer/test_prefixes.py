@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 import torch
+from support.batches import drafters, row_for
 from support.small_engines import build_engine, engine_with_heads, lively_chat_base, random_prompt
 from support.tiny_models import tiny_base
 from transformers.pytorch_utils import Conv1D
 
 from medusa_kit.engine.engine import Engine
+from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.prefix_cache.kept_batches import KeptBatches
 from medusa_kit.infer.prefix_cache.prefixes import HeldPrefixes, Start, common_length
@@ -302,6 +304,18 @@ def test_questions_asked_again_find_their_places(tokens: int) -> None:
     cached(engine, prompts, tokens)
     for _ in range(2):
         assert cached(engine, prompts, tokens) == [19, 20, 21, 22]
+
+
+def test_rows_of_one_batch_find_their_places_again() -> None:
+    engine = engine_for("llama-tied")
+    batch, drafter = Batch(engine.verifier, 4), drafters(engine)["heads"]
+    for count in (0, 19, 19):
+        rows = [row_for(engine, 20 + seed, 30) for seed in range(4)]
+        for row in rows:
+            batch.add(row, drafter)
+        while batch.num_rows:
+            batch.step()
+        assert [row.num_cached for row in rows] == [count and count + seed for seed in range(4)]
 
 
 @in_cpp
