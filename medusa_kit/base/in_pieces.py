@@ -66,8 +66,21 @@ class ModelInPieces:
             layer.register_forward_hook(self._drop, always_call=True)
 
     @property
-    def vocab_size(self) -> int:
+    def num_logits(self) -> int:
         return len(self._output.weight)
+
+    @property
+    def generation_config(self) -> Any:
+        return self.model.generation_config
+
+    @property
+    def generation(self) -> Any:
+        """What has transformers' functions of generation."""
+        return self.model
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
 
     def last_logits(self, texts: Sequence[Sequence[int]]) -> Tensor:
         """logits_BV after the last token of each text."""
@@ -100,7 +113,7 @@ class ModelInPieces:
         for index in sorted(range(len(texts)), key=lambda i: -len(texts[i])):
             own = len(texts[index]) - starts[index]
             tokens = (len(batch) + 1) * len(texts[batch[0]] if batch else texts[index])
-            if batch and (tokens > MOST_TOKENS or (wanted + own) * self.vocab_size > MOST_LOGITS):
+            if batch and (tokens > MOST_TOKENS or (wanted + own) * self.num_logits > MOST_LOGITS):
                 yield batch
                 batch, wanted = [], 0
             batch, wanted = [*batch, index], wanted + own

@@ -143,6 +143,10 @@ class BaseModel:
         return sum(0 if p.is_inference() else p._version for p in self.model.parameters())
 
     @property
+    def num_logits(self) -> int:
+        return self.info.vocab_size
+
+    @property
     def generation_config(self) -> Any:
         return self.model.generation_config
 

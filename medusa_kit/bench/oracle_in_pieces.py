@@ -90,7 +90,7 @@ class OracleInPieces:
     ) -> list[Choice]:
         found = list[Choice]()
         room = min(max_new_tokens, self.context_length - len(one.prompt_ids))
-        chooser = TokenChooser(self.pieces.model, sampling, one.prompt_ids, max_new_tokens)
+        chooser = TokenChooser(self.pieces, sampling, one.prompt_ids, max_new_tokens)
         for position, actual in enumerate([*one.answer, None]):
             before = one.answer[:position]
             if position == room or (before and before[-1] in self.stop_token_ids):

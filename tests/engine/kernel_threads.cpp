@@ -62,7 +62,8 @@ struct Model {
                    layers.data(), weights.floats(HIDDEN), weights.matrix(kind, VOCAB, HIDDEN)};
         block[0] = weights.matrix(F32, HIDDEN, HIDDEN);
         head = {block, 1, 0, weights.matrix(kind, VOCAB, HIDDEN)};
-        heads = {HIDDEN, HIDDEN, 1, 1.0f, 0.0f, &head, weights.floats(VOCAB * HIDDEN), nullptr};
+        heads = {HIDDEN, HIDDEN, 1, 1.0f, 0.0f, &head,
+                 weights.matrix(F32, VOCAB, HIDDEN), nullptr};
     }
 
     // A step, the heads and one product: all numbers that came out.

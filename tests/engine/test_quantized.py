@@ -15,7 +15,7 @@ from support.small_engines import BUSHY, build_engine, random_heads, random_prom
 from support.tiny_models import tiny_model
 from torch import Tensor, nn
 
-from medusa_kit.base import model as base_model
+from medusa_kit.base import loading as base_loading
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import wrap_model
 from medusa_kit.bench.oracle import Oracle
@@ -137,7 +137,7 @@ def test_a_quantised_model_that_cannot_be_moved_stays_where_it_is() -> None:
             raise ValueError("`.to` is not supported")
 
     fixed = Fixed()
-    assert base_model._placed(fixed, torch.device("cpu")) is fixed
+    assert base_loading._placed(fixed, torch.device("cpu")) is fixed
     fixed.is_quantized = False
     with pytest.raises(ValueError, match="not supported"):
-        base_model._placed(fixed, torch.device("cpu"))
+        base_loading._placed(fixed, torch.device("cpu"))

@@ -10,7 +10,7 @@ Shapes: B rows, T tokens of a prefix, V vocabulary.
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.accept.generation_settings import asks_only_for, check_own_settings, unusable
 from medusa_kit.infer.accept.grammar import GrammarMask
@@ -71,8 +70,25 @@ def check_bias_ids(params: SamplingParams, vocab_size: int) -> None:
             )
 
 
+class Settings(Protocol):
+    """What processors need of a base model."""
+
+    @property
+    def generation_config(self) -> Any: ...
+
+    @property
+    def generation(self) -> Any:
+        """What has transformers' functions of generation."""
+
+    @property
+    def num_logits(self) -> int: ...
+
+    @property
+    def device(self) -> torch.device: ...
+
+
 def logits_processors(
-    base: BaseModel,
+    base: Settings,
     params: SamplingParams,
     prompt_ids: Sequence[int],
     max_new_tokens: int,
@@ -85,7 +101,7 @@ def logits_processors(
     generation config asks for and is not possible.
     """
     check_own_settings(base.generation_config)
-    check_bias_ids(params, base.info.vocab_size)
+    check_bias_ids(params, base.num_logits)
     own = _own_processors(params, len(prompt_ids), base.device)
     if mask is not None:
         own.append(mask)
@@ -128,13 +144,13 @@ def _usual_processors(config: Any, own: list[LogitsProcessor]) -> list[LogitsPro
     return made
 
 
-def check_own_values(base: BaseModel) -> None:
+def check_own_values(base: Settings) -> None:
     """Raises ConfigError for a base's generation config that would fail during a request.
 
     Its processors are tried once on a row of zeros: some check their values only then.
     """
     prefix_BT = torch.zeros((1, 1), dtype=torch.long, device=base.device)
-    scores_BV = torch.zeros((1, base.info.vocab_size), device=base.device)
+    scores_BV = torch.zeros((1, base.num_logits), device=base.device)
     for params in (SamplingParams(), SamplingParams(temperature=1.0)):
         processors = logits_processors(base, params, [0], max_new_tokens=1)
         try:
@@ -156,7 +172,7 @@ def _own_processors(
     return own
 
 
-def _generation_config(base: BaseModel, params: SamplingParams) -> Any:
+def _generation_config(base: Settings, params: SamplingParams) -> Any:
     """The base's, with the request's settings in place of its own."""
     config = copy.deepcopy(base.generation_config)
     config.do_sample = not params.greedy

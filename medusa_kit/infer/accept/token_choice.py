@@ -22,9 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medusa_kit.base.model import BaseModel
 from medusa_kit.infer.accept.grammar import GrammarMask
-from medusa_kit.infer.accept.logits_processing import logits_processors
+from medusa_kit.infer.accept.logits_processing import Settings, logits_processors
 from medusa_kit.infer.accept.rules import Verdict, accept_drawn
 from medusa_kit.settings.sampling import SamplingParams
 
@@ -39,7 +38,7 @@ class TokenChooser:
 
     def __init__(
         self,
-        base: BaseModel,
+        base: Settings,
         params: SamplingParams,
         prompt_ids: Sequence[int],
         max_new_tokens: int,
