@@ -56,7 +56,7 @@ struct Model {
         for (int64_t i = 0; i < LAYERS; ++i)
             layers.push_back({weights.matrix(kind, (HEADS + 2 * KV_HEADS) * HEAD, HIDDEN),
                               weights.matrix(kind, HIDDEN, HEADS * HEAD), weights.matrix(kind, 2 * MLP, HIDDEN),
-                              weights.matrix(kind, HIDDEN, MLP), weights.floats(HIDDEN), nullptr,
+                              weights.matrix(kind, HIDDEN, MLP), Matrix{}, weights.floats(HIDDEN), nullptr,
                               weights.floats(HIDDEN), nullptr, nullptr, nullptr, 0, 0});
         decoder = {HIDDEN, MLP, HEADS, KV_HEADS, HEAD, HEAD, LAYERS, 0, 1e-5f, 0.25f,
                    layers.data(), weights.floats(HIDDEN), weights.matrix(kind, VOCAB, HIDDEN)};

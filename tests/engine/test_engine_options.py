@@ -54,7 +54,7 @@ def test_a_file_takes_the_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         "dtype": "float64", "device": "cpu", "weights": "int8", "attention": "sdpa",
         "fixed_shapes": "always", "compiled": True, "force": True, "drafter": "draft-model",
         "drafter_options": {"length": 3}, "draft_model": "debug-tiny", "fallback": "suffix",
-        "prefix_cache": "off", "guesses": "all", "check": True,
+        "prefix_cache": "off", "guesses": "all", "check": True, "cache": "float16",
     }  # fmt: skip
     assert given.keys() == all_options().keys()
     written = {name: value for name, value in given.items() if name != "drafter_options"}

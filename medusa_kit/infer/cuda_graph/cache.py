@@ -51,7 +51,6 @@ class StaticTreeCache(TreeCache):
     ) -> None:
         super().__init__(num_layers, batch_size, num_slots)
         self.layers = [StaticTreeCacheLayer(index, self) for index in range(num_layers)]
-        self._reached = [num_slots] * batch_size  # a graph writes where the host does not see it
         self._rows_B1 = torch.arange(batch_size, device=device)[:, None]
         self.target = (self._rows_B1, self._rows_B1)  # where a forward writes: rows, slots_BN
 
@@ -79,6 +78,10 @@ class StaticTreeCache(TreeCache):
             for row, place in enumerate(places):
                 own[row, :, :shared].copy_(others[place, :, :shared])
                 own[row, :, shared:].zero_()
+
+    def keep_first(self, row: int, length: int) -> None:
+        self._reached[row] = self.num_slots  # a graph writes where the host does not see it
+        super().keep_first(row, length)
 
     def fill_at_random(self) -> None:
         """Fill every slot, with the same numbers each time."""
