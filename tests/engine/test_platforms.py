@@ -61,7 +61,7 @@ def system(
     monkeypatch.setattr(platform, "machine", lambda: SYSTEMS[name])
     monkeypatch.setattr(Path, "read_text", without_proc)
     monkeypatch.setattr(cpp_extension, "load", no_compiler)
-    monkeypatch.setattr(cpp_extension, "_get_build_directory", lambda *_: str(tmp_path / "kernels"))
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "kernels"))
     if name == "Windows":
         monkeypatch.delattr(os, "sysconf")
     else:

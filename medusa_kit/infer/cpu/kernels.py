@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch._appdirs import user_cache_dir
 
 from medusa_kit import console
 from medusa_kit.errors import ConfigError, check_count, unknown_value
@@ -172,12 +173,12 @@ def _lacking(isa: str) -> ConfigError:
 
 def build(machine_flags: tuple[str, ...]) -> Path:
     """The library's path, compiled if need be. Raises OSError and what torch's loader raises."""
-    from torch.utils import cpp_extension
-
     sources = Path(__file__).parent
     name = f"medusa_kit_{digest_of_sources(machine_flags, _processor())}"
 
     def compile_into(folder: Path) -> None:
+        from torch.utils import cpp_extension  # and with it setuptools: a tenth of a second
+
         cpp_extension.load(
             name,
             [str(sources / "decoder.cpp")],
@@ -187,9 +188,15 @@ def build(machine_flags: tuple[str, ...]) -> Path:
             is_python_module=False,
         )
 
-    folder = Path(cpp_extension._get_build_directory(name, False))
+    folder = _extensions_folder() / name
     doing = "building the C++ kernels once for this processor"
     return library_in(folder, doing, compile_into)
+
+
+def _extensions_folder() -> Path:
+    """Where torch keeps what it builds: the folder that it lets users choose, or its own."""
+    chosen = os.environ.get("TORCH_EXTENSIONS_DIR")
+    return Path(chosen) if chosen else Path(user_cache_dir("torch_extensions"))
 
 
 FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {  # result, arguments
