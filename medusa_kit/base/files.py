@@ -1,6 +1,7 @@
 """Finds a base model's files by the name a person gives, and reads them with transformers."""
 
 import os
+from collections.abc import Iterable
 from logging import ERROR, getLogger
 from pathlib import Path
 from typing import Any
@@ -212,15 +213,27 @@ def from_pretrained(
         method = method or _method(config)
         _refuse_unknown(method, place)
         with building_models:
-            model = AutoModelForCausalLM.from_pretrained(
-                place, dtype=dtype, revision=revision, attn_implementation=attention, **options
-            )
+            model, found = AutoModelForCausalLM.from_pretrained(
+                place, dtype=dtype, revision=revision, attn_implementation=attention,
+                output_loading_info=True, **options,
+            )  # fmt: skip
+        if method is None:
+            _check_nothing_missing(found["missing_keys"], place)
         tokenizer = _tokenizer(place, revision)
     except MedusaKitError:
         raise
     except Exception as error:  # from OSError to safetensors' own kinds
         raise _cannot_load(place, method, error) from error
     return model, tokenizer
+
+
+def _check_nothing_missing(names: Iterable[str], place: str) -> None:
+    """transformers would fill what is missing with random numbers."""
+    if missing := sorted(names):
+        raise CheckpointError(
+            f"{place!r} lacks {len(missing)} tensors of the model, among them {missing[0]!r}",
+            hint="config.json may be another model's, or a file of weights may be missing",
+        )
 
 
 def _cannot_load(place: str, method: str | None, error: Exception) -> CheckpointError:

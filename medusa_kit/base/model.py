@@ -24,6 +24,7 @@ from medusa_kit.base.fingerprint import Fingerprint
 from medusa_kit.base.logit_scale import LogitScale
 from medusa_kit.base.quantization import is_quantised, num_weights, quantisation_of, raw_bytes
 from medusa_kit.base.remembered.checks import SOURCES, CheckMemory
+from medusa_kit.base.remembered.described import settings_of
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.locks import ATTRIBUTE as LOCK
 from medusa_kit.locks import lock_of
@@ -259,7 +260,8 @@ class BaseModel:
         info = self.info
         about = {"model": info.fingerprint, "dtype": info.dtype, "weights": info.weights}
         attention = getattr(self.config, "_attn_implementation", None)
-        return CheckMemory(**about, own_attention=attention, **depends_on)
+        settings = settings_of(self.config)  # windows and rotary embeddings are not in the weights
+        return CheckMemory(**about, config=settings, own_attention=attention, **depends_on)
 
     def _checked_views(self) -> bool:
         """`_check_views`, or what an earlier load found."""

@@ -93,16 +93,27 @@ class SafetensorsFolder:
 
     def __init__(self, folder: Path, skeleton: Any) -> None:
         """Raises CheckpointError for a folder whose tensors are not those of such a model."""
-        from safetensors import safe_open
-
         self.files = safetensors_files(folder)
-        opened = {file: safe_open(file, "pt") for file in self.files}
-        self._place = {name: file for file in opened.values() for name in file.keys()}  # noqa: SIM118
+        opened = [_opened(file) for file in self.files]
+        self._place = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
         check_all_there(self.names, skeleton, folder)
+        self._check_shapes(skeleton, folder)
 
     @property
     def names(self) -> frozenset[str]:
         return frozenset(self._place)
+
+    def _check_shapes(self, skeleton: Any, folder: Path) -> None:
+        for name, tensor in skeleton.state_dict().items():
+            if name not in self._place:  # tied to one that is
+                continue
+            shape = self._place[name].get_slice(name).get_shape()
+            if list(tensor.shape) != shape:
+                raise CheckpointError(
+                    f"{folder}: tensor {name!r} has the shape {shape}, expected "
+                    f"{list(tensor.shape)} by config.json",
+                    hint="the config may be another model's",
+                )
 
     def read(self, name: str) -> Tensor:
         return self.read_rows(name, slice(None))
@@ -115,8 +126,20 @@ class SafetensorsFolder:
         return found.clone()  # the file may be replaced while it is mapped
 
 
+def _opened(file: Path) -> Any:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        return safe_open(file, "pt")
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{file} cannot be read: {error}", hint="it may be cut off; copy it again"
+        ) from error
+
+
 def safetensors_files(folder: Path) -> list[Path]:
-    """The files that hold a folder's weights. Raises CheckpointError where there are none."""
+    """The files that hold a folder's weights. Raises CheckpointError where there are none, and for
+    an index that does not name them."""
     if (folder / WEIGHTS).is_file():
         return [folder / WEIGHTS]
     if not (folder / INDEX).is_file():
@@ -124,8 +147,14 @@ def safetensors_files(folder: Path) -> list[Path]:
             f"{folder} holds neither {WEIGHTS} nor {INDEX}",
             hint="only safetensors can be read tensor by tensor",
         )
-    places: Mapping[str, str] = parse_json((folder / INDEX).read_bytes())["weight_map"]
-    return [folder / name for name in sorted(set(places.values()))]
+    try:
+        places: Mapping[str, str] = parse_json((folder / INDEX).read_bytes())["weight_map"]
+        return [folder / name for name in sorted(set(places.values()))]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(
+            f"{folder / INDEX} is no index of safetensors files: {error!r}",
+            hint="copy it again from where the model is from",
+        ) from error
 
 
 def check_all_there(names: frozenset[str], skeleton: Any, place: Path) -> None:

@@ -1,15 +1,20 @@
 """GGUF files are dequantised once for each content, and a folder is never replaced."""
 
 import contextlib
+import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.gguf.tiny_gguf import write_gguf
+from transformers import PreTrainedTokenizerBase
 
 from medusa_kit import made_once
 from medusa_kit.base import gguf as embedded
@@ -147,6 +152,7 @@ def test_threads_that_come_at_once_get_one_folder(
 PROCESS = """
 import sys, time
 from pathlib import Path
+from typing import Any
 from medusa_kit.base import gguf as embedded
 
 def make(gguf, folder):
@@ -265,3 +271,37 @@ def test_a_file_that_cannot_be_described_leaves_nothing(large: Path, cache: Path
     with pytest.raises(CheckpointError, match="cannot be read as a GGUF model"):
         check_there(str(large))
     assert [path for path in cache.iterdir() if path.is_dir() and path.name != "digests"] == []
+
+
+@pytest.mark.parametrize("how", ["no folder", "full disk"])
+def test_where_nothing_can_be_written_it_is_described_for_now(
+    how: str, large: Path, cache: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """A full disk: the tokenizers library raises an Exception of no particular kind."""
+    expected = described_folder(large)
+    files = {path.name: path.read_bytes() for path in expected.iterdir()}
+    shutil.rmtree(cache)
+    if how == "no folder":
+        cache.write_text("a file where the folder should be")
+    else:
+        save = PreTrainedTokenizerBase.save_pretrained
+
+        def full(tokenizer: Any, folder: Path, **_: Any) -> Any:
+            if Path(folder).is_relative_to(cache):
+                raise Exception("No space left on device (os error 28)")
+            return save(tokenizer, folder)
+
+        monkeypatch.setattr(PreTrainedTokenizerBase, "save_pretrained", full)
+    found = described_folder(large)
+    assert described_folder(large) == found != expected
+    assert {path.name: path.read_bytes() for path in found.iterdir()} == files
+    assert "cannot be written" in capsys.readouterr().err
+    monkeypatch.setattr(tempfile, "mkdtemp", refuse)
+    embedded._for_now.clear()
+    with pytest.raises(CheckpointError, match="cannot be read into"):
+        described_folder(large)
+
+
+def refuse(**_: Any) -> str:
+    raise OSError(errno.ENOSPC, "No space left on device")

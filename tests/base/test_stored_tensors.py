@@ -56,3 +56,29 @@ def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
 def test_a_folder_without_safetensors_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor"):
         stored_tensors(tmp_path, skeleton_of(tiny_config()))
+
+
+def test_tensors_of_another_shape_are_refused(tmp_path: Path) -> None:
+    LlamaForCausalLM(tiny_config()).save_pretrained(tmp_path)
+    larger = tiny_config()
+    larger.vocab_size = 99
+    with pytest.raises(CheckpointError, match=r"\[96, 32\], expected \[99, 32\]"):
+        SafetensorsFolder(tmp_path, skeleton_of(larger))
+
+
+@pytest.mark.parametrize(
+    "index", ["", "[]", "{}", '{"weight_map": [1]}', '{"weight_map": {"a": 1}}']
+)
+def test_an_index_that_is_none_is_refused(tmp_path: Path, index: str) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(index)
+    with pytest.raises(CheckpointError, match="is no index of safetensors files"):
+        stored_tensors(tmp_path, skeleton_of(tiny_config()))
+
+
+@pytest.mark.parametrize("kept", [0, 4, 100, -1])
+def test_a_file_that_is_cut_is_refused(tmp_path: Path, kept: int) -> None:
+    LlamaForCausalLM(tiny_config()).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:kept])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be read"):
+        stored_tensors(tmp_path, skeleton_of(tiny_config()))

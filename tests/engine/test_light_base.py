@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -18,7 +19,7 @@ from transformers import AutoModelForCausalLM
 import medusa_kit
 from medusa_kit.base.gguf import byte_tokenizer
 from medusa_kit.base.loading import load_base_model
-from medusa_kit.errors import ConfigError, IncompatibleBaseError
+from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
 from medusa_kit.infer import self_check
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.int8_weights import with_weights
@@ -174,6 +175,49 @@ def test_a_damaged_memory_of_a_check_is_no_check(
         record.write_text(damage)
     assert not medusa_kit.load(str(folder), heads=None).check.remembered
     assert medusa_kit.load(str(folder), heads=None).check.remembered
+
+
+def test_a_check_with_other_settings_is_run(folder: Path, tmp_path: Path) -> None:
+    """Windows and rotary embeddings are not in the weights."""
+    medusa_kit.load(str(folder), heads=None)
+    shutil.copytree(folder, tmp_path / "other")
+    path = tmp_path / "other" / "config.json"
+    config = json.loads(path.read_text())
+    config["rope_parameters"]["rope_theta"] = 100.0
+    path.write_text(json.dumps(config))
+    for attention in ("auto", "sdpa"):
+        medusa_kit.load(str(folder), heads=None, attention=attention)
+        other = medusa_kit.load(str(tmp_path / "other"), heads=None, attention=attention)
+        assert not other.check.remembered
+        again = medusa_kit.load(str(tmp_path / "other"), heads=None, attention=attention)
+        assert again.check.remembered
+
+
+def test_files_changed_after_loading_are_not_taken_for_the_model(
+    folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder, tmp_path / "copy")
+    base = base_for_decoding(str(tmp_path / "copy"))
+    assert isinstance(base, PackedBase)
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    model.get_output_embeddings().weight.data[7] += 1
+    model.save_pretrained(tmp_path / "copy")
+    with pytest.raises(CheckpointError, match="other weights than when it was loaded"):
+        _ = base.model
+    assert not base.is_loaded
+
+
+@pytest.mark.parametrize(("change", "by"), [("num_hidden_layers", 1), ("vocab_size", 64)])
+def test_weights_that_do_not_fit_the_config_are_refused(
+    change: str, by: int, folder: Path, tmp_path: Path
+) -> None:
+    """transformers would fill a layer that is missing with random numbers."""
+    shutil.copytree(folder, tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps({**config, change: config[change] + by}))
+    with pytest.raises(CheckpointError):
+        medusa_kit.load(str(tmp_path / "model"), heads=None)
 
 
 def test_heads_learn_the_same_from_a_light_base(folder: Path, tmp_path: Path) -> None:

@@ -16,6 +16,9 @@ from medusa_kit.base.remembered.folder import cache_folder
 from medusa_kit.files import atomic_write, parse_json
 
 CONFIGS = ("config*.json",)
+# What of a config changes with how it is read, and not with what it says.
+CHANGING = ("transformers_version", "_name_or_path", "architectures", "dtype", "torch_dtype",
+            "_attn_implementation", "use_cache")  # fmt: skip
 TOKENIZERS = ("*.json", "*.jinja", "*.model", "*.txt", "*.tiktoken")
 
 
@@ -39,6 +42,17 @@ def own_config(config: Any) -> Any:
     from transformers import AutoConfig
 
     return AutoConfig.for_model(**config.to_dict())
+
+
+def settings_of(config: Any) -> Any:
+    """What a config says of the model, however it was read."""
+    return _without(json.loads(json.dumps(config.to_dict(), sort_keys=True, default=str)))
+
+
+def _without(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {name: _without(part) for name, part in value.items() if name not in CHANGING}
 
 
 @functools.cache

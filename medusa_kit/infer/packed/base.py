@@ -76,6 +76,7 @@ class PackedBase(BaseModel):
                 base = load_base_model(
                     info.name, dtype=info.dtype, device="cpu", revision=info.revision
                 )
+                _check_same(base.info, info)
                 model = with_weights(base, info.weights).model
                 setattr(model, LOCK, lock_of(self))
                 model.generation_config = self._generation_config
@@ -205,6 +206,15 @@ class PackedBase(BaseModel):
         return InPieces(self)
 
 
+def _check_same(found: BaseModelInfo, expected: BaseModelInfo) -> None:
+    if found.fingerprint != expected.fingerprint:
+        raise CheckpointError(
+            f"{expected.name} holds other weights than when it was loaded: fingerprint "
+            f"{found.fingerprint}, expected {expected.fingerprint}",
+            hint="load it again",
+        )
+
+
 class InPieces:
     """transformers' own forward of a light base, whose weights are read layer by layer."""
 
@@ -280,7 +290,7 @@ def light_base(
         raise Unsupported("it is more than a text model, or none that trees can be verified on")
     if getattr(config, "quantization_config", None) is not None:
         raise Unsupported("its checkpoint is quantised")
-    packed = packed_model(gguf_source(name) or folder, config, weights)
+    packed = packed_model(gguf_source(name) or folder, config, weights, check)
     info = BaseModelInfo(
         name=name, revision=revision, source=source, quantized=False, dtype="float32",
         device="cpu", **packed.info,

@@ -1,7 +1,8 @@
 """A model packed once from its files, tensor by tensor, and mapped from the cache folder since.
 
 The file is named by the weights' SHA-256 and the config's. It is made again where it is damaged or
-was made with another layout or version of transformers, which decides what a config means.
+was made with another layout or version of transformers, which decides what a config means. Its own
+SHA-256 lies beside it, and is compared when the file's times are new and when all is to be checked.
 """
 
 import copy
@@ -20,6 +21,7 @@ from medusa_kit.base.gguf import gguf_digest
 from medusa_kit.base.gguf_files.parts import stem
 from medusa_kit.base.model import CHECKPOINT, FINAL_NORM_NAMES, INT8, VARIANT_KEY
 from medusa_kit.base.quantization import num_weights
+from medusa_kit.base.remembered.described import settings_of
 from medusa_kit.base.remembered.folder import cache_folder, content_digest
 from medusa_kit.base.stored_tensors import (
     GGUFTensors,
@@ -29,6 +31,7 @@ from medusa_kit.base.stored_tensors import (
     stored_tensors,
 )
 from medusa_kit.errors import CheckpointError
+from medusa_kit.files import file_digest
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.describe import ModelParts, Unsupported, check_family, describe
 from medusa_kit.infer.cpu.int8_weights import GROUP, int8_blocks, none_fits, report_rounded
@@ -40,26 +43,27 @@ from medusa_kit.infer.packed.packing import Blocks, Rows
 from medusa_kit.infer.packed.packing_up import Packing, model_of, row_pieces
 from medusa_kit.made_once import make_once
 
-FILE = "weights.packed"
-CHANGING = ("transformers_version", "_name_or_path", "architectures", "dtype", "torch_dtype",
-            "_attn_implementation", "use_cache")  # fmt: skip
+FILE, DIGEST = "weights.packed", "weights.sha256"
 
 
-def packed_model(place: Path, config: Any, weights: str = CHECKPOINT) -> PackedModel:
+def packed_model(
+    place: Path, config: Any, weights: str = CHECKPOINT, check: bool = False
+) -> PackedModel:
     """The packed weights of a GGUF file or a folder of safetensors; packed now, where they have not
-    been. `config`: of the transformers model. `weights`: checkpoint, or rounded to int8.
+    been. `config`: of the transformers model. `weights`: checkpoint, or rounded to int8. `check`:
+    read the file whole, to see whether it is damaged.
 
     Raises Unsupported where C++ cannot run the model, CheckpointError for unreadable files,
     ConfigError for weights that cannot be rounded.
     """
-    packed = _packed_model(place, config, weights)
+    packed = _packed_model(place, config, weights, check)
     if (rounded := packed.rounded) is not None:
         share = rounded["numbers"] / packed.info["num_parameters"]
         report_rounded(rounded["layers"], share, rounded["left"])
     return packed
 
 
-def _packed_model(place: Path, config: Any, weights: str) -> PackedModel:
+def _packed_model(place: Path, config: Any, weights: str, check: bool) -> PackedModel:
     check_family(config.get_text_config())
     if kernels.load_library() is None:
         raise Unsupported("the C++ kernels are not available")
@@ -70,7 +74,9 @@ def _packed_model(place: Path, config: Any, weights: str) -> PackedModel:
     def is_whole(made: Path) -> bool:
         found.clear()
         try:
-            found.append(opened(made / FILE, _made_with()))
+            model = opened(made / FILE, _made_with())
+            _check_contents(made, check)
+            found.append(model)
         except (NotUsable, OSError) as error:
             if not noted and not isinstance(error, FileNotFoundError):
                 console.note(f"{made / FILE} is made again: {error}")
@@ -82,6 +88,7 @@ def _packed_model(place: Path, config: Any, weights: str) -> PackedModel:
         with (temporary / FILE).open("wb") as file:
             sink = FileSink(file)
             sink.finish(_packed(place, config, weights, sink))
+        (temporary / DIGEST).write_text(file_digest(temporary / FILE))
 
     try:
         make_once(folder, f"packing {place.name} once into {folder}", is_whole, make)
@@ -95,9 +102,17 @@ def _packed_model(place: Path, config: Any, weights: str) -> PackedModel:
     return model_of(_packed(place, config, weights, sink), sink.arrays)
 
 
+def _check_contents(folder: Path, whole: bool) -> None:
+    """Raises NotUsable for a damaged file. `whole`: it is read, whatever is remembered of it."""
+    path = folder / FILE
+    expected = (folder / DIGEST).read_text()
+    if (file_digest(path) if whole else content_digest(path)) != expected:
+        raise NotUsable("its contents are damaged")
+
+
 def packed_folder(place: Path, config: Any, weights: str) -> Path:
     """Where they lie. Raises CheckpointError for files that cannot be read."""
-    digest = hashlib.sha256(json.dumps([weights, _settings(config)]).encode())
+    digest = hashlib.sha256(json.dumps([weights, settings_of(config)]).encode())
     is_gguf = place.suffix == ".gguf"
     try:
         files = [] if is_gguf else safetensors_files(place)
@@ -107,17 +122,6 @@ def packed_folder(place: Path, config: Any, weights: str) -> Path:
         raise CheckpointError(f"{place} cannot be read: {error}", hint="check the path") from error
     name = stem(place) if is_gguf else place.name
     return cache_folder() / "packed" / f"{name}-{digest.hexdigest()[:16]}"
-
-
-def _settings(config: Any) -> Any:
-    """What a config says of the model, however it was read."""
-    return _without(json.loads(json.dumps(config.to_dict(), sort_keys=True, default=str)))
-
-
-def _without(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    return {name: _without(part) for name, part in value.items() if name not in CHANGING}
 
 
 def _made_with() -> list[str]:

@@ -6,7 +6,7 @@ header     JSON: {"order": of bytes, "numbers": {...}, "arrays": {name: [dtype, 
 
 The header comes last, since what the arrays are is known when they have been written. At opening
 the file's size and the header's digest are checked, and that arrays lie inside the file; their
-contents are not read.
+contents are not read here.
 """
 
 import hashlib

@@ -11,6 +11,7 @@ import pytest
 import torch
 from support.tiny_models import model_of
 
+from medusa_kit.files import file_digest
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.packed import cache as packed_cache
 from medusa_kit.infer.packed.cache import FILE, packed_folder, packed_model
@@ -103,11 +104,17 @@ def another_maker(whole: bytes) -> bytes:
     return whole.replace(b'"transformers ', b'"transformer5 ')
 
 
+def flipped(whole: bytes) -> bytes:
+    """A bit of the first array."""
+    return whole[:80] + bytes([whole[80] ^ 4]) + whole[81:]
+
+
 DAMAGE = {
     "cut": (cut, "bytes, expected"),
     "empty": (lambda whole: b"", "does not begin"),
     "another layout": (another_layout, "its layout is version 2, expected 1"),
     "another header": (another_maker, "its header is damaged"),
+    "a bit": (flipped, "its contents are damaged"),
 }
 
 
@@ -128,6 +135,25 @@ def test_a_damaged_file_is_made_again(
     assert path.read_bytes() == whole
     packed_model(folder, config)
     assert capsys.readouterr().err == "", "a whole one is opened as it is"
+
+
+def test_a_check_reads_the_whole_file(
+    folder: Path, config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk may damage a file without a trace in its times."""
+    packed_model(folder, config)
+    path = file_of(folder, config)
+    whole = path.read_bytes()
+    known = file_digest(path)
+    path.write_bytes(flipped(whole))
+    weights = packed_cache.content_digest(folder / "model.safetensors")
+    monkeypatch.setattr(
+        packed_cache, "content_digest", lambda file: known if file == path else weights
+    )
+    packed_model(folder, config)
+    assert path.read_bytes() != whole
+    packed_model(folder, config, check=True)
+    assert path.read_bytes() == whole
 
 
 def test_another_version_of_transformers_packs_again(
