@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.callers import all_at_once
 from support.gguf.tiny_gguf import write_gguf
 from transformers import PreTrainedTokenizerBase
 
@@ -126,7 +127,6 @@ def test_threads_that_come_at_once_get_one_folder(
     """No folder is replaced while another thread reads it."""
     together = threading.Barrier(2)
     made: list[int] = []
-    found: list[tuple[Path, int]] = []
 
     def make(_: Path, folder: Path) -> None:
         with contextlib.suppress(threading.BrokenBarrierError):
@@ -135,16 +135,12 @@ def test_threads_that_come_at_once_get_one_folder(
         (folder / "config.json").write_text("{}")
         made.append(folder.stat().st_ino)
 
-    def load() -> None:
+    def load(_: int) -> tuple[Path, int]:
         folder = dequantised_folder(large)
-        found.append((folder, folder.stat().st_ino))
+        return folder, folder.stat().st_ino
 
     monkeypatch.setattr(embedded, "_dequantise", make)
-    threads = [threading.Thread(target=load) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    found = all_at_once(load, 2)
     assert len(made) == 1
     assert found == [(found[0][0], made[0])] * 2
 

@@ -1,32 +1,24 @@
 """Tensors read one at a time are those that transformers loads."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from support.tiny_models import tiny_model
 
 from medusa_kit.base.stored_tensors import SafetensorsFolder, skeleton_of, stored_tensors
 from medusa_kit.errors import CheckpointError
 
 
-def tiny_config(tied: bool = True) -> LlamaConfig:
-    return LlamaConfig(
-        vocab_size=96,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        tie_word_embeddings=tied,
-    )
+def tiny(tied: bool = True) -> Any:
+    return tiny_model("llama", num_hidden_layers=2, tie_word_embeddings=tied)
 
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("shard_size", ["5GB", "10KB"])
 def test_a_folder_is_read_tensor_by_tensor(tmp_path: Path, tied: bool, shard_size: str) -> None:
-    torch.manual_seed(0)
-    model = LlamaForCausalLM(tiny_config(tied)).to(torch.bfloat16)
+    model = tiny(tied).to(torch.bfloat16)
     model.save_pretrained(tmp_path, max_shard_size=shard_size)
     stored = stored_tensors(tmp_path, skeleton_of(model.config))
     state = model.state_dict()
@@ -36,9 +28,9 @@ def test_a_folder_is_read_tensor_by_tensor(tmp_path: Path, tied: bool, shard_siz
 
 
 def test_a_skeleton_has_no_weights_but_its_buffers() -> None:
-    skeleton = skeleton_of(tiny_config())
+    skeleton = skeleton_of(tiny().config)
     assert {parameter.device.type for parameter in skeleton.parameters()} == {"meta"}
-    whole = LlamaForCausalLM(tiny_config())
+    whole = tiny()
     for (name, one), (_, other) in zip(
         skeleton.named_buffers(), whole.named_buffers(), strict=True
     ):
@@ -46,8 +38,8 @@ def test_a_skeleton_has_no_weights_but_its_buffers() -> None:
 
 
 def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
-    LlamaForCausalLM(tiny_config()).save_pretrained(tmp_path)
-    larger = tiny_config()
+    tiny().save_pretrained(tmp_path)
+    larger = tiny().config
     larger.num_hidden_layers = 3
     with pytest.raises(CheckpointError, match=r"lacks 9 tensors .* 'model\.layers\.2"):
         SafetensorsFolder(tmp_path, skeleton_of(larger))
@@ -55,12 +47,12 @@ def test_a_folder_of_another_model_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_without_safetensors_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"neither model\.safetensors nor"):
-        stored_tensors(tmp_path, skeleton_of(tiny_config()))
+        stored_tensors(tmp_path, skeleton_of(tiny().config))
 
 
 def test_tensors_of_another_shape_are_refused(tmp_path: Path) -> None:
-    LlamaForCausalLM(tiny_config()).save_pretrained(tmp_path)
-    larger = tiny_config()
+    tiny().save_pretrained(tmp_path)
+    larger = tiny().config
     larger.vocab_size = 99
     with pytest.raises(CheckpointError, match=r"\[96, 32\], expected \[99, 32\]"):
         SafetensorsFolder(tmp_path, skeleton_of(larger))
@@ -72,13 +64,13 @@ def test_tensors_of_another_shape_are_refused(tmp_path: Path) -> None:
 def test_an_index_that_is_none_is_refused(tmp_path: Path, index: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(CheckpointError, match="is no index of safetensors files"):
-        stored_tensors(tmp_path, skeleton_of(tiny_config()))
+        stored_tensors(tmp_path, skeleton_of(tiny().config))
 
 
 @pytest.mark.parametrize("kept", [0, 4, 100, -1])
 def test_a_file_that_is_cut_is_refused(tmp_path: Path, kept: int) -> None:
-    LlamaForCausalLM(tiny_config()).save_pretrained(tmp_path)
+    tiny().save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:kept])
     with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be read"):
-        stored_tensors(tmp_path, skeleton_of(tiny_config()))
+        stored_tensors(tmp_path, skeleton_of(tiny().config))

@@ -1,9 +1,14 @@
-"""The case that the doctor examines: a base that counts, its heads, and rows of data."""
+"""The case that the doctor examines (a base that counts, its heads, and rows of data), and a server
+that stands in for others.
+"""
 
+import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.counting import counting_base, counting_rows, save_counting_heads
+from support.streaming_server import StreamingServer
 
 from medusa_kit.base.model import BaseModel
 from medusa_kit.bench.doctor import Case, examine
@@ -22,3 +27,12 @@ def heads(base: BaseModel, tmp_path: Path) -> Path:
 @pytest.fixture
 def case(base: BaseModel, heads: Path) -> Case:
     return examine(base, counting_rows(), heads)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[StreamingServer]:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setattr(urllib.request, "getproxies", dict)
+    stand_in = StreamingServer()
+    yield stand_in
+    stand_in.close()

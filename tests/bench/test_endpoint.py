@@ -2,7 +2,6 @@
 
 import json
 import threading
-import urllib.request
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,15 +20,6 @@ from medusa_kit.errors import DataError, MedusaKitError
 ASK = [{"role": "user", "content": "Hi"}]
 TEXT = "to you!"
 THEIRS = [[83], [1, 2], [3, 256]]  # what the model chose, piece by piece
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[StreamingServer]:
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.setattr(urllib.request, "getproxies", dict)
-    stand_in = StreamingServer()
-    yield stand_in
-    stand_in.close()
 
 
 def endpoint(server: StreamingServer, **options: Any) -> Endpoint:

@@ -3,7 +3,6 @@
 import json
 import threading
 import urllib.request
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -25,15 +24,6 @@ from medusa_kit.bench.load.run import LoadRun, PlainAnswers
 from medusa_kit.distill.openai_client import Endpoint
 from medusa_kit.distill.openai_stream import Arrived, Streamed, stream_answer
 from medusa_kit.errors import MedusaKitError
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[StreamingServer]:
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.setattr(urllib.request, "getproxies", dict)
-    stand_in = StreamingServer()
-    yield stand_in
-    stand_in.close()
 
 
 def questions(count: int) -> list[Asked]:

@@ -3,8 +3,6 @@
 import importlib
 import json
 import sys
-import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -165,15 +163,6 @@ def test_our_own_speed_does_not_end_at_a_stop_token(script: Any) -> None:
     assert len(own.steps(4, 6, repeats=3)) == 3
     with pytest.raises(RuntimeError, match="fit into the context"):
         own.decode(8, engine.base.info.context_length - 4)
-
-
-@pytest.fixture
-def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[StreamingServer]:
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.setattr(urllib.request, "getproxies", dict)
-    server = StreamingServer()
-    yield server
-    server.close()
 
 
 def test_guessing_is_compared_with_plain_decoding_of_the_same_program(

@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from support.small_engines import build_engine
+from support.small_engines import engine_with_heads
 from support.tiny_models import STOP, VOCAB, tiny_base, tiny_model
 
 from medusa_kit.base.model import wrap_model
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.verify import VerifyReport, first_difference, verify
 from medusa_kit.engine.engine import Engine, GenerationResult
-from medusa_kit.heads import MedusaHeads
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 
@@ -26,11 +25,7 @@ TOLERANCE = 1e-3
 
 def make_engine(model: Any = None) -> Engine:
     base = tiny_base("llama") if model is None else wrap_model(model)
-    heads = MedusaHeads.for_base(base, 2)
-    for parameter in heads.parameters():
-        torch.nn.init.normal_(parameter, std=0.1)
-    engine = build_engine(base, heads=heads.requires_grad_(False),
-                          tree=CandidateTree([(0,), (1,), (0, 0), (0, 1)]))  # fmt: skip
+    engine = engine_with_heads(base, CandidateTree([(0,), (1,), (0, 0), (0, 1)]), num_heads=2)
     engine.check = replace(engine.check, rounding_tolerance=TOLERANCE)
     return engine
 

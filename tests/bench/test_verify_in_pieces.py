@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.small_engines import build_engine
+from support.small_engines import engine_with_heads
 from support.tiny_models import STOP, VOCAB, tiny_model
 
 from medusa_kit.base.loading import load_base_model
@@ -18,7 +18,6 @@ from medusa_kit.bench.oracle_in_pieces import OracleInPieces, oracle_beside
 from medusa_kit.bench.verify import VerifyReport, verify
 from medusa_kit.engine.engine import Engine, GenerationResult
 from medusa_kit.errors import IncompatibleBaseError
-from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.cpu.int8_weights import with_weights
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
@@ -39,11 +38,7 @@ def loaded(folder: Path, **options: Any) -> BaseModel:
 
 
 def engine_of(base: BaseModel) -> Engine:
-    heads = MedusaHeads.for_base(base, 2)
-    for parameter in heads.parameters():
-        torch.nn.init.normal_(parameter, std=0.1)
-    engine = build_engine(base, heads=heads.requires_grad_(False),
-                          tree=CandidateTree([(0,), (1,), (0, 0), (0, 1)]))  # fmt: skip
+    engine = engine_with_heads(base, CandidateTree([(0,), (1,), (0, 0), (0, 1)]), num_heads=2)
     engine.check = replace(engine.check, rounding_tolerance=1e-3)
     return engine
 

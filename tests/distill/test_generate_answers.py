@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.small_engines import lively_chat_base
 
 from medusa_kit.base.fingerprint import Fingerprint
 from medusa_kit.base.loading import load_base_model
@@ -28,12 +29,7 @@ SAMPLED = SamplingParams(temperature=0.9, top_k=20, seed=5)
 
 @pytest.fixture
 def base() -> BaseModel:
-    """debug-tiny with wider weights, so that answers differ from prompt to prompt."""
-    tiny = load_base_model("debug-tiny", device="cpu")
-    for parameter in tiny.model.parameters():
-        if parameter.dim() == 2:
-            parameter.data.mul_(8)
-    return wrap_model(tiny.model, tiny.tokenizer, "lively")
+    return lively_chat_base()
 
 
 def prompt(text: str, row: int, identity: str | None = None) -> Conversation:

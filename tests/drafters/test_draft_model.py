@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.partly_knowing import plain_answer
 from support.small_engines import build_engine, decode_all, endless_base, random_prompt
 from support.tiny_models import CONTEXT, STOP, tiny_base, tiny_model
 
@@ -32,18 +33,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "heuristic, wide": {"lengths": "heuristic", "width": 3, "num_nodes": 9},
     "threshold": {"threshold": 0.1, "width": 2},
 }
-
-
-def plain_answer(
-    family: str, prompt: list[int], max_new_tokens: int, stop: int | None = STOP
-) -> list[int]:
-    """The answer of transformers' generate."""
-    ids, model = torch.tensor([prompt]), tiny_model(family)
-    model.generation_config.eos_token_id = stop
-    out = model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, do_sample=False
-    )
-    return out[0, len(prompt) :].tolist()
 
 
 def first_layers(family: str, count: int = 2, seed: int = 0, **changes: Any) -> BaseModel:

@@ -6,8 +6,8 @@ attention, and a class that keeps its own attention.
 """
 
 import pytest
-from support.partly_knowing import PartlyKnowing, plain_answer, random_prompt
-from support.small_engines import build_engine
+from support.partly_knowing import PartlyKnowing, plain_answer
+from support.small_engines import build_engine, random_prompt
 from support.tiny_models import CONTEXT, MORE, STOP, tiny_base
 
 from medusa_kit.engine.engine import Engine

@@ -7,8 +7,8 @@ of drafter knows the answer in part, so that long paths are accepted too.
 
 import pytest
 import torch
-from support.partly_knowing import TREES, PartlyKnowing, plain_answer, random_prompt
-from support.small_engines import build_engine
+from support.partly_knowing import TREES, PartlyKnowing, plain_answer
+from support.small_engines import build_engine, random_prompt
 from support.tiny_models import CONTEXT, FAMILIES, STOP, VOCAB, tiny_base, tiny_model
 from transformers import LogitsProcessor, LogitsProcessorList
 

@@ -1,19 +1,9 @@
-"""A batch in a thread of its own: rows from any thread get what they get alone, and whatever
-happens to one of them, to the batch or to the process, nobody waits for ever.
+"""A batch in a thread of its own: rows from any thread get what they get alone, whatever happens to
+one of them or to the batch.
 """
 
 import asyncio
-import gc
-import os
-import subprocess
-import sys
-import textwrap
 import threading
-import warnings
-import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,80 +13,19 @@ from hypothesis import strategies as st
 from support.batches import DRAFTERS, LONGEST, alone, drafters, engine_for, pieces_of, row_for
 from support.callers import all_at_once
 from support.small_engines import build_engine
+from support.threaded_batches import SOON, Gate, Raises, exact, heard, stopped, threaded
 from support.tiny_models import tiny_base
 
 from medusa_kit.drafters.plain import PlainDrafter
-from medusa_kit.engine.engine import Engine
-from medusa_kit.errors import ClosedError, ConfigError, DeviceMemoryError, QueueFullError
+from medusa_kit.errors import ConfigError, DeviceMemoryError, QueueFullError
 from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.details import TokenScore
-from medusa_kit.infer.draft import Drafter
-from medusa_kit.infer.request import Row, make_row
+from medusa_kit.infer.request import make_row
 from medusa_kit.infer.threaded.batch_thread import BatchThread
 from medusa_kit.infer.threaded.submission import Submission, Ticket
 from medusa_kit.settings.sampling import SamplingParams
 
 FAMILIES = ["llama-tied", "gemma3", "gpt2"]  # the first two in C++, where it can be built
-SOON = 60.0  # seconds after which a test has failed
-
-
-class Gate:
-    """A drafter that stops at each draft until it is opened."""
-
-    def __init__(self, inner: Drafter) -> None:
-        self._inner = inner
-        self.reached, self.open = threading.Event(), threading.Event()
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def propose(self, state: Any) -> Any:
-        self.reached.set()
-        assert self.open.wait(SOON)
-        return self._inner.propose(state)
-
-
-class Raises:
-    """A drafter that raises at its second draft."""
-
-    def __init__(self, inner: Drafter, error: BaseException) -> None:
-        self._inner, self._error, self._drafts = inner, error, 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
-
-    def propose(self, state: Any) -> Any:
-        self._drafts += 1
-        if self._drafts == 2:
-            raise self._error
-        return self._inner.propose(state)
-
-
-def threaded(engine: Engine, max_rows: int = 2, **options: Any) -> BatchThread:
-    return BatchThread(Batch(engine.verifier, max_rows), **options)
-
-
-def exact(family: str, row: Row) -> list[int]:
-    return alone(family, len(row.prompt_ids), not row.chooser.params.greedy)[: row.max_new_tokens]
-
-
-def heard(submission: Submission) -> list[int]:
-    return [token for emission in submission for token in emission.tokens]
-
-
-@contextmanager
-def stopped(engine: Engine, max_rows: int = 1, **options: Any) -> Iterator[tuple[Any, Any, Any]]:
-    """A batch whose first row has emitted a token and stops there: (thread, row, gate)."""
-    gate = Gate(drafters(engine)["heads"])
-    with threaded(engine, max_rows, **options) as thread:
-        first = thread.submit(row_for(engine, 5, LONGEST), gate)
-        assert gate.reached.wait(SOON)
-        try:
-            yield thread, first, gate
-        finally:
-            gate.open.set()
-
-
 REQUEST = st.tuples(
     st.integers(1, 40), st.integers(1, LONGEST), st.sampled_from(DRAFTERS), st.booleans(),
     st.none() | st.integers(0, 4),  # cancelled after so many emissions
@@ -259,37 +188,6 @@ def test_a_row_is_cancelled_wherever_it_is(where: str, monkeypatch: pytest.Monke
     assert sorted(batch._schedule._free) == [0, 1]
 
 
-@pytest.mark.parametrize("drain", [True, False])
-def test_closing_ends_every_row(drain: bool) -> None:
-    engine = engine_for("llama-tied")
-    with stopped(engine, 1) as (thread, first, gate):
-        second = thread.submit(row_for(engine, 9, LONGEST), gate)
-        thread.close(drain=drain, timeout=0)  # as far as the gate lets it
-        with pytest.raises(ClosedError, match="has been closed"):
-            thread.submit(row_for(engine, 4, 2), gate)
-        gate.open.set()
-        thread.close(drain=drain)
-        assert first.done
-        assert second.done
-        for submission in (first, second):
-            said, expected = heard(submission), exact("llama-tied", submission.row)
-            assert said == expected[: len(said)]
-            assert submission.row.is_complete == drain
-            assert not drain or said == expected
-        thread.close()
-
-
-def test_a_thread_that_ends_leaves_nobody_waiting() -> None:
-    engine = engine_for("gpt2")
-    thread, ends = threaded(engine, 1), Raises(drafters(engine)["none"], SystemExit(1))
-    first = thread.submit(row_for(engine, 5, LONGEST), ends)  # type: ignore[arg-type]
-    with pytest.raises(ClosedError, match="thread has ended: SystemExit"):
-        first.result()
-    with pytest.raises(ClosedError, match="thread has ended: SystemExit"):
-        thread.submit(row_for(engine, 5, LONGEST), ends)  # type: ignore[arg-type]
-    thread.close()
-
-
 def test_a_hook_hears_what_iterating_does_then_the_end() -> None:
     engine = engine_for("llama-tied")
     shared = drafters(engine)
@@ -344,83 +242,6 @@ def test_a_hook_that_raises_ends_its_row_and_one_that_waits_is_told() -> None:
         ready.set()
         assert mine[0].result().token_ids == exact("llama-tied", mine[0].row)
     assert isinstance(found[0], ConfigError)
-
-
-def test_what_nobody_holds_any_more_ends() -> None:
-    """A submission that was dropped is cancelled, a thread that was dropped ends."""
-    engine = engine_for("llama-tied")
-    with stopped(engine, 1) as (thread, first, gate):
-        dropped = thread.submit(row_for(engine, 9, LONGEST), gate)
-        row = dropped.row
-        del dropped
-        gc.collect()
-        gate.open.set()
-        last = thread.submit(row_for(engine, 7, LONGEST), gate)
-        assert heard(last) == exact("llama-tied", last.row)
-        assert row.finish_reason == "cancelled"
-    lone = threaded(engine)
-    own, alive = lone._thread, weakref.ref(lone)
-    submission = lone.submit(row_for(engine, 7, LONGEST), drafters(engine)["none"])
-    del lone, first
-    gc.collect()
-    assert alive() is not None  # its submission holds it
-    assert heard(submission) == exact("llama-tied", submission.row)
-    del submission
-    gc.collect()
-    assert alive() is None
-    own.join(SOON)
-    assert not own.is_alive()
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_forked_child_is_told_that_it_has_no_thread() -> None:
-    engine = engine_for("gpt2")
-    with stopped(engine) as (thread, first, gate):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            child = os.fork()
-        if child == 0:
-            refused = 0
-            for ask in (
-                first.result,
-                lambda: list(first),
-                lambda: thread.submit(row_for(engine, 4, 2), gate),
-            ):
-                try:
-                    ask()
-                except ClosedError:
-                    refused += 1
-            thread.close()
-            os._exit(refused)
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
-        gate.open.set()
-        assert heard(first) == exact("gpt2", first.row)
-
-
-EXIT = """
-    import sys, threading
-    sys.path[:0] = {paths!r}
-    from support.batches import drafters, engine_for, row_for
-    from medusa_kit.infer.batch import Batch
-    from medusa_kit.infer.threaded.batch_thread import BatchThread
-
-    engine = engine_for("llama-tied")
-    thread = BatchThread(Batch(engine.verifier, 1))
-    rows = [row_for(engine, n, 200) for n in (5, 9)]
-    kept = [thread.submit(row, drafters(engine)["none"]) for row in rows]
-    next(iter(kept[0]))
-    print("at the end")
-"""
-
-
-def test_a_process_may_end_while_rows_run() -> None:
-    paths = [str(Path(__file__).parent.parent), str(Path(__file__).parent.parent.parent)]
-    code = textwrap.dedent(EXIT.format(paths=paths))
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=SOON * 2, check=False
-    )
-    assert (done.returncode, done.stdout) == (0, "at the end\n"), done.stderr
-    assert "Error" not in done.stderr
 
 
 def test_a_meter_can_be_read() -> None:

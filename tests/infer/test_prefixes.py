@@ -1,12 +1,12 @@
 """What an earlier request has read is not read again, and changes no token."""
 
-import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from support.batches import drafters, row_for
+from support.callers import all_at_once
 from support.small_engines import build_engine, engine_with_heads, lively_chat_base, random_prompt
 from support.tiny_models import tiny_base
 from transformers.pytorch_utils import Conv1D
@@ -210,11 +210,7 @@ def test_threads_take_batches_of_their_own() -> None:
             if engine.generate(prompts[index], max_new_tokens=12).token_ids != expected[index]:
                 wrong.append(index)
 
-    threads = [threading.Thread(target=ask, args=(index,)) for index in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    all_at_once(ask, 4)
     assert not wrong
 
 

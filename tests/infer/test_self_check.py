@@ -23,6 +23,15 @@ def test_a_right_model_passes_within_a_small_tolerance(family: str) -> None:
     assert 0 < check.rounding_tolerance < 1e-2
 
 
+def widen_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of trees, not of the reference; the one of the self-check alone."""
+    right = tree_step.TreeStep.mask
+    wider = {4: 5, 64: 64, None: None}  # 4: the window of the self-check
+    monkeypatch.setattr(
+        tree_step.TreeStep, "mask", lambda step, window, *rest: right(step, wider[window], *rest)
+    )
+
+
 @pytest.mark.parametrize("family", ["mistral-sliding", "phimoe", "gpt_oss"])
 def test_a_wrong_window_is_caught_though_the_real_one_is_longer_than_the_prompts(
     family: str, monkeypatch: pytest.MonkeyPatch
@@ -31,11 +40,7 @@ def test_a_wrong_window_is_caught_though_the_real_one_is_longer_than_the_prompts
     self_check(base)
     owners = [base.config, *base.model.modules()]
     assert {getattr(owner, "sliding_window", None) for owner in owners} == {None, 64}
-    right = tree_step.TreeStep.mask
-    wider = {4: 5, 64: 64, None: None}  # 4: the window of the self-check
-    monkeypatch.setattr(
-        tree_step.TreeStep, "mask", lambda step, window, *rest: right(step, wider[window], *rest)
-    )
+    widen_the_window(monkeypatch)
     with pytest.raises(IncompatibleBaseError, match="off by"):
         self_check(base)
 
@@ -155,11 +160,7 @@ def test_a_wrong_tree_is_found_by_the_model_in_pieces(
 ) -> None:
     verifier, pieces = in_pieces(tmp_path, "mistral-sliding", sliding_window=64)
     check_trees(verifier, pieces)
-    right = tree_step.TreeStep.mask
-    wider = {4: 5, 64: 64, None: None}  # 4: the window of the self-check
-    monkeypatch.setattr(
-        tree_step.TreeStep, "mask", lambda step, window, *rest: right(step, wider[window], *rest)
-    )
+    widen_the_window(monkeypatch)
     with pytest.raises(IncompatibleBaseError, match="off by"):
         check_trees(verifier, pieces)
 

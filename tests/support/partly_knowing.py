@@ -8,13 +8,14 @@ import torch
 
 from medusa_kit.infer.draft import Draft, State, StatelessDrafter, Topology
 from medusa_kit.tree.candidate_tree import CandidateTree
+from support.small_engines import BUSHY
 from support.tiny_models import STOP, VOCAB, tiny_model
 
 TREES = {
     "root": CandidateTree.root_only(),
     "chain": CandidateTree.chain(3),
     "wide": CandidateTree([(rank,) for rank in range(9)]),
-    "bushy": CandidateTree([(0,), (1,), (2,), (5,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 3)]),
+    "bushy": BUSHY,
 }
 
 
@@ -27,11 +28,6 @@ def plain_answer(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, do_sample=False
     )
     return out[0, len(prompt) :].tolist()
-
-
-def random_prompt(length: int, seed: int) -> list[int]:
-    generator = random.Random(seed)
-    return [generator.randrange(3, VOCAB) for _ in range(length)]
 
 
 class PartlyKnowing(StatelessDrafter):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.callers import all_at_once
 from support.tiny_models import model_of
 
 from medusa_kit.files import file_digest
@@ -221,7 +222,7 @@ def test_those_that_come_at_once_pack_once(
     folder: Path, config: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In two threads here: the lock is one between processes (tests/base/test_gguf_cache.py)."""
-    packed, together, made, found = packed_cache._packed, threading.Barrier(2), [], []
+    packed, together, made = packed_cache._packed, threading.Barrier(2), []
 
     def slowly(*arguments: Any) -> Any:
         with contextlib.suppress(threading.BrokenBarrierError):
@@ -230,14 +231,7 @@ def test_those_that_come_at_once_pack_once(
         return packed(*arguments)
 
     monkeypatch.setattr(packed_cache, "_packed", slowly)
-    threads = [
-        threading.Thread(target=lambda: found.append(packed_model(folder, config)))
-        for _ in range(2)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    found = all_at_once(lambda _: packed_model(folder, config), 2)
     assert len(made) == 1
     assert torch.equal(found[0].output.data, found[1].output.data)
 

@@ -9,11 +9,11 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.callers import all_at_once
 from torch.utils import cpp_extension
 
 from medusa_kit.infer.cpu import kernels
@@ -178,11 +178,6 @@ def test_a_library_that_does_not_open_is_built_once_more_and_then_left(
 
 
 def test_threads_that_load_at_once_build_once(compiled: list[Path]) -> None:
-    found: list[Any] = []
-    threads = [threading.Thread(target=lambda: found.append(load_anew())) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    found = all_at_once(lambda _: load_anew(), 4)
     assert [library.answer() for library in found] == [42] * 4
     assert len(compiled) == 1

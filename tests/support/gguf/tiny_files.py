@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medusa_kit.base.gguf import byte_tokenizer
+from support.gguf.tiny_gguf import add_tokenizer
 
 SIZES = {
     "vocab_size": 260, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
@@ -66,7 +66,7 @@ def write_model(
     writer = gguf.GGUFWriter(path, name, split_max_tensors=part_size)
     for key, value in {**_metadata(model.config, name), **(values or {})}.items():
         _add(writer, key, value)
-    _add_tokenizer(writer, model.config.vocab_size)
+    add_tokenizer(writer, model.config.vocab_size)
     state = {**_tensors(model, architecture, name), **(more or {})}
     for key, array in state.items():
         if key in leave_out:
@@ -123,18 +123,6 @@ def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_array(key, value)
     else:
         writer.add_uint32(key, value)
-
-
-def _add_tokenizer(writer: gguf.GGUFWriter, vocab: int) -> None:
-    tokenizer = byte_tokenizer()
-    tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-    tokens = [*tokens, "ab", *(f"<|unused{i}|>" for i in range(vocab - len(tokens) - 1))]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3 if token.startswith("<|") else 1 for token in tokens])
-    writer.add_token_merges(["a b"])  # there must be one
-    writer.add_eos_token_id(tokenizer.eos_token_id)
-    writer.add_bos_token_id(tokenizer.eos_token_id)
 
 
 def _tensors(model: Any, architecture: str, name: str) -> dict[str, np.ndarray]:

@@ -1,6 +1,7 @@
 """A GGUF file of a tiny Llama with a byte tokenizer, which transformers reads."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -13,7 +14,7 @@ def write_gguf(path: Path, seed: int = 0, kind: str = "F32") -> Path:
     """Random weights, matrices of `kind`; what is written last is the output embedding."""
     import gguf
 
-    tokenizer = byte_tokenizer()
+    vocab = len(byte_tokenizer()) + 1
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_description("x" * (1 << 20))  # as large a beginning as real files have
     writer.add_context_length(CONTEXT)
@@ -24,16 +25,10 @@ def write_gguf(path: Path, seed: int = 0, kind: str = "F32") -> Path:
     writer.add_head_count_kv(HEADS)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(len(tokenizer) + 1)
-    tokens = [*tokenizer.convert_ids_to_tokens(range(len(tokenizer))), "ab"]
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(tokens)
-    writer.add_token_types([3 if token.startswith("<|") else 1 for token in tokens])
-    writer.add_token_merges(["a b"])  # there must be one
-    writer.add_eos_token_id(tokenizer.eos_token_id)
-    writer.add_bos_token_id(tokenizer.eos_token_id)
+    writer.add_vocab_size(vocab)
+    add_tokenizer(writer, vocab)
     generator = np.random.default_rng(seed)
-    for name, shape in _shapes(len(tokens)).items():
+    for name, shape in _shapes(vocab).items():
         values = generator.normal(0, 0.2, shape).astype(np.float32)
         if len(shape) == 1:
             writer.add_tensor(name, np.ones_like(values))
@@ -45,6 +40,19 @@ def write_gguf(path: Path, seed: int = 0, kind: str = "F32") -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def add_tokenizer(writer: Any, vocab: int) -> None:
+    """The byte tokenizer's tokens, `ab`, and unused ones up to `vocab`."""
+    tokenizer = byte_tokenizer()
+    tokens = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    tokens = [*tokens, "ab", *(f"<|unused{i}|>" for i in range(vocab - len(tokens) - 1))]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3 if token.startswith("<|") else 1 for token in tokens])
+    writer.add_token_merges(["a b"])  # there must be one
+    writer.add_eos_token_id(tokenizer.eos_token_id)
+    writer.add_bos_token_id(tokenizer.eos_token_id)
 
 
 def _shapes(vocab: int) -> dict[str, tuple[int, ...]]:
