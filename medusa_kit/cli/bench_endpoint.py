@@ -298,8 +298,6 @@ def with_server(command: Callable[..., None]) -> Callable[..., None]:
         else:
             command(**arguments, **{PLACE: Server(**values)})
 
-    parameters = list(inspect.signature(command).parameters.values())
-    at = next(i for i, one in enumerate(parameters) if one.name == PLACE)
-    parameters[at : at + 1] = shown
+    parameters = options.parameters_with(command, PLACE, shown)
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run

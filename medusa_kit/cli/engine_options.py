@@ -80,9 +80,8 @@ def with_engine(
             command(**arguments, **{PLACE: loading}, **told)
 
         wanted = inspect.signature(command).parameters
-        parameters = [one for name, one in wanted.items() if name != GIVEN_NAMES]
-        at = next(i for i, one in enumerate(parameters) if one.name == PLACE)
-        parameters[at : at + 1] = shown
+        placed = options.parameters_with(command, PLACE, shown)
+        parameters = [one for one in placed if one.name != GIVEN_NAMES]
         context = inspect.Parameter(
             "context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context
         )

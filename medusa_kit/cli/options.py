@@ -6,7 +6,7 @@ A sampling option is defined once, in `_drawing`, `_accepting` or `_constraining
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any
@@ -188,18 +188,24 @@ def with_sampling(
                 check_grammar(sampling["grammar"])
             command(**arguments, sampling=sampling)
 
-        shown: list[inspect.Parameter] = []
-        for parameter in inspect.signature(command).parameters.values():
-            if parameter.name == "sampling":
-                shown += [one for g in groups for one in inspect.signature(g).parameters.values()]
-            else:
-                shown.append(parameter)
+        drawn = [one for group in groups for one in inspect.signature(group).parameters.values()]
+        shown = parameters_with(command, "sampling", drawn)
         if temperature_of_model:
             shown = [_open_temperature(one) if one.name == "temperature" else one for one in shown]
         run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
         return run
 
     return decorate
+
+
+def parameters_with(
+    command: Callable[..., None], place: str, shown: Sequence[inspect.Parameter]
+) -> list[inspect.Parameter]:
+    """A command's parameters, with `shown` in place of the one that is named `place`."""
+    parameters = list(inspect.signature(command).parameters.values())
+    at = next(i for i, one in enumerate(parameters) if one.name == place)
+    parameters[at : at + 1] = shown
+    return parameters
 
 
 def was_given(context: typer.Context, name: str) -> bool:

@@ -32,9 +32,7 @@ def with_serving(command: Callable[..., None]) -> Callable[..., None]:
         file = arguments.get("config")
         command(context=context, **arguments, **{PLACE: _of_file(file) | given})
 
-    parameters = list(inspect.signature(command).parameters.values())
-    at = next(i for i, one in enumerate(parameters) if one.name == PLACE)
-    parameters[at : at + 1] = shown
+    parameters = options.parameters_with(command, PLACE, shown)
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     return run
 

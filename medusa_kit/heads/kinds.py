@@ -142,9 +142,6 @@ class MedusaHeads(nn.Module):
     def num_heads(self) -> int:
         return self.config.num_heads
 
-    def trainable_parameters(self) -> list[nn.Parameter]:
-        return list(self.parameters())
-
     @property
     def num_bytes(self) -> int:
         """Of the memory that they take beside their base, packed copies included."""

@@ -100,7 +100,7 @@ def test_what_trains_belongs_to_the_heads_alone(
     llama: BaseModel, projection: str, expected: int
 ) -> None:
     heads = make_heads(llama, projection)
-    parameters = heads.trainable_parameters()
+    parameters = list(heads.parameters())
     assert len(parameters) == expected
     assert all(parameter.requires_grad for parameter in parameters)
     of_the_base = {parameter.data_ptr() for parameter in llama.model.parameters()}

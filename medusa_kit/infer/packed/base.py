@@ -32,6 +32,7 @@ from medusa_kit.base.logit_scale import LogitScale
 from medusa_kit.base.model import CHECKPOINT, BaseModel, BaseModelInfo
 from medusa_kit.base.placement import asked_dtype, pick_device
 from medusa_kit.base.quantization import raw_bytes
+from medusa_kit.base.remembered.checks import SOURCES
 from medusa_kit.errors import CheckpointError
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import NativeDecoder
@@ -43,8 +44,6 @@ from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes
 from medusa_kit.locks import ATTRIBUTE as LOCK
 from medusa_kit.locks import lock_of
-
-SOURCES = ("embedded", "gguf", "folder", "hub")
 
 
 class PackedBase(BaseModel):
