@@ -66,10 +66,22 @@ def link_target(path: Path) -> Path:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from error
 
 
+def remove_folder(folder: Path) -> None:
+    """All of it or nothing: where it cannot be renamed, which some systems refuse while its files
+    are in use, it stays. Raises OSError."""
+    shutil.rmtree(_set_aside(folder), ignore_errors=True)
+
+
+def _set_aside(folder: Path) -> Path:
+    """Rename it, so that nobody finds a part of it; returns the new name."""
+    old = folder.parent / f".{folder.name}.{uuid.uuid4().hex[:8]}.old"
+    folder.replace(old)
+    return old
+
+
 def _replace_folder(path: Path, temporary: Path) -> None:
     """The old folder comes back where the new one cannot take its place."""
-    old = path.parent / f".{path.name}.{uuid.uuid4().hex[:8]}.old"
-    path.replace(old)
+    old = _set_aside(path)
     try:
         temporary.replace(path)
     except BaseException:

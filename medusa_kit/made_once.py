@@ -62,8 +62,9 @@ def make_once(
         if is_whole(folder):
             return
         if held:  # so whoever made these was killed
-            for left in folder.parent.glob(f".{folder.name}.*.tmp"):
-                shutil.rmtree(left, ignore_errors=True)
+            for ending in ("tmp", "old"):
+                for left in folder.parent.glob(f".{folder.name}.*.{ending}"):
+                    shutil.rmtree(left, ignore_errors=True)
         console.note(doing)
         console.stage(doing)
         try:

@@ -199,6 +199,22 @@ def test_a_killed_process_holds_nobody_up(large: Path, made: list[Path]) -> None
     assert left - {"digests"} == {folder.name, f".{folder.name}.lock"}
 
 
+def test_what_killed_processes_left_goes_when_the_folder_is_made(
+    large: Path, made: list[Path]
+) -> None:
+    """One was killed while it made the folder, one while it put another in its place."""
+    folder = dequantised_folder(large)
+    (folder / "config.json").unlink()
+    for ending in ("tmp", "old"):
+        left = folder.with_name(f".{folder.name}.12345678.{ending}")
+        left.mkdir()
+        (left / "model.safetensors").write_bytes(bytes(8))
+    assert dequantised_folder(large) == folder
+    assert len(made) == 2
+    names = {path.name for path in folder.parent.iterdir()}
+    assert names - {"digests"} == {folder.name, f".{folder.name}.lock"}
+
+
 def test_without_locks_the_first_folder_stays(
     large: Path, made: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

@@ -8,7 +8,7 @@ SHA-256 lies beside it, and is compared when the file's times are new and when a
 import copy
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +39,7 @@ from medusa_kit.infer.cpu.mkl_linear import plain_linears
 from medusa_kit.infer.packed.file import FileSink, MemorySink, NotUsable, Sink
 from medusa_kit.infer.packed.gguf_blocks import blocks_in_order, read_factors, read_scales
 from medusa_kit.infer.packed.model import PackedModel, opened
+from medusa_kit.infer.packed.outdated import remove_outdated, write_record
 from medusa_kit.infer.packed.packing import Blocks, Rows
 from medusa_kit.infer.packed.packing_up import Packing, model_of, row_pieces
 from medusa_kit.made_once import make_once
@@ -67,19 +68,21 @@ def _packed_model(place: Path, config: Any, weights: str, check: bool) -> Packed
     check_family(config.get_text_config())
     if kernels.load_library() is None:
         raise Unsupported("the C++ kernels are not available")
-    folder = packed_folder(place, config, weights)
+    contents = _contents(place)
+    folder = _folder_of(place, contents, config, weights)
     found: list[PackedModel] = []
+    made: list[Path] = []
     noted: list[str] = []
 
-    def is_whole(made: Path) -> bool:
+    def is_whole(there: Path) -> bool:
         found.clear()
         try:
-            model = opened(made / FILE, _made_with())
-            _check_contents(made, check)
+            model = opened(there / FILE, _made_with())
+            _check_contents(there, check)
             found.append(model)
         except (NotUsable, OSError) as error:
             if not noted and not isinstance(error, FileNotFoundError):
-                console.note(f"{made / FILE} is made again: {error}")
+                console.note(f"{there / FILE} is made again: {error}")
             noted.append(str(error))
         return bool(found)
 
@@ -89,9 +92,13 @@ def _packed_model(place: Path, config: Any, weights: str, check: bool) -> Packed
             sink = FileSink(file)
             sink.finish(_packed(place, config, weights, sink))
         (temporary / DIGEST).write_text(file_digest(temporary / FILE))
+        write_record(temporary, place, contents)
+        made.append(temporary)
 
     try:
         make_once(folder, f"packing {place.name} once into {folder}", is_whole, make)
+        if made:
+            remove_outdated(folder, place, contents)
         if found or is_whole(folder):
             return found[0]
         why = "it was changed meanwhile"
@@ -112,15 +119,24 @@ def _check_contents(folder: Path, whole: bool) -> None:
 
 def packed_folder(place: Path, config: Any, weights: str) -> Path:
     """Where they lie. Raises CheckpointError for files that cannot be read."""
-    digest = hashlib.sha256(json.dumps([weights, settings_of(config)]).encode())
-    is_gguf = place.suffix == ".gguf"
+    return _folder_of(place, _contents(place), config, weights)
+
+
+def _contents(place: Path) -> list[str]:
+    """Digests of the checkpoint's files."""
     try:
-        files = [] if is_gguf else safetensors_files(place)
-        for part in [gguf_digest(place)] if is_gguf else map(content_digest, files):
-            digest.update(f"{part}\n".encode())
+        if place.suffix == ".gguf":
+            return [gguf_digest(place)]
+        return [content_digest(file) for file in safetensors_files(place)]
     except OSError as error:
         raise CheckpointError(f"{place} cannot be read: {error}", hint="check the path") from error
-    name = stem(place) if is_gguf else place.name
+
+
+def _folder_of(place: Path, contents: Sequence[str], config: Any, weights: str) -> Path:
+    digest = hashlib.sha256(json.dumps([weights, settings_of(config)]).encode())
+    for part in contents:
+        digest.update(f"{part}\n".encode())
+    name = stem(place) if place.suffix == ".gguf" else place.name
     return cache_folder() / "packed" / f"{name}-{digest.hexdigest()[:16]}"
 
 

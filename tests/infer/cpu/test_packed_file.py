@@ -3,7 +3,9 @@ is packed into memory."""
 
 import contextlib
 import errno
+import json
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.packed import cache as packed_cache
 from medusa_kit.infer.packed.cache import FILE, packed_folder, packed_model
 from medusa_kit.infer.packed.file import LAYOUT, PREAMBLE, FileSink, NotUsable, mapped
+from medusa_kit.infer.packed.outdated import RECORD
 
 pytestmark = pytest.mark.skipif(
     kernels.load_library() is None, reason="the C++ kernels cannot be built on this machine"
@@ -177,6 +180,82 @@ def test_other_weights_or_settings_are_another_file(folder: Path, config: Any) -
     changed = file_of(folder, config)
     model_of("llama", vocab_size=64).save_pretrained(folder)
     assert file_of(folder, config) != changed
+
+
+def change_weights(folder: Path) -> None:
+    model = model_of("llama").to(torch.bfloat16)
+    model.lm_head.weight.data += 1
+    model.save_pretrained(folder)
+
+
+def test_files_of_older_contents_are_removed(
+    folder: Path, config: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    model_of("qwen2").save_pretrained(elsewhere)
+    packed_model(elsewhere, own := model_of("qwen2").config)
+    mapped_before = packed_model(folder, config)
+    packed_model(folder, config, "int8")
+    older = [packed_folder(folder, config, weights) for weights in ("checkpoint", "int8")]
+    before = mapped_before.output.data.clone()
+    change_weights(folder)
+    capsys.readouterr()
+    packed_model(folder, config)
+    said = "".join(capsys.readouterr().err.split())
+    assert all(f"removed{one}:modelhasothercontents" in said for one in older)
+    newer = [packed_folder(folder, config, weights) for weights in ("checkpoint", "int8")]
+    packed_model(folder, config, "int8")
+    left = [path for path in newer[0].parent.iterdir() if path.is_dir()]
+    assert sorted(left) == sorted([*newer, packed_folder(elsewhere, own, "checkpoint")])
+    assert torch.equal(mapped_before.output.data, before), "who has mapped it keeps it"
+
+
+def without_record(folder: Path) -> None:
+    (folder / RECORD).unlink()
+
+
+def half_a_record(folder: Path) -> None:
+    (folder / RECORD).write_text("{half")
+
+
+def another_machine(folder: Path) -> None:
+    record = json.loads((folder / RECORD).read_text())
+    record["place"][0] += "2"
+    (folder / RECORD).write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize("why", [without_record, half_a_record, another_machine])
+def test_files_that_another_load_may_open_stay(
+    why: Callable[[Path], None], folder: Path, config: Any
+) -> None:
+    packed_model(folder, config)
+    older = file_of(folder, config)
+    why(older.parent)
+    whole = older.read_bytes()
+    change_weights(folder)
+    packed_model(folder, config)
+    assert file_of(folder, config) != older
+    assert older.read_bytes() == whole
+
+
+def test_files_in_use_stay_whole_where_the_system_wants_it(
+    folder: Path, config: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    packed_model(folder, config)
+    older = file_of(folder, config).parent
+    names = {path.name for path in older.iterdir()}
+    change_weights(folder)
+    replace = Path.replace
+
+    def refused(path: Path, target: Path) -> Path:
+        if path == older:
+            raise PermissionError(errno.EACCES, "used by another process", str(path))
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", refused)
+    packed_model(folder, config)
+    assert {path.name for path in older.iterdir()} == names
+    assert "removed" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("how", ["full disk", "no folder"])
