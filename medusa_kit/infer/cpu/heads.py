@@ -1,5 +1,8 @@
 """Heads that guess in one C++ call, for a base whose steps run in C++.
 
+A draft takes as long as reading its weights, so the heads' own are rounded to eight bits; a
+projection of the base's rows has the base's form. Guesses may differ, the text does not.
+
 Shapes: X any leading shape, D what heads are given of a row, J tokens of the path, K heads,
 C guesses, R rows of a call, B batch, N nodes of a tree.
 """
@@ -15,6 +18,7 @@ from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.kinds import GrownTrees, Guesses
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import NativeDecoder
+from medusa_kit.infer.cpu.int8_weights import GROUP, int8_blocks
 from medusa_kit.infer.packed.model import chosen_rows
 from medusa_kit.infer.packed.packing import PackedMatrix, pack
 
@@ -138,8 +142,15 @@ class NativeHeads:
         return kernels.threads_for(rows * self._work[0])
 
 
+def _packed(layer: Any) -> PackedMatrix:
+    """A layer of the heads' own, in eight bits where its width allows."""
+    fits = layer.in_features % GROUP == 0
+    weight_OI = layer.weight.detach().float()
+    return pack(weight_OI, layer.bias, int8_blocks(weight_OI) if fits else None)
+
+
 def _packed_blocks(head: Any) -> list[PackedMatrix]:
-    return [pack(block.linear.weight, block.linear.bias) for block in head]
+    return [_packed(block.linear) for block in head]
 
 
 def _projections(heads: MedusaHeads, decoder: NativeDecoder) -> list[PackedMatrix]:
@@ -147,7 +158,7 @@ def _projections(heads: MedusaHeads, decoder: NativeDecoder) -> list[PackedMatri
     if heads.config.projection == "shared":
         return [decoder.output] * heads.num_heads
     if heads.config.projection == "own":
-        return [pack(own.weight, own.bias) for own in heads.projections]  # type: ignore[arg-type]
+        return [_packed(own) for own in heads.projections]
     assert heads.column_ids is not None
     return [chosen_rows(decoder.output, heads.column_ids)] * heads.num_heads
 
