@@ -54,8 +54,17 @@ class HeadsConfig:
         """Numbers that heads read of a position: its hidden state and the prefix layer's output."""
         return self.hidden_size * (1 + self.prefix_layers)
 
+    @property
+    def told(self) -> str:
+        """The kind in words, as in `hydra, prefix layer`."""
+        return f"{self.kind}, prefix layer" if self.prefix_layers else self.kind
+
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """What is written; without a prefix layer as before there were any."""
+        said = asdict(self)
+        for key in () if self.prefix_layers else ("prefix_layers", "prefix_sizes"):
+            del said[key]
+        return said
 
 
 def check_reduced_ids(projection: str, reduced_ids: Tensor | None, vocab_size: int) -> None:

@@ -17,12 +17,14 @@ MLP, B batch, T tokens.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from medusa_kit.errors import ConfigError
 
 NORM_EPSILON = 1e-5
 ROTARY_BASE = 10_000.0
@@ -49,8 +51,32 @@ class PrefixSizes:
         mlp = getattr(config, "intermediate_size", None)
         return cls(heads, kv_heads, head_size, mlp if isinstance(mlp, int) else 4 * hidden_size)
 
+    @classmethod
+    def read(cls, said: Any) -> "PrefixSizes":
+        """From a file. Raises ConfigError, which names what is wrong."""
+        names = [field.name for field in fields(cls)]
+        if not isinstance(said, dict) or sorted(said) != sorted(names):
+            raise ConfigError(f"prefix_sizes is {said!r}, expected {', '.join(names)}")
+        for name in names:
+            if type(said[name]) is not int or said[name] < 1:
+                raise ConfigError(
+                    f"prefix_sizes: {name} is {said[name]!r}, expected a whole number from 1 on"
+                )
+        sizes = cls(**said)
+        if sizes.query_heads % sizes.kv_heads or sizes.head_size % 2:
+            raise ConfigError(
+                f"prefix_sizes are {said}: expected kv_heads that divide query_heads, and an even "
+                "head_size"
+            )
+        return sizes
+
     def as_dict(self) -> dict[str, int]:
         return asdict(self)
+
+    @property
+    def cached(self) -> str:
+        """What a token's keys, or values, are in the cache: it must be as in the base."""
+        return f"{self.kv_heads} x {self.head_size}"
 
 
 class PrefixLayer(nn.Module):

@@ -105,5 +105,6 @@ def install_native_heads(heads: MedusaHeads, decoder: NativeDecoder) -> None:
     """Let frozen heads draft through the kernels. Heads in training stay with torch, since packed
     copies would go stale.
     """
-    if not any(parameter.requires_grad for parameter in heads.parameters()):
+    frozen = not any(parameter.requires_grad for parameter in heads.parameters())
+    if frozen and heads.prefix is None:
         heads.guesser = NativeHeads(heads, decoder)

@@ -196,9 +196,11 @@ class PackedBase(BaseModel):
         return NativeDecoder(self.packed, self.scale_logits)
 
     @torch.no_grad()
-    def hidden_and_logits(self, input_ids_BT: Tensor, **arguments: Any) -> tuple[Tensor, Tensor]:
+    def hidden_and_logits(
+        self, input_ids_BT: Tensor, keep_M: Tensor | None = None, **arguments: Any
+    ) -> tuple[Tensor, Tensor]:
         _ = self.model  # so that the output embedding is its own
-        return super().hidden_and_logits(input_ids_BT, **arguments)
+        return super().hidden_and_logits(input_ids_BT, keep_M, **arguments)
 
     @cached_property
     def reference(self) -> "InPieces":
