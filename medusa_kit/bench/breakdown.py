@@ -220,6 +220,8 @@ def watched(engine: Engine, drafter: Drafter, watch: Stopwatch) -> Iterator[None
     ]
     if engine.heads is not None:
         places += [(engine.heads, name, HEADS) for name in ("candidates", "candidates_after")]
+        if engine.heads.guesser is not None:
+            places += [(engine.heads.guesser, name, HEADS) for name in ("fill", "grow")]
     if isinstance(verifier, NativeVerifier):
         places.append((verifier.native, "score", NATIVE))
     places += [(layer, "forward", LINEAR) for layer in _linear_layers(verifier.base.model)]

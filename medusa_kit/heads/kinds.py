@@ -18,11 +18,11 @@ save but their ids); `own`, a trainable copy for each head (of chosen rows, wher
 
 Shapes: D hidden, V vocabulary, K heads, R columns of the projection (V, or the reduced ids),
 X any leading shape, B batch, C candidates kept for each head, J tokens of the path, E numbers read
-of these tokens.
+of these tokens, N nodes of a tree.
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +43,15 @@ from medusa_kit.heads.prefix_layer import PrefixLayer, PrefixSizes
 Guesses = tuple[Tensor, Tensor]  # ids_KXC, scores_KXC (empty where not asked for)
 
 
+class GrownTrees(NamedTuple):
+    """A tree for each row, as drafters/heads/dynamic.py grows them."""
+
+    tokens_BN: Tensor
+    parents: list[list[int]]
+    depths_BN: Tensor
+    sees_BNN: Tensor  # which nodes see which: their ancestors and themselves
+
+
 class Guesser(Protocol):
     """A faster way to compute the guesses of heads for a few rows, the same up to rounding."""
 
@@ -55,6 +64,23 @@ class Guesser(Protocol):
         temperatures: Sequence[float] | None = None,
     ) -> Guesses | None:
         """None where it cannot; then the heads compute their guesses themselves."""
+
+    def fill(
+        self, hidden_BD: Tensor, roots_B: Sequence[int], parents_N: Tensor, ranks_N: Tensor
+    ) -> Tensor | None:
+        """tokens_BN of the tree with these parents, each node the guess of its rank after its
+        parent; None where it cannot."""
+
+    def grow(
+        self,
+        hidden_BD: Tensor,
+        roots_B: Sequence[int],
+        num_nodes: int,
+        temperatures: Sequence[float],
+        count: int,
+        beam: int,
+    ) -> GrownTrees | None:
+        """Trees of `count` guesses of as many heads as temperatures; None where it cannot."""
 
 
 class ResidualBlock(nn.Module):

@@ -62,7 +62,7 @@ struct Model {
                    layers.data(), weights.floats(HIDDEN), weights.matrix(kind, VOCAB, HIDDEN)};
         block[0] = weights.matrix(F32, HIDDEN, HIDDEN);
         head = {block, 1, 0, weights.matrix(kind, VOCAB, HIDDEN)};
-        heads = {HIDDEN, HIDDEN, 1, 1.0f, 0.0f, &head,
+        heads = {HIDDEN, HIDDEN, HIDDEN, 1, 1.0f, 0.0f, &head,
                  weights.matrix(F32, VOCAB, HIDDEN), nullptr};
     }
 
@@ -78,14 +78,22 @@ struct Model {
                         likeliest.data()};
         mk_step(&decoder, &step, threads);
         std::vector<int64_t> head_of_row(NODES, 0), ids(NODES * COLUMNS);
+        const std::vector<int64_t> given{0, 1, 2, 3, 4}, given_parents{-1, 0, 0}, given_ranks{0, 0, 1};
         std::vector<float> temperatures(NODES, 1.0f), scores(NODES * COLUMNS);
-        const Guess guess{NODES, 0, COLUMNS, head_of_row.data(), nullptr, hidden.data(), temperatures.data(),
+        const Guess guess{NODES, 0, COLUMNS, head_of_row.data(), nullptr, given.data(), hidden.data(), temperatures.data(),
                           ids.data(), scores.data()};
         mk_guess(&heads, &guess, threads);
+        std::vector<int64_t> filled(NODES * 3), grown(NODES * 3), parents(NODES * 3), grown_depths(NODES * 3);
+        std::vector<uint8_t> grown_sees(NODES * 9);
+        const Fill fill{NODES, 3, 0, given_parents.data(), given_ranks.data(), given.data(), hidden.data(), filled.data()};
+        mk_fill(&heads, &fill, threads);
+        const Grow grow{NODES, 3, 0, 1, COLUMNS, 2, given.data(), hidden.data(), temperatures.data(), grown.data(),
+                        parents.data(), grown_depths.data(), grown_sees.data()};
+        mk_grow(&heads, &grow, threads);
         mk_linear(&decoder.output, hidden.data(), NODES, product.data(), threads);
         for (const auto& more : {logits, scores, product}) hidden.insert(hidden.end(), more.begin(), more.end());
         hidden.insert(hidden.end(), likeliest.begin(), likeliest.end());
-        hidden.insert(hidden.end(), ids.begin(), ids.end());
+        for (const auto& more : {ids, filled, grown, parents}) hidden.insert(hidden.end(), more.begin(), more.end());
         return hidden;
     }
 };

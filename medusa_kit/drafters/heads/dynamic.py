@@ -4,6 +4,8 @@ A static tree has the same ranks in the same slots; here the nodes are the paths
 most probable now (EAGLE-2, arXiv 2406.16858, §4; tree/dynamic.py). Acceptance does not change, and
 the tree depends on committed tokens alone, so decoding stays exact, also when sampling.
 
+Where the heads guess in C++, they grow the tree there as well (infer/cpu/trees.h), the same one.
+
 Nodes are numbered by falling probability, so the tree of N nodes is the first N of any larger one.
 
 Shapes: B batch, N nodes with root, D hidden, K heads, R guesses of a head, Q parents of one depth,
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit.heads import MedusaHeads
+from medusa_kit.heads.kinds import GrownTrees
 from medusa_kit.heads.scores import scored_guesses, scored_guesses_after
 from medusa_kit.infer.draft import (
     ROOT,
@@ -42,23 +45,45 @@ class DynamicDrafter(StatelessDrafter):
         self.num_nodes = tree.num_nodes
 
     def propose(self, state: State) -> Draft:
-        tokens_BN, parents = self.grow(state.hidden_BD, state.roots_B)
+        trees = self._quickly(state.hidden_BD, state.roots_B)
+        if trees is not None:
+            rows = zip(trees.parents, trees.depths_BN, trees.sees_BNN, strict=True)
+            return Draft(trees.tokens_BN, [Topology(tuple(row), *more) for row, *more in rows])
+        tokens_BN, parents = self._through_torch(state.hidden_BD, state.roots_B)
         device = state.hidden_BD.device
         return Draft(tokens_BN, [Topology.from_parents(row, device) for row in parents])
 
-    @torch.inference_mode()
     def grow(self, hidden_BD: Tensor, roots_B: Sequence[int]) -> Grown:
         """(tokens_BN, parents of each row). Slots without a path are UNUSED."""
+        trees = self._quickly(hidden_BD, roots_B)
+        if trees is not None:
+            return trees.tokens_BN, trees.parents
+        return self._through_torch(hidden_BD, roots_B)
+
+    def _quickly(self, hidden_BD: Tensor, roots_B: Sequence[int]) -> GrownTrees | None:
+        guesser, tree = self.heads.guesser, self.tree
+        if guesser is None:
+            return None
+        heat, count = tree.temperatures[: tree.depth], _count(tree)
+        return guesser.grow(hidden_BD, roots_B, tree.num_nodes, heat, count, tree.beam)
+
+    @torch.inference_mode()
+    def _through_torch(self, hidden_BD: Tensor, roots_B: Sequence[int]) -> Grown:
         roots = to_device(roots_B, hidden_BD.device)
         grow = _grow_at_once if self.heads.one_pass else _grow_by_depth
         return grow(self.heads, self.tree, hidden_BD, roots)
+
+
+def _count(tree: DynamicTree) -> int:
+    """Guesses of a head that can have a place in the tree."""
+    return min(tree.num_ranks, tree.num_nodes - 1)
 
 
 def _grow_at_once(
     heads: MedusaHeads, tree: DynamicTree, hidden_BD: Tensor, roots_B: Tensor
 ) -> Grown:
     """One pass of the heads, then a heap gives exactly the N - 1 most probable paths."""
-    count = min(tree.num_ranks, tree.num_nodes - 1)
+    count = _count(tree)
     temperatures = tree.temperatures[: tree.depth]
     ids_KBR, scores_KBR = scored_guesses(heads, hidden_BD, count, temperatures, roots_B)
     ids, parents_BN = ids_KBR.tolist(), []
@@ -80,7 +105,7 @@ def _grow_by_depth(
     Only nodes that can still have a child in the tree of N go on: the N - 2 best so far. This limit
     saves time and does not change the tree.
     """
-    count = min(tree.num_ranks, tree.num_nodes - 1)
+    count = _count(tree)
     paths_BQJ, above_BQ = roots_B[:, None, None], torch.zeros_like(roots_B)[:, None].float()
     places_BQ = torch.full_like(roots_B, ROOT)[:, None]  # of the parents, among the candidates
     tokens, scores, parents = list[Tensor](), list[Tensor](), list[Tensor]()

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "prefix_layer.h"
+#include "trees.h"
 
 namespace {
 
@@ -184,6 +185,16 @@ void mk_guess(const Heads* heads, const Guess* guess, int threads) {
     Pool& p = pool(threads);
     Guessing run(*heads, *guess, p, threads);
     p.run([&](int id) { run.all(id); });
+}
+
+void mk_fill(const Heads* heads, const Fill* fill, int threads) {
+    Passes passes(*heads, fill->given, pool(threads), threads);
+    Filling(*fill, passes).all();
+}
+
+void mk_grow(const Heads* heads, const Grow* grow, int threads) {
+    Passes passes(*heads, grow->given, pool(threads), threads);
+    Growing(*grow, passes).all();
 }
 
 // out [rows, outputs] = x [rows, inputs] W^T + bias, at most MAX_ROWS rows

@@ -14,8 +14,9 @@ struct Head {  // mirrored in kernels.py
 };
 
 struct Heads {
-    int64_t hidden, embedding, one_projection;  // whether all heads use the first one's
-    float factor, cap;                          // of logits; a cap of 0 is none
+    int64_t hidden, embedding, given;  // given: numbers of a row of input, which begins with its hidden state
+    int64_t one_projection;            // whether all heads use the first one's
+    float factor, cap;                 // of logits; a cap of 0 is none
     const Head* heads;
     Matrix embeddings;          // of the input [V, embedding]
     const int64_t* column_ids;  // [columns], or null where column numbers are token ids
@@ -24,9 +25,23 @@ struct Heads {
 struct Guess {
     int64_t rows, path_length, count;
     const int64_t *head_of_row, *paths;  // [rows] rising; [rows, path_length], from the root on
-    const float *hidden, *temperatures;  // [rows, hidden]; [rows], or null where no scores are wanted
+    const int64_t* given_of_row;         // [rows], of `given`
+    const float *given, *temperatures;   // [.., given]; [rows], or null where no scores are wanted
     int64_t* ids;                        // [rows, count], likeliest first
     float* scores;                       // [rows, count], log-probabilities
+};
+
+// What a call works in, kept for the caller's next one: new memory costs a page fault every 4 KB.
+struct GuessRoom {
+    std::vector<float> x, inputs, x_t, logits;
+    static GuessRoom& of_this_thread() {
+        static thread_local GuessRoom room;
+        return room;
+    }
+    static float* at_least(std::vector<float>& numbers, int64_t count) {
+        if ((int64_t)numbers.size() < count) numbers.resize(count);
+        return numbers.data();
+    }
 };
 
 inline void unit_rms(const float* x, int64_t size, float* out) {
@@ -44,10 +59,13 @@ class Guessing {
         starts.push_back(rows);
         int64_t widest = h.hidden;
         for (size_t i = 0; i + 1 < starts.size(); ++i) widest = std::max(widest, head_at(starts[i]).blocks[0].inputs);
-        x.assign(g.hidden, g.hidden + rows * h.hidden);
-        inputs.resize(rows * widest);
-        x_t.resize(room_for(rows, widest));
-        if (g.temperatures) logits.resize(rows * columns());
+        GuessRoom& room = GuessRoom::of_this_thread();
+        x = room.at_least(room.x, rows * h.hidden);
+        for (int row = 0; row < rows; ++row) std::copy(given(row), given(row) + h.hidden, x + row * h.hidden);
+        inputs = room.at_least(room.inputs, rows * widest);
+        x_t = room.at_least(room.x_t, room_for(rows, widest));
+        apart = padded(columns(), LANES);
+        if (g.temperatures) logits = room.at_least(room.logits, rows * apart);
         best.assign(threads, Best(rows, (int)g.count));
     }
 
@@ -64,8 +82,11 @@ class Guessing {
     Pool& p;
     const int rows;
     std::vector<int> starts;  // the first row of each head, then `rows`
-    std::vector<float> x, inputs, x_t, logits;
+    float *x, *inputs, *x_t, *logits = nullptr;
+    int64_t apart;           // of rows of logits
     std::vector<Best> best;  // of each thread
+
+    const float* given(int row) const { return g.given + g.given_of_row[row] * h.given; }
 
     const Head& head_at(int row) const { return h.heads[g.head_of_row[row]]; }
     int64_t columns() const { return head_at(0).projection.outputs; }
@@ -73,10 +94,10 @@ class Guessing {
     void transform(int from, int to, int id) {
         const Head& head = head_at(from);
         const int64_t width = head.blocks[0].inputs;
-        float* read = inputs.data();
+        float* read = inputs;
         for (int row = from + id; row < to; row += p.active()) {
             float* at = read + (row - from) * width;
-            std::copy(g.hidden + row * h.hidden, g.hidden + (row + 1) * h.hidden, at);
+            std::copy(given(row), given(row) + h.hidden, at);
             for (int64_t j = 0; j < head.num_read; ++j) {
                 const int64_t token = std::max<int64_t>(g.paths[row * g.path_length + j], 0);
                 float* embedding = at + h.hidden + j * h.embedding;
@@ -86,7 +107,7 @@ class Guessing {
         }
         p.barrier(id);
         for (int64_t b = 0; b < head.num_blocks; ++b)
-            block(head.blocks[b], b == 0 ? read : x.data() + from * h.hidden, from, to - from, id);
+            block(head.blocks[b], b == 0 ? read : x + from * h.hidden, from, to - from, id);
     }
 
     void block(const Matrix& m, const float* read, int from, int count, int id) {
@@ -100,7 +121,7 @@ class Guessing {
                     for (int64_t i = 0; i < LANES; ++i) gate[i] = i < n ? sum[i] + (m.bias ? m.bias[o + i] : 0.0f) : 0.0f;
                     const Vec y = load(gate);
                     store(gate, y / (splat(1.0f) + vexp(splat(0.0f) - y)));
-                    float* to = x.data() + (from + row) * h.hidden + o;
+                    float* to = x + (from + row) * h.hidden + o;
                     for (int64_t i = 0; i < n; ++i) to[i] += gate[i];
                 }
             }
@@ -108,23 +129,23 @@ class Guessing {
     }
 
     template <class Finish> void multiply_by(const Matrix& m, const float* read, int count, int id, Finish finish) {
-        lay_out(m, read, count, x_t.data(), id, p.active());
+        lay_out(m, read, count, x_t, id, p.active());
         p.barrier(id);
-        product(m, x_t.data(), count, id, p.active(), finish);
+        product(m, x_t, count, id, p.active(), finish);
         p.barrier(id);
     }
 
     void project(int from, int to, int id) {
         const Matrix& m = head_at(from).projection;
         Best& mine = best[id];
-        multiply_by(m, x.data() + from * h.hidden, to - from, id, [&](int64_t panel, int V, const float* tile) {
+        multiply_by(m, x + from * h.hidden, to - from, id, [&](int64_t panel, int V, const float* tile) {
             const int64_t first = panel * LANES, end = std::min<int64_t>(first + V * LANES, m.outputs);
             for (int row = from; row < to; ++row) {
                 float scaled[6 * LANES];
                 scale(m, tile + (row - from) * V * LANES, first, end, scaled);
                 for (int64_t o = first; o < end; ++o) {
                     const float logit = scaled[o - first];
-                    if (g.temperatures) logits[row * m.outputs + o] = logit;
+                    if (g.temperatures) logits[row * apart + o] = logit;
                     mine.insert(row, logit, o);
                 }
             }
@@ -146,19 +167,26 @@ class Guessing {
         if (g.temperatures) score(row, mine);
     }
 
+    // In one order whatever the number of threads; sixteen at a time, added up in double now and then.
     void score(int row, const Best::Found* mine) {
-        const int64_t size = columns();
-        const float scale = 1.0f / g.temperatures[row], most = mine[0].first;
-        const float* all = logits.data() + row * size;
+        constexpr int64_t FEW = 64 * LANES;
+        const float most = mine[0].first;
+        const Vec scale = splat(1.0f / g.temperatures[row]);
+        float* all = logits + row * apart;
+        std::fill(all + columns(), all + apart, -INFINITY);
         double sum = 0;
-        for (int64_t o = 0; o < size; o += LANES) {
-            const int64_t n = std::min<int64_t>(LANES, size - o);
-            float part[LANES];
-            for (int64_t i = 0; i < LANES; ++i) part[i] = i < n ? (all[o + i] - most) * scale : -INFINITY;
-            store(part, keep_where_above(vexp(load(part)), load(part), -1e38f));
-            for (int64_t i = 0; i < n; ++i) sum += part[i];
+        for (int64_t first = 0; first < apart; first += FEW) {
+            Vec few = splat(0.0f);
+            for (int64_t o = first; o < std::min(first + FEW, apart); o += LANES) {
+                const Vec x = (load(all + o) - splat(most)) * scale;
+                few = few + keep_where_above(vexp(x), x, -1e38f);
+            }
+            float lanes[LANES];
+            store(lanes, few);
+            for (float lane : lanes) sum += lane;
         }
+        const float whole = (float)std::log(sum);
         for (int64_t i = 0; i < g.count; ++i)
-            g.scores[row * g.count + i] = std::min((mine[i].first - most) * scale - (float)std::log(sum), 0.0f);
+            g.scores[row * g.count + i] = std::min((mine[i].first - most) * (1.0f / g.temperatures[row]) - whole, 0.0f);
     }
 };

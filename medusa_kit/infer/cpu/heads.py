@@ -1,6 +1,7 @@
 """Heads that guess in one C++ call, for a base whose steps run in C++.
 
-Shapes: X any leading shape, D hidden, J tokens of the path, K heads, C guesses, R rows of a call.
+Shapes: X any leading shape, D what heads are given of a row, J tokens of the path, K heads,
+C guesses, R rows of a call, B batch, N nodes of a tree.
 """
 
 import ctypes
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.heads.kinds import Guesses
+from medusa_kit.heads.kinds import GrownTrees, Guesses
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import NativeDecoder
 from medusa_kit.infer.packed.model import chosen_rows
@@ -40,14 +41,16 @@ class NativeHeads:
             )
         )  # fmt: skip
         shared = len({id(projection) for projection in projections}) == 1
+        hidden_size = heads.config.hidden_size
         self._struct = kernels.Heads(
-            heads.config.hidden_size, decoder.packed.embedding_size, shared,
+            hidden_size, decoder.packed.embedding_size, hidden_size, shared,
             scale.factor / scale.divisor, scale.cap or 0.0, structs,
             embedding.struct, 0 if ids is None else ids.data_ptr(),
         )  # fmt: skip
         own = {id(one): one for head in blocks for one in head}
         own |= {id(one): one for one in projections if one is not decoder.output}
         self.num_bytes = sum(one.num_bytes for one in own.values())  # beside the decoder's
+        self._one_pass = heads.one_pass
         self._num_read = [heads.config.num_read(k) for k in range(heads.num_heads)]
         self._work = [
             sum(block.struct.outputs * block.struct.inputs for block in [*head, projections[k]])
@@ -68,8 +71,9 @@ class NativeHeads:
         longest = max(self._num_read[k] for k in heads)
         if K * rows > kernels.MAX_ROWS or hidden_XD.dtype != torch.float32:
             return None
-        hidden_RD = hidden_XD.expand(K, *hidden_XD.shape).contiguous()
+        hidden_RD = hidden_XD.contiguous()
         head_R = torch.tensor([k for k in heads for _ in range(rows)])
+        given_R = torch.arange(rows).repeat(K)
         path_RJ = torch.empty(K * rows, 0, dtype=torch.int64)
         if longest:
             assert path_XJ is not None
@@ -78,13 +82,60 @@ class NativeHeads:
         scores_KXC = torch.empty(0) if temperatures is None else torch.empty(ids_KXC.shape)
         heat_R = torch.tensor([t for t in temperatures or () for _ in range(rows)])
         guess = kernels.Guess(
-            K * rows, longest, count, head_R.data_ptr(), path_RJ.data_ptr(),
+            K * rows, longest, count, head_R.data_ptr(), path_RJ.data_ptr(), given_R.data_ptr(),
             hidden_RD.data_ptr(), 0 if temperatures is None else heat_R.data_ptr(),
             ids_KXC.data_ptr(), scores_KXC.data_ptr(),
         )  # fmt: skip
         threads = kernels.threads_for(rows * sum(self._work[k] for k in heads))
         self._library.mk_guess(ctypes.byref(self._struct), ctypes.byref(guess), threads)
         return ids_KXC, scores_KXC
+
+    def fill(
+        self, hidden_BD: Tensor, roots_B: Sequence[int], parents_N: Tensor, ranks_N: Tensor
+    ) -> Tensor | None:
+        """tokens_BN of a given tree; None where a depth has more rows than the kernels take."""
+        B, N = len(roots_B), len(parents_N)
+        if not self._takes(hidden_BD, B * N):
+            return None
+        roots, hidden_BD = torch.tensor(roots_B), hidden_BD.contiguous()
+        tokens_BN = torch.empty(B, N, dtype=torch.int64)
+        fill = kernels.Fill(
+            B, N, self._one_pass, parents_N.data_ptr(), ranks_N.data_ptr(),
+            roots.data_ptr(), hidden_BD.data_ptr(), tokens_BN.data_ptr(),
+        )  # fmt: skip
+        self._library.mk_fill(ctypes.byref(self._struct), ctypes.byref(fill), self._threads(B))
+        return tokens_BN
+
+    def grow(
+        self,
+        hidden_BD: Tensor,
+        roots_B: Sequence[int],
+        num_nodes: int,
+        temperatures: Sequence[float],
+        count: int,
+        beam: int,
+    ) -> GrownTrees | None:
+        """The trees of drafters/heads/dynamic.py; None for more rows than the kernels take."""
+        B, N = len(roots_B), num_nodes
+        if not self._takes(hidden_BD, B * (len(temperatures) if self._one_pass else beam)):
+            return None
+        roots, hidden_BD = torch.tensor(roots_B), hidden_BD.contiguous()
+        heat_K = torch.tensor(temperatures)
+        tokens, parents, depths = torch.empty(3, B, N, dtype=torch.int64)
+        sees_BNN = torch.empty(B, N, N, dtype=torch.bool)
+        grow = kernels.Grow(
+            B, N, self._one_pass, len(temperatures), count, beam, roots.data_ptr(),
+            hidden_BD.data_ptr(), heat_K.data_ptr(), tokens.data_ptr(), parents.data_ptr(),
+            depths.data_ptr(), sees_BNN.data_ptr(),
+        )  # fmt: skip
+        self._library.mk_grow(ctypes.byref(self._struct), ctypes.byref(grow), self._threads(B))
+        return GrownTrees(tokens, parents.tolist(), depths, sees_BNN)
+
+    def _takes(self, hidden_BD: Tensor, rows: int) -> bool:
+        return rows <= kernels.MAX_ROWS and hidden_BD.dtype == torch.float32
+
+    def _threads(self, rows: int) -> int:
+        return kernels.threads_for(rows * self._work[0])
 
 
 def _packed_blocks(head: Any) -> list[PackedMatrix]:

@@ -1,7 +1,7 @@
 """The C++ library: a wheel's own, or built at first use by torch's extension loader and cached;
 called through ctypes.
 
-The structures mirror those of matrix.h, heads.h and decoder.cpp, field by field.
+The structures mirror those of matrix.h, heads.h, trees.h and step.h, field by field.
 """
 
 import ctypes
@@ -93,7 +93,8 @@ class Head(ctypes.Structure):
 
 class Heads(ctypes.Structure):
     _fields_ = (
-        ("hidden", c_int64), ("embedding", c_int64), ("one_projection", c_int64),
+        ("hidden", c_int64), ("embedding", c_int64), ("given", c_int64),
+        ("one_projection", c_int64),
         ("factor", c_float), ("cap", c_float),
         ("heads", POINTER(Head)), ("embeddings", Matrix), ("column_ids", c_void_p),
     )  # fmt: skip
@@ -102,8 +103,25 @@ class Heads(ctypes.Structure):
 class Guess(ctypes.Structure):
     _fields_ = (
         ("rows", c_int64), ("path_length", c_int64), ("count", c_int64),
-        ("head_of_row", c_void_p), ("paths", c_void_p),
-        ("hidden", c_void_p), ("temperatures", c_void_p), ("ids", c_void_p), ("scores", c_void_p),
+        ("head_of_row", c_void_p), ("paths", c_void_p), ("given_of_row", c_void_p),
+        ("given", c_void_p), ("temperatures", c_void_p), ("ids", c_void_p), ("scores", c_void_p),
+    )  # fmt: skip
+
+
+class Fill(ctypes.Structure):
+    _fields_ = (
+        ("rows", c_int64), ("nodes", c_int64), ("one_pass", c_int64),
+        ("parents", c_void_p), ("ranks", c_void_p),
+        ("roots", c_void_p), ("given", c_void_p), ("tokens", c_void_p),
+    )  # fmt: skip
+
+
+class Grow(ctypes.Structure):
+    _fields_ = (
+        ("rows", c_int64), ("nodes", c_int64), ("one_pass", c_int64),
+        ("depth", c_int64), ("count", c_int64), ("beam", c_int64),
+        ("roots", c_void_p), ("given", c_void_p), ("temperatures", c_void_p),
+        ("tokens", c_void_p), ("parents", c_void_p), ("depths", c_void_p), ("sees", c_void_p),
     )  # fmt: skip
 
 
@@ -205,6 +223,8 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {  # result, arguments
     "mk_isa": (c_char_p, ()),
     "mk_step": (None, (POINTER(Decoder), POINTER(Step), c_int)),
     "mk_guess": (None, (POINTER(Heads), POINTER(Guess), c_int)),
+    "mk_fill": (None, (POINTER(Heads), POINTER(Fill), c_int)),
+    "mk_grow": (None, (POINTER(Heads), POINTER(Grow), c_int)),
     "mk_linear": (None, (POINTER(Matrix), c_void_p, c_int, c_void_p, c_int)),
     "mk_rows": (c_int64, (POINTER(Matrix), c_void_p, c_int64, c_float, c_void_p)),
 }

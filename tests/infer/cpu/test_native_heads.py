@@ -2,12 +2,9 @@
 
 import pytest
 import torch
-from support.tiny_models import COMMON, STOP
-from transformers import AutoConfig, AutoModelForCausalLM
+from support.cpp_heads import FAMILIES, base_of, inputs, trained
 
-from medusa_kit.base.model import wrap_model
 from medusa_kit.drafters.heads.hydra import HydraDrafter
-from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.scores import scored_guesses, scored_guesses_after
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import native_decoder
@@ -18,32 +15,6 @@ from medusa_kit.tree.candidate_tree import CandidateTree
 pytestmark = pytest.mark.skipif(
     kernels.load_library() is None, reason="the C++ kernels cannot be built on this machine"
 )
-WIDE = {**COMMON, "hidden_size": 96, "head_dim": 16, "num_attention_heads": 6}
-FAMILIES = {
-    "llama": ("llama", {}),
-    "gemma3": (
-        "gemma3_text",
-        {"query_pre_attn_scalar": 16, "final_logit_softcapping": 3.0, "tie_word_embeddings": True},
-    ),
-}
-NUM_HEADS = 3
-
-
-def base_of(family):
-    model_type, arguments = FAMILIES[family]
-    config = AutoConfig.for_model(model_type, **{**WIDE, "eos_token_id": STOP, **arguments})
-    torch.manual_seed(0)
-    return wrap_model(AutoModelForCausalLM.from_config(config).eval(), None, family)
-
-
-def trained(base, kind, projection, num_blocks=2):
-    """Heads with weights as training leaves them, without the kernels."""
-    some = torch.arange(1, base.info.vocab_size, 2) if projection == "reduced" else None
-    heads = MedusaHeads.for_base(base, NUM_HEADS, num_blocks, projection, some, kind)
-    generator = torch.Generator().manual_seed(1)
-    for parameter in heads.parameters():
-        parameter.data.add_(0.2 * torch.randn(parameter.shape, generator=generator))
-    return heads.requires_grad_(False)
 
 
 def with_and_without(heads, call):
@@ -54,22 +25,20 @@ def with_and_without(heads, call):
     by_torch = call()
     used = []
 
-    def watched(*arguments):
-        used.append(quick(*arguments))
-        return used[-1]
+    class Watched:
+        def __call__(self, *arguments):
+            used.append(quick(*arguments))
+            return used[-1]
 
-    heads.guesser = watched
+        def fill(self, *arguments):
+            used.append(quick.fill(*arguments))
+            return used[-1]
+
+    heads.guesser = Watched()
     by_kernels = call()
     assert used
     assert all(guesses is not None for guesses in used)
     return by_kernels, by_torch
-
-
-def inputs(base, rows, path_length=NUM_HEADS):
-    generator = torch.Generator().manual_seed(rows)
-    hidden = torch.randn(rows, base.info.hidden_size, generator=generator)
-    paths = torch.randint(-1, base.info.vocab_size, (rows, path_length), generator=generator)
-    return hidden, paths
 
 
 @pytest.mark.parametrize("projection", ["shared", "reduced", "own"])

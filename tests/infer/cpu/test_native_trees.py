@@ -1,0 +1,131 @@
+"""Trees grown and filled in one C++ call are those of torch's code from the same guesses."""
+
+import pytest
+import torch
+from support.cpp_heads import FAMILIES, NUM_HEADS, base_of, inputs, trained
+
+from medusa_kit.drafters import draft_with
+from medusa_kit.drafters.heads.dynamic import DynamicDrafter
+from medusa_kit.infer.cpu import kernels
+from medusa_kit.infer.cpu.decoder import native_decoder
+from medusa_kit.infer.cpu.heads import install_native_heads
+from medusa_kit.infer.draft import UNUSED, State, Topology
+from medusa_kit.tree.candidate_tree import CandidateTree
+from medusa_kit.tree.dynamic import DynamicTree
+
+pytestmark = pytest.mark.skipif(
+    kernels.load_library() is None, reason="the C++ kernels cannot be built on this machine"
+)
+KINDS = ["medusa", "rooted", "hydra"]
+SCALES = (1.3, 0.8, 1.6)
+BUSHY = CandidateTree.from_choices([[0], [1], [4], [0, 0], [0, 3], [4, 0], [0, 0, 0], [4, 0, 2]])
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def heads(request):
+    return with_kernels(trained(base_of("llama"), request.param, "reduced"))
+
+
+def with_kernels(heads):
+    install_native_heads(heads, native_decoder(heads.base))
+    return heads
+
+
+def state_of(heads, rows):
+    hidden, paths = inputs(heads.base, rows)
+    return State([[1]] * rows, paths[:, 0].clamp_min(0).tolist(), hidden, [])
+
+
+def grown(heads, tree, state):
+    """Tokens and parents by the one C++ call, and by torch's code from guesses of the kernels."""
+    drafter = draft_with(heads, tree)
+    assert isinstance(drafter, DynamicDrafter)
+    trees = drafter._quickly(state.hidden_BD, state.roots_B)
+    assert trees is not None
+    tokens_BN, parents = drafter._through_torch(state.hidden_BD, state.roots_B)
+    return (trees.tokens_BN.tolist(), trees.parents), (tokens_BN.tolist(), parents)
+
+
+@pytest.mark.parametrize("num_nodes", [2, 3, 4, 7, 16, 40, 200])
+def test_the_same_trees_as_torch_grows(heads, num_nodes, many_threads):
+    for rows, ranks, beam in ((1, 8, 3), (5, 4, 1), (4, 3, 8), (2, 24, 30)):
+        tree = DynamicTree(num_nodes, SCALES, ranks, beam)
+        quick, by_torch = grown(heads, tree, state_of(heads, rows))
+        assert quick == by_torch
+        if rows > 2 and 4 <= num_nodes < 40:
+            assert len({tuple(parents) for parents in quick[1]}) > 1
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("projection", ["shared", "own"])
+def test_other_projections_and_families(family, projection):
+    heads = with_kernels(trained(base_of(family), "hydra", projection))
+    for num_nodes in (4, 24):
+        quick, by_torch = grown(heads, DynamicTree(num_nodes, SCALES, 6, 4), state_of(heads, 3))
+        assert quick == by_torch
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_paths_keep_their_order(kind):
+    """Equal logits inside a head, and children as probable as their parents."""
+    heads = trained(base_of("llama"), kind, "own")
+    for projection in heads.projections:
+        weight = projection.weight.data
+        weight.copy_(weight[torch.arange(len(weight)) % 5])
+    heads = with_kernels(heads)
+    state = state_of(heads, 4)
+    for scales in (SCALES, (1e9,) * NUM_HEADS, (1e-4, 1.0, 1e-4)):
+        for num_nodes in (3, 9, 30, 120):
+            for beam in (2, 6):
+                quick, by_torch = grown(heads, DynamicTree(num_nodes, scales, 7, beam), state)
+                assert quick == by_torch
+
+
+def test_one_certain_guess_makes_a_chain():
+    """With one guess a head, each as probable as its parent, parents come first."""
+    heads = with_kernels(trained(base_of("llama"), "hydra", "reduced"))
+    (_, parents), by_torch = grown(heads, DynamicTree(6, (1e-6,) * 3, 1), state_of(heads, 2))
+    assert parents == [[-1, 0, 1, 2, UNUSED, UNUSED]] * 2 == by_torch[1]
+
+
+def test_the_topology_is_that_of_the_parents(heads):
+    for num_nodes in (2, 12, 200):
+        draft = draft_with(heads, DynamicTree(num_nodes, SCALES, 5, 3)).propose(state_of(heads, 3))
+        for topology in draft.topologies:
+            expected = Topology.from_parents(topology.parents, heads.base.device)
+            assert torch.equal(topology.depths_N, expected.depths_N)
+            assert torch.equal(topology.sees_NN, expected.sees_NN)
+
+
+def test_a_row_grows_the_same_tree_among_others(heads, many_threads):
+    drafter = draft_with(heads, DynamicTree(20, SCALES, 8, 4))
+    state = state_of(heads, 7)
+    together = drafter.grow(state.hidden_BD, state.roots_B)
+    for row in range(7):
+        own = state.of_rows([row])
+        tokens, parents = drafter.grow(own.hidden_BD, own.roots_B)
+        assert torch.equal(tokens[0], together[0][row])
+        assert parents[0] == together[1][row]
+
+
+@pytest.mark.parametrize("tree", [CandidateTree.chain(1), CandidateTree.chain(3), BUSHY])
+def test_a_given_tree_is_filled_as_by_torch(heads, tree, many_threads):
+    drafter = draft_with(heads, tree)
+    for rows in (1, 6):
+        state = state_of(heads, rows)
+        quick = drafter.propose(state).tokens_BN
+        expected = drafter.fill(state.hidden_BD, torch.tensor(state.roots_B))
+        assert torch.equal(quick, expected)
+
+
+def test_torch_grows_what_the_kernels_do_not_take(heads):
+    state, tree = state_of(heads, kernels.MAX_ROWS + 1), DynamicTree(5, SCALES, 4, 2)
+    drafter, filler = draft_with(heads, tree), draft_with(heads, CandidateTree.chain(2))
+    assert drafter._quickly(state.hidden_BD, state.roots_B) is None
+    draft = drafter.propose(state)
+    assert draft.tokens_BN.shape == (kernels.MAX_ROWS + 1, 5)
+    alone = drafter.propose(state.of_rows([9]))
+    assert draft.topologies[9].parents == alone.topologies[0].parents
+    assert torch.equal(draft.tokens_BN[9], alone.tokens_BN[0])
+    filled, own = filler.propose(state), filler.propose(state.of_rows([9]))
+    assert torch.equal(filled.tokens_BN[9], own.tokens_BN[0])
