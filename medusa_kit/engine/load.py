@@ -210,8 +210,8 @@ def with_heads(
         memory=Memory(),
     )
     if heads is not None:
-        if isinstance(engine.verifier, NativeVerifier):
-            install_native_heads(heads, engine.verifier.native)
+        if isinstance(result.verifier, NativeVerifier):
+            install_native_heads(heads, result.verifier.native)
         result.use_tree(_tree_for(heads, tree, folder))
     return result
 

@@ -19,6 +19,7 @@ from medusa_kit.infer.verifier import Verifier
 
 TOKENS = 9
 CLOSE = {torch.float64: {"atol": 1e-9, "rtol": 1e-9}, torch.float32: {"atol": 2e-4, "rtol": 1e-3}}
+ROUNDED: dict[str, float] = {"atol": 0.03, "rtol": 0.0}  # the layer's weights in C++
 in_cpp = pytest.mark.skipif(
     kernels.load_library() is None, reason="the C++ kernels cannot be built on this machine"
 )
@@ -39,6 +40,9 @@ def watched(engine: Engine) -> list[int]:
     text: the rows' hidden states are compared with those of `MedusaHeads.with_prefix`."""
     heads, lengths = engine.heads, list[int]()
     assert heads is not None
+    closeness = [CLOSE[engine.base.dtype]] * 2
+    if engine.verifier.steps_run_by.startswith("C++"):
+        closeness[1] = ROUNDED
     make = engine._drafter
 
     def drafter(*args: Any, **kwargs: Any) -> Any:
@@ -49,9 +53,10 @@ def watched(engine: Engine) -> list[int]:
             for row, text in enumerate(state.tokens):
                 hidden_1TD = heads.base.hidden_states(torch.tensor([text]))
                 expected_D = heads.with_prefix(hidden_1TD)[0, -1]
-                torch.testing.assert_close(
-                    state.hidden_BD[row], expected_D, **CLOSE[expected_D.dtype]
-                )
+                for own, expected, close in zip(
+                    state.hidden_BD[row].chunk(2), expected_D.chunk(2), closeness, strict=True
+                ):
+                    torch.testing.assert_close(own, expected, **close)
                 lengths.append(len(text))
             return propose(state)
 

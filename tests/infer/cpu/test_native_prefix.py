@@ -3,16 +3,21 @@ own bits untouched."""
 
 import pytest
 import torch
+from support.cpp_heads import base_of, inputs, trained
 from support.small_engines import random_prompt
 from support.tiny_models import model_of
 
 from medusa_kit.base.model import wrap_model
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.prefix_layer import PrefixLayer, PrefixSizes
+from medusa_kit.heads.scores import scored_guesses_after
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import native_decoder
 from medusa_kit.infer.cpu.describe import Unsupported
+from medusa_kit.infer.cpu.heads import install_native_heads
 from medusa_kit.infer.cpu.int8_weights import GROUP, int8_blocks
+from medusa_kit.infer.cpu.verifier import NativeVerifier
+from medusa_kit.infer.packed.texts import calls_for, hidden_of_texts
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes
 
@@ -223,3 +228,64 @@ def test_hidden_states_alone_have_the_same_bits(many_threads):
         alone = decoder.hidden_states(caches[1], nodes, nodes.depths_N, [0, 1])
     assert torch.equal(hidden, alone)
     assert torch.equal(caches[0].block, caches[1].block)
+
+
+@pytest.mark.parametrize("kind", ["medusa", "rooted", "hydra"])
+def test_heads_read_it_beside_the_hidden_state(kind, many_threads):
+    heads = trained(base_of("llama"), kind, "reduced", prefix_layers=1)
+    install_native_heads(heads, native_decoder(heads.base))
+    quick = heads.guesser
+    for k, rows in ((0, 1), (2, 7)):
+        given, paths = inputs(heads.base, rows, layers=2)
+        heads.guesser = None
+        ids, scores = scored_guesses_after(heads, k, given, paths, 5, 0.7)
+        heads.guesser = quick
+        own_ids, own_scores = scored_guesses_after(heads, k, given, paths, 5, 0.7)
+        assert torch.equal(own_ids, ids)
+        assert torch.allclose(own_scores, scores, atol=2e-5)
+        without = torch.cat([given[:, :96], torch.zeros(rows, 96)], dim=-1)
+        assert not torch.equal(scored_guesses_after(heads, k, without, paths, 5, 0.7)[1], scores)
+
+
+def test_a_verifier_packs_a_frozen_layer_only():
+    base, decoder = decoder_of("llama")
+    verifier, layer = NativeVerifier(base, decoder), trained_layer(base)
+    frozen = verifier.with_prefix(layer)
+    assert frozen.native.prefix is not None
+    assert frozen.native.packed is decoder.packed
+    assert frozen.with_prefix(layer) is frozen
+    assert frozen.with_prefix(None) is verifier
+    assert verifier.native.prefix is None
+    assert verifier.with_prefix(layer.requires_grad_(True)).native.prefix is None
+
+
+def test_texts_share_calls():
+    """Full calls, and rows of the cache that long texts share."""
+    spans = [(0, 0, 300), (1, 0, 300), (2, 5, 9), (3, 0, 600), (4, 0, 0), (5, 7, 10)]
+    calls = calls_for(spans)
+    assert [sum(piece.length for piece in call) for call in calls] == [256] * 4 + [183]
+    assert max(piece.place for call in calls for piece in call) == 2
+    read = {}
+    for call in calls:
+        assert len({piece.place for piece in call}) == len(call)
+        for place, before, row, start, end in call:
+            own = read.setdefault(row, [place, spans[row][1]])
+            assert own == [place, start]
+            assert before == start - spans[row][1]
+            own[1] = end
+    assert {row: end for row, (_, end) in read.items()} == {0: 300, 1: 300, 2: 9, 3: 600, 5: 10}
+
+
+def test_texts_of_a_call_have_their_own_bits(monkeypatch, many_threads):
+    base, decoder = decoder_of("windows")
+    ids = torch.tensor([random_prompt(40, seed) for seed in range(4)])
+    spans = [(0, 0, 40), (1, 0, 3), (1, 3, 30), (2, 0, 1), (3, 0, 40)]
+    together = hidden_of_texts(decoder, ids, spans, 128)
+    monkeypatch.setattr(kernels, "MAX_ROWS", 17)
+    assert torch.equal(hidden_of_texts(decoder, ids, spans, 128), together)
+    for row, start, end in spans:
+        with torch.inference_mode():
+            expected = base.hidden_states(ids[row : row + 1, start:end])[0]
+        assert close(together[row, start:end], expected)
+    assert not together[1, 30:].any()
+    assert not together[2, 1:].any()
