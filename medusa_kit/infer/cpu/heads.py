@@ -157,6 +157,5 @@ def install_native_heads(heads: MedusaHeads, decoder: NativeDecoder) -> None:
     """Let frozen heads draft through the kernels. Heads in training stay with torch, since packed
     copies would go stale.
     """
-    frozen = not any(parameter.requires_grad for parameter in heads.parameters())
-    if frozen and heads.prefix is None:
+    if not any(parameter.requires_grad for parameter in heads.parameters()):
         heads.guesser = NativeHeads(heads, decoder)

@@ -235,6 +235,7 @@ def test_heads_read_it_beside_the_hidden_state(kind, many_threads):
     heads = trained(base_of("llama"), kind, "reduced", prefix_layers=1)
     install_native_heads(heads, native_decoder(heads.base))
     quick = heads.guesser
+    assert quick is not None
     for k, rows in ((0, 1), (2, 7)):
         given, paths = inputs(heads.base, rows, layers=2)
         heads.guesser = None
