@@ -214,7 +214,7 @@ class BaseModel:
 
         It skips the [T, V] product if the check at load found that the decoder alone returns this.
         """
-        arguments = {"attention_mask": attention_mask_BT, "use_cache": False}
+        arguments: dict[str, Any] = {"attention_mask": attention_mask_BT, "use_cache": False}
         if position_ids_BT is not None:
             arguments["position_ids"] = position_ids_BT
         if self.decoder_is_exact:
@@ -223,23 +223,32 @@ class BaseModel:
         return self._hooked(input_ids_BT, **arguments)[0]
 
     @torch.no_grad()
-    def hidden_and_logits(self, input_ids_BT: Tensor, **arguments: Any) -> tuple[Tensor, Tensor]:
-        """One forward of the model: (input of the output embedding, the model's own logits)."""
-        return self._hooked(input_ids_BT, **arguments)
+    def hidden_and_logits(
+        self, input_ids_BT: Tensor, keep_M: Tensor | None = None, **arguments: Any
+    ) -> tuple[Tensor, Tensor]:
+        """One forward of the model: (input of the output embedding, the model's own logits).
+        `keep_M`: the tokens whose logits are computed, as with transformers' `logits_to_keep`; the
+        hidden states are those of all tokens nevertheless."""
+        return self._hooked(input_ids_BT, keep_M, **arguments)
 
-    def _hooked(self, input_ids_BT: Tensor, **arguments: Any) -> tuple[Tensor, Tensor]:
+    def _hooked(
+        self, input_ids_BT: Tensor, keep_M: Tensor | None = None, **arguments: Any
+    ) -> tuple[Tensor, Tensor]:
         @hooks.ours
-        def look(_: Any, args: tuple[Tensor, ...]) -> None:
+        def look(_: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
             seen[get_ident()] = args[0]
+            kept = keep_M is not None and get_ident() == own
+            return (args[0][:, keep_M], *args[1:]) if kept else None
 
-        seen: dict[int, Tensor] = {}  # by thread, since other threads may run the model too
+        # By thread, since other threads may run the model too.
+        seen, own = dict[int, Tensor](), get_ident()
         with lock_of(self):
             hook = self.output_embedding.register_forward_pre_hook(look)
             try:
                 logits_BTV = self.model(input_ids_BT, **arguments).logits
             finally:
                 hook.remove()
-        return seen[get_ident()], logits_BTV
+        return seen[own], logits_BTV
 
     def weights_digest(self) -> str:
         """SHA-256 over every parameter and buffer, to show that training left the base alone."""

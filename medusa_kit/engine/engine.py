@@ -195,7 +195,8 @@ class Engine:
         reuse = self.batches is not None
 
         def make(verifier: Verifier) -> Batch:
-            batch = Batch(verifier, max_rows, 0, max_pause, self.graphs, reuse)
+            graphs = self.graphs if verifier is self.verifier else None  # its steps are that one's
+            batch = Batch(verifier, max_rows, 0, max_pause, graphs, reuse)
             batch.cost = self.steps.cost if self.steps is not None and self._pays else None
             return batch
 

@@ -49,10 +49,11 @@ def drafting_with_heads(engine: Engine) -> Engine:
 def _adapted(engine: Engine, folder: Path, name: str) -> tuple[Engine, int]:
     """The engine with the LoRA adapter that Medusa-2 wrote to `folder`, and its bytes. Raises
     ConfigError where steps cannot have one, CheckpointError, IncompatibleBaseError."""
-    if type(engine.verifier) is not Verifier:
+    plain = engine.verifier.without_prefix
+    if type(plain) is not Verifier:
         raise ConfigError(
             f"heads {name!r} come with a LoRA adapter; steps on this server run in "
-            f"{engine.verifier.steps_run_by}, on weights packed at load",
+            f"{plain.steps_run_by}, on weights packed at load",
             hint="serve a model with the adapter merged into it (joint.save_merged), or let torch "
             "run the steps: --attention sdpa",
         )
@@ -62,7 +63,7 @@ def _adapted(engine: Engine, folder: Path, name: str) -> tuple[Engine, int]:
     view = copy.copy(base)
     own = str(base.adapted_fingerprint(adapters.variant_of(folder)))
     view.info = replace(base.info, fingerprint=own)
-    verifier = AdaptedVerifier(engine.verifier, view, layers)
+    verifier = AdaptedVerifier(plain, view, layers)
     return replace(engine, verifier=verifier, graphs=None), layers.num_bytes
 
 

@@ -184,7 +184,8 @@ def with_heads(
     tree: AnyTree = None,
     force: bool = False,
 ) -> Engine:
-    """Another engine around the same base model and verifier, with these heads and this tree.
+    """Another engine around the same base model and verifier, with these heads and this tree. Where
+    they have a prefix layer, its verifier and caches are its own.
 
     It drafts as `engine` was told to; what drafters keep between calls is its own.
     """
@@ -196,8 +197,11 @@ def with_heads(
         heads, refused = _heads_from(folder, engine, force) if folder else (None, None)
     if heads is None and tree is not None and refused is None:
         raise no_heads_for(base.info.name)
+    prefix = None if heads is None else heads.prefix
     result = replace(
         engine,
+        verifier=engine.verifier.with_prefix(prefix),
+        graphs=engine.graphs and engine.graphs.with_prefix(prefix),
         heads=heads,
         tree=CandidateTree.root_only(),
         plan=None,
@@ -206,8 +210,8 @@ def with_heads(
         memory=Memory(),
     )
     if heads is not None:
-        if isinstance(engine.verifier, NativeVerifier):
-            install_native_heads(heads, engine.verifier.native)
+        if isinstance(result.verifier, NativeVerifier):
+            install_native_heads(heads, result.verifier.native)
         result.use_tree(_tree_for(heads, tree, folder))
     return result
 

@@ -166,11 +166,12 @@ class SharedBatch:
         `close`.
         """
         engine = self._requests if heads is None else self._engine_of(heads)
+        name, options = engine._named(drafter, drafter_options)
+        if not (isinstance(engine.verifier, AdaptedVerifier) or name in READ_HEADS):
+            engine, heads = self._requests, None
         row, stops, _ = engine._request("submit", prompt, max_new_tokens, stop, sampling)
         row.wanted = wanted
-        name, options = engine._named(drafter, drafter_options)
-        adapted = engine.verifier is not self._requests.verifier
-        if heads is None or not (adapted or name in READ_HEADS):
+        if heads is None:
             submission = self._thread.submit(row, self._drafter(name, options), on_tokens)
         else:
             held = heads.again()
@@ -217,9 +218,9 @@ class SharedBatch:
         self.close(drain=error is None)
 
     def _engine_of(self, heads: Heads) -> Requests:
-        verifier = heads.engine.verifier
+        verifier = heads.engine.verifier.without_prefix
         plain = verifier.plain if isinstance(verifier, AdaptedVerifier) else verifier
-        if plain is not self._requests.verifier:
+        if plain is not self._requests.verifier.without_prefix:
             raise ConfigError(
                 "these heads were loaded for another engine's base model",
                 hint="take them from a HeadsStore of the engine that this batch belongs to",

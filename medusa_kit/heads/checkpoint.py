@@ -28,11 +28,13 @@ from medusa_kit.heads.config import KINDS, PROJECTIONS, HeadsConfig, check_reduc
 from medusa_kit.heads.formats import kit
 from medusa_kit.heads.formats.recognise import read_foreign
 from medusa_kit.heads.kinds import MedusaHeads
+from medusa_kit.heads.prefix_layer import PrefixLayer, PrefixSizes
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "heads.safetensors"
 PAIRED_FOLDER = "medusa_heads"  # heads inside their base's folder
 FORMAT = "medusa-kit-heads"
+PREFIX = "prefix."  # how the names of the prefix layer's tensors begin
 
 
 def save_heads(
@@ -105,7 +107,22 @@ def _config_from(raw: dict[str, Any], path: Path) -> HeadsConfig:
         value = getattr(config, name)
         if type(value) is not int or value < 1:
             raise CheckpointError(f"{path}: {name} is {value!r}, expected a whole number from 1 on")
+    _check_prefix_sizes(path, config)
     return config
+
+
+def _check_prefix_sizes(path: Path, config: HeadsConfig) -> None:
+    number, sizes = config.prefix_layers, config.prefix_sizes
+    if type(number) is not int or number not in (0, 1):
+        raise CheckpointError(f"{path}: prefix_layers is {number!r}, expected 0 or 1")
+    if not number:
+        if sizes is not None:
+            raise CheckpointError(f"{path}: prefix_sizes is {sizes!r}, and prefix_layers 0")
+        return
+    try:
+        PrefixSizes.read(sizes)
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: {error.message}") from error
 
 
 def _check_choice(path: Path, what: str, value: str, known: Sequence[str]) -> None:
@@ -132,6 +149,9 @@ def load_heads(
     tensors = _read_tensors(folder / WEIGHTS_NAME)
     _check_columns(config, tensors.get("column_ids"), folder / WEIGHTS_NAME)
     _check_number(config, tensors, folder / WEIGHTS_NAME)
+    prefix = _prefix_tensors(config)
+    of_prefix = {name: one for name, one in tensors.items() if name.startswith(PREFIX)}
+    _check_tensors(prefix, of_prefix, folder / WEIGHTS_NAME)  # before memory is taken for them
     heads = MedusaHeads(config, base, tensors.get("column_ids"))
     _check_tensors(heads.state_dict(), tensors, folder / WEIGHTS_NAME)
     heads.load_state_dict(tensors)
@@ -148,6 +168,9 @@ def check_base(config: HeadsConfig, base: BaseModel, force: bool) -> None:
         "hidden size": (config.hidden_size, info.hidden_size),
         "vocabulary size": (config.vocab_size, info.vocab_size),
     }
+    if config.prefix_sizes is not None:
+        own = PrefixSizes.of_base(base.config, info.hidden_size)
+        pairs["prefix layer's keys"] = (PrefixSizes(**config.prefix_sizes).cached, own.cached)
     if not force:
         pairs["architecture"] = (config.base_model_type, info.model_type)
         if match is Match.OTHER:
@@ -182,10 +205,12 @@ def read_heads(folder: Path) -> tuple[HeadsConfig, dict[str, Tensor]]:
     _check_columns(config, tensors.get("column_ids"), path)
     _check_number(config, tensors, path)
     D, R = config.hidden_size, config.reduced_size or config.vocab_size
-    expected = {"column_ids": torch.empty(R)} if config.reduced_size is not None else {}
+    expected = _prefix_tensors(config)
+    if config.reduced_size is not None:
+        expected["column_ids"] = torch.empty(R)
     for i in range(config.num_heads):
         for j in range(config.num_blocks):
-            read = config.num_read(i) * D if j == 0 else 0
+            read = (config.width - D + config.num_read(i) * D) if j == 0 else 0
             expected[f"blocks.{i}.{j}.linear.weight"] = torch.empty(D, D + read, device="meta")
             expected[f"blocks.{i}.{j}.linear.bias"] = torch.empty(D, device="meta")
         if config.projection == "own":
@@ -195,6 +220,14 @@ def read_heads(folder: Path) -> tuple[HeadsConfig, dict[str, Tensor]]:
     if config.kind == "medusa":
         _check_tensors(expected, tensors, path)
     return config, tensors
+
+
+def _prefix_tensors(config: HeadsConfig) -> dict[str, Tensor]:
+    """Those of the prefix layer by their names, without memory; none where there is none."""
+    if config.prefix_sizes is None:
+        return {}
+    layer = PrefixLayer(config.hidden_size, PrefixSizes(**config.prefix_sizes), device="meta")
+    return {PREFIX + name: tensor for name, tensor in layer.state_dict().items()}
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

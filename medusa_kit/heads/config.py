@@ -25,6 +25,8 @@ class HeadsConfig:
                   (`own`, in heads of other engines) of each head's
     kind    what a head reads besides the hidden state: nothing (`medusa`), the root token
             (`rooted`), or all tokens on the path before its own (`hydra`)
+    prefix_layers  whether there is a layer over the hidden states of the prefix, whose output the
+            heads read, too (heads/prefix_layer.py); `prefix_sizes`: its sizes, where there is one
     """
 
     num_heads: int
@@ -39,14 +41,30 @@ class HeadsConfig:
     base_fingerprint: str
     base_quantized: bool = False
     kind: Kind = "medusa"
+    prefix_layers: int = 0
+    prefix_sizes: dict[str, int] | None = None
     kit_version: str = __version__
 
     def num_read(self, k: int) -> int:
         """How many tokens of the path, from the root on, head k reads."""
         return {"medusa": 0, "rooted": 1, "hydra": k + 1}[self.kind]
 
+    @property
+    def width(self) -> int:
+        """Numbers that heads read of a position: its hidden state and the prefix layer's output."""
+        return self.hidden_size * (1 + self.prefix_layers)
+
+    @property
+    def told(self) -> str:
+        """The kind in words, as in `hydra, prefix layer`."""
+        return f"{self.kind}, prefix layer" if self.prefix_layers else self.kind
+
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """What is written; without a prefix layer as before there were any."""
+        said = asdict(self)
+        for key in () if self.prefix_layers else ("prefix_layers", "prefix_sizes"):
+            del said[key]
+        return said
 
 
 def check_reduced_ids(projection: str, reduced_ids: Tensor | None, vocab_size: int) -> None:

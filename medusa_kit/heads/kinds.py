@@ -10,6 +10,9 @@ before the heads run. A `hydra` one (Hydra, arXiv 2402.05109, §3) reads all tok
 t + 1 .. t + 1 + k: better guesses, one small pass for each depth of the tree. Their first block is
 x + SiLU(W[x; e] + b), e being the base's input embeddings of those tokens, each scaled to unit RMS.
 
+With a prefix layer (prefix_layers = 1, heads/prefix_layer.py) the first block reads its output p,
+too: x + SiLU(W[x; p; e] + b). What heads are given as `hidden_XD` is then [x; p], 2 D wide.
+
 Projections: `shared`, the base's output embedding itself; `reduced`, chosen rows of it (nothing to
 save but their ids); `own`, a trainable copy for each head (of chosen rows, where ids are given).
 
@@ -35,6 +38,7 @@ from medusa_kit.heads.config import (
     Projection,
     check_reduced_ids,
 )
+from medusa_kit.heads.prefix_layer import PrefixLayer, PrefixSizes
 
 Guesses = tuple[Tensor, Tensor]  # ids_KXC, scores_KXC (empty where not asked for)
 
@@ -106,10 +110,15 @@ class MedusaHeads(nn.Module):
         self.config = config
         self._base = (base,)  # in a tuple, so that the base is no submodule of the heads
         factory = {"device": base.device, "dtype": base.dtype}
+        beside = config.width - config.hidden_size  # numbers that a block reads beside x
         self.blocks = nn.ModuleList(
-            _blocks(config, config.num_read(k) * base.embedding_size, factory)
+            _blocks(config, beside + config.num_read(k) * base.embedding_size, factory)
             for k in range(config.num_heads)
         )
+        self.prefix: PrefixLayer | None = None
+        if config.prefix_sizes is not None:
+            sizes = PrefixSizes(**config.prefix_sizes)
+            self.prefix = PrefixLayer(config.hidden_size, sizes, **factory)
         self.projections = nn.ModuleList()
         ids_R = None if reduced_ids is None else reduced_ids.to(base.device, torch.int64)
         if config.projection == "own":
@@ -128,6 +137,7 @@ class MedusaHeads(nn.Module):
         projection: Projection = "shared",
         reduced_ids: Tensor | None = None,
         kind: Kind = "medusa",
+        prefix_layers: int = 0,
     ) -> "MedusaHeads":
         """Untrained heads for `base`. `reduced_ids`: token ids for `reduced`, ascending, unique.
 
@@ -143,7 +153,10 @@ class MedusaHeads(nn.Module):
         ):
             if value not in known:
                 raise unknown_value(what, value, known)
+        if prefix_layers not in (0, 1):
+            raise ConfigError(f"prefix_layers is {prefix_layers}: expected 0 or 1")
         check_reduced_ids(projection, reduced_ids, base.info.vocab_size)
+        sizes = PrefixSizes.of_base(base.config, base.info.hidden_size)
         config = HeadsConfig(
             num_heads=num_heads,
             num_blocks=num_blocks,
@@ -157,6 +170,8 @@ class MedusaHeads(nn.Module):
             base_fingerprint=base.info.fingerprint,
             base_quantized=base.info.quantized,
             kind=kind,
+            prefix_layers=prefix_layers,
+            prefix_sizes=sizes.as_dict() if prefix_layers else None,
         )
         return cls(config, base, reduced_ids)
 
@@ -183,6 +198,13 @@ class MedusaHeads(nn.Module):
         """Whether all heads can run before any node of the tree but the root is filled."""
         return self.config.kind != "hydra"
 
+    def with_prefix(self, hidden_BTD: Tensor) -> Tensor:
+        """What heads read at each token of whole texts, padded on the right if at all: [x; p], or
+        the hidden states themselves where there is no prefix layer."""
+        if self.prefix is None:
+            return hidden_BTD
+        return torch.cat([hidden_BTD, self.prefix(hidden_BTD)], dim=-1)
+
     def transform(self, hidden_XD: Tensor, k: int, path_XJ: Tensor | None = None) -> Tensor:
         """The residual blocks of head k: z_XD.
 
@@ -190,12 +212,17 @@ class MedusaHeads(nn.Module):
         reads none. An id below 0 stands for no token; the output of such rows is meaningless.
         """
         first, *others = list(self.blocks[k])  # type: ignore[call-overload]
-        num_read, read_XE = self.config.num_read(k), None
+        num_read, read = self.config.num_read(k), []
+        x_XD, prefix_XD = hidden_XD.split(
+            [self.config.hidden_size, self.config.width - self.config.hidden_size], dim=-1
+        )
+        if self.config.prefix_layers:
+            read.append(prefix_XD)
         if num_read:
             assert path_XJ is not None, f"{self.config.kind} heads read the path"
             read_XE = self.base.token_embeddings(path_XJ[..., :num_read]).flatten(-2)
-            read_XE = read_XE.to(hidden_XD.dtype)
-        z_XD = first(hidden_XD, read_XE)
+            read.append(read_XE.to(hidden_XD.dtype))
+        z_XD = first(x_XD, torch.cat(read, dim=-1) if read else None)
         for block in others:
             z_XD = block(z_XD)
         return z_XD

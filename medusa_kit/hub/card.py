@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from medusa_kit.heads.config import HeadsConfig
 from medusa_kit.hub.figures import acceptance, exactness, speed, tree
 from medusa_kit.hub.markdown import table
 from medusa_kit.hub.measured import Measured
@@ -105,11 +106,22 @@ def _introduction(measured: Measured, options: CardOptions) -> Iterator[str]:
         ("base quantised while training", "yes" if config.base_quantized else "no"),
         ("heads", f"{config.num_heads}, of {config.num_blocks} block(s) each"),
         ("kind", f"`{config.kind}`: a head reads {READS[config.kind]}"),
+        *_prefix_layer(config),
         ("projection to the vocabulary", projection),
         ("weights, SHA-256", f"`{measured.weights_digest}`"),
         ("medusa-kit", f"{config.kit_version} (this card: {__version__})"),
     ]
     yield table(("", ""), rows)
+
+
+def _prefix_layer(config: HeadsConfig) -> Iterator[tuple[str, str]]:
+    if config.prefix_sizes is not None:
+        heads = "{query_heads} query heads of {head_size}".format(**config.prefix_sizes)
+        yield (
+            "prefix layer",
+            f"one, {heads}: a decoder layer over the hidden states of the whole text, whose output "
+            "every head reads, too",
+        )
 
 
 def _training(measured: Measured, options: CardOptions) -> Iterator[str]:

@@ -19,7 +19,7 @@ from medusa_kit.heads.checkpoint import CONFIG_NAME, FORMAT
 from medusa_kit.heads.config import HeadsConfig
 from medusa_kit.hub.folder import CARD_NAME, UploadFile, is_known
 
-SAME = ("num_heads", "kind")  # and the base: what tells heads from other heads
+SAME = ("num_heads", "kind", "prefix_layers")  # and the base: what tells heads from other heads
 HARMLESS = (".gitattributes", CARD_NAME)
 
 
@@ -135,8 +135,8 @@ def _check_same(api: Any, what: str, name: HubName, info: Any, config: HeadsConf
             f"{name.repository} exists and holds no heads of ours but {shown}", hint=hint
         )
     ours = config.as_dict()
-    differing = [f"{key} {ours[key]!r} ≠ {found.get(key)!r}" for key in SAME
-                 if ours[key] != found.get(key)]  # fmt: skip
+    differing = [f"{key} {ours.get(key)!r} ≠ {found.get(key)!r}" for key in SAME
+                 if ours.get(key) != found.get(key)]  # fmt: skip
     base, theirs = config.base_fingerprint, found.get("base_fingerprint")
     if compare(base, theirs) in (Match.OTHER, Match.COPY):
         differing.append(f"base_fingerprint {base!r} ≠ {theirs!r}")

@@ -27,6 +27,12 @@ def usage(
 
 
 def _elsewhere(config: HeadsConfig, heads: str, base: str) -> Iterator[str]:
+    if config.prefix_layers:
+        yield (
+            "Not possible: these heads read a prefix layer, a decoder layer over the whole text, "
+            "and both engines know heads that read the hidden state alone."
+        )
+        return
     if config.kind != "medusa":
         yield (
             f"Not possible: these are `{config.kind}` heads, which read tokens besides the hidden "

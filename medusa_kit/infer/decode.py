@@ -8,7 +8,7 @@ import torch
 
 from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.cuda_graph.runner import GraphRunner
-from medusa_kit.infer.draft import Drafter
+from medusa_kit.infer.draft import Drafter, reads_hidden
 from medusa_kit.infer.memory import explain_oom
 from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.request import Emitted, Row
@@ -33,6 +33,8 @@ def decode(
     Raises DeviceMemoryError where memory is too small; a smaller request works. Raises what a row
     failed of.
     """
+    if not reads_hidden(drafter):
+        verifier, graphs = verifier.without_prefix, graphs and graphs.without_prefix
     max_rows = min(max_rows or len(rows), len(rows))
     num_slots = max(row.num_slots for row in rows) + drafter.num_nodes - 1
     with explain_oom(verifier.base, max_rows, drafter.num_nodes, num_slots):

@@ -233,6 +233,12 @@ class StatelessDrafter:
     def select_rows(self, rows: Sequence[int]) -> None: ...
 
 
+def reads_hidden(drafter: object) -> bool:
+    """Whether it reads hidden states, as heads do; drafters that do not say it
+    (`reads_hidden = False`), so that no prefix layer runs for them."""
+    return bool(getattr(drafter, "reads_hidden", True))
+
+
 def notes_of(drafter: object) -> list[str]:
     """What drafted when, and why, for drafters that have several ways."""
     return list(getattr(drafter, "notes", ()))

@@ -3,11 +3,12 @@
 Shapes: B batch, T tokens, N nodes with root, M of them kept, D hidden, V vocabulary.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,12 +16,17 @@ from torch import Tensor
 from medusa_kit.base.families import refuse_impossible
 from medusa_kit.base.model import BaseModel
 from medusa_kit.base.remembered.checks import CheckMemory
+from medusa_kit.heads.prefix_layer import PrefixLayer
 from medusa_kit.infer.attention import install_tree_attention
 from medusa_kit.infer.attention.choice import AttentionChoice
+from medusa_kit.infer.attention.prefix_layer import with_outputs
 from medusa_kit.infer.transfer import to_device
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes, NodeScores, RaggedScores, StepHolder, TreeStep
 from medusa_kit.locks import lock_of
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # in typing from Python 3.11 on
 
 Forward = Callable[..., tuple[Tensor, Tensor]]  # (hidden_BND, logits_BNV)
 PREFILL_CHUNK = 512  # tokens of a prompt in one forward: bounds the mask and the activations
@@ -31,7 +37,10 @@ class Verifier:
     same forward in other ways.
 
     `attention`: the backend of tree attention (auto, sdpa, flash, triton), or a choice already
-    made. `steps_run_by`: for statistics.
+    made. `steps_run_by`: for statistics. `prefix`: heads' layer over the hidden states of the
+    prefix, run after the base's layers on the nodes of each forward, prompts included. Hidden
+    states are 2 D wide then, as the heads read them: the base's and the layer's output. Logits are
+    the same to the bit.
     Raises ConfigError for a backend that is not installed, IncompatibleBaseError for a model on
     which trees are known to be impossible.
     """
@@ -47,8 +56,28 @@ class Verifier:
         self.attention = AttentionChoice(attention) if isinstance(attention, str) else attention
         self.steps_run_by = steps_run_by
         self.cache_dtype: torch.dtype | None = None  # None: as keys and values are computed
+        self.prefix: PrefixLayer | None = None
+        self._without_prefix: Self | None = None
         if not base.is_light:
             _ = self._holder
+
+    @property
+    def without_prefix(self) -> "Self":
+        """The verifier that this one was made from by `with_prefix`."""
+        return self._without_prefix or self
+
+    def with_prefix(self, prefix: PrefixLayer | None) -> "Self":
+        """One with this layer, or with none, over the same base. Caches are not shared with it."""
+        if prefix is None or prefix is self.prefix:
+            return self if prefix is self.prefix else self.without_prefix
+        verifier = copy.copy(self.without_prefix)
+        verifier.prefix, verifier._without_prefix = prefix, self.without_prefix
+        return verifier
+
+    @property
+    def num_layers(self) -> int:
+        """Layers with keys and values, the prefix layer's last."""
+        return self.base.info.num_layers + (self.prefix is not None)
 
     @cached_property
     def _holder(self) -> StepHolder:
@@ -93,7 +122,7 @@ class Verifier:
         return window_owners(self.base.model)
 
     def new_cache(self, batch_size: int, num_slots: int) -> TreeCache:
-        return TreeCache(self.base.info.num_layers, batch_size, num_slots, self.cache_dtype)
+        return TreeCache(self.num_layers, batch_size, num_slots, self.cache_dtype)
 
     def prompt_chunk(self, num_rows: int) -> int:
         """Tokens of each of so many prompts that one forward reads."""
@@ -155,11 +184,12 @@ class Verifier:
         """`forward` of the model while `step` is attached to its attention modules. One thread at
         a time runs a model: what modules keep between calls is theirs."""
         positions_BN = self._positions(step)
-        kept: dict[str, Any] = {} if keep_M is None else {"logits_to_keep": keep_M}
+        name = "logits_to_keep" if self.prefix is None else "keep_M"  # the layer reads all nodes
+        kept: dict[str, Any] = {} if keep_M is None else {name: keep_M}
         with self.lock():
             self._holder.step = step
             try:
-                return forward(
+                hidden_BND, logits_BMV = forward(
                     tokens_BN,
                     attention_mask=self._holder.attention_mask(self.base.dtype),
                     position_ids=positions_BN,
@@ -169,6 +199,10 @@ class Verifier:
                 )
             finally:
                 self._holder.step = None
+            if self.prefix is not None:
+                hidden_BND = with_outputs(self.prefix, hidden_BND, positions_BN, cache, step)
+                hidden_BND = hidden_BND if keep_M is None else hidden_BND[:, keep_M]
+        return hidden_BND, logits_BMV
 
     @torch.inference_mode()
     def score_trees(self, cache: TreeCache, nodes: Nodes, rows: Sequence[int]) -> RaggedScores:

@@ -26,11 +26,11 @@ def base_of(family):
     return wrap_model(AutoModelForCausalLM.from_config(config).eval(), None, family)
 
 
-def trained(base, kind, projection, num_blocks=2):
+def trained(base, kind, projection, num_blocks=2, prefix_layers=0):
     """Heads without the kernels. Their weights are those of eight bits already, so that torch
     computes with the same ones."""
     some = torch.arange(1, base.info.vocab_size, 2) if projection == "reduced" else None
-    heads = MedusaHeads.for_base(base, NUM_HEADS, num_blocks, projection, some, kind)
+    heads = MedusaHeads.for_base(base, NUM_HEADS, num_blocks, projection, some, kind, prefix_layers)
     generator = torch.Generator().manual_seed(1)
     for parameter in heads.parameters():
         parameter.data.add_(0.2 * torch.randn(parameter.shape, generator=generator))
@@ -44,8 +44,9 @@ def own_layers(heads):
     return [*(block.linear for head in heads.blocks for block in head), *heads.projections]
 
 
-def inputs(base, rows, path_length=NUM_HEADS):
+def inputs(base, rows, path_length=NUM_HEADS, layers=1):
+    """`layers`: 2 for a hidden state and a prefix layer's output."""
     generator = torch.Generator().manual_seed(rows)
-    hidden = torch.randn(rows, base.info.hidden_size, generator=generator)
+    hidden = torch.randn(rows, layers * base.info.hidden_size, generator=generator)
     paths = torch.randint(-1, base.info.vocab_size, (rows, path_length), generator=generator)
     return hidden, paths

@@ -17,7 +17,7 @@ def draft_verifier(context: DraftContext) -> Verifier:
             hint="give draft_model: a smaller model of the same family",
         )
     if wanted is base:
-        return context.verifier
+        return context.verifier.without_prefix
 
     def prepare() -> Verifier:
         draft = wanted

@@ -63,6 +63,8 @@ class HeadsSource:
 class CombinedDrafter(TrieDrafter):
     """Merges the tries of `sources` and keeps `num_nodes` nodes for each row."""
 
+    reads_hidden = True
+
     def __init__(
         self,
         sources: Sequence[Source],

@@ -163,7 +163,14 @@ def loaded(heads: ForeignHeads, base: BaseModel) -> MedusaHeads:
 
 
 def from_kit(config: HeadsConfig, tensors: dict[str, Tensor]) -> ForeignHeads:
-    """Our heads in the neutral form. Raises ConfigError for kinds that other engines lack."""
+    """Our heads in the neutral form. Raises ConfigError for kinds that other engines lack, and for
+    a prefix layer."""
+    if config.prefix_layers:
+        raise ConfigError(
+            f"these are heads of kind {config.told}: they read a decoder layer over the whole "
+            "prefix, and no other engine supports such heads",
+            hint="train heads without one: heads.prefix_layers=0",
+        )
     if config.kind != "medusa":
         raise ConfigError(
             f"heads of kind {config.kind!r} read tokens besides the hidden state, and no other "

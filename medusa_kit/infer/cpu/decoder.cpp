@@ -5,7 +5,7 @@
 // every sum has one order, so a node's results have the same bits in any tree and any batch.
 #include <vector>
 
-#include "attention.h"
+#include "prefix_layer.h"
 #include "trees.h"
 
 namespace {
@@ -44,13 +44,17 @@ class Run {
         attention.reset(new Attention(d, s, threads, qkv.data(), attended.data()));
     }
 
-    void all(int id) {
-        for (int64_t i = 0; i < d.num_layers && id < p.active(); ++i) layer(d.layers[i], i, id);
-        if (id >= p.active()) return;
-        logits(id);
+    void all(int id, PrefixLayer<Run>* prefix) {
+        for (int64_t i = 0; i < d.num_layers && id < p.active(); ++i) {
+            lay_keys(d.layers[i], i, id);
+            attend(d.layers[i], i, id);
+        }
+        if (prefix && id < p.active()) prefix->all(x.data(), id);
+        if (id < p.active()) logits(id);
     }
 
   private:
+    friend PrefixLayer<Run>;
     const Decoder& d;
     const Step& s;
     Pool& p;
@@ -60,13 +64,17 @@ class Run {
     std::vector<Best> best;  // of each thread
     std::unique_ptr<Attention> attention;
 
-    void layer(const Layer& l, int64_t index, int id) {
+    // Queries, and keys and values, which go to the cache.
+    void lay_keys(const Layer& l, int64_t index, int id) {
         norm_rows(x.data(), l.input_norm, normed.data(), id);
         const int64_t wide = queries + 2 * keys;
         multiply_by(l.qkv, normed.data(), rows, id, Write<false>{l.qkv, qkv.data(), rows, wide});
         if (l.values.outputs)
             multiply_by(l.values, normed.data(), rows, id, Write<false>{l.values, qkv.data() + queries + keys, rows, wide});
         place(l, index, id);
+    }
+
+    void attend(const Layer& l, int64_t index, int id) {
         attention->attend(index, l.window, id, p);
         add_branch(l.out, attended.data(), l.after_attention_norm, id);
         norm_rows(x.data(), l.before_mlp_norm, normed.data(), id);
@@ -140,6 +148,7 @@ class Run {
         const int wanted = (int)s.num_kept;
         for (int row = id; row < wanted; row += p.active())
             rms_norm(x.data() + s.kept[row] * d.hidden, d.final_norm, d.hidden, d.norm_epsilon, s.hidden_out + row * d.hidden);
+        if (!s.logits) return;
         Best& mine = best[id];
         p.barrier(id);
         const Write<false> write{d.output, s.logits, wanted, d.output.outputs};
@@ -167,7 +176,9 @@ const char* mk_isa() { return MK_ISA; }
 void mk_step(const Decoder* decoder, const Step* step, int threads) {
     Pool& p = pool(threads);
     Run run(*decoder, *step, p, threads);
-    p.run([&](int id) { run.all(id); });
+    std::unique_ptr<PrefixLayer<Run>> prefix;
+    if (decoder->prefix) prefix.reset(new PrefixLayer<Run>(*decoder, *step, p, threads));
+    p.run([&](int id) { run.all(id, prefix.get()); });
 }
 
 void mk_guess(const Heads* heads, const Guess* guess, int threads) {

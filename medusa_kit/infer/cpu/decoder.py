@@ -3,12 +3,14 @@
 Prompts are trees without branches, so they run here too, in pieces. The model itself is unchanged
 and can take over any forward, since both write the same cache.
 
-Shapes: B batch, N nodes with root, M of them kept, D hidden, V vocabulary, E head dim,
-T rotary tables, P positions, R likeliest tokens.
+Shapes: B batch, N nodes with root, M of them kept, D hidden, W numbers that heads read of a node
+(2 D with a prefix layer, else D), V vocabulary, E head dim, T rotary tables, P positions, R
+likeliest tokens.
 """
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -19,9 +21,11 @@ from torch import Tensor, nn
 from medusa_kit import console
 from medusa_kit.base.files import gguf_source
 from medusa_kit.base.model import BaseModel
+from medusa_kit.heads.prefix_layer import PrefixLayer
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.describe import ModelParts, Unsupported, describe
 from medusa_kit.infer.cpu.mkl_linear import SHARE_OF_MEMORY, free_memory
+from medusa_kit.infer.cpu.prefix import PackedPrefix
 from medusa_kit.infer.packed.file import MemorySink
 from medusa_kit.infer.packed.gguf_blocks import GGUFBlocks, equal_blocks
 from medusa_kit.infer.packed.model import DESCRIBED, MATRICES, NORMS, PackedModel
@@ -54,9 +58,20 @@ class NativeDecoder:
         self._windows = windows or (lambda: packed.windows)
         self._rotary_2TPE = torch.empty(0, 0)
         self._cache_shape = (packed.sizes.kv_heads, packed.sizes.head_size)
+        self.prefix: PackedPrefix | None = None
         self._struct = self._build()
         sizes = [matrix.struct for matrix in packed.step_matrices]
         self._num_weights = sum(struct.outputs * struct.inputs for struct in sizes)
+
+    def with_prefix(self, layer: PrefixLayer) -> "NativeDecoder":
+        """One of the same weights whose steps run this layer, too; frozen from now on.
+        Raises Unsupported where it does not fit the base."""
+        decoder = copy(self)
+        decoder.prefix = PackedPrefix(layer, self.packed)
+        decoder._rotary_2TPE = torch.empty(0, 0)
+        decoder._struct = kernels.Decoder.from_buffer_copy(self._struct)
+        decoder._struct.prefix = ctypes.addressof(decoder.prefix.struct)
+        return decoder
 
     @property
     def output(self) -> PackedMatrix:
@@ -65,18 +80,25 @@ class NativeDecoder:
     @property
     def weight_bytes(self) -> int:
         """Bytes of weights that a step reads."""
-        return sum(matrix.num_bytes for matrix in self.packed.step_matrices)
+        return sum(matrix.num_bytes for matrix in self._matrices)
+
+    @property
+    def _matrices(self) -> list[PackedMatrix]:
+        """Those that a step reads."""
+        return self.packed.step_matrices + ([] if self.prefix is None else self.prefix.matrices)
 
     @property
     def summary(self) -> str:
         """Instruction set and how the weights are stored, for reports."""
-        forms = sorted({matrix.kind for matrix in self.packed.step_matrices})
+        forms = sorted({matrix.kind for matrix in self._matrices})
         size = f"{self.weight_bytes / 1e6:,.0f} MB of weights as {', '.join(forms)}"
         return f"{self._library.mk_isa().decode()}, {size}"
 
     def takes(self, cache: TreeCache, num_nodes: int) -> bool:
         """Whether a forward of so many nodes can run in C++: few, and a cache of one shape."""
-        return num_nodes <= kernels.MAX_ROWS and cache.block_of(*self._cache_shape) is not None
+        enough = len(cache.layers) >= len(self.packed.layers) + (self.prefix is not None)
+        few = num_nodes <= kernels.MAX_ROWS
+        return enough and few and cache.block_of(*self._cache_shape) is not None
 
     def prompt_chunk(self, num_rows: int) -> int:
         """How many tokens of each of `num_rows` prompts one call takes; 0 for too many prompts."""
@@ -108,17 +130,40 @@ class NativeDecoder:
         rows: Sequence[int],
         keep_M: Tensor | None = None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(hidden_MD, logits_MV, ranked_MR) of the nodes `keep_M` (all) of trees after these rows
+        """(hidden_MW, logits_MV, ranked_MR) of the nodes `keep_M` (all) of trees after these rows
         of the cache. Several threads may call; the kernels take turns. A node's bits are the same
         in a step's tree as in a piece of a prompt.
         """
+        M = len(nodes.tokens_N) if keep_M is None else len(keep_M)
+        vocab_size = self.packed.info["vocab_size"]
+        logits_MV = torch.empty(M, vocab_size)
+        ranked_MR = torch.empty(M, min(RANKED, vocab_size), dtype=torch.int64)
+        hidden_MW = self._run(cache, nodes, positions_N, rows, keep_M, logits_MV, ranked_MR)
+        return hidden_MW, self._scale_logits(logits_MV), ranked_MR
+
+    def hidden_states(
+        self, cache: TreeCache, nodes: Nodes, positions_N: Tensor, rows: Sequence[int]
+    ) -> Tensor:
+        """hidden_NW of all nodes, the same bits; no time is spent on logits."""
+        return self._run(cache, nodes, positions_N, rows)
+
+    def _run(
+        self,
+        cache: TreeCache,
+        nodes: Nodes,
+        positions_N: Tensor,
+        rows: Sequence[int],
+        keep_M: Tensor | None = None,
+        logits_MV: Tensor | None = None,
+        ranked_MR: Tensor | None = None,
+    ) -> Tensor:
+        """hidden_MW; the rest is written where there is room for it."""
         keep_M = torch.arange(len(nodes.tokens_N)) if keep_M is None else keep_M
-        M, info = len(keep_M), self.packed.info
+        M, D = len(keep_M), self.packed.info["hidden_size"]
         embeddings_ND = self.packed.embeddings(nodes.tokens_N)
         rotary_2TPE, positions_N = self._rotary(positions_N), positions_N.contiguous()
-        hidden_MD = torch.empty(M, info["hidden_size"])
-        logits_MV = torch.empty(M, info["vocab_size"])
-        ranked_MR = torch.empty(M, min(RANKED, info["vocab_size"]), dtype=torch.int64)
+        hidden_MD = torch.empty(M, D)
+        prefix_MD = None if self.prefix is None else torch.empty(M, D)
         starts = torch.tensor([0, *accumulate(nodes.counts)])
         rows_B = torch.tensor(list(rows))
         lengths_B = torch.tensor([cache.lengths[row] for row in rows])
@@ -135,18 +180,24 @@ class NativeDecoder:
             embeddings_ND.data_ptr(), rotary_2TPE.data_ptr(), rotary_2TPE.shape[1],
             positions_N.data_ptr(), starts.data_ptr(), rows_B.data_ptr(), lengths_B.data_ptr(),
             depths_N.data_ptr(), sees.data_ptr(), block.data_ptr(),
-            M, keep_M.data_ptr(), hidden_MD.data_ptr(), logits_MV.data_ptr(),
-            ranked_MR.shape[1], ranked_MR.data_ptr(), block.dtype == torch.float16,
+            M, keep_M.data_ptr(), hidden_MD.data_ptr(), _pointer(logits_MV),
+            0 if ranked_MR is None else ranked_MR.shape[1], _pointer(ranked_MR),
+            block.dtype == torch.float16, _pointer(prefix_MD),
         )  # fmt: skip
         threads = kernels.threads_for(len(nodes.tokens_N) * self._num_weights)
         self._library.mk_step(ctypes.byref(self._struct), ctypes.byref(struct), threads)
-        return hidden_MD, self._scale_logits(logits_MV), ranked_MR
+        return hidden_MD if prefix_MD is None else torch.cat([hidden_MD, prefix_MD], dim=-1)
 
     def _rotary(self, positions_N: Tensor) -> Tensor:
-        """Cosines and sines of all positions up to these, from the model's own rotary embedding."""
+        """Cosines and sines of all positions up to these, from the model's own rotary embedding,
+        then those of the prefix layer's."""
         last, rotary_2TPE = int(positions_N.max()), self._rotary_2TPE
         if last >= rotary_2TPE.shape[1]:
-            self._rotary_2TPE = rotary_2TPE = self.packed.rotary_up_to(max(2 * last, 256))
+            length = max(2 * last, 256)
+            rotary_2TPE = self.packed.rotary_up_to(length)
+            if self.prefix is not None:
+                rotary_2TPE = torch.cat([rotary_2TPE, self.prefix.rotary_up_to(length)])
+            self._rotary_2TPE = rotary_2TPE
         return rotary_2TPE
 
     def _build(self) -> kernels.Decoder:
@@ -169,6 +220,10 @@ class NativeDecoder:
             *(matrices[name].struct if name in matrices else none for name in MATRICES), *pointers,
             packed.rotary_of_layer[number], packed.windows[number],
         )  # fmt: skip
+
+
+def _pointer(tensor: Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 class _ModuleWeights:

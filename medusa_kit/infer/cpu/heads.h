@@ -1,5 +1,6 @@
-// The guesses of heads for a few rows, in one call: residual blocks x + SiLU(W[x; e] + b), the
-// projection, the likeliest columns and their log-probabilities.
+// The guesses of heads for a few rows, in one call: residual blocks x + SiLU(W[x; e] + b), or
+// x + SiLU(W[x; p; e] + b) where there is a prefix layer, the projection, the likeliest columns and
+// their log-probabilities.
 //
 // Rows do not depend on each other, as in matmul.h. Of equal logits the lower column comes first.
 #pragma once
@@ -97,10 +98,10 @@ class Guessing {
         float* read = inputs;
         for (int row = from + id; row < to; row += p.active()) {
             float* at = read + (row - from) * width;
-            std::copy(given(row), given(row) + h.hidden, at);
+            std::copy(given(row), given(row) + h.given, at);
             for (int64_t j = 0; j < head.num_read; ++j) {
                 const int64_t token = std::max<int64_t>(g.paths[row * g.path_length + j], 0);
-                float* embedding = at + h.hidden + j * h.embedding;
+                float* embedding = at + h.given + j * h.embedding;
                 expand_row(h.embeddings, token, 1.0f, embedding);
                 unit_rms(embedding, h.embedding, embedding);
             }

@@ -47,13 +47,14 @@ class NativeHeads:
         shared = len({id(projection) for projection in projections}) == 1
         hidden_size = heads.config.hidden_size
         self._struct = kernels.Heads(
-            hidden_size, decoder.packed.embedding_size, hidden_size, shared,
+            hidden_size, decoder.packed.embedding_size, heads.config.width, shared,
             scale.factor / scale.divisor, scale.cap or 0.0, structs,
             embedding.struct, 0 if ids is None else ids.data_ptr(),
         )  # fmt: skip
         own = {id(one): one for head in blocks for one in head}
         own |= {id(one): one for one in projections if one is not decoder.output}
-        self.num_bytes = sum(one.num_bytes for one in own.values())  # beside the decoder's
+        own |= {id(one): one for one in (decoder.prefix.matrices if decoder.prefix else ())}
+        self.num_bytes = sum(one.num_bytes for one in own.values())  # beside the base's
         self._one_pass = heads.one_pass
         self._num_read = [heads.config.num_read(k) for k in range(heads.num_heads)]
         self._work = [

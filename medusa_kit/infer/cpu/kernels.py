@@ -66,6 +66,7 @@ class Decoder(ctypes.Structure):
         ("head_size", c_int64), ("rotary_size", c_int64), ("num_layers", c_int64),
         ("gelu", c_int64), ("norm_epsilon", c_float), ("scale", c_float),
         ("layers", POINTER(Layer)), ("final_norm", c_void_p), ("output", Matrix),
+        ("prefix", c_void_p),
     )  # fmt: skip
 
 
@@ -79,6 +80,7 @@ class Step(ctypes.Structure):
         ("num_kept", c_int64), ("kept", c_void_p),
         ("hidden_out", c_void_p), ("logits", c_void_p),
         ("num_likeliest", c_int64), ("likeliest", c_void_p), ("half_cache", c_int64),
+        ("prefix_out", c_void_p),
     )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ struct Decoder {
     const Layer* layers;
     const float* final_norm;
     Matrix output;
+    const Decoder* prefix;  // a layer after these, over final hidden states (prefix_layer.h), or null
 };
 
 struct Step {
@@ -30,8 +31,9 @@ struct Step {
     void* cache;                      // [layers][keys, values][cache_rows][G][slots][E]
     int64_t num_kept;                 // nodes whose hidden states and logits are wanted
     const int64_t* kept;
-    float *hidden_out, *logits;       // [kept, hidden], [kept, V]
+    float *hidden_out, *logits;       // [kept, hidden], [kept, V]; null where logits are not wanted
     int64_t num_likeliest;            // how many next tokens are wanted for each kept row
     int64_t* likeliest;               // [kept, num_likeliest], likeliest first
     int64_t half_cache;               // whether keys and values are in 16 bits
+    float* prefix_out;                // [kept, hidden] of the prefix layer, where there is one
 };

@@ -4,22 +4,29 @@ Shapes: B batch, N nodes with root, M of them kept.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from medusa_kit.base.model import BaseModel
+from medusa_kit.heads.prefix_layer import PrefixLayer
 from medusa_kit.infer.attention import install_tree_attention
 from medusa_kit.infer.attention.choice import AttentionChoice
+from medusa_kit.infer.attention.prefix_layer import with_outputs
 from medusa_kit.infer.cpu.decoder import NativeDecoder
+from medusa_kit.infer.cpu.describe import Unsupported
 from medusa_kit.infer.cpu.kernels import MAX_ROWS
 from medusa_kit.infer.self_check import checked_verifier
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes, NodeScores, RaggedScores, StepHolder, TreeStep
 from medusa_kit.infer.verifier import Verifier
+
+if TYPE_CHECKING:
+    from typing_extensions import Self  # in typing from Python 3.11 on
 
 
 class NativeVerifier(Verifier):
@@ -30,6 +37,16 @@ class NativeVerifier(Verifier):
     ) -> None:
         super().__init__(base, attention, f"C++ ({native.summary})")
         self.native = native
+
+    def with_prefix(self, prefix: PrefixLayer | None) -> "Self":
+        """A frozen layer runs in C++, too. A packed copy of one in training would go stale."""
+        verifier = super().with_prefix(prefix)
+        if prefix is None or verifier is self:
+            return verifier
+        if not any(one.requires_grad for one in prefix.parameters()):
+            with suppress(Unsupported):
+                verifier.native = self.without_prefix.native.with_prefix(prefix)
+        return verifier
 
     @cached_property
     def _holder(self) -> StepHolder:
@@ -76,7 +93,13 @@ class NativeVerifier(Verifier):
             return super()._scores(cache, step, tokens_BN, keep_M, prompt)
         positions_BN = self._positions(step)
         with self.lock():
-            return self.native.forward(cache, tokens_BN, positions_BN, step, keep_M)
+            if self.prefix is None or self.native.prefix is not None:
+                return self.native.forward(cache, tokens_BN, positions_BN, step, keep_M)
+            scores = self.native.forward(cache, tokens_BN, positions_BN, step)
+            hidden = with_outputs(self.prefix, scores.hidden_BMD, positions_BN, cache, step)
+        kept = slice(None) if keep_M is None else keep_M
+        assert scores.ranked_BMR is not None
+        return NodeScores(hidden[:, kept], scores.logits_BMV[:, kept], scores.ranked_BMR[:, kept])
 
     @torch.inference_mode()
     def score_trees(self, cache: TreeCache, nodes: Nodes, rows: Sequence[int]) -> RaggedScores:
@@ -117,7 +140,29 @@ class NativeVerifier(Verifier):
         lengths_N = torch.tensor(per_node)
         positions_N = (lengths_N + nodes.depths_N).clamp_max(self.base.info.context_length - 1)
         with self.lock():
-            return RaggedScores(*self.native.score(cache, nodes, positions_N, rows, keep_M))
+            if self.prefix is None or self.native.prefix is not None:
+                return RaggedScores(*self.native.score(cache, nodes, positions_N, rows, keep_M))
+            hidden_ND, *others = self.native.score(cache, nodes, positions_N, rows)
+            hidden = self._outputs_beside(hidden_ND, cache, nodes, positions_N, rows)
+        kept = slice(None) if keep_M is None else keep_M
+        return RaggedScores(*(part[kept] for part in (hidden, *others)))
+
+    def _outputs_beside(
+        self,
+        hidden_ND: Tensor,
+        cache: TreeCache,
+        nodes: Nodes,
+        positions_N: Tensor,
+        rows: Sequence[int],
+    ) -> Tensor:
+        """The prefix layer's outputs, beside the hidden states that it reads."""
+        assert self.prefix is not None
+        with cache.using(rows, nodes.counts):
+            _, depths_BN, sees_BNN = nodes.padded()
+            step = self._step(cache, depths_BN, sees_BNN, causal_prompt=False)
+            step.at_N = nodes.in_padded()
+            hidden_1ND, positions_1N = hidden_ND[None], positions_N[None]
+            return with_outputs(self.prefix, hidden_1ND, positions_1N, cache, step)[0]
 
 
 class _Window:

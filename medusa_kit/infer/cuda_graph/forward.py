@@ -83,7 +83,7 @@ class StaticVerifier(Verifier):
         """What is guarded or compiled is checked each time."""
 
     def new_cache(self, batch_size: int, num_slots: int) -> StaticTreeCache:
-        return StaticTreeCache(self.base.info.num_layers, batch_size, num_slots, self.base.device)
+        return StaticTreeCache(self.num_layers, batch_size, num_slots, self.base.device)
 
     def _step(
         self, cache: TreeCache, depths_BN: Tensor, sees_BNN: Tensor, causal_prompt: bool

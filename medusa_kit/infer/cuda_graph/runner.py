@@ -15,6 +15,7 @@ from typing import Any, Protocol, TypeVar, cast
 import torch
 
 from medusa_kit import console
+from medusa_kit.heads.prefix_layer import PrefixLayer
 from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.cuda_graph.capture import GraphMemory, can_capture
@@ -63,6 +64,22 @@ class GraphRunner:
         self.refused: str | None = None  # why compiling or capturing failed, once it has
         self.rounding_tolerance = 0.0  # how far a compiled step's logits were from a plain one's
         self._lock = SharedLock()
+        self._without_prefix: GraphRunner | None = None
+
+    @property
+    def without_prefix(self) -> "GraphRunner":
+        """The one that this was made from by `with_prefix`."""
+        return self._without_prefix or self
+
+    def with_prefix(self, prefix: PrefixLayer | None) -> "GraphRunner":
+        """One whose verifier has this layer, or none (`Verifier.with_prefix`). Its steps are its
+        own."""
+        if prefix is None or prefix is self.verifier.prefix:
+            return self if prefix is self.verifier.prefix else self.without_prefix
+        plain = self.without_prefix
+        runner = GraphRunner(plain.verifier.with_prefix(prefix), plain.compiled)
+        runner._without_prefix, runner.refused = plain, plain.refused
+        return runner
 
     @property
     def attention(self) -> AttentionChoice:

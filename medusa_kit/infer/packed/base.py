@@ -40,8 +40,7 @@ from medusa_kit.infer.cpu.describe import Unsupported
 from medusa_kit.infer.cpu.int8_weights import rounded, with_weights
 from medusa_kit.infer.packed.cache import packed_model
 from medusa_kit.infer.packed.model import PackedModel
-from medusa_kit.infer.tree_cache import TreeCache
-from medusa_kit.infer.tree_step import Nodes
+from medusa_kit.infer.packed.texts import hidden_of_texts
 from medusa_kit.locks import ATTRIBUTE as LOCK
 from medusa_kit.locks import lock_of
 
@@ -160,7 +159,6 @@ class PackedBase(BaseModel):
         """hidden_BTD, zeros where the mask hides. Each row is one text, padded on the right; with
         position ids, several texts that each begin at 0."""
         B, T = input_ids_BT.shape
-        hidden_BTD = torch.zeros(B, T, self.info.hidden_size)
         spans = [
             (row, *span)
             for row in range(B)
@@ -170,34 +168,19 @@ class PackedBase(BaseModel):
                 None if position_ids_BT is None else position_ids_BT[row],
             )
         ]
-        longest = max((end - start for _, start, end in spans), default=0)
-        cache = TreeCache(self.info.num_layers, 1, max(longest, 1))
-        for row, start, end in spans:
-            ids = input_ids_BT[row, start:end].tolist()
-            hidden_BTD[row, start:end] = self._read(cache, ids)
-        return hidden_BTD
-
-    def _read(self, cache: TreeCache, ids: Sequence[int]) -> Tensor:
-        """hidden_TD of one text, read in pieces."""
-        cache.lengths[0] = 0
-        parts = []
-        for start in range(0, len(ids), kernels.MAX_ROWS):
-            piece = ids[start : start + kernels.MAX_ROWS]
-            nodes = Nodes.chains([piece], self.device)
-            positions_N = (start + nodes.depths_N).clamp_max(self.info.context_length - 1)
-            with lock_of(self):
-                parts.append(self.decoder.score(cache, nodes, positions_N, [0])[0])
-            cache.commit([range(len(piece))])
-        return torch.cat(parts)
+        length, lock = self.info.context_length, lock_of(self)
+        return hidden_of_texts(self.decoder, input_ids_BT, spans, length, lock)
 
     @cached_property
     def decoder(self) -> NativeDecoder:
         return NativeDecoder(self.packed, self.scale_logits)
 
     @torch.no_grad()
-    def hidden_and_logits(self, input_ids_BT: Tensor, **arguments: Any) -> tuple[Tensor, Tensor]:
+    def hidden_and_logits(
+        self, input_ids_BT: Tensor, keep_M: Tensor | None = None, **arguments: Any
+    ) -> tuple[Tensor, Tensor]:
         _ = self.model  # so that the output embedding is its own
-        return super().hidden_and_logits(input_ids_BT, **arguments)
+        return super().hidden_and_logits(input_ids_BT, keep_M, **arguments)
 
     @cached_property
     def reference(self) -> "InPieces":

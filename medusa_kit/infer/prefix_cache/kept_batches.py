@@ -16,7 +16,7 @@ import torch
 from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.cuda_graph.runner import GraphRunner
 from medusa_kit.infer.memory import cache_bytes_per_token
-from medusa_kit.infer.prefix_cache.model_state import ModelState, state_of
+from medusa_kit.infer.prefix_cache.model_state import State, state_of
 from medusa_kit.infer.prefix_cache.prefixes import common_length
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.locks import SharedLock
@@ -27,7 +27,7 @@ WORTH_KEEPING = 8  # tokens that a batch must hold of the prompts; fewer are rea
 MOST_PLACES = 2  # times the rows asked for, in a batch whose rows are made longer
 
 
-State = ModelState | int | None  # of a model
+Known = tuple[State, int] | None  # what is known of a model's state
 
 
 class KeptBatches:
@@ -35,7 +35,7 @@ class KeptBatches:
 
     def __init__(self, most_bytes: int = KEPT_BYTES) -> None:
         self.most_bytes = most_bytes
-        self._idle: list[tuple[Batch, State]] = []  # the one used last comes last
+        self._idle: list[tuple[Batch, Known]] = []  # the one used last comes last
         self._lock = SharedLock()
 
     @contextmanager
@@ -71,14 +71,14 @@ class KeptBatches:
     def _take(
         self,
         verifier: Verifier,
-        state: State,
+        state: Known,
         prompts: Sequence[Sequence[int]],
         max_rows: int,
         num_slots: int,
     ) -> Batch | None:
         """The batch that holds most of the prompts, if what it holds is worth having and making
         room in it for this request takes little."""
-        per_token = cache_bytes_per_token(verifier.base)
+        per_token = cache_bytes_per_token(verifier.base, verifier.num_layers)
 
         def fits(batch: Batch) -> bool:
             cache, rows = batch.cache, max(max_rows, len(batch.cache.lengths))
@@ -109,7 +109,7 @@ class KeptBatches:
             best.grow(slots, places)
         return best
 
-    def _give_back(self, batch: Batch, state: State) -> None:
+    def _give_back(self, batch: Batch, state: Known) -> None:
         """`state`: the model's when the request began."""
         batch.clear()
         if state is None or batch.cache.num_bytes > self.most_bytes:
