@@ -87,7 +87,8 @@ def _estimates(
     stored = recipe.stage == "medusa1" and (recipe.train.features or "memory") != "live"
     passes = prepared * positions / sum(len(i.positions_P) for i in few) if stored else 0.0
     trained = sum(p.nbytes for p in module.parameters() if p.requires_grad)
-    features = positions * base.info.hidden_size * base.dtype.itemsize if stored else 0
+    kept = sum(len(i.input_ids) for i in training) if recipe.heads.prefix_layers else positions
+    features = kept * base.info.hidden_size * base.dtype.itemsize if stored else 0
     columns = max(run.module.heads.num_columns, base.info.vocab_size if not stored else 0)
     logits = 3 * recipe.train.chunk_positions * columns * 4
     model = base.num_bytes
