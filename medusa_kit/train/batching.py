@@ -62,7 +62,7 @@ class Update:
     """The data of one optimiser step."""
 
     batches: list[Batch]  # this process's
-    ahead_PJ: Tensor  # of all positions, of all processes
+    ahead_PJ: Tensor  # of all trained positions, of all processes
 
 
 class Feed(Protocol):
@@ -140,8 +140,8 @@ class RowFeed(ABC):
                 partition([self._sizes[i] for i in chosen], self.cutting.num_parts)
             )
             batches = [self._batch(chosen[a:b], spare=chosen[-1]) for a, b in parts]
-            ahead = [torch.from_numpy(self.items[i].ahead_PJ) for i in chosen]
-            yield Update(batches, torch.cat(ahead))
+            ahead_PJ = torch.cat([torch.from_numpy(self.items[i].ahead_PJ) for i in chosen])
+            yield Update(batches, ahead_PJ[ahead_PJ[:, 0] >= 0])
 
     def _batch(self, chosen: list[int], spare: int) -> Batch:
         """For an empty part the row `spare` is used without targets, since every process must do
