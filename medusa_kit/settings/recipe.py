@@ -31,6 +31,7 @@ class HeadsSection(Section):
     kind: Literal["medusa", "rooted", "hydra"] = "medusa"  # what a head reads; see heads/kinds.py
     num_heads: int = Field(default=4, ge=1)
     num_blocks: int = Field(default=1, ge=1)
+    prefix_layers: Literal[0, 1] = 0  # 1: heads also read a layer over the whole prefix
     projection: Literal["shared", "own", "reduced"] = "shared"
     reduced_size: int | None = Field(default=None, ge=1)  # tokens a reduced projection keeps
     save_dtype: TrainingDType | None = None  # the base's, unless given

@@ -4,11 +4,15 @@ The positions of an update follow from (seed, epoch) and the update's size alone
 accumulation and processes. So runs with the same product micro-batch × accumulation × processes
 train on the same updates.
 
+Positions from memory or disk come in any order, unless heads have a prefix layer, which reads whole
+rows. Updates of these, and of rows that the base reads again in every epoch, hold whole rows.
+
 Shapes: T tokens, D hidden, P positions, K heads, J = K + 1 tokens ahead.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -22,26 +26,35 @@ from medusa_kit.train.features.features import (
     FeatureOptions,
     Positions,
     Rows,
-    by_length,
     cuts,
     run_batches,
 )
+from medusa_kit.train.features.whole_rows import WholeRows
 from medusa_kit.train.loss.loss import SoftTargets
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A micro-batch of one process: hidden states (Medusa-1), or the rows they come from."""
+    """A micro-batch of one process: hidden states (Medusa-1), or the rows they come from.
+
+    With `whole` the hidden states are those of all tokens of these rows; everything else is of the
+    trained positions alone.
+    """
 
     ahead_PJ: Tensor
     hidden_PD: Tensor | None = None
     soft: SoftTargets | None = None
     rows: Rows | None = None
     original: Positions | None = None  # the original base's guesses there (Medusa-2)
+    whole: WholeRows | None = None
 
     @property
     def num_positions(self) -> int:
         return len(self.ahead_PJ)
+
+    def trained(self, hidden_PD: Tensor) -> Tensor:
+        """Those of the trained positions, of hidden states that the rows have."""
+        return hidden_PD if self.whole is None else self.whole.trained(hidden_PD)
 
 
 @dataclass(frozen=True)
@@ -49,7 +62,7 @@ class Update:
     """The data of one optimiser step."""
 
     batches: list[Batch]  # this process's
-    ahead_PJ: Tensor  # of all positions, of all processes
+    ahead_PJ: Tensor  # of all trained positions, of all processes
 
 
 class Feed(Protocol):
@@ -84,6 +97,8 @@ class StoredPositions(Protocol):
 
     def rows(self, rows_P: Tensor) -> tuple[Tensor, Tensor, SoftTargets | None]: ...
 
+    def picked(self, rows_P: Tensor) -> Positions: ...
+
 
 class StoredFeed:
     """Positions in any order, from memory or disk."""
@@ -104,11 +119,48 @@ class StoredFeed:
             yield Update(batches, self.positions.ahead_PJ[order_P[start:end]])
 
 
-class LiveFeed:
-    """Whole rows, which the base reads again in every epoch.
+class RowFeed(ABC):
+    """Updates of rows, in an order that follows from (seed, epoch)."""
+
+    def __init__(self, items: Sequence[HeadTargets], cutting: Cutting, whole_rows: bool) -> None:
+        self.items, self.cutting, self.whole_rows = items, cutting, whole_rows
+        self._sizes = [len(item.trained_P) for item in items]
+        wanted = max(1, round(sum(self._sizes) / cutting.update_positions))
+        self.updates_per_epoch = min(wanted, len(items))
+
+    def epoch(self, seed: int, first: int = 0) -> Iterator[Update]:
+        generator = torch.Generator().manual_seed(seed)
+        order = torch.randperm(len(self.items), generator=generator).tolist()
+        for start, end in partition([self._sizes[i] for i in order], self.updates_per_epoch)[
+            first:
+        ]:
+            # rows of similar length share a micro-batch, so that padding is small
+            chosen = sorted(order[start:end], key=lambda i: -len(self.items[i].input_ids))
+            parts = self.cutting.own(
+                partition([self._sizes[i] for i in chosen], self.cutting.num_parts)
+            )
+            batches = [self._batch(chosen[a:b], spare=chosen[-1]) for a, b in parts]
+            ahead_PJ = torch.cat([torch.from_numpy(self.items[i].ahead_PJ) for i in chosen])
+            yield Update(batches, ahead_PJ[ahead_PJ[:, 0] >= 0])
+
+    def _batch(self, chosen: list[int], spare: int) -> Batch:
+        """For an empty part the row `spare` is used without targets, since every process must do
+        the same."""
+        batch = self.batch_of(chosen or [spare])
+        return batch if chosen else replace(batch, ahead_PJ=torch.full_like(batch.ahead_PJ, -1))
+
+    @abstractmethod
+    def batch_of(self, chosen: list[int]) -> Batch: ...
+
+    def _whole(self, items: Sequence[HeadTargets]) -> WholeRows | None:
+        return WholeRows.of(items) if self.whole_rows else None
+
+
+class LiveFeed(RowFeed):
+    """Rows that the base reads again in every epoch.
 
     `joint`: batches hold the rows themselves, for a base in training (`original`: the original
-    base's guesses at each item's positions); else the hidden states from the frozen base.
+    base's guesses at each item's trained positions); else the hidden states from the frozen base.
     """
 
     def __init__(
@@ -119,44 +171,48 @@ class LiveFeed:
         options: FeatureOptions,
         joint: bool = False,
         original: dict[int, Positions] | None = None,
+        whole_rows: bool = False,
     ) -> None:
-        self.base, self.items, self.cutting, self.options = base, items, cutting, options
+        super().__init__(items, cutting, whole_rows)
+        self.base, self.options = base, options
         self.joint, self.original = joint, original
-        total = sum(len(item.positions_P) for item in items)
-        wanted = max(1, round(total / cutting.update_positions))
-        self.updates_per_epoch = min(wanted, len(items))
 
-    def epoch(self, seed: int, first: int = 0) -> Iterator[Update]:
-        generator = torch.Generator().manual_seed(seed)
-        order = torch.randperm(len(self.items), generator=generator).tolist()
-        sizes = [len(self.items[i].positions_P) for i in order]
-        for start, end in partition(sizes, self.updates_per_epoch)[first:]:
-            # rows of similar length share a micro-batch, so that padding is small
-            chosen = sorted(order[start:end], key=lambda i: -len(self.items[i].input_ids))
-            sizes_here = [len(self.items[i].positions_P) for i in chosen]
-            parts = self.cutting.own(partition(sizes_here, self.cutting.num_parts))
-            batches = [self._batch(chosen[a:b], spare=chosen[-1]) for a, b in parts]
-            ahead = [torch.from_numpy(self.items[i].ahead_PJ) for i in chosen]
-            yield Update(batches, torch.cat(ahead))
+    def batch_of(self, chosen: list[int]) -> Batch:
+        items = [self.items[i] for i in chosen]
+        whole = self._whole(items)
+        if not self.joint:
+            found = list(run_batches(self.base, items, self.options))
+            return _with_hidden(Positions.joined(found), whole)
+        ahead_PJ = torch.cat([torch.from_numpy(item.ahead_PJ) for item in items])
+        ahead_PJ = ahead_PJ if whole is None else ahead_PJ[whole.trained_P]
+        rows = Rows.of(items, self.base.device, self.options.packing)
+        original = None
+        if self.original is not None:
+            original = Positions.joined([self.original[i] for i in chosen])
+        return Batch(ahead_PJ.to(self.base.device), rows=rows, original=original, whole=whole)
 
-    def _batch(self, chosen: list[int], spare: int) -> Batch:
-        """For an empty part the row `spare` is used without targets, since every process must do
-        the same."""
-        items = [self.items[i] for i in chosen] or [_without_targets(self.items[spare])]
-        if self.joint:
-            ahead_PJ = torch.cat([torch.from_numpy(item.ahead_PJ) for item in items])
-            rows = Rows.of(items, self.base.device, self.options.packing)
-            original = self._original(chosen or [spare])
-            return Batch(ahead_PJ.to(self.base.device), rows=rows, original=original)
-        found = list(run_batches(self.base, by_length(items), self.options))
-        whole = Positions.joined(found)
-        all_P = torch.arange(len(whole.ahead_PJ), device=whole.ahead_PJ.device)
-        return Batch(whole.ahead_PJ, whole.hidden_PD, whole.soft(all_P))
 
-    def _original(self, chosen: list[int]) -> Positions | None:
-        if self.original is None:
-            return None
-        return Positions.joined([self.original[i] for i in chosen])
+class StoredRowFeed(RowFeed):
+    """Whole rows from memory or disk, where `items` lie one after the other."""
+
+    def __init__(
+        self, positions: StoredPositions, items: Sequence[HeadTargets], cutting: Cutting
+    ) -> None:
+        super().__init__(items, cutting, whole_rows=True)
+        self.positions = positions
+        self._starts = np.cumsum([0, *(len(item.positions_P) for item in items)]).tolist()
+
+    def batch_of(self, chosen: list[int]) -> Batch:
+        rows = [torch.arange(*self._starts[i : i + 2]) for i in chosen]
+        rows_P = torch.cat(rows).to(self.positions.ahead_PJ.device)
+        whole = self._whole([self.items[i] for i in chosen])
+        return _with_hidden(self.positions.picked(rows_P), whole)
+
+
+def _with_hidden(found: Positions, whole: WholeRows | None) -> Batch:
+    places_P = torch.arange(len(found.ahead_PJ)) if whole is None else whole.trained_P
+    places_P = places_P.to(found.ahead_PJ.device)
+    return Batch(found.ahead_PJ[places_P], found.hidden_PD, found.soft(places_P), whole=whole)
 
 
 def partition(sizes: Sequence[int], parts: int) -> list[tuple[int, int]]:
@@ -177,7 +233,3 @@ def partition(sizes: Sequence[int], parts: int) -> list[tuple[int, int]]:
         ranges.append((start, end))
         start = end
     return ranges
-
-
-def _without_targets(item: HeadTargets) -> HeadTargets:
-    return HeadTargets(item.input_ids, item.positions_P, np.full_like(item.ahead_PJ, -1))

@@ -12,7 +12,7 @@ from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train import distributed, trainer
 from medusa_kit.train.data import HeadTargets, prepare, split
 from medusa_kit.train.engine import Stage
-from medusa_kit.train.features.features import by_length
+from medusa_kit.train.features.features import by_length, counted
 from medusa_kit.train.preparation import Run, prepare_run
 
 ADAMW_COPIES = 4  # weights, gradients, two moments
@@ -87,15 +87,19 @@ def _estimates(
     stored = recipe.stage == "medusa1" and (recipe.train.features or "memory") != "live"
     passes = prepared * positions / sum(len(i.positions_P) for i in few) if stored else 0.0
     trained = sum(p.nbytes for p in module.parameters() if p.requires_grad)
-    features = positions * base.info.hidden_size * base.dtype.itemsize if stored else 0
+    whole = recipe.heads.prefix_layers > 0
+    kept = sum(int(i.positions_P[-1]) + 1 for i in training) if whole else positions
+    features = kept * base.info.hidden_size * base.dtype.itemsize if stored else 0
     columns = max(run.module.heads.num_columns, base.info.vocab_size if not stored else 0)
     logits = 3 * recipe.train.chunk_positions * columns * 4
     model = base.num_bytes
     return [
         f"loss of the first micro-batch {loss.item():.3f}",
         f"memory, about: model {_gb(model)}, trained weights with AdamW "
-        f"{_gb(ADAMW_COPIES * trained)}, hidden states {_gb(features)}, a chunk of logits "
-        f"{_gb(logits)}" + _gpu_peak(base.device),
+        f"{_gb(ADAMW_COPIES * trained)}, hidden states {_gb(features)}"
+        + (f" of {counted(kept, positions)}" if stored else "")
+        + f", a chunk of logits {_gb(logits)}"
+        + _gpu_peak(base.device),
         f"time on this machine, about: hidden states {passes / 60:.1f} min, updates "
         f"{each * positions * recipe.train.epochs / 60 / distributed.world():.1f} min",
     ]

@@ -80,10 +80,10 @@ def simulated_acceptance(ranks_PK: np.ndarray, starts: np.ndarray, num_ranks: in
 
 
 def answer_starts(items: Sequence[HeadTargets]) -> np.ndarray:
-    """Where each stretch of the assistant's tokens begins among the positions of all items."""
+    """Where each stretch of the assistant's tokens begins among the trained positions of all."""
     starts, done = [], 0
     for item in items:
-        gaps = np.flatnonzero(np.diff(item.positions_P) > 1) + 1
+        gaps = np.flatnonzero(np.diff(item.trained_P) > 1) + 1
         starts += [done, *(done + gaps).tolist()]
-        done += len(item.positions_P)
+        done += len(item.trained_P)
     return np.array(starts, dtype=np.int64)

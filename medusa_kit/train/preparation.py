@@ -15,9 +15,16 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import ConfigError
 from medusa_kit.heads import MedusaHeads, load_heads
 from medusa_kit.heads.formats.files import heads_place
-from medusa_kit.settings.recipe import TrainRecipe
+from medusa_kit.settings.recipe import HeadsSection, TrainRecipe
 from medusa_kit.train import distributed
-from medusa_kit.train.batching import Cutting, Feed, LiveFeed, StoredFeed
+from medusa_kit.train.batching import (
+    Cutting,
+    Feed,
+    LiveFeed,
+    StoredFeed,
+    StoredPositions,
+    StoredRowFeed,
+)
 from medusa_kit.train.data import HeadTargets, coverage, most_frequent_ids
 from medusa_kit.train.engine import Stage, TrainingEngine
 from medusa_kit.train.evaluate import HeadScores, answer_starts, evaluate
@@ -30,6 +37,7 @@ from medusa_kit.train.features.features import (
     collect_features,
     run_batches,
 )
+from medusa_kit.train.features.whole_rows import read_rows
 from medusa_kit.train.loss import fused as fused_loss
 from medusa_kit.train.loss.loss import LossOptions
 from medusa_kit.train.stages import Medusa1, Medusa2, needs_original
@@ -43,7 +51,7 @@ class Run:
 
     module: Stage
     feed: Feed
-    held_out: list[HeadTargets]  # longest first
+    held_out: list[HeadTargets]  # longest first; whole rows where heads read them
     held_features: Positions | None  # None where the base is trained: then computed each time
     options: FeatureOptions
     chunk: int
@@ -60,6 +68,9 @@ class Run:
                 store = Positions.joined(list(run_batches(base, self.held_out, self.options)))
             # Gather after the base has run, since its forward releases what it gathered.
             with engine.whole([*self.module.held_parameters(), *heads.parameters()]):
+                if heads.prefix is not None:
+                    tokens = self.options.batch_tokens
+                    store = read_rows(heads, store, self.held_out, tokens)
                 scores = evaluate(heads, store, self.chunk, starts)
             self.module.train()
             return scores
@@ -90,6 +101,8 @@ def prepare_run(
     heads = new_heads(base, training, recipe)
     positions = train.micro_batch_positions * train.accumulation * distributed.world()
     cutting = Cutting(positions, train.accumulation)
+    if heads.prefix is not None:
+        held_out = [item.whole_row() for item in held_out]
     held_out = by_length(held_out)
     plain = FeatureOptions(options.batch_tokens, 0, options.packing)
     module: Stage
@@ -111,12 +124,17 @@ def _medusa1_feed(
     cutting: Cutting,
     options: FeatureOptions,
 ) -> Feed:
-    features = recipe.train.features or "memory"
+    features, whole_rows = recipe.train.features or "memory", recipe.heads.prefix_layers > 0
+    if whole_rows:
+        training = by_length([item.whole_row() for item in training])  # as features in memory are
     if features == "live":
-        return LiveFeed(base, training, cutting, options)
+        return LiveFeed(base, training, cutting, options, whole_rows=whole_rows)
+    store: StoredPositions
     if features == "disk":
-        return StoredFeed(cached_positions(base, training, recipe, options), cutting)
-    return StoredFeed(collect_features(base, training, options, "training features"), cutting)
+        store = cached_positions(base, training, recipe, options)
+    else:
+        store = collect_features(base, training, options, "training features")
+    return StoredRowFeed(store, training, cutting) if whole_rows else StoredFeed(store, cutting)
 
 
 def _joint(
@@ -149,7 +167,9 @@ def _joint(
     module.train()
     moving = sum(p.numel() for p in base.model.parameters() if p.requires_grad)
     console.note(f"{moving:,} weights of the base are trained ({joint.moves})")
-    return module, LiveFeed(base, training, cutting, options, joint=True, original=original)
+    whole_rows = heads.prefix is not None
+    items = [item.whole_row() for item in training] if whole_rows else training
+    return module, LiveFeed(base, items, cutting, options, True, original, whole_rows)
 
 
 def _checkpoint_activations(model: Any) -> None:
@@ -192,12 +212,7 @@ def new_heads(base: BaseModel, training: Sequence[HeadTargets], recipe: TrainRec
     warmed_up = recipe.joint_options.heads_from if recipe.stage == "medusa2" else None
     if warmed_up is not None:
         heads = load_heads(heads_place(warmed_up), base)
-        if heads.num_heads != options.num_heads:
-            raise ConfigError(
-                f"joint.heads_from: {warmed_up} holds {heads.num_heads} heads; heads.num_heads is "
-                f"{options.num_heads}",
-                hint="the section heads must be that of the run that trained them",
-            )
+        _check_same(heads, recipe.heads, warmed_up)
         heads.requires_grad_(True)
         return heads.double() if base.dtype == torch.float64 else heads.float()
     ids_R = None
@@ -206,6 +221,21 @@ def new_heads(base: BaseModel, training: Sequence[HeadTargets], recipe: TrainRec
         share = coverage(list(training), ids_R)
         console.note(f"reduced projection: {len(ids_R):,} tokens, {share:.1%} of training targets")
     heads = MedusaHeads.for_base(
-        base, options.num_heads, options.num_blocks, options.projection, ids_R, options.kind
-    )
+        base, options.num_heads, options.num_blocks, options.projection, ids_R, options.kind,
+        options.prefix_layers,
+    )  # fmt: skip
     return heads.double() if base.dtype == torch.float64 else heads.float()
+
+
+def _check_same(heads: MedusaHeads, options: HeadsSection, source: str) -> None:
+    """Raises ConfigError where heads of an earlier run are not those of the recipe."""
+    differing = [
+        f"{name} is {there}; heads.{name} is {wanted}"
+        for name in ("num_heads", "num_blocks", "kind", "projection", "prefix_layers")
+        if (there := getattr(heads.config, name)) != (wanted := getattr(options, name))
+    ]
+    if differing:
+        raise ConfigError(
+            f"joint.heads_from: in {source} {' and '.join(differing)}",
+            hint="the section heads must be that of the run that trained them",
+        )

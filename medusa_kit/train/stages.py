@@ -4,7 +4,8 @@ Medusa-1 (arXiv 2401.10774, §2.2.1): the base is frozen, heads learn from its h
 Medusa-2 (§2.2.2): heads and base, or adapters on it, are trained together; loss = the base's own +
 λ0 × the heads'. A KL term keeps the base close to the original (§2.3.2).
 
-Shapes: P positions, K heads, J = K + 1 tokens ahead, S likeliest tokens of the base.
+Shapes: P positions, K heads, J = K + 1 tokens ahead, S likeliest tokens of the base, W what heads
+read of a position.
 """
 
 from dataclasses import dataclass, replace
@@ -60,8 +61,11 @@ class Medusa1(nn.Module):
 
     def forward(self, batch: Batch, terms: Terms) -> HeadsLoss:
         assert batch.hidden_PD is not None
+        read_PW = batch.hidden_PD
+        if batch.whole is not None:
+            read_PW = batch.whole.read_by(self.heads, read_PW)
         result = heads_loss(
-            self.heads, batch.hidden_PD, batch.ahead_PJ, self.options, batch.soft, terms.counts_K,
+            self.heads, read_PW, batch.ahead_PJ, self.options, batch.soft, terms.counts_K,
             self.uncertainty_K,
         )  # fmt: skip
         if self.uncertainty_K is None:
@@ -101,14 +105,15 @@ class Medusa2(nn.Module):
         assert batch.rows is not None
         original = batch.original or self._original(batch)
         hidden_PD = batch.rows.hidden_PD(self._base[0])
+        trained_PD = batch.trained(hidden_PD)
         own = base_loss(
-            self._base[0], hidden_PD, batch.ahead_PJ[:, 0], self.options, terms.count,
+            self._base[0], trained_PD, batch.ahead_PJ[:, 0], self.options, terms.count,
             None if original is None else SoftTargets(original.likeliest_PS, original.chances_PS),
         )  # fmt: skip
         soft = None
         if original is not None and self.medusa1.options.soft_share > 0:
-            soft = original.soft(torch.arange(len(hidden_PD), device=hidden_PD.device))
-        ahead = Batch(batch.ahead_PJ, hidden_PD, soft)
+            soft = original.soft(torch.arange(len(trained_PD), device=hidden_PD.device))
+        ahead = Batch(batch.ahead_PJ, hidden_PD, soft, whole=batch.whole)
         heads = self.medusa1(ahead, terms)
         loss = own + terms.heads_weight * heads.loss
         return heads._replace(loss=loss, base=own.detach())
@@ -123,7 +128,7 @@ class Medusa2(nn.Module):
         training = self.model.training
         self.model.eval()  # no dropout in the targets
         with adapters.switched_off(self.model):
-            hidden_PD = batch.rows.hidden_PD(base)
+            hidden_PD = batch.trained(batch.rows.hidden_PD(base))
         self.model.train(training)
         top = min(self.joint.distill_top, base.info.vocab_size)
         return Positions(hidden_PD, batch.ahead_PJ, *likeliest(base, hidden_PD, top))

@@ -3,30 +3,36 @@ import torch
 
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.train import distributed
-from medusa_kit.train.batching import Cutting, LiveFeed, StoredFeed, partition
+from medusa_kit.train.batching import Cutting, LiveFeed, StoredFeed, StoredRowFeed, partition
 from medusa_kit.train.data import head_targets, prepare
 from medusa_kit.train.features.features import (
     FeatureOptions,
     Rows,
     batches,
+    by_length,
     check_packing,
     collect_features,
     cuts,
 )
 
+KINDS = ["memory", "live", "whole rows"]
+
 
 def make_feed(kind, base, items, cutting, options):
     if kind == "live":
         return LiveFeed(base, items, cutting, options)
+    if kind == "whole rows":
+        rows = by_length([item.whole_row() for item in items])
+        return StoredRowFeed(collect_features(base, rows, options), rows, cutting)
     return StoredFeed(collect_features(base, items, options), cutting)
 
 
 def everything(feed, seed=5, first=0):
     """Hidden states and targets of an epoch, one entry an update."""
     return [
-        tuple(
-            torch.cat([getattr(batch, name) for batch in update.batches])
-            for name in ("hidden_PD", "ahead_PJ")
+        (
+            torch.cat([batch.trained(batch.hidden_PD) for batch in update.batches]),
+            torch.cat([batch.ahead_PJ for batch in update.batches]),
         )
         for update in feed.epoch(seed, first)
     ]
@@ -64,7 +70,7 @@ def test_cuts_cover_everything_evenly():
     assert cuts(10, 3) == [(0, 3), (3, 6), (6, 10)]
 
 
-@pytest.mark.parametrize("kind", ["memory", "live"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_epoch_has_every_position_once_and_can_start_in_its_middle(
     tiny_base, counting_rows, kind
 ):
@@ -85,7 +91,7 @@ def test_an_epoch_has_every_position_once_and_can_start_in_its_middle(
     assert not torch.equal(everything(feed, seed=6)[0][1], whole[0][1])
 
 
-@pytest.mark.parametrize("kind", ["memory", "live"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("accumulation", "world"), [(1, 1), (3, 1), (1, 2), (2, 2), (5, 3)])
 def test_an_update_is_the_same_however_it_is_cut(
     tiny_base, counting_rows, monkeypatch, kind, accumulation, world
@@ -103,7 +109,7 @@ def test_an_update_is_the_same_however_it_is_cut(
         for index, update in enumerate(feed.epoch(5)):
             assert len(update.batches) == accumulation
             targets = torch.cat([batch.ahead_PJ for batch in update.batches])
-            hidden = torch.cat([batch.hidden_PD for batch in update.batches])
+            hidden = torch.cat([batch.trained(batch.hidden_PD) for batch in update.batches])
             found[index].append((hidden[targets[:, 0] >= 0], update.ahead_PJ))
         monkeypatch.undo()
     for (hidden_PD, ahead_PJ), parts in zip(expected, found, strict=True):
@@ -125,7 +131,7 @@ def test_partition_is_even_and_leaves_no_part_empty():
             assert all(ranges[i][1] == ranges[i + 1][0] for i in range(parts - 1))
 
 
-@pytest.mark.parametrize("kind", ["memory", "live"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_soft_targets_are_what_the_base_says_where_the_target_stands(
     tiny_base, counting_rows, kind
 ):
@@ -145,7 +151,8 @@ def test_soft_targets_are_what_the_base_says_where_the_target_stands(
     checked = 0
     for batch in [batch for update in feed.epoch(seed=1) for batch in update.batches]:
         for p in range(batch.num_positions):
-            index = int((hidden_ED - batch.hidden_PD[p]).abs().sum(1).argmin())
+            hidden_D = batch.trained(batch.hidden_PD)[p]
+            index = int((hidden_ED - hidden_D).abs().sum(1).argmin())
             _, ahead_J, chances_TV, t = expected[index]
             assert torch.equal(batch.ahead_PJ[p], ahead_J)
             for k in range(3):

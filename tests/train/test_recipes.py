@@ -29,6 +29,17 @@ def test_recipes_load_and_say_what_they_need(path):
         assert HONEST.search(said), f"{name} says neither measured nor cited: {said}"
 
 
+def test_a_dry_run_counts_the_tokens_of_whole_rows(tmp_path):
+    recipe = load_recipe(
+        ROOT / "recipes/debug.yaml",
+        ["heads.prefix_layers=1", f"output_dir={tmp_path}", "base.device=cpu"],
+    )
+    said = dry_run(recipe)
+    tokens = int(re.search(r"8 training rows, ([\d,]+) tokens", said)[1].replace(",", ""))
+    kept = int(re.search(r"GB of ([\d,]+) tokens of whole rows \(154 trained", said)[1])
+    assert 154 < kept < tokens
+
+
 def test_second_stages_begin_with_the_heads_of_their_first():
     """The same heads and base, and heads_from is where the first stage leaves them."""
     for path in RECIPES:
@@ -45,7 +56,7 @@ def test_second_stages_begin_with_the_heads_of_their_first():
     ["stage=medusa1"],
     ["stage=medusa1", "train.features=live", "heads.kind=rooted", "train.loss=lk"],
     ["stage=medusa2"],
-    ["stage=medusa2", "joint.moves=full", "heads.kind=hydra"],
+    ["stage=medusa2", "joint.moves=full", "heads.kind=hydra", "heads.prefix_layers=1"],
 ], ids=" ".join)  # fmt: skip
 def test_the_debug_recipe_makes_two_updates_with_each_stage(tmp_path, overrides):
     recipe = load_recipe(

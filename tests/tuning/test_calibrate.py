@@ -1,5 +1,7 @@
 """Rank statistics against ranks found by sorting, one answer and one position at a time."""
 
+from typing import Any
+
 import pytest
 import torch
 from support.small_engines import random_heads, random_prompt
@@ -31,7 +33,7 @@ def ranks_by_sorting(
 ) -> list[list[int]]:
     """Hidden states from the whole text, unpadded; guesses of each head listed best first."""
     ids = torch.tensor([[*one.prompt_ids, *one.response_ids]])
-    hidden = base.hidden_states(ids, torch.ones_like(ids))[0]
+    hidden = heads.with_prefix(base.hidden_states(ids, torch.ones_like(ids)))[0]
     rows = []
     for p in range(len(one.response_ids)):
         before = hidden[len(one.prompt_ids) - 1 + p][None]
@@ -49,15 +51,23 @@ def ranks_by_sorting(
     return rows
 
 
-@pytest.mark.parametrize("kind", ["medusa", "rooted", "hydra"])
+KINDS: list[dict[str, Any]] = [
+    {"kind": "medusa"}, {"kind": "rooted"}, {"kind": "hydra"},
+    {"kind": "medusa", "prefix_layers": 1}, {"kind": "hydra", "prefix_layers": 1},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kinds", KINDS, ids=lambda kinds: " ".join(map(str, kinds.values())))
 @pytest.mark.parametrize("projection", ["shared", "reduced"])
 def test_ranks_are_places_in_the_sorted_guesses(
-    projection: str, kind: str, monkeypatch: pytest.MonkeyPatch
+    projection: str, kinds: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "BATCH_TOKENS", 70)  # several batches, some of them padded
     base = tiny_base("llama", dtype=torch.float64)
     reduced = torch.arange(0, VOCAB, 2) if projection == "reduced" else None
-    heads = random_heads(base, projection=projection, reduced_ids=reduced, kind=kind)
+    heads = random_heads(base, projection=projection, reduced_ids=reduced, **kinds)
+    if heads.prefix is not None:
+        torch.nn.init.normal_(heads.prefix.wo.weight)
     answers = some_answers()
     statistics = calibrate(base, heads, answers, num_ranks=20)
     assert statistics.lengths().tolist() == [len(a.response_ids) for a in answers]

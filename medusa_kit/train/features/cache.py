@@ -2,7 +2,8 @@
 
 cache_dir/index.json           which base, tokenizer and format; the shards and their rows
 cache_dir/shard-XXXX.safetensors   hidden_PD [P, D] (and likeliest_PS, chances_PS), the positions
-                               trained on of whole rows, one row after the other
+                               trained on (for heads with a prefix layer: all tokens), one row of
+                               text after the other
 
 A row is identified by a digest of its tokens and positions, so equal rows are stored once, and a
 cache that was interrupted or belongs to another run is completed. A shard's own header lists its
@@ -33,10 +34,17 @@ from medusa_kit.files import atomic_write, parse_json
 from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train import distributed
 from medusa_kit.train.data import HeadTargets
-from medusa_kit.train.features.features import FeatureOptions, Positions, batches, by_length, run
+from medusa_kit.train.features.features import (
+    FeatureOptions,
+    Positions,
+    batches,
+    by_length,
+    counted,
+    run,
+)
 from medusa_kit.train.loss.loss import SoftTargets
 
-INDEX, FINGERPRINT = "index.json", "base_fingerprint"
+INDEX, FINGERPRINT, WHOLE_ROWS = "index.json", "base_fingerprint", "whole_rows"
 SHARD_BYTES = 256 << 20
 SPARE_BYTES = 64 << 20  # kept free on the disk
 
@@ -67,6 +75,14 @@ class CachedPositions:
             soft = SoftTargets(*parts)
         return self._gather("hidden_PD", rows_P).to(self._dtype), self.ahead_PJ[rows_P], soft
 
+    def picked(self, rows_P: Tensor) -> Positions:
+        if "likeliest_PS" in self._shards[0]:
+            soft = [self._gather(name, rows_P) for name in ("likeliest_PS", "chances_PS")]
+        else:
+            soft = [torch.empty(len(rows_P), 0)] * 2
+        hidden_PD = self._gather("hidden_PD", rows_P).to(self._dtype)
+        return Positions(hidden_PD, self.ahead_PJ[rows_P], *soft)
+
     def _gather(self, name: str, rows_P: Tensor) -> Tensor:
         first = self._shards[0][name]
         result = torch.empty(len(rows_P), first.shape[1], dtype=first.dtype)
@@ -87,6 +103,7 @@ def cached_positions(
     """
     folder = cache_folder(recipe)
     identity = _identity(base, recipe, options)
+    identity[WHOLE_ROWS] = recipe.heads.prefix_layers > 0
     if distributed.is_main():
         _open(folder, identity)
     distributed.barrier()
@@ -110,6 +127,8 @@ def cache_folder(recipe: TrainRecipe) -> Path:
 def row_digest(item: HeadTargets) -> str:
     digest = hashlib.sha256(np.asarray(item.input_ids, dtype=np.int32).tobytes())
     digest.update(np.asarray(item.positions_P, dtype=np.int64).tobytes())
+    if len(item.trained_P) < len(item.positions_P):  # the base's guesses are kept at these only
+        digest.update(np.asarray(item.trained_P, dtype=np.int64).tobytes())
     return digest.hexdigest()[:32]
 
 
@@ -132,8 +151,8 @@ def _open(folder: Path, identity: dict[str, Any]) -> None:
         _write_index(folder, identity)
         return
     try:
-        there = parse_json(path.read_text())
-    except (ValueError, OSError) as error:
+        there = {WHOLE_ROWS: False, **parse_json(path.read_text())}
+    except (ValueError, TypeError, OSError) as error:
         raise IncompatibleBaseError(
             f"{path} cannot be read: {error}", hint="remove the folder, or choose another cache_dir"
         ) from error
@@ -181,10 +200,11 @@ def _quote(
     each = base.info.hidden_size * DTYPES[recipe.train.cache_dtype].itemsize + 8 * options.soft_top
     new = sum(len(item.positions_P) for item in missing)
     total = sum(len(item.positions_P) for item in items)
+    trained = sum(len(item.trained_P) for item in items)
     free = shutil.disk_usage(folder).free
     console.note(
-        f"hidden states on disk: {new:,} of {total:,} positions are missing, {new * each / 1e9:.3f}"
-        f" GB into {folder} ({free / 1e9:.1f} GB free)"
+        f"hidden states on disk: {new:,} of {counted(total, trained)} are missing, "
+        f"{new * each / 1e9:.3f} GB into {folder} ({free / 1e9:.1f} GB free)"
     )
     if new * each + SPARE_BYTES > free:
         raise MedusaKitError(

@@ -84,6 +84,9 @@ class Positions(NamedTuple):
         """(hidden_PD, ahead_PJ, soft targets) of these rows."""
         return self.hidden_PD[rows_P], self.ahead_PJ[rows_P], self.soft(rows_P)
 
+    def picked(self, rows_P: Tensor) -> "Positions":
+        return Positions(*(tensor[rows_P] for tensor in self))
+
     def soft(self, rows_P: Tensor) -> SoftTargets | None:
         """The base's guesses from k + 1 positions further on are the targets of head k.
 
@@ -138,7 +141,18 @@ def run(base: BaseModel, group: Sequence[HeadTargets], options: FeatureOptions) 
     """The positions of one batch of examples, on the base's device."""
     hidden_PD = Rows.of(group, base.device, options.packing).hidden_PD(base)
     ahead_PJ = torch.cat([torch.from_numpy(item.ahead_PJ) for item in group]).to(base.device)
-    return Positions(hidden_PD, ahead_PJ, *likeliest(base, hidden_PD, options.soft_top))
+    trained_P = ahead_PJ[:, 0] >= 0
+    guesses = likeliest(base, hidden_PD[trained_P], options.soft_top)
+    return Positions(hidden_PD, ahead_PJ, *(_spread(part, trained_P) for part in guesses))
+
+
+def _spread(part_PS: Tensor, places_P: Tensor) -> Tensor:
+    """Zeros, with these rows at the places that are True."""
+    if len(part_PS) == len(places_P):
+        return part_PS
+    whole_PS = part_PS.new_zeros(len(places_P), part_PS.shape[1])
+    whole_PS[places_P] = part_PS
+    return whole_PS
 
 
 def collect_features(
@@ -149,7 +163,7 @@ def collect_features(
 ) -> Positions:
     """Run the base once over all items, longest first; processes share the work."""
     total = sum(len(item.positions_P) for item in items)
-    place = _storage(base, total)
+    place = _storage(base, total, sum(len(item.trained_P) for item in items))
     store: Positions | None = None
     done = 0
     rank, world = distributed.rank(), distributed.world()
@@ -197,7 +211,7 @@ def likeliest(base: BaseModel, hidden_PD: Tensor, count: int) -> tuple[Tensor, T
     return ids_PS, chances_PS
 
 
-def _storage(base: BaseModel, num_positions: int) -> dict[str, Any]:
+def _storage(base: BaseModel, num_positions: int, num_trained: int) -> dict[str, Any]:
     """Tensor options of the store: on the GPU where it fits, else pinned. Prints its size."""
     num_bytes = num_positions * base.info.hidden_size * base.dtype.itemsize
     place: dict[str, Any] = {"device": base.device}
@@ -207,9 +221,17 @@ def _storage(base: BaseModel, num_positions: int) -> dict[str, Any]:
             place = {"device": "cpu", "pin_memory": True}
     where = "host" if torch.device(place["device"]).type == "cpu" else "GPU"
     console.note(
-        f"{num_positions:,} positions: {num_bytes / 1e9:.3f} GB of hidden states in {where} memory"
+        f"{counted(num_positions, num_trained)}: {num_bytes / 1e9:.3f} GB of hidden states in "
+        f"{where} memory"
     )
     return place
+
+
+def counted(num_positions: int, num_trained: int) -> str:
+    """For notes: what hidden states are kept of."""
+    if num_positions == num_trained:
+        return f"{num_positions:,} positions"
+    return f"{num_positions:,} tokens of whole rows ({num_trained:,} trained positions)"
 
 
 def _padded(
