@@ -164,27 +164,21 @@ inline void product_by_integers(const Matrix& m, const float* x_q, int rows, int
     const int64_t inputs = groups * group_of(KIND), stride = panel_bytes(KIND, groups);
     const int most = D::rows_at_once(rows);
     alignas(64) float tile[MAX_ROWS * 2 * LANES];
-    // `part` of `parts` of the `count` panels after those from `panel` on
-    auto ahead = [&](int64_t count, int part, int parts) {
-        const int lines = panel + count < end ? (int)((count * stride - 1) / (64 * groups * parts)) + 1 : 0;
-        return Ahead{m.data + (panel + count) * stride + part * lines * groups * 64, lines};
+    const int64_t all = padded(m.outputs, 2 * LANES) / LANES;  // this or another thread's
+    auto ahead = [&](int part, int parts) {
+        const int lines = panel + 2 < all ? (int)((2 * stride - 1) / (64 * groups * parts)) + 1 : 0;
+        return Ahead{m.data + (panel + 2) * stride + part * lines * groups * 64, lines};
     };
-    if constexpr (D::PANELS_OF_ONE_ROW > 2)
-        for (; rows == 1 && panel + D::PANELS_OF_ONE_ROW <= end; panel += D::PANELS_OF_ONE_ROW) {
-            multiply_integers<KIND, D::PANELS_OF_ONE_ROW, 1>(m.data + panel * stride, stride, inputs, x_q, tile,
-                                                             D::PANELS_OF_ONE_ROW, ahead(D::PANELS_OF_ONE_ROW, 0, 1));
-            finish(panel, D::PANELS_OF_ONE_ROW, tile);
-        }
     for (; panel < end; panel += 2) {
-        if (D::PANELS_OF_ONE_ROW == 2 && rows == 1) {
-            multiply_integers<KIND, 2, 1>(m.data + panel * stride, stride, inputs, x_q, tile, 2, ahead(2, 0, 1));
+        if (D::PANELS < D::PANELS_OF_ONE_ROW && rows == 1) {
+            multiply_integers<KIND, 2, 1>(m.data + panel * stride, stride, inputs, x_q, tile, 2, ahead(0, 1));
         } else {
             const int blocks = num_blocks(rows, most);
             for (int v = 0; v < 2; v += D::PANELS)
                 for (int b = 0; b < blocks; ++b) {
                     const int start = block_start(rows, b, most), n = block_start(rows, b + 1, most) - start;
                     const float* x = x_q + start * groups * units_a_group<KIND>();
-                    const Ahead part = ahead(2, v / D::PANELS * blocks + b, 2 / D::PANELS * blocks);
+                    const Ahead part = ahead(v / D::PANELS * blocks + b, 2 / D::PANELS * blocks);
                     with_rows(n, [&](auto N) {
                         if constexpr (N <= D::MOST_ROWS)
                             multiply_integers<KIND, D::PANELS, N>(m.data + (panel + v) * stride, stride, inputs, x,
