@@ -24,7 +24,7 @@ inline Whole times_256(Whole x) { return _mm512_slli_epi32(x, 8); }
 // of four inputs: 0, 2, 4, 6 and 1, 3, 5, 7 of each eight. Digits: for every sixteen inputs [3][4].
 template <int KIND> struct Dots {
     static constexpr int DIGITS = 3, PIECES = 2, DIGITS_APART = 4, UNITS = DIGITS * group_of(KIND) / 4;
-    static constexpr int PANELS_OF_ONE_ROW = 4, PANELS = 2;  // multiplied at once
+    static constexpr int PANELS_OF_ONE_ROW = 2, PANELS = 2;  // multiplied at once
     // Rows multiplied at once: four at most stay in registers, and of many rows three are faster.
     static int rows_at_once(int rows) { return rows <= 4 ? 4 : 3; }
     static constexpr int MOST_ROWS = 4;

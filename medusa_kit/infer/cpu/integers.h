@@ -85,10 +85,20 @@ template <int KIND> inline Part load_header(const uint8_t* header, const uint8_t
     else return load_part((const float*)header + slice * SLICE);
 }
 
+// What is asked of memory while other weights are multiplied: some lines for each of their groups.
+struct Ahead {
+    const uint8_t* from;
+    int lines;
+    void ask() {
+        for (int line = 0; line < lines; ++line, from += 64) prefetch_far(from);
+    }
+};
+
 // tile[n][v * 16 ..] of rows `width` panels wide, for N rows and V panels; x_q from `lay_out`.
 // Unrolled by pragma, so that the sums stay in registers: in memory they cost more than the products.
 template <int KIND, int V, int N>
-inline void multiply_integers(const uint8_t* data, int64_t stride, int64_t inputs, const float* x_q, float* tile, int width) {
+inline void multiply_integers(const uint8_t* data, int64_t stride, int64_t inputs, const float* x_q, float* tile, int width,
+                              Ahead ahead) {
     typedef Dots<KIND> D;
     constexpr int GROUP = group_of(KIND), BYTES = bytes_a_group(KIND), S = V * SLICES;
     const int64_t apart = inputs / GROUP * units_a_group<KIND>();  // of rows
@@ -100,6 +110,7 @@ inline void multiply_integers(const uint8_t* data, int64_t stride, int64_t input
             factors = data;
             data += factor_bytes(KIND);
         }
+        ahead.ask();
         const int32_t* x = (const int32_t*)x_q;
         Whole dots[N][D::DIGITS][S];
 #pragma GCC unroll 8
@@ -143,6 +154,9 @@ inline void multiply_integers(const uint8_t* data, int64_t stride, int64_t input
 }
 
 // A thread's panels, as `product` of matmul.h.
+//
+// The weights of the next panels are read from memory while these are multiplied, an equal part
+// during each block of rows, so that memory does not stand still while many rows are computed.
 template <int KIND, class Finish>
 inline void product_by_integers(const Matrix& m, const float* x_q, int rows, int64_t panel, int64_t end, Finish finish) {
     typedef Dots<KIND> D;
@@ -150,23 +164,25 @@ inline void product_by_integers(const Matrix& m, const float* x_q, int rows, int
     const int64_t inputs = groups * group_of(KIND), stride = panel_bytes(KIND, groups);
     const int most = D::rows_at_once(rows);
     alignas(64) float tile[MAX_ROWS * 2 * LANES];
-    if constexpr (D::PANELS_OF_ONE_ROW > 2)
-        for (; rows == 1 && panel + D::PANELS_OF_ONE_ROW <= end; panel += D::PANELS_OF_ONE_ROW) {
-            multiply_integers<KIND, D::PANELS_OF_ONE_ROW, 1>(m.data + panel * stride, stride, inputs, x_q, tile, D::PANELS_OF_ONE_ROW);
-            finish(panel, D::PANELS_OF_ONE_ROW, tile);
-        }
+    const int64_t all = padded(m.outputs, 2 * LANES) / LANES;  // this or another thread's
+    auto ahead = [&](int part, int parts) {
+        const int lines = panel + 2 < all ? (int)((2 * stride - 1) / (64 * groups * parts)) + 1 : 0;
+        return Ahead{m.data + (panel + 2) * stride + part * lines * groups * 64, lines};
+    };
     for (; panel < end; panel += 2) {
-        if (D::PANELS_OF_ONE_ROW == 2 && rows == 1) {
-            multiply_integers<KIND, 2, 1>(m.data + panel * stride, stride, inputs, x_q, tile, 2);
+        if (D::PANELS < D::PANELS_OF_ONE_ROW && rows == 1) {
+            multiply_integers<KIND, 2, 1>(m.data + panel * stride, stride, inputs, x_q, tile, 2, ahead(0, 1));
         } else {
+            const int blocks = num_blocks(rows, most);
             for (int v = 0; v < 2; v += D::PANELS)
-                for (int b = 0; b < num_blocks(rows, most); ++b) {
+                for (int b = 0; b < blocks; ++b) {
                     const int start = block_start(rows, b, most), n = block_start(rows, b + 1, most) - start;
                     const float* x = x_q + start * groups * units_a_group<KIND>();
+                    const Ahead part = ahead(v / D::PANELS * blocks + b, 2 / D::PANELS * blocks);
                     with_rows(n, [&](auto N) {
                         if constexpr (N <= D::MOST_ROWS)
                             multiply_integers<KIND, D::PANELS, N>(m.data + (panel + v) * stride, stride, inputs, x,
-                                                                  tile + start * 2 * LANES + v * LANES, 2);
+                                                                  tile + start * 2 * LANES + v * LANES, 2, part);
                     });
                 }
         }

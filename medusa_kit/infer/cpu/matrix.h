@@ -76,6 +76,14 @@ inline void prefetch(const uint8_t* from, int bytes) {
 #endif
 }
 
+inline void prefetch_far(const uint8_t* line) {  // into a cache that holds some panels
+#if defined(__x86_64__)
+    _mm_prefetch((const char*)line, _MM_HINT_T1);
+#else
+    __builtin_prefetch(line, 0, 2);
+#endif
+}
+
 template <class F, int... I> inline void unroll(F f, std::integer_sequence<int, I...>) {
     (f(std::integral_constant<int, I>{}), ...);
 }
