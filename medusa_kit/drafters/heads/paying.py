@@ -22,9 +22,7 @@ from medusa_kit.tree.dynamic import DynamicTree
 
 TRIAL = 32  # plain steps between two tries of guesses that do not pay
 SMOOTHING = 0.1  # share of the newest call in what heads take
-
-
-HEAVIER = 1.5  # times one head's share, at most, that each further one takes
+HEAVIER = 1.5  # the most that a head is believed to take, in times of the first one
 
 
 @dataclass
@@ -39,8 +37,8 @@ class HeadsRecord:
     def seconds(self, num_rows: int, num_heads: int = 1) -> float:
         """Of naming them; zero before the first time.
 
-        Several heads take as long at least as fewer, and no more than so many single ones: tries
-        measure one head, and a hiccup elsewhere would never be corrected.
+        More heads take as long at least as fewer. What is believed of them is bounded by the time
+        of one: tries measure that one anew, while heads that seem too slow would never run again.
         """
         with self._lock:
             one = self._nearest(num_rows, 1)
