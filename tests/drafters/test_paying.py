@@ -1,12 +1,16 @@
 """Heads whose guesses are verified where they pay: the same text, and plain steps elsewhere."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
+import torch
 from support.small_engines import BUSHY, endless_base, engine_with_heads, random_prompt
 
-from medusa_kit.drafters.heads.paying import TRIAL, HeadsRecord
+from medusa_kit.drafters import draft_with
+from medusa_kit.drafters.heads.paying import TRIAL, HeadsRecord, PayingDrafter
 from medusa_kit.engine.engine import Engine
+from medusa_kit.infer.draft import Draft, State
 from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.tree.dynamic import DynamicTree
 
@@ -78,3 +82,44 @@ def test_a_first_call_that_warms_up_does_not_keep_heads_from_being_asked() -> No
     for seconds in (5.0, 0.01, 0.01, 3.0):
         record.took(1, seconds)
     assert 0 < record.seconds(1) < 0.02
+
+
+def test_deeper_guesses_take_longer_but_no_more_than_so_many_single_ones() -> None:
+    record = HeadsRecord()
+    for heads, seconds in ((1, 0.01), (2, 0.015), (3, 9.0), (4, 0.012)):
+        record.took(1, 5.0, heads)
+        record.took(1, seconds, heads)
+    assert [round(record.seconds(1, heads), 4) for heads in (1, 2, 3, 4)] == [
+        0.01, 0.015, 0.045, 0.06,
+    ]  # fmt: skip
+    assert record.seconds(5, 2) == 0.015
+    assert HeadsRecord().seconds(3, 2) == 0
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_only_what_is_verified_is_drafted(engine: Engine, count: int) -> None:
+    """The heads below it do not run; the nodes are those of the whole tree."""
+    assert engine.heads is not None
+    inner = draft_with(engine.heads, engine.tree)
+    generator = torch.Generator().manual_seed(0)
+    hidden_BD = torch.randn(2, engine.base.info.hidden_size, generator=generator)
+    state = State([[1], [2]], [5, 9], hidden_BD)
+    drafter = PayingDrafter(inner, HeadsRecord())
+    offer = drafter.offer(state, StepCost(measured=FREE), 0)
+    assert len(offer.more) == inner.num_nodes - 1
+    whole, asked = inner.propose(state), []
+    propose_nodes = inner.propose_nodes
+
+    def watched(state: State, nodes: Sequence[int]) -> Draft:
+        asked.append(list(nodes))
+        return propose_nodes(state, nodes)
+
+    inner.propose_nodes = watched  # type: ignore[method-assign]
+    draft = drafter.take([count, 1])
+    assert [len(nodes) for nodes in asked] == [count]
+    kept = [0, *asked[0]]
+    for row, number in enumerate((count, 1)):
+        nodes = kept[: number + 1] if number == count else [0, drafter._order[0]]
+        assert draft.topologies[row].num_used == len(nodes)
+        tokens = draft.tokens_BN[row, : len(nodes)].tolist()
+        assert tokens == [int(whole.tokens_BN[row, node]) for node in nodes]

@@ -13,6 +13,8 @@ J tokens of their paths, C candidates of all depths so far.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -43,35 +45,44 @@ class DynamicDrafter(StatelessDrafter):
         self.name: str = f"{heads.config.told}, dynamic tree"
         self.heads, self.tree = heads, tree
         self.num_nodes = tree.num_nodes
+        self._tree_of = lru_cache(lambda num_nodes: replace(tree, num_nodes=num_nodes))
 
     def propose(self, state: State) -> Draft:
-        trees = self._quickly(state.hidden_BD, state.roots_B)
-        if trees is not None:
-            rows = zip(trees.parents, trees.depths_BN, trees.sees_BNN, strict=True)
-            return Draft(trees.tokens_BN, [Topology(tuple(row), *more) for row, *more in rows])
-        tokens_BN, parents = self._through_torch(state.hidden_BD, state.roots_B)
-        device = state.hidden_BD.device
-        return Draft(tokens_BN, [Topology.from_parents(row, device) for row in parents])
+        return self._draft(state, self.tree)
+
+    def propose_nodes(self, state: State, nodes: Sequence[int]) -> Draft:
+        """The tree of the root and as many nodes, at least one: the first ones of the whole."""
+        return self._draft(state, self._tree_of(1 + len(nodes)))
 
     def grow(self, hidden_BD: Tensor, roots_B: Sequence[int]) -> Grown:
         """(tokens_BN, parents of each row). Slots without a path are UNUSED."""
-        trees = self._quickly(hidden_BD, roots_B)
+        trees = self._quickly(hidden_BD, roots_B, self.tree)
         if trees is not None:
             return trees.tokens_BN, trees.parents
-        return self._through_torch(hidden_BD, roots_B)
+        return self._through_torch(hidden_BD, roots_B, self.tree)
 
-    def _quickly(self, hidden_BD: Tensor, roots_B: Sequence[int]) -> GrownTrees | None:
-        guesser, tree = self.heads.guesser, self.tree
-        if guesser is None:
+    def _draft(self, state: State, tree: DynamicTree) -> Draft:
+        trees = self._quickly(state.hidden_BD, state.roots_B, tree)
+        if trees is not None:
+            rows = zip(trees.parents, trees.depths_BN, trees.sees_BNN, strict=True)
+            return Draft(trees.tokens_BN, [Topology(tuple(row), *more) for row, *more in rows])
+        tokens_BN, parents = self._through_torch(state.hidden_BD, state.roots_B, tree)
+        device = state.hidden_BD.device
+        return Draft(tokens_BN, [Topology.from_parents(row, device) for row in parents])
+
+    def _quickly(
+        self, hidden_BD: Tensor, roots_B: Sequence[int], tree: DynamicTree
+    ) -> GrownTrees | None:
+        if self.heads.guesser is None:
             return None
-        heat, count = tree.temperatures[: tree.depth], _count(tree)
-        return guesser.grow(hidden_BD, roots_B, tree.num_nodes, heat, count, tree.beam)
+        sizes = tree.num_nodes, tree.temperatures[: tree.depth], _count(tree), tree.beam
+        return self.heads.guesser.grow(hidden_BD, roots_B, *sizes)
 
     @torch.inference_mode()
-    def _through_torch(self, hidden_BD: Tensor, roots_B: Sequence[int]) -> Grown:
+    def _through_torch(self, hidden_BD: Tensor, roots_B: Sequence[int], tree: DynamicTree) -> Grown:
         roots = to_device(roots_B, hidden_BD.device)
         grow = _grow_at_once if self.heads.one_pass else _grow_by_depth
-        return grow(self.heads, self.tree, hidden_BD, roots)
+        return grow(self.heads, tree, hidden_BD, roots)
 
 
 def _count(tree: DynamicTree) -> int:

@@ -5,13 +5,27 @@ The node at depth d with rank r holds the r-th likeliest token of heads[d - 1].
 Shapes: B batch, N nodes with root, D hidden, K heads, C candidates of a head.
 """
 
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.infer.draft import Draft, State, StatelessDrafter, Topology
+from medusa_kit.infer.draft import ROOT, Draft, State, StatelessDrafter, Topology
 from medusa_kit.infer.transfer import to_device
 from medusa_kit.tree.candidate_tree import CandidateTree
+
+PARTS_KEPT = 256  # of a tree, whose shapes come again and again
+
+
+class Part(NamedTuple):
+    """Some nodes of a tree as a tree of their own."""
+
+    topology: Topology
+    parents_N: Tensor  # on the host
+    ranks_N: Tensor
 
 
 class HeadsDrafter(StatelessDrafter):
@@ -23,22 +37,42 @@ class HeadsDrafter(StatelessDrafter):
         self.name: str = heads.config.told
         self.heads, self.tree = heads, tree
         self.num_nodes = tree.num_nodes
-        self.topology = Topology.from_parents(tree.parents, heads.base.device)
-        self._parents_N, self._ranks_N = torch.tensor(tree.parents), torch.tensor(tree.ranks)
+        self._nodes = tuple(range(1, tree.num_nodes))
+        self._part = lru_cache(maxsize=PARTS_KEPT)(self._make_part)
+
+    @property
+    def topology(self) -> Topology:
+        return self._part(self._nodes).topology
 
     def propose(self, state: State) -> Draft:
+        return self.propose_nodes(state, self._nodes)
+
+    def propose_nodes(self, state: State, nodes: Sequence[int]) -> Draft:
+        """The root and these nodes of the tree, in this rising order; parents are among them."""
+        part = self._part(tuple(nodes))
         tokens_BN, guesser = None, self.heads.guesser
-        if guesser is not None and self.num_nodes > 1:
-            tree = self._parents_N, self._ranks_N
-            tokens_BN = guesser.fill(state.hidden_BD, state.roots_B, *tree)
+        if guesser is not None and nodes:
+            tokens_BN = guesser.fill(state.hidden_BD, state.roots_B, part.parents_N, part.ranks_N)
         if tokens_BN is None:
             tokens_BN = self._through_torch(state)
-        return Draft(tokens_BN, [self.topology] * len(state.roots_B))
+            if len(nodes) < len(self._nodes):
+                tokens_BN = tokens_BN[:, [0, *nodes]]
+        return Draft(tokens_BN, [part.topology] * len(state.roots_B))
 
     @torch.inference_mode()
     def _through_torch(self, state: State) -> Tensor:
         roots_B = to_device(state.roots_B, state.hidden_BD.device)
         return self.fill(state.hidden_BD, roots_B)
+
+    def _make_part(self, nodes: tuple[int, ...]) -> Part:
+        kept = [0, *nodes]
+        place = {node: at for at, node in enumerate(kept)}
+        parents = [ROOT, *(place[self.tree.parents[node]] for node in nodes)]
+        return Part(
+            Topology.from_parents(parents, self.heads.base.device),
+            torch.tensor(parents),
+            torch.tensor([self.tree.ranks[node] for node in kept]),
+        )
 
     def alike(self, other: object) -> bool:
         """Whether steps built for one also serve the other (`infer/cuda_graph/`)."""

@@ -8,8 +8,7 @@ now and then one row tries one guess, since text changes. The text is the same e
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-
-import torch
+from itertools import accumulate
 
 from medusa_kit.drafters.estimates import DEEPER, FIRST_GUESS, NEXT_RANK, AcceptanceEstimate
 from medusa_kit.drafters.heads.dynamic import DynamicDrafter
@@ -23,33 +22,45 @@ from medusa_kit.tree.dynamic import DynamicTree
 
 TRIAL = 32  # plain steps between two tries of guesses that do not pay
 SMOOTHING = 0.1  # share of the newest call in what heads take
+HEAVIER = 1.5  # the most that a head is believed to take, in times of the first one
 
 
 @dataclass
 class HeadsRecord:
     """What all requests of an engine have seen of one tree: how often each node was right, and how
-    long naming the guesses of so many rows took."""
+    long naming the guesses of so many heads for so many rows took."""
 
     acceptance: AcceptanceEstimate = field(default_factory=AcceptanceEstimate)
-    _seconds: dict[int, float] = field(default_factory=dict)
+    _seconds: dict[tuple[int, int], float] = field(default_factory=dict)  # by rows and heads
     _lock: SharedLock = field(default_factory=SharedLock, repr=False, compare=False)
 
-    def seconds(self, num_rows: int) -> float:
-        """Of naming the guesses of so many rows; zero before the first time."""
-        with self._lock:
-            known = [rows for rows in self._seconds if rows <= num_rows] or list(self._seconds)
-            return self._seconds[max(known)] if known else 0.0
+    def seconds(self, num_rows: int, num_heads: int = 1) -> float:
+        """Of naming them; zero before the first time.
 
-    def took(self, num_rows: int, seconds: float) -> None:
+        More heads take as long at least as fewer. What is believed of them is bounded by the time
+        of one: tries measure that one anew, while heads that seem too slow would never run again.
+        """
+        with self._lock:
+            one = self._nearest(num_rows, 1)
+            known = [self._nearest(num_rows, heads) for heads in range(1, num_heads + 1)]
+        return min(max(known), HEAVIER * num_heads * one) if one else max(known)
+
+    def _nearest(self, num_rows: int, num_heads: int) -> float:
+        counts = [rows for rows, heads in self._seconds if heads == num_heads]
+        near = [rows for rows in counts if rows <= num_rows] or counts
+        return self._seconds[max(near), num_heads] if near else 0.0
+
+    def took(self, num_rows: int, seconds: float, num_heads: int = 1) -> None:
         """The first time warms up and does not count; a slow one counts little, since it keeps the
         heads from being asked again."""
+        size = num_rows, num_heads
         with self._lock:
-            if num_rows not in self._seconds:
-                self._seconds[num_rows] = 0.0
+            if size not in self._seconds:
+                self._seconds[size] = 0.0
                 return
-            known = self._seconds[num_rows] or seconds
+            known = self._seconds[size] or seconds
             slower = (1 - SMOOTHING) * known + SMOOTHING * min(seconds, 2 * known)
-            self._seconds[num_rows] = min(seconds, slower)
+            self._seconds[size] = min(seconds, slower)
 
 
 class PayingDrafter:
@@ -98,10 +109,13 @@ class PayingDrafter:
         likeliest = [chances[node] for node in self._order]
         tries = self._since_try >= TRIAL and self.num_nodes > 1
         trial = self.steps % B if tries else None
-        return Offer([likeliest] * B, self.record.seconds(B), trial)
+        heads = self._heads_of_first()
+        seconds = {count: self.record.seconds(B, count) for count in {1, *heads}}
+        more = [seconds[count] - seconds[1] for count in heads]
+        return Offer([likeliest] * B, seconds[1], trial, more)
 
-    @torch.inference_mode()
     def take(self, counts: Sequence[int]) -> Draft:
+        """Only as much of the tree is drafted as some row verifies."""
         state, device = self._state, self.inner.heads.base.device
         assert state is not None, "nothing was offered"
         rows = [row for row, count in enumerate(counts) if count]
@@ -112,18 +126,42 @@ class PayingDrafter:
             self._since_try += 1
             return root_draft(state.roots_B, device)
         self._since_try, start = 0, self._clock()
-        whole = self.inner.propose(state if len(rows) == len(counts) else state.of_rows(rows))
-        tokens = [[root] for root in state.roots_B]
-        parents = [[ROOT] for _ in counts]
+        most = max(counts)
+        nodes = sorted(self._order[:most])
+        whole = self.inner.propose_nodes(
+            state if len(rows) == len(counts) else state.of_rows(rows), nodes
+        )
+        for row, topology in zip(rows, whole.topologies, strict=True):
+            last = [0, *nodes][topology.num_used - 1]
+            own = sorted(self._order[: counts[row]])
+            self._kept[row] += [node for node in own if node <= last]
+        self.record.took(len(rows), self._clock() - start, self._heads_of_first()[most - 1])
+        if min(counts) == most:
+            return whole
+        return self._without_others(whole, rows, [0, *nodes])
+
+    def _heads_of_first(self) -> list[int]:
+        """How many heads run for the likeliest guess, the two likeliest, and so on."""
+        tree = self.inner.tree
+        if isinstance(tree, DynamicTree):
+            return [min(tree.depth, 1 + place) for place in range(len(self._order))]
+        return list(accumulate((tree.depths[node] for node in self._order), max))
+
+    def _without_others(self, whole: Draft, rows: Sequence[int], nodes: Sequence[int]) -> Draft:
+        """The draft of all rows with the nodes that each keeps. `rows`: those of `whole`, whose
+        nodes are `nodes`."""
+        assert self._state is not None
+        tokens = [[root] for root in self._state.roots_B]
+        parents = [[ROOT] for _ in tokens]
+        place_in_whole = {node: place for place, node in enumerate(nodes)}
         for row, own, topology in zip(
             rows, whole.tokens_BN.tolist(), whole.topologies, strict=True
         ):
-            wanted = [node for node in self._order[: counts[row]] if node < topology.num_used]
-            self._kept[row] = kept = [0, *sorted(wanted)]
+            kept = [place_in_whole[node] for node in self._kept[row]]
+            place = {node: at for at, node in enumerate(kept)}
             tokens[row] = [own[node] for node in kept]
-            parents[row] = [ROOT, *(kept.index(topology.parents[node]) for node in kept[1:])]
-        self.record.took(len(rows), self._clock() - start)
-        return padded_draft(tokens, parents, device)
+            parents[row] = [ROOT, *(place[topology.parents[node]] for node in kept[1:])]
+        return padded_draft(tokens, parents, self.inner.heads.base.device)
 
     def observe(self, step: StepResult) -> None:
         for kept, path in zip(self._kept, step.paths, strict=True):

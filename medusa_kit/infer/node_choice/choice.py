@@ -20,13 +20,15 @@ class Offer:
     """Guesses that a drafter could have verified.
 
     `chances[b]`: of row b's guesses, each with all of its path, likeliest first and parents before
-    children. `seconds`: what naming any of them takes. `trial`: a row whose first guess is verified
-    even where it does not pay, since its chance has not been looked at for long.
+    children. `seconds`: what naming any of them takes; `more[n - 1]`: how much longer it takes to
+    name a row's first n, where that depends on n. `trial`: a row whose first guess is verified even
+    where it does not pay, since its chance has not been looked at for long.
     """
 
     chances: Sequence[Sequence[float]]
     seconds: float = 0.0
     trial: int | None = None
+    more: Sequence[float] = ()
 
 
 class Choice(NamedTuple):
@@ -79,10 +81,16 @@ def _likeliest(
     times = cost.up_to(num_roots + len(guesses))
     tokens = promised = float(num_roots)
     taken, seconds = 0, times[num_roots] + extra
-    for count, (negative, _, _) in enumerate(guesses, start=1):
+    counts = [[0] * len(offer.chances) for offer in offers]
+    naming = [0.0] * len(offers)  # beyond `extra`
+    for count, (negative, which, row) in enumerate(guesses, start=1):
         tokens -= negative
-        if tokens * seconds > promised * (times[num_roots + count] + extra):
-            taken, promised, seconds = count, tokens, times[num_roots + count] + extra
+        counts[which][row] += 1
+        if more := offers[which].more:
+            naming[which] = max(naming[which], more[counts[which][row] - 1])
+        longer = times[num_roots + count] + extra + sum(naming)
+        if tokens * seconds > promised * longer:
+            taken, promised, seconds = count, tokens, longer
     counts = [[0] * len(offer.chances) for offer in offers]
     for _, which, row in guesses[:taken]:
         counts[which][row] += 1

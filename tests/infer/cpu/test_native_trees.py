@@ -40,9 +40,9 @@ def grown(heads, tree, state):
     """Tokens and parents by the one C++ call, and by torch's code from guesses of the kernels."""
     drafter = draft_with(heads, tree)
     assert isinstance(drafter, DynamicDrafter)
-    trees = drafter._quickly(state.hidden_BD, state.roots_B)
+    trees = drafter._quickly(state.hidden_BD, state.roots_B, tree)
     assert trees is not None
-    tokens_BN, parents = drafter._through_torch(state.hidden_BD, state.roots_B)
+    tokens_BN, parents = drafter._through_torch(state.hidden_BD, state.roots_B, tree)
     return (trees.tokens_BN.tolist(), trees.parents), (tokens_BN.tolist(), parents)
 
 
@@ -121,7 +121,7 @@ def test_a_given_tree_is_filled_as_by_torch(heads, tree, many_threads):
 def test_torch_grows_what_the_kernels_do_not_take(heads):
     state, tree = state_of(heads, kernels.MAX_ROWS + 1), DynamicTree(5, SCALES, 4, 2)
     drafter, filler = draft_with(heads, tree), draft_with(heads, CandidateTree.chain(2))
-    assert drafter._quickly(state.hidden_BD, state.roots_B) is None
+    assert drafter._quickly(state.hidden_BD, state.roots_B, tree) is None
     draft = drafter.propose(state)
     assert draft.tokens_BN.shape == (kernels.MAX_ROWS + 1, 5)
     alone = drafter.propose(state.of_rows([9]))
@@ -129,3 +129,24 @@ def test_torch_grows_what_the_kernels_do_not_take(heads):
     assert torch.equal(draft.tokens_BN[9], alone.tokens_BN[0])
     filled, own = filler.propose(state), filler.propose(state.of_rows([9]))
     assert torch.equal(filled.tokens_BN[9], own.tokens_BN[0])
+
+
+@pytest.mark.parametrize("nodes", [[], [1], [1, 2, 4], [1, 3, 6], list(range(1, 9))])
+@pytest.mark.parametrize("through_torch", [False, True])
+def test_some_nodes_of_a_tree_are_those_of_the_whole(heads, nodes, through_torch, monkeypatch):
+    if through_torch:
+        monkeypatch.setattr(heads, "guesser", None)
+    state, drafter = state_of(heads, 3), draft_with(heads, BUSHY)
+    whole, part = drafter.propose(state), drafter.propose_nodes(state, nodes)
+    kept = [0, *nodes]
+    assert torch.equal(part.tokens_BN, whole.tokens_BN[:, kept])
+    parents = [-1 if node == 0 else kept.index(BUSHY.parents[node]) for node in kept]
+    assert all(list(topology.parents) == parents for topology in part.topologies)
+    if not nodes:
+        return
+    grower = draft_with(heads, DynamicTree(30, SCALES, 6, 3))
+    whole, part = grower.propose(state), grower.propose_nodes(state, nodes)
+    first = slice(0, len(nodes) + 1)
+    assert torch.equal(part.tokens_BN, whole.tokens_BN[:, first])
+    for own, topology in zip(whole.topologies, part.topologies, strict=True):
+        assert own.parents[first] == topology.parents

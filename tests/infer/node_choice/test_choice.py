@@ -71,3 +71,14 @@ def test_no_other_choice_gives_more_tokens_a_second(
     # Guesses with a chance under a hundredth are left out, whatever they would add.
     assert rate(tuple(choice.counts[0])) == pytest.approx(choice.rate)
     assert choice.rate >= best - 0.01 * sum(map(len, chances)) / cost.seconds(roots) - 1e-9
+
+
+def test_naming_deeper_guesses_must_pay_too() -> None:
+    """The second guess costs more than it brings; of two rows, the deeper one counts, once."""
+    dear, free = [0.0, 5.0], [0.0, 0.0]
+    chances = [LIKELY, LIKELY]
+    assert choose_nodes([Offer([chances], 0.1, more=dear)], 0, CPU).counts == [[1]]
+    assert choose_nodes([Offer([chances], 0.1, more=free)], 0, CPU).counts == [[2]]
+    both = choose_nodes([Offer([chances] * 2, 0.1, more=[0.0, 0.2])], 0, CPU)
+    assert both.counts == [[2, 2]]
+    assert both.seconds == pytest.approx(CPU.up_to(6)[6] + 0.3)
