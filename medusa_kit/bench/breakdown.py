@@ -37,13 +37,13 @@ from medusa_kit.infer.request import Row, make_row
 from medusa_kit.infer.tree_cache import TreeCache, TreeCacheLayer
 from medusa_kit.settings.sampling import SamplingParams
 
-# In the order of a step. "C++ step" includes all of the model; "step on the device" everything but
-# what Python does with its tokens.
-HEADS, TREE, NATIVE, DEVICE, LINEAR, ATTENTION, MODEL, ACCEPT, CACHE, PYTHON = PARTS = (
+# In the order of a step. "C++ step" includes all of the model and heads' prefix layer; "step on the
+# device" everything but what Python does with its tokens.
+HEADS, TREE, NATIVE, DEVICE, LINEAR, ATTENTION, MODEL, PREFIX, ACCEPT, CACHE, PYTHON = PARTS = (
     "heads", "tree", "C++ step", "step on the device", "linear layers", "attention",
-    "rest of the model", "accept", "cache", "Python",
+    "rest of the model", "prefix layer", "accept", "cache", "Python",
 )  # fmt: skip
-WHOLE = (HEADS, DEVICE)  # parts that include whatever they call
+WHOLE = (HEADS, DEVICE, PREFIX)  # parts that include whatever they call
 # Kinds of kernels by parts of their names, in lower case; the first match counts.
 KERNELS = {
     ATTENTION: ("flash", "fmha", "attention", "attend", "split_kernel", "merge_kernel"),
@@ -222,6 +222,8 @@ def watched(engine: Engine, drafter: Drafter, watch: Stopwatch) -> Iterator[None
         places += [(engine.heads, name, HEADS) for name in ("candidates", "candidates_after")]
         if engine.heads.guesser is not None:
             places += [(engine.heads.guesser, name, HEADS) for name in ("fill", "grow")]
+    if verifier.prefix is not None:
+        places.append((verifier.prefix, "forward", PREFIX))
     if isinstance(verifier, NativeVerifier):
         places.append((verifier.native, "score", NATIVE))
     places += [(layer, "forward", LINEAR) for layer in _linear_layers(verifier.base.model)]

@@ -124,16 +124,16 @@ class PrefixLayer(nn.Module):
 
     def _rotary(self, positions_BT: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """(cos_B1TE, sin_B1TE)."""
-        angles_BTE = positions_BT[..., None] * inverse_frequencies(self.sizes.head_size).to(
-            positions_BT.device
-        )
+        rates_E = inverse_frequencies(self.sizes.head_size, positions_BT.device)
+        angles_BTE = positions_BT[..., None] * rates_E
         angles_B1TE = torch.cat([angles_BTE, angles_BTE], dim=-1)[:, None]
         return angles_B1TE.cos().to(dtype), angles_B1TE.sin().to(dtype)
 
 
-def inverse_frequencies(head_size: int) -> Tensor:
-    """Of the rotary embedding, [head_size / 2]."""
-    return ROTARY_BASE ** -(torch.arange(0, head_size, 2).float() / head_size)
+def inverse_frequencies(head_size: int, device: torch.device | None = None) -> Tensor:
+    """Of the rotary embedding, [head_size / 2], made on the device: a captured step copies nothing
+    to it."""
+    return ROTARY_BASE ** -(torch.arange(0, head_size, 2, device=device).float() / head_size)
 
 
 def rotated(x_BHTE: Tensor, cos_B1TE: Tensor, sin_B1TE: Tensor) -> Tensor:

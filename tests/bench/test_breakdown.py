@@ -21,6 +21,7 @@ from medusa_kit.bench.breakdown import (
     MODEL,
     NATIVE,
     OTHER,
+    PREFIX,
     PYTHON,
     TREE,
     Stopwatch,
@@ -44,7 +45,7 @@ def through_torch(**kinds: Any) -> Engine:
     base = endless_base(24)
     engine = build_engine(base, attention="sdpa")  # asked for by name: no C++
     heads = random_heads(base, **kinds)
-    return Engine(engine.verifier, engine.check, heads, BUSHY)
+    return Engine(engine.verifier.with_prefix(heads.prefix), engine.check, heads, BUSHY)
 
 
 def test_time_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,14 +69,16 @@ def test_time_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert watch.spent == {PYTHON: 17.0, MODEL: 2.0, LINEAR: 4.0, HEADS: 12.0}
 
 
-@pytest.mark.parametrize("kind", ["medusa", "hydra"])
-def test_parts_of_steps_through_torch(kind: str) -> None:
-    engine = through_torch(kind=kind)
+@pytest.mark.parametrize(("kind", "prefix_layers"), [("medusa", 0), ("hydra", 0), ("hydra", 1)])
+def test_parts_of_steps_through_torch(kind: str, prefix_layers: int) -> None:
+    """The base alone is what a step of one node takes, whatever heads there are."""
+    engine = through_torch(kind=kind, prefix_layers=prefix_layers)
     found = break_down({"heads": engine}, PROMPTS, 8)
     assert list(found) == ["medusa-kit, one node", "heads"]
     one, ours = found.values()
     always = {TREE, ACCEPT, CACHE, PYTHON, *MODEL_PARTS}
-    assert (set(one.parts), set(ours.parts)) == (always, always | {HEADS})
+    drafting = {HEADS, PREFIX} if prefix_layers else {HEADS}
+    assert (set(one.parts), set(ours.parts)) == (always, always | drafting)
     assert (one.num_nodes, ours.num_nodes) == (1, BUSHY.num_nodes)
     assert one.num_steps == 7, "the first token is the prompt's"
     linears = [m for m in engine.base.model.modules() if isinstance(m, torch.nn.Linear)]

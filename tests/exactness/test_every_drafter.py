@@ -16,6 +16,7 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.settings.drafters import DRAFTERS
 
 FAMILIES = ("llama", "gemma3", "gpt2")
+PREFIXED = "gpt2, prefix layer"
 OPTIONS: dict[str, list[dict]] = {
     "auto": [{}, {"sources": ["medusa", "draft-model", "suffix", "prompt-lookup", "recycling"]}],
     "combined": [{}, {"sources": ["suffix", "draft-model"], "num_nodes": 5}],
@@ -27,10 +28,11 @@ PROMPTS = [random_prompt(7, 1) * 4, random_prompt(5, 2), random_prompt(CONTEXT -
 TOKENS = 30
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=[*FAMILIES, PREFIXED])
 def engine(request: pytest.FixtureRequest) -> Engine:
-    engine = engine_with_heads(tiny_base(request.param))
-    model = tiny_base(request.param).model  # the base's own weights: long drafts are right
+    family, *prefixed = request.param.split(", ")
+    engine = engine_with_heads(tiny_base(family), prefix_layers=len(prefixed))
+    model = tiny_base(family).model  # the base's own weights: long drafts are right
     engine.draft_model = wrap_model(model, None, "the same")
     return engine
 

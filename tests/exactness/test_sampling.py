@@ -95,9 +95,11 @@ def test_same_seed_same_text_in_a_batch_with_deep_acceptance() -> None:
     assert drafter.most_accepted >= 3
 
 
-@pytest.mark.parametrize("kind", ["medusa", "hydra"])
-def test_same_seed_same_text_for_every_kind_of_heads_alone_and_in_a_batch(kind: str) -> None:
-    engine, model = engine_with_heads(kind=kind), tiny_model("llama")
+@pytest.mark.parametrize(("kind", "prefix"), [("medusa", 0), ("hydra", 0), ("hydra", 1)])
+def test_same_seed_same_text_for_every_kind_of_heads_alone_and_in_a_batch(
+    kind: str, prefix: int
+) -> None:
+    engine, model = engine_with_heads(kind=kind, prefix_layers=prefix), tiny_model("llama")
     prompts = [random_prompt(length, length) for length in (4, 11)]
     for params in (SETTINGS[1], PENALISED):
         expected = [sampled_by_hand(model, prompt, 20, params) for prompt in prompts]

@@ -274,6 +274,10 @@ def own_rows_for_some_to_vllm(f: Path) -> Any:
 
 
 IMPOSSIBLE: dict[str, tuple[Call, type[MedusaKitError], str]] = {
+    **{f"a prefix layer to {to}": (
+        ours_to(to, base=True, projection="shared", prefix_layers=1), ConfigError,
+        "kind medusa, prefix layer.*heads.prefix_layers=0")
+       for to in ("vllm", "tgi", "trt-llm", "medusa-kit")},
     **{f"{kind} to {to}": (ours_to(to, base=True, **options), ConfigError, "read tokens besides")
        for kind, options in OURS.items() for to in ("vllm", "tgi", "medusa-kit")},
     "own to fd-v2": (ours_to("fd-v2", base=True), CheckpointError, "different from the base's"),

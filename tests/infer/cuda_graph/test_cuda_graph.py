@@ -43,14 +43,18 @@ PROMPTS = [random_prompt(length, length) for length in (2, 19, 7)]
 FIXED = "torch, fixed shapes (sdpa)"
 
 
-@pytest.mark.parametrize("kind", ["medusa", "hydra"])
+def kinds_of(kind: str) -> dict[str, Any]:
+    return {"kind": "hydra", "prefix_layers": 1} if kind == "prefix" else {"kind": kind}
+
+
+@pytest.mark.parametrize("kind", ["medusa", "hydra", "prefix"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_and_steps_are_those_of_the_loop(family: str, kind: str) -> None:
-    base = tiny_base(family)
-    heads = random_heads(base, kind=kind)
+    base, kinds = tiny_base(family), kinds_of(kind)
+    heads = random_heads(base, **kinds)
     engine = build_engine(base, heads=heads, tree=BUSHY, fixed_shapes="always")
     expected = plain_answers(tiny_model(family), PROMPTS, 24)
-    loop = engine_with_heads(tiny_base(family), kind=kind).generate(PROMPTS, max_new_tokens=24)
+    loop = engine_with_heads(tiny_base(family), **kinds).generate(PROMPTS, max_new_tokens=24)
     together = engine.generate(PROMPTS, max_new_tokens=24)
     alone = [engine.generate(prompt, max_new_tokens=24) for prompt in PROMPTS]
     for results in (together, alone):
@@ -97,7 +101,7 @@ def test_near_the_contexts_end(family: str) -> None:
     assert [result.token_ids for result in results] == expected
 
 
-@pytest.mark.parametrize("kind", ["plain", "medusa", "rooted", "hydra"])
+@pytest.mark.parametrize("kind", ["plain", "medusa", "rooted", "hydra", "prefix"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_reads_nothing_on_the_host(
     family: str, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -105,15 +109,16 @@ def test_a_step_reads_nothing_on_the_host(
     """On the CPU, and on the meta device, where there are no values and mixing devices shows."""
     base = tiny_base(family)
     engine = build_engine(base, fixed_shapes="always")
-    heads = None if kind == "plain" else random_heads(base, kind=kind)
+    heads = None if kind == "plain" else random_heads(base, **kinds_of(kind))
     assert engine.graphs is not None
+    graphs = engine.graphs.with_prefix(None if heads is None else heads.prefix)
     for device in ("cpu", "meta"):
         base.model.to(device)
         drafter: Any = PlainDrafter(base.device)
         if heads is not None:
             drafter = draft_with(heads.to(device), BUSHY)
         with torch.inference_mode():
-            step = GraphStep(engine.graphs.verifier, drafter, 4, 64)
+            step = GraphStep(graphs.verifier, drafter, 4, 64)
             with no_reads(monkeypatch):
                 step.advance()
             assert step.out_BX.device.type == device
