@@ -15,6 +15,7 @@ from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.kinds import GrownTrees, Guesses
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import NativeDecoder
+from medusa_kit.infer.cpu.prefix import packed_rounded
 from medusa_kit.infer.packed.model import chosen_rows
 from medusa_kit.infer.packed.packing import PackedMatrix, pack
 
@@ -27,7 +28,7 @@ class NativeHeads:
         assert library is not None
         self._library = library
         embedding = decoder.packed.input
-        blocks = [_packed_blocks(head) for head in heads.blocks]
+        blocks = [_packed_blocks(head, heads.prefix is not None) for head in heads.blocks]
         projections = _projections(heads, decoder)
         scale, ids = heads.base.scale_logits, heads.column_ids
         self._alive = [blocks, projections, embedding, ids]  # what the structures point to
@@ -139,8 +140,10 @@ class NativeHeads:
         return kernels.threads_for(rows * self._work[0])
 
 
-def _packed_blocks(head: Any) -> list[PackedMatrix]:
-    return [pack(block.linear.weight, block.linear.bias) for block in head]
+def _packed_blocks(head: Any, rounded: bool) -> list[PackedMatrix]:
+    """`rounded`: as the prefix layer whose outputs they read."""
+    packed = packed_rounded if rounded else pack
+    return [packed(block.linear.weight, block.linear.bias) for block in head]
 
 
 def _projections(heads: MedusaHeads, decoder: NativeDecoder) -> list[PackedMatrix]:

@@ -65,9 +65,9 @@ class PackedPrefix:
         return torch.cat(cosines_and_sines(length, self._inverse, 1.0))
 
 
-def packed_rounded(weight_OI: Tensor) -> PackedMatrix:
+def packed_rounded(weight_OI: Tensor, bias_O: Tensor | None = None) -> PackedMatrix:
     """Weights that need not be exact: eight bits, or sixteen where no group divides the inputs."""
     weight_OI = weight_OI.detach().float()
     if weight_OI.shape[1] % GROUP:
-        return pack(weight_OI.bfloat16().float())
-    return pack(weight_OI, None, int8_blocks(weight_OI))
+        return pack(weight_OI.bfloat16().float(), bias_O)
+    return pack(weight_OI, bias_O, int8_blocks(weight_OI))

@@ -51,9 +51,15 @@ def trained_layer(base, rounded=True, **changes):
         size = 0.3 if "norm" in name else 2 * weight.shape[-1] ** -0.5
         weight.data.add_(size * torch.randn(weight.shape, generator=generator))
         if weight.dim() == 2 and rounded:
-            fits = weight.shape[1] % GROUP == 0
-            weight.data = int8_blocks(weight.data).expand() if fits else weight.bfloat16().float()
+            weight.data = as_held(weight.data)
     return layer.requires_grad_(False)
+
+
+def as_held(weight):
+    """Rounded as the kernels round it."""
+    return (
+        int8_blocks(weight).expand() if weight.shape[1] % GROUP == 0 else weight.bfloat16().float()
+    )
 
 
 class Rows:
@@ -233,6 +239,8 @@ def test_hidden_states_alone_have_the_same_bits(many_threads):
 @pytest.mark.parametrize("kind", ["medusa", "rooted", "hydra"])
 def test_heads_read_it_beside_the_hidden_state(kind, many_threads):
     heads = trained(base_of("llama"), kind, "reduced", prefix_layers=1)
+    for block in (block for head in heads.blocks for block in head):
+        block.linear.weight.data = as_held(block.linear.weight.data)
     install_native_heads(heads, native_decoder(heads.base))
     quick = heads.guesser
     assert quick is not None
