@@ -53,7 +53,7 @@ class GrownTrees(NamedTuple):
 
 
 class Guesser(Protocol):
-    """A faster way to compute the guesses of heads for a few rows, the same up to rounding."""
+    """A faster way to compute the guesses of heads for a few rows, with rounded weights."""
 
     def __call__(
         self,

@@ -5,6 +5,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from medusa_kit.base.model import wrap_model
 from medusa_kit.heads import MedusaHeads
+from medusa_kit.infer.cpu.int8_weights import rounded
 from support.tiny_models import COMMON, STOP
 
 WIDE = {**COMMON, "hidden_size": 96, "head_dim": 16, "num_attention_heads": 6}
@@ -26,13 +27,21 @@ def base_of(family):
 
 
 def trained(base, kind, projection, num_blocks=2, prefix_layers=0):
-    """Heads with weights as training leaves them, without the kernels."""
+    """Heads without the kernels. Their weights are those of eight bits already, so that torch
+    computes with the same ones."""
     some = torch.arange(1, base.info.vocab_size, 2) if projection == "reduced" else None
     heads = MedusaHeads.for_base(base, NUM_HEADS, num_blocks, projection, some, kind, prefix_layers)
     generator = torch.Generator().manual_seed(1)
     for parameter in heads.parameters():
         parameter.data.add_(0.2 * torch.randn(parameter.shape, generator=generator))
+    for layer in own_layers(heads):
+        layer.weight.data = rounded(layer, layer.weight.data)
     return heads.requires_grad_(False)
+
+
+def own_layers(heads):
+    """What the kernels store in eight bits."""
+    return [*(block.linear for head in heads.blocks for block in head), *heads.projections]
 
 
 def inputs(base, rows, path_length=NUM_HEADS, layers=1):

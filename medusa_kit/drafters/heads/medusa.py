@@ -26,16 +26,19 @@ class HeadsDrafter(StatelessDrafter):
         self.topology = Topology.from_parents(tree.parents, heads.base.device)
         self._parents_N, self._ranks_N = torch.tensor(tree.parents), torch.tensor(tree.ranks)
 
-    @torch.inference_mode()
     def propose(self, state: State) -> Draft:
         tokens_BN, guesser = None, self.heads.guesser
         if guesser is not None and self.num_nodes > 1:
             tree = self._parents_N, self._ranks_N
             tokens_BN = guesser.fill(state.hidden_BD, state.roots_B, *tree)
         if tokens_BN is None:
-            roots_B = to_device(state.roots_B, state.hidden_BD.device)
-            tokens_BN = self.fill(state.hidden_BD, roots_B)
+            tokens_BN = self._through_torch(state)
         return Draft(tokens_BN, [self.topology] * len(state.roots_B))
+
+    @torch.inference_mode()
+    def _through_torch(self, state: State) -> Tensor:
+        roots_B = to_device(state.roots_B, state.hidden_BD.device)
+        return self.fill(state.hidden_BD, roots_B)
 
     def alike(self, other: object) -> bool:
         """Whether steps built for one also serve the other (`infer/cuda_graph/`)."""

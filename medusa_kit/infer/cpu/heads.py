@@ -1,5 +1,8 @@
 """Heads that guess in one C++ call, for a base whose steps run in C++.
 
+A draft takes as long as reading its weights, so the heads' own are rounded to eight bits; a
+projection of the base's rows has the base's form. Guesses may differ, the text does not.
+
 Shapes: X any leading shape, D what heads are given of a row, J tokens of the path, K heads,
 C guesses, R rows of a call, B batch, N nodes of a tree.
 """
@@ -15,9 +18,9 @@ from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.kinds import GrownTrees, Guesses
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import NativeDecoder
-from medusa_kit.infer.cpu.prefix import packed_rounded
+from medusa_kit.infer.cpu.int8_weights import packed_rounded
 from medusa_kit.infer.packed.model import chosen_rows
-from medusa_kit.infer.packed.packing import PackedMatrix, pack
+from medusa_kit.infer.packed.packing import PackedMatrix
 
 
 class NativeHeads:
@@ -28,7 +31,7 @@ class NativeHeads:
         assert library is not None
         self._library = library
         embedding = decoder.packed.input
-        blocks = [_packed_blocks(head, heads.prefix is not None) for head in heads.blocks]
+        blocks = [_packed_blocks(head) for head in heads.blocks]
         projections = _projections(heads, decoder)
         scale, ids = heads.base.scale_logits, heads.column_ids
         self._alive = [blocks, projections, embedding, ids]  # what the structures point to
@@ -140,10 +143,13 @@ class NativeHeads:
         return kernels.threads_for(rows * self._work[0])
 
 
-def _packed_blocks(head: Any, rounded: bool) -> list[PackedMatrix]:
-    """`rounded`: as the prefix layer whose outputs they read."""
-    packed = packed_rounded if rounded else pack
-    return [packed(block.linear.weight, block.linear.bias) for block in head]
+def _packed(layer: Any) -> PackedMatrix:
+    """A layer of the heads' own."""
+    return packed_rounded(layer.weight, layer.bias)
+
+
+def _packed_blocks(head: Any) -> list[PackedMatrix]:
+    return [_packed(block.linear) for block in head]
 
 
 def _projections(heads: MedusaHeads, decoder: NativeDecoder) -> list[PackedMatrix]:
@@ -151,7 +157,7 @@ def _projections(heads: MedusaHeads, decoder: NativeDecoder) -> list[PackedMatri
     if heads.config.projection == "shared":
         return [decoder.output] * heads.num_heads
     if heads.config.projection == "own":
-        return [pack(own.weight, own.bias) for own in heads.projections]  # type: ignore[arg-type]
+        return [_packed(own) for own in heads.projections]
     assert heads.column_ids is not None
     return [chosen_rows(decoder.output, heads.column_ids)] * heads.num_heads
 

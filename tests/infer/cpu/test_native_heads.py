@@ -2,8 +2,11 @@
 
 import pytest
 import torch
-from support.cpp_heads import FAMILIES, base_of, inputs, trained
+from support.cpp_heads import FAMILIES, base_of, inputs, own_layers, trained
+from support.tiny_models import COMMON, STOP
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from medusa_kit.base.model import wrap_model
 from medusa_kit.drafters.heads.hydra import HydraDrafter
 from medusa_kit.heads.scores import scored_guesses, scored_guesses_after
 from medusa_kit.infer.cpu import kernels
@@ -130,3 +133,34 @@ def test_what_the_kernels_do_not_take():
     training = trained(base_of("llama"), "hydra", "shared").requires_grad_(True)
     install_native_heads(training, native_decoder(training.base))
     assert training.guesser is None
+
+
+@pytest.mark.parametrize("projection", ["reduced", "own"])
+def test_own_weights_take_eight_bits(projection):
+    """So the guesses are those of rounded weights, not far from those of the weights themselves."""
+    heads = trained(base_of("llama"), "hydra", projection)
+    generator = torch.Generator().manual_seed(2)
+    for layer in own_layers(heads):
+        layer.weight.data.add_(0.01 * torch.randn(layer.weight.shape, generator=generator))
+    hidden, paths = inputs(heads.base, 60)
+    exact_ids, exact_XC = scored_guesses_after(heads, 1, hidden, paths, 3, 1.0)
+    decoder = native_decoder(heads.base)
+    install_native_heads(heads, decoder)
+    ids, scores_XC = scored_guesses_after(heads, 1, hidden, paths, 3, 1.0)
+    assert 0 < (scores_XC - exact_XC)[:, 0].abs().mean() < 0.05
+    assert (ids[:, 0] == exact_ids[:, 0]).float().mean() > 0.85
+    whole = sum(layer.weight.numel() for layer in own_layers(heads))
+    if projection == "own":
+        assert heads.guesser.num_bytes < 1.3 * whole
+
+
+def test_widths_that_are_no_multiple_of_a_group_keep_their_numbers():
+    config = AutoConfig.for_model(
+        "llama", **{**COMMON, "hidden_size": 48, "head_dim": 16, "eos_token_id": STOP}
+    )
+    base = wrap_model(AutoModelForCausalLM.from_config(config).eval(), None, "odd")
+    heads = trained(base, "medusa", "own")
+    hidden, _ = inputs(base, 5)
+    ours, theirs = with_and_without(heads, lambda: scored_guesses(heads, hidden, 4, [1.0, 0.7]))
+    assert torch.equal(ours[0], theirs[0])
+    assert torch.allclose(ours[1], theirs[1], atol=1e-6)
