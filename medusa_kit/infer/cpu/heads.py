@@ -18,9 +18,9 @@ from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.kinds import GrownTrees, Guesses
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import NativeDecoder
-from medusa_kit.infer.cpu.int8_weights import GROUP, int8_blocks
+from medusa_kit.infer.cpu.int8_weights import packed_rounded
 from medusa_kit.infer.packed.model import chosen_rows
-from medusa_kit.infer.packed.packing import PackedMatrix, pack
+from medusa_kit.infer.packed.packing import PackedMatrix
 
 
 class NativeHeads:
@@ -144,10 +144,8 @@ class NativeHeads:
 
 
 def _packed(layer: Any) -> PackedMatrix:
-    """A layer of the heads' own, in eight bits where its width allows."""
-    fits = layer.in_features % GROUP == 0
-    weight_OI = layer.weight.detach().float()
-    return pack(weight_OI, layer.bias, int8_blocks(weight_OI) if fits else None)
+    """A layer of the heads' own."""
+    return packed_rounded(layer.weight, layer.bias)
 
 
 def _packed_blocks(head: Any) -> list[PackedMatrix]:

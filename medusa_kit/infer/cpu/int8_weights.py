@@ -22,7 +22,7 @@ from medusa_kit.base.model import INT8, BaseModel
 from medusa_kit.base.placement import AUTO, pick_device
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.cpu.mkl_linear import plain_linears
-from medusa_kit.infer.packed.packing import Blocks
+from medusa_kit.infer.packed.packing import Blocks, PackedMatrix, pack
 from medusa_kit.infer.tree_step import HOLDER_ATTRIBUTE
 from medusa_kit.settings.engine import check_value
 
@@ -90,6 +90,14 @@ def int8_blocks(weight_OI: Tensor) -> Blocks:
     divisors_OQ = scales_OQ.masked_fill(scales_OQ == 0, 1.0)
     codes_OQS = (weight_OQS / divisors_OQ[..., None]).round_().clamp_(-LARGEST, LARGEST)
     return Blocks(codes_OQS.to(torch.int8).view(weight_OI.shape), scales_OQ, None)
+
+
+def packed_rounded(weight_OI: Tensor, bias_O: Tensor | None = None) -> PackedMatrix:
+    """Weights that need not be exact, as those of drafts: rounded where the inputs can be cut into
+    groups."""
+    weight_OI = weight_OI.detach().float()
+    fits = weight_OI.shape[1] % GROUP == 0
+    return pack(weight_OI, bias_O, int8_blocks(weight_OI) if fits else None)
 
 
 def rounded(layer: nn.Linear, weight_OI: Tensor) -> Tensor:

@@ -15,9 +15,9 @@ from torch import Tensor
 from medusa_kit.heads.prefix_layer import NORM_EPSILON, PrefixLayer, inverse_frequencies
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.describe import Unsupported
-from medusa_kit.infer.cpu.int8_weights import GROUP, int8_blocks
+from medusa_kit.infer.cpu.int8_weights import packed_rounded
 from medusa_kit.infer.packed.model import PackedModel, cosines_and_sines
-from medusa_kit.infer.packed.packing import PackedMatrix, interleaved, pack
+from medusa_kit.infer.packed.packing import interleaved
 
 
 class PackedPrefix:
@@ -63,11 +63,3 @@ class PackedPrefix:
     def rotary_up_to(self, length: int) -> Tensor:
         """Cosines and sines of the first `length` positions [2, P, E]."""
         return torch.cat(cosines_and_sines(length, self._inverse, 1.0))
-
-
-def packed_rounded(weight_OI: Tensor) -> PackedMatrix:
-    """Weights that need not be exact: eight bits, or sixteen where no group divides the inputs."""
-    weight_OI = weight_OI.detach().float()
-    if weight_OI.shape[1] % GROUP:
-        return pack(weight_OI.bfloat16().float())
-    return pack(weight_OI, None, int8_blocks(weight_OI))

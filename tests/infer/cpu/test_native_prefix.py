@@ -51,9 +51,13 @@ def trained_layer(base, rounded=True, **changes):
         size = 0.3 if "norm" in name else 2 * weight.shape[-1] ** -0.5
         weight.data.add_(size * torch.randn(weight.shape, generator=generator))
         if weight.dim() == 2 and rounded:
-            fits = weight.shape[1] % GROUP == 0
-            weight.data = int8_blocks(weight.data).expand() if fits else weight.bfloat16().float()
+            weight.data = as_held(weight.data)
     return layer.requires_grad_(False)
+
+
+def as_held(weight):
+    """Rounded as the kernels round it."""
+    return int8_blocks(weight).expand() if weight.shape[1] % GROUP == 0 else weight
 
 
 class Rows:
