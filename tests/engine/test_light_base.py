@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,8 +23,11 @@ from medusa_kit.base.loading import load_base_model
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
 from medusa_kit.infer import self_check
 from medusa_kit.infer.cpu import kernels
+from medusa_kit.infer.cpu.decoder import NativeDecoder
 from medusa_kit.infer.cpu.int8_weights import with_weights
 from medusa_kit.infer.packed.base import PackedBase, base_for_decoding
+from medusa_kit.infer.tree_cache import TreeCache
+from medusa_kit.infer.tree_step import Nodes
 from medusa_kit.settings.recipe import load_recipe
 from medusa_kit.train.trainer import train
 
@@ -87,6 +91,25 @@ def test_it_is_described_as_the_whole_model_is(light: PackedBase, folder: Path) 
     assert torch.equal(light.head_logits(hidden), full.head_logits(hidden))
     assert light.embedding_size == full.embedding_size
     assert not light.is_loaded
+
+
+def test_hidden_states_take_no_logits_and_have_the_same_bits(
+    light: PackedBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, columns = torch.randint(0, 200, (1, 40)), set()
+    cache = TreeCache(light.info.num_layers, 1, 40)
+    nodes = Nodes.chains([ids[0].tolist()], light.device)
+    expected = light.decoder.score(cache, nodes, nodes.depths_N, [0])[0]
+    score = NativeDecoder.score
+
+    def watched(self: NativeDecoder, *given: Any) -> Any:
+        found = score(self, *given)
+        columns.add(found[1].shape[1])
+        return found
+
+    monkeypatch.setattr(NativeDecoder, "score", watched)
+    assert torch.equal(light.hidden_states(ids)[0], expected)
+    assert max(columns) < 100 < light.info.vocab_size
 
 
 def test_hidden_states_are_the_models(light: PackedBase, folder: Path) -> None:

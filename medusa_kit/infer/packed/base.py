@@ -187,13 +187,18 @@ class PackedBase(BaseModel):
             nodes = Nodes.chains([piece], self.device)
             positions_N = (start + nodes.depths_N).clamp_max(self.info.context_length - 1)
             with lock_of(self):
-                parts.append(self.decoder.score(cache, nodes, positions_N, [0])[0])
+                parts.append(self._reader.score(cache, nodes, positions_N, [0])[0])
             cache.commit([range(len(piece))])
         return torch.cat(parts)
 
     @cached_property
     def decoder(self) -> NativeDecoder:
         return NativeDecoder(self.packed, self.scale_logits)
+
+    @cached_property
+    def _reader(self) -> NativeDecoder:
+        """For hidden states alone."""
+        return NativeDecoder(self.packed.for_hidden_states(), self.scale_logits)
 
     @torch.no_grad()
     def hidden_and_logits(self, input_ids_BT: Tensor, **arguments: Any) -> tuple[Tensor, Tensor]:

@@ -8,6 +8,7 @@ P positions, S rotary size; of a matrix R rows, I inputs, U panels of 16 outputs
 Q groups of inputs, W words of a group.
 """
 
+import copy
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -131,6 +132,15 @@ class PackedModel:
     def step_matrices(self) -> list[PackedMatrix]:
         """Those that a step reads whole."""
         return [self.output, *(matrix for layer in self.layers for matrix in layer.values())]
+
+    def for_hidden_states(self) -> "PackedModel":
+        """The same with the first few tokens' logits alone, for steps whose logits nobody reads."""
+        few, output = copy.copy(self), self.output.struct
+        outputs = min(LANES, output.outputs)
+        whole = (self.output.data, self.output.bias)
+        few.output = PackedMatrix.of(output.kind, outputs, output.inputs, *whole)
+        few.info = {**self.info, "vocab_size": outputs}
+        return few
 
     def input_rows(self, ids_X: Tensor) -> Tensor:
         """Rows of the input embedding as the checkpoint has them, [X, E]."""
