@@ -10,6 +10,7 @@ import torch
 from medusa_kit.base.model import BaseModel
 from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train import distributed, trainer
+from medusa_kit.train.cpu_products import by_onednn
 from medusa_kit.train.data import HeadTargets, prepare, split
 from medusa_kit.train.engine import Stage
 from medusa_kit.train.features.features import by_length, counted
@@ -32,12 +33,14 @@ def dry_run(recipe: TrainRecipe) -> str:
     )
     few = by_length(training)[: max(4, len(training) // 50)]
     began = time.monotonic()
-    run = prepare_run(base, few, held_out[:2], _in_memory(recipe))
-    prepared = time.monotonic() - began
+    with by_onednn(device):
+        run = prepare_run(base, few, held_out[:2], _in_memory(recipe))
+        prepared = time.monotonic() - began
+        estimates = _estimates(run, base, recipe, training, few, prepared)
     return "\n".join(
         [
             *_sizes(run.module, recipe, training),
-            *_estimates(run, base, recipe, training, few, prepared),
+            *estimates,
             "first row (trained tokens between « »):",
             _shown(base, training[0]),
         ]

@@ -25,6 +25,7 @@ from medusa_kit.errors import ConfigError, MedusaKitError
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER
 from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train import distributed, preparation, quality, sharded_base
+from medusa_kit.train.cpu_products import by_onednn
 from medusa_kit.train.data import HeadTargets, prepare, split
 from medusa_kit.train.engine import make_engine
 from medusa_kit.train.evaluate import HeadScores
@@ -77,7 +78,8 @@ def train(
                 base = load_base(recipe, device, load_frozen)
             if self_check is not None:
                 self_check(base)
-            return _train_heads(base, load_examples(base, recipe), recipe, folder)
+            with by_onednn(device):
+                return _train_heads(base, load_examples(base, recipe), recipe, folder)
     finally:
         if owns_group:
             torch.distributed.destroy_process_group()
@@ -161,7 +163,7 @@ def train_heads(
 ) -> TrainReport:
     """`train` for a base and rows that are already in memory."""
     folder = RunFolder(recipe)
-    with folder.held():
+    with folder.held(), by_onednn(base.device):
         folder.open()
         return _train_heads(base, examples, recipe, folder)
 
