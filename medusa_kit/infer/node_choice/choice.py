@@ -78,6 +78,9 @@ def _likeliest(
     ]
     guesses.sort()
     extra = sum(offers[which].seconds for which in asked)
+    counts = [[0] * len(offer.chances) for offer in offers]
+    if not guesses:
+        return Choice(counts, float(num_roots), cost.seconds(num_roots) + extra)
     times = cost.up_to(num_roots + len(guesses))
     tokens = promised = float(num_roots)
     taken, seconds = 0, times[num_roots] + extra

@@ -7,10 +7,7 @@ share one, also in several threads.
 from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
-
-import numpy as np
-from numpy.typing import NDArray
+from itertools import accumulate
 
 from medusa_kit.locks import SharedLock
 
@@ -42,6 +39,8 @@ class StepCost:
         weight = MEASURED if measured else ASSUMED
         first = measured or {n: 1 + slope * (n - 1) for n in SIZES}
         self._sizes = {n: _Size(seconds, weight) for n, seconds in sorted(first.items())}
+        self._known = list(self._sizes)
+        self._usual = self._at_sizes()
         self._speed = 1.0
         self.measured = bool(measured)  # whether seconds are seconds
         self._lock = SharedLock()
@@ -59,6 +58,7 @@ class StepCost:
             for share, size in self._around(num_nodes):
                 size.weight += share
                 size.seconds *= 1 + share * max(1 / size.weight, SLOWEST) * (ratio - 1)
+            self._usual = self._at_sizes()
 
     def seconds(self, num_nodes: int) -> float:
         """Expected seconds; in one-node steps where none has been measured."""
@@ -68,8 +68,13 @@ class StepCost:
     def up_to(self, num_nodes: int) -> list[float]:
         """Expected seconds of 0, 1, … nodes (0 like 1)."""
         with self._lock:
-            times_N = self._speed * self._all_at_usual_speed(np.arange(num_nodes + 1))
-        return cast(list[float], times_N.tolist())
+            speed, known, usual = self._speed, self._known, self._usual
+            times = [speed * usual[0]] * known[0]
+            ends = [*known[1:-1], max(num_nodes + 1, known[-1])]
+            for place, end in enumerate(ends):
+                low, first, growth = known[place], speed * usual[place], speed * self._growth(place)
+                times += [first + growth * more for more in range(min(end, num_nodes + 1) - low)]
+        return times[: num_nodes + 1]
 
     def least_chance(self, num_rows: int) -> float:
         """How likely one guess beside so many rows must be to pay for its node; no guess is above
@@ -86,21 +91,28 @@ class StepCost:
         nodes = "1 node takes" if rows == 1 else f"{rows} nodes take"
         return f"{nodes} {1000 * before:.1f} ms, one more {1000 * (after - before):.1f} ms: {pays}"
 
-    def _at_usual_speed(self, num_nodes: float) -> float:
-        return float(self._all_at_usual_speed(np.array([num_nodes]))[0])
+    # Plain Python: called at each step, where arrays would take longer than all the rest of it.
+    def _at_sizes(self) -> list[float]:
+        """The known sizes' seconds at the usual speed; more nodes never take less time."""
+        return list(accumulate((size.seconds for size in self._sizes.values()), max))
 
-    def _all_at_usual_speed(self, sizes_N: NDArray[Any]) -> NDArray[Any]:
-        """Lines between the known sizes, the last one going on; more nodes never take less time."""
-        known = np.array(list(self._sizes))
-        seconds = np.maximum.accumulate([size.seconds for size in self._sizes.values()])
-        slope = (seconds[-1] - seconds[-2]) / (known[-1] - known[-2])
-        beyond_N = np.maximum(sizes_N - known[-1], 0) * slope
-        return np.asarray(np.interp(sizes_N, known, seconds) + beyond_N)
+    def _growth(self, place: int) -> float:
+        """Seconds of one more node between the known size at `place` and the next one."""
+        known, usual = self._known, self._usual
+        return (usual[place + 1] - usual[place]) / (known[place + 1] - known[place])
+
+    def _place(self, num_nodes: float) -> int:
+        """Where the known size is that a line to the next one starts from; the last goes on."""
+        return min(max(bisect_right(self._known, num_nodes), 1), len(self._known) - 1) - 1
+
+    def _at_usual_speed(self, num_nodes: float) -> float:
+        place = self._place(num_nodes)
+        more = max(num_nodes - self._known[place], 0)
+        return self._usual[place] + self._growth(place) * more
 
     def _around(self, num_nodes: int) -> list[tuple[float, _Size]]:
         """The sizes that a step of so many nodes tells of, and how much of each."""
-        known = list(self._sizes)
-        place = min(max(bisect_right(known, num_nodes), 1), len(known) - 1)
-        low, high = known[place - 1], known[place]
+        place = self._place(num_nodes)
+        low, high = self._known[place], self._known[place + 1]
         share = min(max((num_nodes - low) / (high - low), 0.0), 1.0)
         return [(1 - share, self._sizes[low]), (share, self._sizes[high])]
