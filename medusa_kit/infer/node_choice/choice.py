@@ -84,17 +84,16 @@ def _likeliest(
     times = cost.up_to(num_roots + len(guesses))
     tokens = promised = float(num_roots)
     taken, seconds = 0, times[num_roots] + extra
-    counts = [[0] * len(offer.chances) for offer in offers]
+    tried = [[0] * len(offer.chances) for offer in offers]
     naming = [0.0] * len(offers)  # beyond `extra`
     for count, (negative, which, row) in enumerate(guesses, start=1):
         tokens -= negative
-        counts[which][row] += 1
+        tried[which][row] += 1
         if more := offers[which].more:
-            naming[which] = max(naming[which], more[counts[which][row] - 1])
+            naming[which] = max(naming[which], more[tried[which][row] - 1])
         longer = times[num_roots + count] + extra + sum(naming)
         if tokens * seconds > promised * longer:
             taken, promised, seconds = count, tokens, longer
-    counts = [[0] * len(offer.chances) for offer in offers]
     for _, which, row in guesses[:taken]:
         counts[which][row] += 1
     return Choice(counts, promised, seconds)
