@@ -31,7 +31,8 @@ LONGEST = 12
 
 
 def put_adapter(folder: Path, seed: int, num_heads: int) -> None:
-    """As Medusa-2 writes it, with weights large enough to change answers."""
+    """As Medusa-2 writes it, with weights large enough to change answers. With seed 2 the heads
+    have a prefix layer."""
     base = wrap_model(tiny_model("llama"), None, "llama")
     adapters.put_on(base.model, LoraSection(rank=2, alpha=4, dropout=0.0))
     generator = torch.Generator().manual_seed(seed)
@@ -46,7 +47,7 @@ def put_adapter(folder: Path, seed: int, num_heads: int) -> None:
     view = copy.copy(plain)
     own = str(plain.adapted_fingerprint(adapters.variant_of(folder)))
     view.info = replace(plain.info, fingerprint=own)
-    heads: MedusaHeads = random_heads(view, num_heads)
+    heads: MedusaHeads = random_heads(view, num_heads, prefix_layers=seed - 1)
     save_heads(heads, folder / "medusa_heads")
 
 
@@ -77,8 +78,12 @@ def engine() -> Engine:
     return build_engine(base, attention="sdpa")
 
 
-def test_each_request_gets_its_adapter(root: Path, engine: Engine) -> None:
-    """By heads, prompt lookup and no drafter, and the base stays as it is beside them."""
+@pytest.mark.parametrize("fixed_shapes", ["never", "always"])
+def test_each_request_gets_its_adapter(root: Path, fixed_shapes: str) -> None:
+    """By heads, prompt lookup and no drafter, and the base stays as it is beside them, where its
+    steps may run whole on the device, too."""
+    base = wrap_model(tiny_model("llama"), None, "llama")
+    engine = build_engine(base, attention="sdpa", fixed_shapes=fixed_shapes)
     asks: list[tuple[str | None, dict[str, Any]]] = [
         ("first", {}), (None, {}), ("second", {}), ("plain", {}), ("first", {}),
         ("second", {"drafter": "prompt-lookup"}), ("first", {"drafter": "none"}),
@@ -100,7 +105,7 @@ def test_each_request_gets_its_adapter(root: Path, engine: Engine) -> None:
         assert answers[0].result().stats.nodes_per_step == 3.0
         assert not any(status.in_use for status in store.statuses())
         told = {status.name: status for status in store.statuses()}
-        assert (told["second"].kind, told["second"].num_heads) == ("medusa", 3)
+        assert (told["second"].kind, told["second"].num_heads) == ("medusa, prefix layer", 3)
         assert told["first"].num_bytes > told["plain"].num_bytes
     assert not any(module._forward_hooks for module in engine.base.model.modules())
 

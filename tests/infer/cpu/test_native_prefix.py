@@ -192,6 +192,19 @@ def test_outputs_have_the_same_bits_in_any_batch(threads, many_threads):
         assert torch.equal(chain, trees_of_all[row][path])
 
 
+def test_some_nodes_of_a_tree():
+    """Any may be asked for, and in any number; also those that end rows which are no chains."""
+    base, decoder = decoder_of("llama")
+    rows = Rows(decoder.with_prefix(trained_layer(base)), 2)
+    rows.read([0, 1], [random_prompt(5, 1), random_prompt(9, 2)])
+    nodes = trees(TREES[0], [random_prompt(len(own), 3) for own in TREES[0]])
+    every = rows._score(nodes, [0, 1], None)
+    for keep in ([7, 11], [2], [0, 3, 9, 10]):
+        some = rows._score(nodes, [0, 1], torch.tensor(keep))
+        for ours, theirs in zip(some, every, strict=True):
+            assert torch.equal(ours, theirs[keep])
+
+
 def test_rounding_is_small():
     """Weights that eight bits do not hold."""
     base, decoder = decoder_of("llama")
