@@ -13,10 +13,9 @@ from support.tiny_models import CONTEXT, VOCAB, tiny_base
 
 from medusa_kit.base.model import wrap_model
 from medusa_kit.engine.engine import Engine
-from medusa_kit.settings.drafters import DRAFTERS
+from medusa_kit.settings.drafters import DRAFTERS, READ_HEADS
 
 FAMILIES = ("llama", "gemma3", "gpt2")
-PREFIXED = "gpt2, prefix layer"
 OPTIONS: dict[str, list[dict]] = {
     "auto": [{}, {"sources": ["medusa", "draft-model", "suffix", "prompt-lookup", "recycling"]}],
     "combined": [{}, {"sources": ["suffix", "draft-model"], "num_nodes": 5}],
@@ -28,11 +27,10 @@ PROMPTS = [random_prompt(7, 1) * 4, random_prompt(5, 2), random_prompt(CONTEXT -
 TOKENS = 30
 
 
-@pytest.fixture(scope="module", params=[*FAMILIES, PREFIXED])
+@pytest.fixture(scope="module", params=FAMILIES)
 def engine(request: pytest.FixtureRequest) -> Engine:
-    family, *prefixed = request.param.split(", ")
-    engine = engine_with_heads(tiny_base(family), prefix_layers=len(prefixed))
-    model = tiny_base(family).model  # the base's own weights: long drafts are right
+    engine = engine_with_heads(tiny_base(request.param))
+    model = tiny_base(request.param).model  # the base's own weights: long drafts are right
     engine.draft_model = wrap_model(model, None, "the same")
     return engine
 
@@ -61,6 +59,17 @@ def test_a_seed_says_the_same(engine: Engine, name: str, options: dict) -> None:
     drafted = engine.generate(PROMPTS, drafter=name, drafter_options=options, **sampling)
     assert [r.token_ids for r in drafted] == [r.token_ids for r in plain]
     assert len({tuple(result.token_ids) for result in plain}) == len(PROMPTS)
+
+
+@pytest.mark.parametrize("name", READ_HEADS)
+def test_heads_with_a_prefix_layer(name: str) -> None:
+    engine = engine_with_heads(tiny_base("gpt2"), kind="rooted", prefix_layers=1)
+    given: dict = {"drafter": name, "max_new_tokens": 16}
+    found = [result.token_ids for result in engine.generate(PROMPTS, **given)]
+    assert found == [plain_answer("gpt2", p, min(16, CONTEXT - len(p))) for p in PROMPTS]
+    drawn = {"temperature": 0.7, "seed": 3, "max_new_tokens": 16}
+    expected = engine.generate(PROMPTS[1], drafter="none", **drawn)
+    assert engine.generate(PROMPTS[1], drafter=name, **drawn).token_ids == expected.token_ids
 
 
 def test_the_prompts_are_worth_drafting_for(engine: Engine) -> None:
