@@ -4,7 +4,7 @@ It changes how fast an answer comes, never its text. All requests of an engine s
 several threads.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 
 from medusa_kit.locks import SharedLock
 
@@ -17,12 +17,17 @@ MOST_CERTAIN = 0.97  # the highest chance of any kind of guess
 class AcceptanceEstimate:
     """How often guesses of each kind were right, given that their parent was."""
 
-    def __init__(self) -> None:
+    def __init__(self, first: Mapping[Hashable, float] | None = None) -> None:
+        """`first`: chances of kinds of guesses that were measured beforehand, which count in place
+        of the drafter's own estimate."""
+        self._first = first or {}
         self._seen: dict[Hashable, list[float]] = {}  # key -> [right, tried]
         self._lock = SharedLock()
 
     def chance(self, key: Hashable, believed: float) -> float:
-        """The share of right guesses; `believed` is the drafter's estimate to start from."""
+        """The share of right guesses; `believed` is the drafter's estimate to start from, where
+        none was measured."""
+        believed = self._first.get(key, believed)
         with self._lock:
             right, tried = self._seen.get(key, (0.0, 0.0))
         return min((right + BELIEF * believed) / (tried + BELIEF), MOST_CERTAIN)

@@ -5,7 +5,7 @@ settings/drafters.py, a line in BUILDERS and a test (docs/drafters.md).
 """
 
 import importlib
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -35,6 +35,7 @@ class DraftContext:
     verifier: Verifier
     heads: MedusaHeads | None = None
     tree: Tree | None = None  # for this batch size
+    acceptance: Sequence[float] | None = None  # of its nodes, as calibrated (tree/plan.py)
     paying: bool = False  # whether guesses are verified only where they pay
     draft_model: str | BaseModel | None = None
     batch_size: int = 1
@@ -82,7 +83,7 @@ def _heads(context: DraftContext, options: Any) -> Drafter:
     if not context.paying:
         return drafter
     key = ("how often nodes were right", context.tree, context.sampling.temperature)
-    return PayingDrafter(drafter, context.remembered(key, HeadsRecord))
+    return PayingDrafter(drafter, context.remembered(key, HeadsRecord), context.acceptance)
 
 
 def _in(module: str) -> Builder:

@@ -37,7 +37,7 @@ from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.drafters import READ_HEADS, default_drafter, drafts_without_heads
 from medusa_kit.settings.sampling import SamplingOptions, SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
-from medusa_kit.tree.plan import Tree, TreePlan
+from medusa_kit.tree.plan import PlannedTree, Tree, TreePlan
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
@@ -231,7 +231,11 @@ class Engine:
         self.plan, self.tree = plan, tree.for_batch(1) if isinstance(tree, TreePlan) else tree
 
     def tree_for(self, batch_size: int) -> Tree:
-        return self.plan.for_batch(batch_size) if self.plan else self.tree
+        return self._planned_for(batch_size).tree
+
+    def _planned_for(self, batch_size: int) -> PlannedTree:
+        plan = self.plan or TreePlan.of_tree(self.tree)
+        return plan.planned_for(batch_size)
 
     def _request(
         self, call: str, prompt: Any, max_new_tokens: int, stop: Any, sampling: "SamplingOptions"
@@ -286,11 +290,13 @@ class Engine:
         on_device: bool = True,
     ) -> Drafter:
         """Raises ConfigError for a drafter that is unknown or has nothing to draft with."""
+        # Where guesses are verified as they pay, the largest tree is cut to fit.
+        planned = self._planned_for(1 if self._pays else batch_size)
         context = DraftContext(
             self.verifier,
             self.heads,
-            # Where guesses are verified as they pay, the largest tree is cut to fit.
-            tree=self.tree_for(1 if self._pays else batch_size) if self.heads is not None else None,
+            tree=planned.tree if self.heads is not None else None,
+            acceptance=planned.acceptance,
             paying=self._pays,
             draft_model=self.draft_model,
             batch_size=batch_size,

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from medusa_kit.base.fingerprint import Match, compare
 from medusa_kit.base.model import CHECKPOINT
 from medusa_kit.engine.before_loading import TREE_NAME
@@ -28,7 +26,7 @@ from medusa_kit.heads.checkpoint import CONFIG_NAME, PAIRED_FOLDER, WEIGHTS_NAME
 from medusa_kit.heads.config import HeadsConfig
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.plan import TreePlan, load_plan
-from medusa_kit.tree.replay import ReplayResult, replay, replay_dynamic
+from medusa_kit.tree.replay import ReplayResult, node_shares, replay, replay_dynamic
 from medusa_kit.tree.statistics import RankStatistics
 from medusa_kit.tuning.tree_search import HELD_OUT
 
@@ -179,7 +177,7 @@ def _replayed(folder: Path, config: HeadsConfig, plan: TreePlan | None) -> Repla
     tree, values_N = plan.for_batch(1), None
     if isinstance(tree, CandidateTree):
         result = replay(tree, held_out)
-        values_N = _values(tree, held_out.ranks_PK[result.starts_P])
+        values_N = node_shares(tree, held_out)
     else:
         result = replay_dynamic(tree.num_nodes, held_out)
     hits_KR = statistics.marginals().cumsum(axis=1)
@@ -187,15 +185,6 @@ def _replayed(folder: Path, config: HeadsConfig, plan: TreePlan | None) -> Repla
     positions = statistics.num_positions
     prompts = statistics.meta.get("prompts")
     return Replayed(result, prompts, held_out.num_answers, positions, hits_K, values_N)
-
-
-def _values(tree: CandidateTree, ranks_PK: np.ndarray) -> list[float]:
-    """How many of the steps that begin at these rows accept each node."""
-    accepted_P = [np.ones(len(ranks_PK), dtype=bool)]
-    for node in range(1, tree.num_nodes):
-        at_head = ranks_PK[:, tree.depths[node] - 1] == tree.ranks[node]
-        accepted_P.append(accepted_P[tree.parents[node]] & at_head)
-    return [float(share_P.mean()) if len(share_P) else 0.0 for share_P in accepted_P]
 
 
 def _bench(path: Path, config: HeadsConfig, digest: str) -> dict[str, Any]:

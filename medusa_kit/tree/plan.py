@@ -1,9 +1,10 @@
 """The contents of tree.json: the tree to decode with, and one for each larger batch size searched.
 
 A larger batch verifies more rows with the same nodes, so a step costs more and smaller trees win.
-The file holds one static tree and two optional sections: `dynamic` (grow trees of that size
-instead) and `larger_batches`. A reader that knows neither decodes with the static tree of batch
-size 1, just as exactly.
+The file holds one static tree and three optional sections: `dynamic` (grow trees of that size
+instead), `larger_batches`, and `acceptance`: how many steps accepted each node of the tree in use,
+root excluded, on answers that were held out. A reader that knows none decodes with the static tree
+of batch size 1, just as exactly.
 """
 
 import pathlib
@@ -17,16 +18,27 @@ from medusa_kit.tree.candidate_tree import CandidateTree, load_tree, save_tree
 from medusa_kit.tree.dynamic import DynamicTree
 
 Tree = CandidateTree | DynamicTree
-SECTIONS = ("dynamic", "larger_batches")
+SECTIONS = ("dynamic", "larger_batches", "acceptance")
 
 
 @dataclass(frozen=True)
 class PlannedTree:
-    """The tree from a batch size on; `dynamic`, where given, is used instead of `static`."""
+    """The tree from a batch size on; `dynamic`, where given, is used instead of `static`.
+
+    `acceptance`: of each node in the order of the tree in use, root excluded, the share of steps
+    that accepted it and so all of its path; None where it was not measured.
+    Raises TreeError for shares that are none, or not one for each node.
+    """
 
     batch_size: int
     static: CandidateTree
     dynamic: DynamicTree | None = None
+    acceptance: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.acceptance is not None:
+            shares = _checked_shares(self.acceptance, self.tree.num_nodes - 1)
+            object.__setattr__(self, "acceptance", shares)
 
     @property
     def tree(self) -> Tree:
@@ -34,8 +46,13 @@ class PlannedTree:
 
     def as_dict(self) -> dict[str, Any]:
         fields = {"num_nodes": self.static.num_nodes, "choices": self.static.to_choices()}
+        return {"batch_size": self.batch_size, **fields, **self.sections()}
+
+    def sections(self) -> dict[str, Any]:
+        """What the file says of it besides the static tree."""
         dynamic = {} if self.dynamic is None else {"dynamic": self.dynamic.as_dict()}
-        return {"batch_size": self.batch_size, **fields, **dynamic}
+        shares = {} if self.acceptance is None else {"acceptance": list(self.acceptance)}
+        return {**dynamic, **shares}
 
 
 @dataclass(frozen=True)
@@ -57,10 +74,21 @@ class TreePlan:
         """The same tree for every batch size."""
         return cls((PlannedTree(1, static, dynamic),))
 
+    @classmethod
+    def of_tree(cls, tree: Tree) -> "TreePlan":
+        """The same, for a tree of either sort."""
+        if isinstance(tree, DynamicTree):
+            return cls.of(CandidateTree.root_only(), tree)
+        return cls.of(tree)
+
     def for_batch(self, batch_size: int) -> Tree:
         """The tree of the nearest batch size at or below the given one."""
-        fitting = [planned.tree for planned in self.trees if planned.batch_size <= batch_size]
-        return (fitting or [self.trees[0].tree])[-1]
+        return self.planned_for(batch_size).tree
+
+    def planned_for(self, batch_size: int) -> PlannedTree:
+        """The same, with what is known of it."""
+        fitting = [planned for planned in self.trees if planned.batch_size <= batch_size]
+        return (fitting or [self.trees[0]])[-1]
 
     def check_fits(self, num_heads: int, num_ranks: int) -> None:
         """Raise TreeError when a tree needs more heads, or more guesses of a head, than given."""
@@ -76,9 +104,7 @@ def save_plan(plan: TreePlan, path: str | pathlib.Path, extra: dict[str, Any]) -
     if taken := [name for name in SECTIONS if name in extra]:
         raise TreeError(f"extra field {taken[0]!r} is a field of the tree format itself")
     first, *larger = plan.trees
-    sections: dict[str, Any] = {}
-    if first.dynamic is not None:
-        sections["dynamic"] = first.dynamic.as_dict()
+    sections = first.sections()
     if larger:
         sections["larger_batches"] = [planned.as_dict() for planned in larger]
     save_tree(first.static, path, {**sections, **extra})
@@ -91,7 +117,7 @@ def load_plan(path: str | pathlib.Path) -> TreePlan:
     """
     static, extra = load_tree(path)
     try:
-        first = PlannedTree(1, static, _dynamic(extra))
+        first = PlannedTree(1, static, _dynamic(extra), extra.get("acceptance"))
         larger = extra.get("larger_batches", [])
         if not isinstance(larger, list):
             raise TreeError(f"larger_batches is {larger!r}, expected a list")
@@ -113,8 +139,22 @@ def _planned(fields: Any) -> PlannedTree:
             f"num_nodes for batch size {batch_size} is {fields.get('num_nodes')!r}, but the "
             f"choices make {static.num_nodes} nodes with the root"
         )
-    return PlannedTree(batch_size, static, _dynamic(fields))
+    return PlannedTree(batch_size, static, _dynamic(fields), fields.get("acceptance"))
 
 
 def _dynamic(fields: dict[str, Any]) -> DynamicTree | None:
     return DynamicTree.from_dict(fields["dynamic"]) if "dynamic" in fields else None
+
+
+def _checked_shares(found: Any, count: int) -> tuple[float, ...]:
+    if not isinstance(found, list | tuple) or len(found) != count or not all(map(_is_share, found)):
+        raise TreeError(
+            f"acceptance is {found!r}, expected a number from 0 to 1 for each of the {count} nodes "
+            "below the root",
+            hint="run `medusa-kit tree-search` again, or remove the section",
+        )
+    return tuple(float(share) for share in found)
+
+
+def _is_share(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1

@@ -14,6 +14,7 @@ import numpy as np
 
 from medusa_kit.errors import TreeError
 from medusa_kit.tree.candidate_tree import CandidateTree
+from medusa_kit.tree.plan import Tree
 from medusa_kit.tree.statistics import RankStatistics
 
 
@@ -63,6 +64,34 @@ def replay_dynamic(num_nodes: int, statistics: RankStatistics) -> ReplayResult:
         )
     depths_P = (statistics.entries_PK <= num_nodes).sum(1)
     return _replay_depths(depths_P, min(num_nodes - 1, statistics.num_heads), statistics)
+
+
+def node_shares(tree: Tree, statistics: RankStatistics) -> list[float]:
+    """How many of the steps accept each node, the root included, where every step drafts `tree`.
+
+    A dynamic tree's nodes are in their own order, by falling probability. Raises what the replay
+    of such a tree does.
+    """
+    if isinstance(tree, CandidateTree):
+        starts_P = replay(tree, statistics).starts_P
+        accepted_NP = _accepted_nodes(tree, statistics.ranks_PK[starts_P])
+    else:
+        starts_P = replay_dynamic(tree.num_nodes, statistics).starts_P
+        assert statistics.entries_PK is not None
+        entries_PK = statistics.entries_PK[starts_P]
+        grown = range(2, tree.num_nodes + 1)
+        accepted_NP = [np.ones(len(entries_PK), dtype=bool)]
+        accepted_NP += [(entries_PK == node).any(1) for node in grown]
+    return [float(share_P.mean()) if len(share_P) else 0.0 for share_P in accepted_NP]
+
+
+def _accepted_nodes(tree: CandidateTree, ranks_PK: np.ndarray) -> list[np.ndarray]:
+    """Of each node, the rows at which it and all of its path are right."""
+    accepted_NP = [np.ones(len(ranks_PK), dtype=bool)]
+    for node in range(1, tree.num_nodes):
+        at_head = ranks_PK[:, tree.depths[node] - 1] == tree.ranks[node]
+        accepted_NP.append(accepted_NP[tree.parents[node]] & at_head)
+    return accepted_NP
 
 
 def _replay_depths(depths_P: np.ndarray, depth: int, statistics: RankStatistics) -> ReplayResult:

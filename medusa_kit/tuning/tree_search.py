@@ -6,7 +6,7 @@ with the most tokens a second wins. Plain decoding (one node) is among them.
 
 import platform
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from medusa_kit.errors import ConfigError
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
 from medusa_kit.tree.plan import PlannedTree, Tree, TreePlan
-from medusa_kit.tree.replay import replay, replay_dynamic
+from medusa_kit.tree.replay import node_shares, replay, replay_dynamic
 from medusa_kit.tree.search import SearchResult, best_trees
 from medusa_kit.tree.statistics import RankStatistics
 from medusa_kit.tuning.step_time import measure_step_times
@@ -44,6 +44,8 @@ class TreeRow:
     method: str
     dynamic: DynamicTree | None = None
     batch_size: int = 1
+    # Of each node below the root, where the tree was chosen.
+    acceptance: tuple[float, ...] | None = field(default=None, compare=False)
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -71,7 +73,10 @@ class TreeSearch:
     @property
     def plan(self) -> TreePlan:
         return TreePlan(
-            tuple(PlannedTree(row.batch_size, row.tree, row.dynamic) for row in self.by_batch)
+            tuple(
+                PlannedTree(row.batch_size, row.tree, row.dynamic, row.acceptance)
+                for row in self.by_batch
+            )
         )
 
     def as_extra(self, engine: Engine) -> dict[str, Any]:
@@ -128,13 +133,19 @@ def search_tree(
     for batch_size in sorted({1, *batch_sizes}):
         timed = _timed(engine, contenders, batch_size)
         rows += timed
-        by_batch.append(_fastest([row for row in timed if row.num_nodes == fixed_size] or timed))
+        best = _fastest([row for row in timed if row.num_nodes == fixed_size] or timed)
+        by_batch.append(_with_acceptance(best, held_out))
     return TreeSearch(rows, by_batch, statistics.num_positions)
 
 
 def _fastest(rows: Sequence[TreeRow]) -> TreeRow:
     """Ties go to fewer nodes, then to static trees."""
     return max(sorted(rows, key=lambda row: row.num_nodes), key=lambda row: row.speed_up)
+
+
+def _with_acceptance(row: TreeRow, statistics: RankStatistics) -> TreeRow:
+    shares = node_shares(row.dynamic or row.tree, statistics)[1:]
+    return replace(row, acceptance=tuple(round(share, 4) for share in shares))
 
 
 def _static_row(result: SearchResult) -> TreeRow:
@@ -196,7 +207,8 @@ def judge_tree(engine: Engine, statistics: RankStatistics, tree: CandidateTree) 
     plain = TreeRow(1, CandidateTree.root_only(), 1.0, 1.0, 0.0, 0.0, "plain")
     given = TreeRow(tree.num_nodes, tree, float("nan"), length, 0.0, 0.0, "given")
     rows = _timed(engine, [plain, given] if tree.num_nodes > 1 else [plain], 1)
-    return TreeSearch(rows, rows[-1:], statistics.num_positions)
+    chosen = _with_acceptance(rows[-1], statistics)
+    return TreeSearch(rows, [chosen], statistics.num_positions)
 
 
 def _check_statistics(engine: Engine, statistics: RankStatistics) -> None:

@@ -121,6 +121,44 @@ def test_drafting_stops_where_guesses_are_always_wrong() -> None:
     assert drafter.shares["none"].steps > 0.9 * steps
 
 
+def calibrated(share: float, text, clock: Clock, skill: float) -> tuple[AutoDrafter, Stub]:
+    """A new auto whose heads' tree was calibrated: each of its nodes was right so often."""
+    heads = Stub("medusa", text, skill, clock, seconds=0.2)
+    experience = Experience(AcceptanceEstimate(), StepCost(0.1), [0.0, 0.5], {1: [share] * 2})
+    return AutoDrafter([], [heads], experience, CPU, 16, clock=clock), heads
+
+
+def test_heads_whose_calibration_says_that_they_do_not_pay_are_not_tried_at_first() -> None:
+    clock, text = Clock(), text_of(160)
+    drafter, heads = calibrated(0.02, text, clock, skill=0.0)
+    steps, _ = run(drafter, text, clock, slope=0.1)
+    assert steps < clock.now < 1.01 * steps
+    assert heads.asked <= 1 + steps / 20
+
+
+def test_heads_whose_calibration_says_that_they_pay_are_asked_from_the_second_step_on() -> None:
+    clock, text = Clock(), text_of(160)
+    drafter, heads = calibrated(0.9, text, clock, skill=0.9)
+    steps, _ = run(drafter, text, clock, slope=0.1)
+    assert heads.asked >= steps - 2
+    assert clock.now < 0.6 * len(text)
+
+
+def test_the_first_call_of_heads_which_warms_up_is_not_counted() -> None:
+    clock, text = Clock(), text_of(160)
+    drafter, heads = calibrated(0.6, text, clock, skill=0.8)
+    first, guess = 20.0, heads.guess
+
+    def slow_at_first(state: State) -> list[Trie]:
+        nonlocal first
+        clock.now, first = clock.now + first, 0.0
+        return guess(state)
+
+    heads.guess = slow_at_first  # type: ignore[method-assign]
+    steps, _ = run(drafter, text, clock, slope=0.1)
+    assert heads.asked >= 0.8 * steps
+
+
 def test_sources_rest_where_asking_takes_longer_than_it_brings() -> None:
     """Some guesses are worth verifying, but fewer than would pay for the asking."""
     clock, text = Clock(), text_of(800)

@@ -31,6 +31,31 @@ def test_round_trip_with_every_section(tmp_path: Path) -> None:
     assert extra["base_model"] == "b"
 
 
+def test_how_often_nodes_were_right_is_kept_for_the_tree_in_use(tmp_path: Path) -> None:
+    plan = TreePlan(
+        (
+            PlannedTree(1, CandidateTree.chain(1), GROWN, (0.5, 0.25, 0.2, 0.1)),  # GROWN's nodes
+            PlannedTree(4, CandidateTree.chain(2), acceptance=(0.4, 0.1)),
+        )
+    )
+    save_plan(plan, tmp_path / "tree.json", {})
+    read = load_plan(tmp_path / "tree.json")
+    assert read == plan
+    assert read.planned_for(1).acceptance == (0.5, 0.25, 0.2, 0.1)
+    assert read.planned_for(9).acceptance == (0.4, 0.1)
+    assert load_tree(tmp_path / "tree.json")[0] == CandidateTree.chain(1)
+
+
+@pytest.mark.parametrize("bad", [[0.5], [0.5, 1.5], [0.5, "1"], [True, 0.5], 0.5, {}])
+def test_acceptance_that_is_none_of_the_trees_is_refused(tmp_path: Path, bad: Any) -> None:
+    path = tmp_path / "tree.json"
+    save_plan(TreePlan.of(CandidateTree.chain(2)), path, {})
+    path.write_text(json.dumps({**json.loads(path.read_text()), "acceptance": bad}))
+    with pytest.raises(TreeError, match=r"acceptance is .* for each of the 2 nodes") as refused:
+        load_plan(path)
+    assert str(path) in refused.value.message
+
+
 def test_one_static_tree_is_written_as_ever(tmp_path: Path) -> None:
     save_plan(TreePlan.of(BUSHY), tmp_path / "plan.json", {"base_model": "b"})
     save_tree(BUSHY, tmp_path / "tree.json", {"base_model": "b"})

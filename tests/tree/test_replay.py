@@ -4,7 +4,8 @@ from support.rank_tables import random_statistics
 
 from medusa_kit.errors import TreeError
 from medusa_kit.tree.candidate_tree import CandidateTree
-from medusa_kit.tree.replay import replay
+from medusa_kit.tree.dynamic import DynamicTree
+from medusa_kit.tree.replay import node_shares, replay
 from medusa_kit.tree.statistics import RankStatistics
 
 BUSHY = CandidateTree(((0,), (1,), (0, 0), (0, 1), (1, 0), (0, 1, 0), (0, 1, 2)))
@@ -52,6 +53,23 @@ def test_an_answer_by_hand():
     assert (result.num_steps, result.tokens, result.acceptance_length) == (2, 5, 2.0)
     assert result.steps_by_depth == [1, 0, 1]
     assert result.acceptance_by_depth == [0.5, 0.5]
+
+
+def test_how_many_steps_accept_each_node():
+    # Steps start at rows 0 (which accepts both nodes), 3 (none) and, in the second answer, 0 (one).
+    ranks = [[0, 0], [1, 1], [1, 1], [1, -1], [-1, -1], [0, 1], [0, -1], [-1, -1]]
+    entries = [[2, 4], [2, 3], [2, 3], [32767, 32767], [32767, 32767], [3, 32767],
+               [2, 32767], [32767, 32767]]  # fmt: skip
+    statistics = RankStatistics(np.array(ranks), np.array([0, 5]), 2, entries_PK=np.array(entries))
+    chain = CandidateTree.chain(2)
+    assert replay(chain, statistics).num_steps == 3
+    assert node_shares(chain, statistics) == pytest.approx([1, 2 / 3, 1 / 3])
+    # The grown trees' steps start at the same rows. Nodes come by falling probability there.
+    assert node_shares(DynamicTree(4, (1.0, 1.0), 2), statistics) == pytest.approx(
+        [1, 1 / 3, 1 / 3, 1 / 3]
+    )
+    mean = 1 + sum(node_shares(chain, statistics)[1:])
+    assert replay(chain, statistics).acceptance_length == pytest.approx(mean)
 
 
 def test_missing_ranks_never_match():

@@ -16,8 +16,7 @@ from medusa_kit.infer.cuda_graph.step import GraphStep
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
-from medusa_kit.tree.plan import TreePlan
-from medusa_kit.tree.replay import replay, replay_dynamic
+from medusa_kit.tree.replay import node_shares, replay, replay_dynamic
 from medusa_kit.tree.statistics import MISSING, RankStatistics
 from medusa_kit.tuning import tree_search as module
 from medusa_kit.tuning.step_time import measure_step_times
@@ -119,7 +118,10 @@ def test_dynamic_trees_compete_at_the_same_sizes(
         assert row.speed_up == row.acceptance_length * keys[1] / keys["dynamic", row.num_nodes]
     assert search.chosen.speed_up == max(row.speed_up for row in search.rows)
     assert (search.chosen.dynamic is None) == (shift == 12)
-    assert search.plan == TreePlan.of(search.chosen.tree, search.chosen.dynamic)
+    chosen, (planned,) = search.chosen, search.plan.trees
+    assert (planned.static, planned.dynamic) == (chosen.tree, chosen.dynamic)
+    shares = node_shares(chosen.dynamic or chosen.tree, held_out)[1:]
+    assert planned.acceptance == pytest.approx(shares, abs=1e-4)
     with_times(monkeypatch, keys | {("dynamic", n): 9.0 for n in SIZES})
     assert search_tree(engine, recorded, SIZES).chosen.dynamic is None
 

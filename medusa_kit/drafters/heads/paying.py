@@ -70,8 +70,10 @@ class PayingDrafter:
         self,
         inner: HeadsDrafter | DynamicDrafter,
         record: HeadsRecord,
+        calibrated: Sequence[float] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
+        """`calibrated`: the share of steps that accepted each node below the root, where known."""
         self.inner, self.record, self._clock = inner, record, clock
         self.num_nodes = inner.num_nodes
         self.steps = self.plain_steps = 0  # of each row
@@ -80,6 +82,8 @@ class PayingDrafter:
         self._kept: list[list[int]] = []  # nodes of each row that are verified
         self._since_try = 0  # plain steps in a row
         self._parents, self._believed = _shape(inner.tree)
+        if calibrated is not None:
+            self._believed = [1.0, *calibrated]
 
     @property
     def name(self) -> str:

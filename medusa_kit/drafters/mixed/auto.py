@@ -9,7 +9,7 @@ draft within every step, and a step has one of a few sizes and is filled with gu
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -51,6 +51,7 @@ from medusa_kit.locks import SharedLock
 COSTLY = ("medusa", "draft-model")
 SLOPES = {"cpu": 0.12, "cuda": 0.01}  # cost of one more node in one-node steps, until measured
 SIZES = (1, 4, 8, 16, 32)  # nodes of steps on the device, each captured separately
+ASKING = 0.15  # of a plain step: what heads are assumed to take before they are first asked
 HOPES = {"medusa": 0.5, "draft-model": 1.0}  # tokens a step that a costly source adds, at first
 LEAST_LEFT, FIRST_REST = 0.15, 8  # below this share of hopes, a rest is so long from the start
 
@@ -62,6 +63,10 @@ class Experience:
     acceptance: AcceptanceEstimate
     cost: StepCost
     hopes: Sequence[float]
+    # By number of the choice: how often its guesses and all of their path were right when its tree
+    # was calibrated, likeliest first.
+    calibrated: Mapping[int, Sequence[float]] = field(default_factory=dict)
+    asked: set[int] = field(default_factory=set)  # choices made at least once, which warms up
     _choosers: dict[int, Chooser] = field(default_factory=dict)
     _asking: dict[int, Asking] = field(default_factory=dict)
     _lock: SharedLock = field(default_factory=SharedLock, repr=False, compare=False)
@@ -219,13 +224,30 @@ class AutoDrafter:
         promised, num_nodes = self._promised(step, cost)
         step.chooser = self.experience.chooser(rows, cost)
         seconds = cost.seconds(num_nodes) / rows
-        step.situation, step.choice = step.chooser.choose(promised / B, seconds)
+        step.situation, step.choice = step.chooser.choose(
+            promised / B, seconds, lambda choice: self._expected(choice, step, cost, promised / B)
+        )
         if step.choice:
             asked = [self.costly[step.choice - 1]]
             for whole, more in zip(tries, merged(asked, state, acceptance), strict=True):
                 whole.merge(more)
             step.orders = [trie.by_chance() for trie in tries]
         return step
+
+    def _expected(
+        self, choice: int, step: "_Step", cost: StepCost, promised: float
+    ) -> tuple[float, float] | None:
+        """(tokens, seconds) of a row's step with this choice; None where it was not calibrated. Its
+        guesses add less where free ones promise more."""
+        calibrated = self.experience.calibrated.get(choice)
+        if calibrated is None:
+            return None
+        more = [chance / promised**2 for chance in calibrated]
+        free, B = step.offer(self.max_nodes).chances, len(step.tries)
+        offer = Offer([sorted([*own, *more], reverse=True) for own in free])
+        chosen, rows = choose_nodes([offer], step.num_others, cost), step.num_others + B
+        asking = ASKING * cost.seconds(rows)
+        return (chosen.tokens - step.num_others) / B, (chosen.seconds + asking) / rows
 
     def _promised(self, step: "_Step", cost: StepCost) -> tuple[float, int]:
         """(tokens expected of these rows, nodes of the whole step) by free guesses."""
@@ -267,7 +289,9 @@ class AutoDrafter:
         num_nodes = self._nodes(step.draft.tokens_BN.shape[1])
         if did.own_cost is not None:
             did.own_cost.record(B * num_nodes, now - did.drafted)
-        if did.chooser is not None and did.situation is not None:
+        if did.choice and did.choice not in experience.asked:
+            experience.asked.add(did.choice)
+        elif did.chooser is not None and did.situation is not None:
             did.chooser.record(did.situation, did.choice, emitted / B, (now - did.start) / B)
         learn(experience.acceptance, did.tries, step)
         self.credits = credited(did.tries, step)
@@ -380,4 +404,9 @@ def free_sizes(max_nodes: int) -> dict[str, dict[str, Any]]:
 def _fresh(context: DraftContext, costly: Sequence[Source]) -> Experience:
     hopes = [0.0, *(HOPES[source.name] for source in costly)]
     cost = StepCost(SLOPES.get(context.device.type, SLOPES["cuda"]))
-    return Experience(shared_estimate(context), cost, hopes)
+    calibrated = {
+        choice: sorted(context.acceptance, reverse=True)
+        for choice, source in enumerate(costly, start=1)
+        if source.name == "medusa" and context.acceptance is not None
+    }
+    return Experience(shared_estimate(context), cost, hopes, calibrated)

@@ -3,11 +3,12 @@
 Asking heads or a draft model takes time whatever the result, so it has to pay. Positions are
 grouped by how many tokens the free guesses promise. In each such situation every choice has its
 tokens and seconds; the one with the most tokens a second is taken, and the others are tried now and
-then, less often the worse they did.
+then, less often the worse they did. Where it is known beforehand what a choice should come to
+(heads whose tree was calibrated), one that should lose is not tried before that costs little.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from medusa_kit.locks import SharedLock
@@ -16,7 +17,12 @@ EDGES = (1.1, 1.3, 1.6, 2.2, 3.2)  # promised tokens a step between two situatio
 FADING = 0.98  # decay of a step's weight with each later one of its kind
 TRIALS = 3.0  # steps that the optimistic first estimate counts for
 SHORTEST_WAIT, LONGEST_WAIT = 24, 384  # steps of a situation between two tries of a loser
+KNOWN = 8.0  # steps that an expectation from calibration counts for
+TRIAL_SHARE = 0.005  # of the time of steps, at most, for the first try of what should lose
 STALE = 8  # steps without a try that fade a record as much as a step with one
+
+
+Expectation = tuple[float, float]  # tokens, seconds
 
 
 @dataclass
@@ -52,18 +58,50 @@ class Chooser:
     _situations: dict[int, _Situation] = field(default_factory=dict)
     _lock: SharedLock = field(default_factory=SharedLock, repr=False, compare=False)
 
-    def choose(self, promised: float, step_seconds: float) -> tuple[int, int]:
-        """(situation, choice). `promised`: tokens from free guesses in `step_seconds`."""
-        with self._lock:
-            return self._choose(promised, step_seconds)
+    def choose(
+        self,
+        promised: float,
+        step_seconds: float,
+        expected: Callable[[int], Expectation | None] = lambda choice: None,
+    ) -> tuple[int, int]:
+        """(situation, choice). `promised`: tokens from free guesses in `step_seconds`.
 
-    def _choose(self, promised: float, step_seconds: float) -> tuple[int, int]:
+        `expected`: of a choice, (tokens, seconds) of a step with it, where that is known; asked in
+        situations that are new.
+        """
+        with self._lock:
+            return self._choose(promised, step_seconds, expected)
+
+    def _first(
+        self,
+        promised: float,
+        step_seconds: float,
+        expected: Callable[[int], Expectation | None],
+    ) -> list[_Record]:
+        """The records of a new situation: what is known of each choice, else what is hoped for."""
+        records = [_Record(TRIALS * promised, TRIALS * step_seconds)]
+        for choice, hope in enumerate(self.hopes[1:], start=1):
+            if (known := expected(choice)) is None:
+                tokens = promised + hope / promised**2
+                records.append(_Record(TRIALS * tokens, TRIALS * step_seconds))
+            else:
+                tokens, seconds = known
+                records.append(_Record(KNOWN * tokens, KNOWN * seconds, KNOWN))
+        best = max(record.rate for record in records)
+        for record in records:
+            wait = int((1 - record.rate / best) / TRIAL_SHARE)
+            record.wait = min(max(wait, SHORTEST_WAIT), LONGEST_WAIT)
+        return records
+
+    def _choose(
+        self,
+        promised: float,
+        step_seconds: float,
+        expected: Callable[[int], Expectation | None],
+    ) -> tuple[int, int]:
         number = bisect_right(EDGES, promised)
         if number not in self._situations:
-            seconds = TRIALS * step_seconds
-            self._situations[number] = _Situation(
-                [_Record(TRIALS * (promised + hope / promised**2), seconds) for hope in self.hopes]
-            )
+            self._situations[number] = _Situation(self._first(promised, step_seconds, expected))
         situation = self._situations[number]
         records = situation.records
         best = max(range(len(records)), key=lambda choice: records[choice].rate)

@@ -11,6 +11,7 @@ import torch
 
 from medusa_kit.drafters.estimates import DEEPER, FIRST_GUESS, NEXT_RANK, AcceptanceEstimate
 from medusa_kit.drafters.factory import DraftContext, build_drafter
+from medusa_kit.drafters.first_chances import first_chances
 from medusa_kit.drafters.mixed.under_grammar import under_grammar
 from medusa_kit.drafters.trie import Source, Trie, TrieDrafter, draft_of
 from medusa_kit.infer.draft import Draft, Drafter, State, StepResult, notes_of, tell_end
@@ -24,9 +25,11 @@ class HeadsSource:
 
     name = "medusa"
 
-    def __init__(self, inner: Any) -> None:
-        """`inner`: a drafter; with a static tree if the state holds the heads' guesses."""
+    def __init__(self, inner: Any, calibrated: Sequence[float] | None = None) -> None:
+        """`inner`: a drafter; with a static tree if the state holds the heads' guesses.
+        `calibrated`: the share of steps that accepted each node below the root, where known."""
         self.inner, self.num_nodes = inner, inner.num_nodes
+        self._shares = None if calibrated is None else [1.0, *calibrated]
 
     def join(self, state: State) -> None:
         self.inner.join(state)
@@ -48,10 +51,17 @@ class HeadsSource:
                 rank = born.get(parent, 0)
                 born[parent] = rank + 1
                 depths[node] = depths[parent] + 1
-                chance = FIRST_GUESS * DEEPER ** (depths[node] - 1) * NEXT_RANK**rank
+                chance = self._believed(node, parent, depths[node], rank)
                 key = (self.name, node)
                 place[node] = trie.add(place[parent], tokens[node], chance, key)
         return trie
+
+    def _believed(self, node: int, parent: int, depth: int, rank: int) -> float:
+        """How likely the node is, given its parent, before any step."""
+        if self._shares is None:
+            return FIRST_GUESS * DEEPER ** (depth - 1) * NEXT_RANK**rank
+        above = self._shares[parent]
+        return min(self._shares[node] / above, 1.0) if above else 0.0
 
     def observe(self, step: StepResult) -> None:
         self.inner.observe(step)
@@ -165,7 +175,9 @@ def build_sources(
     for name in dict.fromkeys(names):
         drafter: Any = build_drafter(name, context, options.get(name))
         sources.append(
-            HeadsSource(getattr(drafter, "inner", drafter)) if name == "medusa" else drafter
+            HeadsSource(getattr(drafter, "inner", drafter), context.acceptance)
+            if name == "medusa"
+            else drafter
         )
     return sources
 
@@ -173,7 +185,7 @@ def build_sources(
 def shared_estimate(context: DraftContext) -> AcceptanceEstimate:
     """The acceptance estimate that all requests of this engine share."""
     key: Hashable = "acceptance of guesses"
-    return context.remembered(key, AcceptanceEstimate)
+    return context.remembered(key, lambda: AcceptanceEstimate(first_chances()))
 
 
 def usual_sources(
