@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.cpp_heads import FAMILIES, base_of, inputs, own_layers, trained
+from support.kernels.cpp_heads import FAMILIES, base_of, inputs, own_layers, trained
 from support.tiny_models import COMMON, STOP
 from transformers import AutoConfig, AutoModelForCausalLM
 

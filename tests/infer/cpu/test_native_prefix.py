@@ -3,7 +3,7 @@ own bits untouched."""
 
 import pytest
 import torch
-from support.cpp_heads import base_of, inputs, trained
+from support.kernels.cpp_heads import base_of, inputs, trained
 from support.small_engines import random_prompt
 from support.tiny_models import model_of
 

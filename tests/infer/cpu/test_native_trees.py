@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from support.cpp_heads import FAMILIES, NUM_HEADS, base_of, inputs, trained
+from support.kernels.cpp_heads import FAMILIES, NUM_HEADS, base_of, inputs, trained
 
 from medusa_kit.drafters import draft_with
 from medusa_kit.drafters.heads.dynamic import DynamicDrafter
