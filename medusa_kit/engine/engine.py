@@ -234,8 +234,7 @@ class Engine:
         return self._planned_for(batch_size).tree
 
     def _planned_for(self, batch_size: int) -> PlannedTree:
-        plan = self.plan or TreePlan.of_tree(self.tree)
-        return plan.planned_for(batch_size)
+        return (self.plan or TreePlan.of_tree(self.tree)).planned_for(batch_size)
 
     def _request(
         self, call: str, prompt: Any, max_new_tokens: int, stop: Any, sampling: "SamplingOptions"

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from medusa_kit.drafters.estimates import AcceptanceEstimate
 from medusa_kit.drafters.mixed.asking import LONGEST_REST, Asking
-from medusa_kit.drafters.mixed.auto import FIRST_REST, AutoDrafter, Experience, best_size
+from medusa_kit.drafters.mixed.auto import AutoDrafter, best_size
 from medusa_kit.drafters.mixed.combined import CombinedDrafter
+from medusa_kit.drafters.mixed.experience import FIRST_REST, Experience
 from medusa_kit.drafters.mixed.shares import Share
 from medusa_kit.drafters.trie import Trie, TrieDrafter, draft_of
 from medusa_kit.infer.draft import Draft, State, StepResult

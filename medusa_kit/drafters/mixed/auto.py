@@ -9,17 +9,15 @@ draft within every step, and a step has one of a few sizes and is filled with gu
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 import torch
 
-from medusa_kit.drafters.estimates import AcceptanceEstimate
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.heads.hydra import HydraDrafter
 from medusa_kit.drafters.heads.medusa import MedusaDrafter
-from medusa_kit.drafters.mixed.asking import Asking
 from medusa_kit.drafters.mixed.bandit import Chooser
 from medusa_kit.drafters.mixed.combined import (
     HeadsSource,
@@ -30,6 +28,7 @@ from medusa_kit.drafters.mixed.combined import (
     shared_estimate,
     usual_sources,
 )
+from medusa_kit.drafters.mixed.experience import Experience
 from medusa_kit.drafters.mixed.shares import PLAIN, Share, percentages, sources_of, tokens_a_step
 from medusa_kit.drafters.text.recycling import RecyclingDrafter
 from medusa_kit.drafters.trie import Source, Trie, draft_of
@@ -46,54 +45,12 @@ from medusa_kit.infer.draft import (
 )
 from medusa_kit.infer.node_choice.choice import Offer, choose_nodes
 from medusa_kit.infer.node_choice.cost import StepCost
-from medusa_kit.locks import SharedLock
 
 COSTLY = ("medusa", "draft-model")
 SLOPES = {"cpu": 0.12, "cuda": 0.01}  # cost of one more node in one-node steps, until measured
 SIZES = (1, 4, 8, 16, 32)  # nodes of steps on the device, each captured separately
 ASKING = 0.15  # of a plain step: what heads are assumed to take before they are first asked
 HOPES = {"medusa": 0.5, "draft-model": 1.0}  # tokens a step that a costly source adds, at first
-LEAST_LEFT, FIRST_REST = 0.15, 8  # below this share of hopes, a rest is so long from the start
-
-
-@dataclass
-class Experience:
-    """The measurements of all requests of an engine. `hopes`: see Chooser."""
-
-    acceptance: AcceptanceEstimate
-    cost: StepCost
-    hopes: Sequence[float]
-    # By number of the choice: how often its guesses and all of their path were right when its tree
-    # was calibrated, likeliest first.
-    calibrated: Mapping[int, Sequence[float]] = field(default_factory=dict)
-    asked: set[int] = field(default_factory=set)  # choices made at least once, which warms up
-    _choosers: dict[int, Chooser] = field(default_factory=dict)
-    _asking: dict[int, Asking] = field(default_factory=dict)
-    _lock: SharedLock = field(default_factory=SharedLock, repr=False, compare=False)
-
-    def chooser(self, num_rows: int, cost: StepCost) -> Chooser:
-        """The one for steps of about so many rows: what pays for one does not pay for many."""
-        about = num_rows.bit_length()
-        with self._lock:
-            if about not in self._choosers:
-                left = _left_of_hopes(num_rows, cost)
-                self._choosers[about] = Chooser([left * hope for hope in self.hopes])
-            return self._choosers[about]
-
-    def asking(self, num_rows: int, cost: StepCost) -> Asking:
-        """The same of whether to ask at all."""
-        about = num_rows.bit_length()
-        with self._lock:
-            if about not in self._asking:
-                seldom = _left_of_hopes(num_rows, cost) < LEAST_LEFT
-                self._asking[about] = Asking(FIRST_REST if seldom else 0)
-            return self._asking[about]
-
-
-def _left_of_hopes(num_rows: int, cost: StepCost) -> float:
-    """The share of what guesses bring that is left, beside so many rows, after their nodes have
-    been paid for: if all chances of guesses are equally frequent, and the others are dropped."""
-    return (1 - min(cost.least_chance(num_rows), 1.0)) ** 2
 
 
 @dataclass
