@@ -2,8 +2,7 @@
 //
 // Positions of a text are cut into ranges of RANGE. A range's keys and values are read once for all
 // nodes of the row and all query heads that share them, and ranges are merged in order. Slots that a
-// node does not see add exact zeros. So the order of its sums depends on positions alone: not on
-// the tree, the batch, or how ranges and heads are shared among threads.
+// node does not see add exact zeros. So the order of its sums depends on positions alone.
 #pragma once
 #include <memory>
 
@@ -43,7 +42,7 @@ class Attention {
             for (int64_t i = from; i < to; ++i) compute(units[i], layer, window, scratch[id], done);
         });
         p.barrier(id);
-        if (!splits) return;
+        if (!merged) return;
         merge_ranges(id, p.active(), done);
         p.barrier(id);
     }
@@ -69,7 +68,7 @@ class Attention {
     std::vector<Row> rows;
     std::vector<int64_t> row_of_node;
     std::vector<Unit> units;
-    bool splits = false;
+    int64_t merged = 0;  // lanes of units of one range
     std::unique_ptr<float[]> partials;
     std::vector<Scratch> scratch;
 
@@ -104,9 +103,9 @@ class Attention {
                         units.push_back({b, g, lane, std::min(lane + step, row.lanes), range, by_range ? size : -1});
                         if (by_range) size += row.lanes * (E + 2);
                     }
-            splits = splits || by_range;
+            if (by_range) merged += row.lanes * d.kv_heads;
         }
-        if (splits) partials.reset(new float[size]);
+        if (merged) partials.reset(new float[size]);
     }
 
     int64_t place(int64_t layer, int64_t what, int64_t b, int64_t g) const {
@@ -147,7 +146,6 @@ class Attention {
         }
         return queries;
     }
-    static int64_t block_size(int64_t lanes) { return HAS_QUADS && lanes <= LANES - QUAD ? QUAD : LANES; }
     int64_t node_of(const Unit& u, int64_t lane) const { return s.starts[u.b] + (u.first + lane) % rows[u.b].count; }
     int64_t head_of(const Unit& u, int64_t lane) const { return u.g * group + (u.first + lane) / rows[u.b].count; }
 
@@ -367,11 +365,14 @@ class Attention {
     }
 
     // Of units of one range, which lie one after another: those of a head in the order of positions.
+    // A thread merges about the lanes whose ranges it has computed.
     template <class Done> void merge_ranges(int id, int active, Done done) {
+        int64_t before = 0;  // lanes of the units so far
         for (const Unit& u : units) {
             if (u.partial < 0 || u.range != 0) continue;
             const int64_t lanes = u.last - u.first, size = lanes * (E + 2);
-            const int64_t first = lanes * id / active, end = lanes * (id + 1) / active;
+            const int64_t first = std::clamp<int64_t>(merged * id / active - before, 0, lanes);
+            const int64_t end = std::clamp<int64_t>(merged * (id + 1) / active - before, 0, lanes);
             const Part to = part_at(partials.get() + u.partial, lanes);
             for (int64_t lane = first; lane < end; ++lane) {
                 for (int64_t range = 1; range < rows[u.b].num_ranges; ++range)
@@ -379,6 +380,7 @@ class Attention {
                 finish(u, lane, to.values + lane * E, to.sum[lane]);
             }
             report(u, first, end, done);
+            before += lanes;
         }
     }
 
@@ -389,11 +391,10 @@ class Attention {
 
     // Of these lanes of a unit, which are finished.
     template <class Done> void report(const Unit& u, int64_t lane, int64_t end, Done done) const {
-        while (lane < end) {
-            const int64_t node = node_of(u, lane), left = s.starts[u.b + 1] - node;
-            const int64_t count = std::min(left, end - lane);
+        for (int64_t count; lane < end; lane += count) {
+            const int64_t node = node_of(u, lane);
+            count = std::min(s.starts[u.b + 1] - node, end - lane);
             done(node, node + count, head_of(u, lane));
-            lane += count;
         }
     }
 };
