@@ -30,6 +30,7 @@ inline Vec total_quads(Vec a, Vec, Vec, Vec) { return a; }
 inline Vec max_of_quads(Vec a) { return a; }
 #endif
 constexpr int QUAD = 4;
+inline int64_t block_size(int64_t lanes) { return HAS_QUADS && lanes <= LANES - QUAD ? QUAD : LANES; }
 
 // To the nearest number in 16 bits; what is too large for them becomes the largest.
 inline uint16_t to_half(float x) {

@@ -2,10 +2,9 @@
 // It runs after the base's layers, and its keys and values are the cache's layer after theirs.
 #pragma once
 #include "attention.h"
+#include "norms.h"
 
 namespace {
-
-void rms_norm(const float* x, const float* weight, int64_t size, float epsilon, float* out);
 
 // The last nodes of chains, as in prompts, where no other is wanted: each as a row's only node, after
 // a longer prefix.
@@ -51,18 +50,19 @@ template <class Run> class PrefixLayer {
     // x: what the base's last layer returns. Keys and values are needed of all nodes, outputs of some.
     void all(const float* x, int id) {
         for (int64_t row = id; row < s.nodes; row += p.active()) {
+            const float* from = x + row * d.hidden;
             float* to = whole.x.data() + row * d.hidden;
-            rms_norm(x + row * d.hidden, base.final_norm, d.hidden, base.norm_epsilon, to);
-            rms_norm(to, ones.data(), d.hidden, d.norm_epsilon, to);
+            scale_by(from, base.final_norm, rms_factor(from, d.hidden, base.norm_epsilon), d.hidden, to);
+            rms_norm_in_place(to, ones.data(), d.hidden, d.norm_epsilon);
         }
         p.barrier(id);
         whole.lay_keys(d.layers[0], base.num_layers, id);
         if (last) take_ends(id);
         Run& outputs = last ? *last : whole;
-        outputs.attend(d.layers[0], base.num_layers, id);
+        outputs.add_branches(d.layers[0], base.num_layers, id);
         for (int64_t i = id; i < s.num_kept && id < p.active(); i += p.active()) {
             const float* from = outputs.x.data() + (last ? i : s.kept[i]) * d.hidden;
-            rms_norm(from, d.final_norm, d.hidden, d.norm_epsilon, s.prefix_out + i * d.hidden);
+            scale_by(from, d.final_norm, rms_factor(from, d.hidden, d.norm_epsilon), d.hidden, s.prefix_out + i * d.hidden);
         }
     }
 

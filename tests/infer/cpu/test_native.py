@@ -12,7 +12,7 @@ import torch
 from support.gguf.blocks import HALVES
 from support.kernels.packed_weights import BLOCKS, KINDS, weights_of
 from support.small_engines import random_prompt
-from support.tiny_models import MODELS, model_of
+from support.tiny_models import MODELS, model_of, tiny_model
 from torch import nn
 
 from medusa_kit.base.model import wrap_model
@@ -208,6 +208,40 @@ def test_a_step_equals_the_models_own(name, many_threads):
     ranked = own_logits.sort(dim=-1, descending=True, stable=True).indices
     if not base.scale_logits.cap:  # under a cap different logits become equal
         assert torch.equal(own.ranked_BMR, ranked[..., :8])
+
+
+@pytest.mark.parametrize("head_dim", [32, 48])
+def test_heads_of_other_sizes(head_dim, many_threads):
+    """Of whole groups of inputs, and larger than what threads share a matrix by."""
+    base = wrap_model(tiny_model("llama", head_dim=head_dim), None, "llama")
+    native = NativeVerifier(base, native_decoder(base))
+    prompts = [random_prompt(length, seed=length) for length in (4, 40)]
+    tokens = random_prompt(len(BRANCHING), seed=1)
+    with torch.inference_mode():
+        torchs, _ = forward(Verifier(base), prompts, BRANCHING, tokens)
+        own, _ = forward(native, prompts, BRANCHING, tokens)
+        alone, _ = forward(native, prompts[1:], BRANCHING[:3], tokens[:3])
+    atol = 2e-5 * float(torchs.logits_BMV.abs().max())
+    assert torch.allclose(own.logits_BMV, torchs.logits_BMV, atol=atol, rtol=0)
+    assert torch.equal(own.logits_BMV[1:, :3], alone.logits_BMV)
+
+
+def test_of_equal_logits_the_lower_column_ranks_first(many_threads):
+    """Also where they are found by different threads, and where there is no number at all."""
+    base = wrap_model(model_of("llama"), None, "llama")
+    output = base.model.get_output_embeddings().weight
+    with torch.no_grad():
+        output.copy_(output[:5].repeat(-(-len(output) // 5), 1)[: len(output)])
+    native = NativeVerifier(base, native_decoder(base))
+    tokens = random_prompt(len(BRANCHING), seed=1)
+    with torch.inference_mode():
+        own, _ = forward(native, [random_prompt(4, seed=4)], BRANCHING, tokens)
+        expected = own.logits_BMV.sort(dim=-1, descending=True, stable=True).indices
+        assert torch.equal(own.ranked_BMR, expected[..., :8])
+        native.native.packed.final_norm.fill_(torch.nan)
+        own, _ = forward(native, [random_prompt(4, seed=4)], BRANCHING, tokens)
+    assert own.logits_BMV.isnan().all()
+    assert (own.ranked_BMR == torch.arange(8)).all()
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
