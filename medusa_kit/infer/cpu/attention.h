@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "attention_parts.h"
+#include "shares.h"
 #include "step.h"
 
 constexpr int64_t RANGE = 128;    // part of what a result's bits depend on
@@ -20,29 +21,30 @@ class Attention {
         : d(d), s(s), E(d.head_size), group(d.query_heads / d.kv_heads), width((d.query_heads + 2 * d.kv_heads) * E),
           qkv(qkv), out(out), scratch(threads) {
         int64_t at = 0;
-        for (int64_t b = 0; b < s.batch; ++b) rows.push_back(row_at(b, at));
+        for (int64_t b = 0; b < s.batch; ++b) {
+            rows.push_back(row_at(b, at));
+            row_of_node.resize(s.starts[b + 1], b);
+        }
         share_out(threads);
     }
 
-    // Writes a node's keys and values after its row's prefix.
-    void keep(int64_t layer, int64_t node) {
-        int64_t b = 0;
-        while (s.starts[b + 1] <= node) ++b;
-        const float* from = qkv + node * width + d.query_heads * E;
-        for (int64_t what = 0; what < 2; ++what)
-            for (int64_t g = 0; g < d.kv_heads; ++g, from += E) {
-                const int64_t to = place(layer, what, b, g) + (s.lengths[b] + node - s.starts[b]) * E;
-                if (!s.half_cache) std::copy(from, from + E, (float*)s.cache + to);
-                else for (int64_t e = 0; e < E; ++e) ((uint16_t*)s.cache)[to + e] = to_half(from[e]);
-            }
+    // Writes a key or value head of a node after its row's prefix; `head`: keys, then values.
+    void keep(int64_t layer, int64_t node, int64_t head) {
+        const int64_t what = head / d.kv_heads, b = row_of_node[node];
+        const float* from = qkv + node * width + (d.query_heads + head) * E;
+        const int64_t to = place(layer, what, b, head % d.kv_heads) + (s.lengths[b] + node - s.starts[b]) * E;
+        if (!s.half_cache) std::copy(from, from + E, (float*)s.cache + to);
+        else for (int64_t e = 0; e < E; ++e) ((uint16_t*)s.cache)[to + e] = to_half(from[e]);
     }
 
-    void attend(int64_t layer, int64_t window, int id, Pool& p) {
-        const size_t count = units.size(), last = count * (id + 1) / p.active();
-        for (size_t i = count * id / p.active(); i < last; ++i) compute(units[i], layer, window, scratch[id]);
+    // Calls `done(node, end, head)` for results of nodes side by side, in the thread that has computed them.
+    template <class Done> void attend(int64_t layer, int64_t window, int id, Pool& p, Shares& shares, Done done) {
+        shares.deal(id, p.active(), (int64_t)units.size(), 1, [&](int64_t from, int64_t to) {
+            for (int64_t i = from; i < to; ++i) compute(units[i], layer, window, scratch[id], done);
+        });
         p.barrier(id);
         if (!splits) return;
-        merge_ranges(id, p.active());
+        merge_ranges(id, p.active(), done);
         p.barrier(id);
     }
 
@@ -65,6 +67,7 @@ class Attention {
     const float* qkv;
     float* out;
     std::vector<Row> rows;
+    std::vector<int64_t> row_of_node;
     std::vector<Unit> units;
     bool splits = false;
     std::unique_ptr<float[]> partials;
@@ -112,7 +115,7 @@ class Attention {
 
     Part part_at(float* at, int64_t lanes) const { return {at, at + lanes, at + 2 * lanes}; }
 
-    void compute(const Unit& u, int64_t layer, int64_t window, Scratch& w) {
+    template <class Done> void compute(const Unit& u, int64_t layer, int64_t window, Scratch& w, Done done) {
         const Row& row = rows[u.b];
         const int64_t lanes = u.last - u.first;
         const float* queries = lay_queries(u, w);
@@ -124,7 +127,8 @@ class Attention {
         const Part to = part_at(w.merged.of(lanes * (E + 2)), lanes);
         std::fill(to.sum, to.sum + lanes, 0.0f);
         for (int64_t range = 0; range < row.num_ranges; ++range) compute_range(u, queries, layer, window, range, to, w);
-        for (int64_t lane = 0; lane < lanes; ++lane) finish(u.b, u.g, u.first + lane, to.values + lane * E, to.sum[lane]);
+        for (int64_t lane = 0; lane < lanes; ++lane) finish(u, lane, to.values + lane * E, to.sum[lane]);
+        report(u, 0, lanes, done);
     }
 
     // Of blocks, [E][LANES], or [E / 4][QUAD][4] of those of at most four lanes.
@@ -363,24 +367,33 @@ class Attention {
     }
 
     // Of units of one range, which lie one after another: those of a head in the order of positions.
-    void merge_ranges(int id, int active) {
-        int64_t turn = 0;
+    template <class Done> void merge_ranges(int id, int active, Done done) {
         for (const Unit& u : units) {
             if (u.partial < 0 || u.range != 0) continue;
             const int64_t lanes = u.last - u.first, size = lanes * (E + 2);
+            const int64_t first = lanes * id / active, end = lanes * (id + 1) / active;
             const Part to = part_at(partials.get() + u.partial, lanes);
-            for (int64_t lane = 0; lane < lanes; ++lane) {
-                if (turn++ % active != id) continue;
+            for (int64_t lane = first; lane < end; ++lane) {
                 for (int64_t range = 1; range < rows[u.b].num_ranges; ++range)
                     merge(part_at(partials.get() + u.partial + range * size, lanes), lane, to, lane);
-                finish(u.b, u.g, lane, to.values + lane * E, to.sum[lane]);
+                finish(u, lane, to.values + lane * E, to.sum[lane]);
             }
+            report(u, first, end, done);
         }
     }
 
-    void finish(int64_t b, int64_t g, int64_t lane, const float* values, float sum) {
-        const Unit u{b, g, 0, 0, 0, -1};
-        float* to = out + node_of(u, lane) * d.query_heads * E + head_of(u, lane) * E;
+    void finish(const Unit& u, int64_t lane, const float* values, float sum) {
+        float* to = out + (node_of(u, lane) * d.query_heads + head_of(u, lane)) * E;
         for (int64_t e = 0; e < E; e += LANES) store(to + e, load(values + e) / splat(sum));
+    }
+
+    // Of these lanes of a unit, which are finished.
+    template <class Done> void report(const Unit& u, int64_t lane, int64_t end, Done done) const {
+        while (lane < end) {
+            const int64_t node = node_of(u, lane), left = s.starts[u.b + 1] - node;
+            const int64_t count = std::min(left, end - lane);
+            done(node, node + count, head_of(u, lane));
+            lane += count;
+        }
     }
 };

@@ -1,46 +1,37 @@
 // A verify step of a Llama-like decoder in one call: nodes of B rows of the cache, each after its
 // prefix. Rows may have different numbers of nodes; none is padded.
 //
-// All threads run the same phases and wait at a barrier after each. Masked slots add exact zeros and
-// every sum has one order, so a node's results have the same bits in any tree and any batch.
+// All threads run the same phases and wait at a barrier after each. What comes out of a phase is laid
+// out for the next matrix by the thread that has computed it. Masked slots add exact zeros and every
+// sum has one order, so a node's results have the same bits in any tree and any batch.
 #include <vector>
 
 #include "attention.h"
+#include "norms.h"
 #include "trees.h"
 
 namespace {
 
-void rms_norm(const float* x, const float* weight, int64_t size, float epsilon, float* out) {
-    double sum = 0;
-    for (int64_t i = 0; i < size; ++i) sum += (double)x[i] * x[i];
-    const float factor = 1.0f / std::sqrt((float)(sum / (double)size) + epsilon);
-    for (int64_t i = 0; i < size; ++i) out[i] = weight[i] * (x[i] * factor);
-}
-
-void rotate(float* x, const float* cos, const float* sin, int64_t size) {
-    const int64_t half = size / 2;
-    for (int64_t i = 0; i < half; ++i) {
-        const float a = x[i], b = x[half + i];
-        x[i] = a * cos[i] - b * sin[i];
-        x[half + i] = b * cos[half + i] + a * sin[half + i];
-    }
-}
-
 class Run {
   public:
     Run(const Decoder& d, const Step& s, Pool& p, int threads)
-        : d(d), s(s), p(p), rows((int)s.nodes) {
+        : d(d), s(s), p(p), rows((int)s.nodes), shares(PHASES * d.num_layers + 1, threads),
+          outputs_of_head(d.query_heads + 2 * d.kv_heads) {
         queries = d.query_heads * d.head_size;
         keys = d.kv_heads * d.head_size;
-        const int64_t widest = std::max({d.hidden, d.mlp, queries});
         x.assign(s.embeddings, s.embeddings + rows * d.hidden);
-        normed.resize(rows * d.hidden);
         branch.resize(rows * d.hidden);
         qkv.resize(rows * (queries + 2 * keys));
         attended.resize(rows * queries);
         gated.resize(rows * d.mlp);
-        x_t.resize(room_for(rows, widest));
-        best.assign(threads, Best(rows, (int)s.num_likeliest));
+        own.resize(threads);
+        for (Own& one : own) {
+            one.normed.resize(d.hidden);
+            one.best = Best((int)s.num_kept, (int)s.num_likeliest);
+            one.one_row = {std::vector<float>(room_for(1, d.hidden)), std::vector<float>(room_for(1, d.hidden))};
+        }
+        laid = {std::vector<float>(room_for(rows, d.hidden)), std::vector<float>(room_for(rows, d.hidden))};
+        branch_laid.resize(room_for(rows, std::max(d.mlp, queries)));
         attention.reset(new Attention(d, s, threads, qkv.data(), attended.data()));
     }
 
@@ -51,53 +42,143 @@ class Run {
     }
 
   private:
+    static constexpr int PHASES = 6;  // of a layer, that are dealt out
+    struct Laid { std::vector<float> x, values; };  // a norm's output for a matrix, and for `Layer::values`
+    struct Own {  // of each thread
+        std::vector<float> normed;
+        Best best{0, 0};
+        Laid one_row;
+    };
+
     const Decoder& d;
     const Step& s;
     Pool& p;
     const int rows;
     int64_t queries, keys;
-    std::vector<float> x, normed, branch, qkv, attended, gated, x_t;
-    std::vector<Best> best;  // of each thread
+    std::vector<float> x, branch, qkv, attended, gated, branch_laid;
+    std::vector<Own> own;
+    Laid laid;
+    Shares shares;
+    std::vector<std::atomic<int64_t>> outputs_of_head;  // computed so far, in all layers
     std::unique_ptr<Attention> attention;
 
     void layer(const Layer& l, int64_t index, int id) {
-        norm_rows(x.data(), l.input_norm, normed.data(), id);
-        const int64_t wide = queries + 2 * keys;
-        multiply_by(l.qkv, normed.data(), rows, id, Write<false>{l.qkv, qkv.data(), rows, wide});
-        if (l.values.outputs)
-            multiply_by(l.values, normed.data(), rows, id, Write<false>{l.values, qkv.data() + queries + keys, rows, wide});
-        place(l, index, id);
-        attention->attend(index, l.window, id, p);
-        add_branch(l.out, attended.data(), l.after_attention_norm, id);
-        norm_rows(x.data(), l.before_mlp_norm, normed.data(), id);
-        multiply_by(l.gate_up, normed.data(), rows, id, [&](int64_t panel, int V, const float* tile) {
-            for (int v = 0; v < V; v += 2) activate((panel + v) / 2, tile + v * LANES, V);
-        });
-        add_branch(l.down, gated.data(), l.after_mlp_norm, id);
+        auto row_of_x = [&](int row) { return x.data() + row * d.hidden; };
+        Laid& normed = norm_rows(rows, row_of_x, l.input_norm, nullptr, l.qkv, l.values, id);
+        multiply_heads(l.qkv, normed.x.data(), 0, l, index, id);
+        if (l.values.outputs) multiply_heads(l.values, normed.values.data(), d.query_heads + d.kv_heads, l, index, id);
+        p.barrier(id);
+        attend(l, index, id);
+        add_branch(l.out, l.after_attention_norm, id);
+        p.barrier(id);
+        gate(l, norm_rows(rows, row_of_x, l.before_mlp_norm, nullptr, l.gate_up, Matrix(), id).x.data(), id);
+        p.barrier(id);
+        add_branch(l.down, l.after_mlp_norm, id);
         p.barrier(id, true);
     }
 
-    // Each thread norms some rows; after the barrier all threads may read all of them.
-    void norm_rows(const float* from, const float* weight, float* to, int id) {
-        for (int row = id; row < rows; row += p.active())
-            rms_norm(from + row * d.hidden, weight, d.hidden, d.norm_epsilon, to + row * d.hidden);
+    // Norms `count` rows, the first of which is at `row_of(0)`, and lays them out for one or two
+    // matrices; one row by each thread for itself, which takes less time than a barrier.
+    template <class RowOf>
+    Laid& norm_rows(int count, RowOf row_of, const float* weight, float* keep, const Matrix& m, const Matrix& values, int id) {
+        const bool alone = count == 1;
+        Laid& to = alone ? own[id].one_row : laid;
+        float* normed = own[id].normed.data();
+        const int64_t pieces = padded(d.hidden, PIECE) / PIECE, all = count * pieces;
+        const int64_t end = alone ? all : all * (id + 1) / p.active();
+        for (int64_t at = alone ? 0 : all * id / p.active(), next; at < end; at = next) {
+            const int64_t row = at / pieces, from = at % pieces * PIECE;
+            next = std::min(end, (row + 1) * pieces);
+            const int64_t to_input = from + (next - at) * PIECE, size = std::min(to_input, d.hidden) - from;
+            const float* read = row_of((int)row);
+            scale_by(read + from, weight + from, rms_factor(read, d.hidden, d.norm_epsilon), size, normed);
+            lay_out_piece(m, normed, 0, count, (int)row, (int)row + 1, from, to_input, to.x.data());
+            if (values.outputs) lay_out_piece(values, normed, 0, count, (int)row, (int)row + 1, from, to_input, to.values.data());
+            if (keep && !(alone && id)) std::copy(normed, normed + size, keep + row * d.hidden + from);
+        }
+        if (!alone) p.barrier(id);
+        return to;
+    }
+
+    // `done(from, to)` follows outputs from `from` to before `to`, in the thread that has computed them;
+    // both are multiples of `unit`.
+    template <class Finish, class Done>
+    void multiply_by(const Matrix& m, const float* x_t, int count, int64_t unit, int id, Finish finish, Done done) {
+        const int64_t outputs = padded(m.outputs, 2 * LANES);
+        const int64_t chunk = count == 1 ? std::max(4 * LANES / unit, (int64_t)1) : 1;
+        shares.deal(id, p.active(), (outputs + unit - 1) / unit, chunk, [&](int64_t first, int64_t last) {
+            const int64_t from = first * unit, to = std::min(last * unit, outputs);
+            product_of_panels(m, x_t, count, from / LANES, to / LANES, finish);
+            done(from, std::min(to, m.outputs));
+        });
+    }
+    template <class Finish> void multiply_by(const Matrix& m, const float* x_t, int count, int id, Finish finish) {
+        multiply_by(m, x_t, count, 2 * LANES, id, finish, [](int64_t, int64_t) {});
+    }
+
+    // Queries, keys, values; `first`: the head that the matrix begins with. Whoever computes the last
+    // outputs of a head places it.
+    void multiply_heads(const Matrix& m, const float* x_t, int64_t first, const Layer& l, int64_t index, int id) {
+        const int64_t E = d.head_size;
+        const Write<false> write{m, qkv.data() + first * E, rows, queries + 2 * keys};
+        multiply_by(m, x_t, rows, 2 * LANES, id, write, [&](int64_t from, int64_t to) {
+            for (int64_t head = from / E; head * E < to; ++head) {
+                const int64_t here = std::min(to, (head + 1) * E) - std::max(from, head * E);
+                if (here == E) place(l, index, first + head);
+                else if ((outputs_of_head[first + head].fetch_add(here, std::memory_order_acq_rel) + here) % E == 0)
+                    place(l, index, first + head);
+            }
+        });
+    }
+
+    // The norm of a head and rotary embedding; writes keys and values to the cache after the row's prefix.
+    void place(const Layer& l, int64_t index, int64_t head) {
+        const int64_t table = s.rotary_length * d.rotary_size;
+        const float* cos_of_all = s.rotary + l.rotary * 2 * table;
+        const float* norm = head < d.query_heads ? l.q_norm : l.k_norm;
+        for (int row = 0; row < rows; ++row) {
+            float* at = qkv.data() + row * (queries + 2 * keys) + head * d.head_size;
+            if (head < d.query_heads + d.kv_heads) {
+                const float* cos = cos_of_all + s.positions[row] * d.rotary_size;
+                if (norm) rms_norm_in_place(at, norm, d.head_size, d.norm_epsilon);
+                rotate(at, cos, cos + table, d.rotary_size);
+            }
+            if (head >= d.query_heads) attention->keep(index, row, head - d.query_heads);
+        }
+    }
+
+    void attend(const Layer& l, int64_t index, int id) {
+        const int64_t E = d.head_size;
+        const bool whole = E % PIECE == 0;  // a head can be laid out by itself
+        attention->attend(index, l.window, id, p, shares, [&](int64_t row, int64_t end, int64_t head) {
+            const float* result = attended.data() + row * queries + head * E;
+            if (whole) lay_out_piece(l.out, result, queries, rows, (int)row, (int)end, head * E, (head + 1) * E, branch_laid.data());
+        });
+        if (whole) return;
+        lay_out(l.out, attended.data(), rows, branch_laid.data(), id, p.active());
         p.barrier(id);
     }
 
-    template <class Finish> void multiply_by(const Matrix& m, const float* from, int count, int id, Finish finish) {
-        lay_out(m, from, count, x_t.data(), id, p.active());
-        p.barrier(id);
-        product(m, x_t.data(), count, id, p.active(), finish);
-        p.barrier(id);
+    // Sets what the last matrix of the layer reads.
+    void gate(const Layer& l, const float* x_t, int id) {
+        auto finish = [&](int64_t panel, int V, const float* tile) {
+            for (int v = 0; v < V; v += 2) activate((panel + v) / 2, tile + v * LANES, V);
+        };
+        multiply_by(l.gate_up, x_t, rows, 2 * PIECE, id, finish, [&](int64_t from, int64_t to) {
+            lay_out_piece(l.down, gated.data() + from / 2, d.mlp, rows, 0, rows, from / 2, padded(to / 2, PIECE), branch_laid.data());
+        });
     }
 
-    void add_branch(const Matrix& m, const float* from, const float* norm, int id) {
-        if (!norm) return multiply_by(m, from, rows, id, Write<true>{m, x.data(), rows, m.outputs});
-        multiply_by(m, from, rows, id, Write<false>{m, branch.data(), rows, m.outputs});
-        norm_rows(branch.data(), norm, branch.data(), id);
-        for (int row = id; row < rows; row += p.active())
-            for (int64_t i = row * d.hidden; i < (row + 1) * d.hidden; ++i) x[i] += branch[i];
+    // Adds the product of what has been laid out in `branch_laid`.
+    void add_branch(const Matrix& m, const float* norm, int id) {
+        if (!norm) return multiply_by(m, branch_laid.data(), rows, id, Write<true>{m, x.data(), rows, m.outputs});
+        multiply_by(m, branch_laid.data(), rows, id, Write<false>{m, branch.data(), rows, m.outputs});
         p.barrier(id);
+        for (int row = id; row < rows; row += p.active()) {
+            float* from = branch.data() + row * d.hidden;
+            rms_norm_in_place(from, norm, d.hidden, d.norm_epsilon);
+            for (int64_t i = 0; i < d.hidden; ++i) x[row * d.hidden + i] += from[i];
+        }
     }
 
     void activate(int64_t unit, const float* tile, int V) {
@@ -118,42 +199,23 @@ class Run {
         }
     }
 
-    // Norms of heads and rotary embedding; writes keys and values to the cache after the row's prefix.
-    void place(const Layer& l, int64_t index, int id) {
-        const int64_t table = s.rotary_length * d.rotary_size;
-        const float* cos_of_all = s.rotary + l.rotary * 2 * table;
-        for (int row = id; row < rows; row += p.active()) {
-            float* q = qkv.data() + row * (queries + 2 * keys);
-            const float* cos = cos_of_all + s.positions[row] * d.rotary_size;
-            for (int64_t h = 0; h < d.query_heads + d.kv_heads; ++h) {
-                float* head = q + h * d.head_size;
-                const float* norm = h < d.query_heads ? l.q_norm : l.k_norm;
-                if (norm) rms_norm(head, norm, d.head_size, d.norm_epsilon, head);
-                rotate(head, cos, cos + table, d.rotary_size);
-            }
-            attention->keep(index, row);
-        }
-        p.barrier(id);
-    }
-
     void logits(int id) {
         const int wanted = (int)s.num_kept;
-        for (int row = id; row < wanted; row += p.active())
-            rms_norm(x.data() + s.kept[row] * d.hidden, d.final_norm, d.hidden, d.norm_epsilon, s.hidden_out + row * d.hidden);
-        Best& mine = best[id];
-        p.barrier(id);
+        auto row_kept = [&](int row) { return x.data() + s.kept[row] * d.hidden; };
+        const Laid& normed = norm_rows(wanted, row_kept, d.final_norm, s.hidden_out, d.output, Matrix(), id);
+        Best& mine = own[id].best;
         const Write<false> write{d.output, s.logits, wanted, d.output.outputs};
-        multiply_by(d.output, s.hidden_out, wanted, id, [&](int64_t panel, int V, const float* tile) {
+        multiply_by(d.output, normed.x.data(), wanted, id, [&](int64_t panel, int V, const float* tile) {
             write(panel, V, tile);
             const int64_t first = panel * LANES, end = std::min<int64_t>(first + V * LANES, d.output.outputs);
-            for (int row = 0; row < wanted; ++row) {
-                const float* out = s.logits + row * d.output.outputs;
-                for (int64_t o = first; o < end; ++o) mine.insert(row, out[o], o);
-            }
+            for (int row = 0; row < wanted; ++row)
+                mine.insert_all(row, s.logits + row * d.output.outputs + first, end - first, first);
         });
+        p.barrier(id);
+        Best& best = own[0].best;
         for (int row = id; row < wanted; row += p.active()) {
-            for (int other = 1; other < p.active(); ++other) best[0].join(row, best[other]);
-            for (int i = 0; i < best[0].count; ++i) s.likeliest[row * best[0].count + i] = best[0].of(row)[i].second;
+            for (int other = 1; other < p.active(); ++other) best.join(row, own[other].best);
+            for (int i = 0; i < best.count; ++i) s.likeliest[row * best.count + i] = best.of(row)[i].second;
         }
     }
 };

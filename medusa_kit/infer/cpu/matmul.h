@@ -108,6 +108,34 @@ inline void lay_out_for(const Matrix& m, const float* x, int rows, float* x_t, i
 inline void lay_out(const Matrix& m, const float* x, int rows, float* x_t, int part, int parts) {
     with_kind(m, [&](auto KIND) { lay_out_for<KIND>(m, x, rows, x_t, part, parts); });
 }
+// The same for the rows from `row` to before `end`, and inputs from `from` to before `to`, multiples of
+// PIECE. `x`: the first of these inputs of row `row`; the next row's are `apart` numbers later.
+constexpr int64_t PIECE = 32;  // inputs; of whole groups of every kind
+template <int KIND>
+inline void lay_out_piece_for(const Matrix& m, const float* x, int64_t apart, int rows, int row, int end, int64_t from, int64_t to, float* x_t) {
+    const int64_t inputs = padded(m.inputs, group_of(KIND));
+    to = std::min(to, inputs);
+#ifdef MK_INTEGERS
+    if constexpr (by_integers(KIND)) {
+        constexpr int GROUP = group_of(KIND);
+        for (; row < end; ++row, x += apart) {
+            float* at = x_t + (row * inputs + from) / GROUP * units_a_group<KIND>();
+            for (int64_t k = from; k < to; k += GROUP, at += units_a_group<KIND>())
+                lay_out_group<KIND>(x + k - from, m.inputs - k, at);
+        }
+        return;
+    } else
+#endif
+    for (int block = 0; row < end; ++row, x += apart) {
+        while (block_start(rows, block + 1) <= row) ++block;
+        const int first = block_start(rows, block), n = block_start(rows, block + 1) - first;
+        float* at = x_t + first * inputs + row - first;
+        for (int64_t k = from; k < to; ++k) at[k * n] = k < m.inputs ? x[k - from] : 0.0f;
+    }
+}
+inline void lay_out_piece(const Matrix& m, const float* x, int64_t apart, int rows, int row, int end, int64_t from, int64_t to, float* x_t) {
+    with_kind(m, [&](auto KIND) { lay_out_piece_for<KIND>(m, x, apart, rows, row, end, from, to, x_t); });
+}
 // The number of floats that rows of `width` take once laid out.
 inline int64_t room_for(int64_t rows, int64_t width) { return rows * std::max(padded(width, 32), integers_room(width)); }
 
@@ -180,22 +208,26 @@ inline void product_expanded(const Matrix& m, const float* x_t, int rows, int64_
     }
 }
 
-// One phase: computes this thread's panels of the product and passes each tile [rows, V * 16] to
-// `finish(panel, V, tile)`. Few rows need many panels at once, for enough independent additions.
+// Computes the panels from `panel` to before `end`, an even number, and passes each tile [rows, V * 16]
+// to `finish(panel, V, tile)`. Few rows need many panels at once, for enough independent additions.
 template <int KIND, class Finish>
-inline void product_of_kind(const Matrix& m, const float* x_t, int rows, int id, int threads, Finish finish) {
-    const int64_t pairs = padded(m.outputs, 2 * LANES) / (2 * LANES);
-    const int64_t panel = 2 * (pairs * id / threads), end = 2 * (pairs * (id + 1) / threads);
+inline void product_of_kind(const Matrix& m, const float* x_t, int rows, int64_t panel, int64_t end, Finish finish) {
 #ifdef MK_INTEGERS
     if constexpr (by_integers(KIND)) return product_by_integers<KIND>(m, x_t, rows, panel, end, finish);
     else
 #endif
     return product_expanded<KIND>(m, x_t, rows, panel, end, finish);
 }
+template <class Finish>
+inline void product_of_panels(const Matrix& m, const float* x_t, int rows, int64_t panel, int64_t end, Finish finish) {
+    with_kind(m, [&](auto KIND) { product_of_kind<KIND>(m, x_t, rows, panel, end, finish); });
+}
 
+// One phase: this thread's equal share of all panels.
 template <class Finish>
 inline void product(const Matrix& m, const float* x_t, int rows, int id, int threads, Finish finish) {
-    with_kind(m, [&](auto KIND) { product_of_kind<KIND>(m, x_t, rows, id, threads, finish); });
+    const int64_t pairs = padded(m.outputs, 2 * LANES) / (2 * LANES);
+    product_of_panels(m, x_t, rows, 2 * (pairs * id / threads), 2 * (pairs * (id + 1) / threads), finish);
 }
 
 // The usual finish: sets out[row][output] to the result with its bias, or adds that to it.
@@ -228,19 +260,32 @@ class Best {
     }
     const Found* of(int row) const { return &found[row * count]; }
 
-    // Columns come in rising order, so one that equals another goes after it.
     void insert(int row, float value, int64_t column) {
         Found* sorted = &found[row * count];
-        if (!(value > sorted[count - 1].first)) return;
+        const Found one{value, column};
+        if (!(value > -INFINITY && before(one, sorted[count - 1]))) return;
         int place = count - 1;
-        for (; place > 0 && value > sorted[place - 1].first; --place) sorted[place] = sorted[place - 1];
-        sorted[place] = {value, column};
+        for (; place > 0 && before(one, sorted[place - 1]); --place) sorted[place] = sorted[place - 1];
+        sorted[place] = one;
     }
-    // Adds what another thread found among later columns.
-    void join(int row, const Best& later) {
-        for (int i = 0; i < count; ++i) insert(row, later.of(row)[i].first, later.of(row)[i].second);
+    // Columns side by side.
+    void insert_all(int row, const float* values, int64_t size, int64_t column) {
+        const float& last = found[row * count + count - 1].first;
+        for (int64_t i = 0; i < size; i += LANES) {
+            if (i + LANES <= size && !any_from(load(values + i), last)) continue;
+            for (int64_t j = i; j < std::min(i + LANES, size); ++j)
+                if (values[j] >= last) insert(row, values[j], column + j);
+        }
+    }
+    // Adds what another thread found.
+    void join(int row, const Best& other) {
+        for (int i = 0; i < count; ++i) insert(row, other.of(row)[i].first, other.of(row)[i].second);
     }
 
   private:
     std::vector<Found> found;
+
+    static bool before(const Found& one, const Found& other) {
+        return one.first > other.first || (one.first == other.first && one.second < other.second);
+    }
 };

@@ -31,6 +31,7 @@ inline Vec round_even(Vec a) { return {_mm512_roundscale_ps(a.v, 0)}; }
 inline Vec keep_where_above(Vec a, Vec test, float limit) {
     return {_mm512_maskz_mov_ps(_mm512_cmp_ps_mask(test.v, _mm512_set1_ps(limit), _CMP_GT_OQ), a.v)};
 }
+inline bool any_from(Vec a, float limit) { return _mm512_cmp_ps_mask(a.v, _mm512_set1_ps(limit), _CMP_GE_OQ) != 0; }
 inline Vec times_power_of_two(Vec a, Vec n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 inline Vec load_half(const uint16_t* p) { return {_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p))}; }
 inline Vec load_bytes(const uint8_t* p) { return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)))}; }
@@ -81,6 +82,10 @@ inline Vec keep_where_above(Vec x, Vec test, float limit) {
     const __m256 edge = _mm256_set1_ps(limit);
     return {_mm256_and_ps(x.a, _mm256_cmp_ps(test.a, edge, _CMP_GT_OQ)),
             _mm256_and_ps(x.b, _mm256_cmp_ps(test.b, edge, _CMP_GT_OQ))};
+}
+inline bool any_from(Vec x, float limit) {
+    const __m256 edge = _mm256_set1_ps(limit);
+    return _mm256_movemask_ps(_mm256_or_ps(_mm256_cmp_ps(x.a, edge, _CMP_GE_OQ), _mm256_cmp_ps(x.b, edge, _CMP_GE_OQ))) != 0;
 }
 inline __m256 power_of_two(__m256 n) {
     __m256i biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
@@ -146,6 +151,11 @@ inline Vec vmax(Vec a, Vec b) { return {a.v > b.v ? a.v : b.v}; }
 inline Vec vmin(Vec a, Vec b) { return {a.v < b.v ? a.v : b.v}; }
 inline Vec round_even(Vec a) { return {(a.v + 12582912.0f) - 12582912.0f}; }  // for |a| < 2^22
 inline Vec keep_where_above(Vec a, Vec test, float limit) { return {test.v > limit ? a.v : Floats{}}; }
+inline bool any_from(Vec a, float limit) {
+    bool any = false;
+    for (int i = 0; i < LANES; ++i) any |= a.v[i] >= limit;
+    return any;
+}
 inline Vec times_power_of_two(Vec a, Vec n) {
     Ints bits = (__builtin_convertvector(n.v, Ints) + 127) << 23;
     Vec power;
