@@ -76,7 +76,7 @@ class Guesser(Protocol):
         hidden_BD: Tensor,
         roots_B: Sequence[int],
         num_nodes: int,
-        temperatures: Sequence[float],
+        temperatures: tuple[float, ...],
         count: int,
         beam: int,
     ) -> GrownTrees | None:

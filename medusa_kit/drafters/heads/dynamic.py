@@ -33,6 +33,8 @@ from medusa_kit.infer.draft import (
 from medusa_kit.infer.transfer import to_device
 from medusa_kit.tree.dynamic import DynamicTree, best_first
 
+SHAPES_KEPT = 256
+
 Grown = tuple[Tensor, list[list[int]]]  # tokens_BN, parents of each row
 
 
@@ -45,6 +47,7 @@ class DynamicDrafter(StatelessDrafter):
         self.name: str = f"{heads.config.told}, dynamic tree"
         self.heads, self.tree = heads, tree
         self.num_nodes = tree.num_nodes
+        self._shapes: dict[tuple[int, ...], Topology] = {}
         self._tree_of = lru_cache(lambda num_nodes: replace(tree, num_nodes=num_nodes))
 
     def propose(self, state: State) -> Draft:
@@ -64,11 +67,21 @@ class DynamicDrafter(StatelessDrafter):
     def _draft(self, state: State, tree: DynamicTree) -> Draft:
         trees = self._quickly(state.hidden_BD, state.roots_B, tree)
         if trees is not None:
-            rows = zip(trees.parents, trees.depths_BN, trees.sees_BNN, strict=True)
-            return Draft(trees.tokens_BN, [Topology(tuple(row), *more) for row, *more in rows])
+            shapes = [self._topology(trees, row) for row in range(len(trees.parents))]
+            return Draft(trees.tokens_BN, shapes)
         tokens_BN, parents = self._through_torch(state.hidden_BD, state.roots_B, tree)
         device = state.hidden_BD.device
         return Draft(tokens_BN, [Topology.from_parents(row, device) for row in parents])
+
+    def _topology(self, trees: GrownTrees, row: int) -> Topology:
+        """The same object for the same parents, since small trees have few shapes."""
+        parents = tuple(trees.parents[row])
+        if (known := self._shapes.get(parents)) is None:
+            if len(self._shapes) >= SHAPES_KEPT:
+                self._shapes.clear()
+            own = Topology(parents, trees.depths_BN[row].clone(), trees.sees_BNN[row].clone())
+            known = self._shapes[parents] = own
+        return known
 
     def _quickly(
         self, hidden_BD: Tensor, roots_B: Sequence[int], tree: DynamicTree

@@ -142,13 +142,10 @@ class Guessing {
         multiply_by(m, x + from * h.hidden, to - from, id, [&](int64_t panel, int V, const float* tile) {
             const int64_t first = panel * LANES, end = std::min<int64_t>(first + V * LANES, m.outputs);
             for (int row = from; row < to; ++row) {
-                float scaled[6 * LANES];
+                float own[6 * LANES];
+                float* scaled = g.temperatures ? logits + row * apart + first : own;
                 scale(m, tile + (row - from) * V * LANES, first, end, scaled);
-                for (int64_t o = first; o < end; ++o) {
-                    const float logit = scaled[o - first];
-                    if (g.temperatures) logits[row * apart + o] = logit;
-                    mine.insert(row, logit, o);
-                }
+                mine.insert_all(row, scaled, end - first, first);
             }
         });
     }

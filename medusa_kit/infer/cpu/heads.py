@@ -9,6 +9,7 @@ C guesses, R rows of a call, B batch, N nodes of a tree.
 
 import ctypes
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -56,6 +57,7 @@ class NativeHeads:
         own |= {id(one): one for one in (decoder.prefix.matrices if decoder.prefix else ())}
         self.num_bytes = sum(one.num_bytes for one in own.values())  # beside the base's
         self._one_pass = heads.one_pass
+        self._heat = lru_cache(_floats)
         self._num_read = [heads.config.num_read(k) for k in range(heads.num_heads)]
         self._work = [
             sum(block.struct.outputs * block.struct.inputs for block in [*head, projections[k]])
@@ -116,7 +118,7 @@ class NativeHeads:
         hidden_BD: Tensor,
         roots_B: Sequence[int],
         num_nodes: int,
-        temperatures: Sequence[float],
+        temperatures: tuple[float, ...],
         count: int,
         beam: int,
     ) -> GrownTrees | None:
@@ -125,22 +127,27 @@ class NativeHeads:
         if not self._takes(hidden_BD, B * (len(temperatures) if self._one_pass else beam)):
             return None
         roots, hidden_BD = torch.tensor(roots_B), hidden_BD.contiguous()
-        heat_K = torch.tensor(temperatures)
-        tokens, parents, depths = torch.empty(3, B, N, dtype=torch.int64)
+        heat_K = self._heat(temperatures)
+        found_3BN = torch.empty(3, B, N, dtype=torch.int64)  # tokens, parents, depths
         sees_BNN = torch.empty(B, N, N, dtype=torch.bool)
+        first, each = found_3BN.data_ptr(), 8 * B * N
         grow = kernels.Grow(
             B, N, self._one_pass, len(temperatures), count, beam, roots.data_ptr(),
-            hidden_BD.data_ptr(), heat_K.data_ptr(), tokens.data_ptr(), parents.data_ptr(),
-            depths.data_ptr(), sees_BNN.data_ptr(),
+            hidden_BD.data_ptr(), heat_K.data_ptr(), first, first + each, first + 2 * each,
+            sees_BNN.data_ptr(),
         )  # fmt: skip
         self._library.mk_grow(ctypes.byref(self._struct), ctypes.byref(grow), self._threads(B))
-        return GrownTrees(tokens, parents.tolist(), depths, sees_BNN)
+        return GrownTrees(found_3BN[0], found_3BN[1].tolist(), found_3BN[2], sees_BNN)
 
     def _takes(self, hidden_BD: Tensor, rows: int) -> bool:
         return rows <= kernels.MAX_ROWS and hidden_BD.dtype == torch.float32
 
     def _threads(self, rows: int) -> int:
         return kernels.threads_for(rows * self._work[0])
+
+
+def _floats(values: tuple[float, ...]) -> Tensor:
+    return torch.tensor(values)
 
 
 def _packed(layer: Any) -> PackedMatrix:
