@@ -15,10 +15,7 @@ template <bool SIGNED> inline Part load_bytes_part(const uint8_t* bytes) {
 inline void store_part(float* p, Part x) { _mm512_storeu_ps(p, x); }
 inline Part times(Part x, Part y) { return _mm512_mul_ps(x, y); }
 inline Part fused(Part x, Part y, Part z) { return _mm512_fmadd_ps(x, y, z); }
-inline Part to_part(Whole x) { return _mm512_cvtepi32_ps(x); }
 inline Whole whole_of(int32_t x) { return _mm512_set1_epi32(x); }
-inline Whole plus(Whole x, Whole y) { return _mm512_add_epi32(x, y); }
-inline Whole times_256(Whole x) { return _mm512_slli_epi32(x, 8); }
 
 // A group's numbers are cut into three signed bytes, and codes read as unsigned bytes in two pieces
 // of four inputs: 0, 2, 4, 6 and 1, 3, 5, 7 of each eight. Digits: for every sixteen inputs [3][4].
@@ -30,9 +27,8 @@ template <int KIND> struct Dots {
     static constexpr int MOST_ROWS = 4;
 
     static constexpr int digits_at(int octet) { return octet / 2 * 4 * DIGITS + octet % 2 * 2; }
-    static Whole first_sum(int32_t initial) {
-        return is_int4(KIND) ? _mm512_setzero_si512() : whole_of(KIND == INT6_SUPER ? initial / 4 : initial);
-    }
+    static constexpr int ADDED = is_int4(KIND) ? 0 : KIND == INT6_SUPER ? 32 : 128;  // to codes read as unsigned bytes
+    static Whole first_sum(int32_t initial) { return whole_of(initial); }
     template <int P> static Whole piece(const uint8_t* codes, int octet) {
         if constexpr (is_int4(KIND)) {
             const __m512i words = _mm512_loadu_si512(codes);
@@ -47,8 +43,17 @@ template <int KIND> struct Dots {
         }
     }
     static Whole add_dots(Whole sum, Whole piece, Whole digit) { return _mm512_dpbusd_epi32(sum, piece, digit); }
-    static Whole total(Whole sum) { return sum; }
 };
+
+// A digit's sum starts at the bits of a number whose lowest bit is worth the digit's step. So it is
+// that number plus the sum times the step, read as a float: neither conversions nor products, which
+// would compete with the dot products for the same units. Infinite for numbers above 2^110, whose
+// products are then no numbers.
+inline float start_of(float step) { return 1.5f * (1 << 23) * step; }
+template <int KIND> inline Part joined(const Whole* dots, int apart, const float* starts) {
+    auto sum = [&](int k) { return _mm512_sub_ps(_mm512_castsi512_ps(dots[k * apart]), part_of(starts[k])); };
+    return _mm512_add_ps(sum(0), _mm512_add_ps(sum(1), sum(2)));
+}
 
 // Writes `count` numbers of a group, and zeros after them, as integers.
 template <int KIND> inline void lay_out_group(const float* x, int64_t count, float* to) {
@@ -82,6 +87,11 @@ template <int KIND> inline void lay_out_group(const float* x, int64_t count, flo
     const int32_t sum[DIGITS] = {_mm_cvtsi128_si32(_mm512_castsi512_si128(sums)),
                                  _mm_cvtsi128_si32(_mm512_extracti32x4_epi32(sums, 1)),
                                  _mm_cvtsi128_si32(_mm512_extracti32x4_epi32(sums, 2))};
-    write_header(to, scale.step, 65536, (sum[0] * 256 + sum[1]) * 256 + sum[2]);
-    for (int k = 0; k < DIGITS; ++k) header[4 + k] = -128 * sum[k];  // signed codes are read as code + 128
+    to[SUM] = (float)((double)((sum[0] * 256 + sum[1]) * 256 + sum[2]) * scale.step);
+    for (int k = 0; k < DIGITS; ++k) {
+        to[k] = start_of(scale.step * (float)(1 << 8 * (DIGITS - 1 - k)));
+        int32_t start;
+        std::memcpy(&start, to + k, sizeof start);
+        header[4 + k] = start - Dots<KIND>::ADDED * sum[k];
+    }
 }

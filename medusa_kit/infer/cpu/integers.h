@@ -10,13 +10,13 @@
 #ifdef MK_INTEGERS
 constexpr bool by_integers(int kind) { return has_scale(kind) && (MK_INTEGERS == 512 || kind != INT6_SUPER); }
 
-// One row's share of a group: [step of the upper digit, step of the rest, sum, unused], [3] initial
-// integer sums and one unused, then the digits. A row has its groups side by side.
-constexpr int HEADER = 8;
+// One row's share of a group: [3] factors by which the sums of digits are joined, the group's sum, [3]
+// initial sums of digits and one unused, then the digits. A row has its groups side by side.
+constexpr int HEADER = 8, SUM = 3;
 inline void write_header(float* to, float step, float upper, int32_t sum) {
     to[0] = upper * step;
     to[1] = step;
-    to[2] = (float)((double)sum * step);
+    to[SUM] = (float)((double)sum * step);
 }
 
 inline float power_of_two(int exponent) {  // of a normal number
@@ -63,16 +63,22 @@ inline void lay_out_integers(const float* x, int rows, int64_t width, float* x_q
             lay_out_group<KIND>(x + row * width + g * GROUP, width - g * GROUP, x_q + (row * groups + g) * units_a_group<KIND>());
 }
 
-// Adds a group to the sum of a row: its integers, times scales and step, and its offsets.
-template <int KIND>
-inline Part add_group(Part sum, const Whole* dots, int apart, const float* factors, Part scale, Part offset) {
+#if MK_INTEGERS != 512
+// The dot product of a group from those of its digits.
+template <int KIND> inline Part joined(const Whole* dots, int apart, const float* factors) {
     typedef Dots<KIND> D;
     Whole low = D::total(dots[apart]);
     if (D::DIGITS == 3) low = plus(times_256(low), D::total(dots[(D::DIGITS - 1) * apart]));
-    Part dot = times(to_part(low), part_of(factors[1]));
-    dot = fused(to_part(D::total(dots[0])), part_of(factors[0]), dot);
-    sum = fused(dot, scale, sum);
-    return has_offset(KIND) ? fused(offset, part_of(factors[2]), sum) : sum;
+    const Part dot = times(to_part(low), part_of(factors[1]));
+    return fused(to_part(D::total(dots[0])), part_of(factors[0]), dot);
+}
+#endif
+
+// Adds a group to the sum of a row: its dot product times scales, and its offsets.
+template <int KIND>
+inline Part add_group(Part sum, const Whole* dots, int apart, const float* factors, Part scale, Part offset) {
+    sum = fused(joined<KIND>(dots, apart, factors), scale, sum);
+    return has_offset(KIND) ? fused(offset, part_of(factors[SUM]), sum) : sum;
 }
 
 constexpr int SLICES = LANES / SLICE;  // of a panel
