@@ -227,8 +227,7 @@ class Engine:
         """Decode with another tree from now on. Raises TreeError where the heads cannot fill it."""
         if self.heads is not None:
             tree.check_fits(self.heads.num_heads, self.heads.num_columns)
-        plan = tree if isinstance(tree, TreePlan) else None
-        self.plan, self.tree = plan, tree.for_batch(1) if isinstance(tree, TreePlan) else tree
+        self.plan, self.tree = (None, tree) if isinstance(tree, Tree) else (tree, tree.for_batch(1))
 
     def tree_for(self, batch_size: int) -> Tree:
         return self._planned_for(batch_size).tree
