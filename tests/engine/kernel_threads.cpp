@@ -80,6 +80,19 @@ struct Model {
                         lengths.data(), depths.data(), sees.data(), cache.data(), NODES, kept.data(), hidden.data(), logits.data(), COLUMNS,
                         likeliest.data(), 0, outputs.data()};
         mk_step(&decoder, &step, threads);
+        // The end of a prompt alone, where the prefix layer leaves out its other outputs.
+        std::vector<float> end_hidden(HIDDEN), end_logits(VOCAB), end_outputs(HIDDEN);
+        std::vector<uint8_t> before(NODES * NODES);
+        for (int64_t i = 0; i < NODES * NODES; ++i) before[i] = i % NODES <= i / NODES;
+        Step prompt = step;
+        prompt.depths = positions.data();
+        prompt.sees = before.data();
+        prompt.num_kept = 1;
+        prompt.kept = &kept[NODES - 1];
+        prompt.hidden_out = end_hidden.data(), prompt.logits = end_logits.data(), prompt.prefix_out = end_outputs.data();
+        std::vector<int64_t> end_likeliest(COLUMNS);
+        prompt.likeliest = end_likeliest.data();
+        mk_step(&decoder, &prompt, threads);
         std::vector<int64_t> head_of_row(NODES, 0), ids(NODES * COLUMNS);
         const std::vector<int64_t> given{0, 1, 2, 3, 4}, given_parents{-1, 0, 0}, given_ranks{0, 0, 1};
         std::vector<float> temperatures(NODES, 1.0f), scores(NODES * COLUMNS);
@@ -94,7 +107,7 @@ struct Model {
                         parents.data(), grown_depths.data(), grown_sees.data()};
         mk_grow(&heads, &grow, threads);
         mk_linear(&decoder.output, hidden.data(), NODES, product.data(), threads);
-        for (const auto& more : {logits, scores, product, outputs}) hidden.insert(hidden.end(), more.begin(), more.end());
+        for (const auto& more : {logits, scores, product, outputs, end_hidden, end_logits, end_outputs}) hidden.insert(hidden.end(), more.begin(), more.end());
         hidden.insert(hidden.end(), likeliest.begin(), likeliest.end());
         for (const auto& more : {ids, filled, grown, parents}) hidden.insert(hidden.end(), more.begin(), more.end());
         return hidden;
