@@ -265,6 +265,8 @@ class TreeCache(Cache):
         J = max(len(pairs) for pairs in moves)
         if J == 0:
             return
+        if self._on_cpu:
+            return self._move_in_turn(moves)
         # Rows with fewer moves repeat their last one.
         table = [[(row, *pairs[min(j, len(pairs) - 1)]) for j in range(J)]
                  for row, pairs in enumerate(moves) if pairs]  # fmt: skip
@@ -275,6 +277,22 @@ class TreeCache(Cache):
             rows, source, target = to_device(table, pair[0].device).unbind(-1)
             for tensor in pair:
                 tensor[rows, :, target] = tensor[rows, :, source]
+
+    @property
+    def _on_cpu(self) -> bool:
+        tensors = [self._block, *(keys for keys, _ in self._strays)]
+        return all(tensor is None or tensor.device.type == "cpu" for tensor in tensors)
+
+    def _move_in_turn(self, moves: Sequence[Sequence[tuple[int, int]]]) -> None:
+        """Slot by slot: gathering them all wakes torch's threads, which then keep a core busy that
+        the next step in C++ waits for."""
+        for row, pairs in enumerate(moves):
+            for source, target in pairs:
+                if self._block is not None:
+                    self._block[:, :, row, :, target] = self._block[:, :, row, :, source]
+                for pair in self._strays:
+                    for tensor in pair:
+                        tensor[row, :, target] = tensor[row, :, source]
 
     @torch.inference_mode()
     def select_rows(self, rows: Sequence[int]) -> None:

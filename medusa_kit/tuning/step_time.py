@@ -1,6 +1,8 @@
 """How long a whole step takes on this machine for N nodes: draft, verify, accept, commit.
 
 Timings jitter, so each size is measured in turn with one-node steps, and its ratio to those counts.
+A machine may be slow for a tenth of a second, so where nothing is packed anew for a size, all sizes
+take turns in several rounds, and the median over these counts.
 Where whole steps may run on the device (infer/cuda_graph/), real decoding is timed from one
 emission to the next, with or without captured steps as in use. On a CPU, where a prompt takes as
 long as many steps, steps of the loop are repeated from the same prefix.
@@ -30,7 +32,7 @@ from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.plan import Tree
 
 PREFIX_LENGTHS = (64, 384)
-REPEATS = 7
+REPEATS, ROUNDS = 7, 9
 WARM_UPS = 1  # first steps of an answer that do not count: the prompt may still be computed
 
 
@@ -57,19 +59,21 @@ def measure_step_times(
         else _Decoding(engine, length, batch_size)
         for length in prefix_lengths
     ]
-    ratios: dict[Any, float] = {}
+    rounds = ROUNDS if engine.verifier.reads_packed_weights else 1
+    ratios: dict[Any, list[float]] = {key: [] for key in trees}
     plain_times: list[float] = []
-    with console.progress("timing steps", len(trees), "trees") as bar:
-        for key, tree in sorted(trees.items(), key=lambda item: item[1].num_nodes):
-            drafter = draft_with(engine.heads, tree) if tree.num_nodes > 1 else plain
-            pack_for_rows(engine.base, tree.num_nodes * batch_size)
-            pairs = [place.compare(drafter, plain, repeats) for place in places]
-            ratios[key] = statistics.mean(ours / one for ours, one in pairs)
-            plain_times += [one for _, one in pairs]
-            bar.advance()
+    with console.progress("timing steps", rounds * len(trees), "trees") as bar:
+        for _ in range(rounds):
+            for key, tree in sorted(trees.items(), key=lambda item: item[1].num_nodes):
+                drafter = draft_with(engine.heads, tree) if tree.num_nodes > 1 else plain
+                pack_for_rows(engine.base, tree.num_nodes * batch_size)
+                pairs = [place.compare(drafter, plain, -(-repeats // rounds)) for place in places]
+                ratios[key].append(statistics.mean(ours / one for ours, one in pairs))
+                plain_times += [one for _, one in pairs]
+                bar.advance()
     one_node = statistics.median(plain_times)
-    ratios[1] = 1.0
-    return {key: one_node * ratio for key, ratio in ratios.items()}
+    found = {key: one_node * statistics.median(several) for key, several in ratios.items()}
+    return {**found, 1: one_node}
 
 
 class _Decoding:

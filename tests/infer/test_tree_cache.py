@@ -1,6 +1,10 @@
 """The tree cache against plain Python lists of what each row should hold."""
 
 import random
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
 
 import pytest
 import torch
@@ -137,3 +141,24 @@ def test_a_place_given_to_another_row_holds_nothing_that_was_not_accepted() -> N
     cache.keep_first(0, 0)
     cache.keep_first(1, 0)
     assert not cache.block.isnan().any()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="needs Linux to count threads")
+def test_moving_slots_wakes_no_thread_of_torch() -> None:
+    """Such threads go on spinning for a while, on a core that the next step in C++ waits for."""
+    program = """
+        import os, torch
+        from medusa_kit.infer.tree_cache import TreeCache
+        torch.set_num_threads(2)
+        cache = TreeCache(30, 1, 64)
+        cache.block_of(3, 64)
+        cache.lengths = [20]
+        cache.reach([0], [8])
+        before = len(os.listdir("/proc/self/task"))
+        cache.commit([[0, 2, 5]])
+        print(len(os.listdir("/proc/self/task")) - before)
+    """
+    found = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.strip() == "0"
