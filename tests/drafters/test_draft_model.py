@@ -47,7 +47,11 @@ def drafter_for(
     engine: Engine, draft: BaseModel, options: dict[str, Any], rows: int = 1, **sampling: Any
 ) -> DraftModelDrafter:
     context = DraftContext(
-        engine.verifier, None, None, None, draft, rows, SamplingParams(**sampling), engine.memory
+        engine.verifier,
+        draft_model=draft,
+        batch_size=rows,
+        sampling=SamplingParams(**sampling),
+        memory=engine.memory,
     )
     drafter = build_drafter("draft-model", context, options)
     assert isinstance(drafter, DraftModelDrafter)

@@ -28,7 +28,7 @@ NAMES = ["medusa", "suffix", "prompt-lookup", "lookahead", "combined", "auto"]
 
 
 @pytest.fixture
-def knowing_heads(monkeypatch: pytest.MonkeyPatch) -> None:
+def knowing_heads(chat: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads that guess LETTER everywhere."""
 
     def fill(self: Any, hidden_BD: Any, roots_B: Any, on_device: bool = False) -> Any:
@@ -37,6 +37,7 @@ def knowing_heads(monkeypatch: pytest.MonkeyPatch) -> None:
         return tokens_BN
 
     monkeypatch.setattr(MedusaDrafter, "fill", fill)
+    monkeypatch.setattr(chat.heads, "guesser", None)  # which fills trees in C++
 
 
 def spans_of(engine: Engine, **options: Any) -> tuple[list[Span], Any]:
