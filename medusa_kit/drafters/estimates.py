@@ -8,7 +8,9 @@ from collections.abc import Hashable, Mapping
 
 from medusa_kit.locks import SharedLock
 
-BELIEF = 6.0  # guesses for which a drafter's own estimate counts, against those observed
+# Guesses for which a drafter's own estimate counts, and a chance measured beforehand, against those
+# observed.
+BELIEF, MEASURED_BELIEF = 6.0, 20.0
 MEMORY = 300.0  # guesses of a kind after which all counts are halved
 FIRST_GUESS, DEEPER, NEXT_RANK = 0.4, 0.75, 0.4  # chances of heads' guesses before any step
 MOST_CERTAIN = 0.97  # the highest chance of any kind of guess
@@ -27,10 +29,12 @@ class AcceptanceEstimate:
     def chance(self, key: Hashable, believed: float) -> float:
         """The share of right guesses; `believed` is the drafter's estimate to start from, where
         none was measured."""
-        believed = self._first.get(key, believed)
+        weight = BELIEF
+        if (measured := self._first.get(key)) is not None:
+            believed, weight = measured, MEASURED_BELIEF
         with self._lock:
             right, tried = self._seen.get(key, (0.0, 0.0))
-        return min((right + BELIEF * believed) / (tried + BELIEF), MOST_CERTAIN)
+        return min((right + weight * believed) / (tried + weight), MOST_CERTAIN)
 
     def record(self, key: Hashable, right: bool) -> None:
         with self._lock:

@@ -16,7 +16,15 @@ def test_measured_chances_count_in_place_of_a_drafters_own_estimate() -> None:
     assert estimate.chance(("suffix", 3), 0.8) == pytest.approx(0.8)
     for _ in range(200):
         estimate.record(("suffix", 2), right=True)
-    assert estimate.chance(("suffix", 2), 0.8) > 0.95
+    assert estimate.chance(("suffix", 2), 0.8) > 0.9
+
+
+def test_a_few_lucky_guesses_move_a_measured_chance_less_than_an_estimated_one() -> None:
+    estimate = AcceptanceEstimate({"measured": 0.1})
+    for key in ("measured", "estimated"):
+        for _ in range(3):
+            estimate.record(key, right=True)
+    assert estimate.chance("measured", 0.1) < 0.25 < estimate.chance("estimated", 0.1)
 
 
 def test_the_shipped_table_is_read() -> None:

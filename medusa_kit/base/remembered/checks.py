@@ -18,6 +18,7 @@ from medusa_kit.files import atomic_write, parse_json
 from medusa_kit.version import __version__
 
 SOURCES = ("embedded", "gguf", "folder", "hub")  # of models whose code is the library's
+PACKAGE = Path(__file__).parents[2]
 CHECKED_CODE = ("base", "infer")  # folders of the package
 
 
@@ -50,7 +51,7 @@ def _machine() -> dict[str, Any]:
 
     return {
         "version": __version__,
-        "code": _code_digest(),
+        "code": code_digest(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
         "processor": processor_name(torch.device("cpu")),
@@ -60,9 +61,9 @@ def _machine() -> dict[str, Any]:
 
 
 @functools.cache
-def _code_digest() -> str:
-    """Of the package's code that loads and decodes."""
-    digest, package = hashlib.sha256(), Path(__file__).parents[2]
+def code_digest(package: Path = PACKAGE) -> str:
+    """Of the package's code that loads and decodes, the kernels' sources included."""
+    digest = hashlib.sha256()
     for folder in CHECKED_CODE:
         for path in sorted((package / folder).rglob("*")):
             if path.suffix in (".py", ".cpp", ".h"):

@@ -14,6 +14,7 @@ import torch
 
 from medusa_kit import console
 from medusa_kit.base.processor import processor_name
+from medusa_kit.base.remembered.checks import code_digest
 from medusa_kit.base.remembered.folder import cache_folder
 from medusa_kit.files import atomic_write, parse_json
 from medusa_kit.infer.node_choice.cost import SIZES, StepCost
@@ -55,6 +56,7 @@ class MeasuredSteps:
         info = self._verifier.base.info
         return {
             "version": __version__,
+            "code": code_digest(),  # other kernels take other times
             "model": info.fingerprint,
             "dtype": info.dtype,
             "weights": info.weights,

@@ -9,6 +9,7 @@ import pytest
 from support.small_engines import build_engine
 from support.tiny_models import tiny_base
 
+from medusa_kit.base.remembered.checks import code_digest
 from medusa_kit.infer.node_choice import measured
 from medusa_kit.infer.node_choice.cost import SIZES, StepCost
 from medusa_kit.infer.node_choice.measured import MeasuredSteps
@@ -67,6 +68,22 @@ def test_steps_are_timed_once_and_read_from_the_file_afterwards(
     monkeypatch.setattr(measured, "measured", again)
     later = MeasuredSteps(steps._verifier)
     assert later.cost.up_to(9) == first.up_to(9)
+
+
+def test_other_kernels_are_timed_anew(
+    steps: MeasuredSteps, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernels = tmp_path / "package" / "infer" / "cpu"
+    kernels.mkdir(parents=True)
+    digests = []
+    for number, source in enumerate(["// slow", "// fast"], start=1):
+        (kernels / "matmul.h").write_text(source)
+        digests.append(code_digest.__wrapped__(tmp_path / "package"))
+        monkeypatch.setattr(measured, "code_digest", lambda: digests[-1], raising=False)
+        times = {1: 0.5 / number, 2: 0.7 / number}
+        monkeypatch.setattr(measured, "measured", lambda *_, times=times: times)
+        assert MeasuredSteps(steps._verifier).cost.seconds(1) == times[1]
+    assert len(set(digests)) == 2
 
 
 @pytest.mark.parametrize(
