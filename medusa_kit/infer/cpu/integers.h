@@ -26,19 +26,19 @@ inline float power_of_two(int exponent) {  // of a normal number
     return power;
 }
 
-// The power of two that makes 24-bit integers of a group.
+// The power of two that makes 24-bit integers of a group. Beside infinity and NaN, what these
+// integers cannot hold, from about 2^127 on, is no number.
 struct GroupScale {
     float inverse, step;
     explicit GroupScale(uint32_t bits) {  // of the largest absolute number
         float largest;
         std::memcpy(&largest, &bits, sizeof largest);
-        const bool odd = bits >= 0x7f800000;  // no number
-        // three signed bytes reach 0.996 of 2^23
-        largest = std::max(odd ? 1.0f : largest, 1e-30f) * 1.004f;
+        largest = std::max(largest, 1e-30f) * 1.004f;  // three signed bytes reach 0.996 of 2^23
         uint32_t scaled;
         std::memcpy(&scaled, &largest, sizeof scaled);
-        const int exponent = std::min((int)(scaled >> 23) - 127, 126) + 1;
-        inverse = power_of_two(23 - exponent);
+        const int exponent = (int)(scaled >> 23) - 126;
+        const bool odd = exponent > 127;
+        inverse = power_of_two(odd ? 0 : 23 - exponent);
         step = odd ? NAN : power_of_two(exponent - 23);
     }
 };

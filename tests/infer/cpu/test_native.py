@@ -95,6 +95,17 @@ def test_what_is_no_number_does_not_become_one(kind, odd):
     assert not out[1].isfinite().any()
 
 
+@pytest.mark.parametrize("isa", ["avx2", "avx-vnni", "avx512-vnni"])
+@pytest.mark.parametrize("kind", ["int4", "int8", "int8 by 16"])
+def test_numbers_too_large_for_integers_are_none(isa, kind):
+    """Instead of sums that wrap, of any size and sign."""
+    x = torch.ones(4, 64)
+    x[1, 40], x[2, 40], x[3, 40] = 3e38, -3e38, 1.0001 * 2.0**127
+    out = multiply(pack(weights_of(kind), None, BLOCKS[kind]), x, library=library_for(isa))
+    assert out[0].isfinite().all()
+    assert not out[1:].isfinite().any()
+
+
 def library_for(isa):
     """The kernels for an instruction set, if this processor has it."""
     try:
