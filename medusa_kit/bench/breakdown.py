@@ -31,7 +31,7 @@ from medusa_kit.infer.cpu.mkl_linear import pack_for_rows
 from medusa_kit.infer.cpu.verifier import NativeVerifier
 from medusa_kit.infer.cuda_graph.step import GraphStep
 from medusa_kit.infer.decode import decode
-from medusa_kit.infer.draft import Drafter
+from medusa_kit.infer.draft import Drafter, reads_hidden
 from medusa_kit.infer.group import Group
 from medusa_kit.infer.request import Row, make_row
 from medusa_kit.infer.tree_cache import TreeCache, TreeCacheLayer
@@ -206,7 +206,7 @@ class Stopwatch:
 @contextmanager
 def watched(engine: Engine, drafter: Drafter, watch: Stopwatch) -> Iterator[None]:
     """A context with stopwatches around the parts of a step."""
-    verifier = engine.verifier
+    verifier = engine.verifier if reads_hidden(drafter) else engine.verifier.without_prefix
     places: list[tuple[Any, str, str]] = [
         (drafter, "propose", TREE),
         (dynamic, "scored_guesses", HEADS),

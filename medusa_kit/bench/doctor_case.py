@@ -136,7 +136,9 @@ class Case:
         row = make_row(self.engine.verifier, prompt_ids, SamplingParams(), tokens)
         if not stop:
             row.stop_ids = frozenset()
-        steps = decode(self.engine.verifier, drafter, [row], self.engine.graphs)
+        prefix = None if self.heads is None else self.heads.prefix
+        verifier, graphs = self.engine.verifier.with_prefix(prefix), self.engine.graphs
+        steps = decode(verifier, drafter, [row], graphs and graphs.with_prefix(prefix))
         emitted = [len(ids) for step in steps for _, ids in step]
         return row, emitted[1:]  # the first token is the prefill's
 

@@ -9,7 +9,7 @@ of batch size 1, just as exactly.
 
 import pathlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -117,7 +117,7 @@ def load_plan(path: str | pathlib.Path) -> TreePlan:
     """
     static, extra = load_tree(path)
     try:
-        first = PlannedTree(1, static, _dynamic(extra), extra.get("acceptance"))
+        first = _with_acceptance(PlannedTree(1, static, _dynamic(extra)), extra)
         larger = extra.get("larger_batches", [])
         if not isinstance(larger, list):
             raise TreeError(f"larger_batches is {larger!r}, expected a list")
@@ -139,11 +139,19 @@ def _planned(fields: Any) -> PlannedTree:
             f"num_nodes for batch size {batch_size} is {fields.get('num_nodes')!r}, but the "
             f"choices make {static.num_nodes} nodes with the root"
         )
-    return PlannedTree(batch_size, static, _dynamic(fields), fields.get("acceptance"))
+    return _with_acceptance(PlannedTree(batch_size, static, _dynamic(fields)), fields)
 
 
 def _dynamic(fields: dict[str, Any]) -> DynamicTree | None:
     return DynamicTree.from_dict(fields["dynamic"]) if "dynamic" in fields else None
+
+
+def _with_acceptance(planned: PlannedTree, fields: dict[str, Any]) -> PlannedTree:
+    """null is no list of shares, either."""
+    if "acceptance" not in fields:
+        return planned
+    shares = _checked_shares(fields["acceptance"], planned.tree.num_nodes - 1)
+    return replace(planned, acceptance=shares)
 
 
 def _checked_shares(found: Any, count: int) -> tuple[float, ...]:

@@ -87,13 +87,15 @@ def test_parts_of_steps_through_torch(kind: str, prefix_layers: int) -> None:
     assert one.floor_seconds == ours.floor_seconds > 0
 
 
-def test_parts_of_steps_in_cpp() -> None:
+@pytest.mark.parametrize("prefix_layers", [0, 1])
+def test_parts_of_steps_in_cpp(prefix_layers: int) -> None:
     if load_library() is None:
         pytest.skip("no C++ kernels on this machine")
     model = tiny_model("llama", hidden_size=64, intermediate_size=64, head_dim=16)
-    engine = engine_with_heads(wrap_model(model, None, "wide-tiny"))
+    engine = engine_with_heads(wrap_model(model, None, "wide-tiny"), prefix_layers=prefix_layers)
     assert isinstance(engine.verifier, NativeVerifier), engine.verifier.steps_run_by
-    (_, ours) = break_down({"heads": engine}, PROMPTS, 8).values()
+    (one, ours) = break_down({"heads": engine}, PROMPTS, 8).values()
+    assert NATIVE in one.parts
     assert set(ours.parts) == {HEADS, TREE, NATIVE, ACCEPT, CACHE, PYTHON}
     assert ours.weight_bytes == engine.verifier.native.weight_bytes
 

@@ -46,7 +46,7 @@ def test_how_often_nodes_were_right_is_kept_for_the_tree_in_use(tmp_path: Path) 
     assert load_tree(tmp_path / "tree.json")[0] == CandidateTree.chain(1)
 
 
-@pytest.mark.parametrize("bad", [[0.5], [0.5, 1.5], [0.5, "1"], [True, 0.5], 0.5, {}])
+@pytest.mark.parametrize("bad", [[0.5], [0.5, 1.5], [0.5, "1"], [True, 0.5], 0.5, {}, None])
 def test_acceptance_that_is_none_of_the_trees_is_refused(tmp_path: Path, bad: Any) -> None:
     path = tmp_path / "tree.json"
     save_plan(TreePlan.of(CandidateTree.chain(2)), path, {})
