@@ -26,10 +26,9 @@ class AcceptanceEstimate:
         self._seen: dict[Hashable, list[float]] = {}  # key -> [right, tried]
         self._lock = SharedLock()
 
-    def chance(self, key: Hashable, believed: float) -> float:
+    def chance(self, key: Hashable, believed: float, weight: float = BELIEF) -> float:
         """The share of right guesses; `believed` is the drafter's estimate to start from, where
-        none was measured."""
-        weight = BELIEF
+        none was measured, and `weight` the guesses for which it counts."""
         if (measured := self._first.get(key)) is not None:
             believed, weight = measured, MEASURED_BELIEF
         with self._lock:

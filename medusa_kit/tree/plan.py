@@ -2,9 +2,9 @@
 
 A larger batch verifies more rows with the same nodes, so a step costs more and smaller trees win.
 The file holds one static tree and three optional sections: `dynamic` (grow trees of that size
-instead), `larger_batches`, and `acceptance`: how many steps accepted each node of the tree in use,
-root excluded, on answers that were held out. A reader that knows none decodes with the static tree
-of batch size 1, just as exactly.
+instead), `larger_batches`, and `acceptance`: the share of steps that accepted each node of the tree
+in use, root excluded, on answers that were held out. A reader that knows none decodes with the
+static tree of batch size 1, just as exactly.
 """
 
 import pathlib

@@ -123,3 +123,15 @@ def test_only_what_is_verified_is_drafted(engine: Engine, count: int) -> None:
         assert draft.topologies[row].num_used == len(nodes)
         tokens = draft.tokens_BN[row, : len(nodes)].tolist()
         assert tokens == [int(whole.tokens_BN[row, node]) for node in nodes]
+
+
+def test_a_few_misses_do_not_rule_out_what_calibration_has_seen(engine: Engine) -> None:
+    """A guess that is not verified is not counted again."""
+    assert engine.heads is not None
+    inner, record = draft_with(engine.heads, engine.tree), HeadsRecord()
+    state = State([[1]], [5], torch.zeros(1, engine.base.info.hidden_size))
+    calibrated = [0.3] * (inner.num_nodes - 1)
+    for _ in range(10):
+        record.acceptance.record(2, False)
+    ((*_, least),) = PayingDrafter(inner, record, calibrated).offer(state, StepCost(), 0).chances
+    assert 0.25 < least < 0.3

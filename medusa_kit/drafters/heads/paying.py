@@ -10,7 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from medusa_kit.drafters.estimates import DEEPER, FIRST_GUESS, NEXT_RANK, AcceptanceEstimate
+from medusa_kit.drafters.estimates import (
+    BELIEF,
+    DEEPER,
+    FIRST_GUESS,
+    NEXT_RANK,
+    AcceptanceEstimate,
+)
 from medusa_kit.drafters.heads.dynamic import DynamicDrafter
 from medusa_kit.drafters.heads.medusa import HeadsDrafter
 from medusa_kit.infer.draft import ROOT, Draft, State, StepResult, padded_draft, root_draft
@@ -21,6 +27,9 @@ from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
 
 TRIAL = 32  # plain steps between two tries of guesses that do not pay
+# Guesses for which calibration counts. It saw tens of thousands, and a node that a few misses have
+# ruled out is not verified again.
+CALIBRATED_BELIEF = 100.0
 SMOOTHING = 0.1  # share of the newest call in what heads take
 HEAVIER = 1.5  # the most that a head is believed to take, in times of the first one
 
@@ -82,8 +91,9 @@ class PayingDrafter:
         self._kept: list[list[int]] = []  # nodes of each row that are verified
         self._since_try = 0  # plain steps in a row
         self._parents, self._believed = _shape(inner.tree)
+        self._weight = BELIEF
         if calibrated is not None:
-            self._believed = [1.0, *calibrated]
+            self._believed, self._weight = [1.0, *calibrated], CALIBRATED_BELIEF
 
     @property
     def name(self) -> str:
@@ -106,7 +116,7 @@ class PayingDrafter:
     def offer(self, state: State, cost: StepCost, num_others: int) -> Offer:
         B, chances = len(state.roots_B), [1.0]
         for node in range(1, self.num_nodes):
-            own = self.record.acceptance.chance(node, self._believed[node])
+            own = self.record.acceptance.chance(node, self._believed[node], self._weight)
             chances.append(min(own, chances[self._parents[node]]))
         self._state = state
         self._order = sorted(range(1, self.num_nodes), key=lambda node: (-chances[node], node))
