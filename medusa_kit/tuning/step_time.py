@@ -62,11 +62,14 @@ def measure_step_times(
     rounds = ROUNDS if engine.verifier.reads_packed_weights else 1
     ratios: dict[Any, list[float]] = {key: [] for key in trees}
     plain_times: list[float] = []
+    drafters: dict[Any, Drafter] = {
+        key: draft_with(engine.heads, tree) if tree.num_nodes > 1 else plain
+        for key, tree in sorted(trees.items(), key=lambda item: item[1].num_nodes)
+    }
     with console.progress("timing steps", rounds * len(trees), "trees") as bar:
         for _ in range(rounds):
-            for key, tree in sorted(trees.items(), key=lambda item: item[1].num_nodes):
-                drafter = draft_with(engine.heads, tree) if tree.num_nodes > 1 else plain
-                pack_for_rows(engine.base, tree.num_nodes * batch_size)
+            for key, drafter in drafters.items():
+                pack_for_rows(engine.base, trees[key].num_nodes * batch_size)
                 pairs = [place.compare(drafter, plain, -(-repeats // rounds)) for place in places]
                 ratios[key].append(statistics.mean(ours / one for ours, one in pairs))
                 plain_times += [one for _, one in pairs]
