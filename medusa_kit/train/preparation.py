@@ -28,7 +28,7 @@ from medusa_kit.train.batching import (
 from medusa_kit.train.data import HeadTargets, coverage, most_frequent_ids
 from medusa_kit.train.engine import Stage, TrainingEngine
 from medusa_kit.train.evaluate import HeadScores, answer_starts, evaluate
-from medusa_kit.train.features.cache import cached_positions
+from medusa_kit.train.features.cache import cached_positions, open_cache
 from medusa_kit.train.features.features import (
     FeatureOptions,
     Positions,
@@ -96,6 +96,8 @@ def prepare_run(
     """Build heads, module, features and feed. Raises as `train` does."""
     train, joint = recipe.train, recipe.stage == "medusa2"
     options = feature_options(recipe, base)
+    if train.features == "disk":
+        open_cache(base, recipe, options)
     if train.packing:
         check_packing(base, training)
     heads = new_heads(base, training, recipe)

@@ -58,9 +58,9 @@ def train(
 ) -> TrainReport:
     """Train heads as `recipe` says, continuing from its checkpoint if there is one.
 
-    `fresh` removes an older run's checkpoint from output_dir first. `self_check` is called with the
-    base before any work, and raises where trees cannot be verified on it. `load_frozen`: in place
-    of load_base_model where the base stays as it is.
+    `fresh` removes an older run's files from output_dir once this one begins. `self_check` is
+    called with the base before any work, and raises where trees cannot be verified on it.
+    `load_frozen`: in place of load_base_model where the base stays as it is.
 
     Raises ConfigError (wrong recipe, output_dir in use), DataError (no usable rows), MedusaKitError
     (loss not finite, disk full).
@@ -159,12 +159,12 @@ def _warn_of_other_answers(base: BaseModel, recipe: TrainRecipe) -> None:
 
 
 def train_heads(
-    base: BaseModel, examples: Sequence[EncodedExample], recipe: TrainRecipe
+    base: BaseModel, examples: Sequence[EncodedExample], recipe: TrainRecipe, fresh: bool = False
 ) -> TrainReport:
     """`train` for a base and rows that are already in memory."""
     folder = RunFolder(recipe)
     with folder.held(), by_onednn(base.device):
-        folder.open()
+        folder.open(fresh)
         return _train_heads(base, examples, recipe, folder)
 
 

@@ -14,6 +14,7 @@ from medusa_kit.errors import IncompatibleBaseError, MedusaKitError
 from medusa_kit.heads import load_heads
 from medusa_kit.train.data import prepare
 from medusa_kit.train.features import cache as feature_cache
+from medusa_kit.train.features import shards as feature_shards
 from medusa_kit.train.features.cache import cache_folder, cached_positions
 from medusa_kit.train.features.features import FeatureOptions, collect_features
 from medusa_kit.train.run.folder import RunFolder
@@ -144,6 +145,98 @@ def test_a_shard_that_is_cut_off_is_named_and_made_again(
     assert "computed again" in said
     assert len(shards(recipe)) == 3
     torch.testing.assert_close(found.rows(torch.arange(60))[0], expected, rtol=1e-4, atol=1e-5)
+
+
+def flip_a_bit(path, place):
+    contents = bytearray(path.read_bytes())
+    contents[place] ^= 4
+    path.write_bytes(contents)
+
+
+@pytest.mark.parametrize("what", ["a hidden state", "a chance", "the number of a row's positions"])
+def test_a_shard_with_a_flipped_bit_is_named_and_made_again(
+    tiny_base, counting_rows, recipe_with_cache, monkeypatch, capsys, what
+):
+    base, recipe = tiny_base(), recipe_with_cache()
+    items, options = prepare(counting_rows(3), 4), FeatureOptions(30, soft_top=4)
+    monkeypatch.setattr(feature_cache, "SHARD_BYTES", 1)
+    rows_P = torch.arange(60)
+    expected = [
+        part.clone() for part in cached_positions(base, items, recipe, options).picked(rows_P)
+    ]
+    broken = shards(recipe)[1]
+    contents = broken.read_bytes()
+    with safe_open(broken, "pt") as stream:
+        tensors = {name: stream.get_tensor(name) for name in ("hidden_PD", "chances_PS")}
+    part = {"a hidden state": tensors["hidden_PD"][7], "a chance": tensors["chances_PS"][7]}.get(
+        what
+    )
+    place = contents.index(b", 20]") + 3 if part is None else contents.index(part.numpy().tobytes())
+    flip_a_bit(broken, place)
+    capsys.readouterr()
+    found = cached_positions(base, items, recipe, options)
+    said = capsys.readouterr().err
+    assert broken.name in said
+    assert "computed again" in said
+    assert "20 of 60 positions are missing" in said
+    for ours, theirs in zip(found.picked(rows_P), expected, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_a_shard_without_a_checksum_is_used(
+    tiny_base, counting_rows, recipe_with_cache, monkeypatch, capsys
+):
+    """As older versions wrote it."""
+    base, recipe = tiny_base(), recipe_with_cache()
+    items, options = prepare(counting_rows(3), 4), FeatureOptions(100)
+    expected = cached_positions(base, items, recipe, options).rows(torch.arange(60))[0] + 1
+    (shard,) = shards(recipe)
+    with safe_open(shard, "pt") as stream:
+        header = stream.metadata()
+    assert header.keys() > {"rows"}
+    save_file({"hidden_PD": expected}, shard, {"rows": header["rows"]})
+    monkeypatch.setattr(feature_cache, "run", None)
+    found = cached_positions(base, items, recipe, options)
+    assert torch.equal(found.rows(torch.arange(60))[0], expected)
+    assert "damaged" not in capsys.readouterr().err
+
+
+def test_checksums_are_compared_once_a_run_and_where_a_row_is_used(
+    tiny_base, counting_rows, recipe_with_cache, monkeypatch
+):
+    base, recipe, compared = tiny_base(), recipe_with_cache(), []
+    items, options = prepare(counting_rows(3), 4), FeatureOptions(30)
+    monkeypatch.setattr(feature_cache, "SHARD_BYTES", 1)
+    cached_positions(base, items, recipe, options)
+    checksum = feature_shards._checksum
+    monkeypatch.setattr(
+        feature_shards, "_checksum", lambda *of: compared.append(1) or checksum(*of)
+    )
+    cached_positions(base, items[:2], recipe, options)
+    assert len(compared) == 2
+
+
+@pytest.mark.parametrize("layers", [0, 1])
+def test_a_cache_of_the_other_sort_is_refused_before_anything_is_computed_or_removed(
+    tiny_base, counting_rows, recipe_with_cache, monkeypatch, layers
+):
+    """Also with --fresh: what the older run left is still there."""
+    base, rows = tiny_base(), counting_rows()
+    recipe = recipe_with_cache(epochs=1)
+    other = recipe.model_copy(
+        update={"heads": recipe.heads.model_copy(update={"prefix_layers": 1})}
+    )
+    if layers:
+        recipe, other = other, recipe
+    report = train_heads(base, rows, recipe)
+    before = {path: path.read_bytes() for path in report.heads_folder.parent.rglob("*.*")}
+    monkeypatch.setattr(type(base), "hidden_states", None)
+    monkeypatch.setattr(type(base), "traced_hidden_states", None)
+    with pytest.raises(IncompatibleBaseError, match="whole_rows"):
+        train_heads(base, rows, other, fresh=True)
+    assert before.keys() >= {RunFolder(recipe).path / name for name in ("run.json", "recipe.yaml")}
+    for path, contents in before.items():
+        assert path.read_bytes() == contents
 
 
 def test_a_cache_of_another_base_or_format_is_refused(tiny_base, counting_rows, recipe_with_cache):

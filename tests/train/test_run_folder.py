@@ -204,7 +204,10 @@ def test_a_linked_checkpoint_folder_is_emptied_and_stays(
         with pytest.raises(Crash):
             train_heads(base, counting_rows(), recipe)
     assert len(list((tmp_path / "disk").iterdir())) == 1
-    RunFolder(recipe).open(fresh=True)
+    folder = RunFolder(recipe)
+    folder.open(fresh=True)
+    assert folder.load() is None
+    folder.begin()
     assert RunFolder(recipe).load() is None
     train_heads(base, counting_rows(), recipe)
     assert (tmp_path / "run/checkpoint").is_symlink()

@@ -196,7 +196,10 @@ def test_another_recipe_or_a_finished_run_is_refused(tiny_base, counting_rows, m
         RunFolder(recipe).open()
     with pytest.raises(ConfigError, match=r"train\.learning_rate: 0\.5 ≠ 0\.01"):
         RunFolder(make_recipe(train={"learning_rate": 0.5})).open()
-    RunFolder(make_recipe(train={"learning_rate": 0.5})).open(fresh=True)
+    folder = RunFolder(make_recipe(train={"learning_rate": 0.5}))
+    folder.open(fresh=True)
+    assert (RunFolder(recipe).path / "run.json").exists()  # until the new run begins
+    folder.begin()
     assert not (RunFolder(recipe).path / "run.json").exists()
 
 

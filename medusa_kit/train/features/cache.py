@@ -7,7 +7,9 @@ cache_dir/shard-XXXX.safetensors   hidden_PD [P, D] (and likeliest_PS, chances_P
 
 A row is identified by a digest of its tokens and positions, so equal rows are stored once, and a
 cache that was interrupted or belongs to another run is completed. A shard's own header lists its
-rows. A shard that is cut off is reported, and its rows are computed again.
+rows and has a checksum, which is compared once in each run that uses one of the rows; shards of
+older versions have none. A shard that is cut off or whose bits have changed is reported, and its
+rows are computed again.
 
 Shapes: P positions, D hidden, K heads, J = K + 1 tokens ahead, S likeliest tokens of the base.
 """
@@ -21,8 +23,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from medusa_kit import console
@@ -42,6 +42,7 @@ from medusa_kit.train.features.features import (
     counted,
     run,
 )
+from medusa_kit.train.features.shards import check_shards, read_shards, shard_files, write_shard
 from medusa_kit.train.loss.loss import SoftTargets
 
 INDEX, FINGERPRINT, WHOLE_ROWS = "index.json", "base_fingerprint", "whole_rows"
@@ -55,7 +56,7 @@ class CachedPositions:
     def __init__(self, folder: Path, items: Sequence[HeadTargets], dtype: torch.dtype) -> None:
         self.ahead_PJ = torch.cat([torch.from_numpy(item.ahead_PJ) for item in items])
         self._dtype = dtype
-        places, self._shards = _read_shards(folder)
+        places, self._shards = read_shards(folder)
         shard, row = [], []
         for item in items:
             index, start, count = places[row_digest(item)]
@@ -101,14 +102,12 @@ def cached_positions(
     Raises IncompatibleBaseError (a cache of another base, tokenizer or format), MedusaKitError
     (the disk is too small).
     """
+    open_cache(base, recipe, options)
     folder = cache_folder(recipe)
-    identity = _identity(base, recipe, options)
-    identity[WHOLE_ROWS] = recipe.heads.prefix_layers > 0
-    if distributed.is_main():
-        _open(folder, identity)
-    distributed.barrier()
-    known, _ = _read_shards(folder)
     missing = {row_digest(item): item for item in items}
+    check_shards(folder, missing.keys())
+    distributed.barrier()
+    known, _ = read_shards(folder)
     missing = {digest: item for digest, item in missing.items() if digest not in known}
     _quote(base, items, list(missing.values()), recipe, options)
     distributed.barrier()  # all processes have looked before one writes
@@ -116,8 +115,18 @@ def cached_positions(
         _fill(base, folder, list(missing.values()), DTYPES[recipe.train.cache_dtype], options)
     distributed.barrier()
     if distributed.is_main():
-        _write_index(folder, identity)
+        _write_index(folder, _identity(base, recipe, options))
     return CachedPositions(folder, items, base.dtype)
+
+
+def open_cache(base: BaseModel, recipe: TrainRecipe, options: FeatureOptions) -> None:
+    """Make the recipe's cache where there is none, before anything is computed.
+
+    Raises IncompatibleBaseError for a cache that was made differently.
+    """
+    if distributed.is_main():
+        _open(cache_folder(recipe), _identity(base, recipe, options))
+    distributed.barrier()
 
 
 def cache_folder(recipe: TrainRecipe) -> Path:
@@ -141,6 +150,7 @@ def _identity(base: BaseModel, recipe: TrainRecipe, options: FeatureOptions) -> 
         "hidden_size": base.info.hidden_size,
         "dtype": recipe.train.cache_dtype,
         "likeliest": options.soft_top,
+        WHOLE_ROWS: recipe.heads.prefix_layers > 0,
     }
 
 
@@ -178,12 +188,12 @@ def _made_by_old_rule(there: dict[str, Any], identity: dict[str, Any]) -> bool:
 
 
 def _remove_shards(folder: Path) -> None:
-    for path in _shard_files(folder):
+    for path in shard_files(folder):
         path.unlink(missing_ok=True)
 
 
 def _write_index(folder: Path, identity: dict[str, Any]) -> None:
-    shards = [{"file": path.name, "bytes": path.stat().st_size} for path in _shard_files(folder)]
+    shards = [{"file": path.name, "bytes": path.stat().st_size} for path in shard_files(folder)]
     with atomic_write(folder / INDEX) as temporary:
         temporary.write_text(json.dumps({**identity, "shards": shards}, indent=2) + "\n")
 
@@ -232,10 +242,10 @@ def _fill(
             size += positions.hidden_PD.nbytes
             bar.advance(len(item.positions_P))
             if size >= SHARD_BYTES:
-                _write_shard(folder, held)
+                _write(folder, held)
                 held, size = [], 0
         if held:
-            _write_shard(folder, held)
+            _write(folder, held)
 
 
 def _rows(
@@ -250,45 +260,9 @@ def _rows(
             done += size
 
 
-def _write_shard(folder: Path, held: Sequence[tuple[HeadTargets, Positions]]) -> None:
-    rows = [[row_digest(item), len(item.positions_P)] for item, _ in held]
+def _write(folder: Path, held: Sequence[tuple[HeadTargets, Positions]]) -> None:
     whole = Positions.joined([positions for _, positions in held])
     tensors = {"hidden_PD": whole.hidden_PD.contiguous()}
     if whole.likeliest_PS.shape[1]:
         tensors |= {"likeliest_PS": whole.likeliest_PS, "chances_PS": whole.chances_PS}
-    name = hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16]
-    try:
-        with atomic_write(folder / f"shard-{name}.safetensors") as temporary:
-            save_file(tensors, temporary, metadata={"rows": json.dumps(rows)})
-    except (OSError, SafetensorError) as error:
-        raise MedusaKitError(
-            f"cannot write hidden states to {folder}: {error}",
-            hint="make room and run the same command again: finished shards are kept",
-        ) from error
-
-
-def _shard_files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("shard-*.safetensors"))
-
-
-def _read_shards(
-    folder: Path,
-) -> tuple[dict[str, tuple[int, int, int]], list[dict[str, Tensor]]]:
-    """(digest -> (shard, first row, rows), the shards' tensors, memory-mapped)."""
-    places: dict[str, tuple[int, int, int]] = {}
-    shards: list[dict[str, Tensor]] = []
-    for path in _shard_files(folder):
-        try:
-            with safe_open(path, framework="pt") as stream:
-                rows = json.loads(stream.metadata()["rows"])
-                tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
-        except (SafetensorError, OSError, KeyError, TypeError, json.JSONDecodeError) as error:
-            console.warn(f"{path} is damaged ({error}): its rows are computed again")
-            path.unlink(missing_ok=True)
-            continue
-        start = 0
-        for digest, count in rows:
-            places[digest] = (len(shards), start, count)
-            start += count
-        shards.append(tensors)
-    return places, shards
+    write_shard(folder, [(row_digest(item), len(item.positions_P)) for item, _ in held], tensors)

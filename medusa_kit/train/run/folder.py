@@ -42,6 +42,7 @@ class RunFolder:
         self.heads = self.path / "heads"
         self._checkpoints = self.path / "checkpoint"
         self._saved_step: int | None = None
+        self._fresh = False  # an older run is dropped once the new one begins
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -64,15 +65,14 @@ class RunFolder:
             yield
 
     def open(self, fresh: bool = False) -> None:
-        """Check that this recipe may use the folder; `fresh` removes the files of an older run.
+        """Check that this recipe may use the folder. With `fresh` every recipe may: `begin` removes
+        the files of an older run, which stay where the new one is refused before that.
 
         Raises ConfigError for another recipe's run, and for a run that is finished.
         """
-        if fresh and distributed.is_main():
-            self._drop_checkpoints()
-            for name in OWN_FILES:
-                (self.path / name).unlink(missing_ok=True)
-        distributed.barrier()
+        self._fresh = fresh
+        if fresh:
+            return
         finished = (self.path / "run.json").is_file()
         if not finished and not self._complete():
             return
@@ -95,8 +95,11 @@ class RunFolder:
             return [error.message]
 
     def begin(self) -> None:
-        """Before the first update: remove the files of a run that never saved a checkpoint."""
+        """Before the first update: remove the files of a run that is started over or never saved
+        a checkpoint."""
         if distributed.is_main():
+            if self._fresh:
+                self._drop_checkpoints()
             for name in OWN_FILES:
                 (self.path / name).unlink(missing_ok=True)
             with self.explain_disk(), atomic_write(self.path / "recipe.yaml") as temporary:
@@ -137,8 +140,9 @@ class RunFolder:
             shutil.rmtree(self._checkpoints, ignore_errors=True)
 
     def load(self) -> Checkpoint | None:
-        """The newest complete checkpoint, or None. Raises CheckpointError when it is damaged."""
-        complete = self._complete()
+        """The newest complete checkpoint to continue from, or None. Raises CheckpointError when it
+        is damaged."""
+        complete = [] if self._fresh else self._complete()
         if not complete:
             return None
         path = complete[-1] / PROGRESS

@@ -1,0 +1,113 @@
+"""The files of a cache of hidden states: safetensors whose headers list rows and have a checksum.
+
+A shard that is cut off or whose bits have changed is reported and removed.
+
+Shapes: P positions, D hidden, S likeliest tokens of the base.
+"""
+
+import hashlib
+import json
+import zlib
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from medusa_kit import console
+from medusa_kit.errors import MedusaKitError
+from medusa_kit.files import atomic_write
+from medusa_kit.train import distributed
+
+ROWS, CRC32 = "rows", "crc32"  # in a shard's header
+
+
+class Shard(NamedTuple):
+    """One file, open."""
+
+    header: dict[str, str]
+    rows: list[tuple[str, int]]  # digest and number of positions of each
+    tensors: dict[str, Tensor]  # memory-mapped
+
+
+def write_shard(
+    folder: Path, rows: Sequence[tuple[str, int]], tensors: Mapping[str, Tensor]
+) -> None:
+    """Raises MedusaKitError where it cannot be written."""
+    listed = json.dumps(rows)
+    name = hashlib.sha256(listed.encode()).hexdigest()[:16]
+    header = {ROWS: listed, CRC32: _checksum(listed, tensors)}
+    try:
+        with atomic_write(folder / f"shard-{name}.safetensors") as temporary:
+            save_file(dict(tensors), temporary, metadata=header)
+    except (OSError, SafetensorError) as error:
+        raise MedusaKitError(
+            f"cannot write hidden states to {folder}: {error}",
+            hint="make room and run the same command again: finished shards are kept",
+        ) from error
+
+
+def _checksum(rows: str, tensors: Mapping[str, Tensor]) -> str:
+    """Of a shard's contents, by CRC-32, which takes little time beside reading the file."""
+    found = zlib.crc32(rows.encode())
+    for name, tensor in sorted(tensors.items()):
+        found = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), found)
+        found = zlib.crc32(tensor.contiguous().view(torch.uint8).numpy(), found)
+    return f"{found:08x}"
+
+
+def shard_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("shard-*.safetensors"))
+
+
+def check_shards(folder: Path, wanted: Collection[str]) -> None:
+    """Compare the checksums of this process's share of the shards that hold wanted rows."""
+    own = shard_files(folder)[distributed.rank() :: distributed.world()]
+    with console.progress("checking hidden states", len(own), unit="shards") as bar:
+        for path in own:
+            shard = _read_shard(path)
+            if shard is not None and any(digest in wanted for digest, _ in shard.rows):
+                expected = shard.header.get(CRC32)
+                found = _checksum(shard.header[ROWS], shard.tensors) if expected else None
+                if found != expected:
+                    _remove_damaged(path, f"its checksum is {found}, expected {expected}")
+            bar.advance(1)
+
+
+def _remove_damaged(path: Path, why: object) -> None:
+    console.warn(f"{path} is damaged ({why}): its rows are computed again")
+    path.unlink(missing_ok=True)
+
+
+def _read_shard(path: Path) -> Shard | None:
+    """None for one that cannot be read: it is reported and removed."""
+    try:
+        with safe_open(path, framework="pt") as stream:
+            header = stream.metadata()
+            rows = [(digest, int(count)) for digest, count in json.loads(header[ROWS])]
+            tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        _remove_damaged(path, error)
+        return None
+    return Shard(header, rows, tensors)
+
+
+def read_shards(
+    folder: Path,
+) -> tuple[dict[str, tuple[int, int, int]], list[dict[str, Tensor]]]:
+    """(digest -> (shard, first row, rows), the shards' tensors)."""
+    places: dict[str, tuple[int, int, int]] = {}
+    shards: list[dict[str, Tensor]] = []
+    for path in shard_files(folder):
+        shard = _read_shard(path)
+        if shard is None:
+            continue
+        start = 0
+        for digest, count in shard.rows:
+            places[digest] = (len(shards), start, count)
+            start += count
+        shards.append(shard.tensors)
+    return places, shards
