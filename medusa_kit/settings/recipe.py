@@ -117,6 +117,9 @@ class TrainSection(Section):
     soft_share: float | None = Field(default=None, gt=0, le=1)
     soft_top: int | None = Field(default=None, ge=1)  # likeliest tokens of the base kept; 32
     grad_clip: float = Field(default=1.0, gt=0)
+    # Moving average of the weights, judged and kept in their place: how much of it stays at an
+    # update, for example 0.999. In the first updates less stays: (1 + update) / (10 + update).
+    average: float | None = Field(default=None, gt=0, lt=1)
     chunk_positions: int = Field(default=1024, ge=1)  # rows of logits that exist at once
     # Cross-entropy by a library, where it has hard targets; auto: on CUDA, where one is installed.
     fused_loss: Literal["auto", "never", "liger", "cut_cross_entropy"] = "auto"
@@ -243,6 +246,16 @@ class TrainRecipe(Section):
             raise ValueError("stage 'medusa2' with base.dtype 'float16'; use bfloat16 or float32")
         if self.stage == "medusa1" and self.joint is not None:
             raise ValueError("stage 'medusa1' with a section joint; joint goes with 'medusa2'")
+        return self
+
+    @model_validator(mode="after")
+    def _an_average_needs_whole_weights(self) -> "TrainRecipe":
+        spread = self.deepspeed.enabled and self.deepspeed.zero_stage == 3
+        if self.train.average is not None and spread:
+            raise ValueError(
+                f"train.average {self.train.average} with deepspeed.zero_stage 3, which leaves no "
+                "process the whole weights; use zero_stage 0, 1 or 2, or leave average out"
+            )
         return self
 
     @property

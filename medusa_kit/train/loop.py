@@ -26,6 +26,7 @@ from medusa_kit.train.batching import Feed, Update
 from medusa_kit.train.engine import TrainingEngine
 from medusa_kit.train.evaluate import HeadScores
 from medusa_kit.train.loss.loss import HeadsLoss
+from medusa_kit.train.run.average import MovingAverage
 from medusa_kit.train.run.folder import RunFolder
 from medusa_kit.train.run.random_state import load_random_state, save_random_state
 from medusa_kit.train.run.schedule import heads_weight, learning_rate
@@ -54,6 +55,7 @@ class TrainingLoop:
         self.engine, self.feed, self.recipe, self.folder = engine, feed, recipe, folder
         self.identity = {**identity, "processes": distributed.world()}
         self._score, self._keep = score, keep
+        self.average = MovingAverage(engine.module, recipe.train.average)
         self.external_log = start_tracking(recipe)
         self.num_updates = feed.updates_per_epoch * recipe.train.epochs
         self.step = 0
@@ -74,6 +76,7 @@ class TrainingLoop:
             return
         self._check_identity(checkpoint.progress)
         self.engine.load(checkpoint.folder)
+        self.average.load(checkpoint.folder)
         load_random_state(checkpoint.folder / _random_name())
         self.step, self.best = checkpoint.progress["step"], checkpoint.progress["best"]
         self.began -= checkpoint.progress["seconds"]
@@ -139,6 +142,7 @@ class TrainingLoop:
         if not math.isfinite(float(total.loss)):
             self._not_finite(update, float(total.loss))
         self.engine.update(learning_rate(self.recipe.train, self.step, self.num_updates))
+        self.average.add(self.step)
         self.recent.append({name: part.tolist() for name, part in total._asdict().items()})
         self.step += 1
 
@@ -190,6 +194,10 @@ class TrainingLoop:
 
     def judge(self) -> HeadScores:
         """Score on the held-out rows, and keep the weights if they are the best so far."""
+        with self.average.in_place():
+            return self._judge()
+
+    def _judge(self) -> HeadScores:
         scores = self._score()
         top1 = " ".join(f"{share:.3f}" for share in scores.top1)
         length = scores.acceptance_length
@@ -213,6 +221,7 @@ class TrainingLoop:
     def save(self) -> None:
         def write(folder: Path) -> None:
             self.engine.save(folder)
+            self.average.save(folder)
             save_random_state(folder / _random_name())
 
         progress = {"step": self.step, "seconds": self.elapsed(), "best": self.best}

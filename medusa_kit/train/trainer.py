@@ -199,7 +199,8 @@ def _train_heads(
         if before is not None:
             run.module.eval()
             held = run.module.held_parameters()
-            readings = quality.read(base, held_out, options, lambda: engine.whole(held))
+            with loop.average.in_place():
+                readings = quality.read(base, held_out, options, lambda: engine.whole(held))
             after = quality.compare(before, readings)
     finally:
         engine.close()

@@ -59,6 +59,8 @@ def test_unknown_key_names_the_nearest(recipe_file, override, suggestion):
         ("heads.kind=eagle", ["heads.kind", "'eagle'", "'medusa', 'rooted' or 'hydra'"]),
         ("train={loss: cross_entropy, soft_share: 0.5}", ["soft_share 0.5", "'cross_entropy'"]),
         ("train={loss: cross_entropy, soft_top: 8}", ["soft_top 8", "'soft', 'tv' and 'lk'"]),
+        ("train.average=1", ["train.average = 1", "less than 1"]),
+        ("train.average=0", ["train.average = 0", "greater than 0"]),
         ("train.cache_dir=x", ["cache_dir 'x'", "features 'disk'"]),
         ("joint.moves=full", ["stage 'medusa1'", "section joint"]),
         ("joint={lora: {rnk: 3}}", ["'joint.lora.rnk'"]),
@@ -87,6 +89,16 @@ def test_bad_values_are_named(recipe_file, override, parts):
         load_recipe(recipe_file, [override])
     for part in parts:
         assert part in caught.value.message
+
+
+def test_an_average_is_refused_where_no_process_has_the_whole_weights(recipe_file):
+    recipe_file.write_text(MINIMAL)
+    zero_3 = ["train.average=0.999", "deepspeed.zero_stage=3"]
+    with pytest.raises(ConfigError, match=r"average 0\.999 with deepspeed\.zero_stage 3") as caught:
+        load_recipe(recipe_file, zero_3)
+    assert "use zero_stage 0, 1 or 2" in caught.value.message
+    for allowed in (["deepspeed.enabled=false"], ["deepspeed.zero_stage=2"]):
+        assert load_recipe(recipe_file, [*zero_3, *allowed]).train.average == 0.999
 
 
 def test_medusa2_reads_live_and_in_a_range_that_trains(recipe_file):

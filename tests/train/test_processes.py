@@ -97,6 +97,14 @@ def test_runs_that_must_agree_do(tmp_path):
             }  # fmt: skip
         if stage["stage"] == "medusa2":
             together[f"{name}/in pieces"] = {**stage, **zero(3), **cut(16), **base}
+    for name, numbers in (("medusa1", (2,)), ("lora", (0, 1))):
+        stage, average = STAGES[name], {"average": 0.5}
+        alone[f"{name} averaged/one"] = {**stage, **PLAIN, **cut(32, **average)}
+        together[f"{name} averaged/plain"] = {**stage, **PLAIN, **cut(16, **average)}
+        for number in numbers:
+            together[f"{name} averaged/zero {number}"] = {
+                **stage, **zero(number), **cut(8, 2, **average)
+            }  # fmt: skip
     alone["live/one"] = {**STAGES["medusa1"], **PLAIN, **cut(32, features="live")}
     together["live/zero 1"] = {**STAGES["medusa1"], **zero(1), **cut(16, features="live")}
     found = run_together(tmp_path / "alone", alone, 1)
@@ -106,6 +114,10 @@ def test_runs_that_must_agree_do(tmp_path):
         assert found[name]["losses"] == pytest.approx(reference["losses"], rel=TOLERANCE), name
         assert found[name]["weights"] == pytest.approx(reference["weights"], rel=1e-3), name
         assert found[name]["base was whole"] == (not name.endswith("in pieces")), name
+    for name in ("medusa1", "lora"):
+        plain, average = (found[f"{name}{kind}/one"] for kind in ("", " averaged"))
+        assert average["losses"] == plain["losses"]
+        assert average["weights"] != pytest.approx(plain["weights"], rel=1e-2)
     for name in ("medusa1", "rows", "lora", "full", "live"):
         losses = found[f"{name}/one"]["losses"]
         assert len(losses) >= 8

@@ -55,7 +55,7 @@ def _checksum(rows: str, tensors: Mapping[str, Tensor]) -> str:
     found = zlib.crc32(rows.encode())
     for name, tensor in sorted(tensors.items()):
         found = zlib.crc32(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode(), found)
-        found = zlib.crc32(tensor.contiguous().view(torch.uint8).numpy(), found)
+        found = zlib.crc32(tensor.contiguous().view(torch.uint8).numpy().data, found)
     return f"{found:08x}"
 
 
