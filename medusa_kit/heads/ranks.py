@@ -23,10 +23,12 @@ def project_rows(heads: MedusaHeads, z_XD: Tensor, k: int) -> Tensor:
     """logits_XR of head k from z in any dtype.
 
     Frozen projections are rows of the base, so they are computed in its dtype even while the blocks
-    train in float32; `own` ones are computed in theirs.
+    train in float32; `own` ones are computed in theirs. Under autocast both are in its dtype.
     """
     own = heads.config.projection == "own"
     dtype = head_parameter_dtype(heads) if own else heads.base.dtype
+    if torch.is_autocast_enabled(z_XD.device.type):  # so that rows of the base are cast only once
+        dtype = torch.get_autocast_dtype(z_XD.device.type)
     return heads.project(z_XD.to(dtype), k)
 
 

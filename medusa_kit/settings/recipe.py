@@ -120,6 +120,8 @@ class TrainSection(Section):
     # Moving average of the weights, judged and kept in their place: how much of it stays at an
     # update, for example 0.999. In the first updates less stays: (1 + update) / (10 + update).
     average: float | None = Field(default=None, gt=0, lt=1)
+    # Of the heads' matrix products; weights, losses and the optimiser stay in float32.
+    precision: Literal["float32", "bfloat16"] = "float32"
     chunk_positions: int = Field(default=1024, ge=1)  # rows of logits that exist at once
     # Cross-entropy by a library, where it has hard targets; auto: on CUDA, where one is installed.
     fused_loss: Literal["auto", "never", "liger", "cut_cross_entropy"] = "auto"

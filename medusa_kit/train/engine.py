@@ -71,7 +71,7 @@ class PlainEngine:
             )
         self.module = module
         self.grad_clip = recipe.train.grad_clip
-        self.optimizer, self._factors = _adamw(module, recipe)
+        self.optimizer, self._factors = _adamw(module, recipe, fused=True)
         self._owns_group = distributed.start(device)
 
     def forward(self, batch: Batch, terms: Terms) -> HeadsLoss:
@@ -190,13 +190,16 @@ def _trained_state(module: Stage) -> dict[str, Tensor]:
     return {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
 
 
-def _adamw(module: Stage, recipe: TrainRecipe) -> tuple[torch.optim.AdamW, list[float]]:
+def _adamw(
+    module: Stage, recipe: TrainRecipe, fused: bool = False
+) -> tuple[torch.optim.AdamW, list[float]]:
     """(optimiser, each group's factor of the learning rate)."""
     groups = [(parameters, factor) for parameters, factor in module.groups() if parameters]
     optimizer = torch.optim.AdamW(
         [{"params": parameters} for parameters, _ in groups],
         lr=recipe.train.learning_rate,
         weight_decay=recipe.train.weight_decay,
+        fused=fused,
     )
     return optimizer, [factor for _, factor in groups]
 

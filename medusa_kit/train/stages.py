@@ -62,12 +62,13 @@ class Medusa1(nn.Module):
     def forward(self, batch: Batch, terms: Terms) -> HeadsLoss:
         assert batch.hidden_PD is not None
         read_PW = batch.hidden_PD
-        if batch.whole is not None:
-            read_PW = batch.whole.read_by(self.heads, read_PW)
-        result = heads_loss(
-            self.heads, read_PW, batch.ahead_PJ, self.options, batch.soft, terms.counts_K,
-            self.uncertainty_K,
-        )  # fmt: skip
+        with self.options.products(self.heads.base.device):
+            if batch.whole is not None:
+                read_PW = batch.whole.read_by(self.heads, read_PW)
+            result = heads_loss(
+                self.heads, read_PW, batch.ahead_PJ, self.options, batch.soft, terms.counts_K,
+                self.uncertainty_K,
+            )  # fmt: skip
         if self.uncertainty_K is None:
             return result
         return result._replace(loss=result.loss + terms.share * self.uncertainty_K.sum())

@@ -1,10 +1,18 @@
-"""float32 products of a training run: by oneDNN where that is as accurate, and only in the run."""
+"""Matrix products of a training run: float32 by oneDNN where that is as accurate, and only in the
+run; or in 16 bits, near those in float32."""
+
+import json
 
 import pytest
 import torch
 
+from medusa_kit.heads.prefix_layer import causal
 from medusa_kit.train import cpu_products, loop
 from medusa_kit.train.cpu_products import ALLOWED, by_onednn, error_of_products
+from medusa_kit.train.features import whole_rows
+from medusa_kit.train.features.whole_rows import causal_16_bits
+from medusa_kit.train.loss.loss import LossOptions
+from medusa_kit.train.run.folder import RunFolder
 from medusa_kit.train.trainer import train_heads
 
 CPU = torch.device("cpu")
@@ -53,3 +61,59 @@ def test_updates_use_it_and_leave_the_setting_as_it_was(
         train_heads(tiny_base(), counting_rows(), make_recipe())
     assert seen == {"medium"}
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+def losses(recipe):
+    lines = (RunFolder(recipe).path / "metrics.jsonl").read_text().splitlines()
+    return [line["loss"] for line in map(json.loads, lines) if "loss" in line]
+
+
+def test_attention_by_two_products_is_causal_attention_with_its_gradient():
+    torch.manual_seed(0)
+    sizes = [(1, 6, 9, 8), (1, 2, 9, 8), (1, 2, 9, 8)]
+    inputs = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in sizes]
+    weights = torch.randn(1, 6, 9, 8, dtype=torch.float64)
+    expected = torch.autograd.grad((causal(*inputs) * weights).sum(), inputs)
+    torch.testing.assert_close(causal_16_bits(*inputs), causal(*inputs))
+    for found, wanted in zip(
+        torch.autograd.grad((causal_16_bits(*inputs) * weights).sum(), inputs),
+        expected,
+        strict=True,
+    ):
+        torch.testing.assert_close(found, wanted)
+
+
+@pytest.mark.parametrize(
+    "heads",
+    [{"kind": "hydra", "prefix_layers": 1}, {"projection": "own"}, {"projection": "shared"}],
+)
+@pytest.mark.parametrize("loss", [{}, {"loss": "soft", "soft_top": 4}])
+def test_products_in_16_bits_train_nearly_as_in_float32(
+    tiny_base, counting_rows, make_recipe, tmp_path, monkeypatch, heads, loss
+):
+    base, found, called = tiny_base(), {}, []
+
+    def counted(*arguments):
+        called.append(arguments[0].dtype)
+        return causal_16_bits(*arguments)
+
+    monkeypatch.setattr(whole_rows, "causal_16_bits", counted)
+    for precision in ("float32", "bfloat16"):
+        recipe = make_recipe(
+            output_dir=str(tmp_path / precision), heads=heads,
+            train={"log_every": 1, "keep": "last", "precision": precision, **loss},
+        )  # fmt: skip
+        report = train_heads(base, counting_rows(), recipe)
+        assert all(torch.tensor(one).isfinite().all() for one in report.scores.loss)
+        found[precision] = losses(recipe)
+        assert bool(called) == (precision == "bfloat16" and "prefix_layers" in heads)
+    assert found["bfloat16"] != found["float32"]  # so they were really computed in 16 bits
+    assert found["bfloat16"] == pytest.approx(found["float32"], rel=0.05)
+    assert found["float32"][-1] < found["float32"][0]
+
+
+def test_only_the_named_precision_is_used():
+    with LossOptions(precision="bfloat16").products(torch.device("cpu")):
+        assert torch.is_autocast_enabled("cpu")
+    with LossOptions().products(torch.device("cpu")):
+        assert not torch.is_autocast_enabled("cpu")

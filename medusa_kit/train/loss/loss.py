@@ -13,9 +13,10 @@ Shapes: P positions, D hidden, K heads, J = K + 1 tokens ahead, S likeliest toke
 tokens that share one target.
 """
 
+import contextlib
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,12 +48,22 @@ class LossOptions:
     soft_share: float = 0.0
     learned_weights: bool = False
     fused: str | None = None  # the library for targets of one token; see fused.py
+    precision: str = "float32"  # of matrix products
 
     @classmethod
     def of(cls, train: TrainSection, fused: str | None = None) -> "LossOptions":
         share = train.soft_share or SOFT_SHARES[train.loss]
         learned = train.head_weights == "learned"
-        return cls(train.head_decay, train.chunk_positions, train.loss, share, learned, fused)
+        return cls(
+            train.head_decay, train.chunk_positions, train.loss, share, learned, fused,
+            train.precision,
+        )  # fmt: skip
+
+    def products(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
+        """Inside, matrix products are computed in `precision`."""
+        if self.precision == "float32":
+            return contextlib.nullcontext()
+        return torch.autocast(device.type, getattr(torch, self.precision))
 
 
 class HeadsLoss(NamedTuple):
