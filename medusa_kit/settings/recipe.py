@@ -92,6 +92,9 @@ class DataSection(Section):
     eval_fraction: float = Field(default=0.02, gt=0, lt=1)  # share of rows held out
     limit: int | None = Field(default=None, ge=2)  # rows read from all sources together
     on_error: Literal["skip", "fail"] = "skip"  # a row that cannot be encoded
+    # Which tokens heads learn to predict: the assistant's, or those of prompts too. Held-out rows
+    # are judged by the assistant's alone.
+    train_on: Literal["answers", "all"] = "answers"
 
     def entries(self) -> list[SourceSection]:
         """Every source with its weight and limit spelled out."""
@@ -246,6 +249,11 @@ class TrainRecipe(Section):
             )
         if self.stage == "medusa2" and self.base.dtype == "float16":
             raise ValueError("stage 'medusa2' with base.dtype 'float16'; use bfloat16 or float32")
+        if self.stage == "medusa2" and self.data.train_on == "all":
+            raise ValueError(
+                "stage 'medusa2' with data.train_on 'all': the base would learn to write prompts; "
+                "use 'answers'"
+            )
         if self.stage == "medusa1" and self.joint is not None:
             raise ValueError("stage 'medusa1' with a section joint; joint goes with 'medusa2'")
         return self

@@ -68,6 +68,21 @@ def prepare(examples: Sequence[EncodedExample], num_heads: int) -> list[HeadTarg
     return [item for item in prepared if (item.targets_PK >= 0).any()]
 
 
+def on_all_tokens(items: Sequence[HeadTargets]) -> list[HeadTargets]:
+    """The same rows, with the tokens of prompts as roots and targets too.
+
+    Left out are the first tokens where they are the same in all rows, such as a system prompt.
+    """
+    first, last = min(item.input_ids for item in items), max(item.input_ids for item in items)
+    same = next((i for i, pair in enumerate(zip(first, last, strict=False)) if len({*pair}) > 1), 0)
+    masks = [np.arange(len(item.input_ids)) >= same for item in items]
+    num_heads = items[0].targets_PK.shape[1]
+    return [
+        head_targets(EncodedExample(item.input_ids, mask.tolist(), 0), num_heads)
+        for item, mask in zip(items, masks, strict=True)
+    ]
+
+
 def split(
     items: Sequence[HeadTargets], eval_fraction: float, seed: int
 ) -> tuple[list[HeadTargets], list[HeadTargets]]:

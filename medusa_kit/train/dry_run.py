@@ -4,6 +4,7 @@ Shapes: P positions, D hidden.
 """
 
 import time
+from collections.abc import Sequence
 
 import torch
 
@@ -14,7 +15,7 @@ from medusa_kit.train.cpu_products import by_onednn
 from medusa_kit.train.data import HeadTargets, prepare, split
 from medusa_kit.train.engine import Stage
 from medusa_kit.train.features.features import by_length, counted
-from medusa_kit.train.preparation import Run, prepare_run
+from medusa_kit.train.preparation import Run, prepare_run, trained_rows
 
 ADAMW_COPIES = 4  # weights, gradients, two moments
 SHOWN_TOKENS = 120
@@ -36,13 +37,14 @@ def dry_run(recipe: TrainRecipe) -> str:
     with by_onednn(device):
         run = prepare_run(base, few, held_out[:2], _in_memory(recipe))
         prepared = time.monotonic() - began
-        estimates = _estimates(run, base, recipe, training, few, prepared)
+        rows = trained_rows(training, recipe)
+        estimates = _estimates(run, base, recipe, rows, prepared)
     return "\n".join(
         [
-            *_sizes(run.module, recipe, training),
+            *_sizes(run.module, recipe, rows),
             *estimates,
             "first row (trained tokens between « »):",
-            _shown(base, training[0]),
+            _shown(base, rows[0]),
         ]
     )
 
@@ -55,7 +57,7 @@ def _in_memory(recipe: TrainRecipe) -> TrainRecipe:
     return recipe.model_copy(update={"train": train})
 
 
-def _sizes(module: Stage, recipe: TrainRecipe, training: list[HeadTargets]) -> list[str]:
+def _sizes(module: Stage, recipe: TrainRecipe, training: Sequence[HeadTargets]) -> list[str]:
     trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
     positions = sum(len(item.positions_P) for item in training)
     tokens = sum(len(item.input_ids) for item in training)
@@ -74,8 +76,7 @@ def _estimates(
     run: Run,
     base: BaseModel,
     recipe: TrainRecipe,
-    training: list[HeadTargets],
-    few: list[HeadTargets],
+    training: Sequence[HeadTargets],
     prepared: float,
 ) -> list[str]:
     """Extrapolated from one micro-batch and the features of a few rows."""
@@ -88,7 +89,7 @@ def _estimates(
     seconds = time.monotonic() - began
     each = seconds / max(1, update.batches[0].num_positions)
     stored = recipe.stage == "medusa1" and (recipe.train.features or "memory") != "live"
-    passes = prepared * positions / sum(len(i.positions_P) for i in few) if stored else 0.0
+    passes = prepared * positions / run.num_positions if stored else 0.0
     trained = sum(p.nbytes for p in module.parameters() if p.requires_grad)
     whole = recipe.heads.prefix_layers > 0
     kept = sum(int(i.positions_P[-1]) + 1 for i in training) if whole else positions

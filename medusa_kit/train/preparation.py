@@ -25,7 +25,7 @@ from medusa_kit.train.batching import (
     StoredPositions,
     StoredRowFeed,
 )
-from medusa_kit.train.data import HeadTargets, coverage, most_frequent_ids
+from medusa_kit.train.data import HeadTargets, coverage, most_frequent_ids, on_all_tokens
 from medusa_kit.train.engine import Stage, TrainingEngine
 from medusa_kit.train.evaluate import HeadScores, answer_starts, evaluate
 from medusa_kit.train.features.cache import cached_positions, open_cache
@@ -55,6 +55,7 @@ class Run:
     held_features: Positions | None  # None where the base is trained: then computed each time
     options: FeatureOptions
     chunk: int
+    num_positions: int  # trained on in one epoch
 
     def scorer(self, engine: TrainingEngine) -> Callable[[], HeadScores]:
         """A function that scores the heads on the held-out rows, the same in every process."""
@@ -87,6 +88,11 @@ def feature_options(recipe: TrainRecipe, base: BaseModel) -> FeatureOptions:
     )
 
 
+def trained_rows(training: Sequence[HeadTargets], recipe: TrainRecipe) -> Sequence[HeadTargets]:
+    """These rows with the tokens that `data.train_on` names."""
+    return on_all_tokens(training) if recipe.data.train_on == "all" else training
+
+
 def prepare_run(
     base: BaseModel,
     training: Sequence[HeadTargets],
@@ -101,6 +107,7 @@ def prepare_run(
     if train.packing:
         check_packing(base, training)
     heads = new_heads(base, training, recipe)
+    training = trained_rows(training, recipe)
     positions = train.micro_batch_positions * train.accumulation * distributed.world()
     cutting = Cutting(positions, train.accumulation)
     if heads.prefix is not None:
@@ -116,7 +123,8 @@ def prepare_run(
         held_features = collect_features(base, held_out, plain, "held-out features")
         feed = _medusa1_feed(base, training, recipe, cutting, options)
         module = Medusa1(heads, LossOptions.of(train, fused_loss.choose(recipe, heads)))
-    return Run(module, feed, held_out, held_features, plain, train.chunk_positions)
+    num_positions = sum(len(item.positions_P) for item in training)
+    return Run(module, feed, held_out, held_features, plain, train.chunk_positions, num_positions)
 
 
 def _medusa1_feed(

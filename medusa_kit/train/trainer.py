@@ -212,9 +212,8 @@ def _train_heads(
     if joint and recipe.joint_options.save_merged and distributed.is_main():
         console.note(f"merged model in {result.save_merged(recipe)}")
     heads_folder = result.joint_folder(recipe) / PAIRED_FOLDER if joint else folder.heads
-    num_positions = sum(len(item.positions_P) for item in training)
     report = TrainReport(
-        heads_folder, loop.step, num_positions, loop.elapsed(), scores, loop.best, after
+        heads_folder, loop.step, run.num_positions, loop.elapsed(), scores, loop.best, after
     )
     folder.finish(_summary(report, recipe, base, digest))
     return report

@@ -106,6 +106,7 @@ def test_medusa2_reads_live_and_in_a_range_that_trains(recipe_file):
     for override, said in (
         ("train.features=disk", "always live"),
         ("base.dtype=float16", "use bfloat16"),
+        ("data.train_on=all", "write prompts"),
     ):
         with pytest.raises(ConfigError, match=said):
             load_recipe(recipe_file, ["stage=medusa2", override])

@@ -3,7 +3,14 @@ import pytest
 
 from medusa_kit.data.chat import EncodedExample
 from medusa_kit.errors import DataError
-from medusa_kit.train.data import coverage, head_targets, most_frequent_ids, prepare, split
+from medusa_kit.train.data import (
+    coverage,
+    head_targets,
+    most_frequent_ids,
+    on_all_tokens,
+    prepare,
+    split,
+)
 
 
 def brute_force(ids, mask, num_heads):
@@ -90,3 +97,21 @@ def test_reduced_ids_are_the_most_frequent_and_every_stop_token():
     assert coverage(items, most_frequent_ids(items, 3, frozenset([2]))) == pytest.approx(
         sum(target in (5, 7) for target in ids + ids[1:]) / (2 * len(ids) - 1)
     )
+
+
+def test_rows_trained_on_all_tokens_leave_out_what_all_begin_with():
+    rows = [
+        EncodedExample([7, 7, 1, 2, 3, 4], [False] * 4 + [True] * 2, 0),
+        EncodedExample([7, 7, 5, 6, 3, 4, 9], [False] * 5 + [True] * 2, 1),
+    ]
+    one, two = on_all_tokens(prepare(rows, 2))
+    assert one.positions_P.tolist() == [1, 2, 3, 4]  # the first to tell the rows apart is token 2
+    assert one.ahead_PJ.tolist() == [[1, 2, 3], [2, 3, 4], [3, 4, -1], [4, -1, -1]]
+    assert two.ahead_PJ[0].tolist() == [5, 6, 3]
+    assert len(two.positions_P) == 5
+
+
+def test_equal_rows_are_trained_on_whole():
+    row = EncodedExample([7, 1, 2], [False, True, True], 0)
+    [item, _] = on_all_tokens(prepare([row, row], 1))
+    assert item.ahead_PJ.tolist() == [[1, 2], [2, -1]]

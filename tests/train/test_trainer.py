@@ -315,3 +315,19 @@ def test_wandb_without_the_package_says_what_to_install(
     with pytest.raises(ConfigError, match="wandb") as caught:
         train_heads(tiny_base(), counting_rows(), make_recipe(logging={"wandb": True}))
     assert "logging.wandb=false" in caught.value.hint
+
+
+def test_prompts_may_be_trained_on_and_are_never_judged(
+    tiny_base, counting_rows, make_recipe, tmp_path
+):
+    base, reports = tiny_base(), {}
+    for train_on in ("answers", "all"):
+        recipe = make_recipe(
+            output_dir=str(tmp_path / train_on),
+            data={"sources": ["unused"], "eval_fraction": 0.2, "train_on": train_on},
+            train={"loss": "soft", "soft_share": 1.0, "soft_top": 4, "learning_rate": 1e-30},
+        )  # fmt: skip
+        reports[train_on] = train_heads(base, counting_rows(10, 5, 9), recipe)
+    answers, prompts = reports["answers"], reports["all"]
+    assert (answers.num_positions, prompts.num_positions) == (8 * 9, 8 * 13)
+    assert prompts.scores == answers.scores  # as good as untrained, judged on the same tokens
