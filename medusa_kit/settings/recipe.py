@@ -118,7 +118,9 @@ class TrainSection(Section):
     loss: Literal["cross_entropy", "soft", "tv", "lk"] = "soft"  # see train/loss/loss.py
     # Share of the base's distribution in the target; not with cross_entropy. 0.5 for soft, else 1.
     soft_share: float | None = Field(default=None, gt=0, le=1)
-    soft_top: int | None = Field(default=None, ge=1)  # likeliest tokens of the base kept; 32
+    # Likeliest tokens of the base kept for it (32), or all of the heads' columns: computed from the
+    # hidden states in each epoch, so that nothing is kept beside these.
+    soft_top: Annotated[int, Field(ge=1)] | Literal["all"] | None = None
     grad_clip: float = Field(default=1.0, gt=0)
     # Moving average of the weights, judged and kept in their place: how much of it stays at an
     # update, for example 0.999. In the first updates less stays: (1 + update) / (10 + update).
@@ -149,6 +151,8 @@ class TrainSection(Section):
                         f"loss {self.loss!r} with {name} {getattr(self, name)}; {name} goes with "
                         "the losses 'soft', 'tv' and 'lk', and only with them"
                     )
+        if self.soft_top == "all" and self.loss != "soft":
+            raise ValueError(f"loss {self.loss!r} with soft_top 'all'; that goes with loss 'soft'")
         return self
 
     @model_validator(mode="after")
@@ -249,6 +253,10 @@ class TrainRecipe(Section):
             )
         if self.stage == "medusa2" and self.base.dtype == "float16":
             raise ValueError("stage 'medusa2' with base.dtype 'float16'; use bfloat16 or float32")
+        if self.train.soft_top == "all" and self.stage == "medusa2":
+            raise ValueError("stage 'medusa2' with train.soft_top 'all'; give a number")
+        if self.train.soft_top == "all" and self.heads.projection == "own":
+            raise ValueError("heads.projection 'own' with train.soft_top 'all'; give a number")
         if self.stage == "medusa2" and self.data.train_on == "all":
             raise ValueError(
                 "stage 'medusa2' with data.train_on 'all': the base would learn to write prompts; "

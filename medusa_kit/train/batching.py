@@ -30,7 +30,7 @@ from medusa_kit.train.features.features import (
     run_batches,
 )
 from medusa_kit.train.features.whole_rows import WholeRows
-from medusa_kit.train.loss.loss import SoftTargets
+from medusa_kit.train.loss.loss import SoftHidden, SoftTargets
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Batch:
 
     ahead_PJ: Tensor
     hidden_PD: Tensor | None = None
-    soft: SoftTargets | None = None
+    soft: SoftTargets | SoftHidden | None = None
     rows: Rows | None = None
     original: Positions | None = None  # the original base's guesses there (Medusa-2)
     whole: WholeRows | None = None
@@ -97,14 +97,18 @@ class StoredPositions(Protocol):
 
     def rows(self, rows_P: Tensor) -> tuple[Tensor, Tensor, SoftTargets | None]: ...
 
+    def soft_hidden(self, rows_P: Tensor) -> SoftHidden: ...
+
     def picked(self, rows_P: Tensor) -> Positions: ...
 
 
 class StoredFeed:
     """Positions in any order, from memory or disk."""
 
-    def __init__(self, positions: StoredPositions, cutting: Cutting) -> None:
-        self.positions, self.cutting = positions, cutting
+    def __init__(
+        self, positions: StoredPositions, cutting: Cutting, soft_all: bool = False
+    ) -> None:
+        self.positions, self.cutting, self.soft_all = positions, cutting, soft_all
         self.num_positions = len(positions.ahead_PJ)
         self.updates_per_epoch = max(1, round(self.num_positions / cutting.update_positions))
 
@@ -114,9 +118,14 @@ class StoredFeed:
         order_P = order_P.to(self.positions.ahead_PJ.device)
         for start, end in cuts(self.num_positions, self.updates_per_epoch)[first:]:
             parts = self.cutting.own(cuts(end - start, self.cutting.num_parts))
-            chosen = [self.positions.rows(order_P[start + a : start + b]) for a, b in parts]
-            batches = [Batch(ahead_PJ, hidden_PD, soft) for hidden_PD, ahead_PJ, soft in chosen]
+            batches = [self._batch(order_P[start + a : start + b]) for a, b in parts]
             yield Update(batches, self.positions.ahead_PJ[order_P[start:end]])
+
+    def _batch(self, rows_P: Tensor) -> Batch:
+        hidden_PD, ahead_PJ, soft = self.positions.rows(rows_P)
+        if self.soft_all:
+            return Batch(ahead_PJ, hidden_PD, self.positions.soft_hidden(rows_P))
+        return Batch(ahead_PJ, hidden_PD, soft)
 
 
 class RowFeed(ABC):
@@ -182,7 +191,7 @@ class LiveFeed(RowFeed):
         whole = self._whole(items)
         if not self.joint:
             found = list(run_batches(self.base, items, self.options))
-            return _with_hidden(Positions.joined(found), whole)
+            return _with_hidden(Positions.joined(found), whole, self.options.soft_all)
         ahead_PJ = torch.cat([torch.from_numpy(item.ahead_PJ) for item in items])
         ahead_PJ = ahead_PJ if whole is None else ahead_PJ[whole.trained_P]
         rows = Rows.of(items, self.base.device, self.options.packing)
@@ -196,23 +205,28 @@ class StoredRowFeed(RowFeed):
     """Whole rows from memory or disk, where `items` lie one after the other."""
 
     def __init__(
-        self, positions: StoredPositions, items: Sequence[HeadTargets], cutting: Cutting
+        self,
+        positions: StoredPositions,
+        items: Sequence[HeadTargets],
+        cutting: Cutting,
+        soft_all: bool = False,
     ) -> None:
         super().__init__(items, cutting, whole_rows=True)
-        self.positions = positions
+        self.positions, self.soft_all = positions, soft_all
         self._starts = np.cumsum([0, *(len(item.positions_P) for item in items)]).tolist()
 
     def batch_of(self, chosen: list[int]) -> Batch:
         rows = [torch.arange(*self._starts[i : i + 2]) for i in chosen]
         rows_P = torch.cat(rows).to(self.positions.ahead_PJ.device)
         whole = self._whole([self.items[i] for i in chosen])
-        return _with_hidden(self.positions.picked(rows_P), whole)
+        return _with_hidden(self.positions.picked(rows_P), whole, self.soft_all)
 
 
-def _with_hidden(found: Positions, whole: WholeRows | None) -> Batch:
+def _with_hidden(found: Positions, whole: WholeRows | None, soft_all: bool) -> Batch:
     places_P = torch.arange(len(found.ahead_PJ)) if whole is None else whole.trained_P
     places_P = places_P.to(found.ahead_PJ.device)
-    return Batch(found.ahead_PJ[places_P], found.hidden_PD, found.soft(places_P), whole=whole)
+    soft = found.soft_hidden(places_P) if soft_all else found.soft(places_P)
+    return Batch(found.ahead_PJ[places_P], found.hidden_PD, soft, whole=whole)
 
 
 def partition(sizes: Sequence[int], parts: int) -> list[tuple[int, int]]:

@@ -82,10 +82,10 @@ class Run:
 def feature_options(recipe: TrainRecipe, base: BaseModel) -> FeatureOptions:
     """How the base reads rows in this run."""
     train = recipe.train
-    soft = 0 if train.loss == "cross_entropy" else (train.soft_top or SOFT_TOP)
-    return FeatureOptions(
-        train.feature_batch_tokens, min(soft, base.info.vocab_size), train.packing
-    )
+    soft = 0
+    if train.loss != "cross_entropy" and train.soft_top != "all":
+        soft = min(train.soft_top or SOFT_TOP, base.info.vocab_size)
+    return FeatureOptions(train.feature_batch_tokens, soft, train.packing, train.soft_top == "all")
 
 
 def trained_rows(training: Sequence[HeadTargets], recipe: TrainRecipe) -> Sequence[HeadTargets]:
@@ -144,7 +144,9 @@ def _medusa1_feed(
         store = cached_positions(base, training, recipe, options)
     else:
         store = collect_features(base, training, options, "training features")
-    return StoredRowFeed(store, training, cutting) if whole_rows else StoredFeed(store, cutting)
+    if whole_rows:
+        return StoredRowFeed(store, training, cutting, options.soft_all)
+    return StoredFeed(store, cutting, options.soft_all)
 
 
 def _joint(

@@ -58,6 +58,8 @@ def test_unknown_key_names_the_nearest(recipe_file, override, suggestion):
         ("heads.projection=reduced", ["reduced_size None"]),
         ("heads.kind=eagle", ["heads.kind", "'eagle'", "'medusa', 'rooted' or 'hydra'"]),
         ("train={loss: cross_entropy, soft_share: 0.5}", ["soft_share 0.5", "'cross_entropy'"]),
+        ("train={loss: tv, soft_top: all}", ["loss 'tv' with soft_top 'all'", "'soft'"]),
+        ("train={loss: soft, soft_top: 0}", ["soft_top"]),
         ("train={loss: cross_entropy, soft_top: 8}", ["soft_top 8", "'soft', 'tv' and 'lk'"]),
         ("train.average=1", ["train.average = 1", "less than 1"]),
         ("train.average=0", ["train.average = 0", "greater than 0"]),
@@ -107,6 +109,7 @@ def test_medusa2_reads_live_and_in_a_range_that_trains(recipe_file):
         ("train.features=disk", "always live"),
         ("base.dtype=float16", "use bfloat16"),
         ("data.train_on=all", "write prompts"),
+        ("train.soft_top=all", "give a number"),
     ):
         with pytest.raises(ConfigError, match=said):
             load_recipe(recipe_file, ["stage=medusa2", override])

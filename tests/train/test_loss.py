@@ -1,5 +1,7 @@
 """The chunked loss against the dense one, in float64: values and every gradient."""
 
+import json
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -13,6 +15,8 @@ from medusa_kit.train.loss.loss import (
     heads_loss,
     target_counts,
 )
+from medusa_kit.train.run.folder import RunFolder
+from medusa_kit.train.trainer import train_heads
 
 REDUCED = torch.tensor([0, 3, 4, 9, 15, 16, 30])
 
@@ -248,3 +252,34 @@ def test_a_base_that_says_what_its_original_says_has_nothing_to_learn(tiny_base)
     loss = base_loss(base, hidden_PD, roots_P, options, torch.tensor(13), SoftTargets(*top[::-1]))
     (gradient_PD,) = torch.autograd.grad(loss, hidden_PD)
     assert gradient_PD.abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("prefix_layers", [0, 1])
+@pytest.mark.parametrize("reduced", [None, 20])
+def test_the_whole_distribution_from_hidden_states_is_that_of_all_likeliest_tokens(
+    tiny_base, counting_rows, make_recipe, tmp_path, prefix_layers, reduced
+):
+    """Wherever hidden states are kept, and for part of the target."""
+    base, found = tiny_base(), {}
+    heads = {"kind": "hydra", "prefix_layers": prefix_layers}
+    if reduced is not None:
+        heads |= {"projection": "reduced", "reduced_size": reduced}
+    kept = {"soft_top": base.info.vocab_size}
+    for name, options in {
+        "kept": kept,
+        "memory": {},
+        "disk": {"features": "disk", "cache_dtype": "float32"},
+        "live": {"features": "live"},
+        "kept live": {"features": "live", **kept},
+    }.items():
+        recipe = make_recipe(
+            output_dir=str(tmp_path / name.replace(" ", "_")), heads=heads,
+            train={"loss": "soft", "soft_share": 0.7, "soft_top": "all", "log_every": 1,
+                   "accumulation": 2, "micro_batch_positions": 8, "epochs": 1, **options},
+        )  # fmt: skip
+        train_heads(base, counting_rows(8, 3, 9), recipe)
+        lines = (RunFolder(recipe).path / "metrics.jsonl").read_text().splitlines()
+        found[name] = [line["loss"] for line in map(json.loads, lines) if "loss" in line]
+    for name, reference in (("memory", "kept"), ("disk", "kept"), ("live", "kept live")):
+        assert found[name] == pytest.approx(found[reference], rel=1e-5), name
+    assert len(found["kept"]) > 1

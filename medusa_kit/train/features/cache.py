@@ -41,9 +41,10 @@ from medusa_kit.train.features.features import (
     by_length,
     counted,
     run,
+    targets_of,
 )
 from medusa_kit.train.features.shards import check_shards, read_shards, shard_files, write_shard
-from medusa_kit.train.loss.loss import SoftTargets
+from medusa_kit.train.loss.loss import SoftHidden, SoftTargets
 
 INDEX, FINGERPRINT, WHOLE_ROWS = "index.json", "base_fingerprint", "whole_rows"
 SHARD_BYTES = 256 << 20
@@ -69,12 +70,16 @@ class CachedPositions:
         """(hidden_PD, ahead_PJ, soft targets) of these positions."""
         soft = None
         if "likeliest_PS" in self._shards[0]:
-            ahead_K = torch.arange(1, self.ahead_PJ.shape[1])
-            rows_PK = (rows_P[:, None] + ahead_K).clamp_max(len(self.ahead_PJ) - 1)
+            rows_PK = targets_of(rows_P, self.ahead_PJ)
             parts = (self._gather(name, rows_PK.flatten()).unflatten(0, rows_PK.shape)
                      for name in ("likeliest_PS", "chances_PS"))  # fmt: skip
             soft = SoftTargets(*parts)
         return self._gather("hidden_PD", rows_P).to(self._dtype), self.ahead_PJ[rows_P], soft
+
+    def soft_hidden(self, rows_P: Tensor) -> SoftHidden:
+        rows_PK = targets_of(rows_P, self.ahead_PJ)
+        hidden_XD = self._gather("hidden_PD", rows_PK.flatten()).to(self._dtype)
+        return SoftHidden(hidden_XD.unflatten(0, rows_PK.shape))
 
     def picked(self, rows_P: Tensor) -> Positions:
         if "likeliest_PS" in self._shards[0]:

@@ -17,7 +17,7 @@ from medusa_kit.base.model import RELATIVE_TOLERANCE, BaseModel, relative_error
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.train import distributed
 from medusa_kit.train.data import HeadTargets
-from medusa_kit.train.loss.loss import SoftTargets
+from medusa_kit.train.loss.loss import SoftHidden, SoftTargets
 
 LOGIT_ROWS = 1024  # rows of the base's logits that exist at once, for soft targets
 # The share of free GPU memory that stored features may take; heads and logits need the rest.
@@ -26,11 +26,13 @@ DEVICE_SHARE = 0.6
 
 @dataclass(frozen=True)
 class FeatureOptions:
-    """How the base reads rows. soft_top: likeliest tokens kept for soft targets, or 0."""
+    """How the base reads rows. soft_top: likeliest tokens kept for soft targets, or 0; soft_all:
+    soft targets are computed from hidden states."""
 
     batch_tokens: int = 8192
     soft_top: int = 0
     packing: bool = False
+    soft_all: bool = False
 
 
 class Rows(NamedTuple):
@@ -94,9 +96,17 @@ class Positions(NamedTuple):
         """
         if not self.likeliest_PS.shape[1]:
             return None
-        ahead_K = torch.arange(1, self.ahead_PJ.shape[1], device=rows_P.device)
-        rows_PK = (rows_P[:, None] + ahead_K).clamp_max(len(self.ahead_PJ) - 1)
+        rows_PK = targets_of(rows_P, self.ahead_PJ)
         return SoftTargets(self.likeliest_PS[rows_PK], self.chances_PS[rows_PK])
+
+    def soft_hidden(self, rows_P: Tensor) -> SoftHidden:
+        return SoftHidden(self.hidden_PD[targets_of(rows_P, self.ahead_PJ)])
+
+
+def targets_of(rows_P: Tensor, ahead_PJ: Tensor) -> Tensor:
+    """rows_PK of the position at each head's target; another one's where there is no target."""
+    ahead_K = torch.arange(1, ahead_PJ.shape[1], device=rows_P.device)
+    return (rows_P[:, None] + ahead_K).clamp_max(len(ahead_PJ) - 1)
 
 
 def cuts(total: int, parts: int) -> list[tuple[int, int]]:

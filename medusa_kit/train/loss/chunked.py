@@ -25,16 +25,27 @@ class SharedTargets(NamedTuple):
     """Which columns share each position's target; the first is the token that was written.
 
     columns_PS: -1 for none, and there shares_PS is 0. rest_P: the share of all columns that are not
-    among columns_PS[:, 1:]; only the loss `rest` reads it.
+    among columns_PS[:, 1:]; only the loss `rest` reads it. hidden_PD: where the base's distribution
+    over all columns has the share of_base_P; only cross_entropy reads it.
     """
 
     columns_PS: Tensor
     shares_PS: Tensor
     rest_P: Tensor | None = None
+    hidden_PD: Tensor | None = None
+    of_base_P: Tensor | None = None
 
     def some(self, rows: slice) -> "SharedTargets":
-        rest = None if self.rest_P is None else self.rest_P[rows]
-        return SharedTargets(self.columns_PS[rows], self.shares_PS[rows], rest)
+        return SharedTargets(*(None if part is None else part[rows] for part in self))  # type: ignore[arg-type]
+
+    def of_base(self, project: Callable[[Tensor], Tensor]) -> Tensor | None:
+        """shares_PR of the base's distribution."""
+        if self.hidden_PD is None:
+            return None
+        assert self.of_base_P is not None
+        with torch.no_grad():
+            logits_PR = project(self.hidden_PD).to(self.of_base_P.dtype)
+            return logits_PR.softmax(-1).mul_(self.of_base_P[:, None])
 
 
 def chunked_loss(
@@ -71,7 +82,10 @@ class _ChunkedLoss(torch.autograd.Function):
                 z_CD = z_PD[rows].detach().requires_grad_(with_gradient)
                 logits_CR = project(z_CD)
             some = targets.some(rows)
-            loss, gradient_CR = LOSSES[kind](logits_CR.detach(), some)
+            if (shares_CR := some.of_base(project)) is not None:
+                loss, gradient_CR = _cross_entropy(logits_CR.detach(), some, shares_CR)
+            else:
+                loss, gradient_CR = LOSSES[kind](logits_CR.detach(), some)
             total += loss
             if gradient_PD is not None:
                 inputs = [z_CD, *weights]
@@ -90,18 +104,26 @@ class _ChunkedLoss(torch.autograd.Function):
         return gradient_PD, None, None, None, None, None, *weight_gradients
 
 
-def _cross_entropy(logits_CR: Tensor, targets: SharedTargets) -> tuple[Tensor, Tensor]:
+def _cross_entropy(
+    logits_CR: Tensor, targets: SharedTargets, shares_CR: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """(summed loss, its gradient_CR with respect to the logits), in the shares' dtype."""
-    columns_CS, shares_CS, _ = targets
+    columns_CS, shares_CS, *_ = targets
     index_CS = columns_CS.clamp_min(0)
     log_chance_CR = logits_CR.to(shares_CS.dtype).log_softmax(-1)
     loss = -(log_chance_CR.gather(1, index_CS) * shares_CS).sum()
-    gradient_CR = log_chance_CR.exp_().mul_(shares_CS.sum(1, keepdim=True))
+    all_C1 = shares_CS.sum(1, keepdim=True)
+    if shares_CR is not None:
+        loss = loss - torch.dot(log_chance_CR.flatten(), shares_CR.flatten())
+        all_C1 = all_C1 + shares_CR.sum(1, keepdim=True)
+    gradient_CR = log_chance_CR.exp_().mul_(all_C1)
+    if shares_CR is not None:
+        gradient_CR -= shares_CR
     return loss, gradient_CR.scatter_add_(1, index_CS, -shares_CS)
 
 
 def _with_rest(logits_CR: Tensor, targets: SharedTargets) -> tuple[Tensor, Tensor]:
-    columns_CS, shares_CS, rest_C = targets
+    columns_CS, shares_CS, rest_C, *_ = targets
     assert rest_C is not None
     index_CS = columns_CS.clamp_min(0)
     log_chance_CR = logits_CR.to(shares_CS.dtype).log_softmax(-1)
@@ -129,7 +151,7 @@ def _overlap(logits_CR: Tensor, targets: SharedTargets) -> tuple[Tensor, Tensor,
 
 def _merged(targets: SharedTargets) -> tuple[Tensor, Tensor]:
     """(columns, shares) with the written token's share merged where it is among the others."""
-    columns_CS, shares_CS, _ = targets
+    columns_CS, shares_CS, *_ = targets
     same_CS = (columns_CS[:, 1:] == columns_CS[:, :1]) & (columns_CS[:, :1] >= 0)
     hard_C1 = shares_CS[:, :1]
     moved_C1 = same_CS.any(1, keepdim=True)

@@ -38,6 +38,12 @@ class SoftTargets(NamedTuple):
     probabilities_PKS: Tensor
 
 
+class SoftHidden(NamedTuple):
+    """The base's hidden states at each head's target: what its whole distribution follows from."""
+
+    hidden_PKD: Tensor
+
+
 @dataclass(frozen=True)
 class LossOptions:
     """Which loss, and how it is computed; `kind` is one of chunked.LOSSES."""
@@ -95,7 +101,7 @@ def heads_loss(
     hidden_PD: Tensor,
     ahead_PJ: Tensor,
     options: LossOptions,
-    soft: SoftTargets | None = None,
+    soft: SoftTargets | SoftHidden | None = None,
     counts_K: Tensor | None = None,
     uncertainty_K: Tensor | None = None,
 ) -> HeadsLoss:
@@ -185,13 +191,22 @@ def base_loss(
 
 
 def _shared_out(
-    heads: MedusaHeads, targets_P: Tensor, soft: SoftTargets | None, soft_share: float, k: int
+    heads: MedusaHeads,
+    targets_P: Tensor,
+    soft: SoftTargets | SoftHidden | None,
+    soft_share: float,
+    k: int,
 ) -> SharedTargets:
     """The columns that share each position's target, and their shares."""
     columns_P1 = heads.to_columns(targets_P)[:, None]
     dtype = loss_dtype(heads)
     if soft is None:
         return SharedTargets(columns_P1, (columns_P1 >= 0).to(dtype))
+    if isinstance(soft, SoftHidden):
+        hard_P1 = (1 - soft_share) * (columns_P1 >= 0).to(dtype)
+        of_base_P = soft_share * (targets_P >= 0).to(dtype)
+        hidden_PD = soft.hidden_PKD[:, k].to(targets_P.device)
+        return SharedTargets(columns_P1, hard_P1, None, hidden_PD, of_base_P)
     ids_PS = soft.ids_PKS[:, k].to(targets_P.device, torch.int64)
     columns_PS = heads.to_columns(ids_PS)
     known_PS = (columns_PS >= 0) & (targets_P >= 0)[:, None]
