@@ -1,0 +1,141 @@
+"""The first two phases: answers to kept-out prompts, by which rates are measured, then answers to
+train on."""
+
+import math
+import shutil
+from dataclasses import replace
+from typing import Any
+
+from medusa_kit import console
+from medusa_kit.distill.generate import asked_messages
+from medusa_kit.errors import MedusaKitError
+from medusa_kit.quick import plan, settings, trial
+from medusa_kit.quick.answers import Written, answer, read_answers
+from medusa_kit.quick.plan import FEWEST_POSITIONS, Rates
+from medusa_kit.quick.session import Session
+
+FEWEST_ANSWERS = 4  # in a first round, whatever they take
+PROBE_PROMPTS, PROBE_TOKENS = 2, 9
+CHANGED = 0.15  # of the planned positions: said if it is more
+SPARE_DISK = 1 << 30
+
+
+def run_held_out(session: Session) -> dict[str, Any]:
+    """Answers to the prompts for calibration, then the rates of everything up to the search."""
+    before = session.state.phase_seconds("held_out")
+    began, probed = session.clock(), 0.0
+    if session.state.recall("rates") is None:
+        probed = _probe(session)
+
+    def more(written: Written) -> int:
+        used = before + session.clock() - began
+        rate = written.rate or probed or float("inf")
+        possible = (plan.share("held_out", session.total) - used) * rate / written.length
+        first = written.asked == 0
+        count = plan.round_of(possible, settings.ANSWER_BATCH, first)
+        return max(count, FEWEST_ANSWERS) if first else count
+
+    written = answer(
+        session.base, session.prompts.calibration, session.held_out, more, session.clock
+    )
+    if session.state.recall("rates") is None:
+        rate = written.rate or probed
+        rates = _measured(session, rate)
+        session.state.note("rates", rates.as_dict())
+    return {"answers": written.answers, "tokens": written.tokens}
+
+
+def _probe(session: Session) -> float:
+    """Tokens a second of a few tokens. Raises MedusaKitError where all the time would not do."""
+    prompts = [asked_messages(row.messages, "first") for row in session.prompts.training]
+    results = session.plain.generate(
+        prompts[:PROBE_PROMPTS], max_new_tokens=PROBE_TOKENS, drafter="none"
+    )
+    seconds = max(one.stats.seconds - one.stats.first_token_seconds for one in results)
+    rate = sum(len(one.token_ids) - 1 for one in results) / max(seconds, 1e-6)
+    best = rate * settings.ANSWER_BATCH / len(results)  # if a step of many took no longer
+    _check_useful(session, best * max(0.0, session.left))
+    return max(rate, 1e-6)
+
+
+def _measured(session: Session, answer_rate: float) -> Rates:
+    rows = read_answers(session.held_out)
+    recipe = settings.recipe_for(session.base, session.request.output)
+    rates = trial.measure(session.base, rows, recipe, answer_rate, session.clock)
+    seconds = session.left - plan.reserved(session.total)
+    possible = plan.positions_for(seconds, rates)
+    _check_useful(session, possible)
+    positions = min(possible, len(session.prompts.training) * rates.answer_length)
+    epochs = min(settings.EPOCHS, plan.epochs_for(
+        seconds - positions / rates.answers, positions, rates))  # fmt: skip
+    console.note(
+        f"measured: {rates.answers:,.0f} tokens/s answered, {rates.features:,.0f} tokens/s read "
+        f"for hidden states, {rates.updates:,.0f} positions/s trained"
+    )
+    console.note(
+        f"so: answers for {minutes(positions / rates.answers)}, about {positions:,.0f} positions; "
+        f"training for {minutes(rates.training(positions, epochs))}"
+    )
+    return rates
+
+
+def run_answers(session: Session) -> dict[str, Any]:
+    """Answers to train on, until their share of the time or the prompts are used up."""
+    rates = Rates(**session.state.recall("rates"))
+    room = _room_on_disk(session, rates)
+    told: float | None = None
+
+    def more(written: Written) -> int:
+        nonlocal told
+        now = replace(rates, answers=written.rate or rates.answers)
+        seconds = session.left - plan.reserved(session.total)
+        positions = min(room, plan.positions_for(seconds, now, written.tokens))
+        ends = min(positions, len(session.prompts.training) * written.length)
+        if told is not None and abs(ends - told) > CHANGED * told:
+            console.note(
+                f"{now.answers:,.0f} tokens/s answered now: about {ends:,.0f} positions, not "
+                f"{told:,.0f}"
+            )
+        told = ends if told is None or abs(ends - told) > CHANGED * told else told
+        possible = (positions - written.tokens) / written.length
+        first = written.asked == 0
+        count = plan.round_of(possible, settings.ANSWER_BATCH, first)
+        return max(count, FEWEST_ANSWERS) if first else count
+
+    written = answer(session.base, session.prompts.training, session.answers, more, session.clock)
+    session.state.note("rates", replace(rates, answers=written.rate or rates.answers).as_dict())
+    prompts = len(session.prompts.training)
+    if written.asked >= prompts:
+        console.note(f"all {prompts:,} prompts are answered")
+    return {"answers": written.answers, "tokens": written.tokens, "prompts": prompts}
+
+
+def _room_on_disk(session: Session, rates: Rates) -> float:
+    """Positions whose hidden states the disk has room for."""
+    each = 2 * session.base.info.hidden_size * rates.row_tokens
+    free = shutil.disk_usage(session.request.output).free - SPARE_DISK
+    return max(float(FEWEST_POSITIONS), free / each)
+
+
+def _check_useful(session: Session, possible: float) -> None:
+    """Raises MedusaKitError where fewer positions than heads need fit into the time."""
+    all_of_them = len(session.prompts.training) * settings.ANSWER_TOKENS / 4
+    needed = min(float(FEWEST_POSITIONS), all_of_them)
+    if possible >= needed:
+        return
+    hours = plan.hours_for(needed, session.total, possible)
+    raise MedusaKitError(
+        f"{session.request.model} is too slow here for {session.request.hours:g} hours: about "
+        f"{possible:,.0f} positions could be trained on; heads need {needed:,.0f} or more",
+        hint=f"give more time: --hours {_rounded_up(hours):g} or more, with --fresh",
+    )
+
+
+def _rounded_up(hours: float) -> float:
+    """To two digits."""
+    factor = 10.0 ** (1 - math.floor(math.log10(max(hours, 1e-3))))
+    return math.ceil(hours * factor) / factor
+
+
+def minutes(seconds: float) -> str:
+    return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s"

@@ -1,0 +1,85 @@
+"""How fast this machine trains these heads: hidden states and a few updates, on kept-out answers.
+
+Nothing of it is kept. The heads have as many columns as those to come, whatever few rows hold.
+
+Shapes: R columns of a reduced projection.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from medusa_kit.base.model import BaseModel
+from medusa_kit.data.chat import encode_rows
+from medusa_kit.data.readers import AnswerRow
+from medusa_kit.heads import MedusaHeads
+from medusa_kit.quick import settings
+from medusa_kit.quick.plan import Rates
+from medusa_kit.quick.state import Clock
+from medusa_kit.settings.recipe import TrainRecipe
+from medusa_kit.train.cpu_products import by_onednn
+from medusa_kit.train.data import HeadTargets, prepare
+from medusa_kit.train.engine import make_engine
+from medusa_kit.train.preparation import prepare_run
+
+ROWS = 24
+WARM_UPS, UPDATES = 1, 4
+
+
+def measure(
+    base: BaseModel,
+    answers: Sequence[AnswerRow],
+    recipe: TrainRecipe,
+    answer_rate: float,
+    clock: Clock,
+) -> Rates:
+    """`answer_rate`: tokens a second, measured before."""
+    examples, _ = encode_rows(
+        answers[:ROWS], base.tokenizer, settings.MAX_LENGTH, "skip", base.info.vocab_size
+    )
+    items = prepare(examples, recipe.heads.num_heads)
+    heads = _heads(base, items, recipe)
+    train = recipe.train.model_copy(update={"features": "memory", "cache_dir": None})
+    recipe = recipe.model_copy(update={"train": train})
+    tokens = sum(len(item.input_ids) for item in items)
+    positions = sum(len(item.positions_P) for item in items)
+    with by_onednn(base.device):
+        began = clock()
+        run = prepare_run(base, items, items[:1], recipe, heads)
+        features = (tokens + len(items[0].input_ids)) / max(clock() - began, 1e-6)
+        engine = make_engine(run.module, recipe, base.device)
+        trained, seconds, done = 0, 0.0, 0
+        for epoch in range(WARM_UPS + UPDATES):
+            for update in run.feed.epoch(epoch):
+                began = clock()
+                terms = run.module.terms(update.ahead_PJ, 1.0)
+                for batch in update.batches:
+                    engine.backward(engine.forward(batch, terms).loss)
+                engine.update(recipe.train.learning_rate)
+                done += 1
+                if done > WARM_UPS:
+                    trained += len(update.ahead_PJ)
+                    seconds += clock() - began
+                if done == WARM_UPS + UPDATES:
+                    break
+            if done == WARM_UPS + UPDATES:
+                break
+        engine.close()
+    length = sum(len(row.response_ids) for row in answers) / len(answers)
+    return Rates(answer_rate, features, trained / max(seconds, 1e-6), tokens / positions, length)
+
+
+def _heads(base: BaseModel, items: Sequence[HeadTargets], recipe: TrainRecipe) -> MedusaHeads:
+    options, ids_R = recipe.heads, None
+    if options.reduced_size is not None:
+        frequent = torch.cat([torch.from_numpy(item.ahead_PJ).flatten() for item in items])
+        frequent = frequent[frequent >= 0].unique().long()
+        others = torch.ones(base.info.vocab_size, dtype=torch.bool)
+        others[frequent] = False
+        ids_R = torch.cat([frequent, others.nonzero().flatten()])[: options.reduced_size]
+        ids_R = ids_R.sort().values
+    heads = MedusaHeads.for_base(
+        base, options.num_heads, options.num_blocks, options.projection, ids_R, options.kind,
+        options.prefix_layers,
+    )  # fmt: skip
+    return heads.float()
