@@ -35,10 +35,10 @@ def run_quick(
             hint="train by a recipe for several",
         )
     pick_device(device)
-    resolve(model, weights=False)
     assert prompts is not None
     folder = output or Path(f"heads-{name_of(model)}")
     session = prepared(Request(model, prompts, hours, folder, device), fresh)
+    resolve(model, weights=False)  # is it there?
     try:
         verified = run(session, fresh)
     except KeyboardInterrupt:

@@ -9,7 +9,7 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.data.readers import AnswerRow, Conversation, read_rows
 from medusa_kit.distill.generate import generate_answers
 from medusa_kit.errors import DeviceMemoryError
-from medusa_kit.quick.settings import ANSWER_BATCH, ANSWER_TOKENS
+from medusa_kit.quick import settings
 from medusa_kit.quick.state import Clock
 
 
@@ -31,7 +31,7 @@ class Written:
     @property
     def length(self) -> float:
         """Tokens of an answer."""
-        return self.tokens / self.answers if self.answers else float(ANSWER_TOKENS)
+        return self.tokens / self.answers if self.answers else float(settings.ANSWER_TOKENS)
 
 
 # How many prompts to answer next, from what is written; 0: enough.
@@ -42,13 +42,13 @@ def answer(
     base: BaseModel, prompts: Sequence[Conversation], path: Path, more: More, clock: Clock
 ) -> Written:
     """Answer prompts in order until `more` says 0 or none is left; goes on with the file."""
-    written, batch = _there(path), ANSWER_BATCH
+    written, batch = _there(path), settings.ANSWER_BATCH
     while written.asked < len(prompts) and (count := more(written)) > 0:
         upto = min(written.asked + count, len(prompts))
         began = clock()
         try:
             report = generate_answers(
-                base, prompts[:upto], path, max_new_tokens=ANSWER_TOKENS, batch_size=batch
+                base, prompts[:upto], path, max_new_tokens=settings.ANSWER_TOKENS, batch_size=batch
             )
         except DeviceMemoryError:
             if batch == 1:

@@ -94,11 +94,13 @@ def run_verify(session: Session, judge: Judge) -> dict[str, Any]:
     each = OTHERS * step + (judge.oracle_step(prompts[0]) or step)
     tokens, count = sized(seconds / each, len(prompts), MOST_VERIFIED, fewest=1)
     console.note(f"verifying {count} prompts, {tokens} tokens each")
-    reports = {
-        name: verify(judge.engine, judge.oracle, prompts[:count], max_new_tokens=tokens,
-                     sampling=sampling)
-        for name, sampling in (("greedy", None), ("sampled", SAMPLED))
-    }  # fmt: skip
+    reports, began = {}, session.clock()
+    for name, sampling in (("greedy", None), ("sampled", SAMPLED)):
+        if name == "greedy" or session.clock() - began < seconds:
+            reports[name] = verify(
+                judge.engine, judge.oracle, prompts[:count], max_new_tokens=tokens,
+                sampling=sampling,
+            )  # fmt: skip
     write_verify(reports, judge.engine, session.prompts.source, session.heads / "verify.json")
     return {
         "prompts": count,

@@ -13,9 +13,8 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import build_engine, with_heads
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.packed.base import base_for_decoding
-from medusa_kit.quick import plan
+from medusa_kit.quick import plan, settings
 from medusa_kit.quick.prompts import Prompts
-from medusa_kit.quick.settings import ANSWER_TOKENS
 from medusa_kit.quick.state import ANSWERS, HELD_OUT, RECIPE, RUN, Clock, State
 from medusa_kit.settings.engine import EngineConfig
 
@@ -42,7 +41,7 @@ class Request:
             "model": str(path.resolve()) if path.exists() else self.model,
             "prompts": digest,
             "hours": self.hours,
-            "answer_tokens": ANSWER_TOKENS,
+            "answer_tokens": settings.ANSWER_TOKENS,
         }
 
 

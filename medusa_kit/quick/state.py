@@ -61,9 +61,10 @@ class State:
 
     def open(self, fresh: bool) -> None:
         """Go on with what is there, or with `fresh` remove it; the clock runs from now."""
-        if fresh:
+        if fresh and self.path.is_file():
             self._remove()
-        self.check()
+        else:
+            self.check()
         if self.path.is_file():
             there = self._read()
             self._before, self._phases = there["seconds"], there["phases"]
@@ -85,10 +86,8 @@ class State:
         return dict(record)
 
     def _remove(self) -> None:
-        if not self.path.is_file():
-            return
-        for name in (RUN, "features"):
-            shutil.rmtree(self.folder / name, ignore_errors=True)
+        """What a run wrote, and nothing else that lies there."""
+        shutil.rmtree(self.folder / RUN, ignore_errors=True)
         for name in (ANSWERS, HELD_OUT):
             for path in (name, f"{name}.meta.json"):
                 (self.folder / path).unlink(missing_ok=True)

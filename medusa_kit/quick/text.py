@@ -23,9 +23,8 @@ SPARE_DISK = 1 << 30
 def run_held_out(session: Session) -> dict[str, Any]:
     """Answers to the prompts for calibration, then the rates of everything up to the search."""
     before = session.state.phase_seconds("held_out")
-    began, probed = session.clock(), 0.0
-    if session.state.recall("rates") is None:
-        probed = _probe(session)
+    probed = _probe(session) if session.state.recall("rates") is None else 0.0
+    began = session.clock()  # the base is loaded
 
     def more(written: Written) -> int:
         used = before + session.clock() - began
@@ -61,7 +60,9 @@ def _probe(session: Session) -> float:
 def _measured(session: Session, answer_rate: float) -> Rates:
     rows = read_answers(session.held_out)
     recipe = settings.recipe_for(session.base, session.request.output)
-    rates = trial.measure(session.base, rows, recipe, answer_rate, session.clock)
+    length = sum(len(row.response_ids) for row in rows) / len(rows)
+    expected = min(len(session.prompts.training) * length, session.left * answer_rate / 2)
+    rates = trial.measure(session.base, rows, recipe, answer_rate, expected, session.clock)
     seconds = session.left - plan.reserved(session.total)
     possible = plan.positions_for(seconds, rates)
     _check_useful(session, possible)

@@ -1,6 +1,6 @@
 """How fast this machine trains these heads: hidden states and a few updates, on kept-out answers.
 
-Nothing of it is kept. The heads have as many columns as those to come, whatever few rows hold.
+Nothing of it is kept. The heads have as many columns as those to come should have.
 
 Shapes: R columns of a reduced projection.
 """
@@ -24,6 +24,7 @@ from medusa_kit.train.preparation import prepare_run
 
 ROWS = 24
 WARM_UPS, UPDATES = 1, 4
+GROWTH = 0.6  # different tokens grow with this power of a text's length (Heaps' law)
 
 
 def measure(
@@ -31,14 +32,15 @@ def measure(
     answers: Sequence[AnswerRow],
     recipe: TrainRecipe,
     answer_rate: float,
+    expected: float,
     clock: Clock,
 ) -> Rates:
-    """`answer_rate`: tokens a second, measured before."""
+    """`answer_rate`: tokens a second, measured before; `expected`: positions to come, about."""
     examples, _ = encode_rows(
         answers[:ROWS], base.tokenizer, settings.MAX_LENGTH, "skip", base.info.vocab_size
     )
     items = prepare(examples, recipe.heads.num_heads)
-    heads = _heads(base, items, recipe)
+    heads = _heads(base, items, recipe, expected)
     train = recipe.train.model_copy(update={"features": "memory", "cache_dir": None})
     recipe = recipe.model_copy(update={"train": train})
     tokens = sum(len(item.input_ids) for item in items)
@@ -69,14 +71,19 @@ def measure(
     return Rates(answer_rate, features, trained / max(seconds, 1e-6), tokens / positions, length)
 
 
-def _heads(base: BaseModel, items: Sequence[HeadTargets], recipe: TrainRecipe) -> MedusaHeads:
+def _heads(
+    base: BaseModel, items: Sequence[HeadTargets], recipe: TrainRecipe, expected: float
+) -> MedusaHeads:
     options, ids_R = recipe.heads, None
     if options.reduced_size is not None:
         frequent = torch.cat([torch.from_numpy(item.ahead_PJ).flatten() for item in items])
         frequent = frequent[frequent >= 0].unique().long()
         others = torch.ones(base.info.vocab_size, dtype=torch.bool)
         others[frequent] = False
-        ids_R = torch.cat([frequent, others.nonzero().flatten()])[: options.reduced_size]
+        here = sum(len(item.positions_P) for item in items)
+        columns = int(len(frequent) * max(1.0, expected / here) ** GROWTH)
+        ids_R = torch.cat([frequent, others.nonzero().flatten()])
+        ids_R = ids_R[: min(columns, options.reduced_size)]
         ids_R = ids_R.sort().values
     heads = MedusaHeads.for_base(
         base, options.num_heads, options.num_blocks, options.projection, ids_R, options.kind,
