@@ -161,13 +161,16 @@ def _warn_of_other_answers(base: BaseModel, recipe: TrainRecipe) -> None:
 
 
 def train_heads(
-    base: BaseModel, examples: Sequence[EncodedExample], recipe: TrainRecipe
+    base: BaseModel,
+    examples: Sequence[EncodedExample],
+    recipe: TrainRecipe,
+    pace: Pace | None = None,
 ) -> TrainReport:
     """`train` for a base and rows that are already in memory."""
     folder = RunFolder(recipe)
     with folder.held(), by_onednn(base.device):
         folder.open()
-        return _train_heads(base, examples, recipe, folder)
+        return _train_heads(base, examples, recipe, folder, pace)
 
 
 def _train_heads(
