@@ -58,11 +58,10 @@ def _probe(session: Session) -> float:
 
 
 def _measured(session: Session, answer_rate: float) -> Rates:
-    rows = read_answers(session.held_out)
-    recipe = settings.recipe_for(session.base, session.request.output)
-    length = sum(len(row.response_ids) for row in rows) / len(rows)
-    expected = min(len(session.prompts.training) * length, session.left * answer_rate / 2)
-    rates = trial.measure(session.base, rows, recipe, answer_rate, expected, session.clock)
+    expected = min(
+        len(session.prompts.training) * settings.ANSWER_TOKENS, session.left * answer_rate / 2
+    )
+    rates = _trial(session, answer_rate, expected)
     seconds = session.left - plan.reserved(session.total)
     possible = plan.positions_for(seconds, rates)
     _check_useful(session, possible)
@@ -80,35 +79,61 @@ def _measured(session: Session, answer_rate: float) -> Rates:
     return rates
 
 
+def _trial(session: Session, answer_rate: float, expected: float) -> Rates:
+    rows = read_answers(session.held_out)
+    recipe = settings.recipe_for(session.base, session.request.output)
+    return trial.measure(session.base, rows, recipe, answer_rate, expected, session.clock)
+
+
 def run_answers(session: Session) -> dict[str, Any]:
     """Answers to train on, until their share of the time or the prompts are used up."""
-    rates = Rates(**session.state.recall("rates"))
-    room = _room_on_disk(session, rates)
-    told: float | None = None
-
-    def more(written: Written) -> int:
-        nonlocal told
-        now = replace(rates, answers=written.rate or rates.answers)
-        seconds = session.left - plan.reserved(session.total)
-        positions = min(room, plan.positions_for(seconds, now, written.tokens))
-        ends = min(positions, len(session.prompts.training) * written.length)
-        if told is not None and abs(ends - told) > CHANGED * told:
-            console.note(
-                f"{now.answers:,.0f} tokens/s answered now: about {ends:,.0f} positions, not "
-                f"{told:,.0f}"
-            )
-        told = ends if told is None or abs(ends - told) > CHANGED * told else told
-        possible = (positions - written.tokens) / written.length
-        first = written.asked == 0
-        count = plan.round_of(possible, settings.ANSWER_BATCH, first)
-        return max(count, FEWEST_ANSWERS) if first else count
-
+    more = _Enough(session)
     written = answer(session.base, session.prompts.training, session.answers, more, session.clock)
-    session.state.note("rates", replace(rates, answers=written.rate or rates.answers).as_dict())
+    rates = replace(more.rates, answers=written.rate or more.rates.answers)
+    session.state.note("rates", rates.as_dict())
     prompts = len(session.prompts.training)
     if written.asked >= prompts:
         console.note(f"all {prompts:,} prompts are answered")
     return {"answers": written.answers, "tokens": written.tokens, "prompts": prompts}
+
+
+class _Enough:
+    """How many prompts to answer next, so that there is time to train on all that is written."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.rates = Rates(**session.state.recall("rates"))
+        self.room = _room_on_disk(session, self.rates)
+        self.told: float | None = None  # positions, as last said
+        self.measured_again = False
+
+    def __call__(self, written: Written) -> int:
+        if count := self._count(written):
+            return count
+        if not self.measured_again:  # the machine may have been busy with something else
+            self.measured_again = True
+            self.rates = _trial(self.session, self.rates.answers, written.tokens)
+            return self._count(written)
+        return 0
+
+    def _count(self, written: Written) -> int:
+        rates = replace(self.rates, answers=written.rate or self.rates.answers)
+        seconds = self.session.left - plan.reserved(self.session.total)
+        positions = min(self.room, plan.positions_for(seconds, rates, written.tokens))
+        self._tell(min(positions, len(self.session.prompts.training) * written.length), rates)
+        possible, first = (positions - written.tokens) / written.length, written.asked == 0
+        count = plan.round_of(possible, settings.ANSWER_BATCH, first)
+        return max(count, FEWEST_ANSWERS) if first else count
+
+    def _tell(self, positions: float, rates: Rates) -> None:
+        if self.told is not None and abs(positions - self.told) <= CHANGED * self.told:
+            return
+        if self.told is not None:
+            console.note(
+                f"{rates.answers:,.0f} tokens/s answered and {rates.updates:,.0f} positions/s "
+                f"trained now: about {positions:,.0f} positions, not {self.told:,.0f}"
+            )
+        self.told = positions
 
 
 def _room_on_disk(session: Session, rates: Rates) -> float:

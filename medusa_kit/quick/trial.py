@@ -5,6 +5,8 @@ Nothing of it is kept. The heads have as many columns as those to come should ha
 Shapes: R columns of a reduced projection.
 """
 
+import itertools
+import statistics
 from collections.abc import Sequence
 
 import torch
@@ -20,10 +22,10 @@ from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train.cpu_products import by_onednn
 from medusa_kit.train.data import HeadTargets, prepare
 from medusa_kit.train.engine import make_engine
-from medusa_kit.train.preparation import prepare_run
+from medusa_kit.train.preparation import Run, prepare_run
 
 ROWS = 24
-WARM_UPS, UPDATES = 1, 4
+WARM_UPS, UPDATES = 1, 7
 GROWTH = 0.6  # different tokens grow with this power of a text's length (Heaps' law)
 
 
@@ -49,26 +51,27 @@ def measure(
         began = clock()
         run = prepare_run(base, items, items[:1], recipe, heads)
         features = (tokens + len(items[0].input_ids)) / max(clock() - began, 1e-6)
-        engine = make_engine(run.module, recipe, base.device)
-        trained, seconds, done = 0, 0.0, 0
-        for epoch in range(WARM_UPS + UPDATES):
-            for update in run.feed.epoch(epoch):
-                began = clock()
-                terms = run.module.terms(update.ahead_PJ, 1.0)
-                for batch in update.batches:
-                    engine.backward(engine.forward(batch, terms).loss)
-                engine.update(recipe.train.learning_rate)
-                done += 1
-                if done > WARM_UPS:
-                    trained += len(update.ahead_PJ)
-                    seconds += clock() - began
-                if done == WARM_UPS + UPDATES:
-                    break
-            if done == WARM_UPS + UPDATES:
-                break
-        engine.close()
+        updates = _update_rate(run, recipe, base, clock)
     length = sum(len(row.response_ids) for row in answers) / len(answers)
-    return Rates(answer_rate, features, trained / max(seconds, 1e-6), tokens / positions, length)
+    return Rates(answer_rate, features, updates, tokens / positions, length)
+
+
+def _update_rate(run: Run, recipe: TrainRecipe, base: BaseModel, clock: Clock) -> float:
+    """Positions a second: the median of a few updates, since others may use the machine too."""
+    engine = make_engine(run.module, recipe, base.device)
+    epochs = itertools.chain.from_iterable(run.feed.epoch(seed) for seed in itertools.count())
+    rates = []
+    for update in itertools.islice(epochs, WARM_UPS + UPDATES):
+        began = clock()
+        terms = run.module.terms(update.ahead_PJ, 1.0)
+        for batch in update.batches:
+            engine.backward(engine.forward(batch, terms).loss)
+        engine.update(recipe.train.learning_rate)
+        if base.device.type == "cuda":
+            torch.cuda.synchronize(base.device)
+        rates.append(len(update.ahead_PJ) / max(clock() - began, 1e-6))
+    engine.close()
+    return statistics.median(rates[WARM_UPS:])
 
 
 def _heads(

@@ -256,8 +256,12 @@ def test_answers_stop_when_their_time_is_over(
         return found
 
     monkeypatch.setitem(text.answer.__globals__, "generate_answers", timed)
+    monkeypatch.setattr(trial, "measure", lambda *_: rates)
     figures = text.run_answers(session)
     assert clock.now == pytest.approx(0.8 * 36.0, rel=0.15)
     assert figures["answers"] == clock.now / 2
     assert figures["answers"] < figures["prompts"]
-    assert "6 tokens/s answered now: about " in capsys.readouterr().err
+    assert (
+        "6 tokens/s answered and 1,000,000 positions/s trained now: about "
+        in capsys.readouterr().err
+    )
