@@ -8,6 +8,7 @@ from typing import Any
 from medusa_kit.bench.methods import ONE_NODE, TRANSFORMERS
 from medusa_kit.files import atomic_write
 from medusa_kit.quick.session import Session
+from medusa_kit.quick.settings import FEATURES
 from medusa_kit.quick.state import PHASES, folder_bytes
 from medusa_kit.quick.text import minutes
 
@@ -32,7 +33,7 @@ def record_of(session: Session) -> dict[str, Any]:
         "rates": state.recall("rates"),
         "disk": {
             "heads": folder_bytes(session.heads),
-            "hidden_states": folder_bytes(session.run / "features"),
+            "hidden_states": folder_bytes(session.path(FEATURES)),
             "all": folder_bytes(request.output),
         },
         "heads": str(session.heads),

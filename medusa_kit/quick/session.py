@@ -15,7 +15,7 @@ from medusa_kit.errors import ConfigError
 from medusa_kit.infer.packed.base import base_for_decoding
 from medusa_kit.quick import plan, settings
 from medusa_kit.quick.prompts import Prompts
-from medusa_kit.quick.state import ANSWERS, HELD_OUT, RECIPE, RUN, Clock, State
+from medusa_kit.quick.state import HELD_OUT, RECIPE, RUN, Clock, State
 from medusa_kit.settings.engine import EngineConfig
 
 
@@ -108,7 +108,7 @@ class Session:
 
     @property
     def answers(self) -> Path:
-        return self.path(ANSWERS)
+        return self.path(settings.ANSWERS)
 
     @property
     def held_out(self) -> Path:

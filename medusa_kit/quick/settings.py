@@ -9,6 +9,7 @@ from medusa_kit.settings.recipe import TrainRecipe
 ANSWER_TOKENS = 192  # longest answer
 ANSWER_BATCH = 48  # prompts answered together
 EPOCHS, MOST_EPOCHS = 3.0, 5.0  # planned for; taken where prompts run out before the time does
+ANSWERS, FEATURES = "answers.jsonl", "features"  # in the folder
 COLUMNS = 8192  # of a reduced projection; a smaller vocabulary is kept whole
 MAX_LENGTH = 2048
 EVAL_FRACTION = 0.02  # of the answers: checkpoints are compared on them
@@ -33,7 +34,7 @@ def recipe_for(
 ) -> TrainRecipe:
     """The recipe for the answers in `folder`; `limit`: rows read, `train`: more of that section."""
     path = Path(base.info.name).expanduser()
-    data = {"sources": [str(folder / "answers.jsonl")], "max_length": MAX_LENGTH,
+    data = {"sources": [str(folder / ANSWERS)], "max_length": MAX_LENGTH,
             "eval_fraction": EVAL_FRACTION, "limit": limit}  # fmt: skip
     size = {"epochs": epochs, "micro_batch_positions": update_positions(base)}
     return TrainRecipe.model_validate(
@@ -46,7 +47,7 @@ def recipe_for(
             },
             "heads": {**HEADS, **projection(base)},
             "data": data,
-            "train": {**TRAIN, **size, **train},
+            "train": {**TRAIN, **size, "cache_dir": str(folder / FEATURES), **train},
             "deepspeed": {"enabled": False},  # one process, which torch alone trains as fast
         }
     )

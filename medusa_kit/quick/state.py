@@ -10,9 +10,10 @@ from typing import Any
 
 from medusa_kit.errors import CheckpointError, ConfigError, MedusaKitError
 from medusa_kit.files import atomic_write, parse_json
+from medusa_kit.quick.settings import ANSWERS, FEATURES
 
 RECORD = "quick.json"
-ANSWERS, HELD_OUT, RECIPE, RUN = "answers.jsonl", "held_out.jsonl", "recipe.yaml", "run"
+HELD_OUT, RECIPE, RUN = "held_out.jsonl", "recipe.yaml", "run"
 REPORTS = ("report.json", "report.md")
 PHASES = ("held_out", "answers", "training", "search", "verify", "bench")
 Clock = Callable[[], float]
@@ -87,7 +88,8 @@ class State:
 
     def _remove(self) -> None:
         """What a run wrote, and nothing else that lies there."""
-        shutil.rmtree(self.folder / RUN, ignore_errors=True)
+        for name in (RUN, FEATURES):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
         for name in (ANSWERS, HELD_OUT):
             for path in (name, f"{name}.meta.json"):
                 (self.folder / path).unlink(missing_ok=True)

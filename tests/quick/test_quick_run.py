@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from support.debug_model import small_tokenizer
+from support.tiny_models import model_of, tiny_model
 
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError, DataError, MedusaKitError
@@ -132,6 +134,22 @@ def test_what_a_run_leaves(request_for: Build, prompt_file: Path, tmp_path: Path
     assert "× plain decoding" in table["measured: auto"]
     assert str(folder / "run" / "heads") in commands[0][0]
     assert table["text"] in (folder / "report.md").read_text()
+
+
+@pytest.mark.parametrize("family", ["gpt2", "qwen2"])
+def test_a_folder_without_a_chat_template(request_for: Build, tmp_path: Path, family: str) -> None:
+    """Of a base model; GPT-2's steps run through torch, Qwen's in C++."""
+    tokenizer = small_tokenizer("{{ '' }}")
+    tokenizer.chat_template = None
+    make = model_of if family == "qwen2" else tiny_model
+    model = make(family, vocab_size=len(tokenizer), pad_token_id=None, bos_token_id=None)
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "base")
+    session = prepared(request_for(model=str(tmp_path / "base")))
+    assert run(session)["bugs"] == 0
+    first = rows(session.answers)[0]["prompt_ids"]
+    assert tokenizer.decode(first).startswith("Count from ")
+    assert session.base.is_light == (family == "qwen2")
 
 
 def test_what_would_mix_two_runs_is_refused(
