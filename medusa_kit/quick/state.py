@@ -72,6 +72,8 @@ class State:
             self._notes = there["notes"]
             if there["running_since"] is not None:  # killed: nobody wrote down how long it ran
                 self._before += max(0.0, _last_change(self.folder) - there["running_since"])
+        if all(map(self.done, PHASES)):
+            self._clock = lambda: 0.0  # it is only told what came of it
         self._began = self._clock()
         self.save()
 

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 
-from medusa_kit.quick import plan, settings, text
+from medusa_kit.quick import judging, plan, search, settings, text
 from medusa_kit.quick.plan import Rates
 from medusa_kit.quick.training import CHECKS, SETTLED, Pace
 
+CHOICES = search.CHOICES  # before fixtures make them small
 RATES = Rates(answers=300.0, features=2000.0, updates=4000.0, row_tokens=1.4, answer_length=150.0)
 
 
@@ -108,3 +109,23 @@ def test_a_run_that_goes_on_keeps_its_schedule_until_updates_are_timed() -> None
         planned = training.pace(step, 1600)
     assert 1600 // CHECKS > SETTLED
     assert planned == step + int((800.0 - training.now) / 0.5)
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [
+    (1e9, (128, 20)), (2560.0, (128, 20)), (1280.0, (64, 20)), (64.0, (32, 2)), (-5.0, (32, 1)),
+])  # fmt: skip
+def test_answers_get_shorter_before_they_get_fewer(
+    tokens: float, expected: tuple[int, int]
+) -> None:
+    assert judging.sized(tokens, 40, 20, fewest=1) == expected
+
+
+def test_fewer_trees_are_timed_where_steps_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "CHOICES", CHOICES)
+    engine: Any = SimpleNamespace(verifier=SimpleNamespace(reads_packed_weights=True))
+    chosen = [search._sizes(engine, step, 30.0) for step in (1e-4, 0.006, 0.02, 0.05, 1.0)]
+    assert chosen[0] == search.CHOICES[0]
+    assert chosen[-1] == search.CHOICES[-1]
+    places = [search.CHOICES.index(choice) for choice in chosen]
+    assert places == sorted(places)
+    assert len(set(places)) > 2

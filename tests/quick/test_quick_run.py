@@ -136,6 +136,22 @@ def test_what_a_run_leaves(request_for: Build, prompt_file: Path, tmp_path: Path
     assert table["text"] in (folder / "report.md").read_text()
 
 
+def test_without_room_for_a_second_model_the_rest_is_measured(
+    request_for: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(base: Any) -> Any:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(judging, "oracle_beside", no_room)
+    session = prepared(request_for())
+    found = run(session)
+    assert found == {"not_run": "the device has no room for a second model"}
+    _, lines, _ = report.write(session)
+    names = [name for name, _ in lines if name.startswith("measured: ")]
+    assert names == ["measured: one node", "measured: medusa", "measured: auto"]
+    assert dict(lines)["verify"] == "not run: the device has no room for a second model"
+
+
 @pytest.mark.parametrize("family", ["gpt2", "qwen2"])
 def test_a_folder_without_a_chat_template(request_for: Build, tmp_path: Path, family: str) -> None:
     """Of a base model; GPT-2's steps run through torch, Qwen's in C++."""
