@@ -71,11 +71,18 @@ class State:
             self._before, self._phases = there["seconds"], there["phases"]
             self._notes = there["notes"]
             if there["running_since"] is not None:  # killed: nobody wrote down how long it ran
-                self._before += max(0.0, _last_change(self.folder) - there["running_since"])
+                self._add_lost(max(0.0, _last_change(self.folder) - there["running_since"]))
         if all(map(self.done, PHASES)):
             self._clock = lambda: 0.0  # it is only told what came of it
         self._began = self._clock()
         self.save()
+
+    def _add_lost(self, seconds: float) -> None:
+        self._before += seconds
+        for name, phase in self._phases.items():
+            if not phase["done"]:
+                self._phases[name] = {**phase, "seconds": phase["seconds"] + seconds}
+                return
 
     def _read(self) -> dict[str, Any]:
         try:
@@ -125,6 +132,8 @@ class State:
         began, before = self._clock(), self.phase_seconds(name)
         figures: dict[str, Any] = {}
         done = False
+        self._phases[name] = {"done": done, "seconds": before, "figures": figures}
+        self.save()
         try:
             yield figures
             done = True

@@ -248,6 +248,7 @@ def test_time_spent_before_counts(
     session = prepared(request_for())
     session.state.open(fresh=False)
     assert session.state.seconds() == pytest.approx(30.0, abs=2.0)
+    assert session.state.phase_seconds("held_out") == session.state.seconds()
 
 
 def test_a_base_that_is_too_slow_is_refused_early(
