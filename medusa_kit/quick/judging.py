@@ -13,11 +13,10 @@ from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.oracle_in_pieces import OracleInPieces, oracle_beside
 from medusa_kit.bench.records import engine_record, write_bench, write_verify
 from medusa_kit.bench.verify import verify
-from medusa_kit.distill.generate import asked_messages
 from medusa_kit.engine.engine import Engine
-from medusa_kit.errors import MedusaKitError
+from medusa_kit.errors import DataError, MedusaKitError
 from medusa_kit.quick.search import plain_step
-from medusa_kit.quick.session import Session
+from medusa_kit.quick.session import Session, encoded
 from medusa_kit.settings.sampling import SamplingParams
 
 LONGEST, SHORTEST = 128, 32  # new tokens of an answer
@@ -63,14 +62,17 @@ class Judge:
         return self._oracle
 
     def prompts(self) -> list[list[int]]:
-        """Token ids of the prompts that leave room for an answer."""
-        context = self.session.base.info.context_length
-        found = []
-        for row in self.session.prompts.test:
-            ids = self.engine.encode(asked_messages(row.messages, "first"))
-            if len(ids) < context - LONGEST:
-                found.append(ids)
-        return found or [self.engine.encode("Hello!")]
+        """Token ids of the prompts to measure with."""
+        prompts = self.session.prompts
+        found = encoded(self.engine, prompts.test, SHORTEST)
+        found = found or encoded(self.engine, prompts.calibration, SHORTEST)
+        if not found:
+            raise DataError(
+                f"no kept-out prompt of {prompts.source} leaves room for {SHORTEST} tokens in the "
+                f"context of {self.session.base.info.context_length}",
+                hint="give shorter prompts",
+            )
+        return found
 
     def step(self, prompt: Sequence[int]) -> float:
         return plain_step(self.session.plain, prompt)

@@ -1,17 +1,19 @@
 """What all phases of one process share: the request, the record, the base once it is loaded."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from medusa_kit.base.model import BaseModel
+from medusa_kit.data.readers import Conversation
+from medusa_kit.distill.generate import asked_messages
 from medusa_kit.engine.before_loading import AnyTree
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import build_engine, with_heads
-from medusa_kit.errors import ConfigError
+from medusa_kit.errors import ConfigError, DataError
 from medusa_kit.infer.packed.base import base_for_decoding
 from medusa_kit.quick import plan, settings
 from medusa_kit.quick.prompts import Prompts
@@ -43,6 +45,23 @@ class Request:
             "hours": self.hours,
             "answer_tokens": settings.ANSWER_TOKENS,
         }
+
+
+def encoded(
+    engine: Engine, rows: Sequence[Conversation], room: int, count: int | None = None
+) -> list[list[int]]:
+    """Token ids of the first prompts that leave room for an answer, at most `count`."""
+    found = list[list[int]]()
+    for row in rows:
+        try:
+            ids = engine.encode(asked_messages(row.messages, "first"))
+        except DataError:  # the template refuses it; answers leave it out as well
+            continue
+        if len(ids) + room <= engine.base.info.context_length:
+            found.append(ids)
+        if len(found) == count:
+            break
+    return found
 
 
 @dataclass

@@ -7,12 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from medusa_kit import console
-from medusa_kit.distill.generate import asked_messages
 from medusa_kit.errors import MedusaKitError
 from medusa_kit.quick import plan, settings, trial
 from medusa_kit.quick.answers import Written, answer, read_answers
 from medusa_kit.quick.plan import FEWEST_POSITIONS, Rates
-from medusa_kit.quick.session import Session
+from medusa_kit.quick.session import Session, encoded
 
 FEWEST_ANSWERS = 4  # in a first round, whatever they take
 PROBE_PROMPTS, PROBE_TOKENS = 2, 9
@@ -45,16 +44,20 @@ def run_held_out(session: Session) -> dict[str, Any]:
 
 
 def _probe(session: Session) -> float:
-    """Tokens a second of a few tokens. Raises MedusaKitError where all the time would not do."""
-    prompts = [asked_messages(row.messages, "first") for row in session.prompts.training]
-    results = session.plain.generate(
-        prompts[:PROBE_PROMPTS], max_new_tokens=PROBE_TOKENS, drafter="none"
-    )
+    """Tokens a second of a few tokens; 0 where none came. Raises MedusaKitError where all the time
+    would not do."""
+    prompts = encoded(session.plain, session.prompts.training, PROBE_TOKENS, PROBE_PROMPTS)
+    if not prompts:
+        return 0.0
+    results = session.plain.generate(prompts, max_new_tokens=PROBE_TOKENS, drafter="none")
     seconds = max(one.stats.seconds - one.stats.first_token_seconds for one in results)
-    rate = sum(len(one.token_ids) - 1 for one in results) / max(seconds, 1e-6)
+    tokens = sum(len(one.token_ids) - 1 for one in results)
+    if not tokens:
+        return 0.0
+    rate = tokens / max(seconds, 1e-6)
     best = rate * settings.ANSWER_BATCH / len(results)  # if a step of many took no longer
     _check_useful(session, best * max(0.0, session.left))
-    return max(rate, 1e-6)
+    return rate
 
 
 def _measured(session: Session, answer_rate: float) -> Rates:

@@ -14,6 +14,7 @@ import torch
 from medusa_kit.base.model import BaseModel
 from medusa_kit.data.chat import encode_rows
 from medusa_kit.data.readers import AnswerRow
+from medusa_kit.errors import DataError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.quick import settings
 from medusa_kit.quick.plan import Rates
@@ -42,6 +43,11 @@ def measure(
         answers[:ROWS], base.tokenizer, settings.MAX_LENGTH, "skip", base.info.vocab_size
     )
     items = prepare(examples, recipe.heads.num_heads)
+    if not items:
+        raise DataError(
+            f"{base.info.name} gave {len(answers)} answers without any text to train on",
+            hint="are these prompts for this model? `medusa-kit generate` shows an answer",
+        )
     heads = _heads(base, items, recipe, expected)
     train = recipe.train.model_copy(update={"features": "memory", "cache_dir": None})
     recipe = recipe.model_copy(update={"train": train})
