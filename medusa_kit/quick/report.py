@@ -14,6 +14,8 @@ from medusa_kit.quick.text import minutes
 
 NAMES = {"held_out": "kept-out answers", "answers": "answers", "training": "training",
          "search": "tree search", "verify": "verify", "bench": "bench"}  # fmt: skip
+MEASURED = {ONE_NODE: "plain decoding", "medusa-kit, medusa": "heads alone",
+            "medusa-kit, auto": "auto, the default"}  # fmt: skip
 Row = tuple[str, str]
 
 
@@ -56,7 +58,9 @@ def rows_of(record: dict[str, Any]) -> list[Row]:
     phases = record["phases"]
     text, training, search = phases["answers"], phases["training"], phases["search"]
     chosen = search["chosen"]
-    kind = " dynamic" if chosen["dynamic"] else ""
+    tree = f"{chosen['nodes']}{' dynamic' if chosen['dynamic'] else ''} nodes"
+    tree = "none gains on this machine" if chosen["nodes"] == 1 else (
+        f"{tree}, acceptance length {chosen['acceptance_length']:.2f}")  # fmt: skip
     times = ", ".join(f"{NAMES[name]} {minutes(phases[name]['seconds'])}" for name in PHASES)
     static = " · ".join(f"{n}: {length:.2f}" for n, length in search["static"].items())
     return [
@@ -67,8 +71,7 @@ def rows_of(record: dict[str, Any]) -> list[Row]:
         ("time", f"{minutes(record['seconds'])} of {minutes(3600 * record['hours'])}"),
         ("of it", times),
         ("acceptance length, static trees", static),
-        ("chosen tree", f"{chosen['nodes']}{kind} nodes, acceptance length "
-                        f"{chosen['acceptance_length']:.2f}"),
+        ("chosen tree", tree),
         ("predicted speed-up", f"{search['predicted_speed_up']:.2f} × plain decoding"),
         *_measured(phases["bench"]),
         ("verify", _verified(phases["verify"])),
@@ -85,7 +88,7 @@ def _measured(bench: dict[str, Any]) -> list[Row]:
             length = found["acceptance_length"]
             speed += f", {found['against_plain']:.2f} × plain decoding"
             speed += "" if length is None else f", acceptance length {length:.2f}"
-        rows.append((f"measured: {name.removeprefix('medusa-kit, ')}", speed))
+        rows.append((f"measured: {MEASURED.get(name, name)}", speed))
     return rows
 
 

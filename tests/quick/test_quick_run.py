@@ -131,9 +131,11 @@ def test_what_a_run_leaves(request_for: Build, prompt_file: Path, tmp_path: Path
     table = dict(lines)
     assert title == "heads for debug-tiny"
     assert "answers identical" in table["verify"]
-    assert "× plain decoding" in table["measured: auto"]
+    assert "× plain decoding" in table["measured: auto, the default"]
     assert str(folder / "run" / "heads") in commands[0][0]
     assert table["text"] in (folder / "report.md").read_text()
+    record["phases"]["search"]["chosen"]["nodes"] = 1
+    assert dict(report.rows_of(record))["chosen tree"] == "none gains on this machine"
 
 
 def test_without_room_for_a_second_model_the_rest_is_measured(
@@ -148,7 +150,11 @@ def test_without_room_for_a_second_model_the_rest_is_measured(
     assert found == {"not_run": "the device has no room for a second model"}
     _, lines, _ = report.write(session)
     names = [name for name, _ in lines if name.startswith("measured: ")]
-    assert names == ["measured: one node", "measured: medusa", "measured: auto"]
+    assert names == [
+        "measured: plain decoding",
+        "measured: heads alone",
+        "measured: auto, the default",
+    ]
     assert dict(lines)["verify"] == "not run: the device has no room for a second model"
 
 
@@ -241,13 +247,13 @@ def test_time_spent_before_counts(
         clock.now += 1000.0  # between two processes
     record = json.loads(session.state.path.read_text())
     assert (record["seconds"], record["running_since"]) == (10.0, None)
-    record["running_since"] = time.time()
+    began = time.time() + 1e6  # after all that was written in the meantime
+    record["running_since"] = began
     session.state.path.write_text(json.dumps(record))
-    later = time.time() + 20.0
-    os.utime(session.held_out, (later, later))
+    os.utime(session.held_out, (began + 20.0, began + 20.0))
     session = prepared(request_for())
     session.state.open(fresh=False)
-    assert session.state.seconds() == pytest.approx(30.0, abs=2.0)
+    assert session.state.seconds() == pytest.approx(30.0, abs=0.01)
     assert session.state.phase_seconds("held_out") == session.state.seconds()
 
 
