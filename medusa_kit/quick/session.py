@@ -85,11 +85,11 @@ class Session:
         return self.total - self.state.seconds()
 
     def share(self, name: str) -> float:
-        """Seconds for one of the phases after training: its share, or of what is left if that is
-        less than all of them were to get."""
+        """Seconds for one of the phases after training: its share of what is left for them, which
+        is less than planned where training took longer, and at most STRETCH times as much."""
         waiting = [one for one in plan.LAST if not self.state.done(one)]
         wanted = sum(plan.share(one, self.total) for one in waiting)
-        return plan.share(name, self.total) * min(1.0, max(0.0, self.left) / wanted)
+        return plan.share(name, self.total) * min(plan.STRETCH, max(0.0, self.left) / wanted)
 
     @cached_property
     def base(self) -> BaseModel:

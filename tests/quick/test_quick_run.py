@@ -18,7 +18,7 @@ from support.tiny_models import model_of, tiny_model
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError, DataError, MedusaKitError
 from medusa_kit.hub.measured import read_measured
-from medusa_kit.quick import judging, report, search, text, trial
+from medusa_kit.quick import judging, plan, report, search, text, trial
 from medusa_kit.quick import run as quick_run
 from medusa_kit.quick.run import prepared, run
 from medusa_kit.quick.session import Request
@@ -255,6 +255,20 @@ def test_time_spent_before_counts(
     session.state.open(fresh=False)
     assert session.state.seconds() == pytest.approx(30.0, abs=0.01)
     assert session.state.phase_seconds("held_out") == session.state.seconds()
+
+
+def test_the_last_phases_share_what_training_left(request_for: Build, clock: Any) -> None:
+    """Of 100 seconds they were to get 8, 4 and 8."""
+    session = prepared(request_for(hours=100 / 3600))
+    session.state.open(fresh=False)
+    for now, expected in ((80.0, [8, 4, 8]), (90.0, [4, 2, 4]), (70.0, [12, 6, 12]),
+                          (10.0, [16, 8, 16]), (200.0, [0, 0, 0])):  # fmt: skip
+        clock.now = now
+        assert [session.share(name) for name in plan.LAST] == pytest.approx(expected)
+    clock.now = 92.0
+    with session.state.phase("search"):
+        pass
+    assert session.share("verify") == pytest.approx(8 * 4 / 12)
 
 
 def test_a_base_that_is_too_slow_is_refused_early(
