@@ -120,6 +120,10 @@ class ProgressBar:
         fields = {} if note is None else {"note": note}
         self._progress.update(self._task_id, advance=amount, **fields)  # type: ignore[arg-type]
 
+    def expect(self, total: float) -> None:
+        """The work turned out to be this much."""
+        self._progress.update(self._task_id, total=total)
+
 
 class SilentBar(ProgressBar):
     """For processes that do not speak."""
@@ -128,6 +132,9 @@ class SilentBar(ProgressBar):
         pass
 
     def advance(self, amount: float = 1, note: str | None = None) -> None:
+        pass
+
+    def expect(self, total: float) -> None:
         pass
 
 
@@ -147,6 +154,9 @@ class LogBar(ProgressBar):
         if now - self._said >= LOG_SECONDS or self._done == self._total:
             self._said = now
             self._say(max(now - self._began, 1e-9))
+
+    def expect(self, total: float) -> None:
+        self._total = total
 
     def _say(self, seconds: float) -> None:
         rate = (self._done - self._start) / seconds

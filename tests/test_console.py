@@ -39,6 +39,14 @@ def test_a_closed_pipe_under_stderr_ends_no_thread() -> None:
     assert done.stdout.split() == [b"done", b"0"]
 
 
+def test_work_may_turn_out_to_be_more_or_less(capsys: pytest.CaptureFixture[str]) -> None:
+    with console.progress("counting", 5, "sheep") as bar:
+        bar.expect(2)
+        bar.advance(1)
+        bar.advance(1)
+    assert capsys.readouterr().err.startswith("counting: 2 of 2, 0 s left")
+
+
 def test_lines_arrive_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     console.note("[bold] a note")
     console.warn("x" * 300)

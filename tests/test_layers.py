@@ -26,6 +26,7 @@ TIERS = [
     {"engine"},
     {"distill", "tuning"},
     {"bench", "serve", "hub"},
+    {"quick"},
     {"cli", "__main__"},
 ]
 SIBLINGS_ALLOWED = {("made_once", "console"), ("made_once", "files"), ("one_owner", "console"),

@@ -14,6 +14,7 @@ from medusa_kit.settings.drafters import READ_HEADS, check_drafting
 from medusa_kit.settings.sampling import SamplingParams
 
 ONE_NODE = "medusa-kit, one node"
+TRANSFORMERS = "transformers generate"
 
 
 def named_drafters(given: Sequence[str], draft_model: str | None = None) -> list[str]:
@@ -26,7 +27,7 @@ def named_drafters(given: Sequence[str], draft_model: str | None = None) -> list
 
 def standard_methods(
     engines: Mapping[str, Engine],
-    oracle: Oracle,
+    oracle: Oracle | None,
     max_new_tokens: int,
     *,
     peers: Sequence[str] = DEFAULT_PEERS,
@@ -37,13 +38,15 @@ def standard_methods(
 ) -> list[Method]:
     """transformers generate, the peers, our one-node decoding, and our drafters.
 
-    `peers`: names of PEERS, from `named_peers`. `drafters`: those to compare, from
-    `named_drafters`; by default each engine's own. `sampling`: temperature and seed.
+    `oracle`: None leaves out what runs on it, transformers generate and the peers. `peers`: names
+    of PEERS, from `named_peers`. `drafters`: those to compare, from `named_drafters`; by default
+    each engine's own. `sampling`: temperature and seed.
     """
-    sampling = sampling or SamplingParams()
-    case = PeerCase(oracle, max_new_tokens, sampling, batch_size, assistant)
-    methods = [transformers_method(case, "transformers generate")]
-    methods += [PEERS[name](case) for name in peers]
+    sampling, methods = sampling or SamplingParams(), list[Method]()
+    if oracle is not None:
+        case = PeerCase(oracle, max_new_tokens, sampling, batch_size, assistant)
+        methods = [transformers_method(case, TRANSFORMERS)]
+        methods += [PEERS[name](case) for name in peers]
     first = next(iter(engines.values()))
     methods.append(engine_method(ONE_NODE, first, max_new_tokens, sampling, drafter="none"))
     for name, engine, drafter in _drafting(engines, drafters):

@@ -143,6 +143,7 @@ def _report(
     output: Path | None, served: bench_endpoint.Served | None,
 ) -> None:  # fmt: skip
     from medusa_kit.bench.machine import describe_setup, heads_digest
+    from medusa_kit.bench.records import engine_record, write_bench
 
     engine = next(iter(engines.values()))
     setup = describe_setup(engine)
@@ -151,7 +152,7 @@ def _report(
     bench_report.show(report, breakdowns, what, chosen, where, caveat)
     if output is not None:
         record = {
-            **bench_report.engine_record(engine, setup),
+            **engine_record(engine, setup),
             "prompts": prompts,
             "heads": {name: heads_digest(one) for name, one in engines.items()},
             "sampling": {"temperature": sampling.temperature, "seed": sampling.seed},
@@ -159,7 +160,7 @@ def _report(
         if served is not None:
             record["endpoint"] = served.record()
         name = engine.base.info.name + options.weights_note(engine)
-        bench_report.write(report, breakdowns, record, name, output)
+        write_bench(report, breakdowns, record, name, output)
 
 
 def _named(heads: list[str]) -> dict[str, str]:

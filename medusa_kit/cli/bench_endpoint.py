@@ -229,10 +229,12 @@ class Served:
         chosen = bench_report.chosen(sampling)
         bench_report.show(report, {}, self.endpoint.url, chosen, where)
         if output is not None:
+            from medusa_kit.bench.records import write_bench
+
             drawn = {"temperature": sampling.temperature, "seed": sampling.seed}
             record = {"prompts": prompts, "sampling": drawn, "endpoint": self.record(),
                       "setup": {"medusa_kit": __version__}}  # fmt: skip
-            bench_report.write(report, {}, record, self.endpoint.model, output)
+            write_bench(report, {}, record, self.endpoint.model, output)
 
     def _measure_under_load(
         self, asked: Sequence[Any], prompts: str, output: Path | None, loading: Mapping[str, Any]

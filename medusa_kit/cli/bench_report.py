@@ -1,13 +1,10 @@
-"""The output of a bench: tables, bench.json, the chart."""
+"""What a bench prints: tables and remarks. bench/records.py writes its files."""
 
-import json
 import textwrap
-from pathlib import Path
 from typing import Any
 
 from medusa_kit import console
 from medusa_kit.cli import options
-from medusa_kit.files import atomic_write
 
 GREEDY = "greedy"
 LOSSY = "lossy"  # in the column that says how many answers are the same
@@ -153,44 +150,3 @@ def engine_title(engine: Any, setup: dict[str, Any]) -> tuple[str, str]:
         f"steps by {setup['steps_run_by']}; {setup['processor']}, threads {setup['threads']}, "
         f"torch {setup['torch']}, transformers {setup['transformers']}",
     )
-
-
-def engine_record(engine: Any, setup: dict[str, Any]) -> dict[str, Any]:
-    """The same for bench.json."""
-    return {
-        "base": engine.base.info.as_dict(),
-        "weights": engine.weights,
-        "cache": engine.cache,
-        "lossy": bool(engine.lossy_by),
-        "drafter": engine.own_drafter,
-        "heads_refused": engine.heads_refused,
-        "attention": engine.attention.report(),
-        "setup": setup,
-    }
-
-
-def write(
-    report: Any, breakdowns: dict[str, Any], record: dict[str, Any], name: str, folder: Path
-) -> None:
-    """bench.json, and bench.png where matplotlib is there.
-
-    `record`: what was measured with; `name`: of the model, for the chart.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    record = {
-        **record,
-        **report.as_dict(),
-        "breakdown": {name: one.as_dict() for name, one in breakdowns.items()},
-    }
-    with atomic_write(folder / "bench.json") as temporary:
-        temporary.write_text(json.dumps(record, indent=2) + "\n")
-    console.note(f"wrote {folder / 'bench.json'}")
-    try:
-        from medusa_kit.tuning.plots import plot_bench
-    except ImportError:
-        console.note("no chart: matplotlib is not installed (pip install 'medusa-kit[plot]')")
-        return
-    rates = {result.name: result.total.tokens_per_second for result in report.ran}
-    depths = {result.name: result.total.acceptance_by_depth for result in report.ran}
-    plot_bench(rates, depths, f"{name}, batch {report.batch_size}", folder / "bench.png")
-    console.note(f"wrote {folder / 'bench.png'}")

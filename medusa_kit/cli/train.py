@@ -1,4 +1,4 @@
-"""`medusa-kit train`: recipe in, heads out."""
+"""`medusa-kit train`: recipe in, heads out; with --quick, a model and prompts in."""
 
 import sys
 from pathlib import Path
@@ -7,34 +7,91 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from medusa_kit import console
+from medusa_kit.cli import options
+from medusa_kit.errors import UsageError
 
 if TYPE_CHECKING:
     from medusa_kit.train.trainer import TrainReport
 
 
+QUICK = ("model", "prompts", "hours", "output", "device")  # options that go with --quick alone
+
+
+Fresh = Annotated[
+    bool, typer.Option("--fresh", help="Start over: drop what an older run left there.")
+]
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Show what would run, how large and how long; train not."),
+]
+Processes = Annotated[
+    int, typer.Option("--nproc", min=1, help="Processes on this machine, one a GPU.")
+]
+Quick = Annotated[
+    bool,
+    typer.Option(
+        "--quick",
+        help="Without a recipe: answers, heads, tree, verify and bench for --model in --hours.",
+    ),
+]
+Prompts = Annotated[
+    str | None, typer.Option(help="With --quick: prompts to answer, a file or data set.")
+]
+Hours = Annotated[float, typer.Option(help="With --quick: the time for everything; 0.5 will do.")]
+Output = Annotated[
+    Path | None, typer.Option(help="With --quick: folder for everything, else heads-MODEL.")
+]
+
+
 def train(
-    recipe: Annotated[Path, typer.Argument(help="Recipe, a YAML file; see recipes/.")],
+    context: typer.Context,
+    recipe: Annotated[
+        Path | None, typer.Argument(help="Recipe, a YAML file; see recipes/. Not with --quick.")
+    ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(help="Changes to it, section.key=value (for example train.epochs=2)."),
     ] = None,
-    fresh: Annotated[
-        bool, typer.Option("--fresh", help="Start over: drop what an older run left there.")
-    ] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option("--dry-run", help="Show what would run, how large and how long; train not."),
-    ] = False,
-    nproc: Annotated[
-        int, typer.Option("--nproc", min=1, help="Processes on this machine, one a GPU.")
-    ] = 1,
+    fresh: Fresh = False,
+    dry_run: DryRun = False,
+    nproc: Processes = 1,
+    quick: Quick = False,
+    model: options.Model = options.DEFAULT_MODEL,
+    prompts: Prompts = None,
+    hours: Hours = 2.0,
+    output: Output = None,
+    device: options.Device = "auto",
 ) -> None:
     """Train Medusa heads, the base frozen or with it. Run it again after Ctrl-C to go on."""
+    if quick:
+        from medusa_kit.cli.quick import run_quick
+
+        refused = {"a recipe": recipe, "--dry-run": dry_run,
+                   "--nproc": options.was_given(context, "nproc")}  # fmt: skip
+        run_quick([name for name, given in refused.items() if given], model, prompts, hours,
+                  output, device, fresh)  # fmt: skip
+        return
+    _check(context, recipe)
+    assert recipe is not None
+    _train(recipe, overrides or [], fresh, dry_run, nproc)
+
+
+def _check(context: typer.Context, recipe: Path | None) -> None:
+    if given := [f"--{name}" for name in QUICK if options.was_given(context, name)]:
+        raise UsageError(
+            f"without --quick {', '.join(given)} would not be used",
+            hint="a recipe has settings for these; or add --quick",
+        )
+    if recipe is None:
+        raise UsageError("no recipe was given", hint="name one (see recipes/), or try --quick")
+
+
+def _train(recipe: Path, overrides: list[str], fresh: bool, dry_run: bool, nproc: int) -> None:
     from medusa_kit.settings.recipe import dump, load_recipe
 
-    loaded = load_recipe(recipe, overrides or [])
+    loaded = load_recipe(recipe, overrides)
     if nproc > 1 and not dry_run:
-        _launch(recipe, overrides or [], fresh, nproc)
+        _launch(recipe, overrides, fresh, nproc)
         return
     from medusa_kit.infer.backends import check_base
     from medusa_kit.infer.packed.base import base_for_decoding

@@ -10,8 +10,7 @@ from medusa_kit import console
 from medusa_kit.cli import options
 from medusa_kit.errors import ConfigError, DataError, TreeError, UsageError
 
-STATISTICS_NAME = "statistics.npz"
-PLOT_NAME = "tree.png"
+STATISTICS_NAME = "statistics.npz"  # that of tuning/results.py, which loads torch
 
 
 def tree_search(
@@ -188,7 +187,7 @@ def _statistics(
     from medusa_kit.data.readers import AnswerRow, read_rows
     from medusa_kit.distill.generate import generate_answers
     from medusa_kit.tree.statistics import RankStatistics
-    from medusa_kit.tuning.calibrate import calibrate, fitted_dynamic_tree
+    from medusa_kit.tuning.results import take_statistics
 
     if given is None:
         return RankStatistics.load(_existing(Path(engine.heads_source or folder) / STATISTICS_NAME))
@@ -200,13 +199,7 @@ def _statistics(
             engine.base, given, answers, max_new_tokens=max_new_tokens, batch_size=batch_size
         )
         given = [row for row in read_rows(str(answers), limit=limit) if isinstance(row, AnswerRow)]
-    dynamic = None
-    if dynamic_nodes is not None:
-        dynamic = fitted_dynamic_tree(engine.base, engine.heads, given, dynamic_nodes)
-    found = calibrate(engine.base, engine.heads, given, dynamic=dynamic)
-    found = replace(found, meta={**found.meta, "prompts": prompts or str(answers)})
-    found.save(folder / STATISTICS_NAME)
-    return found
+    return take_statistics(engine, given, folder, prompts or str(answers), dynamic_nodes)
 
 
 def _read_choices(path: Path) -> Any:
@@ -218,9 +211,8 @@ def _read_choices(path: Path) -> Any:
 
 
 def _report(engine: Any, search: Any, folder: Path) -> None:
-    from medusa_kit.engine.before_loading import TREE_NAME
-    from medusa_kit.tree.plan import save_plan
     from medusa_kit.tree.render import describe_tree
+    from medusa_kit.tuning.results import write_search
 
     several = len(search.by_batch) > 1
     rows = [
@@ -238,22 +230,9 @@ def _report(engine: Any, search: Any, folder: Path) -> None:
     console.out.print(drawn, markup=False, highlight=False)
     if search.chosen.num_nodes == 1:
         console.warn("no tree gains on this machine: the engine will decode plainly")
-    save_plan(search.plan, folder / TREE_NAME, search.as_extra(engine))
-    console.note(f"wrote {folder / TREE_NAME}")
-    _plot(search, folder / PLOT_NAME)
+    write_search(engine, search, folder)
 
 
 def _named(row: Any, several: bool) -> str:
     batch = f", batch {row.batch_size}" if several else ""
     return f"{row.num_nodes}{' dynamic' if row.dynamic else ''}{batch}"
-
-
-def _plot(search: Any, path: Path) -> None:
-    try:
-        from medusa_kit.tuning.plots import plot_trees
-    except ImportError:
-        console.note("no plot: matplotlib is not installed (pip install 'medusa-kit[plot]')")
-        return
-    alone = [row for row in search.rows if row.batch_size == 1]
-    plot_trees(alone, search.chosen, path)
-    console.note(f"wrote {path}")

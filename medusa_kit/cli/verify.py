@@ -1,6 +1,5 @@
 """`medusa-kit verify`: are the tokens the base model's own?"""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,7 +8,6 @@ import typer
 from medusa_kit import console
 from medusa_kit.cli import engine_options, options
 from medusa_kit.cli.prompts import OWN_PROMPTS, load_both, read_prompts
-from medusa_kit.files import atomic_write
 
 
 @engine_options.with_engine(dtype="float32")
@@ -50,7 +48,7 @@ def verify(
     With --weights int8 the second model is rounded as well. That shows that decoding adds nothing
     to the rounding, not that answers are those of the checkpoint.
     """
-    from medusa_kit.bench.verify import LAYER_BY_LAYER
+    from medusa_kit.bench.records import write_verify
     from medusa_kit.bench.verify import verify as run
     from medusa_kit.settings.sampling import SamplingParams
 
@@ -64,28 +62,10 @@ def verify(
         )
     _print(engine, reports)
     if output is not None:
-        origin = _origin(engine, prompts, reports["greedy"].reference == LAYER_BY_LAYER)
-        with atomic_write(output) as temporary:
-            record = {name: report.as_dict() | origin for name, report in reports.items()}
-            temporary.write_text(json.dumps(record, indent=2) + "\n")
+        write_verify(reports, engine, prompts or OWN_PROMPTS, output)
     if any(report.bugs for report in reports.values()):
         console.err.print("error: a difference is more than rounding", style="bold red")
         raise typer.Exit(1)
-
-
-def _origin(engine: Any, prompts: str | None, in_pieces: bool) -> dict[str, Any]:
-    """What was compared with what, and on which machine."""
-    from medusa_kit.bench.machine import describe_setup, heads_digest
-
-    how = ", layer by layer" if in_pieces else ""
-    return {
-        "prompts": prompts or OWN_PROMPTS,
-        "base": engine.base.info.as_dict(),
-        "lossy": engine.base.info.lossy,
-        "held_to": f"plain transformers with {engine.weights} weights{how}",
-        "heads": heads_digest(engine),
-        "setup": describe_setup(engine),
-    }
 
 
 def _print(engine: Any, reports: dict[str, Any]) -> None:

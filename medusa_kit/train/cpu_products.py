@@ -38,3 +38,13 @@ def error_of_products() -> float:
     exact = a.double() @ b.double()
     found = [a @ b, torch.nn.functional.linear(a, b.t().contiguous())]
     return max(float((one.double() - exact).norm() / exact.norm()) for one in found)
+
+
+def fast_in_bfloat16(device: torch.device) -> bool:
+    """Whether the device has products in bfloat16; elsewhere they take longer than float32."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device.type != "cpu":
+        return False
+    capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return bool(capabilities.get("avx512_bf16") or capabilities.get("amx_bf16"))

@@ -33,6 +33,8 @@ from medusa_kit.train.run.schedule import heads_weight, learning_rate
 from medusa_kit.train.run.tracking import start_tracking
 
 Score = Callable[[], HeadScores]
+# (updates done, updates planned) -> updates to do in all; asked before the first and after each.
+Pace = Callable[[int, int], int]
 
 
 class TrainingLoop:
@@ -51,13 +53,15 @@ class TrainingLoop:
         identity: dict[str, Any],
         score: Score,
         keep: Callable[[], None],
+        pace: Pace | None = None,
     ) -> None:
         self.engine, self.feed, self.recipe, self.folder = engine, feed, recipe, folder
         self.identity = {**identity, "processes": distributed.world()}
-        self._score, self._keep = score, keep
+        self._score, self._keep, self._pace = score, keep, pace
         self.average = MovingAverage(engine.module, recipe.train.average)
         self.external_log = start_tracking(recipe)
-        self.num_updates = feed.updates_per_epoch * recipe.train.epochs
+        self.most = feed.updates_per_epoch * recipe.train.epochs
+        self.num_updates = self.most
         self.step = 0
         self.best: float | None = None  # simulated acceptance length of the kept weights
         # Plain numbers: tensors kept between blocks of logits would fragment the heap.
@@ -79,6 +83,7 @@ class TrainingLoop:
         self.average.load(checkpoint.folder)
         load_random_state(checkpoint.folder / _random_name())
         self.step, self.best = checkpoint.progress["step"], checkpoint.progress["best"]
+        self.num_updates = checkpoint.progress.get("num_updates", self.num_updates)
         self.began -= checkpoint.progress["seconds"]
         self.folder.forget_metrics_since(checkpoint)
         console.note(f"continuing from update {self.step} of {self.num_updates}")
@@ -111,8 +116,10 @@ class TrainingLoop:
             _graceful_interrupt() as interrupted,
             console.progress("training", self.num_updates, unit="updates", done=self.step) as bar,
         ):
+            self._keep_pace(bar)
             for update in self._updates():
                 self._update(update)
+                self._keep_pace(bar)
                 bar.advance(1, self._after_update())
                 device = self.engine.module.heads.base.device  # nccl needs tensors on the GPU
                 if distributed.any_of(interrupted.is_set(), device):
@@ -122,8 +129,18 @@ class TrainingLoop:
         """The remaining updates."""
         first_epoch, first = divmod(self.step, self.feed.updates_per_epoch)
         for epoch in range(first_epoch, self.recipe.train.epochs):
-            yield from self.feed.epoch((self.recipe.seed << 20) + epoch, first)
+            for update in self.feed.epoch((self.recipe.seed << 20) + epoch, first):
+                if self.step >= self.num_updates:
+                    return
+                yield update
             first = 0
+
+    def _keep_pace(self, bar: console.ProgressBar) -> None:
+        if self._pace is None:
+            return
+        wanted = self._pace(self.step, self.num_updates)
+        self.num_updates = min(max(wanted, self.step, 1), self.most)
+        bar.expect(self.num_updates)
 
     def _update(self, update: Update) -> None:
         """Raises MedusaKitError, before any weight changes, when the loss is not finite."""
@@ -224,7 +241,10 @@ class TrainingLoop:
             self.average.save(folder)
             save_random_state(folder / _random_name())
 
-        progress = {"step": self.step, "seconds": self.elapsed(), "best": self.best}
+        progress = {
+            "step": self.step, "num_updates": self.num_updates, "seconds": self.elapsed(),
+            "best": self.best,
+        }  # fmt: skip
         self.folder.save(write, {**progress, **self.identity})
 
     def _stop(self) -> None:

@@ -98,15 +98,16 @@ def prepare_run(
     training: Sequence[HeadTargets],
     held_out: Sequence[HeadTargets],
     recipe: TrainRecipe,
+    heads: MedusaHeads | None = None,
 ) -> Run:
-    """Build heads, module, features and feed. Raises as `train` does."""
+    """Build heads (unless given), module, features and feed. Raises as `train` does."""
     train, joint = recipe.train, recipe.stage == "medusa2"
     options = feature_options(recipe, base)
     if train.features == "disk":
         open_cache(base, recipe, options)
     if train.packing:
         check_packing(base, training)
-    heads = new_heads(base, training, recipe)
+    heads = heads or new_heads(base, training, recipe)
     training = trained_rows(training, recipe)
     positions = train.micro_batch_positions * train.accumulation * distributed.world()
     cutting = Cutting(positions, train.accumulation)

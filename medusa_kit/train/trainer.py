@@ -29,7 +29,7 @@ from medusa_kit.train.cpu_products import by_onednn
 from medusa_kit.train.data import HeadTargets, prepare, split
 from medusa_kit.train.engine import make_engine
 from medusa_kit.train.evaluate import HeadScores
-from medusa_kit.train.loop import TrainingLoop
+from medusa_kit.train.loop import Pace, TrainingLoop
 from medusa_kit.train.loss import fused as fused_loss
 from medusa_kit.train.quality import Quality
 from medusa_kit.train.run import result
@@ -55,12 +55,14 @@ def train(
     fresh: bool = False,
     self_check: Callable[[BaseModel], object] | None = None,
     load_frozen: Callable[..., BaseModel] = load_base_model,
+    pace: Pace | None = None,
 ) -> TrainReport:
     """Train heads as `recipe` says, continuing from its checkpoint if there is one.
 
     `fresh` removes an older run's files from output_dir once this one begins. `self_check` is
     called with the base before any work, and raises where trees cannot be verified on it.
-    `load_frozen`: in place of load_base_model where the base stays as it is.
+    `load_frozen`: in place of load_base_model where the base stays as it is. `pace`: may make do
+    with fewer updates than the recipe's epochs have; a checkpoint keeps their number.
 
     Raises ConfigError (wrong recipe, output_dir in use), DataError (no usable rows), MedusaKitError
     (loss not finite, disk full).
@@ -79,7 +81,7 @@ def train(
             if self_check is not None:
                 self_check(base)
             with by_onednn(device):
-                return _train_heads(base, load_examples(base, recipe), recipe, folder)
+                return _train_heads(base, load_examples(base, recipe), recipe, folder, pace)
     finally:
         if owns_group:
             torch.distributed.destroy_process_group()
@@ -159,17 +161,25 @@ def _warn_of_other_answers(base: BaseModel, recipe: TrainRecipe) -> None:
 
 
 def train_heads(
-    base: BaseModel, examples: Sequence[EncodedExample], recipe: TrainRecipe, fresh: bool = False
+    base: BaseModel,
+    examples: Sequence[EncodedExample],
+    recipe: TrainRecipe,
+    fresh: bool = False,
+    pace: Pace | None = None,
 ) -> TrainReport:
     """`train` for a base and rows that are already in memory."""
     folder = RunFolder(recipe)
     with folder.held(), by_onednn(base.device):
         folder.open(fresh)
-        return _train_heads(base, examples, recipe, folder)
+        return _train_heads(base, examples, recipe, folder, pace)
 
 
 def _train_heads(
-    base: BaseModel, examples: Sequence[EncodedExample], recipe: TrainRecipe, folder: RunFolder
+    base: BaseModel,
+    examples: Sequence[EncodedExample],
+    recipe: TrainRecipe,
+    folder: RunFolder,
+    pace: Pace | None = None,
 ) -> TrainReport:
     for example in examples:
         check_ids(example.input_ids, base.info.vocab_size, example.row)
@@ -189,7 +199,7 @@ def _train_heads(
     try:
         loop = TrainingLoop(
             engine, run.feed, recipe, folder, identity, run.scorer(engine),
-            lambda: result.keep(engine, base, recipe, folder),
+            lambda: result.keep(engine, base, recipe, folder), pace,
         )  # fmt: skip
         torch.manual_seed(recipe.seed + distributed.rank())  # dropout
         loop.resume()

@@ -77,6 +77,16 @@ def test_the_standard_methods_agree_on_a_tiny_model() -> None:
     assert all(length is not None and length >= 1.0 for length in lengths[3:])
 
 
+def test_without_an_oracle_one_node_is_the_reference() -> None:
+    base = tiny_base("llama")
+    ours = with_heads(build_engine(base), MedusaHeads.for_base(base, 2).requires_grad_(False))
+    methods = standard_methods({"ours": ours}, None, 6, drafters=["medusa"])
+    assert [method.name for method in methods] == [ONE_NODE, "ours, medusa"]
+    report = bench(methods, [[5, 6, 7, 5, 6, 7], [40, 41]], 6)
+    assert [result.total.identical for result in report.results] == [2, 2]
+    assert report.identical_to == ONE_NODE
+
+
 class Talkative(PlainDrafter):
     """Plain steps, with something to say about them."""
 

@@ -18,6 +18,7 @@ from medusa_kit.errors import (
 from medusa_kit.heads import load_heads
 from medusa_kit.train import loop
 from medusa_kit.train.run.folder import RunFolder
+from medusa_kit.train.run.schedule import learning_rate
 from medusa_kit.train.trainer import train_heads
 
 
@@ -187,6 +188,40 @@ def test_ctrl_c_saves_after_the_update_and_the_next_run_goes_on(
     assert "continuing from update 7" in captured.err
     assert captured.out == ""
     assert_same_weights(trained_weights(base, report.heads_folder), expected)
+
+
+def test_a_run_may_make_do_with_fewer_updates_and_goes_on_with_their_number(
+    tiny_base, counting_rows, make_recipe, monkeypatch, tmp_path
+):
+    """The schedule ends with them, and a new process knows them from the checkpoint."""
+
+    def pace(step, planned):
+        return 9 if step == 3 else planned + 100 if step < 3 else planned
+
+    base, rates = tiny_base(), []
+    monkeypatch.setattr(loop, "learning_rate", lambda train, step, total: (
+        rates.append((step, total)) or learning_rate(train, step, total)))  # fmt: skip
+    straight = make_recipe(output_dir=str(tmp_path / "straight"), train={"epochs": 5})
+    report = train_heads(base, counting_rows(), straight, pace)
+    expected = trained_weights(base, report.heads_folder)
+    most = loop_updates(straight)
+    assert report.num_updates == 9 < most
+    assert rates == [(step, most if step < 3 else 9) for step in range(9)]
+    recipe = make_recipe(train={"epochs": 5})
+    mend = crash_after(monkeypatch, 6)
+    with pytest.raises(Crash):
+        train_heads(base, counting_rows(), recipe, pace)
+    mend()
+    rates.clear()
+    report = train_heads(base, counting_rows(), recipe, lambda step, planned: planned)
+    assert rates == [(step, 9) for step in range(4, 9)]
+    assert_same_weights(trained_weights(base, report.heads_folder), expected)
+
+
+def loop_updates(recipe):
+    """Of all epochs: twelve rows of twenty tokens, a fifth held out."""
+    per_epoch = round(10 * 20 / recipe.train.micro_batch_positions)
+    return per_epoch * recipe.train.epochs
 
 
 def test_another_recipe_or_a_finished_run_is_refused(tiny_base, counting_rows, make_recipe):

@@ -1,0 +1,77 @@
+"""`medusa-kit train --quick`: heads for a model in a given time, without a recipe."""
+
+import math
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from medusa_kit import console
+from medusa_kit.errors import UsageError
+
+
+def run_quick(
+    refused: Sequence[str],
+    model: str,
+    prompts: str | None,
+    hours: float,
+    output: Path | None,
+    device: str,
+    fresh: bool,
+) -> None:
+    """`refused`: what was given and does not go with it."""
+    _check(refused, prompts, hours)
+    from medusa_kit.base.files import resolve
+    from medusa_kit.base.placement import pick_device
+    from medusa_kit.quick import report
+    from medusa_kit.quick.run import prepared, run
+    from medusa_kit.quick.session import Request
+    from medusa_kit.train import distributed
+
+    if distributed.world() > 1:
+        raise UsageError(
+            f"--quick runs in one process; here are {distributed.world()}",
+            hint="train by a recipe for several",
+        )
+    pick_device(device)
+    assert prompts is not None
+    folder = output or Path(f"heads-{name_of(model)}")
+    session = prepared(Request(model, prompts, hours, folder, device), fresh)
+    resolve(model, weights=False)  # is it there?
+    try:
+        verified = run(session, fresh)
+    except KeyboardInterrupt:
+        spent = session.state.seconds() / 60
+        console.warn(f"stopped after {spent:.1f} minutes of {60 * hours:.1f}; run the same command "
+                     "to go on")  # fmt: skip
+        raise
+    title, rows, commands = report.write(session)
+    console.out.print(console.table(title, ("what", "result"), rows))
+    console.out.print("What to type next:")
+    width = max(len(command) for command, _ in commands)
+    for command, what in commands:
+        line = f"  {command:<{width}}  {what}"
+        console.out.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.note(f"wrote {folder / 'report.json'} and {folder / 'report.md'}")
+    if verified.get("bugs"):
+        console.err.print("error: a difference is more than rounding", style="bold red")
+        raise typer.Exit(1)
+
+
+def _check(refused: Sequence[str], prompts: str | None, hours: float) -> None:
+    if refused:
+        raise UsageError(
+            f"--quick does not go with {' and '.join(refused)}",
+            hint="it chooses the recipe itself, and writes it to the folder",
+        )
+    if prompts is None:
+        raise UsageError("--quick needs prompts to answer", hint="name a file with --prompts")
+    if not (math.isfinite(hours) and hours > 0):
+        raise UsageError(f"--hours {hours:g} is out of range; expected a number above 0")
+
+
+def name_of(model: str) -> str:
+    """A model's name for a folder: its last part, in letters that every system takes."""
+    last = Path(model.rstrip("/")).name.removesuffix(".gguf")
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", last).strip("-.").lower() or "model"

@@ -1,0 +1,175 @@
+"""The last two phases: verify and bench, on kept-out prompts that no tree was found on."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from medusa_kit import console
+from medusa_kit.bench.bench import BenchReport, MethodResult, bench
+from medusa_kit.bench.machine import describe_setup, heads_digest
+from medusa_kit.bench.methods import ONE_NODE, TRANSFORMERS, standard_methods
+from medusa_kit.bench.oracle import Oracle
+from medusa_kit.bench.oracle_in_pieces import OracleInPieces, oracle_beside
+from medusa_kit.bench.records import engine_record, write_bench, write_verify
+from medusa_kit.bench.verify import verify
+from medusa_kit.engine.engine import Engine
+from medusa_kit.errors import DataError, MedusaKitError
+from medusa_kit.quick.search import plain_step
+from medusa_kit.quick.session import Session, encoded
+from medusa_kit.settings.sampling import SamplingParams
+
+LONGEST, SHORTEST = 128, 32  # new tokens of an answer
+MOST_VERIFIED = 20  # prompts
+SAMPLED = SamplingParams(0.8)
+OTHERS = (
+    3.0  # plain steps a token that verify takes beside the oracle: ours greedy, ours twice drawn
+)
+TRANSFORMERS_SHARE = 0.6  # of the bench's time, at most
+SPARE_MEMORY = 1.2
+
+
+class Judge:
+    """Engine and oracle, loaded when they are needed first and used by both phases."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._engine: Engine | None = None
+        self._oracle: Oracle | OracleInPieces | None = None
+        self.no_oracle: str | None = None
+
+    @property
+    def engine(self) -> Engine:
+        if self._engine is None:
+            self._engine = self.session.engine()
+        return self._engine
+
+    @property
+    def oracle(self) -> Oracle | OracleInPieces | None:
+        """None where it cannot be had; `no_oracle` then says why."""
+        if self._oracle is None and self.no_oracle is None:
+            base = self.session.base
+            try:
+                if base.device.type == "cuda":
+                    free, _ = torch.cuda.mem_get_info(base.device)
+                    if SPARE_MEMORY * base.num_bytes > free:
+                        raise torch.OutOfMemoryError
+                self._oracle = oracle_beside(base)
+            except torch.OutOfMemoryError:
+                self.no_oracle = "the device has no room for a second model"
+            except MedusaKitError as error:
+                self.no_oracle = error.message
+        return self._oracle
+
+    def prompts(self) -> list[list[int]]:
+        """Token ids of the prompts to measure with."""
+        prompts = self.session.prompts
+        found = encoded(self.engine, prompts.test, SHORTEST)
+        found = found or encoded(self.engine, prompts.calibration, SHORTEST)
+        if not found:
+            raise DataError(
+                f"no kept-out prompt of {prompts.source} leaves room for {SHORTEST} tokens in the "
+                f"context of {self.session.base.info.context_length}",
+                hint="give shorter prompts",
+            )
+        return found
+
+    def step(self, prompt: Sequence[int]) -> float:
+        return plain_step(self.session.plain, prompt)
+
+    def oracle_step(self, prompt: Sequence[int]) -> float | None:
+        """Seconds a token of transformers generate; None where it does not generate."""
+        if not isinstance(self.oracle, Oracle):
+            return None
+        self.oracle.generate(prompt, 1)
+        tokens, seconds = self.oracle.generate(prompt, 6)
+        return seconds / max(1, len(tokens))
+
+
+def run_verify(session: Session, judge: Judge) -> dict[str, Any]:
+    """Greedy and sampled answers, held against transformers; why not, where that cannot be."""
+    if judge.oracle is None:
+        console.warn(f"nothing is verified: {judge.no_oracle}")
+        return {"not_run": judge.no_oracle}
+    prompts, seconds = judge.prompts(), session.share("verify")
+    step = judge.step(prompts[0])
+    each = OTHERS * step + (judge.oracle_step(prompts[0]) or step)
+    tokens, count = sized(seconds / each, len(prompts), MOST_VERIFIED, fewest=1)
+    console.note(f"verifying {count} prompts, {tokens} tokens each")
+    reports, began = {}, session.clock()
+    for name, sampling in (("greedy", None), ("sampled", SAMPLED)):
+        if name == "greedy" or session.clock() - began < seconds:
+            reports[name] = verify(
+                judge.engine, judge.oracle, prompts[:count], max_new_tokens=tokens,
+                sampling=sampling,
+            )  # fmt: skip
+    write_verify(reports, judge.engine, session.prompts.source, session.heads / "verify.json")
+    return {
+        "prompts": count,
+        "tokens": sum(report.num_tokens for report in reports.values()),
+        "answers": sum(report.num_prompts for report in reports.values()),
+        "identical": sum(report.identical for report in reports.values()),
+        "bugs": sum(len(report.bugs) for report in reports.values()),
+        "held_to": reports["greedy"].reference,
+    }
+
+
+def run_bench(session: Session, judge: Judge) -> dict[str, Any]:
+    """The heads and `auto` beside plain decoding, and transformers where there is time for it."""
+    prompts, seconds = judge.prompts(), session.share("bench")
+    step = judge.step(prompts[0])
+    ours, theirs = 3 * step, None
+    if judge.no_oracle is None:
+        theirs = judge.oracle_step(prompts[0])
+    oracle = judge.oracle if theirs is not None else None
+    if theirs is not None and 3 * SHORTEST * theirs > TRANSFORMERS_SHARE * seconds:
+        console.note("transformers is left out of the bench: it would take too long")
+        theirs, oracle = None, None
+    tokens, count = sized(
+        seconds / (ours + (theirs or 0.0)) - LONGEST, len(prompts), len(prompts), fewest=2
+    )
+    console.note(f"benchmarking {count} prompts, {tokens} tokens each")
+    engines = {"medusa-kit": judge.engine}
+    methods = standard_methods(
+        engines, oracle if isinstance(oracle, Oracle) else None, tokens, peers=(),
+        drafters=("medusa", "auto"),
+    )  # fmt: skip
+    report = bench(methods, prompts[:count], tokens)
+    setup = describe_setup(judge.engine)
+    record = {
+        **engine_record(judge.engine, setup),
+        "prompts": session.prompts.source,
+        "heads": {name: heads_digest(one) for name, one in engines.items()},
+        "sampling": {"temperature": 0.0, "seed": 0},
+    }
+    write_bench(report, {}, record, session.base.info.name, session.heads)
+    return {"prompts": count, "max_new_tokens": tokens, **_speeds(report)}
+
+
+def sized(tokens: float, prompts: int, most: int, fewest: int) -> tuple[int, int]:
+    """(new tokens of each answer, prompts) for so many tokens in all."""
+    count = min(prompts, most)
+    length = int(min(LONGEST, max(SHORTEST, tokens / count)))
+    return length, max(min(fewest, count), min(count, int(tokens / length)))
+
+
+def _speeds(report: BenchReport) -> dict[str, Any]:
+    """Tokens a second after the first, and ratios to plain decoding of the same engine."""
+    ran = {result.name: result for result in report.ran}
+    plain = _decoding(ran[ONE_NODE])
+    methods = {
+        name: {
+            "tokens_per_second": round(result.total.tokens_per_second, 2),
+            "decoding_tokens_per_second": round(_decoding(result), 2),
+            "against_plain": round(_decoding(result) / plain, 4) if plain else None,
+            "acceptance_length": result.total.acceptance_length,
+            "identical": result.total.identical,
+            "answers": result.total.answers,
+        }
+        for name, result in ran.items()
+    }
+    return {"methods": methods, "reference": TRANSFORMERS if TRANSFORMERS in ran else ONE_NODE}
+
+
+def _decoding(result: MethodResult) -> float:
+    return result.total.decoding_tokens_per_second or 0.0

@@ -1,0 +1,72 @@
+"""How the time is divided, as plain arithmetic on measured rates."""
+
+from dataclasses import asdict, dataclass
+
+from medusa_kit.quick.settings import EPOCHS
+
+# Shares of the whole time, and the most seconds that a longer time adds anything to.
+SHARES = {"held_out": (0.06, 1800.0), "search": (0.08, 900.0), "verify": (0.04, 300.0),
+          "bench": (0.08, 600.0)}  # fmt: skip
+LAST = ("search", "verify", "bench")  # what follows training
+STRETCH = 2.0  # they get at most so many times their share, where training ended early
+OVERHEAD = 1.05  # of training: held-out scores, checkpoints
+FEWEST_POSITIONS = 2_000  # heads trained on fewer do not guess anything
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Measured on this machine, a second."""
+
+    answers: float  # answer tokens
+    features: float  # tokens read for hidden states
+    updates: float  # positions trained once
+    row_tokens: float  # tokens of a row, its prompt included, for each of its answer
+    answer_length: float  # tokens of an answer
+    trained: float = 1.0  # positions trained for each of an answer, those of prompts included
+
+    def training(self, positions: float, epochs: float) -> float:
+        """Seconds of hidden states and updates, for so many positions of answers."""
+        updates = epochs * self.trained / self.updates
+        return positions * OVERHEAD * (self.row_tokens / self.features + updates)
+
+    def as_dict(self) -> dict[str, float]:
+        return asdict(self)
+
+
+def share(name: str, total: float) -> float:
+    """Seconds that a phase gets, of `total`."""
+    part, most = SHARES[name]
+    return min(part * total, most)
+
+
+def reserved(total: float) -> float:
+    """Seconds for what follows training."""
+    return sum(share(name, total) for name in LAST)
+
+
+def positions_for(seconds: float, rates: Rates, there: float = 0.0) -> float:
+    """Positions that can be written in `seconds`, those that are `there` among them, so that there
+    is time to train on all of them."""
+    each = rates.training(1.0, EPOCHS)
+    return there + max(0.0, (seconds - there * each) / (1.0 / rates.answers + each))
+
+
+def epochs_for(seconds: float, positions: float, rates: Rates) -> float:
+    """Epochs that fit into `seconds`, hidden states included; negative where not even these do."""
+    features = positions * rates.row_tokens / rates.features
+    return (seconds / OVERHEAD - features) * rates.updates / (positions * rates.trained)
+
+
+def hours_for(positions: float, total: float, possible: float) -> float:
+    """Hours in which so many positions fit where only `possible` fit into `total` seconds."""
+    return total / 3600 * positions / max(possible, 1e-9)
+
+
+def round_of(possible: float, batch: int, first: bool) -> int:
+    """Prompts to answer before the rate is looked at again; 0: enough. `possible`: how many fit."""
+    count = max(0, int(possible))
+    if first:
+        return min(count, batch)
+    if count < max(1, batch // 4):  # too few to keep a batch busy
+        return 0
+    return count if count <= 3 * batch else max(batch, count // 2)

@@ -1,0 +1,128 @@
+"""The end of a quick run: one table, the same as JSON and Markdown, and what to type next."""
+
+import json
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from medusa_kit.bench.methods import ONE_NODE, TRANSFORMERS
+from medusa_kit.files import atomic_write
+from medusa_kit.quick.session import Session
+from medusa_kit.quick.settings import FEATURES
+from medusa_kit.quick.state import PHASES, folder_bytes
+from medusa_kit.quick.text import minutes
+
+NAMES = {"held_out": "kept-out answers", "answers": "answers", "training": "training",
+         "search": "tree search", "verify": "verify", "bench": "bench"}  # fmt: skip
+MEASURED = {ONE_NODE: "plain decoding", "medusa-kit, medusa": "heads alone",
+            "medusa-kit, auto": "auto, the default"}  # fmt: skip
+Row = tuple[str, str]
+
+
+def record_of(session: Session) -> dict[str, Any]:
+    """All figures of a finished run, for JSON."""
+    state, request = session.state, session.request
+    return {
+        "model": request.model,
+        "base_fingerprint": state.recall("base"),
+        "prompts": request.prompts,
+        "hours": request.hours,
+        "seconds": round(state.seconds(), 1),
+        "phases": {
+            name: {"seconds": round(state.phase_seconds(name), 1), **state.figures(name)}
+            for name in PHASES
+        },
+        "rates": state.recall("rates"),
+        "disk": {
+            "heads": folder_bytes(session.heads),
+            "hidden_states": folder_bytes(session.path(FEATURES)),
+            "all": folder_bytes(request.output),
+        },
+        "heads": str(session.heads),
+        "next": next_commands(session),
+    }
+
+
+def next_commands(session: Session) -> list[Row]:
+    """(command, what it does)."""
+    model, heads = shlex.quote(session.request.model), shlex.quote(str(session.heads))
+    return [
+        (f"medusa-kit chat -m {model} --heads {heads}", "talk to it"),
+        (f"medusa-kit serve -m {model} --heads {heads}", "OpenAI's API"),
+        (f"medusa-kit push {heads} ORG/NAME", "heads with a card, to the Hub"),
+    ]
+
+
+def rows_of(record: dict[str, Any]) -> list[Row]:
+    """The lines of the table."""
+    phases = record["phases"]
+    text, training, search = phases["answers"], phases["training"], phases["search"]
+    chosen = search["chosen"]
+    tree = f"{chosen['nodes']}{' dynamic' if chosen['dynamic'] else ''} nodes"
+    tree = "none gains on this machine" if chosen["nodes"] == 1 else (
+        f"{tree}, acceptance length {chosen['acceptance_length']:.2f}")  # fmt: skip
+    times = ", ".join(f"{NAMES[name]} {minutes(phases[name]['seconds'])}" for name in PHASES)
+    static = " · ".join(f"{n}: {length:.2f}" for n, length in search["static"].items())
+    return [
+        ("text", f"{text['answers']:,} answers, {training['positions']:,} positions, "
+                 f"{training['epochs']:g} epochs"),
+        ("kept out", f"{phases['held_out']['answers']:,} answers for the tree, "
+                     f"{search['calibration_positions']:,} positions used"),
+        ("time", f"{minutes(record['seconds'])} of {minutes(3600 * record['hours'])}"),
+        ("of it", times),
+        ("acceptance length, static trees", static),
+        ("chosen tree", tree),
+        ("predicted speed-up", f"{search['predicted_speed_up']:.2f} × plain decoding"),
+        *_measured(phases["bench"]),
+        ("verify", _verified(phases["verify"])),
+        ("disk", f"heads {_mb(record['disk']['heads'])}, hidden states "
+                 f"{_mb(record['disk']['hidden_states'])}, all {_mb(record['disk']['all'])}"),
+    ]  # fmt: skip
+
+
+def _measured(bench: dict[str, Any]) -> list[Row]:
+    methods, rows = bench["methods"], list[Row]()
+    for name, found in methods.items():
+        speed = f"{found['decoding_tokens_per_second']:.1f} tokens/s"
+        if name not in (ONE_NODE, TRANSFORMERS) and found["against_plain"]:
+            length = found["acceptance_length"]
+            speed += f", {found['against_plain']:.2f} × plain decoding"
+            speed += "" if length is None else f", acceptance length {length:.2f}"
+        rows.append((f"measured: {MEASURED.get(name, name)}", speed))
+    return rows
+
+
+def _verified(found: dict[str, Any]) -> str:
+    if "not_run" in found:
+        return f"not run: {found['not_run']}"
+    if found["bugs"]:
+        return f"{found['bugs']} of {found['answers']} answers differ by more than rounding"
+    rounding = found["answers"] - found["identical"]
+    more = f", {rounding} differ by rounding" if rounding else ""
+    return (
+        f"{found['identical']} of {found['answers']} answers identical{more} ({found['held_to']})"
+    )
+
+
+def _mb(size: float) -> str:
+    return f"{size / 1e6:,.1f} MB"
+
+
+def write(session: Session) -> tuple[str, list[Row], list[Row]]:
+    """report.json and report.md; returns (title, rows of the table, what to type next)."""
+    record = record_of(session)
+    rows, commands = rows_of(record), next_commands(session)
+    title = f"heads for {session.request.model}"
+    with atomic_write(session.path("report.json")) as temporary:
+        temporary.write_text(json.dumps(record, indent=2) + "\n")
+    with atomic_write(session.path("report.md")) as temporary:
+        temporary.write_text(_markdown(title, rows, commands))
+    return title, rows, commands
+
+
+def _markdown(title: str, rows: Sequence[Row], commands: Sequence[Row]) -> str:
+    lines = [f"# {title[0].upper()}{title[1:]}", "", "| | |", "|---|---|"]
+    lines += [f"| {name} | {value} |" for name, value in rows]
+    lines += ["", "What to type next:", "", "```sh"]
+    lines += [f"{command}  # {what}" for command, what in commands]
+    return "\n".join([*lines, "```", ""])

@@ -1,0 +1,108 @@
+"""A quick run: phases one after the other, each recorded when it is finished.
+
+held_out   answers to kept-out prompts; rates are measured           text.py
+answers    answers to train on                                       text.py
+training   hidden states and updates                                 training.py
+search     calibration, and the tree that suits the machine          search.py
+verify     token by token against transformers                       judging.py
+bench      heads, `auto`, plain decoding, transformers               judging.py
+
+The same call goes on wherever an earlier one stopped.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from medusa_kit import console
+from medusa_kit.errors import ConfigError, MedusaKitError
+from medusa_kit.quick import plan, report
+from medusa_kit.quick.judging import Judge, run_bench, run_verify
+from medusa_kit.quick.prompts import read_prompts
+from medusa_kit.quick.search import run_search
+from medusa_kit.quick.session import Request, Session
+from medusa_kit.quick.state import PHASES, State
+from medusa_kit.quick.text import minutes, run_answers, run_held_out
+from medusa_kit.quick.training import run_training
+from medusa_kit.train.run.lock import only_training_in
+
+Phase = Callable[[Session], dict[str, Any]]
+
+
+def prepared(request: Request, fresh: bool = False) -> Session:
+    """Everything that can be checked before a model is loaded. Writes nothing.
+
+    Raises ConfigError (a folder in use by other work, no time), DataError (prompts).
+    """
+    if not request.hours > 0 or request.hours == float("inf"):
+        raise ConfigError(f"hours {request.hours:g} are out of range; expected a number above 0")
+    prompts = read_prompts(request.prompts)
+    state = State(request.output, request.settings(prompts.digest), request.clock)
+    if not (fresh and state.path.is_file()):
+        state.check()
+    return Session(request, prompts, state)
+
+
+def run(session: Session, fresh: bool = False) -> dict[str, Any]:
+    """All phases that are not done yet; returns verify's figures. Raises what phases raise."""
+    judge = Judge(session)
+    phases: dict[str, Phase] = {
+        "held_out": run_held_out,
+        "answers": run_answers,
+        "training": run_training,
+        "search": run_search,
+        "verify": lambda session: run_verify(session, judge),
+        "bench": lambda session: run_bench(session, judge),
+    }
+    state = session.state
+    with _held(session.request.output):
+        state.open(fresh)
+        try:
+            _tell(session)
+            for number, name in enumerate(PHASES, start=1):
+                if state.done(name):
+                    continue
+                console.note(f"{number} of {len(PHASES)}, {report.NAMES[name]}:")
+                with state.phase(name) as figures:
+                    figures |= phases[name](session)
+        finally:
+            state.save(running=False)
+    return state.figures("verify")
+
+
+@contextlib.contextmanager
+def _held(folder: Path) -> Iterator[None]:
+    """Raises ConfigError while another run works in the folder, MedusaKitError where there can be
+    none."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(only_training_in(folder))
+        except OSError as error:
+            raise MedusaKitError(
+                f"cannot write to {folder}: {error.strerror}",
+                hint="name another folder with --output",
+            ) from error
+        yield
+
+
+def _tell(session: Session) -> None:
+    """The plan, before anything is loaded."""
+    total, prompts = session.total, session.prompts
+    if prompts.skipped:
+        console.warn(f"{prompts.skipped} rows of {prompts.source} are no prompts and are left out")
+    if done := [report.NAMES[name] for name in PHASES if session.state.done(name)]:
+        spent = minutes(session.state.seconds())
+        console.note(f"going on after {spent} of {minutes(total)}; done: {', '.join(done)}")
+        return
+    last = ", ".join(f"{report.NAMES[name]} {minutes(plan.share(name, total))}"
+                     for name in plan.LAST)  # fmt: skip
+    rest = total - plan.reserved(total) - plan.share("held_out", total)
+    console.note(
+        f"prompts: {len(prompts.training):,} to train on, {len(prompts.calibration):,} for the "
+        f"tree, {len(prompts.test):,} to verify and measure with"
+    )
+    console.note(
+        f"plan for {minutes(total)}: kept-out answers {minutes(plan.share('held_out', total))}, "
+        f"answers and training {minutes(rest)} (divided once rates are measured), {last}"
+    )

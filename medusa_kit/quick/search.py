@@ -1,0 +1,105 @@
+"""The search phase: as many kept-out answers and tree sizes as fit into its time."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from medusa_kit import console
+from medusa_kit.data.readers import AnswerRow
+from medusa_kit.engine.engine import Engine
+from medusa_kit.quick.answers import read_answers
+from medusa_kit.quick.session import Session
+from medusa_kit.tree.candidate_tree import CandidateTree
+from medusa_kit.tree.search import best_trees
+from medusa_kit.tree.statistics import RankStatistics
+from medusa_kit.tuning import calibrate, step_time
+from medusa_kit.tuning.results import take_statistics, write_search
+from medusa_kit.tuning.tree_search import DEFAULT_SIZES, HELD_OUT, search_tree
+
+REPORTED = (4, 8, 16, 64)  # nodes of the static trees in the report
+# Tree sizes to time and whether dynamic ones too, the most thorough first.
+CHOICES: tuple[tuple[tuple[int, ...], bool], ...] = (
+    (DEFAULT_SIZES, True),
+    ((1, 2, 3, 4, 6, 8, 12, 16, 32), True),
+    ((1, 2, 4, 6, 8, 12, 16), True),
+    ((1, 2, 4, 6, 8, 12, 16), False),
+    ((1, 4, 8, 16), False),
+    ((1, 4, 8), False),
+)
+CALIBRATION = 0.5  # of the phase's time
+# Answers: to see how long they take; calibrated on, whatever they take; for dynamic trees too.
+TRIED, FEWEST, ENOUGH = 2, 8, 24
+NODES_AT_COST = 8  # nodes that double a step's time, as on a CPU; elsewhere it is less
+STEPS = 3  # of each tree and prefix in a round, one of them plain
+
+
+def run_search(session: Session) -> dict[str, Any]:
+    engine = session.engine(CandidateTree.root_only())
+    seconds = session.share("search")
+    answers = calibrate.usable_answers(session.base, read_answers(session.held_out))
+    step = plain_step(session.plain, answers[0].prompt_ids)
+    sizes, dynamic = _sizes(engine, step, (1 - CALIBRATION) * seconds)
+    most = max(sizes) if dynamic else None
+    count = _affordable(session, engine, answers, most, CALIBRATION * seconds)
+    if dynamic and count < min(ENOUGH, len(answers)):  # growing trees takes most of the time
+        dynamic, most = False, None
+        count = _affordable(session, engine, answers, most, CALIBRATION * seconds)
+    answers = answers[:count]
+    console.note(
+        f"calibrating on {len(answers)} answers, timing trees of {sizes[0]} to {sizes[-1]} nodes"
+        + (", dynamic ones too" if dynamic else "")
+    )
+    stats = take_statistics(engine, answers, session.heads, session.prompts.source, most)
+    found = search_tree(engine, stats, sizes)
+    write_search(engine, found, session.heads)
+    chosen = found.chosen
+    return {
+        "calibration_answers": len(answers),
+        "calibration_positions": stats.num_positions,
+        "static": _static_lengths(stats),
+        "chosen": {"nodes": chosen.num_nodes, "dynamic": chosen.dynamic is not None,
+                   "acceptance_length": chosen.acceptance_length},
+        "predicted_speed_up": chosen.speed_up,
+        "plain_step_seconds": step,
+    }  # fmt: skip
+
+
+def plain_step(engine: Engine, prompt_ids: Sequence[int], tokens: int = 9) -> float:
+    """Seconds of a step of plain decoding."""
+    prompt = list(prompt_ids)[-engine.base.info.context_length // 2 :]
+    engine.generate(prompt, max_new_tokens=2, drafter="none")
+    stats = engine.generate(prompt, max_new_tokens=tokens, drafter="none").stats
+    seconds = stats.seconds - stats.first_token_seconds
+    return max(float(seconds), 1e-6) / max(1, stats.new_tokens - 1)
+
+
+def _sizes(engine: Engine, step: float, seconds: float) -> tuple[tuple[int, ...], bool]:
+    """The most thorough choice whose timing fits."""
+    rounds = step_time.ROUNDS if engine.verifier.reads_packed_weights else 1
+    repeats = rounds + step_time.REPEATS  # about; at least one in each round
+    for sizes, dynamic in CHOICES:
+        trees = sum((1 + size / NODES_AT_COST) * (2 if dynamic else 1) for size in sizes)
+        if trees * step * STEPS * repeats * len(step_time.PREFIX_LENGTHS) <= seconds:
+            return sizes, dynamic
+    return CHOICES[-1]
+
+
+def _affordable(
+    session: Session, engine: Engine, answers: Sequence[AnswerRow], most: int | None, seconds: float
+) -> int:
+    """How many answers can be calibrated on in this time."""
+    assert engine.heads is not None
+    few = answers[:TRIED]
+    dynamic = None
+    if most is not None:
+        dynamic = calibrate.fitted_dynamic_tree(session.base, engine.heads, few, most)
+    began = session.clock()
+    calibrate.calibrate(session.base, engine.heads, few, dynamic=dynamic)
+    each = (session.clock() - began) / len(few)
+    return max(FEWEST, int(min(len(answers), seconds / max(each, 1e-9))))
+
+
+def _static_lengths(statistics: RankStatistics) -> dict[str, float]:
+    """Acceptance length by replay, by number of nodes."""
+    fit, held_out = statistics.split(HELD_OUT, seed=0)
+    found = best_trees(fit, list(REPORTED), held_out)
+    return {str(size): found[size].replayed_length for size in REPORTED if size in found}

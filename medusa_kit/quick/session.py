@@ -1,0 +1,146 @@
+"""What all phases of one process share: the request, the record, the base once it is loaded."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from medusa_kit.base.model import BaseModel
+from medusa_kit.data.readers import Conversation
+from medusa_kit.distill.generate import asked_messages
+from medusa_kit.engine.before_loading import AnyTree
+from medusa_kit.engine.engine import Engine
+from medusa_kit.engine.load import build_engine, with_heads
+from medusa_kit.errors import ConfigError, DataError
+from medusa_kit.infer.packed.base import base_for_decoding
+from medusa_kit.quick import plan, settings
+from medusa_kit.quick.prompts import Prompts
+from medusa_kit.quick.state import HELD_OUT, RECIPE, RUN, Clock, State
+from medusa_kit.settings.engine import EngineConfig
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the user asked for."""
+
+    model: str
+    prompts: str
+    hours: float
+    output: Path
+    device: str = "auto"
+    clock: Clock = time.monotonic
+
+    @property
+    def seconds(self) -> float:
+        return self.hours * 3600
+
+    def settings(self, digest: str) -> dict[str, Any]:
+        """What may not change between the parts of a run; `digest`: of the prompts."""
+        path = Path(self.model).expanduser()
+        return {
+            "model": str(path.resolve()) if path.exists() else self.model,
+            "prompts": digest,
+            "hours": self.hours,
+            "answer_tokens": settings.ANSWER_TOKENS,
+        }
+
+
+def encoded(
+    engine: Engine, rows: Sequence[Conversation], room: int, count: int | None = None
+) -> list[list[int]]:
+    """Token ids of the first prompts that leave room for an answer, at most `count`."""
+    found = list[list[int]]()
+    for row in rows:
+        try:
+            ids = engine.encode(asked_messages(row.messages, "first"))
+        except DataError:  # the template refuses it; answers leave it out as well
+            continue
+        if len(ids) + room <= engine.base.info.context_length:
+            found.append(ids)
+        if len(found) == count:
+            break
+    return found
+
+
+@dataclass
+class Session:
+    request: Request
+    prompts: Prompts
+    state: State
+    load: Callable[..., BaseModel] = field(default=base_for_decoding)
+
+    @property
+    def clock(self) -> Clock:
+        return self.request.clock
+
+    @property
+    def total(self) -> float:
+        return self.request.seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds that remain of the user's time."""
+        return self.total - self.state.seconds()
+
+    def share(self, name: str) -> float:
+        """Seconds for one of the phases after training: its share of what is left for them, which
+        is less than planned where training took longer, and at most STRETCH times as much."""
+        waiting = [one for one in plan.LAST if not self.state.done(one)]
+        wanted = sum(plan.share(one, self.total) for one in waiting)
+        return plan.share(name, self.total) * min(plan.STRETCH, max(0.0, self.left) / wanted)
+
+    @cached_property
+    def base(self) -> BaseModel:
+        base = self.load(self.request.model, device=self.request.device)
+        known = self.state.recall("base")
+        if known not in (None, base.info.fingerprint):
+            raise ConfigError(
+                f"{self.request.model} is another model than the one that this run began with: "
+                f"fingerprint {base.info.fingerprint}, then {known}",
+                hint="name another folder with --output, or add --fresh to start over",
+            )
+        self.state.note("base", base.info.fingerprint)
+        return base
+
+    def base_to_train(self, *_: Any, **__: Any) -> BaseModel:
+        """The base as it is in a new process: on a CPU, torch's layers were replaced by others
+        whose last bits differ, and a run that goes on is to train as one that was never stopped."""
+        if not self.base.is_light and self.base.device.type == "cpu":
+            del self.base
+        return self.base
+
+    @cached_property
+    def plain(self) -> Engine:
+        """An engine without heads."""
+        return build_engine(self.base, EngineConfig(model=self.request.model, heads=None))
+
+    def engine(self, tree: AnyTree = None) -> Engine:
+        """With the trained heads, and the tree that lies beside them unless one is given."""
+        engine = with_heads(self.plain, self.heads, tree=tree)
+        engine.usual_drafter = "auto"
+        return engine
+
+    def path(self, name: str) -> Path:
+        return self.request.output / name
+
+    @property
+    def answers(self) -> Path:
+        return self.path(settings.ANSWERS)
+
+    @property
+    def held_out(self) -> Path:
+        return self.path(HELD_OUT)
+
+    @property
+    def recipe(self) -> Path:
+        return self.path(RECIPE)
+
+    @property
+    def run(self) -> Path:
+        return self.path(RUN)
+
+    @property
+    def heads(self) -> Path:
+        return self.run / "heads"

@@ -1,0 +1,65 @@
+"""What --quick trains and how it answers: the one place for these constants."""
+
+from pathlib import Path
+from typing import Any
+
+from medusa_kit.base.model import BaseModel
+from medusa_kit.settings.recipe import TrainRecipe
+from medusa_kit.train.cpu_products import fast_in_bfloat16
+
+ANSWER_TOKENS = 192  # longest answer
+ANSWER_BATCH = 48  # prompts answered together
+EPOCHS, MOST_EPOCHS = 3.0, 5.0  # planned for; taken where prompts run out before the time does
+ANSWERS, FEATURES = "answers.jsonl", "features"  # in the folder
+COLUMNS = 8192  # of a reduced projection; a smaller vocabulary is kept whole
+MAX_LENGTH = 2048
+EVAL_FRACTION = 0.02  # of the answers: checkpoints are compared on them
+CPU_POSITIONS, GPU_POSITIONS = 512, 2048  # an update
+
+HEADS: dict[str, Any] = {"kind": "hydra", "num_heads": 4, "num_blocks": 2}
+TRAIN: dict[str, Any] = {
+    "learning_rate": 2.0e-3,
+    "warmup_ratio": 0.05,
+    "loss": "soft",
+    "soft_share": 1.0,  # towards what the base would say, so that prompts teach too
+    "soft_top": "all",
+    "chunk_positions": 256,
+    "features": "disk",
+    "cache_dtype": "float16",
+}
+
+
+def update_positions(base: BaseModel) -> int:
+    return CPU_POSITIONS if base.device.type == "cpu" else GPU_POSITIONS
+
+
+def recipe_for(
+    base: BaseModel, folder: Path, *, epochs: int = 1, limit: int | None = None, **train: Any
+) -> TrainRecipe:
+    """The recipe for the answers in `folder`; `limit`: rows read, `train`: more of that section."""
+    path = Path(base.info.name).expanduser()
+    data = {"sources": [str(folder / ANSWERS)], "max_length": MAX_LENGTH,
+            "eval_fraction": EVAL_FRACTION, "limit": limit, "train_on": "all"}  # fmt: skip
+    size = {"epochs": epochs, "micro_batch_positions": update_positions(base),
+            "precision": "bfloat16" if fast_in_bfloat16(base.device) else "float32"}  # fmt: skip
+    return TrainRecipe.model_validate(
+        {
+            "output_dir": str(folder / "run"),
+            "base": {
+                "model": str(path.resolve()) if path.exists() else base.info.name,
+                "dtype": base.info.dtype,
+                "device": base.info.device,
+            },
+            "heads": {**HEADS, **projection(base)},
+            "data": data,
+            "train": {**TRAIN, **size, "cache_dir": str(folder / FEATURES), **train},
+            "deepspeed": {"enabled": False},  # one process, which torch alone trains as fast
+        }
+    )
+
+
+def projection(base: BaseModel) -> dict[str, Any]:
+    """Heads that guess among the most frequent tokens, where there are many."""
+    if base.info.vocab_size <= COLUMNS:
+        return {"projection": "shared"}
+    return {"projection": "reduced", "reduced_size": COLUMNS, "save_dtype": "bfloat16"}

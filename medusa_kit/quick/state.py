@@ -1,0 +1,174 @@
+"""The record of a quick run on disk: settings, time spent, finished phases and their figures."""
+
+import contextlib
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from medusa_kit.errors import CheckpointError, ConfigError, MedusaKitError
+from medusa_kit.files import atomic_write, parse_json
+from medusa_kit.quick.settings import ANSWERS, FEATURES
+
+RECORD = "quick.json"
+HELD_OUT, RECIPE, RUN = "held_out.jsonl", "recipe.yaml", "run"
+REPORTS = ("report.json", "report.md")
+PHASES = ("held_out", "answers", "training", "search", "verify", "bench")
+Clock = Callable[[], float]
+
+
+class State:
+    """`open` checks that the folder is this run's. Seconds are those of all processes together."""
+
+    def __init__(self, folder: Path, settings: dict[str, Any], clock: Clock) -> None:
+        self.folder, self._settings, self._clock = folder, settings, clock
+        self._began = clock()
+        self._before = 0.0
+        self._phases: dict[str, dict[str, Any]] = {}
+        self._notes: dict[str, Any] = {}
+
+    @property
+    def path(self) -> Path:
+        return self.folder / RECORD
+
+    def check(self) -> None:
+        """Raises ConfigError where the folder holds something else; changes nothing."""
+        if not self.path.is_file():
+            if self.folder.exists() and not self.folder.is_dir():
+                raise ConfigError(f"{self.folder} is a file; expected a folder for the results")
+            there = [p.name for p in self.folder.glob("*")] if self.folder.is_dir() else []
+            if there := [name for name in there if not name.startswith(".")]:
+                raise ConfigError(
+                    f"{self.folder} holds other files ({', '.join(sorted(there)[:3])}), and no "
+                    f"{RECORD} of a run to go on with",
+                    hint="name another folder with --output",
+                )
+            return
+        theirs = self._read()["settings"]
+        names = sorted({*self._settings, *theirs})
+        different = [
+            f"{name} {self._settings.get(name)!r} ≠ {theirs.get(name)!r}"
+            for name in names
+            if self._settings.get(name) != theirs.get(name)
+        ]
+        if different:
+            raise ConfigError(
+                f"{self.folder} holds a run with other settings (now ≠ then): "
+                + "; ".join(different),
+                hint="name another folder with --output, or add --fresh to start over",
+            )
+
+    def open(self, fresh: bool) -> None:
+        """Go on with what is there, or with `fresh` remove it; the clock runs from now."""
+        if fresh and self.path.is_file():
+            self._remove()
+        else:
+            self.check()
+        if self.path.is_file():
+            there = self._read()
+            self._before, self._phases = there["seconds"], there["phases"]
+            self._notes = there["notes"]
+            if there["running_since"] is not None:  # killed: nobody wrote down how long it ran
+                self._add_lost(max(0.0, _last_change(self.folder) - there["running_since"]))
+        if all(map(self.done, PHASES)):
+            self._clock = lambda: 0.0  # it is only told what came of it
+        self._began = self._clock()
+        self.save()
+
+    def _add_lost(self, seconds: float) -> None:
+        self._before += seconds
+        for name, phase in self._phases.items():
+            if not phase["done"]:
+                self._phases[name] = {**phase, "seconds": phase["seconds"] + seconds}
+                return
+
+    def _read(self) -> dict[str, Any]:
+        try:
+            record = parse_json(self.path.read_text())
+            if not {"settings", "seconds", "phases", "notes", "running_since"} <= set(record):
+                raise ValueError("it is not whole")
+        except (OSError, ValueError, TypeError) as error:
+            raise CheckpointError(
+                f"{self.path} cannot be read: {error}", hint="add --fresh to start over"
+            ) from error
+        return dict(record)
+
+    def _remove(self) -> None:
+        """What a run wrote, and nothing else that lies there."""
+        for name in (RUN, FEATURES):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+        for name in (ANSWERS, HELD_OUT):
+            for path in (name, f"{name}.meta.json"):
+                (self.folder / path).unlink(missing_ok=True)
+        for name in (RECIPE, *REPORTS, RECORD):
+            (self.folder / name).unlink(missing_ok=True)
+
+    def seconds(self) -> float:
+        """Spent so far."""
+        return self._before + self._clock() - self._began
+
+    def done(self, phase: str) -> bool:
+        return bool(self._phases.get(phase, {}).get("done"))
+
+    def figures(self, phase: str) -> dict[str, Any]:
+        return dict(self._phases.get(phase, {}).get("figures", {}))
+
+    def phase_seconds(self, phase: str) -> float:
+        return float(self._phases.get(phase, {}).get("seconds", 0.0))
+
+    def recall(self, name: str) -> Any:
+        """What was noted under this name, None if nothing."""
+        return self._notes.get(name)
+
+    def note(self, name: str, value: Any) -> None:
+        self._notes[name] = value
+        self.save()
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[dict[str, Any]]:
+        """A phase, which is done when the body ends; what it puts into the dict are its figures."""
+        began, before = self._clock(), self.phase_seconds(name)
+        figures: dict[str, Any] = {}
+        done = False
+        self._phases[name] = {"done": done, "seconds": before, "figures": figures}
+        self.save()
+        try:
+            yield figures
+            done = True
+        finally:
+            seconds = before + self._clock() - began
+            self._phases[name] = {"done": done, "seconds": seconds, "figures": figures}
+            self.save()
+
+    def save(self, running: bool = True) -> None:
+        """Raises MedusaKitError where the disk is full."""
+        record = {
+            "settings": self._settings,
+            "seconds": self.seconds(),
+            "running_since": time.time() if running else None,
+            "phases": self._phases,
+            "notes": self._notes,
+        }
+        try:
+            with atomic_write(self.path) as temporary:
+                temporary.write_text(json.dumps(record, indent=2) + "\n")
+        except OSError as error:
+            raise MedusaKitError(
+                f"cannot write to {self.folder}: {error.strerror}",
+                hint="make room, or name another folder with --output",
+            ) from error
+
+
+def _last_change(folder: Path) -> float:
+    """When a file below the folder was last written to."""
+    times = [0.0]
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            times.append(path.stat().st_mtime)
+    return max(times)
+
+
+def folder_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())

@@ -1,0 +1,170 @@
+"""The first two phases: answers to kept-out prompts, by which rates are measured, then answers to
+train on."""
+
+import math
+import shutil
+from dataclasses import replace
+from typing import Any
+
+from medusa_kit import console
+from medusa_kit.errors import MedusaKitError
+from medusa_kit.quick import plan, settings, trial
+from medusa_kit.quick.answers import Written, answer, read_answers
+from medusa_kit.quick.plan import FEWEST_POSITIONS, Rates
+from medusa_kit.quick.session import Session, encoded
+
+FEWEST_ANSWERS = 4  # in a first round, whatever they take
+PROBE_PROMPTS, PROBE_TOKENS = 2, 9
+CHANGED = 0.15  # of the planned positions: said if it is more
+SPARE_DISK = 1 << 30
+
+
+def run_held_out(session: Session) -> dict[str, Any]:
+    """Answers to the prompts for calibration, then the rates of everything up to the search."""
+    before = session.state.phase_seconds("held_out")
+    probed = _probe(session) if session.state.recall("rates") is None else 0.0
+    began = session.clock()  # the base is loaded
+
+    def more(written: Written) -> int:
+        used = before + session.clock() - began
+        rate = written.rate or probed or float("inf")
+        possible = (plan.share("held_out", session.total) - used) * rate / written.length
+        first = written.asked == 0
+        count = plan.round_of(possible, settings.ANSWER_BATCH, first)
+        return max(count, FEWEST_ANSWERS) if first else count
+
+    written = answer(
+        session.base, session.prompts.calibration, session.held_out, more, session.clock
+    )
+    if session.state.recall("rates") is None:
+        rate = written.rate or probed
+        rates = _measured(session, rate)
+        session.state.note("rates", rates.as_dict())
+    return {"answers": written.answers, "tokens": written.tokens}
+
+
+def _probe(session: Session) -> float:
+    """Tokens a second of a few tokens; 0 where none came. Raises MedusaKitError where all the time
+    would not do."""
+    prompts = encoded(session.plain, session.prompts.training, PROBE_TOKENS, PROBE_PROMPTS)
+    if not prompts:
+        return 0.0
+    results = session.plain.generate(prompts, max_new_tokens=PROBE_TOKENS, drafter="none")
+    seconds = max(one.stats.seconds - one.stats.first_token_seconds for one in results)
+    tokens = sum(len(one.token_ids) - 1 for one in results)
+    if not tokens:
+        return 0.0
+    rate = tokens / max(seconds, 1e-6)
+    best = rate * settings.ANSWER_BATCH / len(results)  # if a step of many took no longer
+    _check_useful(session, best * max(0.0, session.left))
+    return rate
+
+
+def _measured(session: Session, answer_rate: float) -> Rates:
+    expected = min(
+        len(session.prompts.training) * settings.ANSWER_TOKENS, session.left * answer_rate / 2
+    )
+    rates = _trial(session, answer_rate, expected)
+    seconds = session.left - plan.reserved(session.total)
+    possible = plan.positions_for(seconds, rates)
+    _check_useful(session, possible)
+    positions = min(possible, len(session.prompts.training) * rates.answer_length)
+    epochs = min(settings.EPOCHS, plan.epochs_for(
+        seconds - positions / rates.answers, positions, rates))  # fmt: skip
+    console.note(
+        f"measured: {rates.answers:,.0f} tokens/s answered, {rates.features:,.0f} tokens/s read "
+        f"for hidden states, {rates.updates:,.0f} positions/s trained"
+    )
+    console.note(
+        f"so: answers for {minutes(positions / rates.answers)}, about {positions:,.0f} positions; "
+        f"training for {minutes(rates.training(positions, epochs))}"
+    )
+    return rates
+
+
+def _trial(session: Session, answer_rate: float, expected: float) -> Rates:
+    rows = read_answers(session.held_out)
+    recipe = settings.recipe_for(session.base, session.request.output)
+    return trial.measure(session.base, rows, recipe, answer_rate, expected, session.clock)
+
+
+def run_answers(session: Session) -> dict[str, Any]:
+    """Answers to train on, until their share of the time or the prompts are used up."""
+    more = _Enough(session)
+    written = answer(session.base, session.prompts.training, session.answers, more, session.clock)
+    rates = replace(more.rates, answers=written.rate or more.rates.answers)
+    session.state.note("rates", rates.as_dict())
+    prompts = len(session.prompts.training)
+    if written.asked >= prompts:
+        console.note(f"all {prompts:,} prompts are answered")
+    return {"answers": written.answers, "tokens": written.tokens, "prompts": prompts}
+
+
+class _Enough:
+    """How many prompts to answer next, so that there is time to train on all that is written."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.rates = Rates(**session.state.recall("rates"))
+        self.room = _room_on_disk(session, self.rates)
+        self.told: float | None = None  # positions, as last said
+        self.measured_again = False
+
+    def __call__(self, written: Written) -> int:
+        if count := self._count(written):
+            return count
+        if not self.measured_again:  # the machine may have been busy with something else
+            self.measured_again = True
+            self.rates = _trial(self.session, self.rates.answers, written.tokens)
+            return self._count(written)
+        return 0
+
+    def _count(self, written: Written) -> int:
+        rates = replace(self.rates, answers=written.rate or self.rates.answers)
+        seconds = self.session.left - plan.reserved(self.session.total)
+        positions = min(self.room, plan.positions_for(seconds, rates, written.tokens))
+        self._tell(min(positions, len(self.session.prompts.training) * written.length), rates)
+        possible, first = (positions - written.tokens) / written.length, written.asked == 0
+        count = plan.round_of(possible, settings.ANSWER_BATCH, first)
+        return max(count, FEWEST_ANSWERS) if first else count
+
+    def _tell(self, positions: float, rates: Rates) -> None:
+        if self.told is not None and abs(positions - self.told) <= CHANGED * self.told:
+            return
+        if self.told is not None:
+            console.note(
+                f"{rates.answers:,.0f} tokens/s answered and {rates.updates:,.0f} positions/s "
+                f"trained now: about {positions:,.0f} positions, not {self.told:,.0f}"
+            )
+        self.told = positions
+
+
+def _room_on_disk(session: Session, rates: Rates) -> float:
+    """Positions whose hidden states the disk has room for."""
+    each = 2 * session.base.info.hidden_size * rates.row_tokens
+    free = shutil.disk_usage(session.request.output).free - SPARE_DISK
+    return max(float(FEWEST_POSITIONS), free / each)
+
+
+def _check_useful(session: Session, possible: float) -> None:
+    """Raises MedusaKitError where fewer positions than heads need fit into the time."""
+    all_of_them = len(session.prompts.training) * settings.ANSWER_TOKENS / 4
+    needed = min(float(FEWEST_POSITIONS), all_of_them)
+    if possible >= needed:
+        return
+    hours = plan.hours_for(needed, session.total, possible)
+    raise MedusaKitError(
+        f"{session.request.model} is too slow here for {session.request.hours:g} hours: about "
+        f"{possible:,.0f} positions could be trained on; heads need {needed:,.0f} or more",
+        hint=f"give more time: --hours {_rounded_up(hours):g} or more, with --fresh",
+    )
+
+
+def _rounded_up(hours: float) -> float:
+    """To two digits."""
+    factor = 10.0 ** (1 - math.floor(math.log10(max(hours, 1e-3))))
+    return math.ceil(hours * factor) / factor
+
+
+def minutes(seconds: float) -> str:
+    return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s"

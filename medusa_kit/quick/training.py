@@ -1,0 +1,114 @@
+"""The training phase: the recipe is decided once, then as many updates run as fit into the time."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+from medusa_kit import console
+from medusa_kit.files import atomic_write, parse_json
+from medusa_kit.infer.backends import check_base
+from medusa_kit.quick import plan, settings
+from medusa_kit.quick.answers import read_answers
+from medusa_kit.quick.session import Session
+from medusa_kit.settings.recipe import TrainRecipe, dump, load_recipe
+from medusa_kit.train.trainer import train
+
+OFF = 0.05  # share by which the number of updates may be wrong before it is changed
+SETTLED = 5  # updates after which their time counts
+CHECKS = 20  # of the number of updates in a run
+EVALUATIONS = 4
+SAVE_SECONDS = (20.0, 600.0)
+
+
+def run_training(session: Session) -> dict[str, Any]:
+    """Figures of the finished training. Goes on with a run that was interrupted."""
+    finished = session.run / "run.json"
+    if not finished.is_file():
+        recipe = _recipe(session)
+        pace = Pace(session, recipe)
+        train(recipe, False, check_base, session.base_to_train, pace)
+    record = parse_json(finished.read_text())
+    positions, updates = record["num_positions"], record["num_updates"]
+    return {
+        "positions": positions,
+        "updates": updates,
+        "epochs": round(updates * settings.update_positions(session.base) / max(positions, 1), 2),
+        "held_out": record["held_out"],
+        "kept_acceptance_length": record["kept_acceptance_length"],
+    }
+
+
+def _recipe(session: Session) -> TrainRecipe:
+    """The one in the folder, or decided now and written there."""
+    if session.recipe.is_file():
+        return load_recipe(session.recipe)
+    rates = plan.Rates(**session.state.recall("rates"))
+    answers = read_answers(session.answers)
+    positions = sum(len(row.response_ids) for row in answers)
+    seconds = session.left - plan.reserved(session.total)
+    epochs, limit = plan.epochs_for(seconds, positions, rates), None
+    if epochs < 1.0:  # less text, trained on once
+        share = max(0.0, seconds) / rates.training(positions, 1.0)
+        limit = max(2, int(len(answers) * share))
+        positions, epochs = round(positions * min(1.0, limit / len(answers))), 1.0
+        limit = limit if limit < len(answers) else None
+        console.note(f"time is left for {positions:,} of the positions, once")
+    epochs = min(epochs, settings.MOST_EPOCHS)
+    trained = positions * rates.trained
+    per_epoch = max(1, round(trained / settings.update_positions(session.base)))
+    every = max(1, round(per_epoch * epochs / EVALUATIONS))
+    each = rates.training(positions, epochs) / max(1.0, per_epoch * epochs)
+    pause = min(max(SAVE_SECONDS[0], seconds / 10), SAVE_SECONDS[1])
+    recipe = settings.recipe_for(
+        session.base, session.request.output.resolve(), epochs=max(1, math.ceil(epochs)),
+        limit=limit, eval_every=every, save_every=max(1, round(pause / max(each, 1e-6))),
+    )  # fmt: skip
+    with atomic_write(session.recipe) as temporary:
+        temporary.write_text(_header(session) + dump(recipe))
+    console.note(f"training on {positions:,} positions, about {epochs:.1f} epochs")
+    return load_recipe(session.recipe)
+
+
+def _header(session: Session) -> str:
+    own = Path(session.request.output) / "recipe.yaml"
+    return (
+        "# Written by `medusa-kit train --quick`, which may run fewer updates than these epochs.\n"
+        f"# To train by hand: medusa-kit train {own} output_dir=OTHER\n"
+    )
+
+
+class Pace:
+    """How many updates fit into the time left, from how long they take; the rest of the schedule
+    follows. Called by the training loop."""
+
+    def __init__(self, session: Session, recipe: TrainRecipe) -> None:
+        self.session, self.recipe = session, recipe
+        self.rates = plan.Rates(**session.state.recall("rates"))
+        self.first: tuple[int, float] | None = None  # update and time where this process began
+        self.most = 0  # prompts may have run out before the time did
+
+    def __call__(self, step: int, planned: int) -> int:
+        now = self.session.clock()
+        seconds = self.session.left - plan.reserved(self.session.total)
+        if self.first is None:
+            self.first, self.most = (step, now), planned
+            return planned if step else self._fitting(step, seconds, self._expected())
+        done = step - self.first[0]
+        if done % max(SETTLED, planned // CHECKS) or step >= planned:
+            return planned
+        wanted = self._fitting(step, seconds, (now - self.first[1]) / done)
+        if wanted > planned and 2 * step > planned:
+            return planned  # the learning rate has fallen already
+        if abs(wanted - planned) <= max(1.0, OFF * planned):
+            return planned
+        console.note(
+            f"updates take {(now - self.first[1]) / done:.2f} s each: {wanted:,} of them, not "
+            f"{planned:,}"
+        )
+        return wanted
+
+    def _expected(self) -> float:
+        return plan.OVERHEAD * self.recipe.train.micro_batch_positions / self.rates.updates
+
+    def _fitting(self, step: int, seconds: float, each: float) -> int:
+        return min(self.most, step + max(1, int(max(0.0, seconds) / max(each, 1e-9))))
