@@ -202,7 +202,7 @@ def test_a_run_may_make_do_with_fewer_updates_and_goes_on_with_their_number(
     monkeypatch.setattr(loop, "learning_rate", lambda train, step, total: (
         rates.append((step, total)) or learning_rate(train, step, total)))  # fmt: skip
     straight = make_recipe(output_dir=str(tmp_path / "straight"), train={"epochs": 5})
-    report = train_heads(base, counting_rows(), straight, pace)
+    report = train_heads(base, counting_rows(), straight, pace=pace)
     expected = trained_weights(base, report.heads_folder)
     most = loop_updates(straight)
     assert report.num_updates == 9 < most
@@ -210,10 +210,10 @@ def test_a_run_may_make_do_with_fewer_updates_and_goes_on_with_their_number(
     recipe = make_recipe(train={"epochs": 5})
     mend = crash_after(monkeypatch, 6)
     with pytest.raises(Crash):
-        train_heads(base, counting_rows(), recipe, pace)
+        train_heads(base, counting_rows(), recipe, pace=pace)
     mend()
     rates.clear()
-    report = train_heads(base, counting_rows(), recipe, lambda step, planned: planned)
+    report = train_heads(base, counting_rows(), recipe, pace=lambda step, planned: planned)
     assert rates == [(step, 9) for step in range(4, 9)]
     assert_same_weights(trained_weights(base, report.heads_folder), expected)
 
