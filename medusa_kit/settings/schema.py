@@ -89,6 +89,7 @@ def explain(
 ) -> ConfigError:
     """Our error for what pydantic found in a `kind`; the hint is about the first unknown key."""
     problems, hint = [], None
+    wrong: dict[str, tuple[Any, list[str]]] = {}  # a value, and what each of its types expected
     for item in error.errors():
         name = ".".join(str(part) for part in item["loc"])
         if item["type"] == "extra_forbidden":
@@ -104,11 +105,20 @@ def explain(
             # Instances are of our own classes, which files cannot hold.
             said = re.sub(r" or instance of \w+$", "", item["msg"])
             expected = said.replace("Input should be", "expected")
-            problems.append(f"{name} = {item['input']!r}: {expected}")
+            fields = (str(part) for part in item["loc"] if not _names_a_type(part))
+            wrong.setdefault(".".join(fields), (item["input"], []))[1].append(expected)
             if item["type"] == "literal_error":
                 words = re.findall(r"'([^']*)'", item["ctx"]["expected"])
                 hint = hint or did_you_mean(item["input"], words)
+    for name, (value, allowed) in wrong.items():
+        others = (f" or {each.removeprefix('expected ')}" for each in allowed[1:])
+        problems.append(f"{name} = {value!r}: {allowed[0]}{''.join(others)}")
     return ConfigError(f"{where}: {'; '.join(problems)}", hint=hint)
+
+
+def _names_a_type(part: str | int) -> bool:
+    """Whether a part of an error's place is one of a field's types, as pydantic adds for unions."""
+    return isinstance(part, str) and re.match(r"constrained-|\w+\[", part) is not None
 
 
 def _suggest(name: str, kind: type[Section]) -> str:

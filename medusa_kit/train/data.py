@@ -71,11 +71,14 @@ def prepare(examples: Sequence[EncodedExample], num_heads: int) -> list[HeadTarg
 def on_all_tokens(items: Sequence[HeadTargets]) -> list[HeadTargets]:
     """The same rows, with the tokens of prompts as roots and targets too.
 
-    Left out are the first tokens where they are the same in all rows, such as a system prompt.
+    Left out are the first tokens of prompts where they are the same in all rows, such as a system
+    prompt.
     """
     first, last = min(item.input_ids for item in items), max(item.input_ids for item in items)
     same = next((i for i, pair in enumerate(zip(first, last, strict=False)) if len({*pair}) > 1), 0)
     masks = [np.arange(len(item.input_ids)) >= same for item in items]
+    for item, mask in zip(items, masks, strict=True):
+        mask[item.positions_P + 1] = True  # what the assistant wrote
     num_heads = items[0].targets_PK.shape[1]
     return [
         head_targets(EncodedExample(item.input_ids, mask.tolist(), 0), num_heads)

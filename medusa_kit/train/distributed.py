@@ -64,6 +64,15 @@ def from_main(value: T) -> T:
     return cast(T, box[0])
 
 
+def gathered(value: T) -> list[T]:
+    """The values of all processes, by rank; they are pickled. It returns once all have called."""
+    if world() == 1:
+        return [value]
+    values: list[T | None] = [None] * world()
+    dist.all_gather_object(values, value)
+    return cast(list[T], values)
+
+
 def summed(tensor: Tensor) -> Tensor:
     """The sum over all processes."""
     if world() > 1:

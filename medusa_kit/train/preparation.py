@@ -15,7 +15,7 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import ConfigError
 from medusa_kit.heads import MedusaHeads, load_heads
 from medusa_kit.heads.formats.files import heads_place
-from medusa_kit.settings.recipe import HeadsSection, TrainRecipe
+from medusa_kit.settings.recipe import HeadsSection, TrainRecipe, TrainSection
 from medusa_kit.train import distributed
 from medusa_kit.train.batching import (
     Cutting,
@@ -102,6 +102,7 @@ def prepare_run(
 ) -> Run:
     """Build heads (unless given), module, features and feed. Raises as `train` does."""
     train, joint = recipe.train, recipe.stage == "medusa2"
+    _check_precision(base, train)
     options = feature_options(recipe, base)
     if train.features == "disk":
         open_cache(base, recipe, options)
@@ -126,6 +127,15 @@ def prepare_run(
         module = Medusa1(heads, LossOptions.of(train, fused_loss.choose(recipe, heads)))
     num_positions = sum(len(item.positions_P) for item in training)
     return Run(module, feed, held_out, held_features, plain, train.chunk_positions, num_positions)
+
+
+def _check_precision(base: BaseModel, train: TrainSection) -> None:
+    """Autocast leaves tensors in float64 as they are."""
+    if train.precision != "float32" and base.dtype == torch.float64:
+        raise ConfigError(
+            f"train.precision {train.precision!r} on a base in float64: its heads train in float64",
+            hint="train.precision=float32 leaves products in the heads' own dtype",
+        )
 
 
 def _medusa1_feed(

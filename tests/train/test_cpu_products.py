@@ -6,6 +6,7 @@ import json
 import pytest
 import torch
 
+from medusa_kit.errors import ConfigError
 from medusa_kit.heads.prefix_layer import causal
 from medusa_kit.train import cpu_products, loop
 from medusa_kit.train.cpu_products import ALLOWED, by_onednn, error_of_products
@@ -117,3 +118,14 @@ def test_only_the_named_precision_is_used():
         assert torch.is_autocast_enabled("cpu")
     with LossOptions().products(torch.device("cpu")):
         assert not torch.is_autocast_enabled("cpu")
+
+
+def test_a_base_in_float64_is_refused_before_anything_is_computed(
+    tiny_base, counting_rows, make_recipe, monkeypatch
+):
+    """torch's autocast leaves float64 as it is."""
+    base = tiny_base(torch.float64)
+    monkeypatch.setattr(base.model, "forward", None)
+    with pytest.raises(ConfigError, match=r"'bfloat16' on a base in float64") as caught:
+        train_heads(base, counting_rows(), make_recipe(train={"precision": "bfloat16"}))
+    assert "train.precision=float32" in caught.value.hint

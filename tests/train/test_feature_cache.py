@@ -2,21 +2,26 @@
 
 import json
 import shutil
+import threading
 from collections import namedtuple
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from medusa_kit import console
 from medusa_kit.base.fingerprint import Fingerprint
 from medusa_kit.errors import IncompatibleBaseError, MedusaKitError
 from medusa_kit.heads import load_heads
+from medusa_kit.train import distributed
 from medusa_kit.train.data import prepare
 from medusa_kit.train.features import cache as feature_cache
 from medusa_kit.train.features import shards as feature_shards
-from medusa_kit.train.features.cache import cache_folder, cached_positions
+from medusa_kit.train.features.cache import cache_folder, cached_positions, row_digest
 from medusa_kit.train.features.features import FeatureOptions, collect_features
+from medusa_kit.train.features.shards import check_shards
 from medusa_kit.train.run.folder import RunFolder
 from medusa_kit.train.trainer import train_heads
 
@@ -181,6 +186,45 @@ def test_a_shard_with_a_flipped_bit_is_named_and_made_again(
     assert "20 of 60 positions are missing" in said
     for ours, theirs in zip(found.picked(rows_P), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_processes_share_the_checks_miss_no_damaged_shard_and_report_all(
+    tiny_base, counting_rows, recipe_with_cache, monkeypatch, capsys
+):
+    """The second one begins when the first has done its share."""
+    base, recipe = tiny_base(), recipe_with_cache()
+    items = prepare(counting_rows(4), 4)
+    monkeypatch.setattr(feature_cache, "SHARD_BYTES", 1)
+    cached_positions(base, items, recipe, FeatureOptions(30))
+    damaged = shards(recipe)
+    for path in damaged:
+        flip_a_bit(path, -5)
+    here, done, meeting, parts = threading.local(), threading.Event(), threading.Barrier(2), {}
+
+    def gathered(part):
+        parts[here.rank] = part
+        done.set()
+        meeting.wait(60)
+        return [parts[0], parts[1]]
+
+    def check(rank):
+        here.rank = rank
+        try:
+            assert rank == 0 or done.wait(60)
+            check_shards(cache_folder(recipe), [row_digest(item) for item in items])
+        finally:
+            done.set()
+
+    monkeypatch.setattr(distributed, "world", lambda: 2)
+    monkeypatch.setattr(distributed, "rank", lambda: here.rank)
+    monkeypatch.setattr(distributed, "gathered", gathered, raising=False)
+    monkeypatch.setattr(console, "is_main", lambda: here.rank == 0)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(check, (0, 1)))
+    assert len(damaged) == 4
+    assert shards(recipe) == []
+    said = capsys.readouterr().err
+    assert all(path.name in said for path in damaged)
 
 
 def test_a_shard_without_a_checksum_is_used(

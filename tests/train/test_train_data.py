@@ -111,6 +111,16 @@ def test_rows_trained_on_all_tokens_leave_out_what_all_begin_with():
     assert len(two.positions_P) == 5
 
 
+def test_what_the_assistant_wrote_is_trained_on_even_where_all_answers_begin_with_it():
+    rows = [
+        EncodedExample([7, 7, 1, 2, 3, last], [False] * 2 + [True] * 4, last) for last in (4, 5)
+    ]
+    answers = prepare(rows, 2)
+    for item, expected in zip(on_all_tokens(answers), answers, strict=True):
+        assert item.positions_P.tolist() == expected.positions_P.tolist() == [1, 2, 3, 4]
+        assert item.ahead_PJ.tolist() == expected.ahead_PJ.tolist()
+
+
 def test_equal_rows_are_trained_on_whole():
     row = EncodedExample([7, 1, 2], [False, True, True], 0)
     [item, _] = on_all_tokens(prepare([row, row], 1))

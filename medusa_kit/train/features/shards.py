@@ -23,6 +23,7 @@ from medusa_kit.files import atomic_write
 from medusa_kit.train import distributed
 
 ROWS, CRC32 = "rows", "crc32"  # in a shard's header
+UNREADABLE = (SafetensorError, OSError, KeyError, TypeError, ValueError)
 
 
 class Shard(NamedTuple):
@@ -64,17 +65,34 @@ def shard_files(folder: Path) -> list[Path]:
 
 
 def check_shards(folder: Path, wanted: Collection[str]) -> None:
-    """Compare the checksums of this process's share of the shards that hold wanted rows."""
+    """Compare the checksums of the shards that hold wanted rows; processes share the work.
+
+    None is removed before all processes have listed the shards, or they would share them out
+    differently and leave some unchecked.
+    """
     own = shard_files(folder)[distributed.rank() :: distributed.world()]
+    damaged: dict[Path, str] = {}
     with console.progress("checking hidden states", len(own), unit="shards") as bar:
         for path in own:
-            shard = _read_shard(path)
-            if shard is not None and any(digest in wanted for digest, _ in shard.rows):
-                expected = shard.header.get(CRC32)
-                found = _checksum(shard.header[ROWS], shard.tensors) if expected else None
-                if found != expected:
-                    _remove_damaged(path, f"its checksum is {found}, expected {expected}")
+            if why := _damage(path, wanted):
+                damaged[path] = why
             bar.advance(1)
+    for part in distributed.gathered(damaged):
+        for path, why in part.items():
+            _remove_damaged(path, why)
+
+
+def _damage(path: Path, wanted: Collection[str]) -> str | None:
+    """What is wrong with a shard, or None."""
+    try:
+        shard = _read_shard(path)
+    except UNREADABLE as error:
+        return f"it cannot be read: {error}"
+    expected = shard.header.get(CRC32)
+    if expected is None or not any(digest in wanted for digest, _ in shard.rows):
+        return None
+    found = _checksum(shard.header[ROWS], shard.tensors)
+    return None if found == expected else f"its checksum is {found}, expected {expected}"
 
 
 def _remove_damaged(path: Path, why: object) -> None:
@@ -82,16 +100,12 @@ def _remove_damaged(path: Path, why: object) -> None:
     path.unlink(missing_ok=True)
 
 
-def _read_shard(path: Path) -> Shard | None:
-    """None for one that cannot be read: it is reported and removed."""
-    try:
-        with safe_open(path, framework="pt") as stream:
-            header = stream.metadata()
-            rows = [(digest, int(count)) for digest, count in json.loads(header[ROWS])]
-            tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        _remove_damaged(path, error)
-        return None
+def _read_shard(path: Path) -> Shard:
+    """Raises one of UNREADABLE."""
+    with safe_open(path, framework="pt") as stream:
+        header = stream.metadata()
+        rows = [(digest, int(count)) for digest, count in json.loads(header[ROWS])]
+        tensors = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118
     return Shard(header, rows, tensors)
 
 
@@ -102,8 +116,10 @@ def read_shards(
     places: dict[str, tuple[int, int, int]] = {}
     shards: list[dict[str, Tensor]] = []
     for path in shard_files(folder):
-        shard = _read_shard(path)
-        if shard is None:
+        try:
+            shard = _read_shard(path)
+        except UNREADABLE as error:
+            _remove_damaged(path, error)
             continue
         start = 0
         for digest, count in shard.rows:
