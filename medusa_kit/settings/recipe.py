@@ -28,7 +28,7 @@ class BaseSection(Section):
 class HeadsSection(Section):
     """What the heads are made of."""
 
-    kind: Literal["medusa", "rooted", "hydra"] = "medusa"  # what a head reads; see heads/kinds.py
+    kind: Literal["medusa", "rooted", "hydra", "recurrent"] = "medusa"  # see heads/kinds.py
     num_heads: int = Field(default=4, ge=1)
     num_blocks: int = Field(default=1, ge=1)
     prefix_layers: Literal[0, 1] = 0  # 1: heads also read a layer over the whole prefix

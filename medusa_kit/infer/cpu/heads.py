@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.heads.kinds import GrownTrees, Guesses
+from medusa_kit.heads.guesser import GrownTrees, Guesses
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import NativeDecoder
 from medusa_kit.infer.cpu.int8_weights import packed_rounded
@@ -173,5 +173,7 @@ def install_native_heads(heads: MedusaHeads, decoder: NativeDecoder) -> None:
     """Let frozen heads draft through the kernels. Heads in training stay with torch, since packed
     copies would go stale.
     """
+    if heads.config.kind == "recurrent":
+        return  # through torch
     if not any(parameter.requires_grad for parameter in heads.parameters()):
         heads.guesser = NativeHeads(heads, decoder)
