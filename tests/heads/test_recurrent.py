@@ -1,5 +1,6 @@
 """Heads of kind `recurrent`: their formula, written out with numpy, and where they start from."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,9 @@ from support.tiny_models import VOCAB, tiny_base, tiny_model
 from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import ConfigError
 from medusa_kit.heads import MedusaHeads
+from medusa_kit.heads.ranks import token_ranks
+from medusa_kit.train.loss.loss import LossOptions, heads_loss
+from medusa_kit.tuning.temperature import fit_temperatures
 
 D, K = 32, 3
 
@@ -61,6 +65,21 @@ def test_every_step_follows_the_formula(options: dict[str, Any]) -> None:
         expected = by_hand(heads, given_XD[x].numpy(), path_XJ[x, :K].tolist())
         # The embeddings' sizes are float32 numbers for any base.
         np.testing.assert_allclose(at_once[:, x].numpy(), expected, rtol=1e-6, atol=1e-6)
+
+
+def test_all_heads_over_a_known_path_take_one_step_each(llama: BaseModel) -> None:
+    heads, steps = made(llama), list[int]()
+    assert heads.recurrent is not None
+    heads.recurrent.register_forward_hook(lambda _, given, __: steps.append(given[3]))
+    hidden_PD, ahead_PJ = torch.randn(5, D), torch.randint(3, VOCAB, (5, K + 1))
+    for run in (
+        partial(heads_loss, options=LossOptions()),
+        partial(token_ranks, num_ranks=4),
+        fit_temperatures,
+    ):
+        steps.clear()
+        run(heads, hidden_PD, ahead_PJ)
+        assert steps == list(range(K))
 
 
 @pytest.mark.parametrize("projection", ["shared", "own", "reduced"])
