@@ -24,7 +24,14 @@ from medusa_kit.errors import (
     unknown_value,
 )
 from medusa_kit.files import atomic_write, parse_json
-from medusa_kit.heads.config import KINDS, PROJECTIONS, HeadsConfig, check_reduced_ids
+from medusa_kit.heads.blocks import RecurrentNetwork
+from medusa_kit.heads.config import (
+    KINDS,
+    PROJECTIONS,
+    HeadsConfig,
+    check_mlp_size,
+    check_reduced_ids,
+)
 from medusa_kit.heads.formats import kit
 from medusa_kit.heads.formats.recognise import read_foreign
 from medusa_kit.heads.kinds import MedusaHeads
@@ -34,7 +41,7 @@ CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "heads.safetensors"
 PAIRED_FOLDER = "medusa_heads"  # heads inside their base's folder
 FORMAT = "medusa-kit-heads"
-PREFIX = "prefix."  # how the names of the prefix layer's tensors begin
+SHARED = ("prefix.", "recurrent.")  # how the names of tensors that all heads share begin
 
 
 def save_heads(
@@ -108,6 +115,10 @@ def _config_from(raw: dict[str, Any], path: Path) -> HeadsConfig:
         if type(value) is not int or value < 1:
             raise CheckpointError(f"{path}: {name} is {value!r}, expected a whole number from 1 on")
     _check_prefix_sizes(path, config)
+    try:
+        check_mlp_size(config.kind, config.mlp_size)
+    except ConfigError as error:
+        raise CheckpointError(f"{path}: {error.message}") from error
     return config
 
 
@@ -149,9 +160,9 @@ def load_heads(
     tensors = _read_tensors(folder / WEIGHTS_NAME)
     _check_columns(config, tensors.get("column_ids"), folder / WEIGHTS_NAME)
     _check_number(config, tensors, folder / WEIGHTS_NAME)
-    prefix = _prefix_tensors(config)
-    of_prefix = {name: one for name, one in tensors.items() if name.startswith(PREFIX)}
-    _check_tensors(prefix, of_prefix, folder / WEIGHTS_NAME)  # before memory is taken for them
+    expected = _shared_tensors(config, base.embedding_size)
+    shared = {name: one for name, one in tensors.items() if name.startswith(SHARED)}
+    _check_tensors(expected, shared, folder / WEIGHTS_NAME)  # before memory is taken for them
     heads = MedusaHeads(config, base, tensors.get("column_ids"))
     _check_tensors(heads.state_dict(), tensors, folder / WEIGHTS_NAME)
     heads.load_state_dict(tensors)
@@ -204,30 +215,44 @@ def read_heads(folder: Path) -> tuple[HeadsConfig, dict[str, Tensor]]:
     tensors = _read_tensors(path)
     _check_columns(config, tensors.get("column_ids"), path)
     _check_number(config, tensors, path)
+    if config.kind == "medusa":
+        _check_tensors(_medusa_tensors(config, tensors), tensors, path)
+    return config, tensors
+
+
+def _medusa_tensors(config: HeadsConfig, found: dict[str, Tensor]) -> dict[str, Tensor]:
     D, R = config.hidden_size, config.reduced_size or config.vocab_size
-    expected = _prefix_tensors(config)
+    expected = _shared_tensors(config, D)
     if config.reduced_size is not None:
         expected["column_ids"] = torch.empty(R)
     for i in range(config.num_heads):
         for j in range(config.num_blocks):
-            read = (config.width - D + config.num_read(i) * D) if j == 0 else 0
+            read = config.width - D if j == 0 else 0
             expected[f"blocks.{i}.{j}.linear.weight"] = torch.empty(D, D + read, device="meta")
             expected[f"blocks.{i}.{j}.linear.bias"] = torch.empty(D, device="meta")
         if config.projection == "own":
             expected[f"projections.{i}.weight"] = torch.empty(R, D, device="meta")
-            if f"projections.{i}.bias" in tensors:
+            if f"projections.{i}.bias" in found:
                 expected[f"projections.{i}.bias"] = torch.empty(R, device="meta")
-    if config.kind == "medusa":
-        _check_tensors(expected, tensors, path)
-    return config, tensors
+    return expected
 
 
-def _prefix_tensors(config: HeadsConfig) -> dict[str, Tensor]:
-    """Those of the prefix layer by their names, without memory; none where there is none."""
-    if config.prefix_sizes is None:
-        return {}
-    layer = PrefixLayer(config.hidden_size, PrefixSizes(**config.prefix_sizes), device="meta")
-    return {PREFIX + name: tensor for name, tensor in layer.state_dict().items()}
+def _shared_tensors(config: HeadsConfig, embedding_size: int) -> dict[str, Tensor]:
+    """Those of the prefix layer and of the shared network by their names, without memory."""
+    found: dict[str, Tensor] = {}
+    try:
+        if config.prefix_sizes is not None:
+            sizes = PrefixSizes(**config.prefix_sizes)
+            found |= _named("prefix.", PrefixLayer(config.hidden_size, sizes, device="meta"))
+        if config.kind == "recurrent":
+            found |= _named("recurrent.", RecurrentNetwork(config, embedding_size, device="meta"))
+    except (RuntimeError, TypeError) as error:  # more numbers than torch can count
+        raise CheckpointError(f"no tensor has the sizes of these heads: {error}") from error
+    return found
+
+
+def _named(prefix: str, module: torch.nn.Module) -> dict[str, Tensor]:
+    return {prefix + name: tensor for name, tensor in module.state_dict().items()}
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:
@@ -260,7 +285,8 @@ def _check_columns(config: HeadsConfig, ids_R: Tensor | None, path: Path) -> Non
 def _check_number(config: HeadsConfig, found: dict[str, Tensor], path: Path) -> None:
     """Checks that the file can hold the heads that the config counts, before memory is taken for
     them: a damaged number could ask for all there is."""
-    if (blocks := config.num_heads * config.num_blocks) > len(found):
+    networks = 1 if config.kind == "recurrent" else config.num_heads
+    if (blocks := networks * config.num_blocks) > len(found):
         raise CheckpointError(
             f"{path} does not match its config: {config.num_heads} heads of {config.num_blocks} "
             f"blocks need at least {blocks} tensors, and it has {len(found)}"

@@ -11,7 +11,7 @@ from torch import Tensor
 from medusa_kit.errors import ConfigError
 from medusa_kit.version import __version__
 
-Kind = Literal["medusa", "rooted", "hydra"]
+Kind = Literal["medusa", "rooted", "hydra", "recurrent"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 Projection = Literal["shared", "own", "reduced"]
 PROJECTIONS: tuple[Projection, ...] = get_args(Projection)
@@ -24,9 +24,11 @@ class HeadsConfig:
     reduced_size  how many tokens a head scores, where not all: rows of the base's matrix, or
                   (`own`, in heads of other engines) of each head's
     kind    what a head reads besides the hidden state: nothing (`medusa`), the root token
-            (`rooted`), or all tokens on the path before its own (`hydra`)
+            (`rooted`), or all tokens on the path before its own, with a network for each head
+            (`hydra`) or one that all share (`recurrent`)
     prefix_layers  whether there is a layer over the hidden states of the prefix, whose output the
             heads read, too (heads/prefix_layer.py); `prefix_sizes`: its sizes, where there is one
+    mlp_size  units of each block of the network that `recurrent` heads share; None for other kinds
     """
 
     num_heads: int
@@ -43,11 +45,12 @@ class HeadsConfig:
     kind: Kind = "medusa"
     prefix_layers: int = 0
     prefix_sizes: dict[str, int] | None = None
+    mlp_size: int | None = None
     kit_version: str = __version__
 
     def num_read(self, k: int) -> int:
         """How many tokens of the path, from the root on, head k reads."""
-        return {"medusa": 0, "rooted": 1, "hydra": k + 1}[self.kind]
+        return {"medusa": 0, "rooted": 1, "hydra": k + 1, "recurrent": k + 1}[self.kind]
 
     @property
     def width(self) -> int:
@@ -60,11 +63,25 @@ class HeadsConfig:
         return f"{self.kind}, prefix layer" if self.prefix_layers else self.kind
 
     def as_dict(self) -> dict[str, Any]:
-        """What is written; without a prefix layer as before there were any."""
+        """What is written; what heads lack is left out, as before there was any."""
         said = asdict(self)
         for key in () if self.prefix_layers else ("prefix_layers", "prefix_sizes"):
             del said[key]
+        if self.mlp_size is None:
+            del said["mlp_size"]
         return said
+
+
+def check_mlp_size(kind: str, mlp_size: Any) -> None:
+    """Raises ConfigError for a size that is missing, out of place or no positive number."""
+    if kind != "recurrent":
+        if mlp_size is not None:
+            raise ConfigError(
+                f"mlp_size is {mlp_size!r} with heads of kind {kind!r}: only recurrent heads "
+                "have one"
+            )
+    elif type(mlp_size) is not int or mlp_size < 1:
+        raise ConfigError(f"mlp_size is {mlp_size!r}, expected a whole number from 1 on")
 
 
 def check_reduced_ids(projection: str, reduced_ids: Tensor | None, vocab_size: int) -> None:

@@ -10,8 +10,14 @@ before the heads run. A `hydra` one (Hydra, arXiv 2402.05109, §3) reads all tok
 t + 1 .. t + 1 + k: better guesses, one small pass for each depth of the tree. Their first block is
 x + SiLU(W[x; e] + b), e being the base's input embeddings of those tokens, each scaled to unit RMS.
 
+Heads of kind `recurrent` read the same tokens as `hydra` ones, but share one network (blocks.py),
+which carries a state along the path (ReDrafter, arXiv 2403.09919): head k goes on from the state
+that head k - 1 left, starting from the hidden state. So they are smaller, and each learns from the
+targets of all. Their output is unit(u) * rms(x) * gain[k], u being the state.
+
 With a prefix layer (prefix_layers = 1, heads/prefix_layer.py) the first block reads its output p,
-too: x + SiLU(W[x; p; e] + b). What heads are given as `hidden_XD` is then [x; p], 2 D wide.
+too: x + SiLU(W[x; p; e] + b); the shared network reads it at each step. What heads are given as
+`hidden_XD` is then [x; p], 2 D wide.
 
 Projections: `shared`, the base's output embedding itself; `reduced`, chosen rows of it (nothing to
 save but their ids); `own`, a trainable copy for each head (of chosen rows, where ids are given).
@@ -21,8 +27,8 @@ X any leading shape, B batch, C candidates kept for each head, J tokens of the p
 of these tokens, N nodes of a tree.
 """
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -30,76 +36,30 @@ from torch.nn import functional as F
 
 from medusa_kit.base.model import BaseModel, plain_linear
 from medusa_kit.errors import ConfigError, unknown_value
+from medusa_kit.heads.blocks import (
+    RecurrentNetwork,
+    copy_of_embedding,
+    linear_of,
+    residual_blocks,
+    rms,
+)
 from medusa_kit.heads.config import (
     KINDS,
     PROJECTIONS,
     HeadsConfig,
     Kind,
     Projection,
+    check_mlp_size,
     check_reduced_ids,
 )
+from medusa_kit.heads.guesser import Guesser, Guesses
 from medusa_kit.heads.prefix_layer import PrefixLayer, PrefixSizes
-
-Guesses = tuple[Tensor, Tensor]  # ids_KXC, scores_KXC (empty where not asked for)
-
-
-class GrownTrees(NamedTuple):
-    """A tree for each row, as drafters/heads/dynamic.py grows them."""
-
-    tokens_BN: Tensor
-    parents: list[list[int]]
-    depths_BN: Tensor
-    sees_BNN: Tensor  # which nodes see which: their ancestors and themselves
-
-
-class Guesser(Protocol):
-    """A faster way to compute the guesses of heads for a few rows, with rounded weights."""
-
-    def __call__(
-        self,
-        heads: Sequence[int],
-        hidden_XD: Tensor,
-        path_XJ: Tensor | None,
-        count: int,
-        temperatures: Sequence[float] | None = None,
-    ) -> Guesses | None:
-        """None where it cannot; then the heads compute their guesses themselves."""
-
-    def fill(
-        self, hidden_BD: Tensor, roots_B: Sequence[int], parents_N: Tensor, ranks_N: Tensor
-    ) -> Tensor | None:
-        """tokens_BN of the tree with these parents, each node the guess of its rank after its
-        parent; None where it cannot."""
-
-    def grow(
-        self,
-        hidden_BD: Tensor,
-        roots_B: Sequence[int],
-        num_nodes: int,
-        temperatures: tuple[float, ...],
-        count: int,
-        beam: int,
-    ) -> GrownTrees | None:
-        """Trees of `count` guesses of as many heads as temperatures; None where it cannot."""
-
-
-class ResidualBlock(nn.Module):
-    """x + SiLU(W[x; e] + b), the identity until trained. Keeps the shape x_XD."""
-
-    def __init__(self, hidden_size: int, read_size: int = 0, **factory: Any) -> None:
-        super().__init__()
-        self.linear = nn.Linear(hidden_size + read_size, hidden_size, **factory)
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
-
-    def forward(self, x_XD: Tensor, read_XE: Tensor | None = None) -> Tensor:
-        inputs = x_XD if read_XE is None else torch.cat([x_XD, read_XE], dim=-1)
-        return x_XD + F.silu(self.linear(inputs))
 
 
 class MedusaHeads(nn.Module):
     """K heads on one base model. Build with `for_base`, or load with `load_heads`."""
 
+    recurrent: RecurrentNetwork | None
     column_ids: Tensor | None
     _columns_V: Tensor | None
 
@@ -111,10 +71,14 @@ class MedusaHeads(nn.Module):
         self._base = (base,)  # in a tuple, so that the base is no submodule of the heads
         factory = {"device": base.device, "dtype": base.dtype}
         beside = config.width - config.hidden_size  # numbers that a block reads beside x
-        self.blocks = nn.ModuleList(
-            _blocks(config, beside + config.num_read(k) * base.embedding_size, factory)
-            for k in range(config.num_heads)
-        )
+        self.blocks, self.recurrent = nn.ModuleList(), None  # one or the other
+        if config.kind == "recurrent":
+            self.recurrent = RecurrentNetwork(config, base.embedding_size, **factory)
+        else:
+            self.blocks.extend(
+                residual_blocks(config, beside + config.num_read(k) * base.embedding_size, factory)
+                for k in range(config.num_heads)
+            )
         self.prefix: PrefixLayer | None = None
         if config.prefix_sizes is not None:
             sizes = PrefixSizes(**config.prefix_sizes)
@@ -122,7 +86,7 @@ class MedusaHeads(nn.Module):
         self.projections = nn.ModuleList()
         ids_R = None if reduced_ids is None else reduced_ids.to(base.device, torch.int64)
         if config.projection == "own":
-            copies = (_copy_of_embedding(base, ids_R) for _ in range(config.num_heads))
+            copies = (copy_of_embedding(base, ids_R) for _ in range(config.num_heads))
             self.projections.extend(copies)
         self.register_buffer("column_ids", ids_R)
         self.guesser: Guesser | None = None
@@ -138,8 +102,10 @@ class MedusaHeads(nn.Module):
         reduced_ids: Tensor | None = None,
         kind: Kind = "medusa",
         prefix_layers: int = 0,
+        mlp_size: int | None = None,
     ) -> "MedusaHeads":
-        """Untrained heads for `base`. `reduced_ids`: token ids for `reduced`, ascending, unique.
+        """Untrained heads for `base`. `reduced_ids`: token ids for `reduced`, ascending, unique;
+        `mlp_size`: of `recurrent` heads, by default that of the base's layers.
 
         Raises ConfigError for numbers below 1, unknown kinds and wrong ids.
         """
@@ -157,6 +123,9 @@ class MedusaHeads(nn.Module):
             raise ConfigError(f"prefix_layers is {prefix_layers}: expected 0 or 1")
         check_reduced_ids(projection, reduced_ids, base.info.vocab_size)
         sizes = PrefixSizes.of_base(base.config, base.info.hidden_size)
+        if kind == "recurrent" and mlp_size is None:
+            mlp_size = sizes.mlp
+        check_mlp_size(kind, mlp_size)
         config = HeadsConfig(
             num_heads=num_heads,
             num_blocks=num_blocks,
@@ -172,6 +141,7 @@ class MedusaHeads(nn.Module):
             kind=kind,
             prefix_layers=prefix_layers,
             prefix_sizes=sizes.as_dict() if prefix_layers else None,
+            mlp_size=mlp_size,
         )
         return cls(config, base, reduced_ids)
 
@@ -196,7 +166,7 @@ class MedusaHeads(nn.Module):
     @property
     def one_pass(self) -> bool:
         """Whether all heads can run before any node of the tree but the root is filled."""
-        return self.config.kind != "hydra"
+        return self.config.kind not in ("hydra", "recurrent")
 
     def with_prefix(self, hidden_BTD: Tensor) -> Tensor:
         """What heads read at each token of whole texts, padded on the right if at all: [x; p], or
@@ -206,16 +176,16 @@ class MedusaHeads(nn.Module):
         return torch.cat([hidden_BTD, self.prefix(hidden_BTD)], dim=-1)
 
     def transform(self, hidden_XD: Tensor, k: int, path_XJ: Tensor | None = None) -> Tensor:
-        """The residual blocks of head k: z_XD.
+        """What head k makes of a row, before its projection: z_XD.
 
         path_XJ: token ids from the root on, at least as many as head k reads; not needed where it
         reads none. An id below 0 stands for no token; the output of such rows is meaningless.
         """
+        if self.recurrent is not None:
+            return next(islice(self._along(hidden_XD, path_XJ), k, None))
         first, *others = list(self.blocks[k])  # type: ignore[call-overload]
         num_read, read = self.config.num_read(k), []
-        x_XD, prefix_XD = hidden_XD.split(
-            [self.config.hidden_size, self.config.width - self.config.hidden_size], dim=-1
-        )
+        x_XD, prefix_XD = self._parts(hidden_XD)
         if self.config.prefix_layers:
             read.append(prefix_XD)
         if num_read:
@@ -226,6 +196,28 @@ class MedusaHeads(nn.Module):
         for block in others:
             z_XD = block(z_XD)
         return z_XD
+
+    def transforms(self, hidden_XD: Tensor, path_XJ: Tensor | None = None) -> Iterator[Tensor]:
+        """`transform` of each head in turn, each step of a state computed only once."""
+        if self.recurrent is not None:
+            return self._along(hidden_XD, path_XJ)
+        return (self.transform(hidden_XD, k, path_XJ) for k in range(self.num_heads))
+
+    def _along(self, hidden_XD: Tensor, path_XJ: Tensor | None) -> Iterator[Tensor]:
+        assert self.recurrent is not None
+        assert path_XJ is not None, f"{self.config.kind} heads read the path"
+        x_XD, prefix_XP = self._parts(hidden_XD)
+        state_XD, size_X1 = x_XD, rms(x_XD)
+        for k in range(self.num_heads):
+            token_XE = self.base.token_embeddings(path_XJ[..., k]).to(x_XD.dtype)
+            state_XD, z_XD = self.recurrent(state_XD, prefix_XP, token_XE, k)
+            yield z_XD * size_X1
+
+    def _parts(self, hidden_XD: Tensor) -> tuple[Tensor, ...]:
+        """(x_XD, prefix_XP) of what heads are given; the latter without numbers where there is no
+        prefix layer."""
+        D = self.config.hidden_size
+        return hidden_XD.split([D, self.config.width - D], dim=-1)
 
     def project(self, z_XD: Tensor, k: int) -> Tensor:
         """logits_XR of head k over the projection's columns, with the base's scale and soft cap."""
@@ -373,28 +365,3 @@ def columns_by_key(logits_XR: Tensor, count: int) -> Tensor:
     rising_XR = bits_XR ^ ((bits_XR >> 31) & 0x7FFFFFFF)  # as integers in the order of the floats
     last_first_R = torch.arange(R - 1, -1, -1, device=logits_XR.device)
     return torch.topk(rising_XR.long() * R + last_first_R, count, dim=-1).indices
-
-
-def linear_of(module: Any) -> tuple[Tensor, Tensor | None] | None:
-    """(weight, bias) of a plain Linear, None for anything else."""
-    return (module.weight, module.bias) if type(module) is nn.Linear else None
-
-
-def _blocks(config: HeadsConfig, read_size: int, factory: dict[str, Any]) -> nn.ModuleList:
-    """The blocks of one head; the first also reads `read_size` numbers of the path."""
-    sizes = [read_size] + [0] * (config.num_blocks - 1)
-    return nn.ModuleList(ResidualBlock(config.hidden_size, size, **factory) for size in sizes)
-
-
-def _copy_of_embedding(base: BaseModel, ids_R: Tensor | None) -> nn.Linear:
-    """A trainable Linear with the weights (and bias) of the base's output embedding, or rows."""
-    weight_RD, bias_R = base.output_rows(ids_R)
-    num_columns, hidden_size = weight_RD.shape
-    copy = nn.Linear(
-        hidden_size, num_columns, bias=bias_R is not None, device=base.device, dtype=base.dtype
-    )
-    with torch.no_grad():
-        copy.weight.copy_(weight_RD)
-        if bias_R is not None:
-            copy.bias.copy_(bias_R)
-    return copy

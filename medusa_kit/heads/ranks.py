@@ -53,8 +53,8 @@ def token_ranks(
         rows = slice(start, start + chunk_positions)
         hidden_CD = hidden_PD[rows].to(heads.base.device, dtype)
         ahead_CJ = ahead_PJ[rows].to(heads.base.device, torch.int64)
-        for k in range(heads.num_heads):
-            logits_CR = project_rows(heads, heads.transform(hidden_CD, k, ahead_CJ), k)
+        for k, z_CD in enumerate(heads.transforms(hidden_CD, ahead_CJ)):
+            logits_CR = project_rows(heads, z_CD, k)
             targets_C = ahead_CJ[:, k + 1]
             ranks_C = _ranks(logits_CR, heads.to_columns(targets_C), num_ranks)
             ranks_C = ranks_C.masked_fill(targets_C < 0, UNAVAILABLE)

@@ -22,6 +22,8 @@ READS = {
     "medusa": "the hidden state",
     "rooted": "the hidden state and the token before the ones it guesses",
     "hydra": "the hidden state and every token of the path before its own",
+    "recurrent": "the hidden state and every token of the path before its own, through one network "
+    "that all heads share",
 }
 
 
@@ -104,7 +106,7 @@ def _introduction(measured: Measured, options: CardOptions) -> Iterator[str]:
         ("base revision", revision if revision == "not recorded" else f"`{revision}`"),
         ("base fingerprint", f"`{config.base_fingerprint}`"),
         ("base quantised while training", "yes" if config.base_quantized else "no"),
-        ("heads", f"{config.num_heads}, of {config.num_blocks} block(s) each"),
+        ("heads", _heads(config)),
         ("kind", f"`{config.kind}`: a head reads {READS[config.kind]}"),
         *_prefix_layer(config),
         ("projection to the vocabulary", projection),
@@ -112,6 +114,12 @@ def _introduction(measured: Measured, options: CardOptions) -> Iterator[str]:
         ("medusa-kit", f"{config.kit_version} (this card: {__version__})"),
     ]
     yield table(("", ""), rows)
+
+
+def _heads(config: HeadsConfig) -> str:
+    if config.mlp_size is not None:
+        return f"{config.num_heads}, of {config.num_blocks} shared block(s) of {config.mlp_size:,}"
+    return f"{config.num_heads}, of {config.num_blocks} block(s) each"
 
 
 def _prefix_layer(config: HeadsConfig) -> Iterator[tuple[str, str]]:

@@ -97,6 +97,6 @@ def _heads(
         ids_R = ids_R.sort().values
     heads = MedusaHeads.for_base(
         base, options.num_heads, options.num_blocks, options.projection, ids_R, options.kind,
-        options.prefix_layers,
+        options.prefix_layers, options.mlp_size,
     )  # fmt: skip
     return heads.float()

@@ -28,9 +28,10 @@ class BaseSection(Section):
 class HeadsSection(Section):
     """What the heads are made of."""
 
-    kind: Literal["medusa", "rooted", "hydra"] = "medusa"  # what a head reads; see heads/kinds.py
+    kind: Literal["medusa", "rooted", "hydra", "recurrent"] = "medusa"  # see heads/kinds.py
     num_heads: int = Field(default=4, ge=1)
     num_blocks: int = Field(default=1, ge=1)
+    mlp_size: int | None = Field(default=None, ge=1)  # of recurrent heads; the base's, unless given
     prefix_layers: Literal[0, 1] = 0  # 1: heads also read a layer over the whole prefix
     projection: Literal["shared", "own", "reduced"] = "shared"
     reduced_size: int | None = Field(default=None, ge=1)  # tokens a reduced projection keeps
@@ -42,6 +43,15 @@ class HeadsSection(Section):
             raise ValueError(
                 f"projection {self.projection!r} with reduced_size {self.reduced_size}; "
                 "reduced_size goes with projection 'reduced', and only with it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _mlp_size_belongs_to_recurrent(self) -> "HeadsSection":
+        if self.mlp_size is not None and self.kind != "recurrent":
+            raise ValueError(
+                f"mlp_size {self.mlp_size} with kind {self.kind!r}; mlp_size goes with kind "
+                "'recurrent', and only with it"
             )
         return self
 

@@ -245,16 +245,19 @@ def new_heads(base: BaseModel, training: Sequence[HeadTargets], recipe: TrainRec
         console.note(f"reduced projection: {len(ids_R):,} tokens, {share:.1%} of training targets")
     heads = MedusaHeads.for_base(
         base, options.num_heads, options.num_blocks, options.projection, ids_R, options.kind,
-        options.prefix_layers,
+        options.prefix_layers, options.mlp_size,
     )  # fmt: skip
     return heads.double() if base.dtype == torch.float64 else heads.float()
 
 
 def _check_same(heads: MedusaHeads, options: HeadsSection, source: str) -> None:
     """Raises ConfigError where heads of an earlier run are not those of the recipe."""
+    names = ["num_heads", "num_blocks", "kind", "projection", "prefix_layers"]
+    if options.mlp_size is not None:  # else whatever the earlier run took
+        names.append("mlp_size")
     differing = [
         f"{name} is {there}; heads.{name} is {wanted}"
-        for name in ("num_heads", "num_blocks", "kind", "projection", "prefix_layers")
+        for name in names
         if (there := getattr(heads.config, name)) != (wanted := getattr(options, name))
     ]
     if differing:

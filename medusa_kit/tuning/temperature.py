@@ -34,12 +34,11 @@ def fit_temperatures(
         rows = slice(start, start + chunk_positions)
         hidden_CD = hidden_PD[rows].to(heads.base.device, dtype)
         ahead_CJ = ahead_PJ[rows].to(heads.base.device, torch.int64)
-        for k in range(heads.num_heads):
+        for k, z_CD in enumerate(heads.transforms(hidden_CD, ahead_CJ)):
             columns_C = heads.to_columns(ahead_CJ[:, k + 1])
             known_C = columns_C >= 0
             if known_C.any():
-                z_CD = heads.transform(hidden_CD[known_C], k, ahead_CJ[known_C])
-                logits_CR = project_rows(heads, z_CD, k)
+                logits_CR = project_rows(heads, z_CD[known_C], k)
                 losses_KG[k] += _losses(logits_CR, columns_C[known_C])
     return tuple(_minimum(losses_G) for losses_G in losses_KG)
 

@@ -65,7 +65,7 @@ def test_reduced_projection(base: BaseModel, ids: Any, status: str, words: str) 
     said(doctor_heads.projection(case), "ok", "every token has a column")
 
 
-@pytest.mark.parametrize("kind", ["medusa", "hydra"])
+@pytest.mark.parametrize("kind", ["medusa", "hydra", "recurrent"])
 def test_heads_with_a_prefix_layer(base: BaseModel, kind: Any) -> None:
     """Decoding runs their layer, so that the steps are those of the replay."""
     case = examine(base, counting_rows())

@@ -32,7 +32,11 @@ TREES: dict[str, Any] = {
 def root_with_heads(root: Path, family: str) -> Path:
     """Three kinds, of 2, 4 and 3 heads, the last ones with a dynamic tree."""
     base = tiny_base(family)
-    for name, count, kind in (("few", 2, "medusa"), ("many", 4, "hydra"), ("grown", 3, "rooted")):
+    for name, count, kind in (
+        ("few", 2, "medusa"),
+        ("many", 4, "hydra"),
+        ("grown", 3, "recurrent"),
+    ):
         save_heads(random_heads(base, count, kind=kind), root / name)
         path = root / name / "tree.json"
         if (tree := TREES[name]) is not None:

@@ -74,8 +74,11 @@ def test_answers_are_plain_generates(folder: Path) -> None:
     assert not engine.base.is_loaded
 
 
-def test_it_stays_light_under_heads_with_a_prefix_layer(light: PackedBase, folder: Path) -> None:
-    heads = random_heads(light, prefix_layers=1)
+@pytest.mark.parametrize("kind", ["medusa", "recurrent"])
+def test_it_stays_light_under_heads_with_a_prefix_layer(
+    light: PackedBase, folder: Path, kind: str
+) -> None:
+    heads = random_heads(light, kind=kind, prefix_layers=1)
     engine = build_engine(light, heads=heads, tree=[[0], [1], [0, 0]])
     plain = medusa_kit.load(str(folder), heads=None).generate(PROMPT, max_new_tokens=24)
     for drafter in ("medusa", "auto"):

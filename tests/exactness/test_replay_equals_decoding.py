@@ -32,7 +32,7 @@ ALL_TREES = {
 Case = tuple[Engine, list[AnswerRow], RankStatistics]
 
 
-@pytest.fixture(scope="module", params=["shared", "reduced", "rooted", "hydra"])
+@pytest.fixture(scope="module", params=["shared", "reduced", "rooted", "hydra", "recurrent"])
 def case(request: pytest.FixtureRequest) -> Case:
     """An engine with heads, answers that end by length and by stop token, their statistics.
 
@@ -40,7 +40,7 @@ def case(request: pytest.FixtureRequest) -> Case:
     """
     base = endless_base(VOCAB, torch.float64)
     reduced = torch.arange(2, VOCAB) if request.param == "reduced" else None
-    kind = request.param if request.param in ("rooted", "hydra") else "medusa"
+    kind = request.param if request.param not in ("shared", "reduced") else "medusa"
     projection = "shared" if reduced is None else "reduced"
     heads = random_heads(base, projection=projection, reduced_ids=reduced, kind=kind)
     engine = build_engine(base, heads=heads)

@@ -95,7 +95,8 @@ def test_same_seed_same_text_in_a_batch_with_deep_acceptance() -> None:
     assert drafter.most_accepted >= 3
 
 
-@pytest.mark.parametrize(("kind", "prefix"), [("medusa", 0), ("hydra", 0), ("hydra", 1)])
+@pytest.mark.parametrize(("kind", "prefix"), [("medusa", 0), ("hydra", 0), ("hydra", 1),
+                                              ("recurrent", 0), ("recurrent", 1)])  # fmt: skip
 def test_same_seed_same_text_for_every_kind_of_heads_alone_and_in_a_batch(
     kind: str, prefix: int
 ) -> None:

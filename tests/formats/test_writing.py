@@ -240,6 +240,7 @@ Call = Callable[[Path], Any]
 OURS: dict[str, dict[str, Any]] = {
     "rooted": {"projection": "shared", "kind": "rooted"},
     "hydra": {"projection": "shared", "kind": "hydra"},
+    "recurrent": {"projection": "shared", "kind": "recurrent"},
 }
 
 

@@ -48,7 +48,8 @@ def test_round_trip_is_bit_exact(
     assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "heads.safetensors"]
 
 
-@pytest.mark.parametrize(("kind", "prefix"), [("rooted", 0), ("hydra", 0), ("medusa", 1)])
+@pytest.mark.parametrize(("kind", "prefix"), [("rooted", 0), ("hydra", 0), ("medusa", 1),
+                                              ("recurrent", 0), ("recurrent", 1)])  # fmt: skip
 def test_heads_that_read_more_come_back_and_are_not_taken_for_others(
     llama: BaseModel, tmp_path: Path, kind: str, prefix: int
 ) -> None:
@@ -65,9 +66,11 @@ def test_heads_that_read_more_come_back_and_are_not_taken_for_others(
     hidden_BTD = torch.randn(2, 5, 32)
     assert torch.equal(loaded.with_prefix(hidden_BTD), heads.with_prefix(hidden_BTD))
     config = json.loads((tmp_path / "config.json").read_text())
-    plain = {"kind": "medusa", "prefix_layers": 0, "prefix_sizes": None}
+    plain = {"kind": "medusa", "prefix_layers": 0, "prefix_sizes": None, "mlp_size": None}
     (tmp_path / "config.json").write_text(json.dumps({**config, **plain}))
-    wrong = r"prefix\..* is unexpected" if prefix else r"shape .*, expected \(32, 32\)"
+    wrong = r"shape .*, expected \(32, 32\)"
+    if prefix or kind == "recurrent":
+        wrong = rf"{'prefix' if prefix else 'recurrent'}\..* is unexpected"
     with pytest.raises(CheckpointError, match=wrong):
         load_heads(tmp_path, llama)
 
@@ -243,10 +246,42 @@ def test_broken_prefix_layers(llama: BaseModel, tmp_path: Path, case: str) -> No
             read()
 
 
+BROKEN_NETWORK: dict[str, tuple[Callable[[Path], None], str]] = {
+    "no size": (set_key("mlp_size", None), "mlp_size is None, expected a whole number"),
+    "a truth value": (set_key("mlp_size", True), "mlp_size is True, expected a whole number"),
+    "nothing": (set_key("mlp_size", 0), "mlp_size is 0, expected a whole number from 1 on"),
+    "for another kind": (set_key("kind", "hydra"), "mlp_size is 20 with heads of kind 'hydra'"),
+    "a huge network": (set_key("mlp_size", 10**12),
+                       r"blocks\.0\.w1\.weight has shape \(20, 32\), expected \(1000000000000, 32"),
+    "beyond all counting": (set_key("mlp_size", 10**30), "no tensor has the sizes of these heads"),
+    "far more heads promised": (set_key("num_heads", 10**12),
+                                r"recurrent\.gain has shape \(2, 32\), expected \(10000"),
+    "far more blocks promised": (set_key("num_blocks", 10**12), "need at least"),
+    "missing tensor": (drop_tensor("recurrent.gain"), r"recurrent\.gain is missing"),
+    "extra tensor": (set_tensor("blocks.0.0.linear.bias", torch.zeros(32)),
+                     r"blocks\.0\.0\.linear\.bias is unexpected"),
+    "misshapen tensor": (set_tensor("recurrent.input.weight", torch.zeros(32, 32)),
+                         r"recurrent\.input\.weight has shape \(32, 32\), expected \(32, 64\)"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BROKEN_NETWORK)
+def test_broken_shared_networks(llama: BaseModel, tmp_path: Path, case: str) -> None:
+    save_heads(MedusaHeads.for_base(llama, 2, kind="recurrent", mlp_size=20), tmp_path)
+    assert load_heads(tmp_path, llama).config.mlp_size == 20
+    assert read_heads(tmp_path)[0].mlp_size == 20
+    damage, message = BROKEN_NETWORK[case]
+    damage(tmp_path)
+    with pytest.raises(CheckpointError, match=message):
+        load_heads(tmp_path, llama)
+
+
 def test_heads_without_a_prefix_layer_are_written_as_ever(llama: BaseModel, tmp_path: Path) -> None:
     """So that versions which know of none read them; and what those wrote is read."""
     save_heads(trained_heads(llama), tmp_path)
-    assert "prefix" not in (tmp_path / "config.json").read_text()
+    text = (tmp_path / "config.json").read_text()
+    assert "prefix" not in text
+    assert "mlp_size" not in text
     assert read_config(tmp_path).prefix_layers == 0
 
 

@@ -108,7 +108,7 @@ def test_what_trains_belongs_to_the_heads_alone(
     assert not any(parameter.requires_grad for parameter in llama.model.parameters())
 
 
-@pytest.mark.parametrize("kind", ["medusa", "rooted", "hydra"])
+@pytest.mark.parametrize("kind", ["medusa", "rooted", "hydra", "recurrent"])
 def test_a_head_reads_exactly_the_tokens_of_its_kind(llama: BaseModel, kind: str) -> None:
     """Changing a token that a head reads changes its guess, changing any other does not."""
     heads = make_heads(llama, "shared", kind=kind, num_blocks=2)
@@ -122,7 +122,7 @@ def test_a_head_reads_exactly_the_tokens_of_its_kind(llama: BaseModel, kind: str
             other_XJ = path_XJ.clone()
             other_XJ[:, j] = (other_XJ[:, j] + 7) % VOCAB
             reads.append(not torch.equal(heads.transform(hidden_XD, k, other_XJ), z_XD))
-        expected = {"medusa": 0, "rooted": 1, "hydra": k + 1}[kind]
+        expected = {"medusa": 0, "rooted": 1, "hydra": k + 1, "recurrent": k + 1}[kind]
         assert reads == [j < expected for j in range(4)]
 
 

@@ -161,7 +161,7 @@ def answers_on_cuda(family: str, tokens: int) -> list[list[int]]:
     return answers
 
 
-@pytest.mark.parametrize("kind", ["medusa", "rooted", "hydra"])
+@pytest.mark.parametrize("kind", ["medusa", "rooted", "hydra", "recurrent"])
 @pytest.mark.parametrize("attention", ["auto", "sdpa"])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3", "mistral-sliding", "gpt2"])
 def test_captured_steps_equal_transformers(family: str, attention: str, kind: str) -> None:
@@ -180,7 +180,7 @@ def test_captured_steps_equal_transformers(family: str, attention: str, kind: st
     assert all(step.graph is not None for step in graphs._steps)
 
 
-@pytest.mark.parametrize("kind", ["medusa", "hydra"])
+@pytest.mark.parametrize("kind", ["medusa", "hydra", "recurrent"])
 @pytest.mark.parametrize("family", ["llama", "gemma3"])
 def test_auto_sends_its_guesses_to_captured_steps(family: str, kind: str) -> None:
     engine = captured_engine(family, kind, drafter="auto")

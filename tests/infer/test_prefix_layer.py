@@ -86,6 +86,7 @@ CASES = [
     pytest.param("llama-tied", torch.float64, "hydra", id="ragged"),
     pytest.param("falcon", torch.float64, "medusa", id="padded"),
     pytest.param("gemma2", torch.float32, "rooted", id="windows"),
+    pytest.param("llama-tied", torch.float64, "recurrent", id="recurrent"),
 ]
 
 

@@ -86,7 +86,7 @@ def test_attention_by_two_products_is_causal_attention_with_its_gradient():
 
 @pytest.mark.parametrize(
     "heads",
-    [{"kind": "hydra", "prefix_layers": 1}, {"projection": "own"}, {"projection": "shared"}],
+    [{"kind": "hydra", "prefix_layers": 1}, {"projection": "own"}, {"kind": "recurrent"}],
 )
 @pytest.mark.parametrize("loss", [{}, {"loss": "soft", "soft_top": 4}])
 def test_products_in_16_bits_train_nearly_as_in_float32(

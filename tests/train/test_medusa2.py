@@ -11,8 +11,9 @@ from medusa_kit.base.model import wrap_model
 from medusa_kit.data.chat import EncodedExample
 from medusa_kit.engine.load import load
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
-from medusa_kit.heads import load_heads
+from medusa_kit.heads import MedusaHeads, load_heads, save_heads
 from medusa_kit.settings.recipe import LoraSection
+from medusa_kit.train.preparation import new_heads
 from medusa_kit.train.run.folder import RunFolder
 from medusa_kit.train.trainer import train_heads
 
@@ -151,6 +152,23 @@ def test_warmed_up_heads_of_another_shape_are_refused(run, make_recipe, debug_ro
     folder = train_heads(base, debug_rows(base), alone).heads_folder
     with pytest.raises(ConfigError, match=r"num_heads is 3; heads\.num_heads is 2"):
         run(heads_from=str(folder))
+
+
+def test_warmed_up_recurrent_heads(make_recipe, tmp_path):
+    """Their MLP's size is that of the earlier run, unless another one is asked for."""
+    base, folder = load_base_model("debug-tiny"), tmp_path / "heads"
+    save_heads(MedusaHeads.for_base(base, 2, kind="recurrent", mlp_size=24), folder)
+    for asked in ({}, {"mlp_size": 24}, {"mlp_size": 40}, {"kind": "hydra"}):
+        recipe = make_recipe(
+            stage="medusa2", base={"model": "debug-tiny"}, joint={"heads_from": str(folder)},
+            heads={"num_heads": 2, "kind": "recurrent", **asked},
+        )  # fmt: skip
+        if asked.get("mlp_size", 24) == 24 and "kind" not in asked:
+            assert new_heads(base, [], recipe).config.mlp_size == 24
+            continue
+        name, value = next(iter(asked.items()))
+        with pytest.raises(ConfigError, match=rf"heads\.{name} is {value}"):
+            new_heads(base, [], recipe)
 
 
 def test_lora_targets_that_match_nothing_name_the_nearest(tiny_base):

@@ -39,7 +39,8 @@ def cut(positions, accumulation=1, **more):
 
 STAGES = {
     "medusa1": {"stage": "medusa1", "heads": {"num_heads": 2, "projection": "own"}},
-    "rows": {"stage": "medusa1", "heads": {"num_heads": 2, "prefix_layers": 1}},
+    "rows": {"stage": "medusa1",
+             "heads": {"num_heads": 2, "kind": "recurrent", "prefix_layers": 1}},
     "lora": {"stage": "medusa2", "heads": {"num_heads": 2, "kind": "hydra", "prefix_layers": 1},
              "joint": {"moves": "lora", "distill_share": 0.5, "lora": {"rank": 4}}},
     "full": {"stage": "medusa2",

@@ -73,7 +73,8 @@ def stuttering_rows():
 def test_heads_that_read_the_path_learn_more_from_it(tiny_base, make_recipe, tmp_path, features):
     """The same text: what follows depends on the token before, which only they are shown."""
     base, top1 = tiny_base(), {}
-    for kind in ("medusa", "rooted", "hydra"):
+    kinds = ["medusa", "rooted", "hydra", *(["recurrent"] if features == "memory" else [])]
+    for kind in kinds:
         recipe = make_recipe(
             output_dir=str(tmp_path / kind),
             heads={"num_heads": 3, "kind": kind},
@@ -84,6 +85,27 @@ def test_heads_that_read_the_path_learn_more_from_it(tiny_base, make_recipe, tmp
         assert load_heads(report.heads_folder, base).config.kind == kind
     assert top1["rooted"][0] > top1["medusa"][0] + 0.1
     assert top1["hydra"][2] > top1["rooted"][2] + 0.1
+    if "recurrent" in top1:
+        assert top1["recurrent"][2] > top1["rooted"][2] + 0.1
+
+
+@pytest.mark.parametrize("more", [{}, {"average": 0.5, "precision": "bfloat16"}])
+def test_recurrent_heads_learn_to_count(tiny_base, counting_rows, make_recipe, tmp_path, more):
+    base, found = tiny_base(), {}
+    for updates in ("few", "many"):
+        recipe = make_recipe(
+            output_dir=str(tmp_path / updates),
+            heads={"num_heads": 3, "kind": "recurrent", "mlp_size": 20, "save_dtype": "bfloat16"},
+            train={"epochs": 1 if updates == "few" else 12, "learning_rate": 0.02, **more},
+        )
+        report = train_heads(base, counting_rows(), recipe)
+        found[updates] = report.scores
+        assert load_heads(report.heads_folder, base).config.mlp_size == 20
+    assert all(
+        many < 0.5 * few for few, many in zip(found["few"].loss, found["many"].loss, strict=True)
+    )
+    assert all(many > few for few, many in zip(found["few"].top1, found["many"].top1, strict=True))
+    assert min(found["many"].top1) > 0.9
 
 
 def agreement(base, heads, rows):

@@ -54,6 +54,7 @@ def ranks_by_sorting(
 KINDS: list[dict[str, Any]] = [
     {"kind": "medusa"}, {"kind": "rooted"}, {"kind": "hydra"},
     {"kind": "medusa", "prefix_layers": 1}, {"kind": "hydra", "prefix_layers": 1},
+    {"kind": "recurrent"}, {"kind": "recurrent", "prefix_layers": 1},
 ]  # fmt: skip
 
 

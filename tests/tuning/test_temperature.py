@@ -26,7 +26,7 @@ def drawn(heads: MedusaHeads, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     return hidden_PD, ahead_PJ
 
 
-@pytest.mark.parametrize("kind", ["medusa", "hydra"])
+@pytest.mark.parametrize("kind", ["medusa", "hydra", "recurrent"])
 @pytest.mark.parametrize("projection", ["shared", "reduced"])
 def test_known_temperatures_come_back(kind: str, projection: str) -> None:
     reduced = torch.arange(0, VOCAB, 2) if projection == "reduced" else None

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.heads.kinds import GrownTrees
+from medusa_kit.heads.guesser import GrownTrees
 from medusa_kit.heads.scores import scored_guesses, scored_guesses_after
 from medusa_kit.infer.draft import (
     ROOT,

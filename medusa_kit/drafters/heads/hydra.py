@@ -31,7 +31,7 @@ class Level:
 
 
 class HydraDrafter(HeadsDrafter):
-    """For kinds whose heads read the path (`hydra`)."""
+    """For kinds whose heads read the path (`hydra`, `recurrent`)."""
 
     def __init__(self, heads: MedusaHeads, tree: CandidateTree) -> None:
         super().__init__(heads, tree)

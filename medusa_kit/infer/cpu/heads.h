@@ -1,15 +1,15 @@
 // The guesses of heads for a few rows, in one call: residual blocks x + SiLU(W[x; e] + b), or
-// x + SiLU(W[x; p; e] + b) where there is a prefix layer, the projection, the likeliest columns and
-// their log-probabilities.
+// x + SiLU(W[x; p; e] + b) where there is a prefix layer, or steps of one network for all heads
+// (recurrent.h); the projection, the likeliest columns and their log-probabilities.
 //
 // Rows do not depend on each other, as in matmul.h. Of equal logits the lower column comes first.
 #pragma once
 #include <vector>
 
-#include "rows.h"
+#include "recurrent.h"
 
 struct Head {  // mirrored in kernels.py
-    const Matrix* blocks;
+    const Matrix* blocks;  // its own, where it has any
     int64_t num_blocks, num_read;  // tokens of the path that the first block reads
     Matrix projection;
 };
@@ -21,6 +21,7 @@ struct Heads {
     const Head* heads;
     Matrix embeddings;          // of the input [V, embedding]
     const int64_t* column_ids;  // [columns], or null where column numbers are token ids
+    const Recurrent* recurrent; // in place of blocks, or null
 };
 
 struct Guess {
@@ -30,11 +31,16 @@ struct Guess {
     const float *given, *temperatures;   // [.., given]; [rows], or null where no scores are wanted
     int64_t* ids;                        // [rows, count], likeliest first
     float* scores;                       // [rows, count], log-probabilities
+    // Of recurrent heads: the states that rows go on from [.., hidden], or null where the network runs
+    // from the path's root on; [rows]; where the new states [rows, hidden] go, or null.
+    const float* states;
+    const int64_t* state_of_row;
+    float* new_states;
 };
 
 // What a call works in, kept for the caller's next one: new memory costs a page fault every 4 KB.
 struct GuessRoom {
-    std::vector<float> x, inputs, x_t, logits;
+    std::vector<float> x, inputs, gated, x_t, logits;
     static GuessRoom& of_this_thread() {
         static thread_local GuessRoom room;
         return room;
@@ -58,20 +64,26 @@ class Guessing {
         for (int row = 0; row < rows; ++row)
             if (row == 0 || g.head_of_row[row] != g.head_of_row[row - 1]) starts.push_back(row);
         starts.push_back(rows);
-        int64_t widest = h.hidden;
-        for (size_t i = 0; i + 1 < starts.size(); ++i) widest = std::max(widest, head_at(starts[i]).blocks[0].inputs);
+        int64_t widest = std::max(h.hidden, h.recurrent ? Recurrence::widest(*h.recurrent) : 0);
+        for (size_t i = 0; i + 1 < starts.size() && !h.recurrent; ++i)
+            widest = std::max(widest, head_at(starts[i]).blocks[0].inputs);
         GuessRoom& room = GuessRoom::of_this_thread();
         x = room.at_least(room.x, rows * h.hidden);
-        for (int row = 0; row < rows; ++row) std::copy(given(row), given(row) + h.hidden, x + row * h.hidden);
+        for (int row = 0; row < rows; ++row) {
+            const float* from = g.states ? g.states + g.state_of_row[row] * h.hidden : given(row);
+            std::copy(from, from + h.hidden, x + row * h.hidden);
+        }
         inputs = room.at_least(room.inputs, rows * widest);
         x_t = room.at_least(room.x_t, room_for(rows, widest));
+        if (h.recurrent) gated = room.at_least(room.gated, rows * h.recurrent->mlp);
         apart = padded(columns(), LANES);
         if (g.temperatures) logits = room.at_least(room.logits, rows * apart);
         best.assign(threads, Best(rows, (int)g.count));
     }
 
     void all(int id) {
-        for (size_t i = 0; i + 1 < starts.size(); ++i) transform(starts[i], starts[i + 1], id);
+        if (h.recurrent) recur(id);
+        else for (size_t i = 0; i + 1 < starts.size(); ++i) transform(starts[i], starts[i + 1], id);
         if (h.one_projection) project(0, rows, id);
         else for (size_t i = 0; i + 1 < starts.size(); ++i) project(starts[i], starts[i + 1], id);
         for (int row = id; row < rows; row += p.active()) finish(row);
@@ -83,7 +95,7 @@ class Guessing {
     Pool& p;
     const int rows;
     std::vector<int> starts;  // the first row of each head, then `rows`
-    float *x, *inputs, *x_t, *logits = nullptr;
+    float *x, *inputs, *x_t, *gated = nullptr, *logits = nullptr;
     int64_t apart;           // of rows of logits
     std::vector<Best> best;  // of each thread
 
@@ -92,6 +104,36 @@ class Guessing {
     const Head& head_at(int row) const { return h.heads[g.head_of_row[row]]; }
     int64_t columns() const { return head_at(0).projection.outputs; }
 
+    void embed(int row, int64_t place, float* to) const {
+        const int64_t token = std::max<int64_t>(g.paths[row * g.path_length + place], 0);
+        expand_row(h.embeddings, token, 1.0f, to);
+        unit_rms(to, h.embedding, to);
+    }
+
+    // One step for each token that the rows' states have not read; rows are in the order of their heads,
+    // so the rows of a step are the last ones.
+    void recur(int id) {
+        const Recurrence network(*h.recurrent, h.hidden, gated, x_t, p);
+        const int64_t width = h.recurrent->input.inputs, last = g.head_of_row[rows - 1];
+        for (int64_t step = g.states ? last : 0; step <= last; ++step) {
+            const int first = (int)(std::lower_bound(g.head_of_row, g.head_of_row + rows, step) - g.head_of_row);
+            for (int row = first + id; row < rows; row += p.active()) {
+                float* at = inputs + (row - first) * width;
+                network.unit(x + row * h.hidden, at);
+                std::copy(given(row) + h.hidden, given(row) + h.given, at + h.hidden);
+                embed(row, step, at + h.given);
+            }
+            p.barrier(id);
+            network.step(x + first * h.hidden, inputs, rows - first, id);
+        }
+        for (int row = id; row < rows; row += p.active()) {
+            float* own = x + row * h.hidden;
+            if (g.new_states) std::copy(own, own + h.hidden, g.new_states + row * h.hidden);
+            network.output(given(row), g.head_of_row[row], own);
+        }
+        p.barrier(id);
+    }
+
     void transform(int from, int to, int id) {
         const Head& head = head_at(from);
         const int64_t width = head.blocks[0].inputs;
@@ -99,12 +141,7 @@ class Guessing {
         for (int row = from + id; row < to; row += p.active()) {
             float* at = read + (row - from) * width;
             std::copy(given(row), given(row) + h.given, at);
-            for (int64_t j = 0; j < head.num_read; ++j) {
-                const int64_t token = std::max<int64_t>(g.paths[row * g.path_length + j], 0);
-                float* embedding = at + h.given + j * h.embedding;
-                expand_row(h.embeddings, token, 1.0f, embedding);
-                unit_rms(embedding, h.embedding, embedding);
-            }
+            for (int64_t j = 0; j < head.num_read; ++j) embed(row, j, at + h.given + j * h.embedding);
         }
         p.barrier(id);
         for (int64_t b = 0; b < head.num_blocks; ++b)
@@ -112,7 +149,7 @@ class Guessing {
     }
 
     void block(const Matrix& m, const float* read, int from, int count, int id) {
-        multiply_by(m, read, count, id, [&](int64_t panel, int V, const float* tile) {
+        multiply_together(m, read, count, x_t, id, p, [&](int64_t panel, int V, const float* tile) {
             const int64_t first = panel * LANES, end = std::min<int64_t>(first + V * LANES, h.hidden);
             for (int row = 0; row < count; ++row) {
                 float gate[2 * LANES];
@@ -129,17 +166,10 @@ class Guessing {
         });
     }
 
-    template <class Finish> void multiply_by(const Matrix& m, const float* read, int count, int id, Finish finish) {
-        lay_out(m, read, count, x_t, id, p.active());
-        p.barrier(id);
-        product(m, x_t, count, id, p.active(), finish);
-        p.barrier(id);
-    }
-
     void project(int from, int to, int id) {
         const Matrix& m = head_at(from).projection;
         Best& mine = best[id];
-        multiply_by(m, x + from * h.hidden, to - from, id, [&](int64_t panel, int V, const float* tile) {
+        multiply_together(m, x + from * h.hidden, to - from, x_t, id, p, [&](int64_t panel, int V, const float* tile) {
             const int64_t first = panel * LANES, end = std::min<int64_t>(first + V * LANES, m.outputs);
             for (int row = from; row < to; ++row) {
                 float own[6 * LANES];

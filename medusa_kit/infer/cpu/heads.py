@@ -16,10 +16,11 @@ import torch
 from torch import Tensor
 
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.heads.kinds import GrownTrees, Guesses
+from medusa_kit.heads.guesser import GrownTrees, Guesses
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import NativeDecoder
 from medusa_kit.infer.cpu.int8_weights import packed_rounded
+from medusa_kit.infer.cpu.recurrent import PackedRecurrent
 from medusa_kit.infer.packed.model import chosen_rows
 from medusa_kit.infer.packed.packing import PackedMatrix
 
@@ -32,10 +33,12 @@ class NativeHeads:
         assert library is not None
         self._library = library
         embedding = decoder.packed.input
+        shared = PackedRecurrent(heads.recurrent) if heads.recurrent else None
         blocks = [_packed_blocks(head) for head in heads.blocks]
+        blocks = blocks or [[] for _ in range(heads.num_heads)]
         projections = _projections(heads, decoder)
         scale, ids = heads.base.scale_logits, heads.column_ids
-        self._alive = [blocks, projections, embedding, ids]  # what the structures point to
+        self._alive = [shared, blocks, projections, embedding, ids]  # what the structures point to
         structs = (kernels.Head * heads.num_heads)(
             *(
                 kernels.Head(
@@ -45,22 +48,25 @@ class NativeHeads:
                 for k, head in enumerate(blocks)
             )
         )  # fmt: skip
-        shared = len({id(projection) for projection in projections}) == 1
+        one_projection = len({id(projection) for projection in projections}) == 1
         hidden_size = heads.config.hidden_size
         self._struct = kernels.Heads(
-            hidden_size, decoder.packed.embedding_size, heads.config.width, shared,
+            hidden_size, decoder.packed.embedding_size, heads.config.width, one_projection,
             scale.factor / scale.divisor, scale.cap or 0.0, structs,
             embedding.struct, 0 if ids is None else ids.data_ptr(),
+            ctypes.pointer(shared.struct) if shared else None,
         )  # fmt: skip
         own = {id(one): one for head in blocks for one in head}
         own |= {id(one): one for one in projections if one is not decoder.output}
         own |= {id(one): one for one in (decoder.prefix.matrices if decoder.prefix else ())}
         self.num_bytes = sum(one.num_bytes for one in own.values())  # beside the base's
+        self.num_bytes += shared.num_bytes if shared else 0
         self._one_pass = heads.one_pass
         self._heat = lru_cache(_floats)
         self._num_read = [heads.config.num_read(k) for k in range(heads.num_heads)]
         self._work = [
-            sum(block.struct.outputs * block.struct.inputs for block in [*head, projections[k]])
+            (shared.work if shared else 0)
+            + sum(block.struct.outputs * block.struct.inputs for block in [*head, projections[k]])
             for k, head in enumerate(blocks)
         ]
 

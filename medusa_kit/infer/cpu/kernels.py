@@ -1,7 +1,7 @@
 """The C++ library: a wheel's own, or built at first use by torch's extension loader and cached;
 called through ctypes.
 
-The structures mirror those of matrix.h, heads.h, trees.h and step.h, field by field.
+The structures mirror those of matrix.h, recurrent.h, heads.h, trees.h and step.h, field by field.
 """
 
 import ctypes
@@ -91,12 +91,25 @@ class Head(ctypes.Structure):
     )  # fmt: skip
 
 
+class RecurrentBlock(ctypes.Structure):
+    _fields_ = (("gate_up", Matrix), ("down", Matrix), ("norm", c_void_p))
+
+
+class Recurrent(ctypes.Structure):
+    _fields_ = (
+        ("mlp", c_int64), ("num_blocks", c_int64),
+        ("epsilon", c_float), ("unit_epsilon", c_float),
+        ("input", Matrix), ("blocks", POINTER(RecurrentBlock)), ("gains", c_void_p),
+    )  # fmt: skip
+
+
 class Heads(ctypes.Structure):
     _fields_ = (
         ("hidden", c_int64), ("embedding", c_int64), ("given", c_int64),
         ("one_projection", c_int64),
         ("factor", c_float), ("cap", c_float),
         ("heads", POINTER(Head)), ("embeddings", Matrix), ("column_ids", c_void_p),
+        ("recurrent", POINTER(Recurrent)),
     )  # fmt: skip
 
 
@@ -105,6 +118,7 @@ class Guess(ctypes.Structure):
         ("rows", c_int64), ("path_length", c_int64), ("count", c_int64),
         ("head_of_row", c_void_p), ("paths", c_void_p), ("given_of_row", c_void_p),
         ("given", c_void_p), ("temperatures", c_void_p), ("ids", c_void_p), ("scores", c_void_p),
+        ("states", c_void_p), ("state_of_row", c_void_p), ("new_states", c_void_p),
     )  # fmt: skip
 
 

@@ -230,6 +230,16 @@ inline void product(const Matrix& m, const float* x_t, int rows, int id, int thr
     product_of_panels(m, x_t, rows, 2 * (pairs * id / threads), 2 * (pairs * (id + 1) / threads), finish);
 }
 
+// Lays rows out and multiplies them, in all threads, which have read x_t [room_for(rows, inputs)] and
+// written `x` before; they have all done so afterwards.
+template <class Finish>
+inline void multiply_together(const Matrix& m, const float* x, int rows, float* x_t, int id, Pool& p, Finish finish) {
+    lay_out(m, x, rows, x_t, id, p.active());
+    p.barrier(id);
+    product(m, x_t, rows, id, p.active(), finish);
+    p.barrier(id);
+}
+
 // The usual finish: sets out[row][output] to the result with its bias, or adds that to it.
 template <bool ADD> struct Write {
     const Matrix& m;

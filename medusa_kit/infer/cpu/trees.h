@@ -25,19 +25,22 @@ struct Grow {  // mirrored in kernels.py
     uint8_t* sees;                       // [rows, nodes, nodes]: ancestors and itself
 };
 
-// Passes of the heads over rows that are named one after the other.
+// Passes of the heads over rows that are named one after the other. Where heads read the path, a run
+// is of one head, and each pass after the first head's follows one of the last run.
 class Passes {
   public:
     Passes(const Heads& h, const float* given, Pool& p, int threads) : h(h), given(given), p(p), threads(threads) {}
 
     void begin(int64_t length) {
         path_length = length;
-        heads.clear(), sources.clear(), paths.clear();
+        heads.clear(), sources.clear(), before.clear(), paths.clear();
     }
-    // Returns where the path's tokens go, the root's first.
-    int64_t* add(int64_t head, int64_t source) {
+    // Returns where the path's tokens go, the root's first. `last`: the pass that guessed the last of
+    // them; not used of the first head's.
+    int64_t* add(int64_t head, int64_t source, int64_t last = 0) {
         heads.push_back(head);
         sources.push_back(source);
+        before.push_back(last);
         paths.resize(paths.size() + path_length);
         return paths.data() + paths.size() - path_length;
     }
@@ -57,11 +60,16 @@ class Passes {
         found_scores.resize(temperatures ? rows * count : 0);
         heat.clear();
         for (int64_t row = 0; temperatures && row < rows; ++row) heat.push_back(temperatures[heads[row]]);
+        states.swap(new_states);
+        if (h.recurrent) new_states.resize(rows * h.hidden);
+        const bool goes_on = h.recurrent && rows && heads[0];
         for (int64_t first = 0; first < rows; first += MAX_ROWS) {
             const Guess guess{std::min<int64_t>(MAX_ROWS, rows - first), path_length, count, heads.data() + first,
                               paths.data() + first * path_length, sources.data() + first, given,
                               temperatures ? heat.data() + first : nullptr, found_ids.data() + first * count,
-                              temperatures ? found_scores.data() + first * count : nullptr};
+                              temperatures ? found_scores.data() + first * count : nullptr,
+                              goes_on ? states.data() : nullptr, before.data() + first,
+                              h.recurrent ? new_states.data() + first * h.hidden : nullptr};
             Guessing guessing(h, guess, p, threads);
             p.run([&](int id) { guessing.all(id); });
         }
@@ -78,8 +86,8 @@ class Passes {
     Pool& p;
     const int threads;
     int64_t path_length = 0, count = 0;
-    std::vector<int64_t> heads, sources, paths, found_ids;
-    std::vector<float> heat, found_scores;
+    std::vector<int64_t> heads, sources, before, paths, found_ids;
+    std::vector<float> heat, found_scores, states, new_states;  // states after the last run, and this one
 };
 
 class Filling {
@@ -94,7 +102,8 @@ class Filling {
     void all() {
         for (int64_t row = 0; row < f.rows; ++row) token(row, 0) = f.roots[row];
         if (f.one_pass && deepest) return at_once();
-        for (int64_t depth = 1; depth <= deepest; ++depth) level(depth);
+        std::vector<int64_t> place;  // of each node that asks, among these
+        for (int64_t depth = 1; depth <= deepest; ++depth) place = level(depth, place);
     }
 
   private:
@@ -113,18 +122,21 @@ class Filling {
                 token(row, node) = passes.id((depths[node] - 1) * f.rows + row, f.ranks[node]);
     }
 
-    void level(int64_t depth) {
-        std::vector<int64_t> asking, place(f.nodes, -1);  // nodes with a child of this depth; where among these
+    // `before`: what this returned of the depth before.
+    std::vector<int64_t> level(int64_t depth, const std::vector<int64_t>& before) {
+        std::vector<int64_t> asking, place(f.nodes, -1);  // nodes with a child of this depth
         for (int64_t node = 1; node < f.nodes; ++node) {
             const int64_t parent = f.parents[node];
             if (depths[node] != depth || place[parent] >= 0) continue;
             place[parent] = (int64_t)asking.size();
             asking.push_back(parent);
         }
+        const int64_t asked = depth == 1 ? 0 : 1 + *std::max_element(before.begin(), before.end());
         passes.begin(depth);
         for (int64_t row = 0; row < f.rows; ++row)
             for (int64_t node : asking) {
-                int64_t* path = passes.add(depth - 1, row);
+                const int64_t last = depth == 1 ? 0 : row * asked + before[f.parents[node]];
+                int64_t* path = passes.add(depth - 1, row, last);
                 for (int64_t at = depth; at-- > 0; node = f.parents[node]) path[at] = token(row, node);
             }
         passes.run(ranks[depth]);
@@ -132,6 +144,7 @@ class Filling {
             for (int64_t node = 1; node < f.nodes; ++node)
                 if (depths[node] == depth)
                     token(row, node) = passes.id(row * (int64_t)asking.size() + place[f.parents[node]], f.ranks[node]);
+        return place;
     }
 };
 
@@ -142,8 +155,9 @@ class Growing {
     void all() { g.one_pass ? at_once() : by_depth(); }
 
   private:
-    // A path below the root: its probability's logarithm, its last token, the place of its parent.
-    struct Path { float score; int64_t token, parent; };
+    // A path below the root: its probability's logarithm, its last token, the pass that guessed it, the
+    // place of its parent.
+    struct Path { float score; int64_t token, pass, parent; };
     struct Node { int64_t token, parent; };
     const Grow& g;
     Passes& passes;
@@ -180,7 +194,7 @@ class Growing {
         for (int64_t head = 0; head < g.depth; ++head) {
             passes.begin(head + 1);
             for (int64_t row = 0; row < g.rows; ++row)
-                for (int64_t at : asking[row]) add(passes.add(head, row), head, row, at, paths[row]);
+                for (int64_t at : asking[row]) add(passes.add(head, row, at < 0 ? 0 : paths[row][at].pass), head, row, at, paths[row]);
             if (passes.empty()) break;
             passes.run(g.count, g.temperatures);
             int64_t pass = 0;
@@ -189,7 +203,7 @@ class Growing {
                 for (int64_t at : asking[row]) {
                     const float above = at < 0 ? 0.0f : paths[row][at].score;
                     for (int64_t rank = 0; rank < g.count; ++rank)
-                        paths[row].push_back({above + passes.score(pass, rank), passes.id(pass, rank), at});
+                        paths[row].push_back({above + passes.score(pass, rank), passes.id(pass, rank), pass, at});
                     ++pass;
                 }
                 asking[row] = worth_a_child(paths[row], before);

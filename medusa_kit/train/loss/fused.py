@@ -22,7 +22,8 @@ from medusa_kit import console
 from medusa_kit.base.logit_scale import LogitScale
 from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import ConfigError
-from medusa_kit.heads.kinds import MedusaHeads, linear_of
+from medusa_kit.heads.blocks import linear_of
+from medusa_kit.heads.kinds import MedusaHeads
 from medusa_kit.settings.recipe import TrainRecipe
 
 NO_TARGET = -100

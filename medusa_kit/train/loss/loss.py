@@ -116,9 +116,8 @@ def heads_loss(
     if counts_K is None:
         counts_K = target_counts(heads, ahead_PJ, soft is not None)
     losses, missing = [], []
-    for k in range(heads.num_heads):
+    for k, z_PD in enumerate(heads.transforms(hidden_PD, ahead_PJ)):
         shared = _shared_out(heads, ahead_PJ[:, k + 1], soft, options.soft_share, k)
-        z_PD = heads.transform(hidden_PD, k, ahead_PJ)
         total = None
         if options.fused is not None and options.kind == "cross_entropy" and soft is None:
             total = _fused(options, z_PD, shared.columns_PS[:, 0], head_columns(heads, k))

@@ -45,7 +45,7 @@ def with_and_without(heads, call):
 
 
 @pytest.mark.parametrize("projection", ["shared", "reduced", "own"])
-@pytest.mark.parametrize("kind", ["medusa", "rooted", "hydra"])
+@pytest.mark.parametrize("kind", ["medusa", "rooted", "hydra", "recurrent"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_after_a_path(family, kind, projection, many_threads):
     heads = trained(base_of(family), kind, projection)
@@ -87,9 +87,10 @@ def test_all_heads_at_once(kind, projection, many_threads):
         assert torch.allclose(scores_KBC, own_scores_KBC, atol=2e-5)
 
 
-def test_a_whole_tree(many_threads):
+@pytest.mark.parametrize("kind", ["hydra", "recurrent"])
+def test_a_whole_tree(kind, many_threads):
     """Leading shapes of two dimensions, and rows that share their hidden state."""
-    heads = trained(base_of("llama"), "hydra", "reduced")
+    heads = trained(base_of("llama"), kind, "reduced")
     tree = CandidateTree.from_choices([[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]])
     drafter = HydraDrafter(heads, tree)
     hidden, paths = inputs(heads.base, 4)
@@ -135,10 +136,11 @@ def test_what_the_kernels_do_not_take():
     assert training.guesser is None
 
 
+@pytest.mark.parametrize("kind", ["hydra", "recurrent"])
 @pytest.mark.parametrize("projection", ["reduced", "own"])
-def test_own_weights_take_eight_bits(projection):
+def test_own_weights_take_eight_bits(kind, projection):
     """So the guesses are those of rounded weights, not far from those of the weights themselves."""
-    heads = trained(base_of("llama"), "hydra", projection)
+    heads = trained(base_of("llama"), kind, projection)
     generator = torch.Generator().manual_seed(2)
     for layer in own_layers(heads):
         layer.weight.data.add_(0.01 * torch.randn(layer.weight.shape, generator=generator))

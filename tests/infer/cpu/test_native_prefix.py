@@ -247,7 +247,7 @@ def test_hidden_states_alone_have_the_same_bits(many_threads):
     assert torch.equal(caches[0].block, caches[1].block)
 
 
-@pytest.mark.parametrize("kind", ["medusa", "rooted", "hydra"])
+@pytest.mark.parametrize("kind", ["medusa", "rooted", "hydra", "recurrent"])
 def test_heads_read_it_beside_the_hidden_state(kind, many_threads):
     heads = trained(base_of("llama"), kind, "reduced", prefix_layers=1)
     install_native_heads(heads, native_decoder(heads.base))

@@ -47,7 +47,7 @@ def kinds_of(kind: str) -> dict[str, Any]:
     return {"kind": "hydra", "prefix_layers": 1} if kind == "prefix" else {"kind": kind}
 
 
-@pytest.mark.parametrize("kind", ["medusa", "hydra", "prefix"])
+@pytest.mark.parametrize("kind", ["medusa", "hydra", "prefix", "recurrent"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_and_steps_are_those_of_the_loop(family: str, kind: str) -> None:
     base, kinds = tiny_base(family), kinds_of(kind)
@@ -104,7 +104,7 @@ def test_near_the_contexts_end(family: str) -> None:
     assert [result.token_ids for result in results] == expected
 
 
-@pytest.mark.parametrize("kind", ["plain", "medusa", "rooted", "hydra", "prefix"])
+@pytest.mark.parametrize("kind", ["plain", "medusa", "rooted", "hydra", "prefix", "recurrent"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_reads_nothing_on_the_host(
     family: str, kind: str, monkeypatch: pytest.MonkeyPatch

@@ -57,7 +57,7 @@ def auto_engine(family: str, **options: Any) -> Engine:
     )
 
 
-@pytest.mark.parametrize("kind", ["medusa", "rooted", "hydra"])
+@pytest.mark.parametrize("kind", ["medusa", "rooted", "hydra", "recurrent"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_answers_are_those_of_plain_decoding(family: str, kind: str) -> None:
     """Alone and together; guesses were right now and then, several in a row."""
@@ -180,7 +180,7 @@ def test_acceptance_equals_the_walk() -> None:
             assert found.emitted_BJ[row, :count].tolist() == emitted
 
 
-@pytest.mark.parametrize("kind", ["plain", "medusa", "hydra"])
+@pytest.mark.parametrize("kind", ["plain", "medusa", "hydra", "recurrent"])
 def test_a_step_reads_nothing_on_the_host(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the CPU, and on the meta device, where there are no values and mixing devices shows."""
     base = tiny_base("gemma3")

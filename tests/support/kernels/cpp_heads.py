@@ -26,11 +26,14 @@ def base_of(family):
     return wrap_model(AutoModelForCausalLM.from_config(config).eval(), None, family)
 
 
-def trained(base, kind, projection, num_blocks=2, prefix_layers=0):
+def trained(base, kind, projection, num_blocks=2, prefix_layers=0, mlp_size=160):
     """Heads without the kernels. Their weights are those of eight bits already, so that torch
-    computes with the same ones."""
+    computes with the same ones. `mlp_size`: of recurrent heads."""
     some = torch.arange(1, base.info.vocab_size, 2) if projection == "reduced" else None
-    heads = MedusaHeads.for_base(base, NUM_HEADS, num_blocks, projection, some, kind, prefix_layers)
+    size = mlp_size if kind == "recurrent" else None
+    heads = MedusaHeads.for_base(
+        base, NUM_HEADS, num_blocks, projection, some, kind, prefix_layers, size
+    )
     generator = torch.Generator().manual_seed(1)
     for parameter in heads.parameters():
         parameter.data.add_(0.2 * torch.randn(parameter.shape, generator=generator))
@@ -41,7 +44,12 @@ def trained(base, kind, projection, num_blocks=2, prefix_layers=0):
 
 def own_layers(heads):
     """What the kernels store in eight bits."""
-    return [*(block.linear for head in heads.blocks for block in head), *heads.projections]
+    shared = heads.recurrent.modules() if heads.recurrent else ()
+    return [
+        *(block.linear for head in heads.blocks for block in head),
+        *(module for module in shared if isinstance(module, torch.nn.Linear)),
+        *heads.projections,
+    ]
 
 
 def inputs(base, rows, path_length=NUM_HEADS, layers=1):

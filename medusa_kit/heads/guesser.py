@@ -1,0 +1,52 @@
+"""What a faster way to compute the guesses of heads offers; infer/cpu/heads.py is one.
+
+Shapes: K heads, X any leading shape, C guesses, D what heads are given of a row, J tokens of the
+path, B batch, N nodes of a tree.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+Guesses = tuple[Tensor, Tensor]  # ids_KXC, scores_KXC (empty where not asked for)
+
+
+class GrownTrees(NamedTuple):
+    """A tree for each row, as drafters/heads/dynamic.py grows them."""
+
+    tokens_BN: Tensor
+    parents: list[list[int]]
+    depths_BN: Tensor
+    sees_BNN: Tensor  # which nodes see which: their ancestors and themselves
+
+
+class Guesser(Protocol):
+    """A faster way to compute the guesses of heads for a few rows, with rounded weights."""
+
+    def __call__(
+        self,
+        heads: Sequence[int],
+        hidden_XD: Tensor,
+        path_XJ: Tensor | None,
+        count: int,
+        temperatures: Sequence[float] | None = None,
+    ) -> Guesses | None:
+        """None where it cannot; then the heads compute their guesses themselves."""
+
+    def fill(
+        self, hidden_BD: Tensor, roots_B: Sequence[int], parents_N: Tensor, ranks_N: Tensor
+    ) -> Tensor | None:
+        """tokens_BN of the tree with these parents, each node the guess of its rank after its
+        parent; None where it cannot."""
+
+    def grow(
+        self,
+        hidden_BD: Tensor,
+        roots_B: Sequence[int],
+        num_nodes: int,
+        temperatures: tuple[float, ...],
+        count: int,
+        beam: int,
+    ) -> GrownTrees | None:
+        """Trees of `count` guesses of as many heads as temperatures; None where it cannot."""
