@@ -21,7 +21,7 @@ struct Heads {
     const Head* heads;
     Matrix embeddings;          // of the input [V, embedding]
     const int64_t* column_ids;  // [columns], or null where column numbers are token ids
-    const Recurrent* recurrent; // in place of blocks, or null
+    const Recurrent* recurrent;  // in place of blocks, or null
 };
 
 struct Guess {

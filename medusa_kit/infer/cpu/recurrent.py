@@ -3,7 +3,7 @@
 Drafts need not be exact, so its weights are rounded to eight bits where their rows can be cut into
 groups; norms and gains keep their numbers.
 
-Shapes: O outputs, I inputs, D hidden, K heads.
+Shapes: D hidden, K heads.
 """
 
 import torch
