@@ -27,6 +27,7 @@ def run_quick(
     from medusa_kit.quick import report
     from medusa_kit.quick.run import prepared, run
     from medusa_kit.quick.session import Request
+    from medusa_kit.quick.text import minutes
     from medusa_kit.train import distributed
 
     if distributed.world() > 1:
@@ -42,9 +43,8 @@ def run_quick(
     try:
         verified = run(session, fresh)
     except KeyboardInterrupt:
-        spent = session.state.seconds() / 60
-        console.warn(f"stopped after {spent:.1f} minutes of {60 * hours:.1f}; run the same command "
-                     "to go on")  # fmt: skip
+        spent, whole = minutes(session.state.seconds()), minutes(session.total)
+        console.warn(f"stopped after {spent} of {whole}; run the same command to go on")
         raise
     title, rows, commands = report.write(session)
     console.out.print(console.table(title, ("what", "result"), rows))

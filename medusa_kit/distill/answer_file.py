@@ -151,13 +151,18 @@ class AnswerFile:
             temporary.write_text(json.dumps(self._settings, indent=2) + "\n")
 
     def _read_done(self) -> None:
-        raw = self.path.read_bytes()
-        whole = raw.rfind(b"\n") + 1
-        if whole < len(raw):
-            console.warn(f"{self.path}: the last line was cut off; it is dropped and made again")
-            os.truncate(self.path, whole)
-        for number, line in enumerate(raw[:whole].splitlines(), start=1):
+        for number, line in enumerate(whole_lines(self.path).splitlines(), start=1):
             try:
                 self._remember(parse_json(line))
             except (ValueError, KeyError, TypeError) as error:
                 raise DataError(f"{self.path}:{number} is no answer row: {error}") from error
+
+
+def whole_lines(path: Path) -> bytes:
+    """What the file holds, after a half-written last line, as a crash leaves it, was cut off."""
+    raw = path.read_bytes()
+    whole = raw.rfind(b"\n") + 1
+    if whole < len(raw):
+        console.warn(f"{path}: the last line was cut off; it is dropped and made again")
+        os.truncate(path, whole)
+    return raw[:whole]

@@ -6,9 +6,11 @@ from pathlib import Path
 
 from medusa_kit import console
 from medusa_kit.base.model import BaseModel
+from medusa_kit.data.chat import encode_prompt
 from medusa_kit.data.readers import AnswerRow, Conversation, read_rows
-from medusa_kit.distill.generate import generate_answers
-from medusa_kit.errors import DeviceMemoryError
+from medusa_kit.distill.answer_file import whole_lines
+from medusa_kit.distill.generate import asked_messages, generate_answers
+from medusa_kit.errors import DataError, DeviceMemoryError
 from medusa_kit.quick import settings
 from medusa_kit.quick.state import Clock
 
@@ -42,13 +44,17 @@ def answer(
     base: BaseModel, prompts: Sequence[Conversation], path: Path, more: More, clock: Clock
 ) -> Written:
     """Answer prompts in order until `more` says 0 or none is left; goes on with the file."""
+    if path.is_file():
+        whole_lines(path)
     written, batch = _there(path), settings.ANSWER_BATCH
-    while written.asked < len(prompts) and (count := more(written)) > 0:
-        upto = min(written.asked + count, len(prompts))
+    usable = _Usable(base, prompts)
+    while usable.some_after(written.asked) and (count := more(written)) > 0:
+        upto = written.asked + count
+        asked = usable.first(upto)
         began = clock()
         try:
             report = generate_answers(
-                base, prompts[:upto], path, max_new_tokens=settings.ANSWER_TOKENS, batch_size=batch
+                base, asked, path, max_new_tokens=settings.ANSWER_TOKENS, batch_size=batch
             )
         except DeviceMemoryError:
             if batch == 1:
@@ -58,11 +64,53 @@ def answer(
             written = _there(path, written)
             continue
         written.seconds += clock() - began
-        written.asked = upto
+        written.asked = len(asked)
         written.answers += report.written
         written.tokens += report.tokens
         written.new_tokens += report.tokens
+    usable.tell()
     return written
+
+
+class _Usable:
+    """Those of the prompts that can be answered, looked for no further than they are needed."""
+
+    def __init__(self, base: BaseModel, prompts: Sequence[Conversation]) -> None:
+        self._base, self._waiting = base, iter(prompts)
+        self._found = list[Conversation]()
+        self._refused = list[str]()
+
+    def some_after(self, count: int) -> bool:
+        return len(self.first(count + 1)) > count
+
+    def first(self, count: int) -> list[Conversation]:
+        """At most `count` of them. Raises DataError where there is none."""
+        while len(self._found) < count and (row := next(self._waiting, None)) is not None:
+            try:
+                self._check(row)
+                self._found.append(row)
+            except DataError as error:
+                self._refused.append(f"row {row.row}: {error.message}")
+        if not self._found:
+            raise DataError(
+                f"none of {len(self._refused)} prompts can be answered, {self._refused[0]}",
+                hint="give prompts that leave room for an answer, or another model",
+            )
+        return self._found[:count]
+
+    def _check(self, row: Conversation) -> None:
+        size = len(encode_prompt(self._base.tokenizer, asked_messages(row.messages, "first")))
+        context = self._base.info.context_length
+        if size > context - settings.ANSWER_TOKENS:
+            raise DataError(
+                f"it has {size:,} tokens; answers of {settings.ANSWER_TOKENS} in a context of "
+                f"{context:,} leave room for {max(0, context - settings.ANSWER_TOKENS):,}"
+            )
+
+    def tell(self) -> None:
+        if self._refused:
+            console.warn(f"{len(self._refused)} prompts cannot be answered and are left out "
+                         f"({self._refused[0]})")  # fmt: skip
 
 
 def _there(path: Path, so_far: Written | None = None) -> Written:

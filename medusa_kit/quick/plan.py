@@ -57,9 +57,10 @@ def epochs_for(seconds: float, positions: float, rates: Rates) -> float:
     return (seconds / OVERHEAD - features) * rates.updates / (positions * rates.trained)
 
 
-def hours_for(positions: float, total: float, possible: float) -> float:
-    """Hours in which so many positions fit where only `possible` fit into `total` seconds."""
-    return total / 3600 * positions / max(possible, 1e-9)
+def hours_for(seconds: float, spent: float) -> float:
+    """Hours in all that leave `seconds` for answers and training after `spent` seconds, and the
+    phases after them their shares."""
+    return (spent + seconds) / (1.0 - sum(SHARES[name][0] for name in LAST)) / 3600
 
 
 def round_of(possible: float, batch: int, first: bool) -> int:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from medusa_kit.data.readers import Conversation, Message, read_good_and_bad
+from medusa_kit.data.readers import BadRow, Conversation, Message, Row, read_good_and_bad
 from medusa_kit.distill.generate import asked_messages
 from medusa_kit.errors import DataError
 
@@ -29,47 +29,63 @@ class Prompts:
     test: list[Conversation]
     digest: str  # of all of them
     skipped: int  # rows that are no prompts
+    first_skipped: str | None  # which is the first, and why
+    repeated: int  # rows that ask what an earlier one asked
+
+
+Asked = tuple[Conversation, list[Message]]  # a row, and what the model is asked
 
 
 def read_prompts(source: str) -> Prompts:
     """Raises DataError for a missing or broken source and for too few prompts."""
-    rows, skipped = list[tuple[Conversation, list[Message]]](), 0
+    rows, refused = list[Asked](), list[str]()
     for row in read_good_and_bad(source):
         try:
-            if not isinstance(row, Conversation):
-                raise DataError("no prompt")
-            rows.append((row, asked_messages(row.messages, "first")))
-        except DataError:
-            skipped += 1
-    if len(rows) < FEWEST:
+            rows.append(_asked(row))
+        except DataError as error:
+            refused.append(f"row {row.row}: {error.message}")
+    unique = dict[str, Asked]()  # the same question again has the same greedy answer
+    for item in sorted(rows, key=lambda item: _hash(*item)):
+        unique.setdefault(_text(item[1]), item)
+    if len(unique) < FEWEST:
+        first = f", {refused[0]}" if refused else ""
         raise DataError(
-            f"{source} has {len(rows)} prompts ({skipped} rows are none); expected {FEWEST} or "
-            "more, some of which are kept out",
+            f"{source} has {len(unique)} different prompts ({len(refused)} rows are none{first}); "
+            f"expected {FEWEST} or more, some of which are kept out",
             hint="a few hundred give first heads, ten thousand good ones",
         )
-    return _divided(source, rows, skipped)
+    training, out = _divided(source, list(unique.values()))
+    tested = min(MOST_TESTED, max(1, round(TESTED * len(out))))
+    whole = json.dumps([(row.id, messages) for row, messages in rows])
+    digest = hashlib.sha256(whole.encode()).hexdigest()[:16]
+    return Prompts(source, training, out[tested:], out[:tested], digest, len(refused),
+                   refused[0] if refused else None, len(rows) - len(unique))  # fmt: skip
+
+
+def _asked(row: Row | BadRow) -> Asked:
+    if isinstance(row, BadRow):
+        raise DataError(row.reason)
+    if not isinstance(row, Conversation):
+        raise DataError("it is an answer already, expected a prompt")
+    return row, asked_messages(row.messages, "first")
 
 
 def _divided(
-    source: str, rows: Sequence[tuple[Conversation, list[Message]]], skipped: int
-) -> Prompts:
-    whole = json.dumps([(row.id, messages) for row, messages in rows])
-    count = min(MOST_KEPT_OUT, max(FEWEST // 2, round(KEPT_OUT * len(rows))))
-    ordered = sorted(rows, key=lambda item: _hash(*item))
+    source: str, ordered: Sequence[Asked]
+) -> tuple[list[Conversation], list[Conversation]]:
+    """(to train on, kept out)."""
+    count = min(MOST_KEPT_OUT, max(FEWEST // 2, round(KEPT_OUT * len(ordered))))
     names = list(dict.fromkeys(_name(*item) for item in ordered))  # rows may share an id
     kept = set(names[:count])
-    texts = {_text(messages) for row, messages in ordered if _name(row, messages) in kept}
-    out = [row for row, messages in ordered if _name(row, messages) in kept]
-    training = [row for row, messages in ordered
-                if _name(row, messages) not in kept and _text(messages) not in texts]  # fmt: skip
-    tested = min(MOST_TESTED, max(1, round(TESTED * len(out))))
-    if not training or len(out) - tested < 2:
+    out = [item[0] for item in ordered if _name(*item) in kept]
+    training = [item[0] for item in ordered if _name(*item) not in kept]
+    if not training:
         raise DataError(
-            f"{source} has {len(names)} different prompts, too few to keep some out",
-            hint=f"expected {FEWEST} or more",
+            f"{source} has {len(ordered)} prompts, but only {len(names)} different ids, too few to "
+            "keep some out",
+            hint="give each prompt an id of its own, or leave ids out",
         )
-    digest = hashlib.sha256(whole.encode()).hexdigest()[:16]
-    return Prompts(source, training, out[tested:], out[:tested], digest, skipped)
+    return training, out
 
 
 def _text(messages: Sequence[Message]) -> str:

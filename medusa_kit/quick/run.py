@@ -90,7 +90,12 @@ def _tell(session: Session) -> None:
     """The plan, before anything is loaded."""
     total, prompts = session.total, session.prompts
     if prompts.skipped:
-        console.warn(f"{prompts.skipped} rows of {prompts.source} are no prompts and are left out")
+        console.warn(
+            f"{prompts.skipped} rows of {prompts.source} are no prompts and are left out "
+            f"({prompts.first_skipped})"
+        )
+    if prompts.repeated:
+        console.note(f"{prompts.repeated} rows ask what another one asks and are left out")
     if done := [report.NAMES[name] for name in PHASES if session.state.done(name)]:
         spent = minutes(session.state.seconds())
         console.note(f"going on after {spent} of {minutes(total)}; done: {', '.join(done)}")

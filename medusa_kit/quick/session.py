@@ -13,7 +13,7 @@ from medusa_kit.distill.generate import asked_messages
 from medusa_kit.engine.before_loading import AnyTree
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import build_engine, with_heads
-from medusa_kit.errors import ConfigError, DataError
+from medusa_kit.errors import CheckpointError, ConfigError, DataError
 from medusa_kit.infer.packed.base import base_for_decoding
 from medusa_kit.quick import plan, settings
 from medusa_kit.quick.prompts import Prompts
@@ -90,6 +90,17 @@ class Session:
         waiting = [one for one in plan.LAST if not self.state.done(one)]
         wanted = sum(plan.share(one, self.total) for one in waiting)
         return plan.share(name, self.total) * min(plan.STRETCH, max(0.0, self.left) / wanted)
+
+    @property
+    def rates(self) -> plan.Rates:
+        """As they were measured, in this process or an earlier one."""
+        try:
+            return plan.Rates(**self.state.recall("rates"))
+        except TypeError as error:
+            raise CheckpointError(
+                f"{self.state.path} lacks rates that were measured, or holds others",
+                hint="add --fresh to start over",
+            ) from error
 
     @cached_property
     def base(self) -> BaseModel:

@@ -37,14 +37,14 @@ def recipe_for(
     base: BaseModel, folder: Path, *, epochs: int = 1, limit: int | None = None, **train: Any
 ) -> TrainRecipe:
     """The recipe for the answers in `folder`; `limit`: rows read, `train`: more of that section."""
-    path = Path(base.info.name).expanduser()
-    data = {"sources": [str(folder / ANSWERS)], "max_length": MAX_LENGTH,
+    path, places = Path(base.info.name).expanduser(), places_in(folder)
+    data = {**places["data"], "max_length": MAX_LENGTH,
             "eval_fraction": EVAL_FRACTION, "limit": limit, "train_on": "all"}  # fmt: skip
     size = {"epochs": epochs, "micro_batch_positions": update_positions(base),
             "precision": "bfloat16" if fast_in_bfloat16(base.device) else "float32"}  # fmt: skip
     return TrainRecipe.model_validate(
         {
-            "output_dir": str(folder / "run"),
+            "output_dir": places["output_dir"],
             "base": {
                 "model": str(path.resolve()) if path.exists() else base.info.name,
                 "dtype": base.info.dtype,
@@ -52,10 +52,19 @@ def recipe_for(
             },
             "heads": {**HEADS, **projection(base)},
             "data": data,
-            "train": {**TRAIN, **size, "cache_dir": str(folder / FEATURES), **train},
+            "train": {**TRAIN, **size, **places["train"], **train},
             "deepspeed": {"enabled": False},  # one process, which torch alone trains as fast
         }
     )
+
+
+def places_in(folder: Path) -> dict[str, Any]:
+    """What a recipe says about where files lie."""
+    return {
+        "output_dir": str(folder / "run"),
+        "data": {"sources": [str(folder / ANSWERS)]},
+        "train": {"cache_dir": str(folder / FEATURES)},
+    }
 
 
 def projection(base: BaseModel) -> dict[str, Any]:

@@ -6,7 +6,9 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from medusa_kit.errors import CheckpointError, ConfigError, MedusaKitError
 from medusa_kit.files import atomic_write, parse_json
@@ -17,6 +19,24 @@ HELD_OUT, RECIPE, RUN = "held_out.jsonl", "recipe.yaml", "run"
 REPORTS = ("report.json", "report.md")
 PHASES = ("held_out", "answers", "training", "search", "verify", "bench")
 Clock = Callable[[], float]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class _Phase(BaseModel):
+    done: bool
+    seconds: Seconds
+    figures: dict[str, Any]
+
+
+class _Record(BaseModel):
+    """What `quick.json` holds."""
+
+    model_config = ConfigDict(extra="ignore")
+    settings: dict[str, Any]
+    seconds: Seconds
+    running_since: Seconds | None  # since 1970
+    phases: dict[str, _Phase]
+    notes: dict[str, Any]
 
 
 class State:
@@ -86,14 +106,15 @@ class State:
 
     def _read(self) -> dict[str, Any]:
         try:
-            record = parse_json(self.path.read_text())
-            if not {"settings", "seconds", "phases", "notes", "running_since"} <= set(record):
-                raise ValueError("it is not whole")
-        except (OSError, ValueError, TypeError) as error:
+            return _Record.model_validate(parse_json(self.path.read_text())).model_dump()
+        except (OSError, ValueError) as error:
+            reason = str(error)
+            if isinstance(error, ValidationError):
+                first = error.errors()[0]
+                reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
             raise CheckpointError(
-                f"{self.path} cannot be read: {error}", hint="add --fresh to start over"
+                f"{self.path} cannot be read: {reason}", hint="add --fresh to start over"
             ) from error
-        return dict(record)
 
     def _remove(self) -> None:
         """What a run wrote, and nothing else that lies there."""
@@ -162,9 +183,10 @@ class State:
 
 
 def _last_change(folder: Path) -> float:
-    """When a file below the folder was last written to."""
+    """When a file below the folder was last written to. Hidden ones don't count: this process has
+    taken the lock by now."""
     times = [0.0]
-    for path in folder.rglob("*"):
+    for path in folder.rglob("[!.]*"):
         with contextlib.suppress(OSError):
             times.append(path.stat().st_mtime)
     return max(times)

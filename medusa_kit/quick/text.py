@@ -7,13 +7,16 @@ from dataclasses import replace
 from typing import Any
 
 from medusa_kit import console
-from medusa_kit.errors import MedusaKitError
+from medusa_kit.errors import DataError, MedusaKitError
 from medusa_kit.quick import plan, settings, trial
 from medusa_kit.quick.answers import Written, answer, read_answers
 from medusa_kit.quick.plan import FEWEST_POSITIONS, Rates
 from medusa_kit.quick.session import Session, encoded
+from medusa_kit.train.features.cache import SPARE_BYTES
+from medusa_kit.tuning import calibrate
 
 FEWEST_ANSWERS = 4  # in a first round, whatever they take
+FEWEST_HELD_OUT = 2  # a tree is found on some and judged on others
 PROBE_PROMPTS, PROBE_TOKENS = 2, 9
 CHANGED = 0.15  # of the planned positions: said if it is more
 SPARE_DISK = 1 << 30
@@ -27,7 +30,7 @@ def run_held_out(session: Session) -> dict[str, Any]:
 
     def more(written: Written) -> int:
         used = before + session.clock() - began
-        rate = written.rate or probed or float("inf")
+        rate = written.rate or probed  # 0: nobody knows yet, a first round will tell
         possible = (plan.share("held_out", session.total) - used) * rate / written.length
         first = written.asked == 0
         count = plan.round_of(possible, settings.ANSWER_BATCH, first)
@@ -36,11 +39,23 @@ def run_held_out(session: Session) -> dict[str, Any]:
     written = answer(
         session.base, session.prompts.calibration, session.held_out, more, session.clock
     )
+    _check_enough(session)
     if session.state.recall("rates") is None:
         rate = written.rate or probed
         rates = _measured(session, rate)
         session.state.note("rates", rates.as_dict())
     return {"answers": written.answers, "tokens": written.tokens}
+
+
+def _check_enough(session: Session) -> None:
+    """Raises DataError where no tree could be found on the kept-out answers."""
+    usable = calibrate.usable_answers(session.base, read_answers(session.held_out))
+    if len(usable) < FEWEST_HELD_OUT:
+        raise DataError(
+            f"{len(usable)} of {len(session.prompts.calibration)} kept-out prompts gave an answer; "
+            f"the search for a tree needs {FEWEST_HELD_OUT} or more",
+            hint="give more prompts, or prompts that leave more room for answers",
+        )
 
 
 def _probe(session: Session) -> float:
@@ -56,7 +71,7 @@ def _probe(session: Session) -> float:
         return 0.0
     rate = tokens / max(seconds, 1e-6)
     best = rate * settings.ANSWER_BATCH / len(results)  # if a step of many took no longer
-    _check_useful(session, best * max(0.0, session.left))
+    _check_useful(session, max(0.0, session.left), best)
     return rate
 
 
@@ -67,7 +82,7 @@ def _measured(session: Session, answer_rate: float) -> Rates:
     rates = _trial(session, answer_rate, expected)
     seconds = session.left - plan.reserved(session.total)
     possible = plan.positions_for(seconds, rates)
-    _check_useful(session, possible)
+    _check_useful(session, max(0.0, seconds), plan.positions_for(1.0, rates))
     positions = min(possible, len(session.prompts.training) * rates.answer_length)
     epochs = min(settings.EPOCHS, plan.epochs_for(
         seconds - positions / rates.answers, positions, rates))  # fmt: skip
@@ -105,10 +120,10 @@ class _Enough:
 
     def __init__(self, session: Session) -> None:
         self.session = session
-        self.rates = Rates(**session.state.recall("rates"))
+        self.rates = session.rates
         self.room = _room_on_disk(session, self.rates)
         self.told: float | None = None  # positions, as last said
-        self.measured_again = False
+        self.measured_again = self.told_of_disk = False
 
     def __call__(self, written: Written) -> int:
         if count := self._count(written):
@@ -122,7 +137,12 @@ class _Enough:
     def _count(self, written: Written) -> int:
         rates = replace(self.rates, answers=written.rate or self.rates.answers)
         seconds = self.session.left - plan.reserved(self.session.total)
-        positions = min(self.room, plan.positions_for(seconds, rates, written.tokens))
+        positions = plan.positions_for(seconds, rates, written.tokens)
+        if self.room < positions and not self.told_of_disk:
+            self.told_of_disk = True
+            console.warn(f"the disk has room for the hidden states of {self.room:,.0f} positions; "
+                         f"there is time for {positions:,.0f}")  # fmt: skip
+        positions = min(self.room, positions)
         self._tell(min(positions, len(self.session.prompts.training) * written.length), rates)
         possible, first = (positions - written.tokens) / written.length, written.asked == 0
         count = plan.round_of(possible, settings.ANSWER_BATCH, first)
@@ -140,30 +160,39 @@ class _Enough:
 
 
 def _room_on_disk(session: Session, rates: Rates) -> float:
-    """Positions whose hidden states the disk has room for."""
+    """Positions whose hidden states the disk has room for. Raises MedusaKitError for too few."""
     each = 2 * session.base.info.hidden_size * rates.row_tokens
-    free = shutil.disk_usage(session.request.output).free - SPARE_DISK
-    return max(float(FEWEST_POSITIONS), free / each)
+    free = shutil.disk_usage(session.request.output).free
+    least = FEWEST_POSITIONS * each + SPARE_BYTES
+    if free < least:
+        raise MedusaKitError(
+            f"{session.request.output} has {free / 1e6:,.0f} MB free; expected "
+            f"{least / 1e6:,.0f} or more, for hidden states",
+            hint="make room and run the same command again, or name another folder with --output",
+        )
+    return max(float(FEWEST_POSITIONS), (free - SPARE_DISK) / each)
 
 
-def _check_useful(session: Session, possible: float) -> None:
-    """Raises MedusaKitError where fewer positions than heads need fit into the time."""
+def _check_useful(session: Session, seconds: float, rate: float) -> None:
+    """Raises MedusaKitError where fewer positions than heads need fit into `seconds`; `rate`:
+    positions a second."""
+    possible = seconds * rate
     all_of_them = len(session.prompts.training) * settings.ANSWER_TOKENS / 4
     needed = min(float(FEWEST_POSITIONS), all_of_them)
     if possible >= needed:
         return
-    hours = plan.hours_for(needed, session.total, possible)
+    hours = plan.hours_for(needed / rate, session.total - session.left)
     raise MedusaKitError(
         f"{session.request.model} is too slow here for {session.request.hours:g} hours: about "
         f"{possible:,.0f} positions could be trained on; heads need {needed:,.0f} or more",
-        hint=f"give more time: --hours {_rounded_up(hours):g} or more, with --fresh",
+        hint=f"give more time: --hours {_rounded_up(hours)} or more, with --fresh",
     )
 
 
-def _rounded_up(hours: float) -> float:
+def _rounded_up(hours: float) -> str:
     """To two digits."""
     factor = 10.0 ** (1 - math.floor(math.log10(max(hours, 1e-3))))
-    return math.ceil(hours * factor) / factor
+    return f"{math.ceil(hours * factor) / factor:.12g}"
 
 
 def minutes(seconds: float) -> str:

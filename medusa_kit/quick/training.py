@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from medusa_kit import console
+from medusa_kit.errors import CheckpointError
 from medusa_kit.files import atomic_write, parse_json
 from medusa_kit.infer.backends import check_base
 from medusa_kit.quick import plan, settings
@@ -18,6 +19,12 @@ SETTLED = 5  # updates after which their time counts
 CHECKS = 20  # of the number of updates in a run
 EVALUATIONS = 4
 SAVE_SECONDS = (20.0, 600.0)
+FIGURES = {
+    "positions": "num_positions",
+    "updates": "num_updates",
+    "held_out": "held_out",
+    "kept_acceptance_length": "kept_acceptance_length",
+}  # by their names in run.json
 
 
 def run_training(session: Session) -> dict[str, Any]:
@@ -27,22 +34,24 @@ def run_training(session: Session) -> dict[str, Any]:
         recipe = _recipe(session)
         pace = Pace(session, recipe)
         train(recipe, False, check_base, session.base_to_train, pace)
-    record = parse_json(finished.read_text())
-    positions, updates = record["num_positions"], record["num_updates"]
-    return {
-        "positions": positions,
-        "updates": updates,
-        "epochs": round(updates * settings.update_positions(session.base) / max(positions, 1), 2),
-        "held_out": record["held_out"],
-        "kept_acceptance_length": record["kept_acceptance_length"],
-    }
+    try:
+        record = parse_json(finished.read_text())
+        figures = {name: record[key] for name, key in FIGURES.items()}
+        read = figures["updates"] * settings.update_positions(session.base)
+        return {**figures, "epochs": round(read / max(figures["positions"], 1), 2)}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(
+            f"{finished} does not tell what was trained: {error}",
+            hint="remove that folder to train again on the same answers",
+        ) from error
 
 
 def _recipe(session: Session) -> TrainRecipe:
     """The one in the folder, or decided now and written there."""
     if session.recipe.is_file():
+        _come_along(session)
         return load_recipe(session.recipe)
-    rates = plan.Rates(**session.state.recall("rates"))
+    rates = session.rates
     answers = read_answers(session.answers)
     positions = sum(len(row.response_ids) for row in answers)
     seconds = session.left - plan.reserved(session.total)
@@ -69,6 +78,20 @@ def _recipe(session: Session) -> TrainRecipe:
     return load_recipe(session.recipe)
 
 
+def _come_along(session: Session) -> None:
+    """Where the folder was moved or copied, its recipes name the old one: work goes on here."""
+    places = settings.places_in(session.request.output.resolve())
+    for path, header in ((session.recipe, _header(session)), (session.run / "recipe.yaml", "")):
+        recipe = load_recipe(path) if path.is_file() else None
+        if recipe is None or recipe.output_dir == places["output_dir"]:
+            continue
+        data, train = (getattr(recipe, part).model_copy(update=places[part])
+                       for part in ("data", "train"))  # fmt: skip
+        update = {"output_dir": places["output_dir"], "data": data, "train": train}
+        with atomic_write(path) as temporary:
+            temporary.write_text(header + dump(recipe.model_copy(update=update)))
+
+
 def _header(session: Session) -> str:
     own = Path(session.request.output) / "recipe.yaml"
     return (
@@ -83,7 +106,7 @@ class Pace:
 
     def __init__(self, session: Session, recipe: TrainRecipe) -> None:
         self.session, self.recipe = session, recipe
-        self.rates = plan.Rates(**session.state.recall("rates"))
+        self.rates = session.rates
         self.first: tuple[int, float] | None = None  # update and time where this process began
         self.most = 0  # prompts may have run out before the time did
 

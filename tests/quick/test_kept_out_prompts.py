@@ -69,6 +69,15 @@ def test_the_same_text_under_another_id_is_not_trained_on(tmp_path: Path) -> Non
     assert out
 
 
+def test_a_question_is_asked_once(tmp_path: Path) -> None:
+    """Greedy answers to it would be the same; and a copy in `test` would be calibrated on."""
+    rows = [{"prompt": f"Question {i // 5}?"} for i in range(100)]
+    found = read_prompts(write(tmp_path / "a.jsonl", rows))
+    texts = [row.messages[0]["content"]
+             for row in [*found.training, *found.calibration, *found.test]]  # fmt: skip
+    assert (len(texts), len(set(texts)), found.repeated) == (20, 20, 80)
+
+
 def test_rows_with_one_id_stay_together(tmp_path: Path) -> None:
     rows = [{"id": f"p{i // 2}", "prompt": f"Question {i}?"} for i in range(80)]
     prompts = read_prompts(write(tmp_path / "a.jsonl", rows))
@@ -90,8 +99,15 @@ def test_the_digest_tells_texts_and_ids_apart(tmp_path: Path) -> None:
 def test_too_few_prompts_and_other_rows(tmp_path: Path) -> None:
     rows = [*numbered(20), {"text": "?"}, {"prompt_ids": [1], "response_ids": [2],
                                           "finish_reason": "stop"}]  # fmt: skip
-    assert read_prompts(write(tmp_path / "a.jsonl", rows)).skipped == 2
-    with pytest.raises(DataError, match="has 7 prompts"):
+    found = read_prompts(write(tmp_path / "a.jsonl", rows))
+    assert (found.skipped, found.first_skipped) == (
+        2, "row 21: its format is unknown; its keys are 'text'")  # fmt: skip
+    with pytest.raises(DataError, match=r"20 rows are none, row 1: it is an answer already"):
+        read_prompts(write(tmp_path / "d.jsonl", rows[-1:] * 20))
+    with pytest.raises(DataError, match="has 30 prompts, but only 1 different ids") as shared:
+        read_prompts(write(tmp_path / "e.jsonl", [{**row, "id": "p"} for row in numbered(30)]))
+    assert "leave ids out" in str(shared.value)
+    with pytest.raises(DataError, match="has 7 different prompts"):
         read_prompts(write(tmp_path / "b.jsonl", numbered(7)))
     with pytest.raises(DataError, match="has 1 different prompts"):
         read_prompts(write(tmp_path / "c.jsonl", [{"id": "p", "prompt": "Same?"}] * 9))

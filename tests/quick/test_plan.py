@@ -50,7 +50,9 @@ def test_rounds_grow_no_faster_than_they_can_be_corrected() -> None:
 
 
 def test_hours_to_ask_for_are_rounded_up() -> None:
-    assert [text._rounded_up(hours) for hours in (0.1234, 1.01, 25.1)] == [0.13, 1.1, 26.0]
+    assert [text._rounded_up(hours) for hours in (0.1234, 1.01, 25.1)] == ["0.13", "1.1", "26"]
+    assert text._rounded_up(1.23e7) == "13000000"
+    assert plan.hours_for(seconds=2880.0, spent=2880.0) == pytest.approx(2.0)
 
 
 class Training:
@@ -59,10 +61,9 @@ class Training:
     def __init__(self, total: float, expected: float) -> None:
         self.now = 0.0
         rate = plan.OVERHEAD * 100 / expected
-        recall = {"rates": Rates(300.0, 2000.0, rate, 1.4, 150.0).as_dict()}
+        self.rates = Rates(300.0, 2000.0, rate, 1.4, 150.0)
         self.total = total
         self.clock = lambda: self.now
-        self.state: Any = SimpleNamespace(recall=recall.get)
         recipe: Any = SimpleNamespace(train=SimpleNamespace(micro_batch_positions=100))
         self.pace = Pace(self, recipe)  # type: ignore[arg-type]
 

@@ -288,7 +288,7 @@ def test_a_base_that_is_too_slow_is_refused_early(
     with pytest.raises(MedusaKitError, match=r"debug-tiny is too slow here for 0.01 h") as error:
         run(session)
     assert "about 864 positions could be trained on; heads need 2,000" in error.value.message
-    assert "--hours 0.024 or more" in str(error.value)
+    assert "--hours 0.021 or more" in str(error.value)
     assert error.value.exit_code == 1
     assert not session.held_out.exists()
 
