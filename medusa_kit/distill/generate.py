@@ -215,6 +215,8 @@ def _tasks(
                 raise DataError("it is an answer already, expected a prompt")
             messages = asked_messages(row.messages, turns)
             ids = encode_prompt(tokenizer, messages)
+            if not ids:
+                raise DataError("the prompt has no token")
             if room is not None and len(ids) > room:
                 raise DataError(f"the prompt has {len(ids)} tokens; there is room for {room}")
         except DataError as error:

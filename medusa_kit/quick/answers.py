@@ -101,6 +101,8 @@ class _Usable:
     def _check(self, row: Conversation) -> None:
         size = len(encode_prompt(self._base.tokenizer, asked_messages(row.messages, "first")))
         context = self._base.info.context_length
+        if not size:
+            raise DataError("it has no token")
         if size > context - settings.ANSWER_TOKENS:
             raise DataError(
                 f"it has {size:,} tokens; answers of {settings.ANSWER_TOKENS} in a context of "

@@ -57,7 +57,7 @@ def encoded(
             ids = engine.encode(asked_messages(row.messages, "first"))
         except DataError:  # the template refuses it; answers leave it out as well
             continue
-        if len(ids) + room <= engine.base.info.context_length:
+        if 0 < len(ids) <= engine.base.info.context_length - room:
             found.append(ids)
         if len(found) == count:
             break

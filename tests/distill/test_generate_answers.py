@@ -379,6 +379,15 @@ def test_prompts_too_long_are_skipped_or_fatal(base: BaseModel, tmp_path: Path) 
         generate_answers(base, rows[:1], tmp_path / "c.jsonl", max_new_tokens=TOKENS)
 
 
+def test_a_prompt_without_a_token_is_skipped(
+    base: BaseModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(base.tokenizer, "chat_template", None)
+    report = generate_answers(base, [prompt("", 1), prompt("x", 2)], tmp_path / "a.jsonl",
+                              max_new_tokens=2)  # fmt: skip
+    assert (report.written, report.skipped) == (1, [(1, "the prompt has no token")])
+
+
 def test_rows_that_are_no_prompts(base: BaseModel, tmp_path: Path) -> None:
     answer = AnswerRow([1], [2], "stop", "a", 1)
     nobody = Conversation([{"role": "system", "content": "s"}], 2, None, "p.jsonl")

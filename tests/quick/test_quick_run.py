@@ -167,7 +167,12 @@ def test_a_folder_without_a_chat_template(request_for: Build, tmp_path: Path, fa
     model = make(family, vocab_size=len(tokenizer), pad_token_id=None, bos_token_id=None)
     for part in (model, tokenizer):
         part.save_pretrained(tmp_path / "base")
-    session = prepared(request_for(model=str(tmp_path / "base")))
+    path = tmp_path / "prompts.jsonl"  # without a template, no text is no token
+    prompts = ["", *(f"Count from {i} to {i * i}." for i in range(29))]
+    path.write_text("".join(json.dumps({"prompt": one}) + "\n" for one in prompts))
+    session = prepared(request_for(model=str(tmp_path / "base"), prompts=str(path)))
+    rows_ = [*session.prompts.training, *session.prompts.calibration]
+    assert "" in [row.messages[0]["content"] for row in rows_]
     assert run(session)["bugs"] == 0
     first = rows(session.answers)[0]["prompt_ids"]
     assert tokenizer.decode(first).startswith("Count from ")
