@@ -23,7 +23,7 @@ from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train.cpu_products import by_onednn
 from medusa_kit.train.data import HeadTargets, prepare
 from medusa_kit.train.engine import make_engine
-from medusa_kit.train.preparation import Run, prepare_run
+from medusa_kit.train.preparation import Run, prepare_run, untrained_heads
 
 ROWS = 24
 WARM_UPS, UPDATES = 1, 7
@@ -95,8 +95,4 @@ def _heads(
         ids_R = torch.cat([frequent, others.nonzero().flatten()])
         ids_R = ids_R[: min(columns, options.reduced_size)]
         ids_R = ids_R.sort().values
-    heads = MedusaHeads.for_base(
-        base, options.num_heads, options.num_blocks, options.projection, ids_R, options.kind,
-        options.prefix_layers, options.mlp_size,
-    )  # fmt: skip
-    return heads.float()
+    return untrained_heads(base, options, ids_R)

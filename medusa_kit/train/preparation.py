@@ -243,6 +243,12 @@ def new_heads(base: BaseModel, training: Sequence[HeadTargets], recipe: TrainRec
         ids_R = most_frequent_ids(list(training), options.reduced_size, base.stop_token_ids)
         share = coverage(list(training), ids_R)
         console.note(f"reduced projection: {len(ids_R):,} tokens, {share:.1%} of training targets")
+    return untrained_heads(base, options, ids_R)
+
+
+def untrained_heads(
+    base: BaseModel, options: HeadsSection, ids_R: torch.Tensor | None
+) -> MedusaHeads:
     heads = MedusaHeads.for_base(
         base, options.num_heads, options.num_blocks, options.projection, ids_R, options.kind,
         options.prefix_layers, options.mlp_size,
