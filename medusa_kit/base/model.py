@@ -194,8 +194,10 @@ class BaseModel:
         module, as in head_logits.
         """
         embeddings_XE = self.input_rows(token_ids_X.clamp_min(0))
-        mean_square_X1 = embeddings_XE.float().square().mean(-1, keepdim=True)
-        return embeddings_XE * mean_square_X1.clamp_min(1e-12).rsqrt().to(embeddings_XE.dtype)
+        wide = torch.promote_types(embeddings_XE.dtype, torch.float32)
+        wide_XE = embeddings_XE.to(wide)  # in float16 the factor of a row of zeros is infinite
+        scale_X1 = wide_XE.square().mean(-1, keepdim=True).clamp_min(1e-12).rsqrt()
+        return (wide_XE * scale_X1).to(embeddings_XE.dtype)
 
     @torch.no_grad()
     def hidden_states(

@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.errors import ConfigError
 from medusa_kit.heads import MedusaHeads
+from medusa_kit.heads.config import Kind
 from medusa_kit.heads.kinds import columns_by_key
 
 REDUCED = torch.tensor([0, 3, 4, 10, 41, 50, 77, 95])
@@ -274,3 +275,17 @@ def test_heads_that_cannot_be_are_refused(llama: BaseModel, case: str) -> None:
     options, message = BAD[case]
     with pytest.raises(ConfigError, match=message):
         MedusaHeads.for_base(llama, **options)
+
+
+@pytest.mark.parametrize("kind", ["rooted", "hydra", "recurrent"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_token_whose_embedding_is_zeros(kind: Kind, dtype: torch.dtype) -> None:
+    """As that of a padding token is."""
+    base = tiny_base("llama", dtype=dtype)
+    with torch.no_grad():
+        base.model.get_input_embeddings().weight[3] = 0
+    heads = MedusaHeads.for_base(base, 2, kind=kind)
+    path_XJ = torch.full((1, 2), 3)
+    with torch.no_grad():
+        found = torch.stack(list(heads.transforms(torch.randn(1, 32, dtype=dtype), path_XJ)))
+    assert found.isfinite().all()
