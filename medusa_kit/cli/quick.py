@@ -25,9 +25,9 @@ def run_quick(
     from medusa_kit.base.files import resolve
     from medusa_kit.base.placement import pick_device
     from medusa_kit.quick import report
+    from medusa_kit.quick.plan import minutes
     from medusa_kit.quick.run import prepared, run
     from medusa_kit.quick.session import Request
-    from medusa_kit.quick.text import minutes
     from medusa_kit.train import distributed
 
     if distributed.world() > 1:
@@ -53,7 +53,7 @@ def run_quick(
     for command, what in commands:
         line = f"  {command:<{width}}  {what}"
         console.out.print(line, markup=False, highlight=False, soft_wrap=True)
-    console.note(f"wrote {folder / 'report.json'} and {folder / 'report.md'}")
+    console.note(f"the same is in {folder / 'report.json'} and {folder / 'report.md'}")
     if verified.get("bugs"):
         console.err.print("error: a difference is more than rounding", style="bold red")
         raise typer.Exit(1)

@@ -1,5 +1,6 @@
 """How the time is divided, as plain arithmetic on measured rates."""
 
+import math
 from dataclasses import asdict, dataclass
 
 from medusa_kit.quick.settings import EPOCHS
@@ -61,6 +62,16 @@ def hours_for(seconds: float, spent: float) -> float:
     """Hours in all that leave `seconds` for answers and training after `spent` seconds, and the
     phases after them their shares."""
     return (spent + seconds) / (1.0 - sum(SHARES[name][0] for name in LAST)) / 3600
+
+
+def rounded_up(hours: float) -> str:
+    """Hours to two digits, as they are typed."""
+    factor = 10.0 ** (1 - math.floor(math.log10(max(hours, 1e-3))))
+    return f"{math.ceil(hours * factor) / factor:.12g}"
+
+
+def minutes(seconds: float) -> str:
+    return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s"
 
 
 def round_of(possible: float, batch: int, first: bool) -> int:

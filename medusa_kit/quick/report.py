@@ -7,10 +7,10 @@ from typing import Any
 
 from medusa_kit.bench.methods import ONE_NODE, TRANSFORMERS
 from medusa_kit.files import atomic_write
+from medusa_kit.quick.plan import minutes
 from medusa_kit.quick.session import Session
 from medusa_kit.quick.settings import FEATURES
 from medusa_kit.quick.state import PHASES, folder_bytes
-from medusa_kit.quick.text import minutes
 
 NAMES = {"held_out": "kept-out answers", "answers": "answers", "training": "training",
          "search": "tree search", "verify": "verify", "bench": "bench"}  # fmt: skip
@@ -46,9 +46,11 @@ def record_of(session: Session) -> dict[str, Any]:
 def next_commands(session: Session) -> list[Row]:
     """(command, what it does)."""
     model, heads = shlex.quote(session.request.model), shlex.quote(str(session.heads))
+    device = session.request.device
+    where = "" if device == "auto" else f" --device {shlex.quote(device)}"
     return [
-        (f"medusa-kit chat -m {model} --heads {heads}", "talk to it"),
-        (f"medusa-kit serve -m {model} --heads {heads}", "OpenAI's API"),
+        (f"medusa-kit chat -m {model} --heads {heads}{where}", "talk to it"),
+        (f"medusa-kit serve -m {model} --heads {heads}{where}", "OpenAI's API"),
         (f"medusa-kit push {heads} ORG/NAME", "heads with a card, to the Hub"),
     ]
 
@@ -113,10 +115,15 @@ def write(session: Session) -> tuple[str, list[Row], list[Row]]:
     record = record_of(session)
     rows, commands = rows_of(record), next_commands(session)
     title = f"heads for {session.request.model}"
-    with atomic_write(session.path("report.json")) as temporary:
-        temporary.write_text(json.dumps(record, indent=2) + "\n")
-    with atomic_write(session.path("report.md")) as temporary:
-        temporary.write_text(_markdown(title, rows, commands))
+    texts = {"report.json": json.dumps(record, indent=2) + "\n",
+             "report.md": _markdown(title, rows, commands)}  # fmt: skip
+    try:
+        for name, text in texts.items():
+            with atomic_write(session.path(name)) as temporary:
+                temporary.write_text(text)
+    except OSError:
+        if not session.state.was_finished:  # then they are there, in a folder that may be read-only
+            raise
     return title, rows, commands
 
 

@@ -19,11 +19,12 @@ from medusa_kit import console
 from medusa_kit.errors import ConfigError, MedusaKitError
 from medusa_kit.quick import plan, report
 from medusa_kit.quick.judging import Judge, run_bench, run_verify
+from medusa_kit.quick.plan import minutes
 from medusa_kit.quick.prompts import read_prompts
 from medusa_kit.quick.search import run_search
 from medusa_kit.quick.session import Request, Session
 from medusa_kit.quick.state import PHASES, State
-from medusa_kit.quick.text import minutes, run_answers, run_held_out
+from medusa_kit.quick.text import run_answers, run_held_out
 from medusa_kit.quick.training import run_training
 from medusa_kit.train.run.lock import only_training_in
 
@@ -56,6 +57,10 @@ def run(session: Session, fresh: bool = False) -> dict[str, Any]:
         "bench": lambda session: run_bench(session, judge),
     }
     state = session.state
+    if state.finished and not fresh:  # the folder may be one that cannot be written to
+        state.open(fresh)
+        _tell(session)
+        return state.figures("verify")
     with _held(session.request.output):
         state.open(fresh)
         try:

@@ -10,12 +10,14 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from medusa_kit import console
 from medusa_kit.errors import CheckpointError, ConfigError, MedusaKitError
 from medusa_kit.files import atomic_write, parse_json
 from medusa_kit.quick.settings import ANSWERS, FEATURES
 
 RECORD = "quick.json"
 HELD_OUT, RECIPE, RUN = "held_out.jsonl", "recipe.yaml", "run"
+EARLIER = "run-"  # and the hours: finished heads of a run that was given more
 REPORTS = ("report.json", "report.md")
 PHASES = ("held_out", "answers", "training", "search", "verify", "bench")
 Clock = Callable[[], float]
@@ -48,6 +50,7 @@ class State:
         self._before = 0.0
         self._phases: dict[str, dict[str, Any]] = {}
         self._notes: dict[str, Any] = {}
+        self.was_finished = False  # when it was opened
 
     @property
     def path(self) -> Path:
@@ -67,21 +70,38 @@ class State:
                 )
             return
         theirs = self._read()["settings"]
-        names = sorted({*self._settings, *theirs})
+        now = {**self._settings, "hours": theirs.get("hours")} if self.longer else self._settings
+        names = sorted({*now, *theirs})
         different = [
-            f"{name} {self._settings.get(name)!r} ≠ {theirs.get(name)!r}"
+            f"{name} {now.get(name)!r} ≠ {theirs.get(name)!r}"
             for name in names
-            if self._settings.get(name) != theirs.get(name)
+            if now.get(name) != theirs.get(name)
         ]
         if different:
             raise ConfigError(
                 f"{self.folder} holds a run with other settings (now ≠ then): "
                 + "; ".join(different),
-                hint="name another folder with --output, or add --fresh to start over",
+                hint="name another folder with --output, or add --fresh to start over; only a "
+                "larger --hours can go on with what is there",
             )
 
+    @property
+    def longer(self) -> bool:
+        """Whether the run in the folder was begun with fewer hours."""
+        then = self._read()["settings"].get("hours") if self.path.is_file() else None
+        return isinstance(then, int | float) and then < self._settings.get("hours", 0.0)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the folder holds all that this run is to give."""
+        if not self.path.is_file() or self.longer:
+            return False
+        phases = self._read()["phases"]
+        return all(name in phases and phases[name]["done"] for name in PHASES)
+
     def open(self, fresh: bool) -> None:
-        """Go on with what is there, or with `fresh` remove it; the clock runs from now."""
+        """Go on with what is there, or with `fresh` remove it; the clock runs from now. Of a
+        finished run nothing is written."""
         if fresh and self.path.is_file():
             self._remove()
         else:
@@ -92,10 +112,29 @@ class State:
             self._notes = there["notes"]
             if there["running_since"] is not None:  # killed: nobody wrote down how long it ran
                 self._add_lost(max(0.0, _last_change(self.folder) - there["running_since"]))
+            if self.longer:
+                self._go_on_for_longer(there["settings"]["hours"])
         if all(map(self.done, PHASES)):
             self._clock = lambda: 0.0  # it is only told what came of it
+            self._began, self.was_finished = 0.0, True
+            return
         self._began = self._clock()
         self.save()
+
+    def _go_on_for_longer(self, hours: float) -> None:
+        """More answers, then new heads on all of them. Finished heads of fewer hours are kept."""
+        if (self.folder / RUN / "run.json").is_file():
+            kept = self.folder / f"{EARLIER}{hours:g}h"
+            shutil.rmtree(kept, ignore_errors=True)
+            (self.folder / RUN).rename(kept)
+            console.note(f"the heads of {hours:g} hours are kept in {kept}")
+        shutil.rmtree(self.folder / RUN, ignore_errors=True)
+        for name in (RECIPE, *REPORTS):
+            (self.folder / name).unlink(missing_ok=True)
+        for name in PHASES[1:]:
+            if name in self._phases:
+                self._phases[name] = {**self._phases[name], "done": False, "figures": {}}
+        console.note("more time than before: more answers, then new heads on all of them")
 
     def _add_lost(self, seconds: float) -> None:
         self._before += seconds
@@ -118,8 +157,9 @@ class State:
 
     def _remove(self) -> None:
         """What a run wrote, and nothing else that lies there."""
-        for name in (RUN, FEATURES):
-            shutil.rmtree(self.folder / name, ignore_errors=True)
+        earlier = self.folder.glob(f"{EARLIER}*h")
+        for folder in (self.folder / RUN, self.folder / FEATURES, *earlier):
+            shutil.rmtree(folder, ignore_errors=True)
         for name in (ANSWERS, HELD_OUT):
             for path in (name, f"{name}.meta.json"):
                 (self.folder / path).unlink(missing_ok=True)

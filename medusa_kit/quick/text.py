@@ -1,7 +1,6 @@
 """The first two phases: answers to kept-out prompts, by which rates are measured, then answers to
 train on."""
 
-import math
 import shutil
 from dataclasses import replace
 from typing import Any
@@ -10,7 +9,7 @@ from medusa_kit import console
 from medusa_kit.errors import DataError, MedusaKitError
 from medusa_kit.quick import plan, settings, trial
 from medusa_kit.quick.answers import Written, answer, read_answers
-from medusa_kit.quick.plan import FEWEST_POSITIONS, Rates
+from medusa_kit.quick.plan import FEWEST_POSITIONS, Rates, minutes
 from medusa_kit.quick.session import Session, encoded
 from medusa_kit.train.features.cache import SPARE_BYTES
 from medusa_kit.tuning import calibrate
@@ -185,15 +184,5 @@ def _check_useful(session: Session, seconds: float, rate: float) -> None:
     raise MedusaKitError(
         f"{session.request.model} is too slow here for {session.request.hours:g} hours: about "
         f"{possible:,.0f} positions could be trained on; heads need {needed:,.0f} or more",
-        hint=f"give more time: --hours {_rounded_up(hours)} or more, with --fresh",
+        hint=f"give more time: --hours {plan.rounded_up(hours)} or more",
     )
-
-
-def _rounded_up(hours: float) -> str:
-    """To two digits."""
-    factor = 10.0 ** (1 - math.floor(math.log10(max(hours, 1e-3))))
-    return f"{math.ceil(hours * factor) / factor:.12g}"
-
-
-def minutes(seconds: float) -> str:
-    return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s"

@@ -5,11 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from medusa_kit import console
-from medusa_kit.errors import CheckpointError
+from medusa_kit.errors import CheckpointError, MedusaKitError
 from medusa_kit.files import atomic_write, parse_json
 from medusa_kit.infer.backends import check_base
 from medusa_kit.quick import plan, settings
 from medusa_kit.quick.answers import read_answers
+from medusa_kit.quick.plan import minutes
 from medusa_kit.quick.session import Session
 from medusa_kit.settings.recipe import TrainRecipe, dump, load_recipe
 from medusa_kit.train.trainer import train
@@ -57,7 +58,8 @@ def _recipe(session: Session) -> TrainRecipe:
     seconds = session.left - plan.reserved(session.total)
     epochs, limit = plan.epochs_for(seconds, positions, rates), None
     if epochs < 1.0:  # less text, trained on once
-        share = max(0.0, seconds) / rates.training(positions, 1.0)
+        _check_useful(session, positions, seconds)
+        share = seconds / rates.training(positions, 1.0)
         limit = max(2, int(len(answers) * share))
         positions, epochs = round(positions * min(1.0, limit / len(answers))), 1.0
         limit = limit if limit < len(answers) else None
@@ -76,6 +78,21 @@ def _recipe(session: Session) -> TrainRecipe:
         temporary.write_text(_header(session) + dump(recipe))
     console.note(f"training on {positions:,} positions, about {epochs:.1f} epochs")
     return load_recipe(session.recipe)
+
+
+def _check_useful(session: Session, positions: int, seconds: float) -> None:
+    """Raises MedusaKitError where less is left of the time than heads need."""
+    least = session.rates.training(min(positions, plan.FEWEST_POSITIONS), 1.0)
+    if seconds >= least:
+        return
+    everything = session.rates.training(positions, 1.0)
+    hours = plan.hours_for(everything, session.total - session.left)
+    raise MedusaKitError(
+        f"{minutes(max(0.0, seconds))} of {session.request.hours:g} hours are left to train in; "
+        f"expected {minutes(least)} or more, and {minutes(everything)} for all {positions:,} "
+        "positions",
+        hint=f"give more time, and the answers are used: --hours {plan.rounded_up(hours)} or more",
+    )
 
 
 def _come_along(session: Session) -> None:

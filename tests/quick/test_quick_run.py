@@ -1,5 +1,6 @@
 """Whole quick runs on the debug model: from prompts to a report, stopped anywhere, refused."""
 
+import errno
 import json
 import os
 import signal
@@ -18,7 +19,7 @@ from support.tiny_models import model_of, tiny_model
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError, DataError, MedusaKitError
 from medusa_kit.hub.measured import read_measured
-from medusa_kit.quick import judging, plan, report, search, text, trial
+from medusa_kit.quick import judging, plan, report, search, state, text, trial
 from medusa_kit.quick import run as quick_run
 from medusa_kit.quick.run import prepared, run
 from medusa_kit.quick.session import Request
@@ -186,8 +187,8 @@ def test_what_would_mix_two_runs_is_refused(
         patch.setattr(trial, "measure", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(prepared(request_for()))
-    with pytest.raises(ConfigError, match=r"hours 0.02 ≠ 0.01"):
-        prepared(request_for(hours=0.02))
+    with pytest.raises(ConfigError, match=r"hours 0.005 ≠ 0.01"):
+        prepared(request_for(hours=0.005))
     with pytest.raises(ConfigError, match="model 'smollm2-135m-instruct' ≠ 'debug-tiny'"):
         prepared(request_for(model="smollm2-135m-instruct"))
     prompt_file.write_text(prompt_file.read_text() + "One more?\n")
@@ -216,6 +217,63 @@ def test_what_would_mix_two_runs_is_refused(
     with pytest.raises(DataError):
         prepared(request_for("new", prompts=str(tmp_path / "nowhere.jsonl")))
     assert not (tmp_path / "new").exists()
+
+
+def test_more_hours_give_more_answers_and_new_heads(
+    request_for: Build, begun: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = prepared(request_for())
+    run(first)
+    heads = (first.heads / "heads.safetensors").read_bytes()
+    answers = first.answers.read_text()
+    begun.clear()
+    longer = prepared(request_for(hours=0.02))
+    assert (first.heads / "heads.safetensors").is_file()  # nothing is changed by looking
+    run(longer)
+    assert begun == list(PHASES[1:])
+    assert longer.answers.read_text().startswith(answers)
+    kept = longer.path("run-0.01h") / "heads" / "heads.safetensors"
+    assert kept.read_bytes() == heads
+    assert (longer.heads / "heads.safetensors").is_file()
+    assert f"the heads of 0.01 hours are kept in {kept.parents[1]}" in capsys.readouterr().err
+    begun.clear()
+    run(prepared(request_for(hours=0.02)))
+    assert begun == []
+    with pytest.raises(ConfigError, match=r"hours 0.01 ≠ 0.02") as refused:
+        prepared(request_for())
+    assert "only a larger --hours can go on" in str(refused.value)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trial, "measure", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run(prepared(request_for(), fresh=True), fresh=True)
+    assert not kept.exists()
+
+
+def test_a_finished_run_is_told_from_a_folder_that_cannot_be_written(
+    request_for: Build, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = prepared(request_for())
+    run(session)
+    told = report.write(session)
+
+    def read_only(*_: Any) -> Any:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(quick_run, "only_training_in", read_only)
+    monkeypatch.setattr(state, "atomic_write", read_only)
+    monkeypatch.setattr(report, "atomic_write", read_only)
+    again = prepared(request_for())
+    assert run(again) == session.state.figures("verify")
+    assert [line for line in report.write(again)[1] if line[0] != "disk"] == [
+        line for line in told[1] if line[0] != "disk"
+    ]
+
+
+def test_what_to_type_next_names_the_device(request_for: Build) -> None:
+    commands = [line for line, _ in report.next_commands(prepared(request_for()))]
+    assert [line.endswith(" --device cpu") for line in commands] == [True, True, False]
+    commands = [line for line, _ in report.next_commands(prepared(request_for(device="auto")))]
+    assert not any("--device" in line for line in commands)
 
 
 def test_fresh_starts_over_and_leaves_other_files(request_for: Build, tmp_path: Path) -> None:

@@ -187,6 +187,21 @@ def test_a_folder_that_was_moved_goes_on_where_it_is(
     assert recipe.train.cache_dir == str(there / "features")
 
 
+def test_time_that_is_used_up_before_training_is_told(request_for: Build, clock: Any) -> None:
+    """Of 36 seconds 29 are for answers and training, which would take 26 answers some 8."""
+    session = prepared(request_for())
+    session.state.open(fresh=False)
+    rates = text.Rates(1e6, 1e6, 40.0, 1.5, 12.0)
+    session.state.note("rates", rates.as_dict())
+    text.run_answers(session)
+    clock.now = 27.0
+    with pytest.raises(MedusaKitError, match=r"2 s of 0.01 hours are left to train in") as error:
+        run_training(session)
+    assert "expected 8 s or more, and 8 s for all 31" in str(error.value)
+    assert "--hours 0.013 or more" in str(error.value)
+    assert not session.recipe.exists()
+
+
 @pytest.mark.parametrize("left", ["{}", "[", "[]"])
 def test_a_damaged_record_of_training_is_told(request_for: Build, left: str) -> None:
     session = prepared(request_for())

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from medusa_kit.quick import judging, plan, search, settings, text
+from medusa_kit.quick import judging, plan, search, settings
 from medusa_kit.quick.plan import Rates
 from medusa_kit.quick.training import CHECKS, SETTLED, Pace
 
@@ -50,8 +50,8 @@ def test_rounds_grow_no_faster_than_they_can_be_corrected() -> None:
 
 
 def test_hours_to_ask_for_are_rounded_up() -> None:
-    assert [text._rounded_up(hours) for hours in (0.1234, 1.01, 25.1)] == ["0.13", "1.1", "26"]
-    assert text._rounded_up(1.23e7) == "13000000"
+    assert [plan.rounded_up(hours) for hours in (0.1234, 1.01, 25.1)] == ["0.13", "1.1", "26"]
+    assert plan.rounded_up(1.23e7) == "13000000"
     assert plan.hours_for(seconds=2880.0, spent=2880.0) == pytest.approx(2.0)
 
 
