@@ -2,7 +2,8 @@
 heads of kind `recurrent` share.
 
 Shapes: D hidden, X any leading shape, E embedding of a token, P the prefix layer's output (D
-numbers, or none), M units of an MLP, K heads, V vocabulary, R rows of it.
+numbers, or none), M units of an MLP, K heads, V vocabulary, R rows of it, B batch, Q paths of one
+depth.
 """
 
 from typing import Any
@@ -85,6 +86,23 @@ class RecurrentNetwork(nn.Module):
         for block in self.blocks:
             u_XD = block(u_XD)
         return u_XD, unit(u_XD) * self.gain[k]
+
+
+class Walk:
+    """The states of recurrent heads where a tree is filled depth by depth, so that each head takes
+    one step from the states that the last one left. Empty until a head has put them there."""
+
+    state_BQD: Tensor | None = None  # after each path of the last depth
+
+    def follow(self, rows: Tensor) -> None:
+        """`rows`, Q or BQ: which path of the last depth each of the next ones continues."""
+        if self.state_BQD is None:
+            return
+        if rows.dim() == 1:
+            self.state_BQD = self.state_BQD[:, rows]
+        else:
+            rows_BQD = rows[..., None].expand(-1, -1, self.state_BQD.shape[-1])
+            self.state_BQD = self.state_BQD.gather(1, rows_BQD)
 
 
 def unit(x_XD: Tensor) -> Tensor:

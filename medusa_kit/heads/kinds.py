@@ -28,7 +28,6 @@ of these tokens, N nodes of a tree.
 """
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +37,7 @@ from medusa_kit.base.model import BaseModel, plain_linear
 from medusa_kit.errors import ConfigError, unknown_value
 from medusa_kit.heads.blocks import (
     RecurrentNetwork,
+    Walk,
     copy_of_embedding,
     linear_of,
     residual_blocks,
@@ -175,14 +175,17 @@ class MedusaHeads(nn.Module):
             return hidden_BTD
         return torch.cat([hidden_BTD, self.prefix(hidden_BTD)], dim=-1)
 
-    def transform(self, hidden_XD: Tensor, k: int, path_XJ: Tensor | None = None) -> Tensor:
+    def transform(
+        self, hidden_XD: Tensor, k: int, path_XJ: Tensor | None = None, walk: Walk | None = None
+    ) -> Tensor:
         """What head k makes of a row, before its projection: z_XD.
 
         path_XJ: token ids from the root on, at least as many as head k reads; not needed where it
         reads none. An id below 0 stands for no token; the output of such rows is meaningless.
+        walk: of heads 0 to k along these paths, X being BQ; saves recurrent ones the steps before.
         """
         if self.recurrent is not None:
-            return next(islice(self._along(hidden_XD, path_XJ), k, None))
+            return self._step_of(walk, hidden_XD, k, path_XJ)
         first, *others = list(self.blocks[k])  # type: ignore[call-overload]
         num_read, read = self.config.num_read(k), []
         x_XD, prefix_XD = self._parts(hidden_XD)
@@ -204,14 +207,25 @@ class MedusaHeads(nn.Module):
         return (self.transform(hidden_XD, k, path_XJ) for k in range(self.num_heads))
 
     def _along(self, hidden_XD: Tensor, path_XJ: Tensor | None) -> Iterator[Tensor]:
+        walk = Walk()
+        for k in range(self.num_heads):
+            yield self._step_of(walk, hidden_XD, k, path_XJ)
+
+    def _step_of(
+        self, walk: Walk | None, hidden_XD: Tensor, k: int, path_XJ: Tensor | None
+    ) -> Tensor:
         assert self.recurrent is not None
         assert path_XJ is not None, f"{self.config.kind} heads read the path"
         x_XD, prefix_XP = self._parts(hidden_XD)
-        state_XD, size_X1 = x_XD, rms(x_XD)
-        for k in range(self.num_heads):
-            token_XE = self.base.token_embeddings(path_XJ[..., k]).to(x_XD.dtype)
-            state_XD, z_XD = self.recurrent(state_XD, prefix_XP, token_XE, k)
-            yield z_XD * size_X1
+        state_XD, begun = x_XD, 0
+        if walk is not None and walk.state_BQD is not None:
+            state_XD, begun = walk.state_BQD, k
+        for step in range(begun, k + 1):
+            token_XE = self.base.token_embeddings(path_XJ[..., step]).to(x_XD.dtype)
+            state_XD, z_XD = self.recurrent(state_XD, prefix_XP, token_XE, step)
+        if walk is not None:
+            walk.state_BQD = state_XD
+        return z_XD * rms(x_XD)
 
     def _parts(self, hidden_XD: Tensor) -> tuple[Tensor, ...]:
         """(x_XD, prefix_XP) of what heads are given; the latter without numbers where there is no
@@ -272,13 +286,19 @@ class MedusaHeads(nn.Module):
         return self._best(self(hidden_BD, first, roots_B), count, on_device)
 
     def candidates_after(
-        self, k: int, hidden_XD: Tensor, path_XJ: Tensor, count: int, on_device: bool = False
+        self,
+        k: int,
+        hidden_XD: Tensor,
+        path_XJ: Tensor,
+        count: int,
+        on_device: bool = False,
+        walk: Walk | None = None,
     ) -> Tensor:
         """The `count` likeliest token ids of head k after each path, best first: ids_XC."""
         guesses = None if on_device else self.quickly([k], hidden_XD, path_XJ, count)
         if guesses is not None:
             return guesses[0][0]
-        logits_XR = self.project(self.transform(hidden_XD, k, path_XJ), k)
+        logits_XR = self.project(self.transform(hidden_XD, k, path_XJ, walk), k)
         return self._best(logits_XR, count, on_device)
 
     def quickly(

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from medusa_kit.heads.blocks import Walk
 from medusa_kit.heads.kinds import MedusaHeads
 
 
@@ -34,13 +35,19 @@ def scored_guesses(
 
 
 def scored_guesses_after(
-    heads: MedusaHeads, k: int, hidden_XD: Tensor, path_XJ: Tensor, count: int, temperature: float
+    heads: MedusaHeads,
+    k: int,
+    hidden_XD: Tensor,
+    path_XJ: Tensor,
+    count: int,
+    temperature: float,
+    walk: Walk | None = None,
 ) -> tuple[Tensor, Tensor]:
     """(ids_XC, scores_XC) of head k after each path."""
     guesses = heads.quickly([k], hidden_XD, path_XJ, count, [temperature])
     if guesses is not None:
         return guesses[0][0], guesses[1][0]
-    logits_XR = heads.project(heads.transform(hidden_XD, k, path_XJ), k)
+    logits_XR = heads.project(heads.transform(hidden_XD, k, path_XJ, walk), k)
     return _scored(heads, logits_XR, count, temperature)
 
 

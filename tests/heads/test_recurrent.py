@@ -9,10 +9,17 @@ import torch
 from support.tiny_models import VOCAB, tiny_base, tiny_model
 
 from medusa_kit.base.model import BaseModel
+from medusa_kit.drafters.heads import dynamic as dynamic_trees
+from medusa_kit.drafters.heads import hydra
+from medusa_kit.drafters.heads.dynamic import DynamicDrafter
+from medusa_kit.drafters.heads.hydra import HydraDrafter
 from medusa_kit.errors import ConfigError
 from medusa_kit.heads import MedusaHeads
+from medusa_kit.heads.blocks import Walk
 from medusa_kit.heads.ranks import token_ranks
 from medusa_kit.train.loss.loss import LossOptions, heads_loss
+from medusa_kit.tree.candidate_tree import CandidateTree
+from medusa_kit.tree.dynamic import DynamicTree
 from medusa_kit.tuning.temperature import fit_temperatures
 
 D, K = 32, 3
@@ -150,3 +157,43 @@ def test_embeddings_of_another_size_than_the_hidden_states() -> None:
 def test_sizes_that_cannot_be(llama: BaseModel, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         MedusaHeads.for_base(llama, 2, **options)
+
+
+class Forgetful(Walk):
+    """Keeps no state, so that every head starts from the hidden state."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        pass
+
+
+TREE = CandidateTree.from_choices([[0], [1], [2], [0, 1], [2, 0], [2, 2], [2, 0, 0], [0, 1, 1]])
+
+
+@pytest.mark.parametrize("prefix_layers", [0, 1])
+def test_drafts_take_one_step_for_each_depth(
+    llama: BaseModel, prefix_layers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a static tree and of dynamic ones, to the drafts of heads that start anew each time."""
+    heads = made(llama, prefix_layers=prefix_layers)
+    steps: list[int] = []
+    assert heads.recurrent is not None
+    heads.recurrent.register_forward_hook(lambda module, given, _: steps.append(given[3]))
+    hidden_BD, roots = torch.randn(3, heads.config.width), [3, 20, 41]
+    static, dynamic = (
+        HydraDrafter(heads, TREE),
+        DynamicDrafter(heads, DynamicTree(12, (1.0, 1.0, 1.0), 8)),
+    )
+
+    def drafts() -> tuple[Any, Any]:
+        steps.clear()
+        with torch.no_grad():
+            filled_BN = static.fill(hidden_BD, torch.tensor(roots))
+        tokens_BN, parents = dynamic.grow(hidden_BD, roots)
+        return filled_BN.tolist(), (tokens_BN.tolist(), parents)
+
+    found = drafts()
+    assert steps == [0, 1, 2] * 2
+    for module in (hydra, dynamic_trees):
+        monkeypatch.setattr(module, "Walk", Forgetful)
+    assert drafts() == found
+    assert steps == [0, 0, 1, 0, 1, 2] * 2

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit.heads import MedusaHeads
+from medusa_kit.heads.blocks import Walk
 from medusa_kit.heads.guesser import GrownTrees
 from medusa_kit.heads.scores import scored_guesses, scored_guesses_after
 from medusa_kit.infer.draft import (
@@ -133,10 +134,11 @@ def _grow_by_depth(
     paths_BQJ, above_BQ = roots_B[:, None, None], torch.zeros_like(roots_B)[:, None].float()
     places_BQ = torch.full_like(roots_B, ROOT)[:, None]  # of the parents, among the candidates
     tokens, scores, parents = list[Tensor](), list[Tensor](), list[Tensor]()
+    walk = Walk()
     for k in range(tree.depth):
         hidden_BQD = hidden_BD[:, None].expand(-1, paths_BQJ.shape[1], -1)
         ids_BQR, own_BQR = scored_guesses_after(
-            heads, k, hidden_BQD, paths_BQJ, count, tree.temperatures[k]
+            heads, k, hidden_BQD, paths_BQJ, count, tree.temperatures[k], walk
         )
         before = sum(part.shape[1] for part in scores)
         tokens.append(ids_BQR.flatten(1))
@@ -147,6 +149,7 @@ def _grow_by_depth(
             break
         above_BQ = scores[-1].gather(1, best_BQ)
         path_of_BQ = best_BQ // count
+        walk.follow(path_of_BQ)
         behind_BQJ = paths_BQJ.gather(1, path_of_BQ[..., None].expand(-1, -1, paths_BQJ.shape[2]))
         paths_BQJ = torch.cat([behind_BQJ, tokens[-1].gather(1, best_BQ)[..., None]], dim=2)
         places_BQ = best_BQ + before

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from medusa_kit.drafters.heads.medusa import HeadsDrafter
 from medusa_kit.heads import MedusaHeads
+from medusa_kit.heads.blocks import Walk
 from medusa_kit.infer.draft import path_to
 from medusa_kit.tree.candidate_tree import CandidateTree
 
@@ -25,6 +26,7 @@ class Level:
 
     nodes: Tensor
     paths_QJ: Tensor  # nodes from the root to each parent
+    above_Q: Tensor  # row of the last depth's paths that each of these continues
     parent_of_node: Tensor  # row of paths_QJ
     rank_of_node: Tensor
     num_ranks: int
@@ -39,25 +41,34 @@ class HydraDrafter(HeadsDrafter):
         self._levels = [_level(tree, depth, device) for depth in range(1, tree.depth + 1)]
 
     def fill(self, hidden_BD: Tensor, roots_B: Tensor, on_device: bool = False) -> Tensor:
-        tokens_BN = roots_B[:, None].repeat(1, self.num_nodes)
+        tokens_BN, walk = roots_B[:, None].repeat(1, self.num_nodes), Walk()
         for k, level in enumerate(self._levels):
             path_BQJ = tokens_BN[:, level.paths_QJ]
             hidden_BQD = hidden_BD[:, None].expand(-1, len(level.paths_QJ), -1)
+            walk.follow(level.above_Q)
             ids_BQC = self.heads.candidates_after(
-                k, hidden_BQD, path_BQJ, level.num_ranks, on_device
+                k, hidden_BQD, path_BQJ, level.num_ranks, on_device, walk
             )
             tokens_BN[:, level.nodes] = ids_BQC[:, level.parent_of_node, level.rank_of_node]
         return tokens_BN
 
 
 def _level(tree: CandidateTree, depth: int, device: torch.device) -> Level:
-    nodes = [node for node, d in enumerate(tree.depths) if d == depth]
-    parents = sorted({tree.parents[node] for node in nodes})
+    nodes, parents = _nodes_and_parents(tree, depth)
+    before = _nodes_and_parents(tree, depth - 1)[1]
+    above = [before.index(tree.parents[parent]) for parent in parents] if depth > 1 else [0]
     ranks = [tree.ranks[node] for node in nodes]
     return Level(
         torch.tensor(nodes, device=device),
         torch.tensor([path_to(parent, tree.parents) for parent in parents], device=device),
+        torch.tensor(above, device=device),
         torch.tensor([parents.index(tree.parents[node]) for node in nodes], device=device),
         torch.tensor(ranks, device=device),
         max(ranks) + 1,
     )
+
+
+def _nodes_and_parents(tree: CandidateTree, depth: int) -> tuple[list[int], list[int]]:
+    """The nodes of a depth, and the nodes that have children there."""
+    nodes = [node for node, d in enumerate(tree.depths) if d == depth]
+    return nodes, sorted({tree.parents[node] for node in nodes})
