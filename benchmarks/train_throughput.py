@@ -42,7 +42,10 @@ from medusa_kit.train.trainer import train
 RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "smollm2_135m_heads.yaml"
 # One row is held out; no evaluation or checkpoint is inside the timed part. Logs are, as in the
 # recipe, since what is between two of them is kept in memory.
-COMMON = ["data.eval_fraction=1.0e-9", "heads.num_blocks=1", "deepspeed.enabled=false",
+COMMON = ["data.eval_fraction=1.0e-9", "data.train_on=answers", "base.dtype=float32",
+          "heads.kind=medusa", "heads.mlp_size=null", "heads.num_blocks=1",
+          "train.loss=cross_entropy", "train.soft_share=null", "train.soft_top=null",
+          "train.precision=float32", "deepspeed.enabled=false",
           "train.eval_every=1000000000", "train.save_every=1000000000"]  # fmt: skip
 WHOLE = ["heads.projection=shared", "heads.reduced_size=null", "train.epochs=1"]
 VARIANTS = {"naive": WHOLE, "live": [*WHOLE, "train.features=live"],
