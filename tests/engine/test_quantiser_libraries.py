@@ -52,6 +52,16 @@ def bitsandbytes(**chosen: Any) -> Any:
     return BitsAndBytesConfig(**chosen)
 
 
+def in_16_bits(name: str) -> bool:
+    """Whether products are in bfloat16 whatever the dtype: those of bitsandbytes' four bits are on a
+    processor that has them."""
+    if not name.startswith("bitsandbytes, bits 4"):
+        return False
+    from bitsandbytes.functional import has_avx512bf16
+
+    return bool(has_avx512bf16())
+
+
 def folder_of(place: Path, make_config: Callable[[], Any] | None = None) -> Path:
     """A lively debug-tiny in `place`, quantised by transformers."""
     from transformers import AutoModelForCausalLM
@@ -99,7 +109,7 @@ def test_a_quantised_folder_decodes_as_plain_transformers_does(
     prompts: Any = [random_prompt(length, length) for length in (2, 9, 17)]
     report = verify(engine, oracle, prompts, max_new_tokens=16)
     assert report.bugs == []
-    if only_weights:
+    if only_weights and not in_16_bits(name):
         assert report.identical == 3
         assert engine.check.relative_error < 1e-4
     assert base.weights_digest() == oracle.base.weights_digest()
