@@ -53,8 +53,8 @@ def bitsandbytes(**chosen: Any) -> Any:
 
 
 def in_16_bits(name: str) -> bool:
-    """Whether products are in bfloat16 whatever the dtype: those of bitsandbytes' four bits are on a
-    processor that has them."""
+    """Whether products are in bfloat16 whatever the dtype: those of bitsandbytes' four bits are, on
+    a processor that has them."""
     if not name.startswith("bitsandbytes, bits 4"):
         return False
     from bitsandbytes.functional import has_avx512bf16
