@@ -131,9 +131,11 @@ class State:
         shutil.rmtree(self.folder / RUN, ignore_errors=True)
         for name in (RECIPE, *REPORTS):
             (self.folder / name).unlink(missing_ok=True)
-        for name in PHASES[1:]:
-            if name in self._phases:
-                self._phases[name] = {**self._phases[name], "done": False, "figures": {}}
+        if "answers" in self._phases:
+            self._phases["answers"] = {**self._phases["answers"], "done": False, "figures": {}}
+        for name in PHASES[2:]:  # they run anew, so what they took before does not count
+            self._before -= self._phases.pop(name, {"seconds": 0.0})["seconds"]
+        self._before = max(0.0, self._before)
         console.note("more time than before: more answers, then new heads on all of them")
 
     def _add_lost(self, seconds: float) -> None:

@@ -227,10 +227,16 @@ def test_more_hours_give_more_answers_and_new_heads(
     heads = (first.heads / "heads.safetensors").read_bytes()
     answers = first.answers.read_text()
     begun.clear()
+    record = json.loads(first.state.path.read_text()) | {"seconds": 30.0}
+    for name, seconds in (("answers", 9.0), ("training", 10.0), ("bench", 3.0)):
+        record["phases"][name]["seconds"] = seconds
+    first.state.path.write_text(json.dumps(record))
     longer = prepared(request_for(hours=0.02))
     assert (first.heads / "heads.safetensors").is_file()  # nothing is changed by looking
     run(longer)
     assert begun == list(PHASES[1:])
+    assert longer.state.seconds() == pytest.approx(17.0)  # without what ran anew
+    assert longer.state.phase_seconds("answers") == 9.0
     assert longer.answers.read_text().startswith(answers)
     kept = longer.path("run-0.01h") / "heads" / "heads.safetensors"
     assert kept.read_bytes() == heads
