@@ -19,10 +19,10 @@ from typing import Any
 
 from side_by_side import markdown, save, set_up_fonts
 
-from medusa_kit.data.readers import AnswerRow, read_rows
 from medusa_kit.files import atomic_write
 from medusa_kit.heads import load_heads
 from medusa_kit.infer.packed.base import base_for_decoding
+from medusa_kit.quick.answers import read_answers
 from medusa_kit.settings.recipe import TrainRecipe, load_recipe
 from medusa_kit.tree.replay import replay
 from medusa_kit.tree.search import best_trees
@@ -80,7 +80,7 @@ def _trained(recipe: Path, overrides: list[str], rows: int, output: Path) -> Pat
 def _measured(base: Any, run: Path, held_out: Path, test: Path) -> dict[str, Any]:
     record = json.loads((run / "run.json").read_text())
     heads = load_heads(run / "heads", base)
-    fit, judge = (calibrate(base, heads, _answers(path)) for path in (held_out, test))
+    fit, judge = (calibrate(base, heads, read_answers(path)) for path in (held_out, test))
     lengths = {
         nodes: round(replay(result.tree, judge).acceptance_length, 4)
         for nodes, result in best_trees(fit, NODES).items()
@@ -96,10 +96,6 @@ def _measured(base: Any, run: Path, held_out: Path, test: Path) -> dict[str, Any
         "top1": [round(float(share), 4) for share in judge.marginals()[:, 0]],
         "acceptance_length": lengths,
     }
-
-
-def _answers(path: Path) -> list[AnswerRow]:
-    return [row for row in read_rows(str(path)) if isinstance(row, AnswerRow)]
 
 
 def _write(found: list[dict[str, Any]], recipe: TrainRecipe, output: Path) -> None:

@@ -61,13 +61,13 @@ def products(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--isas", nargs="*", default=["avx2", "avx-vnni", "avx512-vnni"])
-    parser.add_argument("--library", nargs="*", default=[], metavar="NAME=FILE")
+    parser.add_argument("--library", dest="others", nargs="*", default=[], metavar="NAME=FILE")
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 2, 4, 8, 16, 64])
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--threads", type=int, default=2)
     options = parser.parse_args()
     paths = {isa: kernels.build(kernels.machine_flags(isa)) for isa in options.isas}
-    paths |= {name: Path(path) for name, path in (one.split("=") for one in options.library)}
+    paths |= {name: Path(path) for name, path in (one.split("=") for one in options.others)}
     opened = {name: kernels.declare(ctypes.CDLL(str(path))) for name, path in paths.items()}
     packed = matrices()
     widths = {matrix.struct.inputs for matrix in packed}

@@ -202,14 +202,8 @@ class MedusaHeads(nn.Module):
 
     def transforms(self, hidden_XD: Tensor, path_XJ: Tensor | None = None) -> Iterator[Tensor]:
         """`transform` of each head in turn, each step of a state computed only once."""
-        if self.recurrent is not None:
-            return self._along(hidden_XD, path_XJ)
-        return (self.transform(hidden_XD, k, path_XJ) for k in range(self.num_heads))
-
-    def _along(self, hidden_XD: Tensor, path_XJ: Tensor | None) -> Iterator[Tensor]:
         walk = Walk()
-        for k in range(self.num_heads):
-            yield self._step_of(walk, hidden_XD, k, path_XJ)
+        return (self.transform(hidden_XD, k, path_XJ, walk) for k in range(self.num_heads))
 
     def _step_of(
         self, walk: Walk | None, hidden_XD: Tensor, k: int, path_XJ: Tensor | None

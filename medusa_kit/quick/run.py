@@ -57,7 +57,7 @@ def run(session: Session, fresh: bool = False) -> dict[str, Any]:
         "bench": lambda session: run_bench(session, judge),
     }
     state = session.state
-    if state.finished and not fresh:  # the folder may be one that cannot be written to
+    if not fresh and state.finished:  # the folder may be one that cannot be written to
         state.open(fresh)
         _tell(session)
         return state.figures("verify")

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,8 @@ from medusa_kit.quick.settings import ANSWERS, FEATURES
 
 RECORD = "quick.json"
 HELD_OUT, RECIPE, RUN = "held_out.jsonl", "recipe.yaml", "run"
-EARLIER = "run-"  # and the hours: finished heads of a run that was given more
+EARLIER = "run-{:g}h"  # of so many hours: finished heads of a run that was given more
+EARLIER_NAME = r"run-[\d.e+-]+h"
 REPORTS = ("report.json", "report.md")
 PHASES = ("held_out", "answers", "training", "search", "verify", "bench")
 Clock = Callable[[], float]
@@ -124,7 +126,7 @@ class State:
     def _go_on_for_longer(self, hours: float) -> None:
         """More answers, then new heads on all of them. Finished heads of fewer hours are kept."""
         if (self.folder / RUN / "run.json").is_file():
-            kept = self.folder / f"{EARLIER}{hours:g}h"
+            kept = self.folder / EARLIER.format(hours)
             shutil.rmtree(kept, ignore_errors=True)
             (self.folder / RUN).rename(kept)
             console.note(f"the heads of {hours:g} hours are kept in {kept}")
@@ -159,7 +161,7 @@ class State:
 
     def _remove(self) -> None:
         """What a run wrote, and nothing else that lies there."""
-        earlier = self.folder.glob(f"{EARLIER}*h")
+        earlier = [p for p in self.folder.iterdir() if re.fullmatch(EARLIER_NAME, p.name)]
         for folder in (self.folder / RUN, self.folder / FEATURES, *earlier):
             shutil.rmtree(folder, ignore_errors=True)
         for name in (ANSWERS, HELD_OUT):

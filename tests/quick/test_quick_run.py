@@ -248,11 +248,14 @@ def test_more_hours_give_more_answers_and_new_heads(
     with pytest.raises(ConfigError, match=r"hours 0.01 ≠ 0.02") as refused:
         prepared(request_for())
     assert "only a larger --hours can go on" in str(refused.value)
+    mine = longer.path("run-bench")
+    mine.mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trial, "measure", interrupted)
         with pytest.raises(KeyboardInterrupt):
             run(prepared(request_for(), fresh=True), fresh=True)
     assert not kept.exists()
+    assert mine.is_dir()
 
 
 def test_a_finished_run_is_told_from_a_folder_that_cannot_be_written(

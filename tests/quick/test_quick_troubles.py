@@ -53,7 +53,7 @@ def test_the_time_between_a_kill_and_the_next_start_does_not_count(
     ({"seconds": float("nan")}, "seconds"), ({"running_since": "x"}, "running_since"),
 ])  # fmt: skip
 def test_a_damaged_record_is_refused(
-    request_for: Build, changes: dict[str, Any], where: str
+    request_for: Build, changes: dict[str, Any], where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session = prepared(request_for())
     session.state.open(fresh=False)
@@ -62,7 +62,9 @@ def test_a_damaged_record_is_refused(
     with pytest.raises(CheckpointError, match=rf"quick.json cannot be read: {where}: ") as refused:
         prepared(request_for())
     assert "--fresh" in str(refused.value)
-    prepared(request_for(), fresh=True)
+    monkeypatch.setattr(quick_run, "run_held_out", interrupted)
+    with pytest.raises(KeyboardInterrupt):  # it begins
+        run(prepared(request_for(), fresh=True), fresh=True)
 
 
 def test_rates_that_are_not_there_are_asked_for(request_for: Build) -> None:

@@ -56,7 +56,7 @@ class HydraDrafter(HeadsDrafter):
 def _level(tree: CandidateTree, depth: int, device: torch.device) -> Level:
     nodes, parents = _nodes_and_parents(tree, depth)
     before = _nodes_and_parents(tree, depth - 1)[1]
-    above = [before.index(tree.parents[parent]) for parent in parents] if depth > 1 else [0]
+    above = [before.index(tree.parents[parent]) for parent in parents]
     ranks = [tree.ranks[node] for node in nodes]
     return Level(
         torch.tensor(nodes, device=device),
