@@ -115,9 +115,12 @@ class Session:
         self.state.note("base", base.info.fingerprint)
         return base
 
-    def base_to_train(self, *_: Any, **__: Any) -> BaseModel:
-        """The base as it is in a new process: on a CPU, torch's layers were replaced by others
-        whose last bits differ, and a run that goes on is to train as one that was never stopped."""
+    def base_to_train(self, *_: Any, dtype: str, **__: Any) -> BaseModel:
+        """The base in this dtype, as it is in a new process: on a CPU, torch's layers were replaced
+        by others whose last bits differ, and a run that goes on is to train as one that was never
+        stopped."""
+        if dtype != self.base.info.dtype:
+            return self.load(self.request.model, device=self.request.device, dtype=dtype)
         if not self.base.is_light and self.base.device.type == "cpu":
             del self.base
         return self.base

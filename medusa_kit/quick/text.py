@@ -99,7 +99,9 @@ def _measured(session: Session, answer_rate: float) -> Rates:
 def _trial(session: Session, answer_rate: float, expected: float) -> Rates:
     rows = read_answers(session.held_out)
     recipe = settings.recipe_for(session.base, session.request.output)
-    return trial.measure(session.base, rows, recipe, answer_rate, expected, session.clock)
+    same = recipe.base.dtype == session.base.info.dtype
+    base = session.base if same else session.base_to_train(dtype=recipe.base.dtype)
+    return trial.measure(base, rows, recipe, answer_rate, expected, session.clock)
 
 
 def run_answers(session: Session) -> dict[str, Any]:
