@@ -35,7 +35,7 @@ def update_positions(base: BaseModel) -> int:
 
 def training_dtype(base: BaseModel) -> str:
     """Of the base while hidden states are computed. Where a processor multiplies in 16 bits that
-    takes a third of the time, and the heads are as good (docs/LOG.md)."""
+    takes a third of the time; the shipped heads were trained so (docs/LOG.md)."""
     on_cpu = base.device.type == "cpu" and base.info.dtype == "float32"
     return "bfloat16" if on_cpu and fast_in_bfloat16(base.device) else base.info.dtype
 

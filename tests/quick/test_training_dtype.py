@@ -13,7 +13,7 @@ from medusa_kit.settings.recipe import load_recipe
 from medusa_kit.train.features.features import Rows
 
 
-@pytest.mark.parametrize("fast", (True, False))
+@pytest.mark.parametrize("fast", [True, False])
 def test_16_bits_where_the_processor_multiplies_in_them(
     request_for: Callable[..., Request], monkeypatch: pytest.MonkeyPatch, fast: bool
 ) -> None:

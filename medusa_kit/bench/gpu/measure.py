@@ -165,4 +165,4 @@ def _attention(shape: Shape) -> Iterator[Part]:
 
 
 def _drafts(shape: Shape) -> Iterator[Part]:
-    yield from (draft_part(shape, kind) for kind in ("medusa", "hydra"))
+    yield from (draft_part(shape, kind) for kind in ("medusa", "hydra", "recurrent"))
