@@ -19,6 +19,7 @@ from typing import Any
 
 from side_by_side import markdown, save, set_up_fonts
 
+from medusa_kit.base.placement import DTYPES
 from medusa_kit.files import atomic_write
 from medusa_kit.heads import load_heads
 from medusa_kit.infer.packed.base import base_for_decoding
@@ -79,6 +80,7 @@ def _trained(recipe: Path, overrides: list[str], rows: int, output: Path) -> Pat
 
 def _measured(base: Any, run: Path, held_out: Path, test: Path) -> dict[str, Any]:
     record = json.loads((run / "run.json").read_text())
+    itemsize = DTYPES[record["recipe"]["train"]["cache_dtype"]].itemsize
     heads = load_heads(run / "heads", base)
     fit, judge = (calibrate(base, heads, read_answers(path)) for path in (held_out, test))
     lengths = {
@@ -90,7 +92,7 @@ def _measured(base: Any, run: Path, held_out: Path, test: Path) -> dict[str, Any
         "positions": record["num_positions"],
         "updates": record["num_updates"],
         "training_seconds": record["seconds"],
-        "hidden_state_bytes": 2 * record["num_positions"] * base.info.hidden_size,
+        "hidden_state_bytes": itemsize * record["num_positions"] * base.info.hidden_size,
         "tree_positions": fit.num_positions,
         "test_positions": judge.num_positions,
         "top1": [round(float(share), 4) for share in judge.marginals()[:, 0]],

@@ -119,11 +119,17 @@ class Session:
         """The base in this dtype, as it is in a new process: on a CPU, torch's layers were replaced
         by others whose last bits differ, and a run that goes on is to train as one that was never
         stopped."""
-        if dtype != self.base.info.dtype:
-            return self.load(self.request.model, device=self.request.device, dtype=dtype)
-        if not self.base.is_light and self.base.device.type == "cpu":
-            del self.base
+        base = self.base_in(dtype)
+        if base is not self.base or base.is_light or base.device.type != "cpu":
+            return base
+        del self.base, base
         return self.base
+
+    def base_in(self, dtype: str) -> BaseModel:
+        """The base, or another one where it is to have another dtype."""
+        if dtype == self.base.info.dtype:
+            return self.base
+        return self.load(self.request.model, device=self.request.device, dtype=dtype)
 
     @cached_property
     def plain(self) -> Engine:
