@@ -120,6 +120,8 @@ class TrainSection(Section):
     epochs: int = Field(default=1, ge=1)
     micro_batch_positions: int = Field(default=4096, ge=1)
     accumulation: int = Field(default=1, ge=1)  # micro-batches an update
+    # muon: for the matrices of the heads' layers (train/optimizer.py); without deepspeed
+    optimizer: Literal["adamw", "muon"] = "adamw"
     learning_rate: float = Field(default=1e-3, gt=0)
     warmup_ratio: float = Field(default=0.05, ge=0, lt=1)
     weight_decay: float = Field(default=0.0, ge=0)
@@ -274,6 +276,15 @@ class TrainRecipe(Section):
             )
         if self.stage == "medusa1" and self.joint is not None:
             raise ValueError("stage 'medusa1' with a section joint; joint goes with 'medusa2'")
+        return self
+
+    @model_validator(mode="after")
+    def _deepspeed_runs_adamw(self) -> "TrainRecipe":
+        if self.train.optimizer != "adamw" and self.deepspeed.enabled:
+            raise ValueError(
+                f"train.optimizer {self.train.optimizer!r} with deepspeed.enabled, which runs "
+                "'adamw'; add deepspeed.enabled=false"
+            )
         return self
 
     @model_validator(mode="after")

@@ -17,7 +17,7 @@ from medusa_kit.train.engine import Stage
 from medusa_kit.train.features.features import by_length, counted
 from medusa_kit.train.preparation import Run, prepare_run, trained_rows
 
-ADAMW_COPIES = 4  # weights, gradients, two moments
+COPIES = 4  # weights, gradients, two moments (Muon: one)
 SHOWN_TOKENS = 120
 
 
@@ -94,13 +94,13 @@ def _estimates(
     whole = recipe.heads.prefix_layers > 0
     kept = sum(int(i.positions_P[-1]) + 1 for i in training) if whole else positions
     features = kept * base.info.hidden_size * base.dtype.itemsize if stored else 0
-    copies = ADAMW_COPIES + (recipe.train.average is not None)
+    copies = COPIES + (recipe.train.average is not None)
     columns = max(run.module.heads.num_columns, base.info.vocab_size if not stored else 0)
     logits = 3 * recipe.train.chunk_positions * columns * 4
     model = base.num_bytes
     return [
         f"loss of the first micro-batch {loss.item():.3f}",
-        f"memory, about: model {_gb(model)}, trained weights with AdamW "
+        f"memory, about: model {_gb(model)}, trained weights with the optimiser's state "
         f"{_gb(copies * trained)}, hidden states {_gb(features)}"
         + (f" of {counted(kept, positions)}" if stored else "")
         + f", a chunk of logits {_gb(logits)}"

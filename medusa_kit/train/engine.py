@@ -1,15 +1,15 @@
 """Training engines, which run the optimiser: DeepSpeed or plain torch.
 
-Both use the same AdamW, clip the same norm and give the same losses, in any number of processes
-(over gloo on CPU, nccl on GPUs). A loss passed to `backward` is the micro-batch's share of the
-update's mean, so gradients are summed over micro-batches and processes.
+Both use the same AdamW (plain torch also Muon), clip the same norm and give the same losses, in any
+number of processes (over gloo on CPU, nccl on GPUs). A loss passed to `backward` is the
+micro-batch's share of the update's mean, so gradients are summed over micro-batches and processes.
 """
 
 import contextlib
 import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from medusa_kit.train.deepspeed_setup import (
     start_process_group,
 )
 from medusa_kit.train.loss.loss import HeadsLoss
+from medusa_kit.train.optimizer import make_optimizer, set_learning_rate
 from medusa_kit.train.stages import Medusa1, Medusa2, Terms
 
 Stage = Medusa1 | Medusa2
@@ -59,7 +60,7 @@ def make_engine(module: Stage, recipe: TrainRecipe, device: torch.device) -> Tra
 
 
 class PlainEngine:
-    """AdamW in plain torch; several processes sum their gradients."""
+    """The optimiser in plain torch; several processes sum their gradients."""
 
     def __init__(self, module: Stage, recipe: TrainRecipe, device: torch.device) -> None:
         if _trains_low_precision(recipe):
@@ -71,7 +72,7 @@ class PlainEngine:
             )
         self.module = module
         self.grad_clip = recipe.train.grad_clip
-        self.optimizer, self._factors = _adamw(module, recipe, fused=True)
+        self.optimizer, self._factors = make_optimizer(module, recipe, fused=True)
         self._owns_group = distributed.start(device)
 
     def forward(self, batch: Batch, terms: Terms) -> HeadsLoss:
@@ -81,7 +82,7 @@ class PlainEngine:
         loss.backward()
 
     def update(self, learning_rate: float) -> None:
-        _set_learning_rate(self.optimizer, learning_rate, self._factors)
+        set_learning_rate(self.optimizer, learning_rate, self._factors)
         trained = [p for p in self.module.parameters() if p.requires_grad]
         for parameter in trained if distributed.world() > 1 else []:
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
@@ -125,7 +126,7 @@ class DeepspeedEngine:
         self._scale = recipe.train.accumulation * distributed.world()
         self._step_due = False
         self._owns_group = not torch.distributed.is_initialized()
-        optimizer, self._factors = _adamw(module, recipe)
+        optimizer, self._factors = make_optimizer(module, recipe)
         with quiet():
             self._deepspeed = import_deepspeed(device)
             start_process_group(self._deepspeed, device)
@@ -150,7 +151,7 @@ class DeepspeedEngine:
         self._step_due = True
 
     def update(self, learning_rate: float) -> None:
-        _set_learning_rate(self.optimizer, learning_rate, self._factors)
+        set_learning_rate(self.optimizer, learning_rate, self._factors)
         self.engine.step()
         self._step_due = False
 
@@ -188,22 +189,3 @@ def _trains_low_precision(recipe: TrainRecipe) -> bool:
 def _trained_state(module: Stage) -> dict[str, Tensor]:
     """The trained weights only: a frozen base need not be saved."""
     return {name: p.detach() for name, p in module.named_parameters() if p.requires_grad}
-
-
-def _adamw(
-    module: Stage, recipe: TrainRecipe, fused: bool = False
-) -> tuple[torch.optim.AdamW, list[float]]:
-    """(optimiser, each group's factor of the learning rate)."""
-    groups = [(parameters, factor) for parameters, factor in module.groups() if parameters]
-    optimizer = torch.optim.AdamW(
-        [{"params": parameters} for parameters, _ in groups],
-        lr=recipe.train.learning_rate,
-        weight_decay=recipe.train.weight_decay,
-        fused=fused,
-    )
-    return optimizer, [factor for _, factor in groups]
-
-
-def _set_learning_rate(optimizer: Any, learning_rate: float, factors: Sequence[float]) -> None:
-    for group, factor in zip(optimizer.param_groups, factors, strict=True):
-        group["lr"] = learning_rate * factor

@@ -31,6 +31,7 @@ from medusa_kit.train.engine import make_engine
 from medusa_kit.train.evaluate import HeadScores
 from medusa_kit.train.loop import Pace, TrainingLoop
 from medusa_kit.train.loss import fused as fused_loss
+from medusa_kit.train.optimizer import check_optimizer
 from medusa_kit.train.quality import Quality
 from medusa_kit.train.run import result
 from medusa_kit.train.run.folder import RunFolder
@@ -69,6 +70,7 @@ def train(
     """
     device = own_device(recipe.base.device)
     fused_loss.check_named(recipe, device)
+    check_optimizer(recipe)
     owns_group = distributed.start(device)
     folder = RunFolder(recipe)
     try:

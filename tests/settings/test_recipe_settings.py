@@ -64,6 +64,8 @@ def test_unknown_key_names_the_nearest(recipe_file, override, suggestion):
         ("train.soft_top=0", ["train.soft_top = 0: expected greater than or equal to 1 or 'all'"]),
         ("train.soft_top=some", ["train.soft_top = 'some': expected a valid integer", "or 'all'"]),
         ("train={loss: cross_entropy, soft_top: 8}", ["soft_top 8", "'soft', 'tv' and 'lk'"]),
+        ("train.optimizer=muon", ["optimizer 'muon' with deepspeed", "deepspeed.enabled=false"]),
+        ("train.optimizer=sgd", ["train.optimizer", "'adamw' or 'muon'"]),
         ("train.average=1", ["train.average = 1", "less than 1"]),
         ("train.average=0", ["train.average = 0", "greater than 0"]),
         ("train.cache_dir=x", ["cache_dir 'x'", "features 'disk'"]),

@@ -17,8 +17,10 @@ from medusa_kit.train import engine as engine_module
 from medusa_kit.train.batching import Batch
 from medusa_kit.train.engine import make_engine
 from medusa_kit.train.loss.loss import LossOptions
+from medusa_kit.train.optimizer import network_matrices
 from medusa_kit.train.run.schedule import heads_weight, learning_rate
 from medusa_kit.train.stages import Medusa1
+from medusa_kit.train.trainer import train
 
 CHILD = """
 import json, tempfile, torch
@@ -104,6 +106,71 @@ def test_micro_batches_add_up_to_their_update_and_the_norm_is_clipped(tiny_base,
         sum(float(s["exp_avg"].square().sum()) for s in engine.optimizer.state.values())
     )
     assert norm == pytest.approx(0.1 * 1e-3, rel=1e-3)  # (1 - beta1) times the clipped gradient
+
+
+@pytest.mark.parametrize("kind", ["medusa", "rooted", "hydra", "recurrent"])
+def test_muon_turns_matrices_as_far_as_adamw_and_leaves_the_rest_to_it(
+    tiny_base, make_recipe, kind
+):
+    """A first update of AdamW moves each weight by the learning rate. Muon's moves an orthogonal
+    matrix, scaled by 0.2 √max(rows, columns): a root mean square of 0.2 at full rank."""
+    base = tiny_base()
+    heads = MedusaHeads.for_base(base, 2, kind=kind, projection="own")
+    module = Medusa1(heads, LossOptions(chunk=8))
+    recipe = make_recipe(train={"optimizer": "muon", "grad_clip": 1e6})
+    for weight in module.parameters():  # some start at zero and stop others' gradients
+        weight.data += 0.1 * torch.randn_like(weight)
+    engine = make_engine(module, recipe, base.device)
+    before = {name: weight.detach().clone() for name, weight in module.named_parameters()}
+    hidden_PD, ahead_PJ = torch.randn(64, 16), torch.randint(0, 32, (64, 3))
+    terms = module.terms(ahead_PJ, 1.0)
+    engine.backward(engine.forward(Batch(ahead_PJ, hidden_PD), terms).loss)
+    engine.update(0.01)
+    matrices = set(map(id, network_matrices(module)))
+    assert matrices
+    for name, weight in module.named_parameters():
+        moved = (weight.detach() - before[name]) / 0.01
+        if id(weight) in matrices:
+            assert "projections" not in name
+            values = torch.linalg.svdvals(moved) / (0.2 * math.sqrt(max(moved.shape)))
+            assert values[0] < 1.35  # five steps of Newton-Schulz end between 0.7 and 1.2
+            assert values[0] / values[len(values) // 2] < 2  # the gradient's own: 3 and more
+        else:
+            assert float(moved[moved != 0].abs().max()) == pytest.approx(1, rel=1e-2), name
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_loaded_engine_goes_on_as_the_saved_one(tiny_base, make_recipe, tmp_path, optimizer):
+    base, ends = tiny_base(), []
+    recipe = make_recipe(train={"optimizer": optimizer})
+    hidden_PD, ahead_PJ = torch.randn(3, 16, 16), torch.randint(0, 32, (3, 16, 3))
+
+    def engine_of(seed):
+        torch.manual_seed(seed)
+        heads = MedusaHeads.for_base(base, 2, kind="hydra")
+        return make_engine(Medusa1(heads, LossOptions(chunk=8)), recipe, base.device)
+
+    def update(engine, step):
+        terms = engine.module.terms(ahead_PJ[step], 1.0)
+        engine.backward(engine.forward(Batch(ahead_PJ[step], hidden_PD[step]), terms).loss)
+        engine.update(0.05 / (step + 1))
+
+    saved, loaded = engine_of(1), engine_of(2)
+    for step in (0, 1):
+        update(saved, step)
+    saved.save(tmp_path)
+    loaded.load(tmp_path)
+    for engine in (saved, loaded):
+        update(engine, 2)
+        ends.append([weight.detach().clone() for weight in engine.module.parameters()])
+    assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
+
+
+def test_muon_needs_a_torch_that_has_it(monkeypatch, make_recipe):
+    monkeypatch.delattr(torch.optim, "Muon")
+    with pytest.raises(ConfigError, match=r"train\.optimizer 'muon' with torch") as caught:
+        train(make_recipe(train={"optimizer": "muon"}))
+    assert "train.optimizer=adamw" in caught.value.hint
 
 
 def test_learning_rate_warms_up_and_follows_a_cosine():

@@ -89,7 +89,10 @@ def test_heads_that_read_the_path_learn_more_from_it(tiny_base, make_recipe, tmp
         assert top1["recurrent"][2] > top1["rooted"][2] + 0.1
 
 
-@pytest.mark.parametrize("more", [{}, {"average": 0.5, "precision": "bfloat16"}])
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"average": 0.5, "precision": "bfloat16"}, {"optimizer": "muon", "learning_rate": 0.1}],
+)
 def test_recurrent_heads_learn_to_count(tiny_base, counting_rows, make_recipe, tmp_path, more):
     base, found = tiny_base(), {}
     for updates in ("few", "many"):

@@ -1,0 +1,111 @@
+"""AdamW, or Muon for the matrices of the heads' networks and AdamW for all else.
+
+Muon (kellerjordan.github.io/posts/muon) orthogonalises each matrix's momentum. torch's own is used,
+its updates scaled to the size of AdamW's (arXiv 2502.16982, §2.2), so one learning rate suits both.
+As usual, input and output embeddings (own projections), gains, norms and adapters stay with AdamW.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from medusa_kit.errors import ConfigError
+from medusa_kit.settings.recipe import TrainRecipe
+from medusa_kit.train.stages import Medusa1, Medusa2
+
+Group = dict[str, Any]
+Part = tuple[list[nn.Parameter], float]  # and their factor of the learning rate
+
+
+class Optimizers:
+    """Several that step together, each with its own part of the weights."""
+
+    def __init__(self, all_of_them: Sequence[torch.optim.Optimizer]) -> None:
+        self.all = tuple(all_of_them)
+
+    @property
+    def param_groups(self) -> list[Group]:
+        return [group for one in self.all for group in one.param_groups]
+
+    def step(self) -> None:
+        for one in self.all:
+            one.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for one in self.all:
+            one.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"all": [one.state_dict() for one in self.all]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for one, saved in zip(self.all, state["all"], strict=True):
+            one.load_state_dict(saved)
+
+
+def make_optimizer(
+    module: Medusa1 | Medusa2, recipe: TrainRecipe, fused: bool = False
+) -> tuple[torch.optim.AdamW | Optimizers, list[float]]:
+    """(the recipe's optimiser, the factor of the learning rate of each of its groups)."""
+    parts = _not_empty(module.groups())
+    if recipe.train.optimizer == "adamw":
+        return _adamw(parts, recipe, fused), [factor for _, factor in parts]
+    check_optimizer(recipe)
+    matrices = set(map(id, network_matrices(module)))
+    by_muon = _not_empty([([p for p in some if id(p) in matrices], f) for some, f in parts])
+    by_adamw = _not_empty([([p for p in some if id(p) not in matrices], f) for some, f in parts])
+    found: list[torch.optim.Optimizer] = []
+    if by_muon:
+        found.append(
+            torch.optim.Muon(
+                _groups(by_muon),
+                lr=recipe.train.learning_rate,
+                weight_decay=recipe.train.weight_decay,
+                adjust_lr_fn="match_rms_adamw",
+            )
+        )
+    if by_adamw:
+        found.append(_adamw(by_adamw, recipe, fused))
+    return Optimizers(found), [factor for _, factor in (*by_muon, *by_adamw)]
+
+
+def network_matrices(module: Medusa1 | Medusa2) -> list[nn.Parameter]:
+    """The trained weights [out, in] of the heads' layers, without those of own projections."""
+    heads = module.heads
+    projections = set(map(id, heads.projections.parameters()))
+    linear = [module for module in heads.modules() if isinstance(module, nn.Linear)]
+    weights = [p for one in linear for p in one.parameters() if p.ndim == 2 and p.requires_grad]
+    return [weight for weight in weights if id(weight) not in projections]
+
+
+def check_optimizer(recipe: TrainRecipe) -> None:
+    """Raises ConfigError where torch does not have the recipe's optimiser."""
+    if recipe.train.optimizer == "muon" and not hasattr(torch.optim, "Muon"):
+        raise ConfigError(
+            f"train.optimizer 'muon' with torch {torch.__version__}; torch has it from 2.9 on",
+            hint="pip install 'torch>=2.9', or train.optimizer=adamw",
+        )
+
+
+def set_learning_rate(optimizer: Any, learning_rate: float, factors: Sequence[float]) -> None:
+    for group, factor in zip(optimizer.param_groups, factors, strict=True):
+        group["lr"] = learning_rate * factor
+
+
+def _adamw(parts: Sequence[Part], recipe: TrainRecipe, fused: bool) -> torch.optim.AdamW:
+    return torch.optim.AdamW(
+        _groups(parts),
+        lr=recipe.train.learning_rate,
+        weight_decay=recipe.train.weight_decay,
+        fused=fused,
+    )
+
+
+def _groups(parts: Sequence[Part]) -> list[Group]:
+    return [{"params": parameters} for parameters, _ in parts]
+
+
+def _not_empty(parts: Sequence[Part]) -> list[Part]:
+    return [(parameters, factor) for parameters, factor in parts if parameters]
