@@ -46,6 +46,7 @@ COMMON = ["data.eval_fraction=1.0e-9", "data.train_on=answers", "base.dtype=floa
           "heads.kind=medusa", "heads.mlp_size=null", "heads.num_blocks=1",
           "train.loss=cross_entropy", "train.soft_share=null", "train.soft_top=null",
           "train.precision=float32", "train.chunk_positions=1024", "train.average=null",
+          "train.optimizer=adamw",
           "deepspeed.enabled=false",
           "train.eval_every=1000000000", "train.save_every=1000000000"]  # fmt: skip
 WHOLE = ["heads.projection=shared", "heads.reduced_size=null", "train.epochs=1"]

@@ -228,7 +228,12 @@ def _report(engine: Any, search: Any, folder: Path) -> None:
     console.out.print(console.table("Trees, by replay on held-out answers", columns, rows))
     drawn = describe_tree(search.plan.for_batch(1))
     console.out.print(drawn, markup=False, highlight=False)
-    if search.chosen.num_nodes == 1:
+    if 1 < search.decoded.num_nodes < search.chosen.num_nodes:
+        console.note(
+            f"of these nodes decoding verifies as many as pay: {search.decoded.num_nodes} at these "
+            f"times, predicted {search.decoded.speed_up:.2f} ×"
+        )
+    if search.decoded.num_nodes == 1:
         console.warn("no tree gains on this machine: the engine will decode plainly")
     write_search(engine, search, folder)
 

@@ -197,7 +197,7 @@ class Engine:
         def make(verifier: Verifier) -> Batch:
             graphs = self.graphs if verifier is self.verifier else None  # its steps are that one's
             batch = Batch(verifier, max_rows, 0, max_pause, graphs, reuse)
-            batch.cost = self.steps.cost if self.steps is not None and self._pays else None
+            batch.cost = self.steps.cost if self.steps is not None and self.pays else None
             return batch
 
         turns = Turns(make, self.verifier)
@@ -257,7 +257,7 @@ class Engine:
         return row
 
     @property
-    def _pays(self) -> bool:
+    def pays(self) -> bool:
         """Whether guesses are verified only where they pay. Whole steps on the device have sizes of
         their own."""
         return self.steps is not None and self.graphs is None
@@ -272,7 +272,7 @@ class Engine:
 
     def _cost(self, drafter: Drafter) -> StepCost | None:
         """The cost of steps, for drafters that leave it to the batch how much is verified."""
-        steps = self.steps if self._pays and hasattr(drafter, "offer") else None
+        steps = self.steps if self.pays and hasattr(drafter, "offer") else None
         return None if steps is None else steps.cost
 
     def _decode(self, drafter: Drafter, rows: Sequence[Row], max_rows: int) -> Iterator[Emitted]:
@@ -289,13 +289,13 @@ class Engine:
     ) -> Drafter:
         """Raises ConfigError for a drafter that is unknown or has nothing to draft with."""
         # Where guesses are verified as they pay, the largest tree is cut to fit.
-        planned = self._planned_for(1 if self._pays else batch_size)
+        planned = self._planned_for(1 if self.pays else batch_size)
         context = DraftContext(
             self.verifier,
             self.heads,
             tree=planned.tree if self.heads is not None else None,
             acceptance=planned.acceptance,
-            paying=self._pays,
+            paying=self.pays,
             draft_model=self.draft_model,
             batch_size=batch_size,
             on_device=on_device and self.graphs is not None,

@@ -15,6 +15,7 @@ from medusa_kit.train.cpu_products import by_onednn
 from medusa_kit.train.data import HeadTargets, prepare, split
 from medusa_kit.train.engine import Stage
 from medusa_kit.train.features.features import by_length, counted
+from medusa_kit.train.optimizer import check_optimizer, make_optimizer
 from medusa_kit.train.preparation import Run, prepare_run, trained_rows
 
 COPIES = 4  # weights, gradients, two moments (Muon: one)
@@ -27,6 +28,7 @@ def dry_run(recipe: TrainRecipe) -> str:
     One micro-batch is run, forward and backward, to measure time and memory.
     """
     device = trainer.own_device(recipe.base.device)
+    check_optimizer(recipe, device)
     base = trainer.load_base(recipe, device)
     examples = trainer.load_examples(base, recipe)
     training, held_out = split(
@@ -87,6 +89,7 @@ def _estimates(
     loss = module(update.batches[0], terms).loss
     loss.backward()
     seconds = time.monotonic() - began
+    seconds += _optimizer_seconds(module, recipe) / recipe.train.accumulation
     each = seconds / max(1, update.batches[0].num_positions)
     stored = recipe.stage == "medusa1" and (recipe.train.features or "memory") != "live"
     passes = prepared * positions / run.num_positions if stored else 0.0
@@ -108,6 +111,16 @@ def _estimates(
         f"time on this machine, about: hidden states {passes / 60:.1f} min, updates "
         f"{each * positions * recipe.train.epochs / 60 / distributed.world():.1f} min",
     ]
+
+
+def _optimizer_seconds(module: Stage, recipe: TrainRecipe) -> float:
+    """Of one update by Muon; AdamW reads and writes the weights once, which is little."""
+    if recipe.train.optimizer == "adamw":
+        return 0.0
+    optimizer, _ = make_optimizer(module, recipe)
+    began = time.monotonic()
+    optimizer.step()
+    return time.monotonic() - began
 
 
 def _gb(num_bytes: float) -> str:

@@ -2,7 +2,8 @@
 
 Muon (kellerjordan.github.io/posts/muon) orthogonalises each matrix's momentum. torch's own is used,
 its updates scaled to the size of AdamW's (arXiv 2502.16982, §2.2), so one learning rate suits both.
-As usual, input and output embeddings (own projections), gains, norms and adapters stay with AdamW.
+It multiplies in bfloat16. As usual, input and output embeddings (own projections), gains, norms
+and adapters stay with AdamW.
 """
 
 from collections.abc import Sequence
@@ -11,8 +12,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from medusa_kit import console
 from medusa_kit.errors import ConfigError
 from medusa_kit.settings.recipe import TrainRecipe
+from medusa_kit.train.cpu_products import fast_in_bfloat16
 from medusa_kit.train.stages import Medusa1, Medusa2
 
 Group = dict[str, Any]
@@ -52,7 +55,6 @@ def make_optimizer(
     parts = _not_empty(module.groups())
     if recipe.train.optimizer == "adamw":
         return _adamw(parts, recipe, fused), [factor for _, factor in parts]
-    check_optimizer(recipe)
     matrices = set(map(id, network_matrices(module)))
     by_muon = _not_empty([([p for p in some if id(p) in matrices], f) for some, f in parts])
     by_adamw = _not_empty([([p for p in some if id(p) not in matrices], f) for some, f in parts])
@@ -80,12 +82,19 @@ def network_matrices(module: Medusa1 | Medusa2) -> list[nn.Parameter]:
     return [weight for weight in weights if id(weight) not in projections]
 
 
-def check_optimizer(recipe: TrainRecipe) -> None:
-    """Raises ConfigError where torch does not have the recipe's optimiser."""
-    if recipe.train.optimizer == "muon" and not hasattr(torch.optim, "Muon"):
+def check_optimizer(recipe: TrainRecipe, device: torch.device) -> None:
+    """Raises ConfigError where torch lacks the recipe's optimiser; warns where it is slow."""
+    if recipe.train.optimizer != "muon":
+        return
+    if not hasattr(torch.optim, "Muon"):
         raise ConfigError(
             f"train.optimizer 'muon' with torch {torch.__version__}; torch has it from 2.9 on",
             hint="pip install 'torch>=2.9', or train.optimizer=adamw",
+        )
+    if not fast_in_bfloat16(device):
+        console.warn(
+            f"train.optimizer 'muon' multiplies matrices in bfloat16, which {device.type} here has "
+            "no instructions for; 'adamw' is faster here"
         )
 
 

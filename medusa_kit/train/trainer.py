@@ -70,7 +70,7 @@ def train(
     """
     device = own_device(recipe.base.device)
     fused_loss.check_named(recipe, device)
-    check_optimizer(recipe)
+    check_optimizer(recipe, device)
     owns_group = distributed.start(device)
     folder = RunFolder(recipe)
     try:

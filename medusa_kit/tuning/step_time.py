@@ -1,6 +1,6 @@
 """How long a whole step takes on this machine for N nodes: draft, verify, accept, commit.
 
-Timings jitter, so each size is measured in turn with one-node steps, and its ratio to those counts.
+Timings jitter, so each size is measured next to one-node steps, and its ratio to those counts.
 A machine may be slow for a tenth of a second, so where nothing is packed anew for a size, all sizes
 take turns in several rounds, and the median over these counts.
 Where whole steps may run on the device (infer/cuda_graph/), real decoding is timed from one
@@ -33,6 +33,7 @@ from medusa_kit.tree.plan import Tree
 
 PREFIX_LENGTHS = (64, 384)
 REPEATS, ROUNDS = 7, 9
+SETTLED, MOST_TO_SETTLE = 0.01, 4  # seconds of steps, and steps at most, until times are steady
 WARM_UPS = 1  # first steps of an answer that do not count: the prompt may still be computed
 
 
@@ -123,13 +124,19 @@ class _Place:
         self.state = State(prompts, logits_BV.argmax(-1).tolist(), hidden_BD)
 
     def compare(self, drafter: Drafter, plain: Drafter, repeats: int) -> tuple[float, float]:
-        """Median seconds of a step with `drafter` and with `plain`, taken in turn."""
+        """Median seconds of a step with `drafter` and of a later one with `plain`."""
+        return self._median(drafter, repeats), self._median(plain, repeats)
+
+    def _median(self, drafter: Drafter, repeats: int) -> float:
+        """Of steps in a row, as in decoding, behind some that do not count: for a few milliseconds
+        after a large step a small one takes up to half as long again."""
         self._step(drafter)  # packs, warms up
-        ours, one = [], []
-        for _ in range(repeats):
-            ours.append(self._timed(drafter))
-            one.append(self._timed(plain))
-        return statistics.median(ours), statistics.median(one)
+        settled = 0.0
+        for _ in range(MOST_TO_SETTLE):
+            settled += self._timed(drafter)
+            if settled > SETTLED:
+                break
+        return statistics.median(self._timed(drafter) for _ in range(max(repeats, 2)))
 
     def _timed(self, drafter: Drafter) -> float:
         start = time.perf_counter()

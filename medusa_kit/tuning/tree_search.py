@@ -60,11 +60,16 @@ class TreeRow:
 
 @dataclass(frozen=True)
 class TreeSearch:
-    """`chosen`: the fastest for batch size 1; `by_batch`: the fastest for each batch size."""
+    """`chosen`: the fastest for batch size 1; `by_batch`: the fastest for each batch size.
+
+    `decoded`: what decoding is expected to make of `chosen` on this machine. That is a smaller tree
+    where nodes are verified as they pay and `chosen` is larger than that.
+    """
 
     rows: list[TreeRow]
     by_batch: list[TreeRow]
     num_positions: int
+    decoded: TreeRow
 
     @property
     def chosen(self) -> TreeRow:
@@ -83,7 +88,7 @@ class TreeSearch:
         """The fields of tree.json that say where its trees come from."""
         return {
             "acceptance_length": round(self.chosen.acceptance_length, 4),
-            "predicted_speed_up": round(self.chosen.speed_up, 4),
+            "predicted_speed_up": round(self.decoded.speed_up, 4),
             "calibration_positions": self.num_positions,
             "base_model": engine.base.info.name,
             "base_fingerprint": engine.base.info.fingerprint,
@@ -133,14 +138,30 @@ def search_tree(
     for batch_size in sorted({1, *batch_sizes}):
         timed = _timed(engine, contenders, batch_size)
         rows += timed
-        best = _fastest([row for row in timed if row.num_nodes == fixed_size] or timed)
+        fixed = [row for row in timed if row.num_nodes == fixed_size] or [_fastest(timed)]
+        best = max(fixed, key=lambda row: _decoded(engine, row, timed).speed_up)
         by_batch.append(_with_acceptance(best, held_out))
-    return TreeSearch(rows, by_batch, statistics.num_positions)
+    decoded = _decoded(engine, by_batch[0], rows)
+    return TreeSearch(rows, by_batch, statistics.num_positions, decoded)
 
 
 def _fastest(rows: Sequence[TreeRow]) -> TreeRow:
     """Ties go to fewer nodes, then to static trees."""
     return max(sorted(rows, key=lambda row: row.num_nodes), key=lambda row: row.speed_up)
+
+
+def _decoded(engine: Engine, row: TreeRow, timed: Sequence[TreeRow]) -> TreeRow:
+    """The row itself, or where nodes are verified as they pay the fastest of its sort that is no
+    larger, plain decoding among them."""
+    if not engine.pays:
+        return row
+
+    def made_of_it(one: TreeRow) -> bool:
+        same_sort = (one.dynamic is None) == (row.dynamic is None)
+        smaller = one.batch_size == row.batch_size and one.num_nodes <= row.num_nodes
+        return smaller and (same_sort or one.num_nodes == 1)
+
+    return _fastest([one for one in timed if made_of_it(one)])
 
 
 def _with_acceptance(row: TreeRow, statistics: RankStatistics) -> TreeRow:
@@ -208,7 +229,7 @@ def judge_tree(engine: Engine, statistics: RankStatistics, tree: CandidateTree) 
     given = TreeRow(tree.num_nodes, tree, float("nan"), length, 0.0, 0.0, "given")
     rows = _timed(engine, [plain, given] if tree.num_nodes > 1 else [plain], 1)
     chosen = _with_acceptance(rows[-1], statistics)
-    return TreeSearch(rows, [chosen], statistics.num_positions)
+    return TreeSearch(rows, [chosen], statistics.num_positions, _decoded(engine, chosen, rows))
 
 
 def _check_statistics(engine: Engine, statistics: RankStatistics) -> None:

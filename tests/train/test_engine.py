@@ -14,10 +14,11 @@ from medusa_kit.errors import ConfigError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.settings.recipe import JointSection
 from medusa_kit.train import engine as engine_module
+from medusa_kit.train import optimizer as optimizer_module
 from medusa_kit.train.batching import Batch
 from medusa_kit.train.engine import make_engine
 from medusa_kit.train.loss.loss import LossOptions
-from medusa_kit.train.optimizer import network_matrices
+from medusa_kit.train.optimizer import check_optimizer, network_matrices
 from medusa_kit.train.run.schedule import heads_weight, learning_rate
 from medusa_kit.train.stages import Medusa1
 from medusa_kit.train.trainer import train
@@ -164,6 +165,14 @@ def test_a_loaded_engine_goes_on_as_the_saved_one(tiny_base, make_recipe, tmp_pa
         update(engine, 2)
         ends.append([weight.detach().clone() for weight in engine.module.parameters()])
     assert all(torch.equal(one, other) for one, other in zip(*ends, strict=True))
+
+
+def test_muon_warns_where_products_in_bfloat16_are_slow(monkeypatch, make_recipe, capsys):
+    recipe = make_recipe(train={"optimizer": "muon"})
+    for fast in (True, False):
+        monkeypatch.setattr(optimizer_module, "fast_in_bfloat16", lambda device: fast)  # noqa: B023
+        check_optimizer(recipe, torch.device("cpu"))
+        assert ("'adamw' is faster here" in capsys.readouterr().err) == (not fast)
 
 
 def test_muon_needs_a_torch_that_has_it(monkeypatch, make_recipe):

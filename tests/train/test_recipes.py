@@ -57,6 +57,7 @@ def test_second_stages_begin_with_the_heads_of_their_first():
     ["stage=medusa1", "train.features=live", "heads.kind=rooted", "train.loss=lk"],
     ["stage=medusa2"],
     ["stage=medusa2", "joint.moves=full", "heads.kind=hydra", "heads.prefix_layers=1"],
+    ["stage=medusa2", "heads.kind=recurrent", "train.optimizer=muon"],
 ], ids=" ".join)  # fmt: skip
 def test_the_debug_recipe_makes_two_updates_with_each_stage(tmp_path, overrides):
     recipe = load_recipe(
@@ -69,13 +70,15 @@ def test_the_debug_recipe_makes_two_updates_with_each_stage(tmp_path, overrides)
     assert (report.quality is None) == (recipe.stage == "medusa1")
 
 
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 @pytest.mark.parametrize("stage", ["medusa1", "medusa2"])
-def test_a_dry_run_shows_the_work_and_writes_nothing(tmp_path, stage, monkeypatch):
+def test_a_dry_run_shows_the_work_and_writes_nothing(tmp_path, stage, optimizer, monkeypatch):
     monkeypatch.chdir(tmp_path)
     features = ["train.features=disk"] if stage == "medusa1" else []
+    deepspeed = f"deepspeed.enabled={str(optimizer == 'adamw').lower()}"
     recipe = load_recipe(
         ROOT / "recipes/debug.yaml", [f"stage={stage}", "output_dir=run", "base.device=cpu",
-                                      *features]
+                                      f"train.optimizer={optimizer}", deepspeed, *features]
     )  # fmt: skip
     said = dry_run(recipe)
     assert "8 training rows" in said

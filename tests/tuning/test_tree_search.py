@@ -78,6 +78,26 @@ def test_a_fixed_size_is_taken_whatever_its_speed(
     assert table["acceptance_length"] == pytest.approx(search.chosen.acceptance_length, abs=1e-4)
 
 
+@pytest.mark.parametrize("pays", [True, False])
+def test_a_large_tree_promises_what_is_verified_of_it(
+    engine: Engine, statistics: RankStatistics, pays: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With 16 nodes the static tree is faster, with the nodes that pay the dynamic one is."""
+    monkeypatch.setattr(Engine, "pays", property(lambda engine: pays))
+    times = {n: 1.0 + 0.3 * n for n in SIZES}
+    with_times(monkeypatch, times | {("dynamic", n): times[n] + 20 * (n == 16) for n in SIZES})
+    search = search_tree(engine, with_entries(statistics, 1), SIZES, fixed_size=16)
+    assert search.chosen.num_nodes == 16
+    assert (search.chosen.dynamic is not None) == pays
+    same = [row for row in search.rows if (row.dynamic is not None) == pays or row.num_nodes == 1]
+    best = max(same, key=lambda row: row.speed_up)
+    assert best.num_nodes < 16
+    assert best.speed_up > search.chosen.speed_up
+    assert search.decoded == (best if pays else search.chosen)
+    promised = search.as_extra(engine)["predicted_speed_up"]
+    assert promised == pytest.approx(search.decoded.speed_up, abs=1e-4)
+
+
 def test_a_given_tree_is_judged_on_all_answers(
     engine: Engine, statistics: RankStatistics, monkeypatch: pytest.MonkeyPatch
 ) -> None:

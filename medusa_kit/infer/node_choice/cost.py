@@ -5,7 +5,7 @@ share one, also in several threads.
 """
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -20,17 +20,21 @@ SLOWEST = 0.02  # share of a step in a size's figure, however many came before
 
 @dataclass
 class _Size:
-    """`seconds`: at the machine's usual speed. `weight`: steps that it rests on."""
+    """`seconds`: at the machine's usual speed. `weight`: steps that it rests on. `recent`: its
+    share of the newest steps."""
 
     seconds: float
     weight: float
+    recent: float = 0.0
 
 
 class StepCost:
     """Seconds of whole steps by their nodes, root nodes included.
 
     A machine gets slower and faster, so sizes are compared at equal speed: `_speed` follows the
-    newest steps, of whatever size, and each size's own figure moves slowly.
+    newest steps, of whatever size, and each size's own figure moves slowly. It moves only as far as
+    the steps before were of other sizes: among equal ones a slower step says that the machine is
+    slower, nothing of how sizes compare.
     """
 
     def __init__(self, slope: float = 0.12, measured: Mapping[int, float] | None = None) -> None:
@@ -52,12 +56,15 @@ class StepCost:
             if not self.measured:
                 self._speed, self.measured = seconds / expected, True
                 return
+            around = self._around(num_nodes)
+            others = 1 - sum(min(share, size.recent) for share, size in around)
+            self._count(around)
             seconds = min(seconds, OUTLIER * self._speed * expected)
             self._speed += SMOOTHING * (seconds / expected - self._speed)
             ratio = seconds / (self._speed * expected)
-            for share, size in self._around(num_nodes):
+            for share, size in around:
                 size.weight += share
-                size.seconds *= 1 + share * max(1 / size.weight, SLOWEST) * (ratio - 1)
+                size.seconds *= 1 + others * share * max(1 / size.weight, SLOWEST) * (ratio - 1)
             self._usual = self._at_sizes()
 
     def seconds(self, num_nodes: int) -> float:
@@ -109,6 +116,12 @@ class StepCost:
         place = self._place(num_nodes)
         more = max(num_nodes - self._known[place], 0)
         return self._usual[place] + self._growth(place) * more
+
+    def _count(self, around: Sequence[tuple[float, _Size]]) -> None:
+        for size in self._sizes.values():
+            size.recent *= 1 - SMOOTHING
+        for share, size in around:
+            size.recent += SMOOTHING * share
 
     def _around(self, num_nodes: int) -> list[tuple[float, _Size]]:
         """The sizes that a step of so many nodes tells of, and how much of each."""

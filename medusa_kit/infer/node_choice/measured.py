@@ -25,6 +25,7 @@ from medusa_kit.version import __version__
 
 PREFIX = 32  # tokens before the measured nodes
 REPEATS = 4
+IN_A_ROW, SETTLED = 4, 0.01  # most steps of a size in a row; one more after so many seconds
 LONGEST = 0.5  # seconds of one step from which on no larger ones are measured
 LEAST_GROWTH = 0.05  # by which a step of the most nodes takes longer than one of a single node
 POSSIBLE = (1e-7, 1e4)  # seconds that a step may have taken; a file with others is damaged
@@ -110,7 +111,8 @@ def _is_flat(seconds: Mapping[int, float]) -> bool:
 def measured(verifier: Verifier, clock: Callable[[], float]) -> dict[int, float]:
     """The least seconds that a step took by its nodes, up to the largest size that the context
     holds and that is not too slow. Sizes take turns, so that all see the same machine; the least of
-    several is what it takes where nothing else runs."""
+    several is what it takes where nothing else runs. For some milliseconds after a large step
+    a small one takes up to a quarter longer, so sizes fall and have several steps in a row."""
     context = verifier.base.info.context_length
     prefix = min(PREFIX, context // 2)
     sizes = [size for size in SIZES if prefix + size <= context]
@@ -118,14 +120,18 @@ def measured(verifier: Verifier, clock: Callable[[], float]) -> dict[int, float]
     verifier.read_prompts(cache, [0], [[0] * prefix])
     times: dict[int, list[float]] = {}
     for turn in range(1 + REPEATS):
-        for size in sizes:
-            start = clock()
-            chain = Nodes.chains([[0] * size], verifier.base.device)
-            verifier.score_trees(cache, chain, [0]).likeliest().tolist()
-            taken = clock() - start
+        for size in reversed(sizes) if turn else sizes:
+            taken = []
+            for _ in range(IN_A_ROW if turn else 1):
+                start = clock()
+                chain = Nodes.chains([[0] * size], verifier.base.device)
+                verifier.score_trees(cache, chain, [0]).likeliest().tolist()
+                taken.append(clock() - start)
+                if sum(taken[:-1]) > SETTLED:
+                    break
             if turn:  # the first one warms up
-                times.setdefault(size, []).append(taken)
-            elif taken > LONGEST and size > 1:
+                times.setdefault(size, []).extend(taken)
+            elif taken[0] > LONGEST and size > 1:
                 sizes = sizes[: sizes.index(size) + 1]
                 break
     return {size: min(taken) for size, taken in times.items()}

@@ -41,6 +41,24 @@ def test_a_wrong_first_figure_is_mended_while_running() -> None:
         assert cost.seconds(size) == pytest.approx(seconds, rel=0.15)
 
 
+def test_equal_steps_say_nothing_of_how_sizes_compare() -> None:
+    """Three nodes at every step, on a machine that becomes four times as fast, or as slow."""
+    for change in (4.0, 0.25):
+        cost, draw = StepCost(measured={1: 0.010, 2: 0.012, 4: 0.020}), random.Random(5)
+        for step in range(5000):
+            cost.record(3, 0.016 * change ** (step / 5000) * draw.uniform(0.95, 1.05))
+        assert cost.seconds(1) / cost.seconds(3) == pytest.approx(10 / 16, rel=0.01)
+        assert cost.seconds(4) / cost.seconds(3) == pytest.approx(20 / 16, rel=0.01)
+
+
+def test_a_step_of_another_size_tells_how_it_compares() -> None:
+    """One node, which takes 10 ms and not 15, once in twenty steps."""
+    cost = StepCost(measured={1: 0.015, 2: 0.016, 4: 0.020})
+    for step in range(4000):
+        cost.record(*((1, 0.010) if step % 20 == 0 else (4, 0.020)))
+    assert cost.seconds(1) / cost.seconds(4) == pytest.approx(0.5, rel=0.1)
+
+
 def test_more_nodes_never_cost_less() -> None:
     cost = StepCost(measured={1: 0.010, 2: 0.009, 4: 0.020})
     times = cost.up_to(12)
@@ -68,6 +86,27 @@ def test_steps_are_timed_once_and_read_from_the_file_afterwards(
     monkeypatch.setattr(measured, "measured", again)
     later = MeasuredSteps(steps._verifier)
     assert later.cost.up_to(9) == first.up_to(9)
+
+
+def test_small_steps_are_not_timed_behind_large_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a machine that takes half as long again for 8 ms after a step of more nodes."""
+    monkeypatch.setenv("MEDUSA_KIT_CACHE", str(tmp_path))
+    verifier = build_engine(tiny_base("llama")).verifier
+    now, large_until, last, compute = 0.0, 0.0, 0, verifier.score_trees
+
+    def step(cache, trees, rows):
+        nonlocal now, large_until, last
+        size = trees.counts[0]
+        large_until = now + 0.008 if size < last else large_until
+        now += (0.002 + 0.001 * size) * (1.5 if now < large_until else 1.0)
+        last = size
+        return compute(cache, trees, rows)
+
+    monkeypatch.setattr(verifier, "score_trees", step)
+    cost = MeasuredSteps(verifier, lambda: now).cost
+    assert [cost.seconds(n) for n in SIZES] == pytest.approx([0.002 + 0.001 * n for n in SIZES])
 
 
 def test_other_kernels_are_timed_anew(
