@@ -26,6 +26,7 @@ from medusa_kit.infer.accept.rules import accept
 from medusa_kit.infer.cpu.mkl_linear import pack_for_rows
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import Drafter, State, path_to
+from medusa_kit.infer.node_choice.measured import IN_A_ROW, SETTLED
 from medusa_kit.infer.request import Emitted, make_row
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.settings.sampling import SamplingParams
@@ -33,7 +34,6 @@ from medusa_kit.tree.plan import Tree
 
 PREFIX_LENGTHS = (64, 384)
 REPEATS, ROUNDS = 7, 9
-SETTLED, MOST_TO_SETTLE = 0.01, 4  # seconds of steps, and steps at most, until times are steady
 WARM_UPS = 1  # first steps of an answer that do not count: the prompt may still be computed
 
 
@@ -71,7 +71,9 @@ def measure_step_times(
         for _ in range(rounds):
             for key, drafter in drafters.items():
                 pack_for_rows(engine.base, trees[key].num_nodes * batch_size)
-                pairs = [place.compare(drafter, plain, -(-repeats // rounds)) for place in places]
+                count = -(-repeats // rounds)
+                pairs = [(place.median(drafter, count), place.median(plain, count))
+                         for place in places]  # fmt: skip
                 ratios[key].append(statistics.mean(ours / one for ours, one in pairs))
                 plain_times += [one for _, one in pairs]
                 bar.advance()
@@ -87,11 +89,8 @@ class _Decoding:
         self.engine = engine
         self.prompts = _random_prompts(engine, prefix_length, batch_size)
 
-    def compare(self, drafter: Drafter, plain: Drafter, repeats: int) -> tuple[float, float]:
-        """Median seconds of a step with `drafter` and with `plain`, one answer after the other."""
-        return self._median(drafter, repeats), self._median(plain, repeats)
-
-    def _median(self, drafter: Drafter, repeats: int) -> float:
+    def median(self, drafter: Drafter, repeats: int) -> float:
+        """Seconds of a step in one answer."""
         wanted = WARM_UPS + repeats
         rows = [
             make_row(self.engine.verifier, prompt, SamplingParams(), 1 + wanted * drafter.num_nodes)
@@ -123,16 +122,12 @@ class _Place:
         hidden_BD, logits_BV = engine.verifier.prefill(self.cache, prompts)
         self.state = State(prompts, logits_BV.argmax(-1).tolist(), hidden_BD)
 
-    def compare(self, drafter: Drafter, plain: Drafter, repeats: int) -> tuple[float, float]:
-        """Median seconds of a step with `drafter` and of a later one with `plain`."""
-        return self._median(drafter, repeats), self._median(plain, repeats)
-
-    def _median(self, drafter: Drafter, repeats: int) -> float:
-        """Of steps in a row, as in decoding, behind some that do not count: for a few milliseconds
-        after a large step a small one takes up to half as long again."""
+    def median(self, drafter: Drafter, repeats: int) -> float:
+        """Seconds of steps in a row, as in decoding, behind some that do not count: for some
+        milliseconds after a large step a small one takes longer."""
         self._step(drafter)  # packs, warms up
         settled = 0.0
-        for _ in range(MOST_TO_SETTLE):
+        for _ in range(IN_A_ROW):
             settled += self._timed(drafter)
             if settled > SETTLED:
                 break

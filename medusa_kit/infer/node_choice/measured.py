@@ -25,7 +25,8 @@ from medusa_kit.version import __version__
 
 PREFIX = 32  # tokens before the measured nodes
 REPEATS = 4
-IN_A_ROW, SETTLED = 4, 0.01  # most steps of a size in a row; one more after so many seconds
+# Most steps of a size in a row, and the seconds after which times are steady before that.
+IN_A_ROW, SETTLED = 4, 0.01
 LONGEST = 0.5  # seconds of one step from which on no larger ones are measured
 LEAST_GROWTH = 0.05  # by which a step of the most nodes takes longer than one of a single node
 POSSIBLE = (1e-7, 1e4)  # seconds that a step may have taken; a file with others is damaged
@@ -112,7 +113,7 @@ def measured(verifier: Verifier, clock: Callable[[], float]) -> dict[int, float]
     """The least seconds that a step took by its nodes, up to the largest size that the context
     holds and that is not too slow. Sizes take turns, so that all see the same machine; the least of
     several is what it takes where nothing else runs. For some milliseconds after a large step
-    a small one takes up to a quarter longer, so sizes fall and have several steps in a row."""
+    a small one takes up to two thirds longer, so sizes fall and have several steps in a row."""
     context = verifier.base.info.context_length
     prefix = min(PREFIX, context // 2)
     sizes = [size for size in SIZES if prefix + size <= context]
