@@ -20,8 +20,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from medusa_kit.base.retry_after import seconds_to_wait
+from medusa_kit.data.chat import encode_prompt
 from medusa_kit.data.readers import Message
-from medusa_kit.data.template import end_of_turn_id
+from medusa_kit.data.template import chat_template, end_of_turn_id
 from medusa_kit.errors import ConfigError, DataError, MedusaKitError, UsageError
 from medusa_kit.files import parse_json
 from medusa_kit.settings.sampling import SamplingParams
@@ -74,13 +75,15 @@ class Endpoint:
             )
 
     def answer(self, messages: list[Message], tokenizer: Any) -> tuple[list[int], str, bool]:
-        """(response ids, finish reason, whether they were re-tokenised) for a conversation.
+        """(response ids, finish reason, whether they were re-tokenised) for a conversation. Where
+        the tokenizer has no chat template, the server continues the prompt's tokens.
 
         Raises DataError when the server refuses this conversation, MedusaKitError when it refuses
         every request or cannot be reached.
         """
+        asked = encode_prompt(tokenizer, messages) if chat_template(tokenizer) is None else messages
         choice, text, _ = self.completion(
-            self.ask(self.body(messages), lambda response, _: response.read())
+            self.ask(self.body(asked), lambda response, _: response.read())
         )
         reason = "stop" if choice.get("finish_reason") == "stop" else "length"
         if self.return_token_ids:
@@ -97,14 +100,16 @@ class Endpoint:
         try:
             reply = parse_json(raw)
             choice = reply["choices"][0]
-            return choice, choice["message"]["content"] or "", reply.get("usage") or {}
+            text = choice["text"] if "text" in choice else choice["message"]["content"]
+            return choice, text or "", reply.get("usage") or {}
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise self._no_completion(raw) from error
 
-    def body(self, messages: list[Message]) -> dict[str, Any]:
+    def body(self, asked: list[Message] | list[int]) -> dict[str, Any]:
+        """Of a request for the answer to a conversation, or for what continues these tokens."""
         body: dict[str, Any] = {
             "model": self.model,
-            "messages": messages,
+            "prompt" if asked and isinstance(asked[0], int) else "messages": asked,
             "max_tokens": self.max_new_tokens,
             "temperature": self.sampling.temperature,
             "seed": self.sampling.seed,
@@ -145,8 +150,9 @@ class Endpoint:
         Asks again where the server is busy or cannot be reached, or where the connection breaks
         while `read` reads, unless `read` raises an error of ours. Raises as `answer` does.
         """
+        path = "/completions" if "prompt" in body else "/chat/completions"
         request = urllib.request.Request(
-            self.url.rstrip("/") + "/chat/completions", json.dumps(body).encode(), self.headers()
+            self.url.rstrip("/") + path, json.dumps(body).encode(), self.headers()
         )
         opener = urllib.request.build_opener(NoRedirects)
         for attempt in range(self.retries + 1):
@@ -170,7 +176,7 @@ class Endpoint:
 
     def _no_completion(self, reply: bytes) -> MedusaKitError:
         return MedusaKitError(
-            f"{self.url} sends no chat completion: {self.quote(reply)}",
+            f"{self.url} sends no completion: {self.quote(reply)}",
             hint="does the URL end in /v1, and is the server OpenAI-compatible?",
         )
 

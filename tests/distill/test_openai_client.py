@@ -29,18 +29,14 @@ class StandIn:
         self.requests: list[dict[str, Any]] = []
         self.headers: list[dict[str, str]] = []
         self.reply_headers: dict[str, str] = {}
-        self.reply: Callable[[int, dict[str, Any]], Reply] = lambda number, body: (
-            200,
-            spoken("ok"),
-        )
+        self.reply: Callable[[int, dict[str, Any]], Reply] = lambda *_: (200, spoken("ok"))
         self._lock = threading.Lock()
         stand_in = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
-                body = json.loads(
-                    self.rfile.read(int(self.headers.get("Content-Length", 0))) or "{}"
-                )
+                length = int(self.headers.get("Content-Length", 0))
+                body = json.loads(self.rfile.read(length) or "{}")
                 with stand_in._lock:
                     number = len(stand_in.requests)
                     stand_in.requests.append({"path": self.path, **body})
@@ -107,6 +103,17 @@ def test_an_unfinished_answer_gets_no_stop_token(server: StandIn) -> None:
     assert endpoint(server).answer(ASK, byte_tokenizer()) == (encoded("ok"), "length", True)
     server.reply = lambda number, body: (200, spoken(None, "length"))
     assert endpoint(server).answer(ASK, byte_tokenizer()) == ([], "length", True)
+
+
+def test_a_base_without_a_template_continues_the_prompt(server: StandIn) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = None
+    continued = {"choices": [{"text": " there", "finish_reason": "length", "token_ids": [7, 8]}]}
+    server.reply = lambda number, body: (200, continued)
+    assert endpoint(server).answer(ASK, tokenizer) == (encoded(" there"), "length", True)
+    assert endpoint(server, return_token_ids=True).answer(ASK, tokenizer)[0] == [7, 8]
+    wanted = {"path": "/v1/completions", "prompt": encoded("Hi")}
+    assert server.requests[0].items() >= wanted.items()
 
 
 def test_white_space_is_kept(server: StandIn) -> None:
@@ -219,9 +226,7 @@ def test_a_key_copied_carelessly(server: StandIn, monkeypatch: pytest.MonkeyPatc
         assert odd not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("status", "hint"), [(401, "OPENAI_API_KEY"), (404, "'served'"), (400, "")]
-)
+@pytest.mark.parametrize(("status", "hint"), [(401, "OPENAI_API_KEY"), (404, "served"), (400, "")])
 def test_refusals_are_final_and_say_what_to_do(server: StandIn, status: int, hint: str) -> None:
     server.reply = lambda number, body: (status, {"error": "no such luck"})
     with pytest.raises(MedusaKitError, match=rf"answers {status}: .*no such luck") as caught:
@@ -244,7 +249,7 @@ NO_ANSWERS: dict[str, Any] = {
 @pytest.mark.parametrize("case", NO_ANSWERS)
 def test_replies_that_are_no_answers(server: StandIn, case: str) -> None:
     server.reply = lambda number, body: (200, NO_ANSWERS[case])
-    with pytest.raises(MedusaKitError, match="no chat completion"):
+    with pytest.raises(MedusaKitError, match="no completion"):
         endpoint(server).answer(ASK, byte_tokenizer())
 
 
@@ -327,9 +332,8 @@ def test_a_fetched_file(server: StandIn, tmp_path: Path) -> None:
         assert isinstance(row, AnswerRow)
         assert row.id == f"prompts:{number}"
         assert row.response_ids == [*encoded(f"to q{number}"), tokenizer.eos_token_id]
-        assert tokenizer.decode(row.prompt_ids).endswith(
-            f"q{number}<|im_end|>\n<|im_start|>assistant\n"
-        )
+        end = f"q{number}<|im_end|>\n<|im_start|>assistant\n"
+        assert tokenizer.decode(row.prompt_ids).endswith(end)
     assert [json.loads(line)["retokenized"] for line in out.read_text().splitlines()] == [True] * 5
 
 
