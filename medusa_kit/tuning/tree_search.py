@@ -26,6 +26,7 @@ from medusa_kit.tuning.step_time import measure_step_times
 DEFAULT_SIZES = (1, 2, 3, 4, 6, 8, 10, 12, 16, 24, 32, 48, 64)
 HELD_OUT = 0.25
 FEW_POSITIONS = 50_000
+ALIKE = 0.98  # of another speed-up: step times jitter by as much
 
 
 @dataclass(frozen=True)
@@ -139,10 +140,17 @@ def search_tree(
         timed = _timed(engine, contenders, batch_size)
         rows += timed
         fixed = [row for row in timed if row.num_nodes == fixed_size] or [_fastest(timed)]
-        best = max(fixed, key=lambda row: _decoded(engine, row, timed).speed_up)
-        by_batch.append(_with_acceptance(best, held_out))
+        by_batch.append(_with_acceptance(_best_of_one_size(engine, fixed, timed), held_out))
     decoded = _decoded(engine, by_batch[0], rows)
     return TreeSearch(rows, by_batch, statistics.num_positions, decoded)
+
+
+def _best_of_one_size(engine: Engine, rows: Sequence[TreeRow], timed: Sequence[TreeRow]) -> TreeRow:
+    """The one that decoding is expected to make most of; among those that differ by no more than
+    step times jitter, the one that is faster as a whole, as on machines where more nodes pay."""
+    speeds = [_decoded(engine, row, timed).speed_up for row in rows]
+    least = ALIKE * max(speeds)
+    return _fastest([row for row, speed in zip(rows, speeds, strict=True) if speed >= least])
 
 
 def _fastest(rows: Sequence[TreeRow]) -> TreeRow:
