@@ -56,7 +56,7 @@ def tree_search(
     force: options.Force = False,
 ) -> None:
     """Find the tree with the most tokens a second: statistics, sorting, replay, step times."""
-    _check_together(prompts, answers, statistics, choices, batch_sizes)
+    _check_together(prompts, answers, statistics, choices, nodes, batch_sizes)
     from medusa_kit.tuning.tree_search import judge_tree, search_tree
 
     _check_writable(heads, output)
@@ -80,12 +80,15 @@ def _check_together(
     answers: Path | None,
     statistics: Path | None,
     choices: Path | None,
+    nodes: int | None,
     batch_sizes: str,
 ) -> None:
     if sum(given is not None for given in (prompts, answers, statistics)) > 1:
         raise UsageError("give only one of --prompts, --answers and --statistics")
     if choices is not None and batch_sizes != "1":
         raise UsageError("--choices judges one tree, for one prompt at a time: no --batch-sizes")
+    if choices is not None and nodes is not None:
+        raise UsageError("--choices judges one tree as it is: no --nodes")
 
 
 def _engine(model: str, heads: str, dtype: Any, device: str, force: bool) -> Any:
@@ -123,9 +126,13 @@ def _output_folder(output: Path | None, engine: Any) -> Path:
 
 def _numbers(what: str, text: str) -> list[int]:
     try:
-        return [int(part) for part in text.split(",")]
+        numbers = [int(part) for part in text.split(",")]
     except ValueError as error:
         raise UsageError(f"{what} {text!r}: expected numbers with commas between") from error
+    if min(numbers) < 1:
+        one = what.removesuffix("s")
+        raise UsageError(f"{one} {min(numbers)} is out of range; expected 1 or more")
+    return numbers
 
 
 def _given(

@@ -11,6 +11,7 @@ no shorter.
 import http.client
 import json
 import os
+import reprlib
 import time
 import urllib.error
 import urllib.parse
@@ -22,7 +23,12 @@ from typing import Any, TypeVar
 from medusa_kit.base.retry_after import seconds_to_wait
 from medusa_kit.data.chat import encode_prompt
 from medusa_kit.data.readers import Message
-from medusa_kit.data.template import chat_template, end_of_turn_id
+from medusa_kit.data.template import (
+    chat_template,
+    check_characters,
+    encode_after,
+    end_of_turn_id,
+)
 from medusa_kit.errors import ConfigError, DataError, MedusaKitError, UsageError
 from medusa_kit.files import parse_json
 from medusa_kit.settings.sampling import SamplingParams
@@ -81,27 +87,41 @@ class Endpoint:
         Raises DataError when the server refuses this conversation, MedusaKitError when it refuses
         every request or cannot be reached.
         """
-        asked = encode_prompt(tokenizer, messages) if chat_template(tokenizer) is None else messages
-        choice, text, _ = self.completion(
+        goes_on = chat_template(tokenizer) is None
+        asked = encode_prompt(tokenizer, messages) if goes_on else messages
+        choice, text, usage = self.completion(
             self.ask(self.body(asked), lambda response, _: response.read())
         )
         reason = "stop" if choice.get("finish_reason") == "stop" else "length"
         if self.return_token_ids:
-            if not choice.get("token_ids"):
-                raise UsageError(
-                    f"{self.url} sends no token_ids",
-                    hint="vLLM and recent SGLang do; leave out --return-token-ids",
-                )
-            return [int(token) for token in choice["token_ids"]], reason, False
-        return encode_again(tokenizer, text, reason), reason, True
+            ids = self._own_ids(choice)
+            if reason == "stop" and usage.get("completion_tokens") == len(ids) + 1:
+                ids = with_end(tokenizer, ids)  # counted, but not sent
+            return ids, reason, False
+        check_characters([{"content": text}])
+        return encode_again(tokenizer, text, reason, goes_on), reason, True
+
+    def _own_ids(self, choice: dict[str, Any]) -> list[int]:
+        """The model's own token ids. Raises DataError where they are none."""
+        ids = choice.get("token_ids")
+        if ids is None:
+            raise UsageError(
+                f"{self.url} sends no token_ids",
+                hint="vLLM and recent SGLang do; leave out --return-token-ids",
+            )
+        if not isinstance(ids, list) or any(type(one) is not int or one < 0 for one in ids):
+            raise DataError(f"{self.url} sends token_ids {reprlib.repr(ids)}; expected token ids")
+        return ids
 
     def completion(self, raw: bytes) -> tuple[dict[str, Any], str, dict[str, Any]]:
         """(choice, text, usage) of a reply that is not streamed. Raises MedusaKitError."""
         try:
             reply = parse_json(raw)
             choice = reply["choices"][0]
-            text = choice["text"] if "text" in choice else choice["message"]["content"]
-            return choice, text or "", reply.get("usage") or {}
+            told = choice["message"]["content"] if "message" in choice else choice["text"]
+            if not isinstance(told, str | None):
+                raise TypeError(told)
+            return choice, told or "", reply.get("usage") or {}
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise self._no_completion(raw) from error
 
@@ -183,7 +203,8 @@ class Endpoint:
     def _refused(self, error: urllib.error.HTTPError) -> MedusaKitError:
         hint = {
             401: f"put the key into the environment variable {self.api_key_env}",
-            404: f"does the server serve the model {self.model!r}, and does the URL end in /v1?",
+            404: f"does the server serve the model {self.model!r} (--endpoint-model gives its name "
+            "there), and does the URL end in /v1?",
             429: "too many requests: wait, then run the same command again",
         }.get(error.code)
         if 300 <= error.code < 400:
@@ -193,9 +214,16 @@ class Endpoint:
         return kind(f"{self.url} answers {error.code}: {self.quote(error.read())}", hint=hint)
 
 
-def encode_again(tokenizer: Any, text: str, reason: str) -> list[int]:
-    """Token ids of an answer that came as text, with the end of the turn where it was complete."""
-    ids = list(tokenizer(text, add_special_tokens=False).input_ids)
-    if reason == "stop" and (end := end_of_turn_id(tokenizer)) is not None:
-        ids.append(end)
-    return ids
+def encode_again(tokenizer: Any, text: str, reason: str, goes_on: bool = False) -> list[int]:
+    """Token ids of an answer that came as text, with the end of the turn where it was complete.
+    `goes_on`: the text continues the prompt's, so no token may stand for a text's beginning."""
+    ids = encode_after(tokenizer, text) if goes_on else None
+    if ids is None:
+        ids = list(tokenizer(text, add_special_tokens=False).input_ids)
+    return with_end(tokenizer, ids) if reason == "stop" else ids
+
+
+def with_end(tokenizer: Any, ids: list[int]) -> list[int]:
+    """The ids and the end of the turn, unless they end with it."""
+    end = end_of_turn_id(tokenizer)
+    return ids if end is None or ids[-1:] == [end] else [*ids, end]

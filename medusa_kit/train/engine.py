@@ -68,7 +68,8 @@ class PlainEngine:
                 f"stage 'medusa2' with joint.moves 'full' and base.dtype {recipe.base.dtype!r} "
                 "needs deepspeed, which keeps float32 copies of the weights: small updates vanish "
                 "in 16 bits",
-                hint="use deepspeed.enabled=true, base.dtype=float32 or joint.moves=lora",
+                hint="use base.dtype=float32, joint.moves=lora, or deepspeed.enabled=true with "
+                "train.optimizer=adamw",
             )
         self.module = module
         self.grad_clip = recipe.train.grad_clip

@@ -34,6 +34,9 @@ COMMANDS: dict[str, tuple[list[str], str]] = {
     "a tree to judge": (["tree-search", "--heads", "HEADS", "--choices", "./gone.json"],
                         "no tree file at gone.json"),
     "sizes": (["tree-search", "--heads", "HEADS", "--sizes", "many"], "sizes 'many'"),
+    "a size": (["tree-search", "--heads", "HEADS", "--sizes", "4,0"], "size 0 is out of range"),
+    "one tree, two sizes": (["tree-search", "--choices", "./gone.json", "--nodes", "4"],
+                            "no --nodes"),
     "an attention": (["generate", "Hi.", "--attention", "flush"], "did you mean flash"),
 }  # fmt: skip
 

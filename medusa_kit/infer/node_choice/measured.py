@@ -74,7 +74,7 @@ class MeasuredSteps:
         try:
             found = parse_json(self._path.read_text(encoding="utf-8"))["seconds"]
             seconds = {int(size): float(taken) for size, taken in found.items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
             return None
         least, most = POSSIBLE
         possible = all(least <= taken <= most for taken in seconds.values())

@@ -137,6 +137,7 @@ def test_other_kernels_are_timed_anew(
         '{"seconds": {"1": 1e308, "2": 1.7e308}}',
         '{"seconds": {"1": 0.01, "1000000000000000000000": 0.02}}',
         '{"seconds": {"2": 0.01, "4": 0.02}}',
+        '{"seconds": {"1": 1' + 400 * "0" + ', "2": 1}}',
     ],
 )
 def test_a_damaged_file_is_measured_anew(steps: MeasuredSteps, tmp_path: Path, text: str) -> None:

@@ -1,0 +1,79 @@
+"""Replies of servers that are no answers, or not quite: what becomes of them."""
+
+import json
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, normalizers
+from transformers import PreTrainedTokenizerFast
+
+from medusa_kit.base.gguf import byte_tokenizer
+from medusa_kit.distill.openai_client import Endpoint, encode_again
+from medusa_kit.errors import DataError, MedusaKitError
+
+ASK = [{"role": "user", "content": "Hi"}]
+END = byte_tokenizer().eos_token_id
+
+
+def answer(
+    monkeypatch: pytest.MonkeyPatch, choice: dict[str, Any], ids: bool = False, **usage: int
+) -> tuple[list[int], str, bool]:
+    """To a prompt that the server continues."""
+    raw = json.dumps({"choices": [choice], "usage": usage}).encode()
+    monkeypatch.setattr(Endpoint, "ask", lambda self, body, read: raw)
+    tokenizer = byte_tokenizer()
+    tokenizer.chat_template = None
+    return Endpoint("http://a/v1", "served", return_token_ids=ids).answer(ASK, tokenizer)
+
+
+@pytest.mark.parametrize("text", [["a"], 12, {"a": 1}, True])
+def test_a_text_that_is_none(monkeypatch: pytest.MonkeyPatch, text: Any) -> None:
+    with pytest.raises(MedusaKitError, match="no completion"):
+        answer(monkeypatch, {"text": text, "finish_reason": "length"})
+
+
+def test_half_a_character_refuses_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match="half of a surrogate pair"):
+        answer(monkeypatch, {"text": "so \ud83d", "finish_reason": "length"})
+
+
+@pytest.mark.parametrize("ids", [["a"], [1.5], [True], [-1], 7, "7"])
+def test_ids_that_are_none(monkeypatch: pytest.MonkeyPatch, ids: Any) -> None:
+    with pytest.raises(DataError, match="expected token ids"):
+        answer(monkeypatch, {"text": "a", "token_ids": ids, "finish_reason": "length"}, ids=True)
+
+
+def test_an_end_that_is_counted_but_not_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As servers do that send no stop tokens; others send it, and an answer may be nothing else."""
+    ended = {"text": "", "finish_reason": "stop"}
+
+    def ids(sent: list[int], counted: int) -> list[int]:
+        return answer(monkeypatch, {**ended, "token_ids": sent}, True, completion_tokens=counted)[0]
+
+    assert ids([7, 8], 3) == [7, 8, END]
+    assert ids([7, 8, END], 3) == [7, 8, END]
+    assert ids([], 1) == [END]
+    assert ids([7, 8], 2) == [7, 8], "a stop text has no token of its own"
+
+
+def test_an_end_that_is_part_of_the_text_is_not_doubled(monkeypatch: pytest.MonkeyPatch) -> None:
+    ids, _, _ = answer(monkeypatch, {"text": "ok<|im_end|>", "finish_reason": "stop"})
+    assert ids == [*byte_tokenizer()("ok").input_ids, END]
+
+
+def test_a_continuation_is_encoded_as_one() -> None:
+    """Such a tokenizer puts a space before whatever begins a text."""
+    words = ["<unk>", "\u2581", *"abcdexhnsw.1\n", "\u2581a", "\u2581s", "an", "\u2581an"]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    merges = [("\u2581", "a"), ("\u2581", "s"), ("a", "n"), ("\u2581", "an")]
+    inner = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>"))
+    inner.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")]
+    )
+    inner.decoder = decoders.Replace("\u2581", " ")
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=inner, unk_token="<unk>")
+    whole = tokenizer("and sh").input_ids
+    at_start = encode_again(tokenizer, " sh", "length")
+    going_on = encode_again(tokenizer, " sh", "length", goes_on=True)
+    assert going_on == whole[-2:] == [vocabulary["\u2581s"], vocabulary["h"]]
+    assert at_start != going_on
