@@ -1,0 +1,121 @@
+"""Compares drafters on prompts in several interleaved rounds, decoding only, with intervals.
+
+    python benchmarks/drafter_rounds.py mt_bench_question.jsonl --drafters medusa,auto --rounds 2
+
+Each drafter has an engine of its own, so they share nothing that they learn. They answer each
+prompt one after another, in an order drawn anew for each prompt and round; the reading of the
+prompt does not count. Speeds are ratios to plain decoding by the same kit: over all, and for each
+category with the least and the largest of the rounds. The interval is of a bootstrap over prompts.
+Greedy answers are compared with plain decoding's; sampled ones too, since a seed has one text.
+"""
+
+import argparse
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import medusa_kit
+
+PLAIN = "none"
+RESAMPLES = 2000
+
+
+class Answer(NamedTuple):
+    drafter: str
+    round: int
+    prompt: int
+    category: str
+    tokens: int  # after the first
+    seconds: float  # after the first token
+    steps: int
+
+    @classmethod
+    def of(
+        cls, stats: Any, drafter: str, number: int, prompt: int, row: dict[str, Any]
+    ) -> "Answer":
+        seconds = stats.seconds - stats.first_token_seconds
+        tokens, category = stats.new_tokens - 1, row.get("category", "")
+        return cls(drafter, number, prompt, category, tokens, seconds, stats.num_steps)
+
+
+def main() -> None:
+    options = _options()
+    rows = [json.loads(line) for line in options.prompts.read_text().splitlines()]
+    names = [PLAIN, *options.drafters.split(",")]
+    engines = {name: medusa_kit.load(options.model, drafter=name) for name in names}
+    answers, others = list[Answer](), 0
+    for number in range(options.rounds):
+        for prompt, row in enumerate(rows):
+            order = random.Random(f"{number} {prompt}").sample(names, len(names))
+            texts = {}
+            for name in order:
+                result = _answer(engines[name], row, options, prompt)
+                texts[name] = result.token_ids
+                answers.append(Answer.of(result.stats, name, number, prompt, row))
+            others += any(texts[name] != texts[PLAIN] for name in names)
+        print(f"round {number + 1} of {options.rounds}", flush=True)
+    print(f"{others} of {options.rounds * len(rows)} prompts with another answer than plain")
+    _report(answers, names, options.rounds)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("prompts", type=Path, help="a turn of each row's `turns` is asked")
+    parser.add_argument("--model", default="smollm2-135m-instruct")
+    parser.add_argument("--drafters", default="medusa,auto")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--max-new-tokens", type=int, default=128)
+    return parser.parse_args()
+
+
+def _answer(engine: Any, row: dict[str, Any], options: argparse.Namespace, prompt: int) -> Any:
+    asked = [{"role": "user", "content": row["turns"][0]}]
+    drawn = {"temperature": options.temperature, "seed": prompt} if options.temperature else {}
+    return engine.generate(asked, max_new_tokens=options.max_new_tokens, **drawn)
+
+
+def _report(answers: Sequence[Answer], names: Sequence[str], rounds: int) -> None:
+    for category in ["all", *sorted({one.category for one in answers})]:
+        own = [one for one in answers if category in ("all", one.category)]
+        cells = [f"{category:>15}", f"plain {_rate(own, PLAIN):.0f} tokens/s"]
+        for name in names[1:]:
+            each = [_ratio([one for one in own if one.round == r], name) for r in range(rounds)]
+            cells.append(f"{name} {_ratio(own, name):.3f} ({min(each):.3f} to {max(each):.3f})")
+        print(" | ".join(cells))
+    for name in names[1:]:
+        low, high = _interval(answers, lambda some, name=name: _ratio(some, name))
+        own = [one for one in answers if one.drafter == name]
+        length = sum(one.tokens for one in own) / sum(one.steps for one in own)
+        print(f"{name}: 95 % of resamples {low:.3f} to {high:.3f}; acceptance length {length:.3f}")
+
+
+def _rate(answers: Sequence[Answer], name: str) -> float:
+    own = [one for one in answers if one.drafter == name]
+    return sum(one.tokens for one in own) / sum(one.seconds for one in own)
+
+
+def _ratio(answers: Sequence[Answer], name: str) -> float:
+    return _rate(answers, name) / _rate(answers, PLAIN)
+
+
+def _interval(
+    answers: Sequence[Answer], figure: Callable[[Sequence[Answer]], float]
+) -> tuple[float, float]:
+    by_prompt: dict[int, list[Answer]] = {}
+    for one in answers:
+        by_prompt.setdefault(one.prompt, []).append(one)
+    prompts, drawn = list(by_prompt), random.Random(0)
+    found = sorted(
+        figure([one for p in drawn.choices(prompts, k=len(prompts)) for one in by_prompt[p]])
+        for _ in range(RESAMPLES)
+    )
+    return found[RESAMPLES // 40], found[-1 - RESAMPLES // 40]
+
+
+if __name__ == "__main__":
+    main()
