@@ -24,6 +24,7 @@ from torch import Tensor
 
 from medusa_kit.infer.accept.grammar import GrammarMask
 from medusa_kit.infer.accept.logits_processing import Settings, logits_processors
+from medusa_kit.infer.accept.one_thread import one_thread
 from medusa_kit.infer.accept.rules import Verdict, accept_drawn
 from medusa_kit.settings.sampling import SamplingParams
 
@@ -61,6 +62,7 @@ class TokenChooser:
         """Whether the token is the argmax of the model's logits, taken for all nodes at once."""
         return self.params.greedy and self.params.grammar is None and not self._processors
 
+    @one_thread()
     def choose(self, logits_V: Tensor, prefix: Sequence[int]) -> int:
         """The token after `prefix`, whose last token gave `logits_V`."""
         return int(self.scores(logits_V, prefix).argmax(-1))
@@ -82,6 +84,7 @@ class TokenChooser:
         """distribution_V that the token after `prefix` is drawn from, float64."""
         return self._processed(logits_V, prefix).double().softmax(-1)
 
+    @one_thread()
     def choose_drawn(
         self, logits_V: Tensor, prefix: Sequence[int], drawn_V: Tensor, candidates: Sequence[int]
     ) -> int:
@@ -98,6 +101,7 @@ class TokenChooser:
             return token
         return int(noisy(left_V.log(), self.params.seed, len(prefix)).argmax(-1))
 
+    @one_thread()
     def drawn(
         self, logits_V: Tensor, prefix: Sequence[int], root_position: int
     ) -> tuple[Tensor, Tensor]:
@@ -111,6 +115,7 @@ class TokenChooser:
         seed = stream(self.params.seed, DRAWS, root_position)
         return noisy(scores_V, seed, len(prefix)), scores_V.double().softmax(-1)
 
+    @one_thread()
     def judge(self, logits_V: Tensor, prefix: Sequence[int], tokens: Sequence[int]) -> Verdict:
         """What typical acceptance asks: are these guesses of the next token likely enough?
 
