@@ -64,7 +64,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("prompts", type=Path, help="a turn of each row's `turns` is asked")
+    parser.add_argument("prompts", type=Path, help="the first of each row's `turns` is asked")
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--drafters", default="medusa,auto")
     parser.add_argument("--rounds", type=int, default=5)

@@ -19,8 +19,7 @@ from medusa_kit.bench.served_acceptance import (
     steps_between,
 )
 from medusa_kit.data.readers import Message
-from medusa_kit.data.template import end_of_turn_id
-from medusa_kit.distill.openai_client import Endpoint, encode_again
+from medusa_kit.distill.openai_client import Endpoint, encode_again, with_end
 from medusa_kit.distill.openai_stream import Streamed, stream_answer
 from medusa_kit.errors import MedusaKitError
 
@@ -110,8 +109,7 @@ class EndpointRun:
             return []
         if got.token_ids is not None:
             unsent = got.completion_tokens == len(got.token_ids) + 1
-            end = end_of_turn_id(self.tokenizer()) if unsent else None
-            return got.token_ids if end is None else [*got.token_ids, end]
+            return with_end(self.tokenizer(), got.token_ids) if unsent else got.token_ids
         return encode_again(self.tokenizer(), got.text, got.finish_reason)
 
     def _count(self, got: Streamed | MedusaKitError, ids: list[int]) -> int:
