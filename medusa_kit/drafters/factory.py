@@ -13,6 +13,8 @@ import torch
 
 from medusa_kit.base.model import BaseModel
 from medusa_kit.drafters import draft_with
+from medusa_kit.drafters.heads.confident import ConfidentDrafter, ConfidentRecord
+from medusa_kit.drafters.heads.dynamic import DynamicDrafter
 from medusa_kit.drafters.heads.paying import HeadsRecord, PayingDrafter
 from medusa_kit.drafters.memory import Memory
 from medusa_kit.drafters.plain import PlainDrafter
@@ -82,6 +84,9 @@ def _heads(context: DraftContext, options: Any) -> Drafter:
     drafter = draft_with(context.heads, context.tree)
     if not context.paying:
         return drafter
+    if isinstance(drafter, DynamicDrafter):
+        key = ("what guesses were worth", context.tree, context.sampling.temperature)
+        return ConfidentDrafter(drafter, context.remembered(key, ConfidentRecord))
     key = ("how often nodes were right", context.tree, context.sampling.temperature)
     return PayingDrafter(drafter, context.remembered(key, HeadsRecord), context.acceptance)
 

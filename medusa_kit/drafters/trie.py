@@ -11,6 +11,7 @@ from typing import Protocol
 
 import torch
 
+from medusa_kit.drafters.estimates import AcceptanceEstimate
 from medusa_kit.infer.draft import ROOT, Draft, State, StepResult, padded_draft
 
 
@@ -99,6 +100,22 @@ class Trie:
 def draft_of(tries: Sequence[Trie], device: torch.device) -> Draft:
     """The draft with one trie for each row; smaller ones are padded with unused nodes."""
     return padded_draft([one.tokens for one in tries], [one.parents for one in tries], device)
+
+
+def weighed(trie: Trie, acceptance: AcceptanceEstimate) -> Trie:
+    """The same, each guess with its kind's chance so far."""
+    kinds = zip(trie.keys, trie.chances, strict=True)
+    trie.chances = [acceptance.chance(key, chance) for key, chance in kinds]
+    return trie
+
+
+def learn(acceptance: AcceptanceEstimate, tries: Sequence[Trie], step: StepResult) -> None:
+    """Count each guess as tried if its parent was reached, and as right if it was accepted."""
+    for trie, path in zip(tries, step.paths, strict=True):
+        reached = {0, *path}
+        for node in range(1, trie.num_nodes):
+            if trie.parents[node] in reached:
+                acceptance.record(trie.keys[node], node in reached)
 
 
 class Source(Protocol):

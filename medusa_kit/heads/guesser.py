@@ -4,12 +4,20 @@ Shapes: K heads, X any leading shape, C guesses, D what heads are given of a row
 path, B batch, N nodes of a tree.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 Guesses = tuple[Tensor, Tensor]  # ids_KXC, scores_KXC (empty where not asked for)
+
+
+class Least(NamedTuple):
+    """Log-probabilities that paths must have to be in a tree, and to get children."""
+
+    kept: float = -math.inf
+    asked: float = -math.inf
 
 
 class GrownTrees(NamedTuple):
@@ -19,6 +27,7 @@ class GrownTrees(NamedTuple):
     parents: list[list[int]]
     depths_BN: Tensor
     sees_BNN: Tensor  # which nodes see which: their ancestors and themselves
+    scores_BN: Tensor  # log-probabilities of the paths; 0 where there is none
 
 
 class Guesser(Protocol):
@@ -48,5 +57,6 @@ class Guesser(Protocol):
         temperatures: tuple[float, ...],
         count: int,
         beam: int,
+        least: Least,
     ) -> GrownTrees | None:
         """Trees of `count` guesses of as many heads as temperatures; None where it cannot."""

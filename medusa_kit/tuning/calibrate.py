@@ -131,10 +131,10 @@ def tree_entries(
     for start in range(0, len(hidden_PD), chunk_positions):
         ahead = ahead_PJ[start : start + chunk_positions].tolist()
         hidden_BD = hidden_PD[start : start + chunk_positions].to(drafter.heads.base.device)
-        tokens_BN, parents = drafter.grow(hidden_BD, [row[0] for row in ahead])
-        for row, tokens in enumerate(tokens_BN.tolist()):
+        grown = drafter.grow(hidden_BD, [row[0] for row in ahead])
+        for row, tokens in enumerate(grown.tokens_BN.tolist()):
             truth = iter([*ahead[row][1:], UNAVAILABLE])  # read once for each node, down the path
-            path, _ = accept(tokens, parents[row], _truth_at(truth), entries_PK.shape[1])
+            path, _ = accept(tokens, grown.parents[row], _truth_at(truth), entries_PK.shape[1])
             entries_PK[start + row, : len(path)] = np.array(path, dtype=np.int16) + 1
     return entries_PK
 

@@ -12,7 +12,6 @@ from medusa_kit.drafters.heads.paying import TRIAL, HeadsRecord, PayingDrafter
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.draft import Draft, State
 from medusa_kit.infer.node_choice.cost import StepCost
-from medusa_kit.tree.dynamic import DynamicTree
 
 TOKENS = 100
 FREE = {1: 1.0, 2: 1.0001, 64: 1.001}
@@ -27,13 +26,9 @@ class Fixed:
         self.cost.record = lambda *_: None  # type: ignore[method-assign]
 
 
-@pytest.fixture(scope="module", params=["static", "dynamic", "hydra"])
+@pytest.fixture(scope="module", params=["medusa", "hydra"])
 def engine(request) -> Engine:
-    kinds = {"kind": "hydra"} if request.param == "hydra" else {}
-    made = engine_with_heads(endless_base(40), **kinds)
-    if request.param == "dynamic":
-        made.use_tree(DynamicTree(10, (1.0, 1.0, 1.0), 8, 3))
-    return made
+    return engine_with_heads(endless_base(40), kind=request.param)
 
 
 @pytest.mark.parametrize("rows", [1, 3])

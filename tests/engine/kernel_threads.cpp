@@ -101,10 +101,11 @@ struct Model {
         mk_guess(&heads, &guess, threads);
         std::vector<int64_t> filled(NODES * 3), grown(NODES * 3), parents(NODES * 3), grown_depths(NODES * 3);
         std::vector<uint8_t> grown_sees(NODES * 9);
+        std::vector<float> grown_scores(NODES * 3);
         const Fill fill{NODES, 3, 0, given_parents.data(), given_ranks.data(), given.data(), hidden.data(), filled.data()};
         mk_fill(&heads, &fill, threads);
         const Grow grow{NODES, 3, 0, 1, COLUMNS, 2, given.data(), hidden.data(), temperatures.data(), grown.data(),
-                        parents.data(), grown_depths.data(), grown_sees.data()};
+                        parents.data(), grown_depths.data(), grown_sees.data(), grown_scores.data(), -INFINITY, -INFINITY};
         mk_grow(&heads, &grow, threads);
         mk_linear(&decoder.output, hidden.data(), NODES, product.data(), threads);
         for (const auto& more : {logits, scores, product, outputs, end_hidden, end_logits, end_outputs}) hidden.insert(hidden.end(), more.begin(), more.end());

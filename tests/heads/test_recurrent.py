@@ -188,8 +188,8 @@ def test_drafts_take_one_step_for_each_depth(
         steps.clear()
         with torch.no_grad():
             filled_BN = static.fill(hidden_BD, torch.tensor(roots))
-        tokens_BN, parents = dynamic.grow(hidden_BD, roots)
-        return filled_BN.tolist(), (tokens_BN.tolist(), parents)
+        grown = dynamic.grow(hidden_BD, roots)
+        return filled_BN.tolist(), (grown.tokens_BN.tolist(), grown.parents)
 
     found = drafts()
     assert steps == [0, 1, 2] * 2

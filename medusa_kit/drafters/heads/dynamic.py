@@ -12,16 +12,17 @@ Shapes: B batch, N nodes with root, D hidden, K heads, R guesses of a head, Q pa
 J tokens of their paths, C candidates of all depths so far.
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import replace
-from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.blocks import Walk
-from medusa_kit.heads.guesser import GrownTrees
+from medusa_kit.heads.guesser import GrownTrees, Least
 from medusa_kit.heads.scores import scored_guesses, scored_guesses_after
 from medusa_kit.infer.draft import (
     ROOT,
@@ -35,8 +36,15 @@ from medusa_kit.infer.transfer import to_device
 from medusa_kit.tree.dynamic import DynamicTree, best_first
 
 SHAPES_KEPT = 256
+ALL = Least()
 
-Grown = tuple[Tensor, list[list[int]]]  # tokens_BN, parents of each row
+
+class Grown(NamedTuple):
+    """Trees of several rows. Slots without a path are UNUSED."""
+
+    tokens_BN: Tensor
+    parents: list[list[int]]  # of each row
+    scores_BN: Tensor  # log-probabilities of the paths; 0 in slots without one
 
 
 class DynamicDrafter(StatelessDrafter):
@@ -49,30 +57,23 @@ class DynamicDrafter(StatelessDrafter):
         self.heads, self.tree = heads, tree
         self.num_nodes = tree.num_nodes
         self._shapes: dict[tuple[int, ...], Topology] = {}
-        self._tree_of = lru_cache(lambda num_nodes: replace(tree, num_nodes=num_nodes))
 
     def propose(self, state: State) -> Draft:
-        return self._draft(state, self.tree)
-
-    def propose_nodes(self, state: State, nodes: Sequence[int]) -> Draft:
-        """The tree of the root and as many nodes, at least one: the first ones of the whole."""
-        return self._draft(state, self._tree_of(1 + len(nodes)))
-
-    def grow(self, hidden_BD: Tensor, roots_B: Sequence[int]) -> Grown:
-        """(tokens_BN, parents of each row). Slots without a path are UNUSED."""
-        trees = self._quickly(hidden_BD, roots_B, self.tree)
-        if trees is not None:
-            return trees.tokens_BN, trees.parents
-        return self._through_torch(hidden_BD, roots_B, self.tree)
-
-    def _draft(self, state: State, tree: DynamicTree) -> Draft:
-        trees = self._quickly(state.hidden_BD, state.roots_B, tree)
+        trees = self._quickly(state.hidden_BD, state.roots_B, ALL)
         if trees is not None:
             shapes = [self._topology(trees, row) for row in range(len(trees.parents))]
             return Draft(trees.tokens_BN, shapes)
-        tokens_BN, parents = self._through_torch(state.hidden_BD, state.roots_B, tree)
+        grown = self._through_torch(state.hidden_BD, state.roots_B, ALL)
         device = state.hidden_BD.device
-        return Draft(tokens_BN, [Topology.from_parents(row, device) for row in parents])
+        shapes = [Topology.from_parents(row, device) for row in grown.parents]
+        return Draft(grown.tokens_BN, shapes)
+
+    def grow(self, hidden_BD: Tensor, roots_B: Sequence[int], least: Least = ALL) -> Grown:
+        """The whole tree, or what is likely enough of it."""
+        trees = self._quickly(hidden_BD, roots_B, least)
+        if trees is not None:
+            return Grown(trees.tokens_BN, trees.parents, trees.scores_BN)
+        return self._through_torch(hidden_BD, roots_B, least)
 
     def _topology(self, trees: GrownTrees, row: int) -> Topology:
         """The same object for the same parents, since small trees have few shapes."""
@@ -85,18 +86,19 @@ class DynamicDrafter(StatelessDrafter):
         return known
 
     def _quickly(
-        self, hidden_BD: Tensor, roots_B: Sequence[int], tree: DynamicTree
+        self, hidden_BD: Tensor, roots_B: Sequence[int], least: Least
     ) -> GrownTrees | None:
         if self.heads.guesser is None:
             return None
+        tree = self.tree
         sizes = tree.num_nodes, tree.temperatures[: tree.depth], _count(tree), tree.beam
-        return self.heads.guesser.grow(hidden_BD, roots_B, *sizes)
+        return self.heads.guesser.grow(hidden_BD, roots_B, *sizes, least)
 
     @torch.inference_mode()
-    def _through_torch(self, hidden_BD: Tensor, roots_B: Sequence[int], tree: DynamicTree) -> Grown:
+    def _through_torch(self, hidden_BD: Tensor, roots_B: Sequence[int], least: Least) -> Grown:
         roots = to_device(roots_B, hidden_BD.device)
         grow = _grow_at_once if self.heads.one_pass else _grow_by_depth
-        return grow(self.heads, tree, hidden_BD, roots)
+        return grow(self.heads, self.tree, hidden_BD, roots, least)
 
 
 def _count(tree: DynamicTree) -> int:
@@ -105,25 +107,33 @@ def _count(tree: DynamicTree) -> int:
 
 
 def _grow_at_once(
-    heads: MedusaHeads, tree: DynamicTree, hidden_BD: Tensor, roots_B: Tensor
+    heads: MedusaHeads, tree: DynamicTree, hidden_BD: Tensor, roots_B: Tensor, least: Least
 ) -> Grown:
     """One pass of the heads, then a heap gives exactly the N - 1 most probable paths."""
     count = _count(tree)
     temperatures = tree.temperatures[: tree.depth]
     ids_KBR, scores_KBR = scored_guesses(heads, hidden_BD, count, temperatures, roots_B)
-    ids, parents_BN = ids_KBR.tolist(), []
-    tokens_BN = []
+    ids, tokens_BN, parents_BN, scores_BN = ids_KBR.tolist(), [], [], []
     for row, root in enumerate(roots_B.tolist()):
-        parents, depths, ranks = best_first(scores_KBR[:, row].tolist(), tree.num_nodes)
-        guesses = [ids[d - 1][row][r] for d, r in zip(depths[1:], ranks[1:], strict=True)]
-        empty = tree.num_nodes - len(parents)
-        tokens_BN.append([root, *guesses, *[root] * empty])
-        parents_BN.append(parents + [UNUSED] * empty)
-    return to_device(tokens_BN, hidden_BD.device), parents_BN
+        scores_KR = scores_KBR[:, row].tolist()
+        parents, depths, ranks = best_first(scores_KR, tree.num_nodes)
+        tokens, scores = [root], [0.0]
+        for parent, depth, rank in zip(parents[1:], depths[1:], ranks[1:], strict=True):
+            score = scores[parent] + scores_KR[depth - 1][rank]
+            if score < least.kept:
+                break
+            tokens.append(ids[depth - 1][row][rank])
+            scores.append(score)
+        empty = tree.num_nodes - len(tokens)
+        tokens_BN.append(tokens + [root] * empty)
+        parents_BN.append(parents[: len(tokens)] + [UNUSED] * empty)
+        scores_BN.append(scores + [0.0] * empty)
+    device = hidden_BD.device
+    return Grown(to_device(tokens_BN, device), parents_BN, torch.tensor(scores_BN))
 
 
 def _grow_by_depth(
-    heads: MedusaHeads, tree: DynamicTree, hidden_BD: Tensor, roots_B: Tensor
+    heads: MedusaHeads, tree: DynamicTree, hidden_BD: Tensor, roots_B: Tensor, least: Least
 ) -> Grown:
     """One pass for each depth over the `beam` best nodes of the last one; then the best of all.
 
@@ -144,43 +154,54 @@ def _grow_by_depth(
         tokens.append(ids_BQR.flatten(1))
         scores.append((above_BQ[..., None] + own_BQR).flatten(1))
         parents.append(places_BQ.repeat_interleave(count, dim=1))
-        best_BQ = _worth_a_child(tree, scores)
+        best_BQ = _worth_a_child(tree, scores, least)
         if k + 1 == tree.depth or best_BQ.shape[1] == 0:
             break
         above_BQ = scores[-1].gather(1, best_BQ)
+        above_BQ = above_BQ.masked_fill(above_BQ < least.asked, -math.inf)
         path_of_BQ = best_BQ // count
         walk.follow(path_of_BQ)
         behind_BQJ = paths_BQJ.gather(1, path_of_BQ[..., None].expand(-1, -1, paths_BQJ.shape[2]))
         paths_BQJ = torch.cat([behind_BQJ, tokens[-1].gather(1, best_BQ)[..., None]], dim=2)
         places_BQ = best_BQ + before
-    return _cut(tree.num_nodes, roots_B, *(torch.cat(p, dim=1) for p in (tokens, scores, parents)))
+    found = (torch.cat(part, dim=1) for part in (tokens, scores, parents))
+    return _cut(tree.num_nodes, least.kept, roots_B, *found)
 
 
-def _worth_a_child(tree: DynamicTree, scores: Sequence[Tensor]) -> Tensor:
+def _worth_a_child(tree: DynamicTree, scores: Sequence[Tensor], least: Least) -> Tensor:
     """Which candidates of the last depth get children, best first; as many for every row."""
     room = tree.num_nodes - 2  # nodes besides the root and the child itself
     ordered = scores[-1].sort(dim=1, descending=True, stable=True)
     best, values = ordered.indices[:, : min(tree.beam, room)], ordered.values
     all_BC = torch.cat(list(scores), dim=1)
-    if not 0 < room < all_BC.shape[1]:
-        return best
-    least_B1 = all_BC.topk(room, dim=1).values[:, -1:]
+    least_B1 = torch.full_like(values[:, :1], least.asked)
+    if 0 < room < all_BC.shape[1]:
+        least_B1 = all_BC.topk(room, dim=1).values[:, -1:].clamp_min(least.asked)
     reaching = int((values[:, : best.shape[1]] >= least_B1).sum(1).max())
     return best[:, :reaching]
 
 
 def _cut(
-    num_nodes: int, roots_B: Tensor, tokens_BC: Tensor, scores_BC: Tensor, parents_BC: Tensor
+    num_nodes: int,
+    least: float,
+    roots_B: Tensor,
+    tokens_BC: Tensor,
+    scores_BC: Tensor,
+    parents_BC: Tensor,
 ) -> Grown:
     """The best num_nodes - 1 candidates; a stable sort keeps parents before equal children."""
-    kept_BN = scores_BC.sort(dim=1, descending=True, stable=True).indices[:, : num_nodes - 1]
-    B, kept = kept_BN.shape
+    ordered = scores_BC.sort(dim=1, descending=True, stable=True)
+    kept_BN, scores_BN = ordered.indices[:, : num_nodes - 1], ordered.values[:, : num_nodes - 1]
+    unlikely_BN, (B, kept) = scores_BN < least, kept_BN.shape
     # One more column is the root's, at place -1.
     node_of_BC = torch.full((B, scores_BC.shape[1] + 1), UNUSED, device=kept_BN.device)
     node_of_BC[:, ROOT] = 0
     numbers_BN = torch.arange(1, kept + 1, device=kept_BN.device).expand(B, -1)
     node_of_BC.scatter_(1, kept_BN, numbers_BN)
     parents_BN = node_of_BC.gather(1, parents_BC.gather(1, kept_BN) % node_of_BC.shape[1])
+    parents_BN.masked_fill_(unlikely_BN, UNUSED)
     rows = [[ROOT, *row] + [UNUSED] * (num_nodes - 1 - kept) for row in parents_BN.tolist()]
     empty_BN = roots_B[:, None].expand(-1, num_nodes - 1 - kept)
-    return torch.cat([roots_B[:, None], tokens_BC.gather(1, kept_BN), empty_BN], dim=1), rows
+    tokens_BN = tokens_BC.gather(1, kept_BN).where(~unlikely_BN, roots_B[:, None])
+    scores_BN = pad(scores_BN.masked_fill(unlikely_BN, 0.0), (1, num_nodes - 1 - kept))
+    return Grown(torch.cat([roots_B[:, None], tokens_BN, empty_BN], dim=1), rows, scores_BN)

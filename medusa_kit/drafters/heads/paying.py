@@ -1,4 +1,4 @@
-"""Heads whose guesses are verified where they pay, so that no step is slower than a plain one.
+"""Heads whose static tree is verified where it pays, so that no step is slower than a plain one.
 
 How often each node of the tree was right is counted; the batch takes as many of the likeliest as
 pay beside its other rows (infer/node_choice/). Where none does, the heads do not run at all, and
@@ -17,14 +17,12 @@ from medusa_kit.drafters.estimates import (
     NEXT_RANK,
     AcceptanceEstimate,
 )
-from medusa_kit.drafters.heads.dynamic import DynamicDrafter
 from medusa_kit.drafters.heads.medusa import HeadsDrafter
 from medusa_kit.infer.draft import ROOT, Draft, State, StepResult, padded_draft, root_draft
 from medusa_kit.infer.node_choice.choice import Offer
 from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.locks import SharedLock
 from medusa_kit.tree.candidate_tree import CandidateTree
-from medusa_kit.tree.dynamic import DynamicTree
 
 TRIAL = 32  # plain steps between two tries of guesses that do not pay
 # Guesses for which calibration counts. It saw tens of thousands, and a node that a few misses have
@@ -73,11 +71,11 @@ class HeadsRecord:
 
 
 class PayingDrafter:
-    """Offers the tree of `inner`, static or dynamic. `clock`: in seconds."""
+    """Offers the static tree of `inner`. `clock`: in seconds."""
 
     def __init__(
         self,
-        inner: HeadsDrafter | DynamicDrafter,
+        inner: HeadsDrafter,
         record: HeadsRecord,
         calibrated: Sequence[float] | None = None,
         clock: Callable[[], float] = time.perf_counter,
@@ -156,10 +154,8 @@ class PayingDrafter:
 
     def _heads_of_first(self) -> list[int]:
         """How many heads run for the likeliest guess, the two likeliest, and so on."""
-        tree = self.inner.tree
-        if isinstance(tree, DynamicTree):
-            return [min(tree.depth, 1 + place) for place in range(len(self._order))]
-        return list(accumulate((tree.depths[node] for node in self._order), max))
+        depths = self.inner.tree.depths
+        return list(accumulate((depths[node] for node in self._order), max))
 
     def _without_others(self, whole: Draft, rows: Sequence[int], nodes: Sequence[int]) -> Draft:
         """The draft of all rows with the nodes that each keeps. `rows`: those of `whole`, whose
@@ -183,15 +179,8 @@ class PayingDrafter:
                 self.record.acceptance.record(node, place in path)
 
 
-def _shape(tree: CandidateTree | DynamicTree) -> tuple[Sequence[int], list[float]]:
-    """(the parent of each node, the chance of it and its path before any step).
-
-    A dynamic tree's nodes have other parents at each step but always come by falling chance, as if
-    each was below the one before it.
-    """
-    if isinstance(tree, DynamicTree):
-        nodes = range(tree.num_nodes)
-        return [node - 1 for node in nodes], [1.0, *(FIRST_GUESS * DEEPER**n for n in nodes[:-1])]
+def _shape(tree: CandidateTree) -> tuple[Sequence[int], list[float]]:
+    """(the parent of each node, the chance of it and its path before any step)."""
     pairs = zip(tree.depths[1:], tree.paths, strict=True)
     guessed = [
         FIRST_GUESS * DEEPER ** (depth - 1) * NEXT_RANK ** sum(path) for depth, path in pairs

@@ -18,12 +18,11 @@ import torch
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.heads.hydra import HydraDrafter
 from medusa_kit.drafters.heads.medusa import MedusaDrafter
+from medusa_kit.drafters.heads.source import HeadsSource
 from medusa_kit.drafters.mixed.bandit import Chooser
 from medusa_kit.drafters.mixed.combined import (
-    HeadsSource,
     build_sources,
     credited,
-    learn,
     merged,
     shared_estimate,
     usual_sources,
@@ -31,7 +30,7 @@ from medusa_kit.drafters.mixed.combined import (
 from medusa_kit.drafters.mixed.experience import Experience
 from medusa_kit.drafters.mixed.shares import PLAIN, Share, percentages, sources_of, tokens_a_step
 from medusa_kit.drafters.text.recycling import RecyclingDrafter
-from medusa_kit.drafters.trie import Source, Trie, draft_of
+from medusa_kit.drafters.trie import Source, Trie, draft_of, learn
 from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.infer.cuda_graph.host_trees import MOST_NODES, HostTreeSpec
 from medusa_kit.infer.draft import (
@@ -186,6 +185,8 @@ class AutoDrafter:
         )
         if step.choice:
             asked = [self.costly[step.choice - 1]]
+            if isinstance(asked[0], HeadsSource):
+                asked[0].leave_out_below(cost.least_chance(rows))
             for whole, more in zip(tries, merged(asked, state, acceptance), strict=True):
                 whole.merge(more)
             step.orders = [trie.by_chance() for trie in tries]

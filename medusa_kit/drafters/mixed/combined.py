@@ -9,65 +9,16 @@ from typing import Any
 
 import torch
 
-from medusa_kit.drafters.estimates import DEEPER, FIRST_GUESS, NEXT_RANK, AcceptanceEstimate
+from medusa_kit.drafters.estimates import AcceptanceEstimate
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.first_chances import first_chances
+from medusa_kit.drafters.heads.source import HeadsSource
 from medusa_kit.drafters.mixed.under_grammar import under_grammar
-from medusa_kit.drafters.trie import Source, Trie, TrieDrafter, draft_of
+from medusa_kit.drafters.trie import Source, Trie, TrieDrafter, draft_of, learn, weighed
 from medusa_kit.infer.draft import Draft, Drafter, State, StepResult, notes_of, tell_end
 
 LONG_MATCH = 4  # tokens
 COPYING = ("suffix", "prompt-lookup")  # sources whose keys hold the length of the match
-
-
-class HeadsSource:
-    """The tree that heads fill, as tries; each of its nodes is a kind of guess."""
-
-    name = "medusa"
-
-    def __init__(self, inner: Any, calibrated: Sequence[float] | None = None) -> None:
-        """`inner`: a drafter; with a static tree if the state holds the heads' guesses.
-        `calibrated`: the share of steps that accepted each node below the root, where known."""
-        self.inner, self.num_nodes = inner, inner.num_nodes
-        self._shares = None if calibrated is None else [1.0, *calibrated]
-
-    def join(self, state: State) -> None:
-        self.inner.join(state)
-
-    def guess(self, state: State) -> list[Trie]:
-        if state.guesses is not None:
-            parents = self.inner.topology.parents
-            return [self._trie(tokens, parents) for tokens in state.guesses]
-        draft = self.inner.propose(state)
-        return [
-            self._trie(tokens, topology.parents)
-            for tokens, topology in zip(draft.tokens_BN.tolist(), draft.topologies, strict=True)
-        ]
-
-    def _trie(self, tokens: Sequence[int], parents: Sequence[int]) -> Trie:
-        trie, place, born, depths = Trie(tokens[0]), {0: 0}, dict[int, int](), {0: 0}
-        for node, parent in enumerate(parents):
-            if parent >= 0:
-                rank = born.get(parent, 0)
-                born[parent] = rank + 1
-                depths[node] = depths[parent] + 1
-                chance = self._believed(node, parent, depths[node], rank)
-                key = (self.name, node)
-                place[node] = trie.add(place[parent], tokens[node], chance, key)
-        return trie
-
-    def _believed(self, node: int, parent: int, depth: int, rank: int) -> float:
-        """How likely the node is, given its parent, before any step."""
-        if self._shares is None:
-            return FIRST_GUESS * DEEPER ** (depth - 1) * NEXT_RANK**rank
-        above = self._shares[parent]
-        return min(self._shares[node] / above, 1.0) if above else 0.0
-
-    def observe(self, step: StepResult) -> None:
-        self.inner.observe(step)
-
-    def select_rows(self, rows: Sequence[int]) -> None:
-        self.inner.select_rows(rows)
 
 
 class CombinedDrafter(TrieDrafter):
@@ -133,21 +84,8 @@ def merged(sources: Sequence[Source], state: State, acceptance: AcceptanceEstima
     result = [Trie(root) for root in state.roots_B]
     for source in sources:
         for whole, trie in zip(result, source.guess(state), strict=True):
-            trie.chances = [
-                acceptance.chance(key, chance)
-                for key, chance in zip(trie.keys, trie.chances, strict=True)
-            ]
-            whole.merge(trie)
+            whole.merge(weighed(trie, acceptance))
     return under_grammar(result, state, acceptance)
-
-
-def learn(acceptance: AcceptanceEstimate, tries: Sequence[Trie], step: StepResult) -> None:
-    """Count each guess as tried if its parent was reached, and as right if it was accepted."""
-    for trie, path in zip(tries, step.paths, strict=True):
-        reached = {0, *path}
-        for node in range(1, trie.num_nodes):
-            if trie.parents[node] in reached:
-                acceptance.record(trie.keys[node], node in reached)
 
 
 def credited(tries: Sequence[Trie], step: StepResult) -> list[list[str]]:

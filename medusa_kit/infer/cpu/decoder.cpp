@@ -244,7 +244,7 @@ void mk_step(const Decoder* decoder, const Step* step, int threads) {
     Run run(*decoder, *step, p, threads);
     std::unique_ptr<PrefixLayer<Run>> prefix;
     if (decoder->prefix) prefix.reset(new PrefixLayer<Run>(*decoder, *step, p, threads));
-    p.run([&](int id) { run.all(id, prefix.get()); });
+    p.run([&](int id) { run.all(id, prefix.get()); }, Pool::BETWEEN_STEPS);
 }
 
 void mk_guess(const Heads* heads, const Guess* guess, int threads) {

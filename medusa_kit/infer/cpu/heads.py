@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit.heads import MedusaHeads
-from medusa_kit.heads.guesser import GrownTrees, Guesses
+from medusa_kit.heads.guesser import GrownTrees, Guesses, Least
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import NativeDecoder
 from medusa_kit.infer.cpu.int8_weights import packed_rounded
@@ -127,6 +127,7 @@ class NativeHeads:
         temperatures: tuple[float, ...],
         count: int,
         beam: int,
+        least: Least,
     ) -> GrownTrees | None:
         """The trees of drafters/heads/dynamic.py; None for more rows than the kernels take."""
         B, N = len(roots_B), num_nodes
@@ -135,15 +136,15 @@ class NativeHeads:
         roots, hidden_BD = torch.tensor(roots_B), hidden_BD.contiguous()
         heat_K = self._heat(temperatures)
         found_3BN = torch.empty(3, B, N, dtype=torch.int64)  # tokens, parents, depths
-        sees_BNN = torch.empty(B, N, N, dtype=torch.bool)
+        sees_BNN, scores_BN = torch.empty(B, N, N, dtype=torch.bool), torch.empty(B, N)
         first, each = found_3BN.data_ptr(), 8 * B * N
         grow = kernels.Grow(
             B, N, self._one_pass, len(temperatures), count, beam, roots.data_ptr(),
             hidden_BD.data_ptr(), heat_K.data_ptr(), first, first + each, first + 2 * each,
-            sees_BNN.data_ptr(),
+            sees_BNN.data_ptr(), scores_BN.data_ptr(), *least,
         )  # fmt: skip
         self._library.mk_grow(ctypes.byref(self._struct), ctypes.byref(grow), self._threads(B))
-        return GrownTrees(found_3BN[0], found_3BN[1].tolist(), found_3BN[2], sees_BNN)
+        return GrownTrees(found_3BN[0], found_3BN[1].tolist(), found_3BN[2], sees_BNN, scores_BN)
 
     def _takes(self, hidden_BD: Tensor, rows: int) -> bool:
         return rows <= kernels.MAX_ROWS and hidden_BD.dtype == torch.float32

@@ -7,7 +7,7 @@ The structures mirror those of matrix.h, recurrent.h, heads.h, trees.h and step.
 import ctypes
 import os
 import platform
-from ctypes import POINTER, c_char_p, c_float, c_int, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -136,6 +136,7 @@ class Grow(ctypes.Structure):
         ("depth", c_int64), ("count", c_int64), ("beam", c_int64),
         ("roots", c_void_p), ("given", c_void_p), ("temperatures", c_void_p),
         ("tokens", c_void_p), ("parents", c_void_p), ("depths", c_void_p), ("sees", c_void_p),
+        ("scores", c_void_p), ("least_kept", c_double), ("least_asked", c_double),
     )  # fmt: skip
 
 

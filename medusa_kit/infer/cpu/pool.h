@@ -50,6 +50,9 @@ class Pool {
   public:
     static constexpr int SPINS = 4000;  // polls before the core is yielded
     static constexpr double PATIENCE = 3e-4, SHARE = 0.5;  // longest wait: seconds + share of the run
+    // Seconds for which workers look out for the next run before they sleep. Waking one takes as long
+    // as twenty barriers, and between two steps of a text lie some 0.4 ms.
+    static constexpr double BRIEFLY = 6e-5, BETWEEN_STEPS = 1e-3;
 
     explicit Pool(int size) : size_(size) {
         for (int id = 1; id < size; ++id) workers_.emplace_back([this, id] { work(id); });
@@ -64,7 +67,8 @@ class Pool {
     int active() const { return active_; }
 
     // Runs body(id) in all threads, or in this one alone where other programs use the cores.
-    void run(const std::function<void(int)>& body) {
+    // `look_out`: see above; long where no other library's threads compute meanwhile.
+    void run(const std::function<void(int)>& body, double look_out = BRIEFLY) {
         if (size_ == 1) return body(0);
         std::lock_guard<std::mutex> one_caller(callers_);
         active_ = contention_.present() ? 1 : size_;
@@ -72,7 +76,7 @@ class Pool {
         start_ = seconds();
         waited_ = 0;
         done_.store(0, std::memory_order_relaxed);
-        { std::lock_guard<std::mutex> lock(mutex_); body_ = &body; ++round_; }
+        { std::lock_guard<std::mutex> lock(mutex_); body_ = &body; look_out_ = look_out; ++round_; }
         wake_.notify_all();
         body(0);
         const bool alone = active_ == 1;
@@ -106,13 +110,16 @@ class Pool {
 
     void work(int id) {
         int seen = 0;
+        double look_out = 0;
         while (true) {
-            for (int spin = 0; spin < SPINS && round_.load(std::memory_order_acquire) == seen; ++spin) cpu_relax();
+            for (const double from = seconds(); round_.load(std::memory_order_acquire) == seen && seconds() - from < look_out;)
+                for (int spin = 0; spin < 32 && round_.load(std::memory_order_relaxed) == seen; ++spin) cpu_relax();
             std::unique_lock<std::mutex> lock(mutex_);
             wake_.wait(lock, [&] { return round_.load() != seen; });
             seen = round_.load();
             if (stopping_) return;
             const auto* body = body_;
+            look_out = look_out_;
             lock.unlock();
             (*body)(id);
             done_.fetch_add(1, std::memory_order_release);
@@ -127,6 +134,7 @@ class Pool {
     std::mutex callers_, mutex_;
     std::condition_variable wake_;
     const std::function<void(int)>* body_ = nullptr;
+    double look_out_ = 0;
     std::atomic<int> round_{0}, arrived_{0}, turn_{0}, done_{0}, next_active_{size_};
     bool stopping_ = false;
 };

@@ -23,6 +23,8 @@ struct Grow {  // mirrored in kernels.py
     const float *given, *temperatures;   // [rows, given], [depth]
     int64_t *tokens, *parents, *depths;  // [rows, nodes]
     uint8_t* sees;                       // [rows, nodes, nodes]: ancestors and itself
+    float* scores;                       // [rows, nodes]: log-probabilities of the paths
+    double least_kept, least_asked;      // paths with lower ones are left out, or get no children
 };
 
 // Passes of the heads over rows that are named one after the other. Where heads read the path, a run
@@ -71,7 +73,7 @@ class Passes {
                               goes_on ? states.data() : nullptr, before.data() + first,
                               h.recurrent ? new_states.data() + first * h.hidden : nullptr};
             Guessing guessing(h, guess, p, threads);
-            p.run([&](int id) { guessing.all(id); });
+            p.run([&](int id) { guessing.all(id); }, Pool::BETWEEN_STEPS);
         }
     }
     int64_t id(int64_t row, int64_t rank) const { return found_ids[row * count + rank]; }
@@ -158,7 +160,7 @@ class Growing {
     // A path below the root: its probability's logarithm, its last token, the pass that guessed it, the
     // place of its parent.
     struct Path { float score; int64_t token, pass, parent; };
-    struct Node { int64_t token, parent; };
+    struct Node { int64_t token, parent; float score; };
     const Grow& g;
     Passes& passes;
 
@@ -174,13 +176,14 @@ class Growing {
         typedef std::tuple<double, int64_t, int64_t, int64_t, double> Next;
         std::priority_queue<Next, std::vector<Next>, std::greater<Next>> heap;
         const auto cost_of = [&](int64_t depth, int64_t rank) { return -(double)passes.score((depth - 1) * g.rows + row, rank); };
-        std::vector<Node> nodes{{g.roots[row], NO_PARENT}};
+        std::vector<Node> nodes{{g.roots[row], NO_PARENT, 0.0f}};
         heap.emplace(std::max(cost_of(1, 0), 0.0), 1, 0, 0, 0.0);
         while (!heap.empty() && (int64_t)nodes.size() < g.nodes) {
             const auto [cost, depth, parent, rank, above] = heap.top();
+            if (-cost < g.least_kept) break;
             heap.pop();
             const int64_t node = (int64_t)nodes.size();
-            nodes.push_back({passes.id((depth - 1) * g.rows + row, rank), parent});
+            nodes.push_back({passes.id((depth - 1) * g.rows + row, rank), parent, (float)-cost});
             if (rank + 1 < g.count) heap.emplace(std::max(above + cost_of(depth, rank + 1), cost), depth, parent, rank + 1, above);
             if (depth < g.depth) heap.emplace(cost + std::max(cost_of(depth + 1, 0), 0.0), depth + 1, node, 0, cost);
         }
@@ -234,6 +237,7 @@ class Growing {
     std::vector<int64_t> worth_a_child(const std::vector<Path>& paths, size_t first) const {
         const int64_t room = g.nodes - 2;  // nodes besides the root and the child itself
         std::vector<int64_t> best = best_of(paths, first, std::min(g.beam, room));
+        while (!best.empty() && paths[best.back()].score < g.least_asked) best.pop_back();
         if (room <= 0 || room >= (int64_t)paths.size()) return best;
         const float least = paths[best_of(paths, 0, room).back()].score;
         while (!best.empty() && paths[best.back()].score < least) best.pop_back();
@@ -241,11 +245,12 @@ class Growing {
     }
 
     std::vector<Node> cut(int64_t row, const std::vector<Path>& paths) const {
-        std::vector<Node> nodes{{g.roots[row], NO_PARENT}};
+        std::vector<Node> nodes{{g.roots[row], NO_PARENT, 0.0f}};
         std::vector<int64_t> node_of(paths.size(), UNUSED);
         for (int64_t at : best_of(paths, 0, g.nodes - 1)) {
+            if (paths[at].score < g.least_kept) break;
             node_of[at] = (int64_t)nodes.size();  // parents come first: they are no less probable
-            nodes.push_back({paths[at].token, paths[at].parent < 0 ? 0 : node_of[paths[at].parent]});
+            nodes.push_back({paths[at].token, paths[at].parent < 0 ? 0 : node_of[paths[at].parent], paths[at].score});
         }
         return nodes;
     }
@@ -257,6 +262,7 @@ class Growing {
         for (int64_t node = 0; node < g.nodes; ++node, sees += g.nodes) {
             const bool used = node < (int64_t)nodes.size();
             tokens[node] = used ? nodes[node].token : g.roots[row];
+            g.scores[row * g.nodes + node] = used ? nodes[node].score : 0.0f;
             const int64_t parent = parents[node] = used ? nodes[node].parent : UNUSED;
             depths[node] = parent < 0 ? 0 : depths[parent] + 1;
             if (parent >= 0) std::copy(sees - (node - parent) * g.nodes, sees - (node - parent - 1) * g.nodes, sees);

@@ -5,7 +5,8 @@ import torch
 from support.kernels.cpp_heads import FAMILIES, NUM_HEADS, base_of, inputs, trained
 
 from medusa_kit.drafters import draft_with
-from medusa_kit.drafters.heads.dynamic import DynamicDrafter
+from medusa_kit.drafters.heads.dynamic import ALL, DynamicDrafter
+from medusa_kit.heads.guesser import Least
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import native_decoder
 from medusa_kit.infer.cpu.heads import install_native_heads
@@ -39,14 +40,15 @@ def state_of(heads, rows):
     return State([[1]] * rows, paths[:, 0].clamp_min(0).tolist(), hidden, [])
 
 
-def grown(heads, tree, state):
+def grown(heads, tree, state, least=ALL):
     """Tokens and parents by the one C++ call, and by torch's code from guesses of the kernels."""
     drafter = draft_with(heads, tree)
     assert isinstance(drafter, DynamicDrafter)
-    trees = drafter._quickly(state.hidden_BD, state.roots_B, tree)
+    trees = drafter._quickly(state.hidden_BD, state.roots_B, least)
     assert trees is not None
-    tokens_BN, parents = drafter._through_torch(state.hidden_BD, state.roots_B, tree)
-    return (trees.tokens_BN.tolist(), trees.parents), (tokens_BN.tolist(), parents)
+    by_torch = drafter._through_torch(state.hidden_BD, state.roots_B, least)
+    assert torch.allclose(trees.scores_BN, by_torch.scores_BN, atol=1e-5)
+    return tuple((one.tokens_BN.tolist(), one.parents) for one in (trees, by_torch))
 
 
 @pytest.mark.parametrize("num_nodes", [2, 3, 4, 7, 16, 40, 200])
@@ -57,6 +59,22 @@ def test_the_same_trees_as_torch_grows(heads, num_nodes, many_threads):
         assert quick == by_torch
         if rows > 2 and 4 <= num_nodes < 40:
             assert len({tuple(parents) for parents in quick[1]}) > 1
+
+
+@pytest.mark.parametrize("asked", [-0.5, -1.5, -2.5])
+def test_unlikely_paths_are_left_out_as_by_torch(heads, asked, many_threads):
+    least, nodes = Least(-2.5, asked), 40
+    for rows in (1, 5):
+        tree, state = DynamicTree(nodes, SCALES, 8, 3), state_of(heads, rows)
+        quick, by_torch = grown(heads, tree, state, least)
+        assert quick == by_torch
+        whole, _ = grown(heads, tree, state)
+        sizes = [sum(parent != UNUSED for parent in row) for row in quick[1]]
+        assert all(1 <= size < nodes for size in sizes)
+        if asked == least.kept or heads.one_pass:  # then they are the first nodes of the whole
+            for row, size in enumerate(sizes):
+                assert quick[0][row][:size] == whole[0][row][:size]
+                assert quick[1][row][:size] == whole[1][row][:size]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -107,9 +125,9 @@ def test_a_row_grows_the_same_tree_among_others(heads, many_threads):
     together = drafter.grow(state.hidden_BD, state.roots_B)
     for row in range(7):
         own = state.of_rows([row])
-        tokens, parents = drafter.grow(own.hidden_BD, own.roots_B)
-        assert torch.equal(tokens[0], together[0][row])
-        assert parents[0] == together[1][row]
+        alone = drafter.grow(own.hidden_BD, own.roots_B)
+        assert torch.equal(alone.tokens_BN[0], together.tokens_BN[row])
+        assert alone.parents[0] == together.parents[row]
 
 
 @pytest.mark.parametrize("tree", [CandidateTree.chain(1), CandidateTree.chain(3), BUSHY])
@@ -125,7 +143,7 @@ def test_a_given_tree_is_filled_as_by_torch(heads, tree, many_threads):
 def test_torch_grows_what_the_kernels_do_not_take(heads):
     state, tree = state_of(heads, kernels.MAX_ROWS + 1), DynamicTree(5, SCALES, 4, 2)
     drafter, filler = draft_with(heads, tree), draft_with(heads, CandidateTree.chain(2))
-    assert drafter._quickly(state.hidden_BD, state.roots_B, tree) is None
+    assert drafter._quickly(state.hidden_BD, state.roots_B, ALL) is None
     draft = drafter.propose(state)
     assert draft.tokens_BN.shape == (kernels.MAX_ROWS + 1, 5)
     alone = drafter.propose(state.of_rows([9]))
@@ -146,11 +164,3 @@ def test_some_nodes_of_a_tree_are_those_of_the_whole(heads, nodes, through_torch
     assert torch.equal(part.tokens_BN, whole.tokens_BN[:, kept])
     parents = [-1 if node == 0 else kept.index(BUSHY.parents[node]) for node in kept]
     assert all(list(topology.parents) == parents for topology in part.topologies)
-    if not nodes:
-        return
-    grower = draft_with(heads, DynamicTree(30, SCALES, 6, 3))
-    whole, part = grower.propose(state), grower.propose_nodes(state, nodes)
-    first = slice(0, len(nodes) + 1)
-    assert torch.equal(part.tokens_BN, whole.tokens_BN[:, first])
-    for own, topology in zip(whole.topologies, part.topologies, strict=True):
-        assert own.parents[first] == topology.parents
