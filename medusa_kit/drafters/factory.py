@@ -13,9 +13,10 @@ import torch
 
 from medusa_kit.base.model import BaseModel
 from medusa_kit.drafters import draft_with
-from medusa_kit.drafters.heads.confident import ConfidentDrafter, ConfidentRecord
+from medusa_kit.drafters.heads.confident import ConfidentDrafter
 from medusa_kit.drafters.heads.dynamic import DynamicDrafter
 from medusa_kit.drafters.heads.paying import HeadsRecord, PayingDrafter
+from medusa_kit.drafters.heads.worth import HeadsWorth
 from medusa_kit.drafters.memory import Memory
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.errors import ConfigError
@@ -86,7 +87,7 @@ def _heads(context: DraftContext, options: Any) -> Drafter:
         return drafter
     if isinstance(drafter, DynamicDrafter):
         key = ("what guesses were worth", context.tree, context.sampling.temperature)
-        return ConfidentDrafter(drafter, context.remembered(key, ConfidentRecord))
+        return ConfidentDrafter(drafter, context.remembered(key, HeadsWorth))
     key = ("how often nodes were right", context.tree, context.sampling.temperature)
     return PayingDrafter(drafter, context.remembered(key, HeadsRecord), context.acceptance)
 

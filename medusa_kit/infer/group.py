@@ -14,7 +14,7 @@ from torch import Tensor
 from medusa_kit.infer.accept.rows import ScoredTree
 from medusa_kit.infer.details import VerifiedTree, token_scores
 from medusa_kit.infer.draft import Draft, Drafter, OfferingDrafter, State, StepResult
-from medusa_kit.infer.node_choice.choice import Offer, choose_nodes
+from medusa_kit.infer.node_choice.choice import Offer, chosen_counts
 from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.request import Emitted, FailAlone, Row
 from medusa_kit.infer.transfer import to_device
@@ -150,7 +150,7 @@ def drafts_of(groups: Sequence[Group], cost: StepCost | None) -> list[tuple[Grou
                 offers[group] = offer
     if cost is not None:
         fixed = sum(topology.num_used for one in drafts.values() for topology in one.topologies)
-        counts = choose_nodes(list(offers.values()), fixed, cost).counts
+        counts = chosen_counts(list(offers.values()), fixed, cost)
         for group, chosen in zip(offers, counts, strict=True):
             with FailAlone(*group.rows):
                 drafts[group] = group.take(chosen)

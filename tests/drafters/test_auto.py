@@ -12,8 +12,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from medusa_kit.drafters.asking import LONGEST_REST, Asking
 from medusa_kit.drafters.estimates import AcceptanceEstimate
+from medusa_kit.drafters.mixed.asking import LONGEST_REST, Asking
 from medusa_kit.drafters.mixed.auto import AutoDrafter, best_size
 from medusa_kit.drafters.mixed.combined import CombinedDrafter
 from medusa_kit.drafters.mixed.experience import FIRST_REST, Experience

@@ -10,15 +10,17 @@ from support.small_engines import endless_base, engine_with_heads, random_heads,
 
 from medusa_kit.drafters import draft_with
 from medusa_kit.drafters.estimates import AcceptanceEstimate
-from medusa_kit.drafters.heads.confident import (
+from medusa_kit.drafters.heads.confident import ConfidentDrafter
+from medusa_kit.drafters.heads.dynamic import DynamicDrafter
+from medusa_kit.drafters.heads.source import HeadsSource
+from medusa_kit.drafters.heads.worth import (
     BETWEEN,
     FIRST_PLAIN,
     PLAIN,
-    ConfidentDrafter,
-    ConfidentRecord,
+    RUN,
+    HeadsWorth,
+    Worth,
 )
-from medusa_kit.drafters.heads.dynamic import DynamicDrafter
-from medusa_kit.drafters.heads.source import HeadsSource
 from medusa_kit.engine.engine import Engine
 from medusa_kit.heads.guesser import Least
 from medusa_kit.infer.decode import decode
@@ -43,7 +45,7 @@ class Timed:
     taken: list[int] = field(default_factory=list)  # guesses of each step
     asked: list[bool] = field(default_factory=list)
 
-    def drafter(self, engine: Engine, record: ConfidentRecord) -> ConfidentDrafter:
+    def drafter(self, engine: Engine, record: HeadsWorth) -> ConfidentDrafter:
         inner = draft_with(engine.heads, DynamicTree(8, SCALES, 6, 3))
         assert isinstance(inner, DynamicDrafter)
         drafter = ConfidentDrafter(inner, record, lambda: self.now)
@@ -92,7 +94,7 @@ def test_the_text_is_that_of_plain_decoding(engine: Engine, rows: int, temperatu
     expected = plainly(engine, rows, sampling)
     for costs in (FREE, {1: 1.0, 2: 1.3, 64: 20.0}, {1: 1.0, 2: 2.5, 64: 100.0}):
         watch = Timed()
-        drafter = watch.drafter(engine, ConfidentRecord())
+        drafter = watch.drafter(engine, HeadsWorth())
         assert decoded(engine, drafter, rows, costs, sampling) == expected
         assert watch.asked[:FIRST_PLAIN] == [False] * FIRST_PLAIN
         assert any(watch.asked)
@@ -103,26 +105,26 @@ def test_heads_that_cost_nothing_are_asked_at_every_step_but_for_the_timed_ones(
     engine: Engine,
 ) -> None:
     watch = Timed(plain=1.0, with_heads=1.0)
-    drafter = watch.drafter(engine, ConfidentRecord())
+    drafter = watch.drafter(engine, HeadsWorth())
     decoded(engine, drafter, 1, FREE)
     assert watch.asked == [False] * FIRST_PLAIN + [True] * (len(watch.asked) - FIRST_PLAIN)
     assert any(watch.taken)
 
 
 def test_heads_that_take_longer_than_they_bring_rest(engine: Engine) -> None:
-    watch, record = Timed(plain=1.0, with_heads=4.0), ConfidentRecord()
+    watch, record = Timed(plain=1.0, with_heads=4.0), HeadsWorth()
     decoded(engine, watch.drafter(engine, record), 1, FREE)
     later = watch.asked[FIRST_PLAIN:]
-    assert 1 <= sum(later) < 0.2 * len(later)
+    assert 1 <= sum(later) < 0.3 * len(later)
     again = Timed(plain=1.0, with_heads=4.0)
     decoded(engine, again.drafter(engine, record), 1, FREE)  # what was measured is remembered
-    assert again.asked[0]
-    assert sum(again.asked) < 0.1 * len(again.asked)
+    assert not all(again.asked)
+    assert sum(again.asked) < 0.2 * len(again.asked)
 
 
 def test_plain_steps_are_timed_again_now_and_then(engine: Engine) -> None:
     """Also in several short answers."""
-    watch, record = Timed(), ConfidentRecord()
+    watch, record = Timed(), HeadsWorth()
     while len(watch.asked) < FIRST_PLAIN + BETWEEN + PLAIN + 1:
         decoded(engine, watch.drafter(engine, record), 1, FREE)
     first = FIRST_PLAIN + BETWEEN
@@ -135,13 +137,13 @@ def test_where_guesses_are_dear_only_sure_ones_are_verified(engine: Engine) -> N
     for name, marginal in (("cheap", 0.01), ("dear", 0.6)):
         watch = Timed()
         costs = {1: 1.0, 2: 1.0 + marginal, 64: 1.0 + 63 * marginal}
-        decoded(engine, watch.drafter(engine, ConfidentRecord()), 1, costs)
+        decoded(engine, watch.drafter(engine, HeadsWorth()), 1, costs)
         counts[name] = sum(watch.taken) / len(watch.taken)
     assert counts["dear"] < 0.5 * counts["cheap"]
 
 
 def test_the_whole_tree_is_proposed_where_nothing_is_chosen(engine: Engine) -> None:
-    drafter = Timed().drafter(engine, ConfidentRecord())
+    drafter = Timed().drafter(engine, HeadsWorth())
     state = State([[1], [2]], [5, 9], torch.randn(2, engine.base.info.hidden_size))
     whole = drafter.inner.propose(state)
     assert torch.equal(drafter.propose(state).tokens_BN, whole.tokens_BN)
@@ -182,3 +184,30 @@ def test_engines_use_it_for_trees_that_are_grown(engine: Engine) -> None:
     plain = engine.generate(prompts, max_new_tokens=TOKENS, drafter="none")
     found = engine.generate(prompts, max_new_tokens=TOKENS)
     assert [one.token_ids for one in found] == [one.token_ids for one in plain]
+
+
+def test_after_a_rest_heads_get_a_run_and_its_first_step_does_not_count() -> None:
+    worth = Worth(dear=False)
+    worth.took_plain(1.0)
+    rests, steps = [], 0
+    while len(rests) < 5:
+        rest = worth.took_with_heads(0.0, 1.3)
+        steps += 1
+        if rest:
+            rests.append((steps, rest))
+            steps = 0
+    assert [rest for _, rest in rests] == [8, 16, 32, 64, 64]
+    assert rests[0][0] == RUN
+    assert all(1 < steps <= RUN for steps, _ in rests)
+    assert worth.took_with_heads(0.0, 100.0) == 0  # the first of a run
+    while worth.took_with_heads(1.0, 1.3):
+        pass
+    for _ in range(20):
+        worth.took_with_heads(1.0, 1.3)
+    assert not any(worth.took_with_heads(1.0, 1.3) for _ in range(100))
+
+
+def test_where_guesses_hardly_pay_heads_are_only_looked_at() -> None:
+    worth = Worth(dear=True)
+    worth.took_plain(1.0)
+    assert [worth.took_with_heads(0.1, 1.5) for _ in range(4)] == [0, 64, 0, 64]

@@ -8,72 +8,16 @@ rest for some steps. The text is the same either way.
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from medusa_kit.drafters.asking import Asking
-from medusa_kit.drafters.estimates import AcceptanceEstimate
 from medusa_kit.drafters.heads.dynamic import DynamicDrafter
 from medusa_kit.drafters.heads.source import HeadsSource
+from medusa_kit.drafters.heads.worth import HeadsWorth, Worth
 from medusa_kit.drafters.trie import Trie, draft_of, learn, weighed
 from medusa_kit.infer.draft import Draft, State, StepResult, root_draft
 from medusa_kit.infer.node_choice.choice import Offer
 from medusa_kit.infer.node_choice.cost import StepCost
-from medusa_kit.locks import SharedLock
-
-SMOOTHING = 0.02  # share of the newest step in what heads have been worth
-FIRST_PLAIN = 6  # plain steps at first, by which the others are judged
-PLAIN, BETWEEN = 4, 256  # so many plain steps after so many with heads: the machine's speed changes
-NEWEST = 0.3  # share of the newest plain step in what one takes
-OUTLIER = 2.0  # a step counts for at most this many times what a plain one takes
-DEAR = 0.6  # chance that a guess must have to pay, from which on heads rest long from the start
-LONG_REST = 8
-
-
-@dataclass
-class ConfidentRecord:
-    """What all requests of an engine have seen of heads: how often guesses of a kind were right,
-    and what steps with heads were worth, by about how many rows they had."""
-
-    acceptance: AcceptanceEstimate = field(default_factory=AcceptanceEstimate)
-    _plain: dict[int, float] = field(default_factory=dict)  # seconds
-    _untimed: Counter[int] = field(default_factory=Counter)  # steps since a plain one was timed
-    _asking: dict[int, Asking] = field(default_factory=dict)
-    _lock: SharedLock = field(default_factory=SharedLock, repr=False, compare=False)
-
-    def plain(self, num_rows: int) -> float | None:
-        """Seconds of a plain step of about so many rows; None before the first."""
-        with self._lock:
-            return self._plain.get(num_rows.bit_length())
-
-    def took_plain(self, num_rows: int, seconds: float) -> None:
-        about = num_rows.bit_length()
-        with self._lock:
-            known = self._plain.get(about, seconds)
-            newest = min(seconds, OUTLIER * known)
-            self._plain[about] = known + NEWEST * (newest - known)
-            self._untimed[about] = 0
-
-    def took_with_heads(self, num_rows: int) -> None:
-        with self._lock:
-            self._untimed[num_rows.bit_length()] += 1
-
-    def plain_steps_due(self, num_rows: int) -> int:
-        """How many plain steps are to be taken now, to time them."""
-        about = num_rows.bit_length()
-        with self._lock:
-            if about not in self._plain:
-                return FIRST_PLAIN
-            return PLAIN if self._untimed[about] >= BETWEEN else 0
-
-    def asking(self, num_rows: int, cost: StepCost) -> Asking:
-        about = num_rows.bit_length()
-        with self._lock:
-            if about not in self._asking:
-                dear = cost.least_chance(num_rows) >= DEAR
-                self._asking[about] = Asking(LONG_REST if dear else 0, SMOOTHING)
-            return self._asking[about]
 
 
 class ConfidentDrafter:
@@ -82,13 +26,13 @@ class ConfidentDrafter:
     def __init__(
         self,
         inner: DynamicDrafter,
-        record: ConfidentRecord,
+        record: HeadsWorth,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self.inner, self.record, self._clock = inner, record, clock
         self.num_nodes = inner.num_nodes
         self.steps = self.plain_steps = 0  # of each row
-        self._source = HeadsSource(inner)
+        self._source, self._device = HeadsSource(inner), inner.heads.base.device
         self._rest = 0  # steps before heads are asked again
         self._asked = False  # whether heads were asked in the last step
         self._step = _Step()
@@ -115,9 +59,10 @@ class ConfidentDrafter:
     def offer(self, state: State, cost: StepCost, num_others: int) -> Offer:
         """What is sure enough to pay; nothing while the heads rest."""
         num_rows = num_others + len(state.roots_B)
-        step = self._step = _Step(state, cost, num_rows, self._clock())
+        worth = self.record.of_steps(num_rows, cost)
+        step = self._step = _Step(state, worth, num_rows, self._clock())
         if self._rest == 0:
-            self._rest = self.record.plain_steps_due(num_rows)
+            self._rest = worth.plain_steps_due()
         if self._rest > 0:
             self._rest -= 1
             return Offer([[] for _ in state.roots_B])
@@ -129,43 +74,38 @@ class ConfidentDrafter:
 
     def take(self, counts: Sequence[int]) -> Draft:
         """The likeliest guesses of each row."""
-        step, device = self._step, self.inner.heads.base.device
+        step = self._step
         assert step.state is not None, "nothing was offered"
         self.steps += len(counts)
-        self.plain_steps += sum(not count for count in counts)
+        self.plain_steps += counts.count(0)
+        if not step.tries:
+            return root_draft(step.state.roots_B, self._device)
         step.tries = [
             trie.kept([node for node, _ in order[: 1 + count]])
-            for trie, order, count in zip(step.tries, step.orders, counts, strict=bool(step.tries))
+            for trie, order, count in zip(step.tries, step.orders, counts, strict=True)
         ]
-        if not any(counts):
-            return root_draft(step.state.roots_B, device)
-        return draft_of(step.tries, device)
+        return draft_of(step.tries, self._device)
 
     def observe(self, result: StepResult) -> None:
-        step, record = self._step, self.record
-        if step.cost is None:  # the whole tree was proposed
+        step = self._step
+        if step.worth is None:  # the whole tree was proposed
             return
         seconds = self._clock() - step.start
         asked_before, self._asked = self._asked, bool(step.tries)
-        if not self._asked:
-            if not asked_before:  # else heads have taken the place of weights in the caches
-                record.took_plain(step.num_rows, seconds)
-            return
-        record.took_with_heads(step.num_rows)
-        learn(record.acceptance, step.tries, result)
-        plain = record.plain(step.num_rows) or step.cost.seconds(step.num_rows)
-        accepted = sum(len(path) for path in result.paths)
-        longer = min(seconds, (1 + OUTLIER) * plain) / plain - 1
-        asking = record.asking(step.num_rows, step.cost)
-        self._rest = asking.record(accepted / step.num_rows - longer, True)
+        if self._asked:
+            learn(self.record.acceptance, step.tries, result)
+            accepted = sum(len(path) for path in result.paths)
+            self._rest = step.worth.took_with_heads(accepted / step.num_rows, seconds)
+        elif not asked_before:  # else heads have taken the place of weights in the caches
+            step.worth.took_plain(seconds)
 
 
 @dataclass
 class _Step:
-    """The current step. `cost`: None where the batch does not choose what is verified."""
+    """The current step. `worth`: None where the batch does not choose what is verified."""
 
     state: State | None = None
-    cost: StepCost | None = None
+    worth: Worth | None = None
     num_rows: int = 0
     start: float = 0.0
     tries: list[Trie] = field(default_factory=list)  # none: heads rest

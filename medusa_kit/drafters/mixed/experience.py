@@ -3,8 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from medusa_kit.drafters.asking import Asking
 from medusa_kit.drafters.estimates import AcceptanceEstimate
+from medusa_kit.drafters.mixed.asking import Asking
 from medusa_kit.drafters.mixed.bandit import Chooser
 from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.locks import SharedLock

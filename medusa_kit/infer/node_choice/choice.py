@@ -64,6 +64,13 @@ def choose_nodes(offers: Sequence[Offer], num_others: int, cost: StepCost) -> Ch
     return best
 
 
+def chosen_counts(offers: Sequence[Offer], num_others: int, cost: StepCost) -> list[list[int]]:
+    """The counts of `choose_nodes`; at once where nothing is offered, as in steps of plain text."""
+    if any(any(offer.chances) or offer.trial is not None for offer in offers):
+        return choose_nodes(offers, num_others, cost).counts
+    return [[0] * len(offer.chances) for offer in offers]
+
+
 def _likeliest(
     offers: Sequence[Offer], asked: AbstractSet[int], num_roots: int, cost: StepCost
 ) -> Choice:

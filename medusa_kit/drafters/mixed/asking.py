@@ -15,10 +15,8 @@ class Asking:
     """What asking has been worth lately, in steps of about so many rows. All requests of an engine
     share one, so that a new one starts where the last has ended."""
 
-    def __init__(self, first_rest: int = 0, smoothing: float = SMOOTHING) -> None:
-        """`first_rest`: steps without asking after the first time that it does not pay.
-        `smoothing`: share of the newest step in what asking has been worth."""
-        self._smoothing = smoothing
+    def __init__(self, first_rest: int = 0) -> None:
+        """`first_rest`: steps without asking after the first time that it does not pay."""
         self._worth = 0.0  # plain steps gained a step
         self._next_rest = first_rest
         self._lock = SharedLock()
@@ -31,7 +29,7 @@ class Asking:
         """
         with self._lock:
             gained = max(LEAST, min(gained, MOST))
-            self._worth += self._smoothing * (gained - self._worth)
+            self._worth += SMOOTHING * (gained - self._worth)
             if found and self._worth >= 0:
                 self._next_rest = 0
                 return 0
