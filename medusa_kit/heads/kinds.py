@@ -28,6 +28,7 @@ of these tokens, N nodes of a tree.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -144,6 +145,24 @@ class MedusaHeads(nn.Module):
             mlp_size=mlp_size,
         )
         return cls(config, base, reduced_ids)
+
+    def with_more(self, num_heads: int) -> "MedusaHeads":
+        """So many recurrent heads; those beyond its own are copies of the last, on the network that
+        all share. Other kinds: as many as there are."""
+        if num_heads == self.num_heads:
+            return self
+        assert self.recurrent is not None and num_heads > self.num_heads
+        config = replace(self.config, num_heads=num_heads)
+        heads = MedusaHeads(config, self.base, self.column_ids)
+        tensors, last = self.state_dict(), self.num_heads - 1
+        gain_KD = tensors["recurrent.gain"]
+        copies_KD = gain_KD[last:].expand(num_heads - self.num_heads, -1)
+        tensors["recurrent.gain"] = torch.cat([gain_KD, copies_KD])
+        for k in range(self.num_heads, num_heads if self.projections else 0):
+            for name, value in self.projections[last].state_dict().items():
+                tensors[f"projections.{k}.{name}"] = value
+        heads.load_state_dict(tensors)
+        return heads
 
     @property
     def base(self) -> BaseModel:

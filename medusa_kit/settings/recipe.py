@@ -117,6 +117,8 @@ class DataSection(Section):
 class TrainSection(Section):
     """The optimisation. Positions, not rows, make a batch."""
 
+    # Heads of an earlier run to go on from, a folder or Hub id. Recurrent ones may be fewer.
+    heads_from: str | None = None
     epochs: int = Field(default=1, ge=1)
     micro_batch_positions: int = Field(default=4096, ge=1)
     accumulation: int = Field(default=1, ge=1)  # micro-batches an update
@@ -190,7 +192,6 @@ class JointSection(Section):
     """Medusa-2 (arXiv 2401.10774, §2.2.2): heads and base together."""
 
     moves: Literal["full", "lora", "qlora"] = "lora"  # what of the base is trained
-    heads_from: str | None = None  # two-stage: heads of an earlier Medusa-1 run, a folder or Hub id
     heads_weight: float = Field(default=0.2, gt=0)  # of the heads' loss, relative to the base's
     schedule: Literal["constant", "linear", "sine"] = "constant"  # how that weight grows
     heads_learning_rate_factor: float = Field(default=4.0, gt=0)  # times train.learning_rate

@@ -227,16 +227,15 @@ def _original(
 
 
 def new_heads(base: BaseModel, training: Sequence[HeadTargets], recipe: TrainRecipe) -> MedusaHeads:
-    """Untrained heads, or for two-stage Medusa-2 those of an earlier run.
+    """Untrained heads, or those of an earlier run.
 
     In float32 (float64 for a float64 base): small updates vanish in bfloat16.
     """
     options = recipe.heads
-    warmed_up = recipe.joint_options.heads_from if recipe.stage == "medusa2" else None
-    if warmed_up is not None:
-        heads = load_heads(heads_place(warmed_up), base)
-        _check_same(heads, recipe.heads, warmed_up)
-        heads.requires_grad_(True)
+    if (earlier := recipe.train.heads_from) is not None:
+        heads = load_heads(heads_place(earlier), base)
+        _check_same(heads, options, earlier)
+        heads = heads.with_more(options.num_heads).requires_grad_(True)
         return heads.double() if base.dtype == torch.float64 else heads.float()
     ids_R = None
     if options.reduced_size is not None:
@@ -258,16 +257,20 @@ def untrained_heads(
 
 def _check_same(heads: MedusaHeads, options: HeadsSection, source: str) -> None:
     """Raises ConfigError where heads of an earlier run are not those of the recipe."""
-    names = ["num_heads", "num_blocks", "kind", "projection", "prefix_layers"]
+    config = heads.config
+    names = ["num_heads", "num_blocks", "kind", "projection", "reduced_size", "prefix_layers"]
+    if config.kind == "recurrent" and config.num_heads < options.num_heads:
+        names.remove("num_heads")
     if options.mlp_size is not None:  # else whatever the earlier run took
         names.append("mlp_size")
     differing = [
         f"{name} is {there}; heads.{name} is {wanted}"
         for name in names
-        if (there := getattr(heads.config, name)) != (wanted := getattr(options, name))
+        if (there := getattr(config, name)) != (wanted := getattr(options, name))
     ]
     if differing:
         raise ConfigError(
-            f"joint.heads_from: in {source} {' and '.join(differing)}",
-            hint="the section heads must be that of the run that trained them",
+            f"train.heads_from: in {source} {' and '.join(differing)}",
+            hint="the section heads must be that of the run that trained them (recurrent heads may "
+            "become more)",
         )

@@ -197,3 +197,23 @@ def test_drafts_take_one_step_for_each_depth(
         monkeypatch.setattr(module, "Walk", Forgetful)
     assert drafts() == found
     assert steps == [0, 0, 1, 0, 1, 2] * 2
+
+
+@pytest.mark.parametrize("projection", ["shared", "own"])
+def test_more_heads_go_on_from_the_last_one(projection):
+    """The heads that were there guess as before; a new one is the last one, a token further on."""
+    base = tiny_base("llama")
+    heads = made(base, projection=projection)
+    more = heads.with_more(K + 2)
+    hidden_PD = torch.randn(4, D)
+    path_PJ = torch.randint(0, VOCAB, (4, K + 2))
+    for k in range(K + 2):
+        z_PD = more.transform(hidden_PD, k, path_PJ)
+        if k < K:
+            assert torch.equal(z_PD, heads.transform(hidden_PD, k, path_PJ))
+        last = min(k, K - 1)
+        assert torch.equal(more.project(z_PD, k), heads.project(z_PD, last))
+        expected = by_hand(more, hidden_PD[0].numpy(), path_PJ[0, : k + 1].tolist())[k]
+        np.testing.assert_allclose(z_PD[0].detach().numpy(), expected, rtol=2e-4, atol=2e-4)
+    gain_KD = more.state_dict()["recurrent.gain"]
+    assert torch.equal(gain_KD[K:], gain_KD[K - 1 : K].expand(2, -1))

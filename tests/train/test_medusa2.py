@@ -128,8 +128,8 @@ def test_the_base_learns_to_be_foreseen(run, make_recipe, debug_rows, tmp_path):
     )  # fmt: skip
     first = train_heads(base, debug_rows(base), alone)
     _, second, _ = run(
-        moves="full", heads_from=str(first.heads_folder), heads_weight=1.0,
-        train={"epochs": 8, "learning_rate": 5e-3},
+        moves="full", heads_weight=1.0,
+        train={"epochs": 8, "learning_rate": 5e-3, "heads_from": str(first.heads_folder)},
     )  # fmt: skip
     assert second.scores.loss[1] < first.scores.loss[1] - 0.1
 
@@ -151,7 +151,7 @@ def test_warmed_up_heads_of_another_shape_are_refused(run, make_recipe, debug_ro
     alone = make_recipe(output_dir=str(tmp_path / "alone"), heads={"num_heads": 3})
     folder = train_heads(base, debug_rows(base), alone).heads_folder
     with pytest.raises(ConfigError, match=r"num_heads is 3; heads\.num_heads is 2"):
-        run(heads_from=str(folder))
+        run(train={"heads_from": str(folder)})
 
 
 def test_warmed_up_recurrent_heads(make_recipe, tmp_path):
@@ -160,7 +160,7 @@ def test_warmed_up_recurrent_heads(make_recipe, tmp_path):
     save_heads(MedusaHeads.for_base(base, 2, kind="recurrent", mlp_size=24), folder)
     for asked in ({}, {"mlp_size": 24}, {"mlp_size": 40}, {"kind": "hydra"}):
         recipe = make_recipe(
-            stage="medusa2", base={"model": "debug-tiny"}, joint={"heads_from": str(folder)},
+            stage="medusa2", base={"model": "debug-tiny"}, train={"heads_from": str(folder)},
             heads={"num_heads": 2, "kind": "recurrent", **asked},
         )  # fmt: skip
         if asked.get("mlp_size", 24) == 24 and "kind" not in asked:

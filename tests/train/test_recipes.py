@@ -44,10 +44,10 @@ def test_second_stages_begin_with_the_heads_of_their_first():
     """The same heads and base, and heads_from is where the first stage leaves them."""
     for path in RECIPES:
         recipe = load_recipe(path)
-        if recipe.joint is None or recipe.joint.heads_from is None:
+        if recipe.train.heads_from is None:
             continue
         first = load_recipe(path.with_name(path.name.replace("stage2", "stage1")))
-        assert recipe.joint.heads_from == f"{first.output_dir}/heads"
+        assert recipe.train.heads_from == f"{first.output_dir}/heads"
         assert recipe.heads == first.heads
         assert recipe.base == first.base
 

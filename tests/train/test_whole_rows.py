@@ -182,8 +182,8 @@ def test_medusa2_moves_the_base_through_the_prefix_layer(make_recipe, counting_r
     alone = make_recipe(output_dir=str(tmp_path / "alone"), heads={"num_heads": 2})
     base = load_base_model("debug-tiny")
     folder = train_heads(base, counting_rows(), alone).heads_folder
-    joint = recipe.joint.model_copy(update={"heads_from": str(folder)})
+    train = recipe.train.model_copy(update={"heads_from": str(folder)})
     with pytest.raises(ConfigError, match=r"prefix_layers is 0; heads\.prefix_layers is 1"):
         train_heads(base, counting_rows(), recipe.model_copy(update={
-            "joint": joint, "output_dir": str(tmp_path / "refused")}))  # fmt: skip
+            "train": train, "output_dir": str(tmp_path / "refused")}))  # fmt: skip
     assert report.quality is not None
