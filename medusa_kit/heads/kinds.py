@@ -151,7 +151,7 @@ class MedusaHeads(nn.Module):
         all share. Other kinds: as many as there are."""
         if num_heads == self.num_heads:
             return self
-        assert self.recurrent is not None and num_heads > self.num_heads
+        assert self.recurrent is not None, "only recurrent heads can become more"
         config = replace(self.config, num_heads=num_heads)
         heads = MedusaHeads(config, self.base, self.column_ids)
         tensors, last = self.state_dict(), self.num_heads - 1
