@@ -16,7 +16,7 @@ from medusa_kit.train.data import HeadTargets, prepare, split
 from medusa_kit.train.engine import Stage
 from medusa_kit.train.features.features import by_length, counted
 from medusa_kit.train.optimizer import check_optimizer, make_optimizer
-from medusa_kit.train.preparation import Run, prepare_run, trained_rows
+from medusa_kit.train.preparation import Run, check_earlier_heads, prepare_run, trained_rows
 
 COPIES = 4  # weights, gradients, two moments (Muon: one)
 SHOWN_TOKENS = 120
@@ -29,6 +29,7 @@ def dry_run(recipe: TrainRecipe) -> str:
     """
     device = trainer.own_device(recipe.base.device)
     check_optimizer(recipe, device)
+    check_earlier_heads(recipe)
     base = trainer.load_base(recipe, device)
     examples = trainer.load_examples(base, recipe)
     training, held_out = split(

@@ -11,9 +11,12 @@ import torch
 
 from medusa_kit import console
 from medusa_kit.base import adapters
+from medusa_kit.base.fingerprint import Match, compare
 from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import ConfigError
 from medusa_kit.heads import MedusaHeads, load_heads
+from medusa_kit.heads.checkpoint import read_config, says_ours
+from medusa_kit.heads.config import HeadsConfig
 from medusa_kit.heads.formats.files import heads_place
 from medusa_kit.settings.recipe import HeadsSection, TrainRecipe, TrainSection
 from medusa_kit.train import distributed
@@ -233,8 +236,9 @@ def new_heads(base: BaseModel, training: Sequence[HeadTargets], recipe: TrainRec
     """
     options = recipe.heads
     if (earlier := recipe.train.heads_from) is not None:
-        heads = load_heads(heads_place(earlier), base)
-        _check_same(heads, options, earlier)
+        heads = load_heads(heads_place(earlier), base, force=True)
+        _check_same(heads.config, options, earlier)
+        _adopt(heads, base)
         heads = heads.with_more(options.num_heads).requires_grad_(True)
         return heads.double() if base.dtype == torch.float64 else heads.float()
     ids_R = None
@@ -255,9 +259,35 @@ def untrained_heads(
     return heads.double() if base.dtype == torch.float64 else heads.float()
 
 
-def _check_same(heads: MedusaHeads, options: HeadsSection, source: str) -> None:
+def _adopt(heads: MedusaHeads, base: BaseModel) -> None:
+    """From now on they are this base's, which may be one that was fine-tuned from theirs."""
+    theirs, info = heads.config, base.info
+    if compare(theirs.base_fingerprint, info.fingerprint) is Match.OTHER:
+        console.note(
+            f"the earlier heads are those of another base ({theirs.base_model_name!r}, fingerprint "
+            f"{theirs.base_fingerprint}); they learn {info.name!r} from here on"
+        )
+    heads.config = replace(
+        theirs, base_model_name=info.name, base_model_revision=info.revision,
+        base_model_type=info.model_type, base_fingerprint=info.fingerprint,
+        base_quantized=info.quantized,
+    )  # fmt: skip
+
+
+def check_earlier_heads(recipe: TrainRecipe) -> None:
+    """Before anything is loaded: the heads to go on from are there and of the recipe's shape, as
+    far as their config says. Raises CheckpointError, ConfigError, HubError."""
+    if (earlier := recipe.train.heads_from) is None:
+        return
+    folder = heads_place(earlier)
+    if says_ours(folder):
+        _check_same(read_config(folder), recipe.heads, earlier)
+    elif not folder.is_dir():
+        read_config(folder)  # says what is missing
+
+
+def _check_same(config: HeadsConfig, options: HeadsSection, source: str) -> None:
     """Raises ConfigError where heads of an earlier run are not those of the recipe."""
-    config = heads.config
     names = ["num_heads", "num_blocks", "kind", "projection", "reduced_size", "prefix_layers"]
     if config.kind == "recurrent" and config.num_heads < options.num_heads:
         names.remove("num_heads")

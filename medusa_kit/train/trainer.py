@@ -71,6 +71,7 @@ def train(
     device = own_device(recipe.base.device)
     fused_loss.check_named(recipe, device)
     check_optimizer(recipe, device)
+    preparation.check_earlier_heads(recipe)
     owns_group = distributed.start(device)
     folder = RunFolder(recipe)
     try:

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from medusa_kit.base.fingerprint import Fingerprint
+from medusa_kit.base.model import wrap_model
 from medusa_kit.data.chat import EncodedExample
 from medusa_kit.errors import (
     CheckpointError,
@@ -17,9 +18,10 @@ from medusa_kit.errors import (
 )
 from medusa_kit.heads import load_heads
 from medusa_kit.train import loop
+from medusa_kit.train.dry_run import dry_run
 from medusa_kit.train.run.folder import RunFolder
 from medusa_kit.train.run.schedule import learning_rate
-from medusa_kit.train.trainer import train_heads
+from medusa_kit.train.trainer import train, train_heads
 
 
 class Crash(Exception):
@@ -109,6 +111,51 @@ def test_recurrent_heads_learn_to_count(tiny_base, counting_rows, make_recipe, t
     )
     assert all(many > few for few, many in zip(found["few"].top1, found["many"].top1, strict=True))
     assert min(found["many"].top1) > 0.9
+
+
+def test_training_goes_on_from_the_heads_of_an_earlier_run(
+    tiny_base, counting_rows, make_recipe, tmp_path, capsys
+):
+    """On the same or more text; recurrent heads may become more."""
+    base, first_loss = tiny_base(), {}
+
+    def trained(name, num_heads, **train):
+        recipe = make_recipe(
+            output_dir=str(tmp_path / name),
+            heads={"num_heads": num_heads, "kind": "recurrent", "mlp_size": 20},
+            train={"epochs": 12, "learning_rate": 0.02, "log_every": 1, **train},
+        )
+        report = train_heads(base, counting_rows(), recipe)
+        first_loss[name] = metrics(tmp_path / name)[0]["loss"]
+        return report
+
+    first = trained("first", 2)
+    later = trained("later", 3, epochs=1, heads_from=str(first.heads_folder))
+    trained("untrained", 3, epochs=1)
+    assert first_loss["later"] < 0.7 * first_loss["untrained"]
+    assert later.scores.loss[0] < first.scores.loss[0] + 0.1
+    assert load_heads(later.heads_folder, base).num_heads == 3
+    with torch.no_grad():
+        base.model.lm_head.weight += 0.01  # fine-tuned since
+    base = wrap_model(base.model, None, "fine-tuned")
+    with pytest.raises(IncompatibleBaseError, match="fingerprint"):
+        load_heads(later.heads_folder, base)
+    moved = trained("moved", 3, epochs=1, heads_from=str(later.heads_folder))
+    assert "those of another base" in capsys.readouterr().err
+    assert load_heads(moved.heads_folder, base).config.base_fingerprint == base.info.fingerprint
+    with pytest.raises(ConfigError, match=r"num_heads is 3; heads\.num_heads is 2"):
+        trained("fewer", 2, heads_from=str(later.heads_folder))
+    with pytest.raises(CheckpointError, match="no heads at"):
+        trained("missing", 2, heads_from=str(tmp_path / "nowhere"))
+
+
+def test_earlier_heads_are_looked_for_before_the_base_is_loaded(make_recipe, tmp_path):
+    recipe = make_recipe(
+        base={"model": str(tmp_path / "no-base")}, train={"heads_from": str(tmp_path / "no-heads")}
+    )
+    for start in (train, dry_run):
+        with pytest.raises(CheckpointError, match="no heads at"):
+            start(recipe)
 
 
 def agreement(base, heads, rows):
