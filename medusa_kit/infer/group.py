@@ -176,15 +176,11 @@ def _all_or_none(values: Sequence[T | None]) -> list[T] | None:
 
 
 def by_row(nodes: Nodes, scores: RaggedScores, rows: Sequence[Row]) -> list[ScoredRow]:
-    """The scores of each row; what is read from the device is read in one transfer."""
-    wanted = [nodes.tokens_N]
-    if takes_argmax := any(row.chooser.takes_argmax for row in rows):
-        wanted.append(scores.likeliest())
-    if any(row.counts_near_ties for row in rows):
-        wanted.append(scores.near_ties(max(row.rounding_tolerance for row in rows)))
-    tokens, *read = torch.stack(wanted).tolist()
-    likeliest = read[0] if takes_argmax else None
-    near_ties = read[1] if len(read) > 1 else None
+    """The scores of each row."""
+    tolerances = [row.rounding_tolerance for row in rows if row.counts_near_ties]
+    tolerance = max(tolerances, default=None)
+    takes_argmax = any(row.chooser.takes_argmax for row in rows)
+    tokens, likeliest, near_ties = _read(nodes, scores, takes_argmax, tolerance)
     result, first = [], 0
     for count in nodes.counts:
         own = slice(first, first + count)
@@ -200,3 +196,24 @@ def by_row(nodes: Nodes, scores: RaggedScores, rows: Sequence[Row]) -> list[Scor
             )
         )
     return result
+
+
+def _read(
+    nodes: Nodes, scores: RaggedScores, takes_argmax: bool, tolerance: float | None
+) -> tuple[list[int], list[int] | None, list[int] | None]:
+    """(tokens of the nodes, likeliest tokens after them, near ties), the last two where wanted.
+
+    Of a device in one transfer. The C++ kernels' likeliest tokens lie in the host's memory, where
+    numbers are read in less time than an operation on few of them takes.
+    """
+    if scores.ranked_NR is not None:
+        likeliest = scores.ranked_NR[:, 0].tolist() if takes_argmax else None
+        return nodes.tokens_N.tolist(), likeliest, scores.ranked_near_ties(tolerance)
+    wanted = [nodes.tokens_N]
+    if takes_argmax:
+        wanted.append(scores.likeliest())
+    if tolerance is not None:
+        wanted.append(scores.near_ties(tolerance))
+    tokens, *read = torch.stack(wanted).tolist()
+    likeliest = read.pop(0) if takes_argmax else None
+    return tokens, likeliest, read[0] if read else None

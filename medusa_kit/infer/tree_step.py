@@ -223,6 +223,16 @@ class RaggedScores:
             best_N2 = self.logits_NV.gather(1, self.ranked_NR[:, :2])
         return (best_N2[:, 0] - best_N2[:, 1] < tolerance).long()
 
+    def ranked_near_ties(self, tolerance: float | None) -> list[int] | None:
+        """The same of `ranked_NR` in the host's memory, read number by number; None for no
+        tolerance."""
+        if tolerance is None:
+            return None
+        assert self.ranked_NR is not None
+        logits, best_N2 = self.logits_NV.numpy(), self.ranked_NR[:, :2].tolist()
+        gaps = (logits[n, a].item() - logits[n, b].item() for n, (a, b) in enumerate(best_N2))
+        return [int(gap < tolerance) for gap in gaps]
+
 
 class StepHolder:
     """The step that the current thread is running on a model, or None. Each model has one holder.

@@ -16,6 +16,7 @@ from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.prefix_cache.kept_batches import KeptBatches
 from medusa_kit.infer.prefix_cache.prefixes import HeldPrefixes, Start, common_length
+from medusa_kit.infer.tree_step import RaggedScores
 
 in_cpp = pytest.mark.skipif(
     kernels.load_library() is None, reason="the C++ kernels cannot be built on this machine"
@@ -333,3 +334,17 @@ def test_common_length() -> None:
     assert common_length([], [1]) == 0
     assert common_length([1, 2, 3], [1, 2]) == 2
     assert common_length([1, 2, 3, 4], [1, 2, 4, 4]) == 2
+
+
+def test_near_ties_of_ranked_tokens_are_those_of_all_logits() -> None:
+    torch.manual_seed(0)
+    logits_NV = torch.randn(64, 40)
+    logits_NV[3, 7] = logits_NV[3].max()  # two equal ones
+    scores = RaggedScores(logits_NV, logits_NV, logits_NV.topk(8).indices)
+    whole = RaggedScores(logits_NV, logits_NV)
+    for tolerance in (1e-6, 0.3, 10.0):
+        expected = whole.near_ties(tolerance).tolist()
+        assert scores.ranked_near_ties(tolerance) == expected
+    assert scores.ranked_near_ties(1e-6)[3] == 1
+    assert 1 < sum(scores.ranked_near_ties(0.3)) < 64
+    assert scores.ranked_near_ties(None) is None
