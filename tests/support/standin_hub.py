@@ -223,6 +223,10 @@ class _Handler(BaseHTTPRequestHandler):
         })  # fmt: skip
 
     def _tree(self, _: bytes, name: str, revision: str) -> None:
+        repository = self.hub.repositories.get(name)
+        if repository and repository.at(revision) is None and repository.at(revision.split("/")[0]):
+            self._answer(404, {"error": "no such folder"}, {"X-Error-Code": "EntryNotFound"})
+            return
         if (found := self._at(name, revision)) is None:
             return
         self._answer(200, [
