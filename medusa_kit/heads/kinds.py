@@ -153,9 +153,9 @@ class MedusaHeads(nn.Module):
             return self
         assert self.recurrent is not None, "only recurrent heads can become more"
         config = replace(self.config, num_heads=num_heads)
-        heads = MedusaHeads(config, self.base, self.column_ids)
         tensors, last = self.state_dict(), self.num_heads - 1
         gain_KD = tensors["recurrent.gain"]
+        heads = MedusaHeads(config, self.base, self.column_ids).to(gain_KD.dtype)
         copies_KD = gain_KD[last:].expand(num_heads - self.num_heads, -1)
         tensors["recurrent.gain"] = torch.cat([gain_KD, copies_KD])
         for k in range(self.num_heads, num_heads if self.projections else 0):

@@ -16,7 +16,7 @@ MAX_LENGTH = 2048
 EVAL_FRACTION = 0.02  # of the answers: checkpoints are compared on them
 CPU_POSITIONS, GPU_POSITIONS = 512, 2048  # an update
 
-HEADS: dict[str, Any] = {"kind": "recurrent", "num_heads": 4, "num_blocks": 1}
+HEADS: dict[str, Any] = {"kind": "recurrent", "num_heads": 4, "further_heads": 2, "num_blocks": 1}
 TRAIN: dict[str, Any] = {
     "learning_rate": 2.0e-3,
     "warmup_ratio": 0.05,

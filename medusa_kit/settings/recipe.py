@@ -29,7 +29,9 @@ class HeadsSection(Section):
     """What the heads are made of."""
 
     kind: Literal["medusa", "rooted", "hydra", "recurrent"] = "medusa"  # see heads/kinds.py
-    num_heads: int = Field(default=4, ge=1)
+    num_heads: int = Field(default=4, ge=1)  # that are trained
+    # Of recurrent heads, so many more after these: another step of the same network, not trained.
+    further_heads: int = Field(default=0, ge=0)
     num_blocks: int = Field(default=1, ge=1)
     mlp_size: int | None = Field(default=None, ge=1)  # of recurrent heads; the base's, unless given
     prefix_layers: Literal[0, 1] = 0  # 1: heads also read a layer over the whole prefix
@@ -47,12 +49,13 @@ class HeadsSection(Section):
         return self
 
     @model_validator(mode="after")
-    def _mlp_size_belongs_to_recurrent(self) -> "HeadsSection":
-        if self.mlp_size is not None and self.kind != "recurrent":
-            raise ValueError(
-                f"mlp_size {self.mlp_size} with kind {self.kind!r}; mlp_size goes with kind "
-                "'recurrent', and only with it"
-            )
+    def _some_options_belong_to_recurrent(self) -> "HeadsSection":
+        for name in ("mlp_size", "further_heads"):
+            if self.kind != "recurrent" and (value := getattr(self, name)):
+                raise ValueError(
+                    f"{name} {value} with kind {self.kind!r}; {name} goes with kind 'recurrent', "
+                    "and only with it"
+                )
         return self
 
 

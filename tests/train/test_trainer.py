@@ -5,6 +5,7 @@ import signal
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from medusa_kit.base.fingerprint import Fingerprint
 from medusa_kit.base.model import wrap_model
@@ -111,6 +112,25 @@ def test_recurrent_heads_learn_to_count(tiny_base, counting_rows, make_recipe, t
     )
     assert all(many > few for few, many in zip(found["few"].top1, found["many"].top1, strict=True))
     assert min(found["many"].top1) > 0.9
+
+
+def test_further_recurrent_heads_are_saved_beside_the_trained_ones(
+    tiny_base, counting_rows, make_recipe, tmp_path
+):
+    base, found = tiny_base(), []
+    for further in (0, 2):
+        recipe = make_recipe(
+            output_dir=str(tmp_path / str(further)),
+            heads={"num_heads": 2, "further_heads": further, "kind": "recurrent", "mlp_size": 20},
+            train={"epochs": 12, "learning_rate": 0.02},
+        )
+        found.append(load_heads(train_heads(base, counting_rows(), recipe).heads_folder, base))
+    alone, more = found
+    assert (alone.num_heads, more.num_heads) == (2, 4)
+    gain_KD = alone.state_dict()["recurrent.gain"]
+    assert torch.equal(more.state_dict()["recurrent.gain"], gain_KD[[0, 1, 1, 1]])
+    with pytest.raises(ValidationError, match="further_heads goes with kind 'recurrent'"):
+        make_recipe(heads={"num_heads": 2, "further_heads": 1, "kind": "hydra"})
 
 
 def test_training_goes_on_from_the_heads_of_an_earlier_run(

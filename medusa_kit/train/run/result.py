@@ -66,7 +66,8 @@ def _copy_heads(source: Path, target: Path, merged: BaseModel) -> None:
 
 def _save_heads(heads: MedusaHeads, recipe: TrainRecipe, folder: Path, config: HeadsConfig) -> None:
     save_dtype = recipe.heads.save_dtype or recipe.base.dtype
-    save_heads(heads, folder, DTYPES[save_dtype], config)
+    heads = heads.with_more(heads.num_heads + recipe.heads.further_heads)
+    save_heads(heads, folder, DTYPES[save_dtype], replace(config, num_heads=heads.num_heads))
     with atomic_write(folder / "provenance.json") as temporary:
         temporary.write_text(provenance(recipe))
 
