@@ -170,6 +170,16 @@ def load_heads(
     return heads.eval()
 
 
+def read_whole(folder: Path) -> HeadsConfig:
+    """The config in `folder`, whose weights are all there as far as that shows without a base.
+    Raises CheckpointError."""
+    config, path = read_config(folder), Path(folder) / WEIGHTS_NAME
+    tensors = _read_tensors(path)
+    _check_columns(config, tensors.get("column_ids"), path)
+    _check_number(config, tensors, path)
+    return config
+
+
 def check_base(config: HeadsConfig, base: BaseModel, force: bool) -> None:
     """Raises IncompatibleBaseError, with what differs. For a quantised copy of the heads' base only
     the part that quantisation leaves alone is compared, for an old fingerprint the part it has."""

@@ -122,13 +122,16 @@ def _names_a_type(part: str | int) -> bool:
 
 
 def _suggest(name: str, kind: type[Section]) -> str:
-    """The nearest key of the same section, else of all sections, else the section's keys."""
+    """That key of another section, else the nearest of the same section, else of all sections, else
+    the section's keys."""
     section, _, key = name.rpartition(".")
     known = list(_known_keys(kind))
     siblings = [k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == section]
+    elsewhere = {k.rpartition(".")[2]: k for k in known}
+    if key in elsewhere:
+        return f"did you mean {elsewhere[key]}?"
     if close := nearest(key, siblings):
         return f"did you mean {section + '.' if section else ''}{close}?"
-    elsewhere = {k.rpartition(".")[2]: k for k in known}
     if close := nearest(key, elsewhere):
         return f"did you mean {elsewhere[close]}?"
     return f"known keys: {', '.join(siblings) or 'none'}"

@@ -117,6 +117,8 @@ class TrainingLoop:
             console.progress("training", self.num_updates, unit="updates", done=self.step) as bar,
         ):
             self._keep_pace(bar)
+            if self.step == 0 and self._goes_on:
+                self.judge()  # what is kept must be better
             for update in self._updates():
                 self._update(update)
                 self._keep_pace(bar)
@@ -124,6 +126,11 @@ class TrainingLoop:
                 device = self.engine.module.heads.base.device  # nccl needs tensors on the GPU
                 if distributed.any_of(interrupted.is_set(), device):
                     self._stop()
+
+    @property
+    def _goes_on(self) -> bool:
+        """Whether these heads were trained before, on a base that stays as it is."""
+        return self.recipe.train.heads_from is not None and self.recipe.stage == "medusa1"
 
     def _updates(self) -> Iterator[Update]:
         """The remaining updates."""

@@ -13,11 +13,12 @@ from medusa_kit import console
 from medusa_kit.base import adapters
 from medusa_kit.base.fingerprint import Match, compare
 from medusa_kit.base.model import BaseModel
-from medusa_kit.errors import ConfigError
+from medusa_kit.errors import CheckpointError, ConfigError
 from medusa_kit.heads import MedusaHeads, load_heads
-from medusa_kit.heads.checkpoint import read_config, says_ours
+from medusa_kit.heads.checkpoint import read_config, read_whole, says_ours
 from medusa_kit.heads.config import HeadsConfig
 from medusa_kit.heads.formats.files import heads_place
+from medusa_kit.heads.formats.recognise import read_foreign
 from medusa_kit.settings.recipe import HeadsSection, TrainRecipe, TrainSection
 from medusa_kit.train import distributed
 from medusa_kit.train.batching import (
@@ -239,6 +240,8 @@ def new_heads(base: BaseModel, training: Sequence[HeadTargets], recipe: TrainRec
         heads = load_heads(heads_place(earlier), base, force=True)
         _check_same(heads.config, options, earlier)
         _adopt(heads, base)
+        if (columns := heads.config.reduced_size) != options.reduced_size:
+            console.note(f"the earlier heads have {columns:,} columns; they keep these")
         heads = heads.with_more(options.num_heads).requires_grad_(True)
         return heads.double() if base.dtype == torch.float64 else heads.float()
     ids_R = None
@@ -281,14 +284,21 @@ def check_earlier_heads(recipe: TrainRecipe) -> None:
         return
     folder = heads_place(earlier)
     if says_ours(folder):
-        _check_same(read_config(folder), recipe.heads, earlier)
-    elif not folder.is_dir():
+        _check_same(read_whole(folder), recipe.heads, earlier)
+    elif says_ours(folder / "heads"):
+        raise CheckpointError(
+            f"train.heads_from: {earlier} is the folder of a run",
+            hint=f"its heads are in {folder / 'heads'}",
+        )
+    elif read_foreign(folder) is None:
         read_config(folder)  # says what is missing
 
 
 def _check_same(config: HeadsConfig, options: HeadsSection, source: str) -> None:
     """Raises ConfigError where heads of an earlier run are not those of the recipe."""
     names = ["num_heads", "num_blocks", "kind", "projection", "reduced_size", "prefix_layers"]
+    if config.reduced_size and config.reduced_size < (options.reduced_size or 0):
+        names.remove("reduced_size")  # their text had no more tokens
     if config.kind == "recurrent" and config.num_heads < options.num_heads:
         names.remove("num_heads")
     if options.mlp_size is not None:  # else whatever the earlier run took

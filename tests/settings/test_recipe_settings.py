@@ -38,6 +38,7 @@ def test_override_opens_a_section_the_file_lacks(recipe_file):
         ("trian.epochs=1", "train"),
         ("learning_rate=1", "train.learning_rate"),
         ("base.modle=x", "base.model"),
+        ("joint.heads_from=x", "train.heads_from"),
     ],
 )
 def test_unknown_key_names_the_nearest(recipe_file, override, suggestion):

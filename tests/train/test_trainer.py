@@ -1,6 +1,7 @@
 import errno
 import json
 import os
+import shutil
 import signal
 
 import pytest
@@ -17,7 +18,7 @@ from medusa_kit.errors import (
     IncompatibleBaseError,
     MedusaKitError,
 )
-from medusa_kit.heads import load_heads
+from medusa_kit.heads import MedusaHeads, load_heads, save_heads
 from medusa_kit.train import loop
 from medusa_kit.train.dry_run import dry_run
 from medusa_kit.train.run.folder import RunFolder
@@ -146,7 +147,8 @@ def test_training_goes_on_from_the_heads_of_an_earlier_run(
             train={"epochs": 12, "learning_rate": 0.02, "log_every": 1, **train},
         )
         report = train_heads(base, counting_rows(), recipe)
-        first_loss[name] = metrics(tmp_path / name)[0]["loss"]
+        lines = metrics(tmp_path / name)
+        first_loss[name] = next(line["loss"] for line in lines if "loss" in line)
         return report
 
     first = trained("first", 2)
@@ -165,17 +167,47 @@ def test_training_goes_on_from_the_heads_of_an_earlier_run(
     assert load_heads(moved.heads_folder, base).config.base_fingerprint == base.info.fingerprint
     with pytest.raises(ConfigError, match=r"num_heads is 3; heads\.num_heads is 2"):
         trained("fewer", 2, heads_from=str(later.heads_folder))
-    with pytest.raises(CheckpointError, match="no heads at"):
-        trained("missing", 2, heads_from=str(tmp_path / "nowhere"))
+    assert metrics(tmp_path / "later")[0]["step"] == 0  # judged before the first update
+    kept = load_heads(later.heads_folder, base).state_dict()
+    spoilt = trained("spoilt", 3, epochs=1, learning_rate=3.0, heads_from=str(later.heads_folder))
+    assert_same_weights(load_heads(spoilt.heads_folder, base).state_dict(), kept)
 
 
-def test_earlier_heads_are_looked_for_before_the_base_is_loaded(make_recipe, tmp_path):
+def test_earlier_heads_are_looked_for_before_the_base_is_loaded(tiny_base, make_recipe, tmp_path):
     recipe = make_recipe(
         base={"model": str(tmp_path / "no-base")}, train={"heads_from": str(tmp_path / "no-heads")}
     )
     for start in (train, dry_run):
         with pytest.raises(CheckpointError, match="no heads at"):
             start(recipe)
+    (tmp_path / "no-heads").mkdir()
+    with pytest.raises(CheckpointError, match="no heads at"):
+        train(recipe)
+    heads = MedusaHeads.for_base(tiny_base(), recipe.heads.num_heads)
+    save_heads(heads, tmp_path / "no-heads/heads")
+    with pytest.raises(CheckpointError, match="is the folder of a run") as caught:
+        train(recipe)
+    assert "no-heads/heads" in caught.value.hint
+    shutil.move(tmp_path / "no-heads/heads/config.json", tmp_path / "no-heads")
+    with pytest.raises(CheckpointError, match="is missing"):
+        train(recipe)
+
+
+def test_fewer_columns_than_asked_for_are_kept(tiny_base, counting_rows, make_recipe, tmp_path):
+    """The earlier run's text had no more tokens than that."""
+    base = tiny_base()
+    heads = {"num_heads": 2, "projection": "reduced", "reduced_size": base.info.vocab_size}
+    recipe = make_recipe(output_dir=str(tmp_path / "first"), heads=heads)
+    first = train_heads(base, counting_rows(), recipe)
+    columns = load_heads(first.heads_folder, base).config.reduced_size
+    assert columns < base.info.vocab_size
+    again = make_recipe(
+        output_dir=str(tmp_path / "again"),
+        heads=heads,
+        train={"heads_from": str(first.heads_folder)},
+    )
+    later = train_heads(base, counting_rows(), again)
+    assert load_heads(later.heads_folder, base).config.reduced_size == columns
 
 
 def agreement(base, heads, rows):
