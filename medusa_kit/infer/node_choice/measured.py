@@ -24,7 +24,7 @@ from medusa_kit.locks import SharedLock
 from medusa_kit.version import __version__
 
 PREFIX = 32  # tokens before the measured nodes
-REPEATS = 4
+REPEATS = 8  # turns: where another program computes beside, few of them see the machine alone
 # Most steps of a size in a row, and the seconds after which times are steady before that.
 IN_A_ROW, SETTLED = 4, 0.01
 LONGEST = 0.5  # seconds of one step from which on no larger ones are measured
