@@ -168,8 +168,8 @@ def test_training_goes_on_from_the_heads_of_an_earlier_run(
     with pytest.raises(ConfigError, match=r"num_heads is 3; heads\.num_heads is 2"):
         trained("fewer", 2, heads_from=str(later.heads_folder))
     assert metrics(tmp_path / "later")[0]["step"] == 0  # judged before the first update
-    kept = load_heads(later.heads_folder, base).state_dict()
-    spoilt = trained("spoilt", 3, epochs=1, learning_rate=3.0, heads_from=str(later.heads_folder))
+    kept = load_heads(moved.heads_folder, base).state_dict()
+    spoilt = trained("spoilt", 3, epochs=1, learning_rate=3.0, heads_from=str(moved.heads_folder))
     assert_same_weights(load_heads(spoilt.heads_folder, base).state_dict(), kept)
 
 
