@@ -66,7 +66,7 @@ class ConfidentDrafter:
         if self._rest > 0:
             self._rest -= 1
             return Offer([[] for _ in state.roots_B])
-        self._source.leave_out_below(cost.least_chance(num_rows))
+        self._source.leave_out_below(cost.least_chance(num_rows), self.record.acceptance)
         tries = self._source.guess(state)
         step.tries = [weighed(trie, self.record.acceptance) for trie in tries]
         step.orders = [trie.by_chance() for trie in step.tries]

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from medusa_kit.drafters.estimates import DEEPER, FIRST_GUESS, NEXT_RANK
+from medusa_kit.drafters.estimates import DEEPER, FIRST_GUESS, NEXT_RANK, AcceptanceEstimate
 from medusa_kit.drafters.heads.dynamic import DynamicDrafter
 from medusa_kit.drafters.trie import Trie
 from medusa_kit.heads.guesser import Least
@@ -32,15 +32,30 @@ class HeadsSource:
         self.inner, self.num_nodes = inner, inner.num_nodes
         self._least = Least()
         self._shares = None if calibrated is None else [1.0, *calibrated]
+        self._nodes: list[int] | None = None  # of a static tree that are named; None: all
 
-    def leave_out_below(self, least_chance: float) -> None:
-        """Grow no paths with a lower chance from now on, in a dynamic tree, and children only of
-        paths so likely that they may have that chance after another pass of the heads."""
+    def leave_out_below(self, least_chance: float, acceptance: AcceptanceEstimate) -> None:
+        """Name no paths with a lower chance from now on. In a dynamic tree only paths so likely
+        get children that these may have that chance after another pass of the heads; of a static
+        tree, the nodes are named that were right often enough so far, the likeliest one at least.
+        """
+        if not isinstance(self.inner, DynamicDrafter):
+            self._nodes = self._likely_nodes(least_chance, acceptance)
+            return
         kept, asked = (
             math.log(min(max(chance, LEAST_CHANCE), HIGHEST))
             for chance in (least_chance, ASKED * least_chance)
         )
         self._least = Least(kept, asked)
+
+    def _likely_nodes(self, least_chance: float, acceptance: AcceptanceEstimate) -> list[int]:
+        """Below the root, in rising order; parents are among them, being no less likely."""
+        below, chances = range(1, self.num_nodes), [1.0]
+        for node in below:
+            own = acceptance.chance((self.name, node), self._believed(node))
+            chances.append(chances[self.inner.tree.parents[node]] * own)
+        likeliest = max(below, key=lambda node: chances[node], default=0)
+        return [n for n in below if n == likeliest or chances[n] >= least_chance]
 
     def join(self, state: State) -> None:
         self.inner.join(state)
@@ -48,14 +63,12 @@ class HeadsSource:
     def guess(self, state: State) -> list[Trie]:
         if isinstance(self.inner, DynamicDrafter):
             return self._grown(self.inner, state)
+        every = list(range(1, self.num_nodes))
         if state.guesses is not None:
-            parents = self.inner.topology.parents
-            return [self._trie(tokens, parents) for tokens in state.guesses]
-        draft = self.inner.propose(state)
-        return [
-            self._trie(tokens, topology.parents)
-            for tokens, topology in zip(draft.tokens_BN.tolist(), draft.topologies, strict=True)
-        ]
+            return [self._trie(tokens, every) for tokens in state.guesses]
+        nodes = every if self._nodes is None else self._nodes
+        draft = self.inner.propose_nodes(state, nodes)
+        return [self._trie(tokens, nodes) for tokens in draft.tokens_BN.tolist()]
 
     def _grown(self, inner: DynamicDrafter, state: State) -> list[Trie]:
         grown = inner.grow(state.hidden_BD, state.roots_B, self._least)
@@ -74,23 +87,20 @@ class HeadsSource:
             tries.append(trie)
         return tries
 
-    def _trie(self, tokens: Sequence[int], parents: Sequence[int]) -> Trie:
-        trie, place, born, depths = Trie(tokens[0]), {0: 0}, dict[int, int](), {0: 0}
-        for node, parent in enumerate(parents):
-            if parent >= 0:
-                rank = born.get(parent, 0)
-                born[parent] = rank + 1
-                depths[node] = depths[parent] + 1
-                chance = self._believed(node, parent, depths[node], rank)
-                key = (self.name, node)
-                place[node] = trie.add(place[parent], tokens[node], chance, key)
+    def _trie(self, tokens: Sequence[int], nodes: Sequence[int]) -> Trie:
+        """Of these nodes of a static tree, whose tokens follow the root's."""
+        trie, place = Trie(tokens[0]), {0: 0}
+        for node, token in zip(nodes, tokens[1:], strict=True):
+            above = place[self.inner.tree.parents[node]]
+            place[node] = trie.add(above, token, self._believed(node), (self.name, node))
         return trie
 
-    def _believed(self, node: int, parent: int, depth: int, rank: int) -> float:
-        """How likely the node is, given its parent, before any step."""
+    def _believed(self, node: int) -> float:
+        """How likely a node of a static tree is, given its parent, before any step."""
+        tree = self.inner.tree
         if self._shares is None:
-            return FIRST_GUESS * DEEPER ** (depth - 1) * NEXT_RANK**rank
-        above = self._shares[parent]
+            return FIRST_GUESS * DEEPER ** (tree.depths[node] - 1) * NEXT_RANK ** tree.ranks[node]
+        above = self._shares[tree.parents[node]]
         return min(self._shares[node] / above, 1.0) if above else 0.0
 
     def observe(self, step: StepResult) -> None:

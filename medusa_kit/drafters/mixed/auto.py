@@ -186,7 +186,7 @@ class AutoDrafter:
         if step.choice:
             asked = [self.costly[step.choice - 1]]
             if isinstance(asked[0], HeadsSource):
-                asked[0].leave_out_below(cost.least_chance(rows))
+                asked[0].leave_out_below(cost.least_chance(rows), acceptance)
             for whole, more in zip(tries, merged(asked, state, acceptance), strict=True):
                 whole.merge(more)
             step.orders = [trie.by_chance() for trie in tries]
