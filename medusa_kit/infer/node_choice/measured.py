@@ -6,7 +6,7 @@ A file in the cache folder holds them, named by all that they depend on.
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,9 @@ REPEATS = 8  # turns: where another program computes beside, few of them see the
 IN_A_ROW, SETTLED = 4, 0.01
 LONGEST = 0.5  # seconds of one step from which on no larger ones are measured
 LEAST_GROWTH = 0.05  # by which a step of the most nodes takes longer than one of a single node
+# Of the steps of a size, so many are as fast as the fastest where the machine is alone, within this
+# factor. Else another program computed beside, and the figures are good for no other process.
+AS_FAST, NEAR = 0.2, 1.15
 POSSIBLE = (1e-7, 1e4)  # seconds that a step may have taken; a file with others is damaged
 
 
@@ -72,14 +75,15 @@ class MeasuredSteps:
     def _kept(self) -> dict[int, float] | None:
         """Seconds by nodes as measured earlier; None where there are none that can be read."""
         try:
-            found = parse_json(self._path.read_text(encoding="utf-8"))["seconds"]
-            seconds = {int(size): float(taken) for size, taken in found.items()}
+            found = parse_json(self._path.read_text(encoding="utf-8"))
+            seconds = {int(size): float(taken) for size, taken in found["seconds"].items()}
+            alone = found.get("alone", True)
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
             return None
         least, most = POSSIBLE
         possible = all(least <= taken <= most for taken in seconds.values())
         sizes = {1} < seconds.keys() <= set(SIZES)
-        if not (possible and sizes) or (self._in_cpp and _is_flat(seconds)):
+        if not (alone and possible and sizes) or (self._in_cpp and _is_flat(seconds)):
             return None
         return seconds
 
@@ -89,8 +93,12 @@ class MeasuredSteps:
 
     def _measured_and_kept(self) -> dict[int, float]:
         console.stage("timing steps on this machine")
-        seconds = measured(self._verifier, self._clock)
-        record = {"seconds": seconds, **self._depends_on}
+        times = measured(self._verifier, self._clock)
+        seconds = {size: min(taken) for size, taken in times.items()}
+        alone = _was_alone(times)
+        if not alone:
+            console.note("other programs use this machine; steps are timed again at the next start")
+        record = {"seconds": seconds, "alone": alone, **self._depends_on}
         try:
             with atomic_write(self._path) as path:
                 path.write_text(json.dumps(record, indent=2), encoding="utf-8")
@@ -108,12 +116,21 @@ def _is_flat(seconds: Mapping[int, float]) -> bool:
     return flat or len(set(seconds.values())) == 1
 
 
+def _was_alone(times: Mapping[int, Sequence[float]]) -> bool:
+    """Whether enough steps of each size took about as long as the fastest one of it."""
+
+    def fast(taken: Sequence[float]) -> float:
+        return sum(one <= NEAR * min(taken) for one in taken) / len(taken)
+
+    return all(fast(taken) >= AS_FAST for taken in times.values())
+
+
 @torch.inference_mode()
-def measured(verifier: Verifier, clock: Callable[[], float]) -> dict[int, float]:
-    """The least seconds that a step took by its nodes, up to the largest size that the context
-    holds and that is not too slow. Sizes take turns, so that all see the same machine; the least of
-    several is what it takes where nothing else runs. For some milliseconds after a large step
-    a small one takes up to two thirds longer, so sizes fall and have several steps in a row."""
+def measured(verifier: Verifier, clock: Callable[[], float]) -> dict[int, list[float]]:
+    """The seconds that steps took by their nodes, up to the largest size that the context holds and
+    that is not too slow. Sizes take turns, so that all see the same machine; the least of several
+    is what it takes where nothing else runs. For some milliseconds after a large step a small one
+    takes up to two thirds longer, so sizes fall and have several steps in a row."""
     context = verifier.base.info.context_length
     prefix = min(PREFIX, context // 2)
     sizes = [size for size in SIZES if prefix + size <= context]
@@ -135,4 +152,4 @@ def measured(verifier: Verifier, clock: Callable[[], float]) -> dict[int, float]
             elif taken[0] > LONGEST and size > 1:
                 sizes = sizes[: sizes.index(size) + 1]
                 break
-    return {size: min(taken) for size, taken in times.items()}
+    return times
