@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-import torch
 from torch import Tensor
 
 from medusa_kit import console
@@ -20,6 +19,7 @@ from medusa_kit.infer.cuda_graph.runner import GraphRunner
 from medusa_kit.infer.details import NOTHING, token_scores
 from medusa_kit.infer.draft import Draft, Drafter, State, StatelessDrafter, flat_nodes, tell_end
 from medusa_kit.infer.group import Group, ScoredRow, by_row, drafts_of
+from medusa_kit.infer.no_gradients import no_gradients
 from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.prefix_cache.prefixes import HeldPrefixes, Start
 from medusa_kit.infer.request import Emitted, FailAlone, Row, together_or_alone
@@ -150,7 +150,7 @@ class Batch:
             if row.error is not None:
                 raise row.error
 
-    @torch.inference_mode()
+    @no_gradients
     def step(self) -> Emitted:
         """Read what is due of prompts, then verify a tree for each row that runs. Rows whose first
         token this step chose are verified by the next one where none ran before."""

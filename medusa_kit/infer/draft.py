@@ -45,6 +45,10 @@ class Topology:
         return self.parents[: self.num_used]
 
     @cached_property
+    def used_depths(self) -> Tensor:
+        return self.depths_N[: self.num_used]
+
+    @cached_property
     def used_sees(self) -> Tensor:
         """Which of the used nodes see which, flat."""
         return self.sees_NN[: self.num_used, : self.num_used].flatten()
@@ -186,9 +190,12 @@ def shared_topology(parents: tuple[int, ...], device: torch.device) -> Topology:
 def flat_nodes(drafts: Sequence[Draft]) -> Nodes:
     """The used nodes of all drafts, row after row, to be verified in one forward."""
     topologies = [topology for draft in drafts for topology in draft.topologies]
+    if len(topologies) == 1:
+        (one,), (draft,) = topologies, drafts
+        return Nodes(draft.flat_tokens, one.used_depths, one.used_sees, [one.num_used])
     return Nodes(
         torch.cat([draft.flat_tokens for draft in drafts]),
-        torch.cat([topology.depths_N[: topology.num_used] for topology in topologies]),
+        torch.cat([topology.used_depths for topology in topologies]),
         torch.cat([topology.used_sees for topology in topologies]),
         [topology.num_used for topology in topologies],
     )

@@ -117,7 +117,11 @@ class Group:
                     row.near_ties += sum(near[node] for node in [0, *path])
                 emitted.append((row, kept))
         last = [path[-1] if path else 0 for path in step.paths]
-        hidden_BD = torch.stack([one[node] for one, node in zip(step.hidden, last, strict=True)])
+        if len(last) == 1:
+            hidden_BD = step.hidden[0][last[0] : last[0] + 1]
+        else:
+            pairs = zip(step.hidden, last, strict=True)
+            hidden_BD = torch.stack([one[node] for one, node in pairs])
         roots = list(step.next_roots)
         self._state = State(self.state.tokens, roots, hidden_BD, self.state.choosers)
         return emitted
@@ -181,6 +185,9 @@ def by_row(nodes: Nodes, scores: RaggedScores, rows: Sequence[Row]) -> list[Scor
     tolerance = max(tolerances, default=None)
     takes_argmax = any(row.chooser.takes_argmax for row in rows)
     tokens, likeliest, near_ties = _read(nodes, scores, takes_argmax, tolerance)
+    if len(nodes.counts) == 1:
+        parts = scores.hidden_ND, scores.logits_NV, scores.ranked_NR
+        return [ScoredRow(tokens, *parts, likeliest, near_ties)]
     result, first = [], 0
     for count in nodes.counts:
         own = slice(first, first + count)

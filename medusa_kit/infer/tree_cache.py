@@ -19,6 +19,7 @@ from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
 from medusa_kit.errors import ContextLengthError
+from medusa_kit.infer.no_gradients import no_gradients
 from medusa_kit.infer.transfer import to_device
 from medusa_kit.infer.untouched import resident_bytes, untouched_zeros
 
@@ -213,7 +214,7 @@ class TreeCache(Cache):
                     f"{self.num_slots} slots"
                 )
 
-    @torch.inference_mode()
+    @no_gradients
     def commit(self, kept: Sequence[Sequence[int]], rows: Sequence[int] | None = None) -> None:
         """Keep these nodes (ascending) of each row's last forward; forget the other nodes. `rows`:
         whose they are, all rows' unless given."""

@@ -151,6 +151,8 @@ class Nodes:
 
     def of_rows(self, first: int, last: int) -> "Nodes":
         """Those of the rows from `first` to before `last`."""
+        if last - first == len(self.counts):
+            return self
         counts = self.counts[first:last]
         at, squares = sum(self.counts[:first]), sum(count**2 for count in self.counts[:first])
         end, square_end = at + sum(counts), squares + sum(count**2 for count in counts)

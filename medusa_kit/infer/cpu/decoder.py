@@ -11,6 +11,8 @@ likeliest tokens.
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
+from ctypes import addressof
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -158,15 +160,16 @@ class NativeDecoder:
         ranked_MR: Tensor | None = None,
     ) -> Tensor:
         """hidden_MW; the rest is written where there is room for it."""
-        keep_M = torch.arange(len(nodes.tokens_N)) if keep_M is None else keep_M
+        keep_M = _first(len(nodes.tokens_N)) if keep_M is None else keep_M
         M, D = len(keep_M), self.packed.info["hidden_size"]
         embeddings_ND = self.packed.embeddings(nodes.tokens_N)
         rotary_2TPE, positions_N = self._rotary(positions_N), positions_N.contiguous()
         hidden_MD = torch.empty(M, D)
         prefix_MD = None if self.prefix is None else torch.empty(M, D)
-        starts = torch.tensor([0, *accumulate(nodes.counts)])
-        rows_B = torch.tensor(list(rows))
-        lengths_B = torch.tensor([cache.lengths[row] for row in rows])
+        # Arrays of ctypes: after a step an operation of torch takes as long as a tenth of a layer.
+        starts = _integers(0, *accumulate(nodes.counts))
+        rows_B = _integers(*rows)
+        lengths_B = _integers(*(cache.lengths[row] for row in rows))
         depths_N, sees = nodes.depths_N.contiguous(), nodes.sees.contiguous()
         block = cache.block_of(*self._cache_shape)
         assert block is not None
@@ -178,7 +181,7 @@ class NativeDecoder:
         struct = kernels.Step(
             len(rows), len(nodes.tokens_N), len(cache.lengths), cache.num_slots,
             embeddings_ND.data_ptr(), rotary_2TPE.data_ptr(), rotary_2TPE.shape[1],
-            positions_N.data_ptr(), starts.data_ptr(), rows_B.data_ptr(), lengths_B.data_ptr(),
+            positions_N.data_ptr(), addressof(starts), addressof(rows_B), addressof(lengths_B),
             depths_N.data_ptr(), sees.data_ptr(), block.data_ptr(),
             M, keep_M.data_ptr(), hidden_MD.data_ptr(), _pointer(logits_MV),
             0 if ranked_MR is None else ranked_MR.shape[1], _pointer(ranked_MR),
@@ -191,7 +194,7 @@ class NativeDecoder:
     def _rotary(self, positions_N: Tensor) -> Tensor:
         """Cosines and sines of all positions up to these, from the model's own rotary embedding,
         then those of the prefix layer's."""
-        last, rotary_2TPE = int(positions_N.max()), self._rotary_2TPE
+        last, rotary_2TPE = max(positions_N.tolist()), self._rotary_2TPE
         if last >= rotary_2TPE.shape[1]:
             length = max(2 * last, 256)
             rotary_2TPE = self.packed.rotary_up_to(length)
@@ -220,6 +223,16 @@ class NativeDecoder:
             *(matrices[name].struct if name in matrices else none for name in MATRICES), *pointers,
             packed.rotary_of_layer[number], packed.windows[number],
         )  # fmt: skip
+
+
+def _integers(*values: int) -> Any:
+    return (ctypes.c_int64 * len(values))(*values)
+
+
+@lru_cache(maxsize=kernels.MAX_ROWS)
+def _first(count: int) -> Tensor:
+    """The numbers below `count`; never written to."""
+    return torch.arange(count)
 
 
 def _pointer(tensor: Tensor | None) -> int:

@@ -133,18 +133,19 @@ class NativeHeads:
         B, N = len(roots_B), num_nodes
         if not self._takes(hidden_BD, B * (len(temperatures) if self._one_pass else beam)):
             return None
-        roots, hidden_BD = torch.tensor(roots_B), hidden_BD.contiguous()
+        roots, hidden_BD = (ctypes.c_int64 * B)(*roots_B), hidden_BD.contiguous()
         heat_K = self._heat(temperatures)
         found_3BN = torch.empty(3, B, N, dtype=torch.int64)  # tokens, parents, depths
         sees_BNN, scores_BN = torch.empty(B, N, N, dtype=torch.bool), torch.empty(B, N)
         first, each = found_3BN.data_ptr(), 8 * B * N
         grow = kernels.Grow(
-            B, N, self._one_pass, len(temperatures), count, beam, roots.data_ptr(),
+            B, N, self._one_pass, len(temperatures), count, beam, ctypes.addressof(roots),
             hidden_BD.data_ptr(), heat_K.data_ptr(), first, first + each, first + 2 * each,
             sees_BNN.data_ptr(), scores_BN.data_ptr(), *least,
         )  # fmt: skip
         self._library.mk_grow(ctypes.byref(self._struct), ctypes.byref(grow), self._threads(B))
-        return GrownTrees(found_3BN[0], found_3BN[1].tolist(), found_3BN[2], sees_BNN, scores_BN)
+        tokens_BN, parents_BN, depths_BN = found_3BN.unbind()
+        return GrownTrees(tokens_BN, parents_BN.tolist(), depths_BN, sees_BNN, scores_BN)
 
     def _takes(self, hidden_BD: Tensor, rows: int) -> bool:
         return rows <= kernels.MAX_ROWS and hidden_BD.dtype == torch.float32

@@ -20,6 +20,7 @@ from medusa_kit.infer.attention.prefix_layer import with_outputs
 from medusa_kit.infer.cpu.decoder import NativeDecoder
 from medusa_kit.infer.cpu.describe import Unsupported
 from medusa_kit.infer.cpu.kernels import MAX_ROWS
+from medusa_kit.infer.no_gradients import no_gradients
 from medusa_kit.infer.self_check import checked_verifier
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes, NodeScores, RaggedScores, StepHolder, TreeStep
@@ -101,7 +102,7 @@ class NativeVerifier(Verifier):
         assert scores.ranked_BMR is not None
         return NodeScores(hidden[:, kept], scores.logits_BMV[:, kept], scores.ranked_BMR[:, kept])
 
-    @torch.inference_mode()
+    @no_gradients
     def score_trees(self, cache: TreeCache, nodes: Nodes, rows: Sequence[int]) -> RaggedScores:
         """None padded; more nodes than one call takes go in several, whole rows in each."""
         if not self.native.takes(cache, max(nodes.counts)):
@@ -114,7 +115,7 @@ class NativeVerifier(Verifier):
         ranked = [part.ranked_NR for part in parts if part.ranked_NR is not None]
         return RaggedScores(hidden, logits, torch.cat(ranked))
 
-    @torch.inference_mode()
+    @no_gradients
     def read_prompts(
         self, cache: TreeCache, rows: Sequence[int], pieces: Sequence[Sequence[int]]
     ) -> tuple[Tensor, Tensor]:
@@ -137,8 +138,9 @@ class NativeVerifier(Verifier):
         lengths = [cache.lengths[row] for row in rows]
         cache.check_room_for(lengths, nodes.counts)
         per_node = [n for n, count in zip(lengths, nodes.counts, strict=True) for _ in range(count)]
-        lengths_N = torch.tensor(per_node)
-        positions_N = (lengths_N + nodes.depths_N).clamp_max(self.base.info.context_length - 1)
+        last, depths = self.base.info.context_length - 1, nodes.depths_N.tolist()
+        pairs = zip(per_node, depths, strict=True)
+        positions_N = torch.tensor([min(length + depth, last) for length, depth in pairs])
         with self.lock():
             if self.prefix is None or self.native.prefix is not None:
                 return RaggedScores(*self.native.score(cache, nodes, positions_N, rows, keep_M))
