@@ -8,7 +8,7 @@ import torch
 from support.small_engines import BUSHY, endless_base, engine_with_heads, random_prompt
 
 from medusa_kit.drafters import draft_with
-from medusa_kit.drafters.heads.paying import TRIAL, HeadsRecord, PayingDrafter
+from medusa_kit.drafters.heads.paying import ORDERED, TRIAL, HeadsRecord, PayingDrafter
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.draft import Draft, State
 from medusa_kit.infer.node_choice.cost import StepCost
@@ -130,3 +130,23 @@ def test_a_few_misses_do_not_rule_out_what_calibration_has_seen(engine: Engine) 
         record.acceptance.record(2, False)
     ((*_, least),) = PayingDrafter(inner, record, calibrated).offer(state, StepCost(), 0).chances
     assert 0.25 < least < 0.3
+
+
+def test_guesses_that_can_never_pay_are_not_offered(engine: Engine) -> None:
+    """Until, some steps later, they are seen to be right."""
+    assert engine.heads is not None
+    inner = draft_with(engine.heads, BUSHY)
+    shares = [0.8, 0.05, *[0.01] * (BUSHY.num_nodes - 3)]
+    drafter = PayingDrafter(inner, HeadsRecord(), shares)
+    state = State([[1]], [5], torch.randn(1, engine.base.info.hidden_size))
+    cost = StepCost(measured={1: 1.0, 2: 1.4, 64: 9.0})
+
+    def offered() -> list[float]:
+        return list(drafter.offer(state, cost, 0).chances[0])
+
+    assert offered() == pytest.approx([0.8])  # 0.05 is less than a quarter of 0.4
+    for _ in range(100):
+        drafter.record.acceptance.record(2, True)
+    later = [len(offered()) for _ in range(ORDERED)]
+    assert later[0] == 1
+    assert later[-1] == 2

@@ -24,6 +24,10 @@ from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.locks import SharedLock
 from medusa_kit.tree.candidate_tree import CandidateTree
 
+ORDERED = 8  # steps between two looks at how often nodes were right, which change slowly
+# Share of the chance that a first guess must have, below which none is offered: further nodes may
+# cost less than the first.
+HOPELESS = 0.25
 TRIAL = 32  # plain steps between two tries of guesses that do not pay
 # Guesses for which calibration counts. It saw tens of thousands, and a node that a few misses have
 # ruled out is not verified again.
@@ -86,6 +90,8 @@ class PayingDrafter:
         self.steps = self.plain_steps = 0  # of each row
         self._state: State | None = None  # of the current step
         self._order: list[int] = []  # nodes, likeliest first
+        self._chances: list[float] = []  # of these, in the same order
+        self._offers = 0  # since they were put in order
         self._kept: list[list[int]] = []  # nodes of each row that are verified
         self._since_try = 0  # plain steps in a row
         self._parents, self._believed = _shape(inner.tree)
@@ -108,23 +114,32 @@ class PayingDrafter:
 
     def propose(self, state: State) -> Draft:
         """The whole tree for each row."""
-        self._state, self._order = state, list(range(1, self.num_nodes))
+        self._state, self._order, self._offers = state, list(range(1, self.num_nodes)), 0
         return self.take([self.num_nodes - 1] * len(state.roots_B))
 
     def offer(self, state: State, cost: StepCost, num_others: int) -> Offer:
-        B, chances = len(state.roots_B), [1.0]
-        for node in range(1, self.num_nodes):
-            own = self.record.acceptance.chance(node, self._believed[node], self._weight)
-            chances.append(min(own, chances[self._parents[node]]))
+        B = len(state.roots_B)
         self._state = state
-        self._order = sorted(range(1, self.num_nodes), key=lambda node: (-chances[node], node))
-        likeliest = [chances[node] for node in self._order]
+        self._put_in_order()
+        least = HOPELESS * cost.least_chance(num_others + B)
+        count = max(sum(chance >= least for chance in self._chances), 1)
+        likeliest = self._chances[:count]
         tries = self._since_try >= TRIAL and self.num_nodes > 1
         trial = self.steps % B if tries else None
-        heads = self._heads_of_first()
+        heads = self._heads_of_first(count)
         seconds = {count: self.record.seconds(B, count) for count in {1, *heads}}
         more = [seconds[count] - seconds[1] for count in heads]
         return Offer([likeliest] * B, seconds[1], trial, more)
+
+    def _put_in_order(self) -> None:
+        if self._offers % ORDERED == 0:
+            chances = [1.0]
+            for node in range(1, self.num_nodes):
+                own = self.record.acceptance.chance(node, self._believed[node], self._weight)
+                chances.append(min(own, chances[self._parents[node]]))
+            self._order = sorted(range(1, self.num_nodes), key=lambda node: (-chances[node], node))
+            self._chances = [chances[node] for node in self._order]
+        self._offers += 1
 
     def take(self, counts: Sequence[int]) -> Draft:
         """Only as much of the tree is drafted as some row verifies."""
@@ -147,15 +162,15 @@ class PayingDrafter:
             last = [0, *nodes][topology.num_used - 1]
             own = sorted(self._order[: counts[row]])
             self._kept[row] += [node for node in own if node <= last]
-        self.record.took(len(rows), self._clock() - start, self._heads_of_first()[most - 1])
+        self.record.took(len(rows), self._clock() - start, self._heads_of_first(most)[-1])
         if min(counts) == most:
             return whole
         return self._without_others(whole, rows, [0, *nodes])
 
-    def _heads_of_first(self) -> list[int]:
+    def _heads_of_first(self, count: int) -> list[int]:
         """How many heads run for the likeliest guess, the two likeliest, and so on."""
         depths = self.inner.tree.depths
-        return list(accumulate((depths[node] for node in self._order), max))
+        return list(accumulate((depths[node] for node in self._order[:count]), max))
 
     def _without_others(self, whole: Draft, rows: Sequence[int], nodes: Sequence[int]) -> Draft:
         """The draft of all rows with the nodes that each keeps. `rows`: those of `whole`, whose
