@@ -146,21 +146,21 @@ class MedusaHeads(nn.Module):
         )
         return cls(config, base, reduced_ids)
 
-    def with_more(self, num_heads: int) -> "MedusaHeads":
-        """So many recurrent heads; those beyond its own are copies of the last, on the network that
-        all share. Other kinds: as many as there are."""
+    def with_heads(self, num_heads: int) -> "MedusaHeads":
+        """So many recurrent heads: the first of its own and, beyond them, copies of the last, on
+        the network that all share. Other kinds: as many as there are."""
         if num_heads == self.num_heads:
             return self
-        assert self.recurrent is not None, "only recurrent heads can become more"
-        config = replace(self.config, num_heads=num_heads)
-        tensors, last = self.state_dict(), self.num_heads - 1
-        gain_KD = tensors["recurrent.gain"]
-        heads = MedusaHeads(config, self.base, self.column_ids).to(gain_KD.dtype)
-        copies_KD = gain_KD[last:].expand(num_heads - self.num_heads, -1)
-        tensors["recurrent.gain"] = torch.cat([gain_KD, copies_KD])
-        for k in range(self.num_heads, num_heads if self.projections else 0):
-            for name, value in self.projections[last].state_dict().items():
-                tensors[f"projections.{k}.{name}"] = value
+        assert self.recurrent is not None, "only recurrent heads can become more or fewer"
+        source = [min(k, self.num_heads - 1) for k in range(num_heads)]
+        config, tensors = replace(self.config, num_heads=num_heads), self.state_dict()
+        heads = MedusaHeads(config, self.base, self.column_ids).to(tensors["recurrent.gain"].dtype)
+        tensors["recurrent.gain"] = tensors["recurrent.gain"][source]
+        for k, own in enumerate(self.projections):
+            for name, value in own.state_dict().items():
+                del tensors[f"projections.{k}.{name}"]
+                copies = [to for to, like in enumerate(source) if like == k]
+                tensors.update({f"projections.{to}.{name}": value for to in copies})
         heads.load_state_dict(tensors)
         return heads
 

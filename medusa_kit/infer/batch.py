@@ -19,7 +19,6 @@ from medusa_kit.infer.cuda_graph.runner import GraphRunner
 from medusa_kit.infer.details import NOTHING, token_scores
 from medusa_kit.infer.draft import Draft, Drafter, State, StatelessDrafter, flat_nodes, tell_end
 from medusa_kit.infer.group import Group, ScoredRow, by_row, drafts_of
-from medusa_kit.infer.no_gradients import no_gradients
 from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.prefix_cache.prefixes import HeldPrefixes, Start
 from medusa_kit.infer.request import Emitted, FailAlone, Row, together_or_alone
@@ -27,6 +26,7 @@ from medusa_kit.infer.schedule import Piece, Schedule
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import RaggedScores
 from medusa_kit.infer.verifier import Verifier
+from medusa_kit.no_gradients import no_gradients
 
 T = TypeVar("T")
 # More slots than before, at least, where rows need more. On a CPU those that nothing was written to

@@ -19,7 +19,13 @@ import torch
 
 from medusa_kit import console
 from medusa_kit.base.fingerprint import OLD_NOTE, Match, compare
-from medusa_kit.errors import ConfigError, IncompatibleBaseError, MedusaKitError
+from medusa_kit.errors import (
+    CheckpointError,
+    ConfigError,
+    IncompatibleBaseError,
+    MedusaKitError,
+)
+from medusa_kit.heads.checkpoint import read_whole
 from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train import distributed
 from medusa_kit.train.batching import Feed, Update
@@ -87,6 +93,18 @@ class TrainingLoop:
         self.began -= checkpoint.progress["seconds"]
         self.folder.forget_metrics_since(checkpoint)
         console.note(f"continuing from update {self.step} of {self.num_updates}")
+
+    def check_kept(self, heads: Path) -> None:
+        """Forgets the best score where the heads that were kept for it cannot be read any more."""
+        lost = None
+        try:
+            if self.best is not None:
+                read_whole(heads)
+        except CheckpointError as error:
+            lost = error
+        if distributed.any_of(lost is not None, self.engine.module.heads.base.device):
+            console.note(f"the best heads so far are lost, the next ones are kept ({lost})")
+            self.best = None
 
     def _check_identity(self, there: dict[str, Any]) -> None:
         match = compare(there["base"], self.identity["base"])

@@ -242,7 +242,7 @@ def new_heads(base: BaseModel, training: Sequence[HeadTargets], recipe: TrainRec
         _adopt(heads, base)
         if (columns := heads.config.reduced_size) != options.reduced_size:
             console.note(f"the earlier heads have {columns:,} columns; they keep these")
-        heads = heads.with_more(options.num_heads).requires_grad_(True)
+        heads = heads.with_heads(options.num_heads).requires_grad_(True)
         return heads.double() if base.dtype == torch.float64 else heads.float()
     ids_R = None
     if options.reduced_size is not None:
@@ -299,7 +299,9 @@ def _check_same(config: HeadsConfig, options: HeadsSection, source: str) -> None
     names = ["num_heads", "num_blocks", "kind", "projection", "reduced_size", "prefix_layers"]
     if config.reduced_size and config.reduced_size < (options.reduced_size or 0):
         names.remove("reduced_size")  # their text had no more tokens
-    if config.kind == "recurrent" and config.num_heads < options.num_heads:
+    with_further = options.num_heads + options.further_heads  # as that section's own run left them
+    fewer, same = config.num_heads < options.num_heads, config.num_heads == with_further
+    if config.kind == "recurrent" and (fewer or same):
         names.remove("num_heads")
     if options.mlp_size is not None:  # else whatever the earlier run took
         names.append("mlp_size")

@@ -22,7 +22,6 @@ from medusa_kit.data.answer_settings import base_that_answered
 from medusa_kit.data.chat import EncodedExample, check_ids, encode_rows
 from medusa_kit.data.mix import recipe_rows
 from medusa_kit.errors import ConfigError, MedusaKitError
-from medusa_kit.heads.checkpoint import PAIRED_FOLDER
 from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train import distributed, preparation, quality, sharded_base
 from medusa_kit.train.cpu_products import by_onednn
@@ -206,6 +205,8 @@ def _train_heads(
         )  # fmt: skip
         torch.manual_seed(recipe.seed + distributed.rank())  # dropout
         loop.resume()
+        heads_folder = result.heads_folder(recipe, folder)
+        loop.check_kept(heads_folder)
         loop.updates()
         scores = loop.judge()
         after = None
@@ -224,7 +225,6 @@ def _train_heads(
         )
     if joint and recipe.joint_options.save_merged and distributed.is_main():
         console.note(f"merged model in {result.save_merged(recipe)}")
-    heads_folder = result.joint_folder(recipe) / PAIRED_FOLDER if joint else folder.heads
     report = TrainReport(
         heads_folder, loop.step, run.num_positions, loop.elapsed(), scores, loop.best, after
     )

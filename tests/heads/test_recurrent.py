@@ -204,8 +204,8 @@ def test_more_heads_go_on_from_the_last_one(projection):
     """The heads that were there guess as before; a new one is the last one, a token further on."""
     base = tiny_base("llama")
     heads = made(base, projection=projection)
-    more = heads.with_more(K + 2)
-    assert heads.double().with_more(K + 2).state_dict()["recurrent.gain"].dtype == torch.float64
+    more = heads.with_heads(K + 2)
+    assert heads.double().with_heads(K + 2).state_dict()["recurrent.gain"].dtype == torch.float64
     heads.float()
     hidden_PD = torch.randn(4, D)
     path_PJ = torch.randint(0, VOCAB, (4, K + 2))

@@ -37,6 +37,32 @@ def test_further_recurrent_heads_are_saved_beside_the_trained_ones(
         make_recipe(heads={"num_heads": 2, "further_heads": 1, "kind": "hydra"})
 
 
+@pytest.mark.parametrize("projection", ["shared", "own"])
+def test_a_section_with_further_heads_goes_on_from_its_own_run(
+    tiny_base, counting_rows, make_recipe, tmp_path, projection
+):
+    """The trained ones go on; the further ones are copies of the last again."""
+    base = tiny_base()
+    heads = {"num_heads": 2, "further_heads": 2, "kind": "recurrent", "mlp_size": 20,
+             "projection": projection}  # fmt: skip
+
+    def trained(name, **train):
+        recipe = make_recipe(output_dir=str(tmp_path / name), heads=heads,
+                             train={"epochs": 6, "learning_rate": 0.02, **train})  # fmt: skip
+        return train_heads(base, counting_rows(), recipe)
+
+    first = trained("first")
+    later = trained("later", heads_from=str(first.heads_folder))
+    assert later.scores.loss[0] < first.scores.loss[0] + 0.1
+    tensors = load_heads(later.heads_folder, base).state_dict()
+    gain_KD = tensors["recurrent.gain"]
+    assert len(gain_KD) == 4
+    assert torch.equal(gain_KD[2:], gain_KD[[1, 1]])
+    last, copy = (tensors.get(f"projections.{k}.weight") for k in (1, 3))
+    assert (last is None) == (projection == "shared")
+    assert last is None or torch.equal(last, copy)
+
+
 def test_training_goes_on_from_the_heads_of_an_earlier_run(
     tiny_base, counting_rows, make_recipe, tmp_path, capsys
 ):

@@ -77,7 +77,7 @@ class MeasuredSteps:
         try:
             found = parse_json(self._path.read_text(encoding="utf-8"))
             seconds = {int(size): float(taken) for size, taken in found["seconds"].items()}
-            alone = found.get("alone", True)
+            alone = found.get("alone", True) is True
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
             return None
         least, most = POSSIBLE

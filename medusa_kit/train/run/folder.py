@@ -26,6 +26,9 @@ from medusa_kit.train.run.provenance import provenance
 PROGRESS, METRICS = "progress.json", "metrics.jsonl"
 OWN_FILES = ("recipe.yaml", METRICS, "run.json", "bad_update.pt")
 METRIC_LINES = "metric_lines"  # in progress.json: their number
+PROGRESS_TYPES: dict[str, Any] = {
+    "step": int, "num_updates": int | None, "seconds": float | int, "best": float | int | None,
+}  # fmt: skip
 
 
 class Checkpoint(NamedTuple):
@@ -149,6 +152,9 @@ class RunFolder:
         try:
             progress = parse_json(path.read_text())
             self._saved_step = progress["step"]
+            for name, kind in PROGRESS_TYPES.items():
+                if not isinstance(value := progress.get(name), kind):
+                    raise ValueError(f"{name} is {value!r}")
         except (ValueError, KeyError, TypeError, OSError) as error:
             raise CheckpointError(
                 f"{path} cannot be read: {error}", hint="add --fresh to start over"
@@ -177,7 +183,7 @@ class RunFolder:
 
     def _metric_lines(self) -> list[str]:
         path = self.path / METRICS
-        return path.read_text().splitlines() if path.is_file() else []
+        return path.read_text(errors="replace").splitlines() if path.is_file() else []
 
     def finish(self, summary: dict[str, Any]) -> None:
         if not distributed.is_main():

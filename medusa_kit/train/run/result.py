@@ -46,6 +46,11 @@ def joint_folder(recipe: TrainRecipe) -> Path:
     return Path(recipe.output_dir) / name
 
 
+def heads_folder(recipe: TrainRecipe, folder: RunFolder) -> Path:
+    """Where the heads are kept."""
+    return joint_folder(recipe) / PAIRED_FOLDER if recipe.stage == "medusa2" else folder.heads
+
+
 def save_merged(recipe: TrainRecipe) -> Path:
     """Write base and adapter as one merged model, with the heads inside; returns its folder."""
     source, target = joint_folder(recipe), Path(recipe.output_dir) / "merged"
@@ -66,7 +71,7 @@ def _copy_heads(source: Path, target: Path, merged: BaseModel) -> None:
 
 def _save_heads(heads: MedusaHeads, recipe: TrainRecipe, folder: Path, config: HeadsConfig) -> None:
     save_dtype = recipe.heads.save_dtype or recipe.base.dtype
-    heads = heads.with_more(heads.num_heads + recipe.heads.further_heads)
+    heads = heads.with_heads(heads.num_heads + recipe.heads.further_heads)
     save_heads(heads, folder, DTYPES[save_dtype], replace(config, num_heads=heads.num_heads))
     with atomic_write(folder / "provenance.json") as temporary:
         temporary.write_text(provenance(recipe))
