@@ -29,8 +29,8 @@ TIERS = [
     {"quick"},
     {"cli", "__main__"},
 ]
-SIBLINGS_ALLOWED = {("made_once", "console"), ("made_once", "files"), ("no_gradients", "one_owner", "console"),
-                    ("no_gradients", "one_owner", "errors"), ("one_owner", "files"), ("console", "errors"),
+SIBLINGS_ALLOWED = {("made_once", "console"), ("made_once", "files"), ("one_owner", "console"),
+                    ("one_owner", "errors"), ("one_owner", "files"), ("console", "errors"),
                     ("__main__", "cli")}  # fmt: skip
 MAX_LINES, MAX_FUNCTION_LINES, MAX_FILES = 400, 60, 18
 HEAVY = ("torch", "transformers", "numpy", "matplotlib", "fastapi", "starlette", "uvicorn", "httpx",
