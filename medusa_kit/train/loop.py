@@ -96,14 +96,14 @@ class TrainingLoop:
 
     def check_kept(self, heads: Path) -> None:
         """Forgets the best score where the heads that were kept for it cannot be read any more."""
-        lost = None
+        lost = False
         try:
             if self.best is not None:
                 read_whole(heads)
         except CheckpointError as error:
-            lost = error
-        if distributed.any_of(lost is not None, self.engine.module.heads.base.device):
-            console.note(f"the best heads so far are lost, the next ones are kept ({lost})")
+            console.note(f"the best heads so far are lost, the next ones are kept ({error})")
+            lost = True
+        if distributed.any_of(lost, self.engine.module.heads.base.device):
             self.best = None
 
     def _check_identity(self, there: dict[str, Any]) -> None:

@@ -127,8 +127,8 @@ class PayingDrafter:
         tries = self._since_try >= TRIAL and self.num_nodes > 1
         trial = self.steps % B if tries else None
         heads = self._heads_of_first(count)
-        seconds = {count: self.record.seconds(B, count) for count in {1, *heads}}
-        more = [seconds[count] - seconds[1] for count in heads]
+        seconds = {number: self.record.seconds(B, number) for number in {1, *heads}}
+        more = [seconds[number] - seconds[1] for number in heads]
         return Offer([likeliest] * B, seconds[1], trial, more)
 
     def _put_in_order(self) -> None:

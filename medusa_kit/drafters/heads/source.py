@@ -35,9 +35,9 @@ class HeadsSource:
         self._nodes: list[int] | None = None  # of a static tree that are named; None: all
 
     def leave_out_below(self, least_chance: float, acceptance: AcceptanceEstimate) -> None:
-        """Name no paths with a lower chance from now on. In a dynamic tree only paths so likely
-        get children that these may have that chance after another pass of the heads; of a static
-        tree, the nodes are named that were right often enough so far, the likeliest one at least.
+        """Name no paths with a lower chance from now on. In a dynamic tree only paths so likely get
+        children that these may have that chance after another pass of the heads. Of a static tree
+        the nodes are named that were right often enough by `acceptance`, at least the likeliest.
         """
         if not isinstance(self.inner, DynamicDrafter):
             self._nodes = self._likely_nodes(least_chance, acceptance)
