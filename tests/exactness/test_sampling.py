@@ -298,11 +298,13 @@ def test_the_distribution_test_has_the_power_to_reject_wrong_rules() -> None:
 def test_the_distribution_test_rejects_a_rule_that_is_blind_to_the_last_token(
     few_tokens: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = TokenChooser._processed
+    original = token_choice._processed_by
     monkeypatch.setattr(
-        TokenChooser,
-        "_processed",
-        lambda self, logits_V, prefix: original(self, logits_V, prefix[: max(4, len(prefix) - 1)]),
+        token_choice,
+        "_processed_by",
+        lambda processors, logits_V, prefix: original(
+            processors, logits_V, prefix[: max(4, len(prefix) - 1)]
+        ),
     )
     answers_ST, _ = draws(few_tokens, replace(SMOOTH, draws=1024))
     assert chi_square_p_value(answers_ST, exact_distribution(right(SMOOTH.params), 3)) < 1e-6
@@ -313,9 +315,8 @@ def test_the_distribution_test_rejects_noise_shared_between_positions(
 ) -> None:
     """Each token alone then still follows its distribution; only their joint distribution is
     wrong."""
-    monkeypatch.setattr(
-        token_choice, "gumbel_noise", lambda seed, _, tokens: gumbel_noise(seed, 0, tokens)
-    )
+    original = token_choice._mix
+    monkeypatch.setattr(token_choice, "_mix", lambda seed, _: original(seed, 0))
     answers_ST, _ = draws(few_tokens, NARROW)
     assert chi_square_p_value(answers_ST, exact_distribution(right(NARROW.params), 3)) < 1e-6
 

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from medusa_kit.infer.accept.grammar import GrammarMask
 from medusa_kit.infer.accept.logits_processing import Settings, logits_processors
+from medusa_kit.infer.accept.native_draw import split_warpers
 from medusa_kit.infer.accept.one_thread import one_thread
 from medusa_kit.infer.accept.rules import Verdict, accept_drawn
 from medusa_kit.settings.sampling import SamplingParams
@@ -56,6 +57,7 @@ class TokenChooser:
         if processors is None:
             processors = logits_processors(base, params, prompt_ids, max_new_tokens, mask)
         self._processors = processors
+        self._before_warpers, self._warping = split_warpers(processors)
 
     @property
     def takes_argmax(self) -> bool:
@@ -65,6 +67,11 @@ class TokenChooser:
     @one_thread()
     def choose(self, logits_V: Tensor, prefix: Sequence[int]) -> int:
         """The token after `prefix`, whose last token gave `logits_V`."""
+        if self.draws and self._warping is not None:
+            scores_V = _processed_by(self._before_warpers, logits_V, prefix)
+            token = self._warping.draw(scores_V, _mix(self.params.seed, len(prefix)))
+            if token is not None:
+                return token
         return int(self.scores(logits_V, prefix).argmax(-1))
 
     def scores(self, logits_V: Tensor, prefix: Sequence[int]) -> Tensor:
@@ -130,12 +137,17 @@ class TokenChooser:
         return Verdict(int(log_V.argmax(-1)), log_probs, bar)
 
     def _processed(self, logits_V: Tensor, prefix: Sequence[int]) -> Tensor:
-        scores_1V = logits_V[None].float()
-        if self._processors:
-            prefix_1T = torch.tensor([list(prefix)], device=logits_V.device)
-            for process in self._processors:  # the list's own call inspects signatures every time
-                scores_1V = process(prefix_1T, scores_1V)
-        return scores_1V[0]
+        return _processed_by(self._processors, logits_V, prefix)
+
+
+def _processed_by(processors: Sequence[Any], logits_V: Tensor, prefix: Sequence[int]) -> Tensor:
+    """scores_V in float32, as these processors leave them."""
+    scores_1V = logits_V[None].float()
+    if processors:
+        prefix_1T = torch.tensor([list(prefix)], device=logits_V.device)
+        for process in processors:  # the list's own call inspects signatures every time
+            scores_1V = process(prefix_1T, scores_1V)
+    return scores_1V[0]
 
 
 def noisy(scores_V: Tensor, seed: int, position: int) -> Tensor:

@@ -6,6 +6,7 @@
 // sum has one order, so a node's results have the same bits in any tree and any batch.
 #include <vector>
 
+#include "draw.h"
 #include "prefix_layer.h"
 #include "trees.h"
 
@@ -261,6 +262,12 @@ void mk_fill(const Heads* heads, const Fill* fill, int threads) {
 void mk_grow(const Heads* heads, const Grow* grow, int threads) {
     Passes passes(*heads, grow->given, pool(threads), threads);
     Growing(*grow, passes).all();
+}
+
+// By the calling thread alone.
+int64_t mk_draw(const Draw* draw) {
+    static thread_local std::vector<float> scores;
+    return Drawing(*draw, scores).token();
 }
 
 // out [rows, outputs] = x [rows, inputs] W^T + bias, at most MAX_ROWS rows

@@ -1,13 +1,14 @@
 """The C++ library: a wheel's own, or built at first use by torch's extension loader and cached;
 called through ctypes.
 
-The structures mirror those of matrix.h, recurrent.h, heads.h, trees.h and step.h, field by field.
+The structures mirror those of matrix.h, recurrent.h, heads.h, trees.h, step.h and draw.h, field by
+field.
 """
 
 import ctypes
 import os
 import platform
-from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int, c_int64, c_uint64, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -140,6 +141,13 @@ class Grow(ctypes.Structure):
     )  # fmt: skip
 
 
+class Draw(ctypes.Structure):
+    _fields_ = (
+        ("logits", c_void_p), ("count", c_int64), ("temperature", c_float), ("top_k", c_int64),
+        ("top_p", c_double), ("min_p", c_double), ("seed", c_uint64),
+    )  # fmt: skip
+
+
 @cache
 def load_library() -> ctypes.CDLL | None:
     """The library for this machine, or None where it cannot be built; the reason is printed.
@@ -165,6 +173,11 @@ def load_library() -> ctypes.CDLL | None:
         )
         return None
     return declare(library)
+
+
+def loaded_library() -> ctypes.CDLL | None:
+    """The library if something has loaded it; nothing is built."""
+    return load_library() if load_library.cache_info().currsize else None
 
 
 def open_packaged(isa: str) -> ctypes.CDLL | None:
@@ -240,6 +253,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {  # result, arguments
     "mk_guess": (None, (POINTER(Heads), POINTER(Guess), c_int)),
     "mk_fill": (None, (POINTER(Heads), POINTER(Fill), c_int)),
     "mk_grow": (None, (POINTER(Heads), POINTER(Grow), c_int)),
+    "mk_draw": (c_int64, (POINTER(Draw),)),
     "mk_linear": (None, (POINTER(Matrix), c_void_p, c_int, c_void_p, c_int)),
     "mk_rows": (c_int64, (POINTER(Matrix), c_void_p, c_int64, c_float, c_void_p)),
 }

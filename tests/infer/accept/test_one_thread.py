@@ -2,12 +2,14 @@
 
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 from support.tiny_models import tiny_base
 
 from medusa_kit.infer.accept import one_thread as module
+from medusa_kit.infer.accept import token_choice
 from medusa_kit.infer.accept.one_thread import one_thread
 from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.settings.sampling import SamplingParams
@@ -64,13 +66,13 @@ def test_tokens_are_chosen_alone(
     two_threads: None, monkeypatch: pytest.MonkeyPatch, temperature: float
 ) -> None:
     seen: list[int] = []
-    processed = TokenChooser._processed
+    processed = token_choice._processed_by
 
-    def spied(self: TokenChooser, logits_V: torch.Tensor, prefix: list[int]) -> torch.Tensor:
+    def spied(processors: Any, logits_V: torch.Tensor, prefix: list[int]) -> torch.Tensor:
         seen.append(torch.get_num_threads())
-        return processed(self, logits_V, prefix)
+        return processed(processors, logits_V, prefix)
 
-    monkeypatch.setattr(TokenChooser, "_processed", spied)
+    monkeypatch.setattr(token_choice, "_processed_by", spied)
     params = SamplingParams(temperature, seed=3)
     chooser = TokenChooser(tiny_base("llama"), params, [1, 2], 8)
     logits_V = torch.randn(70_000, generator=torch.Generator().manual_seed(0))
