@@ -10,6 +10,8 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
+from medusa_kit.heads.draws import RowsDraws
+
 Guesses = tuple[Tensor, Tensor]  # ids_KXC, scores_KXC (empty where not asked for)
 
 
@@ -44,10 +46,15 @@ class Guesser(Protocol):
         """None where it cannot; then the heads compute their guesses themselves."""
 
     def fill(
-        self, hidden_BD: Tensor, roots_B: Sequence[int], parents_N: Tensor, ranks_N: Tensor
+        self,
+        hidden_BD: Tensor,
+        roots_B: Sequence[int],
+        parents_N: Tensor,
+        ranks_N: Tensor,
+        draws: RowsDraws | None = None,
     ) -> Tensor | None:
         """tokens_BN of the tree with these parents, each node the guess of its rank after its
-        parent; None where it cannot."""
+        parent; None where it cannot. `draws`: of rows whose tokens will be drawn."""
 
     def grow(
         self,
@@ -58,5 +65,6 @@ class Guesser(Protocol):
         count: int,
         beam: int,
         least: Least,
+        draws: RowsDraws | None = None,
     ) -> GrownTrees | None:
         """Trees of `count` guesses of as many heads as temperatures; None where it cannot."""

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from medusa_kit.infer.accept.draws import RowDraws
 from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.infer.node_choice.choice import Offer
 from medusa_kit.infer.node_choice.cost import StepCost
@@ -115,6 +116,12 @@ class State:
     choosers: Sequence[TokenChooser] = ()  # of each row; none: by argmax
     # Tokens of the heads' tree, root included, where the last step has drafted them too.
     guesses: Sequence[Sequence[int]] | None = None
+
+    def draws(self) -> list[RowDraws | None] | None:
+        """How the tokens after each row's root will be drawn; None where no row's are."""
+        pairs = zip(self.choosers, self.tokens, strict=True) if self.choosers else ()
+        found = [chooser.draws_after(len(tokens)) for chooser, tokens in pairs]
+        return found if any(found) else None
 
     def with_rows(self, other: "State") -> "State":
         """These rows and, after them, those of `other`."""

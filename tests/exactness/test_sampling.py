@@ -34,8 +34,10 @@ from support.tiny_models import STOP, VOCAB, tiny_base, tiny_model
 
 from medusa_kit.drafters import draft_with
 from medusa_kit.engine.engine import Engine
-from medusa_kit.infer.accept import token_choice
-from medusa_kit.infer.accept.token_choice import TokenChooser, gumbel_noise
+from medusa_kit.infer.accept import draws as draws_module
+from medusa_kit.infer.accept import noise, token_choice
+from medusa_kit.infer.accept.noise import gumbel_noise
+from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.infer.draft import Draft, State, StatelessDrafter, Topology
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
@@ -315,8 +317,9 @@ def test_the_distribution_test_rejects_noise_shared_between_positions(
 ) -> None:
     """Each token alone then still follows its distribution; only their joint distribution is
     wrong."""
-    original = token_choice._mix
-    monkeypatch.setattr(token_choice, "_mix", lambda seed, _: original(seed, 0))
+    original = noise.mixed
+    for module in (noise, draws_module):
+        monkeypatch.setattr(module, "mixed", lambda seed, _: original(seed, 0))
     answers_ST, _ = draws(few_tokens, NARROW)
     assert chi_square_p_value(answers_ST, exact_distribution(right(NARROW.params), 3)) < 1e-6
 

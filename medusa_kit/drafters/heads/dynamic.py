@@ -22,6 +22,7 @@ from torch.nn.functional import pad
 
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.blocks import Walk
+from medusa_kit.heads.draws import RowsDraws
 from medusa_kit.heads.guesser import GrownTrees, Least
 from medusa_kit.heads.scores import scored_guesses, scored_guesses_after
 from medusa_kit.infer.draft import (
@@ -59,21 +60,29 @@ class DynamicDrafter(StatelessDrafter):
         self._shapes: dict[tuple[int, ...], Topology] = {}
 
     def propose(self, state: State) -> Draft:
-        trees = self._quickly(state.hidden_BD, state.roots_B, ALL)
+        draws = state.draws()
+        trees = self._quickly(state.hidden_BD, state.roots_B, ALL, draws)
         if trees is not None:
             shapes = [self._topology(trees, row) for row in range(len(trees.parents))]
             return Draft(trees.tokens_BN, shapes)
-        grown = self._through_torch(state.hidden_BD, state.roots_B, ALL)
+        grown = self._through_torch(state.hidden_BD, state.roots_B, ALL, draws)
         device = state.hidden_BD.device
         shapes = [Topology.from_parents(row, device) for row in grown.parents]
         return Draft(grown.tokens_BN, shapes)
 
-    def grow(self, hidden_BD: Tensor, roots_B: Sequence[int], least: Least = ALL) -> Grown:
-        """The whole tree, or what is likely enough of it."""
-        trees = self._quickly(hidden_BD, roots_B, least)
+    def grow(
+        self,
+        hidden_BD: Tensor,
+        roots_B: Sequence[int],
+        least: Least = ALL,
+        draws: RowsDraws | None = None,
+    ) -> Grown:
+        """The whole tree, or what is likely enough of it. `draws`: of rows whose tokens will be
+        drawn (heads/draws.py)."""
+        trees = self._quickly(hidden_BD, roots_B, least, draws)
         if trees is not None:
             return Grown(trees.tokens_BN, trees.parents, trees.scores_BN)
-        return self._through_torch(hidden_BD, roots_B, least)
+        return self._through_torch(hidden_BD, roots_B, least, draws)
 
     def _topology(self, trees: GrownTrees, row: int) -> Topology:
         """The same object for the same parents, since small trees have few shapes."""
@@ -86,19 +95,21 @@ class DynamicDrafter(StatelessDrafter):
         return known
 
     def _quickly(
-        self, hidden_BD: Tensor, roots_B: Sequence[int], least: Least
+        self, hidden_BD: Tensor, roots_B: Sequence[int], least: Least, draws: RowsDraws | None
     ) -> GrownTrees | None:
         if self.heads.guesser is None:
             return None
         tree = self.tree
         sizes = tree.num_nodes, tree.temperatures[: tree.depth], _count(tree), tree.beam
-        return self.heads.guesser.grow(hidden_BD, roots_B, *sizes, least)
+        return self.heads.guesser.grow(hidden_BD, roots_B, *sizes, least, draws)
 
     @torch.inference_mode()
-    def _through_torch(self, hidden_BD: Tensor, roots_B: Sequence[int], least: Least) -> Grown:
+    def _through_torch(
+        self, hidden_BD: Tensor, roots_B: Sequence[int], least: Least, draws: RowsDraws | None
+    ) -> Grown:
         roots = to_device(roots_B, hidden_BD.device)
         grow = _grow_at_once if self.heads.one_pass else _grow_by_depth
-        return grow(self.heads, self.tree, hidden_BD, roots, least)
+        return grow(self.heads, self.tree, hidden_BD, roots, least, draws)
 
 
 def _count(tree: DynamicTree) -> int:
@@ -107,12 +118,17 @@ def _count(tree: DynamicTree) -> int:
 
 
 def _grow_at_once(
-    heads: MedusaHeads, tree: DynamicTree, hidden_BD: Tensor, roots_B: Tensor, least: Least
+    heads: MedusaHeads,
+    tree: DynamicTree,
+    hidden_BD: Tensor,
+    roots_B: Tensor,
+    least: Least,
+    draws: RowsDraws | None,
 ) -> Grown:
     """One pass of the heads, then a heap gives exactly the N - 1 most probable paths."""
     count = _count(tree)
     temperatures = tree.temperatures[: tree.depth]
-    ids_KBR, scores_KBR = scored_guesses(heads, hidden_BD, count, temperatures, roots_B)
+    ids_KBR, scores_KBR = scored_guesses(heads, hidden_BD, count, temperatures, roots_B, draws)
     ids, tokens_BN, parents_BN, scores_BN = ids_KBR.tolist(), [], [], []
     for row, root in enumerate(roots_B.tolist()):
         scores_KR = scores_KBR[:, row].tolist()
@@ -133,7 +149,12 @@ def _grow_at_once(
 
 
 def _grow_by_depth(
-    heads: MedusaHeads, tree: DynamicTree, hidden_BD: Tensor, roots_B: Tensor, least: Least
+    heads: MedusaHeads,
+    tree: DynamicTree,
+    hidden_BD: Tensor,
+    roots_B: Tensor,
+    least: Least,
+    draws: RowsDraws | None,
 ) -> Grown:
     """One pass for each depth over the `beam` best nodes of the last one; then the best of all.
 
@@ -148,7 +169,7 @@ def _grow_by_depth(
     for k in range(tree.depth):
         hidden_BQD = hidden_BD[:, None].expand(-1, paths_BQJ.shape[1], -1)
         ids_BQR, own_BQR = scored_guesses_after(
-            heads, k, hidden_BQD, paths_BQJ, count, tree.temperatures[k], walk
+            heads, k, hidden_BQD, paths_BQJ, count, tree.temperatures[k], walk, draws
         )
         before = sum(part.shape[1] for part in scores)
         tokens.append(ids_BQR.flatten(1))

@@ -16,6 +16,8 @@ from torch import Tensor
 from medusa_kit.drafters.heads.medusa import HeadsDrafter
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.blocks import Walk
+from medusa_kit.heads.draws import RowsDraws
+from medusa_kit.heads.scores import scored_guesses_after
 from medusa_kit.infer.draft import path_to
 from medusa_kit.tree.candidate_tree import CandidateTree
 
@@ -40,15 +42,26 @@ class HydraDrafter(HeadsDrafter):
         device = heads.base.device
         self._levels = [_level(tree, depth, device) for depth in range(1, tree.depth + 1)]
 
-    def fill(self, hidden_BD: Tensor, roots_B: Tensor, on_device: bool = False) -> Tensor:
+    def fill(
+        self,
+        hidden_BD: Tensor,
+        roots_B: Tensor,
+        on_device: bool = False,
+        draws: RowsDraws | None = None,
+    ) -> Tensor:
         tokens_BN, walk = roots_B[:, None].repeat(1, self.num_nodes), Walk()
         for k, level in enumerate(self._levels):
             path_BQJ = tokens_BN[:, level.paths_QJ]
             hidden_BQD = hidden_BD[:, None].expand(-1, len(level.paths_QJ), -1)
             walk.follow(level.above_Q)
-            ids_BQC = self.heads.candidates_after(
-                k, hidden_BQD, path_BQJ, level.num_ranks, on_device, walk
-            )
+            if draws is None:
+                ids_BQC = self.heads.candidates_after(
+                    k, hidden_BQD, path_BQJ, level.num_ranks, on_device, walk
+                )
+            else:
+                ids_BQC, _ = scored_guesses_after(
+                    self.heads, k, hidden_BQD, path_BQJ, level.num_ranks, 1.0, walk, draws
+                )
             tokens_BN[:, level.nodes] = ids_BQC[:, level.parent_of_node, level.rank_of_node]
         return tokens_BN
 

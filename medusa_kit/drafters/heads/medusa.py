@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from medusa_kit.heads import MedusaHeads
+from medusa_kit.heads.draws import RowsDraws
+from medusa_kit.heads.scores import scored_guesses
 from medusa_kit.infer.draft import ROOT, Draft, State, StatelessDrafter, Topology
 from medusa_kit.infer.transfer import to_device
 from medusa_kit.tree.candidate_tree import CandidateTree
@@ -49,20 +51,21 @@ class HeadsDrafter(StatelessDrafter):
 
     def propose_nodes(self, state: State, nodes: Sequence[int]) -> Draft:
         """The root and these nodes of the tree, in this rising order; parents are among them."""
-        part = self._part(tuple(nodes))
+        part, draws = self._part(tuple(nodes)), state.draws()
         tokens_BN, guesser = None, self.heads.guesser
         if guesser is not None and nodes:
-            tokens_BN = guesser.fill(state.hidden_BD, state.roots_B, part.parents_N, part.ranks_N)
+            tree = part.parents_N, part.ranks_N
+            tokens_BN = guesser.fill(state.hidden_BD, state.roots_B, *tree, draws)
         if tokens_BN is None:
-            tokens_BN = self._through_torch(state)
+            tokens_BN = self._through_torch(state, draws)
             if len(nodes) < len(self._nodes):
                 tokens_BN = tokens_BN[:, [0, *nodes]]
         return Draft(tokens_BN, [part.topology] * len(state.roots_B))
 
     @torch.inference_mode()
-    def _through_torch(self, state: State) -> Tensor:
+    def _through_torch(self, state: State, draws: RowsDraws | None) -> Tensor:
         roots_B = to_device(state.roots_B, state.hidden_BD.device)
-        return self.fill(state.hidden_BD, roots_B)
+        return self.fill(state.hidden_BD, roots_B, draws=draws)
 
     def _make_part(self, nodes: tuple[int, ...]) -> Part:
         kept = [0, *nodes]
@@ -81,8 +84,15 @@ class HeadsDrafter(StatelessDrafter):
         assert isinstance(other, HeadsDrafter)
         return self.heads is other.heads and self.tree == other.tree
 
-    def fill(self, hidden_BD: Tensor, roots_B: Tensor, on_device: bool = False) -> Tensor:
-        """tokens_BN of the tree. `on_device`: nothing is read on the host."""
+    def fill(
+        self,
+        hidden_BD: Tensor,
+        roots_B: Tensor,
+        on_device: bool = False,
+        draws: RowsDraws | None = None,
+    ) -> Tensor:
+        """tokens_BN of the tree. `on_device`: nothing is read on the host. `draws`: of rows whose
+        tokens will be drawn (heads/draws.py)."""
         raise NotImplementedError
 
 
@@ -95,10 +105,19 @@ class MedusaDrafter(HeadsDrafter):
         self._head_N = torch.tensor([depth - 1 for depth in tree.depths[1:]], device=device)
         self._rank_N = torch.tensor(tree.ranks[1:], device=device)
 
-    def fill(self, hidden_BD: Tensor, roots_B: Tensor, on_device: bool = False) -> Tensor:
+    def fill(
+        self,
+        hidden_BD: Tensor,
+        roots_B: Tensor,
+        on_device: bool = False,
+        draws: RowsDraws | None = None,
+    ) -> Tensor:
         if self.num_nodes == 1:
             return roots_B[:, None]
-        tree = self.tree  # only as many heads run as it is deep
-        ids_KBC = self.heads.candidates(hidden_BD, tree.num_ranks, tree.depth, roots_B, on_device)
+        heads, ranks, depth = self.heads, self.tree.num_ranks, self.tree.depth  # heads that run
+        if draws is None:
+            ids_KBC = heads.candidates(hidden_BD, ranks, depth, roots_B, on_device)
+        else:
+            ids_KBC, _ = scored_guesses(heads, hidden_BD, ranks, [1.0] * depth, roots_B, draws)
         guesses_NB = ids_KBC[self._head_N, :, self._rank_N]
         return torch.cat([roots_B[:, None], guesses_NB.T], dim=1)

@@ -17,6 +17,7 @@ from medusa_kit.heads.guesser import Least
 from medusa_kit.infer.draft import State, StepResult
 
 CLASSES = 10  # of probabilities of guesses, each counted by itself
+DRAWN = "drawn"  # guesses of tokens that will be drawn are counted apart
 # A path gets children from this many times the chance on that a guess must have: children are less
 # likely, and naming them takes time.
 ASKED = 3.5
@@ -71,10 +72,11 @@ class HeadsSource:
         return [self._trie(tokens, nodes) for tokens in draft.tokens_BN.tolist()]
 
     def _grown(self, inner: DynamicDrafter, state: State) -> list[Trie]:
-        grown = inner.grow(state.hidden_BD, state.roots_B, self._least)
-        tries = []
-        for tokens, parents, scores in zip(
-            grown.tokens_BN.tolist(), grown.parents, grown.scores_BN.tolist(), strict=True
+        draws = state.draws()
+        grown = inner.grow(state.hidden_BD, state.roots_B, self._least, draws)
+        tries, drawn = [], [one is not None for one in draws or [None] * len(grown.parents)]
+        for tokens, parents, scores, is_drawn in zip(
+            grown.tokens_BN.tolist(), grown.parents, grown.scores_BN.tolist(), drawn, strict=True
         ):
             trie, depths = Trie(tokens[0]), [0]
             for node in range(1, len(parents)):
@@ -82,7 +84,8 @@ class HeadsSource:
                     break
                 depths.append(depths[parent] + 1)
                 chance = math.exp(min(scores[node] - scores[parent], 0.0))
-                key = (self.name, depths[node], int(CLASSES * min(chance, 0.999)))
+                kind = (depths[node], int(CLASSES * min(chance, 0.999)))
+                key = (self.name, *kind, DRAWN) if is_drawn else (self.name, *kind)
                 trie.add(parent, tokens[node], chance, key)
             tries.append(trie)
         return tries

@@ -22,14 +22,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from medusa_kit.infer.accept.draws import RowDraws, split_warpers
 from medusa_kit.infer.accept.grammar import GrammarMask
 from medusa_kit.infer.accept.logits_processing import Settings, logits_processors
-from medusa_kit.infer.accept.native_draw import split_warpers
+from medusa_kit.infer.accept.noise import noisy, stream, uniform_noise
 from medusa_kit.infer.accept.one_thread import one_thread
 from medusa_kit.infer.accept.rules import Verdict, accept_drawn
 from medusa_kit.settings.sampling import SamplingParams
 
-MASK_64 = (1 << 64) - 1
 # Further streams of random numbers for a seed: a drafter's draws, and the numbers that decide
 # whether a draw is accepted.
 DRAWS, VERDICTS = 1, 2
@@ -69,7 +69,7 @@ class TokenChooser:
         """The token after `prefix`, whose last token gave `logits_V`."""
         if self.draws and self._warping is not None:
             scores_V = _processed_by(self._before_warpers, logits_V, prefix)
-            token = self._warping.draw(scores_V, _mix(self.params.seed, len(prefix)))
+            token = self._warping.draw(scores_V, self.params.seed, len(prefix))
             if token is not None:
                 return token
         return int(self.scores(logits_V, prefix).argmax(-1))
@@ -86,6 +86,13 @@ class TokenChooser:
     def draws(self) -> bool:
         """Whether tokens are drawn exactly: neither greedy nor typical."""
         return not (self.params.greedy or self.params.lossy)
+
+    def draws_after(self, length: int) -> RowDraws | None:
+        """How the tokens behind a prefix of this length and one token more will be drawn, for
+        drafters that guess them; None where they are not, or not in numbers."""
+        if not self.draws or self._warping is None:
+            return None
+        return RowDraws(self._warping.temperature, self.params.seed, length + 1)
 
     def distribution(self, logits_V: Tensor, prefix: Sequence[int]) -> Tensor:
         """distribution_V that the token after `prefix` is drawn from, float64."""
@@ -148,51 +155,3 @@ def _processed_by(processors: Sequence[Any], logits_V: Tensor, prefix: Sequence[
         for process in processors:  # the list's own call inspects signatures every time
             scores_1V = process(prefix_1T, scores_1V)
     return scores_1V[0]
-
-
-def noisy(scores_V: Tensor, seed: int, position: int) -> Tensor:
-    """scores_V with Gumbel noise on those that can win."""
-    # Top-k, top-p and min-p leave few of many thousands of tokens; the others need no noise.
-    kept_C = (scores_V > -math.inf).nonzero()[:, 0]
-    noise_C = gumbel_noise(seed, position, kept_C).to(scores_V.dtype)
-    return scores_V.index_add(0, kept_C, noise_C)
-
-
-def stream(seed: int, purpose: int, place: int = 0) -> int:
-    """A seed independent of `seed` itself, for another purpose and place."""
-    return _mix(_mix(seed, -purpose), place)
-
-
-def gumbel_noise(seed: int, position: int, tokens_X: Tensor) -> Tensor:
-    """Standard Gumbel noise_X for `tokens_X` as candidates for the place `position`."""
-    return -(-uniform_noise(seed, position, tokens_X).log()).log().float()
-
-
-def uniform_noise(seed: int, position: int, tokens_X: Tensor) -> Tensor:
-    """float64 numbers_X between 0 and 1, neither included.
-
-    Each number is a hash of seed, position and token (SplitMix64), so that any of them can be
-    computed without the others, on the device where it is needed.
-    """
-    z_X = tokens_X.long() * _signed(0x9E3779B97F4A7C15) + _signed(_mix(seed, position))
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        z_X = (z_X ^ _shifted(z_X, shift)) * _signed(factor)
-    z_X = z_X ^ _shifted(z_X, 31)
-    return (_shifted(z_X, 11).double() + 0.5) * 2.0**-53  # 53 bits, never 0 or 1
-
-
-def _shifted(z_X: Tensor, bits: int) -> Tensor:
-    """z_X >> bits as if unsigned."""
-    return (z_X >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _signed(value: int) -> int:
-    return value - (1 << 64) if value >= 1 << 63 else value
-
-
-def _mix(seed: int, position: int) -> int:
-    """A seed for each pair, with neighbours far apart (the finaliser of SplitMix64)."""
-    z = (seed * 0x9E3779B97F4A7C15 + position * 0xD1B54A32D192ED03 + 0x2545F4914F6CDD1D) & MASK_64
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK_64
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK_64
-    return z ^ (z >> 31)

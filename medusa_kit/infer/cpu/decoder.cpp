@@ -6,7 +6,6 @@
 // sum has one order, so a node's results have the same bits in any tree and any batch.
 #include <vector>
 
-#include "draw.h"
 #include "prefix_layer.h"
 #include "trees.h"
 
@@ -255,19 +254,19 @@ void mk_guess(const Heads* heads, const Guess* guess, int threads) {
 }
 
 void mk_fill(const Heads* heads, const Fill* fill, int threads) {
-    Passes passes(*heads, fill->given, pool(threads), threads);
+    Passes passes(*heads, *fill, pool(threads), threads);
     Filling(*fill, passes).all();
 }
 
 void mk_grow(const Heads* heads, const Grow* grow, int threads) {
-    Passes passes(*heads, grow->given, pool(threads), threads);
+    Passes passes(*heads, *grow, pool(threads), threads);
     Growing(*grow, passes).all();
 }
 
 // By the calling thread alone.
 int64_t mk_draw(const Draw* draw) {
     static thread_local std::vector<float> scores;
-    return Drawing(*draw, scores).token();
+    return Drawing(*draw, 1, scores).highest()->second;
 }
 
 // out [rows, outputs] = x [rows, inputs] W^T + bias, at most MAX_ROWS rows

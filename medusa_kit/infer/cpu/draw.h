@@ -5,11 +5,12 @@
 #include <algorithm>
 #include <vector>
 
-#include "simd.h"
+#include "matmul.h"
 
 struct Draw {  // mirrored in kernels.py
     const float* logits;
     int64_t count;
+    const int64_t* ids;   // of the tokens; null: 0, 1 and so on
     float temperature;
     int64_t top_k;        // 0: all
     double top_p, min_p;  // 1 and 0: all
@@ -20,27 +21,30 @@ namespace {
 
 class Drawing {
   public:
-    Drawing(const Draw& d, std::vector<float>& memory) : d(d), scores(memory) {}
+    Drawing(const Draw& d, int wanted, std::vector<float>& memory) : d(d), wanted(wanted), scores(memory), best(1, wanted) {}
 
-    int64_t token() {
+    // The columns with the highest scores plus noise, and these sums; -INFINITY where there are no more.
+    const Best::Found* highest() {
         scale();
-        if (!(most > -INFINITY)) return 0;  // no token is possible
-        take(likeliest);                    // often wins, and rules out most others
+        if (!(most > -INFINITY)) return best.of(0);
+        if (wanted == 1) take(likeliest);  // often wins, and rules out most others
         if (d.top_k || d.top_p < 1 || d.min_p > 0)
-            for (const Scored& one : kept()) take(one.token);
+            for (const Scored& one : kept()) take(one.column);
         else
             take_all();
-        return best;
+        return best.of(0);
     }
 
   private:
-    struct Scored { float score; int64_t token; };
+    struct Scored { float score; int64_t column; };
     static constexpr int64_t BLOCK = 4 * LANES, BLOCKS_ADDED = 16;
     static constexpr float ROUNDING = 1e-4f;  // more than that of a score plus noise
     const Draw& d;
+    const int wanted;
     std::vector<float>& scores;  // whole blocks
-    float most = -INFINITY, best_sum = -INFINITY;
-    int64_t likeliest = 0, best = 0;
+    Best best;
+    float most = -INFINITY;
+    int64_t likeliest = 0;
 
     void scale() {
         scores.assign((d.count + BLOCK - 1) / BLOCK * BLOCK, -INFINITY);
@@ -53,15 +57,15 @@ class Drawing {
         float lanes[LANES];
         store(lanes, largest);
         most = *std::max_element(lanes, lanes + LANES);
-        each_from(most, [&](int64_t token) { likeliest = token; });  // any of them
+        each_from(most, [&](int64_t column) { likeliest = column; });  // any of them
     }
 
-    // Calls `found` with each token whose score is `floor` or more.
+    // Calls `found` with each column whose score is `floor` or more.
     template <class Found> void each_from(float floor, Found found) const {
         for (int64_t i = 0; i < (int64_t)scores.size(); i += LANES) {
             if (!any_from(load(scores.data() + i), floor)) continue;
-            for (int64_t token = i; token < i + LANES; ++token)
-                if (scores[token] >= floor) found(token);
+            for (int64_t column = i; column < i + LANES; ++column)
+                if (scores[column] >= floor) found(column);
         }
     }
 
@@ -72,21 +76,25 @@ class Drawing {
         return z ^ (z >> 31);
     }
 
-    void take(int64_t token) {  // u is between 0 and 1, neither included
-        const double u = ((double)(int64_t)(bits(token) >> 11) + 0.5) * 0x1p-53;
-        const float sum = scores[token] + (float)-std::log(-std::log(u));
-        if (sum > best_sum || (sum == best_sum && token < best)) best_sum = sum, best = token;
+    void take(int64_t column) {  // u is between 0 and 1, neither included
+        const double u = ((double)(int64_t)(bits(d.ids ? d.ids[column] : column) >> 11) + 0.5) * 0x1p-53;
+        best.insert(0, scores[column] + (float)-std::log(-std::log(u)), column);
     }
 
-    // A token can win only where its u is near enough to 1: its noise has to be above best - score,
-    // so 1 - u < 1 - exp(-exp(score - best)) <= exp(score - best).
+    float rounded_rest(int64_t token) const { return (float)(int32_t)(~bits(token) >> 40); }
+
+    // A column can win only where its u is near enough to 1: its noise has to be above best - score,
+    // so 1 - u < 1 - exp(-exp(score - best)) <= exp(score - best), `best` being the lowest sum that is
+    // wanted so far.
     void take_all() {
         const Vec unit = splat(0x1p24f);
         for (int64_t first = 0; first < d.count; first += BLOCK) {
             float rest[BLOCK];  // 1 - u, rounded down, in units of 2^-24
-            for (int64_t i = 0; i < BLOCK; ++i) rest[i] = (float)(int32_t)(~bits(first + i) >> 40);
-            for (int64_t i = 0; i < BLOCK; i += LANES) {
-                const Vec ahead = load(scores.data() + first + i) - splat(best_sum - ROUNDING);
+            const int64_t here = std::min(BLOCK, d.count - first);
+            if (d.ids) for (int64_t i = 0; i < here; ++i) rest[i] = rounded_rest(d.ids[first + i]);
+            else for (int64_t i = 0; i < BLOCK; ++i) rest[i] = rounded_rest(first + i);
+            for (int64_t i = 0; i < here; i += LANES) {
+                const Vec ahead = load(scores.data() + first + i) - splat(best.of(0)[wanted - 1].first - ROUNDING);
                 const Vec room = vexp(ahead) * unit - load(rest + i);
                 if (!any_from(room, 0.0f)) continue;
                 float each[LANES];
@@ -98,13 +106,13 @@ class Drawing {
     }
 
     // What is left by top-k, top-p and min-p, in this order, as by transformers' processors. Of all
-    // tokens only those are looked at whose score is near enough to the highest.
+    // columns only those are looked at whose score is near enough to the highest.
     std::vector<Scored> kept() const {
         const double all_mass = d.top_k || d.top_p >= 1 ? 0 : mass_of_all();
         std::vector<Scored> found;
         for (float depth = 8;; depth = depth < 60 ? depth * 1.5f : INFINITY) {
             found.clear();
-            each_from(std::max(most - depth, -3e38f), [&](int64_t token) { found.push_back({scores[token], token}); });
+            each_from(std::max(most - depth, -3e38f), [&](int64_t column) { found.push_back({scores[column], column}); });
             const bool all = depth == INFINITY;
             if (d.top_k && !all && (int64_t)found.size() < d.top_k) continue;
             if (d.top_k) cut_to_k(found);
@@ -132,7 +140,7 @@ class Drawing {
     // Whether the likeliest of `found` reach the share p of `mass`; then only these are left.
     bool cut_to_p(std::vector<Scored>& found, double mass) const {
         const auto before = [](const Scored& a, const Scored& b) {
-            return a.score > b.score || (a.score == b.score && a.token > b.token);
+            return a.score > b.score || (a.score == b.score && a.column > b.column);
         };
         std::sort(found.begin(), found.end(), before);
         double above = 0;

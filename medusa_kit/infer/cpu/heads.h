@@ -6,6 +6,7 @@
 #pragma once
 #include <vector>
 
+#include "draw.h"
 #include "recurrent.h"
 
 struct Head {  // mirrored in kernels.py
@@ -36,6 +37,10 @@ struct Guess {
     const float* states;
     const int64_t* state_of_row;
     float* new_states;
+    // How the base's tokens will be drawn [rows of `given`, num_draws], without logits; a temperature of
+    // 0: not drawn. Null: no row's are.
+    const Draw* draws;
+    int64_t num_draws;
 };
 
 // What a call works in, kept for the caller's next one: new memory costs a page fault every 4 KB.
@@ -59,6 +64,9 @@ inline void unit_rms(const float* x, int64_t size, float* out) {
 }
 
 class Guessing {
+    static constexpr float OF_A_SUM = 0.6f;  // as in heads/draws.py
+    static constexpr int64_t AMONG = 8;
+
   public:
     Guessing(const Heads& h, const Guess& g, Pool& p, int threads) : h(h), g(g), p(p), rows((int)g.rows) {
         for (int row = 0; row < rows; ++row)
@@ -77,7 +85,7 @@ class Guessing {
         x_t = room.at_least(room.x_t, room_for(rows, widest));
         if (h.recurrent) gated = room.at_least(room.gated, rows * h.recurrent->mlp);
         apart = padded(columns(), LANES);
-        if (g.temperatures) logits = room.at_least(room.logits, rows * apart);
+        if (keeps_logits()) logits = room.at_least(room.logits, rows * apart);
         best.assign(threads, Best(rows, (int)g.count));
     }
 
@@ -102,6 +110,7 @@ class Guessing {
     const float* given(int row) const { return g.given + g.given_of_row[row] * h.given; }
 
     const Head& head_at(int row) const { return h.heads[g.head_of_row[row]]; }
+    bool keeps_logits() const { return g.temperatures || g.draws; }
     int64_t columns() const { return head_at(0).projection.outputs; }
 
     void embed(int row, int64_t place, float* to) const {
@@ -173,7 +182,7 @@ class Guessing {
             const int64_t first = panel * LANES, end = std::min<int64_t>(first + V * LANES, m.outputs);
             for (int row = from; row < to; ++row) {
                 float own[6 * LANES];
-                float* scaled = g.temperatures ? logits + row * apart + first : own;
+                float* scaled = keeps_logits() ? logits + row * apart + first : own;
                 scale(m, tile + (row - from) * V * LANES, first, end, scaled);
                 mine.insert_all(row, scaled, end - first, first);
             }
@@ -190,9 +199,31 @@ class Guessing {
     void finish(int row) {
         for (int other = 1; other < p.active(); ++other) best[0].join(row, best[other]);
         const Best::Found* mine = best[0].of(row);
-        for (int64_t i = 0; i < g.count; ++i)
-            g.ids[row * g.count + i] = h.column_ids ? h.column_ids[mine[i].second] : mine[i].second;
+        if (g.draws) {
+            const Draw& draw = g.draws[g.given_of_row[row] * g.num_draws + g.head_of_row[row]];
+            if (draw.temperature > 0) return guess_draw(row, draw);
+        }
+        for (int64_t i = 0; i < g.count; ++i) put(row, i, mine[i].second);
         if (g.temperatures) score(row, mine);
+    }
+
+    void put(int row, int64_t rank, int64_t column) const {
+        g.ids[row * g.count + rank] = h.column_ids ? h.column_ids[column] : column;
+    }
+
+    // The row's noise is known, so the guesses are what it picks from the head's distribution. Chances are
+    // shares among the highest sums.
+    void guess_draw(int row, Draw draw) const {
+        static thread_local std::vector<float> memory;
+        draw.logits = logits + row * apart, draw.count = columns(), draw.ids = h.column_ids;
+        const int among = (int)std::max<int64_t>(g.count, std::min(AMONG, draw.count));
+        Drawing drawing(draw, among, memory);
+        const Best::Found* sums = drawing.highest();
+        double all = 0;
+        for (int64_t i = 0; i < among; ++i) all += std::exp(OF_A_SUM * (sums[i].first - sums[0].first));
+        for (int64_t i = 0; i < g.count; ++i) put(row, i, sums[i].second);
+        for (int64_t i = 0; g.temperatures && i < g.count; ++i)
+            g.scores[row * g.count + i] = OF_A_SUM * (sums[i].first - sums[0].first) - (float)std::log(all);
     }
 
     // In one order whatever the number of threads; sixteen at a time, added up in double now and then.

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit.heads import MedusaHeads
+from medusa_kit.heads.draws import RowsDraws
 from medusa_kit.heads.guesser import GrownTrees, Guesses, Least
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import NativeDecoder
@@ -104,7 +105,12 @@ class NativeHeads:
         return ids_KXC, scores_KXC
 
     def fill(
-        self, hidden_BD: Tensor, roots_B: Sequence[int], parents_N: Tensor, ranks_N: Tensor
+        self,
+        hidden_BD: Tensor,
+        roots_B: Sequence[int],
+        parents_N: Tensor,
+        ranks_N: Tensor,
+        draws: RowsDraws | None = None,
     ) -> Tensor | None:
         """tokens_BN of a given tree; None where a depth has more rows than the kernels take."""
         B, N = len(roots_B), len(parents_N)
@@ -115,6 +121,7 @@ class NativeHeads:
         fill = kernels.Fill(
             B, N, self._one_pass, parents_N.data_ptr(), ranks_N.data_ptr(),
             roots.data_ptr(), hidden_BD.data_ptr(), tokens_BN.data_ptr(),
+            *_draws(draws, len(self._num_read)),
         )  # fmt: skip
         self._library.mk_fill(ctypes.byref(self._struct), ctypes.byref(fill), self._threads(B))
         return tokens_BN
@@ -128,6 +135,7 @@ class NativeHeads:
         count: int,
         beam: int,
         least: Least,
+        draws: RowsDraws | None = None,
     ) -> GrownTrees | None:
         """The trees of drafters/heads/dynamic.py; None for more rows than the kernels take."""
         B, N = len(roots_B), num_nodes
@@ -142,6 +150,7 @@ class NativeHeads:
             B, N, self._one_pass, len(temperatures), count, beam, ctypes.addressof(roots),
             hidden_BD.data_ptr(), heat_K.data_ptr(), first, first + each, first + 2 * each,
             sees_BNN.data_ptr(), scores_BN.data_ptr(), *least,
+            *_draws(draws, len(temperatures)),
         )  # fmt: skip
         self._library.mk_grow(ctypes.byref(self._struct), ctypes.byref(grow), self._threads(B))
         tokens_BN, parents_BN, depths_BN = found_3BN.unbind()
@@ -152,6 +161,18 @@ class NativeHeads:
 
     def _threads(self, rows: int) -> int:
         return kernels.threads_for(rows * self._work[0])
+
+
+def _draws(rows: RowsDraws | None, num_heads: int) -> tuple[Any, int]:
+    """(how the tokens that the first heads guess will be drawn, after each row's root; heads)."""
+    if rows is None:
+        return None, 0
+    places = (one and one.place(k) for one in rows for k in range(num_heads))
+    found = [
+        kernels.Draw(temperature=at.temperature, top_p=1.0, seed=at.seed) if at else kernels.Draw()
+        for at in places
+    ]
+    return (kernels.Draw * len(found))(*found), num_heads
 
 
 def _floats(values: tuple[float, ...]) -> Tensor:

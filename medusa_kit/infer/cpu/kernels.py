@@ -114,12 +114,20 @@ class Heads(ctypes.Structure):
     )  # fmt: skip
 
 
+class Draw(ctypes.Structure):
+    _fields_ = (
+        ("logits", c_void_p), ("count", c_int64), ("ids", c_void_p), ("temperature", c_float),
+        ("top_k", c_int64), ("top_p", c_double), ("min_p", c_double), ("seed", c_uint64),
+    )  # fmt: skip
+
+
 class Guess(ctypes.Structure):
     _fields_ = (
         ("rows", c_int64), ("path_length", c_int64), ("count", c_int64),
         ("head_of_row", c_void_p), ("paths", c_void_p), ("given_of_row", c_void_p),
         ("given", c_void_p), ("temperatures", c_void_p), ("ids", c_void_p), ("scores", c_void_p),
         ("states", c_void_p), ("state_of_row", c_void_p), ("new_states", c_void_p),
+        ("draws", POINTER(Draw)), ("num_draws", c_int64),
     )  # fmt: skip
 
 
@@ -128,6 +136,7 @@ class Fill(ctypes.Structure):
         ("rows", c_int64), ("nodes", c_int64), ("one_pass", c_int64),
         ("parents", c_void_p), ("ranks", c_void_p),
         ("roots", c_void_p), ("given", c_void_p), ("tokens", c_void_p),
+        ("draws", POINTER(Draw)), ("num_draws", c_int64),
     )  # fmt: skip
 
 
@@ -138,13 +147,7 @@ class Grow(ctypes.Structure):
         ("roots", c_void_p), ("given", c_void_p), ("temperatures", c_void_p),
         ("tokens", c_void_p), ("parents", c_void_p), ("depths", c_void_p), ("sees", c_void_p),
         ("scores", c_void_p), ("least_kept", c_double), ("least_asked", c_double),
-    )  # fmt: skip
-
-
-class Draw(ctypes.Structure):
-    _fields_ = (
-        ("logits", c_void_p), ("count", c_int64), ("temperature", c_float), ("top_k", c_int64),
-        ("top_p", c_double), ("min_p", c_double), ("seed", c_uint64),
+        ("draws", POINTER(Draw)), ("num_draws", c_int64),
     )  # fmt: skip
 
 

@@ -14,6 +14,8 @@ struct Fill {  // mirrored in kernels.py; one tree for all rows
     const int64_t* roots;            // [rows]
     const float* given;              // [rows, given]
     int64_t* tokens;                 // [rows, nodes]
+    const Draw* draws;               // [rows, num_draws], as in Guess
+    int64_t num_draws;
 };
 
 struct Grow {  // mirrored in kernels.py
@@ -25,13 +27,17 @@ struct Grow {  // mirrored in kernels.py
     uint8_t* sees;                       // [rows, nodes, nodes]: ancestors and itself
     float* scores;                       // [rows, nodes]: log-probabilities of the paths
     double least_kept, least_asked;      // paths with lower ones are left out, or get no children
+    const Draw* draws;                   // [rows, num_draws], as in Guess
+    int64_t num_draws;
 };
 
 // Passes of the heads over rows that are named one after the other. Where heads read the path, a run
 // is of one head, and each pass after the first head's follows one of the last run.
 class Passes {
   public:
-    Passes(const Heads& h, const float* given, Pool& p, int threads) : h(h), given(given), p(p), threads(threads) {}
+    template <class Tree>  // Fill or Grow
+    Passes(const Heads& h, const Tree& tree, Pool& p, int threads)
+        : h(h), given(tree.given), draws(tree.draws), num_draws(tree.num_draws), p(p), threads(threads) {}
 
     void begin(int64_t length) {
         path_length = length;
@@ -71,7 +77,7 @@ class Passes {
                               temperatures ? heat.data() + first : nullptr, found_ids.data() + first * count,
                               temperatures ? found_scores.data() + first * count : nullptr,
                               goes_on ? states.data() : nullptr, before.data() + first,
-                              h.recurrent ? new_states.data() + first * h.hidden : nullptr};
+                              h.recurrent ? new_states.data() + first * h.hidden : nullptr, draws, num_draws};
             Guessing guessing(h, guess, p, threads);
             p.run([&](int id) { guessing.all(id); }, Pool::BETWEEN_STEPS);
         }
@@ -85,6 +91,8 @@ class Passes {
   private:
     const Heads& h;
     const float* given;
+    const Draw* draws;
+    const int64_t num_draws;
     Pool& p;
     const int threads;
     int64_t path_length = 0, count = 0;

@@ -7,7 +7,8 @@ from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWa
 
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.accept import logits_processing
-from medusa_kit.infer.accept.token_choice import TokenChooser, gumbel_noise
+from medusa_kit.infer.accept.noise import gumbel_noise
+from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.settings.sampling import SamplingOptions, SamplingParams
 
 # Of seed 3 and position 11, for tokens 0, 1 and 150,000: by Python's own integers.

@@ -7,10 +7,12 @@ from support.kernels.cpp_heads import FAMILIES, NUM_HEADS, base_of, inputs, trai
 from medusa_kit.drafters import draft_with
 from medusa_kit.drafters.heads.dynamic import ALL, DynamicDrafter
 from medusa_kit.heads.guesser import Least
+from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import native_decoder
 from medusa_kit.infer.cpu.heads import install_native_heads
 from medusa_kit.infer.draft import UNUSED, State, Topology
+from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
 
@@ -35,18 +37,24 @@ def with_kernels(heads):
     return heads
 
 
-def state_of(heads, rows):
+def state_of(heads, rows, drawn=False):
+    """`drawn`: every row but the second, each by its own settings."""
     hidden, paths = inputs(heads.base, rows)
-    return State([[1]] * rows, paths[:, 0].clamp_min(0).tolist(), hidden, [])
+    settings = [
+        SamplingParams() if row == 1 else SamplingParams(40.0 + row, top_p=0.9, seed=row)
+        for row in range(rows if drawn else 0)
+    ]
+    choosers = [TokenChooser(heads.base, one, [1], 9) for one in settings]
+    return State([[1]] * rows, paths[:, 0].clamp_min(0).tolist(), hidden, choosers)
 
 
 def grown(heads, tree, state, least=ALL):
     """Tokens and parents by the one C++ call, and by torch's code from guesses of the kernels."""
-    drafter = draft_with(heads, tree)
+    drafter, draws = draft_with(heads, tree), state.draws()
     assert isinstance(drafter, DynamicDrafter)
-    trees = drafter._quickly(state.hidden_BD, state.roots_B, least)
+    trees = drafter._quickly(state.hidden_BD, state.roots_B, least, draws)
     assert trees is not None
-    by_torch = drafter._through_torch(state.hidden_BD, state.roots_B, least)
+    by_torch = drafter._through_torch(state.hidden_BD, state.roots_B, least, draws)
     assert torch.allclose(trees.scores_BN, by_torch.scores_BN, atol=1e-5)
     return tuple((one.tokens_BN.tolist(), one.parents) for one in (trees, by_torch))
 
@@ -59,6 +67,18 @@ def test_the_same_trees_as_torch_grows(heads, num_nodes, many_threads):
         assert quick == by_torch
         if rows > 2 and 4 <= num_nodes < 40:
             assert len({tuple(parents) for parents in quick[1]}) > 1
+
+
+@pytest.mark.parametrize("num_nodes", [2, 4, 16, 40])
+def test_the_same_trees_of_tokens_that_will_be_drawn(heads, num_nodes, many_threads):
+    for rows, ranks, beam in ((1, 8, 3), (5, 4, 1), (4, 3, 8)):
+        tree, state = DynamicTree(num_nodes, SCALES, ranks, beam), state_of(heads, rows, True)
+        quick, by_torch = grown(heads, tree, state)
+        assert quick == by_torch
+        likeliest, _ = grown(heads, tree, state_of(heads, rows))
+        same = [ours == theirs for ours, theirs in zip(quick[0], likeliest[0], strict=True)]
+        assert same[1:2] in ([], [True])
+        assert rows == 1 or not all(same)
 
 
 @pytest.mark.parametrize("asked", [-0.5, -1.5, -2.5])
@@ -138,12 +158,16 @@ def test_a_given_tree_is_filled_as_by_torch(heads, tree, many_threads):
         quick = drafter.propose(state).tokens_BN
         expected = drafter.fill(state.hidden_BD, torch.tensor(state.roots_B))
         assert torch.equal(quick, expected)
+        drawn, roots = state_of(heads, rows, True), torch.tensor(state.roots_B)
+        quick = drafter.propose(drawn).tokens_BN
+        assert torch.equal(quick, drafter.fill(state.hidden_BD, roots, draws=drawn.draws()))
+        assert not torch.equal(quick, expected)
 
 
 def test_torch_grows_what_the_kernels_do_not_take(heads):
     state, tree = state_of(heads, kernels.MAX_ROWS + 1), DynamicTree(5, SCALES, 4, 2)
     drafter, filler = draft_with(heads, tree), draft_with(heads, CandidateTree.chain(2))
-    assert drafter._quickly(state.hidden_BD, state.roots_B, ALL) is None
+    assert drafter._quickly(state.hidden_BD, state.roots_B, ALL, None) is None
     draft = drafter.propose(state)
     assert draft.tokens_BN.shape == (kernels.MAX_ROWS + 1, 5)
     alone = drafter.propose(state.of_rows([9]))

@@ -1,0 +1,55 @@
+"""Random numbers by which tokens are drawn: each follows from seed, place in the text and token, so
+that any of them can be computed without the others, on the device where it is needed.
+
+Shapes: V vocabulary, C some of its tokens, X any shape.
+"""
+
+import math
+
+from torch import Tensor
+
+MASK_64 = (1 << 64) - 1
+
+
+def noisy(scores_V: Tensor, seed: int, position: int) -> Tensor:
+    """scores_V with Gumbel noise on those that can win."""
+    # Top-k, top-p and min-p leave few of many thousands of tokens; the others need no noise.
+    kept_C = (scores_V > -math.inf).nonzero()[:, 0]
+    noise_C = gumbel_noise(seed, position, kept_C).to(scores_V.dtype)
+    return scores_V.index_add(0, kept_C, noise_C)
+
+
+def stream(seed: int, purpose: int, place: int = 0) -> int:
+    """A seed independent of `seed` itself, for another purpose and place."""
+    return mixed(mixed(seed, -purpose), place)
+
+
+def gumbel_noise(seed: int, position: int, tokens_X: Tensor) -> Tensor:
+    """Standard Gumbel noise_X for `tokens_X` as candidates for the place `position`."""
+    return -(-uniform_noise(seed, position, tokens_X).log()).log().float()
+
+
+def uniform_noise(seed: int, position: int, tokens_X: Tensor) -> Tensor:
+    """float64 numbers_X between 0 and 1, neither included: a hash (SplitMix64)."""
+    z_X = tokens_X.long() * _signed(0x9E3779B97F4A7C15) + _signed(mixed(seed, position))
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        z_X = (z_X ^ _shifted(z_X, shift)) * _signed(factor)
+    z_X = z_X ^ _shifted(z_X, 31)
+    return (_shifted(z_X, 11).double() + 0.5) * 2.0**-53  # 53 bits, never 0 or 1
+
+
+def _shifted(z_X: Tensor, bits: int) -> Tensor:
+    """z_X >> bits as if unsigned."""
+    return (z_X >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def mixed(seed: int, position: int) -> int:
+    """A seed for each pair, with neighbours far apart (the finaliser of SplitMix64)."""
+    z = (seed * 0x9E3779B97F4A7C15 + position * 0xD1B54A32D192ED03 + 0x2545F4914F6CDD1D) & MASK_64
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK_64
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK_64
+    return z ^ (z >> 31)
