@@ -120,6 +120,11 @@ def unknown_value(
     )
 
 
+def in_one_line(error: BaseException) -> str:
+    """What an error of a library says, whose own text may have several lines."""
+    return " ".join(str(error).split())
+
+
 def is_finite(value: Any) -> bool:
     """Whether it is a number, other than infinite and NaN."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

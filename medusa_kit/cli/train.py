@@ -93,6 +93,9 @@ def _train(recipe: Path, overrides: list[str], fresh: bool, dry_run: bool, nproc
     if nproc > 1 and not dry_run:
         _launch(recipe, overrides, fresh, nproc)
         return
+    from medusa_kit.train.launch import end_with_launcher
+
+    end_with_launcher()  # before what takes seconds to import
     from medusa_kit.infer.backends import check_base
     from medusa_kit.infer.packed.base import base_for_decoding
     from medusa_kit.train.dry_run import dry_run as show

@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel as PydanticModel
 from pydantic import ConfigDict, ValidationError
 
-from medusa_kit.errors import ConfigError, did_you_mean, nearest
+from medusa_kit.errors import ConfigError, did_you_mean, in_one_line, nearest
 
 
 class Section(PydanticModel):
@@ -50,7 +50,7 @@ def read_yaml(path: Path, what: str) -> dict[str, Any]:
     except _GivenTwice as error:
         raise ConfigError(f"{path}: {error}", hint="keep one of them") from error
     except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path} is no YAML: {error}") from error
+        raise ConfigError(f"{path} is no YAML: {in_one_line(error)}") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{path} holds {type(raw).__name__}; expected sections with keys")
     return raw
@@ -81,7 +81,8 @@ def apply_override(
     try:
         section[parts[-1]] = yaml.load(text, _UniqueKeys)
     except (yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"{what} {item!r}: the value is no YAML: {error}") from error
+        told = in_one_line(error)
+        raise ConfigError(f"{what} {item!r}: the value is no YAML: {told}") from error
 
 
 def explain(

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from medusa_kit.errors import CheckpointError, ConfigError
+from medusa_kit.errors import CheckpointError, ConfigError, in_one_line
 from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train import distributed
 from medusa_kit.train.batching import Batch
@@ -108,7 +108,8 @@ class PlainEngine:
             self.optimizer.load_state_dict(state["optimizer"])
         except Exception as error:  # zip, pickle, key and OS errors
             raise CheckpointError(
-                f"{path} cannot be read: {error}", hint="add --fresh to start over"
+                f"{path} cannot be read: {in_one_line(error)}",
+                hint="add --fresh to start over",
             ) from error
 
     def whole(self, parameters: Sequence[nn.Parameter]) -> contextlib.AbstractContextManager[None]:

@@ -4,6 +4,7 @@ Several machines, or other launchers: `torchrun` and `deepspeed` set the same va
 LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT) and start `medusa-kit train` themselves.
 """
 
+import ctypes
 import logging
 import os
 import signal
@@ -17,6 +18,8 @@ from medusa_kit.errors import ConfigError
 # After Ctrl-C the processes save a checkpoint. The launcher ends those that take longer; its own
 # limit of 30 seconds is too short for large models. A torch that does not know this keeps to it.
 SECONDS_TO_SAVE = "900"
+LAUNCHER = "MEDUSA_KIT_LAUNCHER"  # its process, for those that it starts
+PR_SET_PDEATHSIG = 1
 SIGNALLED = 128  # an exit code above it: ended by the signal of that number
 
 
@@ -35,6 +38,7 @@ def launch(arguments: Sequence[str], processes: int) -> int:
         )
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // processes)))
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", SECONDS_TO_SAVE)
+    os.environ[LAUNCHER] = str(os.getpid())
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -59,11 +63,24 @@ def launch(arguments: Sequence[str], processes: int) -> int:
             console.warn(f"stopped by {stopped.sigval.name}, with the {processes} processes")
             return SIGNALLED + stopped.sigval
         finally:
+            del os.environ[LAUNCHER]
             logging.disable(logging.NOTSET)
             for number, handler in handlers.items():
                 if handler is not None:  # else it was not set from Python
                     signal.signal(number, handler)
     return 0
+
+
+def end_with_launcher() -> None:
+    """Let this process get SIGTERM when its launcher dies, even by SIGKILL: on Linux the kernel
+    sends it. Otherwise it may wait for the others for as long as their network's timeout. Without
+    effect in a process that `launch` has not started."""
+    launcher = os.environ.get(LAUNCHER)
+    if launcher is None or sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+    if os.getppid() != int(launcher):  # it died before
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _failed(rank: int, processes: int, code: int) -> int:

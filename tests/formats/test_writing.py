@@ -274,13 +274,27 @@ def own_rows_for_some_to_vllm(f: Path) -> Any:
     return convert(foreign, f / "out", "vllm")
 
 
+def not_a_number(f: Path) -> Any:
+    source, heads = saved(f / "ours")
+    heads.blocks[0][0].linear.weight.data[0, 0] = float("nan")
+    save_heads(heads, source)
+    return convert(source, f / "out", "vllm", base=base_in(FP32))
+
+
 IMPOSSIBLE: dict[str, tuple[Call, type[MedusaKitError], str]] = {
     **{f"a prefix layer to {to}": (
         ours_to(to, base=True, projection="shared", prefix_layers=1), ConfigError,
         "kind medusa, prefix layer.*heads.prefix_layers=0")
-       for to in ("vllm", "tgi", "trt-llm", "medusa-kit")},
+       for to in ("vllm", "tgi", "trt-llm")},
     **{f"{kind} to {to}": (ours_to(to, base=True, **options), ConfigError, "read tokens besides")
-       for kind, options in OURS.items() for to in ("vllm", "tgi", "medusa-kit")},
+       for kind, options in OURS.items() for to in ("vllm", "tgi")},
+    **{f"{kind} to medusa-kit": (ours_to("medusa-kit", base=True, **options), ConfigError,
+                                 f"medusa-kit heads already, of kind {kind}")
+       for kind, options in OURS.items()},
+    "a prefix layer to medusa-kit": (
+        ours_to("medusa-kit", base=True, projection="shared", prefix_layers=1), ConfigError,
+        "already, of kind medusa, prefix layer"),
+    "numbers that are none": (not_a_number, CheckpointError, "NaN or infinite numbers"),
     "own to fd-v2": (ours_to("fd-v2", base=True), CheckpointError, "different from the base's"),
     "own to fd-v2, no base": (ours_to("fd-v2"), CheckpointError, "no base was named to compare"),
     "own to tgi v2": (ours_to("tgi", layout="v2"), CheckpointError, "no vocabulary matrices"),

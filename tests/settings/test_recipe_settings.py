@@ -136,6 +136,10 @@ def test_missing_key_and_missing_file(tmp_path):
         load_recipe(path)
     with pytest.raises(ConfigError, match="no recipe at"):
         load_recipe(tmp_path / "other.yaml")
+    path.write_text("base: {model: [\ndata: }\n")
+    with pytest.raises(ConfigError, match="is no YAML") as error:
+        load_recipe(path)
+    assert "\n" not in error.value.message
     path.write_text("- a\n- list\n")
     with pytest.raises(ConfigError, match="expected sections"):
         load_recipe(path)

@@ -85,3 +85,24 @@ def test_progress_of_another_type_is_refused(crashed, counting_rows, wrong):
         train_heads(base, counting_rows(), recipe)
     assert f"{name} is {value!r}" in str(error.value)
     assert path.is_file()
+
+
+@pytest.mark.parametrize("name", ["state.pt", "random-0.pt"])
+def test_state_that_is_cut_off_is_one_line(crashed, counting_rows, name):
+    base, recipe = crashed
+    state = next(RunFolder(recipe).path.glob(f"checkpoint/*/{name}"))
+    state.write_bytes(state.read_bytes()[:200])
+    with pytest.raises(CheckpointError, match="cannot be read") as error:
+        train_heads(base, counting_rows(), recipe)
+    assert "\n" not in error.value.message
+
+
+def test_a_run_whose_folder_was_moved_goes_on_there(crashed, counting_rows, capsys):
+    base, recipe = crashed
+    place = RunFolder(recipe).path
+    elsewhere = place.rename(place.with_name("elsewhere"))
+    moved = recipe.model_copy(update={"output_dir": str(elsewhere)})
+    report = train_heads(base, counting_rows(), moved)
+    assert "continuing from update" in capsys.readouterr().err
+    assert report.heads_folder.is_relative_to(elsewhere)
+    assert not place.exists()

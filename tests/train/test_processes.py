@@ -244,6 +244,25 @@ def test_stopping_the_launcher_stops_the_workers_in_their_own_time(
         assert (tmp_path / f"saved-{rank}").exists()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of that")
+def test_workers_end_with_a_launcher_that_is_killed(tmp_path):
+    """While they start, too, when they would wait for each other without a limit of ours."""
+    run = start([*debug_command(tmp_path / "run", "train.epochs=500"), "--nproc", "2"])
+    deadline = time.monotonic() + 100
+    while len(pids := worker_pids(run.pid)) < 2:
+        assert run.poll() is None, run.communicate()[1][-2000:]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    while not all(b"\0train\0" in Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids):
+        time.sleep(0.01)
+    time.sleep(1.5)  # they have asked the kernel by now, and import torch
+    os.kill(run.pid, signal.SIGKILL)
+    run.communicate(timeout=60)  # its pipes are theirs, too, and close when the last has ended
+    for pid in pids:
+        status = Path(f"/proc/{pid}/status")
+        assert not status.is_file() or "State:\tZ" in status.read_text()
+
+
 def test_nproc_inside_another_launcher_is_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(ConfigError, match="started 4 processes"):

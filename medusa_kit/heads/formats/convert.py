@@ -11,7 +11,7 @@ from torch import Tensor
 
 from medusa_kit.base.files import resolve
 from medusa_kit.base.model import BaseModel
-from medusa_kit.errors import ConfigError, did_you_mean
+from medusa_kit.errors import CheckpointError, ConfigError, did_you_mean
 from medusa_kit.files import atomic_write
 from medusa_kit.heads import checkpoint
 from medusa_kit.heads.formats import numbered, prefixed, vllm
@@ -110,7 +110,7 @@ def convert(
     """
     source, folder = Path(source), Path(folder)
     check_call(source, folder, to, layout, force)
-    heads = _read(source, base)
+    heads = _read(source, base, to)
     notes = list(heads.notes)
     if base is not None:
         check_sizes(heads, base)
@@ -119,6 +119,7 @@ def convert(
     name = base_name or heads.base_name or (base.info.name if base else None)
     target = Target(to, folder, base, name, layout, base_name or _place(base, heads))
     written = WRITERS[to](heads, target)
+    _check_numbers(source, written)
     written.notes[:0] = notes
     _keep_adapter(source, to, heads, written)
     if base is None:
@@ -127,13 +128,30 @@ def convert(
     return heads, written
 
 
-def _read(source: Path, base: BaseModel | None) -> ForeignHeads:
+def _read(source: Path, base: BaseModel | None, to: str) -> ForeignHeads:
     if not checkpoint.says_ours(source) and (found := read_foreign(source)) is not None:
         return found
     config, tensors = checkpoint.read_heads(source)
+    if to == OURS and config.told != "medusa":
+        raise ConfigError(
+            f"{source} holds medusa-kit heads already, of kind {config.told}",
+            hint="copy the folder to have it twice",
+        )
     if base is not None:
         checkpoint.check_base(config, base, force=False)
     return from_kit(config, tensors)
+
+
+def _check_numbers(source: Path, written: Written) -> None:
+    """Raises CheckpointError for NaN and infinite numbers."""
+    for tensors in written.files.values():
+        for name, tensor in tensors.items():
+            if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+                raise CheckpointError(
+                    f"{source} holds heads with NaN or infinite numbers (in what is {name} in the "
+                    "format to write)",
+                    hint="the file is damaged, or their training diverged",
+                )
 
 
 def _place(base: BaseModel | None, heads: ForeignHeads) -> str | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from medusa_kit.errors import CheckpointError
+from medusa_kit.errors import CheckpointError, in_one_line
 from medusa_kit.train import distributed
 
 NAME = "average.pt"  # in a checkpoint's folder
@@ -70,7 +70,8 @@ class MovingAverage:
                 kept.copy_(there[name])
         except Exception as error:  # zip, pickle, key, size and OS errors
             raise CheckpointError(
-                f"{path} cannot be read: {error}", hint="add --fresh to start over"
+                f"{path} cannot be read: {in_one_line(error)}",
+                hint="add --fresh to start over",
             ) from error
 
 

@@ -93,7 +93,9 @@ class RunFolder:
     def _differences(self) -> list[str]:
         path = self.path / "recipe.yaml"
         try:
-            return differences(self.recipe, load_recipe(path))
+            there = load_recipe(path)
+            moved = there.model_copy(update={"output_dir": self.recipe.output_dir})
+            return differences(self.recipe, moved)  # a folder may have got another place
         except ConfigError as error:  # removed, or written by another version
             return [error.message]
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from medusa_kit import console
-from medusa_kit.errors import CheckpointError
+from medusa_kit.errors import CheckpointError, in_one_line
 
 
 def save_random_state(path: Path) -> None:
@@ -31,7 +31,8 @@ def load_random_state(path: Path) -> None:
             torch.cuda.set_rng_state(state_of_gpu, index)
     except Exception as error:  # zip, pickle, key and OS errors
         raise CheckpointError(
-            f"{path} cannot be read: {error}", hint="add --fresh to start over"
+            f"{path} cannot be read: {in_one_line(error)}",
+            hint="add --fresh to start over",
         ) from error
     if len(state["cuda"]) != here:
         console.warn(
