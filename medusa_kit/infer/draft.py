@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medusa_kit.infer.accept.draws import RowDraws
+from medusa_kit.heads.draws import RowDraws
 from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.infer.node_choice.choice import Offer
 from medusa_kit.infer.node_choice.cost import StepCost

@@ -34,9 +34,10 @@ from support.tiny_models import STOP, VOCAB, tiny_base, tiny_model
 
 from medusa_kit.drafters import draft_with
 from medusa_kit.engine.engine import Engine
+from medusa_kit.heads import noise
+from medusa_kit.heads.noise import gumbel_noise
 from medusa_kit.infer.accept import draws as draws_module
-from medusa_kit.infer.accept import noise, token_choice
-from medusa_kit.infer.accept.noise import gumbel_noise
+from medusa_kit.infer.accept import token_choice
 from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.infer.draft import Draft, State, StatelessDrafter, Topology
 from medusa_kit.settings.sampling import SamplingParams

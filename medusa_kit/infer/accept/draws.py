@@ -1,10 +1,7 @@
-"""How a row draws its tokens, as far as it is in numbers: settings of transformers' warpers, and
-seeds of the noise.
+"""The settings of transformers' warpers as numbers. With them the C++ kernels draw
+(infer/cpu/draw.h) what the warpers and the noise give, in a twentieth of the time.
 
-With them the C++ kernels draw (infer/cpu/draw.h) what transformers' processors and the noise give,
-in a twentieth of the time, and heads guess what will be drawn (heads/draws.py).
-
-Shapes: V vocabulary, R columns of a projection, X any leading shape.
+Shapes: V vocabulary.
 """
 
 import ctypes
@@ -22,8 +19,7 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from medusa_kit.heads.draws import SHARPER, DrawnPlace
-from medusa_kit.infer.accept.noise import gumbel_noise, mixed
+from medusa_kit.heads.noise import mixed
 from medusa_kit.infer.cpu import kernels
 
 # In this order, each at most once: the end of any list of processors for sampling.
@@ -73,19 +69,3 @@ def _is_plain(warper: Any) -> bool:
         return True
     fewest = getattr(warper, "min_tokens_to_keep", 1)
     return fewest == 1 and warper.filter_value == -math.inf
-
-
-@dataclass(frozen=True)
-class RowDraws:
-    """How the tokens after a row's root are drawn. `first`: the place of the first of them."""
-
-    temperature: float
-    seed: int
-    first: int
-
-    def place(self, k: int) -> DrawnPlace:
-        return DrawnPlace(SHARPER * self.temperature, mixed(self.seed, self.first + k))
-
-    def noised(self, logits_XR: Tensor, ids_R: Tensor, k: int) -> Tensor:
-        scores_XR = logits_XR.float() / (SHARPER * self.temperature)
-        return scores_XR + gumbel_noise(self.seed, self.first + k, ids_R)

@@ -22,10 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from medusa_kit.infer.accept.draws import RowDraws, split_warpers
+from medusa_kit.heads.draws import RowDraws
+from medusa_kit.heads.noise import noisy, stream, uniform_noise
+from medusa_kit.infer.accept.draws import split_warpers
 from medusa_kit.infer.accept.grammar import GrammarMask
 from medusa_kit.infer.accept.logits_processing import Settings, logits_processors
-from medusa_kit.infer.accept.noise import noisy, stream, uniform_noise
 from medusa_kit.infer.accept.one_thread import one_thread
 from medusa_kit.infer.accept.rules import Verdict, accept_drawn
 from medusa_kit.settings.sampling import SamplingParams

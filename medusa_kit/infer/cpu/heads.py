@@ -167,10 +167,12 @@ def _draws(rows: RowsDraws | None, num_heads: int) -> tuple[Any, int]:
     """(how the tokens that the first heads guess will be drawn, after each row's root; heads)."""
     if rows is None:
         return None, 0
-    places = (one and one.place(k) for one in rows for k in range(num_heads))
     found = [
-        kernels.Draw(temperature=at.temperature, top_p=1.0, seed=at.seed) if at else kernels.Draw()
-        for at in places
+        kernels.Draw(temperature=one.heat, top_p=1.0, seed=one.place_seed(k))
+        if one is not None
+        else kernels.Draw()
+        for one in rows
+        for k in range(num_heads)
     ]
     return (kernels.Draw * len(found))(*found), num_heads
 

@@ -6,8 +6,8 @@ from support.tiny_models import VOCAB, tiny_base
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from medusa_kit.errors import ConfigError
+from medusa_kit.heads.noise import gumbel_noise
 from medusa_kit.infer.accept import logits_processing
-from medusa_kit.infer.accept.noise import gumbel_noise
 from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.settings.sampling import SamplingOptions, SamplingParams
 

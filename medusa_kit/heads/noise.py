@@ -1,5 +1,6 @@
-"""Random numbers by which tokens are drawn: each follows from seed, place in the text and token, so
-that any of them can be computed without the others, on the device where it is needed.
+"""Random numbers by which tokens are drawn, and by which heads guess the draws: each follows from
+seed, place in the text and token, so that any of them can be computed without the others, on the
+device where it is needed.
 
 Shapes: V vocabulary, C some of its tokens, X any shape.
 """
@@ -26,14 +27,24 @@ def stream(seed: int, purpose: int, place: int = 0) -> int:
 
 def gumbel_noise(seed: int, position: int, tokens_X: Tensor) -> Tensor:
     """Standard Gumbel noise_X for `tokens_X` as candidates for the place `position`."""
-    return -(-uniform_noise(seed, position, tokens_X).log()).log().float()
+    return gumbel_of(signed(mixed(seed, position)), tokens_X)
+
+
+def gumbel_of(place_seeds: Tensor | int, tokens_X: Tensor) -> Tensor:
+    """The same. `place_seeds`: `mixed` seed and place, as signed numbers; a tensor broadcasts."""
+    return -(-_uniform(place_seeds, tokens_X).log()).log().float()
 
 
 def uniform_noise(seed: int, position: int, tokens_X: Tensor) -> Tensor:
-    """float64 numbers_X between 0 and 1, neither included: a hash (SplitMix64)."""
-    z_X = tokens_X.long() * _signed(0x9E3779B97F4A7C15) + _signed(mixed(seed, position))
+    """float64 numbers_X between 0 and 1, neither included."""
+    return _uniform(signed(mixed(seed, position)), tokens_X)
+
+
+def _uniform(place_seeds: Tensor | int, tokens_X: Tensor) -> Tensor:
+    """A hash of place and token (SplitMix64)."""
+    z_X = tokens_X.long() * signed(0x9E3779B97F4A7C15) + place_seeds
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
-        z_X = (z_X ^ _shifted(z_X, shift)) * _signed(factor)
+        z_X = (z_X ^ _shifted(z_X, shift)) * signed(factor)
     z_X = z_X ^ _shifted(z_X, 31)
     return (_shifted(z_X, 11).double() + 0.5) * 2.0**-53  # 53 bits, never 0 or 1
 
@@ -43,7 +54,8 @@ def _shifted(z_X: Tensor, bits: int) -> Tensor:
     return (z_X >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _signed(value: int) -> int:
+def signed(value: int) -> int:
+    """The same 64 bits, as torch has them."""
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
