@@ -4,6 +4,10 @@ A token is drawn as the argmax of the base's scores plus noise that follows from
 token alone (noise.py). So the noise ahead is known, and a head's best guess is what it picks from
 the head's own distribution. Which guesses are made does not change what is drawn.
 
+The chance of a guess with logit h and noise g is its share of exp((h + s T g) / t) over all tokens:
+T is the request's temperature, s is SHARPER, and t the head's own temperature, by which its chances
+are those of greedy guesses (tuning/temperature.py). So they are these where T is near 0.
+
 Top-k, top-p and min-p are left to the base: heads' distributions are wider than its own, and the
 tokens that would be cut from them are not those that are cut from it (measured).
 """
@@ -16,10 +20,7 @@ from medusa_kit.heads.noise import mixed
 # A head's distribution is a mean over what the base may say, and wider than what it does say. The
 # noise picks the base's token most often from it at this share of the temperature (measured).
 SHARPER = 0.7
-# Chances of guesses are their shares of exp(this * sum of score and noise) among so many of the
-# highest at least: fitted to how often the base's draw was the guess. infer/cpu/heads.h has the
-# same.
-OF_A_SUM, AMONG = 0.6, 8
+AMONG = 8  # tokens at least whose noise counts for the chances of guesses
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,14 @@ Shapes: K heads, R columns of the projection, B batch, D hidden, C guesses kept,
 shape, J tokens of the path.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from medusa_kit.heads.blocks import Walk
-from medusa_kit.heads.draws import AMONG, OF_A_SUM, RowDraws, RowsDraws
+from medusa_kit.heads.draws import AMONG, RowDraws, RowsDraws
 from medusa_kit.heads.kinds import MedusaHeads
 from medusa_kit.heads.noise import gumbel_of, signed
 
@@ -39,7 +40,9 @@ def scored_guesses(
     ids_KBC, scores_KBC = _scored(heads, logits_KBR, count, scale_K11)
     if drawn := _drawn(draws):
         rows, places = [row for row, _ in drawn], [(own, k) for k in numbers for _, own in drawn]
-        found = _guessed_draws(heads, logits_KBR[:, rows].flatten(0, 1), places, count)
+        logits_XR = logits_KBR[:, rows].flatten(0, 1)
+        own_X = [temperatures[k] for _, k in places]
+        found = _guessed_draws(heads, logits_XR, places, count, own_X)
         ids_KBC[:, rows], scores_KBC[:, rows] = (
             part.unflatten(0, (len(numbers), len(rows))) for part in found
         )
@@ -65,7 +68,9 @@ def scored_guesses_after(
     ids_XC, scores_XC = _scored(heads, logits_XR, count, temperature)
     if drawn := _drawn(draws):
         rows, places = [row for row, _ in drawn], [(own, k) for _, own in drawn]
-        ids_XC[rows], scores_XC[rows] = _guessed_draws(heads, logits_XR[rows], places, count)
+        own_X = [temperature] * len(rows)
+        found = _guessed_draws(heads, logits_XR[rows], places, count, own_X)
+        ids_XC[rows], scores_XC[rows] = found
     return ids_XC, scores_XC
 
 
@@ -84,19 +89,29 @@ def _scored(
 
 
 def _guessed_draws(
-    heads: MedusaHeads, logits_XR: Tensor, draws_X: Sequence[tuple[RowDraws, int]], count: int
+    heads: MedusaHeads,
+    logits_XR: Tensor,
+    draws_X: Sequence[tuple[RowDraws, int]],
+    count: int,
+    temperatures_X: Sequence[float],
 ) -> tuple[Tensor, Tensor]:
-    """(ids_XC, scores_XC): the tokens that the noise most likely picks, best first.
+    """(ids_XC, scores_XC): the tokens that the noise most likely picks, best first, with their
+    chances as heads/draws.py has them.
 
-    `draws_X`: along X's first dimension, with the head that guesses.
+    `draws_X`, `temperatures_X`: along X's first dimension; with the head that guesses, and its own.
+    Beyond the AMONG best noise is not counted, only that it lifts none above the last of them.
     """
     device, dims = logits_XR.device, [1] * (logits_XR.dim() - 1)
     seeds = torch.tensor([signed(draws.place_seed(k)) for draws, k in draws_X]).view(-1, *dims)
-    heat = torch.tensor([draws.heat for draws, _ in draws_X]).view(-1, *dims)
+    heat_XR = torch.tensor([draws.heat for draws, _ in draws_X]).view(-1, *dims).to(device)
+    own_XR = torch.tensor(list(temperatures_X)).view(-1, *dims).to(device)
     ids_R = heads.to_ids(torch.arange(logits_XR.shape[-1], device=device))
-    noise_XR = gumbel_of(seeds.to(device), ids_R)
-    sums_XR = logits_XR.float() / heat.to(device) + noise_XR
-    columns_XC = heads.best_columns(sums_XR, max(count, min(AMONG, heads.num_columns)))
-    scores_XC = (OF_A_SUM * sums_XR.gather(-1, columns_XC)).log_softmax(-1)
     wide = torch.promote_types(logits_XR.dtype, torch.float32)  # as `_scored`
-    return heads.to_ids(columns_XC)[..., :count], scores_XC[..., :count].to(wide)
+    logits_XR = logits_XR.float()
+    sums_XR = logits_XR / heat_XR + gumbel_of(seeds.to(device), ids_R)
+    columns_XC = heads.best_columns(sums_XR, max(count, min(AMONG, heads.num_columns)))
+    best_XC = sums_XR.gather(-1, columns_XC) * (heat_XR / own_XR)
+    others_XR = (logits_XR / own_XR).minimum(best_XC[..., -1:]).scatter(-1, columns_XC, -math.inf)
+    whole_X1 = torch.cat([best_XC, others_XR], dim=-1).logsumexp(-1, keepdim=True)
+    ids_XC, scores_XC = heads.to_ids(columns_XC), (best_XC - whole_X1).clamp_max(0.0)
+    return ids_XC[..., :count], scores_XC[..., :count].to(wide)

@@ -13,6 +13,7 @@ from medusa_kit.errors import ConfigError, did_you_mean, unknown_value
 from medusa_kit.settings.grammar import Grammar
 
 ACCEPTANCE = ("exact", "typical")
+KINDS: dict[str, Callable[[Any], Any]] = {"top_k": int, "seed": int}  # of numbers; others: float
 DEFAULT_EPSILON = 0.09  # the paper's, §2.3.1
 
 
@@ -60,6 +61,8 @@ class SamplingParams:
             fits, expected, hint = RANGES[one.name]
             if not (isinstance(value, Real) and fits(value)):
                 raise _out_of_range(one.name, value, expected, hint)
+            # numpy's numbers, fractions and the like as what transformers and torch take
+            object.__setattr__(self, one.name, KINDS.get(one.name, float)(value))
         for token, bias in (self.logit_bias or {}).items():
             if not (isinstance(token, Integral) and int(token) >= 0):
                 raise _out_of_range("logit_bias token id", token, "an integer from 0", None)

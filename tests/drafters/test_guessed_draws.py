@@ -89,6 +89,21 @@ def test_chances_are_below_one_and_fall(heads: MedusaHeads) -> None:
         assert (scores.diff() <= 0).all()
 
 
+def test_near_temperature_zero_trees_are_those_of_greedy_rows(heads: MedusaHeads) -> None:
+    drafter = draft_with(heads, DynamicTree(12, (1.3, 0.8, 1.6), 6))
+    assert isinstance(drafter, DynamicDrafter)
+    state, greedy = (
+        state_of(heads.base, SamplingParams(temperature)) for temperature in (1e-9, 0.0)
+    )
+    state.hidden_BD = greedy.hidden_BD
+    found, expected = (
+        drafter.grow(one.hidden_BD, one.roots_B, draws=one.draws()) for one in (state, greedy)
+    )
+    assert torch.equal(found.tokens_BN, expected.tokens_BN)
+    assert found.parents == expected.parents
+    assert torch.allclose(found.scores_BN, expected.scores_BN, atol=1e-3)
+
+
 @pytest.fixture(scope="module")
 def blind() -> BaseModel:
     """It says the same whatever it reads, so that an untrained head knows its distribution."""

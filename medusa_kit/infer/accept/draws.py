@@ -43,8 +43,8 @@ class Warping:
             return None
         scores_V = scores_V.contiguous()
         draw = kernels.Draw(
-            scores_V.data_ptr(), len(scores_V), 0, self.temperature, self.top_k, self.top_p,
-            self.min_p, mixed(seed, position),
+            scores_V.data_ptr(), len(scores_V), 0, self.temperature,
+            min(self.top_k, len(scores_V)), self.top_p, self.min_p, mixed(seed, position),
         )  # fmt: skip
         return int(library.mk_draw(ctypes.byref(draw)))
 

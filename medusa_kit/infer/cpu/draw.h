@@ -38,7 +38,6 @@ class Drawing {
   private:
     struct Scored { float score; int64_t column; };
     static constexpr int64_t BLOCK = 4 * LANES, BLOCKS_ADDED = 16;
-    static constexpr float ROUNDING = 1e-4f;  // more than that of a score plus noise
     const Draw& d;
     const int wanted;
     std::vector<float>& scores;  // whole blocks
@@ -88,13 +87,14 @@ class Drawing {
     // wanted so far.
     void take_all() {
         const Vec unit = splat(0x1p24f);
+        const float rounding = 1e-4f + 1e-6f * std::abs(most);  // more than that of a score plus noise
         for (int64_t first = 0; first < d.count; first += BLOCK) {
             float rest[BLOCK];  // 1 - u, rounded down, in units of 2^-24
             const int64_t here = std::min(BLOCK, d.count - first);
             if (d.ids) for (int64_t i = 0; i < here; ++i) rest[i] = rounded_rest(d.ids[first + i]);
             else for (int64_t i = 0; i < BLOCK; ++i) rest[i] = rounded_rest(first + i);
             for (int64_t i = 0; i < here; i += LANES) {
-                const Vec ahead = load(scores.data() + first + i) - splat(best.of(0)[wanted - 1].first - ROUNDING);
+                const Vec ahead = load(scores.data() + first + i) - splat(best.of(0)[wanted - 1].first - rounding);
                 const Vec room = vexp(ahead) * unit - load(rest + i);
                 if (!any_from(room, 0.0f)) continue;
                 float each[LANES];

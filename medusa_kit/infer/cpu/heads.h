@@ -64,8 +64,7 @@ inline void unit_rms(const float* x, int64_t size, float* out) {
 }
 
 class Guessing {
-    static constexpr float OF_A_SUM = 0.6f;  // as in heads/draws.py
-    static constexpr int64_t AMONG = 8;
+    static constexpr int64_t AMONG = 8;  // as in heads/draws.py
 
   public:
     Guessing(const Heads& h, const Guess& g, Pool& p, int threads) : h(h), g(g), p(p), rows((int)g.rows) {
@@ -211,39 +210,50 @@ class Guessing {
         g.ids[row * g.count + rank] = h.column_ids ? h.column_ids[column] : column;
     }
 
-    // The row's noise is known, so the guesses are what it picks from the head's distribution. Chances are
-    // shares among the highest sums.
+    // The row's noise is known, so the guesses are what it picks from the head's distribution. Chances, as
+    // heads/draws.py has them: of a logit h at the head's temperature with the noise at its share of it. Of
+    // tokens that are no candidates the noise is not known, only that it lifts none above the last one.
     void guess_draw(int row, Draw draw) const {
         static thread_local std::vector<float> memory;
-        draw.logits = logits + row * apart, draw.count = columns(), draw.ids = h.column_ids;
+        float* all = logits + row * apart;
+        draw.logits = all, draw.count = columns(), draw.ids = h.column_ids;
         const int among = (int)std::max<int64_t>(g.count, std::min(AMONG, draw.count));
         Drawing drawing(draw, among, memory);
         const Best::Found* sums = drawing.highest();
-        double all = 0;
-        for (int64_t i = 0; i < among; ++i) all += std::exp(OF_A_SUM * (sums[i].first - sums[0].first));
         for (int64_t i = 0; i < g.count; ++i) put(row, i, sums[i].second);
-        for (int64_t i = 0; g.temperatures && i < g.count; ++i)
-            g.scores[row * g.count + i] = OF_A_SUM * (sums[i].first - sums[0].first) - (float)std::log(all);
+        if (!g.temperatures) return;
+        const float own = 1.0f / g.temperatures[row], share = draw.temperature * own;
+        const float most = share * sums[0].first, least = share * sums[among - 1].first;
+        for (int i = 0; i < among; ++i) all[sums[i].second] = -INFINITY;  // the others are left
+        double mass = mass_of(all, [&](Vec x) { return vmin(x * splat(own), splat(least)) - splat(most); });
+        for (int i = 0; i < among; ++i) mass += std::exp(share * sums[i].first - most);
+        for (int64_t i = 0; i < g.count; ++i)
+            g.scores[row * g.count + i] = std::min(share * sums[i].first - most - (float)std::log(mass), 0.0f);
     }
 
-    // In one order whatever the number of threads; sixteen at a time, added up in double now and then.
-    void score(int row, const Best::Found* mine) {
+    // The sum of exponentials of what `exponent` makes of a row's logits, in one order whatever the number of
+    // threads; sixteen at a time, added up in double now and then.
+    template <class Exponent> double mass_of(float* all, Exponent exponent) const {
         constexpr int64_t FEW = 64 * LANES;
-        const float most = mine[0].first;
-        const Vec scale = splat(1.0f / g.temperatures[row]);
-        float* all = logits + row * apart;
         std::fill(all + columns(), all + apart, -INFINITY);
         double sum = 0;
         for (int64_t first = 0; first < apart; first += FEW) {
             Vec few = splat(0.0f);
             for (int64_t o = first; o < std::min(first + FEW, apart); o += LANES) {
-                const Vec x = (load(all + o) - splat(most)) * scale;
+                const Vec x = exponent(load(all + o));
                 few = few + keep_where_above(vexp(x), x, -1e38f);
             }
             float lanes[LANES];
             store(lanes, few);
             for (float lane : lanes) sum += lane;
         }
+        return sum;
+    }
+
+    void score(int row, const Best::Found* mine) {
+        const float most = mine[0].first;
+        const Vec scale = splat(1.0f / g.temperatures[row]);
+        const double sum = mass_of(logits + row * apart, [&](Vec x) { return (x - splat(most)) * scale; });
         const float whole = (float)std::log(sum);
         for (int64_t i = 0; i < g.count; ++i)
             g.scores[row * g.count + i] = std::min((mine[i].first - most) * (1.0f / g.temperatures[row]) - whole, 0.0f);

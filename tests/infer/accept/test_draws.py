@@ -90,6 +90,26 @@ def test_processors_before_the_warpers_run_first(base: BaseModel) -> None:
         assert ours == torchs
 
 
+def test_a_top_k_that_no_integer_of_c_holds_keeps_every_token(base: BaseModel) -> None:
+    for top_k in (2**31, 2**63, 2**64 - 1, 2**64 + 5):
+        chooser = TokenChooser(base, SamplingParams(1.5, top_k=top_k, seed=3), [1], 9)
+        plain = TokenChooser(base, SamplingParams(1.5, seed=3), [1], 9)
+        for size in (3, 70):
+            logits_V = torch.randn(size)
+            assert chooser.choose(logits_V, [1]) == plain.choose(logits_V, [1])
+
+
+@pytest.mark.parametrize("temperature", [1e-20, 1e-7, 1e-6, 1e-5, 1e-3])
+def test_equal_sums_go_to_the_lower_token(base: BaseModel, temperature: float) -> None:
+    """Scores are so large that most noise is lost in rounding."""
+    for size in (2, 64, 300):
+        logits_V = torch.full((size,), 20.0)
+        for seed in range(40):
+            chooser = TokenChooser(base, SamplingParams(temperature, seed=seed), [1], 9)
+            ours, torchs = both(chooser, logits_V, [1])
+            assert ours == torchs
+
+
 def test_other_dtypes_and_strides_give_the_same_token(base: BaseModel) -> None:
     chooser = TokenChooser(base, SamplingParams(0.7, top_p=0.8), [1], 9)
     logits_VX = torch.randn(300, 2)

@@ -1,5 +1,8 @@
 """Choosing a token: transformers' own processing, noise by position, values out of range."""
 
+from fractions import Fraction
+
+import numpy as np
 import pytest
 import torch
 from support.tiny_models import VOCAB, tiny_base
@@ -144,6 +147,19 @@ def test_options_are_the_fields_of_the_parameters() -> None:
 
 
 TYPICAL = {"temperature": 0.7, "acceptance": "typical"}
+
+
+def test_numbers_of_other_libraries_are_plain_ones() -> None:
+    params = SamplingParams(
+        np.float32(0.5), top_k=np.int64(7), top_p=Fraction(9, 10), seed=np.int64(-5)
+    )  # type: ignore[arg-type]
+    assert params == SamplingParams(0.5, 7, 0.9, -5)
+    assert type(params.seed) is type(params.top_k) is int
+    assert type(SamplingParams(2).temperature) is type(params.top_p) is float
+    base = tiny_base("llama")
+    for one in (params, SamplingParams(2)):
+        chooser = TokenChooser(base, one, [1], 9)
+        assert 0 <= chooser.choose(torch.randn(VOCAB), [1]) < VOCAB
 
 
 @pytest.mark.parametrize(
