@@ -6,7 +6,7 @@ import pytest
 
 from medusa_kit.drafters.estimates import MOST_CERTAIN, AcceptanceEstimate
 from medusa_kit.drafters.first_chances import first_chances
-from medusa_kit.drafters.mixed.bandit import Chooser
+from medusa_kit.drafters.mixed.bandit import LONGEST_WAIT, Chooser
 from medusa_kit.infer.node_choice.cost import StepCost
 
 
@@ -94,6 +94,29 @@ def test_the_chooser_asks_where_it_pays_and_almost_never_where_it_does_not(pays:
         asked += choice if step >= 300 else 0
     share = asked / 1200
     assert share > 0.9 if pays else share < 0.03
+
+
+def test_rests_bring_the_next_try_nearer_and_a_try_is_a_run() -> None:
+    """The first step of a run is not counted, however long it took."""
+    chooser, choices = Chooser([0.0, 0.5]), list[int]()
+
+    def step() -> None:
+        situation, choice = chooser.choose(1.0, 0.010)
+        first = choice and (not choices or not choices[-1])
+        choices.append(choice)
+        chooser.record(situation, choice, 1.0 + choice, 0.010 * (9 if first else 1 + choice / 2))
+
+    for _ in range(5):
+        situation, _ = chooser.choose(1.0, 0.010)
+        chooser.record(situation, 1, 1.0, 0.020)  # heads seem to lose
+    for _ in range(60):
+        step()
+        for _ in range(0 if choices[-1] else 15):
+            chooser.rested()
+    first = choices.index(1)
+    assert 16 * (first - 1) <= LONGEST_WAIT <= 16 * (first + 1)  # each step with its rests
+    assert choices[first : first + 4] == [1] * 4
+    assert sum(choices[first:]) > 0.5 * len(choices[first:])
 
 
 def test_situations_are_apart() -> None:

@@ -71,6 +71,12 @@ class _Step:
     def offer(self, max_nodes: int) -> Offer:
         return Offer([[chance for _, chance in order[1:max_nodes]] for order in self.orders])
 
+    def asked_for_good_reason(self) -> bool:
+        """Whether a costly source was asked because it pays, or one is being tried."""
+        if self.chooser is None or self.situation is None:
+            return False
+        return self.choice > 0 or self.chooser.is_trying(self.situation)
+
     def gained(self, accepted: int, cost: StepCost) -> float:
         """Plain steps gained by the guesses, of which so many were right."""
         plain_nodes = self.num_others + len(self.tries)
@@ -162,6 +168,7 @@ class AutoDrafter:
         forced = any(chooser.mask is not None for chooser in state.choosers)
         if self._rest > 0 and not forced:  # what a grammar forces costs nothing to name
             self._rest, self._resting = self._rest - 1, state.roots_B
+            self.experience.chooser(num_others + len(state.roots_B), cost).rested()
             return Offer([[] for _ in state.roots_B])
         self._resting = None
         step = self._guess(state, cost, num_others)
@@ -243,7 +250,8 @@ class AutoDrafter:
         emitted = B + accepted
         if did.cost is not None and did.situation is not None:
             rest = experience.asking(did.num_others + B, did.cost)
-            self._rest = rest.record(did.gained(accepted, did.cost), did.num_guesses > 0)
+            steps = rest.record(did.gained(accepted, did.cost), did.num_guesses > 0)
+            self._rest = 0 if did.asked_for_good_reason() else steps
         num_nodes = self._nodes(step.draft.tokens_BN.shape[1])
         if did.own_cost is not None:
             did.own_cost.record(B * num_nodes, now - did.drafted)

@@ -17,6 +17,7 @@ EDGES = (1.1, 1.3, 1.6, 2.2, 3.2)  # promised tokens a step between two situatio
 FADING = 0.98  # decay of a step's weight with each later one of its kind
 TRIALS = 3.0  # steps that the optimistic first estimate counts for
 SHORTEST_WAIT, LONGEST_WAIT = 24, 384  # steps of a situation between two tries of a loser
+RUN = 4  # steps of a try; the first is not counted, since what it reads has left the caches
 KNOWN = 8.0  # steps that an expectation from calibration counts for
 TRIAL_SHARE = 0.005  # of the time of steps, at most, for the first try of what should lose
 STALE = 8  # steps without a try that fade a record as much as a step with one
@@ -39,11 +40,18 @@ class _Record:
     def rate(self) -> float:
         return self.tokens / self.seconds
 
+    def fade(self, share: float) -> None:
+        self.tokens, self.seconds, self.weight = (
+            share * one for one in (self.tokens, self.seconds, self.weight)
+        )
+
 
 @dataclass
 class _Situation:
     records: list[_Record]
     steps: int = 0
+    tried: int = 0  # the choice of the try that is under way, if any
+    left: int = 0  # steps of it
 
 
 @dataclass
@@ -89,7 +97,7 @@ class Chooser:
                 records.append(_Record(KNOWN * tokens, KNOWN * seconds, KNOWN))
         best = max(record.rate for record in records)
         for record in records:
-            wait = int((1 - record.rate / best) / TRIAL_SHARE)
+            wait = int(RUN * (1 - record.rate / best) / TRIAL_SHARE)
             record.wait = min(max(wait, SHORTEST_WAIT), LONGEST_WAIT)
         return records
 
@@ -103,12 +111,27 @@ class Chooser:
         if number not in self._situations:
             self._situations[number] = _Situation(self._first(promised, step_seconds, expected))
         situation = self._situations[number]
+        if situation.left:
+            return number, situation.tried
         records = situation.records
         best = max(range(len(records)), key=lambda choice: records[choice].rate)
         for choice, record in enumerate(records):
             if choice != best and situation.steps - record.last_try >= record.wait:
+                situation.tried, situation.left = choice, RUN
                 return number, choice
         return number, best
+
+    def is_trying(self, situation: int) -> bool:
+        """Whether a try is under way there, which is not to be interrupted."""
+        with self._lock:
+            return self._situations[situation].left > 0
+
+    def rested(self) -> None:
+        """A step in which nobody was asked, as where free guesses promise nothing: it brings the
+        next try nearer."""
+        with self._lock:
+            if 0 in self._situations:
+                self._situations[0].steps += 1
 
     def record(self, situation: int, choice: int, tokens: float, seconds: float) -> None:
         """Count the tokens and the seconds of a step with this choice."""
@@ -119,11 +142,18 @@ class Chooser:
         where = self._situations[situation]
         record = where.records[choice]
         where.steps += 1
+        of_try = where.left > 0 and choice == where.tried
+        where.left -= of_try
         seconds = min(seconds, 3 * record.seconds / record.weight)  # a machine hiccup
-        fading = FADING ** (1 + (where.steps - record.last_try) / STALE)
-        record.tokens = fading * record.tokens + tokens
-        record.seconds = fading * record.seconds + seconds
-        record.weight = fading * record.weight + 1
+        record.fade(FADING ** (1 + (where.steps - record.last_try) / STALE))
         record.last_try = where.steps
+        if of_try and where.left == RUN - 1:
+            return
+        record.tokens += tokens
+        record.seconds += seconds
+        record.weight += 1
         loses = record.rate < max(other.rate for other in where.records)
-        record.wait = min(2 * record.wait, LONGEST_WAIT) if loses else SHORTEST_WAIT
+        if not loses:
+            record.wait = SHORTEST_WAIT
+        elif not of_try or where.left == 0:
+            record.wait = min(2 * record.wait, LONGEST_WAIT)
