@@ -31,7 +31,7 @@ NAMES = ["medusa", "suffix", "prompt-lookup", "lookahead", "combined", "auto"]
 def knowing_heads(chat: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Heads that guess LETTER everywhere."""
 
-    def fill(self: Any, hidden_BD: Any, roots_B: Any, on_device: bool = False) -> Any:
+    def fill(self: Any, hidden_BD: Any, roots_B: Any, *_: Any, **__: Any) -> Any:
         tokens_BN = roots_B[:, None].repeat(1, self.num_nodes)
         tokens_BN[:, 1:] = LETTER
         return tokens_BN

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -33,7 +34,7 @@ def steps(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     """Which way steps go, both with several threads of their own."""
     if request.param == "torch":
         monkeypatch.setenv(kernels.OFF_SWITCH, "0")
-        monkeypatch.setattr(kernels, "load_library", lambda: None)
+        monkeypatch.setattr(kernels, "load_library", cache(lambda: None))
     elif kernels.load_library() is None:
         pytest.skip("the C++ kernels cannot be built on this machine")
     return request.param

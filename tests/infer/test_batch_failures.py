@@ -119,7 +119,8 @@ def test_a_row_that_fails_leaves_alone(part: str, drawn: bool) -> None:
     if part == "a stop string":
         rows[1].stop_strings = Raises(0)  # type: ignore[assignment]
     else:
-        rows[1].chooser._processors = [Raises(17 + 3 * (part == "a later token"))]
+        raising = [Raises(17 + 3 * (part == "a later token"))]
+        rows[1].chooser._processors = rows[1].chooser._before_warpers = raising
     for row in rows:
         batch.add(row, shared)
     served(batch)
