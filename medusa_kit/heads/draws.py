@@ -1,6 +1,6 @@
 """Guesses of tokens that will be drawn, not named by argmax.
 
-A token is drawn as the argmax of the base's scores plus noise that follows from seed, place and
+A token is drawn as the argmax of the base's scores plus noise that follows from seed, position and
 token alone (noise.py). So the noise ahead is known, and a head's best guess is what it picks from
 the head's own distribution. Which guesses are made does not change what is drawn.
 
@@ -25,7 +25,7 @@ AMONG = 8  # tokens at least whose noise counts for the chances of guesses
 
 @dataclass(frozen=True)
 class RowDraws:
-    """How the tokens after a row's root will be drawn. `first`: the place of the first of them."""
+    """How the tokens after a row's root will be drawn. `first`: the position of the first."""
 
     temperature: float
     seed: int
@@ -36,7 +36,7 @@ class RowDraws:
         """What heads' logits are divided by."""
         return SHARPER * self.temperature
 
-    def place_seed(self, k: int) -> int:
+    def noise_seed(self, k: int) -> int:
         """Of the noise of the token that head k guesses, 64 bits."""
         return mixed(self.seed, self.first + k)
 

@@ -1,5 +1,5 @@
 """Random numbers by which tokens are drawn, and by which heads guess the draws: each follows from
-seed, place in the text and token, so that any of them can be computed without the others, on the
+seed, position and token, so that any of them can be computed without the others, on the
 device where it is needed.
 
 Shapes: V vocabulary, C some of its tokens, X any shape.
@@ -20,19 +20,19 @@ def noisy(scores_V: Tensor, seed: int, position: int) -> Tensor:
     return scores_V.index_add(0, kept_C, noise_C)
 
 
-def stream(seed: int, purpose: int, place: int = 0) -> int:
-    """A seed independent of `seed` itself, for another purpose and place."""
-    return mixed(mixed(seed, -purpose), place)
+def stream(seed: int, purpose: int, position: int = 0) -> int:
+    """A seed independent of `seed` itself, for another purpose and position."""
+    return mixed(mixed(seed, -purpose), position)
 
 
 def gumbel_noise(seed: int, position: int, tokens_X: Tensor) -> Tensor:
-    """Standard Gumbel noise_X for `tokens_X` as candidates for the place `position`."""
+    """Standard Gumbel noise_X for `tokens_X` as candidates for this position."""
     return gumbel_of(signed(mixed(seed, position)), tokens_X)
 
 
-def gumbel_of(place_seeds: Tensor | int, tokens_X: Tensor) -> Tensor:
-    """The same. `place_seeds`: `mixed` seed and place, as signed numbers; a tensor broadcasts."""
-    return -(-_uniform(place_seeds, tokens_X).log()).log().float()
+def gumbel_of(seeds: Tensor | int, tokens_X: Tensor) -> Tensor:
+    """The same. `seeds`: `mixed` seed and position, as signed numbers; a tensor broadcasts."""
+    return -(-_uniform(seeds, tokens_X).log()).log().float()
 
 
 def uniform_noise(seed: int, position: int, tokens_X: Tensor) -> Tensor:
@@ -40,9 +40,9 @@ def uniform_noise(seed: int, position: int, tokens_X: Tensor) -> Tensor:
     return _uniform(signed(mixed(seed, position)), tokens_X)
 
 
-def _uniform(place_seeds: Tensor | int, tokens_X: Tensor) -> Tensor:
-    """A hash of place and token (SplitMix64)."""
-    z_X = tokens_X.long() * signed(0x9E3779B97F4A7C15) + place_seeds
+def _uniform(seeds: Tensor | int, tokens_X: Tensor) -> Tensor:
+    """A hash of seed and token (SplitMix64)."""
+    z_X = tokens_X.long() * signed(0x9E3779B97F4A7C15) + seeds
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
         z_X = (z_X ^ _shifted(z_X, shift)) * signed(factor)
     z_X = z_X ^ _shifted(z_X, 31)

@@ -39,10 +39,10 @@ def scored_guesses(
     scale_K11 = torch.tensor(temperatures, device=logits_KBR.device)[:, None, None]
     ids_KBC, scores_KBC = _scored(heads, logits_KBR, count, scale_K11)
     if drawn := _drawn(draws):
-        rows, places = [row for row, _ in drawn], [(own, k) for k in numbers for _, own in drawn]
+        rows, guessed = [row for row, _ in drawn], [(own, k) for k in numbers for _, own in drawn]
         logits_XR = logits_KBR[:, rows].flatten(0, 1)
-        own_X = [temperatures[k] for _, k in places]
-        found = _guessed_draws(heads, logits_XR, places, count, own_X)
+        own_X = [temperatures[k] for _, k in guessed]
+        found = _guessed_draws(heads, logits_XR, guessed, count, own_X)
         ids_KBC[:, rows], scores_KBC[:, rows] = (
             part.unflatten(0, (len(numbers), len(rows))) for part in found
         )
@@ -67,9 +67,9 @@ def scored_guesses_after(
     logits_XR = heads.project(heads.transform(hidden_XD, k, path_XJ, walk), k)
     ids_XC, scores_XC = _scored(heads, logits_XR, count, temperature)
     if drawn := _drawn(draws):
-        rows, places = [row for row, _ in drawn], [(own, k) for _, own in drawn]
+        rows, guessed = [row for row, _ in drawn], [(own, k) for _, own in drawn]
         own_X = [temperature] * len(rows)
-        found = _guessed_draws(heads, logits_XR[rows], places, count, own_X)
+        found = _guessed_draws(heads, logits_XR[rows], guessed, count, own_X)
         ids_XC[rows], scores_XC[rows] = found
     return ids_XC, scores_XC
 
@@ -102,7 +102,7 @@ def _guessed_draws(
     Beyond the AMONG best noise is not counted, only that it lifts none above the last of them.
     """
     device, dims = logits_XR.device, [1] * (logits_XR.dim() - 1)
-    seeds = torch.tensor([signed(draws.place_seed(k)) for draws, k in draws_X]).view(-1, *dims)
+    seeds = torch.tensor([signed(draws.noise_seed(k)) for draws, k in draws_X]).view(-1, *dims)
     heat_XR = torch.tensor([draws.heat for draws, _ in draws_X]).view(-1, *dims).to(device)
     own_XR = torch.tensor(list(temperatures_X)).view(-1, *dims).to(device)
     ids_R = heads.to_ids(torch.arange(logits_XR.shape[-1], device=device))

@@ -3,8 +3,9 @@
 Asking heads or a draft model takes time whatever the result, so it has to pay. Positions are
 grouped by how many tokens the free guesses promise. In each such situation every choice has its
 tokens and seconds; the one with the most tokens a second is taken, and the others are tried now and
-then, less often the worse they did. Where it is known beforehand what a choice should come to
-(heads whose tree was calibrated), one that should lose is not tried before that costs little.
+then for some steps in a row, less often the worse they did. Where it is known beforehand what a
+choice should come to (heads whose tree was calibrated), one that should lose is not tried before
+that costs little.
 """
 
 from bisect import bisect_right

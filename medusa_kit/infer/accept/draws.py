@@ -35,18 +35,21 @@ class Warping:
     top_p: float = 1.0
     min_p: float = 0.0
 
-    def draw(self, scores_V: Tensor, seed: int, position: int) -> int | None:
-        """The token that the noise of this place picks from scores_V; None where the kernels cannot
-        say."""
+    def draw(self, scores_V: Tensor, seed: int, position: int) -> int:
+        """The token that the noise of this position picks from scores_V, in float32 on a CPU."""
         library = kernels.loaded_library()
-        if library is None or scores_V.device.type != "cpu" or scores_V.dtype != torch.float32:
-            return None
+        assert library is not None, "kernels_draw"
         scores_V = scores_V.contiguous()
         draw = kernels.Draw(
             scores_V.data_ptr(), len(scores_V), 0, self.temperature,
             min(self.top_k, len(scores_V)), self.top_p, self.min_p, mixed(seed, position),
         )  # fmt: skip
         return int(library.mk_draw(ctypes.byref(draw)))
+
+
+def kernels_draw(device: torch.device) -> bool:
+    """Whether `Warping.draw` works for logits there."""
+    return device.type == "cpu" and kernels.loaded_library() is not None
 
 
 def split_warpers(processors: Sequence[Any]) -> tuple[Sequence[Any], Warping | None]:

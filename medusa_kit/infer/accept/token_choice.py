@@ -24,7 +24,7 @@ from torch import Tensor
 
 from medusa_kit.heads.draws import RowDraws
 from medusa_kit.heads.noise import noisy, stream, uniform_noise
-from medusa_kit.infer.accept.draws import split_warpers
+from medusa_kit.infer.accept.draws import kernels_draw, split_warpers
 from medusa_kit.infer.accept.grammar import GrammarMask
 from medusa_kit.infer.accept.logits_processing import Settings, logits_processors
 from medusa_kit.infer.accept.one_thread import one_thread
@@ -68,11 +68,9 @@ class TokenChooser:
     @one_thread()
     def choose(self, logits_V: Tensor, prefix: Sequence[int]) -> int:
         """The token after `prefix`, whose last token gave `logits_V`."""
-        if self.draws and self._warping is not None:
+        if self.draws and self._warping is not None and kernels_draw(logits_V.device):
             scores_V = _processed_by(self._before_warpers, logits_V, prefix)
-            token = self._warping.draw(scores_V, self.params.seed, len(prefix))
-            if token is not None:
-                return token
+            return self._warping.draw(scores_V, self.params.seed, len(prefix))
         return int(self.scores(logits_V, prefix).argmax(-1))
 
     def scores(self, logits_V: Tensor, prefix: Sequence[int]) -> Tensor:

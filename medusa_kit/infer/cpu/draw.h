@@ -14,8 +14,26 @@ struct Draw {  // mirrored in kernels.py
     float temperature;
     int64_t top_k;        // 0: all
     double top_p, min_p;  // 1 and 0: all
-    uint64_t seed;        // of this place in the text
+    uint64_t seed;        // of this position in the text
 };
+
+// Of what `exponent` makes of numbers, whose count is a multiple of LANES: in one order whatever the number
+// of threads; sixteen at a time, added up in double now and then.
+template <class Exponent> double sum_of_exponentials(const float* numbers, int64_t count, Exponent exponent) {
+    constexpr int64_t FEW = 64 * LANES;
+    double sum = 0;
+    for (int64_t first = 0; first < count; first += FEW) {
+        Vec few = splat(0.0f);
+        for (int64_t i = first; i < std::min(first + FEW, count); i += LANES) {
+            const Vec x = exponent(load(numbers + i));
+            few = few + keep_where_above(vexp(x), x, -1e38f);
+        }
+        float lanes[LANES];
+        store(lanes, few);
+        for (float lane : lanes) sum += lane;
+    }
+    return sum;
+}
 
 namespace {
 
@@ -37,7 +55,7 @@ class Drawing {
 
   private:
     struct Scored { float score; int64_t column; };
-    static constexpr int64_t BLOCK = 4 * LANES, BLOCKS_ADDED = 16;
+    static constexpr int64_t BLOCK = 4 * LANES;
     const Draw& d;
     const int wanted;
     std::vector<float>& scores;  // whole blocks
@@ -163,19 +181,7 @@ class Drawing {
     }
 
     double mass_of_all() const {
-        double sum = 0;
-        const int64_t end = (int64_t)scores.size();
-        for (int64_t first = 0; first < end; first += BLOCKS_ADDED * BLOCK) {
-            Vec few = splat(0.0f);
-            for (int64_t i = first; i < std::min(first + BLOCKS_ADDED * BLOCK, end); i += LANES) {
-                const Vec below = load(scores.data() + i) - splat(most);
-                few = few + keep_where_above(vexp(below), below, -80.0f);
-            }
-            float lanes[LANES];
-            store(lanes, few);
-            for (float lane : lanes) sum += lane;
-        }
-        return sum;
+        return sum_of_exponentials(scores.data(), (int64_t)scores.size(), [&](Vec x) { return x - splat(most); });
     }
 };
 

@@ -231,23 +231,10 @@ class Guessing {
             g.scores[row * g.count + i] = std::min(share * sums[i].first - most - (float)std::log(mass), 0.0f);
     }
 
-    // The sum of exponentials of what `exponent` makes of a row's logits, in one order whatever the number of
-    // threads; sixteen at a time, added up in double now and then.
+    // Of a row's logits.
     template <class Exponent> double mass_of(float* all, Exponent exponent) const {
-        constexpr int64_t FEW = 64 * LANES;
         std::fill(all + columns(), all + apart, -INFINITY);
-        double sum = 0;
-        for (int64_t first = 0; first < apart; first += FEW) {
-            Vec few = splat(0.0f);
-            for (int64_t o = first; o < std::min(first + FEW, apart); o += LANES) {
-                const Vec x = exponent(load(all + o));
-                few = few + keep_where_above(vexp(x), x, -1e38f);
-            }
-            float lanes[LANES];
-            store(lanes, few);
-            for (float lane : lanes) sum += lane;
-        }
-        return sum;
+        return sum_of_exponentials(all, apart, exponent);
     }
 
     void score(int row, const Best::Found* mine) {

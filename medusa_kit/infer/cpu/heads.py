@@ -168,7 +168,7 @@ def _draws(rows: RowsDraws | None, num_heads: int) -> tuple[Any, int]:
     if rows is None:
         return None, 0
     found = [
-        kernels.Draw(temperature=one.heat, top_p=1.0, seed=one.place_seed(k))
+        kernels.Draw(temperature=one.heat, top_p=1.0, seed=one.noise_seed(k))
         if one is not None
         else kernels.Draw()
         for one in rows
