@@ -27,7 +27,8 @@ class Run {
         for (Own& one : own) {
             one.normed.resize(d.hidden);
             one.best = Best((int)s.num_kept, (int)s.num_likeliest);
-            one.one_row = {std::vector<float>(room_for(1, d.hidden)), std::vector<float>(room_for(1, d.hidden))};
+            const int64_t room = room_for(std::min(rows, OWN_ROWS), d.hidden);
+            one.few_rows = {std::vector<float>(room), std::vector<float>(room)};
         }
         laid = {std::vector<float>(room_for(rows, d.hidden)), std::vector<float>(room_for(rows, d.hidden))};
         branch_laid.resize(room_for(rows, std::max(d.mlp, queries)));
@@ -46,11 +47,12 @@ class Run {
   private:
     friend PrefixLayer<Run>;
     static constexpr int PHASES = 6;  // of a layer, that are dealt out
+    static constexpr int OWN_ROWS = 4;  // that each thread norms for itself, at most
     struct Laid { std::vector<float> x, values; };  // a norm's output for a matrix, and for `Layer::values`
     struct Own {  // of each thread
         std::vector<float> normed;
         Best best{0, 0};
-        Laid one_row;
+        Laid few_rows;
     };
 
     const Decoder& d;
@@ -86,11 +88,12 @@ class Run {
     }
 
     // Norms `count` rows, the first of which is at `row_of(0)`, and lays them out for one or two
-    // matrices; one row by each thread for itself, which takes less time than a barrier.
+    // matrices; a few rows by each thread for itself, which takes less time than a barrier and what one
+    // core reads from another.
     template <class RowOf>
     Laid& norm_rows(int count, RowOf row_of, const float* weight, float* keep, const Matrix& m, const Matrix& values, int id) {
-        const bool alone = count == 1;
-        Laid& to = alone ? own[id].one_row : laid;
+        const bool alone = count <= OWN_ROWS;
+        Laid& to = alone ? own[id].few_rows : laid;
         float* normed = own[id].normed.data();
         const int64_t pieces = padded(d.hidden, PIECE) / PIECE, all = count * pieces;
         const int64_t end = alone ? all : all * (id + 1) / p.active();
