@@ -54,6 +54,7 @@ from medusa_kit.heads.config import (
     check_reduced_ids,
 )
 from medusa_kit.heads.guesser import Guesser, Guesses
+from medusa_kit.heads.order import best_columns
 from medusa_kit.heads.prefix_layer import PrefixLayer, PrefixSizes
 
 
@@ -296,7 +297,8 @@ class MedusaHeads(nn.Module):
             guesses = self.quickly(range(first or self.num_heads), hidden_BD, path_BJ, count)
         if guesses is not None:
             return guesses[0]
-        return self._best(self(hidden_BD, first, roots_B), count, on_device)
+        logits_KBR = self(hidden_BD, first, roots_B)
+        return self.to_ids(best_columns(logits_KBR, count, on_device))
 
     def candidates_after(
         self,
@@ -312,7 +314,7 @@ class MedusaHeads(nn.Module):
         if guesses is not None:
             return guesses[0][0]
         logits_XR = self.project(self.transform(hidden_XD, k, path_XJ, walk), k)
-        return self._best(logits_XR, count, on_device)
+        return self.to_ids(best_columns(logits_XR, count, on_device))
 
     def quickly(
         self,
@@ -326,23 +328,6 @@ class MedusaHeads(nn.Module):
         if self.guesser is None:
             return None
         return self.guesser(heads, hidden_XD, path_XJ, count, temperatures)
-
-    def _best(self, logits_XR: Tensor, count: int, on_device: bool) -> Tensor:
-        best = columns_by_key if on_device else self.best_columns
-        return self.to_ids(best(logits_XR, count))
-
-    def best_columns(self, logits_XR: Tensor, count: int) -> Tensor:
-        """columns_XC of the `count` highest logits: logit descending, token id ascending."""
-        if not may_look(logits_XR):
-            return columns_by_key(logits_XR, count)
-        top = torch.topk(logits_XR, count, dim=-1)
-        columns_XC = top.indices
-        # topk leaves the order of equal logits open; they are rare, so sort only where they occur.
-        equal_inside = (top.values[..., 1:] == top.values[..., :-1]).any()
-        equal_outside = (logits_XR >= top.values[..., -1:]).sum(-1).max() > count
-        if equal_inside or equal_outside:
-            columns_XC = logits_XR.argsort(dim=-1, descending=True, stable=True)[..., :count]
-        return columns_XC
 
     def to_ids(self, columns_XC: Tensor) -> Tensor:
         """The token id of each of the projection's columns, same shape."""
@@ -379,22 +364,3 @@ class MedusaHeads(nn.Module):
                 return weight_RD, bias_R
             self._reduced = (weight_RD, bias_R)
         return self._reduced
-
-
-def may_look(values: Tensor) -> bool:
-    """Whether Python can read a value without waiting for a device."""
-    return values.device.type == "cpu"
-
-
-def columns_by_key(logits_XR: Tensor, count: int) -> Tensor:
-    """`best_columns` without a branch: columns_XC by logit descending, token id ascending.
-
-    Logit and column are packed into one integer, so that no two are equal.
-    """
-    if logits_XR.dtype == torch.float64:
-        return logits_XR.argsort(dim=-1, descending=True, stable=True)[..., :count]
-    R = logits_XR.shape[-1]
-    bits_XR = (logits_XR.float() + 0.0).view(torch.int32)  # -0.0 equals 0.0
-    rising_XR = bits_XR ^ ((bits_XR >> 31) & 0x7FFFFFFF)  # as integers in the order of the floats
-    last_first_R = torch.arange(R - 1, -1, -1, device=logits_XR.device)
-    return torch.topk(rising_XR.long() * R + last_first_R, count, dim=-1).indices

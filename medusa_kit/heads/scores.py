@@ -1,4 +1,5 @@
-"""The likeliest tokens of heads with their log-probabilities.
+"""The guesses of heads for rows whose tokens are the likeliest, or will be drawn; and the likeliest
+tokens with their log-probabilities.
 
 Shapes: K heads, R columns of the projection, B batch, D hidden, C guesses kept, X any leading
 shape, J tokens of the path.
@@ -14,6 +15,39 @@ from medusa_kit.heads.blocks import Walk
 from medusa_kit.heads.draws import AMONG, RowDraws, RowsDraws
 from medusa_kit.heads.kinds import MedusaHeads
 from medusa_kit.heads.noise import gumbel_of, signed
+from medusa_kit.heads.order import best_columns
+
+
+def guesses(
+    heads: MedusaHeads,
+    hidden_BD: Tensor,
+    count: int,
+    num_heads: int,
+    roots_B: Tensor,
+    draws: RowsDraws | None = None,
+    on_device: bool = False,
+) -> Tensor:
+    """ids_KBC of the first heads, best first, in one pass. `draws`: of rows whose tokens will be
+    drawn, which are guessed as heads/draws.py says; `on_device`: nothing is read on the host."""
+    if draws is None:
+        return heads.candidates(hidden_BD, count, num_heads, roots_B, on_device)
+    return scored_guesses(heads, hidden_BD, count, [1.0] * num_heads, roots_B, draws)[0]
+
+
+def guesses_after(
+    heads: MedusaHeads,
+    k: int,
+    hidden_XD: Tensor,
+    path_XJ: Tensor,
+    count: int,
+    walk: Walk | None = None,
+    draws: RowsDraws | None = None,
+    on_device: bool = False,
+) -> Tensor:
+    """ids_XC of head k after each path, best first. With `draws` X begins with the rows."""
+    if draws is None:
+        return heads.candidates_after(k, hidden_XD, path_XJ, count, on_device, walk)
+    return scored_guesses_after(heads, k, hidden_XD, path_XJ, count, 1.0, walk, draws)[0]
 
 
 def scored_guesses(
@@ -82,7 +116,7 @@ def _drawn(draws: RowsDraws | None) -> list[tuple[int, RowDraws]]:
 def _scored(
     heads: MedusaHeads, logits_XR: Tensor, count: int, temperature: Tensor | float
 ) -> tuple[Tensor, Tensor]:
-    columns_XC = heads.best_columns(logits_XR, count)
+    columns_XC = best_columns(logits_XR, count)
     logits_XR = logits_XR.to(torch.promote_types(logits_XR.dtype, torch.float32)) / temperature
     scores_XC = logits_XR.gather(-1, columns_XC) - logits_XR.logsumexp(-1, keepdim=True)
     return heads.to_ids(columns_XC), scores_XC.clamp_max(0.0)
@@ -109,7 +143,7 @@ def _guessed_draws(
     wide = torch.promote_types(logits_XR.dtype, torch.float32)  # as `_scored`
     logits_XR = logits_XR.float()
     sums_XR = logits_XR / heat_XR + gumbel_of(seeds.to(device), ids_R)
-    columns_XC = heads.best_columns(sums_XR, max(count, min(AMONG, heads.num_columns)))
+    columns_XC = best_columns(sums_XR, max(count, min(AMONG, heads.num_columns)))
     best_XC = sums_XR.gather(-1, columns_XC) * (heat_XR / own_XR)
     others_XR = (logits_XR / own_XR).minimum(best_XC[..., -1:]).scatter(-1, columns_XC, -math.inf)
     whole_X1 = torch.cat([best_XC, others_XR], dim=-1).logsumexp(-1, keepdim=True)

@@ -12,7 +12,7 @@ from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.errors import ConfigError
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.config import Kind
-from medusa_kit.heads.kinds import columns_by_key
+from medusa_kit.heads.order import columns_by_key
 
 REDUCED = torch.tensor([0, 3, 4, 10, 41, 50, 77, 95])
 CLOSE = {"atol": 1e-5, "rtol": 1e-4}  # float32 products of other shapes

@@ -17,7 +17,7 @@ from medusa_kit.drafters.heads.medusa import HeadsDrafter
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.blocks import Walk
 from medusa_kit.heads.draws import RowsDraws
-from medusa_kit.heads.scores import scored_guesses_after
+from medusa_kit.heads.scores import guesses_after
 from medusa_kit.infer.draft import path_to
 from medusa_kit.tree.candidate_tree import CandidateTree
 
@@ -54,14 +54,9 @@ class HydraDrafter(HeadsDrafter):
             path_BQJ = tokens_BN[:, level.paths_QJ]
             hidden_BQD = hidden_BD[:, None].expand(-1, len(level.paths_QJ), -1)
             walk.follow(level.above_Q)
-            if draws is None:
-                ids_BQC = self.heads.candidates_after(
-                    k, hidden_BQD, path_BQJ, level.num_ranks, on_device, walk
-                )
-            else:
-                ids_BQC, _ = scored_guesses_after(
-                    self.heads, k, hidden_BQD, path_BQJ, level.num_ranks, 1.0, walk, draws
-                )
+            ids_BQC = guesses_after(
+                self.heads, k, hidden_BQD, path_BQJ, level.num_ranks, walk, draws, on_device
+            )
             tokens_BN[:, level.nodes] = ids_BQC[:, level.parent_of_node, level.rank_of_node]
         return tokens_BN
 

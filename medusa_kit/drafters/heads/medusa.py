@@ -14,7 +14,7 @@ from torch import Tensor
 
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.draws import RowsDraws
-from medusa_kit.heads.scores import scored_guesses
+from medusa_kit.heads.scores import guesses
 from medusa_kit.infer.draft import ROOT, Draft, State, StatelessDrafter, Topology
 from medusa_kit.infer.transfer import to_device
 from medusa_kit.tree.candidate_tree import CandidateTree
@@ -114,10 +114,7 @@ class MedusaDrafter(HeadsDrafter):
     ) -> Tensor:
         if self.num_nodes == 1:
             return roots_B[:, None]
-        heads, ranks, depth = self.heads, self.tree.num_ranks, self.tree.depth  # heads that run
-        if draws is None:
-            ids_KBC = heads.candidates(hidden_BD, ranks, depth, roots_B, on_device)
-        else:
-            ids_KBC, _ = scored_guesses(heads, hidden_BD, ranks, [1.0] * depth, roots_B, draws)
+        ranks, depth = self.tree.num_ranks, self.tree.depth  # as many heads run
+        ids_KBC = guesses(self.heads, hidden_BD, ranks, depth, roots_B, draws, on_device)
         guesses_NB = ids_KBC[self._head_N, :, self._rank_N]
         return torch.cat([roots_B[:, None], guesses_NB.T], dim=1)
