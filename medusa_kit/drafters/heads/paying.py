@@ -10,19 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
-from medusa_kit.drafters.estimates import (
-    BELIEF,
-    DEEPER,
-    FIRST_GUESS,
-    NEXT_RANK,
-    AcceptanceEstimate,
-)
+from medusa_kit.drafters.estimates import BELIEF, AcceptanceEstimate
 from medusa_kit.drafters.heads.medusa import HeadsDrafter
+from medusa_kit.drafters.heads.static_chances import path_chances
 from medusa_kit.infer.draft import ROOT, Draft, State, StepResult, padded_draft, root_draft
 from medusa_kit.infer.node_choice.choice import Offer
 from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.locks import SharedLock
-from medusa_kit.tree.candidate_tree import CandidateTree
 
 ORDERED = 8  # steps between two looks at how often nodes were right, which change slowly
 # Share of the chance that a first guess must have, below which none is offered: further nodes may
@@ -94,10 +88,8 @@ class PayingDrafter:
         self._offers = 0  # since they were put in order
         self._kept: list[list[int]] = []  # nodes of each row that are verified
         self._since_try = 0  # plain steps in a row
-        self._parents, self._believed = _shape(inner.tree)
-        self._weight = BELIEF
-        if calibrated is not None:
-            self._believed, self._weight = [1.0, *calibrated], CALIBRATED_BELIEF
+        self._parents, self._believed = inner.tree.parents, path_chances(inner.tree, calibrated)
+        self._weight = BELIEF if calibrated is None else CALIBRATED_BELIEF
 
     @property
     def name(self) -> str:
@@ -192,12 +184,3 @@ class PayingDrafter:
         for kept, path in zip(self._kept, step.paths, strict=True):
             for place, node in enumerate(kept[1:], start=1):
                 self.record.acceptance.record(node, place in path)
-
-
-def _shape(tree: CandidateTree) -> tuple[Sequence[int], list[float]]:
-    """(the parent of each node, the chance of it and its path before any step)."""
-    pairs = zip(tree.depths[1:], tree.paths, strict=True)
-    guessed = [
-        FIRST_GUESS * DEEPER ** (depth - 1) * NEXT_RANK ** sum(path) for depth, path in pairs
-    ]
-    return tree.parents, [1.0, *guessed]

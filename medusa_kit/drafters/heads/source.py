@@ -10,8 +10,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from medusa_kit.drafters.estimates import DEEPER, FIRST_GUESS, NEXT_RANK, AcceptanceEstimate
+from medusa_kit.drafters.estimates import AcceptanceEstimate
 from medusa_kit.drafters.heads.dynamic import DynamicDrafter
+from medusa_kit.drafters.heads.static_chances import own_chances
 from medusa_kit.drafters.trie import Trie
 from medusa_kit.heads.guesser import Least
 from medusa_kit.infer.draft import State, StepResult
@@ -32,7 +33,9 @@ class HeadsSource:
         `calibrated`: the share of steps that accepted each node below the root, where known."""
         self.inner, self.num_nodes = inner, inner.num_nodes
         self._least = Least()
-        self._shares = None if calibrated is None else [1.0, *calibrated]
+        # Of a static tree: how likely each node is, given its parent, before any step.
+        static = not isinstance(inner, DynamicDrafter)
+        self._believed = own_chances(inner.tree, calibrated) if static else []
         self._nodes: list[int] | None = None  # of a static tree that are named; None: all
 
     def leave_out_below(self, least_chance: float, acceptance: AcceptanceEstimate) -> None:
@@ -53,7 +56,7 @@ class HeadsSource:
         """Below the root, in rising order; parents are among them, being no less likely."""
         below, chances = range(1, self.num_nodes), [1.0]
         for node in below:
-            own = acceptance.chance((self.name, node), self._believed(node))
+            own = acceptance.chance((self.name, node), self._believed[node])
             chances.append(chances[self.inner.tree.parents[node]] * own)
         likeliest = max(below, key=lambda node: chances[node], default=0)
         return [n for n in below if n == likeliest or chances[n] >= least_chance]
@@ -95,16 +98,8 @@ class HeadsSource:
         trie, place = Trie(tokens[0]), {0: 0}
         for node, token in zip(nodes, tokens[1:], strict=True):
             above = place[self.inner.tree.parents[node]]
-            place[node] = trie.add(above, token, self._believed(node), (self.name, node))
+            place[node] = trie.add(above, token, self._believed[node], (self.name, node))
         return trie
-
-    def _believed(self, node: int) -> float:
-        """How likely a node of a static tree is, given its parent, before any step."""
-        tree = self.inner.tree
-        if self._shares is None:
-            return FIRST_GUESS * DEEPER ** (tree.depths[node] - 1) * NEXT_RANK ** tree.ranks[node]
-        above = self._shares[tree.parents[node]]
-        return min(self._shares[node] / above, 1.0) if above else 0.0
 
     def observe(self, step: StepResult) -> None:
         self.inner.observe(step)

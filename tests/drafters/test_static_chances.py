@@ -1,0 +1,34 @@
+"""Chances of a static tree's nodes before any step."""
+
+import pytest
+
+from medusa_kit.drafters.heads.static_chances import own_chances, path_chances
+from medusa_kit.tree.candidate_tree import CandidateTree
+
+TREE = CandidateTree.from_choices([[0], [1], [0, 0], [0, 1], [0, 0, 0]])
+
+
+def test_calibrated_shares_are_of_whole_paths() -> None:
+    """A node's own chance is its share of the steps in which its parent was right."""
+    shares = dict(zip(TREE.paths, (0.5, 0.2, 0.3, 0.1, 0.0), strict=True))
+    found = path_chances(TREE, list(shares.values()))
+    assert found == [1.0, *shares.values()]
+    own = dict(zip(TREE.paths, own_chances(TREE, list(shares.values()))[1:], strict=True))
+    for path, share in shares.items():
+        above = shares.get(path[:-1], 1.0)
+        assert own[path] == pytest.approx(min(share / above, 1.0) if above else 0.0)
+
+
+def test_nodes_below_one_that_was_never_right_have_no_chance() -> None:
+    assert own_chances(CandidateTree.chain(2), [0.0, 0.0]) == [1.0, 0.0, 0.0]
+
+
+def test_without_calibration_deeper_nodes_and_later_ranks_are_less_likely() -> None:
+    chances = dict(zip(TREE.paths, path_chances(TREE)[1:], strict=True))
+    assert 1 > chances[(0,)] > chances[(1,)] > 0
+    assert chances[(0,)] > chances[(0, 0)] > chances[(0, 1)] > 0
+    assert chances[(0, 0)] > chances[(0, 0, 0)] > 0
+    own = own_chances(TREE)
+    whole = path_chances(TREE)
+    for node, parent in enumerate(TREE.parents[1:], start=1):
+        assert own[node] * whole[parent] == pytest.approx(whole[node])
