@@ -28,7 +28,13 @@ def test_without_calibration_deeper_nodes_and_later_ranks_are_less_likely() -> N
     assert 1 > chances[(0,)] > chances[(1,)] > 0
     assert chances[(0,)] > chances[(0, 0)] > chances[(0, 1)] > 0
     assert chances[(0, 0)] > chances[(0, 0, 0)] > 0
-    own = own_chances(TREE)
-    whole = path_chances(TREE)
+    own, whole = own_chances(TREE), path_chances(TREE)
     for node, parent in enumerate(TREE.parents[1:], start=1):
         assert own[node] * whole[parent] == pytest.approx(whole[node])
+
+
+def test_without_calibration_at_most_one_of_some_siblings_is_expected_to_be_right() -> None:
+    many = CandidateTree.from_choices([[0], *([0, rank] for rank in range(40))])
+    own = own_chances(many)
+    assert sum(own[2:]) < 1
+    assert own[1] > own[2] > own[3]
