@@ -211,12 +211,13 @@ class BaseModel:
         input_ids_BT: Tensor,
         attention_mask_BT: Tensor | None = None,
         position_ids_BT: Tensor | None = None,
+        **more: Any,
     ) -> Tensor:
-        """The same with gradient, where the model has any.
+        """The same with gradient, where the model has any. `more`: further arguments of the model.
 
         It skips the [T, V] product if the check at load found that the decoder alone returns this.
         """
-        arguments: dict[str, Any] = {"attention_mask": attention_mask_BT, "use_cache": False}
+        arguments = {"attention_mask": attention_mask_BT, "use_cache": False, **more}
         if position_ids_BT is not None:
             arguments["position_ids"] = position_ids_BT
         if self.decoder_is_exact:

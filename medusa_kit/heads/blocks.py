@@ -94,6 +94,12 @@ class Walk:
 
     state_BQD: Tensor | None = None  # after each path of the last depth
 
+    def copy(self) -> "Walk":
+        """Goes on from the same states by itself."""
+        walk = Walk()
+        walk.state_BQD = self.state_BQD
+        return walk
+
     def follow(self, rows: Tensor) -> None:
         """`rows`, Q or BQ: which path of the last depth each of the next ones continues."""
         if self.state_BQD is None:

@@ -138,6 +138,9 @@ class TrainSection(Section):
     # Likeliest tokens of the base kept for it (32), or all of the heads' columns: computed from the
     # hidden states in each epoch, so that nothing is kept beside these.
     soft_top: Annotated[int, Field(ge=1)] | Literal["all"] | None = None
+    # Also train on paths that end in another token that the base thinks likely there, for a second
+    # forward of the base (train/features/runners_up.py). With soft_top "all".
+    runners_up: bool = False
     grad_clip: float = Field(default=1.0, gt=0)
     # Moving average of the weights, judged and kept in their place: how much of it stays at an
     # update, for example 0.999. In the first updates less stays: (1 + update) / (10 + update).
@@ -289,6 +292,23 @@ class TrainRecipe(Section):
                 f"train.optimizer {self.train.optimizer!r} with deepspeed.enabled, which runs "
                 "'adamw'; add deepspeed.enabled=false"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _runners_up_end_paths(self) -> "TrainRecipe":
+        heads, train = self.heads, self.train
+        spread = self.deepspeed.enabled and self.deepspeed.zero_stage == 3
+        needed = {
+            "stage 'medusa1'": self.stage == "medusa1",
+            "train.soft_top 'all'": train.soft_top == "all",
+            "heads.kind 'recurrent' or 'hydra'": heads.kind in ("recurrent", "hydra"),
+            "no prefix layer (heads.prefix_layers 0)": heads.prefix_layers == 0,
+            "rows side by side (train.packing false)": not train.packing,
+            "deepspeed.zero_stage 0, 1 or 2": not spread,
+        }
+        missing = [name for name, there in needed.items() if not there]
+        if train.runners_up and missing:
+            raise ValueError(f"train.runners_up true; it needs {', '.join(missing)}")
         return self
 
     @model_validator(mode="after")

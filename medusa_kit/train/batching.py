@@ -25,10 +25,10 @@ from medusa_kit.train.data import HeadTargets
 from medusa_kit.train.features.features import (
     FeatureOptions,
     Positions,
-    Rows,
     cuts,
     run_batches,
 )
+from medusa_kit.train.features.rows import Rows
 from medusa_kit.train.features.whole_rows import WholeRows
 from medusa_kit.train.loss.loss import SoftHidden, SoftTargets
 

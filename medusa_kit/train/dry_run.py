@@ -16,7 +16,13 @@ from medusa_kit.train.data import HeadTargets, prepare, split
 from medusa_kit.train.engine import Stage
 from medusa_kit.train.features.features import by_length, counted
 from medusa_kit.train.optimizer import check_optimizer, make_optimizer
-from medusa_kit.train.preparation import Run, check_earlier_heads, prepare_run, trained_rows
+from medusa_kit.train.preparation import (
+    Run,
+    check_earlier_heads,
+    feature_options,
+    prepare_run,
+    trained_rows,
+)
 
 COPIES = 4  # weights, gradients, two moments (Muon: one)
 SHOWN_TOKENS = 120
@@ -97,7 +103,8 @@ def _estimates(
     trained = sum(p.nbytes for p in module.parameters() if p.requires_grad)
     whole = recipe.heads.prefix_layers > 0
     kept = sum(int(i.positions_P[-1]) + 1 for i in training) if whole else positions
-    features = kept * base.info.hidden_size * base.dtype.itemsize if stored else 0
+    states = feature_options(recipe, base).states if stored else 0
+    features = states * kept * base.info.hidden_size * base.dtype.itemsize
     copies = COPIES + (recipe.train.average is not None)
     columns = max(run.module.heads.num_columns, base.info.vocab_size if not stored else 0)
     logits = 3 * recipe.train.chunk_positions * columns * 4

@@ -41,6 +41,7 @@ from medusa_kit.train.features.features import (
     collect_features,
     run_batches,
 )
+from medusa_kit.train.features.runners_up import check_runners_up
 from medusa_kit.train.features.whole_rows import read_rows
 from medusa_kit.train.loss import fused as fused_loss
 from medusa_kit.train.loss.loss import LossOptions
@@ -89,7 +90,9 @@ def feature_options(recipe: TrainRecipe, base: BaseModel) -> FeatureOptions:
     soft = 0
     if train.loss != "cross_entropy" and train.soft_top != "all":
         soft = min(train.soft_top or SOFT_TOP, base.info.vocab_size)
-    return FeatureOptions(train.feature_batch_tokens, soft, train.packing, train.soft_top == "all")
+    return FeatureOptions(
+        train.feature_batch_tokens, soft, train.packing, train.soft_top == "all", train.runners_up
+    )
 
 
 def trained_rows(training: Sequence[HeadTargets], recipe: TrainRecipe) -> Sequence[HeadTargets]:
@@ -112,6 +115,8 @@ def prepare_run(
         open_cache(base, recipe, options)
     if train.packing:
         check_packing(base, training)
+    if train.runners_up:
+        check_runners_up(base, training)
     heads = heads or new_heads(base, training, recipe)
     training = trained_rows(training, recipe)
     positions = train.micro_batch_positions * train.accumulation * distributed.world()

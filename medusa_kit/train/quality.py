@@ -13,7 +13,8 @@ import torch
 
 from medusa_kit.base.model import BaseModel
 from medusa_kit.train.data import HeadTargets
-from medusa_kit.train.features.features import LOGIT_ROWS, FeatureOptions, batches, by_length, run
+from medusa_kit.train.features.features import FeatureOptions, batches, by_length, run
+from medusa_kit.train.features.likeliest import LOGIT_ROWS
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,8 @@ from medusa_kit.heads.kinds import MedusaHeads
 from medusa_kit.heads.ranks import head_parameter_dtype
 from medusa_kit.settings.recipe import JointSection
 from medusa_kit.train.batching import Batch
-from medusa_kit.train.features.features import Positions, likeliest
+from medusa_kit.train.features.features import Positions
+from medusa_kit.train.features.likeliest import likeliest
 from medusa_kit.train.loss.loss import (
     HeadsLoss,
     LossOptions,
@@ -132,7 +133,8 @@ class Medusa2(nn.Module):
             hidden_PD = batch.trained(batch.rows.hidden_PD(base))
         self.model.train(training)
         top = min(self.joint.distill_top, base.info.vocab_size)
-        return Positions(hidden_PD, batch.ahead_PJ, *likeliest(base, hidden_PD, top))
+        guesses = likeliest(base, hidden_PD, top)
+        return Positions.without_runners_up(hidden_PD, batch.ahead_PJ, *guesses)
 
     def held_parameters(self) -> list[nn.Parameter]:
         base = self._base[0]

@@ -115,7 +115,7 @@ def load_base(
     place: dict[str, Any] = {
         "dtype": recipe.base.dtype, "device": str(device), "revision": recipe.base.revision
     }  # fmt: skip
-    if recipe.stage == "medusa1":
+    if recipe.stage == "medusa1" and not recipe.train.runners_up:  # a model of torch reads these
         return load_frozen(recipe.base.model, **place)
     return load_base_model(recipe.base.model, **place, four_bit=four_bit)
 

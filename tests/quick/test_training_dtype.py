@@ -10,7 +10,7 @@ from medusa_kit.quick import settings
 from medusa_kit.quick.run import prepared, run
 from medusa_kit.quick.session import Request
 from medusa_kit.settings.recipe import load_recipe
-from medusa_kit.train.features.features import Rows
+from medusa_kit.train.features.rows import Rows
 
 
 @pytest.mark.parametrize("fast", [True, False])

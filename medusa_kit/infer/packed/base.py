@@ -155,9 +155,13 @@ class PackedBase(BaseModel):
         input_ids_BT: Tensor,
         attention_mask_BT: Tensor | None = None,
         position_ids_BT: Tensor | None = None,
+        **more: Any,
     ) -> Tensor:
         """hidden_BTD, zeros where the mask hides. Each row is one text, padded on the right; with
-        position ids, several texts that each begin at 0."""
+        position ids, several texts that each begin at 0. Raises ValueError for further arguments of
+        transformers' models."""
+        if more:
+            raise ValueError(f"{', '.join(more)}: only a model of torch takes these")
         B, T = input_ids_BT.shape
         spans = [
             (row, *span)

@@ -1,9 +1,9 @@
 """Hidden states on disk, for runs whose features do not fit into memory or are used again.
 
 cache_dir/index.json           which base, tokenizer and format; the shards and their rows
-cache_dir/shard-XXXX.safetensors   hidden_PD [P, D] (and likeliest_PS, chances_PS), the positions
-                               trained on (for heads with a prefix layer: all tokens), one row of
-                               text after the other
+cache_dir/shard-XXXX.safetensors   hidden_PD [P, D] (and likeliest_PS, chances_PS, or others_P1,
+                               others_PD), the positions trained on (for heads with a prefix
+                               layer: all tokens), one row of text after the other
 
 A row is identified by a digest of its tokens and positions, so equal rows are stored once, and a
 cache that was interrupted or belongs to another run is completed. A shard's own header lists its
@@ -11,7 +11,8 @@ rows and has a checksum, which is compared once in each run that uses one of the
 older versions have none. A shard that is cut off or whose bits have changed is reported, and its
 rows are computed again.
 
-Shapes: P positions, D hidden, K heads, J = K + 1 tokens ahead, S likeliest tokens of the base.
+Shapes: P positions, D hidden, K heads, J = K + 1 tokens ahead, S likeliest tokens of the base;
+`others` are runners-up (runners_up.py).
 """
 
 import hashlib
@@ -47,6 +48,7 @@ from medusa_kit.train.features.shards import check_shards, read_shards, shard_fi
 from medusa_kit.train.loss.loss import SoftHidden, SoftTargets
 
 INDEX, FINGERPRINT, WHOLE_ROWS = "index.json", "base_fingerprint", "whole_rows"
+RUNNERS_UP, OTHERS = "runners_up", ("others_P1", "others_PD")
 SHARD_BYTES = 256 << 20
 SPARE_BYTES = 64 << 20  # kept free on the disk
 
@@ -78,8 +80,13 @@ class CachedPositions:
 
     def soft_hidden(self, rows_P: Tensor) -> SoftHidden:
         rows_PK = targets_of(rows_P, self.ahead_PJ)
-        hidden_XD = self._gather("hidden_PD", rows_PK.flatten()).to(self._dtype)
-        return SoftHidden(hidden_XD.unflatten(0, rows_PK.shape))
+        names = ["hidden_PD", *(name for name in OTHERS if name in self._shards[0])]
+        hidden, *others = (
+            self._gather(name, rows_PK.flatten()).unflatten(0, rows_PK.shape) for name in names
+        )
+        if not others:
+            return SoftHidden(hidden.to(self._dtype))
+        return SoftHidden(hidden.to(self._dtype), others[0][..., 0], others[1].to(self._dtype))
 
     def picked(self, rows_P: Tensor) -> Positions:
         if "likeliest_PS" in self._shards[0]:
@@ -87,7 +94,7 @@ class CachedPositions:
         else:
             soft = [torch.empty(len(rows_P), 0)] * 2
         hidden_PD = self._gather("hidden_PD", rows_P).to(self._dtype)
-        return Positions(hidden_PD, self.ahead_PJ[rows_P], *soft)
+        return Positions.without_runners_up(hidden_PD, self.ahead_PJ[rows_P], *soft)
 
     def _gather(self, name: str, rows_P: Tensor) -> Tensor:
         first = self._shards[0][name]
@@ -156,6 +163,7 @@ def _identity(base: BaseModel, recipe: TrainRecipe, options: FeatureOptions) -> 
         "dtype": recipe.train.cache_dtype,
         "likeliest": options.soft_top,
         WHOLE_ROWS: recipe.heads.prefix_layers > 0,
+        RUNNERS_UP: options.runners_up,
     }
 
 
@@ -166,7 +174,7 @@ def _open(folder: Path, identity: dict[str, Any]) -> None:
         _write_index(folder, identity)
         return
     try:
-        there = {WHOLE_ROWS: False, **parse_json(path.read_text())}
+        there = {WHOLE_ROWS: False, RUNNERS_UP: False, **parse_json(path.read_text())}
     except (ValueError, TypeError, OSError) as error:
         raise IncompatibleBaseError(
             f"{path} cannot be read: {error}", hint="remove the folder, or choose another cache_dir"
@@ -212,7 +220,8 @@ def _quote(
 ) -> None:
     """Print what it will take; refuse before anything is computed if the disk is too small."""
     folder = cache_folder(recipe)
-    each = base.info.hidden_size * DTYPES[recipe.train.cache_dtype].itemsize + 8 * options.soft_top
+    state = base.info.hidden_size * DTYPES[recipe.train.cache_dtype].itemsize
+    each = options.states * state + 8 * options.soft_top
     new = sum(len(item.positions_P) for item in missing)
     total = sum(len(item.positions_P) for item in items)
     trained = sum(len(item.trained_P) for item in items)
@@ -243,8 +252,9 @@ def _fill(
     size = 0
     with console.progress("hidden states", total, unit="tok") as bar:
         for item, positions in _rows(base, own, options):
-            held.append((item, positions._replace(hidden_PD=positions.hidden_PD.to(dtype))))
-            size += positions.hidden_PD.nbytes
+            hidden_PD, others_PD = positions.hidden_PD.to(dtype), positions.others_PD.to(dtype)
+            held.append((item, positions._replace(hidden_PD=hidden_PD, others_PD=others_PD)))
+            size += hidden_PD.nbytes + others_PD.nbytes
             bar.advance(len(item.positions_P))
             if size >= SHARD_BYTES:
                 _write(folder, held)
@@ -270,4 +280,6 @@ def _write(folder: Path, held: Sequence[tuple[HeadTargets, Positions]]) -> None:
     tensors = {"hidden_PD": whole.hidden_PD.contiguous()}
     if whole.likeliest_PS.shape[1]:
         tensors |= {"likeliest_PS": whole.likeliest_PS, "chances_PS": whole.chances_PS}
+    if whole.others_P1.shape[1]:
+        tensors |= {name: getattr(whole, name).contiguous() for name in OTHERS}
     write_shard(folder, [(row_digest(item), len(item.positions_P)) for item, _ in held], tensors)

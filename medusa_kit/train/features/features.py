@@ -17,9 +17,11 @@ from medusa_kit.base.model import RELATIVE_TOLERANCE, BaseModel, relative_error
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.train import distributed
 from medusa_kit.train.data import HeadTargets
+from medusa_kit.train.features.likeliest import likeliest
+from medusa_kit.train.features.rows import Rows
+from medusa_kit.train.features.runners_up import read_with_runners_up
 from medusa_kit.train.loss.loss import SoftHidden, SoftTargets
 
-LOGIT_ROWS = 1024  # rows of the base's logits that exist at once, for soft targets
 # The share of free GPU memory that stored features may take; heads and logits need the rest.
 DEVICE_SHARE = 0.6
 
@@ -27,51 +29,41 @@ DEVICE_SHARE = 0.6
 @dataclass(frozen=True)
 class FeatureOptions:
     """How the base reads rows. soft_top: likeliest tokens kept for soft targets, or 0; soft_all:
-    soft targets are computed from hidden states."""
+    soft targets are computed from hidden states; runners_up: see runners_up.py."""
 
     batch_tokens: int = 8192
     soft_top: int = 0
     packing: bool = False
     soft_all: bool = False
+    runners_up: bool = False
 
-
-class Rows(NamedTuple):
-    """Rows of text as the base reads them: padded side by side, or packed one after another."""
-
-    input_ids_BT: Tensor
-    mask_BT: Tensor | None  # None where packed: position ids separate the rows
-    position_ids_BT: Tensor | None
-    flat_P: Tensor  # places of the trained positions in the flattened [B * T]
-
-    @classmethod
-    def of(cls, items: Sequence[HeadTargets], device: torch.device, packing: bool) -> "Rows":
-        ids, mask, position_ids, flat = _packed(items) if packing else _padded(items)
-        return cls(
-            ids.to(device),
-            None if mask is None else mask.to(device),
-            None if position_ids is None else position_ids.to(device),
-            flat.to(device),
-        )
-
-    def hidden_PD(self, base: BaseModel) -> Tensor:
-        """With gradient, where the base has any."""
-        hidden_BTD = base.traced_hidden_states(
-            self.input_ids_BT, self.mask_BT, self.position_ids_BT
-        )
-        return hidden_BTD.flatten(0, 1)[self.flat_P]
+    @property
+    def states(self) -> int:
+        """Hidden states kept of a position."""
+        return 2 if self.runners_up else 1
 
 
 class Positions(NamedTuple):
     """Positions of whole examples, one example after the other, on one device.
 
     hidden_PD is in the base's dtype, ahead_PJ int32. likeliest_PS, chances_PS: the base's own
-    guesses for the token after each position, for soft targets (S = 0 without).
+    guesses for the token after each position, for soft targets (S = 0 without). others_P1,
+    others_PD: runners-up (runners_up.py; no columns without).
     """
 
     hidden_PD: Tensor
     ahead_PJ: Tensor
     likeliest_PS: Tensor
     chances_PS: Tensor
+    others_P1: Tensor
+    others_PD: Tensor
+
+    @classmethod
+    def without_runners_up(
+        cls, hidden_PD: Tensor, ahead_PJ: Tensor, likeliest_PS: Tensor, chances_PS: Tensor
+    ) -> "Positions":
+        none = ahead_PJ[:, :0], hidden_PD[:, :0]
+        return cls(hidden_PD, ahead_PJ, likeliest_PS, chances_PS, *none)
 
     @classmethod
     def empty(cls, total: int, like: "Positions", **place: Any) -> "Positions":
@@ -100,7 +92,11 @@ class Positions(NamedTuple):
         return SoftTargets(self.likeliest_PS[rows_PK], self.chances_PS[rows_PK])
 
     def soft_hidden(self, rows_P: Tensor) -> SoftHidden:
-        return SoftHidden(self.hidden_PD[targets_of(rows_P, self.ahead_PJ)])
+        rows_PK = targets_of(rows_P, self.ahead_PJ)
+        if not self.others_P1.shape[1]:
+            return SoftHidden(self.hidden_PD[rows_PK])
+        others = self.others_P1[rows_PK][..., 0], self.others_PD[rows_PK]
+        return SoftHidden(self.hidden_PD[rows_PK], *others)
 
 
 def targets_of(rows_P: Tensor, ahead_PJ: Tensor) -> Tensor:
@@ -149,11 +145,16 @@ def run_batches(
 @torch.no_grad()
 def run(base: BaseModel, group: Sequence[HeadTargets], options: FeatureOptions) -> Positions:
     """The positions of one batch of examples, on the base's device."""
-    hidden_PD = Rows.of(group, base.device, options.packing).hidden_PD(base)
     ahead_PJ = torch.cat([torch.from_numpy(item.ahead_PJ) for item in group]).to(base.device)
+    if options.runners_up:
+        hidden_PD, *others = read_with_runners_up(base, group)
+    else:
+        hidden_PD = Rows.of(group, base.device, options.packing).hidden_PD(base)
+        others = [ahead_PJ[:, :0], hidden_PD[:, :0]]
     trained_P = ahead_PJ[:, 0] >= 0
     guesses = likeliest(base, hidden_PD[trained_P], options.soft_top)
-    return Positions(hidden_PD, ahead_PJ, *(_spread(part, trained_P) for part in guesses))
+    parts = (_spread(part, trained_P) for part in guesses)
+    return Positions(hidden_PD, ahead_PJ, *parts, *others)
 
 
 def _spread(part_PS: Tensor, places_P: Tensor) -> Tensor:
@@ -173,7 +174,7 @@ def collect_features(
 ) -> Positions:
     """Run the base once over all items, longest first; processes share the work."""
     total = sum(len(item.positions_P) for item in items)
-    place = _storage(base, total, sum(len(item.trained_P) for item in items))
+    place = _storage(base, total, sum(len(item.trained_P) for item in items), options)
     store: Positions | None = None
     done = 0
     rank, world = distributed.rank(), distributed.world()
@@ -210,20 +211,11 @@ def check_packing(base: BaseModel, items: Sequence[HeadTargets]) -> None:
         )
 
 
-def likeliest(base: BaseModel, hidden_PD: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """(ids_PS int32, probabilities_PS float32) of the base's likeliest next tokens."""
-    ids_PS = torch.empty(len(hidden_PD), count, dtype=torch.int32, device=hidden_PD.device)
-    chances_PS = torch.empty(len(hidden_PD), count, device=hidden_PD.device)
-    for start in range(0, len(hidden_PD) if count else 0, LOGIT_ROWS):
-        rows = slice(start, start + LOGIT_ROWS)
-        top = base.head_logits(hidden_PD[rows]).float().softmax(-1).topk(count)
-        ids_PS[rows], chances_PS[rows] = top.indices.int(), top.values
-    return ids_PS, chances_PS
-
-
-def _storage(base: BaseModel, num_positions: int, num_trained: int) -> dict[str, Any]:
+def _storage(
+    base: BaseModel, num_positions: int, num_trained: int, options: FeatureOptions
+) -> dict[str, Any]:
     """Tensor options of the store: on the GPU where it fits, else pinned. Prints its size."""
-    num_bytes = num_positions * base.info.hidden_size * base.dtype.itemsize
+    num_bytes = num_positions * base.info.hidden_size * base.dtype.itemsize * options.states
     place: dict[str, Any] = {"device": base.device}
     if base.device.type == "cuda":
         free_bytes, _ = torch.cuda.mem_get_info(base.device)
@@ -242,29 +234,3 @@ def counted(num_positions: int, num_trained: int) -> str:
     if num_positions == num_trained:
         return f"{num_positions:,} positions"
     return f"{num_positions:,} tokens of whole rows ({num_trained:,} trained positions)"
-
-
-def _padded(
-    items: Sequence[HeadTargets],
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-    length = max(len(item.input_ids) for item in items)
-    input_ids_BT = torch.zeros(len(items), length, dtype=torch.int64)
-    mask_BT = torch.zeros_like(input_ids_BT)
-    places = []
-    for index, item in enumerate(items):
-        input_ids_BT[index, : len(item.input_ids)] = torch.tensor(item.input_ids)
-        mask_BT[index, : len(item.input_ids)] = 1
-        places.append(torch.from_numpy(item.positions_P) + index * length)
-    return input_ids_BT, mask_BT, None, torch.cat(places)
-
-
-def _packed(
-    items: Sequence[HeadTargets],
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-    """All items in one row; where position ids restart, transformers begins another example."""
-    ids = torch.cat([torch.tensor(item.input_ids) for item in items])
-    position_ids = torch.cat([torch.arange(len(item.input_ids)) for item in items])
-    starts = torch.tensor([0, *(len(item.input_ids) for item in items)]).cumsum(0)
-    places = [torch.from_numpy(item.positions_P) + int(start)
-              for item, start in zip(items, starts[:-1], strict=True)]  # fmt: skip
-    return ids[None], None, position_ids[None], torch.cat(places)

@@ -14,6 +14,7 @@ tokens that share one target.
 """
 
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit.base.model import BaseModel
+from medusa_kit.heads.blocks import Walk
 from medusa_kit.heads.kinds import MedusaHeads
 from medusa_kit.heads.ranks import head_parameter_dtype, project_rows
 from medusa_kit.settings.recipe import TrainSection
@@ -39,9 +41,15 @@ class SoftTargets(NamedTuple):
 
 
 class SoftHidden(NamedTuple):
-    """The base's hidden states at each head's target: what its whole distribution follows from."""
+    """The base's hidden states at each head's target: what its whole distribution follows from.
+
+    `others_PK`: runners-up in place of the last token of each head's path, and the hidden states
+    there (train/features/runners_up.py).
+    """
 
     hidden_PKD: Tensor
+    others_PK: Tensor | None = None
+    others_PKD: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -109,27 +117,74 @@ def heads_loss(
 
     counts_K: the update's, by default those of these positions; a head without any adds 0.
     ahead_PJ: ids of the root and of each head's target, -1 for none. The fraction `soft_share` of
-    the target is `soft`, scaled to sum to 1 over the tokens with a column.
+    the target is `soft`, scaled to sum to 1 over the tokens with a column. With runners-up a head's
+    loss is the mean of both paths'.
     """
     hidden_PD = hidden_PD.to(heads.base.device, head_parameter_dtype(heads))
     ahead_PJ = ahead_PJ.to(heads.base.device, torch.int64)
     if counts_K is None:
         counts_K = target_counts(heads, ahead_PJ, soft is not None)
     losses, missing = [], []
-    for k, z_PD in enumerate(heads.transforms(hidden_PD, ahead_PJ)):
+    for k, (z_PD, other_PD) in enumerate(_ends(heads, hidden_PD, ahead_PJ, soft)):
         shared = _shared_out(heads, ahead_PJ[:, k + 1], soft, options.soft_share, k)
-        total = None
-        if options.fused is not None and options.kind == "cross_entropy" and soft is None:
-            total = _fused(options, z_PD, shared.columns_PS[:, 0], head_columns(heads, k))
-        if total is None:
-            weights = list(heads.projections[k].parameters()) if len(heads.projections) else []
-            project = partial(project_rows, heads, k=k)
-            total = chunked_loss(z_PD, shared, project, options.chunk, options.kind, weights)
+        total = _of_head(heads, k, z_PD, shared, options, soft is None)
+        if other_PD is not None:
+            others = _of_others(heads, ahead_PJ[:, k + 1], soft, k)
+            total = (total + _of_head(heads, k, other_PD, others, options, False)) / 2
         losses.append(total / counts_K[k].clamp_min(1))
         missing.append(((shared.columns_PS[:, 0] < 0) & (ahead_PJ[:, k + 1] >= 0)).sum())
     per_head_K = torch.stack(losses)
     loss = _weighted(per_head_K, options.decay, uncertainty_K)
     return HeadsLoss(loss, per_head_K.detach(), torch.stack(missing), loss.detach() * 0)
+
+
+def _ends(
+    heads: MedusaHeads,
+    hidden_PD: Tensor,
+    ahead_PJ: Tensor,
+    soft: SoftTargets | SoftHidden | None,
+) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """What each head makes of the text's path, and of the same with a runner-up at its end."""
+    walk, others_PK = Walk(), soft.others_PK if isinstance(soft, SoftHidden) else None
+    for k in range(heads.num_heads):
+        before, other_PD = walk.copy(), None
+        z_PD = heads.transform(hidden_PD, k, ahead_PJ, walk)
+        if others_PK is not None:
+            end_P1 = others_PK[:, k : k + 1].to(ahead_PJ)
+            other_PJ = torch.cat([ahead_PJ[:, :k], end_P1, ahead_PJ[:, k + 1 :]], dim=1)
+            other_PD = heads.transform(hidden_PD, k, other_PJ, before)
+        yield z_PD, other_PD
+
+
+def _of_head(
+    heads: MedusaHeads,
+    k: int,
+    z_PD: Tensor,
+    shared: SharedTargets,
+    options: LossOptions,
+    hard: bool,
+) -> Tensor:
+    """The summed loss of head k; `hard`: a target is one token."""
+    total = None
+    if options.fused is not None and options.kind == "cross_entropy" and hard:
+        total = _fused(options, z_PD, shared.columns_PS[:, 0], head_columns(heads, k))
+    if total is not None:
+        return total
+    weights = list(heads.projections[k].parameters()) if len(heads.projections) else []
+    project = partial(project_rows, heads, k=k)
+    return chunked_loss(z_PD, shared, project, options.chunk, options.kind, weights)
+
+
+def _of_others(
+    heads: MedusaHeads, targets_P: Tensor, soft: SoftTargets | SoftHidden | None, k: int
+) -> SharedTargets:
+    """After runners-up the base's distribution is the whole target, since no text follows."""
+    assert isinstance(soft, SoftHidden)
+    assert soft.others_PKD is not None
+    columns_P1, dtype = heads.to_columns(targets_P)[:, None], loss_dtype(heads)
+    known_P = (targets_P >= 0).to(dtype)
+    hidden_PD = soft.others_PKD[:, k].to(targets_P.device)
+    return SharedTargets(columns_P1, torch.zeros_like(known_P)[:, None], None, hidden_PD, known_P)
 
 
 def _weighted(per_head_K: Tensor, decay: float, uncertainty_K: Tensor | None) -> Tensor:

@@ -7,13 +7,13 @@ from medusa_kit.train.batching import Cutting, LiveFeed, StoredFeed, StoredRowFe
 from medusa_kit.train.data import head_targets, prepare
 from medusa_kit.train.features.features import (
     FeatureOptions,
-    Rows,
     batches,
     by_length,
     check_packing,
     collect_features,
     cuts,
 )
+from medusa_kit.train.features.rows import Rows
 
 KINDS = ["memory", "live", "whole rows"]
 

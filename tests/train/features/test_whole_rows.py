@@ -12,7 +12,8 @@ from medusa_kit.heads import MedusaHeads, load_heads
 from medusa_kit.train.batching import Batch
 from medusa_kit.train.data import prepare
 from medusa_kit.train.evaluate import answer_starts
-from medusa_kit.train.features.features import FeatureOptions, Rows, collect_features
+from medusa_kit.train.features.features import FeatureOptions, collect_features
+from medusa_kit.train.features.rows import Rows
 from medusa_kit.train.features.whole_rows import WholeRows, read_rows
 from medusa_kit.train.loss.loss import LossOptions, heads_loss
 from medusa_kit.train.run.folder import RunFolder

@@ -1,0 +1,140 @@
+"""Runners-up: in place of each token of a text another one that the base thinks likely there, and
+the hidden state that the base has at it.
+
+Heads that read the path learn from it what follows a path that ends otherwise than the text does
+(Hydra++, arXiv 2402.05109, trains on the text's paths alone). So a text teaches more, for a second
+forward of the base over as many tokens: each runner-up sees what comes before it and itself.
+
+Shapes: B batch, T tokens, D hidden, P positions, S likeliest tokens of the base.
+"""
+
+import zlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from medusa_kit.base.model import RELATIVE_TOLERANCE, BaseModel
+from medusa_kit.errors import IncompatibleBaseError
+from medusa_kit.train.data import HeadTargets
+from medusa_kit.train.features.likeliest import likeliest
+from medusa_kit.train.features.rows import Rows
+
+AMONG = 4  # likeliest tokens, beside the text's own, of which one is drawn by its probability
+
+
+class WithRunnersUp(NamedTuple):
+    """Hidden states of positions: at their own tokens, and at what stands in their place."""
+
+    hidden_PD: Tensor
+    others_P1: Tensor  # int32 ids; the text's own where it begins
+    others_PD: Tensor
+
+
+@torch.no_grad()
+def read_with_runners_up(base: BaseModel, group: Sequence[HeadTargets]) -> WithRunnersUp:
+    """The positions of one batch of rows. What is drawn follows from a row's tokens alone."""
+    rows, cache = Rows.of(group, base.device, packing=False), _new_cache()
+    hidden_BTD = _read(base, rows, cache)
+    others_BT = _draw(base, group, rows, hidden_BTD)
+    others_BTD = _read_instead(base, others_BT, cache)
+    return WithRunnersUp(
+        hidden_BTD.flatten(0, 1)[rows.flat_P],
+        others_BT.flatten()[rows.flat_P, None].int(),
+        others_BTD.flatten(0, 1)[rows.flat_P],
+    )
+
+
+@torch.no_grad()
+def check_runners_up(base: BaseModel, items: Sequence[HeadTargets]) -> None:
+    """The text's own tokens, read as runners-up are, must have their own hidden states.
+
+    Raises IncompatibleBaseError where they have not, as with layers that read the text otherwise
+    than by attention, attention that takes no mask, or a window shorter than the longest row.
+    """
+    longest = max(items, key=lambda item: len(item.input_ids))
+    rows, cache = Rows.of([longest], base.device, packing=False), _new_cache()
+    hint = "use train.runners_up=false"
+    try:
+        hidden_BTD = _read(base, rows, cache)
+        again_BTD = _read_instead(base, rows.input_ids_BT, cache)
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
+        raise IncompatibleBaseError(
+            f"{base.info.model_type}: runners-up cannot be read ({error})", hint=hint
+        ) from error
+    wide = hidden_BTD.float()
+    apart_BTD = again_BTD.float() - wide
+    found = float(apart_BTD.square().mean().sqrt() / wide.std().clamp_min(1e-12))
+    allowed = RELATIVE_TOLERANCE[hidden_BTD.dtype]
+    if not found <= allowed:
+        raise IncompatibleBaseError(
+            f"{base.info.model_type}: hidden states of a row of {len(longest.input_ids)} tokens "
+            f"differ by {found:.1e} of their spread where its tokens are read as runners-up "
+            f"(allowed {allowed:.0e})",
+            hint=f"{hint}, or shorter rows (data.max_length) where a sliding window is the reason",
+        )
+
+
+def _new_cache() -> object:
+    from transformers import DynamicCache
+
+    return DynamicCache()
+
+
+def _read(base: BaseModel, rows: Rows, cache: object) -> Tensor:
+    return base.traced_hidden_states(
+        rows.input_ids_BT, rows.mask_BT, past_key_values=cache, use_cache=True
+    )
+
+
+def _read_instead(base: BaseModel, others_BT: Tensor, cache: object) -> Tensor:
+    """hidden_BTD of these tokens, each in place of the one that `cache` holds there."""
+    B, T = others_BT.shape
+    device = others_BT.device
+    before_TT = torch.ones(T, T, dtype=torch.bool, device=device).tril(-1)
+    itself_TT = torch.eye(T, dtype=torch.bool, device=device)
+    hidden = ~torch.cat([before_TT, itself_TT], dim=1)
+    mask = torch.zeros(hidden.shape, dtype=base.dtype, device=device)
+    mask.masked_fill_(hidden, float("-inf"))
+    positions_BT = torch.arange(T, device=device).expand(B, -1)
+    return base.traced_hidden_states(
+        others_BT,
+        mask.expand(B, 1, -1, -1),
+        positions_BT,
+        past_key_values=cache,
+        use_cache=True,
+    )
+
+
+def _draw(base: BaseModel, group: Sequence[HeadTargets], rows: Rows, hidden_BTD: Tensor) -> Tensor:
+    """tokens_BT: at each position one of the others that the base finds likeliest there."""
+    own_X, others_X = rows.input_ids_BT.flatten(), rows.input_ids_BT.flatten().clone()
+    first_P = rows.flat_P % rows.input_ids_BT.shape[1] == 0  # nothing comes before
+    places_P = rows.flat_P[~first_P]
+    before_PD = hidden_BTD.flatten(0, 1)[places_P - 1]
+    ids_PS, chances_PS = likeliest(base, before_PD, min(AMONG + 1, base.info.vocab_size))
+    chances_PS = chances_PS.masked_fill(ids_PS == own_X[places_P, None], 0.0)
+    chances_PS = chances_PS * (chances_PS >= _last_kept(chances_PS))
+    shares_PS = chances_PS.double().cumsum(-1)
+    uniform_P = _uniform(group).to(base.device)[~first_P]
+    below_PS = shares_PS <= (uniform_P * shares_PS[:, -1])[:, None]
+    drawn_P1 = below_PS.sum(-1, keepdim=True).clamp_max(ids_PS.shape[1] - 1)
+    others_X[places_P] = ids_PS.gather(-1, drawn_P1)[:, 0].long()
+    return others_X.view_as(rows.input_ids_BT)
+
+
+def _last_kept(chances_PS: Tensor) -> Tensor:
+    """The least of the AMONG highest chances of each row."""
+    return chances_PS.topk(min(AMONG, chances_PS.shape[1]), dim=-1).values[:, -1:]
+
+
+def _uniform(group: Sequence[HeadTargets]) -> Tensor:
+    """A number from 0 to below 1 for each position, the same for the same row."""
+    numbers = []
+    for item in group:
+        seed = zlib.crc32(np.asarray(item.input_ids, dtype=np.int32).tobytes())
+        of_tokens = np.random.default_rng(seed).random(len(item.input_ids))
+        numbers.append(torch.from_numpy(of_tokens[item.positions_P]))
+    return torch.cat(numbers)
