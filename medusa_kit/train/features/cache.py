@@ -56,10 +56,16 @@ SPARE_BYTES = 64 << 20  # kept free on the disk
 class CachedPositions:
     """Positions of given rows, read from shards when needed."""
 
-    def __init__(self, folder: Path, items: Sequence[HeadTargets], dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        items: Sequence[HeadTargets],
+        dtype: torch.dtype,
+        options: FeatureOptions,
+    ) -> None:
         self.ahead_PJ = torch.cat([torch.from_numpy(item.ahead_PJ) for item in items])
         self._dtype = dtype
-        places, self._shards = read_shards(folder)
+        places, self._shards = read_shards(folder, _tensors(options))
         shard, row = [], []
         for item in items:
             index, start, count = places[row_digest(item)]
@@ -119,7 +125,7 @@ def cached_positions(
     missing = {row_digest(item): item for item in items}
     check_shards(folder, missing.keys())
     distributed.barrier()
-    known, _ = read_shards(folder)
+    known, _ = read_shards(folder, _tensors(options))
     missing = {digest: item for digest, item in missing.items() if digest not in known}
     _quote(base, items, list(missing.values()), recipe, options)
     distributed.barrier()  # all processes have looked before one writes
@@ -128,7 +134,7 @@ def cached_positions(
     distributed.barrier()
     if distributed.is_main():
         _write_index(folder, _identity(base, recipe, options))
-    return CachedPositions(folder, items, base.dtype)
+    return CachedPositions(folder, items, base.dtype, options)
 
 
 def open_cache(base: BaseModel, recipe: TrainRecipe, options: FeatureOptions) -> None:
@@ -151,6 +157,12 @@ def row_digest(item: HeadTargets) -> str:
     if len(item.trained_P) < len(item.positions_P):  # the base's guesses are kept at these only
         digest.update(np.asarray(item.trained_P, dtype=np.int64).tobytes())
     return digest.hexdigest()[:32]
+
+
+def _tensors(options: FeatureOptions) -> list[str]:
+    """The names of a shard's tensors."""
+    likeliest = ["likeliest_PS", "chances_PS"] if options.soft_top else []
+    return ["hidden_PD", *likeliest, *(OTHERS if options.runners_up else ())]
 
 
 def _identity(base: BaseModel, recipe: TrainRecipe, options: FeatureOptions) -> dict[str, Any]:

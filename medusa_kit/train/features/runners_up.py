@@ -35,7 +35,9 @@ class WithRunnersUp(NamedTuple):
 
 @torch.no_grad()
 def read_with_runners_up(base: BaseModel, group: Sequence[HeadTargets]) -> WithRunnersUp:
-    """The positions of one batch of rows. What is drawn follows from a row's tokens alone."""
+    """The positions of one batch of rows. What is drawn follows from a row's tokens alone, but for
+    chances that are near ties in the base's dtype, which other rows beside it may round otherwise.
+    """
     rows, cache = Rows.of(group, base.device, packing=False), _new_cache()
     hidden_BTD = _read(base, rows, cache)
     others_BT = _draw(base, group, rows, hidden_BTD)
@@ -49,32 +51,43 @@ def read_with_runners_up(base: BaseModel, group: Sequence[HeadTargets]) -> WithR
 
 @torch.no_grad()
 def check_runners_up(base: BaseModel, items: Sequence[HeadTargets]) -> None:
-    """The text's own tokens, read as runners-up are, must have their own hidden states.
+    """Every other token of the longest row, read as runners-up are while others stand between them,
+    must have its own hidden state.
 
-    Raises IncompatibleBaseError where they have not, as with layers that read the text otherwise
-    than by attention, attention that takes no mask, or a window shorter than the longest row.
+    Raises IncompatibleBaseError where one has not, as with layers that read the text otherwise than
+    by attention, attention that takes no mask, or a window shorter than the row.
     """
     longest = max(items, key=lambda item: len(item.input_ids))
     rows, cache = Rows.of([longest], base.device, packing=False), _new_cache()
     hint = "use train.runners_up=false"
     try:
         hidden_BTD = _read(base, rows, cache)
-        again_BTD = _read_instead(base, rows.input_ids_BT, cache)
+        again_BTD = _read_instead(base, _every_other_replaced(base, rows.input_ids_BT), cache)
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
         raise IncompatibleBaseError(
-            f"{base.info.model_type}: runners-up cannot be read ({error})", hint=hint
+            f"{base.info.model_type}: runners-up need a model of torch whose layers take "
+            f"transformers' usual cache and a mask; this one does not ({error})",
+            hint=f"{hint}; load_base_model loads a base as a model of torch",
         ) from error
-    wide = hidden_BTD.float()
-    apart_BTD = again_BTD.float() - wide
-    found = float(apart_BTD.square().mean().sqrt() / wide.std().clamp_min(1e-12))
+    first = (hidden_BTD.shape[1] - 1) % 2  # the last token is among those compared
+    wide = hidden_BTD[0, first::2].float()
+    apart_TD = again_BTD[0, first::2].float() - wide
+    found = float(apart_TD.square().mean(-1).sqrt().max() / wide.std().clamp_min(1e-12))
     allowed = RELATIVE_TOLERANCE[hidden_BTD.dtype]
     if not found <= allowed:
         raise IncompatibleBaseError(
-            f"{base.info.model_type}: hidden states of a row of {len(longest.input_ids)} tokens "
-            f"differ by {found:.1e} of their spread where its tokens are read as runners-up "
+            f"{base.info.model_type}: a hidden state of a row of {len(longest.input_ids)} tokens "
+            f"differs by {found:.1e} of the spread where its token is read as a runner-up "
             f"(allowed {allowed:.0e})",
             hint=f"{hint}, or shorter rows (data.max_length) where a sliding window is the reason",
         )
+
+
+def _every_other_replaced(base: BaseModel, ids_BT: Tensor) -> Tensor:
+    """All but the last token, the third last and so on are others."""
+    others_BT, first = ids_BT.clone(), ids_BT.shape[1] % 2
+    others_BT[:, first::2] = (ids_BT[:, first::2] + 1) % base.info.vocab_size
+    return others_BT
 
 
 def _new_cache() -> object:
@@ -115,19 +128,14 @@ def _draw(base: BaseModel, group: Sequence[HeadTargets], rows: Rows, hidden_BTD:
     places_P = rows.flat_P[~first_P]
     before_PD = hidden_BTD.flatten(0, 1)[places_P - 1]
     ids_PS, chances_PS = likeliest(base, before_PD, min(AMONG + 1, base.info.vocab_size))
-    chances_PS = chances_PS.masked_fill(ids_PS == own_X[places_P, None], 0.0)
-    chances_PS = chances_PS * (chances_PS >= _last_kept(chances_PS))
-    shares_PS = chances_PS.double().cumsum(-1)
+    other_PS = ids_PS != own_X[places_P, None]
+    kept_PS = other_PS & (other_PS.cumsum(-1) <= AMONG)
+    shares_PS = (chances_PS.double() * kept_PS).cumsum(-1)
     uniform_P = _uniform(group).to(base.device)[~first_P]
     below_PS = shares_PS <= (uniform_P * shares_PS[:, -1])[:, None]
     drawn_P1 = below_PS.sum(-1, keepdim=True).clamp_max(ids_PS.shape[1] - 1)
     others_X[places_P] = ids_PS.gather(-1, drawn_P1)[:, 0].long()
     return others_X.view_as(rows.input_ids_BT)
-
-
-def _last_kept(chances_PS: Tensor) -> Tensor:
-    """The least of the AMONG highest chances of each row."""
-    return chances_PS.topk(min(AMONG, chances_PS.shape[1]), dim=-1).values[:, -1:]
 
 
 def _uniform(group: Sequence[HeadTargets]) -> Tensor:

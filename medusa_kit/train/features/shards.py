@@ -110,9 +110,10 @@ def _read_shard(path: Path) -> Shard:
 
 
 def read_shards(
-    folder: Path,
+    folder: Path, names: Collection[str]
 ) -> tuple[dict[str, tuple[int, int, int]], list[dict[str, Tensor]]]:
-    """(digest -> (shard, first row, rows), the shards' tensors)."""
+    """(digest -> (shard, first row, rows), the shards' tensors), of shards that have tensors of
+    these names and no others."""
     places: dict[str, tuple[int, int, int]] = {}
     shards: list[dict[str, Tensor]] = []
     for path in shard_files(folder):
@@ -120,6 +121,8 @@ def read_shards(
             shard = _read_shard(path)
         except UNREADABLE as error:
             _remove_damaged(path, error)
+            continue
+        if shard.tensors.keys() != set(names):  # of another run, whose index is lost
             continue
         start = 0
         for digest, count in shard.rows:

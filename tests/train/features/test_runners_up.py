@@ -5,13 +5,16 @@ import json
 import numpy as np
 import pytest
 import torch
-from support.tiny_models import PROMISED
+from support.tiny_models import PROMISED, model_of, tiny_model
 from support.tiny_models import tiny_base as base_of
 from torch.nn import functional as F
+from transformers import AutoConfig, AutoModelForCausalLM
 
+from medusa_kit.base.model import wrap_model
 from medusa_kit.data.chat import EncodedExample
 from medusa_kit.errors import ConfigError, IncompatibleBaseError
 from medusa_kit.heads import MedusaHeads, load_heads
+from medusa_kit.infer.packed.base import base_for_decoding
 from medusa_kit.settings.recipe import load_recipe
 from medusa_kit.train.data import on_all_tokens, prepare
 from medusa_kit.train.features.features import FeatureOptions, Positions, run
@@ -97,6 +100,46 @@ def test_a_window_shorter_than_the_rows_is_refused(family):
     assert "data.max_length" in str(caught.value.hint)
 
 
+@pytest.mark.parametrize("length", [40, 41])
+def test_a_window_that_hides_one_token_is_refused(length):
+    base = wrap_model(tiny_model("mistral-sliding", sliding_window=length - 1), None, "tiny")
+    with pytest.raises(IncompatibleBaseError, match=f"row of {length} tokens"):
+        check_runners_up(base, prepare(random_rows([length], base.info.vocab_size), 2))
+
+
+def test_in_16_bits_the_worst_place_counts():
+    """Rounding passes; a window four tokens short spoils a few places only."""
+    model = tiny_model("mistral-sliding", sliding_window=36).to(torch.bfloat16)
+    base = wrap_model(model, None, "tiny")
+    check_runners_up(base, prepare(random_rows([36], base.info.vocab_size), 2))
+    with pytest.raises(IncompatibleBaseError, match="read as a runner-up"):
+        check_runners_up(base, prepare(random_rows([40], base.info.vocab_size), 2))
+
+
+def test_models_that_take_no_cache_or_mask_are_refused():
+    """This one reads any tokens one after the other, whatever it is given beside them."""
+    model = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(
+            "mamba2", vocab_size=96, hidden_size=32, num_heads=8, head_dim=8, state_size=8,
+            n_groups=1, num_hidden_layers=2, expand=2,
+        )
+    ).eval()  # fmt: skip
+    base = wrap_model(model, None, "tiny-mamba2")
+    with pytest.raises(IncompatibleBaseError):
+        check_runners_up(base, prepare(random_rows([12], 96), 2))
+
+
+def test_a_base_of_packed_weights_is_refused(tmp_path):
+    folder = tmp_path / "llama"
+    model_of("llama").save_pretrained(folder)
+    base = base_for_decoding(str(folder), dtype="float32", device="cpu")
+    if not base.is_light:
+        pytest.skip("steps do not run in C++ here")
+    with pytest.raises(IncompatibleBaseError, match="only a model of torch") as caught:
+        check_runners_up(base, prepare(random_rows([12], base.info.vocab_size), 2))
+    assert "load_base_model" in str(caught.value.hint)
+
+
 @pytest.mark.parametrize("kind", ["recurrent", "hydra"])
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_the_loss_is_the_mean_of_both_paths(tiny_base, kind, share):
@@ -179,6 +222,25 @@ def test_a_cache_without_them_is_refused(tiny_base, counting_rows, make_recipe, 
     train_heads(base, rows, recipe("one", False))
     with pytest.raises(IncompatibleBaseError, match="runners_up True ≠ False"):
         train_heads(base, rows, recipe("two", True))
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_shards_of_another_kind_are_not_used_where_the_index_is_lost(
+    tiny_base, counting_rows, make_recipe, tmp_path, first
+):
+    base, rows = tiny_base(), counting_rows()
+
+    def run(name, cache, runners_up):
+        train = {**SOFT, "runners_up": runners_up, "features": "disk", "epochs": 1}
+        train |= {"cache_dir": str(tmp_path / cache), "cache_dtype": "float32", "log_every": 1}
+        recipe = make_recipe(output_dir=str(tmp_path / name), train=train, heads=RECURRENT)
+        train_heads(base, rows, recipe)
+        return losses(recipe)
+
+    alone = run("alone", "own", not first)
+    run("one", "shared", first)
+    (tmp_path / "shared" / "index.json").unlink()
+    assert run("two", "shared", not first) == alone
 
 
 @pytest.mark.parametrize(
