@@ -108,9 +108,9 @@ def _read_instead(base: BaseModel, others_BT: Tensor, cache: object) -> Tensor:
     device = others_BT.device
     before_TT = torch.ones(T, T, dtype=torch.bool, device=device).tril(-1)
     itself_TT = torch.eye(T, dtype=torch.bool, device=device)
-    hidden = ~torch.cat([before_TT, itself_TT], dim=1)
-    mask = torch.zeros(hidden.shape, dtype=base.dtype, device=device)
-    mask.masked_fill_(hidden, float("-inf"))
+    unseen = ~torch.cat([before_TT, itself_TT], dim=1)
+    mask = torch.zeros(unseen.shape, dtype=base.dtype, device=device)
+    mask.masked_fill_(unseen, float("-inf"))
     positions_BT = torch.arange(T, device=device).expand(B, -1)
     return base.traced_hidden_states(
         others_BT,

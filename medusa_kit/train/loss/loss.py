@@ -43,8 +43,8 @@ class SoftTargets(NamedTuple):
 class SoftHidden(NamedTuple):
     """The base's hidden states at each head's target: what its whole distribution follows from.
 
-    `others_PK`: runners-up in place of the last token of each head's path, and the hidden states
-    there (train/features/runners_up.py).
+    `others_PK`, `others_PKD`: runners-up in place of the last token of each head's path, and the
+    hidden states there (train/features/runners_up.py).
     """
 
     hidden_PKD: Tensor
@@ -165,11 +165,10 @@ def _of_head(
     hard: bool,
 ) -> Tensor:
     """The summed loss of head k; `hard`: a target is one token."""
-    total = None
     if options.fused is not None and options.kind == "cross_entropy" and hard:
         total = _fused(options, z_PD, shared.columns_PS[:, 0], head_columns(heads, k))
-    if total is not None:
-        return total
+        if total is not None:
+            return total
     weights = list(heads.projections[k].parameters()) if len(heads.projections) else []
     project = partial(project_rows, heads, k=k)
     return chunked_loss(z_PD, shared, project, options.chunk, options.kind, weights)

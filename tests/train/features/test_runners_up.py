@@ -107,8 +107,8 @@ def test_a_window_that_hides_one_token_is_refused(length):
         check_runners_up(base, prepare(random_rows([length], base.info.vocab_size), 2))
 
 
-def test_in_16_bits_the_worst_place_counts():
-    """Rounding passes; a window four tokens short spoils a few places only."""
+def test_in_16_bits_the_worst_position_counts():
+    """Rounding passes; a window four tokens short spoils a few positions only."""
     model = tiny_model("mistral-sliding", sliding_window=36).to(torch.bfloat16)
     base = wrap_model(model, None, "tiny")
     check_runners_up(base, prepare(random_rows([36], base.info.vocab_size), 2))
