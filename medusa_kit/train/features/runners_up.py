@@ -55,7 +55,7 @@ def check_runners_up(base: BaseModel, items: Sequence[HeadTargets]) -> None:
     must have its own hidden state.
 
     Raises IncompatibleBaseError where one has not, as with layers that read the text otherwise than
-    by attention, attention that takes no mask, or a window shorter than the row.
+    by attention, or attention that takes no mask.
     """
     longest = max(items, key=lambda item: len(item.input_ids))
     rows, cache = Rows.of([longest], base.device, packing=False), _new_cache()
@@ -66,7 +66,7 @@ def check_runners_up(base: BaseModel, items: Sequence[HeadTargets]) -> None:
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
         raise IncompatibleBaseError(
             f"{base.info.model_type}: runners-up need a model of torch whose layers take "
-            f"transformers' usual cache and a mask; this one does not ({error})",
+            f"transformers' usual cache and masks; this one does not ({error})",
             hint=f"{hint}; load_base_model loads a base as a model of torch",
         ) from error
     first = (hidden_BTD.shape[1] - 1) % 2  # the last token is among those compared
@@ -79,7 +79,7 @@ def check_runners_up(base: BaseModel, items: Sequence[HeadTargets]) -> None:
             f"{base.info.model_type}: a hidden state of a row of {len(longest.input_ids)} tokens "
             f"differs by {found:.1e} of the spread where its token is read as a runner-up "
             f"(allowed {allowed:.0e})",
-            hint=f"{hint}, or shorter rows (data.max_length) where a sliding window is the reason",
+            hint=f"{hint}, or shorter rows (data.max_length) if attention has windows",
         )
 
 
@@ -105,20 +105,38 @@ def _read(base: BaseModel, rows: Rows, cache: object) -> Tensor:
 def _read_instead(base: BaseModel, others_BT: Tensor, cache: object) -> Tensor:
     """hidden_BTD of these tokens, each in place of the one that `cache` holds there."""
     B, T = others_BT.shape
-    device = others_BT.device
-    before_TT = torch.ones(T, T, dtype=torch.bool, device=device).tril(-1)
-    itself_TT = torch.eye(T, dtype=torch.bool, device=device)
-    unseen = ~torch.cat([before_TT, itself_TT], dim=1)
-    mask = torch.zeros(unseen.shape, dtype=base.dtype, device=device)
-    mask.masked_fill_(unseen, float("-inf"))
-    positions_BT = torch.arange(T, device=device).expand(B, -1)
+    positions_BT = torch.arange(T, device=others_BT.device).expand(B, -1)
     return base.traced_hidden_states(
         others_BT,
-        mask.expand(B, 1, -1, -1),
-        positions_BT,
+        position_ids_BT=positions_BT,
+        attention_mask=_masks(base, B, T),
         past_key_values=cache,
         use_cache=True,
     )
+
+
+def _masks(base: BaseModel, num_rows: int, length: int) -> Tensor | dict[str, Tensor]:
+    """What is added to attention's scores: one mask for all layers, or one for each kind of layer
+    where the rows are longer than the windows of some."""
+    config = base.model.config.get_text_config()
+    window, kinds = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
+    if not window or window >= length:
+        return _mask(base, num_rows, length, length)
+    if not kinds:
+        return _mask(base, num_rows, length, window)
+    sizes = {kind: window if kind == "sliding_attention" else length for kind in set(kinds)}
+    return {kind: _mask(base, num_rows, length, size) for kind, size in sizes.items()}
+
+
+def _mask(base: BaseModel, num_rows: int, length: int, window: int) -> Tensor:
+    """Over the text's tokens, then these: each of these sees itself and the text before it, at most
+    `window` tokens in all."""
+    at_T = torch.arange(length, device=base.device)
+    behind_TT = at_T[:, None] - at_T  # how far each token of the text lies behind each of these
+    before_TT = (behind_TT > 0) & (behind_TT < window)
+    unseen = ~torch.cat([before_TT, behind_TT == 0], dim=1)
+    mask = torch.zeros(unseen.shape, dtype=base.dtype, device=base.device)
+    return mask.masked_fill_(unseen, float("-inf")).expand(num_rows, 1, -1, -1)
 
 
 def _draw(base: BaseModel, group: Sequence[HeadTargets], rows: Rows, hidden_BTD: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from medusa_kit.heads import MedusaHeads, load_heads
 from medusa_kit.infer.packed.base import base_for_decoding
 from medusa_kit.settings.recipe import load_recipe
 from medusa_kit.train.data import on_all_tokens, prepare
+from medusa_kit.train.features import runners_up
 from medusa_kit.train.features.features import FeatureOptions, Positions, run
 from medusa_kit.train.features.runners_up import (
     AMONG,
@@ -40,13 +41,18 @@ def random_rows(lengths, vocab_size, first_trained=3):
     return rows
 
 
-@pytest.mark.parametrize("family", [name for name in PROMISED if name != "gemma3"])
+@pytest.mark.parametrize("family", PROMISED)
 def test_hidden_states_are_those_of_the_text_with_that_token(family):
     """Each row of different length is read anew up to each token, with the other one at its end."""
     base = base_of(family)
     items = prepare(random_rows([9, 17, 12], base.info.vocab_size), 2)
     check_runners_up(base, items)
-    found, at = read_with_runners_up(base, items), 0
+    found = read_with_runners_up(base, items)
+    assert_read_as_texts(base, items, found)
+
+
+def assert_read_as_texts(base, items, found):
+    at = 0
     for item in items:
         for place in item.positions_P.tolist():
             other, text = int(found.others_P1[at]), item.input_ids[: place + 1]
@@ -90,30 +96,43 @@ def test_a_row_trained_on_from_its_first_token_keeps_that_token():
     torch.testing.assert_close(found.others_PD[0], found.hidden_PD[0], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("family", ["mistral-sliding", "gemma3"])
-def test_a_window_shorter_than_the_rows_is_refused(family):
+WINDOWED = ["mistral-sliding", "gemma3", "gemma2", "gpt_oss", "cohere2", "olmo3", "starcoder2"]
+
+
+@pytest.mark.parametrize("family", WINDOWED)
+def test_windows_shorter_than_the_rows_hide_what_they_hide_in_a_text(family):
     base = base_of(family)
-    check_runners_up(base, prepare(random_rows([6], base.info.vocab_size), 2))
-    long = prepare(random_rows([6, 30], base.info.vocab_size), 2)
-    with pytest.raises(IncompatibleBaseError, match="row of 30 tokens") as caught:
-        check_runners_up(base, long)
-    assert "data.max_length" in str(caught.value.hint)
+    window = base.model.config.get_text_config().sliding_window
+    items = prepare(random_rows([4 * window, window + 1], base.info.vocab_size), 2)
+    check_runners_up(base, items)
+    found = read_with_runners_up(base, items)
+    assert_read_as_texts(base, items, found)
+
+
+def without_window(mask):
+    return lambda base, num_rows, length, window: mask(base, num_rows, length, length)
 
 
 @pytest.mark.parametrize("length", [40, 41])
-def test_a_window_that_hides_one_token_is_refused(length):
+def test_a_window_that_hides_one_token_unknown_to_us_is_refused(length, monkeypatch):
     base = wrap_model(tiny_model("mistral-sliding", sliding_window=length - 1), None, "tiny")
-    with pytest.raises(IncompatibleBaseError, match=f"row of {length} tokens"):
-        check_runners_up(base, prepare(random_rows([length], base.info.vocab_size), 2))
+    items = prepare(random_rows([length], base.info.vocab_size), 2)
+    check_runners_up(base, items)
+    monkeypatch.setattr(runners_up, "_mask", without_window(runners_up._mask))
+    with pytest.raises(IncompatibleBaseError, match=f"row of {length} tokens") as caught:
+        check_runners_up(base, items)
+    assert "data.max_length" in str(caught.value.hint)
 
 
-def test_in_16_bits_the_worst_position_counts():
+def test_in_16_bits_the_worst_position_counts(monkeypatch):
     """Rounding passes; a window four tokens short spoils a few positions only."""
     model = tiny_model("mistral-sliding", sliding_window=36).to(torch.bfloat16)
     base = wrap_model(model, None, "tiny")
-    check_runners_up(base, prepare(random_rows([36], base.info.vocab_size), 2))
+    items = prepare(random_rows([40], base.info.vocab_size), 2)
+    check_runners_up(base, items)
+    monkeypatch.setattr(runners_up, "_mask", without_window(runners_up._mask))
     with pytest.raises(IncompatibleBaseError, match="read as a runner-up"):
-        check_runners_up(base, prepare(random_rows([40], base.info.vocab_size), 2))
+        check_runners_up(base, items)
 
 
 def test_models_that_take_no_cache_or_mask_are_refused():
