@@ -30,6 +30,14 @@ def _seeded() -> None:
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def _gradients_stay_on() -> Iterator[None]:
+    """Else the tests behind it fail, not the one that left them off."""
+    yield
+    assert torch.is_grad_enabled()
+    assert not torch.is_inference_mode_enabled()
+
+
 @pytest.fixture
 def llama() -> BaseModel:
     """A tiny Llama with grouped-query heads, float32."""

@@ -1,5 +1,10 @@
 """Functions that run in torch's inference mode, whoever calls them."""
 
+import sys
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
 import pytest
 import torch
 
@@ -26,3 +31,77 @@ def test_the_mode_is_on_inside_and_as_before_outside() -> None:
         assert doubled(x).is_inference()
         assert torch.is_inference_mode_enabled()
     assert doubled.__doc__ == "Its words."
+
+
+@no_gradients
+def numbers() -> Iterator[torch.Tensor]:
+    for number in range(3):
+        assert torch.is_inference_mode_enabled()
+        yield torch.tensor(number)
+
+
+def test_a_generator_leaves_the_mode_to_its_caller_between_items() -> None:
+    found = []
+    for number in numbers():
+        assert not torch.is_inference_mode_enabled()
+        found.append(number.item())
+        assert number.is_inference()
+    assert found == [0, 1, 2]
+
+
+def test_a_generator_is_closed_in_the_mode() -> None:
+    ended = []
+
+    @no_gradients
+    def endless() -> Iterator[int]:
+        try:
+            while True:
+                yield 1
+        except GeneratorExit:
+            ended.append(torch.is_inference_mode_enabled())
+            raise
+
+    items = endless()
+    next(items)
+    items.close()
+    assert ended == [True]
+    assert not torch.is_inference_mode_enabled()
+
+
+@no_gradients
+def nested() -> Iterator[torch.Tensor]:
+    yield doubled(torch.ones(3))
+
+
+def test_ctrl_c_at_any_line_leaves_the_mode_as_it_was() -> None:
+    """A trace function raises where a signal could, one line further on each time."""
+
+    def interrupted(line: int) -> BaseException | None:
+        passed = 0
+
+        def trace(frame: FrameType, event: str, _: Any) -> Any:
+            nonlocal passed
+            passed += 1
+            if passed == line:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            list(nested())
+        except KeyboardInterrupt as error:
+            return error
+        finally:
+            sys.settrace(before)
+        return None
+
+    line = 1
+    while (error := interrupted(line)) is not None:
+        assert not torch.is_inference_mode_enabled()
+        del error  # frees the traceback, and what it holds
+        assert not torch.is_inference_mode_enabled()
+        assert torch.is_grad_enabled()
+        line += 1
+    assert line > 10

@@ -13,9 +13,10 @@ from medusa_kit.infer.memory import explain_oom
 from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.request import Emitted, Row
 from medusa_kit.infer.verifier import Verifier
+from medusa_kit.no_gradients import no_gradients
 
 
-@torch.inference_mode()
+@no_gradients
 def decode(
     verifier: Verifier,
     drafter: Drafter,

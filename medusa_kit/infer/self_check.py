@@ -25,6 +25,7 @@ from medusa_kit.infer.attention.choice import cannot_use
 from medusa_kit.infer.draft import UNUSED, Draft, Topology, flat_nodes
 from medusa_kit.infer.verifier import Verifier, window_owners
 from medusa_kit.locks import lock_of
+from medusa_kit.no_gradients import no_gradients
 
 PROMPT_LENGTHS = (5, 11)
 # Two trees in turn: the second follows what was kept of the first, so commit is checked too. For
@@ -154,7 +155,7 @@ def _remembered(figures: Mapping[str, Any]) -> TreeCheck | None:
     return TreeCheck(relative, tolerance, remembered=True)  # type: ignore[arg-type]
 
 
-@torch.inference_mode()
+@no_gradients
 def _run(verifier: Verifier, reference: Reference) -> TreeCheck:
     base = verifier.base
     windowed = [*verifier.windowed(), *window_owners(reference.model)]
@@ -190,7 +191,7 @@ def allowed_error(base: BaseModel, measured: float) -> float:
     return max(allowed, min(2 * _own_rounding(base), MOST_ROUNDED))
 
 
-@torch.inference_mode()
+@no_gradients
 def _own_rounding(base: BaseModel) -> float:
     """By how much the model differs from itself: read at once and token by token, and with its
     embeddings off by a last bit.

@@ -226,7 +226,7 @@ class TreeCache(Cache):
         for row, nodes in zip(rows, kept, strict=True):
             self.lengths[row] += len(nodes)
 
-    @torch.inference_mode()
+    @no_gradients
     def keep_first(self, row: int, length: int) -> None:
         """Forget all of a row but its first tokens. The other slots that were written are zeroed:
         numbers that are hidden are still multiplied by 0, and NaN times 0 is NaN."""
@@ -238,12 +238,12 @@ class TreeCache(Cache):
                 tensor[row, :, length:end].zero_()
         self._reached[row] = length
 
-    @torch.inference_mode()
+    @no_gradients
     def copy_first(self, source: int, target: int, length: int) -> None:
         """Let row `target` begin with the first tokens of row `source`, and hold nothing else."""
         self.take_row(target, self, source, length)
 
-    @torch.inference_mode()
+    @no_gradients
     def take_row(self, target: int, other: "TreeCache", source: int, length: int) -> None:
         """The same from another cache of the same model, in which something has been read."""
         self._reach(target, length)
@@ -295,12 +295,12 @@ class TreeCache(Cache):
                     for tensor in pair:
                         tensor[row, :, target] = tensor[row, :, source]
 
-    @torch.inference_mode()
+    @no_gradients
     def select_rows(self, rows: Sequence[int]) -> None:
         """Keep these rows only: finished rows leave the batch."""
         self._replace(rows, self.num_slots)
 
-    @torch.inference_mode()
+    @no_gradients
     def grow(self, num_slots: int, num_rows: int | None = None) -> None:
         """Room for `num_slots` tokens and nodes in each of `num_rows` rows, as many as there are
         unless given; what is in the cache stays."""

@@ -8,7 +8,6 @@ that has waited longest, whatever their numbers of rows.
 from collections.abc import Callable
 from contextlib import ExitStack
 
-import torch
 from torch import Tensor
 
 from medusa_kit.base.adapter_layers import AdapterLayers
@@ -20,6 +19,7 @@ from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import TreeStep
 from medusa_kit.infer.verifier import Forward, Verifier
 from medusa_kit.locks import lock_of
+from medusa_kit.no_gradients import no_gradients
 
 
 class AdaptedVerifier(Verifier):
@@ -96,7 +96,7 @@ class Turns:
         for batch in self._batches.values():
             batch.close()
 
-    @torch.inference_mode()
+    @no_gradients
     def step(self) -> Emitted:
         self.left = []
         self.let_go()

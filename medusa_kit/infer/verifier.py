@@ -24,6 +24,7 @@ from medusa_kit.infer.transfer import to_device
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes, NodeScores, RaggedScores, StepHolder, TreeStep
 from medusa_kit.locks import lock_of
+from medusa_kit.no_gradients import no_gradients
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on
@@ -128,7 +129,7 @@ class Verifier:
         """Tokens of each of so many prompts that one forward reads."""
         return PREFILL_CHUNK
 
-    @torch.inference_mode()
+    @no_gradients
     def forward(
         self,
         cache: TreeCache,
@@ -204,13 +205,13 @@ class Verifier:
                 hidden_BND = hidden_BND if keep_M is None else hidden_BND[:, keep_M]
         return hidden_BND, logits_BMV
 
-    @torch.inference_mode()
+    @no_gradients
     def score_trees(self, cache: TreeCache, nodes: Nodes, rows: Sequence[int]) -> RaggedScores:
         """Score trees after these rows of the cache, which may have different numbers of nodes.
         The nodes are in the cache, not committed."""
         return self._ragged(cache, nodes, rows)
 
-    @torch.inference_mode()
+    @no_gradients
     def read_prompts(
         self, cache: TreeCache, rows: Sequence[int], pieces: Sequence[Sequence[int]]
     ) -> tuple[Tensor, Tensor]:

@@ -21,6 +21,7 @@ from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.ranks import UNAVAILABLE, token_ranks
 from medusa_kit.infer.accept.rules import accept
 from medusa_kit.infer.cpu.int8_weights import refuse_int8_weights
+from medusa_kit.no_gradients import no_gradients
 from medusa_kit.tree.dynamic import NUM_RANKS as DYNAMIC_RANKS
 from medusa_kit.tree.dynamic import DynamicTree
 from medusa_kit.tree.statistics import MISSING, RankStatistics
@@ -121,7 +122,7 @@ def hidden_states(
             yield index, hidden_BTD[row, first : first + len(answers[index].response_ids)]
 
 
-@torch.inference_mode()
+@no_gradients
 def tree_entries(
     drafter: DynamicDrafter, hidden_PD: Tensor, ahead_PJ: Tensor, chunk_positions: int = 32
 ) -> np.ndarray:

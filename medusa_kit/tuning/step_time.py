@@ -29,6 +29,7 @@ from medusa_kit.infer.draft import Drafter, State, path_to
 from medusa_kit.infer.node_choice.measured import IN_A_ROW, SETTLED
 from medusa_kit.infer.request import Emitted, make_row
 from medusa_kit.infer.tree_cache import TreeCache
+from medusa_kit.no_gradients import no_gradients
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.plan import Tree
 
@@ -37,7 +38,7 @@ REPEATS, ROUNDS = 7, 9
 WARM_UPS = 1  # first steps of an answer that do not count: the prompt may still be computed
 
 
-@torch.inference_mode()
+@no_gradients
 def measure_step_times(
     engine: Engine,
     trees: Mapping[Any, Tree],

@@ -29,6 +29,7 @@ from medusa_kit.infer.accept.rules import accept
 from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.infer.draft import Draft, State, StepResult
 from medusa_kit.infer.verifier import Verifier
+from medusa_kit.no_gradients import no_gradients
 from medusa_kit.settings.drafters import DraftModelOptions
 
 
@@ -115,7 +116,7 @@ class DraftModelDrafter(TrieDrafter):
         self._chains = [self._chains[row] for row in rows]
         self._readers = [self._readers[row] for row in rows]
 
-    @torch.inference_mode()
+    @no_gradients
     def _grow(self, state: State, drawn: bool) -> list[Chain]:
         """Each row's draft, by forwards of the draft model until every row has enough."""
         chains = [self._chain(state, row, drawn) for row in range(len(state.tokens))]

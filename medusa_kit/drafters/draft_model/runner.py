@@ -13,6 +13,7 @@ from medusa_kit.infer.prefix_cache.prefixes import common_length
 from medusa_kit.infer.transfer import to_device
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.verifier import Verifier
+from medusa_kit.no_gradients import no_gradients
 
 FOLDED = 4  # up to so many unread tokens are read together with the next tree
 ROOM = 256  # extra slots in a new cache
@@ -53,7 +54,7 @@ class DraftRunner:
         if max(map(len, self._unread)) > FOLDED:
             self._read_on()
 
-    @torch.inference_mode()
+    @no_gradients
     def verify(self, draft: Draft) -> tuple[list[Tensor], list[Tensor]]:
         """(hidden_ND, logits_NV) of each row's tree; its node 0 is the row's root."""
         whole = self._with_unread(draft)

@@ -34,6 +34,7 @@ from medusa_kit.infer.draft import (
     Topology,
 )
 from medusa_kit.infer.transfer import to_device
+from medusa_kit.no_gradients import no_gradients
 from medusa_kit.tree.dynamic import DynamicTree, best_first
 
 SHAPES_KEPT = 256
@@ -103,7 +104,7 @@ class DynamicDrafter(StatelessDrafter):
         sizes = tree.num_nodes, tree.temperatures[: tree.depth], _count(tree), tree.beam
         return self.heads.guesser.grow(hidden_BD, roots_B, *sizes, least, draws)
 
-    @torch.inference_mode()
+    @no_gradients
     def _through_torch(
         self, hidden_BD: Tensor, roots_B: Sequence[int], least: Least, draws: RowsDraws | None
     ) -> Grown:

@@ -17,6 +17,7 @@ from medusa_kit.heads.draws import RowsDraws
 from medusa_kit.heads.scores import guesses
 from medusa_kit.infer.draft import ROOT, Draft, State, StatelessDrafter, Topology
 from medusa_kit.infer.transfer import to_device
+from medusa_kit.no_gradients import no_gradients
 from medusa_kit.tree.candidate_tree import CandidateTree
 
 PARTS_KEPT = 256  # of a tree, whose shapes come again and again
@@ -62,7 +63,7 @@ class HeadsDrafter(StatelessDrafter):
                 tokens_BN = tokens_BN[:, [0, *nodes]]
         return Draft(tokens_BN, [part.topology] * len(state.roots_B))
 
-    @torch.inference_mode()
+    @no_gradients
     def _through_torch(self, state: State, draws: RowsDraws | None) -> Tensor:
         roots_B = to_device(state.roots_B, state.hidden_BD.device)
         return self.fill(state.hidden_BD, roots_B, draws=draws)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit.infer.tree_cache import TreeCache, TreeCacheLayer
+from medusa_kit.no_gradients import no_gradients
 
 
 class StaticTreeCacheLayer(TreeCacheLayer):
@@ -108,7 +109,7 @@ class StaticTreeCache(TreeCache):
                 yield layer.keys
                 yield layer.values
 
-    @torch.inference_mode()
+    @no_gradients
     def commit(self, kept: Sequence[Sequence[int]], rows: Sequence[int] | None = None) -> None:
         """As the base class, by way of `move`."""
         if rows is not None:

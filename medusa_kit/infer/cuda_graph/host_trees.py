@@ -23,6 +23,7 @@ from medusa_kit.infer.cuda_graph.replay import ReplayedStep
 from medusa_kit.infer.cuda_graph.step import GRAPH_BYTES, Outcome, StaticDrafter, StepRows
 from medusa_kit.infer.draft import ROOT
 from medusa_kit.infer.verifier import Forward
+from medusa_kit.no_gradients import no_gradients
 
 MOST_NODES = 62  # which nodes a node sees is sent as the bits of one number
 TOKEN, PARENT, DEPTH, SEES = range(4)  # what is sent of each node
@@ -140,7 +141,7 @@ class HostTreeStep(StepRows):
     RuntimeError where a step cannot be captured.
     """
 
-    @torch.inference_mode()
+    @no_gradients
     def __init__(
         self,
         verifier: StaticVerifier,
@@ -174,7 +175,7 @@ class HostTreeStep(StepRows):
         for size in self.sizes.values():
             size.capture(graphs)
 
-    @torch.inference_mode()
+    @no_gradients
     def run(self, trees: Mapping[int, Tree]) -> dict[int, Outcome]:
         """One step over `trees`, given by row, in the smallest size that holds them all."""
         N = self.drafter.fitting(max(len(tree.tokens) for tree in trees.values()))

@@ -21,6 +21,7 @@ from medusa_kit.infer.cuda_graph.replay import ReplayedStep
 from medusa_kit.infer.draft import Topology
 from medusa_kit.infer.transfer import to_device
 from medusa_kit.infer.verifier import Forward
+from medusa_kit.no_gradients import no_gradients
 
 GRAPH_BYTES = 32 << 20  # of a graph of a thousand kernels, roughly
 
@@ -56,7 +57,7 @@ class StepRows:
     active_B: Tensor  # rows that are decoded; the others idle
     tolerance_1: Tensor
 
-    @torch.inference_mode()
+    @no_gradients
     def join(self, rows: Sequence[int], lengths: Sequence[int], tolerance: float = 0.0) -> None:
         """Let these rows, which hold so many tokens in the cache, be decoded from the next step on.
         `tolerance`: a smaller margin between the likeliest tokens is a near-tie."""
@@ -66,12 +67,12 @@ class StepRows:
         self.active_B.index_fill_(0, rows_X, True)
         self.tolerance_1.fill_(tolerance)
 
-    @torch.inference_mode()
+    @no_gradients
     def rest(self, row: int) -> None:
         """Let `row`, which has finished, idle in its place from the next step on."""
         self.active_B[row] = False
 
-    @torch.inference_mode()
+    @no_gradients
     def take_over(self, other: Any, places: Sequence[int]) -> None:
         """Continue in the first rows here what is in these places of `other`, a step of the same
         kind."""
@@ -91,7 +92,7 @@ class GraphStep(StepRows, ReplayedStep):
     cannot be captured.
     """
 
-    @torch.inference_mode()
+    @no_gradients
     def __init__(
         self,
         verifier: StaticVerifier,
@@ -131,19 +132,19 @@ class GraphStep(StepRows, ReplayedStep):
         self.advance()  # the first forward allocates the slots
         self.capture(graphs)
 
-    @torch.inference_mode()
+    @no_gradients
     def draft(self, rows: Sequence[int], roots: Sequence[int], hidden_XD: Tensor) -> None:
         """The first tree of rows that join, after their prompts."""
         rows_X, roots_X = to_device([rows, roots], self.device).unbind(0)
         self.tokens_BN[rows_X] = self.drafter.fill(hidden_XD, roots_X)
 
-    @torch.inference_mode()
+    @no_gradients
     def run(self) -> list[Outcome]:
         """One step: what came of each row; of no meaning for those that idle."""
         results = self.replay()
         return [Outcome(walked(row[:-1]), row[-1], self.num_nodes) for row in results]
 
-    @torch.inference_mode()
+    @no_gradients
     def take_over(self, other: Any, places: Sequence[int]) -> None:
         super().take_over(other, places)
         for row, place in enumerate(places):

@@ -21,6 +21,7 @@ from medusa_kit.infer.node_choice.cost import SIZES, StepCost
 from medusa_kit.infer.tree_step import Nodes
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.locks import SharedLock
+from medusa_kit.no_gradients import no_gradients
 from medusa_kit.version import __version__
 
 PREFIX = 32  # tokens before the measured nodes
@@ -125,7 +126,7 @@ def _was_alone(times: Mapping[int, Sequence[float]]) -> bool:
     return all(fast(taken) >= AS_FAST for taken in times.values())
 
 
-@torch.inference_mode()
+@no_gradients
 def measured(verifier: Verifier, clock: Callable[[], float]) -> dict[int, list[float]]:
     """The seconds that steps took by their nodes, up to the largest size that the context holds and
     that is not too slow. Sizes take turns, so that all see the same machine; the least of several
