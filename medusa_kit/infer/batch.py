@@ -220,6 +220,9 @@ class Batch:
         def read(first: int, last: int) -> list[tuple[Tensor, Tensor]]:
             some = pieces[first:last]
             places = [piece.place for piece in some]
+            for piece in some:
+                if self.cache.lengths[piece.place] != piece.start:  # by a call that failed
+                    self.cache.keep_first(piece.place, piece.start)
             texts = [piece.key.prompt_ids[piece.start : piece.end] for piece in some]
             hidden_BD, logits_BV = self._with_room(
                 lambda: self.verifier.read_prompts(self.cache, places, texts)

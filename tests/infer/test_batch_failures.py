@@ -136,8 +136,9 @@ def test_a_row_that_fails_leaves_alone(part: str, drawn: bool) -> None:
     "error", [Fault("forward"), *OUT_OF_MEMORY], ids=lambda e: type(e).__name__
 )
 @pytest.mark.parametrize("method", ["score_trees", "read_prompts"])
+@pytest.mark.parametrize("when", ["before its work", "after it"])
 def test_a_forward_that_fails_together_is_run_for_each_row(
-    family: str, method: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+    family: str, method: str, when: str, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = engine_for(family)
     original = getattr(engine.verifier, method)
@@ -147,6 +148,8 @@ def test_a_forward_that_fails_together_is_run_for_each_row(
         rows = next(one for one in work if isinstance(one, list) and isinstance(one[0], int))
         places.append(len(rows))
         if len(rows) > 1:
+            if when == "after it":
+                original(cache, *work)
             raise error
         return original(cache, *work)
 
@@ -238,6 +241,7 @@ def test_a_call_of_its_own_says_what_memory_lacks(
 
 SITES = ["score_trees", "read_prompts", "commit", "copy_first", "join", "propose", "observe",
          "select_rows"]  # fmt: skip
+DONE_FIRST = ("score_trees", "read_prompts", "copy_first", "join", "select_rows")
 
 
 @contextmanager
@@ -254,7 +258,7 @@ def faults(batch: Batch, shared: dict[str, Any], plan: dict[str, set[int]]) -> I
         def call(*args: Any, **kwargs: Any) -> Any:
             calls[name] += 1
             if calls[name] in plan.get(name, ()):
-                if calls[name] % 2 and name in ("score_trees", "copy_first", "join", "select_rows"):
+                if calls[name] % 2 and name in DONE_FIRST:
                     original(*args, **kwargs)
                 raise Fault(name)
             return original(*args, **kwargs)

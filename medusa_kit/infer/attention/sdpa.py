@@ -50,14 +50,20 @@ def explicit(
     softcap: float | None,
     sinks_H: Tensor | None,
 ) -> Tensor:
-    """The formula written out, for soft caps and sinks, which SDPA lacks: [B, H, N, E]."""
+    """The formula written out, for soft caps and sinks, which SDPA lacks: [B, H, N, E].
+
+    `mask_B1NL`: what is seen (bool), or what is added to the scores, as SDPA takes either.
+    """
     repeats = query_BHNE.shape[1] // key_BGLE.shape[1]
     key_BHLE = key_BGLE.repeat_interleave(repeats, dim=1)
     value_BHLE = value_BGLE.repeat_interleave(repeats, dim=1)
     scores_BHNL = query_BHNE @ key_BHLE.transpose(-1, -2) * scale
     if softcap is not None:
         scores_BHNL = torch.tanh(scores_BHNL / softcap) * softcap
-    scores_BHNL = scores_BHNL.masked_fill(~mask_B1NL, torch.finfo(scores_BHNL.dtype).min)
+    if mask_B1NL.dtype is torch.bool:
+        scores_BHNL = scores_BHNL.masked_fill(~mask_B1NL, torch.finfo(scores_BHNL.dtype).min)
+    else:
+        scores_BHNL = scores_BHNL + mask_B1NL
     if sinks_H is not None:  # one more column of weights, without a value
         sink_BHN1 = sinks_H.view(1, -1, 1, 1).expand(*scores_BHNL.shape[:3], 1)
         scores_BHNL = torch.cat([scores_BHNL, sink_BHN1.to(scores_BHNL)], dim=-1)

@@ -9,7 +9,7 @@ Shapes: X rows, D in, O out.
 """
 
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,35 +23,63 @@ KEPT_PACKS = 2  # so that two trees in turn (a benchmark, a comparison) do not r
 SHARE_OF_MEMORY = 0.2  # of the free memory: the most for one pack, which copies the weights
 
 
+class Pack(NamedTuple):
+    """A packed weight, and what it was packed from: a weight may be written to or replaced."""
+
+    packed: Tensor
+    version: int
+    place: int
+
+    def is_of(self, weight: Tensor) -> bool:
+        return self.version == _version(weight) and self.place == weight.data_ptr()
+
+
 class PackedLinear(nn.Linear):
-    """nn.Linear whose weight is also kept packed, for the row counts last asked for."""
+    """nn.Linear whose weight is also kept packed, for the row counts last asked for.
+
+    Packs are for steps, which are in inference mode: they have no gradients, and what others do
+    with the model is left to torch.
+    """
 
     # Row count -> packed weight, made at first use. The dict is replaced, never changed, since a
     # forward in another thread may be reading it.
-    packs: dict[int, Tensor | None]
+    packs: dict[int, Pack | None]
     _multiply: Any  # torch.ops.mkl._mkl_linear
 
     def forward(self, x_XD: Tensor) -> Tensor:
         # A step calls this hundreds of times, so the usual case comes first and does little.
         rows = x_XD.numel() // self.in_features
-        packed = self.packs.get(rows)
-        if packed is not None and not x_XD.requires_grad:
-            return self._multiply(x_XD, packed, self.weight, self.bias, rows)
+        pack = self.packs.get(rows)
+        if pack is not None and torch.is_inference_mode_enabled() and pack.is_of(self.weight):
+            return self._multiply(x_XD, pack.packed, self.weight, self.bias, rows)
         return self._seldom(x_XD, rows)
 
     def _seldom(self, x_XD: Tensor, rows: int) -> Tensor:
         """Packs first, uses the pack of a larger row count, or multiplies without one."""
         packs = self.packs
-        size = None if rows == 1 or x_XD.requires_grad else _packed_rows(packs, rows)
+        packable = rows > 1 and torch.is_inference_mode_enabled()
+        size = _packed_rows(packs, rows) if packable else None
         if size is None:
             return F.linear(x_XD, self.weight, self.bias)
-        packed = packs[size]
-        if packed is None:
+        pack = packs[size]
+        if pack is None or not pack.is_of(self.weight):
+            version, place = _version(self.weight), self.weight.data_ptr()
             packed = torch.ops.mkl._mkl_reorder_linear_weight(self.weight.detach(), size)
-            self.packs = {**packs, size: packed}
+            pack = Pack(packed, version, place)
+            self.packs = {**packs, size: pack}
+        packed = pack.packed
         flat = F.pad(x_XD.reshape(rows, self.in_features), (0, 0, 0, size - rows))
         out = self._multiply(flat, packed, self.weight, self.bias, size)
         return out[:rows].view(*x_XD.shape[:-1], self.out_features)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy, which packs anew: packed weights cannot be copied."""
+        return {**self.__dict__, "packs": dict.fromkeys(self.packs)}
+
+
+def _version(weight: Tensor) -> int:
+    """Grows where a weight is written to, but for `weight.data` (`forget_packs`)."""
+    return 0 if weight.is_inference() else weight._version
 
 
 def _packed_rows(packs: Iterable[int], rows: int) -> int | None:
@@ -107,6 +135,13 @@ def pack_for_rows(model: Any, rows: int) -> None:
         if isinstance(layer, PackedLinear) and rows not in layer.packs:
             newest = list(layer.packs.items())[1 - KEPT_PACKS :]
             layer.packs = {**dict(newest), rows: None}
+
+
+def forget_packs(model: Any) -> None:
+    """The weights have become others, so they are packed anew at the next forward."""
+    for layer in model.modules():
+        if isinstance(layer, PackedLinear):
+            layer.packs = dict.fromkeys(layer.packs)
 
 
 def free_memory() -> int:

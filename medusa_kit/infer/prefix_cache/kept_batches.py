@@ -14,6 +14,7 @@ from contextlib import contextmanager
 import torch
 
 from medusa_kit.infer.batch import Batch
+from medusa_kit.infer.cpu.mkl_linear import forget_packs
 from medusa_kit.infer.cuda_graph.runner import GraphRunner
 from medusa_kit.infer.memory import cache_bytes_per_token
 from medusa_kit.infer.prefix_cache.model_state import State, state_of
@@ -87,9 +88,12 @@ class KeptBatches:
             return few and cache.num_bytes <= self.most_bytes
 
         with self._lock:
-            self._idle = [
+            current = [
                 one for one in self._idle if one[0].verifier is not verifier or one[1] == state
             ]
+            if len(current) < len(self._idle):
+                forget_packs(verifier.base.model)  # of weights that have changed, perhaps
+            self._idle = current
             worth = [
                 (shared, batch)
                 for batch, _ in self._idle

@@ -1,5 +1,7 @@
 """Packed linear layers give plain products, for packed row counts and for all others."""
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +11,7 @@ from medusa_kit.infer.cpu import mkl_linear as packed_linear
 from medusa_kit.infer.cpu.mkl_linear import (
     PackedLinear,
     _packed_rows,
+    forget_packs,
     install_packed_linears,
     pack_for_rows,
 )
@@ -47,7 +50,8 @@ def test_only_the_last_row_counts_asked_for_are_kept() -> None:
     install_packed_linears(model)
     for rows in (4, 8, 16, 1):  # one row is never packed
         pack_for_rows(model, rows)
-        model(torch.randn(rows, 24).requires_grad_(False))
+        with torch.inference_mode():
+            model(torch.randn(rows, 24))
     assert [list(layer.packs) for layer in (model[0], model[2])] == [[8, 16]] * 2
 
 
@@ -70,6 +74,59 @@ def test_gradients_pass_through() -> None:
     model(x).sum().backward()
     assert x.grad is not None
     assert x.grad.abs().sum() > 0
+
+
+WRITES = {
+    "in place": lambda layer: layer.weight.mul_(-1.5),
+    "replaced": lambda layer: setattr(layer, "weight", nn.Parameter(layer.weight.detach() * -1.5)),
+    "storage": lambda layer: setattr(layer.weight, "data", layer.weight.data * -1.5),
+    "by data": lambda layer: (layer.weight.data.mul_(-1.5), forget_packs(layer)),
+}
+
+
+@needs_mkl
+@pytest.mark.parametrize("write", WRITES)
+@pytest.mark.parametrize("rows", [6, 5])
+def test_a_weight_that_was_written_to_is_packed_anew(write: str, rows: int) -> None:
+    layer = nn.Linear(24, 40)
+    install_packed_linears(layer)
+    pack_for_rows(layer, 6)
+    x = torch.randn(rows, 24)
+    with torch.inference_mode():
+        layer(x)
+    with torch.no_grad():
+        WRITES[write](layer)
+    with torch.inference_mode():
+        out = layer(x)
+    torch.testing.assert_close(out, F.linear(x, layer.weight, layer.bias).detach())
+
+
+@needs_mkl
+@pytest.mark.parametrize("rows", [6, 5])
+def test_weights_get_gradients_after_steps(rows: int) -> None:
+    layer = nn.Linear(24, 40)
+    install_packed_linears(layer)
+    pack_for_rows(layer, 6)
+    x = torch.randn(rows, 24)
+    with torch.inference_mode():
+        layer(x)
+    layer(x).sum().backward()
+    assert layer.weight.grad is not None
+    torch.testing.assert_close(layer.weight.grad, x.sum(0).expand(40, -1))
+
+
+@needs_mkl
+def test_copies_pack_for_themselves() -> None:
+    model = small_model()
+    install_packed_linears(model)
+    pack_for_rows(model, 4)
+    x = torch.randn(4, 24)
+    with torch.inference_mode():
+        expected = model(x)
+    twin = copy.deepcopy(model)
+    with torch.inference_mode():
+        torch.testing.assert_close(twin(x), expected)
+    assert all(layer.packs[4] is not None for layer in (model[0], twin[0]))
 
 
 def test_other_dtypes_and_no_memory_leave_the_model_alone(

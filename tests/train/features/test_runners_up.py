@@ -14,6 +14,7 @@ from medusa_kit.base.model import wrap_model
 from medusa_kit.data.chat import EncodedExample
 from medusa_kit.errors import ConfigError, IncompatibleBaseError
 from medusa_kit.heads import MedusaHeads, load_heads
+from medusa_kit.infer.attention import install_tree_attention
 from medusa_kit.infer.packed.base import base_for_decoding
 from medusa_kit.settings.recipe import load_recipe
 from medusa_kit.train.data import on_all_tokens, prepare
@@ -106,6 +107,19 @@ def test_windows_shorter_than_the_rows_hide_what_they_hide_in_a_text(family):
     items = prepare(random_rows([4 * window, window + 1], base.info.vocab_size), 2)
     check_runners_up(base, items)
     found = read_with_runners_up(base, items)
+    assert_read_as_texts(base, items, found)
+
+
+@pytest.mark.parametrize("family", ["llama", *WINDOWED])
+def test_a_model_that_trees_were_verified_on_reads_runners_up(family):
+    """With tree attention, which heads are checked with before training."""
+    base = base_of(family)
+    items = prepare(random_rows([40, 21], base.info.vocab_size), 2)
+    before = read_with_runners_up(base, items)
+    install_tree_attention(base.model)
+    check_runners_up(base, items)
+    found = read_with_runners_up(base, items)
+    torch.testing.assert_close(found.others_PD, before.others_PD, rtol=1e-4, atol=1e-5)
     assert_read_as_texts(base, items, found)
 
 
