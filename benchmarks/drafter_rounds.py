@@ -6,7 +6,8 @@ Each drafter has an engine of its own, so they share nothing that they learn. Th
 prompt one after another, in an order drawn anew for each prompt and round; the reading of the
 prompt does not count. Speeds are ratios to plain decoding by the same kit: over all, and for each
 category with the least and the largest of the rounds. The interval is of a bootstrap over prompts.
-Greedy answers are compared with plain decoding's; sampled ones too, since a seed has one text.
+Greedy answers are compared with plain decoding's; sampled ones too, since a seed has one text. The
+report of all rounds so far is printed after each.
 """
 
 import argparse
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import medusa_kit
+from medusa_kit import console
 
 PLAIN = "none"
 RESAMPLES = 2000
@@ -47,17 +49,19 @@ def main() -> None:
     engines = {name: medusa_kit.load(options.model, drafter=name) for name in names}
     answers, others = list[Answer](), 0
     for number in range(options.rounds):
-        for prompt, row in enumerate(rows):
-            order = random.Random(f"{number} {prompt}").sample(names, len(names))
-            texts = {}
-            for name in order:
-                result = _answer(engines[name], row, options, prompt)
-                texts[name] = result.token_ids
-                answers.append(Answer.of(result.stats, name, number, prompt, row))
-            others += any(texts[name] != texts[PLAIN] for name in names)
-        print(f"round {number + 1} of {options.rounds}", flush=True)
-    print(f"{others} of {options.rounds * len(rows)} prompts with another answer than plain")
-    _report(answers, names, options.rounds)
+        with console.progress(f"round {number + 1}", len(rows), "prompts") as bar:
+            for prompt, row in enumerate(rows):
+                order = random.Random(f"{number} {prompt}").sample(names, len(names))
+                texts = {}
+                for name in order:
+                    result = _answer(engines[name], row, options, prompt)
+                    texts[name] = result.token_ids
+                    answers.append(Answer.of(result.stats, name, number, prompt, row))
+                others += any(texts[name] != texts[PLAIN] for name in names)
+                bar.advance()
+        asked = (number + 1) * len(rows)
+        print(f"round {number + 1}: {others} of {asked} prompts with another answer than plain")
+        _report(answers, names, number + 1)
 
 
 def _options() -> argparse.Namespace:
@@ -86,7 +90,7 @@ def _report(answers: Sequence[Answer], names: Sequence[str], rounds: int) -> Non
         for name in names[1:]:
             each = [_ratio([one for one in own if one.round == r], name) for r in range(rounds)]
             cells.append(f"{name} {_ratio(own, name):.3f} ({min(each):.3f} to {max(each):.3f})")
-        print(" | ".join(cells))
+        print(" | ".join(cells), flush=True)
     for name in names[1:]:
         low, high = _interval(answers, lambda some, name=name: _ratio(some, name))
         own = [one for one in answers if one.drafter == name]
