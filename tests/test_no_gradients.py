@@ -1,5 +1,6 @@
 """Functions that run in torch's inference mode, whoever calls them."""
 
+import gc
 import sys
 from collections.abc import Iterator
 from types import FrameType
@@ -73,6 +74,15 @@ def nested() -> Iterator[torch.Tensor]:
     yield doubled(torch.ones(3))
 
 
+@pytest.fixture
+def no_garbage_collection() -> Iterator[None]:
+    """What is raised in its callbacks (torch has one) is not raised in the code it interrupts."""
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("no_garbage_collection")
 def test_ctrl_c_at_any_line_leaves_the_mode_as_it_was() -> None:
     """A trace function raises where a signal could, one line further on each time."""
 
