@@ -8,6 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+import numpy as np
 from torch import Tensor
 
 from medusa_kit.heads.draws import RowsDraws
@@ -66,5 +67,8 @@ class Guesser(Protocol):
         beam: int,
         least: Least,
         draws: RowsDraws | None = None,
+        texts: Sequence[np.ndarray | None] = (),
+        doubts: tuple[float, ...] = (),
     ) -> GrownTrees | None:
-        """Trees of `count` guesses of as many heads as temperatures; None where it cannot."""
+        """Trees of `count` guesses of as many heads as temperatures; None where it cannot. `texts`:
+        text_T (int64) of each row that is copied from, where any is (drafters/heads/copying.py)."""

@@ -2,22 +2,23 @@
 
 A static tree spends its nodes where guesses are right on average, a dynamic one where they are
 likely to be right now (EAGLE-2, arXiv 2406.16858, §4). A path is worth the product of its tokens'
-probabilities, with each head calibrated by a temperature. The tree of N nodes is the root and the
-N - 1 most probable paths. A path is never more probable than its parent, so these form a tree, and
-with nodes numbered by falling probability every smaller tree is the beginning of a larger one.
-
-Shapes: N nodes with root, K heads, R ranks.
+probabilities, with each head calibrated by a temperature and, as an option, blended with what
+followed the same tokens earlier in the text (drafters/heads/copying.py). The tree of N nodes is the
+root and the N - 1 most probable paths. A path is never more probable than its parent, so these form
+a tree, and with nodes numbered by falling probability every smaller tree is the beginning of a
+larger one.
 """
 
 import heapq
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from medusa_kit.errors import TreeError
 
 NUM_RANKS, BEAM = 32, 8
+MOST_DOUBTS = 8
 UNUSED = -2  # as parent: the slot holds nothing
 
 
@@ -38,6 +39,7 @@ class DynamicTree:
     temperatures: tuple[float, ...]
     num_ranks: int = NUM_RANKS
     beam: int = BEAM
+    doubts: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         for name, least in (("num_nodes", 2), ("num_ranks", 1), ("beam", 1)):
@@ -53,18 +55,28 @@ class DynamicTree:
                 "each head"
             )
         object.__setattr__(self, "temperatures", tuple(float(t) for t in found))
+        found = self.doubts
+        listed = isinstance(found, list | tuple) and len(found) <= MOST_DOUBTS
+        if not listed or not all(map(_is_scale, found)):
+            raise TreeError(
+                f"doubts of a dynamic tree are {found!r}, expected at most {MOST_DOUBTS} numbers "
+                "above 0"
+            )
+        object.__setattr__(self, "doubts", tuple(float(doubt) for doubt in found))
 
     @classmethod
     def from_dict(cls, fields: Any) -> "DynamicTree":
         """From the fields of `as_dict`. Raises TreeError for anything else."""
         names = set(cls.__dataclass_fields__)
-        if not isinstance(fields, dict) or set(fields) != names:
+        # Trees saved before there was copying have no doubts.
+        if not isinstance(fields, dict) or {"doubts", *fields} != names:
             found = sorted(fields) if isinstance(fields, dict) else fields
             raise TreeError(f"a dynamic tree has the fields {sorted(names)}, found {found!r}")
         return cls(**fields)
 
     def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "temperatures": list(self.temperatures)}
+        lists = {"temperatures": list(self.temperatures), "doubts": list(self.doubts)}
+        return {**asdict(self), **lists}
 
     @property
     def depth(self) -> int:
@@ -87,32 +99,50 @@ class DynamicTree:
             )
 
 
-def best_first(
-    scores_KR: Sequence[Sequence[float]], num_nodes: int
-) -> tuple[list[int], list[int], list[int]]:
-    """The num_nodes - 1 most probable paths where no head reads the path: (parents, depths, ranks).
+Guesses = Sequence[tuple[int, float]]  # tokens with their log-probabilities, likeliest first
 
-    scores_KR: log-probabilities of each head's guesses, falling along R. After the root, nodes are
-    ordered by falling probability, ties by depth, parent and rank, each rising. Fewer are returned
-    when there are no more paths.
+
+def best_first(
+    root: int,
+    guesses_after: Callable[[Sequence[int]], Guesses],
+    depth: int,
+    num_nodes: int,
+    least: float = -math.inf,
+) -> tuple[list[int], list[int], list[float]]:
+    """The num_nodes - 1 most probable paths of up to `depth` tokens: (tokens, parents,
+    log-probabilities of the paths).
+
+    `guesses_after(path)`: of the path from the root on. After the root, nodes are ordered by
+    falling probability, ties by depth, parent and rank, each rising. Fewer are returned when there
+    are no more paths with a log-probability of at least `least` and above minus infinity.
     """
-    parents, depths, ranks = [-1], [0], [0]
+    tokens, parents, scores = [root], [-1], [0.0]
+    paths, children = list[list[int]](), list[Guesses]()  # of each node
     # (cost of the path, depth, parent, rank, cost of the parent); cost: minus log-probability.
-    heap = [(max(-scores_KR[0][0], 0.0), 1, 0, 0, 0.0)]
-    while heap and len(parents) < num_nodes:
-        cost, depth, parent, rank, above = heapq.heappop(heap)
-        node = len(parents)
+    heap = list[tuple[float, int, int, int, float]]()
+
+    def ask(node: int, path: list[int], cost: float) -> None:
+        guesses = guesses_after(path) if len(path) <= depth else ()
+        paths.append(path)
+        children.append(guesses)
+        if guesses:
+            below = cost + max(-guesses[0][1], 0.0)
+            heapq.heappush(heap, (below, len(path), node, 0, cost))
+
+    ask(0, [root], 0.0)
+    while heap and len(tokens) < num_nodes:
+        cost, at, parent, rank, above = heapq.heappop(heap)
+        if -cost < least or cost == math.inf:
+            break
+        token = children[parent][rank][0]
+        tokens.append(token)
         parents.append(parent)
-        depths.append(depth)
-        ranks.append(rank)
-        row_R = scores_KR[depth - 1]
-        if rank + 1 < len(row_R):
-            sibling = max(above - row_R[rank + 1], cost)
-            heapq.heappush(heap, (sibling, depth, parent, rank + 1, above))
-        if depth < len(scores_KR):
-            child = cost + max(-scores_KR[depth][0], 0.0)
-            heapq.heappush(heap, (child, depth + 1, node, 0, cost))
-    return parents, depths, ranks
+        scores.append(-cost)
+        if rank + 1 < len(children[parent]):
+            sibling = max(above - children[parent][rank + 1][1], cost)
+            heapq.heappush(heap, (sibling, at, parent, rank + 1, above))
+        ask(len(tokens) - 1, [*paths[parent], token], cost)
+    return tokens, parents, scores
 
 
 def _is_scale(value: Any) -> bool:

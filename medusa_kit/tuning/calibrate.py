@@ -15,6 +15,7 @@ from medusa_kit import console
 from medusa_kit.base.model import BaseModel
 from medusa_kit.data.chat import check_ids
 from medusa_kit.data.readers import AnswerRow
+from medusa_kit.drafters.heads.copying import DOUBTS
 from medusa_kit.drafters.heads.dynamic import DynamicDrafter
 from medusa_kit.errors import DataError
 from medusa_kit.heads import MedusaHeads
@@ -53,7 +54,8 @@ def calibrate(
             ahead_PJ = tokens_ahead(usable[index].response_ids, heads.num_heads)
             ranks[index] = token_ranks(heads, hidden_PD, ahead_PJ, num_ranks).numpy()
             if drafter is not None:
-                entries[index] = tree_entries(drafter, hidden_PD, ahead_PJ)
+                prompt_ids = usable[index].prompt_ids
+                entries[index] = tree_entries(drafter, hidden_PD, ahead_PJ, prompt_ids)
             bar.advance()
     starts = np.cumsum([0] + [len(r) for r in ranks[:-1]])
     meta = {
@@ -84,7 +86,8 @@ def fitted_dynamic_tree(
             ahead.append(tokens_ahead(usable[::stride][index].response_ids, heads.num_heads))
             bar.advance()
         temperatures = fit_temperatures(heads, torch.cat(hidden), torch.cat(ahead))
-    return DynamicTree(num_nodes, temperatures, min(DYNAMIC_RANKS, heads.num_columns))
+    ranks = min(DYNAMIC_RANKS, heads.num_columns)
+    return DynamicTree(num_nodes, temperatures, ranks, doubts=DOUBTS)
 
 
 def usable_answers(base: BaseModel, answers: Sequence[AnswerRow]) -> list[AnswerRow]:
@@ -124,15 +127,24 @@ def hidden_states(
 
 @no_gradients
 def tree_entries(
-    drafter: DynamicDrafter, hidden_PD: Tensor, ahead_PJ: Tensor, chunk_positions: int = 32
+    drafter: DynamicDrafter,
+    hidden_PD: Tensor,
+    ahead_PJ: Tensor,
+    prompt_ids: Sequence[int] = (),
+    chunk_positions: int = 32,
 ) -> np.ndarray:
     """entries_PK (int16): the number of nodes with which the tree grown at each position holds the
-    true path as far as head k; MISSING where it never does."""
+    true path as far as head k; MISSING where it never does. Position p has the prompt and p + 1
+    tokens of the answer to copy from, its root last."""
     entries_PK = np.full(ahead_PJ[:, 1:].shape, MISSING, dtype=np.int16)
+    text_T = np.concatenate([np.array(prompt_ids, dtype=np.int64), ahead_PJ[:, 0].numpy()])
     for start in range(0, len(hidden_PD), chunk_positions):
         ahead = ahead_PJ[start : start + chunk_positions].tolist()
         hidden_BD = hidden_PD[start : start + chunk_positions].to(drafter.heads.base.device)
-        grown = drafter.grow(hidden_BD, [row[0] for row in ahead])
+        places = range(start + 1, start + len(ahead) + 1)
+        texts = [text_T[: len(prompt_ids) + place] for place in places]
+        texts = texts if drafter.tree.doubts else []
+        grown = drafter.grow(hidden_BD, [row[0] for row in ahead], texts=texts)
         for row, tokens in enumerate(grown.tokens_BN.tolist()):
             truth = iter([*ahead[row][1:], UNAVAILABLE])  # read once for each node, down the path
             path, _ = accept(tokens, grown.parents[row], _truth_at(truth), entries_PK.shape[1])

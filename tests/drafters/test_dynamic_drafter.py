@@ -150,7 +150,10 @@ def test_decoding_is_exact_in_other_families(family: str) -> None:
     assert [row.token_ids for row in drafted] == [row.token_ids for row in plain]
 
 
-def test_replay_counts_the_steps_of_decoding(engine: Engine, heads: MedusaHeads) -> None:
+@pytest.mark.parametrize("doubts", [(), (5.0, 2.0)])
+def test_replay_counts_the_steps_of_decoding(
+    engine: Engine, heads: MedusaHeads, doubts: tuple[float, ...]
+) -> None:
     """What calibration records for the largest tree holds for every smaller one."""
     prompts = [random_prompt(2 + 3 * seed, seed, VOCAB) for seed in range(6)]
     plain = engine.generate(prompts, max_new_tokens=TOKENS, drafter="none")
@@ -160,11 +163,12 @@ def test_replay_counts_the_steps_of_decoding(engine: Engine, heads: MedusaHeads)
     ]
     fitted = fitted_dynamic_tree(heads.base, heads, answers, 40)
     assert (fitted.num_nodes, len(fitted.temperatures)) == (40, 3)
-    largest = DynamicTree(40, SCALES, RANKS, 3)
+    assert fitted.doubts
+    largest = DynamicTree(40, SCALES, RANKS, 3, doubts)
     statistics = calibrate(heads.base, heads, answers, VOCAB, largest)
     assert statistics.meta["dynamic"] == largest.as_dict()
     for num_nodes in (2, 5, 12, 40):
-        engine.use_tree(DynamicTree(num_nodes, SCALES, RANKS, 3))
+        engine.use_tree(DynamicTree(num_nodes, SCALES, RANKS, 3, doubts))
         results = engine.generate(prompts, max_new_tokens=TOKENS)
         replayed = replay_dynamic(num_nodes, statistics)
         assert [r.token_ids for r in results] == [a.response_ids for a in answers]

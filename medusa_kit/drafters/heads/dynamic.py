@@ -5,21 +5,25 @@ most probable now (EAGLE-2, arXiv 2406.16858, §4; tree/dynamic.py). Acceptance 
 the tree depends on committed tokens alone, so decoding stays exact, also when sampling.
 
 Where the heads guess in C++, they grow the tree there as well (infer/cpu/trees.h), the same one.
+Where the tree has doubts, guesses are blended with the row's own text (copying.py). Rows whose
+tokens will be drawn are not: what followed before says little about the next draw.
 
 Nodes are numbered by falling probability, so the tree of N nodes is the first N of any larger one.
 
 Shapes: B batch, N nodes with root, D hidden, K heads, R guesses of a head, Q parents of one depth,
-J tokens of their paths, C candidates of all depths so far.
+J tokens of their paths, C candidates of all depths so far, T tokens of a row's text.
 """
 
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from medusa_kit.drafters.heads.copying import RowTexts, with_copies, with_copies_after
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.blocks import Walk
 from medusa_kit.heads.draws import RowsDraws
@@ -30,15 +34,16 @@ from medusa_kit.infer.draft import (
     UNUSED,
     Draft,
     State,
-    StatelessDrafter,
+    StepResult,
     Topology,
 )
 from medusa_kit.infer.transfer import to_device
 from medusa_kit.no_gradients import no_gradients
-from medusa_kit.tree.dynamic import DynamicTree, best_first
+from medusa_kit.tree.dynamic import DynamicTree, Guesses, best_first
 
 SHAPES_KEPT = 256
 ALL = Least()
+Texts = Sequence[np.ndarray | None]
 
 
 class Grown(NamedTuple):
@@ -49,7 +54,7 @@ class Grown(NamedTuple):
     scores_BN: Tensor  # log-probabilities of the paths; 0 in slots without one
 
 
-class DynamicDrafter(StatelessDrafter):
+class DynamicDrafter:
     """For all kinds of heads; how a tree is grown depends on whether they read the path."""
 
     def __init__(self, heads: MedusaHeads, tree: DynamicTree) -> None:
@@ -58,18 +63,31 @@ class DynamicDrafter(StatelessDrafter):
         self.name: str = f"{heads.config.told}, dynamic tree"
         self.heads, self.tree = heads, tree
         self.num_nodes = tree.num_nodes
+        self._texts = RowTexts()
         self._shapes: dict[tuple[int, ...], Topology] = {}
 
+    def join(self, state: State) -> None:
+        self._texts.join(state)
+
+    def observe(self, step: StepResult) -> None: ...
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        self._texts.select_rows(rows)
+
     def propose(self, state: State) -> Draft:
-        draws = state.draws()
-        trees = self._quickly(state.hidden_BD, state.roots_B, ALL, draws)
+        draws, texts = state.draws(), self.texts(state)
+        trees = self._quickly(state.hidden_BD, state.roots_B, ALL, draws, texts)
         if trees is not None:
             shapes = [self._topology(trees, row) for row in range(len(trees.parents))]
             return Draft(trees.tokens_BN, shapes)
-        grown = self._through_torch(state.hidden_BD, state.roots_B, ALL, draws)
+        grown = self._through_torch(state.hidden_BD, state.roots_B, ALL, draws, texts)
         device = state.hidden_BD.device
         shapes = [Topology.from_parents(row, device) for row in grown.parents]
         return Draft(grown.tokens_BN, shapes)
+
+    def texts(self, state: State) -> Texts:
+        """What `grow` is to copy from; nothing where the tree has no doubts."""
+        return self._texts.read(state) if self.tree.doubts else ()
 
     def grow(
         self,
@@ -77,13 +95,14 @@ class DynamicDrafter(StatelessDrafter):
         roots_B: Sequence[int],
         least: Least = ALL,
         draws: RowsDraws | None = None,
+        texts: Texts = (),
     ) -> Grown:
         """The whole tree, or what is likely enough of it. `draws`: of rows whose tokens will be
-        drawn (heads/draws.py)."""
-        trees = self._quickly(hidden_BD, roots_B, least, draws)
+        drawn (heads/draws.py). `texts`: text_T of each row, its root last."""
+        trees = self._quickly(hidden_BD, roots_B, least, draws, texts)
         if trees is not None:
             return Grown(trees.tokens_BN, trees.parents, trees.scores_BN)
-        return self._through_torch(hidden_BD, roots_B, least, draws)
+        return self._through_torch(hidden_BD, roots_B, least, draws, texts)
 
     def _topology(self, trees: GrownTrees, row: int) -> Topology:
         """The same object for the same parents, since small trees have few shapes."""
@@ -96,26 +115,44 @@ class DynamicDrafter(StatelessDrafter):
         return known
 
     def _quickly(
-        self, hidden_BD: Tensor, roots_B: Sequence[int], least: Least, draws: RowsDraws | None
+        self,
+        hidden_BD: Tensor,
+        roots_B: Sequence[int],
+        least: Least,
+        draws: RowsDraws | None,
+        texts: Texts = (),
     ) -> GrownTrees | None:
         if self.heads.guesser is None:
             return None
-        tree = self.tree
+        tree, texts = self.tree, _copied_from(texts, draws)
         sizes = tree.num_nodes, tree.temperatures[: tree.depth], _count(tree), tree.beam
-        return self.heads.guesser.grow(hidden_BD, roots_B, *sizes, least, draws)
+        return self.heads.guesser.grow(
+            hidden_BD, roots_B, *sizes, least, draws, texts, tree.doubts if texts else ()
+        )
 
     @no_gradients
     def _through_torch(
-        self, hidden_BD: Tensor, roots_B: Sequence[int], least: Least, draws: RowsDraws | None
+        self,
+        hidden_BD: Tensor,
+        roots_B: Sequence[int],
+        least: Least,
+        draws: RowsDraws | None,
+        texts: Texts = (),
     ) -> Grown:
-        roots = to_device(roots_B, hidden_BD.device)
+        roots, texts = to_device(roots_B, hidden_BD.device), _copied_from(texts, draws)
         grow = _grow_at_once if self.heads.one_pass else _grow_by_depth
-        return grow(self.heads, self.tree, hidden_BD, roots, least, draws)
+        return grow(self.heads, self.tree, hidden_BD, roots, least, draws, texts)
+
+
+def _copied_from(texts: Texts, draws: RowsDraws | None) -> Texts:
+    if not texts or draws is None:
+        return texts
+    return [text_T if own is None else None for text_T, own in zip(texts, draws, strict=True)]
 
 
 def _count(tree: DynamicTree) -> int:
-    """Guesses of a head that can have a place in the tree."""
-    return min(tree.num_ranks, tree.num_nodes - 1)
+    """Guesses of a head that can have a place in the tree. The text may move up any of them."""
+    return tree.num_ranks if tree.doubts else min(tree.num_ranks, tree.num_nodes - 1)
 
 
 def _grow_at_once(
@@ -125,27 +162,30 @@ def _grow_at_once(
     roots_B: Tensor,
     least: Least,
     draws: RowsDraws | None,
+    texts: Texts,
 ) -> Grown:
     """One pass of the heads, then a heap gives exactly the N - 1 most probable paths."""
     count = _count(tree)
     temperatures = tree.temperatures[: tree.depth]
-    ids_KBR, scores_KBR = scored_guesses(heads, hidden_BD, count, temperatures, roots_B, draws)
-    ids, tokens_BN, parents_BN, scores_BN = ids_KBR.tolist(), [], [], []
+    ids_KBC, scores_KBC = scored_guesses(heads, hidden_BD, count, temperatures, roots_B, draws)
+    grown, device = list[tuple[list[int], list[int], list[float]]](), hidden_BD.device
     for row, root in enumerate(roots_B.tolist()):
-        scores_KR = scores_KBR[:, row].tolist()
-        parents, depths, ranks = best_first(scores_KR, tree.num_nodes)
-        tokens, scores = [root], [0.0]
-        for parent, depth, rank in zip(parents[1:], depths[1:], ranks[1:], strict=True):
-            score = scores[parent] + scores_KR[depth - 1][rank]
-            if score < least.kept:
-                break
-            tokens.append(ids[depth - 1][row][rank])
-            scores.append(score)
-        empty = tree.num_nodes - len(tokens)
-        tokens_BN.append(tokens + [root] * empty)
-        parents_BN.append(parents[: len(tokens)] + [UNUSED] * empty)
-        scores_BN.append(scores + [0.0] * empty)
-    device = hidden_BD.device
+        text_T = texts[row] if texts else None
+        both = zip(ids_KBC[:, row].tolist(), scores_KBC[:, row].tolist(), strict=True)
+        of_head = [list(zip(*pair, strict=True)) for pair in both]
+
+        def after(path: Sequence[int], of_head=of_head, text_T=text_T) -> Guesses:  # type: ignore[no-untyped-def]
+            guesses = of_head[len(path) - 1]
+            if text_T is None:
+                return guesses
+            blended = with_copies(guesses, text_T, path, tree.doubts)
+            return sorted(blended, key=lambda one: -one[1])
+
+        grown.append(best_first(root, after, tree.depth, tree.num_nodes, least.kept))
+    N = tree.num_nodes
+    tokens_BN = [tokens + [tokens[0]] * (N - len(tokens)) for tokens, _, _ in grown]
+    parents_BN = [parents + [UNUSED] * (N - len(parents)) for _, parents, _ in grown]
+    scores_BN = [scores + [0.0] * (N - len(scores)) for _, _, scores in grown]
     return Grown(to_device(tokens_BN, device), parents_BN, torch.tensor(scores_BN))
 
 
@@ -156,6 +196,7 @@ def _grow_by_depth(
     roots_B: Tensor,
     least: Least,
     draws: RowsDraws | None,
+    texts: Texts,
 ) -> Grown:
     """One pass for each depth over the `beam` best nodes of the last one; then the best of all.
 
@@ -172,16 +213,19 @@ def _grow_by_depth(
         ids_BQR, own_BQR = scored_guesses_after(
             heads, k, hidden_BQD, paths_BQJ, count, tree.temperatures[k], walk, draws
         )
+        if texts:
+            ids_BQR, own_BQR = with_copies_after(ids_BQR, own_BQR, texts, paths_BQJ, tree.doubts)
+        width = ids_BQR.shape[2]
         before = sum(part.shape[1] for part in scores)
         tokens.append(ids_BQR.flatten(1))
         scores.append((above_BQ[..., None] + own_BQR).flatten(1))
-        parents.append(places_BQ.repeat_interleave(count, dim=1))
+        parents.append(places_BQ.repeat_interleave(width, dim=1))
         best_BQ = _worth_a_child(tree, scores, least)
         if k + 1 == tree.depth or best_BQ.shape[1] == 0:
             break
         above_BQ = scores[-1].gather(1, best_BQ)
         above_BQ = above_BQ.masked_fill(above_BQ < least.asked, -math.inf)
-        path_of_BQ = best_BQ // count
+        path_of_BQ = best_BQ // width
         walk.follow(path_of_BQ)
         behind_BQJ = paths_BQJ.gather(1, path_of_BQ[..., None].expand(-1, -1, paths_BQJ.shape[2]))
         paths_BQJ = torch.cat([behind_BQJ, tokens[-1].gather(1, best_BQ)[..., None]], dim=2)
@@ -214,7 +258,7 @@ def _cut(
     """The best num_nodes - 1 candidates; a stable sort keeps parents before equal children."""
     ordered = scores_BC.sort(dim=1, descending=True, stable=True)
     kept_BN, scores_BN = ordered.indices[:, : num_nodes - 1], ordered.values[:, : num_nodes - 1]
-    unlikely_BN, (B, kept) = scores_BN < least, kept_BN.shape
+    unlikely_BN, (B, kept) = (scores_BN < least) | (scores_BN == -math.inf), kept_BN.shape
     # One more column is the root's, at place -1.
     node_of_BC = torch.full((B, scores_BC.shape[1] + 1), UNUSED, device=kept_BN.device)
     node_of_BC[:, ROOT] = 0

@@ -76,7 +76,8 @@ class HeadsSource:
 
     def _grown(self, inner: DynamicDrafter, state: State) -> list[Trie]:
         draws = state.draws()
-        grown = inner.grow(state.hidden_BD, state.roots_B, self._least, draws)
+        texts = inner.texts(state)
+        grown = inner.grow(state.hidden_BD, state.roots_B, self._least, draws, texts)
         tries, drawn = [], [one is not None for one in draws or [None] * len(grown.parents)]
         for tokens, parents, scores, is_drawn in zip(
             grown.tokens_BN.tolist(), grown.parents, grown.scores_BN.tolist(), drawn, strict=True

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -63,7 +64,7 @@ class NativeHeads:
         self.num_bytes = sum(one.num_bytes for one in own.values())  # beside the base's
         self.num_bytes += shared.num_bytes if shared else 0
         self._one_pass = heads.one_pass
-        self._heat = lru_cache(_floats)
+        self._heat, self._doubts = lru_cache(_floats), lru_cache(_doubles)
         self._num_read = [heads.config.num_read(k) for k in range(heads.num_heads)]
         self._work = [
             (shared.work if shared else 0)
@@ -136,13 +137,15 @@ class NativeHeads:
         beam: int,
         least: Least,
         draws: RowsDraws | None = None,
+        texts: Sequence[np.ndarray | None] = (),
+        doubts: tuple[float, ...] = (),
     ) -> GrownTrees | None:
         """The trees of drafters/heads/dynamic.py; None for more rows than the kernels take."""
         B, N = len(roots_B), num_nodes
         if not self._takes(hidden_BD, B * (len(temperatures) if self._one_pass else beam)):
             return None
         roots, hidden_BD = (ctypes.c_int64 * B)(*roots_B), hidden_BD.contiguous()
-        heat_K = self._heat(temperatures)
+        heat_K, doubts_L = self._heat(temperatures), self._doubts(doubts)
         found_3BN = torch.empty(3, B, N, dtype=torch.int64)  # tokens, parents, depths
         sees_BNN, scores_BN = torch.empty(B, N, N, dtype=torch.bool), torch.empty(B, N)
         first, each = found_3BN.data_ptr(), 8 * B * N
@@ -150,7 +153,7 @@ class NativeHeads:
             B, N, self._one_pass, len(temperatures), count, beam, ctypes.addressof(roots),
             hidden_BD.data_ptr(), heat_K.data_ptr(), first, first + each, first + 2 * each,
             sees_BNN.data_ptr(), scores_BN.data_ptr(), *least,
-            *_draws(draws, len(temperatures)),
+            *_draws(draws, len(temperatures)), _texts(texts), doubts_L.data_ptr(), len(doubts),
         )  # fmt: skip
         self._library.mk_grow(ctypes.byref(self._struct), ctypes.byref(grow), self._threads(B))
         tokens_BN, parents_BN, depths_BN = found_3BN.unbind()
@@ -177,8 +180,22 @@ def _draws(rows: RowsDraws | None, num_heads: int) -> tuple[Any, int]:
     return (kernels.Draw * len(found))(*found), num_heads
 
 
+def _texts(texts: Sequence[np.ndarray | None]) -> Any:
+    if not texts:
+        return None
+    found = [
+        kernels.Text() if text_T is None else kernels.Text(text_T.ctypes.data, len(text_T))
+        for text_T in texts
+    ]
+    return (kernels.Text * len(found))(*found)
+
+
 def _floats(values: tuple[float, ...]) -> Tensor:
     return torch.tensor(values)
+
+
+def _doubles(values: tuple[float, ...]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def _packed(layer: Any) -> PackedMatrix:

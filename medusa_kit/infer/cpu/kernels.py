@@ -1,8 +1,8 @@
 """The C++ library: a wheel's own, or built at first use by torch's extension loader and cached;
 called through ctypes.
 
-The structures mirror those of matrix.h, recurrent.h, heads.h, trees.h, step.h and draw.h, field by
-field.
+The structures mirror those of matrix.h, recurrent.h, heads.h, copying.h, trees.h, step.h and
+draw.h, field by field.
 """
 
 import ctypes
@@ -140,6 +140,10 @@ class Fill(ctypes.Structure):
     )  # fmt: skip
 
 
+class Text(ctypes.Structure):
+    _fields_ = (("tokens", c_void_p), ("length", c_int64))
+
+
 class Grow(ctypes.Structure):
     _fields_ = (
         ("rows", c_int64), ("nodes", c_int64), ("one_pass", c_int64),
@@ -148,6 +152,7 @@ class Grow(ctypes.Structure):
         ("tokens", c_void_p), ("parents", c_void_p), ("depths", c_void_p), ("sees", c_void_p),
         ("scores", c_void_p), ("least_kept", c_double), ("least_asked", c_double),
         ("draws", POINTER(Draw)), ("num_draws", c_int64),
+        ("texts", POINTER(Text)), ("doubts", c_void_p), ("num_doubts", c_int64),
     )  # fmt: skip
 
 

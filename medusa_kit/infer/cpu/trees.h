@@ -4,6 +4,7 @@
 #include <queue>
 #include <tuple>
 
+#include "copying.h"
 #include "heads.h"
 
 constexpr int64_t NO_PARENT = -1, UNUSED = -2;  // as parent: of a root; of a slot that holds nothing
@@ -29,6 +30,9 @@ struct Grow {  // mirrored in kernels.py
     double least_kept, least_asked;      // paths with lower ones are left out, or get no children
     const Draw* draws;                   // [rows, num_draws], as in Guess
     int64_t num_draws;
+    const Text* texts;  // [rows], those of length 0 are not copied from; or null
+    const double* doubts;
+    int64_t num_doubts;
 };
 
 // Passes of the heads over rows that are named one after the other. Where heads read the path, a run
@@ -82,6 +86,7 @@ class Passes {
             p.run([&](int id) { guessing.all(id); }, Pool::BETWEEN_STEPS);
         }
     }
+    const int64_t* path(int64_t row) const { return paths.data() + row * path_length; }
     int64_t id(int64_t row, int64_t rank) const { return found_ids[row * count + rank]; }
     float score(int64_t row, int64_t rank) const {
         const float found = found_scores[row * count + rank];
@@ -160,7 +165,7 @@ class Filling {
 
 class Growing {
   public:
-    Growing(const Grow& g, Passes& passes) : g(g), passes(passes) {}
+    Growing(const Grow& g, Passes& passes) : g(g), passes(passes), copying(g.doubts, g.num_doubts) {}
 
     void all() { g.one_pass ? at_once() : by_depth(); }
 
@@ -171,6 +176,18 @@ class Growing {
     struct Node { int64_t token, parent; float score; };
     const Grow& g;
     Passes& passes;
+    Copying copying;
+    std::vector<Candidate> found;
+
+    bool likely(double score) const { return score >= g.least_kept && score > -INFINITY; }
+
+    // What a head guesses after a path, and what its text adds; likeliest first only without a text.
+    const std::vector<Candidate>& guesses(int64_t row, int64_t pass, const int64_t* path, int64_t path_length) {
+        found.clear();
+        for (int64_t rank = 0; rank < g.count; ++rank) found.push_back({passes.score(pass, rank), passes.id(pass, rank)});
+        if (g.texts && g.texts[row].length) copying.blend(g.texts[row], path, path_length, found);
+        return found;
+    }
 
     // One pass of the heads, then a heap gives the most probable paths; arithmetic of `best_first`.
     void at_once() {
@@ -179,21 +196,31 @@ class Growing {
         for (int64_t row = 0; row < g.rows; ++row) write(row, best_first(row));
     }
 
-    std::vector<Node> best_first(int64_t row) const {
+    std::vector<Node> best_first(int64_t row) {
         // Cost of the path, depth, parent, rank, cost of the parent.
         typedef std::tuple<double, int64_t, int64_t, int64_t, double> Next;
         std::priority_queue<Next, std::vector<Next>, std::greater<Next>> heap;
-        const auto cost_of = [&](int64_t depth, int64_t rank) { return -(double)passes.score((depth - 1) * g.rows + row, rank); };
         std::vector<Node> nodes{{g.roots[row], NO_PARENT, 0.0f}};
-        heap.emplace(std::max(cost_of(1, 0), 0.0), 1, 0, 0, 0.0);
+        std::vector<std::vector<Candidate>> children;  // of each node, likeliest first
+        std::vector<int64_t> path(g.depth);
+        const auto ask = [&](int64_t node, int64_t depth, double cost) {
+            for (int64_t at = depth; at >= 0; node = nodes[node].parent) path[at--] = nodes[node].token;
+            children.push_back(guesses(row, depth * g.rows + row, path.data(), depth + 1));
+            std::stable_sort(children.back().begin(), children.back().end(), Copying::likelier);
+            const double first = -(double)children.back()[0].score;
+            heap.emplace(cost + std::max(first, 0.0), depth + 1, (int64_t)children.size() - 1, 0, cost);
+        };
+        ask(0, 0, 0.0);
         while (!heap.empty() && (int64_t)nodes.size() < g.nodes) {
             const auto [cost, depth, parent, rank, above] = heap.top();
-            if (-cost < g.least_kept) break;
+            if (!likely(-cost)) break;
             heap.pop();
             const int64_t node = (int64_t)nodes.size();
-            nodes.push_back({passes.id((depth - 1) * g.rows + row, rank), parent, (float)-cost});
-            if (rank + 1 < g.count) heap.emplace(std::max(above + cost_of(depth, rank + 1), cost), depth, parent, rank + 1, above);
-            if (depth < g.depth) heap.emplace(cost + std::max(cost_of(depth + 1, 0), 0.0), depth + 1, node, 0, cost);
+            nodes.push_back({children[parent][rank].token, parent, (float)-cost});
+            if (rank + 1 < (int64_t)children[parent].size())
+                heap.emplace(std::max(above - (double)children[parent][rank + 1].score, cost), depth, parent, rank + 1, above);
+            if (depth < g.depth) ask(node, depth, cost);
+            else children.emplace_back();
         }
         return nodes;
     }
@@ -213,8 +240,8 @@ class Growing {
                 const size_t before = paths[row].size();
                 for (int64_t at : asking[row]) {
                     const float above = at < 0 ? 0.0f : paths[row][at].score;
-                    for (int64_t rank = 0; rank < g.count; ++rank)
-                        paths[row].push_back({above + passes.score(pass, rank), passes.id(pass, rank), pass, at});
+                    for (const Candidate& one : guesses(row, pass, passes.path(pass), head + 1))
+                        paths[row].push_back({above + one.score, one.token, pass, at});
                     ++pass;
                 }
                 asking[row] = worth_a_child(paths[row], before);
@@ -256,7 +283,7 @@ class Growing {
         std::vector<Node> nodes{{g.roots[row], NO_PARENT, 0.0f}};
         std::vector<int64_t> node_of(paths.size(), UNUSED);
         for (int64_t at : best_of(paths, 0, g.nodes - 1)) {
-            if (paths[at].score < g.least_kept) break;
+            if (!likely(paths[at].score)) break;
             node_of[at] = (int64_t)nodes.size();  // parents come first: they are no less probable
             nodes.push_back({paths[at].token, paths[at].parent < 0 ? 0 : node_of[paths[at].parent], paths[at].score});
         }

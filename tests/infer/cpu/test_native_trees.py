@@ -52,9 +52,10 @@ def grown(heads, tree, state, least=ALL):
     """Tokens and parents by the one C++ call, and by torch's code from guesses of the kernels."""
     drafter, draws = draft_with(heads, tree), state.draws()
     assert isinstance(drafter, DynamicDrafter)
-    trees = drafter._quickly(state.hidden_BD, state.roots_B, least, draws)
+    texts = drafter.texts(state)
+    trees = drafter._quickly(state.hidden_BD, state.roots_B, least, draws, texts)
     assert trees is not None
-    by_torch = drafter._through_torch(state.hidden_BD, state.roots_B, least, draws)
+    by_torch = drafter._through_torch(state.hidden_BD, state.roots_B, least, draws, texts)
     close = 1e-5 if draws is None else 1e-3  # noise, and its rounding, count up to fifty times
     assert torch.allclose(trees.scores_BN, by_torch.scores_BN, atol=close)
     return tuple((one.tokens_BN.tolist(), one.parents) for one in (trees, by_torch))
@@ -96,6 +97,36 @@ def test_unlikely_paths_are_left_out_as_by_torch(heads, asked, many_threads):
             for row, size in enumerate(sizes):
                 assert quick[0][row][:size] == whole[0][row][:size]
                 assert quick[1][row][:size] == whole[1][row][:size]
+
+
+def repeating(heads, state, seed):
+    """The same rows behind texts of which some repeat what the heads guess after the roots."""
+    drawn = torch.Generator().manual_seed(seed)
+    guessed = draft_with(heads, DynamicTree(6, SCALES, 3, 3)).propose(state).tokens_BN.tolist()
+    tokens = []
+    for row, own in enumerate(guessed):
+        among = torch.tensor([*own, 2, 3])
+        length = (0, 1, 40, 300)[row % 4]
+        tokens.append(among[torch.randint(len(among), (length,), generator=drawn)].tolist())
+    return State(tokens, state.roots_B, state.hidden_BD, state.choosers)
+
+
+@pytest.mark.parametrize("num_nodes", [2, 4, 16, 64])
+@pytest.mark.parametrize("doubts", [(3.0,), (15.0, 3.5, 4.5, 1.3), (0.01,) * 8])
+def test_the_same_trees_beside_a_text(heads, num_nodes, doubts, many_threads):
+    for rows, ranks, beam in ((1, 8, 3), (5, 4, 1), (4, 3, 8)):
+        for drawn in (False, True):
+            state = repeating(heads, state_of(heads, rows, drawn), rows)
+            tree = DynamicTree(num_nodes, SCALES, ranks, beam, doubts)
+            for least in (ALL, Least(-2.5, -1.5)):
+                quick, by_torch = grown(heads, tree, state, least)
+                assert quick == by_torch
+    if num_nodes == 2:
+        return
+    state = repeating(heads, state_of(heads, 4), 4)
+    alone, _ = grown(heads, DynamicTree(num_nodes, SCALES, 3, 8), state)
+    tree = DynamicTree(num_nodes, SCALES, 3, 8, doubts)
+    assert grown(heads, tree, state)[0][0][2:] != alone[0][2:]  # rows with a text
 
 
 @pytest.mark.parametrize("family", FAMILIES)

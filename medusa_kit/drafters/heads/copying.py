@@ -1,0 +1,151 @@
+"""Guesses of heads blended with what followed the same tokens earlier in the row's own text.
+
+Heads name what the model usually says; names, numbers and phrases of this text come again as they
+were. If the last l tokens of a path stand t times earlier in the text, followed by k different
+tokens, n times by this one, a match of that length estimates n / t, and what is shorter the rest:
+
+    P_l(token) = (n + k * doubt[l] * P_shorter(token)) / (t + k * doubt[l])
+
+P_0 is the head's own probability. Interpolation after Witten and Bell (1991), with the heads in the
+place of the unigram; a cache beside a model: Grave et al. (arXiv 1612.04426). Where heads guess in
+C++ they are blended there (infer/cpu/copying.h), by the same arithmetic.
+
+Shapes: T tokens of a row's text, M places in it that match, C guesses of a head, B batch, Q paths
+of a row, J tokens of a path.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from medusa_kit.infer.draft import State
+
+# For matches of 1, 2, .. tokens, and longer ones are not told apart; fitted by likelihood to which
+# guesses of the heads shipped were right in answers of SmolLM2-135M.
+DOUBTS = (15.0, 3.5, 4.5, 1.3)
+LONGEST = 8  # the most tokens that are compared
+MOST_READ = 8192  # newest tokens of a text that are looked through
+MOST_MORE = 8  # tokens that are guessed because they followed, beside a head's own guesses
+
+Guess = tuple[int, float]  # token, log-probability
+
+
+class RowText:
+    """The tokens of a row, its root last, in an array that grows."""
+
+    def __init__(self) -> None:
+        self._tokens, self._length = np.empty(1024, dtype=np.int64), 0
+
+    def read(self, tokens: Sequence[int], root: int) -> np.ndarray:
+        """text_T with what is new in `tokens` and the root."""
+        if self._length <= len(tokens):
+            new = [*tokens[self._length :], root]
+            end = self._length + len(new)
+            if end > len(self._tokens):
+                self._tokens = np.concatenate([self._tokens, np.empty(end, dtype=np.int64)])
+            self._tokens[self._length : end] = new
+            self._length = end
+        return self._tokens[: self._length]
+
+
+class RowTexts:
+    """The texts of all rows."""
+
+    def __init__(self) -> None:
+        self._rows: list[RowText] = []
+
+    def join(self, state: State) -> None:
+        self._rows += [RowText() for _ in state.tokens]
+
+    def select_rows(self, rows: Sequence[int]) -> None:
+        self._rows = [self._rows[row] for row in rows]
+
+    def read(self, state: State) -> list[np.ndarray]:
+        """The text_T of each row; rows that have not joined are read from their beginning."""
+        missing = len(state.tokens) - len(self._rows)
+        rows = [*self._rows, *(RowText() for _ in range(missing))]
+        every = zip(rows, state.tokens, state.roots_B, strict=True)
+        return [row.read(tokens, root) for row, tokens, root in every]
+
+
+class Followers(NamedTuple):
+    """What followed a path's last tokens: how often each token came after at least 1, 2, .. of
+    them, how often any did, and how many different ones did."""
+
+    of_token: Mapping[int, list[int]]
+    times: list[int]
+    kinds: list[int]
+
+    def blended(self, token: int, score: float, doubts: Sequence[float]) -> float:
+        """The log-probability of a token that has this one by the head alone."""
+        chance, own = math.exp(score), self.of_token.get(token)
+        for i, times in enumerate(self.times):
+            if times == 0:
+                break
+            doubt = self.kinds[i] * doubts[i]
+            chance = ((own[i] if own else 0) + doubt * chance) / (times + doubt)
+        return min(math.log(chance), 0.0) if chance > 0 else -math.inf
+
+
+def followers(text_T: np.ndarray, path: Sequence[int], longest: int) -> Followers:
+    """`path`: from the root on, which is the last of the text."""
+    longest = min(longest, LONGEST)
+    before = text_T[: len(text_T) - 1][-longest:].tolist()
+    last = [*before, *path][::-1]
+    first = max(0, len(text_T) - MOST_READ)
+    at_M = first + np.flatnonzero(text_T[first:-1] == last[0])
+    matched_M, same_M = np.ones_like(at_M), np.ones(len(at_M), dtype=bool)
+    for back in range(1, min(longest, len(last))):
+        same_M &= at_M >= back
+        same_M &= text_T[np.maximum(at_M - back, 0)] == last[back]
+        matched_M += same_M
+    of_token: dict[int, list[int]] = {}
+    for token, matched in zip(text_T[at_M + 1].tolist(), matched_M.tolist(), strict=True):
+        own = of_token.setdefault(token, [0] * longest)
+        for i in range(matched):
+            own[i] += 1
+    times = [sum(own[i] for own in of_token.values()) for i in range(longest)]
+    kinds = [sum(own[i] > 0 for own in of_token.values()) for i in range(longest)]
+    return Followers(dict(sorted(of_token.items())), times, kinds)
+
+
+def with_copies(
+    guesses: Sequence[Guess], text_T: np.ndarray, path: Sequence[int], doubts: Sequence[float]
+) -> list[Guess]:
+    """A head's guesses after the path with their blended chances, in their order; after them the
+    likeliest followers that are not among them, at most MOST_MORE."""
+    found = followers(text_T, path, len(doubts))
+    blended = [(token, found.blended(token, score, doubts)) for token, score in guesses]
+    named = {token for token, _ in guesses}
+    more = [(token, found.blended(token, -math.inf, doubts))
+            for token in found.of_token if token not in named]  # fmt: skip
+    return blended + sorted(more, key=lambda one: -one[1])[:MOST_MORE]
+
+
+def with_copies_after(
+    ids_BQC: Tensor,
+    scores_BQC: Tensor,
+    texts: Sequence[np.ndarray | None],
+    paths_BQJ: Tensor,
+    doubts: Sequence[float],
+) -> tuple[Tensor, Tensor]:
+    """The same after several paths of each row: (ids, scores) of C + MOST_MORE guesses, those that
+    are not there with a score of minus infinity. A text of None is not copied from."""
+    B, Q, C = ids_BQC.shape
+    ids = torch.zeros(B, Q, C + MOST_MORE, dtype=ids_BQC.dtype)
+    scores = torch.full(ids.shape, -math.inf, dtype=scores_BQC.dtype)
+    rows = zip(ids_BQC.tolist(), scores_BQC.tolist(), paths_BQJ.tolist(), texts, strict=True)
+    for row, (ids_QC, scores_QC, paths_QJ, text_T) in enumerate(rows):
+        for place, (tokens, own, path) in enumerate(zip(ids_QC, scores_QC, paths_QJ, strict=True)):
+            guesses = list(zip(tokens, own, strict=True))
+            if text_T is not None:
+                guesses = with_copies(guesses, text_T, path, doubts)
+            ids[row, place, : len(guesses)] = torch.tensor([token for token, _ in guesses])
+            scores[row, place, : len(guesses)] = torch.tensor(
+                [score for _, score in guesses], dtype=scores.dtype
+            )
+    return ids.to(ids_BQC.device), scores.to(scores_BQC.device)
