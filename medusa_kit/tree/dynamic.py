@@ -19,6 +19,7 @@ from medusa_kit.errors import TreeError
 
 NUM_RANKS, BEAM = 32, 8
 MOST_DOUBTS = 8
+MOST = 1e9  # of a temperature or a doubt
 UNUSED = -2  # as parent: the slot holds nothing
 
 
@@ -27,10 +28,12 @@ class DynamicTree:
     """How trees are grown.
 
     num_nodes     nodes of each tree, root included, from 2
-    temperatures  of each head used, above 0; their number is the greatest depth
+    temperatures  of each head used, above 0, at most 1e9; their number is the greatest depth
     num_ranks     guesses of each head that are considered
     beam          nodes of one depth that get children where heads read the path, since heads then
                   run again for each node; kinds that run in one pass need no such limit
+    doubts        how little earlier occurrences of the last 1, 2, .. tokens count beside the heads,
+                  above 0, at most 1e9, eight of them; none: the text is not copied from
 
     Raises TreeError when one of them is out of range.
     """
@@ -52,7 +55,7 @@ class DynamicTree:
         if not isinstance(found, list | tuple) or not found or not all(map(_is_scale, found)):
             raise TreeError(
                 f"temperatures of a dynamic tree are {found!r}, expected one number above 0 for "
-                "each head"
+                f"each head, at most {MOST:,.0f}"
             )
         object.__setattr__(self, "temperatures", tuple(float(t) for t in found))
         found = self.doubts
@@ -60,7 +63,7 @@ class DynamicTree:
         if not listed or not all(map(_is_scale, found)):
             raise TreeError(
                 f"doubts of a dynamic tree are {found!r}, expected at most {MOST_DOUBTS} numbers "
-                "above 0"
+                f"above 0, each at most {MOST:,.0f}"
             )
         object.__setattr__(self, "doubts", tuple(float(doubt) for doubt in found))
 
@@ -147,4 +150,4 @@ def best_first(
 
 def _is_scale(value: Any) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value) and value > 0
+    return number and 0 < value <= MOST

@@ -75,6 +75,8 @@ def test_only_the_likeliest_followers_and_the_newest_text(monkeypatch: pytest.Mo
     assert [token for token, _ in found[1:]] == [2, 3, 4, 5, 6, 7, 8]  # of equal ones the lowest
     monkeypatch.setattr(copying, "MOST_READ", 6)
     assert {token for token, _ in with_copies([], text, [0], (1.0,))} == {1, 12}
+    monkeypatch.setattr(copying, "MOST_MATCHES", 1)
+    assert {token for token, _ in with_copies([], text, [0], (1.0,))} == {1}
 
 
 def test_tokens_that_are_not_there_have_no_chance() -> None:

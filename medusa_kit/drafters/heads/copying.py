@@ -29,6 +29,7 @@ from medusa_kit.infer.draft import State
 DOUBTS = (15.0, 3.5, 4.5, 1.3)
 LONGEST = 8  # the most tokens that are compared
 MOST_READ = 8192  # newest tokens of a text that are looked through
+MOST_MATCHES = 512  # places in it that count, the newest ones
 MOST_MORE = 8  # tokens that are guessed because they followed, beside a head's own guesses
 
 Guess = tuple[int, float]  # token, log-probability
@@ -97,7 +98,7 @@ def followers(text_T: np.ndarray, path: Sequence[int], longest: int) -> Follower
     before = text_T[: len(text_T) - 1][-longest:].tolist()
     last = [*before, *path][::-1]
     first = max(0, len(text_T) - MOST_READ)
-    at_M = first + np.flatnonzero(text_T[first:-1] == last[0])
+    at_M = first + np.flatnonzero(text_T[first:-1] == last[0])[-MOST_MATCHES:]
     matched_M, same_M = np.ones_like(at_M), np.ones(len(at_M), dtype=bool)
     for back in range(1, min(longest, len(last))):
         same_M &= at_M >= back

@@ -12,11 +12,11 @@ struct Text {  // mirrored in kernels.py: of a row, its root last
     int64_t length;
 };
 
-struct Candidate { float score; int64_t token; };  // a guess with its log-probability
+struct Candidate { double score; int64_t token; };  // a guess with its log-probability
 
 class Copying {
     static constexpr int64_t LONGEST = 8, MOST_READ = 8192;  // as in copying.py
-    static constexpr size_t MOST_MORE = 8;
+    static constexpr size_t MOST_MATCHES = 512, MOST_MORE = 8;
 
   public:
     Copying(const double* doubts, int64_t longest) : doubts(doubts), longest(std::min(longest, LONGEST)) {}
@@ -31,7 +31,7 @@ class Copying {
                                        [](const Follower& f, int64_t token) { return f.token < token; });
             const bool follows = at != followers.end() && at->token == one.token;
             if (follows) at->named = true;
-            one.score = blended(std::exp((double)one.score), follows ? *at : Follower{});
+            one.score = blended(std::exp(one.score), follows ? *at : Follower{});
         }
         const size_t guesses = found.size();
         for (const Follower& one : followers)
@@ -59,7 +59,8 @@ class Copying {
         };
         const int64_t last = from_end(1), most = std::min(longest, text.length + path_length - 1);
         seen.clear(), followers.clear();
-        for (int64_t at = std::max<int64_t>(0, text.length - MOST_READ); at + 1 < text.length; ++at) {
+        const int64_t first = std::max<int64_t>(0, text.length - MOST_READ);
+        for (int64_t at = text.length - 2; at >= first && seen.size() < MOST_MATCHES; --at) {
             if (tokens[at] != last) continue;
             int64_t matched = 1;
             while (matched < most && matched <= at && tokens[at - matched] == from_end(matched + 1)) ++matched;
@@ -75,11 +76,11 @@ class Copying {
             }
         }
     }
-    float blended(double chance, const Follower& one) const {
+    double blended(double chance, const Follower& one) const {
         for (int64_t i = 0; i < longest && times[i]; ++i) {
             const double doubt = (double)kinds[i] * doubts[i];
             chance = ((double)one.times[i] + doubt * chance) / ((double)times[i] + doubt);
         }
-        return std::min((float)std::log(chance), 0.0f);
+        return std::min(std::log(chance), 0.0);
     }
 };

@@ -207,7 +207,7 @@ class Growing {
             for (int64_t at = depth; at >= 0; node = nodes[node].parent) path[at--] = nodes[node].token;
             children.push_back(guesses(row, depth * g.rows + row, path.data(), depth + 1));
             std::stable_sort(children.back().begin(), children.back().end(), Copying::likelier);
-            const double first = -(double)children.back()[0].score;
+            const double first = -children.back()[0].score;
             heap.emplace(cost + std::max(first, 0.0), depth + 1, (int64_t)children.size() - 1, 0, cost);
         };
         ask(0, 0, 0.0);
@@ -218,7 +218,7 @@ class Growing {
             const int64_t node = (int64_t)nodes.size();
             nodes.push_back({children[parent][rank].token, parent, (float)-cost});
             if (rank + 1 < (int64_t)children[parent].size())
-                heap.emplace(std::max(above - (double)children[parent][rank + 1].score, cost), depth, parent, rank + 1, above);
+                heap.emplace(std::max(above - children[parent][rank + 1].score, cost), depth, parent, rank + 1, above);
             if (depth < g.depth) ask(node, depth, cost);
             else children.emplace_back();
         }
@@ -241,7 +241,7 @@ class Growing {
                 for (int64_t at : asking[row]) {
                     const float above = at < 0 ? 0.0f : paths[row][at].score;
                     for (const Candidate& one : guesses(row, pass, passes.path(pass), head + 1))
-                        paths[row].push_back({above + one.score, one.token, pass, at});
+                        paths[row].push_back({above + (float)one.score, one.token, pass, at});
                     ++pass;
                 }
                 asking[row] = worth_a_child(paths[row], before);
