@@ -13,6 +13,7 @@ from torch import Tensor
 
 from medusa_kit.heads.draws import RowsDraws
 
+Texts = Sequence[np.ndarray | None]  # text_T (int64) of each row; None: nothing is copied from it
 Guesses = tuple[Tensor, Tensor]  # ids_KXC, scores_KXC (empty where not asked for)
 
 
@@ -67,8 +68,8 @@ class Guesser(Protocol):
         beam: int,
         least: Least,
         draws: RowsDraws | None = None,
-        texts: Sequence[np.ndarray | None] = (),
+        texts: Texts = (),
         doubts: tuple[float, ...] = (),
     ) -> GrownTrees | None:
         """Trees of `count` guesses of as many heads as temperatures; None where it cannot. `texts`:
-        text_T (int64) of each row that is copied from, where any is (drafters/heads/copying.py)."""
+        what is copied from, if anything (drafters/heads/copying.py)."""

@@ -150,6 +150,11 @@ class State:
         )
 
 
+def unread(tokens: list[int], root: int, num_read: int) -> list[int]:
+    """The tokens of a row's text, root last, after the first `num_read`."""
+    return [*tokens[num_read:], root] if num_read <= len(tokens) else []
+
+
 @dataclass(frozen=True)
 class StepResult:
     """The outcome of verifying a draft, for drafters that learn from it."""

@@ -10,7 +10,7 @@ P_0 is the head's own probability. Interpolation after Witten and Bell (1991), w
 place of the unigram; a cache beside a model: Grave et al. (arXiv 1612.04426). Where heads guess in
 C++ they are blended there (infer/cpu/copying.h), by the same arithmetic.
 
-Shapes: T tokens of a row's text, M places in it that match, C guesses of a head, B batch, Q paths
+Shapes: T tokens of a row's text, M matching positions in it, C guesses of a head, B batch, Q paths
 of a row, J tokens of a path.
 """
 
@@ -22,17 +22,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from medusa_kit.infer.draft import State
+from medusa_kit.heads.guesser import Texts
+from medusa_kit.infer.draft import State, unread
+from medusa_kit.tree.dynamic import Guesses
 
 # For matches of 1, 2, .. tokens, and longer ones are not told apart; fitted by likelihood to which
 # guesses of the heads shipped were right in answers of SmolLM2-135M.
 DOUBTS = (15.0, 3.5, 4.5, 1.3)
-LONGEST = 8  # the most tokens that are compared
 MOST_READ = 8192  # newest tokens of a text that are looked through
-MOST_MATCHES = 512  # places in it that count, the newest ones
+MOST_MATCHES = 512  # positions in it that count, the newest ones
 MOST_MORE = 8  # tokens that are guessed because they followed, beside a head's own guesses
-
-Guess = tuple[int, float]  # token, log-probability
 
 
 class RowText:
@@ -41,15 +40,14 @@ class RowText:
     def __init__(self) -> None:
         self._tokens, self._length = np.empty(1024, dtype=np.int64), 0
 
-    def read(self, tokens: Sequence[int], root: int) -> np.ndarray:
+    def read(self, tokens: list[int], root: int) -> np.ndarray:
         """text_T with what is new in `tokens` and the root."""
-        if self._length <= len(tokens):
-            new = [*tokens[self._length :], root]
-            end = self._length + len(new)
-            if end > len(self._tokens):
-                self._tokens = np.concatenate([self._tokens, np.empty(end, dtype=np.int64)])
-            self._tokens[self._length : end] = new
-            self._length = end
+        new = unread(tokens, root, self._length)
+        end = self._length + len(new)
+        if end > len(self._tokens):
+            self._tokens = np.concatenate([self._tokens, np.empty(end, dtype=np.int64)])
+        self._tokens[self._length : end] = new
+        self._length = end
         return self._tokens[: self._length]
 
 
@@ -94,7 +92,6 @@ class Followers(NamedTuple):
 
 def followers(text_T: np.ndarray, path: Sequence[int], longest: int) -> Followers:
     """`path`: from the root on, which is the last of the text."""
-    longest = min(longest, LONGEST)
     before = text_T[: len(text_T) - 1][-longest:].tolist()
     last = [*before, *path][::-1]
     first = max(0, len(text_T) - MOST_READ)
@@ -115,8 +112,8 @@ def followers(text_T: np.ndarray, path: Sequence[int], longest: int) -> Follower
 
 
 def with_copies(
-    guesses: Sequence[Guess], text_T: np.ndarray, path: Sequence[int], doubts: Sequence[float]
-) -> list[Guess]:
+    guesses: Guesses, text_T: np.ndarray, path: Sequence[int], doubts: Sequence[float]
+) -> Guesses:
     """A head's guesses after the path with their blended chances, in their order; after them the
     likeliest followers that are not among them, at most MOST_MORE."""
     found = followers(text_T, path, len(doubts))
@@ -124,13 +121,13 @@ def with_copies(
     named = {token for token, _ in guesses}
     more = [(token, found.blended(token, -math.inf, doubts))
             for token in found.of_token if token not in named]  # fmt: skip
-    return blended + sorted(more, key=lambda one: -one[1])[:MOST_MORE]
+    return [*blended, *sorted(more, key=lambda one: -one[1])[:MOST_MORE]]
 
 
 def with_copies_after(
     ids_BQC: Tensor,
     scores_BQC: Tensor,
-    texts: Sequence[np.ndarray | None],
+    texts: Texts,
     paths_BQJ: Tensor,
     doubts: Sequence[float],
 ) -> tuple[Tensor, Tensor]:
@@ -141,12 +138,12 @@ def with_copies_after(
     scores = torch.full(ids.shape, -math.inf, dtype=scores_BQC.dtype)
     rows = zip(ids_BQC.tolist(), scores_BQC.tolist(), paths_BQJ.tolist(), texts, strict=True)
     for row, (ids_QC, scores_QC, paths_QJ, text_T) in enumerate(rows):
-        for place, (tokens, own, path) in enumerate(zip(ids_QC, scores_QC, paths_QJ, strict=True)):
-            guesses = list(zip(tokens, own, strict=True))
+        for at, (tokens, own, path) in enumerate(zip(ids_QC, scores_QC, paths_QJ, strict=True)):
+            guesses: Guesses = list(zip(tokens, own, strict=True))
             if text_T is not None:
                 guesses = with_copies(guesses, text_T, path, doubts)
-            ids[row, place, : len(guesses)] = torch.tensor([token for token, _ in guesses])
-            scores[row, place, : len(guesses)] = torch.tensor(
+            ids[row, at, : len(guesses)] = torch.tensor([token for token, _ in guesses])
+            scores[row, at, : len(guesses)] = torch.tensor(
                 [score for _, score in guesses], dtype=scores.dtype
             )
     return ids.to(ids_BQC.device), scores.to(scores_BQC.device)

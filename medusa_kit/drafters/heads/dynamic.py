@@ -18,7 +18,6 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -27,7 +26,7 @@ from medusa_kit.drafters.heads.copying import RowTexts, with_copies, with_copies
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.blocks import Walk
 from medusa_kit.heads.draws import RowsDraws
-from medusa_kit.heads.guesser import GrownTrees, Least
+from medusa_kit.heads.guesser import GrownTrees, Least, Texts
 from medusa_kit.heads.scores import scored_guesses, scored_guesses_after
 from medusa_kit.infer.draft import (
     ROOT,
@@ -43,7 +42,6 @@ from medusa_kit.tree.dynamic import DynamicTree, Guesses, best_first
 
 SHAPES_KEPT = 256
 ALL = Least()
-Texts = Sequence[np.ndarray | None]
 
 
 class Grown(NamedTuple):
@@ -75,7 +73,8 @@ class DynamicDrafter:
         self._texts.select_rows(rows)
 
     def propose(self, state: State) -> Draft:
-        draws, texts = state.draws(), self.texts(state)
+        draws = state.draws()
+        texts = self.texts(state, draws)
         trees = self._quickly(state.hidden_BD, state.roots_B, ALL, draws, texts)
         if trees is not None:
             shapes = [self._topology(trees, row) for row in range(len(trees.parents))]
@@ -85,9 +84,14 @@ class DynamicDrafter:
         shapes = [Topology.from_parents(row, device) for row in grown.parents]
         return Draft(grown.tokens_BN, shapes)
 
-    def texts(self, state: State) -> Texts:
-        """What `grow` is to copy from; nothing where the tree has no doubts."""
-        return self._texts.read(state) if self.tree.doubts else ()
+    def texts(self, state: State, draws: RowsDraws | None) -> Texts:
+        """What `grow` is to copy from: nothing where the tree has no doubts or tokens are drawn."""
+        if not self.tree.doubts:
+            return ()
+        texts = self._texts.read(state)
+        if draws is None:
+            return texts
+        return [text_T if own is None else None for text_T, own in zip(texts, draws, strict=True)]
 
     def grow(
         self,
@@ -98,7 +102,7 @@ class DynamicDrafter:
         texts: Texts = (),
     ) -> Grown:
         """The whole tree, or what is likely enough of it. `draws`: of rows whose tokens will be
-        drawn (heads/draws.py). `texts`: text_T of each row, its root last."""
+        drawn (heads/draws.py). `texts`: of each row, its root last."""
         trees = self._quickly(hidden_BD, roots_B, least, draws, texts)
         if trees is not None:
             return Grown(trees.tokens_BN, trees.parents, trees.scores_BN)
@@ -124,11 +128,9 @@ class DynamicDrafter:
     ) -> GrownTrees | None:
         if self.heads.guesser is None:
             return None
-        tree, texts = self.tree, _copied_from(texts, draws)
+        tree = self.tree
         sizes = tree.num_nodes, tree.temperatures[: tree.depth], _count(tree), tree.beam
-        return self.heads.guesser.grow(
-            hidden_BD, roots_B, *sizes, least, draws, texts, tree.doubts if texts else ()
-        )
+        return self.heads.guesser.grow(hidden_BD, roots_B, *sizes, least, draws, texts, tree.doubts)
 
     @no_gradients
     def _through_torch(
@@ -139,15 +141,9 @@ class DynamicDrafter:
         draws: RowsDraws | None,
         texts: Texts = (),
     ) -> Grown:
-        roots, texts = to_device(roots_B, hidden_BD.device), _copied_from(texts, draws)
+        roots = to_device(roots_B, hidden_BD.device)
         grow = _grow_at_once if self.heads.one_pass else _grow_by_depth
         return grow(self.heads, self.tree, hidden_BD, roots, least, draws, texts)
-
-
-def _copied_from(texts: Texts, draws: RowsDraws | None) -> Texts:
-    if not texts or draws is None:
-        return texts
-    return [text_T if own is None else None for text_T, own in zip(texts, draws, strict=True)]
 
 
 def _count(tree: DynamicTree) -> int:

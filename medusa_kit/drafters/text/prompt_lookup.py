@@ -11,7 +11,7 @@ import torch
 
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.trie import Trie, TrieDrafter
-from medusa_kit.infer.draft import State
+from medusa_kit.infer.draft import State, unread
 from medusa_kit.settings.drafters import PromptLookupOptions
 
 # How often a copied token was right, by how many tokens before it agreed; the last value is for all
@@ -87,11 +87,6 @@ class PromptLookupDrafter(TrieDrafter):
             chance = CHANCES[min(matched + depth - 1, MOST)]
             node = trie.add(node, token, chance, (self.name, min(matched, MOST), min(depth, 4)))
         return trie
-
-
-def unread(tokens: list[int], root: int, num_read: int) -> list[int]:
-    """The tokens of a row's text, root last, after the first `num_read`."""
-    return [*tokens[num_read:], root] if num_read <= len(tokens) else []
 
 
 def build(context: DraftContext, options: PromptLookupOptions) -> PromptLookupDrafter:

@@ -24,12 +24,11 @@ import torch
 
 from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.text.past_answers import PastAnswers, tokenizer_identity
-from medusa_kit.drafters.text.prompt_lookup import unread
 from medusa_kit.drafters.text.suffix_array import Ranges, SuffixArray
 from medusa_kit.drafters.text.suffix_automaton import START, Cursor, SuffixAutomaton
 from medusa_kit.drafters.trie import Trie, TrieDrafter
 from medusa_kit.errors import ConfigError, MedusaKitError
-from medusa_kit.infer.draft import State
+from medusa_kit.infer.draft import State, unread
 from medusa_kit.settings.drafters import SuffixOptions
 
 # By tokens matched, the last for all above; fitted to answers of SmolLM2-135M by likelihood.

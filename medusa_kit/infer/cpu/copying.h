@@ -15,7 +15,7 @@ struct Text {  // mirrored in kernels.py: of a row, its root last
 struct Candidate { double score; int64_t token; };  // a guess with its log-probability
 
 class Copying {
-    static constexpr int64_t LONGEST = 8, MOST_READ = 8192;  // as in copying.py
+    static constexpr int64_t LONGEST = 8, MOST_READ = 8192;  // as in tree/dynamic.py and copying.py
     static constexpr size_t MOST_MATCHES = 512, MOST_MORE = 8;
 
   public:

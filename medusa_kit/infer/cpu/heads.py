@@ -12,13 +12,12 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.heads.draws import RowsDraws
-from medusa_kit.heads.guesser import GrownTrees, Guesses, Least
+from medusa_kit.heads.guesser import GrownTrees, Guesses, Least, Texts
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import NativeDecoder
 from medusa_kit.infer.cpu.int8_weights import packed_rounded
@@ -137,7 +136,7 @@ class NativeHeads:
         beam: int,
         least: Least,
         draws: RowsDraws | None = None,
-        texts: Sequence[np.ndarray | None] = (),
+        texts: Texts = (),
         doubts: tuple[float, ...] = (),
     ) -> GrownTrees | None:
         """The trees of drafters/heads/dynamic.py; None for more rows than the kernels take."""
@@ -180,7 +179,7 @@ def _draws(rows: RowsDraws | None, num_heads: int) -> tuple[Any, int]:
     return (kernels.Draw * len(found))(*found), num_heads
 
 
-def _texts(texts: Sequence[np.ndarray | None]) -> Any:
+def _texts(texts: Texts) -> Any:
     if not texts:
         return None
     found = [

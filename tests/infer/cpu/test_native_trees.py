@@ -52,7 +52,7 @@ def grown(heads, tree, state, least=ALL):
     """Tokens and parents by the one C++ call, and by torch's code from guesses of the kernels."""
     drafter, draws = draft_with(heads, tree), state.draws()
     assert isinstance(drafter, DynamicDrafter)
-    texts = drafter.texts(state)
+    texts = drafter.texts(state, draws)
     trees = drafter._quickly(state.hidden_BD, state.roots_B, least, draws, texts)
     assert trees is not None
     by_torch = drafter._through_torch(state.hidden_BD, state.roots_B, least, draws, texts)
