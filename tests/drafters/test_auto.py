@@ -216,8 +216,8 @@ def test_heads_are_hoped_for_as_far_as_their_guesses_can_pay(cost: StepCost, mos
     """They bring nothing here and take a fiftieth of a step."""
     chooser = experience_of(0.5).chooser(32, cost)
     asked = 0
-    while asked < most and (choice := chooser.choose(1.0, 1.0))[1]:
-        chooser.record(*choice, 1.0, 1.02)
+    while asked < most and (choice := chooser.choose(1.0))[1]:
+        chooser.record(*choice, -0.02)
         asked += 1
     assert asked < most
     assert (asked > 20) == (cost is CHEAP)

@@ -19,7 +19,7 @@ from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.heads.hydra import HydraDrafter
 from medusa_kit.drafters.heads.medusa import MedusaDrafter
 from medusa_kit.drafters.heads.source import HeadsSource
-from medusa_kit.drafters.mixed.bandit import Chooser
+from medusa_kit.drafters.mixed.chooser import Chooser
 from medusa_kit.drafters.mixed.combined import (
     build_sources,
     credited,
@@ -64,18 +64,23 @@ class _Step:
     num_others: int = 0  # nodes of other rows in the same step
     drafted: float = 0.0
     chooser: Chooser | None = None
+    promised: float = 0.0  # tokens of these rows with free guesses alone
+    seconds: float = 0.0  # of that step
+    rate: float = 0.0  # tokens a second of all rows by such steps, and what lies between them
+    asking: float = 0.0  # seconds that the costly source took
     num_guesses: int = 0  # verified
+    expected: float = 0.0  # right ones of these
     cost: StepCost | None = None  # of the batch, where that has taken the guesses
     own_cost: StepCost | None = None  # where the step's time is to be recorded here
 
     def offer(self, max_nodes: int) -> Offer:
         return Offer([[chance for _, chance in order[1:max_nodes]] for order in self.orders])
 
-    def asked_for_good_reason(self) -> bool:
-        """Whether a costly source was asked because it pays, or one is being tried."""
-        if self.chooser is None or self.situation is None:
-            return False
-        return self.choice > 0 or self.chooser.is_trying(self.situation)
+    def gained_by_asking(self, cost: StepCost) -> float:
+        """Tokens of a row that a costly source should add, less those of the time that it took."""
+        B = len(self.tries)
+        longer = cost.seconds(self.num_others + B + self.num_guesses) - self.seconds + self.asking
+        return (B + self.expected - self.promised - longer * self.rate) / B
 
     def gained(self, accepted: int, cost: StepCost) -> float:
         """Plain steps gained by the guesses, of which so many were right."""
@@ -103,6 +108,7 @@ class AutoDrafter:
     credits: list[list[str]] = field(default_factory=list)
     _step: _Step | None = None
     _on_device: bool = False
+    _end: float = 0.0  # of the last step; 0: there was none, or rows have joined since
     _rest: int = 0  # steps until sources are asked again
     _resting: Sequence[int] | None = None  # the rows' roots, where nobody is asked in this step
     _elsewhere: Any = None  # what is used of the above where steps do not run on the device
@@ -150,6 +156,8 @@ class AutoDrafter:
         return [f"guesses sent to steps of {', '.join(map(str, self.host_trees.sizes))} nodes"]
 
     def join(self, state: State) -> None:
+        self.experience.new_text()
+        self._end = 0.0
         for source in (*self.free, *self.costly):
             source.join(state)
 
@@ -179,40 +187,48 @@ class AutoDrafter:
         """Ask the free sources, and a costly one where that should pay."""
         start, B = self.clock(), len(state.roots_B)
         acceptance, rows = self.experience.acceptance, num_others + B
+        if cost.measured:
+            for source in self.free:
+                source.leave_out_below(cost.least_chance(rows), acceptance)
         tries = merged(self.free, state, acceptance)
         self._step = step = _Step(tries, [trie.by_chance() for trie in tries], None, 0, start)
         step.num_others = num_others
         if not cost.measured:
             return step
-        promised, num_nodes = self._promised(step, cost)
+        step.promised, num_nodes = self._promised(step, cost)
+        step.seconds = cost.seconds(num_nodes)
+        between = self.experience.between(self.clock() - self._end if self._end else 0.0)
+        step.rate = (num_others + step.promised) / (step.seconds + between)
         step.chooser = self.experience.chooser(rows, cost)
-        seconds = cost.seconds(num_nodes) / rows
         step.situation, step.choice = step.chooser.choose(
-            promised / B, seconds, lambda choice: self._expected(choice, step, cost, promised / B)
+            step.promised / B, lambda choice: self._expected(choice, step, cost)
         )
         if step.choice:
-            asked = [self.costly[step.choice - 1]]
-            if isinstance(asked[0], HeadsSource):
-                asked[0].leave_out_below(cost.least_chance(rows), acceptance)
-            for whole, more in zip(tries, merged(asked, state, acceptance), strict=True):
-                whole.merge(more)
-            step.orders = [trie.by_chance() for trie in tries]
+            self._ask(self.costly[step.choice - 1], step, state, cost.least_chance(rows))
         return step
 
-    def _expected(
-        self, choice: int, step: "_Step", cost: StepCost, promised: float
-    ) -> tuple[float, float] | None:
-        """(tokens, seconds) of a row's step with this choice; None where it was not calibrated. Its
-        guesses add less where free ones promise more."""
+    def _ask(self, source: Source, step: "_Step", state: State, least_chance: float) -> None:
+        """Add the guesses of a costly source."""
+        start, acceptance = self.clock(), self.experience.acceptance
+        source.leave_out_below(least_chance, acceptance)
+        for whole, more in zip(step.tries, merged([source], state, acceptance), strict=True):
+            whole.merge(more)
+        step.orders = [trie.by_chance() for trie in step.tries]
+        step.asking = self.clock() - start
+
+    def _expected(self, choice: int, step: "_Step", cost: StepCost) -> float | None:
+        """What a row's step gains by this choice; None where it was not calibrated. Its guesses
+        add less where free ones promise more."""
         calibrated = self.experience.calibrated.get(choice)
         if calibrated is None:
             return None
-        more = [chance / promised**2 for chance in calibrated]
-        free, B = step.offer(self.max_nodes).chances, len(step.tries)
+        B, others = len(step.tries), step.num_others
+        more = [chance / (step.promised / B) ** 2 for chance in calibrated]
+        free = step.offer(self.max_nodes).chances
         offer = Offer([sorted([*own, *more], reverse=True) for own in free])
-        chosen, rows = choose_nodes([offer], step.num_others, cost), step.num_others + B
-        asking = ASKING * cost.seconds(rows)
-        return (chosen.tokens - step.num_others) / B, (chosen.seconds + asking) / rows
+        chosen = choose_nodes([offer], others, cost)
+        longer = chosen.seconds - step.seconds + ASKING * cost.seconds(others + B)
+        return (chosen.tokens - others - step.promised - longer * step.rate) / B
 
     def _promised(self, step: "_Step", cost: StepCost) -> tuple[float, int]:
         """(tokens expected of these rows, nodes of the whole step) by free guesses."""
@@ -234,31 +250,40 @@ class AutoDrafter:
             for trie, order, count in zip(step.tries, step.orders, counts, strict=True)
         ]
         step.num_guesses = sum(trie.num_nodes - 1 for trie in step.tries)
+        step.expected = sum(
+            chance
+            for order, trie in zip(step.orders, step.tries, strict=True)
+            for _, chance in order[1 : trie.num_nodes]
+        )
         draft = draft_of(step.tries, self.device)
         step.drafted = self.clock()
         return draft
 
     def observe(self, step: StepResult) -> None:
+        self._end = self.clock()
         if self._resting is not None:
             self.credits = []
             self._share(PLAIN).count(len(self._resting), 0)
             return
-        now, did = self.clock(), self._step
+        now, did = self._end, self._step
         assert did is not None
         experience, B = self.experience, len(did.tries)
         accepted = sum(len(path) for path in step.paths)
-        emitted = B + accepted
         if did.cost is not None and did.situation is not None:
             rest = experience.asking(did.num_others + B, did.cost)
             steps = rest.record(did.gained(accepted, did.cost), did.num_guesses > 0)
-            self._rest = 0 if did.asked_for_good_reason() else steps
+            assert did.chooser is not None
+            self._rest = 0 if did.chooser.pays() else steps
         num_nodes = self._nodes(step.draft.tokens_BN.shape[1])
         if did.own_cost is not None:
             did.own_cost.record(B * num_nodes, now - did.drafted)
         if did.choice and did.choice not in experience.asked:
             experience.asked.add(did.choice)
         elif did.chooser is not None and did.situation is not None:
-            did.chooser.record(did.situation, did.choice, emitted / B, (now - did.start) / B)
+            cost = did.own_cost or did.cost
+            assert cost is not None
+            gained = did.gained_by_asking(cost) if did.choice else 0.0
+            did.chooser.record(did.situation, did.choice, gained)
         learn(experience.acceptance, did.tries, step)
         self.credits = credited(did.tries, step)
         for source in (*self.free, *self.costly):

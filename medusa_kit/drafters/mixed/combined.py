@@ -16,6 +16,7 @@ from medusa_kit.drafters.heads.source import HeadsSource
 from medusa_kit.drafters.mixed.under_grammar import under_grammar
 from medusa_kit.drafters.trie import Source, Trie, TrieDrafter, draft_of, learn, weighed
 from medusa_kit.infer.draft import Draft, Drafter, State, StepResult, notes_of, tell_end
+from medusa_kit.tree.dynamic import DynamicTree
 
 LONG_MATCH = 4  # tokens
 COPYING = ("suffix", "prompt-lookup")  # sources whose keys hold the length of the match
@@ -134,6 +135,8 @@ def usual_sources(
         return list(asked), []
     names, reasons = ["suffix", "recycling"], []
     if context.heads is not None:
+        if isinstance(context.tree, DynamicTree) and context.tree.doubts:
+            names.remove("recycling")  # what such heads guess is right more often (docs/LOG.md)
         names.append("medusa")
     else:
         refused = context.heads_refused

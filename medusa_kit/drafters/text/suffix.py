@@ -124,14 +124,15 @@ class SuffixRow:
             for place in self.places:
                 place.read(token)
 
-    def grow(self, root: int, num_nodes: int) -> Trie:
-        """The likeliest `num_nodes` nodes after the root, best first.
+    def grow(self, root: int, num_nodes: int, least: float = LEAST) -> Trie:
+        """The likeliest `num_nodes` nodes after the root, best first; no paths with a chance below
+        `least`.
 
         Guesses with the same match length and the same chance, to a tenth, share a key.
         """
         trie = Trie(root)
         queue: list[tuple[float, int, int, int, float, Key, list[Any]]] = []
-        self._push(queue, 0, 1.0, [place.end for place in self.places])
+        self._push(queue, 0, 1.0, least, [place.end for place in self.places])
         while queue and trie.num_nodes < num_nodes:
             negative, _, parent, token, chance, key, cursors = heapq.heappop(queue)
             node = trie.add(parent, token, chance, (*key, int(10 * chance)))
@@ -140,12 +141,14 @@ class SuffixRow:
                     place.advance(cursor, token)
                     for place, cursor in zip(self.places, cursors, strict=True)
                 ]
-                self._push(queue, node, -negative, ahead)
+                self._push(queue, node, -negative, least, ahead)
         return trie
 
-    def _push(self, queue: list[Any], node: int, path: float, cursors: list[Any]) -> None:
+    def _push(
+        self, queue: list[Any], node: int, path: float, least_path: float, cursors: list[Any]
+    ) -> None:
         """Queue the tokens that may follow `node`, where the path with them is likely enough."""
-        least = LEAST / path
+        least = least_path / path
         for token, (chance, key) in blended(self._levels(cursors), least).items():
             if chance >= least:
                 entry = (-path * chance, len(queue), node, token, chance, key, cursors)
@@ -189,7 +192,7 @@ class SuffixDrafter(TrieDrafter):
         with self._reading:
             for row, tokens, root in zip(self._rows, state.tokens, state.roots_B, strict=True):
                 row.read(unread(tokens, root, row.text.num_tokens))
-                tries.append(row.grow(root, self.num_nodes))
+                tries.append(row.grow(root, self.num_nodes, max(LEAST, self._least)))
         return tries
 
     def select_rows(self, rows: Sequence[int]) -> None:
