@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from medusa_kit.drafters.estimates import AcceptanceEstimate
-from medusa_kit.drafters.mixed.asking import LONGEST_REST, Asking
+from medusa_kit.drafters.mixed.asking import AFFORDED, Asking
 from medusa_kit.drafters.mixed.auto import AutoDrafter, best_size
 from medusa_kit.drafters.mixed.combined import CombinedDrafter
 from medusa_kit.drafters.mixed.experience import FIRST_REST, Experience
@@ -180,21 +180,28 @@ def test_sources_are_asked_at_every_step_where_that_pays() -> None:
 
 def test_the_next_request_rests_as_long_as_the_last_one_did() -> None:
     clock, text = Clock(), text_of(300)
-    first = auto([Stub("suffix", text, 0.0, clock, seconds=0.3)], [], clock)
-    run(Beside(first, num_others=15), text, clock, slope=0.1)
+    first = Stub("suffix", text, 0.0, clock, seconds=0.3)
+    drafter = auto([first], [], clock)
+    run(Beside(drafter, num_others=15), text, clock, slope=0.1)
     again = Stub("suffix", text, 0.0, clock, seconds=0.3)
-    drafter = AutoDrafter([again], [], first.experience, CPU, 16, clock=clock)
-    steps, _ = run(Beside(drafter, num_others=15), text, clock, slope=0.1)
-    assert again.asked <= 1 + steps / LONGEST_REST
+    following = AutoDrafter([again], [], drafter.experience, CPU, 16, clock=clock)
+    steps, _ = run(Beside(following, num_others=15), text, clock, slope=0.1)
+    assert again.asked <= first.asked
+    assert again.asked < 0.2 * steps
 
 
 def test_one_good_step_after_a_rest_ends_it() -> None:
     asking = Asking()
-    rests = [asking.record(-0.1, False) for _ in range(8)]
+    rests = [asking.record(-0.4, False) for _ in range(8)]
     assert rests == sorted(rests)
-    assert rests[-1] == LONGEST_REST
+    assert rests[-1] > 4
     assert asking.record(4.0, True) == 0
     assert asking.record(0.1, True) == 0
+
+
+def test_nobody_rests_where_asking_in_vain_takes_next_to_nothing() -> None:
+    asking = Asking()
+    assert {asking.record(-0.9 * AFFORDED, False) for _ in range(200)} == {0}
 
 
 def experience_of(hope: float) -> Experience:

@@ -9,6 +9,9 @@ from medusa_kit.locks import SharedLock
 SMOOTHING = 0.05  # share of the newest step in what asking has been worth
 LEAST, MOST = -0.5, 4.0  # plain steps gained that one step may count for; texts are read once
 LONGEST_REST = 32  # steps without asking anybody
+# Share of a plain step that asking in vain may cost: where it takes less nobody rests, since a text
+# may begin to repeat itself at any step.
+AFFORDED = 0.02
 
 
 class Asking:
@@ -18,7 +21,7 @@ class Asking:
     def __init__(self, first_rest: int = 0) -> None:
         """`first_rest`: steps without asking after the first time that it does not pay."""
         self._worth = 0.0  # plain steps gained a step
-        self._next_rest = first_rest
+        self._first_rest = self._next_rest = first_rest
         self._lock = SharedLock()
 
     def record(self, gained: float, found: bool) -> int:
@@ -35,4 +38,4 @@ class Asking:
                 return 0
             rest = self._next_rest
             self._next_rest = min(max(1, 2 * rest), LONGEST_REST)
-            return rest
+            return min(rest, max(int(-self._worth / AFFORDED), self._first_rest))
