@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 
 from medusa_kit.drafters.estimates import AcceptanceEstimate
 from medusa_kit.drafters.mixed.asking import AFFORDED, Asking
-from medusa_kit.drafters.mixed.auto import AutoDrafter, best_size
+from medusa_kit.drafters.mixed.auto import AutoDrafter
 from medusa_kit.drafters.mixed.combined import CombinedDrafter
 from medusa_kit.drafters.mixed.experience import FIRST_REST, Experience
 from medusa_kit.drafters.mixed.shares import Share
+from medusa_kit.drafters.mixed.step import best_size
 from medusa_kit.drafters.trie import Trie, TrieDrafter, draft_of
 from medusa_kit.infer.draft import Draft, State, StepResult
 from medusa_kit.infer.node_choice.choice import choose_nodes
@@ -188,6 +189,17 @@ def test_the_next_request_rests_as_long_as_the_last_one_did() -> None:
     steps, _ = run(Beside(following, num_others=15), text, clock, slope=0.1)
     assert again.asked <= first.asked
     assert again.asked < 0.2 * steps
+
+
+def test_nobody_rests_while_heads_pay() -> None:
+    """Free guesses that promise much and are never right would make sources rest, and heads with
+    them."""
+    clock, text = Clock(), text_of(600)
+    misleading = Stub("suffix", text, 0.0, clock, seconds=0.1)
+    heads = Stub("medusa", text, 0.8, clock, seconds=0.1)
+    steps, _ = run(Beside(auto([misleading], [heads], clock), num_others=1), text, clock, slope=0.1)
+    assert misleading.asked == steps
+    assert heads.asked > 0.8 * steps
 
 
 def test_one_good_step_after_a_rest_ends_it() -> None:

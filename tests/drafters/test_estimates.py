@@ -158,10 +158,9 @@ def test_in_another_text_what_seemed_to_lose_is_tried_soon() -> None:
     assert steps_until_asked(new_text=True) <= SHORTEST_WAIT < steps_until_asked(new_text=False)
 
 
-def test_one_slow_step_counts_for_little() -> None:
-    chooser = Chooser([0.0, 0.5])
-    for _ in range(100):
-        situation, choice = chooser.choose(1.0)
-        chooser.record(situation, choice, 0.2)
-    chooser.record(situation, 1, -50.0)
-    assert chooser.choose(1.0) == (0, 1)
+def test_a_hiccup_of_the_machine_counts_for_twice_the_usual_time() -> None:
+    chooser = Chooser([0.0, 0.5, 0.5])
+    assert [chooser.took(1, 0.1) for _ in range(3)] == pytest.approx([0.1] * 3)
+    assert chooser.took(1, 60.0) == pytest.approx(0.2)
+    assert chooser.took(1, 0.1) == pytest.approx(0.1)
+    assert chooser.took(2, 60.0) == pytest.approx(60.0)  # of another source

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from support.small_engines import build_engine, endless_base, random_prompt
 from support.tiny_models import CONTEXT, tiny_base
 
+from medusa_kit.drafters.estimates import AcceptanceEstimate
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.text.recycling import likeliest
 from medusa_kit.drafters.text.suffix_array import SuffixArray
 from medusa_kit.drafters.text.suffix_automaton import START, SuffixAutomaton
-from medusa_kit.drafters.trie import draft_of
+from medusa_kit.drafters.trie import NAMED, draft_of
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.draft import State, StepResult
 from medusa_kit.settings.sampling import SamplingParams
@@ -45,6 +46,18 @@ def guessed(drafter, tokens, root):
     drafter.select_rows([])
     drafter.join(state)
     return drafter.guess(state)[0]
+
+
+@pytest.mark.parametrize("name", ["suffix", "recycling"])
+def test_paths_that_are_far_from_paying_are_not_guessed(name):
+    text = [1, 2, 3, 1, 2, 4, 1, 2, 3, 5, 1, 2]
+    wide, narrow = drafter_for(name, num_nodes=12), drafter_for(name, num_nodes=12)
+    narrow.leave_out_below(0.5, AcceptanceEstimate())
+    every, some = guessed(wide, text, 3), guessed(narrow, text, 3)
+    chances = {node: chance for node, chance in every.by_chance()[1:]}
+    likely = [node for node, chance in chances.items() if chance >= 0.5 * NAMED]
+    assert 0 < len(likely) < len(chances)
+    assert some.tokens[1:] == [every.tokens[node] for node in sorted(likely)]
 
 
 # Prompt lookup

@@ -19,7 +19,6 @@ from medusa_kit.drafters.factory import DraftContext
 from medusa_kit.drafters.heads.hydra import HydraDrafter
 from medusa_kit.drafters.heads.medusa import MedusaDrafter
 from medusa_kit.drafters.heads.source import HeadsSource
-from medusa_kit.drafters.mixed.chooser import Chooser
 from medusa_kit.drafters.mixed.combined import (
     build_sources,
     credited,
@@ -29,8 +28,9 @@ from medusa_kit.drafters.mixed.combined import (
 )
 from medusa_kit.drafters.mixed.experience import Experience
 from medusa_kit.drafters.mixed.shares import PLAIN, Share, percentages, sources_of, tokens_a_step
+from medusa_kit.drafters.mixed.step import Step, best_size
 from medusa_kit.drafters.text.recycling import RecyclingDrafter
-from medusa_kit.drafters.trie import Source, Trie, draft_of, learn
+from medusa_kit.drafters.trie import Source, draft_of, learn
 from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.infer.cuda_graph.host_trees import MOST_NODES, HostTreeSpec
 from medusa_kit.infer.draft import (
@@ -53,44 +53,6 @@ HOPES = {"medusa": 0.5, "draft-model": 1.0}  # tokens a step that a costly sourc
 
 
 @dataclass
-class _Step:
-    """What was guessed in the current step, and then what of it was taken."""
-
-    tries: list[Trie]
-    orders: list["Order"]  # by chance
-    situation: int | None  # None: no source was chosen, since nothing has been measured
-    choice: int
-    start: float
-    num_others: int = 0  # nodes of other rows in the same step
-    drafted: float = 0.0
-    chooser: Chooser | None = None
-    promised: float = 0.0  # tokens of these rows with free guesses alone
-    seconds: float = 0.0  # of that step
-    rate: float = 0.0  # tokens a second of all rows by such steps, and what lies between them
-    asking: float = 0.0  # seconds that the costly source took
-    num_guesses: int = 0  # verified
-    expected: float = 0.0  # right ones of these
-    cost: StepCost | None = None  # of the batch, where that has taken the guesses
-    own_cost: StepCost | None = None  # where the step's time is to be recorded here
-
-    def offer(self, max_nodes: int) -> Offer:
-        return Offer([[chance for _, chance in order[1:max_nodes]] for order in self.orders])
-
-    def gained_by_asking(self, cost: StepCost) -> float:
-        """Tokens of a row that a costly source should add, less those of the time that it took."""
-        B = len(self.tries)
-        longer = cost.seconds(self.num_others + B + self.num_guesses) - self.seconds + self.asking
-        return (B + self.expected - self.promised - longer * self.rate) / B
-
-    def gained(self, accepted: int, cost: StepCost) -> float:
-        """Plain steps gained by the guesses, of which so many were right."""
-        plain_nodes = self.num_others + len(self.tries)
-        plain = cost.seconds(plain_nodes)
-        longer = cost.seconds(plain_nodes + self.num_guesses) - plain
-        return accepted / plain_nodes - (longer + self.drafted - self.start) / plain
-
-
-@dataclass
 class AutoDrafter:
     """Asks `free` sources at every step and one of `costly` where it pays. `clock`: in seconds."""
 
@@ -106,9 +68,10 @@ class AutoDrafter:
     clock: Callable[[], float] = time.perf_counter
     shares: dict[str, Share] = field(default_factory=dict)
     credits: list[list[str]] = field(default_factory=list)
-    _step: _Step | None = None
+    _step: Step | None = None
     _on_device: bool = False
     _end: float = 0.0  # of the last step; 0: there was none, or rows have joined since
+    _last_choice: int = 0
     _rest: int = 0  # steps until sources are asked again
     _resting: Sequence[int] | None = None  # the rows' roots, where nobody is asked in this step
     _elsewhere: Any = None  # what is used of the above where steps do not run on the device
@@ -167,9 +130,8 @@ class AutoDrafter:
         step = self._guess(state, cost, 0)
         size, _ = best_size(step.orders, cost, self.max_nodes, self._nodes)
         size = self._nodes(size)  # nodes that are verified anyway hold guesses too
-        draft = self.take([size - 1] * len(state.roots_B))
-        step.own_cost = cost
-        return draft
+        step.timed_here = True
+        return self.take([size - 1] * len(state.roots_B))
 
     def offer(self, state: State, cost: StepCost, num_others: int) -> Offer:
         """The likeliest guesses; none while asking for them does not pay."""
@@ -179,82 +141,62 @@ class AutoDrafter:
             self.experience.chooser(num_others + len(state.roots_B), cost).rested()
             return Offer([[] for _ in state.roots_B])
         self._resting = None
-        step = self._guess(state, cost, num_others)
-        step.cost = cost
-        return step.offer(self.max_nodes)
+        return self._guess(state, cost, num_others).offer(self.max_nodes)
 
-    def _guess(self, state: State, cost: StepCost, num_others: int) -> "_Step":
+    def _guess(self, state: State, cost: StepCost, num_others: int) -> Step:
         """Ask the free sources, and a costly one where that should pay."""
-        start, B = self.clock(), len(state.roots_B)
-        acceptance, rows = self.experience.acceptance, num_others + B
+        start, acceptance = self.clock(), self.experience.acceptance
+        rows = num_others + len(state.roots_B)
         if cost.measured:
             for source in self.free:
                 source.leave_out_below(cost.least_chance(rows), acceptance)
         tries = merged(self.free, state, acceptance)
-        self._step = step = _Step(tries, [trie.by_chance() for trie in tries], None, 0, start)
-        step.num_others = num_others
-        if not cost.measured:
-            return step
-        step.promised, num_nodes = self._promised(step, cost)
-        step.seconds = cost.seconds(num_nodes)
-        between = self.experience.between(self.clock() - self._end if self._end else 0.0)
-        step.rate = (num_others + step.promised) / (step.seconds + between)
-        step.chooser = self.experience.chooser(rows, cost)
-        step.situation, step.choice = step.chooser.choose(
-            step.promised / B, lambda choice: self._expected(choice, step, cost)
-        )
-        if step.choice:
-            self._ask(self.costly[step.choice - 1], step, state, cost.least_chance(rows))
+        self._step = step = Step(tries, cost, num_others, start)
+        if cost.measured:
+            self._choose(step, state)
         return step
 
-    def _ask(self, source: Source, step: "_Step", state: State, least_chance: float) -> None:
-        """Add the guesses of a costly source."""
-        start, acceptance = self.clock(), self.experience.acceptance
-        source.leave_out_below(least_chance, acceptance)
-        for whole, more in zip(step.tries, merged([source], state, acceptance), strict=True):
-            whole.merge(more)
-        step.orders = [trie.by_chance() for trie in step.tries]
-        step.asking = self.clock() - start
+    def _choose(self, step: Step, state: State) -> None:
+        """Ask a costly source where it should pay."""
+        step.chooser = self.experience.chooser(step.num_rows, step.cost)
+        gap = self.clock() - self._end if self._end else 0.0
+        step.promise(*self._promised(step), step.chooser.between(gap))
+        step.situation, step.choice = step.chooser.choose(
+            step.promised / len(step.tries), lambda choice: self._expected(choice, step)
+        )
+        if step.choice != self._last_choice:  # what it reads has left the caches
+            step.cost.leave_out_next()
+        self._last_choice = step.choice
+        if step.choice:
+            source, start = self.costly[step.choice - 1], self.clock()
+            acceptance = self.experience.acceptance
+            source.leave_out_below(step.cost.least_chance(step.num_rows), acceptance)
+            step.merge(merged([source], state, acceptance))
+            step.asking = self.clock() - start
 
-    def _expected(self, choice: int, step: "_Step", cost: StepCost) -> float | None:
-        """What a row's step gains by this choice; None where it was not calibrated. Its guesses
-        add less where free ones promise more."""
-        calibrated = self.experience.calibrated.get(choice)
-        if calibrated is None:
+    def _expected(self, choice: int, step: Step) -> float | None:
+        """What a row's step gains by this choice; None where it was not calibrated."""
+        if (calibrated := self.experience.calibrated.get(choice)) is None:
             return None
-        B, others = len(step.tries), step.num_others
-        more = [chance / (step.promised / B) ** 2 for chance in calibrated]
-        free = step.offer(self.max_nodes).chances
-        offer = Offer([sorted([*own, *more], reverse=True) for own in free])
-        chosen = choose_nodes([offer], others, cost)
-        longer = chosen.seconds - step.seconds + ASKING * cost.seconds(others + B)
-        return (chosen.tokens - others - step.promised - longer * step.rate) / B
+        asking = ASKING * step.cost.seconds(step.num_rows)
+        return step.expected_gain(calibrated, asking, self.max_nodes)
 
-    def _promised(self, step: "_Step", cost: StepCost) -> tuple[float, int]:
+    def _promised(self, step: Step) -> tuple[float, int]:
         """(tokens expected of these rows, nodes of the whole step) by free guesses."""
         B = len(step.tries)
         if self._on_device:
-            size, promised = best_size(step.orders, cost, self.max_nodes, self._nodes)
+            size, promised = best_size(step.orders, step.cost, self.max_nodes, self._nodes)
             return promised, B * self._nodes(size)
-        choice = choose_nodes([step.offer(self.max_nodes)], step.num_others, cost)
+        choice = choose_nodes([step.offer(self.max_nodes)], step.num_others, step.cost)
         guesses = sum(choice.counts[0])
-        return choice.tokens - step.num_others, step.num_others + B + guesses
+        return choice.tokens - step.num_others, step.num_rows + guesses
 
     def take(self, counts: Sequence[int]) -> Draft:
         if self._resting is not None:
             return root_draft(self._resting, self.device)
         step = self._step
         assert step is not None, "nothing was offered"
-        step.tries = [
-            trie.kept([node for node, _ in order[: 1 + count]])
-            for trie, order, count in zip(step.tries, step.orders, counts, strict=True)
-        ]
-        step.num_guesses = sum(trie.num_nodes - 1 for trie in step.tries)
-        step.expected = sum(
-            chance
-            for order, trie in zip(step.orders, step.tries, strict=True)
-            for _, chance in order[1 : trie.num_nodes]
-        )
+        step.keep(counts)
         draft = draft_of(step.tries, self.device)
         step.drafted = self.clock()
         return draft
@@ -265,31 +207,36 @@ class AutoDrafter:
             self.credits = []
             self._share(PLAIN).count(len(self._resting), 0)
             return
-        now, did = self._end, self._step
+        did = self._step
         assert did is not None
-        experience, B = self.experience, len(did.tries)
-        accepted = sum(len(path) for path in step.paths)
-        if did.cost is not None and did.situation is not None:
-            rest = experience.asking(did.num_others + B, did.cost)
-            steps = rest.record(did.gained(accepted, did.cost), did.num_guesses > 0)
-            assert did.chooser is not None
-            self._rest = 0 if did.chooser.pays() else steps
-        num_nodes = self._nodes(step.draft.tokens_BN.shape[1])
-        if did.own_cost is not None:
-            did.own_cost.record(B * num_nodes, now - did.drafted)
-        if did.choice and did.choice not in experience.asked:
-            experience.asked.add(did.choice)
-        elif did.chooser is not None and did.situation is not None:
-            cost = did.own_cost or did.cost
-            assert cost is not None
-            gained = did.gained_by_asking(cost) if did.choice else 0.0
-            did.chooser.record(did.situation, did.choice, gained)
-        learn(experience.acceptance, did.tries, step)
+        self._record(did, step)
+        learn(self.experience.acceptance, did.tries, step)
         self.credits = credited(did.tries, step)
         for source in (*self.free, *self.costly):
             source.observe(step)
         for trie, path in zip(did.tries, step.paths, strict=True):
             self._share(sources_of(trie)).count(1, len(path))
+
+    def _record(self, did: Step, step: StepResult) -> None:
+        """What the step took and what asking has gained."""
+        experience = self.experience
+        if did.timed_here:
+            nodes = len(did.tries) * self._nodes(step.draft.tokens_BN.shape[1])
+            did.cost.record(nodes, self._end - did.drafted)
+        if did.chooser is None:
+            return
+        if not did.timed_here:
+            accepted = sum(len(path) for path in step.paths)
+            asking = experience.asking(did.num_rows, did.cost)
+            steps = asking.record(did.gained(accepted), did.num_guesses > 0)
+            self._rest = 0 if did.chooser.pays() else steps
+        if did.choice and did.choice not in experience.asked:
+            experience.asked.add(did.choice)  # it has warmed up
+            return
+        if did.choice:
+            did.asking = did.chooser.took(did.choice, did.asking)
+        gained = did.gained_by_asking() if did.choice else 0.0
+        did.chooser.record(did.situation, did.choice, gained)
 
     def _share(self, how: str) -> Share:
         return self.shares.setdefault(how, Share())
@@ -301,36 +248,6 @@ class AutoDrafter:
     def end(self, answers: Sequence[Sequence[int]]) -> None:
         for source in (*self.free, *self.costly):
             tell_end(source, answers)
-
-
-Order = Sequence[tuple[int, float]]  # a row's nodes with their chances, likeliest first
-
-
-def best_size(
-    orders: Sequence[Order],
-    cost: StepCost,
-    max_nodes: int,
-    verified: Callable[[int], int] = lambda wanted: wanted,
-) -> tuple[int, float]:
-    """(nodes for each row, tokens expected over all rows) with the most tokens a second.
-
-    `verified`: from the wanted number of nodes to the step's.
-    """
-    B = len(orders)
-    gains = [0.0] * max_nodes  # of the n-th likeliest node, over the rows
-    for order in orders:
-        for place, (_, chance) in enumerate(order[:max_nodes]):
-            gains[place] += chance
-    best, tokens, promised = 1, float(B), float(B)
-    rate = tokens / cost.seconds(B * verified(1))
-    for size in range(2, max_nodes + 1):
-        if gains[size - 1] == 0.0:
-            break
-        tokens += gains[size - 1]
-        seconds = cost.seconds(B * verified(size))
-        if tokens / seconds > rate:
-            best, promised, rate = size, tokens, tokens / seconds
-    return best, promised
 
 
 def build(context: DraftContext, options: Any) -> Drafter:

@@ -26,8 +26,9 @@ RUN = 4  # steps of a try; the first is not counted, since what it reads has lef
 KNOWN = 8.0  # steps that an expectation from calibration counts for
 OTHER_TEXTS = 10.0  # steps, at most, that what was seen in other texts counts for
 TRIAL_SHARE = 0.005  # of the time of steps, at most, for the first try of what should lose
-LEAST = -0.5  # tokens gained by one step, at least, that count: the machine had a hiccup
 STALE = 8  # steps without a try that fade a record as much as a step with one
+SMOOTHING = 0.05  # share of the newest in a usual time
+LONGER = 2.0  # times the usual one that a time counts for at most: a machine has hiccups
 
 
 @dataclass
@@ -55,6 +56,20 @@ class _Situation:
 
 
 @dataclass
+class _Usual:
+    """A usual time in seconds; 0 before the first."""
+
+    seconds: float = 0.0
+
+    def add(self, newest: float) -> float:
+        """Count it; returns as much of it as counts."""
+        self.seconds = self.seconds or newest
+        newest = min(newest, LONGER * self.seconds)
+        self.seconds += SMOOTHING * (newest - self.seconds)
+        return newest
+
+
+@dataclass
 class Chooser:
     """Choices by number; 0 asks no source.
 
@@ -63,6 +78,8 @@ class Chooser:
     """
 
     hopes: Sequence[float]
+    _between: _Usual = field(default_factory=_Usual)
+    _asking: dict[int, _Usual] = field(default_factory=dict)
     _situations: dict[int, _Situation] = field(default_factory=dict)
     _lock: SharedLock = field(default_factory=SharedLock, repr=False, compare=False)
 
@@ -126,6 +143,19 @@ class Chooser:
                     record.weight = min(record.weight, OTHER_TEXTS)
                     record.wait = SHORTEST_WAIT
 
+    def between(self, seconds: float) -> float:
+        """What usually lies between a step and the choice of the next one's source. `seconds`: what
+        lay there now, which is counted; 0 where it is not known."""
+        with self._lock:
+            if seconds > 0:
+                self._between.add(seconds)
+            return self._between.seconds
+
+    def took(self, choice: int, seconds: float) -> float:
+        """Count how long asking took; returns as much of it as counts."""
+        with self._lock:
+            return self._asking.setdefault(choice, _Usual()).add(seconds)
+
     def record(self, situation: int, choice: int, gained: float = 0.0) -> None:
         """Count a step with this choice, and what asking gained: tokens, less those of the time
         that it took."""
@@ -145,7 +175,7 @@ class Chooser:
         if of_try and where.left == RUN - 1:
             return
         record.weight += 1
-        record.gain += (max(gained, LEAST) - record.gain) / record.weight
+        record.gain += (gained - record.gain) / record.weight
         if choice == where.best:
             record.wait = SHORTEST_WAIT
         elif not of_try or where.left == 0:

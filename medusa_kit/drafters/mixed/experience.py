@@ -10,8 +10,6 @@ from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.locks import SharedLock
 
 LEAST_LEFT, FIRST_REST = 0.15, 8  # below this share of hopes, a rest is so long from the start
-SMOOTHING = 0.05  # share of the newest step in what lies between steps
-LONGER = 2.0  # and for how many times the usual time it counts at most
 
 
 @dataclass
@@ -27,7 +25,6 @@ class Experience:
     asked: set[int] = field(default_factory=set)  # choices made at least once, which warms up
     _choosers: dict[int, Chooser] = field(default_factory=dict)
     _asking: dict[int, Asking] = field(default_factory=dict)
-    _between: float = 0.0  # seconds
     _lock: SharedLock = field(default_factory=SharedLock, repr=False, compare=False)
 
     def chooser(self, num_rows: int, cost: StepCost) -> Chooser:
@@ -45,15 +42,6 @@ class Experience:
             choosers = list(self._choosers.values())
         for chooser in choosers:
             chooser.new_text()
-
-    def between(self, seconds: float) -> float:
-        """What usually lies between a step and the choice of the next one's source. `seconds`: what
-        lay there now, with this; 0 where it is not known."""
-        with self._lock:
-            if seconds > 0:
-                known = self._between or seconds
-                self._between = known + SMOOTHING * (min(seconds, LONGER * known) - known)
-            return self._between
 
     def asking(self, num_rows: int, cost: StepCost) -> Asking:
         """The same of whether to ask at all."""

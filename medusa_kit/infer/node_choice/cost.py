@@ -47,11 +47,15 @@ class StepCost:
         self._usual = self._at_sizes()
         self._speed = 1.0
         self.measured = bool(measured)  # whether seconds are seconds
+        self._counted, self._leaves_out = True, False  # the last step; the next one
         self._lock = SharedLock()
 
     def record(self, num_nodes: int, seconds: float) -> None:
         """Count a step of so many nodes."""
         with self._lock:
+            self._counted, self._leaves_out = not self._leaves_out, False
+            if not self._counted:
+                return
             expected = self._at_usual_speed(num_nodes)
             if not self.measured:
                 self._speed, self.measured = seconds / expected, True
@@ -66,6 +70,12 @@ class StepCost:
                 size.weight += share
                 size.seconds *= 1 + others * share * max(1 / size.weight, SLOWEST) * (ratio - 1)
             self._usual = self._at_sizes()
+
+    def leave_out_next(self) -> None:
+        """The next step is not to be counted, as it takes longer than others of its size; but of
+        two in a row one is."""
+        with self._lock:
+            self._leaves_out = self._counted
 
     def seconds(self, num_nodes: int) -> float:
         """Expected seconds; in one-node steps where none has been measured."""

@@ -15,7 +15,8 @@ from support.tiny_models import CONTEXT, VOCAB, tiny_base
 from medusa_kit.base.model import wrap_model
 from medusa_kit.drafters import draft_with
 from medusa_kit.drafters.mixed import auto
-from medusa_kit.drafters.mixed.auto import AutoDrafter, best_size
+from medusa_kit.drafters.mixed.auto import AutoDrafter
+from medusa_kit.drafters.mixed.step import best_size
 from medusa_kit.engine.engine import Engine
 from medusa_kit.infer.accept.rules import accept
 from medusa_kit.infer.cuda_graph import runner
