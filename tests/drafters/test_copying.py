@@ -122,7 +122,6 @@ def test_decoding_is_exact_and_copies(kind: str) -> None:
         rows = decode_all(engine, engine._drafter(None, batch_size=3), prompts, 60, settings)
         assert [row.token_ids for row in rows] == [row.token_ids for row in plain]
         steps[doubts] = [sum(row.depth_counts.values()) for row in rows]
-    assert steps[DOUBTS][1] == steps[()][1]  # sampled: nothing is copied
     assert steps[DOUBTS][0] + steps[DOUBTS][2] < steps[()][0] + steps[()][2]
 
 

@@ -5,8 +5,8 @@ most probable now (EAGLE-2, arXiv 2406.16858, §4; tree/dynamic.py). Acceptance 
 the tree depends on committed tokens alone, so decoding stays exact, also when sampling.
 
 Where the heads guess in C++, they grow the tree there as well (infer/cpu/trees.h), the same one.
-Where the tree has doubts, guesses are blended with the row's own text (copying.py). Rows whose
-tokens will be drawn are not: what followed before says little about the next draw.
+Where the tree has doubts, guesses are blended with the row's own text (copying.py), also those of
+tokens that will be drawn: the noise counts in the heads' share, not in the text's.
 
 Nodes are numbered by falling probability, so the tree of N nodes is the first N of any larger one.
 
@@ -74,7 +74,7 @@ class DynamicDrafter:
 
     def propose(self, state: State) -> Draft:
         draws = state.draws()
-        texts = self.texts(state, draws)
+        texts = self.texts(state)
         trees = self._quickly(state.hidden_BD, state.roots_B, ALL, draws, texts)
         if trees is not None:
             shapes = [self._topology(trees, row) for row in range(len(trees.parents))]
@@ -84,14 +84,9 @@ class DynamicDrafter:
         shapes = [Topology.from_parents(row, device) for row in grown.parents]
         return Draft(grown.tokens_BN, shapes)
 
-    def texts(self, state: State, draws: RowsDraws | None) -> Texts:
-        """What `grow` is to copy from: nothing where the tree has no doubts or tokens are drawn."""
-        if not self.tree.doubts:
-            return ()
-        texts = self._texts.read(state)
-        if draws is None:
-            return texts
-        return [text_T if own is None else None for text_T, own in zip(texts, draws, strict=True)]
+    def texts(self, state: State) -> Texts:
+        """What `grow` is to copy from: nothing where the tree has no doubts."""
+        return self._texts.read(state) if self.tree.doubts else ()
 
     def grow(
         self,

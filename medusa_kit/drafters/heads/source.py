@@ -76,7 +76,7 @@ class HeadsSource:
 
     def _grown(self, inner: DynamicDrafter, state: State) -> list[Trie]:
         draws = state.draws()
-        texts = inner.texts(state, draws)
+        texts = inner.texts(state)
         grown = inner.grow(state.hidden_BD, state.roots_B, self._least, draws, texts)
         tries, drawn = [], [one is not None for one in draws or [None] * len(grown.parents)]
         for tokens, parents, scores, is_drawn in zip(

