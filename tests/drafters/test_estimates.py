@@ -139,23 +139,36 @@ def test_a_source_that_begins_to_pay_is_found_again() -> None:
     assert late > 400
 
 
-def test_in_another_text_what_seemed_to_lose_is_tried_soon() -> None:
-    def steps_until_asked(new_text: bool) -> int:
-        chooser = Chooser([0.0, 0.5])
-        for _ in range(1000):
-            situation, choice = chooser.choose(1.0)
-            chooser.record(situation, choice, -0.3)
-        assert not chooser.pays()
-        if new_text:
-            chooser.new_text()
-        for step in range(2 * LONGEST_WAIT):
-            situation, choice = chooser.choose(1.0)
-            if choice:
-                return step
-            chooser.record(situation, choice)
-        raise AssertionError("never asked again")
+def steps_until_asked(gain: float, new_text: bool) -> int:
+    chooser = Chooser([0.0, 0.5])
+    for _ in range(1000):
+        situation, choice = chooser.choose(1.0)
+        chooser.record(situation, choice, gain)
+    assert not chooser.pays()
+    if new_text:
+        chooser.new_text()
+    for step in range(2 * LONGEST_WAIT):
+        situation, choice = chooser.choose(1.0)
+        if choice:
+            return step
+        chooser.record(situation, choice)
+    raise AssertionError("never asked again")
 
-    assert steps_until_asked(new_text=True) <= SHORTEST_WAIT < steps_until_asked(new_text=False)
+
+def test_in_another_text_what_lost_a_little_is_tried_soon() -> None:
+    assert steps_until_asked(-0.02, new_text=True) <= SHORTEST_WAIT
+    assert steps_until_asked(-0.02, new_text=False) > SHORTEST_WAIT
+
+
+def test_what_loses_much_is_tried_rarely_in_many_short_texts() -> None:
+    chooser, asked = Chooser([0.0, 0.5]), 0
+    for _ in range(100):
+        chooser.new_text()
+        for _ in range(40):
+            situation, choice = chooser.choose(1.0)
+            chooser.record(situation, choice, -0.5)
+            asked += choice
+    assert asked < 0.02 * 4000
 
 
 def test_a_hiccup_of_the_machine_counts_for_twice_the_usual_time() -> None:

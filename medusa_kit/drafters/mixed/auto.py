@@ -147,7 +147,7 @@ class AutoDrafter:
         """Ask the free sources, and a costly one where that should pay."""
         start, acceptance = self.clock(), self.experience.acceptance
         rows = num_others + len(state.roots_B)
-        if cost.measured:
+        if cost.measured and not self._on_device:  # there nodes may be verified that do not pay
             for source in self.free:
                 source.leave_out_below(cost.least_chance(rows), acceptance)
         tries = merged(self.free, state, acceptance)

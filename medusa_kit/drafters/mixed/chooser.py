@@ -25,7 +25,7 @@ SHORTEST_WAIT, LONGEST_WAIT = 24, 384  # steps of a situation between two tries 
 RUN = 4  # steps of a try; the first is not counted, since what it reads has left the caches
 KNOWN = 8.0  # steps that an expectation from calibration counts for
 OTHER_TEXTS = 10.0  # steps, at most, that what was seen in other texts counts for
-TRIAL_SHARE = 0.005  # of the time of steps, at most, for the first try of what should lose
+TRIAL_SHARE = 0.005  # of the time of steps, at most, for the first try in a text of what loses
 STALE = 8  # steps without a try that fade a record as much as a step with one
 SMOOTHING = 0.05  # share of the newest in a usual time
 LONGER = 2.0  # times the usual one that a time counts for at most: a machine has hiccups
@@ -103,9 +103,7 @@ class Chooser:
                 records.append(_Record(known, KNOWN))
         best = max((record.gain for record in records), default=0.0)
         for record in records:
-            lost = max(best, 0.0) - record.gain
-            wait = int(RUN * lost / promised / TRIAL_SHARE)
-            record.wait = min(max(wait, SHORTEST_WAIT), LONGEST_WAIT)
+            record.wait = _wait((max(best, 0.0) - record.gain) / promised)
         return records
 
     def _choose(self, promised: float, expected: Callable[[int], float | None]) -> tuple[int, int]:
@@ -141,7 +139,7 @@ class Chooser:
             for situation in self._situations.values():
                 for record in situation.records:
                     record.weight = min(record.weight, OTHER_TEXTS)
-                    record.wait = SHORTEST_WAIT
+                    record.wait = min(record.wait, _wait(-record.gain))
 
     def between(self, seconds: float) -> float:
         """What usually lies between a step and the choice of the next one's source. `seconds`: what
@@ -180,3 +178,8 @@ class Chooser:
             record.wait = SHORTEST_WAIT
         elif not of_try or where.left == 0:
             record.wait = min(2 * record.wait, LONGEST_WAIT)
+
+
+def _wait(lost: float) -> int:
+    """Steps until a source is tried that loses this share of a step's tokens."""
+    return min(max(int(RUN * lost / TRIAL_SHARE), SHORTEST_WAIT), LONGEST_WAIT)
