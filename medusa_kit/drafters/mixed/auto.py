@@ -94,6 +94,8 @@ class AutoDrafter:
         self.free, self.costly = [*self.free, *self.costly], []
         self.experience, self.max_nodes = self.device_experience, self.host_trees.num_nodes
         self.device = torch.device("cpu")
+        for source in self.free:  # nodes may be verified there that do not pay
+            source.leave_out_below(0.0, self.experience.acceptance)
 
     def _nodes(self, wanted: int) -> int:
         """The number of nodes that is verified where `wanted` are wanted."""
@@ -147,7 +149,7 @@ class AutoDrafter:
         """Ask the free sources, and a costly one where that should pay."""
         start, acceptance = self.clock(), self.experience.acceptance
         rows = num_others + len(state.roots_B)
-        if cost.measured and not self._on_device:  # there nodes may be verified that do not pay
+        if cost.measured and not self._on_device:
             for source in self.free:
                 source.leave_out_below(cost.least_chance(rows), acceptance)
         tries = merged(self.free, state, acceptance)
@@ -233,9 +235,10 @@ class AutoDrafter:
         if did.choice and did.choice not in experience.asked:
             experience.asked.add(did.choice)  # it has warmed up
             return
+        gained = 0.0
         if did.choice:
             did.asking = did.chooser.took(did.choice, did.asking)
-        gained = did.gained_by_asking() if did.choice else 0.0
+            gained = did.gained_by_asking()
         did.chooser.record(did.situation, did.choice, gained)
 
     def _share(self, how: str) -> Share:
