@@ -5,12 +5,17 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+import torch
 
+from medusa_kit.drafters.estimates import AcceptanceEstimate
 from medusa_kit.drafters.factory import DraftContext
-from medusa_kit.drafters.mixed.chooser import Chooser
+from medusa_kit.drafters.mixed.auto import AutoDrafter
+from medusa_kit.drafters.mixed.chooser import SHORTEST_WAIT, Chooser
 from medusa_kit.drafters.mixed.combined import usual_sources
+from medusa_kit.drafters.mixed.experience import Experience
 from medusa_kit.drafters.mixed.step import Step
 from medusa_kit.drafters.trie import Trie
+from medusa_kit.infer.draft import State
 from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.tree.dynamic import DynamicTree
 
@@ -52,3 +57,19 @@ def test_recycling_is_left_out_beside_heads_that_see_the_text() -> None:
     assert names(None, None) == ["suffix", "recycling"]
     assert names(blind, object()) == ["suffix", "recycling", "medusa"]
     assert names(replace(blind, doubts=(1.0,)), object()) == ["suffix", "medusa"]
+
+
+def test_a_row_that_joins_brings_another_text() -> None:
+    chooser = Chooser([0.0, 0.5])
+    experience = Experience(AcceptanceEstimate(), StepCost(0.1), [0.0], _choosers={1: chooser})
+    for _ in range(1000):
+        situation, choice = chooser.choose(1.0)
+        chooser.record(situation, choice, -0.02)
+    drafter = AutoDrafter([], [], experience, torch.device("cpu"), 4)
+    drafter.join(State([[1]], [2], torch.empty(0)))
+    for _ in range(SHORTEST_WAIT + 1):
+        situation, choice = chooser.choose(1.0)
+        if choice:
+            return
+        chooser.record(situation, choice)
+    raise AssertionError("not tried soon")

@@ -231,7 +231,7 @@ class AutoDrafter:
             accepted = sum(len(path) for path in step.paths)
             asking = experience.asking(did.num_rows, did.cost)
             steps = asking.record(did.gained(accepted), did.num_guesses > 0)
-            self._rest = 0 if did.chooser.pays() else steps
+            self._rest = 0 if did.choice or did.chooser.pays() else steps
         if did.choice and did.choice not in experience.asked:
             experience.asked.add(did.choice)  # it has warmed up
             return
