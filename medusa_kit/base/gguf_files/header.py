@@ -6,6 +6,7 @@ the limits here before it is read.
 
 import io
 import struct
+from collections.abc import Container
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -53,12 +54,15 @@ class Header:
     values_end: int
 
 
-def read_header(path: Path) -> Header:
-    """Raises CheckpointError for a file that is cut off, damaged or of types nothing here reads."""
+def read_header(path: Path, whole: Container[str] = ()) -> Header:
+    """`whole`: values that are kept however long they are, where they are arrays.
+
+    Raises CheckpointError for a file that is cut off, damaged or of types nothing here reads.
+    """
     try:
         with path.open("rb") as stream:
             size = stream.seek(0, io.SEEK_END)
-            return _Reader(path, stream, size).header()
+            return _Reader(path, stream, size, whole).header()
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}", hint="check the path") from error
 
@@ -66,8 +70,8 @@ def read_header(path: Path) -> Header:
 class _Reader:
     """Reads from the beginning on, a piece at a time."""
 
-    def __init__(self, path: Path, stream: Any, size: int) -> None:
-        self.path, self.stream, self.size = path, stream, size
+    def __init__(self, path: Path, stream: Any, size: int, whole: Container[str] = ()) -> None:
+        self.path, self.stream, self.size, self.whole = path, stream, size, whole
         self.at = 0
         self._piece, self._start = b"", 0
 
@@ -179,9 +183,11 @@ class _Reader:
             raise self.wrong(f"has {key!r}, an array of type {inner}; expected numbers or strings")
         width = 8 if inner == STRING else struct.calcsize(f"<{NUMBERS[inner]}")
         self.limit(f"entries in {key!r}", count, MAX_ARRAY, width)
+        if inner == STRING and key in self.whole:
+            return tuple(self.text(f"an entry of {key!r}", MAX_NAME) for _ in range(count))
         if inner == STRING:
             self.skip_texts(count, key)
-        elif count <= MAX_KEPT:
+        elif count <= MAX_KEPT or key in self.whole:
             return struct.unpack(f"<{count}{NUMBERS[inner]}", self.take(count * width, key))
         else:
             self.skip(count * width, key)

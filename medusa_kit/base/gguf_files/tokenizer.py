@@ -1,0 +1,173 @@
+"""The tokenizer of a GGUF file, built of its vocabulary.
+
+transformers' own conversion splits by GPT-2's rule wherever a family has no class of its own, cuts
+up special tokens that it does not know, and adds tokens of its families' to the file's.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from medusa_kit.base.gguf_files.pre_tokenizers import Rule
+from medusa_kit.base.gguf_files.vocabulary import (
+    BYTE,
+    CONTROL,
+    UNKNOWN,
+    USER_DEFINED,
+    Vocabulary,
+    read_vocabulary,
+)
+from medusa_kit.files import parse_json
+
+SPACE = "▁"  # stands for a space in tokens that are text
+BYTES = "<0x{:02X}>"
+NAMES = ("bos", "eos", "unk", "sep", "pad", "mask")
+OWN_CODE = "tokenization.TokenizersBackend"  # there is none: transformers' class is taken
+NOT_STRIPPING = ("<unk>", "<s>", "<|endoftext|>")  # of Phi-3's
+
+
+def read_tokenizer(path: Path) -> Any:
+    """`path`: of the file, or of the first part. Its ids and texts are the file's, no more.
+
+    Raises CheckpointError for a vocabulary that is damaged or of a kind that is not read.
+    """
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = read_vocabulary(path)
+    inner = _merged(vocabulary)
+    _add_special(inner, vocabulary)
+    _add_around(inner, vocabulary)
+    special = {f"{name}_token": vocabulary.token(name) for name in NAMES if name in vocabulary.ids}
+    tokenizer: Any = PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        clean_up_tokenization_spaces=vocabulary.rule is not None and vocabulary.rule.cleans_spaces,
+        **special,
+    )
+    tokenizer.chat_template = vocabulary.template
+    return tokenizer
+
+
+def save_tokenizer(folder: Path, tokenizer: Any) -> None:
+    """Beside the model's config, so that AutoTokenizer reads the same. Raises OSError."""
+    from transformers import AutoTokenizer
+
+    tokenizer.save_pretrained(folder)
+    read = AutoTokenizer.from_pretrained(folder)
+    if read.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str():
+        return
+    # For some families AutoTokenizer takes their own class whatever the folder says, which splits
+    # by its own rule and adds tokens. It does not where it thinks that the code is the folder's.
+    path = folder / "tokenizer_config.json"
+    config = parse_json(path.read_bytes())
+    config["auto_map"] = {"AutoTokenizer": [None, OWN_CODE]}
+    path.write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+
+def _merged(vocabulary: Vocabulary) -> Any:
+    from tokenizers import Tokenizer, models
+
+    rule, in_bytes = vocabulary.rule, vocabulary.rule is not None and vocabulary.rule.in_bytes
+    ids = {token: number for number, token in enumerate(vocabulary.tokens)}
+    merges = list(_by_score(vocabulary, ids)) if rule is None else list(vocabulary.merges)
+    if rule is not None and rule.lines_are_words:
+        merges += sorted(_of_lines(ids) - set(merges), key=lambda pair: len(pair[0] + pair[1]))
+    unknown = vocabulary.token("unk") if rule is None else None
+    inner = Tokenizer(
+        models.BPE(
+            ids,
+            merges,
+            unk_token=unknown,
+            fuse_unk=unknown is not None,
+            byte_fallback=not in_bytes,
+            ignore_merges=rule is not None and rule.whole_words,
+        )
+    )
+    if rule is not None:
+        inner.pre_tokenizer = _pre_tokenizer(rule)
+    _set_spaces(inner, vocabulary, in_bytes)
+    return inner
+
+
+def _by_score(vocabulary: Vocabulary, ids: dict[str, int]) -> Iterator[tuple[str, str]]:
+    """SentencePiece's merges: any two pieces that make a third, the one of the best score first."""
+    best = sorted(range(len(ids)), key=lambda number: -vocabulary.scores[number])
+    for number in best:
+        token = vocabulary.tokens[number]
+        if vocabulary.kinds[number] == BYTE:
+            continue
+        for at in range(1, len(token)):
+            if token[:at] in ids and token[at:] in ids:
+                yield token[:at], token[at:]
+
+
+def _of_lines(ids: dict[str, int]) -> set[tuple[str, str]]:
+    """Merges by which every run of line ends that is a token becomes one."""
+    runs = [token for token in ids if token.strip("\n") == ""]
+    return {
+        (token[:at], token[at:])
+        for token in runs
+        for at in range(1, len(token))
+        if token[:at] in ids and token[at:] in ids
+    }
+
+
+def _pre_tokenizer(rule: Rule) -> Any:
+    from tokenizers import Regex, pre_tokenizers
+
+    splits: list[Any] = [pre_tokenizers.Split(Regex(split), "isolated") for split in rule.splits]
+    if rule.in_bytes:
+        splits.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+    return pre_tokenizers.Sequence(splits)
+
+
+def _set_spaces(inner: Any, vocabulary: Vocabulary, in_bytes: bool) -> None:
+    """How spaces are written in tokens, and how tokens become text."""
+    from tokenizers import decoders, normalizers
+
+    if in_bytes:
+        inner.decoder = decoders.ByteLevel()
+        return
+    prefix = vocabulary.adds["space_prefix"]
+    marks = vocabulary.rule is None or vocabulary.rule.marks_spaces
+    before = [normalizers.Prepend(SPACE)] if prefix else []
+    if marks:
+        inner.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", SPACE)])
+    back = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    inner.decoder = decoders.Sequence(
+        [*back[0 if marks else 1 :], *([decoders.Strip(" ", 1, 0)] if prefix else [])]
+    )
+
+
+def _add_special(inner: Any, vocabulary: Vocabulary) -> None:
+    """Tokens that are found in a text before it is split, by their literal text."""
+    from tokenizers import AddedToken
+
+    def added(token: str, kind: int) -> AddedToken:
+        strips = vocabulary.strips_behind and token not in NOT_STRIPPING
+        special = kind in (CONTROL, UNKNOWN)
+        return AddedToken(token, special=special, normalized=False, rstrip=strips)
+
+    told = zip(vocabulary.tokens, vocabulary.kinds, strict=True)
+    found = [added(*one) for one in told if one[1] in (CONTROL, UNKNOWN, USER_DEFINED)]
+    inner.add_tokens(found)
+
+
+def _add_around(inner: Any, vocabulary: Vocabulary) -> None:
+    """What a text is put between, if anything."""
+    from tokenizers import processors
+
+    before = "bos" if vocabulary.adds["bos"] and "bos" in vocabulary.ids else None
+    ends = [name for name in ("eos", "sep") if vocabulary.adds[name] and name in vocabulary.ids]
+    around = [name for name in (before, *ends[:1]) if name is not None]
+    if not around:
+        return
+    pieces = [*([before] if before else []), "$A", *ends[:1]]
+    inner.post_processor = processors.TemplateProcessing(
+        single=pieces,
+        pair=[*pieces, *(piece.replace("$A", "$B") for piece in pieces)],
+        special_tokens=[
+            {"id": name, "ids": [vocabulary.ids[name]], "tokens": [str(vocabulary.token(name))]}
+            for name in around
+        ],
+    )

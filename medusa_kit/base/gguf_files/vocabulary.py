@@ -1,0 +1,182 @@
+"""The vocabulary of a GGUF file: tokens, their kinds, merges, special ids, flags.
+
+Kinds of tokens, defaults of flags and ids are those of llama.cpp (src/llama-vocab.cpp).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from medusa_kit.base.gguf_files.header import AGAIN, read_header
+from medusa_kit.base.gguf_files.pre_tokenizers import RULES, Rule, rule_of
+from medusa_kit.errors import CheckpointError
+
+GGML = "tokenizer.ggml."
+PRE = GGML + "pre"
+LISTS = tuple(GGML + name for name in ("tokens", "token_type", "scores", "merges"))
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+SENTENCEPIECE, GEMMA4 = "llama", "gemma4"
+BPE = ("gpt2", GEMMA4)
+# Kinds of vocabulary that are not read, by `tokenizer.ggml.model`.
+UNREAD: Mapping[str, str] = {
+    "bert": "WordPiece", "t5": "Unigram", "rwkv": "RWKV's", "plamo2": "PLaMo 2's",
+    "hybriddna": "of DNA", "whitespace": "of white space", "no_vocab": "none", "none": "none",
+}  # fmt: skip
+SPECIAL = {  # name -> the key before _token_id
+    "bos": "bos", "eos": "eos", "eot": "eot", "eom": "eom", "unk": "unknown", "sep": "seperator",
+    "pad": "padding", "mask": "mask",
+}  # fmt: skip
+OF_SENTENCEPIECE = {"bos": 1, "eos": 2, "unk": 0}  # where the file names none
+# Tokens that end a turn or an answer are special by their text, whatever kind the file gives them.
+ENDS = frozenset((
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>",
+    "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]",
+    "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>",
+    "<｜end▁of▁sentence｜>", "[e~[",
+))  # fmt: skip
+HINT = "load the original model's folder or Hub id instead"
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """`ids`: of bos, eos, eot, eom, unk, sep, pad and mask, those that the file has. `rule`: None
+    for SentencePiece's kind, whose pieces have `scores`."""
+
+    file: str
+    model: str
+    tokens: tuple[str, ...]
+    kinds: tuple[int, ...]
+    scores: tuple[float, ...]
+    merges: tuple[tuple[str, str], ...]
+    ids: Mapping[str, int]
+    rule: Rule | None
+    adds: Mapping[str, bool]  # bos, eos, sep and space_prefix
+    template: str | None
+    strips_behind: bool  # special tokens take the white space behind them
+
+    def token(self, name: str) -> str | None:
+        """The text of bos, eos and so on."""
+        return self.tokens[self.ids[name]] if name in self.ids else None
+
+
+def read_vocabulary(path: Path) -> Vocabulary:
+    """`path`: of the file, or of the first part. Raises CheckpointError for a vocabulary that is
+    damaged or of a kind that is not read."""
+    return _Values(path.name, read_header(path, whole=LISTS).values).vocabulary()
+
+
+class _Values:
+    def __init__(self, file: str, values: Mapping[str, Any]) -> None:
+        self.file, self.values = file, values
+        self.model = str(self.get("model"))
+
+    def get(self, name: str, otherwise: Any = None) -> Any:
+        return self.values.get(GGML + name, otherwise)
+
+    def vocabulary(self) -> Vocabulary:
+        if self.model != SENTENCEPIECE and self.model not in BPE:
+            raise self._unread()
+        tokens = self._texts("tokens")
+        if not tokens or len(set(tokens)) < len(tokens):
+            raise self._wrong("tokens that are missing or there twice")
+        rule = self._rule()
+        return Vocabulary(
+            file=self.file,
+            model=self.model,
+            tokens=tokens,
+            kinds=self._kinds(tokens),
+            scores=self._numbers("scores", len(tokens), 0.0),
+            merges=self._merges() if rule is not None else (),
+            ids=self._ids(tokens),
+            rule=rule,
+            adds=self._adds(rule),
+            template=self._template(),
+            strips_behind=self._strips_behind(),
+        )
+
+    def _unread(self) -> CheckpointError:
+        kind = UNREAD.get(self.model)
+        said = f"of the kind {self.model!r}" + (f" ({kind})" if kind else ", which is unknown")
+        return CheckpointError(
+            f"{self.file} has a vocabulary {said}; expected {SENTENCEPIECE}, {' or '.join(BPE)} "
+            "(tokenizer.ggml.model)",
+            hint=HINT,
+        )
+
+    def _wrong(self, what: str) -> CheckpointError:
+        return CheckpointError(f"{self.file} has {what} in its vocabulary", hint=AGAIN)
+
+    def _rule(self) -> Rule | None:
+        if self.model == SENTENCEPIECE:
+            return None
+        return RULES[GEMMA4] if self.model == GEMMA4 else rule_of(self.file, self.values.get(PRE))
+
+    def _texts(self, name: str) -> tuple[str, ...]:
+        found = self.get(name, ())
+        if not isinstance(found, tuple) or not all(isinstance(text, str) for text in found):
+            raise self._wrong(f"{name} that are no list of texts")
+        return tuple(text or f"[EMPTY_{place}]" for place, text in enumerate(found))
+
+    def _numbers(self, name: str, count: int, otherwise: Any) -> tuple[Any, ...]:
+        found = self.get(name)
+        if found is None:
+            return (otherwise,) * count
+        if not isinstance(found, tuple) or len(found) < count or isinstance(found[0], str):
+            raise self._wrong(f"{name} that are no number for each of {count} tokens")
+        return found[:count]
+
+    def _kinds(self, tokens: tuple[str, ...]) -> tuple[int, ...]:
+        kinds = self._numbers("token_type", len(tokens), NORMAL)
+        told = zip(tokens, kinds, strict=True)
+        normal_end = "<|tool_response>" in tokens  # Gemma 4 has an ordinary </s>
+        return tuple(
+            CONTROL if text in ENDS and not (text == "</s>" and normal_end) else kind
+            for text, kind in told
+        )
+
+    def _merges(self) -> tuple[tuple[str, str], ...]:
+        """A merge that is there twice counts where it stands first."""
+        found = self._texts("merges")
+        if not found and self.values.get(PRE) != "kimi-k2":
+            raise self._wrong("no merges")
+        places = ((merge, merge.find(" ", 1)) for merge in found)
+        return tuple(dict.fromkeys((merge[:at], merge[at + 1 :]) for merge, at in places))
+
+    def _ids(self, tokens: tuple[str, ...]) -> dict[str, int]:
+        known = OF_SENTENCEPIECE if self.model == SENTENCEPIECE else {}
+        ids = {name: place for name, place in known.items() if place < len(tokens)}
+        for name, key in SPECIAL.items():
+            found = self.get(f"{key}_token_id")
+            if found is None:
+                continue
+            if not isinstance(found, int) or not 0 <= found < len(tokens):
+                raise self._wrong(f"{key}_token_id {found!r} for {len(tokens)} tokens")
+            ids[name] = found
+        return ids
+
+    def _adds(self, rule: Rule | None) -> dict[str, bool]:
+        """What is put around a text, and a space before it."""
+        adds = {
+            "bos": rule is None or rule.adds_bos,
+            "eos": False,
+            "sep": rule is not None and rule.adds_sep,
+            "space_prefix": rule is None,
+        }
+        for name in adds:
+            key = f"add_{name}" if name == "space_prefix" else f"add_{name}_token"
+            if (found := self.get(key)) is not None:
+                adds[name] = bool(found)
+        if rule is RULES[GEMMA4]:
+            adds["bos"] = True  # some converters forgot it
+        return adds
+
+    def _template(self) -> str | None:
+        found = self.values.get("tokenizer.chat_template")
+        return found if isinstance(found, str) else None
+
+    def _strips_behind(self) -> bool:
+        """As Phi-3's do; the file has no field for it."""
+        name = str(self.values.get("general.name", "")).lower()
+        phi3 = self.values.get("general.architecture") == "phi3" and self.model == SENTENCEPIECE
+        return phi3 or "phi-3" in name or "phi3" in name
