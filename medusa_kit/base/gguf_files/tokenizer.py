@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from medusa_kit.base.gguf_files.pre_tokenizers import Rule
+from medusa_kit.base.gguf_files.pre_tokenizers import DIGIT, GPT2, Rule
 from medusa_kit.base.gguf_files.vocabulary import (
     BYTE,
     CONTROL,
@@ -113,12 +113,19 @@ def _of_lines(ids: dict[str, int]) -> set[tuple[str, str]]:
 
 
 def _pre_tokenizer(rule: Rule) -> Any:
+    """GPT-2's rule and single digits are built into the library, where they take half the time."""
     from tokenizers import Regex, pre_tokenizers
 
-    splits: list[Any] = [pre_tokenizers.Split(Regex(split), "isolated") for split in rule.splits]
+    splits, ends = rule.splits, rule.in_bytes and rule.splits[-1] == GPT2
+    parts: list[Any] = [
+        pre_tokenizers.Digits(individual_digits=True)
+        if split == DIGIT
+        else pre_tokenizers.Split(Regex(split), "isolated")
+        for split in (splits[:-1] if ends else splits)
+    ]
     if rule.in_bytes:
-        splits.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
-    return pre_tokenizers.Sequence(splits)
+        parts.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=ends))
+    return pre_tokenizers.Sequence(parts)
 
 
 def _set_spaces(inner: Any, vocabulary: Vocabulary, in_bytes: bool) -> None:
