@@ -3,10 +3,11 @@
     python benchmarks/llama_tokenizers.py [--files a.gguf b.gguf]
 
 A tiny model is written for every splitting rule that llama.cpp knows (the names are read from its
-source) and for SentencePiece's flags, and llama-server is asked for the ids of each text; it is
-asked the same of the embedded model. The vocabulary has merges across all places where a rule might
-split. `--files`: real models, whose ids are compared with the kit's instead; differences are
-printed.
+source) and for SentencePiece's flags, and llama-server is asked for the ids of each text. The
+vocabulary has merges across all places where a rule might split. Of the embedded model it is asked
+the same, and the ids of `verify`'s own prompts: medusa_kit/assets/encodings.json, which `verify`
+holds the kit's against. `--files`: real models, whose ids are compared with the kit's instead;
+differences are printed.
 """
 
 import argparse
@@ -29,10 +30,13 @@ from support.gguf.tiny_vocabularies import BYTE, CONTROL, NORMAL, UNKNOWN, write
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from medusa_kit import console
-from medusa_kit.base.gguf import embedded_gguf
+from medusa_kit.base.gguf import EMBEDDED_NAME, embedded_gguf, gguf_digest
 from medusa_kit.base.gguf_files.pre_tokenizers import RULES
+from medusa_kit.base.loading import load_tokenizer
 
 TARGET = Path("tests/base/gguf_files/llama_cpp.json")
+ASSETS = Path("medusa_kit/assets")
+KEPT, PROMPTS = ASSETS / "encodings.json", ASSETS / "verify_prompts.jsonl"
 SOURCE = f"llama_cpp_python-{llama_tools.LLAMA_CPP_PYTHON}/vendor/llama.cpp/src/llama-vocab.cpp"
 MOST_MERGES = 3000
 WHOLE = ("Hello", " world", "123", "1234", "\n\n", "中文", " HTTP")  # tokens that no merges make
@@ -141,9 +145,9 @@ def written(case: dict[str, Any], found: dict[str, Any], path: Path) -> Path:
     )  # fmt: skip
 
 
-def asked(url: str, text: str) -> list[int]:
-    """With BOS and what else belongs around a text."""
-    body = json.dumps({"content": text, "add_special": True, "parse_special": True}).encode()
+def asked(url: str, text: str, around: bool = True) -> list[int]:
+    """`around`: with BOS and what else belongs around a text."""
+    body = json.dumps({"content": text, "add_special": around, "parse_special": True}).encode()
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{url.removesuffix('/v1')}/tokenize", body, headers)
     with urllib.request.urlopen(request, timeout=30) as reply:
@@ -186,6 +190,20 @@ def make() -> None:
     console.note(f"{TARGET}: {len(answers)} cases, {len(kept)} different")
 
 
+def keep() -> None:
+    """The ids of rendered prompts, by the file's SHA-256."""
+    from medusa_kit.data.template import render_text
+
+    file = embedded_gguf()
+    tokenizer = load_tokenizer(EMBEDDED_NAME)
+    prompts = [json.loads(line)["messages"] for line in PROMPTS.read_text().splitlines()]
+    texts = [*TEXTS, *(render_text(tokenizer, prompt) for prompt in prompts)]
+    with llama_tools.serve(file, 1, "--no-warmup") as url:
+        found = {text: asked(url, text, around=False) for text in texts}
+    record = {gguf_digest(file): found}
+    KEPT.write_text(json.dumps(record, ensure_ascii=False, separators=(",", ":")) + "\n")
+
+
 def compare(files: Sequence[Path]) -> None:
     from medusa_kit.base.gguf_files.tokenizer import read_tokenizer
 
@@ -203,7 +221,11 @@ def main() -> None:
     parser.add_argument("--files", type=Path, nargs="+")
     given = parser.parse_args()
     llama_tools.build()
-    compare(given.files) if given.files else make()
+    if given.files:
+        compare(given.files)
+    else:
+        make()
+        keep()
 
 
 if __name__ == "__main__":
