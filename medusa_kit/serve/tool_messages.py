@@ -43,7 +43,8 @@ def as_text(messages: Sequence[Message]) -> list[Message]:
             for call in message.get("tool_calls", ())
         ]
         lines = "\n".join([content, *written] if content else written or [""])
-        given.append({"role": message["role"], "content": lines})
+        name = {"name": message["name"]} if "name" in message else {}
+        given.append({"role": message["role"], **name, "content": lines})
     return given
 
 

@@ -111,7 +111,7 @@ class LogMiddleware:
 
 
 def _line(form: LogFormat, scope: Scope, status: int, seconds: float, own_id: str) -> str:
-    """Neither keys nor query nor body: they may be private."""
+    """Neither keys nor query nor body: they may be private. A route may add a note of its own."""
     client = scope.get("client")
     fields: dict[str, Any] = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -122,12 +122,14 @@ def _line(form: LogFormat, scope: Scope, status: int, seconds: float, own_id: st
         "client": client[0] if client else None,
         "id": own_id,
     }
+    if note := scope["state"].get("note"):
+        fields["note"] = note
     if form == "json":
         return json.dumps(fields)
     path = json.dumps(fields["path"])[1:-1]  # no line breaks of a client's choice
     return (
         f"{fields['time']} {fields['method']} {path} {status or 'gone'} {seconds:.3f} s "
-        f"{fields['client']} {own_id}"
+        f"{fields['client']} {own_id}" + (f" ({note})" if note else "")
     )
 
 
