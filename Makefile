@@ -135,10 +135,10 @@ $(RAY)/.installed: constraints.txt
 	touch $@
 
 # Beside the environment too, with the versions that are in it but for python-dateutil, of which
-# litellm needs an older one.
+# litellm needs an older one. Warnings are the clients' own.
 CLIENTS := build/clients
 test-clients: install $(CLIENTS)/.installed ## The server asked by openai, langchain, litellm and pydantic-ai
-	OMP_NUM_THREADS=1 PYTHONPATH=$(CLIENTS) $(BIN)/python -m pytest -rs tests/clients
+	OMP_NUM_THREADS=1 PYTHONPATH=$(CLIENTS) $(BIN)/python -m pytest -rs -W ignore tests/clients
 
 $(CLIENTS)/.installed: constraints.txt
 	mkdir -p $(CLIENTS)

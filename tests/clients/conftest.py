@@ -4,7 +4,7 @@ Each client has a file of its own, with the same questions in the same order.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -20,6 +20,7 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.serve.operations.keys import ApiKeys
 
 KEY = "sk-right"
+LONG = 4000  # tokens
 STORY = [{"role": "user", "content": "Tell me a long story of the sea."}]
 
 
@@ -39,16 +40,31 @@ def url(live: LiveServer) -> str:
     return f"{live.url}/v1"
 
 
+def endless(live: LiveServer) -> dict[str, Any]:
+    """What makes an answer a long one."""
+    stops = live.service.engine.base.stop_token_ids
+    return {"max_tokens": LONG, "logit_bias": {str(token): -100 for token in stops}}
+
+
+@pytest.fixture(name="endless")
+def _endless(live: LiveServer) -> dict[str, Any]:
+    return endless(live)
+
+
 @pytest.fixture
-def nothing_runs(live: LiveServer) -> Callable[[], None]:
-    """Waits until the server has no answer under way."""
+def ends_early(live: LiveServer) -> Iterator[None]:
+    """Checks that an answer that was begun meanwhile has come to an end, not to its own."""
 
-    def rows() -> int:
+    def told(name: str) -> int:
         with live.http() as http:
-            told = http.get("/v1/batch").json()
-        return told["rows"] + told["reading"] + told["waiting"]
+            page = http.get("/metrics").text.splitlines()
+        (line,) = (line for line in page if line.startswith(f"medusa_kit_{name} "))
+        return int(float(line.split()[1]))
 
-    return lambda: until(lambda: rows() == 0)
+    before = told("tokens_total")
+    yield
+    until(lambda: told("batch_running") + told("batch_waiting") == 0)
+    assert 0 < told("tokens_total") - before < LONG
 
 
 @pytest.fixture(params=[401, 404, 429, 503])
@@ -75,10 +91,9 @@ def refusing(
 
 def _under_way(live: LiveServer) -> Any:
     """An answer that nobody reads."""
-    stop = {str(token): -100 for token in live.service.engine.base.stop_token_ids}
-    asked = {"model": live.model, "messages": STORY, "stream": True, "max_tokens": 4000}
+    asked = {"model": live.model, "messages": STORY, "stream": True, **endless(live)}
     end = ExitStack()
     http = end.enter_context(live.http())
     path = "/v1/chat/completions"
-    end.enter_context(http.stream("POST", path, json={**asked, "logit_bias": stop}))
+    end.enter_context(http.stream("POST", path, json=asked))
     return end

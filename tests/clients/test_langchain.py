@@ -67,7 +67,7 @@ def test_classes(chat: Chat, method: str) -> None:
 
 
 def test_json(chat: Chat) -> None:
-    asked = chat().bind(response_format={"type": "json_object"}, stop=["}"])
+    asked = chat().bind(response_format={"type": "json_object"}, stop=["}", ","])
     assert asked.invoke("A trip as JSON.").content.lstrip().startswith("{")
 
 
@@ -77,11 +77,11 @@ def test_log_probabilities(chat: Chat) -> None:
     assert "".join(one["token"] for one in tokens) == answer.content
 
 
-def test_a_stream_that_is_left(chat: Chat, nothing_runs: Callable[[], None]) -> None:
-    stream = chat(max_tokens=4000).stream("Tell me a long story.")
+@pytest.mark.usefixtures("ends_early")
+def test_a_stream_that_is_left(chat: Chat, endless: dict[str, Any]) -> None:
+    stream = chat(**endless).stream("Tell me a story.")
     next(stream)
     stream.close()
-    nothing_runs()
 
 
 def test_refusals(chat: Chat, refusing: tuple[int, str, str]) -> None:

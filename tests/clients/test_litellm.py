@@ -63,7 +63,7 @@ def test_classes(ask: Ask) -> None:
 
 
 def test_json(ask: Ask) -> None:
-    answer = ask(response_format={"type": "json_object"}, stop=["}"])
+    answer = ask(response_format={"type": "json_object"}, stop=["}", ","])
     assert answer.choices[0].message.content.lstrip().startswith("{")
 
 
@@ -72,11 +72,11 @@ def test_log_probabilities(ask: Ask) -> None:
     assert "".join(one.token for one in choice.logprobs.content) == choice.message.content
 
 
-def test_a_stream_that_is_left(ask: Ask, nothing_runs: Callable[[], None]) -> None:
-    stream = ask(stream=True, max_tokens=4000)
+@pytest.mark.usefixtures("ends_early")
+def test_a_stream_that_is_left(ask: Ask, endless: dict[str, Any]) -> None:
+    stream = ask(stream=True, **endless)
     next(stream)
     stream.completion_stream.close()
-    nothing_runs()
 
 
 def test_refusals(ask: Ask, refusing: tuple[int, str, str]) -> None:

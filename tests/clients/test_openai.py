@@ -1,7 +1,7 @@
 """OpenAI's own client."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import openai
@@ -83,16 +83,16 @@ def test_classes(client: OpenAI, asked: dict[str, Any]) -> None:
     parsed = client.chat.completions.parse(messages=TRIP, response_format=Trip, **asked)
     message = parsed.choices[0].message
     assert isinstance(message.parsed, Trip)
-    again = [*TRIP, message.model_dump(), *TRIP]
+    again = [*TRIP, message.model_dump(warnings=False), *TRIP]
     client.chat.completions.parse(messages=again, response_format=Trip, **asked)
     with client.chat.completions.stream(messages=TRIP, response_format=Trip, **asked) as stream:
         assert stream.get_final_completion().choices[0].message.parsed == message.parsed
 
 
 def test_json(client: OpenAI, asked: dict[str, Any]) -> None:
-    asked |= {"max_tokens": 300, "response_format": {"type": "json_object"}}
+    asked |= {"response_format": {"type": "json_object"}, "stop": ["}", ","]}
     (choice,) = client.chat.completions.create(messages=TRIP, **asked).choices
-    assert choice.finish_reason == "length" or json.loads(choice.message.content or "")
+    assert (choice.message.content or "").lstrip().startswith("{")
 
 
 def test_log_probabilities(client: OpenAI, asked: dict[str, Any]) -> None:
@@ -107,15 +107,13 @@ def test_log_probabilities(client: OpenAI, asked: dict[str, Any]) -> None:
         assert len(one.top_logprobs) == 3
 
 
+@pytest.mark.usefixtures("ends_early")
 def test_a_stream_that_is_left(
-    client: OpenAI, asked: dict[str, Any], nothing_runs: Callable[[], None]
+    client: OpenAI, asked: dict[str, Any], endless: dict[str, Any]
 ) -> None:
-    stream = client.chat.completions.create(
-        messages=QUESTION, stream=True, **{**asked, "max_tokens": 4000}
-    )
+    stream = client.chat.completions.create(messages=QUESTION, stream=True, **asked | endless)
     next(iter(stream))
     stream.close()
-    nothing_runs()
 
 
 def test_models(client: OpenAI, live: LiveServer) -> None:

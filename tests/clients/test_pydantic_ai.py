@@ -21,23 +21,23 @@ Agents = Callable[..., Any]
 
 @pytest.fixture
 def agent(url: str, live: LiveServer) -> Agents:
-    def agent(url: str = url, model: str = live.model, most: int = 40, **options: Any) -> Any:
+    def agent(url: str = url, model: str = live.model, **options: Any) -> Any:
         client = AsyncOpenAI(base_url=url, api_key="none", max_retries=0)
         served = OpenAIChatModel(model, provider=OpenAIProvider(openai_client=client))
-        settings = {"temperature": 0, "max_tokens": most, "parallel_tool_calls": False}
+        settings = {"temperature": 0, "max_tokens": 40, "parallel_tool_calls": False}
         return pydantic_ai.Agent(served, **{"model_settings": settings, **options})
 
     return agent
 
 
 def test_chats(agent: Agents) -> None:
-    plain = agent(model_settings={"temperature": 0, "max_tokens": 40}, instructions="Be brief.")
+    brief = {"model_settings": {"temperature": 0, "max_tokens": 40}, "instructions": "Be brief."}
 
     async def streamed() -> str:
-        async with plain.run_stream("Name a river.") as answer:
+        async with agent(**brief).run_stream("Name a river.") as answer:
             return "".join([text async for text in answer.stream_text(delta=True)])
 
-    whole = plain.run_sync("Name a river.")
+    whole = agent(**brief).run_sync("Name a river.")
     assert asyncio.run(streamed()) == whole.output
     assert whole.usage.output_tokens > 0
 
@@ -66,8 +66,9 @@ def test_log_probabilities(agent: Agents) -> None:
     assert "".join(one["token"] for one in tokens) == done.output
 
 
-def test_a_stream_that_is_left(agent: Agents, nothing_runs: Callable[[], None]) -> None:
-    plain = agent(model_settings={"max_tokens": 4000})
+@pytest.mark.usefixtures("ends_early")
+def test_a_stream_that_is_left(agent: Agents, endless: dict[str, Any]) -> None:
+    plain = agent(model_settings=endless)
 
     async def left() -> None:
         async with plain.run_stream("Tell me a long story.") as answer:
@@ -75,7 +76,6 @@ def test_a_stream_that_is_left(agent: Agents, nothing_runs: Callable[[], None]) 
                 break
 
     asyncio.run(left())
-    nothing_runs()
 
 
 def test_refusals(agent: Agents, refusing: tuple[int, str, str]) -> None:
