@@ -112,7 +112,8 @@ def test_a_stream_that_is_left(
     client: OpenAI, asked: dict[str, Any], endless: dict[str, Any]
 ) -> None:
     stream = client.chat.completions.create(messages=QUESTION, stream=True, **asked | endless)
-    next(iter(stream))
+    for _ in range(3):  # the first says who speaks
+        next(stream)
     stream.close()
 
 
