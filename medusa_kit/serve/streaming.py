@@ -205,7 +205,7 @@ class EventStream(StreamingResponse):
 async def respond(reply: Reply, prompts: Prompts, http: HttpRequest) -> Response:
     """Answer a request. Raises what cannot be answered."""
     if reply.asked.store:
-        http.state.note = "store: true has no effect"
+        http.state.notes = [*getattr(http.state, "notes", ()), "store: true has no effect"]
     owner = http.headers.get("authorization", "")
     answers = await reply.service.ask(reply.asked, prompts, reply.constraint, owner)
     if reply.asked.stream:
