@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install check fmt fix test test-quantised test-neon wheel test-wheel stress fuzz-gguf test-vllm test-api test-page test-ray soak gpu-check test-gpu demo bench bench-llama-cpp bench-serving recording clean
+.PHONY: help install check fmt fix test test-quantised test-neon wheel test-wheel stress fuzz-gguf test-vllm test-api test-page test-ray test-clients soak gpu-check test-gpu demo bench bench-llama-cpp bench-serving recording clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -132,6 +132,21 @@ $(RAY)/.installed: constraints.txt
 	$(BIN)/pip freeze --exclude-editable | grep -v ' @ ' > $(RAY).txt
 	$(BIN)/pip install --quiet --upgrade --target $(RAY) -c $(RAY).txt \
 		ray[serve]==$$(sed -n 's/^ray==//p' constraints.txt)
+	touch $@
+
+# Beside the environment too, with the versions that are in it but for python-dateutil, of which
+# litellm needs an older one. Warnings are the clients' own.
+CLIENTS := build/clients
+test-clients: install $(CLIENTS)/.installed ## The server asked by openai, langchain, litellm and pydantic-ai
+	OMP_NUM_THREADS=1 PYTHONPATH=$(CLIENTS) $(BIN)/python -m pytest -rs -W ignore tests/clients
+
+$(CLIENTS)/.installed: constraints.txt
+	mkdir -p $(CLIENTS)
+	$(BIN)/pip freeze --exclude-editable | grep -v -e ' @ ' -e '^python-dateutil' > $(CLIENTS).txt
+	$(BIN)/pip install --quiet --upgrade --target $(CLIENTS) -c $(CLIENTS).txt \
+		langchain-openai==$$(sed -n 's/^langchain-openai==//p' constraints.txt) \
+		litellm==$$(sed -n 's/^litellm==//p' constraints.txt) \
+		'pydantic-ai-slim[openai]'==$$(sed -n 's/^pydantic-ai-slim==//p' constraints.txt)
 	touch $@
 
 MINUTES ?= 30

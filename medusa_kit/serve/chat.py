@@ -24,12 +24,14 @@ class ChatReply(Reply):
         self._readers: dict[int, CallReader] = defaultdict(CallReader)  # of streamed answers
 
     def choice(self, index: int, piece: Piece, reason: str) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": "assistant", "content": piece.text}
+        message: dict[str, Any] = {"role": "assistant", "content": piece.text, "refusal": None}
         if self.constraint.calls:
             read = read_answer(piece.text, reason)
             message["content"], reason = read.content, read.finish_reason
             if read.tool_calls:
                 message["tool_calls"] = read.tool_calls
+            else:  # a message that is sent back needs one of them
+                message["content"] = read.content or ""
         return self._choice(index, {"message": message}, piece, reason)
 
     def opening(self, index: int) -> dict[str, Any]:

@@ -7,14 +7,16 @@ before, as that of `Engine.conversation` does.
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from medusa_kit.data.template import chat_template, encodes_text
+from medusa_kit.data.template import chat_template, encodes_text, render_text
 from medusa_kit.engine.recent_turns import RecentTurns
 from medusa_kit.engine.turns import Answered, Prompt, next_prompt
+from medusa_kit.serve.errors import RequestError
 from medusa_kit.serve.tool_calls import read_answer
 from medusa_kit.serve.tool_messages import Message
 from medusa_kit.serve.tools import Constraint, encode_shown
@@ -36,8 +38,10 @@ class Conversations:
         self._tokenizer, self._turns = tokenizer, turns
 
     def prompt(self, messages: Sequence[Message], constraint: Constraint, owner: str) -> Asked:
-        """Raises what `Constraint.encode` does. `owner`: whose turns may be gone on from."""
+        """`owner`: whose turns may be gone on from. Raises what `Constraint.encode` does, and
+        RequestError for a name that the chat template leaves out."""
         tokenizer = self._tokenizer
+        _check_names(tokenizer, messages, constraint)
         shown, tools = constraint.shown(tokenizer, messages)
         template = chat_template(tokenizer)
         given = json.dumps([owner, template, None if tools is None else list(tools)])
@@ -57,3 +61,23 @@ class Conversations:
             text = text if read.tool_calls else read.content or ""
         message: Message = {"role": "assistant", "content": text}
         self._turns.keep(asked.context, Answered(asked.prompt, message, list(ids)))
+
+
+def _check_names(tokenizer: Any, messages: Sequence[Message], constraint: Constraint) -> None:
+    """Raises RequestError. A result's name is that of its call, whoever reads it."""
+    given = {place for place, one in enumerate(messages) if "name" in one and one["role"] != "tool"}
+    if not given or not chat_template(tokenizer):
+        return
+    marked = [
+        {**one, "name": f"participant-{place}-"} if place in given else one
+        for place, one in enumerate(messages)
+    ]
+    text = render_text(tokenizer, *constraint.shown(tokenizer, marked))
+    told = {int(place) for place in re.findall(r"participant-(\d+)-", text)}
+    if given - told:
+        place = min(given - told)
+        raise RequestError(
+            f"the field 'messages.{place}.name' is not supported by this model: its "
+            "chat template has no names; leave it out",
+            param=f"messages.{place}.name",
+        )

@@ -90,7 +90,11 @@ def described(error: BaseException) -> tuple[int, dict[str, Any]]:
 def _said(error: BaseException) -> str:
     if isinstance(error, ClosedError):  # whose own words may be of what ended the batch
         return "the server takes no more requests"
-    return said_to_client(error) if isinstance(error, MedusaKitError) else NESTED
+    if not isinstance(error, MedusaKitError):
+        return NESTED
+    # Clients know it by these words: langchain, litellm and others look for "prompt is too long".
+    longer = "the prompt is too long: " if isinstance(error, ContextLengthError) else ""
+    return longer + said_to_client(error)
 
 
 class ErrorDetails(BaseModel):

@@ -1,4 +1,5 @@
-"""What requests may hold. A field that is unknown or not supported is refused by name.
+"""What requests may hold. A field that is unknown or not supported is refused by name, unless it
+changes no answer (labels.py).
 
 Numbers that say how tokens are chosen are checked by SamplingParams, which the engine uses too.
 """
@@ -8,32 +9,29 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
+
+from medusa_kit.serve.labels import CacheBreakpoint, Fields, Labels
+from medusa_kit.settings.sampling import SamplingParams
 
 # Fields of OpenAI's API that are not supported -> the value that asks for nothing, besides null.
 UNSUPPORTED: Mapping[str, Any] = {
     "functions": [], "function_call": "none", "modalities": ["text"], "audio": None,
-    "prediction": None, "reasoning_effort": None, "verbosity": None, "service_tier": "auto",
-    "store": False, "metadata": {}, "web_search_options": None, "prompt_cache_key": None,
-    "prompt_cache_retention": None, "safety_identifier": None, "moderation": None,
-    "best_of": 1, "echo": False, "suffix": "",
+    "reasoning_effort": None, "verbosity": "medium", "web_search_options": None,
+    "moderation": None, "best_of": 1, "echo": False, "suffix": "",
 }  # fmt: skip
 OF_CHATS: Mapping[str, Any] = {
     "response_format": {"type": "text"}, "tools": [], "tool_choice": "none",
-    "parallel_tool_calls": None,
+    "parallel_tool_calls": None, "prediction": None,
 }  # fmt: skip
 # The same in messages, which clients send back as they got them.
 MESSAGE_UNSUPPORTED: Mapping[str, Any] = {
-    "name": None, "refusal": None, "audio": None, "annotations": [], "function_call": None,
+    "refusal": None, "audio": None, "annotations": [], "function_call": None,
 }  # fmt: skip
 MOST_ANSWERS = 128  # OpenAI's
+NAME = r"^[^\s<|\\/>]{1,64}$"  # of a participant, as OpenAI has it: no part of a special token
 TOKEN_ID = re.compile(r"(0|-?[1-9][0-9]{0,18})")  # as JSON writes numbers
-
-
-class Fields(BaseModel):
-    # No number is NaN or infinite, and nothing is converted: "5" is no number.
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class UnsupportedFieldError(ValueError):
@@ -58,6 +56,7 @@ def _without(data: Any, unsupported: Mapping[str, Any]) -> Any:
 class TextPart(Fields):
     type: Literal["text"]
     text: str
+    prompt_cache_breakpoint: CacheBreakpoint | None = None  # changes nothing
 
 
 class FunctionCall(Fields):
@@ -81,7 +80,8 @@ class ToolCall(Fields):
 
 class Message(Fields):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | Annotated[list[TextPart], Field(min_length=1)] | None = None
+    content: str | list[TextPart] | None = None
+    name: Annotated[str, Field(pattern=NAME)] | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     parsed: SkipJsonSchema[Any] = None  # `content`, as OpenAI's client sends back what it has read
@@ -89,7 +89,7 @@ class Message(Fields):
     @model_validator(mode="before")
     @classmethod
     def _supported(cls, data: Any) -> Any:
-        return _without(data, MESSAGE_UNSUPPORTED)
+        return _drop_null(_without(data, MESSAGE_UNSUPPORTED))
 
     @model_validator(mode="after")
     def _of_its_role(self) -> "Message":
@@ -99,7 +99,7 @@ class Message(Fields):
             raise UnsupportedFieldError(
                 "tool_call_id", "tool_call_id belongs to messages of the role tool, and only there"
             )
-        if self.content is None and not self.tool_calls:
+        if self.content in (None, []) and not self.tool_calls:
             raise UnsupportedFieldError("content", "content is missing")
         return self
 
@@ -110,6 +110,8 @@ class Message(Fields):
             content = "".join(part.text for part in content)
         role = "system" if self.role == "developer" else self.role
         said: dict[str, Any] = {"role": role, "content": content}
+        if self.name is not None:
+            said["name"] = self.name
         if self.tool_calls:
             said["tool_calls"] = [one.as_dict() for one in self.tool_calls]
         if self.tool_call_id is not None:
@@ -119,7 +121,7 @@ class Message(Fields):
 
 class StreamOptions(Fields):
     include_usage: bool = False
-    include_obfuscation: Literal[False] = False
+    include_obfuscation: bool = False  # changes nothing
 
 
 class KitFields(Fields):
@@ -148,7 +150,7 @@ def _token_ids(value: Any) -> Any:
 Stops = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
 
 
-class Request(Fields):
+class Request(Labels):
     """What both kinds of request share."""
 
     unsupported: ClassVar[Mapping[str, Any]] = {**UNSUPPORTED, **OF_CHATS}
@@ -170,7 +172,6 @@ class Request(Fields):
     repetition_penalty: float | None = None
     logit_bias: Annotated[dict[int, float] | None, BeforeValidator(_token_ids)] = None
     seed: int | None = None
-    user: str | None = None  # who asks; changes nothing
     return_token_ids: bool = False  # as vLLM has it
     medusa_kit: KitFields = KitFields()
 
@@ -207,18 +208,27 @@ class Request(Fields):
         return self.stream_options is not None and self.stream_options.include_usage
 
     def sampling(self) -> dict[str, Any]:
-        """Keywords of the engine. Temperature is 1 unless given, as OpenAI's is. What narrows a
-        draw changes no greedy choice."""
-        temperature = 1.0 if self.temperature is None else self.temperature
-        chosen: dict[str, Any] = {"temperature": temperature}
-        names = ["presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"]
-        if temperature != 0:
-            names += ["top_p", "min_p"]
-            if self.top_k not in (None, 0, -1):  # as other servers write "all"
-                names.append("top_k")
-        return chosen | {
-            name: value for name in names if (value := getattr(self, name)) is not None
-        }
+        """Keywords of the engine. Temperature is 1 unless given, as OpenAI's is. A draw from one
+        token is greedy; what narrows a draw changes no greedy choice, but has to be in range.
+
+        Raises ConfigError.
+        """
+        chosen = self._given("temperature", "top_p", "min_p")
+        chosen.setdefault("temperature", 1.0)
+        if self.top_k not in (None, 0, -1):  # as other servers write "all"
+            chosen["top_k"] = self.top_k
+        if chosen["temperature"] == 0 or self.top_p == 0 or self.top_k == 1:
+            checked = {**chosen, "temperature": chosen["temperature"] or 1.0}
+            if self.top_p == 0:
+                del checked["top_p"]
+            SamplingParams(**checked)
+            chosen = {"temperature": 0.0}
+        return chosen | self._given(
+            "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"
+        )
+
+    def _given(self, *names: str) -> dict[str, Any]:
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
 
 def _check_text(data: Any) -> None:
@@ -240,6 +250,11 @@ def _drop_null(data: Any) -> Any:
     return {name: value for name, value in data.items() if value is not None}
 
 
+class Prediction(Fields):
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+
 class ChatRequest(Request):
     unsupported: ClassVar[Mapping[str, Any]] = UNSUPPORTED
 
@@ -249,12 +264,13 @@ class ChatRequest(Request):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    prediction: Prediction | None = None  # changes nothing
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
     @model_validator(mode="after")
     def _chat_together(self) -> "ChatRequest":
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise UnsupportedFieldError(
                 "top_logprobs", "top_logprobs has no meaning without logprobs: true"
             )
@@ -279,14 +295,21 @@ class ChatRequest(Request):
 
 
 def _check_results(messages: Sequence[Message]) -> None:
-    """Results answer a call that the assistant made before."""
-    calls: set[str] = set()
+    """Results answer a call that the assistant made before; their `name` is the function's."""
+    called: dict[str | None, str] = {}
     for place, message in enumerate(messages):
-        calls |= {call.id for call in message.tool_calls or ()}
-        if message.role == "tool" and message.tool_call_id not in calls:
+        called |= {call.id: call.function.name for call in message.tool_calls or ()}
+        if message.role != "tool":
+            continue
+        if message.tool_call_id not in called:
             raise UnsupportedFieldError(
                 f"messages.{place}.tool_call_id",
                 f"tool_call_id {message.tool_call_id!r} is that of no earlier call",
+            )
+        if message.name not in (None, name := called[message.tool_call_id]):
+            raise UnsupportedFieldError(
+                f"messages.{place}.name",
+                f"name {message.name!r} is not that of the function that was called, {name!r}",
             )
 
 
@@ -300,8 +323,23 @@ TokenIds = Annotated[list[int], Field(min_length=1)]
 
 
 class CompletionRequest(Request):
+    unsupported: ClassVar[Mapping[str, Any]] = {
+        name: value for name, value in {**UNSUPPORTED, **OF_CHATS}.items() if name != "best_of"
+    }
+
     prompt: Annotated[str | TokenIds | list[str] | list[TokenIds], BeforeValidator(_one_kind)]
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    best_of: int | None = None
+
+    @model_validator(mode="after")
+    def _all_are_told(self) -> "CompletionRequest":
+        if self.best_of not in (None, self.n):
+            raise UnsupportedFieldError(
+                "best_of",
+                f"best_of {self.best_of} is not supported beside n {self.n}: all answers are told; "
+                "leave it out",
+            )
+        return self
 
     @property
     def longest(self) -> int | None:

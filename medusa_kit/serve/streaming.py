@@ -26,9 +26,11 @@ from medusa_kit.serve.logprobs import text_of_token
 from medusa_kit.serve.schema import Request
 from medusa_kit.serve.service import Answers, Prompts, Service
 from medusa_kit.serve.tools import UNCONSTRAINED, Constraint
+from medusa_kit.version import __version__
 
 T = TypeVar("T")
 NOT_HELD_BACK = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # by caches, nginx
+FINGERPRINT = f"medusa-kit-{__version__}"
 CLIENT_GONE = 499  # as nginx has it; nobody reads it
 
 
@@ -109,7 +111,10 @@ class Reply(ABC):
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
             "created": int(time.time()),
             "model": service.asked(asked).name,
+            "system_fingerprint": FINGERPRINT,
         }
+        if asked.service_tier is not None:
+            self._head["service_tier"] = "default"  # there is one
 
     @abstractmethod
     def choice(self, index: int, piece: Piece, reason: str) -> dict[str, Any]:
@@ -199,6 +204,8 @@ class EventStream(StreamingResponse):
 
 async def respond(reply: Reply, prompts: Prompts, http: HttpRequest) -> Response:
     """Answer a request. Raises what cannot be answered."""
+    if reply.asked.store:
+        http.state.notes = [*getattr(http.state, "notes", ()), "store: true has no effect"]
     owner = http.headers.get("authorization", "")
     answers = await reply.service.ask(reply.asked, prompts, reply.constraint, owner)
     if reply.asked.stream:

@@ -38,7 +38,7 @@ BAD: list[tuple[dict[str, Any], str | None, str]] = [
     ({"temperature": 1e-40}, "temperature", "0, or 1e-20 to 1e+20"),  # logits would be infinite
     ({"temperature": 1e39}, "temperature", "0, or 1e-20 to 1e+20"),  # forbidden ones NaN
     ({"repetition_penalty": 1e-40}, "repetition_penalty", "1e-20 to 1e+20"),
-    ({"top_p": 0}, "top_p", "above 0"),
+    ({"top_p": -0.1}, "top_p", "above 0"),
     ({"top_k": -5}, "top_k", "1 or more"),
     ({"frequency_penalty": 3}, "frequency_penalty", "-2 to 2"),
     ({"logit_bias": {"5": 1000}}, "logit_bias", "-100 to 100"),

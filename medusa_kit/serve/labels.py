@@ -1,0 +1,57 @@
+"""What a request may say that changes no answer: labels, and hints at how to serve it. They are
+checked, so that nobody is left to believe in a misspelt one.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+MOST_PAIRS, MOST_KEY, MOST_VALUE = 16, 64, 512  # OpenAI's, of metadata
+
+
+class Fields(BaseModel):
+    # No number is NaN or infinite, and nothing is converted: "5" is no number.
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+Lifetime = Literal["30m", "12h", "24h"]  # of a prompt in a cache
+
+
+class CacheBreakpoint(Fields):
+    mode: Literal["explicit"]
+    ttl: Lifetime | None = None
+
+
+def _pairs(value: Any) -> Any:
+    fits = isinstance(value, Mapping) and len(value) <= MOST_PAIRS
+    if not fits or not all(
+        isinstance(said, str) and len(key) <= MOST_KEY and len(said) <= MOST_VALUE
+        for key, said in value.items()
+    ):
+        raise ValueError(
+            f"metadata: expected up to {MOST_PAIRS} pairs of text, with keys of up to {MOST_KEY} "
+            f"characters and values of up to {MOST_VALUE}"
+        )
+    return value
+
+
+Label = Annotated[str, Field(max_length=MOST_VALUE)]
+
+
+class CacheOptions(Fields):
+    mode: Literal["implicit", "explicit"] | None = None
+    ttl: Lifetime | None = None
+
+
+class Labels(Fields):
+    """Fields that change nothing: what a request is called, and how it might be served."""
+
+    user: Label | None = None
+    safety_identifier: Annotated[str, Field(max_length=128)] | None = None  # OpenAI's limit
+    metadata: Annotated[dict[str, str] | None, BeforeValidator(_pairs)] = None
+    store: bool = False  # the log says that nothing is stored
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    prompt_cache_key: Label | None = None
+    prompt_cache_options: CacheOptions | None = None
+    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
