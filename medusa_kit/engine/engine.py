@@ -10,6 +10,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from medusa_kit.base.model import BaseModel
+from medusa_kit.base.tokenizer.ids import check_token_ids
 from medusa_kit.data.chat import encode_prompt
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.memory import Memory
@@ -208,7 +209,8 @@ class Engine:
         return Conversation(self, system)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt, through the chat template where there is one."""
+        """Token ids of a prompt, through the chat template where there is one. Raises ConfigError
+        for an id that the model has no row for, DataError where the template refuses."""
         if not isinstance(prompt, Sequence):
             raise ConfigError(
                 f"prompt {reprlib.repr(prompt)} is of type {type(prompt).__name__}; expected "
@@ -221,7 +223,9 @@ class Engine:
             raise ConfigError(
                 "this base model came without a tokenizer", hint="give token ids as the prompt"
             )
-        return encode_prompt(self.base.tokenizer, prompt)  # type: ignore[arg-type]
+        ids = encode_prompt(self.base.tokenizer, prompt)  # type: ignore[arg-type]
+        check_token_ids(ids, self.base.info.vocab_size, self.base.tokenizer)
+        return ids
 
     def use_tree(self, tree: Tree | TreePlan) -> None:
         """Decode with another tree from now on. Raises TreeError where the heads cannot fill it."""
@@ -395,6 +399,8 @@ def _as_stops(stop: Any) -> tuple[str, ...]:
 def _token_ids(prompt: Sequence[Any], vocab_size: int) -> list[int]:
     for token in prompt:
         whole = isinstance(token, Integral) and not isinstance(token, bool)
-        if not whole or not 0 <= int(token) < vocab_size:
+        if not whole:
             raise ConfigError(f"token id {token!r} is out of range; expected 0..{vocab_size - 1}")
-    return [int(token) for token in prompt]
+    ids = [int(token) for token in prompt]
+    check_token_ids(ids, vocab_size)
+    return ids

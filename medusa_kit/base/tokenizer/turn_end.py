@@ -32,9 +32,10 @@ def end_of_turn(tokenizer: Any) -> int | None:
     with is taken. None without a template, and where it refuses one question and its answer, or
     ends turns with plain text or not at all.
     """
-    depends_on = (getattr(tokenizer, "chat_template", None), len(tokenizer))
-    if not depends_on[0]:
+    template = getattr(tokenizer, "chat_template", None)
+    if not template:
         return None
+    depends_on = template, len(tokenizer)
     known = _known.get(tokenizer)
     if known is None or known[0] != depends_on:
         known = _known[tokenizer] = (depends_on, _end_of_turn(_Template(tokenizer)))
