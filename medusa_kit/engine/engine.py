@@ -10,7 +10,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from medusa_kit.base.model import BaseModel
-from medusa_kit.base.tokenizer.ids import check_token_ids
+from medusa_kit.base.tokenizer.ids import as_token_ids, check_token_ids
 from medusa_kit.data.chat import encode_prompt
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.memory import Memory
@@ -218,7 +218,7 @@ class Engine:
                 hint="a single message goes into a list: [{'role': 'user', 'content': …}]",
             )
         if isinstance(prompt, list) and (not prompt or isinstance(prompt[0], Integral)):
-            return _token_ids(prompt, self.base.info.vocab_size)
+            return as_token_ids(prompt, self.base.info.vocab_size)
         if self.base.tokenizer is None:
             raise ConfigError(
                 "this base model came without a tokenizer", hint="give token ids as the prompt"
@@ -394,13 +394,3 @@ def _as_stops(stop: Any) -> tuple[str, ...]:
     if "" in stops:
         raise ConfigError("a stop string is empty", hint="leave it out")
     return stops
-
-
-def _token_ids(prompt: Sequence[Any], vocab_size: int) -> list[int]:
-    for token in prompt:
-        whole = isinstance(token, Integral) and not isinstance(token, bool)
-        if not whole:
-            raise ConfigError(f"token id {token!r} is out of range; expected 0..{vocab_size - 1}")
-    ids = [int(token) for token in prompt]
-    check_token_ids(ids, vocab_size)
-    return ids
