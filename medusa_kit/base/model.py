@@ -25,7 +25,7 @@ from medusa_kit.base.logit_scale import LogitScale
 from medusa_kit.base.quantization import is_quantised, num_weights, quantisation_of, raw_bytes
 from medusa_kit.base.remembered.checks import SOURCES, CheckMemory
 from medusa_kit.base.remembered.described import settings_of
-from medusa_kit.base.tokenizer.turn_end import add_end_of_turn
+from medusa_kit.base.tokenizer.check import look_at_tokenizer
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.locks import ATTRIBUTE as LOCK
 from medusa_kit.locks import lock_of
@@ -107,7 +107,7 @@ class BaseModel:
         self.scale_logits = LogitScale.of(self.config)
         self._check_output()
         self.info = self._describe(name, source, revision, known)
-        add_end_of_turn(self)
+        look_at_tokenizer(self)
         self.checks_are_remembered = self._known_code(source)
         self.check = check
         self.decoder_is_exact = self._checked_views()

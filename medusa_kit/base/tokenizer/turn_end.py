@@ -3,13 +3,12 @@
 Models that chat end their answers with it, whatever their files call the end of text.
 """
 
-import functools
 import re
 from collections.abc import Collection, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from medusa_kit import console
+from medusa_kit.base.tokenizer.say import say
 
 # Words that no template writes or changes.
 SYSTEM, QUESTION, ANSWER, NEXT = "Zusystem", "Zuquestion", "Zuanswer", "Zunext"
@@ -77,23 +76,15 @@ def _openers(template: "_Template", kind: Collection[int]) -> list[int]:
 def add_end_of_turn(base: Any) -> None:
     """Makes a base's answers end with the turn: its generation config gets the template's token
     where it lacks it. What somebody sets there later has the last word."""
-    if base.tokenizer is None or (end := end_of_turn(base.tokenizer)) is None:
-        return
-    stops = base.stop_token_ids
-    if end in stops or end >= base.info.vocab_size:
+    end, stops = end_of_turn(base.tokenizer), base.stop_token_ids
+    if end is None or end in stops or end >= base.info.vocab_size:
         return
     base.generation_config.eos_token_id = [*sorted(stops), end]
     token = base.tokenizer.convert_ids_to_tokens(end)
-    _say(
+    say(
         f"{base.info.name}: answers end with {token!r} ({end}) too, as turns do by its chat "
         f"template; its files name {sorted(stops) or 'no stop token'} alone"
     )
-
-
-@functools.cache
-def _say(line: str) -> None:
-    """Once, since a base may be loaded twice: `verify` holds one against the other."""
-    console.note(line)
 
 
 class _Template:
