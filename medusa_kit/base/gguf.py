@@ -248,11 +248,9 @@ def _describe(gguf: Path, folder: Path) -> None:
 
 
 def _stop_ids(values: dict[str, Any], config: Any) -> Any:
-    """The ends of text, turn and message that the metadata name, those among the model's tokens."""
+    """The ends of text, turn and message that the metadata name, those among the model's tokens; the
+    config has a default of the family's where they name none."""
     named = [values.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom")]
-    own = config.eos_token_id
-    if named[0] is None:
-        named[:1] = own if isinstance(own, list) else [own]
     inside = [i for i in named if isinstance(i, int) and 0 <= i < config.vocab_size]
     ids = list(dict.fromkeys(inside))
     return ids if len(ids) > 1 else next(iter(ids), None)

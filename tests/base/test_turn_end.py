@@ -214,3 +214,13 @@ def test_a_gguf_files_ends_of_text_turn_and_message_stop(
         base = load(str(path), device="cpu")
         assert base.stop_token_ids == {256, *(i for i in found.values() if i < 260)}
         path.unlink()
+
+
+def test_a_familys_default_end_of_text_is_not_a_gguf_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Llama's is token 2, which may be a letter."""
+    monkeypatch.setenv("MEDUSA_KIT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("gguf.GGUFWriter.add_eos_token_id", lambda *_: None)
+    path = write_gguf(tmp_path / "model.gguf", values={"tokenizer.ggml.eot_token_id": 257})
+    assert load_base_model(str(path), device="cpu").stop_token_ids == {257}
