@@ -248,8 +248,8 @@ def _describe(gguf: Path, folder: Path) -> None:
 
 
 def _stop_ids(values: dict[str, Any], config: Any) -> Any:
-    """The ends of text, turn and message that the metadata name, those among the model's tokens; the
-    config has a default of the family's where they name none."""
+    """The ends of text, turn and message that the metadata name, those among the model's tokens.
+    Where they name none, the config has a default of the family's."""
     named = [values.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom")]
     inside = [i for i in named if isinstance(i, int) and 0 <= i < config.vocab_size]
     ids = list(dict.fromkeys(inside))
