@@ -171,6 +171,7 @@ def _dequantise(gguf: Path, folder: Path) -> None:
         tokenizer = read_tokenizer(found.path)  # first, since it is cheap
         config = read_config(one_file, found)
         model: Any = _filled(gguf, config) if own else _loaded(one_file, config)
+    model.generation_config.eos_token_id = _stop_ids(found.values, tokenizer)
     _save(folder, tokenizer, model)
 
 
@@ -241,7 +242,19 @@ def _describe(gguf: Path, folder: Path) -> None:
         config = read_config(one_file, found)
         config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
     config.dtype = "float32"
-    _save(folder, tokenizer, config, GenerationConfig.from_model_config(config))
+    generation = GenerationConfig.from_model_config(config)
+    generation.eos_token_id = _stop_ids(found.values, tokenizer)
+    _save(folder, tokenizer, config, generation)
+
+
+def _stop_ids(values: dict[str, Any], tokenizer: Any) -> Any:
+    """The ends of text, turn and message that the metadata name. What the config has where they
+    name none is a default of the family's; the tokenizer's is that of its kind."""
+    named = [values.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom")]
+    if named[0] is None:
+        named[0] = tokenizer.eos_token_id
+    ids = list(dict.fromkeys(i for i in named if i is not None))
+    return ids if len(ids) > 1 else next(iter(ids), None)
 
 
 @contextlib.contextmanager

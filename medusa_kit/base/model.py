@@ -25,6 +25,7 @@ from medusa_kit.base.logit_scale import LogitScale
 from medusa_kit.base.quantization import is_quantised, num_weights, quantisation_of, raw_bytes
 from medusa_kit.base.remembered.checks import SOURCES, CheckMemory
 from medusa_kit.base.remembered.described import settings_of
+from medusa_kit.base.tokenizer.check import look_at_tokenizer
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.locks import ATTRIBUTE as LOCK
 from medusa_kit.locks import lock_of
@@ -106,6 +107,7 @@ class BaseModel:
         self.scale_logits = LogitScale.of(self.config)
         self._check_output()
         self.info = self._describe(name, source, revision, known)
+        look_at_tokenizer(self)
         self.checks_are_remembered = self._known_code(source)
         self.check = check
         self.decoder_is_exact = self._checked_views()
@@ -158,7 +160,8 @@ class BaseModel:
 
     @property
     def stop_token_ids(self) -> frozenset[int]:
-        """Tokens that end an answer: the generation config's, else the tokenizer's."""
+        """Tokens that end an answer: the generation config's, else the tokenizer's. At load the
+        generation config gets the token with which the chat template ends turns."""
         ids = self.generation_config.eos_token_id
         if ids is None and self.tokenizer is not None:
             ids = self.tokenizer.eos_token_id

@@ -9,10 +9,11 @@ measured at load) from a bug. A tie of two tokens excuses no third token and no 
 """
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from medusa_kit import console
+from medusa_kit.bench.independent_encoding import EncodingDifference, compare_encodings
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.oracle_in_pieces import Asked, Choice, OracleInPieces
 from medusa_kit.engine.engine import Engine, Prompt
@@ -50,6 +51,13 @@ class VerifyReport:
     attention: dict[str, Any]  # the backend asked for, the one in use, and why they differ
     drafter: str
     reference: str  # what answers were held against
+    encodings: list[EncodingDifference] = field(default_factory=list)
+    encoded_by: str | None = None  # what prompts were held against; None: nothing
+
+    @property
+    def failed(self) -> bool:
+        """Whether anything differs by more than rounding."""
+        return bool(self.bugs or self.encodings)
 
     @property
     def bugs(self) -> list[Difference]:
@@ -72,7 +80,8 @@ def verify(
     sampling: SamplingParams | None = None,
     drafter: str | None = None,
 ) -> VerifyReport:
-    """Compare every answer token by token; greedy unless `sampling` says otherwise.
+    """Compare every answer token by token; greedy unless `sampling` says otherwise. Prompts that
+    are text are held against another encoding, where the base has one.
 
     Raises ConfigError for a lossy acceptance rule or cache, which promise no particular tokens.
     """
@@ -86,9 +95,9 @@ def verify(
     # Neither answer may read what the other has left, and whole trees are to be verified.
     engine = replace(engine, batches=None, steps=None)
     differences, asked, num_tokens, num_steps = list[Difference](), list[Asked](), 0, 0
+    encoded = [engine.encode(prompt) for prompt in prompts]
     with console.progress("verifying", len(prompts), "prompts") as bar:
-        for index, prompt in enumerate(prompts):
-            ids = engine.encode(prompt)
+        for index, ids in enumerate(encoded):
             ours = engine.generate(
                 ids, max_new_tokens=max_new_tokens, drafter=drafter, **asdict(sampling)
             )
@@ -119,6 +128,7 @@ def verify(
         attention,
         drafter or engine.own_drafter,
         _reference(oracle, sampling),
+        *compare_encodings(engine.base, prompts, encoded),
     )
 
 

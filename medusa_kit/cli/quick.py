@@ -57,6 +57,9 @@ def run_quick(
     if verified.get("bugs"):
         console.err.print("error: a difference is more than rounding", style="bold red")
         raise typer.Exit(1)
+    if verified.get("encodings"):
+        console.err.print("error: prompts are encoded otherwise", style="bold red")
+        raise typer.Exit(1)
 
 
 def _check(refused: Sequence[str], prompts: str | None, hours: float) -> None:

@@ -38,7 +38,8 @@ def verify(
     """Compare token by token with plain transformers on an untouched second model.
 
     Greedy answers against transformers generate, sampled ones against one-node decoding with the
-    same seed. Exit code 1 when a difference is more than rounding.
+    same seed. Prompts' token ids against those that the library tokenizers reads from the base's
+    tokenizer.json, if it has one. Exit code 1 when a difference is more than rounding.
 
     In float32 unless --dtype or the engine's file says otherwise, since in 16 bits many differences
     pass for rounding. Where memory has no room for a second model in float32, its weights are read
@@ -63,8 +64,10 @@ def verify(
     _print(engine, reports)
     if output is not None:
         write_verify(reports, engine, prompts or OWN_PROMPTS, output)
-    if any(report.bugs for report in reports.values()):
-        console.err.print("error: a difference is more than rounding", style="bold red")
+    if any(report.failed for report in reports.values()):
+        differs = any(report.bugs for report in reports.values())
+        what = "a difference is more than rounding" if differs else "prompts are encoded otherwise"
+        console.err.print(f"error: {what}", style="bold red")
         raise typer.Exit(1)
 
 
@@ -97,9 +100,17 @@ def _print(engine: Any, reports: dict[str, Any]) -> None:
         f"drafter {engine.own_drafter}, attention {attention}, "
         f"steps by {engine.steps_run_by}, "
         f"rounding tolerance {engine.rounding_tolerance:.1e}, "
-        f"held to {' and '.join(dict.fromkeys(r.reference for r in reports.values()))}"
+        f"held to {' and '.join(dict.fromkeys(r.reference for r in reports.values()))}, "
+        f"prompts to {reports['greedy'].encoded_by or 'no other encoding'}"
     )
     console.out.print(console.table(title, columns, rows))
+    for one in reports["greedy"].encodings:
+        console.out.print(
+            f"prompt {one.prompt}, token {one.position}, after {one.text!r}: expected ids "
+            f"{one.expected}… by {reports['greedy'].encoded_by}, got {one.actual}…: BUG",
+            highlight=False,
+            markup=False,
+        )
     for name, report in reports.items():
         for d in report.differences:
             console.out.print(

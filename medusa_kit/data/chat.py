@@ -10,8 +10,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from medusa_kit.base.tokenizer.turn_end import end_of_turn, special_ids
 from medusa_kit.data.readers import BadRow, Conversation, Message, Row
-from medusa_kit.data.template import chat_template, check_characters, refusals, render, special_ids
+from medusa_kit.data.template import chat_template, check_characters, refusals, render
 from medusa_kit.errors import DataError
 
 GENERATION_MARK = re.compile(r"{%[-+]?\s*generation\b")
@@ -164,8 +165,10 @@ def _masked_by_prefixes(
 
 
 def _end_of_turn(tokenizer: Any, ids: Sequence[int], start: int) -> int:
-    """The place after the turn's last special token; the rest is only the template's own tail."""
-    specials = special_ids(tokenizer)
+    """The place after the token that ends turns, else after the turn's last special token; the rest
+    is only the template's own tail."""
+    end = end_of_turn(tokenizer)
+    specials = {end} if end in ids[start:] else special_ids(tokenizer)
     for position in range(len(ids) - 1, start - 1, -1):
         if ids[position] in specials:
             return position + 1

@@ -1,10 +1,10 @@
 """The tokenizer's chat template: choosing it, rendering with it, the token that ends a turn."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from itertools import takewhile
+from contextlib import contextmanager
 from typing import Any
 
+from medusa_kit.base.tokenizer.turn_end import end_of_turn
 from medusa_kit.data.readers import Message
 from medusa_kit.errors import DataError
 
@@ -29,38 +29,9 @@ def chat_template(tokenizer: Any) -> str | None:
 
 
 def end_of_turn_id(tokenizer: Any) -> int | None:
-    """The token that the assistant ends its turn with: the chat template's, else the tokenizer's.
-
-    It is the first special token that the template writes after any answer; more may follow, as in
-    Phi-3's template, which ends the text after its last turn. The tokenizer's is used for a
-    template that writes none, or that refuses one question and its answer.
-    """
-    tail: list[int] = []
-    with suppress(DataError):
-        tail = _after_any_answer(tokenizer)
-    specials = special_ids(tokenizer)
-    return next((token for token in tail if token in specials), tokenizer.eos_token_id)
-
-
-def _after_any_answer(tokenizer: Any) -> list[int]:
-    """The tokens after the answer that two conversations with different answers share."""
-    if chat_template(tokenizer) is None:
-        return []
-    question: Message = {"role": "user", "content": "Is it?"}
-    one, other = (
-        render(tokenizer, [question, {"role": "assistant", "content": answer}])
-        for answer in ("Yes", "no")
-    )
-    if one == other:  # the answer is left out
-        return []
-    pairs = zip(reversed(one), reversed(other), strict=False)
-    return [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)][::-1]
-
-
-def special_ids(tokenizer: Any) -> set[int]:
-    """Special tokens, which stand for no text."""
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    return {*tokenizer.all_special_ids, *(i for i, t in added.items() if t.special)}
+    """The token that ends the assistant's turns: the chat template's, else the tokenizer's."""
+    end: int | None = end_of_turn(tokenizer)
+    return tokenizer.eos_token_id if end is None else end
 
 
 def render(

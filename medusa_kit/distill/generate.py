@@ -15,6 +15,7 @@ from typing import Any
 
 from medusa_kit import console
 from medusa_kit.base.model import BaseModel
+from medusa_kit.base.tokenizer.ids import check_token_ids
 from medusa_kit.data.answer_settings import BASE_FINGERPRINT
 from medusa_kit.data.chat import encode_prompt
 from medusa_kit.data.readers import AnswerRow, BadRow, Conversation, Message
@@ -95,7 +96,8 @@ def generate_answers(
     room = base.info.context_length - max_new_tokens
     with answer_file(out_path, settings) as out:
         report = GenerateReport()
-        tasks = _tasks(base.tokenizer, rows, turns, on_error, room, out, report)
+        num_rows = base.info.vocab_size
+        tasks = _tasks(base.tokenizer, rows, turns, on_error, room, num_rows, out, report)
         _answer(base, tasks, out, report, max_new_tokens, batch_size, sampling)
     return report
 
@@ -139,7 +141,7 @@ def fetch_answers(
     record = {**settings, "turns": turns, "sampling": _sampling_record(sampling)}
     with answer_file(out_path, record) as out:
         report = GenerateReport()
-        tasks = _tasks(tokenizer, rows, turns, on_error, None, out, report)
+        tasks = _tasks(tokenizer, rows, turns, on_error, None, None, out, report)
         _fetch(tasks, out, report, fetch, sampling, concurrency, on_error)
     return report
 
@@ -200,11 +202,12 @@ def _tasks(
     turns: str,
     on_error: str,
     room: int | None,
+    num_rows: int | None,
     out: AnswerFile,
     report: GenerateReport,
 ) -> list[_Task]:
     """All prompts that can be answered. Those already answered are among them, since the order
-    depends on all."""
+    depends on all. `room`: for a prompt's tokens; `num_rows`: of the base's embeddings."""
     tasks: list[_Task] = []
     seen: set[str] = set()
     for row in rows:
@@ -217,6 +220,8 @@ def _tasks(
             ids = encode_prompt(tokenizer, messages)
             if not ids:
                 raise DataError("the prompt has no token")
+            if num_rows is not None:
+                _check_prompt(ids, num_rows, tokenizer)
             if room is not None and len(ids) > room:
                 raise DataError(f"the prompt has {len(ids)} tokens; there is room for {room}")
         except DataError as error:
@@ -234,6 +239,14 @@ def _tasks(
         reason = f", the first: {report.skipped[0][1]}" if report.skipped else ""
         raise DataError(f"no prompt is left to answer ({len(report.skipped)} skipped{reason})")
     return _matched(tasks, seen, out, report)
+
+
+def _check_prompt(ids: Sequence[int], num_rows: int, tokenizer: Any) -> None:
+    """Raises DataError, since the row is to blame."""
+    try:
+        check_token_ids(ids, num_rows, tokenizer)
+    except ConfigError as error:
+        raise DataError(error.message, hint=error.hint) from error
 
 
 def _matched(

@@ -10,6 +10,7 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any
 
 from medusa_kit.base.model import BaseModel
+from medusa_kit.base.tokenizer.ids import as_token_ids, check_token_ids
 from medusa_kit.data.chat import encode_prompt
 from medusa_kit.drafters.factory import DraftContext, build_drafter
 from medusa_kit.drafters.memory import Memory
@@ -208,7 +209,8 @@ class Engine:
         return Conversation(self, system)
 
     def encode(self, prompt: Prompt) -> list[int]:
-        """Token ids of a prompt, through the chat template where there is one."""
+        """Token ids of a prompt, through the chat template where there is one. Raises ConfigError
+        for an id that the model has no row for, DataError where the template refuses."""
         if not isinstance(prompt, Sequence):
             raise ConfigError(
                 f"prompt {reprlib.repr(prompt)} is of type {type(prompt).__name__}; expected "
@@ -216,12 +218,14 @@ class Engine:
                 hint="a single message goes into a list: [{'role': 'user', 'content': …}]",
             )
         if isinstance(prompt, list) and (not prompt or isinstance(prompt[0], Integral)):
-            return _token_ids(prompt, self.base.info.vocab_size)
+            return as_token_ids(prompt, self.base.info.vocab_size)
         if self.base.tokenizer is None:
             raise ConfigError(
                 "this base model came without a tokenizer", hint="give token ids as the prompt"
             )
-        return encode_prompt(self.base.tokenizer, prompt)  # type: ignore[arg-type]
+        ids = encode_prompt(self.base.tokenizer, prompt)  # type: ignore[arg-type]
+        check_token_ids(ids, self.base.info.vocab_size, self.base.tokenizer)
+        return ids
 
     def use_tree(self, tree: Tree | TreePlan) -> None:
         """Decode with another tree from now on. Raises TreeError where the heads cannot fill it."""
@@ -390,11 +394,3 @@ def _as_stops(stop: Any) -> tuple[str, ...]:
     if "" in stops:
         raise ConfigError("a stop string is empty", hint="leave it out")
     return stops
-
-
-def _token_ids(prompt: Sequence[Any], vocab_size: int) -> list[int]:
-    for token in prompt:
-        whole = isinstance(token, Integral) and not isinstance(token, bool)
-        if not whole or not 0 <= int(token) < vocab_size:
-            raise ConfigError(f"token id {token!r} is out of range; expected 0..{vocab_size - 1}")
-    return [int(token) for token in prompt]

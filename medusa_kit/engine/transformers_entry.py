@@ -24,6 +24,7 @@ from torch import Tensor
 from medusa_kit.base.fingerprint import contents_digest
 from medusa_kit.base.hooks import foreign_hooks
 from medusa_kit.base.model import BaseModel, wrap_model
+from medusa_kit.base.tokenizer.ids import check_token_ids
 from medusa_kit.engine.before_loading import AnyTree
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.load import build_engine, with_heads
@@ -235,7 +236,10 @@ def _packed_contents(model: Any, engine: Engine) -> str | None:
 
 
 def _rows(engine: Engine, prompts: list[list[int]], config: Any, new_tokens: int) -> list[Row]:
-    """Raises ContextLengthError: plain generate can run past the context's end, trees cannot."""
+    """Raises ConfigError for an id that the model has no row for; ContextLengthError: plain
+    generate can run past the context's end, trees cannot."""
+    for ids in prompts:
+        check_token_ids(ids, engine.base.info.vocab_size)
     longest, context = max(len(ids) for ids in prompts), engine.base.info.context_length
     if longest + new_tokens > context:
         raise ContextLengthError(

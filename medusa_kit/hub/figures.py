@@ -171,6 +171,8 @@ def exactness(measured: Measured) -> Iterator[str]:
         yield f"Measured on {_machine(first)}."
     if any(part["bugs"] for part in measured.verify.values()):
         yield "**Some differences are more than rounding: these heads are not exact here.**"
+    if first.get("encodings"):
+        yield "**Prompts are encoded otherwise than the base's tokenizer.json says.**"
 
 
 def tree(measured: Measured, pictures: Sequence[str]) -> Iterator[str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TypeVar
 
+from medusa_kit.base.tokenizer.ids import check_stop_ids, check_token_ids
 from medusa_kit.errors import ConfigError, ContextLengthError, check_count
 from medusa_kit.infer.accept.grammar import grammar_mask
 from medusa_kit.infer.accept.token_choice import TokenChooser
@@ -163,14 +164,16 @@ def make_row(
 ) -> Row:
     """A row ready to decode. `max_new_tokens` is reduced to what the context holds.
 
-    Raises ContextLengthError for a prompt that fills the context, ConfigError for an empty one and
-    for a grammar that cannot be followed.
+    Raises ContextLengthError for a prompt that fills the context, ConfigError for an empty one, for
+    an id that the model has no row for and for a grammar that cannot be followed.
     """
     base = verifier.base
     context = base.info.context_length
     check_count("max_new_tokens", max_new_tokens)
     if not prompt_ids:
         raise ConfigError("the prompt has no token", hint="give some text")
+    check_token_ids(prompt_ids, base.info.vocab_size)
+    check_stop_ids(base.stop_token_ids, base.info.vocab_size)
     if len(prompt_ids) >= context:
         raise ContextLengthError(
             f"the prompt has {len(prompt_ids)} tokens; the model's context holds {context}, "

@@ -110,6 +110,7 @@ def run_verify(session: Session, judge: Judge) -> dict[str, Any]:
         "answers": sum(report.num_prompts for report in reports.values()),
         "identical": sum(report.identical for report in reports.values()),
         "bugs": sum(len(report.bugs) for report in reports.values()),
+        "encodings": len(reports["greedy"].encodings),
         "held_to": reports["greedy"].reference,
     }
 

@@ -99,6 +99,8 @@ def _verified(found: dict[str, Any]) -> str:
         return f"not run: {found['not_run']}"
     if found["bugs"]:
         return f"{found['bugs']} of {found['answers']} answers differ by more than rounding"
+    if found.get("encodings"):
+        return f"{found['encodings']} of {found['prompts']} prompts are encoded otherwise"
     rounding = found["answers"] - found["identical"]
     more = f", {rounding} differ by rounding" if rounding else ""
     return (

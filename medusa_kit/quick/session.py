@@ -55,7 +55,7 @@ def encoded(
     for row in rows:
         try:
             ids = engine.encode(asked_messages(row.messages, "first"))
-        except DataError:  # the template refuses it; answers leave it out as well
+        except (DataError, ConfigError):  # it cannot be asked; answers leave it out as well
             continue
         if 0 < len(ids) <= engine.base.info.context_length - room:
             found.append(ids)

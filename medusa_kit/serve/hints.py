@@ -7,6 +7,7 @@ that is known to speak of the request; any other is replaced by what holds for i
 import re
 from collections.abc import Mapping
 
+from medusa_kit.base.tokenizer.ids import NO_ROW
 from medusa_kit.errors import (
     DID_YOU_MEAN,
     ContextLengthError,
@@ -23,6 +24,7 @@ OF_REQUESTS = frozenset(
         *(hint for _, _, hint in RANGES.values()),
         "-100 all but bans a token",
         grammar.HINT,
+        NO_ROW,
         "a simpler grammar has fewer states",
         "leave out the grammar or the tokens that are banned",
         'the schema of any object is {"type": "object"}',

@@ -43,6 +43,7 @@ from medusa_kit.serve.errors import (
 from medusa_kit.serve.hints import hint_for_client
 from medusa_kit.serve.models import AskedModel, ServedModels, base_name
 from medusa_kit.serve.operations.metrics import AnswerClock, Metrics
+from medusa_kit.serve.prompts import encode_prompts
 from medusa_kit.serve.schema import Request
 from medusa_kit.serve.tools import UNCONSTRAINED, Constraint
 from medusa_kit.settings.serve import ServeConfig
@@ -357,23 +358,13 @@ class Service:
         if asked.drafter is not None or asked.drafter_options is not None:
             options |= {"drafter": asked.drafter, "drafter_options": asked.drafter_options}
         seed = secrets.randbits(31) if request.seed is None else request.seed
-        for prompt in prompts:
-            ids = self._encoded(prompt, constraint, answers)
-            if not ids:
-                raise RequestError("prompt has no token; expected some text", param="prompt")
+        encoded, answers.chat = encode_prompts(
+            self.engine, self.conversations, prompts, constraint, answers.owner
+        )
+        for ids in encoded:
             longest = self._longest(len(ids), request)
             for number in range(request.n):
                 answers.submit(prompt=ids, max_new_tokens=longest, seed=seed + number, **options)
-
-    def _encoded(self, prompt: Any, constraint: Constraint, answers: Answers) -> list[int]:
-        """Chats go through the template, a completion's text does not."""
-        tokenizer = self.engine.base.tokenizer
-        if tokenizer is not None and isinstance(prompt, str):
-            return list(tokenizer(prompt).input_ids)
-        if tokenizer is not None and isinstance(prompt[0], Mapping):
-            answers.chat = self.conversations.prompt(prompt, constraint, answers.owner)
-            return answers.chat.prompt.ids
-        return self.engine.encode(prompt)
 
     def _longest(self, num_prompt: int, request: Request) -> int:
         """How many tokens an answer may have. Raises ContextLengthError for more than there is room

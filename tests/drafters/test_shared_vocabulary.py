@@ -195,7 +195,7 @@ def test_spellings_of_one_text_are_one_token() -> None:
 @pytest.mark.parametrize("draft", [trained(True), trained(False)], ids=["ours", "theirs"])
 def test_text_is_followed_as_it_grows_and_when_it_changes(base: Any, draft: Any) -> None:
     tokens = base.encode(TEXT[:700], add_special_tokens=False)
-    reader, draw = Retokenized(base, draft), random.Random(0)
+    reader, draw = Retokenized(base, draft, len(base), len(draft)), random.Random(0)
     length = 3
     while length < len(tokens):
         ids = reader.read(tokens[:length])

@@ -209,7 +209,8 @@ class DraftModelDrafter(TrieDrafter):
 
     def _reader(self) -> Reader:
         if self.vocabulary.reads_text:
-            return Retokenized(self.base.tokenizer, self.verifier.base.tokenizer)
+            sizes = self.vocabulary.base_size, self.vocabulary.draft_size
+            return Retokenized(self.base.tokenizer, self.verifier.base.tokenizer, *sizes)
         return SameIds(self.vocabulary)
 
 

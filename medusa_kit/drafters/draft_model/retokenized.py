@@ -6,6 +6,7 @@ otherwise than the tokenizer would, it costs a guess and nothing else.
 """
 
 from collections.abc import Sequence
+from itertools import takewhile
 from typing import Any, Protocol
 
 from medusa_kit.drafters.draft_model.shared_vocabulary import Vocabulary
@@ -42,10 +43,12 @@ class SameIds:
 
 
 class Retokenized:
-    """For two tokenizers, `base` and `draft`."""
+    """For two tokenizers, `base` and `draft`, whose models have so many rows. A token without a row
+    is read as token 0 of the draft, and ends what is proposed to the base."""
 
-    def __init__(self, base: Any, draft: Any) -> None:
+    def __init__(self, base: Any, draft: Any, base_rows: int, draft_rows: int) -> None:
         self.base, self.draft = base, draft
+        self.base_rows, self.draft_rows = base_rows, draft_rows
         self._start = [token for token in draft.encode("") if token != draft.eos_token_id]
         self._settled: list[int] = list(self._start)  # the draft's ids of the tokens before `_from`
         self._from = 0
@@ -76,9 +79,10 @@ class Retokenized:
             return []
         tail = list(tokens[-LEAD:])
         together = self.base.encode(self._decode(tail) + words, add_special_tokens=False)
-        if together[: len(tail)] == tail:
-            return list(together[len(tail) :])
-        return list(self.base.encode(words, add_special_tokens=False))
+        new = together[len(tail) :]
+        if together[: len(tail)] != tail:
+            new = self.base.encode(words, add_special_tokens=False)
+        return list(takewhile(lambda token: token < self.base_rows, new))
 
     def _settle(self, begin: int, tail: list[int], ids: list[int]) -> None:
         """Move the boundary to a place where both parts tokenize as the whole text does."""
@@ -93,4 +97,5 @@ class Retokenized:
         return str(self.base.decode(tokens, clean_up_tokenization_spaces=False))
 
     def _encode(self, text: str) -> list[int]:
-        return list(self.draft.encode(text, add_special_tokens=False))
+        ids = self.draft.encode(text, add_special_tokens=False)
+        return [token if token < self.draft_rows else 0 for token in ids]

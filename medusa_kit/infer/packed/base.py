@@ -33,6 +33,7 @@ from medusa_kit.base.model import CHECKPOINT, BaseModel, BaseModelInfo
 from medusa_kit.base.placement import asked_dtype, pick_device
 from medusa_kit.base.quantization import raw_bytes
 from medusa_kit.base.remembered.checks import SOURCES
+from medusa_kit.base.tokenizer.check import look_at_tokenizer
 from medusa_kit.errors import CheckpointError
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import NativeDecoder
@@ -60,6 +61,7 @@ class PackedBase(BaseModel):
         self.checks_are_remembered, self.check = True, check
         self.scales = {}
         self._generation_config, self._model = generation_config, None
+        look_at_tokenizer(self)
 
     @property
     def model(self) -> Any:

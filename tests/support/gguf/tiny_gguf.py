@@ -10,8 +10,11 @@ from medusa_kit.base.gguf import byte_tokenizer
 HIDDEN, MLP, HEADS, LAYERS, CONTEXT = 32, 64, 2, 1, 64
 
 
-def write_gguf(path: Path, seed: int = 0, kind: str = "F32") -> Path:
-    """Random weights, matrices of `kind`; what is written last is the output embedding."""
+def write_gguf(
+    path: Path, seed: int = 0, kind: str = "F32", values: dict[str, int] | None = None
+) -> Path:
+    """Random weights, matrices of `kind`; what is written last is the output embedding. `values`:
+    more of the metadata."""
     import gguf
 
     vocab = len(byte_tokenizer()) + 1
@@ -27,6 +30,8 @@ def write_gguf(path: Path, seed: int = 0, kind: str = "F32") -> Path:
     writer.add_rope_freq_base(10000.0)
     writer.add_vocab_size(vocab)
     add_tokenizer(writer, vocab)
+    for key, value in (values or {}).items():
+        writer.add_uint32(key, value)
     generator = np.random.default_rng(seed)
     for name, shape in _shapes(vocab).items():
         values = generator.normal(0, 0.2, shape).astype(np.float32)

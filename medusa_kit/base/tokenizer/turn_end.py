@@ -1,0 +1,134 @@
+"""The token with which a chat template ends the assistant's turns, found by rendering.
+
+Models that chat end their answers with it, whatever their files call the end of text.
+"""
+
+import re
+from collections.abc import Collection, Sequence
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from medusa_kit.base.tokenizer.say import say
+
+# Words that no template writes or changes.
+SYSTEM, QUESTION, ANSWER, NEXT = "Zusystem", "Zuquestion", "Zuanswer", "Zunext"
+ROLES = {SYSTEM: "system", QUESTION: "user", ANSWER: "assistant", NEXT: "user"}
+MARK = re.compile(r"[<\[|{].+[>\]|}]", re.DOTALL)  # an added token that is no word and no space
+
+_known: WeakKeyDictionary[Any, tuple[Any, int | None]] = WeakKeyDictionary()
+
+
+def special_ids(tokenizer: Any) -> set[int]:
+    """Special tokens, which stand for no text."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return {*tokenizer.all_special_ids, *(i for i, t in added.items() if t.special)}
+
+
+def end_of_turn(tokenizer: Any) -> int | None:
+    """The first special token that the chat template writes after the assistant's last words.
+
+    A token that opens turns is none. Where the last turn has no end, what every earlier one ends
+    with is taken. None without a template, and where it refuses one question and its answer, or
+    ends turns with plain text or not at all.
+    """
+    template = getattr(tokenizer, "chat_template", None)
+    if not template:
+        return None
+    depends_on = template, len(tokenizer)
+    known = _known.get(tokenizer)
+    if known is None or known[0] != depends_on:
+        known = _known[tokenizer] = (depends_on, _end_of_turn(_Template(tokenizer)))
+    return known[1]
+
+
+def _end_of_turn(template: "_Template") -> int | None:
+    return next(
+        (e for kind in template.kinds if (e := _end_among(template, kind)) is not None), None
+    )
+
+
+def _end_among(template: "_Template", kind: Collection[int]) -> int | None:
+    """The end, if it is one of these tokens."""
+    last = template.tokens(kind, [QUESTION, ANSWER], after=ANSWER)
+    if last:
+        return None if last[0] in _always_opened(template, kind) else last[0]
+    between = template.tokens(kind, [QUESTION, ANSWER, NEXT], after=ANSWER, before=NEXT)
+    return None if not between or between[0] in _openers(template, kind) else between[0]
+
+
+def _always_opened(template: "_Template", kind: Collection[int]) -> list[int]:
+    """The token that opens an answer, in a template that opens one whether it is asked to or not:
+    it follows the last turn then."""
+    asked = template.text([QUESTION], ask=True)
+    opened = _part(template.text([QUESTION, ANSWER]), QUESTION, ANSWER).strip()
+    if asked != template.text([QUESTION]) or _part(asked, QUESTION).strip() != opened:
+        return []
+    return template.tokens(kind, [QUESTION], after=QUESTION)[-1:]
+
+
+def _openers(template: "_Template", kind: Collection[int]) -> list[int]:
+    """Tokens that come before anything that could end, and the one that opens a question."""
+    own = template.tokens(kind, [QUESTION], before=QUESTION)
+    system = template.tokens(kind, [SYSTEM, QUESTION], before=SYSTEM)
+    return [*(system or own), *own[-1:]]
+
+
+def add_end_of_turn(base: Any) -> None:
+    """Makes a base's answers end with the turn: its generation config gets the template's token
+    where it lacks it. What somebody sets there later has the last word."""
+    end, stops = end_of_turn(base.tokenizer), base.stop_token_ids
+    if end is None or end in stops or end >= base.info.vocab_size:
+        return
+    base.generation_config.eos_token_id = [*sorted(stops), end]
+    token = base.tokenizer.convert_ids_to_tokens(end)
+    say(
+        f"{base.info.name}: answers end with {token!r} ({end}) too, as turns do by its chat "
+        f"template; its files name {sorted(stops) or 'no stop token'} alone"
+    )
+
+
+class _Template:
+    """Renders conversations of words that it knows again."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._texts: dict[tuple[Any, ...], str] = {}
+        added = getattr(tokenizer, "added_tokens_decoder", {})
+        marks = {i for i, token in added.items() if MARK.fullmatch(str(token))}
+        special = special_ids(tokenizer)
+        self.kinds = special, special | marks
+
+    def text(self, words: Sequence[str], ask: bool = False) -> str:
+        """Empty where the template refuses."""
+        key = (*words, ask)
+        if key not in self._texts:
+            messages = [{"role": ROLES[word], "content": word} for word in words]
+            try:
+                self._texts[key] = str(
+                    self._tokenizer.apply_chat_template(
+                        messages, add_generation_prompt=ask, tokenize=False
+                    )
+                )
+            except Exception:  # templates and tokenizers with code of their own raise any kind
+                self._texts[key] = ""
+        return self._texts[key]
+
+    def tokens(
+        self, kind: Collection[int], words: Sequence[str], after: str = "", before: str = ""
+    ) -> list[int]:
+        """Those of a part of the text that are of this kind, and stand there as such."""
+        part = _part(self.text(words), after, before)
+        try:
+            ids = self._tokenizer(part, add_special_tokens=False).input_ids if part else []
+            return [i for i in ids if i in kind and self._tokenizer.decode([i]).strip() in part]
+        except Exception:  # as above
+            return []
+
+
+def _part(text: str, after: str = "", before: str = "") -> str:
+    """What comes after the last `after` and before the `before` behind it; empty where one of them
+    is missing."""
+    if after not in text:
+        return ""
+    rest = text.rpartition(after)[2] if after else text
+    return rest.partition(before)[0] if before in rest and before else "" if before else rest

@@ -1,0 +1,106 @@
+"""Encodes a base's text without its tokenizer's class: by the library `tokenizers` and the file
+tokenizer.json alone, to hold prompts against. A class of transformers may build its tokenizer anew
+from a part of that file.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from medusa_kit.base.adapters import read_info
+from medusa_kit.base.files import resolve
+from medusa_kit.base.model import BaseModel
+from medusa_kit.data.template import chat_template, encode_text, encodes_text, render_text
+
+FILE = "tokenizer.json"
+SHOWN_IDS, SHOWN_TEXT = 4, 20
+Encoding = Callable[[str], list[int]]
+
+
+@dataclass(frozen=True)
+class EncodingDifference:
+    """The first place where a prompt's ids are not those of the independent encoding."""
+
+    prompt: int
+    position: int
+    expected: list[int]  # what both go on with from there, a few ids
+    actual: list[int]
+    text: str  # what the prompt says up to there, its end
+
+
+def independent_encoding(base: BaseModel) -> Encoding | None:
+    """Text to ids, without tokens that are put around it; None where there is no other encoding
+    than the base's own."""
+    if base.tokenizer is None or not encodes_text(base.tokenizer):
+        return None
+    path = _tokenizer_file(base.info.source, base.info.name, base.info.revision)
+    return None if path is None else _encoding_of(path, base.tokenizer)
+
+
+def _tokenizer_file(source: str, name: str, revision: str | None) -> Path | None:
+    from transformers.utils import cached_file
+
+    if source == "adapter":
+        info = read_info(Path(name).expanduser())
+        name, revision = info["base_model"], info["revision"]
+        source, name = resolve(name, weights=False)
+    if source == "folder":
+        path = Path(name).expanduser() / FILE
+        return path if path.is_file() else None
+    if source == "hub":
+        found = cached_file(
+            name, FILE, revision=revision, _raise_exceptions_for_missing_entries=False
+        )
+        return None if found is None else Path(found)
+    return None  # a GGUF file has none; debug-tiny and models in memory have no files
+
+
+def _encoding_of(path: Path, tokenizer: Any) -> Encoding | None:
+    """Tokens that other files add are added here too; None where that gives them other ids."""
+    from tokenizers import Tokenizer
+
+    own = Tokenizer.from_file(str(path))
+    own.no_truncation()
+    own.no_padding()
+    for number, token in sorted(tokenizer.added_tokens_decoder.items()):
+        if own.token_to_id(token.content) is None:
+            (own.add_special_tokens if token.special else own.add_tokens)([token])
+        if own.token_to_id(token.content) != number:
+            return None
+    return lambda text: list(own.encode(text, add_special_tokens=False).ids)
+
+
+def compare_encodings(
+    base: BaseModel, prompts: Sequence[Any], encoded: Sequence[list[int]]
+) -> tuple[list[EncodingDifference], str | None]:
+    """(the prompts whose ids are others, what encoded them independently). Prompts that are token
+    ids have no text."""
+    encode, found = independent_encoding(base), list[EncodingDifference]()
+    if encode is None:
+        return [], None
+    for index, (prompt, ids) in enumerate(zip(prompts, encoded, strict=True)):
+        if isinstance(prompt, str) or isinstance(prompt[0], Mapping):
+            text, own = _text_of(base.tokenizer, prompt, ids)
+            if (expected := encode(text)) != own:
+                found.append(_difference(base.tokenizer, index, expected, own))
+    return found, f"{FILE} by tokenizers"
+
+
+def _text_of(tokenizer: Any, prompt: Any, ids: list[int]) -> tuple[str, list[int]]:
+    """(text, its ids), without a template those without the tokens that are put around it."""
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    if chat_template(tokenizer) is not None:
+        return render_text(tokenizer, messages), ids
+    text = messages[0]["content"]
+    return text, encode_text(tokenizer, text)
+
+
+def _difference(
+    tokenizer: Any, index: int, expected: Sequence[int], actual: Sequence[int]
+) -> EncodingDifference:
+    pairs = enumerate(zip(expected, actual, strict=False))
+    least = min(len(expected), len(actual))
+    at = next((place for place, (one, other) in pairs if one != other), least)
+    shown, said = slice(at, at + SHOWN_IDS), tokenizer.decode(list(actual[:at]))[-SHOWN_TEXT:]
+    return EncodingDifference(index, at, list(expected[shown]), list(actual[shown]), said)
