@@ -170,6 +170,7 @@ def _dequantise(gguf: Path, folder: Path) -> None:
     with _explained(gguf), as_one_file(found, cache_folder(), weights=not own) as one_file:
         tokenizer = read_tokenizer(found.path)  # first, since it is cheap
         config = read_config(one_file, found)
+        _set_ids(config, tokenizer)
         model: Any = _filled(gguf, config) if own else _loaded(one_file, config)
     model.generation_config.eos_token_id = _stop_ids(found.values, tokenizer)
     _save(folder, tokenizer, model)
@@ -240,6 +241,7 @@ def _describe(gguf: Path, folder: Path) -> None:
     with _explained(gguf), as_one_file(found, folder.parent, weights=False) as one_file:
         tokenizer = read_tokenizer(found.path)
         config = read_config(one_file, found)
+        _set_ids(config, tokenizer)
         config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[config.model_type]]
     config.dtype = "float32"
     generation = GenerationConfig.from_model_config(config)
@@ -247,13 +249,18 @@ def _describe(gguf: Path, folder: Path) -> None:
     _save(folder, tokenizer, config, generation)
 
 
-def _stop_ids(values: dict[str, Any], tokenizer: Any) -> Any:
-    """The ends of text, turn and message that the metadata name. What the config has where they
-    name none is a default of the family's; the tokenizer's is that of its kind."""
+def _set_ids(config: Any, tokenizer: Any) -> None:
+    """The file's: where it names none, a family's config has some of its own."""
+    for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
+        setattr(config, name, getattr(tokenizer, name))
+
+
+def _stop_ids(values: dict[str, Any], tokenizer: Any) -> int | list[int] | None:
+    """The ends of text, turn and message that the metadata name; without an end of text, that of
+    the tokenizer's kind."""
     named = [values.get(f"tokenizer.ggml.{end}_token_id") for end in ("eos", "eot", "eom")]
-    if named[0] is None:
-        named[0] = tokenizer.eos_token_id
-    ids = list(dict.fromkeys(i for i in named if i is not None))
+    known = [tokenizer.eos_token_id, *(i for i in named if isinstance(i, int))]
+    ids = [i for i in dict.fromkeys(known) if i is not None and 0 <= i < len(tokenizer)]
     return ids if len(ids) > 1 else next(iter(ids), None)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from medusa_kit import console
 from medusa_kit.base.gguf_files.header import AGAIN, read_header
 from medusa_kit.base.gguf_files.pre_tokenizers import RULES, Rule, rule_of
 from medusa_kit.errors import CheckpointError
@@ -150,9 +151,10 @@ class _Values:
             found = self.get(f"{key}_token_id")
             if found is None:
                 continue
-            if not isinstance(found, int) or not 0 <= found < len(tokens):
-                raise self._wrong(f"{key}_token_id {found!r} for {len(tokens)} tokens")
-            ids[name] = found
+            if isinstance(found, int) and 0 <= found < len(tokens):
+                ids[name] = found
+            else:  # some converters write -1 for none
+                console.note(f"{self.file} has {key}_token_id {found!r} for {len(tokens)} tokens")
         return ids
 
     def _adds(self, rule: Rule | None) -> dict[str, bool]:

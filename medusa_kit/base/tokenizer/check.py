@@ -9,6 +9,7 @@ from medusa_kit.base.tokenizer.say import say
 from medusa_kit.base.tokenizer.turn_end import add_end_of_turn
 
 PLAIN = "Words, 1234567890 (x_1 = 2);  two spaces,    four\nand a line.\n\n\U0001f642"
+MEMORY = "memory"
 SHOWN = 12  # characters of what differs
 
 
@@ -16,7 +17,8 @@ def look_at_tokenizer(base: Any) -> None:
     """Notes on the tokenizer, and the end of turns (turn_end.py), when a base is loaded."""
     if base.tokenizer is None:
         return
-    add_end_of_turn(base)
+    if base.info.source != MEMORY:  # a model that the caller built has the caller's ends
+        add_end_of_turn(base)
     for find in (_missing_rows, _changed_text):
         with suppress(Exception):  # tokenizers with code of their own raise any kind
             if (found := find(base.tokenizer, base.info.vocab_size)) is not None:

@@ -20,7 +20,7 @@ from support.gguf.tiny_vocabularies import (
 
 pytest.importorskip("gguf")
 
-from transformers import AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from medusa_kit.base.gguf import dequantised_folder, described_folder, embedded_gguf
@@ -261,7 +261,6 @@ def test_vocabularies_that_are_not_read_are_refused_by_name(model: str, tmp_path
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"ids": {"bos": 258}}, "bos_token_id 258 for 258 tokens"),
         ({"merges": []}, "no merges"),
         ({"merges": ["a nonsense"]}, "out of vocabulary"),
         ({"merges": ["abc"]}, "cannot be read"),
@@ -270,6 +269,19 @@ def test_vocabularies_that_are_not_read_are_refused_by_name(model: str, tmp_path
 def test_damaged_vocabularies(given: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=message):
         described_folder(tiny(tmp_path / "tiny.gguf", pre="gpt-2", **given))
+
+
+def test_an_id_beyond_the_tokens_is_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in llama.cpp: some converters write -1 for none."""
+    path = tiny(tmp_path / "tiny.gguf", pre="llama-bpe", ids={"bos": 2**32 - 1, "eos": 257})
+    tokenizer = AutoTokenizer.from_pretrained(described_folder(path))
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (None, 257)
+    assert tokenizer("ab").input_ids == [256]
+    assert "bos_token_id 4294967295 for 258 tokens" in " ".join(capsys.readouterr().err.split())
+    config = AutoConfig.from_pretrained(described_folder(path))
+    assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (None, 257, None)
 
 
 def test_tokens_that_are_there_twice(tmp_path: Path) -> None:
