@@ -10,10 +10,13 @@ from typing import Any
 
 from medusa_kit.base.adapters import read_info
 from medusa_kit.base.files import resolve
+from medusa_kit.base.gguf import embedded_gguf, gguf_digest
 from medusa_kit.base.model import BaseModel
 from medusa_kit.data.template import chat_template, encode_text, encodes_text, render_text
+from medusa_kit.files import parse_json
 
 FILE = "tokenizer.json"
+KEPT = Path(__file__).parents[1] / "assets" / "encodings.json"
 SHOWN_IDS, SHOWN_TEXT = 4, 20
 Encoding = Callable[[str], list[int]]
 
@@ -27,6 +30,17 @@ class EncodingDifference:
     expected: list[int]  # what both go on with from there, a few ids
     actual: list[int]
     text: str  # what the prompt says up to there, its end
+
+
+def kept_encodings(base: BaseModel) -> dict[str, list[int]]:
+    """Texts and llama.cpp's ids of them, for a GGUF file that they are kept of
+    (benchmarks/llama_tokenizers.py)."""
+    name = base.info.name
+    if base.tokenizer is None or base.info.source not in ("embedded", "gguf"):
+        return {}
+    path = embedded_gguf() if base.info.source == "embedded" else Path(name).expanduser()
+    kept: dict[str, dict[str, list[int]]] = parse_json(KEPT.read_bytes())
+    return kept.get(gguf_digest(path), {})
 
 
 def independent_encoding(base: BaseModel) -> Encoding | None:
@@ -53,7 +67,7 @@ def _tokenizer_file(source: str, name: str, revision: str | None) -> Path | None
             name, FILE, revision=revision, _raise_exceptions_for_missing_entries=False
         )
         return None if found is None else Path(found)
-    return None  # a GGUF file has none; debug-tiny and models in memory have no files
+    return None  # a GGUF file may have kept ones; debug-tiny and models in memory have no files
 
 
 def _encoding_of(path: Path, tokenizer: Any) -> Encoding | None:
@@ -77,6 +91,11 @@ def compare_encodings(
     """(the prompts whose ids are others, what encoded them independently). Prompts that are token
     ids have no text."""
     encode, found = independent_encoding(base), list[EncodingDifference]()
+    if kept := kept_encodings(base):
+        for index, (text, expected) in enumerate(kept.items()):
+            if (own := encode_text(base.tokenizer, text)) != expected:
+                found.append(_difference(base.tokenizer, index, expected, own))
+        return found, f"llama.cpp's ids of {len(kept)} texts"
     if encode is None:
         return [], None
     for index, (prompt, ids) in enumerate(zip(prompts, encoded, strict=True)):

