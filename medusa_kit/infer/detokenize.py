@@ -9,73 +9,70 @@ from collections.abc import Sequence
 from typing import Any
 
 from medusa_kit.errors import ConfigError
+from medusa_kit.infer.token_bytes import UNFINISHED, decoded, token_bytes
 
-UNFINISHED = "\ufffd"  # what a tokenizer prints for bytes that are no character yet
-# Byte-fallback tokenizers (SentencePiece) have a token for each byte. A run of them is decoded as
-# a whole: this byte, part of no character, turns every character of the run into UNFINISHED.
-SPOILING_BYTE = "<0xFF>"
+FEW = 4  # tokens that a character takes at most
 
 
-def text_of(tokenizer: Any, ids: Sequence[int]) -> str:
-    """The text of an answer's tokens, without special tokens. A base without tokenizer has none.
-
-    Spaces stay as the model wrote them: what transformers cleans up depends on the text that
-    follows, so it could not be streamed.
-    """
-    if tokenizer is None:
-        return ""
-    return str(tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+def text_of(tokenizer: Any, ids: Sequence[int], keep_special: bool = False) -> str:
+    """The text of an answer's tokens, without special tokens unless these are kept. A base without
+    tokenizer has none."""
+    return "" if tokenizer is None else decoded(tokenizer, ids, keep_special)
 
 
 class Detokenizer:
     """Turns tokens into text one at a time.
 
     Text that further tokens could change waits for them: bytes of an unfinished character, and
-    runs of byte-fallback tokens. All pieces together are `text_of` all tokens.
+    runs of byte-fallback tokens, which are decoded as a whole. All pieces together are `text_of`
+    all tokens. The time it takes is linear in their number.
     """
 
-    def __init__(self, tokenizer: Any) -> None:
-        self._tokenizer = tokenizer
-        self._ids: list[int] = []
+    def __init__(self, tokenizer: Any, keep_special: bool = False) -> None:
+        self._tokenizer, self._keep_special = tokenizer, keep_special
+        self._bytes = None if tokenizer is None else token_bytes(tokenizer)
         # Decoding starts a little before the new tokens, since some tokenizers print a token
         # differently at the start of a text.
-        self._start = self._shown = 0
-        self._spoiling = _spoiling_ids(tokenizer)
+        self._ids: list[int] = []  # that little, then those whose text waits
+        self._shown = 0  # how many of them are that little
+        self.num_waiting = 0  # tokens pushed whose text has not been returned
 
     def push(self, token: int) -> str:
         """The text that this token completes, often one word, sometimes none."""
+        if self._bytes is None:
+            return ""
+        if token in self._bytes.special and not self._keep_special:
+            self.num_waiting += self.num_waiting > 0
+            return ""
         self._ids.append(token)
-        return self._advance(final=False)
+        self.num_waiting += 1
+        return "" if self._is_amid(token) else self._advance(final=False)
 
     def finish(self) -> str:
         """What is still waiting, unfinished characters included."""
         return self._advance(final=True)
 
+    def _is_amid(self, token: int) -> bool:
+        """Whether it can be told from the last tokens alone that the text has to wait."""
+        assert self._bytes is not None
+        if token in self._bytes.fallback:
+            return True
+        if len(self._ids) - self._shown <= FEW:
+            return False
+        end = self._text(self._ids[-FEW:])
+        return not end or end.endswith(UNFINISHED)
+
     def _advance(self, final: bool) -> str:
-        before = text_of(self._tokenizer, self._ids[self._start : self._shown])
-        after = text_of(self._tokenizer, self._ids[self._start :])
-        if len(after) <= len(before) or not (final or self._settled(after)):
+        before, after = self._text(self._ids[: self._shown]), self._text(self._ids)
+        waits = len(after) <= len(before) or after.endswith(UNFINISHED)
+        if waits and not final:
             return ""
-        self._start, self._shown = self._shown, len(self._ids)
+        del self._ids[: self._shown]
+        self._shown, self.num_waiting = len(self._ids), 0
         return after[len(before) :]
 
-    def _settled(self, text: str) -> bool:
-        """Whether no further token can change this text of the last tokens."""
-        if text.endswith(UNFINISHED):
-            return False
-        if not self._spoiling:
-            return True
-        spoiled = text_of(self._tokenizer, [*self._ids[self._start :], *self._spoiling])
-        return spoiled.startswith(text)
-
-
-def _spoiling_ids(tokenizer: Any) -> list[int]:
-    """The token SPOILING_BYTE, where the tokenizer falls back to bytes."""
-    if tokenizer is None:
-        return []
-    token = tokenizer.convert_tokens_to_ids(SPOILING_BYTE)
-    known = token is not None and tokenizer.convert_ids_to_tokens(token) == SPOILING_BYTE
-    return [token] if known else []
+    def _text(self, ids: Sequence[int]) -> str:
+        return text_of(self._tokenizer, ids, self._keep_special)
 
 
 class StopStrings:
@@ -109,8 +106,10 @@ def cut_at_stop(text: str, stops: Sequence[str]) -> str:
 class TextStream:
     """Pieces of text for a reader; what may turn out to begin a stop string is held back."""
 
-    def __init__(self, tokenizer: Any, stops: Sequence[str] = ()) -> None:
-        self._detokenizer = Detokenizer(tokenizer)
+    def __init__(
+        self, tokenizer: Any, stops: Sequence[str] = (), keep_special: bool = False
+    ) -> None:
+        self._detokenizer = Detokenizer(tokenizer, keep_special)
         self._stops = tuple(stops)
         self._held = ""
         self._closed = False

@@ -154,6 +154,17 @@ def test_streamed_text_is_the_text_of_all_tokens(kind: str) -> None:
         )
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens_can_be_kept(kind: str) -> None:
+    tokenizer, draw = KINDS[kind](), random.Random(1)
+    for _ in range(200):
+        ids = [draw.randrange(len(tokenizer)) for _ in range(draw.randint(1, 12))]
+        detokenizer = Detokenizer(tokenizer, keep_special=True)
+        pieces = [*map(detokenizer.push, ids), detokenizer.finish()]
+        assert "".join(pieces) == text_of(tokenizer, ids, keep_special=True)
+        assert "".join(pieces) == tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+
+
 def test_a_run_of_bytes_waits_for_its_end() -> None:
     """A broken byte after 中 changes 中 too: that is how such a tokenizer decodes."""
     tokenizer = byte_fallback()
