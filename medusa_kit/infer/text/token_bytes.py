@@ -1,6 +1,5 @@
 """What each token adds to a text, in bytes: a character may be split over several tokens."""
 
-import re
 from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary, proxy
