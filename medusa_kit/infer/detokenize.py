@@ -105,10 +105,10 @@ class StopStrings:
                 hint="leave it out",
             )
         known = token_bytes(tokenizer)
-        self._exact = known.exact
         self._bytes_of: Callable[[int], bytes] = known.of
-        if not known.exact:
-            detokenizer = Detokenizer(tokenizer, keep_special=True, amid_text=True)
+        self._exact = known.exact and not any(UNFINISHED in stop for stop in stops)
+        if not self._exact:
+            detokenizer = Detokenizer(tokenizer, keep_special=True, amid_text=not known.exact)
             self._bytes_of = lambda token: detokenizer.push(token).encode()
         self._search = ByteSearch([stop.encode() for stop in stops])
         self._added: list[bytes] = []  # by each token
