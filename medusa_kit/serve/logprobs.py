@@ -107,7 +107,8 @@ class ScoredText:
 
     def _own_name(self, token: int, added: bytes, taken: dict[str, int]) -> str:
         """By the vocabulary's word where its text is no character, or is another's too."""
-        text, word = self._name(token, added), self._spelled(token)
+        text = self._name(token, added)
+        word = text if self._bytes is None else str(self._bytes.spelled(token))
         names = [word] if UNFINISHED in text else [text, word]
         free = (name for name in names if taken.setdefault(name, token) == token)
         return next(free, f"token_id:{token}")
@@ -117,10 +118,6 @@ class ScoredText:
             return str(token)
         special = token in self._bytes.special
         return (self._bytes.of(token) if special else added).decode(errors="replace")
-
-    def _spelled(self, token: int) -> str:
-        """As the vocabulary has it."""
-        return str(token if self._bytes is None else self._tokenizer.convert_ids_to_tokens(token))
 
 
 def _beginnings(added: Sequence[bytes]) -> Iterator[int]:

@@ -43,6 +43,10 @@ class TokenBytes:
             known = self._known[token] = self._found(token)
         return known
 
+    def spelled(self, token: int) -> Any:
+        """As the vocabulary has it; None where it has no such token."""
+        return self._tokenizer.convert_ids_to_tokens(token)
+
     def _found(self, token: int) -> bytes:
         if token in self.fallback:
             return bytes([self.fallback[token]])
@@ -50,7 +54,7 @@ class TokenBytes:
         once, twice = self._text([token]), self._text([token, token])
         if UNFINISHED not in once:
             return (twice[len(once) :] if twice.startswith(once) else once).encode()
-        spelled = self._spelled(token)
+        spelled = self.spelled(token)
         if isinstance(spelled, str) and ALPHABET.keys() >= set(spelled):
             return bytes(ALPHABET[letter] for letter in spelled)
         return once.encode()
@@ -67,13 +71,10 @@ class TokenBytes:
         for byte in range(256):
             for spelled in (f"<0x{byte:02X}>", f"<0x{byte:02x}>"):
                 token = self._tokenizer.convert_tokens_to_ids(spelled)
-                if token is not None and self._spelled(token) == spelled:
+                if token is not None and self.spelled(token) == spelled:
                     found[token] = byte
         prints_spelled = any(self._text([token]).startswith("<0x") for token in found)
         return {} if prints_spelled else found
-
-    def _spelled(self, token: int) -> Any:
-        return self._tokenizer.convert_ids_to_tokens(token)
 
 
 SPECIAL = ("all_special_ids", "added_tokens_decoder")  # where tokenizers have special tokens
