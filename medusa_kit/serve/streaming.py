@@ -8,6 +8,7 @@ import json
 import secrets
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -19,10 +20,10 @@ from starlette.types import Receive, Scope, Send
 from medusa_kit.engine.result import GenerationResult
 from medusa_kit.engine.shared_batch import Answer
 from medusa_kit.infer.details import TokenScore, VerifiedTree
-from medusa_kit.infer.detokenize import TextStream
+from medusa_kit.infer.detokenize import Settled, TextStream
 from medusa_kit.infer.threaded.submission import Emission
 from medusa_kit.serve.errors import described
-from medusa_kit.serve.logprobs import text_of_token
+from medusa_kit.serve.logprobs import Scored, ScoredText, text_of_token
 from medusa_kit.serve.schema import Request
 from medusa_kit.serve.service import Answers, Prompts, Service
 from medusa_kit.serve.tools import UNCONSTRAINED, Constraint
@@ -41,23 +42,26 @@ class Piece:
     text: str = ""
     spans: list[dict[str, Any]] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    scores: list[TokenScore] = field(default_factory=list)  # of `tokens`
+    scored: list[Scored] = field(default_factory=list)  # whose text is in `text`
     tree: VerifiedTree | None = None
 
     def add(self, other: "Piece") -> None:
         self.text += other.text
         self.spans += other.spans
         self.tokens += other.tokens
-        self.scores += other.scores
+        self.scored += other.scored
         self.tree = other.tree or self.tree
 
 
 class AnswerText:
     """The text of one answer, step by step. Its stop token is no part of it."""
 
-    def __init__(self, answer: Answer, tokenizer: Any) -> None:
+    def __init__(self, answer: Answer, tokenizer: Any, reads: bool = True) -> None:
+        """`reads`: else there is no text, spans and scores, and only tokens are told."""
         self._answer = answer
-        self._text = TextStream(tokenizer, answer.stops) if tokenizer is not None else None
+        self._text = TextStream(tokenizer, answer.stops) if reads else None
+        self._scored = ScoredText(tokenizer)
+        self._scores: deque[TokenScore] = deque()  # of tokens whose text has not settled
         self._last: tuple[int, str | None] = (0, None)
         self._shown: list[str] = []
 
@@ -76,19 +80,23 @@ class AnswerText:
                 continue
             piece.tokens.append(token)
             if emission.scores is not None:
-                piece.scores.append(emission.scores[place])
+                self._scores.append(emission.scores[place])
             if self._text is not None:
-                self._show(piece, self._text.push([token]))
+                self._show(piece, self._text.settle([token]))
         return piece
 
     def finish(self) -> Piece:
         piece = Piece()
         if self._text is not None:
-            self._show(piece, self._text.finish())
+            self._show(piece, self._text.settle_rest())
         return piece
 
-    def _show(self, piece: Piece, text: str) -> None:
-        if text:
+    def _show(self, piece: Piece, found: Sequence[Settled]) -> None:
+        for settled in found:
+            if self._scores:
+                scores = [self._scores.popleft() for _ in settled.tokens]
+                piece.scored += self._scored.read(settled, scores)
+        if text := "".join(settled.text for settled in found):
             depth, by = self._last
             piece.text += text
             self._shown.append(text)
@@ -244,8 +252,9 @@ async def _events(reply: Reply, answers: Answers) -> AsyncIterator[bytes]:
 
 
 async def _whole(reply: Reply, answers: Answers) -> dict[str, Any]:
-    spans = reply.asked.medusa_kit.spans  # else the text is decoded once, at the end
-    texts = [AnswerText(answer, reply.tokenizer if spans else None) for answer in answers.answers]
+    asked = reply.asked  # unless it wants more than text, that is decoded once, at the end
+    reads = asked.medusa_kit.spans or asked.num_likeliest is not None
+    texts = [AnswerText(answer, reply.tokenizer, reads) for answer in answers.answers]
     pieces = [Piece() for _ in texts]
     async for index, emission in answers.steps():
         added = texts[index].finish() if emission is None else texts[index].push(emission)
