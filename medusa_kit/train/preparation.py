@@ -278,7 +278,7 @@ def _adopt(heads: MedusaHeads, base: BaseModel) -> None:
     heads.config = replace(
         theirs, base_model_name=info.name, base_model_revision=info.revision,
         base_model_type=info.model_type, base_fingerprint=info.fingerprint,
-        base_quantized=info.quantized,
+        base_quantized=info.quantized, encoding=base.encoding,
     )  # fmt: skip
 
 
