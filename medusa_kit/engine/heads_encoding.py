@@ -9,11 +9,9 @@ from pathlib import Path
 
 from medusa_kit import console
 from medusa_kit.base.model import BaseModel
-from medusa_kit.base.text.encoding_digest import ENCODING, Encodings, compare
+from medusa_kit.base.text.encoding_digest import DIFFERS, ENCODING, Encodings, compare
 from medusa_kit.files import parse_json
 from medusa_kit.heads.config import HeadsConfig
-
-DIFFERS = (Encodings.OTHER, Encodings.UNKNOWN)
 
 
 def tell_of_encoding(config: HeadsConfig, base: BaseModel, folder: Path, tree: Path | None) -> None:

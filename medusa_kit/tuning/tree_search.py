@@ -13,7 +13,7 @@ import torch
 
 from medusa_kit import console
 from medusa_kit.base.fingerprint import OLD_NOTE, Match, compare
-from medusa_kit.base.text.encoding_digest import ENCODING, Encodings
+from medusa_kit.base.text.encoding_digest import DIFFERS, ENCODING, Encodings
 from medusa_kit.base.text.encoding_digest import compare as compare_encodings
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError
@@ -276,7 +276,7 @@ def _check_statistics(engine: Engine, statistics: RankStatistics) -> None:
         )
     encoding = engine.base.encoding
     found = compare_encodings(statistics.meta.get(ENCODING), encoding)
-    if encoding is not None and found in (Encodings.OTHER, Encodings.UNKNOWN):
+    if encoding is not None and found in DIFFERS:
         told = "were taken on" if found is Encodings.OTHER else "do not say whether they are of"
         console.note(
             f"the statistics {told} text that was encoded otherwise than {engine.base.info.name} "

@@ -50,6 +50,9 @@ class Encodings(enum.Enum):
     UNKNOWN = "one of them is not known"
 
 
+DIFFERS = (Encodings.OTHER, Encodings.UNKNOWN)  # text has other tokens, or may have
+
+
 def encoding_digest(tokenizer: Any, stop_ids: Iterable[int] | None = None) -> str | None:
     """How `tokenizer` encodes text; None without one, or where it encodes nothing.
 

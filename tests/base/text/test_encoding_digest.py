@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from support.other_encodings import base_that_reads, with_pairs
+from support.text.other_encodings import base_that_reads, with_pairs
 from transformers import AutoTokenizer
 
 from medusa_kit.base.loading import load_base_model
