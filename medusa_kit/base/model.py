@@ -25,6 +25,7 @@ from medusa_kit.base.logit_scale import LogitScale
 from medusa_kit.base.quantization import is_quantised, num_weights, quantisation_of, raw_bytes
 from medusa_kit.base.remembered.checks import SOURCES, CheckMemory
 from medusa_kit.base.remembered.described import settings_of
+from medusa_kit.base.text.encoding_digest import encoding_digest
 from medusa_kit.base.tokenizer.check import look_at_tokenizer
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.locks import ATTRIBUTE as LOCK
@@ -168,6 +169,11 @@ class BaseModel:
         if ids is None:
             return frozenset()
         return frozenset(ids) if isinstance(ids, list | tuple) else frozenset([ids])
+
+    @property
+    def encoding(self) -> str | None:
+        """The digest of how text is encoded; None without a tokenizer."""
+        return encoding_digest(self.tokenizer, self.stop_token_ids)
 
     def head_logits(self, hidden_XD: Tensor) -> Tensor:
         """Output embedding with its bias, then the model's own scale and soft cap: logits_XV.

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from medusa_kit.base.text.encoding_digest import Encodings, compare
 from medusa_kit.bench.doctor_case import Case, Finding, check, ok, problem, skipped, warning
 from medusa_kit.bench.doctor_data import SELF_DISTIL
 from medusa_kit.data.chat import EncodedExample
@@ -44,6 +45,12 @@ def heads_fit(case: Case) -> Finding:
             f"{what}: trained on {kinds[config.base_quantized]} copy, used on "
             f"{kinds[info.quantized]} one",
             "text stays exact, acceptance may be lower: train on the copy that you use",
+        )
+    if compare(config.encoding, case.base.encoding) is Encodings.OTHER:
+        return warning(
+            f"{what}: trained on text that was encoded otherwise than this base encodes it",
+            "text stays exact, acceptance may be lower: calibrate anew with `medusa-kit "
+            "tree-search --prompts FILE`, or train on the model's answers as they are now",
         )
     return ok(f"{what}, fingerprint {info.fingerprint[:10]}")
 

@@ -1,10 +1,12 @@
 """FILE.meta.json beside a file of answers: the settings that its rows were made with."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+from medusa_kit.base.text.encoding_digest import ENCODING, Encodings, compare
 from medusa_kit.errors import DataError
-from medusa_kit.files import link_target, parse_json
+from medusa_kit.files import atomic_write, link_target, parse_json
 
 BASE_FINGERPRINT = "base_fingerprint"
 
@@ -33,8 +35,26 @@ def read_settings(answers: Path) -> dict[str, Any] | None:
     return there
 
 
+def write_settings(answers: Path, settings: dict[str, Any]) -> None:
+    with atomic_write(settings_path(answers)) as temporary:
+        temporary.write_text(json.dumps(settings, indent=2) + "\n")
+
+
 def base_that_answered(source: str) -> str | None:
     """Fingerprint of the base that wrote a file's answers; None where it is not known."""
-    path = Path(source).expanduser()
-    settings = read_settings(path) if path.is_file() else None
+    settings = _settings_of(source)
     return None if settings is None else settings.get(BASE_FINGERPRINT)
+
+
+def how_encoded(source: str, encoding: str | None) -> Encodings:
+    """How the prompts of a file of answers were encoded, held against `encoding`. Other sources are
+    encoded when they are read, and a base without a tokenizer encodes nothing: SAME."""
+    settings = _settings_of(source)
+    if settings is None or encoding is None:
+        return Encodings.SAME
+    return compare(settings.get(ENCODING), encoding)
+
+
+def _settings_of(source: str) -> dict[str, Any] | None:
+    path = Path(source).expanduser()
+    return read_settings(path) if path.is_file() else None

@@ -3,23 +3,32 @@
 FILE.meta.json beside FILE has the settings that its rows were made with. It is written with the
 first row, so a run that fails earlier leaves neither file. A row holds a digest of what was asked,
 since another file of prompts may give the same id to another prompt. An answer belongs to one
-prompt of a run: the one with its id, or else one without an id of its own that asks the same.
+prompt of a run: the one with its id, or else one without an id of its own that asks the same. Rows
+that were made when text was encoded otherwise count where the prompt's tokens are the same
+(earlier_answers.py).
 """
 
 import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from medusa_kit import console
 from medusa_kit.base.fingerprint import OLD_NOTE, Match, compare
-from medusa_kit.data.answer_settings import BASE_FINGERPRINT, read_settings, settings_path
+from medusa_kit.base.text.encoding_digest import ENCODING
+from medusa_kit.data.answer_settings import (
+    BASE_FINGERPRINT,
+    read_settings,
+    settings_path,
+    write_settings,
+)
 from medusa_kit.data.readers import Message
+from medusa_kit.distill.earlier_answers import EarlierAnswers, Prompt, earlier_files, set_aside
 from medusa_kit.errors import ConfigError, DataError, MedusaKitError
-from medusa_kit.files import atomic_write, link_target, parse_json
+from medusa_kit.files import link_target, parse_json
 from medusa_kit.one_owner import one_owner
 
 ASKED = "asked"  # a row's digest of what was asked
@@ -67,9 +76,18 @@ class AnswerFile:
         self._claimed: set[str] = set()  # ids of answers that belong to a prompt of this run
         self._free: dict[str | tuple[int, ...], list[str]] = {}  # by what was asked, other ids
         self.num_rows = 0
+        self._outdated: dict[str, Any] | None = None  # settings, where text was encoded otherwise
+        self._earlier = EarlierAnswers()
         if self.path.is_file() and self.path.stat().st_size:
-            self._check_settings(settings)
-            self._read_done()
+            there = self._check_settings(settings)
+            if there.get(ENCODING) == settings.get(ENCODING):
+                self._read(self.path, self._remember)
+            else:
+                self._outdated = there
+                self._read(self.path, self._earlier.add)
+        for path in earlier_files(link_target(self.path)):
+            if not _differing(settings, read_settings(path) or {}):
+                self._read(path, self._earlier.add)
 
     def claim(self, identity: str, asked: str, prompt_ids: list[int], any_id: bool = False) -> bool:
         """Whether this was asked under this id, or `any_id`, and belongs to no other prompt yet.
@@ -84,6 +102,27 @@ class AnswerFile:
                 return True
         return False
 
+    def keep_earlier(self, prompts: Sequence[Prompt], stop_ids: Collection[int] | None) -> set[str]:
+        """Ids of those of the prompts, not answered yet, that an answer serves which was made when
+        text was encoded otherwise. These answers become rows of this file; what else there was in
+        it is set aside."""
+        found = list(self._earlier.pick(prompts, stop_ids))
+        file, then = link_target(self.path), self._outdated
+        aside = None if then is None else set_aside(file, then)
+        if found:
+            asked = [{"id": one.id, ASKED: one.asked} for one, _ in found]
+            self.append([row | new for (_, row), new in zip(found, asked, strict=True)])
+        if aside is not None and self._earlier.all_used:
+            aside.unlink()
+            settings_path(aside).unlink()
+        elif aside is not None:
+            console.note(
+                f"{self.path} was made when text was encoded otherwise, or before that was written "
+                f"down: {len(found)} of its answers serve prompts whose tokens are the same now, "
+                f"other prompts are answered again. As it was, the file is {aside}"
+            )
+        return {one.id for one, _ in found}
+
     def has_id(self, identity: str) -> bool:
         return identity in self._ids
 
@@ -96,7 +135,7 @@ class AnswerFile:
         text = "".join(json.dumps(record) + "\n" for record in records)
         try:
             if not before:
-                self._write_settings()
+                write_settings(self.path, self._settings)
             with self.path.open("a", encoding="utf-8") as stream:
                 stream.write(text)
                 stream.flush()
@@ -119,7 +158,8 @@ class AnswerFile:
         self._ids.add(str(record["id"]))
         self.num_rows += 1
 
-    def _check_settings(self, settings: dict[str, Any]) -> None:
+    def _check_settings(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """The settings that are there. Raises ConfigError where they are others."""
         there = read_settings(self.path)
         if there is None:
             raise ConfigError(
@@ -127,35 +167,37 @@ class AnswerFile:
                 "rows were made",
                 hint="choose another output file",
             )
-        differing = [
-            f"{key}: {settings.get(key)!r} ≠ {there.get(key)!r}"
-            for key in sorted({*settings, *there})
-            if settings.get(key) != there.get(key) and not self._older(key, settings, there)
-        ]
-        if differing:
+        if differing := _differing(settings, there):
             raise ConfigError(
                 f"{self.path} holds answers made with other settings (now ≠ then): "
                 + "; ".join(differing),
                 hint="choose another output file",
             )
-
-    def _older(self, key: str, now: dict[str, Any], then: dict[str, Any]) -> bool:
-        """Whether the file names this base by a fingerprint of version 1."""
-        older = key == BASE_FINGERPRINT and compare(now.get(key), then.get(key)) is Match.OLD
-        if older:
+        if _is_older(settings, there):
             console.note(f"{self._meta}: {OLD_NOTE}")
-        return older
+        return there
 
-    def _write_settings(self) -> None:
-        with atomic_write(self._meta) as temporary:
-            temporary.write_text(json.dumps(self._settings, indent=2) + "\n")
-
-    def _read_done(self) -> None:
-        for number, line in enumerate(whole_lines(self.path).splitlines(), start=1):
+    def _read(self, path: Path, remember: Callable[[dict[str, Any]], None]) -> None:
+        """Calls `remember` with each row. Raises DataError."""
+        for number, line in enumerate(whole_lines(path).splitlines(), start=1):
             try:
-                self._remember(parse_json(line))
+                remember(parse_json(line))
             except (ValueError, KeyError, TypeError) as error:
-                raise DataError(f"{self.path}:{number} is no answer row: {error}") from error
+                raise DataError(f"{path}:{number} is no answer row: {error}") from error
+
+
+def _differing(now: dict[str, Any], then: dict[str, Any]) -> list[str]:
+    """Each setting that is another, but how text is encoded."""
+    return [
+        f"{key}: {now.get(key)!r} ≠ {then.get(key)!r}"
+        for key in sorted({*now, *then} - {ENCODING})
+        if now.get(key) != then.get(key) and not (key == BASE_FINGERPRINT and _is_older(now, then))
+    ]
+
+
+def _is_older(now: dict[str, Any], then: dict[str, Any]) -> bool:
+    """Whether `then` names the base by a fingerprint of version 1."""
+    return compare(now.get(BASE_FINGERPRINT), then.get(BASE_FINGERPRINT)) is Match.OLD
 
 
 def whole_lines(path: Path) -> bytes:

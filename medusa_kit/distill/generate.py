@@ -15,6 +15,7 @@ from typing import Any
 
 from medusa_kit import console
 from medusa_kit.base.model import BaseModel
+from medusa_kit.base.text.encoding_digest import ENCODING, encoding_digest
 from medusa_kit.base.tokenizer.ids import check_token_ids
 from medusa_kit.data.answer_settings import BASE_FINGERPRINT
 from medusa_kit.data.chat import encode_prompt
@@ -89,6 +90,7 @@ def generate_answers(
     check_bias_ids(sampling, base.info.vocab_size)
     settings = {
         BASE_FINGERPRINT: base.info.fingerprint,
+        ENCODING: base.encoding,
         "max_new_tokens": max_new_tokens,
         "turns": turns,
         "sampling": _sampling_record(sampling),
@@ -98,6 +100,7 @@ def generate_answers(
         report = GenerateReport()
         num_rows = base.info.vocab_size
         tasks = _tasks(base.tokenizer, rows, turns, on_error, room, num_rows, out, report)
+        tasks = _with_earlier(tasks, out, report, base.stop_token_ids)
         _answer(base, tasks, out, report, max_new_tokens, batch_size, sampling)
     return report
 
@@ -138,10 +141,16 @@ def fetch_answers(
     A row that the server refuses (DataError) is skipped or fatal. `settings` (the server's model
     and limits) are kept beside the file and compared with those of a later run.
     """
-    record = {**settings, "turns": turns, "sampling": _sampling_record(sampling)}
+    record = {
+        **settings,
+        ENCODING: encoding_digest(tokenizer),
+        "turns": turns,
+        "sampling": _sampling_record(sampling),
+    }
     with answer_file(out_path, record) as out:
         report = GenerateReport()
         tasks = _tasks(tokenizer, rows, turns, on_error, None, None, out, report)
+        tasks = _with_earlier(tasks, out, report, None)
         _fetch(tasks, out, report, fetch, sampling, concurrency, on_error)
     return report
 
@@ -271,6 +280,15 @@ def _matched(
         seen.add(identity)
         tasks[index] = replace(task, id=identity)
     return tasks
+
+
+def _with_earlier(
+    tasks: list[_Task], out: AnswerFile, report: GenerateReport, stop_ids: frozenset[int] | None
+) -> list[_Task]:
+    """The tasks, those marked too that an answer to the same tokens serves which is older."""
+    kept = out.keep_earlier([task for task in tasks if not task.answered], stop_ids)
+    report.already_there += len(kept)
+    return [replace(task, answered=task.answered or task.id in kept) for task in tasks]
 
 
 def _unused(name: str, used: Callable[[str], bool]) -> str:

@@ -8,8 +8,9 @@ from medusa_kit import console
 from medusa_kit.base import adapters
 from medusa_kit.base.adapter_layers import AdapterLayers
 from medusa_kit.base.adapters import CONFIG_NAME as ADAPTER_CONFIG
-from medusa_kit.engine.before_loading import read_tree
+from medusa_kit.engine.before_loading import TREE_NAME, read_tree
 from medusa_kit.engine.engine import Engine
+from medusa_kit.engine.heads_encoding import tell_of_encoding
 from medusa_kit.engine.heads_folder import HeadsPlace
 from medusa_kit.engine.load import with_heads
 from medusa_kit.errors import CheckpointError, ConfigError, DeviceMemoryError, MedusaKitError
@@ -29,6 +30,7 @@ def read_heads(engine: Engine, folder: Path, name: str) -> tuple[Engine, int]:
         engine, size = _adapted(engine, folder, name)
     heads = load_heads(inside, engine.base, pickles=False)
     result = with_heads(engine, heads, tree=read_tree(None, inside))
+    tell_of_encoding(heads.config, engine.base, inside, inside / TREE_NAME)
     result.heads_source = name
     return result, size + heads.num_bytes
 

@@ -15,6 +15,7 @@ from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import CHECKPOINT, BaseModel
 from medusa_kit.drafters.memory import Memory
 from medusa_kit.engine.before_loading import (
+    TREE_NAME,
     UNTRAINED_HEADS,
     AnyTree,
     check_loading,
@@ -24,6 +25,7 @@ from medusa_kit.engine.before_loading import (
     read_tree,
 )
 from medusa_kit.engine.engine import Engine
+from medusa_kit.engine.heads_encoding import tell_of_encoding
 from medusa_kit.errors import ConfigError, IncompatibleBaseError
 from medusa_kit.heads import MedusaHeads, load_heads
 from medusa_kit.heads.formats.files import heads_place
@@ -213,6 +215,10 @@ def with_heads(
         if isinstance(result.verifier, NativeVerifier):
             install_native_heads(heads, result.verifier.native)
         result.use_tree(_tree_for(heads, tree, folder))
+        if folder is not None:
+            beside = folder / TREE_NAME if tree is None else tree
+            of_tree = Path(beside) if isinstance(beside, str | Path) else None
+            tell_of_encoding(heads.config, base, folder, of_tree)
     return result
 
 

@@ -114,6 +114,8 @@ def _config_from(raw: dict[str, Any], path: Path) -> HeadsConfig:
         value = getattr(config, name)
         if type(value) is not int or value < 1:
             raise CheckpointError(f"{path}: {name} is {value!r}, expected a whole number from 1 on")
+    if not isinstance(config.encoding, str | None):
+        raise CheckpointError(f"{path}: encoding is {config.encoding!r}, expected text")
     _check_prefix_sizes(path, config)
     try:
         check_mlp_size(config.kind, config.mlp_size)

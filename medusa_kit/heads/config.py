@@ -28,6 +28,7 @@ class HeadsConfig:
             (`hydra`) or one that all share (`recurrent`)
     prefix_layers  whether there is a layer over the hidden states of the prefix, whose output the
             heads read, too (heads/prefix_layer.py); `prefix_sizes`: its sizes, where there is one
+    encoding  how text was encoded that they learned (base/text/encoding_digest.py); None: not known
     mlp_size  units of each block of the network that `recurrent` heads share; None for other kinds
     """
 
@@ -46,6 +47,7 @@ class HeadsConfig:
     prefix_layers: int = 0
     prefix_sizes: dict[str, int] | None = None
     mlp_size: int | None = None
+    encoding: str | None = None
     kit_version: str = __version__
 
     def num_read(self, k: int) -> int:
@@ -67,8 +69,9 @@ class HeadsConfig:
         said = asdict(self)
         for key in () if self.prefix_layers else ("prefix_layers", "prefix_sizes"):
             del said[key]
-        if self.mlp_size is None:
-            del said["mlp_size"]
+        for key in ("mlp_size", "encoding"):
+            if said[key] is None:
+                del said[key]
         return said
 
 

@@ -144,6 +144,7 @@ class MedusaHeads(nn.Module):
             prefix_layers=prefix_layers,
             prefix_sizes=sizes.as_dict() if prefix_layers else None,
             mlp_size=mlp_size,
+            encoding=base.encoding,
         )
         return cls(config, base, reduced_ids)
 

@@ -1,16 +1,19 @@
 """The model's own answers, written in rounds; how many follow is decided anew after each round."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from medusa_kit import console
 from medusa_kit.base.model import BaseModel
+from medusa_kit.base.text.encoding_digest import ENCODING
+from medusa_kit.data.answer_settings import read_settings, write_settings
 from medusa_kit.data.chat import encode_prompt
 from medusa_kit.data.readers import AnswerRow, Conversation, read_rows
 from medusa_kit.distill.answer_file import whole_lines
 from medusa_kit.distill.generate import asked_messages, generate_answers
-from medusa_kit.errors import DataError, DeviceMemoryError
+from medusa_kit.errors import ConfigError, DataError, DeviceMemoryError
 from medusa_kit.quick import settings
 from medusa_kit.quick.state import Clock
 
@@ -122,6 +125,34 @@ def _there(path: Path, so_far: Written | None = None) -> Written:
     if so_far is None:
         return Written(len(rows), len(rows), tokens)
     return Written(len(rows), len(rows), tokens, so_far.new_tokens, so_far.seconds)
+
+
+def check_encoding(base: BaseModel, prompts: Sequence[Conversation], path: Path) -> None:
+    """Raises ConfigError where the file holds answers to prompts that were encoded otherwise. One
+    that does not say how, as older versions left it, says so from here on if all are the same."""
+    settings = read_settings(path) if path.is_file() else None
+    if settings is None or settings.get(ENCODING) == base.encoding:
+        return
+    if ENCODING in settings or not _answers_are_to(base, prompts, path):
+        raise ConfigError(
+            f"{path} holds answers to prompts that were encoded otherwise than {base.info.name} "
+            "encodes them now",
+            hint="name another folder with --output, or add --fresh to start over",
+        )
+    write_settings(path, {**settings, ENCODING: base.encoding})
+
+
+def _answers_are_to(base: BaseModel, prompts: Sequence[Conversation], path: Path) -> bool:
+    """Whether each answer is to the tokens of one of the prompts."""
+    whole_lines(path)
+    asked = {tuple(row.prompt_ids) for row in read_answers(path)}
+    for prompt in prompts:
+        if not asked:
+            break
+        with contextlib.suppress(DataError):  # one that cannot be answered
+            messages = asked_messages(prompt.messages, "first")
+            asked.discard(tuple(encode_prompt(base.tokenizer, messages)))
+    return not asked
 
 
 def read_answers(path: Path) -> list[AnswerRow]:

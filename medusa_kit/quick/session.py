@@ -16,6 +16,7 @@ from medusa_kit.engine.load import build_engine, with_heads
 from medusa_kit.errors import CheckpointError, ConfigError, DataError
 from medusa_kit.infer.packed.base import base_for_decoding
 from medusa_kit.quick import plan, settings
+from medusa_kit.quick.answers import check_encoding
 from medusa_kit.quick.prompts import Prompts
 from medusa_kit.quick.state import HELD_OUT, RECIPE, RUN, Clock, State
 from medusa_kit.settings.engine import EngineConfig
@@ -112,6 +113,8 @@ class Session:
                 f"fingerprint {base.info.fingerprint}, then {known}",
                 hint="name another folder with --output, or add --fresh to start over",
             )
+        check_encoding(base, self.prompts.calibration, self.held_out)
+        check_encoding(base, self.prompts.training, self.answers)
         self.state.note("base", base.info.fingerprint)
         return base
 

@@ -19,6 +19,8 @@ import torch
 
 from medusa_kit import console
 from medusa_kit.base.fingerprint import OLD_NOTE, Match, compare
+from medusa_kit.base.text.encoding_digest import ENCODING, Encodings
+from medusa_kit.base.text.encoding_digest import compare as compare_encodings
 from medusa_kit.errors import (
     CheckpointError,
     ConfigError,
@@ -115,6 +117,12 @@ class TrainingLoop:
                 f"the checkpoint in {self.folder.path} belongs to a base with fingerprint "
                 f"{there['base']}, this one has {self.identity['base']}",
                 hint="load the base it was started with, or add --fresh to start over",
+            )
+        encodings = compare_encodings(there.get(ENCODING), self.identity[ENCODING])
+        if encodings is Encodings.OTHER:
+            raise ConfigError(
+                f"the checkpoint in {self.folder.path} was written when text was encoded otherwise",
+                hint="load the base as it was, or add --fresh to start over",
             )
         if there["data"] != self.identity["data"]:
             raise ConfigError(

@@ -13,6 +13,9 @@ from medusa_kit import console
 from medusa_kit.base import adapters
 from medusa_kit.base.fingerprint import Match, compare
 from medusa_kit.base.model import BaseModel
+from medusa_kit.base.text.encoding_digest import DIFFERS, Encodings
+from medusa_kit.base.text.encoding_digest import compare as compare_encodings
+from medusa_kit.data.answer_settings import how_encoded
 from medusa_kit.errors import CheckpointError, ConfigError
 from medusa_kit.heads import MedusaHeads, load_heads
 from medusa_kit.heads.checkpoint import read_config, read_whole, says_ours
@@ -248,13 +251,23 @@ def new_heads(base: BaseModel, training: Sequence[HeadTargets], recipe: TrainRec
         if (columns := heads.config.reduced_size) != options.reduced_size:
             console.note(f"the earlier heads have {columns:,} columns; they keep these")
         heads = heads.with_heads(options.num_heads).requires_grad_(True)
+        heads.config = replace(heads.config, encoding=_learned_encoding(base, recipe))
         return heads.double() if base.dtype == torch.float64 else heads.float()
     ids_R = None
     if options.reduced_size is not None:
         ids_R = most_frequent_ids(list(training), options.reduced_size, base.stop_token_ids)
         share = coverage(list(training), ids_R)
         console.note(f"reduced projection: {len(ids_R):,} tokens, {share:.1%} of training targets")
-    return untrained_heads(base, options, ids_R)
+    heads = untrained_heads(base, options, ids_R)
+    heads.config = replace(heads.config, encoding=_learned_encoding(base, recipe))
+    return heads
+
+
+def _learned_encoding(base: BaseModel, recipe: TrainRecipe) -> str | None:
+    """How all text is encoded that is trained on; None where some is otherwise or nobody knows."""
+    sources = {entry.source for entry in recipe.data.entries()}
+    differs = any(how_encoded(source, base.encoding) in DIFFERS for source in sources)
+    return None if differs else base.encoding
 
 
 def untrained_heads(
@@ -275,10 +288,15 @@ def _adopt(heads: MedusaHeads, base: BaseModel) -> None:
             f"the earlier heads are those of another base ({theirs.base_model_name!r}, fingerprint "
             f"{theirs.base_fingerprint}); they learn {info.name!r} from here on"
         )
+    if compare_encodings(theirs.encoding, base.encoding) is Encodings.OTHER:
+        console.note(
+            "the earlier heads were trained on text that was encoded otherwise; they learn it as "
+            "it is encoded now from here on"
+        )
     heads.config = replace(
         theirs, base_model_name=info.name, base_model_revision=info.revision,
         base_model_type=info.model_type, base_fingerprint=info.fingerprint,
-        base_quantized=info.quantized,
+        base_quantized=info.quantized, encoding=base.encoding,
     )  # fmt: skip
 
 

@@ -18,7 +18,8 @@ from medusa_kit.base.fingerprint import Match, compare
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import BaseModel
 from medusa_kit.base.placement import pick_device, stored_dtype
-from medusa_kit.data.answer_settings import base_that_answered
+from medusa_kit.base.text.encoding_digest import DIFFERS, ENCODING, Encodings
+from medusa_kit.data.answer_settings import base_that_answered, how_encoded
 from medusa_kit.data.chat import EncodedExample, check_ids, encode_rows
 from medusa_kit.data.mix import recipe_rows
 from medusa_kit.errors import ConfigError, MedusaKitError
@@ -151,7 +152,8 @@ def load_examples(base: BaseModel, recipe: TrainRecipe) -> list[EncodedExample]:
 
 
 def _warn_of_other_answers(base: BaseModel, recipe: TrainRecipe) -> None:
-    """Warn of answers that another model wrote: heads guess best on text of their own base."""
+    """Warn of answers that another model wrote, or to prompts that were encoded otherwise: heads
+    guess best on text of their own base."""
     for source in dict.fromkeys(entry.source for entry in recipe.data.entries()):
         theirs = base_that_answered(source)
         if theirs is not None and compare(theirs, base.info.fingerprint) is Match.OTHER:
@@ -159,6 +161,13 @@ def _warn_of_other_answers(base: BaseModel, recipe: TrainRecipe) -> None:
                 f"{source} holds the answers of another base (fingerprint {theirs}; "
                 f"{base.info.name!r} has {base.info.fingerprint}): drafts will be accepted less "
                 "often. `medusa-kit data generate` makes answers of this base"
+            )
+        elif (found := how_encoded(source, base.encoding)) in DIFFERS:
+            told = "holds" if found is Encodings.OTHER else "does not say whether it holds"
+            console.warn(
+                f"{source} {told} answers to prompts that were encoded otherwise than "
+                f"{base.info.name!r} encodes them now: drafts may be accepted less often. The "
+                "`medusa-kit data generate` that made it, run again, mends it"
             )
 
 
@@ -189,7 +198,11 @@ def _train_heads(
     training, held_out = split(
         prepare(examples, recipe.heads.num_heads), recipe.data.eval_fraction, recipe.seed
     )
-    identity = {"base": base.info.fingerprint, "data": _digest(training)}
+    identity = {
+        "base": base.info.fingerprint,
+        ENCODING: base.encoding,
+        "data": _digest(training),
+    }
     joint = recipe.stage == "medusa2"
     digest = None if joint else base.weights_digest()
     options = preparation.feature_options(recipe, base)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from medusa_kit import console
 from medusa_kit.base.model import BaseModel
+from medusa_kit.base.text.encoding_digest import ENCODING
 from medusa_kit.data.chat import check_ids
 from medusa_kit.data.readers import AnswerRow
 from medusa_kit.drafters.heads.copying import DOUBTS
@@ -61,6 +62,7 @@ def calibrate(
     meta = {
         "base_model": base.info.name,
         "base_fingerprint": base.info.fingerprint,
+        ENCODING: base.encoding,
         "num_answers": len(usable),
         **({} if dynamic is None else {"dynamic": dynamic.as_dict()}),
     }

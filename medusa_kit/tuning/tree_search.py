@@ -13,6 +13,8 @@ import torch
 
 from medusa_kit import console
 from medusa_kit.base.fingerprint import OLD_NOTE, Match, compare
+from medusa_kit.base.text.encoding_digest import DIFFERS, ENCODING, Encodings
+from medusa_kit.base.text.encoding_digest import compare as compare_encodings
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError
 from medusa_kit.tree.candidate_tree import CandidateTree
@@ -73,6 +75,7 @@ class TreeSearch:
     by_batch: list[TreeRow]
     num_positions: int
     decoded: TreeRow
+    encoding: str | None = None  # of the statistics' text
 
     @property
     def chosen(self) -> TreeRow:
@@ -95,6 +98,7 @@ class TreeSearch:
             "calibration_positions": self.num_positions,
             "base_model": engine.base.info.name,
             "base_fingerprint": engine.base.info.fingerprint,
+            ENCODING: self.encoding,
             "base_weights": engine.weights,
             "machine": {
                 "processor": platform.processor() or platform.machine(),
@@ -146,7 +150,8 @@ def search_tree(
         fixed = [row for row in timed if row.num_nodes == size] or [fastest]
         by_batch.append(_with_acceptance(_best_of_one_size(engine, fixed, timed), held_out))
     decoded = _decoded(engine, by_batch[0], rows)
-    return TreeSearch(rows, by_batch, statistics.num_positions, decoded)
+    encoding = statistics.meta.get(ENCODING)
+    return TreeSearch(rows, by_batch, statistics.num_positions, decoded, encoding)
 
 
 def _best_of_one_size(engine: Engine, rows: Sequence[TreeRow], timed: Sequence[TreeRow]) -> TreeRow:
@@ -244,7 +249,8 @@ def judge_tree(engine: Engine, statistics: RankStatistics, tree: CandidateTree) 
     given = TreeRow(tree.num_nodes, tree, float("nan"), length, 0.0, 0.0, "given")
     rows = _timed(engine, [plain, given] if tree.num_nodes > 1 else [plain], 1)
     chosen = _with_acceptance(rows[-1], statistics)
-    return TreeSearch(rows, [chosen], statistics.num_positions, _decoded(engine, chosen, rows))
+    decoded, encoding = _decoded(engine, chosen, rows), statistics.meta.get(ENCODING)
+    return TreeSearch(rows, [chosen], statistics.num_positions, decoded, encoding)
 
 
 def _check_statistics(engine: Engine, statistics: RankStatistics) -> None:
@@ -267,4 +273,12 @@ def _check_statistics(engine: Engine, statistics: RankStatistics) -> None:
         raise ConfigError(
             f"the statistics were taken on another base ({statistics.meta.get('base_model')!r})",
             hint="calibrate again",
+        )
+    encoding = engine.base.encoding
+    found = compare_encodings(statistics.meta.get(ENCODING), encoding)
+    if encoding is not None and found in DIFFERS:
+        told = "were taken on" if found is Encodings.OTHER else "do not say whether they are of"
+        console.note(
+            f"the statistics {told} text that was encoded otherwise than {engine.base.info.name} "
+            "encodes it now; `medusa-kit tree-search --prompts FILE` takes new ones"
         )

@@ -16,13 +16,12 @@ from medusa_kit.files import atomic_write
 from medusa_kit.heads import checkpoint
 from medusa_kit.heads.formats import numbered, prefixed, vllm
 from medusa_kit.heads.formats.files import CONFIG_NAME
-from medusa_kit.heads.formats.kit import check_sizes, from_kit, scale_note, simplified, to_kit
+from medusa_kit.heads.formats.kit import OURS, check_sizes, from_kit, scale_note, simplified, to_kit
 from medusa_kit.heads.formats.neutral import ForeignHeads
 from medusa_kit.heads.formats.recognise import ADAPTER_CONFIG, read_foreign
 from medusa_kit.heads.formats.target import LAYOUTS, Target, Written
 from medusa_kit.settings.engine import DEBUG_NAME, EMBEDDED_NAME
 
-OURS = "medusa-kit"
 INDEX_NAME = "model.safetensors.index.json"
 
 

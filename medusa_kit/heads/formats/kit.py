@@ -20,6 +20,8 @@ from medusa_kit.heads.formats.neutral import Block, ForeignHeads
 from medusa_kit.heads.formats.target import same_numbers
 from medusa_kit.heads.kinds import MedusaHeads
 
+OURS = "medusa-kit"
+
 
 def check_sizes(heads: ForeignHeads, base: BaseModel) -> None:
     """Raises IncompatibleBaseError for heads of another hidden size or vocabulary."""
@@ -111,6 +113,7 @@ def to_kit(heads: ForeignHeads, base: BaseModel) -> tuple[HeadsConfig, dict[str,
         base_model_type=info.model_type,
         base_fingerprint=info.fingerprint,
         base_quantized=info.quantized,
+        encoding=heads.encoding if heads.format == OURS else base.encoding,
     )
     return config, tensors
 
@@ -195,10 +198,11 @@ def from_kit(config: HeadsConfig, tensors: dict[str, Tensor]) -> ForeignHeads:
                     "format has a bias"
                 )
     return ForeignHeads(
-        "medusa-kit",
+        OURS,
         blocks,
         matrices,
         tensors.get("column_ids"),
         config.vocab_size,
         config.base_model_name,
+        encoding=config.encoding,
     )

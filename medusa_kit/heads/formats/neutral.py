@@ -27,6 +27,7 @@ class ForeignHeads:
     vocab_size   V where the checkpoint states it
     base_name    the base model that the checkpoint names
     adapter      tensors of a LoRA adapter that was trained with the heads, by name
+    encoding     how text was encoded that they learned, where the checkpoint states it
     notes        remarks on the reading, for the user
     """
 
@@ -37,6 +38,7 @@ class ForeignHeads:
     vocab_size: int | None = None
     base_name: str | None = None
     adapter: dict[str, Tensor] = field(default_factory=dict)
+    encoding: str | None = None
     notes: tuple[str, ...] = ()
 
     @property

@@ -30,6 +30,7 @@ from medusa_kit import console
 from medusa_kit.base.fingerprint import Match, compare
 from medusa_kit.base.model import BaseModel
 from medusa_kit.base.placement import DTYPES
+from medusa_kit.base.text.encoding_digest import ENCODING
 from medusa_kit.errors import IncompatibleBaseError, MedusaKitError
 from medusa_kit.files import atomic_write, parse_json
 from medusa_kit.settings.recipe import TrainRecipe
@@ -170,6 +171,7 @@ def _identity(base: BaseModel, recipe: TrainRecipe, options: FeatureOptions) -> 
     vocabulary = json.dumps(sorted(tokenizer.items(), key=lambda pair: pair[1])).encode()
     return {
         FINGERPRINT: base.info.fingerprint,
+        ENCODING: base.encoding,
         "tokenizer": hashlib.sha256(vocabulary).hexdigest()[:16],
         "hidden_size": base.info.hidden_size,
         "dtype": recipe.train.cache_dtype,
@@ -191,25 +193,30 @@ def _open(folder: Path, identity: dict[str, Any]) -> None:
         raise IncompatibleBaseError(
             f"{path} cannot be read: {error}", hint="remove the folder, or choose another cache_dir"
         ) from error
-    different = [f"{key} {value!r} ≠ {there.get(key)!r}" for key, value in identity.items()
-                 if there.get(key) != value]  # fmt: skip
-    if len(different) == 1 and _made_by_old_rule(there, identity):
-        console.note(
-            f"the feature cache in {folder} has an old fingerprint of its base, which does not "
-            "show whether its hidden states are this base's: they are computed again"
-        )
+    different = {key: f"{key} {value!r} ≠ {there.get(key)!r}" for key, value in identity.items()
+                 if there.get(key) != value}  # fmt: skip
+    outdated = _outdated(there, identity)
+    if different and different.keys() <= outdated.keys():
+        why = " and ".join(outdated[key] for key in different)
+        console.note(f"the feature cache in {folder} {why}: its hidden states are computed again")
         _remove_shards(folder)
         _write_index(folder, identity)
     elif different:
         raise IncompatibleBaseError(
-            f"the feature cache in {folder} was made differently: {'; '.join(different)} "
+            f"the feature cache in {folder} was made differently: {'; '.join(different.values())} "
             "(this run ≠ cache)",
             hint="choose another train.cache_dir, or remove the folder",
         )
 
 
-def _made_by_old_rule(there: dict[str, Any], identity: dict[str, Any]) -> bool:
-    return compare(there.get(FINGERPRINT), identity[FINGERPRINT]) is Match.OLD
+def _outdated(there: dict[str, Any], identity: dict[str, Any]) -> dict[str, str]:
+    """What may differ because the cache is an old one, each with the reason in words."""
+    reasons = {ENCODING: "was made when text was encoded otherwise, or does not say how it was"}
+    if compare(there.get(FINGERPRINT), identity[FINGERPRINT]) is Match.OLD:
+        reasons[FINGERPRINT] = (
+            "has an old fingerprint of its base, which does not show whether it is this base's"
+        )
+    return reasons
 
 
 def _remove_shards(folder: Path) -> None:

@@ -1,0 +1,1 @@
+"""How text and conversations become a base model's tokens."""

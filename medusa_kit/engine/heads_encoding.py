@@ -1,0 +1,54 @@
+"""Tells of heads and trees that were made when their base's text was encoded otherwise.
+
+They are used all the same: what is emitted does not depend on them, only how much is accepted.
+"""
+
+import shlex
+from contextlib import suppress
+from pathlib import Path
+
+from medusa_kit import console
+from medusa_kit.base.model import BaseModel
+from medusa_kit.base.text.encoding_digest import DIFFERS, ENCODING, Encodings, compare
+from medusa_kit.files import parse_json
+from medusa_kit.heads.config import HeadsConfig
+
+
+def tell_of_encoding(config: HeadsConfig, base: BaseModel, folder: Path, tree: Path | None) -> None:
+    """At most one line, for heads from `folder` with the tree of that file. A base without a
+    tokenizer has no text. Templates are no matter: heads see tokens."""
+    if base.encoding is None:
+        return
+    of_heads = compare(config.encoding, base.encoding)
+    of_tree = compare(None if tree is None else _encoding_of(tree), base.encoding)
+    calibrated = of_tree not in DIFFERS
+    again = f"`{_command(base, folder)}` calibrates them anew"
+    if of_heads is Encodings.OTHER:
+        console.warn(
+            f"the heads in {folder} were trained on text that was encoded otherwise than "
+            f"{base.info.name} encodes it now: answers stay exact, fewer guesses may be accepted; "
+            + ("heads trained anew guess better" if calibrated else again)
+        )
+    elif of_heads is Encodings.UNKNOWN and not calibrated:
+        console.note(
+            f"the heads in {folder} do not say how text was encoded when they were trained. If it "
+            f"was otherwise than now, fewer guesses are accepted; {again}"
+        )
+    elif of_tree is Encodings.OTHER:
+        console.note(
+            f"{tree} was found on text that was encoded otherwise than {base.info.name} encodes "
+            f"it now; {again}"
+        )
+
+
+def _encoding_of(tree: Path) -> str | None:
+    with suppress(OSError, ValueError):  # reading the tree tells what is wrong with it
+        raw = parse_json(tree.read_text(encoding="utf-8"))
+        if isinstance(raw, dict) and isinstance(raw.get(ENCODING), str):
+            return str(raw[ENCODING])
+    return None
+
+
+def _command(base: BaseModel, folder: Path) -> str:
+    where = ["-m", base.info.name, "--heads", str(folder)]
+    return f"medusa-kit tree-search {shlex.join(where)} --prompts FILE"
