@@ -12,12 +12,28 @@ from medusa_kit.errors import ConfigError
 JSON_OBJECT = {"type": "object"}
 
 
+class Free(NamedTuple):
+    """What an answer may be before its grammar begins: anything at all, until it has written `tag`.
+
+    `reasoning`: the tags around what the model says to itself, where `tag` is only text; it is the
+    first thing of an answer, and `opened` where the prompt ends inside of it.
+    """
+
+    tag: str
+    reasoning: tuple[str, str] | None = None
+    opened: bool = False
+
+
 class Grammar(NamedTuple):
     """Made by one of the class methods. Raises ConfigError for what is not of the right type; what
     the text says is checked where it is used."""
 
     kind: str  # json_schema | regex | lark
     text: str
+    # A Lark grammar's rules tag_0, tag_1, … stand for these: one token where the tokenizer has it
+    # as a special one, else the text.
+    tags: tuple[str, ...] = ()
+    free: Free | None = None
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | str) -> "Grammar":
@@ -59,7 +75,7 @@ class Grammar(NamedTuple):
 
 def quoted(text: str) -> str:
     """A text as a literal of a Lark grammar."""
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _text(what: str, value: Any) -> str:
