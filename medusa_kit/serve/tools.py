@@ -15,15 +15,15 @@ from typing import Any
 from medusa_kit.data.chat import encode_prompt
 from medusa_kit.data.template import chat_template, render, render_text
 from medusa_kit.errors import ConfigError, DataError, unknown_value
-from medusa_kit.infer.accept.grammar import check_grammar
+from medusa_kit.serve.schemas import OPTIONS, Usable, usable
+from medusa_kit.serve.call_grammar import calls_grammar
 from medusa_kit.serve.tool_calls import CALL, END
 from medusa_kit.serve.tool_messages import Message, as_text, for_template, with_system
-from medusa_kit.settings.grammar import JSON_OBJECT, Grammar, quoted
+from medusa_kit.settings.grammar import JSON_OBJECT, Grammar
 
 FORMATS = ("text", "json_object", "json_schema")
 CHOICES = ("auto", "none", "required")
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-NEWLINE, OPTIONS = "\n", "x-guidance"
 # Some models would write space for ever. Callers may say otherwise, by `x-guidance` in a schema.
 INDENTED, ONE_LINE = "[ \\t\\n\\r]{0,32}", " ?"
 MOST_TOOLS = 128  # OpenAI's limit
@@ -41,6 +41,7 @@ class Constraint:
 
     grammar: Grammar | None = None
     tools: Sequence[Mapping[str, Any]] = ()
+    notes: tuple[str, ...] = ()  # what of the schemas is not enforced
 
     @property
     def calls(self) -> bool:
@@ -103,8 +104,11 @@ def constraint_of(
     parallel_tool_calls: bool | None = None,
 ) -> Constraint:
     """Raises ConfigError, naming the field, for what is wrong or cannot be followed."""
-    schema = _schema_of(response_format)
-    without_calls = Constraint(None if schema is None else Grammar.json_schema(schema))
+    asked = _asked_of(response_format)
+    schema, notes = (None, ()) if asked is None else asked
+    without_calls = Constraint(
+        None if schema is None else Grammar.json_schema(schema), notes=notes
+    )
     if not tools:
         given = {"tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls}
         for name, value in given.items():
@@ -117,11 +121,13 @@ def constraint_of(
         return without_calls
     forced = tool_choice not in (None, "auto")
     one = parallel_tool_calls is False or isinstance(tool_choice, Mapping)
-    rules = _rules([functions[name] for name in names], schema, forced, at_most_one=one)
-    return Constraint(Grammar.lark(rules), list(tools))
+    called = [functions[name] for name in names]
+    grammar = calls_grammar([call.schema for call in called], schema, forced, at_most_one=one)
+    notes = (*notes, *(note for call in called for note in call.notes))
+    return Constraint(grammar, list(tools), notes)
 
 
-def _schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+def _asked_of(response_format: Mapping[str, Any] | None) -> Usable | None:
     """The schema that the answer's text has to fit; None: any text."""
     if response_format is None:
         return None
@@ -133,7 +139,7 @@ def _schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] |
     if kind != "json_schema":
         if response_format.get("json_schema") is not None:
             raise ConfigError(f"{field}.json_schema has no meaning with type {kind!r}")
-        return _with(JSON_OBJECT, whitespace_pattern=INDENTED) if kind == "json_object" else None
+        return Usable(_with(JSON_OBJECT, INDENTED)) if kind == "json_object" else None
     field += ".json_schema"
     given = response_format.get("json_schema")
     _check_object(field, given, {"name", "description", "schema", "strict"})
@@ -141,17 +147,15 @@ def _schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] |
     _check_types(field, given)
     if not isinstance(schema := given.get("schema"), Mapping):
         raise ConfigError(f"{field}.schema {schema!r}: expected a JSON schema, an object")
-    lenient = given.get("strict") is False
-    schema = _with(schema, lenient=lenient, whitespace_pattern=INDENTED)
-    _check_schema(f"{field}.schema", schema)
-    return schema
+    followed = usable(f"{field}.schema", schema, strict=given.get("strict") is not False)
+    return followed._replace(schema=_with(followed.schema, INDENTED))
 
 
-def _functions(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def _functions(tools: Sequence[Mapping[str, Any]]) -> dict[str, Usable]:
     """The schema of a call of each function, by its name."""
     if len(tools) > MOST_TOOLS:
         raise ConfigError(f"tools has {len(tools)} entries; expected {MOST_TOOLS} at most")
-    calls: dict[str, dict[str, Any]] = {}
+    calls: dict[str, Usable] = {}
     for number, tool in enumerate(tools):
         field = f"tools[{number}]"
         _check_object(field, tool, {"type", "function"})
@@ -171,23 +175,23 @@ def _functions(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     return calls
 
 
-def _call_schema(field: str, name: str, function: Mapping[str, Any]) -> dict[str, Any]:
+def _call_schema(field: str, name: str, function: Mapping[str, Any]) -> Usable:
     given = function.get("parameters")
     if given is None:
         given = {"type": "object", "properties": {}, "additionalProperties": False}
     if not isinstance(given, Mapping) or given.get("type", "object") != "object":
         raise ConfigError(f"{field}: expected the JSON schema of an object, with type 'object'")
-    lenient = function.get("strict") is not True
-    parameters = _with(given, lenient=lenient, whitespace_pattern=ONE_LINE) | {"type": "object"}
-    _check_schema(field, parameters)
-    options = parameters.pop(OPTIONS)
-    return {
+    strict = function.get("strict") is True
+    parameters, notes = usable(field, {**given, "type": "object"}, strict)
+    options = _with(parameters, ONE_LINE)[OPTIONS]
+    parameters.pop(OPTIONS)
+    return Usable({
         "type": "object",
         "properties": {"name": {"const": name}, "arguments": _moved(parameters)},
         "required": ["name", "arguments"],
         "additionalProperties": False,
         OPTIONS: options,
-    }
+    }, notes)
 
 
 def _moved(schema: Any) -> Any:
@@ -202,18 +206,10 @@ def _moved(schema: Any) -> Any:
     return [_moved(one) for one in schema] if isinstance(schema, list) else schema
 
 
-def _with(schema: Mapping[str, Any], **options: Any) -> dict[str, Any]:
-    """With options of llguidance, unless the schema has its own. `lenient`: keywords that cannot be
-    enforced are allowed."""
-    own = schema.get(OPTIONS, {})
-    return {**schema, OPTIONS: {**options, **own} if isinstance(own, Mapping) else own}
-
-
-def _check_schema(field: str, schema: Mapping[str, Any]) -> None:
-    try:
-        check_grammar(Grammar.json_schema(schema))
-    except ConfigError as error:
-        raise ConfigError(f"{field}: {error.message}", hint=error.hint) from error
+def _with(schema: Mapping[str, Any], space: str) -> dict[str, Any]:
+    """With what white space is allowed, unless the schema says so itself. oneOf is read as anyOf
+    where that has been found to be all that is possible."""
+    return {**schema, OPTIONS: {"whitespace_pattern": space, **schema.get(OPTIONS, {})}}
 
 
 def _check_object(field: str, given: Any, known: set[str]) -> None:
@@ -246,28 +242,3 @@ def _allowed(choice: str | Mapping[str, Any] | None, names: list[str]) -> list[s
     if (name := choice["function"].get("name")) not in names:
         raise unknown_value(f"{field}.function.name", name, names)
     return [name]
-
-
-def _rules(
-    calls: Sequence[Mapping[str, Any]],
-    answer: Mapping[str, Any] | None,
-    forced: bool,
-    at_most_one: bool,
-) -> str:
-    """A Lark grammar of calls. Unless they are `forced`, other answers may come: JSON of the schema
-    `answer`, or any text, which may then precede calls too."""
-    more = "" if at_most_one else f" ({quoted(NEWLINE + CALL)} call)*"
-    start = f"{quoted(CALL)} call{more}"
-    rules = []
-    if not forced and answer is not None:
-        start = f"answer | {start}"
-        rules.append(f"answer: %json {json.dumps(answer)}")
-    elif not forced:
-        start = f"TEXT | before call{more}"
-        tag = re.escape(CALL)
-        rules.append(f"before[lazy]: /(.|\\n)*{tag}/")
-        rules.append(f"TEXT: /(.|\\n)*/ & ~/(.|\\n)*{tag}(.|\\n)*/")
-    rules.append(f"call: {quoted(NEWLINE)} written {quoted(NEWLINE + END)}")
-    rules.append("written: " + " | ".join(f"call_{number}" for number in range(len(calls))))
-    rules += [f"call_{number}: %json {json.dumps(one)}" for number, one in enumerate(calls)]
-    return "\n".join([f"start: {start}", *rules])

@@ -13,7 +13,8 @@ JSON_OBJECT = {"type": "object"}
 
 
 class Free(NamedTuple):
-    """What an answer may be before its grammar begins: anything at all, until it has written `tag`.
+    """Anything at all may come before `tag`, special tokens and broken characters too. What comes
+    behind it is the grammar's rule `behind`.
 
     `reasoning`: the tags around what the model says to itself, where `tag` is only text; it is the
     first thing of an answer, and `opened` where the prompt ends inside of it.
@@ -30,8 +31,8 @@ class Grammar(NamedTuple):
 
     kind: str  # json_schema | regex | lark
     text: str
-    # A Lark grammar's rules tag_0, tag_1, … stand for these: one token where the tokenizer has it
-    # as a special one, else the text.
+    # That a Lark grammar's lines `tag_0: …`, `tag_1: …` are for: where the tokenizer has one of them
+    # as a special token, that token is meant.
     tags: tuple[str, ...] = ()
     free: Free | None = None
 

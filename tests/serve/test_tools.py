@@ -103,7 +103,7 @@ def test_keywords_that_cannot_be_enforced() -> None:
     function = {"name": "f", "parameters": {"properties": {"a": schema}}}
     assert constraint_of(tools=[{"type": "function", "function": function}]).calls
     function["strict"] = True
-    with pytest.raises(ConfigError, match=r"tools\[0\]\.function\.parameters: .*uniqueItems"):
+    with pytest.raises(ConfigError, match=r"parameters\.properties\.a: .*uniqueItems"):
         constraint_of(tools=[{"type": "function", "function": function}])
 
 

@@ -10,7 +10,7 @@ Shapes: V vocabulary, T tokens of a prefix.
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -23,8 +23,9 @@ from transformers.generation.logits_process import LogitsProcessor
 from medusa_kit.errors import ConfigError, MedusaKitError
 from medusa_kit.infer.accept.free_text import FreeText, num_shared
 from medusa_kit.infer.accept.grammar_tokens import GrammarTokens, lark_rules
-from medusa_kit.settings.grammar import Grammar
+from medusa_kit.settings.grammar import Free, Grammar
 
+LOOKED_AT = 3  # bytes of a grammar that is tried
 KEPT_MASKS = 128  # of a row, so those of its newest trees
 KEPT = 32  # compiled grammars of a tokenizer; the one used longest ago goes first
 HINT = "what llguidance can do: https://github.com/guidance-ai/llguidance/tree/main/docs"
@@ -143,7 +144,7 @@ class _Compiled:
 
     def mask(self, grammar: Grammar, prompt_length: int, stops: frozenset[int]) -> GrammarMask:
         """A new one, at the beginning."""
-        matcher = self._matcher(grammar._replace(free=None))
+        matcher = self._matcher(grammar._replace(free=grammar.free and Free("")))
         if grammar.free is None:
             return GrammarMask(matcher, prompt_length, stops)
         begin = matcher.deep_copy()
@@ -209,6 +210,29 @@ def check_grammar(grammar: Grammar | None) -> None:
         raise _refused(grammar, said[0])
 
 
+def fault_of(grammar: Grammar, most_work: int | None = None) -> str | None:
+    """Why no base could follow it, its first bytes included; None where one could. `most_work`:
+    llguidance's limit for making a lexer, if it is to be lower."""
+    llguidance = _llguidance()
+    wrong, said = llguidance.LLMatcher.validate_grammar_with_warnings(source := _source(grammar))
+    if wrong:
+        return str(said[0]).strip()
+    limits = llguidance.LLParserLimits(verbose_errors=False, initial_lexer_fuel=most_work)
+    matcher = llguidance.LLMatcher(_bytes_alone(), source, log_level=0, limits=limits)
+    for _ in range(LOOKED_AT):
+        allowed = [] if matcher.is_error() else _flags(matcher.compute_bitmask())[:256].nonzero()[0]
+        if matcher.is_error() or matcher.is_stopped():
+            break
+        # Into a text rather than past it, where there is the choice.
+        matcher.consume_token(min(map(int, allowed), key=lambda byte: (byte in b' "', byte)))
+    return _said(matcher) if matcher.is_error() else None
+
+
+@cache
+def _bytes_alone() -> Any:
+    return _llguidance().LLTokenizer("byte")
+
+
 def _source(grammar: Grammar, tokens: GrammarTokens | None = None) -> str:
     """As llguidance takes it; without `tokens` for a tokenizer that nothing is known of."""
     matcher = _llguidance().LLMatcher
@@ -235,10 +259,14 @@ def _refused(grammar: Grammar, why: str) -> ConfigError:
 
 def _allowed(bits: bytes, vocab_size: int) -> Tensor:
     """allowed_V of a mask with one bit a token; what it does not name is forbidden."""
-    flags = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")[:vocab_size]
+    flags = _flags(bits)[:vocab_size]
     allowed_V = torch.zeros(vocab_size, dtype=torch.bool)
     allowed_V[: len(flags)] = torch.from_numpy(flags).bool()
     return allowed_V
+
+
+def _flags(bits: bytes) -> Any:
+    return np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
 
 
 def _llguidance() -> ModuleType:

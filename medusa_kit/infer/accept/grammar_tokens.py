@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from medusa_kit.errors import ConfigError
-from medusa_kit.settings.grammar import Grammar, quoted
+from medusa_kit.settings.grammar import Grammar
 
 SPECIAL = b"\xff"  # llguidance's mark before a special token's name
 # What a Lark grammar is made of where it names a token: texts, expressions and comments pass.
 NAMED_TOKEN = re.compile(r'"(?:\\.|[^"\\])*"|(?:#|//)[^\n]*|/(?:\\.|[^/\\])+/|(<[^<>\s]+>)')
+START = re.compile(r"^start:.*", re.M)
 
 
 class GrammarTokens:
@@ -88,7 +89,9 @@ def lark_rules(grammar: Grammar, tokens: GrammarTokens | None) -> str:
         return f"<[{ids[found[1]]}]>" if found[1] in ids else found[0]
 
     rules = NAMED_TOKEN.sub(by_number, grammar.text)
+    if grammar.free is not None:
+        rules = START.sub("start: behind", rules, count=1)
     for number, tag in enumerate(grammar.tags):
-        means = f"<[{ids[tag]}]>" if ids.get(tag) in special else quoted(tag)
-        rules += f"\ntag_{number}: {means}"
+        if ids.get(tag) in special:
+            rules = re.sub(rf"^tag_{number}:.*", f"tag_{number}: <[{ids[tag]}]>", rules, flags=re.M)
     return rules

@@ -132,7 +132,7 @@ def test_a_token_that_a_mask_allowed_and_the_matcher_refuses_ends_the_request() 
 # Free text before a grammar.
 
 CALL, THINK = "<tool_call>", ("<think>", "</think>")
-RULES = 'start: "x" /[0-9]/ tag_0'
+RULES = 'start: "" behind\nbehind: "x" /[0-9]/ tag_0\ntag_0: "</tool_call>"'
 BEHIND = Grammar("lark", RULES, tags=("</tool_call>",), free=Free(CALL, THINK))
 
 
