@@ -24,7 +24,7 @@ from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.cpu.cache_dtype import FLOAT32, cache_of
 from medusa_kit.infer.cuda_graph.runner import GraphRunner
 from medusa_kit.infer.decode import decode
-from medusa_kit.infer.detokenize import StopStrings, TextStream, cut_at_stop, text_of
+from medusa_kit.infer.detokenize import StopStrings, TextStream, text_before
 from medusa_kit.infer.draft import Drafter, guessed_by, notes_of
 from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.node_choice.measured import MeasuredSteps
@@ -150,7 +150,7 @@ class Engine:
         built = self._drafter(drafter, drafter_options, batch_size, params)
         for _ in self._decode(built, rows, batch_size):
             pass
-        results = [self._result(row, built.name, notes_of(built), stops) for row in rows]
+        results = [self._result(row, built.name, notes_of(built)) for row in rows]
         return results[0] if single else results
 
     def stream(
@@ -173,7 +173,7 @@ class Engine:
             lambda: self._decode(built, [row], 1),
             row,
             TextStream(self.base.tokenizer, stops),
-            lambda: self._result(row, built.name, notes_of(built), stops),
+            lambda: self._result(row, built.name, notes_of(built)),
             lambda count: guessed_by(built, drafter or self.own_drafter, count),
         )
 
@@ -322,10 +322,8 @@ class Engine:
         default = default_drafter(self.heads is not None, self.draft_model is not None)
         return self.drafter or self.usual_drafter or default, self.drafter_options
 
-    def _result(
-        self, row: Row, drafter: str, notes: Sequence[str], stops: tuple[str, ...]
-    ) -> GenerationResult:
-        text = text_of(self.base.tokenizer, row.text_ids(row.token_ids))
+    def _result(self, row: Row, drafter: str, notes: Sequence[str]) -> GenerationResult:
+        text = text_before(self.base.tokenizer, row.text_ids(row.token_ids), row.stop_place)
         deepest = max(row.depth_counts, default=0)
         at_least = [
             sum(n for depth, n in row.depth_counts.items() if depth >= d)
@@ -359,7 +357,7 @@ class Engine:
             padding_nodes=row.num_padding,
         )
         reason = row.finish_reason or "cancelled"
-        return GenerationResult(cut_at_stop(text, stops), list(row.token_ids), reason, stats)
+        return GenerationResult(text, list(row.token_ids), reason, stats)
 
 
 def _as_prompts(prompt: Any) -> tuple[list[Prompt], bool]:

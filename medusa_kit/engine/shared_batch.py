@@ -60,9 +60,7 @@ class Requests(Protocol):
         on_device: bool = True,
     ) -> Drafter: ...
 
-    def _result(
-        self, row: Row, drafter: str, notes: Sequence[str], stops: tuple[str, ...]
-    ) -> GenerationResult: ...
+    def _result(self, row: Row, drafter: str, notes: Sequence[str]) -> GenerationResult: ...
 
 
 class Heads(Protocol):
@@ -108,7 +106,7 @@ class Answer:
         """The drafter's statistics are those of all rows that shared it, and there at the end."""
         asked = self.submission
         name = asked.drafter_name or self._drafter
-        return self._requests._result(asked.row, name, asked.drafter_notes, self.stops)
+        return self._requests._result(asked.row, name, asked.drafter_notes)
 
     def stream(self) -> Streaming:
         """Its text as it comes; closing or dropping that cancels the answer."""

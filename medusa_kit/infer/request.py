@@ -11,7 +11,7 @@ from medusa_kit.infer.accept.grammar import grammar_mask
 from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.details import NOTHING, TokenScore, VerifiedTree, Wanted
-from medusa_kit.infer.detokenize import StopStrings
+from medusa_kit.infer.detokenize import Place, StopStrings
 from medusa_kit.infer.memory import is_out_of_memory
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.sampling import SamplingParams
@@ -59,6 +59,11 @@ class Row:
     def num_slots(self) -> int:
         """Tokens that it may come to have."""
         return len(self.prompt_ids) + self.max_new_tokens
+
+    @property
+    def stop_place(self) -> Place | None:
+        """Where the answer's text ends, if a stop string ended it."""
+        return None if self.stop_strings is None else self.stop_strings.place
 
     @property
     def is_complete(self) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from medusa_kit.infer.details import TokenScore
-from medusa_kit.infer.detokenize import UNFINISHED
+from medusa_kit.infer.text.token_bytes import UNFINISHED
 
 LEAST = -9999.0  # OpenAI's number for what cannot come; JSON has no -inf
 

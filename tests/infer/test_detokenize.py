@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerFast
 
 from medusa_kit.base.model import BaseModel
-from medusa_kit.infer.detokenize import Detokenizer, StopStrings, TextStream, cut_at_stop, text_of
+from medusa_kit.infer.detokenize import Detokenizer, StopStrings, TextStream, text_before, text_of
 
 TEXT = "Grüße, 世界! 👩‍🚀 naïve — déjà vu\n\nend"
 
@@ -48,6 +48,9 @@ def test_what_is_left_unfinished_is_shown_at_the_end(tokenizer) -> None:
 def test_stop_strings_however_the_tokens_come_in(tokenizer, stops, seed: int) -> None:
     text = "hello world, aab cab"
     ids = ids_of(tokenizer, text)
+    watcher = StopStrings(tokenizer, stops)
+    last = next((n for n, token in enumerate(ids, 1) if watcher.push(token)), len(ids))
+    cut = text_before(tokenizer, ids[:last], watcher.place)
     draw = random.Random(seed)
     stream, shown = TextStream(tokenizer, stops), ""
     while ids:
@@ -57,7 +60,7 @@ def test_stop_strings_however_the_tokens_come_in(tokenizer, stops, seed: int) ->
         assert not any(stop in shown for stop in stops)
     shown += stream.finish()
     places = [text.find(stop) for stop in stops if stop in text]
-    assert shown == text[: min(places, default=len(text))] == cut_at_stop(text, stops)
+    assert shown == text[: min(places, default=len(text))] == cut
 
 
 def test_the_token_that_completes_a_stop_string_is_named(tokenizer) -> None:
@@ -152,6 +155,17 @@ def test_streamed_text_is_the_text_of_all_tokens(kind: str) -> None:
         assert "".join(pieces) == tokenizer.decode(
             ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens_can_be_kept(kind: str) -> None:
+    tokenizer, draw = KINDS[kind](), random.Random(1)
+    for _ in range(200):
+        ids = [draw.randrange(len(tokenizer)) for _ in range(draw.randint(1, 12))]
+        detokenizer = Detokenizer(tokenizer, keep_special=True)
+        pieces = [*map(detokenizer.push, ids), detokenizer.finish()]
+        assert "".join(pieces) == text_of(tokenizer, ids, keep_special=True)
+        assert "".join(pieces) == tokenizer.decode(ids, clean_up_tokenization_spaces=False)
 
 
 def test_a_run_of_bytes_waits_for_its_end() -> None:

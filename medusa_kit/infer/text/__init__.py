@@ -1,0 +1,1 @@
+"""Tokens as bytes, and looking for bytes among them."""

@@ -1,0 +1,103 @@
+"""What each token adds to a text, in bytes: a character may be split over several tokens."""
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakKeyDictionary, proxy
+
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+UNFINISHED = "\ufffd"  # what a tokenizer prints for bytes that are no character
+ALPHABET = {letter: byte for byte, letter in bytes_to_unicode().items()}  # of byte-level tokenizers
+
+
+def decoded(tokenizer: Any, ids: Sequence[int], keep_special: bool) -> str:
+    """Spaces stay as the model wrote them: what transformers cleans up depends on the text that
+    follows, so it could not be streamed."""
+    text = tokenizer.decode(
+        ids, skip_special_tokens=not keep_special, clean_up_tokenization_spaces=False
+    )
+    return str(text)
+
+
+class TokenBytes:
+    """The tokens of one tokenizer, made by `token_bytes`. Any thread may ask.
+
+    `special`: tokens that the text of an answer leaves out.
+    `fallback`: the byte that each byte token of a byte-fallback tokenizer stands for.
+    `exact`: whether each token always adds `of(token)`, as byte-level and byte-fallback tokenizers
+    have it. With others what a token adds may depend on those beside it.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = proxy(tokenizer)
+        self._known: dict[int, bytes] = {}
+        added = {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", ())}
+        self.special = frozenset(filter(self._is_left_out, added))
+        self.fallback = self._byte_tokens()
+        self.exact = bool(self.fallback) or _is_byte_level(tokenizer)
+
+    def of(self, token: int) -> bytes:
+        """What it adds within a text, a leading space included; its name if it is special."""
+        known = self._known.get(token)
+        if known is None:
+            known = self._known[token] = self._found(token)
+        return known
+
+    def _found(self, token: int) -> bytes:
+        if token in self.fallback:
+            return bytes([self.fallback[token]])
+        # Twice, since some tokenizers drop the space at the start of a text.
+        once, twice = self._text([token]), self._text([token, token])
+        if UNFINISHED not in once:
+            return (twice[len(once) :] if twice.startswith(once) else once).encode()
+        spelled = self._tokenizer.convert_ids_to_tokens(token)
+        if isinstance(spelled, str) and ALPHABET.keys() >= set(spelled):
+            return bytes(ALPHABET[letter] for letter in spelled)
+        return once.encode()
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return decoded(self._tokenizer, ids, keep_special=True)
+
+    def _is_left_out(self, token: int) -> bool:
+        return self._text([token]) != decoded(self._tokenizer, [token], keep_special=False)
+
+    def _byte_tokens(self) -> dict[int, int]:
+        """<0x00> to <0xFF>, unless the tokenizer prints them as they are spelled."""
+        spelled = {form.format(byte): byte for byte in range(256) for form in BYTE_FORMS}
+        ids = self._tokenizer.convert_tokens_to_ids(list(spelled))
+        pairs = zip(ids, spelled.items(), strict=True)
+        found = {
+            token: byte
+            for token, (name, byte) in pairs
+            if token is not None and self._tokenizer.convert_ids_to_tokens(token) == name
+        }
+        shown = next(iter(found), None)
+        return found if shown is not None and BYTE_NAME not in self._text([shown]) else {}
+
+
+BYTE_NAME = "<0x"
+BYTE_FORMS = (BYTE_NAME + "{:02X}>", BYTE_NAME + "{:02x}>")
+
+
+def _is_byte_level(tokenizer: Any) -> bool:
+    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+    return decoder is not None and '"ByteLevel"' in _state(decoder)
+
+
+def _state(decoder: Any) -> str:
+    """Its settings. A decoder written in Python has none."""
+    try:
+        return bytes(decoder.__getstate__()).decode()
+    except Exception:
+        return ""
+
+
+_known: "WeakKeyDictionary[Any, TokenBytes]" = WeakKeyDictionary()
+
+
+def token_bytes(tokenizer: Any) -> TokenBytes:
+    """Made once for a tokenizer."""
+    known = _known.get(tokenizer)
+    if known is None:
+        known = _known[tokenizer] = TokenBytes(tokenizer)
+    return known
