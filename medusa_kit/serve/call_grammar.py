@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from medusa_kit.serve.reading import Reasoning
 from medusa_kit.serve.tool_calls import CALL, END
 from medusa_kit.settings.grammar import Free, Grammar, quoted
 
@@ -42,5 +43,33 @@ def calls_grammar(
 
 
 def _grammar(start: str, rules: Sequence[str], free: Free | None = None) -> Grammar:
-    tags = [f"tag_{number}: {quoted(tag)}" for number, tag in enumerate((CALL, END))]
-    return Grammar("lark", "\n".join([start, *rules, *tags]), (CALL, END), free)
+    rules = [start, *rules, _tag(0, CALL), _tag(1, END)]
+    return Grammar("lark", "\n".join(rules), (CALL, END), free)
+
+
+def _tag(number: int, tag: str) -> str:
+    return f"tag_{number}: {quoted(tag)}"
+
+
+def behind_reasoning(grammar: Grammar | None, reasoning: Reasoning | None) -> Grammar | None:
+    """An answer of this grammar, before which a model says to itself what it likes."""
+    if grammar is None or reasoning is None or reasoning.closed:
+        return grammar
+    opening, closing, opened, _ = reasoning
+    if grammar.free is not None:
+        return grammar._replace(free=grammar.free._replace(reasoning=(opening, closing), opened=opened))
+    rules = grammar.text.replace("start:", "answer:", 1)
+    if grammar.kind == "json_schema":
+        rules = f"answer: %json {grammar.text}"
+    first = len(grammar.tags)
+    thoughts = f"until_{first + 1} {SPACE} answer"
+    start = thoughts if opened else f"answer | tag_{first} {thoughts}"
+    tags = [_tag(first, opening), _tag(first + 1, closing)]
+    until = f"until_{first + 1}[lazy]: /(.|\\n)*{_inside(closing)}/"
+    rules = "\n".join([f"start: {start}", rules, *tags, until])
+    return Grammar("lark", rules, (*grammar.tags, opening, closing))
+
+
+def _inside(text: str) -> str:
+    """A text inside of /…/."""
+    return re.escape(text).replace("/", "\\/")

@@ -92,7 +92,7 @@ class _Walk:
                 kept[key] = schema[key]
                 continue
             if key == "type" or (key in NEEDED and not isinstance(schema[key], Mapping)):
-                raise ConfigError(f"{field}.{key}: the JSON schema cannot be used: {fault}")
+                raise ConfigError(f"{field}: the JSON schema cannot be used: {fault} ({key})")
             self.leave_out(field, key, fault)
             gone |= {key, RESTS.get(key, key)}
         return {key: schema[key] for key in schema if key not in gone}

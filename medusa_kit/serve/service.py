@@ -31,6 +31,7 @@ from medusa_kit.errors import (
 from medusa_kit.infer.details import Wanted
 from medusa_kit.infer.threaded.batch_thread import BatchStats
 from medusa_kit.infer.threaded.submission import Emission
+from medusa_kit.serve.call_grammar import behind_reasoning
 from medusa_kit.serve.conversations import Asked, Conversations
 from medusa_kit.serve.drafting import check_drafting
 from medusa_kit.serve.errors import (
@@ -351,7 +352,6 @@ class Service:
             "stop": request.stop,
             "wanted": Wanted(request.num_likeliest, asked.tree),
             **request.sampling(),
-            "grammar": constraint.grammar,
             **named,
         }
         if asked.drafter is not None or asked.drafter_options is not None:
@@ -359,6 +359,8 @@ class Service:
         seed = secrets.randbits(31) if request.seed is None else request.seed
         for prompt in prompts:
             ids = self._encoded(prompt, constraint, answers)
+            reasoning = None if answers.chat is None else answers.chat.reading.reasoning
+            options["grammar"] = behind_reasoning(constraint.grammar, reasoning)
             if not ids:
                 raise RequestError("prompt has no token; expected some text", param="prompt")
             longest = self._longest(len(ids), request)

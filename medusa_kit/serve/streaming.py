@@ -19,10 +19,11 @@ from starlette.types import Receive, Scope, Send
 from medusa_kit.engine.result import GenerationResult
 from medusa_kit.engine.shared_batch import Answer
 from medusa_kit.infer.details import TokenScore, VerifiedTree
-from medusa_kit.infer.detokenize import TextStream
+from medusa_kit.infer.detokenize import Settled, TextStream
 from medusa_kit.infer.threaded.submission import Emission
 from medusa_kit.serve.errors import described
 from medusa_kit.serve.logprobs import text_of_token
+from medusa_kit.serve.reading import NO_READING, Reading
 from medusa_kit.serve.schema import Request
 from medusa_kit.serve.service import Answers, Prompts, Service
 from medusa_kit.serve.tools import UNCONSTRAINED, Constraint
@@ -53,9 +54,14 @@ class Piece:
 class AnswerText:
     """The text of one answer, step by step. Its stop token is no part of it."""
 
-    def __init__(self, answer: Answer, tokenizer: Any) -> None:
-        self._answer = answer
-        self._text = TextStream(tokenizer, answer.stops) if tokenizer is not None else None
+    def __init__(self, answer: Answer, tokenizer: Any, reading: Reading = NO_READING) -> None:
+        """`reading`: what its tags are for, which may be special tokens. Others are no text."""
+        self._answer, self._tokenizer = answer, tokenizer
+        self._text, self._dropped = None, frozenset[int]()
+        if tokenizer is not None:
+            keeps = reading.keeps_special(tokenizer)
+            self._text = TextStream(tokenizer, answer.stops, keeps)
+            self._dropped = reading.dropped(tokenizer) if keeps else frozenset()
         self._last: tuple[int, str | None] = (0, None)
         self._shown: list[str] = []
 
@@ -76,21 +82,28 @@ class AnswerText:
             if emission.scores is not None:
                 piece.scores.append(emission.scores[place])
             if self._text is not None:
-                self._show(piece, self._text.push([token]))
+                self._show(piece, self._text.settle([token]))
         return piece
 
     def finish(self) -> Piece:
         piece = Piece()
         if self._text is not None:
-            self._show(piece, self._text.finish())
+            self._show(piece, self._text.settle_rest())
         return piece
 
-    def _show(self, piece: Piece, text: str) -> None:
-        if text:
+    def _show(self, piece: Piece, settled: Sequence[Settled]) -> None:
+        if text := "".join(map(self._read, settled)):
             depth, by = self._last
             piece.text += text
             self._shown.append(text)
             piece.spans.append({"text": text, "depth": depth, "by": by})
+
+
+    def _read(self, settled: Settled) -> str:
+        text = settled.text
+        for token in self._dropped.intersection(settled.tokens):
+            text = text.replace(self._tokenizer.convert_ids_to_tokens(token), "")
+        return text
 
 
 class Reply(ABC):
@@ -105,6 +118,7 @@ class Reply(ABC):
     ) -> None:
         self.service, self.asked, self.constraint = service, asked, constraint
         self.tokenizer = service.engine.base.tokenizer
+        self.reading = NO_READING
         self._head = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
             "created": int(time.time()),
@@ -201,6 +215,8 @@ async def respond(reply: Reply, prompts: Prompts, http: HttpRequest) -> Response
     """Answer a request. Raises what cannot be answered."""
     owner = http.headers.get("authorization", "")
     answers = await reply.service.ask(reply.asked, prompts, reply.constraint, owner)
+    if answers.chat is not None:
+        reply.reading = answers.chat.reading
     if reply.asked.stream:
         return EventStream(answers, _events(reply, answers))
     try:
@@ -211,7 +227,7 @@ async def respond(reply: Reply, prompts: Prompts, http: HttpRequest) -> Response
 
 
 async def _events(reply: Reply, answers: Answers) -> AsyncIterator[bytes]:
-    texts = [AnswerText(answer, reply.tokenizer) for answer in answers.answers]
+    texts = [AnswerText(answer, reply.tokenizer, reply.reading) for answer in answers.answers]
     try:
         openings = (reply.opening(index) for index in range(len(texts)))
         for said in openings:
@@ -237,16 +253,19 @@ async def _events(reply: Reply, answers: Answers) -> AsyncIterator[bytes]:
 
 
 async def _whole(reply: Reply, answers: Answers) -> dict[str, Any]:
-    spans = reply.asked.medusa_kit.spans  # else the text is decoded once, at the end
-    texts = [AnswerText(answer, reply.tokenizer if spans else None) for answer in answers.answers]
+    tokenizer, reading = reply.tokenizer, reply.reading
+    in_tags = tokenizer is not None and reading.keeps_special(tokenizer)
+    # Else the text is decoded once, at the end.
+    by_steps = tokenizer if in_tags or reply.asked.medusa_kit.spans else None
+    texts = [AnswerText(answer, by_steps, reading) for answer in answers.answers]
     pieces = [Piece() for _ in texts]
     async for index, emission in answers.steps():
         added = texts[index].finish() if emission is None else texts[index].push(emission)
         pieces[index].add(added)
     results = answers.results()
     for index, result in enumerate(results):
-        pieces[index].text = result.text
-        answers.keep(index, result.text)
+        pieces[index].text = texts[index].text if in_tags else result.text
+        answers.keep(index, pieces[index].text)
     told = enumerate(zip(pieces, results, strict=True))
     choices = [reply.choice(index, piece, result.finish_reason) for index, (piece, result) in told]
     return reply.whole(choices, usage(results, reply.asked.n, answers.heads))

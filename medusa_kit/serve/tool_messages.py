@@ -43,7 +43,8 @@ def as_text(messages: Sequence[Message]) -> list[Message]:
             for call in message.get("tool_calls", ())
         ]
         lines = "\n".join([content, *written] if content else written or [""])
-        given.append({"role": message["role"], "content": lines})
+        kept = {k: message[k] for k in ("reasoning_content",) if k in message}
+        given.append({"role": message["role"], "content": lines, **kept})
     return given
 
 

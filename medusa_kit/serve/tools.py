@@ -6,14 +6,14 @@ A call is written as Hermes and Qwen write it: `<tool_call>`, a line of JSON wit
 message names them.
 """
 
+import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from medusa_kit.data.chat import encode_prompt
-from medusa_kit.data.template import chat_template, render, render_text
+from medusa_kit.data.template import NOTHING, chat_template, render, render_text
 from medusa_kit.errors import ConfigError, DataError, unknown_value
 from medusa_kit.serve.schemas import OPTIONS, Usable, usable
 from medusa_kit.serve.call_grammar import calls_grammar
@@ -26,6 +26,7 @@ CHOICES = ("auto", "none", "required")
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 # Some models would write space for ever. Callers may say otherwise, by `x-guidance` in a schema.
 INDENTED, ONE_LINE = "[ \\t\\n\\r]{0,32}", " ?"
+OTHERS = ("<function=", "<arg_key>")  # of templates that write other things between the same tags
 MOST_TOOLS = 128  # OpenAI's limit
 INSTRUCTIONS = (
     "You may call functions. These are there, described in JSON:\n<tools>\n{tools}\n</tools>\n"
@@ -34,7 +35,7 @@ INSTRUCTIONS = (
 )
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Constraint:
     """What a request asks of its answer. `tools`: that the model is shown, none where it may not
     call any."""
@@ -42,6 +43,7 @@ class Constraint:
     grammar: Grammar | None = None
     tools: Sequence[Mapping[str, Any]] = ()
     notes: tuple[str, ...] = ()  # what of the schemas is not enforced
+    variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the template
 
     @property
     def calls(self) -> bool:
@@ -59,14 +61,14 @@ class Constraint:
         """Token ids of the conversation, ready for the answer. Raises ConfigError for calls in it
         that are none, DataError where the template refuses."""
         given, tools = self.shown(tokenizer, messages)
-        return encode_shown(tokenizer, given, tools)
+        return encode_shown(tokenizer, given, tools, self.variables)
 
     def shown(
         self, tokenizer: Any, messages: Sequence[Message]
     ) -> tuple[list[Message], Sequence[Mapping[str, Any]] | None]:
         """(messages, tools) as the chat template gets them. Raises what `encode` does."""
         template = chat_template(tokenizer) or ""
-        if CALL in template and "tools" in template:
+        if writes_calls(template):
             return for_template(messages), self.tools or None
         given = as_text(messages)
         if not self.tools:
@@ -80,18 +82,26 @@ class Constraint:
         said = INSTRUCTIONS.format(tools=listed)
         shown = with_system(given, said)
         try:
-            render_text(tokenizer, shown)
+            render_text(tokenizer, shown, variables=self.variables)
         except DataError:  # some templates have no system messages
             shown = with_system(given, said, role="user")
         return shown, None
 
 
+def writes_calls(template: str) -> bool:
+    """Whether a template has tools, and writes calls of them as the grammar does."""
+    return CALL in template and "tools" in template and not any(mark in template for mark in OTHERS)
+
+
 def encode_shown(
-    tokenizer: Any, shown: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
+    tokenizer: Any,
+    shown: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None,
+    variables: Mapping[str, Any] = NOTHING,
 ) -> list[int]:
-    if tools is None:
+    if tools is None and not variables:
         return encode_prompt(tokenizer, shown)
-    return render(tokenizer, shown, add_generation_prompt=True, tools=tools)
+    return render(tokenizer, shown, True, tools, variables)
 
 
 UNCONSTRAINED = Constraint()

@@ -31,8 +31,8 @@ class Grammar(NamedTuple):
 
     kind: str  # json_schema | regex | lark
     text: str
-    # That a Lark grammar's lines `tag_0: …`, `tag_1: …` are for: where the tokenizer has one of them
-    # as a special token, that token is meant.
+    # That a Lark grammar's lines `tag_0: …`, `tag_1: …` are for (and `until_0[lazy]: …`, any text to
+    # its end): where the tokenizer has one of them as a special token, that token is meant.
     tags: tuple[str, ...] = ()
     free: Free | None = None
 

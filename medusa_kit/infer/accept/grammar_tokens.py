@@ -93,5 +93,8 @@ def lark_rules(grammar: Grammar, tokens: GrammarTokens | None) -> str:
         rules = START.sub("start: behind", rules, count=1)
     for number, tag in enumerate(grammar.tags):
         if ids.get(tag) in special:
-            rules = re.sub(rf"^tag_{number}:.*", f"tag_{number}: <[{ids[tag]}]>", rules, flags=re.M)
+            token = f"<[{ids[tag]}]>"
+            rules = re.sub(rf"^tag_{number}:.*", f"tag_{number}: {token}", rules, flags=re.M)
+            until = f"until_{number}: /(.|\\\\n)*/ {token}"
+            rules = re.sub(rf"^until_{number}\[lazy\]:.*", until, rules, flags=re.M)
     return rules

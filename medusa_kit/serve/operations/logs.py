@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from medusa_kit.settings.serve_limits import LogFormat
 
 MOST_LINES = 10_000  # that wait to be written
+MOST_NOTES = 8  # of a line
 PATIENCE = 1.0  # seconds that the end waits for them
 
 
@@ -111,7 +112,8 @@ class LogMiddleware:
 
 
 def _line(form: LogFormat, scope: Scope, status: int, seconds: float, own_id: str) -> str:
-    """Neither keys nor query nor body: they may be private."""
+    """Neither keys nor query nor body: they may be private. Of a body's schemas, notes say which
+    parts were left out."""
     client = scope.get("client")
     fields: dict[str, Any] = {
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -122,12 +124,15 @@ def _line(form: LogFormat, scope: Scope, status: int, seconds: float, own_id: st
         "client": client[0] if client else None,
         "id": own_id,
     }
+    notes = list(scope.get("state", {}).get("notes", ()))[:MOST_NOTES]
+    if notes:
+        fields["notes"] = notes
     if form == "json":
         return json.dumps(fields)
     path = json.dumps(fields["path"])[1:-1]  # no line breaks of a client's choice
     return (
         f"{fields['time']} {fields['method']} {path} {status or 'gone'} {seconds:.3f} s "
-        f"{fields['client']} {own_id}"
+        f"{fields['client']} {own_id}" + "".join(f" ({note})" for note in notes)
     )
 
 
