@@ -33,10 +33,10 @@ class ChatReply(Reply):
             message["content"], reason = read.content, read.finish_reason
             if read.reasoning:
                 message["reasoning_content"] = read.reasoning
-            elif not self.constraint.calls:
-                message["content"] = read.content or ""
             if read.tool_calls:
                 message["tool_calls"] = read.tool_calls
+            else:  # a message that is sent back needs one of them
+                message["content"] = read.content or ""
         return self._choice(index, {"message": message}, piece, reason)
 
     def opening(self, index: int) -> dict[str, Any]:
@@ -81,5 +81,5 @@ async def chat_completions(asked: ChatRequest, request: Request) -> Response:
     template = chat_template(service.engine.base.tokenizer) or ""
     variables = template_variables(asked.chat_template_kwargs, asked.reasoning_effort, template)
     constraint = replace(constraint, variables=variables)
-    request.state.notes = constraint.notes  # for the log
+    request.state.notes = list(constraint.notes)  # for the log
     return await respond(ChatReply(service, asked, constraint), [messages], request)

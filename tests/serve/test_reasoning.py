@@ -47,7 +47,7 @@ def asking(template: str, kind: str, script: Sequence[str]) -> Iterator[OpenAI]:
 def ask(client: OpenAI, stream: bool, **asked: Any) -> dict[str, Any]:
     """The message, with why it ended; of a stream put together."""
     asked = {"model": "scripted", "messages": [{"role": "user", "content": "ab?"}],
-             "max_tokens": 60, "temperature": 0, **asked}  # fmt: skip
+             "max_tokens": 120, "temperature": 0, **asked}  # fmt: skip
     if not stream:
         (choice,) = client.chat.completions.create(**asked).choices
         said = {k: v for k, v in choice.message.model_dump().items() if v}
