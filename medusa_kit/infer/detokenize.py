@@ -38,6 +38,7 @@ class Detokenizer:
         # differently at the start of a text.
         self._ids: list[int] = []  # that little, then those whose text waits
         self._shown = 0  # how many of them are that little
+        self._before: str | None = None  # its text
         self._amid_text = amid_text
         self.num_waiting = 0  # tokens pushed whose text has not been returned
 
@@ -45,7 +46,7 @@ class Detokenizer:
         """The text that this token completes, often one word, sometimes none."""
         if self._bytes is None:
             return ""
-        if token in self._bytes.special and not self._keep_special:
+        if self._is_left_out(token):
             self.num_waiting += self.num_waiting > 0
             return ""
         if self._amid_text and not self._ids:
@@ -58,6 +59,14 @@ class Detokenizer:
         """What is still waiting, unfinished characters included."""
         return self._advance(final=True)
 
+    def _is_left_out(self, token: int) -> bool:
+        """Whether decoding passes over it: it does not even end a run of byte tokens."""
+        assert self._bytes is not None
+        if token in self._bytes.special:
+            return not self._keep_special
+        in_run = bool(self._ids) and self._ids[-1] in self._bytes.fallback
+        return in_run and self._bytes.spelled(token) is None
+
     def _is_amid(self, token: int) -> bool:
         """Whether it can be told from the last tokens alone that the text has to wait."""
         assert self._bytes is not None
@@ -69,12 +78,14 @@ class Detokenizer:
         return not end or end.endswith(UNFINISHED)
 
     def _advance(self, final: bool) -> str:
-        before, after = self._text(self._ids[: self._shown]), self._text(self._ids)
+        if self._before is None:
+            self._before = self._text(self._ids[: self._shown])
+        before, after = self._before, self._text(self._ids)
         waits = len(after) <= len(before) or after.endswith(UNFINISHED)
         if waits and not final:
             return ""
         del self._ids[: self._shown]
-        self._shown, self.num_waiting = len(self._ids), 0
+        self._shown, self._before, self.num_waiting = len(self._ids), None, 0
         return after[len(before) :]
 
     def _text(self, ids: Sequence[int]) -> str:
@@ -105,10 +116,10 @@ class StopStrings:
                 hint="leave it out",
             )
         known = token_bytes(tokenizer)
-        self._exact = known.exact
         self._bytes_of: Callable[[int], bytes] = known.of
-        if not known.exact:
-            detokenizer = Detokenizer(tokenizer, keep_special=True, amid_text=True)
+        self._exact = known.exact and not any(UNFINISHED in stop for stop in stops)
+        if not self._exact:
+            detokenizer = Detokenizer(tokenizer, keep_special=True, amid_text=not known.exact)
             self._bytes_of = lambda token: detokenizer.push(token).encode()
         self._search = ByteSearch([stop.encode() for stop in stops])
         self._added: list[bytes] = []  # by each token

@@ -57,7 +57,9 @@ def behind_reasoning(grammar: Grammar | None, reasoning: Reasoning | None) -> Gr
         return grammar
     opening, closing, opened, _ = reasoning
     if grammar.free is not None:
-        return grammar._replace(free=grammar.free._replace(reasoning=(opening, closing), opened=opened))
+        return grammar._replace(
+            free=grammar.free._replace(reasoning=(opening, closing), opened=opened)
+        )
     rules = grammar.text.replace("start:", "answer:", 1)
     if grammar.kind == "json_schema":
         rules = f"answer: %json {grammar.text}"

@@ -59,8 +59,7 @@ class ChatReply(Reply):
     ) -> dict[str, Any]:
         scores = None
         if self.asked.num_likeliest is not None:
-            content = token_logprobs(self.tokenizer, piece.tokens, piece.scores)
-            scores = {"content": content, "refusal": None}
+            scores = {"content": token_logprobs(piece.scored), "refusal": None}
         told = {"index": index, **said, "logprobs": scores, "finish_reason": reason}
         return told | self.extras(piece)
 

@@ -15,10 +15,6 @@ class CompletionReply(Reply):
     whole_name = chunk_name = "text_completion"
     prefix = "cmpl"
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self._shown: dict[int, int] = {}  # characters of each answer so far
-
     def choice(self, index: int, piece: Piece, reason: str) -> dict[str, Any]:
         return self.delta(index, piece, reason)
 
@@ -28,9 +24,7 @@ class CompletionReply(Reply):
     def delta(self, index: int, piece: Piece, reason: str | None) -> dict[str, Any]:
         scores = None
         if self.asked.num_likeliest is not None:
-            start = self._shown.get(index, 0)
-            scores = completion_logprobs(self.tokenizer, piece.tokens, piece.scores, start)
-            self._shown[index] = start + sum(map(len, scores["tokens"]))
+            scores = completion_logprobs(piece.scored)
         told = {"index": index, "text": piece.text, "logprobs": scores, "finish_reason": reason}
         return told | self.extras(piece)
 

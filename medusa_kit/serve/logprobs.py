@@ -1,61 +1,161 @@
-"""Log-probabilities of tokens in the two forms that OpenAI's API has for them."""
+"""Log-probabilities of tokens in the two forms that OpenAI's API has for them.
 
-from collections.abc import Sequence
-from typing import Any
+What is said of each token is what it adds to the answer at its place, so joined bytes are those of
+the text. A special token adds none.
+"""
+
+from codecs import getincrementaldecoder
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 from medusa_kit.infer.details import TokenScore
-from medusa_kit.infer.text.token_bytes import UNFINISHED
+from medusa_kit.infer.detokenize import Settled, text_of
+from medusa_kit.infer.text.token_bytes import UNFINISHED, token_bytes
 
 LEAST = -9999.0  # OpenAI's number for what cannot come; JSON has no -inf
 
 
-def token_logprobs(
-    tokenizer: Any, tokens: Sequence[int], scores: Sequence[TokenScore]
-) -> list[dict[str, Any]]:
+class Named(NamedTuple):
+    """A token at its place. Bytes of a part of a character are UNFINISHED in its name."""
+
+    token: int
+    name: str
+    added: bytes
+    log_prob: float
+
+
+class Scored(NamedTuple):
+    """A token of an answer, and the likeliest ones at its place, each with a name of its own."""
+
+    chosen: Named
+    likeliest: list[Named]
+    offset: int  # of the character that it begins in
+
+
+class ScoredText:
+    """Tokens of one answer as its text settles."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._bytes = None if tokenizer is None else token_bytes(tokenizer)
+        self._before: list[int] | None = []  # tokens so far while they show nothing
+        self._size = 0  # characters so far
+
+    def read(self, settled: Settled, scores: Sequence[TokenScore]) -> list[Scored]:
+        places, alternatives = [], []
+        for token, score in zip(settled.tokens, scores, strict=True):
+            places.append(self._added(token))
+            alternatives.append([(*one, self._added(one[0])) for one in score.likeliest])
+            self._go_on(token, places[-1])
+        added = self._agreed(settled, places)
+        offsets = self._offsets(settled, added)
+        return [
+            Scored(*self._named(token, score.log_prob, data, others), offset)
+            for token, score, data, others, offset in zip(
+                settled.tokens, scores, added, alternatives, offsets, strict=True
+            )
+        ]
+
+    def _added(self, token: int) -> bytes:
+        """What it adds next. Some tokenizers drop the space at the start of a text."""
+        if self._bytes is None or token in self._bytes.special:
+            return b""
+        added = self._bytes.of(token)
+        if self._before is None:
+            return added
+        text = text_of(self._tokenizer, [*self._before, token])
+        return added if UNFINISHED in text else text.encode()
+
+    def _go_on(self, token: int, added: bytes) -> None:
+        if added or self._bytes is None:
+            self._before = None
+        elif self._before is not None and token not in self._bytes.special:
+            self._before += [token] if self._bytes.of(token) else []
+
+    def _agreed(self, settled: Settled, places: Sequence[bytes]) -> list[bytes]:
+        """What each token adds, as the text has it."""
+        added = list(places)
+        if settled.cut:
+            added[-1] = added[-1].removesuffix(settled.cut)
+        if UNFINISHED in settled.text or b"".join(added) == settled.text.encode():
+            return added
+        # The tokenizer joins these in a way of its own.
+        return [b""] * (len(added) - 1) + [settled.text.encode()]
+
+    def _offsets(self, settled: Settled, added: Sequence[bytes]) -> list[int]:
+        start, self._size = self._size, self._size + len(settled.text)
+        if b"".join(added).decode(errors="replace") == settled.text:
+            return [start + offset for offset in _beginnings(added)]
+        # A broken run of byte tokens, each of which is shown as a character.
+        sizes = [len(data.decode(errors="replace")) for data in added]
+        begins = accumulate(sizes[:-1], initial=0)
+        return [start + min(offset, len(settled.text)) for offset in begins]
+
+    def _named(
+        self, token: int, log_prob: float, added: bytes, others: Sequence[tuple[int, float, bytes]]
+    ) -> tuple[Named, list[Named]]:
+        chosen = Named(token, self._name(token, added), added, log_prob)
+        taken, likeliest = {chosen.name: token}, []
+        for other, its_log_prob, its_added in others:
+            if other == token:
+                likeliest.append(chosen._replace(log_prob=its_log_prob))
+                continue
+            name = self._own_name(other, its_added, taken)
+            likeliest.append(Named(other, name, its_added, its_log_prob))
+        return chosen, likeliest
+
+    def _own_name(self, token: int, added: bytes, taken: dict[str, int]) -> str:
+        """By the vocabulary's word where its text is no character, or is another's too."""
+        text = self._name(token, added)
+        word = text if self._bytes is None else str(self._bytes.spelled(token))
+        names = [word] if UNFINISHED in text else [text, word]
+        free = (name for name in names if taken.setdefault(name, token) == token)
+        return next(free, f"token_id:{token}")
+
+    def _name(self, token: int, added: bytes) -> str:
+        if self._bytes is None:
+            return str(token)
+        special = token in self._bytes.special
+        return (self._bytes.of(token) if special else added).decode(errors="replace")
+
+
+def _beginnings(added: Sequence[bytes]) -> Iterator[int]:
+    """For each part of a text: the character that its first byte is in."""
+    decoder, size = getincrementaldecoder("utf-8")("replace"), 0
+    for data in added:
+        size += len(decoder.decode(data[:1]))
+        inside = bool(decoder.getstate()[0])  # the character goes on
+        yield size if inside or not data else size - 1
+        size += len(decoder.decode(data[1:]))
+
+
+def token_logprobs(scored: Sequence[Scored]) -> list[dict[str, Any]]:
     """A chat's: an object for each token."""
     return [
-        {
-            **_entry(tokenizer, token, score.log_prob),
-            "top_logprobs": [_entry(tokenizer, *one) for one in score.likeliest],
-        }
-        for token, score in zip(tokens, scores, strict=True)
+        {**_entry(one.chosen), "top_logprobs": [_entry(other) for other in one.likeliest]}
+        for one in scored
     ]
 
 
-def completion_logprobs(
-    tokenizer: Any, tokens: Sequence[int], scores: Sequence[TokenScore], start: int
-) -> dict[str, Any]:
-    """A completion's: a list for each property. `start`: characters before these tokens."""
-    texts = [text_of_token(tokenizer, token) for token in tokens]
-    offsets = [start + sum(map(len, texts[:place])) for place in range(len(texts))]
+def completion_logprobs(scored: Sequence[Scored]) -> dict[str, Any]:
+    """A completion's: a list for each property."""
     return {
-        "tokens": texts,
-        "token_logprobs": [_finite(score.log_prob) for score in scores],
-        "top_logprobs": [_by_text(tokenizer, score.likeliest) for score in scores],
-        "text_offset": offsets,
+        "tokens": [one.chosen.name for one in scored],
+        "token_logprobs": [_finite(one.chosen.log_prob) for one in scored],
+        "top_logprobs": [
+            {other.name: _finite(other.log_prob) for other in one.likeliest} for one in scored
+        ],
+        "text_offset": [one.offset for one in scored],
     }
-
-
-def _by_text(tokenizer: Any, likeliest: Sequence[tuple[int, float]]) -> dict[str, float]:
-    """Parts of a character, which have no text that tells them apart, by the vocabulary's word."""
-    found = dict[str, float]()
-    for token, log_prob in likeliest:
-        text = text_of_token(tokenizer, token)
-        if tokenizer is not None and (text in found or UNFINISHED in text):
-            text = str(tokenizer.convert_ids_to_tokens(token))
-        found[text] = _finite(log_prob)
-    return found
 
 
 def text_of_token(tokenizer: Any, token: int) -> str:
     return str(token) if tokenizer is None else str(tokenizer.decode([token]))
 
 
-def _entry(tokenizer: Any, token: int, log_prob: float) -> dict[str, Any]:
-    """Bytes are left out of a token that is part of a character."""
-    text = text_of_token(tokenizer, token)
-    whole = None if UNFINISHED in text else list(text.encode())
-    return {"token": text, "logprob": _finite(log_prob), "bytes": whole}
+def _entry(one: Named) -> dict[str, Any]:
+    return {"token": one.name, "logprob": _finite(one.log_prob), "bytes": list(one.added)}
 
 
 def _finite(log_prob: float) -> float:

@@ -8,6 +8,7 @@ import json
 import secrets
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -22,7 +23,7 @@ from medusa_kit.infer.details import TokenScore, VerifiedTree
 from medusa_kit.infer.detokenize import Settled, TextStream
 from medusa_kit.infer.threaded.submission import Emission
 from medusa_kit.serve.errors import described
-from medusa_kit.serve.logprobs import text_of_token
+from medusa_kit.serve.logprobs import Scored, ScoredText, text_of_token
 from medusa_kit.serve.reading import NO_READING, Reading
 from medusa_kit.serve.schema import Request
 from medusa_kit.serve.service import Answers, Prompts, Service
@@ -40,28 +41,31 @@ class Piece:
     text: str = ""
     spans: list[dict[str, Any]] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
-    scores: list[TokenScore] = field(default_factory=list)  # of `tokens`
+    scored: list[Scored] = field(default_factory=list)  # whose text is in `text`
     tree: VerifiedTree | None = None
 
     def add(self, other: "Piece") -> None:
         self.text += other.text
         self.spans += other.spans
         self.tokens += other.tokens
-        self.scores += other.scores
+        self.scored += other.scored
         self.tree = other.tree or self.tree
 
 
 class AnswerText:
     """The text of one answer, step by step. Its stop token is no part of it."""
 
-    def __init__(self, answer: Answer, tokenizer: Any, reading: Reading = NO_READING) -> None:
-        """`reading`: what its tags are for, which may be special tokens. Others are no text."""
+    def __init__(
+        self, answer: Answer, tokenizer: Any, reading: Reading = NO_READING, reads: bool = True
+    ) -> None:
+        """`reading`: what its tags are for, which may be special tokens; other such tokens are no
+        text. `reads`: else there is no text, spans and scores, and only tokens are told."""
         self._answer, self._tokenizer = answer, tokenizer
-        self._text, self._dropped = None, frozenset[int]()
-        if tokenizer is not None:
-            keeps = reading.keeps_special(tokenizer)
-            self._text = TextStream(tokenizer, answer.stops, keeps)
-            self._dropped = reading.dropped(tokenizer) if keeps else frozenset()
+        keeps = reading.keeps_special(tokenizer)
+        self._dropped = reading.dropped(tokenizer) if keeps else frozenset[int]()
+        self._text = TextStream(tokenizer, answer.stops, keeps) if reads else None
+        self._scored = ScoredText(tokenizer)
+        self._scores: deque[TokenScore] = deque()  # of tokens whose text has not settled
         self._last: tuple[int, str | None] = (0, None)
         self._shown: list[str] = []
 
@@ -80,7 +84,7 @@ class AnswerText:
                 continue
             piece.tokens.append(token)
             if emission.scores is not None:
-                piece.scores.append(emission.scores[place])
+                self._scores.append(emission.scores[place])
             if self._text is not None:
                 self._show(piece, self._text.settle([token]))
         return piece
@@ -91,19 +95,23 @@ class AnswerText:
             self._show(piece, self._text.settle_rest())
         return piece
 
-    def _show(self, piece: Piece, settled: Sequence[Settled]) -> None:
-        if text := "".join(map(self._read, settled)):
+    def _show(self, piece: Piece, found: Sequence[Settled]) -> None:
+        found = [self._without_dropped(settled) for settled in found]
+        for settled in found:
+            if self._scores:
+                scores = [self._scores.popleft() for _ in settled.tokens]
+                piece.scored += self._scored.read(settled, scores)
+        if text := "".join(settled.text for settled in found):
             depth, by = self._last
             piece.text += text
             self._shown.append(text)
             piece.spans.append({"text": text, "depth": depth, "by": by})
 
-
-    def _read(self, settled: Settled) -> str:
+    def _without_dropped(self, settled: Settled) -> Settled:
         text = settled.text
         for token in self._dropped.intersection(settled.tokens):
             text = text.replace(self._tokenizer.convert_ids_to_tokens(token), "")
-        return text
+        return settled._replace(text=text)
 
 
 class Reply(ABC):
@@ -253,11 +261,10 @@ async def _events(reply: Reply, answers: Answers) -> AsyncIterator[bytes]:
 
 
 async def _whole(reply: Reply, answers: Answers) -> dict[str, Any]:
-    tokenizer, reading = reply.tokenizer, reply.reading
-    in_tags = tokenizer is not None and reading.keeps_special(tokenizer)
-    # Else the text is decoded once, at the end.
-    by_steps = tokenizer if in_tags or reply.asked.medusa_kit.spans else None
-    texts = [AnswerText(answer, by_steps, reading) for answer in answers.answers]
+    asked = reply.asked  # unless it wants more than text, that is decoded once, at the end
+    in_tags = reply.reading.keeps_special(reply.tokenizer)
+    reads = in_tags or asked.medusa_kit.spans or asked.num_likeliest is not None
+    texts = [AnswerText(one, reply.tokenizer, reply.reading, reads) for one in answers.answers]
     pieces = [Piece() for _ in texts]
     async for index, emission in answers.steps():
         added = texts[index].finish() if emission is None else texts[index].push(emission)

@@ -116,9 +116,7 @@ def constraint_of(
     """Raises ConfigError, naming the field, for what is wrong or cannot be followed."""
     asked = _asked_of(response_format)
     schema, notes = (None, ()) if asked is None else asked
-    without_calls = Constraint(
-        None if schema is None else Grammar.json_schema(schema), notes=notes
-    )
+    without_calls = Constraint(None if schema is None else Grammar.json_schema(schema), notes=notes)
     if not tools:
         given = {"tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls}
         for name, value in given.items():
@@ -195,13 +193,16 @@ def _call_schema(field: str, name: str, function: Mapping[str, Any]) -> Usable:
     parameters, notes = usable(field, {**given, "type": "object"}, strict)
     options = _with(parameters, ONE_LINE)[OPTIONS]
     parameters.pop(OPTIONS)
-    return Usable({
-        "type": "object",
-        "properties": {"name": {"const": name}, "arguments": _moved(parameters)},
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-        OPTIONS: options,
-    }, notes)
+    return Usable(
+        {
+            "type": "object",
+            "properties": {"name": {"const": name}, "arguments": _moved(parameters)},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+            OPTIONS: options,
+        },
+        notes,
+    )
 
 
 def _moved(schema: Any) -> Any:

@@ -31,7 +31,11 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
 TOOLS = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
 # How the tags are written: as one token, special or not, or as several.
 WHOLE = {"<think>": ["<think>"], "</think>": ["</think>"], "<tool_call>": ["<tool_call>"]}
-PARTS = {"<think>": ["<thi", "nk>"], "</think>": ["</thin", "k>"], "<tool_call>": ["<tool", "_call>"]}
+PARTS = {
+    "<think>": ["<thi", "nk>"],
+    "</think>": ["</thin", "k>"],
+    "<tool_call>": ["<tool", "_call>"],
+}
 KINDS = {"special": (WHOLE, TAGS), "not special": (WHOLE, []), "text": (PARTS, [])}
 
 
@@ -70,7 +74,12 @@ def ask(client: OpenAI, stream: bool, **asked: Any) -> dict[str, Any]:
 
 
 def plain(text: str, **more: Any) -> dict[str, Any]:
-    return {"role": "assistant", "finish_reason": "stop", **({"content": text} if text else {}), **more}
+    return {
+        "role": "assistant",
+        "finish_reason": "stop",
+        **({"content": text} if text else {}),
+        **more,
+    }
 
 
 EITHER = pytest.mark.parametrize("stream", [False, True])
@@ -152,9 +161,19 @@ def test_the_next_turn_goes_on_from_the_right_tokens(kind: str, sent_back: bool)
             user = {"role": "user", "content": "ab?"}
             again = {"model": "scripted", "messages": [user, answer, user], "max_tokens": 1}
             used = client.chat.completions.create(**again).usage
-            fresh = build_engine(scripted_base([*begun, "Let me", "</think>", "It is."] if kind !=
-                                 "text" else [t for p in [*begun, "Let me", "</think>", "It is."]
-                                              for t in PARTS.get(p, [p])], template, KINDS[kind][1]))
+            fresh = build_engine(
+                scripted_base(
+                    [*begun, "Let me", "</think>", "It is."]
+                    if kind != "text"
+                    else [
+                        t
+                        for p in [*begun, "Let me", "</think>", "It is."]
+                        for t in PARTS.get(p, [p])
+                    ],
+                    template,
+                    KINDS[kind][1],
+                )
+            )
             rendered = fresh.base.tokenizer.apply_chat_template(
                 again["messages"], add_generation_prompt=True, return_dict=False
             )

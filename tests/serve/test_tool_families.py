@@ -20,7 +20,9 @@ from medusa_kit.serve.service import Service
 from medusa_kit.serve.tools import constraint_of
 from medusa_kit.settings.serve import ServeConfig
 
-MESSAGES = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+MESSAGES = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+)
 ASK = "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 SHOWN = "{% if tools %}[TOOLS {{ tools | tojson }}] {% endif %}"
 QWEN = SHOWN + "Write <tool_call>." + MESSAGES + ASK

@@ -31,7 +31,7 @@ class TokenBytes:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = proxy(tokenizer)
         self._known: dict[int, bytes] = {}
-        added = {*tokenizer.all_special_ids, *getattr(tokenizer, "added_tokens_decoder", ())}
+        added = {i for name in SPECIAL for i in getattr(tokenizer, name, ())}
         self.special = frozenset(filter(self._is_left_out, added))
         self.fallback = self._byte_tokens()
         self.exact = bool(self.fallback) or _is_byte_level(tokenizer)
@@ -43,6 +43,10 @@ class TokenBytes:
             known = self._known[token] = self._found(token)
         return known
 
+    def spelled(self, token: int) -> Any:
+        """As the vocabulary has it; None where it has no such token."""
+        return self._tokenizer.convert_ids_to_tokens(token)
+
     def _found(self, token: int) -> bytes:
         if token in self.fallback:
             return bytes([self.fallback[token]])
@@ -50,7 +54,7 @@ class TokenBytes:
         once, twice = self._text([token]), self._text([token, token])
         if UNFINISHED not in once:
             return (twice[len(once) :] if twice.startswith(once) else once).encode()
-        spelled = self._tokenizer.convert_ids_to_tokens(token)
+        spelled = self.spelled(token)
         if isinstance(spelled, str) and ALPHABET.keys() >= set(spelled):
             return bytes(ALPHABET[letter] for letter in spelled)
         return once.encode()
@@ -63,20 +67,17 @@ class TokenBytes:
 
     def _byte_tokens(self) -> dict[int, int]:
         """<0x00> to <0xFF>, unless the tokenizer prints them as they are spelled."""
-        spelled = {form.format(byte): byte for byte in range(256) for form in BYTE_FORMS}
-        ids = self._tokenizer.convert_tokens_to_ids(list(spelled))
-        pairs = zip(ids, spelled.items(), strict=True)
-        found = {
-            token: byte
-            for token, (name, byte) in pairs
-            if token is not None and self._tokenizer.convert_ids_to_tokens(token) == name
-        }
-        shown = next(iter(found), None)
-        return found if shown is not None and BYTE_NAME not in self._text([shown]) else {}
+        found = {}
+        for byte in range(256):
+            for spelled in (f"<0x{byte:02X}>", f"<0x{byte:02x}>"):
+                token = self._tokenizer.convert_tokens_to_ids(spelled)
+                if token is not None and self.spelled(token) == spelled:
+                    found[token] = byte
+        prints_spelled = any(self._text([token]).startswith("<0x") for token in found)
+        return {} if prints_spelled else found
 
 
-BYTE_NAME = "<0x"
-BYTE_FORMS = (BYTE_NAME + "{:02X}>", BYTE_NAME + "{:02x}>")
+SPECIAL = ("all_special_ids", "added_tokens_decoder")  # where tokenizers have special tokens
 
 
 def _is_byte_level(tokenizer: Any) -> bool:
