@@ -2,12 +2,14 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 from medusa_kit.base.tokenizer.turn_end import end_of_turn
 from medusa_kit.data.readers import Message
 from medusa_kit.errors import DataError
 
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 NEIGHBOURS = ("x", ".", "\n", "1")  # few tokens join any of these with what follows, none all
 
 
@@ -39,10 +41,11 @@ def render(
     messages: Sequence[Message],
     add_generation_prompt: bool = False,
     tools: Sequence[Mapping[str, Any]] | None = None,
+    variables: Mapping[str, Any] = NOTHING,
 ) -> list[int]:
-    """Token ids of the conversation. `tools`: functions that the template tells the model of.
-    Raises DataError where the template refuses it."""
-    given = {} if tools is None else {"tools": [dict(tool) for tool in tools]}
+    """Token ids of the conversation. `tools`: functions that the template tells the model of;
+    `variables`: of the template. Raises DataError where the template refuses it."""
+    given = _given(tools, variables)
     check_characters(messages)
     with refusals():
         ids = tokenizer.apply_chat_template(
@@ -55,9 +58,10 @@ def render_text(
     tokenizer: Any,
     messages: Sequence[Message],
     tools: Sequence[Mapping[str, Any]] | None = None,
+    variables: Mapping[str, Any] = NOTHING,
 ) -> str:
     """Text of the conversation, ready for the answer. Raises DataError as `render` does."""
-    given = {} if tools is None else {"tools": [dict(tool) for tool in tools]}
+    given = _given(tools, variables)
     check_characters(messages)
     with refusals():
         return str(
@@ -65,6 +69,13 @@ def render_text(
                 list(messages), add_generation_prompt=True, tokenize=False, **given
             )
         )
+
+
+def _given(
+    tools: Sequence[Mapping[str, Any]] | None, variables: Mapping[str, Any]
+) -> dict[str, Any]:
+    told = {} if tools is None else {"tools": [dict(tool) for tool in tools]}
+    return {**variables, **told}
 
 
 def encodes_text(tokenizer: Any) -> bool:

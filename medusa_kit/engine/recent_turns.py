@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from medusa_kit.data.readers import Message
-from medusa_kit.engine.turns import Answered
+from medusa_kit.engine.turns import Answered, said_aloud
 
 MOST_BYTES = 32 * 1024 * 1024
 BYTES_PER_ID = 40  # an int and its place in a list
@@ -67,7 +67,7 @@ def _keys(context: str, messages: Sequence[Message]) -> Iterator[tuple[Message, 
     """Each message with the digest of all up to it."""
     digest = hashlib.sha256(_bytes(context))
     for message in messages:
-        digest.update(_bytes(message))
+        digest.update(_bytes(said_aloud(message)))
         yield message, digest.digest()
 
 

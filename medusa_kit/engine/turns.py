@@ -11,7 +11,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from medusa_kit.data.readers import Message
-from medusa_kit.data.template import chat_template, encode_after, encode_text, render_text
+from medusa_kit.data.template import (
+    NOTHING,
+    chat_template,
+    encode_after,
+    encode_text,
+    render_text,
+)
 from medusa_kit.infer.detokenize import text_of
 
 TAIL = 8  # tokens before an answer that say whether its first token prints a space
@@ -43,11 +49,14 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Answered:
-    """A prompt and its answer: the message, and the model's own tokens without the stop token."""
+    """A prompt and its answer: the message, and the model's own tokens without the stop token.
+    `tagged`: special tokens may be part of its text, and what the model said to itself be missing.
+    """
 
     prompt: Prompt
     message: Message
     ids: list[int]
+    tagged: bool = False
 
     @property
     def all_ids(self) -> list[int]:
@@ -60,16 +69,17 @@ def next_prompt(
     before: Answered | None,
     encode: Callable[[list[Message]], list[int]] | None,
     tools: Sequence[Mapping[str, Any]] | None = None,
+    variables: Mapping[str, Any] = NOTHING,
 ) -> Prompt:
     """The prompt that these messages are. `before`: the turn before; `encode`: encodes everything,
-    None where that is encoding the template's text; `tools`: for the template.
+    None where that is encoding the template's text; `tools`, `variables`: for the template.
 
     Raises DataError where the chat template refuses them.
     """
     messages = [dict(message) for message in messages]
     if encode is not None and (tokenizer is None or chat_template(tokenizer) is None):
         return Prompt(messages, encode(messages))
-    text, rewritten = render_text(tokenizer, messages, tools), False
+    text, rewritten = render_text(tokenizer, messages, tools, variables), False
     if before is not None:
         known = [*before.prompt.messages, before.message]
         num_same = _num_same(messages, known)
@@ -87,9 +97,14 @@ def next_prompt(
     return Prompt(messages, ids, text, marks, rewritten)
 
 
+def said_aloud(message: Message) -> Message:
+    """A message without what the model said to itself, which clients may send back or not."""
+    return {name: value for name, value in message.items() if name != "reasoning_content"}
+
+
 def _num_same(some: Sequence[Message], others: Sequence[Message]) -> int:
     """How many messages both begin with."""
-    pairs = zip(some, others, strict=False)
+    pairs = zip(map(said_aloud, some), map(said_aloud, others), strict=False)
     least = min(len(some), len(others))
     return next((n for n, (one, other) in enumerate(pairs) if one != other), least)
 
@@ -118,17 +133,19 @@ def _said(tokenizer: Any, before: Answered, follows: str) -> tuple[int, int] | N
     strips its end. None where the template says something else.
     """
     content, ids = before.message["content"], before.ids
-    own = text_of(tokenizer, ids)
+    whole = own = text_of(tokenizer, ids, before.tagged)
+    contents = [*([whole] if before.tagged else ()), content, content.rstrip()]
     tail = before.prompt.ids[-TAIL:]
     # SentencePiece prints no space before the first word of a text.
-    printed = text_of(tokenizer, [*tail, *ids])[len(text_of(tokenizer, tail)) :]
+    printed = text_of(tokenizer, [*tail, *ids], before.tagged)
+    printed = printed[len(text_of(tokenizer, tail, before.tagged)) :]
     space = printed.removesuffix(own) if printed.endswith(own) else ""
     for start in (space, "") if space.isspace() else ("",):
-        for said in (content, content.rstrip()):
+        for said in contents:
             if follows.startswith(start + said):
                 count = len(ids)
                 while not said.startswith(own):
                     count -= 1
-                    own = text_of(tokenizer, ids[:count])
-                return (len(start) + len(own), count) if count else (0, 0)
+                    own = text_of(tokenizer, ids[:count], before.tagged)
+                return (len(start) + len(own), count) if own else (0, 0)
     return None

@@ -1,16 +1,19 @@
 """POST /v1/chat/completions."""
 
 import asyncio
-from collections import defaultdict
+from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
+from medusa_kit.data.template import chat_template
+from medusa_kit.serve.calls.reading import AnswerReader
+from medusa_kit.serve.calls.template_variables import template_variables
+from medusa_kit.serve.calls.tool_calls import delta_of, read_answer
 from medusa_kit.serve.logprobs import token_logprobs
 from medusa_kit.serve.schema import ChatRequest
 from medusa_kit.serve.service import Service
 from medusa_kit.serve.streaming import Piece, Reply, respond, service_of
-from medusa_kit.serve.tool_calls import CallReader, delta_of, read_answer
 from medusa_kit.serve.tools import Constraint, constraint_of
 
 router = APIRouter()
@@ -21,13 +24,15 @@ class ChatReply(Reply):
 
     def __init__(self, service: Service, asked: ChatRequest, constraint: Constraint) -> None:
         super().__init__(service, asked, constraint)
-        self._readers: dict[int, CallReader] = defaultdict(CallReader)  # of streamed answers
+        self._readers: dict[int, AnswerReader] = {}  # of streamed answers
 
     def choice(self, index: int, piece: Piece, reason: str) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": piece.text, "refusal": None}
-        if self.constraint.calls:
-            read = read_answer(piece.text, reason)
+        if self.reading.tags:
+            read = read_answer(piece.text, reason, AnswerReader(self.reading))
             message["content"], reason = read.content, read.finish_reason
+            if read.reasoning:
+                message["reasoning_content"] = read.reasoning
             if read.tool_calls:
                 message["tool_calls"] = read.tool_calls
             else:  # a message that is sent back needs one of them
@@ -40,8 +45,8 @@ class ChatReply(Reply):
 
     def delta(self, index: int, piece: Piece, reason: str | None) -> dict[str, Any]:
         delta: dict[str, Any] = {"content": piece.text} if piece.text or reason is None else {}
-        if self.constraint.calls:
-            reader = self._readers[index]
+        if self.reading.tags:
+            reader = self._readers.setdefault(index, AnswerReader(self.reading))
             pieces = reader.push(piece.text)
             if reason is not None:
                 pieces += reader.finish()
@@ -71,4 +76,9 @@ async def chat_completions(asked: ChatRequest, request: Request) -> Response:
         asked.tool_choice,
         asked.parallel_tool_calls,
     )
-    return await respond(ChatReply(service_of(request), asked, constraint), [messages], request)
+    service = service_of(request)
+    template = chat_template(service.engine.base.tokenizer) or ""
+    variables = template_variables(asked.chat_template_kwargs, asked.reasoning_effort, template)
+    constraint = replace(constraint, variables=variables)
+    request.state.notes = list(constraint.notes)  # for the log
+    return await respond(ChatReply(service, asked, constraint), [messages], request)

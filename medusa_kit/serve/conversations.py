@@ -16,9 +16,10 @@ from typing import Any
 from medusa_kit.data.template import chat_template, encodes_text, render_text
 from medusa_kit.engine.recent_turns import RecentTurns
 from medusa_kit.engine.turns import Answered, Prompt, next_prompt
+from medusa_kit.serve.calls.reading import AnswerReader, Reading, reasoning_of
+from medusa_kit.serve.calls.tool_calls import read_answer
+from medusa_kit.serve.calls.tool_messages import Message
 from medusa_kit.serve.errors import RequestError
-from medusa_kit.serve.tool_calls import read_answer
-from medusa_kit.serve.tool_messages import Message
 from medusa_kit.serve.tools import Constraint, encode_shown
 
 
@@ -28,7 +29,7 @@ class Asked:
 
     prompt: Prompt
     context: str
-    may_call: bool  # whether the answer is read for calls
+    reading: Reading  # of the answer
 
 
 class Conversations:
@@ -44,23 +45,27 @@ class Conversations:
         _check_names(tokenizer, messages, constraint)
         shown, tools = constraint.shown(tokenizer, messages)
         template = chat_template(tokenizer)
-        given = json.dumps([owner, template, None if tools is None else list(tools)])
+        variables = constraint.variables
+        asked = [owner, template, None if tools is None else list(tools), dict(variables)]
+        given = json.dumps(asked, sort_keys=True)
         context = hashlib.sha256(given.encode()).hexdigest()
         before = None if self._turns is None else self._turns.before(context, shown)
-        whole = partial(encode_shown, tokenizer, tools=tools)
+        whole = partial(encode_shown, tokenizer, tools=tools, variables=variables)
         encode = None if template and encodes_text(tokenizer) else whole
-        prompt = next_prompt(tokenizer, shown, before, encode, tools)
-        return Asked(prompt, context, constraint.calls)
+        prompt = next_prompt(tokenizer, shown, before, encode, tools, variables)
+        reasoning = reasoning_of(tokenizer, prompt.text)
+        return Asked(prompt, context, Reading(constraint.calls, reasoning))
 
     def keep(self, asked: Asked, text: str, ids: Sequence[int]) -> None:
         """`text`: of the answer; `ids`: its own, without the stop token."""
         if self._turns is None or not asked.prompt.marks:
             return
-        if asked.may_call:
-            read = read_answer(text, "stop")
-            text = text if read.tool_calls else read.content or ""
-        message: Message = {"role": "assistant", "content": text}
-        self._turns.keep(asked.context, Answered(asked.prompt, message, list(ids)))
+        read = read_answer(text, "stop", AnswerReader(asked.reading))
+        # Calls stay as the model wrote them, for templates that are given them as text.
+        said = asked.reading.aloud(text) if read.tool_calls else read.content or ""
+        message: Message = {"role": "assistant", "content": said}
+        tagged = said != text or asked.reading.keeps_special(self._tokenizer)
+        self._turns.keep(asked.context, Answered(asked.prompt, message, list(ids), tagged))
 
 
 def _check_names(tokenizer: Any, messages: Sequence[Message], constraint: Constraint) -> None:
@@ -72,7 +77,7 @@ def _check_names(tokenizer: Any, messages: Sequence[Message], constraint: Constr
         {**one, "name": f"participant-{place}-"} if place in given else one
         for place, one in enumerate(messages)
     ]
-    text = render_text(tokenizer, *constraint.shown(tokenizer, marked))
+    text = render_text(tokenizer, *constraint.shown(tokenizer, marked), constraint.variables)
     told = {int(place) for place in re.findall(r"participant-(\d+)-", text)}
     if given - told:
         place = min(given - told)

@@ -18,12 +18,13 @@ from medusa_kit.settings.sampling import SamplingParams
 # Fields of OpenAI's API that are not supported -> the value that asks for nothing, besides null.
 UNSUPPORTED: Mapping[str, Any] = {
     "functions": [], "function_call": "none", "modalities": ["text"], "audio": None,
-    "reasoning_effort": None, "verbosity": "medium", "web_search_options": None,
+    "verbosity": "medium", "web_search_options": None,
     "moderation": None, "best_of": 1, "echo": False, "suffix": "",
 }  # fmt: skip
 OF_CHATS: Mapping[str, Any] = {
     "response_format": {"type": "text"}, "tools": [], "tool_choice": "none",
-    "parallel_tool_calls": None, "prediction": None,
+    "parallel_tool_calls": None, "prediction": None, "reasoning_effort": None,
+    "chat_template_kwargs": {},
 }  # fmt: skip
 # The same in messages, which clients send back as they got them.
 MESSAGE_UNSUPPORTED: Mapping[str, Any] = {
@@ -84,6 +85,7 @@ class Message(Fields):
     name: Annotated[str, Field(pattern=NAME)] | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None  # of the assistant, as answers have it
     parsed: SkipJsonSchema[Any] = None  # `content`, as OpenAI's client sends back what it has read
 
     @model_validator(mode="before")
@@ -99,7 +101,13 @@ class Message(Fields):
             raise UnsupportedFieldError(
                 "tool_call_id", "tool_call_id belongs to messages of the role tool, and only there"
             )
-        if self.content in (None, []) and not self.tool_calls:
+        if self.reasoning_content is not None and self.role != "assistant":
+            raise UnsupportedFieldError(
+                "reasoning_content", "reasoning_content is the assistant's alone"
+            )
+        if self.content in (None, []) and not (
+            self.tool_calls or self.reasoning_content is not None
+        ):
             raise UnsupportedFieldError("content", "content is missing")
         return self
 
@@ -112,6 +120,8 @@ class Message(Fields):
         said: dict[str, Any] = {"role": role, "content": content}
         if self.name is not None:
             said["name"] = self.name
+        if self.reasoning_content:
+            said["reasoning_content"] = self.reasoning_content
         if self.tool_calls:
             said["tool_calls"] = [one.as_dict() for one in self.tool_calls]
         if self.tool_call_id is not None:
@@ -263,6 +273,8 @@ class ChatRequest(Request):
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None  # as vLLM has it
+    reasoning_effort: str | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     prediction: Prediction | None = None  # changes nothing
     logprobs: bool = False

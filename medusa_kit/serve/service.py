@@ -31,6 +31,7 @@ from medusa_kit.errors import (
 from medusa_kit.infer.details import Wanted
 from medusa_kit.infer.threaded.batch_thread import BatchStats
 from medusa_kit.infer.threaded.submission import Emission
+from medusa_kit.serve.calls.call_grammar import behind_reasoning
 from medusa_kit.serve.conversations import Asked, Conversations
 from medusa_kit.serve.drafting import check_drafting
 from medusa_kit.serve.errors import (
@@ -352,7 +353,6 @@ class Service:
             "stop": request.stop,
             "wanted": Wanted(request.num_likeliest, asked.tree),
             **request.sampling(),
-            "grammar": constraint.grammar,
             **named,
         }
         if asked.drafter is not None or asked.drafter_options is not None:
@@ -361,6 +361,8 @@ class Service:
         encoded, answers.chat = encode_prompts(
             self.engine, self.conversations, prompts, constraint, answers.owner
         )
+        reasoning = None if answers.chat is None else answers.chat.reading.reasoning
+        options["grammar"] = behind_reasoning(constraint.grammar, reasoning)
         for ids in encoded:
             longest = self._longest(len(ids), request)
             for number in range(request.n):

@@ -22,6 +22,7 @@ from medusa_kit.engine.shared_batch import Answer
 from medusa_kit.infer.details import TokenScore, VerifiedTree
 from medusa_kit.infer.detokenize import Settled, TextStream
 from medusa_kit.infer.threaded.submission import Emission
+from medusa_kit.serve.calls.reading import NO_READING, Reading
 from medusa_kit.serve.errors import described
 from medusa_kit.serve.logprobs import Scored, ScoredText, text_of_token
 from medusa_kit.serve.schema import Request
@@ -56,10 +57,15 @@ class Piece:
 class AnswerText:
     """The text of one answer, step by step. Its stop token is no part of it."""
 
-    def __init__(self, answer: Answer, tokenizer: Any, reads: bool = True) -> None:
-        """`reads`: else there is no text, spans and scores, and only tokens are told."""
-        self._answer = answer
-        self._text = TextStream(tokenizer, answer.stops) if reads else None
+    def __init__(
+        self, answer: Answer, tokenizer: Any, reading: Reading = NO_READING, reads: bool = True
+    ) -> None:
+        """`reading`: what its tags are for, which may be special tokens; other such tokens are no
+        text. `reads`: else there is no text, spans and scores, and only tokens are told."""
+        self._answer, self._tokenizer = answer, tokenizer
+        keeps = reading.keeps_special(tokenizer)
+        self._dropped = reading.dropped(tokenizer) if keeps else frozenset[int]()
+        self._text = TextStream(tokenizer, answer.stops, keeps) if reads else None
         self._scored = ScoredText(tokenizer)
         self._scores: deque[TokenScore] = deque()  # of tokens whose text has not settled
         self._last: tuple[int, str | None] = (0, None)
@@ -92,6 +98,7 @@ class AnswerText:
         return piece
 
     def _show(self, piece: Piece, found: Sequence[Settled]) -> None:
+        found = [self._without_dropped(settled) for settled in found]
         for settled in found:
             if self._scores:
                 scores = [self._scores.popleft() for _ in settled.tokens]
@@ -101,6 +108,12 @@ class AnswerText:
             piece.text += text
             self._shown.append(text)
             piece.spans.append({"text": text, "depth": depth, "by": by})
+
+    def _without_dropped(self, settled: Settled) -> Settled:
+        text = settled.text
+        for token in self._dropped.intersection(settled.tokens):
+            text = text.replace(self._tokenizer.convert_ids_to_tokens(token), "")
+        return settled._replace(text=text)
 
 
 class Reply(ABC):
@@ -115,6 +128,7 @@ class Reply(ABC):
     ) -> None:
         self.service, self.asked, self.constraint = service, asked, constraint
         self.tokenizer = service.engine.base.tokenizer
+        self.reading = NO_READING
         self._head = {
             "id": f"{self.prefix}-{secrets.token_hex(12)}",
             "created": int(time.time()),
@@ -216,6 +230,8 @@ async def respond(reply: Reply, prompts: Prompts, http: HttpRequest) -> Response
         http.state.notes = [*getattr(http.state, "notes", ()), "store: true has no effect"]
     owner = http.headers.get("authorization", "")
     answers = await reply.service.ask(reply.asked, prompts, reply.constraint, owner)
+    if answers.chat is not None:
+        reply.reading = answers.chat.reading
     if reply.asked.stream:
         return EventStream(answers, _events(reply, answers))
     try:
@@ -226,7 +242,7 @@ async def respond(reply: Reply, prompts: Prompts, http: HttpRequest) -> Response
 
 
 async def _events(reply: Reply, answers: Answers) -> AsyncIterator[bytes]:
-    texts = [AnswerText(answer, reply.tokenizer) for answer in answers.answers]
+    texts = [AnswerText(answer, reply.tokenizer, reply.reading) for answer in answers.answers]
     try:
         openings = (reply.opening(index) for index in range(len(texts)))
         for said in openings:
@@ -253,16 +269,17 @@ async def _events(reply: Reply, answers: Answers) -> AsyncIterator[bytes]:
 
 async def _whole(reply: Reply, answers: Answers) -> dict[str, Any]:
     asked = reply.asked  # unless it wants more than text, that is decoded once, at the end
-    reads = asked.medusa_kit.spans or asked.num_likeliest is not None
-    texts = [AnswerText(answer, reply.tokenizer, reads) for answer in answers.answers]
+    in_tags = reply.reading.keeps_special(reply.tokenizer)
+    reads = in_tags or asked.medusa_kit.spans or asked.num_likeliest is not None
+    texts = [AnswerText(one, reply.tokenizer, reply.reading, reads) for one in answers.answers]
     pieces = [Piece() for _ in texts]
     async for index, emission in answers.steps():
         added = texts[index].finish() if emission is None else texts[index].push(emission)
         pieces[index].add(added)
     results = answers.results()
     for index, result in enumerate(results):
-        pieces[index].text = result.text
-        answers.keep(index, result.text)
+        pieces[index].text = texts[index].text if in_tags else result.text
+        answers.keep(index, pieces[index].text)
     told = enumerate(zip(pieces, results, strict=True))
     choices = [reply.choice(index, piece, result.finish_reason) for index, (piece, result) in told]
     return reply.whole(choices, usage(results, reply.asked.n, answers.heads))

@@ -6,26 +6,27 @@ A call is written as Hermes and Qwen write it: `<tool_call>`, a line of JSON wit
 message names them.
 """
 
+import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from medusa_kit.data.chat import encode_prompt
-from medusa_kit.data.template import chat_template, render, render_text
+from medusa_kit.data.template import NOTHING, chat_template, render, render_text
 from medusa_kit.errors import ConfigError, DataError, unknown_value
-from medusa_kit.infer.accept.grammar import check_grammar
-from medusa_kit.serve.tool_calls import CALL, END
-from medusa_kit.serve.tool_messages import Message, as_text, for_template, with_system
-from medusa_kit.settings.grammar import JSON_OBJECT, Grammar, quoted
+from medusa_kit.serve.calls.call_grammar import calls_grammar
+from medusa_kit.serve.calls.schemas import OPTIONS, Usable, usable
+from medusa_kit.serve.calls.tool_calls import CALL, END
+from medusa_kit.serve.calls.tool_messages import Message, as_text, for_template, with_system
+from medusa_kit.settings.grammar import JSON_OBJECT, Grammar
 
 FORMATS = ("text", "json_object", "json_schema")
 CHOICES = ("auto", "none", "required")
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-NEWLINE, OPTIONS = "\n", "x-guidance"
 # Some models would write space for ever. Callers may say otherwise, by `x-guidance` in a schema.
 INDENTED, ONE_LINE = "[ \\t\\n\\r]{0,32}", " ?"
+OTHERS = ("<function=", "<arg_key>")  # of templates that write other things between the same tags
 MOST_TOOLS = 128  # OpenAI's limit
 INSTRUCTIONS = (
     "You may call functions. These are there, described in JSON:\n<tools>\n{tools}\n</tools>\n"
@@ -34,13 +35,15 @@ INSTRUCTIONS = (
 )
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Constraint:
     """What a request asks of its answer. `tools`: that the model is shown, none where it may not
     call any."""
 
     grammar: Grammar | None = None
     tools: Sequence[Mapping[str, Any]] = ()
+    notes: tuple[str, ...] = ()  # what of the schemas is not enforced
+    variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # of the template
 
     @property
     def calls(self) -> bool:
@@ -58,14 +61,14 @@ class Constraint:
         """Token ids of the conversation, ready for the answer. Raises ConfigError for calls in it
         that are none, DataError where the template refuses."""
         given, tools = self.shown(tokenizer, messages)
-        return encode_shown(tokenizer, given, tools)
+        return encode_shown(tokenizer, given, tools, self.variables)
 
     def shown(
         self, tokenizer: Any, messages: Sequence[Message]
     ) -> tuple[list[Message], Sequence[Mapping[str, Any]] | None]:
         """(messages, tools) as the chat template gets them. Raises what `encode` does."""
         template = chat_template(tokenizer) or ""
-        if CALL in template and "tools" in template:
+        if writes_calls(template):
             return for_template(messages), self.tools or None
         given = as_text(messages)
         if not self.tools:
@@ -79,18 +82,26 @@ class Constraint:
         said = INSTRUCTIONS.format(tools=listed)
         shown = with_system(given, said)
         try:
-            render_text(tokenizer, shown)
+            render_text(tokenizer, shown, variables=self.variables)
         except DataError:  # some templates have no system messages
             shown = with_system(given, said, role="user")
         return shown, None
 
 
+def writes_calls(template: str) -> bool:
+    """Whether a template has tools, and writes calls of them as the grammar does."""
+    return CALL in template and "tools" in template and not any(mark in template for mark in OTHERS)
+
+
 def encode_shown(
-    tokenizer: Any, shown: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
+    tokenizer: Any,
+    shown: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]] | None,
+    variables: Mapping[str, Any] = NOTHING,
 ) -> list[int]:
-    if tools is None:
+    if tools is None and not variables:
         return encode_prompt(tokenizer, shown)
-    return render(tokenizer, shown, add_generation_prompt=True, tools=tools)
+    return render(tokenizer, shown, True, tools, variables)
 
 
 UNCONSTRAINED = Constraint()
@@ -103,8 +114,9 @@ def constraint_of(
     parallel_tool_calls: bool | None = None,
 ) -> Constraint:
     """Raises ConfigError, naming the field, for what is wrong or cannot be followed."""
-    schema = _schema_of(response_format)
-    without_calls = Constraint(None if schema is None else Grammar.json_schema(schema))
+    asked = _asked_of(response_format)
+    schema, notes = (None, ()) if asked is None else asked
+    without_calls = Constraint(None if schema is None else Grammar.json_schema(schema), notes=notes)
     if not tools:
         given = {"tool_choice": tool_choice, "parallel_tool_calls": parallel_tool_calls}
         for name, value in given.items():
@@ -117,11 +129,13 @@ def constraint_of(
         return without_calls
     forced = tool_choice not in (None, "auto")
     one = parallel_tool_calls is False or isinstance(tool_choice, Mapping)
-    rules = _rules([functions[name] for name in names], schema, forced, at_most_one=one)
-    return Constraint(Grammar.lark(rules), list(tools))
+    called = [functions[name] for name in names]
+    grammar = calls_grammar([call.schema for call in called], schema, forced, at_most_one=one)
+    notes = (*notes, *(note for call in called for note in call.notes))
+    return Constraint(grammar, list(tools), notes)
 
 
-def _schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+def _asked_of(response_format: Mapping[str, Any] | None) -> Usable | None:
     """The schema that the answer's text has to fit; None: any text."""
     if response_format is None:
         return None
@@ -133,7 +147,7 @@ def _schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] |
     if kind != "json_schema":
         if response_format.get("json_schema") is not None:
             raise ConfigError(f"{field}.json_schema has no meaning with type {kind!r}")
-        return _with(JSON_OBJECT, whitespace_pattern=INDENTED) if kind == "json_object" else None
+        return Usable(_with(JSON_OBJECT, INDENTED)) if kind == "json_object" else None
     field += ".json_schema"
     given = response_format.get("json_schema")
     _check_object(field, given, {"name", "description", "schema", "strict"})
@@ -141,17 +155,15 @@ def _schema_of(response_format: Mapping[str, Any] | None) -> Mapping[str, Any] |
     _check_types(field, given)
     if not isinstance(schema := given.get("schema"), Mapping):
         raise ConfigError(f"{field}.schema {schema!r}: expected a JSON schema, an object")
-    lenient = given.get("strict") is False
-    schema = _with(schema, lenient=lenient, whitespace_pattern=INDENTED)
-    _check_schema(f"{field}.schema", schema)
-    return schema
+    followed = usable(f"{field}.schema", schema, strict=given.get("strict") is not False)
+    return followed._replace(schema=_with(followed.schema, INDENTED))
 
 
-def _functions(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def _functions(tools: Sequence[Mapping[str, Any]]) -> dict[str, Usable]:
     """The schema of a call of each function, by its name."""
     if len(tools) > MOST_TOOLS:
         raise ConfigError(f"tools has {len(tools)} entries; expected {MOST_TOOLS} at most")
-    calls: dict[str, dict[str, Any]] = {}
+    calls: dict[str, Usable] = {}
     for number, tool in enumerate(tools):
         field = f"tools[{number}]"
         _check_object(field, tool, {"type", "function"})
@@ -171,23 +183,26 @@ def _functions(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
     return calls
 
 
-def _call_schema(field: str, name: str, function: Mapping[str, Any]) -> dict[str, Any]:
+def _call_schema(field: str, name: str, function: Mapping[str, Any]) -> Usable:
     given = function.get("parameters")
     if given is None:
         given = {"type": "object", "properties": {}, "additionalProperties": False}
     if not isinstance(given, Mapping) or given.get("type", "object") != "object":
         raise ConfigError(f"{field}: expected the JSON schema of an object, with type 'object'")
-    lenient = function.get("strict") is not True
-    parameters = _with(given, lenient=lenient, whitespace_pattern=ONE_LINE) | {"type": "object"}
-    _check_schema(field, parameters)
-    options = parameters.pop(OPTIONS)
-    return {
-        "type": "object",
-        "properties": {"name": {"const": name}, "arguments": _moved(parameters)},
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-        OPTIONS: options,
-    }
+    strict = function.get("strict") is True
+    parameters, notes = usable(field, {**given, "type": "object"}, strict)
+    options = _with(parameters, ONE_LINE)[OPTIONS]
+    parameters.pop(OPTIONS)
+    return Usable(
+        {
+            "type": "object",
+            "properties": {"name": {"const": name}, "arguments": _moved(parameters)},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+            OPTIONS: options,
+        },
+        notes,
+    )
 
 
 def _moved(schema: Any) -> Any:
@@ -202,18 +217,10 @@ def _moved(schema: Any) -> Any:
     return [_moved(one) for one in schema] if isinstance(schema, list) else schema
 
 
-def _with(schema: Mapping[str, Any], **options: Any) -> dict[str, Any]:
-    """With options of llguidance, unless the schema has its own. `lenient`: keywords that cannot be
-    enforced are allowed."""
-    own = schema.get(OPTIONS, {})
-    return {**schema, OPTIONS: {**options, **own} if isinstance(own, Mapping) else own}
-
-
-def _check_schema(field: str, schema: Mapping[str, Any]) -> None:
-    try:
-        check_grammar(Grammar.json_schema(schema))
-    except ConfigError as error:
-        raise ConfigError(f"{field}: {error.message}", hint=error.hint) from error
+def _with(schema: Mapping[str, Any], space: str) -> dict[str, Any]:
+    """With what white space is allowed, unless the schema says so itself. oneOf is read as anyOf
+    where that has been found to be all that is possible."""
+    return {**schema, OPTIONS: {"whitespace_pattern": space, **schema.get(OPTIONS, {})}}
 
 
 def _check_object(field: str, given: Any, known: set[str]) -> None:
@@ -246,28 +253,3 @@ def _allowed(choice: str | Mapping[str, Any] | None, names: list[str]) -> list[s
     if (name := choice["function"].get("name")) not in names:
         raise unknown_value(f"{field}.function.name", name, names)
     return [name]
-
-
-def _rules(
-    calls: Sequence[Mapping[str, Any]],
-    answer: Mapping[str, Any] | None,
-    forced: bool,
-    at_most_one: bool,
-) -> str:
-    """A Lark grammar of calls. Unless they are `forced`, other answers may come: JSON of the schema
-    `answer`, or any text, which may then precede calls too."""
-    more = "" if at_most_one else f" ({quoted(NEWLINE + CALL)} call)*"
-    start = f"{quoted(CALL)} call{more}"
-    rules = []
-    if not forced and answer is not None:
-        start = f"answer | {start}"
-        rules.append(f"answer: %json {json.dumps(answer)}")
-    elif not forced:
-        start = f"TEXT | before call{more}"
-        tag = re.escape(CALL)
-        rules.append(f"before[lazy]: /(.|\\n)*{tag}/")
-        rules.append(f"TEXT: /(.|\\n)*/ & ~/(.|\\n)*{tag}(.|\\n)*/")
-    rules.append(f"call: {quoted(NEWLINE)} written {quoted(NEWLINE + END)}")
-    rules.append("written: " + " | ".join(f"call_{number}" for number in range(len(calls))))
-    rules += [f"call_{number}: %json {json.dumps(one)}" for number, one in enumerate(calls)]
-    return "\n".join([f"start: {start}", *rules])

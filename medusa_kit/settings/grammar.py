@@ -12,12 +12,29 @@ from medusa_kit.errors import ConfigError
 JSON_OBJECT = {"type": "object"}
 
 
+class Free(NamedTuple):
+    """Anything at all may come before `tag`, special tokens and broken characters too. What comes
+    behind it is the grammar's rule `behind`.
+
+    `reasoning`: the tags around what the model says to itself, where `tag` is only text; it is the
+    first thing of an answer, and `opened` where the prompt ends inside of it.
+    """
+
+    tag: str
+    reasoning: tuple[str, str] | None = None
+    opened: bool = False
+
+
 class Grammar(NamedTuple):
     """Made by one of the class methods. Raises ConfigError for what is not of the right type; what
     the text says is checked where it is used."""
 
     kind: str  # json_schema | regex | lark
     text: str
+    # That a Lark grammar's lines `tag_0: …`, `tag_1: …` are for (and `until_0[lazy]: …`, any text
+    # up to its end): where the tokenizer has one of them as a special token, that token is meant.
+    tags: tuple[str, ...] = ()
+    free: Free | None = None
 
     @classmethod
     def json_schema(cls, schema: Mapping[str, Any] | str) -> "Grammar":
@@ -59,7 +76,7 @@ class Grammar(NamedTuple):
 
 def quoted(text: str) -> str:
     """A text as a literal of a Lark grammar."""
-    return json.dumps(text, ensure_ascii=False)
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _text(what: str, value: Any) -> str:

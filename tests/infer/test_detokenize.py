@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from support.tokenizer_kinds import KINDS, Counting, byte_fallback, word_piece
+from support.text.tokenizer_kinds import KINDS, Counting, byte_fallback, word_piece
 
 from medusa_kit.base.model import BaseModel
 from medusa_kit.infer.detokenize import Detokenizer, TextStream, text_of

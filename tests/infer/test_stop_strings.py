@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.tokenizer_kinds import KINDS, byte_fallback, byte_level
+from support.text.tokenizer_kinds import KINDS, byte_fallback, byte_level
 from transformers import StopStringCriteria
 
 from medusa_kit.base.model import BaseModel

@@ -11,6 +11,7 @@ from openai import OpenAI
 from pydantic import BaseModel
 from support.callers import all_at_once
 from support.serving.grammars import STOPS, plain_under, tokenizer, writing_base
+from support.serving.grammars import plain as unbound
 from support.serving.live_server import LiveServer, live_server
 from support.small_engines import engine_with_heads
 
@@ -138,8 +139,9 @@ def test_several_calls(client: OpenAI, stream: bool) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_model_that_may_call_may_also_speak(client: OpenAI, stream: bool) -> None:
+    """As it would without a grammar."""
     message, reason, ids = ask(client, stream, tools=TOOLS, max_tokens=30)
-    assert ids == plain(tools=TOOLS)[:30]
+    assert ids == unbound(constraint_of(tools=TOOLS).encode(tokenizer(), QUESTION), 30)
     assert message.content == tokenizer().decode(ids, skip_special_tokens=True).rstrip()
     assert not message.tool_calls
     assert reason == "length"

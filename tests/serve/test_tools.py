@@ -9,8 +9,8 @@ from support.small_engines import build_engine
 
 from medusa_kit.engine.recent_turns import RecentTurns
 from medusa_kit.errors import ConfigError
+from medusa_kit.serve.calls.tool_calls import CallReader, read_answer
 from medusa_kit.serve.conversations import Conversations
-from medusa_kit.serve.tool_calls import CallReader, read_answer
 from medusa_kit.serve.tools import Constraint, constraint_of
 
 WEATHER = {
@@ -103,7 +103,7 @@ def test_keywords_that_cannot_be_enforced() -> None:
     function = {"name": "f", "parameters": {"properties": {"a": schema}}}
     assert constraint_of(tools=[{"type": "function", "function": function}]).calls
     function["strict"] = True
-    with pytest.raises(ConfigError, match=r"tools\[0\]\.function\.parameters: .*uniqueItems"):
+    with pytest.raises(ConfigError, match=r"parameters\.properties\.a: .*uniqueItems"):
         constraint_of(tools=[{"type": "function", "function": function}])
 
 

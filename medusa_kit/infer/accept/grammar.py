@@ -10,7 +10,7 @@ Shapes: V vocabulary, T tokens of a prefix.
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -21,8 +21,12 @@ from torch import Tensor
 from transformers.generation.logits_process import LogitsProcessor
 
 from medusa_kit.errors import ConfigError, MedusaKitError
-from medusa_kit.settings.grammar import Grammar
+from medusa_kit.infer.accept.free_text import FreeText, num_shared
+from medusa_kit.infer.accept.grammar_tokens import GrammarTokens, lark_rules
+from medusa_kit.settings.grammar import Free, Grammar
 
+LOOKED_AT = 3  # bytes of a grammar that is tried
+KEPT_MASKS = 128  # of a row, so those of its newest trees
 KEPT = 32  # compiled grammars of a tokenizer; the one used longest ago goes first
 HINT = "what llguidance can do: https://github.com/guidance-ai/llguidance/tree/main/docs"
 
@@ -30,20 +34,32 @@ HINT = "what llguidance can do: https://github.com/guidance-ai/llguidance/tree/m
 class GrammarMask(LogitsProcessor):
     """One row's. Raises MedusaKitError where no token is left."""
 
-    def __init__(self, matcher: Any, prompt_length: int, stops: frozenset[int]) -> None:
+    def __init__(
+        self,
+        matcher: Any,
+        prompt_length: int,
+        stops: frozenset[int],
+        free: FreeText | None = None,
+    ) -> None:
         self._matcher, self._prompt_length, self._stops = matcher, prompt_length, stops
-        self._answer: list[int] = []  # what the matcher has consumed
+        self._free = free
+        self._consumed: list[int] = []  # by the matcher
+        self._masks: dict[tuple[int, ...], bytes] = {}  # after what it had consumed
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         answer = input_ids[0, self._prompt_length :].tolist()
+        bound = self._bound(answer)
         # No answer comes to where it has ended, nor below a guess that is not allowed.
-        if not self._allows(answer):
+        if bound is None or not self._stops.isdisjoint(answer):
+            return scores
+        if not self._reach(bound):
+            self._check_refusal(bound)
             return scores
         allowed_V = _allowed(self._bits(), scores.shape[-1]).to(scores.device)
         scores = scores.masked_fill(~allowed_V, float("-inf"))
         if scores.isneginf().all():
             raise MedusaKitError(
-                f"no token can follow the answer's first {len(self._answer)}: other settings ban "
+                f"no token can follow the answer's first {len(answer)}: other settings ban "
                 "all that the grammar allows, or the tokenizer has none of them",
                 hint="leave out the grammar or the tokens that are banned",
             )
@@ -53,45 +69,62 @@ class GrammarMask(LogitsProcessor):
         """Whether the grammar allows the answer in `prefix`, an ended one included."""
         answer = list(prefix[self._prompt_length :])
         if answer and answer[-1] in self._stops:
-            return self._allows(answer[:-1]) and bool(self._matcher.is_accepting())
+            bound = self._bound(answer[:-1])
+            return self._allows(answer[:-1]) and (bound is None or self._matcher.is_accepting())
         return self._allows(answer)
 
     def forced(self, prefix: Sequence[int]) -> list[int]:
         """The tokens that have to follow `prefix`, as the tokenizer would write them."""
         answer = list(prefix[self._prompt_length :])
-        if not self._allows(answer):
+        if self._bound(answer) is None or not self._allows(answer):
             return []
         tokens = list(self._matcher.compute_ff_tokens())
         ends = self._allows([*answer, *tokens]) and self._matcher.is_stopped()
         return [*tokens, *self._stops] if ends and len(self._stops) == 1 else tokens
 
-    def _allows(self, answer: list[int]) -> bool:
-        return self._stops.isdisjoint(answer) and self._reach(answer)
+    def _bound(self, answer: list[int]) -> list[int] | None:
+        """What of the answer follows the grammar; None: nothing yet."""
+        return answer if self._free is None else self._free.behind(answer)
 
-    def _reach(self, answer: list[int]) -> bool:
-        """Have the matcher consume exactly `answer`; whether the grammar allows that."""
-        same = 0
-        for ours, theirs in zip(self._answer, answer, strict=False):
-            if ours != theirs:
-                break
-            same += 1
-        if surplus := len(self._answer) - same:
+    def _allows(self, answer: list[int]) -> bool:
+        bound = self._bound(answer)
+        return self._stops.isdisjoint(answer) and (bound is None or self._reach(bound))
+
+    def _reach(self, tokens: list[int]) -> bool:
+        """Have the matcher consume exactly `tokens`; whether the grammar allows that."""
+        same = num_shared(self._consumed, tokens)
+        if surplus := len(self._consumed) - same:
             self._check(self._matcher.rollback(surplus))
-        consumed = self._matcher.try_consume_tokens(answer[same:]) if same < len(answer) else 0
-        self._answer = answer[: same + consumed]
+        consumed = self._matcher.try_consume_tokens(tokens[same:]) if same < len(tokens) else 0
+        self._consumed = tokens[: same + consumed]
         self._check()
-        return len(self._answer) == len(answer)
+        return len(self._consumed) == len(tokens)
+
+    def _check_refusal(self, tokens: list[int]) -> None:
+        """Of `tokens`, which it could not consume to their end: a mask must not have allowed it."""
+        bits, refused = self._masks.get(tuple(self._consumed)), tokens[len(self._consumed)]
+        if bits is not None and bits[refused // 8] >> refused % 8 & 1:
+            raise MedusaKitError(
+                f"the grammar allowed token {refused} after {len(self._consumed)} tokens, and then "
+                "refused it",
+                hint="another wording of the grammar may do; this is a bug",
+            )
 
     def _bits(self) -> bytes:
-        bits: bytes = self._matcher.compute_bitmask()
-        self._check()
-        return bits
+        key = tuple(self._consumed)
+        if key not in self._masks:
+            bits: bytes = self._matcher.compute_bitmask()
+            self._check()
+            self._masks[key] = bits
+            if len(self._masks) > KEPT_MASKS:
+                del self._masks[next(iter(self._masks))]
+        return self._masks[key]
 
     def _check(self, done: bool = True) -> None:
         """Its limits may be met while running: then it stays failed."""
         if not done or self._matcher.is_error():
             raise MedusaKitError(
-                f"the grammar could not be followed after {len(self._answer)} tokens: "
+                f"the grammar could not be followed after {len(self._consumed)} tokens: "
                 f"{_said(self._matcher)}",
                 hint="a simpler grammar has fewer states",
             )
@@ -102,23 +135,23 @@ class _Compiled:
 
     def __init__(self, tokenizer: Any, vocab_size: int, stops: Sequence[int]) -> None:
         llguidance = _llguidance()
-        from llguidance.hf import from_tokenizer
-
-        try:
-            self._tokenizer = from_tokenizer(tokenizer, n_vocab=vocab_size, eos_token=list(stops))
-        except ValueError as error:
-            raise ConfigError(
-                f"grammars cannot be used with this base's tokenizer: {error}",
-                hint="its tokens must be known as bytes, as those of most fast tokenizers are",
-            ) from error
+        self.tokens = GrammarTokens(tokenizer, vocab_size, stops)
         limits = llguidance.LLParserLimits(verbose_errors=False)
-        make = partial(llguidance.LLMatcher, self._tokenizer)
+        make = partial(llguidance.LLMatcher, self.tokens.for_matchers())
         self._make = partial(make, log_level=0, limits=limits)
         self._kept: OrderedDict[Grammar, Any] = OrderedDict()
         self._lock = threading.Lock()
 
-    def matcher(self, grammar: Grammar) -> Any:
+    def mask(self, grammar: Grammar, prompt_length: int, stops: frozenset[int]) -> GrammarMask:
         """A new one, at the beginning."""
+        matcher = self._matcher(grammar._replace(free=grammar.free and Free("")))
+        if grammar.free is None:
+            return GrammarMask(matcher, prompt_length, stops)
+        begin = matcher.deep_copy()
+        free = FreeText(grammar.free, self.tokens, partial(_fits, begin))
+        return GrammarMask(matcher, prompt_length, stops, free)
+
+    def _matcher(self, grammar: Grammar) -> Any:
         with self._lock:
             if grammar not in self._kept:
                 self._kept[grammar] = self._compile(grammar)
@@ -128,13 +161,17 @@ class _Compiled:
             return self._kept[grammar].deep_copy()
 
     def _compile(self, grammar: Grammar) -> Any:
-        matcher = self._make(_source(grammar))
+        matcher = self._make(_source(grammar, self.tokens))
         if matcher.is_error():
             raise _refused(grammar, _said(matcher))
         tried = matcher.deep_copy()
         if not any(tried.compute_bitmask()) or tried.is_error():
             raise _refused(grammar, f"no answer can begin. {_said(tried)}")
         return matcher
+
+
+def _fits(matcher: Any, tokens: list[int]) -> bool:
+    return not tokens or matcher.validate_tokens(tokens) == len(tokens)
 
 
 _known: "WeakKeyDictionary[Any, dict[tuple[int, tuple[int, ...]], _Compiled]]" = WeakKeyDictionary()
@@ -161,7 +198,7 @@ def grammar_mask(
         per_tokenizer = _known.setdefault(tokenizer, {})
         if key not in per_tokenizer:
             per_tokenizer[key] = _Compiled(tokenizer, *key)
-    return GrammarMask(per_tokenizer[key].matcher(grammar), prompt_length, stops)
+    return per_tokenizer[key].mask(grammar, prompt_length, stops)
 
 
 def check_grammar(grammar: Grammar | None) -> None:
@@ -173,15 +210,41 @@ def check_grammar(grammar: Grammar | None) -> None:
         raise _refused(grammar, said[0])
 
 
-def _source(grammar: Grammar) -> str:
-    """As llguidance takes it."""
+def fault_of(grammar: Grammar, most_work: int | None = None) -> str | None:
+    """Why no base could follow it, its first bytes included; None where one could. `most_work`:
+    llguidance's limit for making a lexer, if it is to be lower."""
+    llguidance = _llguidance()
+    wrong, said = llguidance.LLMatcher.validate_grammar_with_warnings(source := _source(grammar))
+    if wrong:
+        return str(said[0]).strip()
+    limits = llguidance.LLParserLimits(verbose_errors=False, initial_lexer_fuel=most_work)
+    matcher = llguidance.LLMatcher(_bytes_alone(), source, log_level=0, limits=limits)
+    for _ in range(LOOKED_AT):
+        allowed = [] if matcher.is_error() else _flags(matcher.compute_bitmask())[:256].nonzero()[0]
+        if matcher.is_error() or matcher.is_stopped():
+            break
+        # Into a text rather than past it, where there is the choice.
+        matcher.consume_token(min(map(int, allowed), key=lambda byte: (byte in b' "', byte)))
+    return _said(matcher) if matcher.is_error() else None
+
+
+@cache
+def _bytes_alone() -> Any:
+    return _llguidance().LLTokenizer("byte")
+
+
+def _source(grammar: Grammar, tokens: GrammarTokens | None = None) -> str:
+    """As llguidance takes it; without `tokens` for a tokenizer that nothing is known of."""
     matcher = _llguidance().LLMatcher
     sources: dict[str, Callable[[str], str]] = {
         "json_schema": matcher.grammar_from_json_schema,
         "regex": matcher.grammar_from_regex,
         "lark": matcher.grammar_from_lark,
     }
-    return sources[grammar.kind](grammar.text)
+    text = grammar.text
+    if grammar.kind == "lark":
+        text = lark_rules(grammar, tokens)
+    return sources[grammar.kind](text)
 
 
 def _said(matcher: Any) -> str:
@@ -196,10 +259,14 @@ def _refused(grammar: Grammar, why: str) -> ConfigError:
 
 def _allowed(bits: bytes, vocab_size: int) -> Tensor:
     """allowed_V of a mask with one bit a token; what it does not name is forbidden."""
-    flags = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")[:vocab_size]
+    flags = _flags(bits)[:vocab_size]
     allowed_V = torch.zeros(vocab_size, dtype=torch.bool)
     allowed_V[: len(flags)] = torch.from_numpy(flags).bool()
     return allowed_V
+
+
+def _flags(bits: bytes) -> Any:
+    return np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
 
 
 def _llguidance() -> ModuleType:

@@ -68,10 +68,16 @@ def plain_under(
     grammar: Grammar, prompt: Sequence[int], max_new_tokens: int, **settings: Any
 ) -> list[int]:
     """The greedy answer of transformers' own generate on an untouched second model."""
+    mask = LogitsProcessorList([OracleMask(grammar, len(prompt))])
+    return plain(prompt, max_new_tokens, logits_processor=mask, **settings)
+
+
+def plain(prompt: Sequence[int], max_new_tokens: int, **settings: Any) -> list[int]:
+    """The same without a grammar."""
     ids = torch.tensor([list(prompt)])
     out = writing_model().generate(
         ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_new_tokens, do_sample=False,
-        logits_processor=LogitsProcessorList([OracleMask(grammar, len(prompt))]), **settings,
+        **settings,
     )  # fmt: skip
     return out[0, len(prompt) :].tolist()
 

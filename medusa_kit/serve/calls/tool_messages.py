@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from medusa_kit.errors import ConfigError
-from medusa_kit.serve.tool_calls import CALL, END
+from medusa_kit.serve.calls.tool_calls import CALL, END
 
 Message = dict[str, Any]
 
@@ -43,7 +43,7 @@ def as_text(messages: Sequence[Message]) -> list[Message]:
             for call in message.get("tool_calls", ())
         ]
         lines = "\n".join([content, *written] if content else written or [""])
-        kept = {k: message[k] for k in ("name",) if k in message}
+        kept: Message = {k: message[k] for k in ("name", "reasoning_content") if k in message}
         given.append({"role": message["role"], "content": lines, **kept})
     return given
 

@@ -1,27 +1,29 @@
-"""The calls in an answer, read while it comes. The grammar (tools.py) sees to it that what follows
-a tag is a call."""
+"""The calls in an answer, read while it comes. The grammar (call_grammar.py) sees to it that what
+follows a tag is a call; where the token that ends the tag says otherwise, the tag is text."""
 
 import json
 import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 CALL, END = "<tool_call>", "</tool_call>"
+OPENING, CLOSING = '{"name":"', '","arguments":{'  # around a name, without white space
 HEAD = re.compile(r'\s*{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?={)')
 
 
 @dataclass(frozen=True)
 class Piece:
-    """Text of the answer, or a part of its call number `index`: `id` and `name` come first, then
-    pieces of `arguments`."""
+    """Text of the answer, or of what the model said to itself, or a part of its call number
+    `index`: `id` and `name` come first, then pieces of `arguments`."""
 
     content: str = ""
     index: int | None = None
     id: str | None = None
     name: str | None = None
     arguments: str = ""
+    reasoning: str = ""
 
     def as_delta(self) -> dict[str, Any]:
         """As a streamed chunk's `delta` has it."""
@@ -37,6 +39,8 @@ class Piece:
 def delta_of(pieces: Sequence[Piece]) -> dict[str, Any]:
     """What several pieces add, as one chunk's `delta`."""
     delta: dict[str, Any] = {}
+    if reasoning := "".join(piece.reasoning for piece in pieces):
+        delta["reasoning_content"] = reasoning
     if content := "".join(piece.content for piece in pieces):
         delta["content"] = content
     calls: dict[int, Any] = {}
@@ -58,6 +62,7 @@ class CallReader:
     num_calls: int = 0
     complete: int = 0  # calls whose arguments have been read to their end
     _text: str = ""  # not passed on yet
+    _space: str = ""  # before the newest tag
     _in_call: bool = False
     _depth: int = 0  # of the arguments' braces; 0: they have not begun
     _in_string: bool = False
@@ -67,11 +72,11 @@ class CallReader:
         self._text += text
         pieces: list[Piece] = []
         while True:
-            before = len(self._text)
+            before = self._text, self._in_call
             piece = self._next()
             if piece is not None:
                 pieces.append(piece)
-            if len(self._text) == before:
+            if (self._text, self._in_call) == before:
                 return pieces
 
     def finish(self) -> list[Piece]:
@@ -91,15 +96,19 @@ class CallReader:
         text, tag, rest = self._text.partition(CALL)
         if tag:
             self._text, self._in_call = rest, True
+            self._space = text[len(text.rstrip()) :]
             text = text.rstrip()
         else:
-            end = len(text) - _held_back(text)
+            end = len(text) - held_back(text, CALL)
             text, self._text = text[:end], text[end:]
         return Piece(text) if text and not self.num_calls else None
 
     def _head(self) -> Piece | None:
         if (match := HEAD.match(self._text)) is None:
-            return None
+            if _may_begin(self._text):
+                return None
+            self._in_call = False
+            return None if self.num_calls else Piece(self._space + CALL)
         self._text = self._text[match.end() + 1 :]
         self._depth, self.num_calls = 1, self.num_calls + 1
         name = json.loads(match[1])
@@ -132,12 +141,29 @@ class ReadAnswer:
     content: str | None
     finish_reason: str
     tool_calls: list[dict[str, Any]] = field(default_factory=list)
+    reasoning: str = ""
 
 
-def read_answer(text: str, finish_reason: str) -> ReadAnswer:
-    reader = CallReader()
+class Reader(Protocol):
+    def push(self, text: str) -> list[Piece]: ...
+
+    def finish(self) -> list[Piece]: ...
+
+    def finish_reason(self, reason: str) -> str: ...
+
+
+def read_answer(text: str, finish_reason: str, reader: Reader | None = None) -> ReadAnswer:
+    """By a new `reader`, unless given one of calls alone."""
+    reader = CallReader() if reader is None else reader
     pieces = [*reader.push(text), *reader.finish()]
     content = "".join(piece.content for piece in pieces)
+    reasoning = "".join(piece.reasoning for piece in pieces)
+    return ReadAnswer(
+        content or None, reader.finish_reason(finish_reason), _calls(pieces), reasoning
+    )
+
+
+def _calls(pieces: Sequence[Piece]) -> list[dict[str, Any]]:
     calls: list[dict[str, Any]] = []
     for piece in pieces:
         if piece.id is not None:
@@ -145,12 +171,21 @@ def read_answer(text: str, finish_reason: str) -> ReadAnswer:
             calls.append({"id": piece.id, "type": "function", "function": function})
         elif piece.index is not None:
             calls[piece.index]["function"]["arguments"] += piece.arguments
-    return ReadAnswer(content or None, reader.finish_reason(finish_reason), calls)
+    return calls
 
 
-def _held_back(text: str) -> int:
-    """How many of the last characters may belong to what precedes a call, or to its tag."""
-    most = min(len(text), len(CALL) - 1)
-    begun = next((n for n in range(most, 0, -1) if CALL.startswith(text[-n:])), 0)
+def _may_begin(text: str) -> bool:
+    """Whether this can become the beginning of a call."""
+    said = "".join(text.split())
+    if len(said) <= len(OPENING):
+        return OPENING.startswith(said)
+    name, quote, rest = said.removeprefix(OPENING).partition('"')
+    return said.startswith(OPENING) and "\\" not in name and CLOSING.startswith(quote + rest)
+
+
+def held_back(text: str, tag: str) -> int:
+    """How many of the last characters may belong to what precedes a tag, or to the tag."""
+    most = min(len(text), len(tag) - 1)
+    begun = next((n for n in range(most, 0, -1) if tag.startswith(text[-n:])), 0)
     rest = text[: len(text) - begun]
     return begun + len(rest) - len(rest.rstrip())

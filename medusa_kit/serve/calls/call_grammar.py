@@ -1,0 +1,77 @@
+"""Grammars of answers with calls, and of answers behind what a model says to itself."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from medusa_kit.serve.calls.reading import Reasoning
+from medusa_kit.serve.calls.tool_calls import CALL, END
+from medusa_kit.settings.grammar import Free, Grammar, quoted
+
+NEWLINE = "\n"
+SPACE = "/[ \\t\\n\\r]{0,16}/"  # that a model may put behind a tag of its own choice
+
+
+def calls_grammar(
+    calls: Sequence[Mapping[str, Any]],
+    answer: Mapping[str, Any] | None,
+    forced: bool,
+    at_most_one: bool,
+) -> Grammar:
+    """Of calls with these schemas. Unless they are `forced`, other answers may come: JSON of the
+    schema `answer`, or any text, which may precede calls too."""
+    more = "" if at_most_one else f" ({quoted(NEWLINE)} tag_0 call)*"
+    rules = [
+        f"call: {quoted(NEWLINE)} written",
+        f"written: one {quoted(NEWLINE)} tag_1",
+        "one: " + " | ".join(f"call_{number}" for number in range(len(calls))),
+        *(f"call_{number}: %json {json.dumps(one)}" for number, one in enumerate(calls)),
+    ]
+    if forced:
+        return _grammar(f"start: tag_0 call{more}", rules)
+    if answer is None:
+        tag = re.escape(CALL)
+        rules += [
+            f"behind: {SPACE} written{more}",
+            f"before[lazy]: /(.|\\n)*{tag}/",
+            f"TEXT: /(.|\\n)*/ & ~/(.|\\n)*{tag}(.|\\n)*/",
+        ]
+        return _grammar("start: TEXT | before behind", rules, Free(CALL))
+    rules.append(f"answer: %json {json.dumps(answer)}")
+    return _grammar(f"start: answer | tag_0 call{more}", rules)
+
+
+def _grammar(start: str, rules: Sequence[str], free: Free | None = None) -> Grammar:
+    rules = [start, *rules, _tag(0, CALL), _tag(1, END)]
+    return Grammar("lark", "\n".join(rules), (CALL, END), free)
+
+
+def _tag(number: int, tag: str) -> str:
+    return f"tag_{number}: {quoted(tag)}"
+
+
+def behind_reasoning(grammar: Grammar | None, reasoning: Reasoning | None) -> Grammar | None:
+    """An answer of this grammar, before which a model says to itself what it likes."""
+    if grammar is None or reasoning is None or reasoning.closed:
+        return grammar
+    opening, closing, opened, _ = reasoning
+    if grammar.free is not None:
+        return grammar._replace(
+            free=grammar.free._replace(reasoning=(opening, closing), opened=opened)
+        )
+    rules = grammar.text.replace("start:", "answer:", 1)
+    if grammar.kind == "json_schema":
+        rules = f"answer: %json {grammar.text}"
+    first = len(grammar.tags)
+    thoughts = f"until_{first + 1} {SPACE} answer"
+    start = thoughts if opened else f"answer | tag_{first} {thoughts}"
+    tags = [_tag(first, opening), _tag(first + 1, closing)]
+    until = f"until_{first + 1}[lazy]: /(.|\\n)*{_inside(closing)}/"
+    rules = "\n".join([f"start: {start}", rules, *tags, until])
+    return Grammar("lark", rules, (*grammar.tags, opening, closing))
+
+
+def _inside(text: str) -> str:
+    """A text inside of /…/."""
+    return re.escape(text).replace("/", "\\/")

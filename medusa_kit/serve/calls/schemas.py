@@ -1,0 +1,184 @@
+"""Schemas that llguidance can follow. What it cannot is refused where a caller asked for
+strictness, and left out of the subschema that has it where not."""
+
+import json
+from collections.abc import Mapping
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any, NamedTuple
+from urllib.parse import quote, unquote
+
+from medusa_kit.errors import ConfigError
+from medusa_kit.infer.accept.grammar import HINT, fault_of
+from medusa_kit.settings.grammar import Grammar
+
+OPTIONS = "x-guidance"
+OF_NAMES = ("properties", "patternProperties", "$defs", "definitions")  # keywords -> schemas
+OF_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
+ALONE = ("items", "additionalItems", "additionalProperties")
+# Without these a schema would be another one. They come first, in this order.
+NEEDED = ("type", "properties")
+# What a keyword's absence would change the meaning of: it goes too, so that nothing gets narrower.
+RESTS = {"patternProperties": "additionalProperties", "prefixItems": "items"}
+PLAIN = frozenset(["type", "title", "description", "default", "examples"])
+TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
+MOST_WORK = 200_000  # for one value; more takes seconds, and fails in the end
+MOST_MULTIPLE = 10_000  # llguidance has a state for each remainder, and no limit
+KEPT = 256  # schemas, since agents send the same tools again and again
+
+
+class Usable(NamedTuple):
+    """A schema to follow. `notes`: what was left out of the one that was given."""
+
+    schema: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+
+def usable(field: str, schema: Mapping[str, Any], strict: bool) -> Usable:
+    """Raises ConfigError, naming the property of `field`, where `strict`, and for what no schema
+    can be."""
+    try:
+        text, notes = _usable(field, json.dumps(schema), strict)
+    except ConfigError as error:
+        if error.message.startswith(field):
+            raise
+        raise ConfigError(f"{field}: {error.message}", hint=error.hint) from error
+    return Usable(json.loads(text), notes)
+
+
+@lru_cache(KEPT)
+def _usable(field: str, text: str, strict: bool) -> tuple[str, tuple[str, ...]]:
+    schema = json.loads(text)
+    walk = _Walk(schema, strict)
+    walk.check_frame(field)
+    kept = walk.followed(field, schema)
+    if (fault := walk.fault(kept, whole=True)) is not None:  # by what references name together
+        walk.leave_out(field, "all of it", fault)
+        kept = {"type": "object"}
+    return json.dumps({**kept, OPTIONS: walk.options}), tuple(walk.notes)
+
+
+class _Walk:
+    """Through a whole schema, from which it takes llguidance's options."""
+
+    def __init__(self, whole: dict[str, Any], strict: bool) -> None:
+        self._whole, self._strict = whole, strict
+        self.options = whole.pop(OPTIONS, {})
+        self.notes: list[str] = []
+
+    def check_frame(self, field: str) -> None:
+        """What each subschema depends on: the whole schema's draft, and its options."""
+        if not isinstance(self.options, Mapping):
+            raise ConfigError(f"{field}.{OPTIONS} {self.options!r}: expected an object")
+        if (fault := self.fault({})) is None:
+            return
+        if self._whole.pop("$schema", None) is None or self.fault({}) is not None:
+            raise ConfigError(f"{field}.{OPTIONS}: {fault}", hint=HINT)
+        self.leave_out(field, "$schema", fault)
+
+    def followed(self, field: str, schema: Any) -> Any:
+        """A subschema without what cannot be followed; what is inside of it comes first."""
+        if not isinstance(schema, Mapping):
+            return schema
+        if schema.keys() <= PLAIN and schema.get("type") in TYPES:
+            return schema
+        schema = self._with_followed_parts(field, schema)
+        return schema if self.fault(schema) is None else self._without_faults(field, schema)
+
+    def _without_faults(self, field: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+        kept, gone = dict[str, Any](), set[str]()
+        for key in sorted(schema, key=lambda key: key not in NEEDED):
+            if (fault := self.fault({**kept, key: schema[key]})) is None:
+                kept[key] = schema[key]
+                continue
+            if key == "type" or (key in NEEDED and not isinstance(schema[key], Mapping)):
+                raise ConfigError(f"{field}: the JSON schema cannot be used: {fault} ({key})")
+            self.leave_out(field, key, fault)
+            gone |= {key, RESTS.get(key, key)}
+        return {key: schema[key] for key in schema if key not in gone}
+
+    def _with_followed_parts(self, field: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+        parts = dict(schema)
+        for key, value in schema.items():
+            if key in OF_NAMES and isinstance(value, Mapping):
+                parts[key] = {
+                    name: self.followed(f"{field}.{key}.{_written(name)}", one)
+                    for name, one in value.items()
+                }
+            elif key in OF_LISTS and isinstance(value, list):
+                parts[key] = [
+                    self.followed(f"{field}.{key}[{place}]", one) for place, one in enumerate(value)
+                ]
+            elif key in ALONE:
+                parts[key] = self.followed(f"{field}.{key}", value)
+        if not self._known(ref := parts.get("$ref")):
+            self.leave_out(field, "$ref", f"the schema has no {ref!r}")
+            del parts["$ref"]
+        for name in self._wrong_patterns(parts.get("patternProperties")):
+            place = f"{field}.patternProperties"
+            self.leave_out(place, _written(name), "no such expression can be followed")
+            del parts["patternProperties"][name]
+            parts.pop("additionalProperties", None)
+        return parts
+
+    def _known(self, reference: Any) -> bool:
+        """Whether a reference names a part of the schema."""
+        if not isinstance(reference, str) or not reference.startswith("#/"):
+            return reference is None or reference == "#"
+        part: Any = self._whole
+        for name in unquote(reference[2:]).split("/"):
+            name = name.replace("~1", "/").replace("~0", "~")
+            if isinstance(part, list) and name.isdecimal() and int(name) < len(part):
+                part = part[int(name)]
+            elif isinstance(part, Mapping) and name in part:
+                part = part[name]
+            else:
+                return False
+        return True
+
+    def _wrong_patterns(self, patterns: Any) -> list[str]:
+        names = list(patterns) if isinstance(patterns, Mapping) else []
+        return [name for name in names if self.fault({"patternProperties": {name: True}})]
+
+    def fault(self, schema: Mapping[str, Any], whole: bool = False) -> str | None:
+        """Why a subschema cannot be followed. References are taken for known unless it is the
+        `whole` schema: the schemas that they name are walked through in their own place."""
+        if (multiple := schema.get("multipleOf")) is not None and _digits(multiple) > MOST_MULTIPLE:
+            return f"multipleOf {multiple!r} is too large, or has too many digits"
+        given = schema if whole else _without_references(schema)
+        draft = {key: value for key, value in self._whole.items() if key == "$schema"}
+        options = {"coerce_one_of": not self._strict}
+        alone = not whole and given.keys().isdisjoint((*OF_NAMES, *OF_LISTS, *ALONE))
+        asked = {**draft, **given, OPTIONS: {**self.options, **options}}
+        return fault_of(Grammar.json_schema(asked), MOST_WORK if alone else None)
+
+    def leave_out(self, field: str, key: str, fault: str) -> None:
+        if self._strict:
+            said = f"{field}: the JSON schema cannot be used: {fault} ({key})"
+            raise ConfigError(said, hint=HINT)
+        self.notes.append(f"{field}: {key} is not enforced")
+
+
+def _without_references(schema: Any) -> Any:
+    """Any reference is taken for one to whatever there may be."""
+    if isinstance(schema, Mapping):
+        return {
+            key: value if key in ("enum", "const") else _without_references(value)
+            for key, value in schema.items()
+            if key != "$ref" or not isinstance(value, str)
+        }
+    return [_without_references(one) for one in schema] if isinstance(schema, list) else schema
+
+
+def _digits(number: Any) -> int:
+    """A number without its decimal point."""
+    read = Decimal(str(number)) if type(number) in (int, float) else Decimal(0)
+    if not read.is_finite():
+        return 0
+    _, digits, exponent = read.as_tuple()
+    return int("".join(map(str, digits))) * 10 ** min(max(int(exponent), 0), 9)
+
+
+def _written(name: str) -> str:
+    """A property's name in a path, without spaces and what else would end it."""
+    return quote(name, safe="$")

@@ -1,0 +1,226 @@
+"""What a model says to itself: apart from its answer, streamed or not, with calls and schemas
+behind it, however its tags are tokens."""
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from openai import OpenAI
+from support.serving.live_server import live_server
+from support.serving.scripted import scripted_base
+from support.small_engines import build_engine
+
+from medusa_kit.serve.calls.reading import AnswerReader, Reading, Reasoning
+
+HEAD = "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+THOUGHT = "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}"
+END = "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n"
+# Qwen 3's kind: the model opens the tag, unless the template has closed it; R1's: the template.
+OPENS = (
+    HEAD + THOUGHT + "{{ m.content }}" + END + "{% if enable_thinking is defined and not "
+    "enable_thinking %}<think>\n\n</think>\n\n{% endif %}{% endif %}"
+)
+OPENED = HEAD + "{{ m.content.split('</think>')[-1] }}" + END + "<think>\n{% endif %}"
+SILENT = HEAD + "{{ m.content }}" + END + "{% endif %}"
+TAGS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
+SCHEMA = {"type": "object", "properties": {"x": {"type": "boolean"}}, "required": ["x"],
+          "additionalProperties": False, "x-guidance": {"whitespace_flexible": False}}  # fmt: skip
+FORMAT = {"type": "json_schema", "json_schema": {"name": "s", "schema": SCHEMA}}
+TOOLS = [{"type": "function", "function": {"name": "f", "parameters": SCHEMA}}]
+# How the tags are written: as one token, special or not, or as several.
+WHOLE = {"<think>": ["<think>"], "</think>": ["</think>"], "<tool_call>": ["<tool_call>"]}
+PARTS = {
+    "<think>": ["<thi", "nk>"],
+    "</think>": ["</thin", "k>"],
+    "<tool_call>": ["<tool", "_call>"],
+}
+KINDS = {"special": (WHOLE, TAGS), "not special": (WHOLE, []), "text": (PARTS, [])}
+
+
+@contextmanager
+def asking(template: str, kind: str, script: Sequence[str]) -> Iterator[OpenAI]:
+    how, special = KINDS[kind]
+    tokens = [token for part in script for token in how.get(part, [part])]
+    engine = build_engine(scripted_base(tokens, template, special))
+    with live_server(engine) as live, live.client() as client:
+        yield client
+
+
+def ask(client: OpenAI, stream: bool, **asked: Any) -> dict[str, Any]:
+    """The message, with why it ended; of a stream put together."""
+    asked = {"model": "scripted", "messages": [{"role": "user", "content": "ab?"}],
+             "max_tokens": 120, "temperature": 0, **asked}  # fmt: skip
+    if not stream:
+        (choice,) = client.chat.completions.create(**asked).choices
+        said = {k: v for k, v in choice.message.model_dump().items() if v}
+        return {**said, "finish_reason": choice.finish_reason}
+    said: dict[str, Any] = {"role": "assistant"}
+    for chunk in client.chat.completions.create(stream=True, **asked):
+        (choice,) = chunk.choices
+        delta = choice.delta.model_dump()
+        for name in ("content", "reasoning_content"):
+            if delta.get(name):
+                said[name] = said.get(name, "") + delta[name]
+        for call in delta.get("tool_calls") or ():
+            calls = said.setdefault("tool_calls", [])
+            if call["index"] == len(calls):
+                calls.append(call)
+            else:
+                calls[-1]["function"]["arguments"] += call["function"]["arguments"]
+        said["finish_reason"] = choice.finish_reason
+    return said
+
+
+def plain(text: str, **more: Any) -> dict[str, Any]:
+    return {
+        "role": "assistant",
+        "finish_reason": "stop",
+        **({"content": text} if text else {}),
+        **more,
+    }
+
+
+EITHER = pytest.mark.parametrize("stream", [False, True])
+
+
+@EITHER
+@pytest.mark.parametrize("kind", KINDS)
+def test_reasoning_is_told_apart(kind: str, stream: bool) -> None:
+    for template, script in (
+        (OPENS, ["<think>", "Let me", " see.\n", "</think>", "\n \n", "It is.", " So."]),
+        (OPENED, ["Let me", " see.\n", "</think>", "\n \n", "It is.", " So."]),
+    ):
+        with asking(template, kind, script) as client:
+            told = ask(client, stream)
+            assert told == plain("It is. So.", reasoning_content="Let me see.")
+            cut = ask(client, stream, max_tokens=2 if kind == "text" and template == OPENED else 3)
+            assert cut["reasoning_content"] == "Let me see."[: len(cut["reasoning_content"])]
+            assert cut["finish_reason"] == "length"
+            assert "content" not in cut
+
+
+@EITHER
+def test_a_model_without_such_tags_says_all_aloud(stream: bool) -> None:
+    with asking(SILENT, "text", ["<think>", "Hm", "</think>", "So."]) as client:
+        assert ask(client, stream) == plain("<think>Hm</think>So.")
+
+
+@EITHER
+def test_an_answer_without_reasoning_is_whole(stream: bool) -> None:
+    with asking(OPENS, "not special", [" So", " <think>", " is it"]) as client:
+        assert ask(client, stream) == plain(" So <think> is it")
+
+
+@EITHER
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("template", [OPENS, OPENED])
+def test_a_schema_holds_behind_the_reasoning(template: str, kind: str, stream: bool) -> None:
+    begun = ["<think>"] if template == OPENS else []
+    with asking(template, kind, [*begun, "Let me", " see", "</think>", '{"x":', "true"]) as client:
+        told = ask(client, stream, response_format=FORMAT)
+        assert told.pop("content") == '{"x":true}'
+        assert told == plain("", reasoning_content="Let me see")
+        called = ask(client, stream, tools=TOOLS, tool_choice="required",
+                     parallel_tool_calls=False)  # fmt: skip
+        assert called["finish_reason"] == "tool_calls"
+        assert called["reasoning_content"] == "Let me see"
+        (call,) = called["tool_calls"]
+        assert list(json.loads(call["function"]["arguments"])) == ["x"]
+        assert "content" not in called
+
+
+@EITHER
+@pytest.mark.parametrize("kind", KINDS)
+def test_calls_of_its_own_accord(kind: str, stream: bool) -> None:
+    """Behind reasoning, in which a tag is text; a tag that no call follows is text too."""
+    written = ["<think>", "a call: ", "<tool_call>", " hm", "</think>", "Here:"]
+    with asking(OPENS, kind, written) as client:
+        told = ask(client, stream, tools=TOOLS)
+        reasoned = "a call: <tool_call> hm"
+        assert told == plain("Here:", reasoning_content=reasoned)
+    call = ["Here:", "<tool_call>", '\n{"name": "f", "arguments": ', '{"x": true', "}"]
+    with asking(OPENS, kind, call) as client:
+        told = ask(client, stream, tools=TOOLS, parallel_tool_calls=False)
+        assert (told["content"], told["finish_reason"]) == ("Here:", "tool_calls")
+        assert json.loads(told["tool_calls"][0]["function"]["arguments"]) == {"x": True}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sent_back", [False, True])
+def test_the_next_turn_goes_on_from_the_right_tokens(kind: str, sent_back: bool) -> None:
+    """Whatever is kept of the turn before, the prompt is what the template says."""
+    for template in (OPENS, OPENED):
+        begun = ["<think>"] if template == OPENS else []
+        with asking(template, kind, [*begun, "Let me", "</think>", "It is."]) as client:
+            told = ask(client, stream=False)
+            answer = {"role": "assistant", "content": told["content"]}
+            if sent_back:
+                answer["reasoning_content"] = told["reasoning_content"]
+            user = {"role": "user", "content": "ab?"}
+            again = {"model": "scripted", "messages": [user, answer, user], "max_tokens": 1}
+            used = client.chat.completions.create(**again).usage
+            fresh = build_engine(
+                scripted_base(
+                    [*begun, "Let me", "</think>", "It is."]
+                    if kind != "text"
+                    else [
+                        t
+                        for p in [*begun, "Let me", "</think>", "It is."]
+                        for t in PARTS.get(p, [p])
+                    ],
+                    template,
+                    KINDS[kind][1],
+                )
+            )
+            rendered = fresh.base.tokenizer.apply_chat_template(
+                again["messages"], add_generation_prompt=True, return_dict=False
+            )
+            assert used is not None
+            text = fresh.base.tokenizer.decode(rendered)
+            assert ("Let me" in text) == (sent_back and template == OPENS)
+            assert used.prompt_tokens == len(rendered)
+
+
+def test_variables_reach_the_template() -> None:
+    with asking(OPENS, "not special", ["So."]) as client:
+        off = {"chat_template_kwargs": {"enable_thinking": False}}
+        many, few = (
+            client.chat.completions.create(
+                model="scripted", messages=[{"role": "user", "content": "a"}], extra_body=body
+            )
+            for body in (off, {"chat_template_kwargs": {}})
+        )
+        assert many.usage is not None
+        assert few.usage is not None
+        assert many.usage.prompt_tokens > few.usage.prompt_tokens
+        assert many.choices[0].message.content == "So."
+
+
+@pytest.mark.parametrize("step", [1, 3, 1000])
+@pytest.mark.parametrize(
+    ("text", "opened", "reasoning", "content"),
+    [
+        ("<think>a</think>b", False, "a", "b"),
+        ("\n<think>\na\n</thin</think>\n\nb ", False, "a\n</thin", "b "),
+        ("<think>\n\n</think>\n\nb", False, "", "b"),
+        ("<thin", False, "", "<thin"),
+        ("<thinker>", False, "", "<thinker>"),
+        ("b<think>a</think>", False, "", "b<think>a</think>"),
+        (" a", True, "a", ""),
+        ("a</think>b</think>c", True, "a", "b</think>c"),
+        ("a \n", True, "a", ""),
+        ("", True, "", ""),
+    ],
+)
+def test_it_is_read_however_the_text_comes(
+    text: str, opened: bool, reasoning: str, content: str, step: int
+) -> None:
+    reader = AnswerReader(Reading(reasoning=Reasoning("<think>", "</think>", opened)))
+    pieces = []
+    for start in range(0, len(text), step):
+        pieces += reader.push(text[start : start + step])
+    pieces += reader.finish()
+    assert "".join(piece.reasoning for piece in pieces) == reasoning
+    assert "".join(piece.content for piece in pieces) == content
