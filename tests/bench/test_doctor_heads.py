@@ -17,8 +17,10 @@ from support.counting import (
     said,
     save_counting_heads,
 )
+from support.text.other_encodings import with_pairs
 
 from medusa_kit.base.model import BaseModel
+from medusa_kit.base.text.encoding_digest import encoding_digest
 from medusa_kit.bench import doctor_heads
 from medusa_kit.bench.doctor import Case, Finding, diagnose, examine
 from medusa_kit.data.readers import AnswerRow
@@ -46,6 +48,16 @@ def test_heads_of_a_quantised_copy(case: Case) -> None:
     assert case.heads is not None
     case.heads.config = replace(case.heads.config, base_quantized=True)
     said(doctor_heads.heads_fit(case), "warning", "a quantised copy, used on a full-precision")
+
+
+def test_heads_that_learned_another_encoding(case: Case) -> None:
+    assert case.heads is not None
+    case.base.tokenizer = with_pairs(single_digits=True)
+    other = encoding_digest(with_pairs(single_digits=False))
+    case.heads.config = replace(case.heads.config, encoding=other)
+    said(doctor_heads.heads_fit(case), "warning", "text that was encoded otherwise")
+    case.heads.config = replace(case.heads.config, encoding=case.base.encoding)
+    said(doctor_heads.heads_fit(case), "ok", "3 medusa heads for counting")
 
 
 @pytest.mark.parametrize(

@@ -174,7 +174,7 @@ def recipe(sources: list[Any], **options: Any) -> TrainRecipe:
 @pytest.fixture
 def base() -> Any:
     info = SimpleNamespace(name="this", context_length=64, vocab_size=259, fingerprint="f1")
-    return SimpleNamespace(tokenizer=byte_tokenizer(), info=info)
+    return SimpleNamespace(tokenizer=byte_tokenizer(), info=info, encoding="1:ids:turns")
 
 
 def test_training_says_once_what_it_reads(
@@ -248,6 +248,25 @@ def test_answers_of_another_base_are_told(
         err = capsys.readouterr().err
         assert err.count(f"warning: {source} holds the answers of another base") == warned
         assert ("fingerprint f2; 'this' has f1" in err) == warned
+
+
+def test_answers_to_prompts_that_were_encoded_otherwise_are_told(
+    tmp_path: Path, base: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = answer_rows(tmp_path / "a.jsonl", [3], [4])
+    for settings, told in [
+        ({"encoding": "1:ids:turns"}, ""),
+        ({"encoding": "1:ids:others"}, ""),  # the rows are tokens already
+        ({"encoding": "1:others:turns"}, "holds answers to prompts that were encoded otherwise"),
+        ({}, "does not say whether it holds answers to prompts that were encoded otherwise"),
+    ]:
+        (tmp_path / "a.jsonl.meta.json").write_text(
+            json.dumps({"base_fingerprint": "f1"} | settings)
+        )
+        load_examples(base, recipe([source, source]))
+        err = capsys.readouterr().err
+        assert err.count("encoded otherwise") == bool(told)
+        assert f"warning: {source} {told}" in err or not told
 
 
 def test_the_recipes_seed_decides_the_mix(tmp_path: Path, base: Any) -> None:

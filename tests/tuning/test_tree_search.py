@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from support.rank_tables import random_statistics
 from support.small_engines import build_engine, endless_base, engine_with_heads, random_heads
+from support.text.other_encodings import base_that_reads
 
+from medusa_kit.data.readers import AnswerRow
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError, TreeError
 from medusa_kit.infer.cuda_graph.step import GraphStep
@@ -19,6 +21,7 @@ from medusa_kit.tree.dynamic import DynamicTree
 from medusa_kit.tree.replay import node_shares, replay, replay_dynamic
 from medusa_kit.tree.statistics import MISSING, RankStatistics
 from medusa_kit.tuning import tree_search as module
+from medusa_kit.tuning.calibrate import calibrate
 from medusa_kit.tuning.step_time import measure_step_times
 from medusa_kit.tuning.tree_search import TreeRow, judge_tree, search_tree
 
@@ -246,6 +249,29 @@ def test_statistics_of_other_heads_or_bases_are_refused(engine: Engine) -> None:
         search_tree(engine, foreign)
     with pytest.raises(ConfigError, match="no heads"):
         search_tree(Engine(engine.verifier, engine.check), own)
+
+
+def test_statistics_of_text_that_was_encoded_otherwise_are_told_and_named_in_the_tree(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with_times(monkeypatch, {1: 1.0, 2: 1.1})
+    base, then = base_that_reads(single_digits=True), base_that_reads(single_digits=False)
+    engine = build_engine(base, heads=random_heads(base), tree=[[0]])
+    measured = calibrate(base, random_heads(base), [AnswerRow([1], [2, 3], "stop", None, 1)])
+    assert measured.meta["encoding"] == base.encoding
+    for encoding, told in [
+        (base.encoding, ""),
+        (then.encoding, "were taken on text that was encoded otherwise"),
+        (None, "do not say whether they are of text that was encoded otherwise"),
+    ]:
+        own = random_statistics(0, [40] * 3)
+        statistics = replace(own, meta={} if encoding is None else {"encoding": encoding})
+        judged = judge_tree(engine, statistics, CandidateTree.chain(1))
+        found = [search_tree(engine, statistics, (1, 2)), judged]
+        err = capsys.readouterr().err
+        assert err.count("encoded otherwise") == 2 * bool(told)
+        assert told in err
+        assert [one.as_extra(engine)["encoding"] for one in found] == [encoding] * 2
 
 
 def test_equal_speed_goes_to_fewer_nodes_and_to_the_static_tree() -> None:
