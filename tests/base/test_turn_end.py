@@ -36,6 +36,9 @@ BETWEEN = (
 TEMPLATES = {  # name: (template, special tokens, the end of turn)
     "chatml": (CHATML_TEMPLATE, "", "<|im_end|>"),
     "chatml, always asked": (ALWAYS_ASKED, "", "<|im_end|>"),
+    "chatml, only behind a system message": (
+        NO_SYSTEM.replace("==", "!=") + CHATML_TEMPLATE, "", "<|im_end|>",
+    ),
     "phi-3": (
         EACH + "{{ '<|' + m['role'] + '|>\n' + m['content'] + '<|end|>\n' }}" + DONE
         + "{% if add_generation_prompt %}{{ '<|assistant|>\n' }}{% else %}{{ '<|endoftext|>' }}"

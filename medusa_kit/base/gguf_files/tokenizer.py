@@ -49,15 +49,12 @@ def read_tokenizer(path: Path) -> Any:
 
 
 def save_tokenizer(folder: Path, tokenizer: Any) -> None:
-    """Beside the model's config, so that AutoTokenizer reads the same. Raises OSError."""
-    from transformers import AutoTokenizer
+    """Beside the model's config, so that AutoTokenizer reads the same. Raises OSError.
 
+    For some families AutoTokenizer takes their own class whatever a folder says, which splits by
+    its own rule and adds tokens. It does not where it takes the class for the folder's own.
+    """
     tokenizer.save_pretrained(folder)
-    read = AutoTokenizer.from_pretrained(folder)
-    if read.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str():
-        return
-    # For some families AutoTokenizer takes their own class whatever the folder says, which splits
-    # by its own rule and adds tokens. It does not where it thinks that the code is the folder's.
     path = folder / "tokenizer_config.json"
     config = parse_json(path.read_bytes())
     config["auto_map"] = {"AutoTokenizer": [None, OWN_CODE]}

@@ -99,19 +99,25 @@ class _Template:
         self.kinds = special, special | marks
 
     def text(self, words: Sequence[str], ask: bool = False) -> str:
-        """Empty where the template refuses."""
+        """Behind a system message where the template needs one; empty where it refuses."""
         key = (*words, ask)
         if key not in self._texts:
-            messages = [{"role": ROLES[word], "content": word} for word in words]
-            try:
-                self._texts[key] = str(
-                    self._tokenizer.apply_chat_template(
-                        messages, add_generation_prompt=ask, tokenize=False
-                    )
-                )
-            except Exception:  # templates and tokenizers with code of their own raise any kind
-                self._texts[key] = ""
+            text = self._rendered(words, ask)
+            if not text and SYSTEM not in words:
+                text = self._rendered([SYSTEM, *words], ask)
+            self._texts[key] = text
         return self._texts[key]
+
+    def _rendered(self, words: Sequence[str], ask: bool) -> str:
+        messages = [{"role": ROLES[word], "content": word} for word in words]
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    messages, add_generation_prompt=ask, tokenize=False
+                )
+            )
+        except Exception:  # templates and tokenizers with code of their own raise any kind
+            return ""
 
     def tokens(
         self, kind: Collection[int], words: Sequence[str], after: str = "", before: str = ""
