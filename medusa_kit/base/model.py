@@ -25,8 +25,8 @@ from medusa_kit.base.logit_scale import LogitScale
 from medusa_kit.base.quantization import is_quantised, num_weights, quantisation_of, raw_bytes
 from medusa_kit.base.remembered.checks import SOURCES, CheckMemory
 from medusa_kit.base.remembered.described import settings_of
-from medusa_kit.base.text.encoding_digest import encoding_digest
 from medusa_kit.base.tokenizer.check import look_at_tokenizer
+from medusa_kit.base.tokenizer.encoding_digest import encoding_digest
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.locks import ATTRIBUTE as LOCK
 from medusa_kit.locks import lock_of

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from medusa_kit.base.text.encoding_digest import Encodings, compare
+from medusa_kit.base.tokenizer.encoding_digest import Encodings, compare
 from medusa_kit.bench.doctor_case import Case, Finding, check, ok, problem, skipped, warning
 from medusa_kit.bench.doctor_data import SELF_DISTIL
 from medusa_kit.data.chat import EncodedExample

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from medusa_kit.base.text.encoding_digest import ENCODING, Encodings, compare
+from medusa_kit.base.tokenizer.encoding_digest import ENCODING, Encodings, compare
 from medusa_kit.errors import DataError
 from medusa_kit.files import atomic_write, link_target, parse_json
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from medusa_kit import console
 from medusa_kit.base.fingerprint import OLD_NOTE, Match, compare
-from medusa_kit.base.text.encoding_digest import ENCODING
+from medusa_kit.base.tokenizer.encoding_digest import ENCODING
 from medusa_kit.data.answer_settings import (
     BASE_FINGERPRINT,
     read_settings,

@@ -15,7 +15,7 @@ from typing import Any
 
 from medusa_kit import console
 from medusa_kit.base.model import BaseModel
-from medusa_kit.base.text.encoding_digest import ENCODING, encoding_digest
+from medusa_kit.base.tokenizer.encoding_digest import ENCODING, encoding_digest
 from medusa_kit.base.tokenizer.ids import check_token_ids
 from medusa_kit.data.answer_settings import BASE_FINGERPRINT
 from medusa_kit.data.chat import encode_prompt

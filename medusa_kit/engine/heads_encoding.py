@@ -9,7 +9,7 @@ from pathlib import Path
 
 from medusa_kit import console
 from medusa_kit.base.model import BaseModel
-from medusa_kit.base.text.encoding_digest import DIFFERS, ENCODING, Encodings, compare
+from medusa_kit.base.tokenizer.encoding_digest import DIFFERS, ENCODING, Encodings, compare
 from medusa_kit.files import parse_json
 from medusa_kit.heads.config import HeadsConfig
 

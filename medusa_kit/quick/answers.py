@@ -7,7 +7,7 @@ from pathlib import Path
 
 from medusa_kit import console
 from medusa_kit.base.model import BaseModel
-from medusa_kit.base.text.encoding_digest import ENCODING
+from medusa_kit.base.tokenizer.encoding_digest import ENCODING
 from medusa_kit.data.answer_settings import read_settings, write_settings
 from medusa_kit.data.chat import encode_prompt
 from medusa_kit.data.readers import AnswerRow, Conversation, read_rows

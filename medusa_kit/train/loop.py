@@ -19,8 +19,8 @@ import torch
 
 from medusa_kit import console
 from medusa_kit.base.fingerprint import OLD_NOTE, Match, compare
-from medusa_kit.base.text.encoding_digest import ENCODING, Encodings
-from medusa_kit.base.text.encoding_digest import compare as compare_encodings
+from medusa_kit.base.tokenizer.encoding_digest import ENCODING, Encodings
+from medusa_kit.base.tokenizer.encoding_digest import compare as compare_encodings
 from medusa_kit.errors import (
     CheckpointError,
     ConfigError,

@@ -13,8 +13,8 @@ from medusa_kit import console
 from medusa_kit.base import adapters
 from medusa_kit.base.fingerprint import Match, compare
 from medusa_kit.base.model import BaseModel
-from medusa_kit.base.text.encoding_digest import DIFFERS, Encodings
-from medusa_kit.base.text.encoding_digest import compare as compare_encodings
+from medusa_kit.base.tokenizer.encoding_digest import DIFFERS, Encodings
+from medusa_kit.base.tokenizer.encoding_digest import compare as compare_encodings
 from medusa_kit.data.answer_settings import how_encoded
 from medusa_kit.errors import CheckpointError, ConfigError
 from medusa_kit.heads import MedusaHeads, load_heads

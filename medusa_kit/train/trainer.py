@@ -18,7 +18,7 @@ from medusa_kit.base.fingerprint import Match, compare
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import BaseModel
 from medusa_kit.base.placement import pick_device, stored_dtype
-from medusa_kit.base.text.encoding_digest import DIFFERS, ENCODING, Encodings
+from medusa_kit.base.tokenizer.encoding_digest import DIFFERS, ENCODING, Encodings
 from medusa_kit.data.answer_settings import base_that_answered, how_encoded
 from medusa_kit.data.chat import EncodedExample, check_ids, encode_rows
 from medusa_kit.data.mix import recipe_rows

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from medusa_kit import console
 from medusa_kit.base.model import BaseModel
-from medusa_kit.base.text.encoding_digest import ENCODING
+from medusa_kit.base.tokenizer.encoding_digest import ENCODING
 from medusa_kit.data.chat import check_ids
 from medusa_kit.data.readers import AnswerRow
 from medusa_kit.drafters.heads.copying import DOUBTS

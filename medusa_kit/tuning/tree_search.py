@@ -13,8 +13,8 @@ import torch
 
 from medusa_kit import console
 from medusa_kit.base.fingerprint import OLD_NOTE, Match, compare
-from medusa_kit.base.text.encoding_digest import DIFFERS, ENCODING, Encodings
-from medusa_kit.base.text.encoding_digest import compare as compare_encodings
+from medusa_kit.base.tokenizer.encoding_digest import DIFFERS, ENCODING, Encodings
+from medusa_kit.base.tokenizer.encoding_digest import compare as compare_encodings
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError
 from medusa_kit.tree.candidate_tree import CandidateTree

@@ -20,7 +20,7 @@ from support.counting import (
 from support.text.other_encodings import with_pairs
 
 from medusa_kit.base.model import BaseModel
-from medusa_kit.base.text.encoding_digest import encoding_digest
+from medusa_kit.base.tokenizer.encoding_digest import encoding_digest
 from medusa_kit.bench import doctor_heads
 from medusa_kit.bench.doctor import Case, Finding, diagnose, examine
 from medusa_kit.data.readers import AnswerRow

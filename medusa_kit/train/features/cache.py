@@ -30,7 +30,7 @@ from medusa_kit import console
 from medusa_kit.base.fingerprint import Match, compare
 from medusa_kit.base.model import BaseModel
 from medusa_kit.base.placement import DTYPES
-from medusa_kit.base.text.encoding_digest import ENCODING
+from medusa_kit.base.tokenizer.encoding_digest import ENCODING
 from medusa_kit.errors import IncompatibleBaseError, MedusaKitError
 from medusa_kit.files import atomic_write, parse_json
 from medusa_kit.settings.recipe import TrainRecipe

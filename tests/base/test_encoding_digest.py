@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.remembered.described import read_tokenizer
-from medusa_kit.base.text.encoding_digest import Encodings, compare, encoding_digest
+from medusa_kit.base.tokenizer.encoding_digest import Encodings, compare, encoding_digest
 
 
 @pytest.fixture(scope="module")

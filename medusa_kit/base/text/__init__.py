@@ -1,1 +1,0 @@
-"""How text and conversations become a base model's tokens."""
