@@ -28,7 +28,8 @@ class HeadsConfig:
             (`hydra`) or one that all share (`recurrent`)
     prefix_layers  whether there is a layer over the hidden states of the prefix, whose output the
             heads read, too (heads/prefix_layer.py); `prefix_sizes`: its sizes, where there is one
-    encoding  how text was encoded that they learned (base/tokenizer/encoding_digest.py); None: not known
+    encoding  how text was encoded that they learned (base/tokenizer/encoding_digest.py); None: it
+            is not known
     mlp_size  units of each block of the network that `recurrent` heads share; None for other kinds
     """
 
