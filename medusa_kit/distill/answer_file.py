@@ -108,7 +108,10 @@ class AnswerFile:
         it is set aside."""
         found = list(self._earlier.pick(prompts, stop_ids))
         file, then = link_target(self.path), self._outdated
-        aside = None if then is None else set_aside(file, then)
+        try:
+            aside = None if then is None else set_aside(file, then)
+        except OSError as error:
+            raise MedusaKitError(f"{self.path} cannot be renamed: {error.strerror}") from error
         if found:
             asked = [{"id": one.id, ASKED: one.asked} for one, _ in found]
             self.append([row | new for (_, row), new in zip(found, asked, strict=True)])

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from medusa_kit.data.answer_settings import settings_path, write_settings
 
 EARLIER = ".earlier"
+NEEDED = ("prompt_ids", "id", "response_ids", "finish_reason")
 Record = dict[str, Any]
 
 
@@ -55,7 +56,9 @@ class EarlierAnswers:
         return not any(self._rows.values())
 
     def add(self, record: Record) -> None:
-        self._rows.setdefault(tuple(record["prompt_ids"]), []).append(record)
+        """Raises KeyError for a row without one of NEEDED."""
+        prompt_ids, *_ = (record[name] for name in NEEDED)
+        self._rows.setdefault(tuple(prompt_ids), []).append(record)
 
     def pick(
         self, prompts: Sequence[Prompt], stop_ids: Collection[int] | None

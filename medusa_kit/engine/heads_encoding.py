@@ -17,10 +17,10 @@ from medusa_kit.heads.config import HeadsConfig
 def tell_of_encoding(config: HeadsConfig, base: BaseModel, folder: Path, tree: Path | None) -> None:
     """At most one line, for heads from `folder` with the tree of that file. A base without a
     tokenizer has no text. Templates are no matter: heads see tokens."""
-    if base.encoding is None:
+    if (now := base.encoding) is None:
         return
-    of_heads = compare(config.encoding, base.encoding)
-    of_tree = compare(None if tree is None else _encoding_of(tree), base.encoding)
+    of_heads = compare(config.encoding, now)
+    of_tree = compare(None if tree is None else _encoding_of(tree), now)
     calibrated = of_tree not in DIFFERS
     again = f"`{_command(base, folder)}` calibrates them anew"
     if of_heads is Encodings.OTHER:

@@ -22,10 +22,13 @@ def interrupted(*_: Any, **__: Any) -> Any:
 
 
 @pytest.fixture
-def stopped(request_for: Build, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Request:
+def stopped(
+    request_for: Build, prompt_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Request:
     """A run that was stopped once it had its kept-out answers."""
+    prompt_file.write_text("".join(f"Count from 12 to {i}.\n" for i in range(30)))
     tokenizer = with_pairs(single_digits=False)
-    model = model_of("qwen2", vocab_size=len(tokenizer), pad_token_id=None, bos_token_id=None)
+    model = model_of("llama", vocab_size=len(tokenizer), pad_token_id=None, bos_token_id=None)
     for part in (model, tokenizer):
         part.save_pretrained(tmp_path / "base")
     request = request_for(model=str(tmp_path / "base"))
