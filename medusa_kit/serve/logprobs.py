@@ -34,11 +34,14 @@ class Scored(NamedTuple):
 
 
 class ScoredText:
-    """Tokens of one answer as its text settles."""
+    """Tokens of one answer as its text settles. `hidden`: those that it leaves out, all special
+    ones unless given."""
 
-    def __init__(self, tokenizer: Any) -> None:
+    def __init__(self, tokenizer: Any, hidden: frozenset[int] | None = None) -> None:
         self._tokenizer = tokenizer
         self._bytes = None if tokenizer is None else token_bytes(tokenizer)
+        usual = frozenset[int]() if self._bytes is None else self._bytes.special
+        self._hidden = usual if hidden is None else hidden
         self._before: list[int] | None = []  # tokens so far while they show nothing
         self._size = 0  # characters so far
 
@@ -59,18 +62,18 @@ class ScoredText:
 
     def _added(self, token: int) -> bytes:
         """What it adds next. Some tokenizers drop the space at the start of a text."""
-        if self._bytes is None or token in self._bytes.special:
+        if self._bytes is None or token in self._hidden:
             return b""
         added = self._bytes.of(token)
         if self._before is None:
             return added
-        text = text_of(self._tokenizer, [*self._before, token])
+        text = text_of(self._tokenizer, [*self._before, token], keep_special=True)
         return added if UNFINISHED in text else text.encode()
 
     def _go_on(self, token: int, added: bytes) -> None:
         if added or self._bytes is None:
             self._before = None
-        elif self._before is not None and token not in self._bytes.special:
+        elif self._before is not None and token not in self._hidden:
             self._before += [token] if self._bytes.of(token) else []
 
     def _agreed(self, settled: Settled, places: Sequence[bytes]) -> list[bytes]:
@@ -116,8 +119,8 @@ class ScoredText:
     def _name(self, token: int, added: bytes) -> str:
         if self._bytes is None:
             return str(token)
-        special = token in self._bytes.special
-        return (self._bytes.of(token) if special else added).decode(errors="replace")
+        hidden = token in self._hidden
+        return (self._bytes.of(token) if hidden else added).decode(errors="replace")
 
 
 def _beginnings(added: Sequence[bytes]) -> Iterator[int]:

@@ -66,7 +66,7 @@ class AnswerText:
         keeps = reading.keeps_special(tokenizer)
         self._dropped = reading.dropped(tokenizer) if keeps else frozenset[int]()
         self._text = TextStream(tokenizer, answer.stops, keeps) if reads else None
-        self._scored = ScoredText(tokenizer)
+        self._scored = ScoredText(tokenizer, self._dropped if keeps else None)
         self._scores: deque[TokenScore] = deque()  # of tokens whose text has not settled
         self._last: tuple[int, str | None] = (0, None)
         self._shown: list[str] = []

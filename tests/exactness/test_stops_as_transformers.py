@@ -7,7 +7,7 @@ from support.text.tokenizer_kinds import KINDS
 from support.tiny_models import tiny_model
 
 from medusa_kit.base.model import wrap_model
-from medusa_kit.infer.text.token_bytes import token_bytes
+from medusa_kit.infer.text.token_bytes import UNFINISHED, token_bytes
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "byte_fallback"])
@@ -18,6 +18,7 @@ def test_answers_end_where_those_of_transformers_do(kind: str) -> None:
     for parameter in model.parameters():
         if parameter.dim() == 2:
             parameter.data.mul_(8)
+    model.generation_config.eos_token_id = None  # so that stop strings alone end answers
     base = wrap_model(model, tokenizer, "tiny")
     engine = build_engine(base, heads=random_heads(base))
     for seed in range(4):
@@ -25,9 +26,9 @@ def test_answers_end_where_those_of_transformers_do(kind: str) -> None:
             0
         ]
         free = engine.generate(prompt, max_new_tokens=30).token_ids
-        added = [token_bytes(tokenizer).of(token).decode(errors="ignore") for token in free]
-        text = "".join(added[5:])
-        stops = [text[len(text) // 2 :][:2], "never"]
+        added = b"".join(token_bytes(tokenizer).of(token) for token in free)
+        whole = max(added.decode(errors="replace").split(UNFINISHED), key=len)
+        stops = [whole[len(whole) // 2 :][:2], "never"]
         plain = model.generate(
             torch.tensor([prompt]), max_new_tokens=30, do_sample=False, stop_strings=stops,
             tokenizer=tokenizer, attention_mask=torch.ones(1, len(prompt)),

@@ -94,6 +94,19 @@ def test_the_first_space_and_the_others() -> None:
     assert [entry["bytes"] for entry in token_logprobs(found)][3] == []
 
 
+def test_special_tokens_that_the_text_keeps_are_told() -> None:
+    tokenizer = byte_level()
+    ids = tokenizer.convert_tokens_to_ids(["h", "ðŁĺ", "<|end|>", "h"])
+    stream, reader = TextStream(tokenizer, keep_special=True), ScoredText(tokenizer, frozenset())
+    pieces = [*stream.settle(ids), *stream.settle_rest()]
+    score = TokenScore(-1.0, [])
+    found = [one for piece in pieces for one in reader.read(piece, [score] * len(piece.tokens))]
+    assert "".join(piece.text for piece in pieces) == f"h{UNFINISHED}<|end|>h"
+    added = [one.chosen.added for one in found]
+    assert added == [b"h", b"\xf0\x9f\x98", b"<|end|>", b"h"]
+    assert [one.offset for one in found] == [0, 1, 2, 9]
+
+
 def test_bytes_that_are_no_character() -> None:
     """Each is shown by itself where a run of byte tokens is broken."""
     tokenizer = byte_fallback()
