@@ -60,12 +60,12 @@ def behind_reasoning(grammar: Grammar | None, reasoning: Reasoning | None) -> Gr
         return grammar._replace(
             free=grammar.free._replace(reasoning=(opening, closing), opened=opened)
         )
-    rules = grammar.text.replace("start:", "answer:", 1)
+    rules = grammar.text.replace("start:", "aloud:", 1)
     if grammar.kind == "json_schema":
-        rules = f"answer: %json {grammar.text}"
+        rules = f"aloud: %json {grammar.text}"
     first = len(grammar.tags)
-    thoughts = f"until_{first + 1} {SPACE} answer"
-    start = thoughts if opened else f"answer | tag_{first} {thoughts}"
+    thoughts = f"until_{first + 1} {SPACE} aloud"
+    start = thoughts if opened else f"aloud | tag_{first} {thoughts}"
     tags = [_tag(first, opening), _tag(first + 1, closing)]
     until = f"until_{first + 1}[lazy]: /(.|\\n)*{_inside(closing)}/"
     rules = "\n".join([f"start: {start}", rules, *tags, until])

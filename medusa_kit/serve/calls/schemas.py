@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from decimal import Decimal
 from functools import lru_cache
 from typing import Any, NamedTuple
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from medusa_kit.errors import ConfigError
 from medusa_kit.infer.accept.grammar import HINT, fault_of
+from medusa_kit.serve.calls.joined_patterns import most_joined, part_of
 from medusa_kit.settings.grammar import Grammar
 
 OPTIONS = "x-guidance"
@@ -24,6 +25,7 @@ PLAIN = frozenset(["type", "title", "description", "default", "examples"])
 TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
 MOST_WORK = 200_000  # for one value; more takes seconds, and fails in the end
 MOST_MULTIPLE = 10_000  # llguidance has a state for each remainder, and no limit
+MOST_JOINED = 8  # patterns of one text
 KEPT = 256  # schemas, since agents send the same tools again and again
 
 
@@ -111,30 +113,16 @@ class _Walk:
                 ]
             elif key in ALONE:
                 parts[key] = self.followed(f"{field}.{key}", value)
-        if not self._known(ref := parts.get("$ref")):
-            self.leave_out(field, "$ref", f"the schema has no {ref!r}")
-            del parts["$ref"]
+        try:
+            part_of(self._whole, parts.get("$ref", "#"))
+        except LookupError:
+            self.leave_out(field, "$ref", f"the schema has no {parts.pop('$ref')!r}")
         for name in self._wrong_patterns(parts.get("patternProperties")):
             place = f"{field}.patternProperties"
             self.leave_out(place, _written(name), "no such expression can be followed")
             del parts["patternProperties"][name]
             parts.pop("additionalProperties", None)
         return parts
-
-    def _known(self, reference: Any) -> bool:
-        """Whether a reference names a part of the schema."""
-        if not isinstance(reference, str) or not reference.startswith("#/"):
-            return reference is None or reference == "#"
-        part: Any = self._whole
-        for name in unquote(reference[2:]).split("/"):
-            name = name.replace("~1", "/").replace("~0", "~")
-            if isinstance(part, list) and name.isdecimal() and int(name) < len(part):
-                part = part[int(name)]
-            elif isinstance(part, Mapping) and name in part:
-                part = part[name]
-            else:
-                return False
-        return True
 
     def _wrong_patterns(self, patterns: Any) -> list[str]:
         names = list(patterns) if isinstance(patterns, Mapping) else []
@@ -145,6 +133,9 @@ class _Walk:
         `whole` schema: the schemas that they name are walked through in their own place."""
         if (multiple := schema.get("multipleOf")) is not None and _digits(multiple) > MOST_MULTIPLE:
             return f"multipleOf {multiple!r} is too large, or has too many digits"
+        joins = not schema.keys().isdisjoint(("allOf", "$ref"))
+        if joins and (joined := most_joined(schema, self._whole)) > MOST_JOINED:
+            return f"one text has to fit {joined} patterns; expected {MOST_JOINED} at most"
         given = schema if whole else _without_references(schema)
         draft = {key: value for key, value in self._whole.items() if key == "$schema"}
         options = {"coerce_one_of": not self._strict}

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import openai
 import pytest
 from openai import OpenAI
 from support.serving.live_server import live_server
@@ -129,6 +130,8 @@ def test_a_schema_holds_behind_the_reasoning(template: str, kind: str, stream: b
         (call,) = called["tool_calls"]
         assert list(json.loads(call["function"]["arguments"])) == ["x"]
         assert "content" not in called
+        either = ask(client, stream, tools=TOOLS, response_format=FORMAT)
+        assert either == {**told, "content": '{"x":true}'}
 
 
 @EITHER
@@ -181,6 +184,39 @@ def test_the_next_turn_goes_on_from_the_right_tokens(kind: str, sent_back: bool)
             text = fresh.base.tokenizer.decode(rendered)
             assert ("Let me" in text) == (sent_back and template == OPENS)
             assert used.prompt_tokens == len(rendered)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"chat_template_kwargs": {"tools": []}}, "chat_template_kwargs.tools"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+        ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs.tokenize"),
+        ({"chat_template_kwargs": {"chat_template": ""}}, "chat_template_kwargs.chat_template"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"reasoning_effort": 1}, "reasoning_effort"),
+    ],
+)
+def test_what_the_template_does_not_take_is_refused(fields: dict[str, Any], param: str) -> None:
+    with asking(SILENT, "text", ["So."]) as client:
+        with pytest.raises(openai.BadRequestError) as caught:
+            ask(client, False, extra_body=fields)
+        assert caught.value.param == param
+        assert ask(client, False, extra_body={"reasoning_effort": None})["content"] == "So."
+
+
+def test_an_effort_reaches_a_template_that_reads_it() -> None:
+    with asking("{{ reasoning_effort }} " + SILENT, "text", ["So."]) as client:
+        plain, more = (
+            client.chat.completions.create(
+                model="scripted", messages=[{"role": "user", "content": "a"}], extra_body=body
+            ).usage.prompt_tokens
+            for body in ({}, {"reasoning_effort": "abcdef"})
+        )
+        assert more > plain
+        both = {"chat_template_kwargs": {"reasoning_effort": "low"}, "reasoning_effort": "low"}
+        with pytest.raises(openai.BadRequestError, match="given in chat_template_kwargs too"):
+            ask(client, False, extra_body=both)
 
 
 def test_variables_reach_the_template() -> None:

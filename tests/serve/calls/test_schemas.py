@@ -8,6 +8,8 @@ import pytest
 from support.serving.grammars import accepts
 
 from medusa_kit.errors import ConfigError
+from medusa_kit.serve.calls import schemas
+from medusa_kit.serve.calls.joined_patterns import most_joined
 from medusa_kit.serve.calls.schemas import usable
 from medusa_kit.serve.tools import constraint_of
 from medusa_kit.settings.grammar import Grammar
@@ -164,3 +166,39 @@ def test_a_schema_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     first = usable("at", schema, strict=True)
     monkeypatch.setattr("medusa_kit.serve.calls.schemas.fault_of", None)
     assert usable("at", json.loads(json.dumps(schema)), strict=True) == first
+
+
+def joined(number: int) -> dict[str, Any]:
+    return {"allOf": [{"pattern": f".*{chr(97 + place)}.*"} for place in range(number)]}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "string", **joined(26)},
+        {"type": "string", "allOf": 3 * [joined(3)]},
+        {"allOf": [{"properties": {"a": one}} for one in joined(20)["allOf"]]},
+        {"allOf": [{"items": {"anyOf": [one, {"type": "null"}]}} for one in joined(20)["allOf"]]},
+        {"$ref": "#/$defs/0", "$defs": {
+            str(n): {"pattern": f".*{n}.*", "$ref": f"#/$defs/{n + 1}"} for n in range(20)}
+            | {"20": {"type": "string"}}},
+    ],
+)  # fmt: skip
+def test_patterns_of_one_text_are_few(schema: dict[str, Any], monkeypatch: Any) -> None:
+    """llguidance would take minutes and gigabytes, so it is not asked."""
+    asked: list[Grammar] = []
+    original = schemas.fault_of
+    monkeypatch.setattr(schemas, "fault_of", lambda g, *more: asked.append(g) or original(g, *more))
+    assert usable("at", {**schema, "title": "a"}, strict=False).notes
+    assert max(most_joined(one := json.loads(grammar.text), one) for grammar in asked) <= 8
+    with pytest.raises(ConfigError, match=r"has to fit [0-9]+ patterns; expected 8 at most"):
+        usable("at", {**schema, "title": "b"}, strict=True)
+
+
+def test_patterns_of_several_texts_may_be_many() -> None:
+    texts = [{"type": "string", "pattern": f"^{n}$"} for n in range(30)]
+    many = {
+        "anyOf": texts[:15],
+        "allOf": [{"properties": {f"p{n}": one for n, one in enumerate(texts[15:])}}],
+    }
+    assert usable("at", many, strict=True).notes == ()
