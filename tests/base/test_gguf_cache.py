@@ -241,7 +241,7 @@ def test_without_locks_the_first_folder_stays(
 
 def test_a_file_that_transformers_refuses_leaves_nothing(large: Path, cache: Path) -> None:
     damage_merges(large)
-    with pytest.raises(CheckpointError, match="a merge of .a. and .z., which are no tokens"):
+    with pytest.raises(CheckpointError, match=r"a merge of .a. and .z., which are no tokens"):
         dequantised_folder(large)
     assert [path for path in cache.iterdir() if path.is_dir() and path.name != "digests"] == []
 
@@ -280,7 +280,7 @@ def test_a_described_file_has_all_that_a_dequantised_one_has_but_weights(tmp_pat
 
 def test_a_file_that_cannot_be_described_leaves_nothing(large: Path, cache: Path) -> None:
     damage_merges(large)
-    with pytest.raises(CheckpointError, match="a merge of .a. and .z., which are no tokens"):
+    with pytest.raises(CheckpointError, match=r"a merge of .a. and .z., which are no tokens"):
         check_there(str(large))
     assert [path for path in cache.iterdir() if path.is_dir() and path.name != "digests"] == []
 
