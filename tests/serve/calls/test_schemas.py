@@ -176,7 +176,7 @@ def joined(number: int) -> dict[str, Any]:
     "schema",
     [
         {"type": "string", **joined(26)},
-        {"type": "string", "allOf": [joined(5), joined(5)]},
+        {"type": "string", "allOf": 3 * [joined(3)]},
         {"allOf": [{"properties": {"a": one}} for one in joined(20)["allOf"]]},
         {"allOf": [{"items": {"anyOf": [one, {"type": "null"}]}} for one in joined(20)["allOf"]]},
         {"$ref": "#/$defs/0", "$defs": {
