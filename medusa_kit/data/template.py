@@ -130,5 +130,8 @@ def refusals() -> Iterator[None]:
 
     try:
         yield
-    except (TemplateError, ValueError, TypeError, KeyError, IndexError) as error:
+    except (
+        TemplateError, ValueError, TypeError, LookupError, ArithmeticError, AttributeError,
+        RecursionError,
+    ) as error:  # fmt: skip
         raise DataError(f"the chat template refuses the conversation: {error}") from error

@@ -38,7 +38,7 @@ class Detokenizer:
         # differently at the start of a text.
         self._ids: list[int] = []  # that little, then those whose text waits
         self._shown = 0  # how many of them are that little
-        self._before: str | None = None  # its text
+        self._before: str | None = ""  # its text, once it is needed
         self._amid_text = amid_text
         self.num_waiting = 0  # tokens pushed whose text has not been returned
 
@@ -50,7 +50,7 @@ class Detokenizer:
             self.num_waiting += self.num_waiting > 0
             return ""
         if self._amid_text and not self._ids:
-            self._ids, self._shown = [token], 1
+            self._ids, self._shown, self._before = [token], 1, None
         self._ids.append(token)
         self.num_waiting += 1
         return "" if self._is_amid(token) else self._advance(final=False)
@@ -84,9 +84,15 @@ class Detokenizer:
         waits = len(after) <= len(before) or after.endswith(UNFINISHED)
         if waits and not final:
             return ""
-        del self._ids[: self._shown]
-        self._shown, self._before, self.num_waiting = len(self._ids), None, 0
+        self._go_on()
         return after[len(before) :]
+
+    def _go_on(self) -> None:
+        """With new tokens, behind those that have been returned."""
+        apart = self._bytes is None or self._bytes.apart
+        self._ids = [] if apart else self._ids[self._shown :]
+        self._shown, self._before = len(self._ids), None if self._ids else ""
+        self.num_waiting = 0
 
     def _text(self, ids: Sequence[int]) -> str:
         return text_of(self._tokenizer, ids, self._keep_special)

@@ -4,6 +4,9 @@ Names, and what belongs to each, are llama.cpp's (src/llama-vocab.cpp). A rule i
 model's own tokenizer.json has it where llama.cpp quotes that, else as llama.cpp has it; NOTICE says
 so, and docs/models.md where the two differ.
 
+What llama.cpp says of spaces before signs (clean_spaces) is left out: transformers removes none
+from byte-level text, whatever the original says, since text would not come back as it was.
+
 The regular expressions are Oniguruma's. They are applied one after another: each splits the pieces
 that the one before has left, and what matches is a piece as well as what lies between.
 """
@@ -79,7 +82,7 @@ def _signs_first(signs_end: str = r"[\r\n]*", lines: str = r"\s*[\r\n]+") -> str
 @dataclass(frozen=True)
 class Rule:
     """`splits`: the regular expressions. `whole_words`: a word that is a token is not built by
-    merges. `adds_bos`, `adds_sep`, `cleans_spaces`: unless the file says otherwise. `in_bytes`:
+    merges. `adds_bos`, `adds_sep`: unless the file says otherwise. `in_bytes`:
     tokens are written in GPT-2's letters for bytes; else as text, with `▁` for a space where
     `marks_spaces`."""
 
@@ -87,7 +90,6 @@ class Rule:
     whole_words: bool = False
     adds_bos: bool = False
     adds_sep: bool = False
-    cleans_spaces: bool = True
     in_bytes: bool = True
     marks_spaces: bool = False
     lines_are_words: bool = False  # runs of line ends that are tokens are not built by merges
@@ -103,12 +105,12 @@ EXAONE_WORD = r"[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+"
 
 _GPT2, _DIGITS = Rule((GPT2,)), Rule((DIGIT, GPT2))
 _LLAMA3 = Rule((LLAMA3,), whole_words=True, adds_bos=True)
-_QWEN2 = Rule((QWEN2,), cleans_spaces=False)
+_QWEN2 = Rule((QWEN2,))
 _CHATGLM = Rule((LLAMA3,))
-_GPT4O = Rule((GPT4O,), cleans_spaces=False)
+_GPT4O = Rule((GPT4O,))
 _BLOOM = Rule((WORD_OR_SIGN,))
-_V3 = Rule(V3, cleans_spaces=False)
-_AYA = Rule((r"\d{1,3}(?=(?:\d{3})*\b)", GPT4O), cleans_spaces=False)
+_V3 = Rule(V3)
+_AYA = Rule((r"\d{1,3}(?=(?:\d{3})*\b)", GPT4O))
 _GEMMA4 = Rule(
     (LINES,), adds_bos=True, in_bytes=False, marks_spaces=True, lines_are_words=True
 )  # fmt: skip
@@ -117,7 +119,6 @@ _BAILING = Rule(
         r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
         rf"|\s*[\r\n]|{SPACE}",
     ),
-    cleans_spaces=False,
 )
 PUNCTUATION = r"[\p{P}\$\+<=>\^~\|"  # and these symbols
 
@@ -125,23 +126,22 @@ _GROUPS: Mapping[str, Rule] = {
     MISSING: Rule((f"{PUNCTUATION}]+", GPT2, r"\p{N}+", "[0-9][0-9][0-9]")),
     "gpt-2 phi-2 jina-es jina-de gigachat jina-v2-es jina-v2-de a.x-4.0 mellum modern-bert "
     "mpt olmo jais exaone4": _GPT2,
-    "trillion granite-docling": Rule((GPT2,), cleans_spaces=False),
+    "trillion granite-docling": Rule((GPT2,)),
     "jina-v1-en jina-v2-code roberta-bpe": Rule((GPT2,), adds_sep=True),
     "starcoder refact codeshell exaone minerva-7b mellum2": _DIGITS,
-    "command-r smollm": Rule((DIGIT, GPT2), cleans_spaces=False),
+    "command-r smollm": Rule((DIGIT, GPT2)),
     "llama3 llama-v3 llama-bpe falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano": _LLAMA3,
     "dbrx smaug-bpe chatglm-bpe": _CHATGLM,
     "glm4 glm5": Rule((LLAMA3,), whole_words=True),
     "jais-2": Rule((_words(THREE_DIGITS).replace(SPACE, rf"{LARGE_SPACES}|\s{{1,2}}(?!\S)|\s"),)),
     "qwen2 deepseek-r1-qwen kormo f2llmv2 hunyuan solar-open grok-2": _QWEN2,
     "stablelm2 megrez": Rule((QWEN2,)),
-    "qwen35": Rule((_words(DIGIT, r"\p{L}\p{M}", marks=r"\p{M}"),), cleans_spaces=False),
-    "ufakzeka": Rule((_words(DIGIT, endings=""),), cleans_spaces=False),
-    "laguna": Rule((LINES, QWEN2), cleans_spaces=False),
+    "qwen35": Rule((_words(DIGIT, r"\p{L}\p{M}", marks=r"\p{M}"),)),
+    "ufakzeka": Rule((_words(DIGIT, endings=""),)),
+    "laguna": Rule((LINES, QWEN2)),
     "minicpm5": Rule((THREE_DIGITS, _words(r"\p{N}+")), whole_words=True),
     "seed-coder": Rule(
         (QWEN2.replace(r"| ?[^\s\p{L}\p{N}]+[\r\n]*", r"| ?[^\s\p{L}\p{N}\r\n]+"),),
-        cleans_spaces=False,
     ),
     "exaone-moe": Rule(
         (
@@ -150,52 +150,48 @@ _GROUPS: Mapping[str, Rule] = {
     ),
     "bailingmoe bailingmoe2 llada-moe": _BAILING,
     "gpt-4o llama4 kanana2 talkie minimax-m2": _GPT4O,
-    "granite-embed-multi-97m": Rule((GPT4O,), whole_words=True, cleans_spaces=False),
+    "granite-embed-multi-97m": Rule((GPT4O,), whole_words=True),
     "tiny_aya cohere2moe": _AYA,
-    "tekken": Rule((_cased(DIGIT),), whole_words=True, adds_bos=True, cleans_spaces=False),
+    "tekken": Rule((_cased(DIGIT),), whole_words=True, adds_bos=True),
     "youtu": Rule(
         (
             "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥぀-ゟ゠-ヿ]+",
             _cased(DIGIT, endings=ENDINGS),
         ),
         whole_words=True,
-        cleans_spaces=False,
     ),
-    "kimi-k2": Rule((f"{HAN}|{NOT_HAN}",), cleans_spaces=False),
+    "kimi-k2": Rule((f"{HAN}|{NOT_HAN}",)),
     "deepseek-llm": Rule(
         (
             "[\r\n]", rf"\s?[{LETTERS}]+", r"\s?[!-/:-~！-／：-～‘-‟　-。]+", r"\s+$",
             "[一-龥ࠀ-一가-퟿]+", r"\p{N}+",
         ),
-        cleans_spaces=False,
     ),
     "deepseek-coder": Rule(
-        ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", DIGIT), cleans_spaces=False
+        ("[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", DIGIT),
     ),
     "deepseek-v3 hunyuan-dense joyai-llm hy_v4": _V3,
     "spark2_5": Rule(
-        (THREE_DIGITS, KANA, _signs_first("", r"[\r\n]"), DIGIT), cleans_spaces=False
+        (THREE_DIGITS, KANA, _signs_first("", r"[\r\n]"), DIGIT),
     ),
     # llama.cpp's digits take the text before them along.
     "afmoe": Rule(
         (r"\P{N}*\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))", ASIAN, _signs_first()),
-        cleans_spaces=False,
     ),
     "falcon": Rule((f"{PUNCTUATION}`]+", GPT2, "[0-9][0-9][0-9]")),
     "bloom gpt3-finnish": _BLOOM,
-    "poro-chat": Rule((WORD_OR_SIGN,), cleans_spaces=False),
-    "viking": Rule((WORD_OR_SIGN, DIGIT), cleans_spaces=False),
-    "superbpe": Rule((r"\p{N}+", r"(?=(\d{3})+(?!\d))"), cleans_spaces=False),
+    "poro-chat": Rule((WORD_OR_SIGN,)),
+    "viking": Rule((WORD_OR_SIGN, DIGIT)),
+    "superbpe": Rule((r"\p{N}+", r"(?=(\d{3})+(?!\d))")),
     "chameleon": Rule(
         (
             "<sentinel:[0-9]+>", "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z", r"([\t\n]|    |  )",
             DIGIT, r"[\p{P}!-/:-@\[-`{-~]", GPT2,
         ),
         adds_bos=True,
-        cleans_spaces=False,
     ),
     "gemma4 granite-embed-multi-311m": _GEMMA4,
-    "sarvam-moe": Rule((LINES,), cleans_spaces=False, in_bytes=False, marks_spaces=True),
+    "sarvam-moe": Rule((LINES,), in_bytes=False, marks_spaces=True),
     "whitespace": Rule((r"\S+",), in_bytes=False),
 }  # fmt: skip
 RULES: Mapping[str, Rule] = {

@@ -5,6 +5,7 @@ up special tokens that it does not know, and adds tokens of its families' to the
 """
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ SPACE = "▁"  # stands for a space in tokens that are text
 BYTES = "<0x{:02X}>"
 NAMES = ("bos", "eos", "unk", "sep", "pad", "mask")
 OWN_CODE = "tokenization.TokenizersBackend"  # there is none: transformers' class is taken
+ADDED = (CONTROL, UNKNOWN, USER_DEFINED)  # kinds of tokens that are found by their text
 NOT_STRIPPING = ("<unk>", "<s>", "<|endoftext|>")  # of Phi-3's
 
 
@@ -41,7 +43,7 @@ def read_tokenizer(path: Path) -> Any:
     special = {f"{name}_token": vocabulary.token(name) for name in NAMES if name in vocabulary.ids}
     tokenizer: Any = PreTrainedTokenizerFast(
         tokenizer_object=inner,
-        clean_up_tokenization_spaces=vocabulary.rule is not None and vocabulary.rule.cleans_spaces,
+        clean_up_tokenization_spaces=False,
         **special,
     )
     tokenizer.chat_template = vocabulary.template
@@ -130,7 +132,8 @@ def _set_spaces(inner: Any, vocabulary: Vocabulary, in_bytes: bool) -> None:
     from tokenizers import decoders, normalizers
 
     if in_bytes:
-        inner.decoder = decoders.ByteLevel()
+        spelled, letters = _spelled(vocabulary), decoders.ByteLevel()
+        inner.decoder = decoders.Sequence([*spelled, letters]) if spelled else letters
         return
     prefix = vocabulary.adds["space_prefix"]
     marks = vocabulary.rule is None or vocabulary.rule.marks_spaces
@@ -143,6 +146,21 @@ def _set_spaces(inner: Any, vocabulary: Vocabulary, in_bytes: bool) -> None:
     )
 
 
+def _spelled(vocabulary: Vocabulary) -> list[Any]:
+    """For added tokens of letters that stand for bytes, which would be read as these: ü for one."""
+    from tokenizers import Regex, decoders, pre_tokenizers
+
+    letters = set(pre_tokenizers.ByteLevel.alphabet())
+    in_letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return [
+        decoders.Replace(
+            Regex(rf"\A{re.escape(token)}\z"), in_letters.pre_tokenize_str(token)[0][0]
+        )
+        for token, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True)
+        if kind in ADDED and not token.isascii() and letters >= set(token)
+    ]
+
+
 def _add_special(inner: Any, vocabulary: Vocabulary) -> None:
     """Tokens that are found in a text before it is split, by their literal text."""
     from tokenizers import AddedToken
@@ -153,7 +171,7 @@ def _add_special(inner: Any, vocabulary: Vocabulary) -> None:
         return AddedToken(token, special=special, normalized=False, rstrip=strips)
 
     told = zip(vocabulary.tokens, vocabulary.kinds, strict=True)
-    found = [added(*one) for one in told if one[1] in (CONTROL, UNKNOWN, USER_DEFINED)]
+    found = [added(*one) for one in told if one[1] in ADDED]
     inner.add_tokens(found)
 
 

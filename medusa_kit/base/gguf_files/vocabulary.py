@@ -36,6 +36,16 @@ ENDS = frozenset((
     "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>", "<|tool_response>",
     "<｜end▁of▁sentence｜>", "[e~[",
 ))  # fmt: skip
+# Tokens of OpenAI's harmony and those that code is filled in with, likewise.
+USER_DEFINED_BY_TEXT = frozenset(("<|channel|>", "<|message|>", "<|start|>", "<|constrain|>"))
+FILL_IN = frozenset((
+    "<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<｜fim▁begin｜>", "<PRE>", "▁<PRE>",
+    "<|code_prefix|>", "<|prefix|>", "<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>",
+    "<｜fim▁hole｜>", "<SUF>", "▁<SUF>", "<|code_suffix|>", "<|suffix|>", "<|fim_middle|>",
+    "<fim-middle>", "<fim_middle>", "<｜fim▁end｜>", "<MID>", "▁<MID>", "<|code_middle|>",
+    "<|middle|>", "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]", "<|fim_repo|>",
+    "<|repo_name|>", "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>",
+))  # fmt: skip
 HINT = "load the original model's folder or Hub id instead"
 
 
@@ -88,7 +98,7 @@ class _Values:
             tokens=tokens,
             kinds=self._kinds(tokens),
             scores=self._numbers("scores", len(tokens), 0.0),
-            merges=self._merges() if rule is not None else (),
+            merges=self._merges(tokens) if rule is not None else (),
             ids=self._ids(tokens),
             rule=rule,
             adds=self._adds(rule),
@@ -111,7 +121,10 @@ class _Values:
     def _rule(self) -> Rule | None:
         if self.model == SENTENCEPIECE:
             return None
-        return RULES[GEMMA4] if self.model == GEMMA4 else rule_of(self.file, self.values.get(PRE))
+        name = self.values.get(PRE)
+        if not isinstance(name, str | None):
+            raise self._wrong(f"the rule {name!r} for splitting text (tokenizer.ggml.pre)")
+        return RULES[GEMMA4] if self.model == GEMMA4 else rule_of(self.file, name)
 
     def _texts(self, name: str) -> tuple[str, ...]:
         found = self.get(name, ())
@@ -129,20 +142,31 @@ class _Values:
 
     def _kinds(self, tokens: tuple[str, ...]) -> tuple[int, ...]:
         kinds = self._numbers("token_type", len(tokens), NORMAL)
-        told = zip(tokens, kinds, strict=True)
-        normal_end = "<|tool_response>" in tokens  # Gemma 4 has an ordinary </s>
-        return tuple(
-            CONTROL if text in ENDS and not (text == "</s>" and normal_end) else kind
-            for text, kind in told
-        )
+        normal_end = {"<|tool_response>", "<|plamo:eos|>"} & set(tokens)  # with an ordinary </s>
 
-    def _merges(self) -> tuple[tuple[str, str], ...]:
+        def kind_of(text: str, kind: int) -> int:
+            if kind == NORMAL and text in USER_DEFINED_BY_TEXT:
+                return USER_DEFINED
+            if text in ENDS | FILL_IN and not (text == "</s>" and normal_end):
+                return CONTROL
+            return kind
+
+        return tuple(kind_of(*one) for one in zip(tokens, kinds, strict=True))
+
+    def _merges(self, tokens: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
         """A merge that is there twice counts where it stands first."""
         found = self._texts("merges")
         if not found and self.values.get(PRE) != "kimi-k2":
             raise self._wrong("no merges")
         places = ((merge, merge.find(" ", 1)) for merge in found)
-        return tuple(dict.fromkeys((merge[:at], merge[at + 1 :]) for merge, at in places))
+        merges = tuple(dict.fromkeys((merge[:at], merge[at + 1 :]) for merge, at in places))
+        known = set(tokens)
+        for left, right in merges:
+            if not known.issuperset((left, right, left + right)):
+                raise self._wrong(
+                    f"a merge of {left!r} and {right!r}, which are no tokens, or make none,"
+                )
+        return merges
 
     def _ids(self, tokens: tuple[str, ...]) -> dict[str, int]:
         known = OF_SENTENCEPIECE if self.model == SENTENCEPIECE else {}

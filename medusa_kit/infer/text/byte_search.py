@@ -18,19 +18,20 @@ class ByteSearch:
 
     def push(self, data: bytes) -> int | None:
         """Where the first of the words begins that is complete by now; no more may follow it."""
-        ends = [self._end(index, data) for index in range(len(self._words))]
-        found = [
-            self.size + end - len(word)
-            for (word, _), end in zip(self._words, ends, strict=True)
-            if end is not None
-        ]
+        first = None
+        for index, (word, _) in enumerate(self._words):
+            if (end := self._end(index, data)) is not None:
+                start = self.size + end - len(word)
+                first = start if first is None else min(first, start)
         self.size += len(data)
-        return min(found, default=None)
+        return first
 
     def _end(self, index: int, data: bytes) -> int | None:
         """After how many of these bytes the word is complete."""
         word, shorter = self._words[index]
         begun = self._begun[index]
+        if not begun and word[0] not in data:  # most often, and fast
+            return None
         for end, byte in enumerate(data, start=1):
             while begun and byte != word[begun]:
                 begun = shorter[begun]

@@ -26,6 +26,8 @@ class TokenBytes:
     `fallback`: the byte that each byte token of a byte-fallback tokenizer stands for.
     `exact`: whether each token always adds `of(token)`, as byte-level and byte-fallback tokenizers
     have it. With others what a token adds may depend on those beside it.
+    `apart`: whether whole characters decoded apart give the text when joined, with nothing done to
+    its start, as purely byte-level tokenizers have it.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -34,7 +36,9 @@ class TokenBytes:
         added = {i for name in SPECIAL for i in getattr(tokenizer, name, ())}
         self.special = frozenset(filter(self._is_left_out, added))
         self.fallback = self._byte_tokens()
-        self.exact = bool(self.fallback) or _is_byte_level(tokenizer)
+        decoder = _decoder_of(tokenizer)
+        self.exact = bool(self.fallback) or '"ByteLevel"' in decoder
+        self.apart = decoder.startswith('{"type":"ByteLevel"')
 
     def of(self, token: int) -> bytes:
         """What it adds within a text, a leading space included; its name if it is special."""
@@ -80,15 +84,10 @@ class TokenBytes:
 SPECIAL = ("all_special_ids", "added_tokens_decoder")  # where tokenizers have special tokens
 
 
-def _is_byte_level(tokenizer: Any) -> bool:
-    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
-    return decoder is not None and '"ByteLevel"' in _state(decoder)
-
-
-def _state(decoder: Any) -> str:
-    """Its settings. A decoder written in Python has none."""
+def _decoder_of(tokenizer: Any) -> str:
+    """A fast tokenizer's decoder as JSON. One written in Python has none."""
     try:
-        return bytes(decoder.__getstate__()).decode()
+        return bytes(tokenizer.backend_tokenizer.decoder.__getstate__()).decode()
     except Exception:
         return ""
 

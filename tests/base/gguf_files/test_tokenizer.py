@@ -4,6 +4,7 @@ llama_cpp.json holds llama.cpp's answers; benchmarks/llama_tokenizers.py makes i
 """
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from medusa_kit.base.gguf import dequantised_folder, described_folder, embedded_gguf
 from medusa_kit.base.gguf_files.pre_tokenizers import RULES, VARIABLE
 from medusa_kit.base.gguf_files.tokenizer import read_tokenizer
+from medusa_kit.base.gguf_files.vocabulary import _Values
 from medusa_kit.data.chat import encode_prompt
 from medusa_kit.errors import CheckpointError
 
@@ -262,8 +264,10 @@ def test_vocabularies_that_are_not_read_are_refused_by_name(model: str, tmp_path
     ("given", "message"),
     [
         ({"merges": []}, "no merges"),
-        ({"merges": ["a nonsense"]}, "out of vocabulary"),
-        ({"merges": ["abc"]}, "cannot be read"),
+        ({"merges": ["a nonsense"]}, "a merge of 'a' and 'nonsense', which are no tokens"),
+        ({"merges": ["abc"]}, "which are no tokens"),
+        ({"merges": ["b c"]}, "or make none"),
+        ({"merges": ["a b", ""]}, "which are no tokens"),
     ],
 )
 def test_damaged_vocabularies(given: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -282,6 +286,44 @@ def test_an_id_beyond_the_tokens_is_none(
     assert "bos_token_id 4294967295 for 258 tokens" in " ".join(capsys.readouterr().err.split())
     config = AutoConfig.from_pretrained(described_folder(path))
     assert (config.bos_token_id, config.eos_token_id, config.pad_token_id) == (None, 257, None)
+
+
+def test_a_rule_that_is_no_text() -> None:
+    values = {"model": "gpt2", "pre": 7, "tokens": ("a",)}
+    given = {f"tokenizer.ggml.{name}": value for name, value in values.items()}
+    with pytest.raises(CheckpointError, match="the rule 7 for splitting text"):
+        _Values("tiny.gguf", given).vocabulary()
+
+
+def test_added_tokens_of_letters_that_stand_for_bytes(tmp_path: Path) -> None:
+    """DeepSeek-Coder has some: ü is the letter of a byte too."""
+    added = ["é", "éé", "ĠX", "‹|é|>"]
+    path = write_vocabulary(
+        tmp_path / "tiny.gguf",
+        [*(letter for letter in LETTERS if letter != "é"), *added, "ab"],
+        [NORMAL] * 255 + [USER, USER, CONTROL, USER, NORMAL],
+        pre="deepseek-coder",
+        merges=["a b"],
+    )
+    tokenizer = AutoTokenizer.from_pretrained(described_folder(path))
+    for text in ("aéb", "aééb", "aĠXb", "‹|é|>", "ab 1é"):
+        assert tokenizer.decode(tokenizer(text).input_ids) == text
+    assert tokenizer.convert_ids_to_tokens(tokenizer("éaĠX").input_ids) == ["é", "a", "ĠX"]
+
+
+def test_tokens_that_are_special_by_their_text(tmp_path: Path) -> None:
+    """As in llama.cpp, where a file calls them ordinary."""
+    texts = ["<|im_end|>", "<|channel|>", "<fim-suffix>", "<|file_sep|>", "<plain>"]
+    path = write_vocabulary(
+        tmp_path / "tiny.gguf", [*LETTERS, "ab", *texts], [NORMAL] * 262, pre="qwen2",
+        merges=["a b"],
+    )  # fmt: skip
+    tokenizer = read_tokenizer(path)
+    for number, text in enumerate(texts[:-1], start=257):
+        assert tokenizer(f"a{text}").input_ids == [LETTERS.index("a"), number]
+    assert len(tokenizer("<plain>").input_ids) == 7
+    shown = tokenizer.decode([257, 258, 259], skip_special_tokens=True)
+    assert shown == "<|channel|>"
 
 
 def test_tokens_that_are_there_twice(tmp_path: Path) -> None:
@@ -304,3 +346,6 @@ def test_folders_of_earlier_versions_give_their_weights_and_not_their_tokenizers
     weights, was = again / "model.safetensors", old / "model.safetensors"
     assert weights.samefile(was), "no second copy on disk"
     assert AutoTokenizer.from_pretrained(again).tokenize("12") == ["1", "2"]
+    earlier = again.rename(f"{old}-t0")  # of a version between
+    shutil.rmtree(old)
+    assert (dequantised_folder(path) / weights.name).samefile(earlier / weights.name)

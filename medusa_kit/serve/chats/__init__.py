@@ -1,1 +1,0 @@
-"""What is asked of a chat's answer, and what is read in it."""
