@@ -203,22 +203,22 @@ def grammar_mask(
 
 def check_grammar(grammar: Grammar | None) -> None:
     """Raises ConfigError for a grammar that no base could follow."""
-    if grammar is None:
-        return
+    if grammar is not None and (fault := fault_of(grammar)) is not None:
+        raise _refused(grammar, fault)
+
+
+def fault_of(grammar: Grammar) -> str | None:
+    """Why no base could follow it; None where one could, unless it takes too much work."""
     wrong, said = _llguidance().LLMatcher.validate_grammar_with_warnings(_source(grammar))
-    if wrong:
-        raise _refused(grammar, said[0])
+    return str(said[0]).strip() if wrong else None
 
 
-def fault_of(grammar: Grammar, most_work: int | None = None) -> str | None:
-    """Why no base could follow it, its first bytes included; None where one could. `most_work`:
-    llguidance's limit for making a lexer, if it is to be lower."""
+def begun_fault_of(grammar: Grammar, most_work: int | None = None) -> str | None:
+    """The same, found by following it for its first bytes. `most_work`: llguidance's limit for
+    making a lexer, if it is to be lower."""
     llguidance = _llguidance()
-    wrong, said = llguidance.LLMatcher.validate_grammar_with_warnings(source := _source(grammar))
-    if wrong:
-        return str(said[0]).strip()
     limits = llguidance.LLParserLimits(verbose_errors=False, initial_lexer_fuel=most_work)
-    matcher = llguidance.LLMatcher(_bytes_alone(), source, log_level=0, limits=limits)
+    matcher = llguidance.LLMatcher(_bytes_alone(), _source(grammar), log_level=0, limits=limits)
     for _ in range(LOOKED_AT):
         allowed = [] if matcher.is_error() else _flags(matcher.compute_bitmask())[:256].nonzero()[0]
         if matcher.is_error() or matcher.is_stopped():

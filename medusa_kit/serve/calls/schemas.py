@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.accept.grammar import HINT, fault_of
+from medusa_kit.infer.accept.grammar import HINT, begun_fault_of, fault_of
 from medusa_kit.serve.calls.joined_patterns import most_joined, part_of
 from medusa_kit.settings.grammar import Grammar
 
@@ -23,10 +23,12 @@ NEEDED = ("type", "properties")
 RESTS = {"patternProperties": "additionalProperties", "prefixItems": "items"}
 PLAIN = frozenset(["type", "title", "description", "default", "examples"])
 TYPES = ("string", "number", "integer", "boolean", "null", "array", "object")
+COSTLY = ("pattern", "format", "multipleOf")
 MOST_WORK = 200_000  # for one value; more takes seconds, and fails in the end
 MOST_MULTIPLE = 10_000  # llguidance has a state for each remainder, and no limit
 MOST_JOINED = 8  # patterns of one text
-KEPT = 256  # schemas, since agents send the same tools again and again
+# Schemas, since agents send the same tools again and again, and how long one of these may be.
+KEPT, MOST_KEPT = 1024, 65_536
 
 
 class Usable(NamedTuple):
@@ -39,8 +41,10 @@ class Usable(NamedTuple):
 def usable(field: str, schema: Mapping[str, Any], strict: bool) -> Usable:
     """Raises ConfigError, naming the property of `field`, where `strict`, and for what no schema
     can be."""
+    asked = json.dumps(schema)
+    read = _usable if len(asked) <= MOST_KEPT else _usable.__wrapped__
     try:
-        text, notes = _usable(field, json.dumps(schema), strict)
+        text, notes = read(field, asked, strict)
     except ConfigError as error:
         if error.message.startswith(field):
             raise
@@ -139,9 +143,14 @@ class _Walk:
         given = schema if whole else _without_references(schema)
         draft = {key: value for key, value in self._whole.items() if key == "$schema"}
         options = {"coerce_one_of": not self._strict}
-        alone = not whole and given.keys().isdisjoint((*OF_NAMES, *OF_LISTS, *ALONE))
-        asked = {**draft, **given, OPTIONS: {**self.options, **options}}
-        return fault_of(Grammar.json_schema(asked), MOST_WORK if alone else None)
+        asked = Grammar.json_schema({**draft, **given, OPTIONS: {**self.options, **options}})
+        if (fault := fault_of(asked)) is not None:
+            return fault
+        if whole:
+            return begun_fault_of(asked)
+        alone = given.keys().isdisjoint((*OF_NAMES, *OF_LISTS, *ALONE))
+        costly = alone and not given.keys().isdisjoint(COSTLY)
+        return begun_fault_of(asked, MOST_WORK) if costly else None
 
     def leave_out(self, field: str, key: str, fault: str) -> None:
         if self._strict:
