@@ -155,7 +155,7 @@ def _asked_of(response_format: Mapping[str, Any] | None) -> Usable | None:
     _check_types(field, given)
     if not isinstance(schema := given.get("schema"), Mapping):
         raise ConfigError(f"{field}.schema {schema!r}: expected a JSON schema, an object")
-    followed = usable(f"{field}.schema", schema, strict=given.get("strict") is not False)
+    followed = usable(f"{field}.schema", schema, strict=given.get("strict") is True)
     return followed._replace(schema=_with(followed.schema, INDENTED))
 
 

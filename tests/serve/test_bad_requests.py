@@ -18,7 +18,8 @@ def suffix(**options: Any) -> dict[str, Any]:
 
 
 def schema(**said: Any) -> dict[str, Any]:
-    asked = {"type": "json_schema", "json_schema": {"name": "one", "schema": said}}
+    one = {"name": "one", "schema": said, "strict": True}
+    asked = {"type": "json_schema", "json_schema": one}
     return {"response_format": asked}
 
 
