@@ -22,7 +22,6 @@ from medusa_kit.base.gguf_files.vocabulary import (
 from medusa_kit.files import parse_json
 
 SPACE = "▁"  # stands for a space in tokens that are text
-BYTES = "<0x{:02X}>"
 NAMES = ("bos", "eos", "unk", "sep", "pad", "mask")
 OWN_CODE = "tokenization.TokenizersBackend"  # there is none: transformers' class is taken
 ADDED = (CONTROL, UNKNOWN, USER_DEFINED)  # kinds of tokens that are found by their text
@@ -95,20 +94,19 @@ def _by_score(vocabulary: Vocabulary, ids: dict[str, int]) -> Iterator[tuple[str
         token = vocabulary.tokens[number]
         if vocabulary.kinds[number] == BYTE:
             continue
-        for at in range(1, len(token)):
-            if token[:at] in ids and token[at:] in ids:
-                yield token[:at], token[at:]
+        yield from _halves(token, ids)
+
+
+def _halves(token: str, ids: dict[str, int]) -> list[tuple[str, str]]:
+    """The pairs of tokens that make this one."""
+    pairs = ((token[:at], token[at:]) for at in range(1, len(token)))
+    return [(left, right) for left, right in pairs if left in ids and right in ids]
 
 
 def _of_lines(ids: dict[str, int]) -> set[tuple[str, str]]:
     """Merges by which every run of line ends that is a token becomes one."""
     runs = [token for token in ids if token.strip("\n") == ""]
-    return {
-        (token[:at], token[at:])
-        for token in runs
-        for at in range(1, len(token))
-        if token[:at] in ids and token[at:] in ids
-    }
+    return {pair for token in runs for pair in _halves(token, ids)}
 
 
 def _pre_tokenizer(rule: Rule) -> Any:

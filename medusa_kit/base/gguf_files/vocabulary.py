@@ -16,7 +16,7 @@ from medusa_kit.errors import CheckpointError
 GGML = "tokenizer.ggml."
 PRE = GGML + "pre"
 LISTS = tuple(GGML + name for name in ("tokens", "token_type", "scores", "merges"))
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, BYTE = 1, 2, 3, 4, 6
 SENTENCEPIECE, GEMMA4 = "llama", "gemma4"
 BPE = ("gpt2", GEMMA4)
 # Kinds of vocabulary that are not read, by `tokenizer.ggml.model`.
