@@ -4,6 +4,7 @@ from starlette.applications import Starlette
 from starlette.middleware.cors import CORSMiddleware
 
 from medusa_kit import console
+from medusa_kit.serve.operations.bodies import Turns
 from medusa_kit.serve.operations.keys import ApiKeys, KeyMiddleware
 from medusa_kit.serve.operations.limits import LimitsMiddleware
 from medusa_kit.serve.operations.logs import LogMiddleware
@@ -22,7 +23,8 @@ def guard(
     """Put keys, limits, CORS, counters and the log around `app`. What is added later lies further
     out: a request is logged and counted whatever becomes of it, a browser may ask for permission
     without a key, and nobody without one can send a body."""
-    app.add_middleware(LimitsMiddleware, options=options)
+    app.state.turns = Turns()
+    app.add_middleware(LimitsMiddleware, options=options, turns=app.state.turns)
     if keys is not None:
         app.add_middleware(KeyMiddleware, keys=keys)
     if options.origins:

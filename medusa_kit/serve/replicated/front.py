@@ -78,7 +78,9 @@ class Front:
         if asks and self.closing:
             raise ServerClosingError("the server is closing", code="closing")
         body = await HttpRequest(scope, receive).body()
-        key = routing_key(body, self._base) if asks else RoutingKey()
+        key = RoutingKey()
+        if asks:
+            key = await self.app.state.turns.run(len(body), routing_key, body, self._base)
         timeout = self.config.request_timeout + SLACK
         relay = Relay(self._pool.ask, self._pool.lost, timeout)
         self._under_way.add(relay)
