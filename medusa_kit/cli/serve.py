@@ -59,6 +59,7 @@ def serve(
         from medusa_kit.engine.heads_folder import HeadsFolder
         from medusa_kit.serve.operations.guard import warn_of_open_server
         from medusa_kit.serve.operations.keys import load_keys
+        from medusa_kit.serve.operations.open_files import with_room_for_connections
         from medusa_kit.serve.server import bind, url_of
     except ModuleNotFoundError as error:
         if error.name not in ("fastapi", "starlette", "uvicorn", "prometheus_client"):
@@ -72,6 +73,7 @@ def serve(
     keys = load_keys(config.api_key_file)
     HeadsFolder(config.heads_dir, config.heads_hub or ())  # which is told before the model loads
     warn_of_open_server(config.host, keys)
+    config = with_room_for_connections(config)
     bound = bind(config.host, config.port)
     with bound:
         if config.replicas is not None:

@@ -74,5 +74,5 @@ def create_app(
     for router in (*ROUTERS, *routers):
         app.include_router(router)
     app.include_router(operations(service.metrics, service.not_ready))
-    guard(app, service.config, keys, service.metrics)
+    guard(app, service.config, keys, service.metrics, service.config.host)
     return app

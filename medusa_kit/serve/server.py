@@ -1,5 +1,6 @@
 """uvicorn around the application: the socket first, and an end that lets answers finish."""
 
+import asyncio
 import socket
 import time
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from fastapi import FastAPI
 from medusa_kit import console
 from medusa_kit.errors import ConfigError
 from medusa_kit.serve.operations.connections import uvicorn_options
+from medusa_kit.serve.operations.open_files import QuietAboutFiles
 from medusa_kit.settings.serve import ServeConfig
 
 
@@ -72,6 +74,7 @@ class Server(uvicorn.Server):
         self._until: float | None = None  # when those under way are cancelled
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(QuietAboutFiles())
         await super().startup(sockets)
         if self.started:
             self._ready()

@@ -61,7 +61,7 @@ class Front:
         self._metrics = Metrics()
         self.app = self._application()
         errors.install(self.app)
-        guard(self.app, config, keys, self._metrics)
+        guard(self.app, config, keys, self._metrics, config.host)
 
     @property
     def idle(self) -> bool:
