@@ -9,7 +9,7 @@ import typer
 
 from medusa_kit import console
 from medusa_kit.cli import engine_options, options
-from medusa_kit.errors import ConfigError, UsageError
+from medusa_kit.errors import ConfigError, MedusaKitError, UsageError
 from medusa_kit.settings.serve import serve_options
 
 PLACE = "serving"  # the parameter that stands where the server's options go
@@ -100,6 +100,8 @@ def _run(engine: Any, config: Any, keys: Any, bound: Any, url: str) -> None:
         _listen(server, config, bound)
     finally:
         service.close(drain=False)
+    if server.failure is not None:
+        raise MedusaKitError(f"the server has ended: {server.failure}", hint="start it again")
     console.note("the server has ended")
 
 

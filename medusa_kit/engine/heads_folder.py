@@ -11,7 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from medusa_kit.base.hub_client import HubName
-from medusa_kit.errors import CheckpointError, ConfigError, UnknownModelError, did_you_mean
+from medusa_kit.errors import (
+    CheckpointError,
+    ConfigError,
+    UnknownModelError,
+    did_you_mean,
+    unreadable,
+)
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER
 from medusa_kit.heads.formats.files import CONFIG_NAME, heads_place
 
@@ -69,7 +75,7 @@ class HeadsFolder:
         except FileNotFoundError:  # deleted meanwhile
             raise self._unknown(name) from None
         except (OSError, RuntimeError) as error:
-            raise CheckpointError(
+            raise unreadable(error)(
                 f"heads {name!r} cannot be read: {error}", hint="check who may read their folder"
             ) from error
 

@@ -22,6 +22,7 @@ from medusa_kit.errors import (
     ConfigError,
     IncompatibleBaseError,
     unknown_value,
+    unreadable,
 )
 from medusa_kit.files import atomic_write, parse_json
 from medusa_kit.heads.blocks import RecurrentNetwork
@@ -273,7 +274,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(
+        raise unreadable(error)(
             f"{path} cannot be read: {error}", hint="the file is cut off or damaged: copy it again"
         ) from error
 

@@ -16,6 +16,8 @@ from medusa_kit.serve.operations.connections import uvicorn_options
 from medusa_kit.serve.operations.open_files import QuietAboutFiles
 from medusa_kit.settings.serve import ServeConfig
 
+TELLING = 2.0  # seconds for which /health says that the server has failed, before it ends
+
 
 def bind(host: str, port: int) -> socket.socket:
     """A socket for this address. Raises ConfigError where it cannot be had."""
@@ -49,6 +51,11 @@ class Answering(Protocol):
     closing: bool
 
     @property
+    def failed(self) -> str | None:
+        """Why nothing is answered any more."""
+        ...
+
+    @property
     def config(self) -> ServeConfig: ...
 
     @property
@@ -72,6 +79,8 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._service, self._ready = service, ready
         self._until: float | None = None  # when those under way are cancelled
+        self._told_until = 0.0  # by /health
+        self.failure: str | None = None  # of which it ended
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().set_exception_handler(QuietAboutFiles())
@@ -91,12 +100,16 @@ class Server(uvicorn.Server):
         self._until = time.monotonic() + self._service.config.drain_timeout
 
     async def on_tick(self, counter: int) -> bool:
+        if self._until is None and self._service.failed is not None:
+            self.failure = self._service.failed
+            self._until = self._told_until = time.monotonic() + TELLING
         if self._until is not None:
             late = time.monotonic() >= self._until
             if late and not self._service.idle:
                 console.warn("answers under way are cancelled")
                 self._service.cancel()
-            self.should_exit |= late or self._service.idle
+            telling = time.monotonic() < self._told_until
+            self.should_exit |= late or (self._service.idle and not telling)
         return await super().on_tick(counter)
 
 

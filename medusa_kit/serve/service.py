@@ -25,6 +25,7 @@ from medusa_kit.errors import (
     HubError,
     IncompatibleBaseError,
     MedusaKitError,
+    StorageError,
     UnknownModelError,
     UsageError,
 )
@@ -43,6 +44,7 @@ from medusa_kit.serve.errors import (
 )
 from medusa_kit.serve.hints import hint_for_client
 from medusa_kit.serve.models import AskedModel, ServedModels, base_name
+from medusa_kit.serve.operations.imports import import_all
 from medusa_kit.serve.operations.metrics import AnswerClock, Metrics
 from medusa_kit.serve.prompts import encode_prompts
 from medusa_kit.serve.schema import Request
@@ -215,6 +217,7 @@ class Service:
     def __init__(
         self, engine: Engine, config: ServeConfig, names: ModelNames | None = None
     ) -> None:
+        import_all()
         self.engine, self.config = engine, config
         self.heads = _heads_store(engine, config)
         self.started = int(time.time())
@@ -236,7 +239,12 @@ class Service:
 
     def not_ready(self) -> str | None:
         """Why requests cannot be answered now."""
-        return "closing" if self.closing else None
+        return "closing" if self.closing else "failed" if self.failed else None
+
+    @property
+    def failed(self) -> str | None:
+        """Why no request can be answered any more, unless the server closes."""
+        return None if self.closing else self.batch.ended
 
     @property
     def stats(self) -> BatchStats:
@@ -313,7 +321,7 @@ class Service:
         names them."""
         try:
             yield
-        except HubError:  # which may have been out of reach
+        except (HubError, StorageError):  # which may have been out of reach
             raise
         except (UsageError, CheckpointError, IncompatibleBaseError) as error:
             named = "model" if request.adapter_id is None else "adapter_id"

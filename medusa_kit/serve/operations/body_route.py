@@ -53,12 +53,16 @@ class _ReadRequest(Request):
 
 def _model_of(endpoint: Callable[..., Any]) -> type[BaseModel] | None:
     kinds = get_type_hints(endpoint).values()
-    return next((one for one in kinds if isinstance(one, type) and issubclass(one, BaseModel)), None)
+    return next(
+        (one for one in kinds if isinstance(one, type) and issubclass(one, BaseModel)), None
+    )
 
 
 def _is_json(content_type: str) -> bool:
     kind = content_type.partition(";")[0].strip().lower()
-    return kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+    return kind == "application/json" or (
+        kind.startswith("application/") and kind.endswith("+json")
+    )
 
 
 def _read(body: bytes, model: type[BaseModel]) -> BaseModel:

@@ -61,7 +61,8 @@ def protocol_for(options: LimitOptions) -> type[H11Protocol]:
         @property
         def parses_fast(self) -> bool:
             """Whether what comes is one piece to h11, whatever its length."""
-            counted = any(name == b"content-length" for name, _ in getattr(self, "headers", ()))
+            given = {name for name, _ in getattr(self, "headers", ())}
+            counted = b"content-length" in given and b"transfer-encoding" not in given
             return counted and self.conn.their_state is h11.SEND_BODY
 
         def on_response_complete(self) -> None:

@@ -55,7 +55,7 @@ class Front:
     def __init__(
         self, pool: Pool, config: ServeConfig, base: str, keys: ApiKeys | None = None
     ) -> None:
-        self.config, self.closing = config, False
+        self.config, self.closing, self.failed = config, False, None
         self._pool, self._base = pool, base
         self._under_way: set[Relay] = set()
         self._metrics = Metrics()
