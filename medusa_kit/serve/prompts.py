@@ -25,8 +25,9 @@ def encode_prompts(
     """(ids of each, the chat if it is one). Chats go through the template, a completion's text does
     not.
 
-    Raises ContextLengthError for a text that is far too long; RequestError, naming the prompt, for one without tokens or with an id that the model has
-    no row for; what `Conversations.prompt` raises.
+    Raises ContextLengthError for a text that is far too long; RequestError, naming the prompt, for
+    one without tokens or with an id that the model has no row for; what
+    `Conversations.prompt` raises.
     """
     base, found, chat = engine.base, list[list[int]](), None
     context = base.info.context_length

@@ -5,15 +5,29 @@ Numbers that say how tokens are chosen are checked by SamplingParams, which the 
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
-from medusa_kit.serve.labels import MOST_FIELDS, CacheBreakpoint, Fields, Labels
-from medusa_kit.serve.operations.bodies import MOST_VALUES
+from medusa_kit.serve.bounds import (
+    MOST_ANSWERS,
+    MOST_BIASES,
+    MOST_MESSAGES,
+    MOST_PARTS,
+    MOST_TOOLS,
+    Biases,
+    Few,
+    ManyIds,
+    ModelName,
+    Named,
+    Stops,
+    Texts,
+    TokenIds,
+    texts,
+)
+from medusa_kit.serve.labels import CacheBreakpoint, Fields, Labels
 from medusa_kit.settings.sampling import SamplingParams
 
 # Fields of OpenAI's API that are not supported -> the value that asks for nothing, besides null.
@@ -31,18 +45,8 @@ OF_CHATS: Mapping[str, Any] = {
 MESSAGE_UNSUPPORTED: Mapping[str, Any] = {
     "refusal": None, "audio": None, "annotations": [], "function_call": None,
 }  # fmt: skip
-MOST_ANSWERS = MOST_TOOLS = 128  # OpenAI's; calls of a message are as many
-MOST_MESSAGES = MOST_PARTS = MOST_PROMPTS = 4096
-MOST_BIASES = 10_000
-MOST_OF_A_STOP = 1000  # characters
 NAME = r"^[^\s<|\\/>]{1,64}$"  # of a participant, as OpenAI has it: no part of a special token
 TOKEN_ID = re.compile(r"(0|-?[1-9][0-9]{0,18})")  # as JSON writes numbers
-
-
-# A list ends with its first fault: pydantic would collect millions.
-Few = partial(Field, fail_fast=True)
-ModelName = Annotated[str, Field(max_length=512)]
-Named = Annotated[dict[str, Any], Field(max_length=MOST_FIELDS)]
 
 
 class UnsupportedFieldError(ValueError):
@@ -172,11 +176,6 @@ def _token_ids(value: Any) -> Any:
     return {int(key): bias for key, bias in value.items()}
 
 
-Biases = Annotated[dict[int, float], Field(max_length=MOST_BIASES)]
-Stop = Annotated[str, Field(min_length=1, max_length=MOST_OF_A_STOP)]
-Stops = Annotated[list[Stop], Few(max_length=16)]
-
-
 class Request(Labels):
     """What both kinds of request share."""
 
@@ -262,26 +261,13 @@ def _check_text(data: Any) -> None:
     """JSON can write half of a character that takes two escapes, which is no text."""
     for name, value in data.items() if isinstance(data, Mapping) else ():
         try:
-            for text in _texts([name, value]):
+            for text in texts([name, value]):
                 text.isascii() or text.encode()
         except UnicodeEncodeError as error:
             half = str(error.object)[error.start]
             raise UnsupportedFieldError(
                 ascii(name)[1:-1], f"{ascii(name)[1:-1]} holds {half!a}, half of a character"
             ) from None
-
-
-def _texts(whole: Any) -> Iterator[str]:
-    """All in a value; most of a long list are numbers."""
-    left = [whole]
-    while left:
-        one = left.pop()
-        if isinstance(one, str):
-            yield one
-        elif isinstance(one, dict):
-            left += [*one, *one.values()]
-        elif isinstance(one, list):
-            left += [part for part in one if isinstance(part, (str, list, dict))]  # noqa: UP038
 
 
 def _drop_null(data: Any) -> Any:
@@ -360,11 +346,6 @@ def _one_kind(value: Any) -> Any:
     if isinstance(value, list) and {type(one) for one in value} not in ({str}, {int}, {list}):
         raise ValueError("prompt: expected text, token ids, or a list of either that is not empty")
     return value
-
-
-TokenIds = Annotated[list[int], Few(min_length=1, max_length=MOST_VALUES)]
-Texts = Annotated[list[str], Few(max_length=MOST_PROMPTS)]
-ManyIds = Annotated[list[TokenIds], Few(max_length=MOST_PROMPTS)]
 
 
 class CompletionRequest(Request):
