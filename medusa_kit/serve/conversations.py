@@ -43,8 +43,8 @@ class Conversations:
         self, messages: Sequence[Message], constraint: Constraint, owner: str, room: int
     ) -> Asked:
         """`owner`: whose turns may be gone on from. `room`: tokens of the model's context. Raises
-        what `Constraint.encode` does, ContextLengthError for what is far too long, and RequestError for
-        a name that the chat template leaves out."""
+        what `Constraint.encode` does, ContextLengthError for what is far too long, and RequestError
+        for a name that the chat template leaves out."""
         tokenizer = self._tokenizer
         _check_names(tokenizer, messages, constraint)
         shown, tools = constraint.shown(tokenizer, messages)
