@@ -1,6 +1,5 @@
 """POST /v1/chat/completions."""
 
-import asyncio
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +13,7 @@ from medusa_kit.serve.logprobs import token_logprobs
 from medusa_kit.serve.schema import ChatRequest
 from medusa_kit.serve.service import Service
 from medusa_kit.serve.streaming import Piece, Reply, respond, service_of
-from medusa_kit.serve.tools import Constraint, constraint_of
+from medusa_kit.serve.tools import Constraint
 
 router = APIRouter()
 
@@ -68,17 +67,15 @@ class ChatReply(Reply):
 async def chat_completions(asked: ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
     messages = [message.as_dict() for message in asked.messages]
-    # Large schemas take a while, in which the others' answers go on.
-    constraint = await asyncio.to_thread(
-        constraint_of,
-        asked.response_format,
-        asked.tools,
-        asked.tool_choice,
-        asked.parallel_tool_calls,
-    )
     service = service_of(request)
+    deadline = service.deadline()
+    constraint = await deadline.wait(
+        service.constraints.of(
+            asked.response_format, asked.tools, asked.tool_choice, asked.parallel_tool_calls
+        )
+    )
     template = chat_template(service.engine.base.tokenizer) or ""
     variables = template_variables(asked.chat_template_kwargs, asked.reasoning_effort, template)
     constraint = replace(constraint, variables=variables)
     request.state.notes = list(constraint.notes)  # for the log
-    return await respond(ChatReply(service, asked, constraint), [messages], request)
+    return await respond(ChatReply(service, asked, constraint), [messages], request, deadline)

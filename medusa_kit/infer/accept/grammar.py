@@ -26,8 +26,8 @@ from medusa_kit.infer.accept.grammar_source import (
     parser_limits,
     refused,
     said_of,
-    source_of as _source,
 )
+from medusa_kit.infer.accept.grammar_source import source_of as _source
 from medusa_kit.infer.accept.grammar_tokens import GrammarTokens
 from medusa_kit.settings.grammar import Free, Grammar
 

@@ -12,16 +12,19 @@ from medusa_kit.settings.grammar import Grammar
 
 LOOKED_AT = 3  # bytes of a grammar that is tried
 HINT = "what llguidance can do: https://github.com/guidance-ai/llguidance/tree/main/docs"
-# Of the parser in one step: a few hundredths of a second. llguidance's own, 50,000, are a second.
-# What a lexer may do in a step, by llguidance's own limit, takes about as long.
-STEP_ITEMS = 20_000
+# Of one step, so that none takes longer than some hundredths of a second, by llguidance's own
+# counts: items of its parser, and work of its lexer. Its own limits allow a second.
+STEP_ITEMS, STEP_WORK = 20_000, 50_000
 
 
 def parser_limits(most_work: int | None = None) -> Any:
     """Of making a matcher and of its steps. `most_work`: for making a lexer, if it is to be less
     than llguidance's own limit."""
     return llguidance().LLParserLimits(
-        verbose_errors=False, initial_lexer_fuel=most_work, step_max_items=STEP_ITEMS
+        verbose_errors=False,
+        initial_lexer_fuel=most_work,
+        step_max_items=STEP_ITEMS,
+        step_lexer_fuel=STEP_WORK,
     )
 
 
