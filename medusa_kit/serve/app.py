@@ -22,14 +22,16 @@ ROUTERS: Sequence[APIRouter] = (chat.router, completions.router, general, page.r
 @general.get("/v1/models")
 async def models(request: Request) -> dict[str, Any]:
     """The names that `model` may have."""
-    entries = await service_of(request).entries()
+    service = service_of(request)
+    entries = await service.read(service.names.entries)
     return {"object": "list", "data": entries}
 
 
 @general.get("/v1/models/{model:path}")
 async def model(model: str, request: Request) -> dict[str, Any]:
     """What is known of one of them."""
-    return await service_of(request).entry(model)
+    service = service_of(request)
+    return await service.read(service.names.entry, model)
 
 
 @general.get("/v1/batch")

@@ -8,11 +8,12 @@ import contextlib
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
+from medusa_kit.background import in_background
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.heads_store import HeadsStore
 from medusa_kit.engine.recent_turns import RecentTurns
@@ -28,6 +29,7 @@ from medusa_kit.errors import (
     UnknownModelError,
     UsageError,
 )
+from medusa_kit.infer.accept.grammar import prepare_grammars
 from medusa_kit.infer.details import Wanted
 from medusa_kit.infer.threaded.batch_thread import BatchStats
 from medusa_kit.infer.threaded.submission import Emission
@@ -36,12 +38,7 @@ from medusa_kit.serve.bounded.deadline import Deadline, Threads
 from medusa_kit.serve.calls.call_grammar import behind_reasoning
 from medusa_kit.serve.conversations import Asked, Conversations
 from medusa_kit.serve.drafting import check_drafting
-from medusa_kit.serve.errors import (
-    NoSuchModelError,
-    RequestError,
-    ServerClosingError,
-    field_of,
-)
+from medusa_kit.serve.errors import NoSuchModelError, RequestError, ServerClosingError, field_of
 from medusa_kit.serve.hints import hint_for_client
 from medusa_kit.serve.models import AskedModel, ServedModels, base_name
 from medusa_kit.serve.operations.metrics import AnswerClock, Metrics
@@ -50,6 +47,7 @@ from medusa_kit.serve.schema import Request
 from medusa_kit.serve.tools import UNCONSTRAINED, Constraint
 from medusa_kit.settings.serve import ServeConfig
 
+T = TypeVar("T")
 WINDOW = 5.0  # seconds over which tokens/s are counted
 THREADS = 8  # of a kind
 
@@ -93,7 +91,6 @@ class Answers:
     def __init__(
         self,
         service: "Service",
-        loop: asyncio.AbstractEventLoop,
         deadline: Deadline,
         stream: bool = True,
         heads: str | None = None,
@@ -102,14 +99,14 @@ class Answers:
     ) -> None:
         """`stream`: whether each step is waited for, or the end alone. `heads`: that the request
         named. `grammar_field`: which asks for a grammar."""
-        self._service, self._loop, self._stream = service, loop, stream
+        self._service, self._stream = service, stream
         self.heads, self._grammar_field, self.owner = heads, grammar_field, owner
         self.chat: Asked | None = None  # unless it is no chat
         self._changed = asyncio.Event()
         self.answers: list[Answer] = []
         self._cancelled = False
         self._clocks: list[AnswerClock] = []
-        self.deadline = deadline
+        self.deadline, self._loop = deadline, deadline.loop
 
     def _told(self, clock: AnswerClock, tokens: list[int]) -> None:
         """In the batch's thread."""
@@ -243,17 +240,19 @@ class Service:
     def count(self, tokens: int) -> None:
         self._recent.append((time.monotonic(), tokens))
 
+    def prepare(self) -> None:
+        """Make ready what a request with a schema needs, in the background."""
+        base = self.engine.base
+        self.constraints.start()
+        in_background(prepare_grammars, base.tokenizer, base.info.vocab_size, base.stop_token_ids)
+
     def deadline(self) -> Deadline:
         """Of a request that begins now."""
         return Deadline(self.config.request_timeout)
 
-    async def entries(self) -> list[dict[str, Any]]:
-        """`names.entries` in time. Raises RequestTimeoutError."""
-        return await self.deadline().wait(self._disk.run(self.names.entries))
-
-    async def entry(self, model: str) -> dict[str, Any]:
-        """`names.entry` in time. Raises UnknownModelError, RequestTimeoutError."""
-        return await self.deadline().wait(self._disk.run(self.names.entry, model))
+    async def read(self, work: Callable[..., T], *args: Any) -> T:
+        """What reads the disk, in time. Raises RequestTimeoutError."""
+        return await self.deadline().wait(self._disk.run(work, *args))
 
     def without_path(self, message: str) -> str:
         """A message for clients, which need not know where the base is."""
@@ -278,9 +277,8 @@ class Service:
         if self.closing:
             raise ServerClosingError("the server is closing", code="closing")
         self._check_number(request, prompts)
-        heads, loop = self.asked(request).heads, asyncio.get_running_loop()
-        deadline = deadline or self.deadline()
-        answers = Answers(self, loop, deadline, request.stream, heads, constraint.field, owner)
+        heads, deadline = self.asked(request).heads, deadline or self.deadline()
+        answers = Answers(self, deadline, request.stream, heads, constraint.field, owner)
         self._under_way.add(answers)
         try:
             await self._let_in(answers, request, prompts, constraint)

@@ -8,8 +8,10 @@ Shapes: V vocabulary, T tokens of a prefix.
 """
 
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -32,7 +34,12 @@ from medusa_kit.infer.accept.grammar_tokens import GrammarTokens
 from medusa_kit.settings.grammar import Free, Grammar
 
 KEPT_MASKS = 128  # of a row, so those of its newest trees
-KEPT = 32  # compiled grammars of a tokenizer; the one used longest ago goes first
+# Compiled grammars of a tokenizer, and characters of their texts; the one used longest ago goes
+# first. A character takes some hundred bytes of memory.
+KEPT, MOST_KEPT = 16, 400_000
+MOST_FORCED = 256  # tokens that are told at once
+# Of the processor, for a row: in all, and for each mask on top. A usual one takes 0.1 ms.
+SECONDS_FREE, SECONDS_EACH = 0.5, 0.02
 
 
 class GrammarMask(LogitsProcessor):
@@ -49,6 +56,7 @@ class GrammarMask(LogitsProcessor):
         self._free = free
         self._consumed: list[int] = []  # by the matcher
         self._masks: dict[tuple[int, ...], bytes] = {}  # after what it had consumed
+        self._spent, self._num_timed = 0.0, 0  # seconds of the processor, and calls
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         answer = input_ids[0, self._prompt_length :].tolist()
@@ -82,7 +90,8 @@ class GrammarMask(LogitsProcessor):
         answer = list(prefix[self._prompt_length :])
         if self._bound(answer) is None or not self._allows(answer):
             return []
-        tokens = list(self._matcher.compute_ff_tokens())
+        with self._timed():
+            tokens = list(self._matcher.compute_ff_tokens())[:MOST_FORCED]
         ends = self._allows([*answer, *tokens]) and self._matcher.is_stopped()
         return [*tokens, *self._stops] if ends and len(self._stops) == 1 else tokens
 
@@ -99,7 +108,8 @@ class GrammarMask(LogitsProcessor):
         same = num_shared(self._consumed, tokens)
         if surplus := len(self._consumed) - same:
             self._check(self._matcher.rollback(surplus))
-        consumed = self._matcher.try_consume_tokens(tokens[same:]) if same < len(tokens) else 0
+        with self._timed():
+            consumed = self._matcher.try_consume_tokens(tokens[same:]) if same < len(tokens) else 0
         self._consumed = tokens[: same + consumed]
         self._check()
         return len(self._consumed) == len(tokens)
@@ -117,12 +127,27 @@ class GrammarMask(LogitsProcessor):
     def _bits(self) -> bytes:
         key = tuple(self._consumed)
         if key not in self._masks:
-            bits: bytes = self._matcher.compute_bitmask()
+            with self._timed():
+                bits: bytes = self._matcher.compute_bitmask()
             self._check()
             self._masks[key] = bits
             if len(self._masks) > KEPT_MASKS:
                 del self._masks[next(iter(self._masks))]
         return self._masks[key]
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Raises MedusaKitError for a grammar whose steps would hold up everybody else's."""
+        began = time.thread_time()
+        yield
+        self._spent += time.thread_time() - began
+        self._num_timed += 1
+        if self._spent > SECONDS_FREE + self._num_timed * SECONDS_EACH:
+            raise MedusaKitError(
+                f"the grammar could not be followed after {len(self._consumed)} tokens: that took "
+                f"{self._spent:.1f} seconds",
+                hint="a simpler grammar has fewer states",
+            )
 
     def _check(self, done: bool = True) -> None:
         """Its limits may be met while running: then it stays failed."""
@@ -156,12 +181,17 @@ class _Compiled:
 
     def _matcher(self, grammar: Grammar) -> Any:
         with self._lock:
-            if grammar not in self._kept:
-                self._kept[grammar] = self._compile(grammar)
-            self._kept.move_to_end(grammar)
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
-            return self._kept[grammar].deep_copy()
+            found = self._kept.get(grammar)
+            if found is not None:
+                self._kept.move_to_end(grammar)
+                return found.deep_copy()
+        found = self._compile(grammar)  # which others need not wait for
+        with self._lock:
+            self._kept[grammar] = found
+            size = sum(len(one.text) for one in self._kept)
+            while len(self._kept) > KEPT or (size > MOST_KEPT and len(self._kept) > 1):
+                size -= len(self._kept.popitem(last=False)[0].text)
+            return found.deep_copy()
 
     def _compile(self, grammar: Grammar) -> Any:
         matcher = self._make(_source(grammar, self.tokens))
@@ -171,6 +201,13 @@ class _Compiled:
         if not any(tried.compute_bitmask()) or tried.is_error():
             raise refused(grammar, f"no answer can begin. {said_of(tried)}")
         return matcher
+
+
+def prepare_grammars(tokenizer: Any, vocab_size: int, stops: frozenset[int]) -> None:
+    """Read the tokenizer now, so that the first request with a grammar need not wait for that. What
+    is in the way of grammars is told to that request."""
+    with suppress(ConfigError):
+        grammar_mask(Grammar.regex("a"), tokenizer, vocab_size, stops, 0)
 
 
 def _fits(matcher: Any, tokens: list[int]) -> bool:

@@ -2,7 +2,7 @@
 the server's children look at grammars too (serve/bounded/)."""
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 from types import ModuleType
 from typing import Any
 
@@ -34,6 +34,7 @@ def check_grammar(grammar: Grammar | None) -> None:
         raise refused(grammar, fault)
 
 
+@lru_cache(32)  # a schema's parts are asked for several times in a row
 def fault_of(grammar: Grammar) -> str | None:
     """Why no base could follow it; None where one could, unless it takes too much work."""
     wrong, said = llguidance().LLMatcher.validate_grammar_with_warnings(source_of(grammar))

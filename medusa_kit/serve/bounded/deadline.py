@@ -17,12 +17,12 @@ class Deadline:
     """From now on; used in asyncio's loop."""
 
     def __init__(self, seconds: float) -> None:
-        self.seconds, self._loop = seconds, asyncio.get_running_loop()
-        self.began = self._loop.time()
+        self.seconds, self.loop = seconds, asyncio.get_running_loop()
+        self.began = self.loop.time()
 
     async def wait(self, work: Awaitable[T]) -> T:
         """Wait for something. Raises RequestTimeoutError at the deadline."""
-        left = self.began + self.seconds - self._loop.time()
+        left = self.began + self.seconds - self.loop.time()
         try:
             return await asyncio.wait_for(work, max(0.0, left))
         except asyncio.TimeoutError:

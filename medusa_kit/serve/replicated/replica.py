@@ -48,6 +48,7 @@ class Replica:
         # Keys, CORS and the log are the front's, which every request has come through.
         inner = replace(config, api_key_file=None, cors_origin=None, log_format="none")
         self.service = Service(medusa_kit.load(**loading), inner)
+        self.service.prepare()
         self._app = create_app(self.service)
 
     async def answer(self, request: Forwarded) -> AsyncIterator[Message]:
