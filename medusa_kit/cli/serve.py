@@ -90,6 +90,7 @@ def _run(engine: Any, config: Any, keys: Any, bound: Any, url: str) -> None:
     from medusa_kit.serve.service import Service
 
     service = Service(engine, config)
+    service.prepare()
 
     def ready() -> None:
         names = ", ".join(one["id"] for one in service.names.entries())

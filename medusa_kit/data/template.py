@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from medusa_kit.base.tokenizer.turn_end import end_of_turn
+from medusa_kit.data.bounded_rendering import bounded
 from medusa_kit.data.readers import Message
 from medusa_kit.errors import DataError
 
@@ -47,11 +49,12 @@ def render(
     `variables`: of the template. Raises DataError where the template refuses it."""
     given = _given(tools, variables)
     check_characters(messages)
+    rendering = partial(
+        tokenizer.apply_chat_template, list(messages),
+        add_generation_prompt=add_generation_prompt, return_dict=False, **given,
+    )  # fmt: skip
     with refusals():
-        ids = tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=add_generation_prompt, return_dict=False, **given
-        )
-    return list(ids)
+        return list(bounded(chat_template(tokenizer), rendering))
 
 
 def render_text(
@@ -63,12 +66,12 @@ def render_text(
     """Text of the conversation, ready for the answer. Raises DataError as `render` does."""
     given = _given(tools, variables)
     check_characters(messages)
+    rendering = partial(
+        tokenizer.apply_chat_template, list(messages), add_generation_prompt=True, tokenize=False,
+        **given,
+    )  # fmt: skip
     with refusals():
-        return str(
-            tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, tokenize=False, **given
-            )
-        )
+        return str(bounded(chat_template(tokenizer), rendering))
 
 
 def _given(

@@ -74,8 +74,11 @@ def write_config(folder: Path, config: HeadsConfig) -> None:
 
 def says_ours(folder: Path) -> bool:
     """Whether the config in `folder` is that of medusa-kit heads, valid or not."""
+    path = Path(folder) / CONFIG_NAME
+    if not path.is_file():  # a pipe could be read for ever
+        return False
     try:
-        raw = parse_json((Path(folder) / CONFIG_NAME).read_text(encoding="utf-8"))
+        raw = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(raw, dict) and raw.get("format") == FORMAT

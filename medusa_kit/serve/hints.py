@@ -16,14 +16,14 @@ from medusa_kit.errors import (
     MedusaKitError,
     QueueFullError,
 )
-from medusa_kit.infer.accept import grammar
+from medusa_kit.infer.accept import grammar_source
 from medusa_kit.settings.sampling import RANGES
 
 OF_REQUESTS = frozenset(
     {
         *(hint for _, _, hint in RANGES.values()),
         "-100 all but bans a token",
-        grammar.HINT,
+        grammar_source.HINT,
         NO_ROW,
         "a simpler grammar has fewer states",
         "leave out the grammar or the tokens that are banned",

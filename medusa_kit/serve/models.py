@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from medusa_kit.background import in_background
 from medusa_kit.base.model import BaseModelInfo
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.heads_store import HeadsStatus, HeadsStore
@@ -110,7 +111,8 @@ class ServedModels:
         heads = self.asked(model, adapter_id, adapter_source).heads
         if heads is None or self._store is None:
             return {}
-        loading = await asyncio.to_thread(self._store.load, heads)
+        found = in_background(self._store.load, heads)
+        loading = await asyncio.wrap_future(found)
         return {"heads": await asyncio.wrap_future(loading)}
 
     def listed(self) -> list[str]:

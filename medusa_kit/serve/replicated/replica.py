@@ -50,6 +50,7 @@ class Replica:
             config, api_key_file=None, cors_origin=None, allowed_hosts="*", log_format="none"
         )
         self.service = Service(medusa_kit.load(**loading), inner)
+        self.service.prepare()
         self._app = create_app(self.service)
 
     async def answer(self, request: Forwarded) -> AsyncIterator[Message]:
