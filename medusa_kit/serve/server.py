@@ -16,6 +16,7 @@ from medusa_kit.serve.operations.connections import uvicorn_options
 from medusa_kit.serve.operations.open_files import QuietAboutFiles
 from medusa_kit.settings.serve import ServeConfig
 
+MOST_WAITING = 2048  # connections that the system keeps until they are taken
 TELLING = 2.0  # seconds for which /health says that the server has failed, before it ends
 
 
@@ -86,6 +87,8 @@ class Server(uvicorn.Server):
         asyncio.get_running_loop().set_exception_handler(QuietAboutFiles())
         await super().startup(sockets)
         if self.started:
+            for one in sockets or ():
+                one.listen(MOST_WAITING)
             self._ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from medusa_kit.background import in_background
 from medusa_kit.engine.engine import Engine
@@ -41,7 +41,7 @@ from medusa_kit.serve.conversations import Asked, Conversations
 from medusa_kit.serve.drafting import check_drafting
 from medusa_kit.serve.errors import NoSuchModelError, RequestError, ServerClosingError, field_of
 from medusa_kit.serve.hints import hint_for_client
-from medusa_kit.serve.models import AskedModel, ServedModels, base_name
+from medusa_kit.serve.models import AskedModel, ModelNames, ServedModels, base_name
 from medusa_kit.serve.operations.imports import import_all
 from medusa_kit.serve.operations.metrics import AnswerClock, Metrics
 from medusa_kit.serve.prompts import encode_prompts
@@ -52,29 +52,6 @@ from medusa_kit.settings.serve import ServeConfig
 T = TypeVar("T")
 WINDOW = 5.0  # seconds over which tokens/s are counted
 THREADS = 8  # of a kind
-
-
-class ModelNames(Protocol):
-    """Which names a request's `model` may have."""
-
-    def entries(self) -> list[dict[str, Any]]:
-        """For GET /v1/models."""
-        ...
-
-    def entry(self, model: str) -> dict[str, Any]:
-        """One of them. Raises UnknownModelError."""
-        ...
-
-    def asked(self, model: str, adapter_id: str | None, source: str | None) -> AskedModel:
-        """Raises UnknownModelError, ConfigError."""
-        ...
-
-    async def ready(
-        self, model: str, adapter_id: str | None, source: str | None
-    ) -> Mapping[str, Any]:
-        """Keywords of `SharedBatch.submit`, once heads have been loaded. Raises what `asked` and
-        `HeadsStore.load` do."""
-        ...
 
 
 Prompts = Sequence[str | list[int] | list[dict[str, Any]]]

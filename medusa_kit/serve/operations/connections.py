@@ -11,10 +11,11 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from medusa_kit.serve.operations.limits import crowded
-from medusa_kit.serve.operations.open_files import SPARE, backlog
+from medusa_kit.serve.operations.open_files import SPARE
 from medusa_kit.serve.operations.waiting import PIECE, Flow, Idle, Paced
 from medusa_kit.settings.serve_limits import LimitOptions
 
+TAKEN_AT_ONCE = 16  # connections, between which the loop does other work
 SLACK = 1.0  # seconds by which the app's own limit comes first (limits.py), which logs it
 
 
@@ -59,6 +60,13 @@ class Connection(H11Protocol):
         self._asking.stop()  # uvicorn has a limit of its own between requests
         self.idle.add(self, silent=False)
         super().on_response_complete()
+
+    def shutdown(self) -> None:
+        """At the end, which does not wait for requests that are not whole."""
+        if self.cycle is not None and self.cycle.more_body and not self.cycle.response_complete:
+            self.transport.abort()
+        else:
+            super().shutdown()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -118,6 +126,6 @@ def uvicorn_options(options: LimitOptions) -> dict[str, Any]:
         "http": protocol_for(options),
         "ws": "none",
         "access_log": False,
-        "backlog": backlog(),
+        "backlog": TAKEN_AT_ONCE,
         "server_header": False,
     }

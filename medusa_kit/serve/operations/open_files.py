@@ -13,7 +13,6 @@ from medusa_kit.settings.serve import ServeConfig
 
 RESERVE = 192  # files of the process besides connections: the model's, heads', logs'
 SPARE = 64  # connections above the limit, which are answered 503
-MOST_BACKLOG = 2048  # connections that are taken at once, before any is counted
 QUIET = 60.0  # seconds between two warnings that there are too many
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
 
@@ -21,25 +20,16 @@ OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
 def with_room_for_connections(config: ServeConfig) -> ServeConfig:
     """Raise the soft limit as far as needed and allowed. Where that is not enough, fewer
     connections are taken, and a warning says so."""
-    wanted = config.max_connections + MOST_BACKLOG + SPARE + RESERVE
+    wanted = config.max_connections + SPARE + RESERVE
     limit = _raise_limit(wanted)
     if limit is None or limit >= wanted:
         return config
-    most = max(1, limit - backlog(limit) - SPARE - RESERVE)
-    if most >= config.max_connections:
-        return config
+    most = max(1, limit - SPARE - RESERVE)
     console.warn(
         f"max_connections {config.max_connections} is lowered to {most}: this process may open "
         f"{limit} files (ulimit -Hn, LimitNOFILE)"
     )
     return replace(config, max_connections=most)
-
-
-def backlog(limit: int | None = None) -> int:
-    """Connections that may be taken at once, under a limit of files: the one there is unless
-    given."""
-    limit = _raise_limit(0) if limit is None else limit
-    return MOST_BACKLOG if limit is None else min(MOST_BACKLOG, max(16, limit // 8))
 
 
 def _raise_limit(wanted: int) -> int | None:
