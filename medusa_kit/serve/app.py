@@ -75,5 +75,5 @@ def create_app(
     for router in (*ROUTERS, *routers):
         app.include_router(router)
     app.include_router(operations(service.metrics, service.not_ready))
-    guard(app, service.config, keys, service.metrics, service.config.host)
+    guard(app, service.config, keys, service.metrics, service.config.host, service.not_ready)
     return app

@@ -287,7 +287,7 @@ class ChatRequest(Request):
 
     messages: Annotated[list[Message], Few(min_length=1, max_length=MOST_MESSAGES)]
     response_format: Named | None = None  # these four are checked in tools.py
-    tools: Annotated[list[dict[str, Any]], Few(max_length=MOST_TOOLS)] | None = None
+    tools: Annotated[list[Named], Few(max_length=MOST_TOOLS)] | None = None
     tool_choice: ModelName | Named | None = None
     parallel_tool_calls: bool | None = None
     chat_template_kwargs: Named | None = None  # as vLLM has it

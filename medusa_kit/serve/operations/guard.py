@@ -5,6 +5,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from medusa_kit import console
 from medusa_kit.serve.operations.bodies import Turns
+from medusa_kit.serve.operations.health import Reason
 from medusa_kit.serve.operations.hosts import ALL, HostMiddleware, is_loopback
 from medusa_kit.serve.operations.keys import ApiKeys, KeyMiddleware
 from medusa_kit.serve.operations.limits import LimitsMiddleware
@@ -19,13 +20,16 @@ def guard(
     keys: ApiKeys | None,
     metrics: Metrics,
     host: str | None = None,
+    not_ready: Reason | None = None,
 ) -> None:
     """Put keys, limits, CORS, names, counters and the log around `app`. What is added later lies
     further out: a request is logged and counted whatever becomes of it, a browser may ask for
-    permission without a key, and nobody without one can send a body. `host`: that is listened on.
-    """
+    permission without a key, and nobody without one can send a body. `host`: that is listened on;
+    `not_ready`: as in health.py."""
     app.state.turns = Turns()
-    app.add_middleware(LimitsMiddleware, options=options, turns=app.state.turns)
+    app.add_middleware(
+        LimitsMiddleware, options=options, turns=app.state.turns, not_ready=not_ready
+    )
     if keys is not None:
         app.add_middleware(KeyMiddleware, keys=keys)
     if options.origins:

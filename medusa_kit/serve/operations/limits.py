@@ -4,6 +4,7 @@ A body is read whole before the app sees the request, so that one which is too l
 off or made of too many values reaches neither the app nor the batch.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
 
 import anyio
@@ -34,6 +35,10 @@ class _Gone(Exception):
     """The client hung up before its request was whole."""
 
 
+def _always_ready() -> None:
+    return None
+
+
 def crowded(app: ASGIApp) -> ASGIApp:
     """`app` for a connection too many."""
 
@@ -50,8 +55,16 @@ class LimitsMiddleware:
     that bodies.py does not let pass; an answer of which nothing could be sent for `send_timeout`
     is cancelled."""
 
-    def __init__(self, app: ASGIApp, options: LimitOptions, turns: Turns | None = None) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        options: LimitOptions,
+        turns: Turns | None = None,
+        not_ready: Callable[[], str | None] | None = None,
+    ) -> None:
+        """`not_ready`: why nothing is answered now, or None."""
         self.app, self.options = app, options
+        self._not_ready = not_ready or _always_ready
         self._turns, self._held = turns or Turns(), 0
         self._most_held = max(MOST_HELD, FEWEST_HELD * options.max_body)
 
@@ -60,6 +73,8 @@ class LimitsMiddleware:
             return await self.app(scope, receive, send)
         if CROWDED in scope.get("state", {}):
             return await self._crowded(receive, send)
+        if scope["method"] == "POST" and (why := self._not_ready()) is not None:
+            return await self._closing(send, why)
         read, size = bytearray(), 0
         try:
             try:
@@ -80,6 +95,13 @@ class LimitsMiddleware:
             await refuse(send, 400, str(error))
         finally:
             self._held -= size
+
+    async def _closing(self, send: Send, why: str) -> None:
+        """Without a look at the body, so that nobody can hold up the end."""
+        said = "the server is closing" if why == "closing" else "the server takes no more requests"
+        headers = {**CLOSE, "Retry-After": "1"}
+        kind = "service_unavailable_error"
+        await refuse(send, 503, said, kind=kind, code="closing", headers=headers)
 
     async def _crowded(self, receive: Receive, send: Send) -> None:
         await _discard(receive)
