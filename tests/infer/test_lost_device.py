@@ -1,4 +1,4 @@
-"""After an error that ends the accelerator's context the batch ends, instead of failing for ever."""
+"""After an error that ends the accelerator's context the batch ends, not failing for ever."""
 
 from typing import Any
 

@@ -186,7 +186,7 @@ def test_texts_of_any_kind_are_measured() -> None:
     for given in ("a" * 65, ["a" * 33, "b" * 33], {"a" * 33: ["b" * 33]}, [[1] * 70]):
         with pytest.raises(ContextLengthError):
             check_size(2, given)
-    check_size(2, "a" * 30, [{"b": "c" * 30}], None and ())
+    check_size(2, "a" * 30, [{"b": "c" * 30}], [])
 
 
 def test_no_neighbour_is_looked_for_of_a_long_word() -> None:

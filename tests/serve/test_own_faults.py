@@ -2,12 +2,13 @@
 was built."""
 
 import errno
+import threading
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import safetensors
-import torch
 from support.serving.live_server import live_server
 from support.small_engines import build_engine, lively_chat_base, random_heads
 
@@ -96,18 +97,25 @@ def test_a_server_that_lost_its_device_says_so_and_ends(monkeypatch: pytest.Monk
     def broken(*_: Any, **__: Any) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    with live_server(engine) as live, live.http() as http:
-        assert http.get("/health").status_code == 200
-        with torch.inference_mode():
-            monkeypatch.setattr(type(engine.verifier), "score_trees", broken)
-            monkeypatch.setattr(type(engine.verifier), "read_prompts", broken)
+    with live_server(engine) as live:
+
+        def ask(path: str, body: Any = None) -> httpx.Response:
+            """On a connection of its own: one that answered 500 is closed."""
+            with live.http() as http:
+                return http.get(path) if body is None else http.post(path, json=body)
+
+        assert ask("/health").status_code == 200
+        monkeypatch.setattr(type(engine.verifier), "score_trees", broken)
+        monkeypatch.setattr(type(engine.verifier), "read_prompts", broken)
         asked = {"model": live.model, "prompt": "a", "max_tokens": 9}
-        assert http.post("/v1/completions", json=asked).status_code == 500
-        while http.get("/health").status_code != 503:
+        assert ask("/v1/completions", asked).status_code == 500
+        while ask("/health").status_code != 503:
             pass
-        assert http.get("/health").json()["status"] == "failed"
-        assert http.post("/v1/completions", json=asked).status_code == 503
+        assert ask("/health").json()["status"] == "failed"
+        assert ask("/v1/completions", asked).status_code == 503
+        while live.server.failure is None:
+            threading.Event().wait(0.01)
         monkeypatch.setattr(live.server, "_told_until", 0.0)
         live.thread.join(30)
         assert not live.thread.is_alive()
-        assert "illegal memory access" in str(live.server.failure)
+        assert "illegal memory access" in live.server.failure

@@ -6,6 +6,8 @@ of them in numpy, which lets others run.
 """
 
 import asyncio
+import contextlib
+import ctypes
 import heapq
 import itertools
 import re
@@ -27,6 +29,9 @@ MOST_LEVELS = 200
 MOST_DIGITS = 1000  # of a number: each takes time by the square of them
 LONG_NUMBER = re.compile(rb"[0-9]{%d}" % (MOST_DIGITS + 1))
 STRIDE = MOST_DIGITS // 2
+LARGE = 1 << 20  # bytes of a body whose memory is given back afterwards
+A_WHILE = 1.0  # seconds
+BLOCK = 1 << 17  # bytes that are looked at together
 MARKS_OF_OTHERS = (b"\xff\xfe", b"\xfe\xff")  # how UTF-16 and UTF-32 begin
 QUOTE, BACKSLASH = ord('"'), ord("\\")
 
@@ -42,20 +47,40 @@ def check_shape(body: bytes) -> None:
         raise ShapeError("the body is no JSON: it is not UTF-8")
     if not _may_be_large(body):
         return
-    outside = _outside_of_text(body)
-    openings = (outside == ord("[")) | (outside == ord("{"))
-    closings = (outside == ord("]")) | (outside == ord("}"))
-    levels = np.cumsum(openings.astype(np.int8) - closings.astype(np.int8), dtype=np.int32)
-    if len(levels) and int(levels.max()) > MOST_LEVELS:
-        raise ShapeError(
-            "the body is nested too deeply: objects and lists in one another, more than "
-            f"{MOST_LEVELS} of them"
-        )
-    _check_number("values", _count(outside == ord(",")), MOST_VALUES)
-    _check_number("pairs of names and values", _count(outside == ord(":")), MOST_PAIRS)
-    _check_number("lists and objects", _count(openings), MOST_INSIDE)
-    if _may_have_long_numbers(outside) and LONG_NUMBER.search(outside.tobytes()):
+    count, inside, escaped = _Count(), False, False
+    left: list[bytes] = []
+    for start in range(0, len(body), BLOCK):  # most that have too many have so early
+        read = np.frombuffer(body[start : start + BLOCK], np.uint8)
+        outside, inside, escaped = outside_of_text(read, inside, escaped)
+        count.add(outside)
+        left.append(outside.tobytes())
+    if LONG_NUMBER.search(b"".join(left)):
         raise ShapeError(f"the body has a number of over {MOST_DIGITS} digits")
+
+
+class _Count:
+    """Of what a body's bytes outside of text are, block by block."""
+
+    def __init__(self) -> None:
+        self._values = self._pairs = self._inside = self._level = 0
+
+    def add(self, outside: NDArray[np.uint8]) -> None:
+        """Raises ShapeError."""
+        openings = (outside == ord("[")) | (outside == ord("{"))
+        closings = (outside == ord("]")) | (outside == ord("}"))
+        levels = np.cumsum(openings.astype(np.int8) - closings.astype(np.int8), dtype=np.int32)
+        if len(levels) and self._level + int(levels.max()) > MOST_LEVELS:
+            raise ShapeError(
+                "the body is nested too deeply: objects and lists in one another, more than "
+                f"{MOST_LEVELS} of them"
+            )
+        self._level += int(levels[-1]) if len(levels) else 0
+        self._values += _count(outside == ord(","))
+        self._pairs += _count(outside == ord(":"))
+        self._inside += _count(openings)
+        _check_number("values", self._values, MOST_VALUES)
+        _check_number("pairs of names and values", self._pairs, MOST_PAIRS)
+        _check_number("lists and objects", self._inside, MOST_INSIDE)
 
 
 def _may_be_large(body: bytes) -> bool:
@@ -75,24 +100,33 @@ def _may_have_long_numbers(read: NDArray[np.uint8]) -> bool:
     return bool(np.any(digits[1:] & digits[:-1]))
 
 
-def _outside_of_text(body: bytes) -> NDArray[np.uint8]:
-    """The bytes that are in no string."""
-    read = np.frombuffer(body, np.uint8)
+def outside_of_text(
+    read: NDArray[np.uint8], inside: bool, escaped: bool
+) -> tuple[NDArray[np.uint8], bool, bool]:
+    """The bytes that are in no string; then whether the next byte is in one, and behind a
+    backslash. `inside`, `escaped`: whether the first is so."""
     quotes = read == QUOTE
-    if b"\\" in body:
-        quotes[_escaped(read)] = False
-    inside = np.bitwise_xor.accumulate(quotes.view(np.uint8)).view(np.bool_)
-    return read[~inside]
-
-
-def _escaped(read: NDArray[np.uint8]) -> NDArray[np.intp]:
-    """The places of bytes behind an odd number of backslashes."""
     places = np.flatnonzero(read == BACKSLASH)
+    if escaped:
+        quotes[0], places = False, places[places > 0]
+    escaped = False
+    if len(places):
+        behind = _behind_odd(places)
+        escaped = int(behind[-1]) == len(read) if len(behind) else False
+        quotes[behind[behind < len(read)]] = False
+    if inside:
+        quotes = np.concatenate(([True], quotes))
+    within = np.bitwise_xor.accumulate(quotes.view(np.uint8)).view(np.bool_)
+    last = bool(within[-1]) if len(within) else inside
+    return read[~(within[1:] if inside else within)], last, escaped
+
+
+def _behind_odd(places: NDArray[np.intp]) -> NDArray[np.intp]:
+    """The places behind an odd number of backslashes, which are at `places`."""
     breaks = np.flatnonzero(np.diff(places) != 1)
     first = places[np.concatenate(([0], breaks + 1))]
     behind = places[np.concatenate((breaks, [len(places) - 1]))] + 1
-    odd = behind[(behind - first) % 2 == 1]
-    return odd[odd < len(read)]
+    return behind[(behind - first) % 2 == 1]
 
 
 def _count(found: NDArray[np.bool_]) -> int:
@@ -109,7 +143,7 @@ class Turns:
     takes no more of the interpreter's time, however many come together."""
 
     def __init__(self) -> None:
-        self._taken = False
+        self._taken = self._giving_back = False
         self._numbers = itertools.count()
         self._waiting: list[tuple[int, int, asyncio.Future[None]]] = []
 
@@ -136,12 +170,28 @@ class Turns:
                 self._give()
             raise
 
+    def give_back(self) -> None:
+        """Memory of large bodies that have been answered, to the system, in a while."""
+        if not self._giving_back:
+            self._giving_back = True
+            asyncio.get_running_loop().call_later(A_WHILE, self._give_back)
+
+    def _give_back(self) -> None:
+        self._giving_back = False
+        asyncio.get_running_loop().run_in_executor(_thread(), _trim)
+
     def _give(self) -> None:
         while self._waiting:
             turn = heapq.heappop(self._waiting)[-1]
             if not turn.done():
                 return turn.set_result(None)
         self._taken = False
+
+
+def _trim() -> None:
+    """glibc keeps what was freed."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
 @cache

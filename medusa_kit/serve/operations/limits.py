@@ -10,7 +10,7 @@ from contextlib import suppress
 import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from medusa_kit.serve.operations.bodies import ShapeError, Turns, check_shape
+from medusa_kit.serve.operations.bodies import LARGE, ShapeError, Turns, check_shape
 from medusa_kit.serve.operations.refusal import refuse
 from medusa_kit.settings.serve_limits import LimitOptions
 
@@ -95,6 +95,8 @@ class LimitsMiddleware:
             await refuse(send, 400, str(error))
         finally:
             self._held -= size
+            if size >= LARGE:
+                self._turns.give_back()
 
     async def _closing(self, send: Send, why: str) -> None:
         """Without a look at the body, so that nobody can hold up the end."""

@@ -1,4 +1,4 @@
-"""Connections leave files for everything else, and nothing is imported or logged again and again."""
+"""Connections leave files for everything else, and nothing is imported late or logged for ever."""
 
 import asyncio
 import errno
