@@ -118,7 +118,7 @@ class Server(uvicorn.Server):
 
 def server_for(app: FastAPI, service: Answering, ready: Callable[[], None]) -> Server:
     config = uvicorn.Config(
-        app, log_level="warning", timeout_graceful_shutdown=5, timeout_keep_alive=30,
+        app, log_level="warning", timeout_graceful_shutdown=2, timeout_keep_alive=30,
         lifespan="on", **uvicorn_options(service.config),
     )  # fmt: skip
     return Server(config, service, ready)
