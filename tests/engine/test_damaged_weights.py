@@ -124,7 +124,7 @@ def test_heads_of_other_engines(tmp_path: Path, case: str) -> None:
         parts = random_parts()
         change(parts).view(-1)[0] = float("nan")
         place = FOLDERS[case][1](tmp_path / str(i), parts)
-        with pytest.raises(CheckpointError, match="(weight|bias) holds NaN or infinite numbers"):
+        with pytest.raises(CheckpointError, match=r"(weight|bias) holds NaN or infinite numbers"):
             load_heads(place, base)
 
 
