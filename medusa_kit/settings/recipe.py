@@ -326,6 +326,10 @@ class TrainRecipe(Section):
         """The section `joint`; its defaults where the recipe has none."""
         return self.joint or JointSection()
 
+    @property
+    def trains_whole_base(self) -> bool:
+        return self.stage == "medusa2" and self.joint_options.moves == "full"
+
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> TrainRecipe:
     """The recipe at `path` with `section.key=value` overrides, values read as YAML.

@@ -31,7 +31,7 @@ from medusa_kit.heads.checkpoint import read_whole
 from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train import distributed
 from medusa_kit.train.batching import Feed, Update
-from medusa_kit.train.engine import TrainingEngine
+from medusa_kit.train.engine import GO_ON_AS_BEGUN, TrainingEngine
 from medusa_kit.train.evaluate import HeadScores
 from medusa_kit.train.loss.loss import HeadsLoss
 from medusa_kit.train.run.average import MovingAverage
@@ -40,6 +40,7 @@ from medusa_kit.train.run.random_state import load_random_state, save_random_sta
 from medusa_kit.train.run.schedule import heads_weight, learning_rate
 from medusa_kit.train.run.tracking import start_tracking
 
+TRAINED_IN = "trained_in"  # in progress.json: the dtype of what is updated
 Score = Callable[[], HeadScores]
 # (updates done, updates planned) -> updates to do in all; asked before the first and after each.
 Pace = Callable[[int, int], int]
@@ -64,7 +65,7 @@ class TrainingLoop:
         pace: Pace | None = None,
     ) -> None:
         self.engine, self.feed, self.recipe, self.folder = engine, feed, recipe, folder
-        self.identity = {**identity, "processes": distributed.world()}
+        self.identity = {**identity, "processes": distributed.world(), TRAINED_IN: "float32"}
         self._score, self._keep, self._pace = score, keep, pace
         self.average = MovingAverage(engine.module, recipe.train.average)
         self.external_log = start_tracking(recipe)
@@ -124,6 +125,12 @@ class TrainingLoop:
                 f"the checkpoint in {self.folder.path} was written when text was encoded otherwise",
                 hint="load the base as it was, or add --fresh to start over",
             )
+        if there.get(TRAINED_IN) is None and self._was_in_16_bits:
+            raise ConfigError(
+                f"the checkpoint in {self.folder.path} is of adapters in {self.recipe.base.dtype}; "
+                "they are trained in float32 now",
+                hint=GO_ON_AS_BEGUN,
+            )
         if there["data"] != self.identity["data"]:
             raise ConfigError(
                 f"the data changed since the checkpoint in {self.folder.path} was written",
@@ -135,6 +142,13 @@ class TrainingLoop:
                 f"processes; now there are {self.identity['processes']}",
                 hint=f"use --nproc {there['processes']}, or add --fresh to start over",
             )
+
+    @property
+    def _was_in_16_bits(self) -> bool:
+        """Whether versions that did not write TRAINED_IN updated anything in 16 bits."""
+        recipe = self.recipe
+        in_16_bits = recipe.base.dtype != "float32"
+        return recipe.stage == "medusa2" and not recipe.trains_whole_base and in_16_bits
 
     def updates(self) -> None:
         """Run all remaining updates, with logging, evaluation and checkpoints."""

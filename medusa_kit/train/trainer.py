@@ -27,7 +27,7 @@ from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train import distributed, preparation, quality, sharded_base
 from medusa_kit.train.cpu_products import by_onednn
 from medusa_kit.train.data import HeadTargets, prepare, split
-from medusa_kit.train.engine import make_engine
+from medusa_kit.train.engine import check_precision, make_engine
 from medusa_kit.train.evaluate import HeadScores
 from medusa_kit.train.loop import Pace, TrainingLoop
 from medusa_kit.train.loss import fused as fused_loss
@@ -71,6 +71,7 @@ def train(
     device = own_device(recipe.base.device)
     fused_loss.check_named(recipe, device)
     check_optimizer(recipe, device)
+    check_precision(recipe)
     preparation.check_earlier_heads(recipe)
     owns_group = distributed.start(device)
     folder = RunFolder(recipe)

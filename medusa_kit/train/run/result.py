@@ -28,7 +28,7 @@ def keep(engine: TrainingEngine, base: BaseModel, recipe: TrainRecipe, folder: R
     """Write the trained weights as they are now, replacing those kept before."""
     heads = engine.module.heads
     moved = [p for p in engine.module.parameters() if p.requires_grad]
-    whole_model = recipe.stage == "medusa2" and recipe.joint_options.moves == "full"
+    whole_model = recipe.trains_whole_base
     own = [] if base.is_light else base.output_weights()  # which may be spread over processes
     needed = list(engine.module.parameters()) if whole_model else [*moved, *own]
     with engine.whole(needed):
