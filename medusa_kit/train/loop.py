@@ -233,8 +233,8 @@ class TrainingLoop:
         note = self._log() if last or any(due) else None
         if due[1] and not last:
             self.judge()
-        if due[2] and not last:
-            self.save()
+        if due[2] or last:
+            self.save()  # what is written at the end may not fit on the disk
         return note
 
     def _log(self) -> str:
