@@ -16,6 +16,7 @@ from medusa_kit.errors import WriteError, in_one_line
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
+
 def parse_json(text: str | bytes) -> Any:
     """As json.loads. All that Python's parser refuses is a JSONDecodeError, deep nesting too."""
     try:
@@ -65,7 +66,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
 
 
 def is_full_disk(error: BaseException) -> bool:
-    """Whether this is what Python, safetensors or torch raises where a file cannot be written whole.
+    """Whether Python, safetensors or torch raises this where a file cannot be written whole.
 
     The latter two have kinds of their own; torch's writer only says where in the file it stopped.
     """

@@ -38,7 +38,7 @@ from medusa_kit.train.run.average import MovingAverage
 from medusa_kit.train.run.folder import RunFolder
 from medusa_kit.train.run.random_state import load_random_state, save_random_state
 from medusa_kit.train.run.schedule import heads_weight, learning_rate
-from medusa_kit.train.run.tracking import start_tracking
+from medusa_kit.train.run.tracking import RUN_ID, Tracking
 
 TRAINED_IN = "trained_in"  # in progress.json: the dtype of what is updated
 Score = Callable[[], HeadScores]
@@ -68,7 +68,7 @@ class TrainingLoop:
         self.identity = {**identity, "processes": distributed.world(), TRAINED_IN: "float32"}
         self._score, self._keep, self._pace = score, keep, pace
         self.average = MovingAverage(engine.module, recipe.train.average)
-        self.external_log = start_tracking(recipe)
+        self.tracking: Tracking | None = None
         self.most = feed.updates_per_epoch * recipe.train.epochs
         self.num_updates = self.most
         self.step = 0
@@ -86,6 +86,7 @@ class TrainingLoop:
         checkpoint = self.folder.load()
         if checkpoint is None:
             self.folder.begin()
+            self.tracking = Tracking(self.recipe)
             return
         self._check_identity(checkpoint.progress)
         self.engine.load(checkpoint.folder)
@@ -95,6 +96,7 @@ class TrainingLoop:
         self.num_updates = checkpoint.progress.get("num_updates", self.num_updates)
         self.began -= checkpoint.progress["seconds"]
         self.folder.forget_metrics_since(checkpoint)
+        self.tracking = Tracking(self.recipe, checkpoint.progress.get(RUN_ID))
         console.note(f"continuing from update {self.step} of {self.num_updates}")
 
     def check_kept(self, heads: Path) -> None:
@@ -280,7 +282,8 @@ class TrainingLoop:
 
     def _write(self, line: dict[str, Any]) -> None:
         self.folder.log(line)
-        self.external_log(line)
+        if self.tracking is not None:
+            self.tracking.log(line)
 
     def save(self) -> None:
         def write(folder: Path) -> None:
@@ -290,7 +293,7 @@ class TrainingLoop:
 
         progress = {
             "step": self.step, "num_updates": self.num_updates, "seconds": self.elapsed(),
-            "best": self.best,
+            "best": self.best, RUN_ID: self.tracking and self.tracking.run_id,
         }  # fmt: skip
         self.folder.save(write, {**progress, **self.identity})
 

@@ -119,8 +119,8 @@ class RunFolder:
     def save(self, write: Callable[[Path], None], progress: dict[str, Any]) -> None:
         """Write a new checkpoint; the old one is removed once the new one is complete.
 
-        `write` is called in every process, with a folder that all of them write into. A step that is
-        safe already is not written again.
+        `write` is called in every process, with a folder that all of them write into. A step that
+        is safe already is not written again.
         """
         if progress["step"] == self._saved_step:
             return
