@@ -103,7 +103,12 @@ def _train(recipe: Path, overrides: list[str], fresh: bool, dry_run: bool, nproc
 
     if dry_run:
         console.out.print(dump(loaded), markup=False, highlight=False, soft_wrap=True)
-        console.out.print(show(loaded), markup=False, highlight=False, soft_wrap=True)
+        console.out.print(
+            show(loaded, check_base, base_for_decoding),
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
         return
     report = run_training(loaded, fresh, check_base, base_for_decoding)
     if console.is_main():

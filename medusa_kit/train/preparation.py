@@ -3,6 +3,7 @@
 Shapes: P positions, S likeliest tokens of the base.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -65,8 +66,9 @@ class Run:
     chunk: int
     num_positions: int  # trained on in one epoch
 
-    def scorer(self, engine: TrainingEngine) -> Callable[[], HeadScores]:
-        """A function that scores the heads on the held-out rows, the same in every process."""
+    def scorer(self, engine: TrainingEngine | None) -> Callable[[], HeadScores]:
+        """A function that scores the heads on the held-out rows, the same in every process. Without
+        an engine all weights are whole."""
         heads, base = self.module.heads, self.module.heads.base
         starts = answer_starts(self.held_out)
 
@@ -76,7 +78,8 @@ class Run:
             if store is None:
                 store = Positions.joined(list(run_batches(base, self.held_out, self.options)))
             # Gather after the base has run, since its forward releases what it gathered.
-            with engine.whole([*self.module.held_parameters(), *heads.parameters()]):
+            needed = [*self.module.held_parameters(), *heads.parameters()]
+            with contextlib.nullcontext() if engine is None else engine.whole(needed):
                 if heads.prefix is not None:
                     tokens = self.options.batch_tokens
                     store = read_rows(heads, store, self.held_out, tokens)
