@@ -58,6 +58,13 @@ def resolve(name: str, weights: bool = True) -> tuple[str, str]:
     return "hub", name
 
 
+def lasting_name(name: str, source: str) -> str:
+    """A base's name, for files: a path whole, since one of two parts would pass for a Hub id."""
+    path = Path(name).expanduser()
+    local = source in ("folder", "gguf", "adapter") and path.exists()
+    return str(path.resolve()) if local else name
+
+
 def gguf_source(name: str) -> Path | None:
     """The GGUF file that a base of this name was dequantised from, if it was."""
     if name == EMBEDDED_NAME:

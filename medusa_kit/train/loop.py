@@ -81,6 +81,11 @@ class TrainingLoop:
         """Seconds of training, earlier parts of an interrupted run included."""
         return time.monotonic() - self.began
 
+    def ran(self) -> dict[str, Any]:
+        """How far it has come, which may be less than the recipe's epochs."""
+        epochs = self.step / max(1, self.feed.updates_per_epoch)
+        return {"updates": self.step, "epochs": round(epochs, 4), "of_updates": self.num_updates}
+
     def resume(self) -> None:
         """Continue from the checkpoint, if any; it must be of this base, data and processes."""
         checkpoint = self.folder.load()
@@ -265,7 +270,7 @@ class TrainingLoop:
 
     def _judge(self) -> HeadScores:
         scores = self._score()
-        top1 = " ".join(f"{share:.3f}" for share in scores.top1)
+        top1 = " ".join(console.number(share, ".3f") for share in scores.top1)
         length = scores.acceptance_length
         said = "" if length is None else f", acceptance length {length:.3f} with 16 nodes"
         console.note(f"update {self.step}: held-out top-1 {top1}{said}")

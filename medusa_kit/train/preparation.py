@@ -12,6 +12,7 @@ import torch
 
 from medusa_kit import console
 from medusa_kit.base import adapters
+from medusa_kit.base.files import lasting_name
 from medusa_kit.base.fingerprint import Match, compare
 from medusa_kit.base.model import BaseModel
 from medusa_kit.base.tokenizer.encoding_digest import DIFFERS, Encodings
@@ -297,7 +298,8 @@ def _adopt(heads: MedusaHeads, base: BaseModel) -> None:
             "it is encoded now from here on"
         )
     heads.config = replace(
-        theirs, base_model_name=info.name, base_model_revision=info.revision,
+        theirs, base_model_name=lasting_name(info.name, info.source),
+        base_model_revision=info.revision,
         base_model_type=info.model_type, base_fingerprint=info.fingerprint,
         base_quantized=info.quantized, encoding=base.encoding,
     )  # fmt: skip

@@ -216,7 +216,7 @@ def _train_heads(
     try:
         loop = TrainingLoop(
             engine, run.feed, recipe, folder, identity, run.scorer(engine),
-            lambda: result.keep(engine, base, recipe, folder), pace,
+            lambda: result.keep(engine, base, recipe, folder, loop.ran()), pace,
         )  # fmt: skip
         torch.manual_seed(recipe.seed + distributed.rank())  # dropout
         loop.resume()
