@@ -20,9 +20,9 @@ from medusa_kit.serve.bounded.child import Answer, Budget, receive, send
 
 MOST_BYTES = 64 << 20
 QUICK = Budget(seconds=0.05, wall=1.0, num_bytes=MOST_BYTES)
-SLOW = Budget(seconds=1.0, wall=5.0, num_bytes=MOST_BYTES)
+SLOW = Budget(seconds=1.0, wall=15.0, num_bytes=MOST_BYTES)
 MOST_QUICK, MOST_SLOW = 256, 4  # that wait
-NICE = 5  # answers under way come first
+NICE = 10  # of the slow lane: answers under way come first
 MODULE = "medusa_kit.serve.bounded.child"
 
 Task = tuple[Any, ...]
@@ -31,8 +31,8 @@ Task = tuple[Any, ...]
 class Child:
     """A process for one task at a time, started anew where it has ended."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, nice: int) -> None:
+        self._lock, self._nice = threading.Lock(), nice
         self._closed = False
         self._process = self._started()
 
@@ -61,11 +61,10 @@ class Child:
                 self._process = self._started()
             return self._process
 
-    @staticmethod
-    def _started() -> "subprocess.Popen[bytes]":
+    def _started(self) -> "subprocess.Popen[bytes]":
         place = str(Path(medusa_kit.__file__).parent.parent)
         path = os.pathsep.join(filter(None, (place, os.environ.get("PYTHONPATH"))))
-        code = f"import os; os.nice({NICE}); from {MODULE} import main; main()"
+        code = f"import os; os.nice({self._nice}); from {MODULE} import main; main()"
         return subprocess.Popen(
             [sys.executable, "-c", code],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -84,10 +83,10 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 class Lane:
     """One child, and those who wait for it."""
 
-    def __init__(self, budget: Budget, most_waiting: int) -> None:
+    def __init__(self, budget: Budget, most_waiting: int, nice: int = 0) -> None:
         self.budget, self._most = budget, most_waiting
         self._waiting: queue.SimpleQueue[tuple[Task, Future[Answer]] | None] = queue.SimpleQueue()
-        self._child = Child()
+        self._child = Child(nice)
         self._thread = threading.Thread(target=self._work, name="medusa-kit grammars", daemon=True)
         self._thread.start()
 
