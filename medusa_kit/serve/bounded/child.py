@@ -35,7 +35,7 @@ class Budget(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """`kind`: found | refused | nested | failed, or what was over the budget: time | wall | memory."""
+    """`kind`: found, refused, nested, failed; or what was over the budget: time, wall, memory."""
 
     kind: str
     value: Any = None

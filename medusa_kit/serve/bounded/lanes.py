@@ -23,6 +23,7 @@ QUICK = Budget(seconds=0.05, wall=1.0, num_bytes=MOST_BYTES)
 SLOW = Budget(seconds=1.0, wall=15.0, num_bytes=MOST_BYTES)
 MOST_QUICK, MOST_SLOW = 256, 4  # that wait
 NICE = 10  # of the slow lane: answers under way come first
+CLOSED = "nobody looks at schemas any more"
 MODULE = "medusa_kit.serve.bounded.child"
 
 Task = tuple[Any, ...]
@@ -55,7 +56,7 @@ class Child:
     def _running(self) -> "subprocess.Popen[bytes]":
         with self._lock:
             if self._closed:
-                raise ClosedError("the server takes no more grammars")
+                raise ClosedError(CLOSED)
             if self._process.poll() is not None:
                 _end(self._process)
                 self._process = self._started()
@@ -86,12 +87,15 @@ class Lane:
     def __init__(self, budget: Budget, most_waiting: int, nice: int = 0) -> None:
         self.budget, self._most = budget, most_waiting
         self._waiting: queue.SimpleQueue[tuple[Task, Future[Answer]] | None] = queue.SimpleQueue()
+        self._closed = False
         self._child = Child(nice)
         self._thread = threading.Thread(target=self._work, name="medusa-kit grammars", daemon=True)
         self._thread.start()
 
     def ask(self, asked: Task) -> "Future[Answer]":
-        """Raises QueueFullError."""
+        """Raises QueueFullError, ClosedError."""
+        if self._closed:
+            raise ClosedError(CLOSED)
         if self._waiting.qsize() >= self._most:
             raise QueueFullError(
                 f"{self._most} schemas that take long wait to be looked at", hint="ask again later"
@@ -101,6 +105,7 @@ class Lane:
         return future
 
     def close(self) -> None:
+        self._closed = True
         self._waiting.put(None)
         self._child.close()
 
@@ -115,4 +120,4 @@ class Lane:
                 future.set_exception(error)
         while not self._waiting.empty():
             if (task := self._waiting.get()) is not None:
-                task[1].cancel()
+                task[1].set_exception(ClosedError(CLOSED))
