@@ -13,11 +13,11 @@ from medusa_kit.errors import ClosedError, ConfigError, MedusaKitError, QueueFul
 from medusa_kit.serve.bounded.child import Answer, constraint_from
 from medusa_kit.serve.bounded.lanes import MOST_QUICK, MOST_SLOW, NICE, QUICK, SLOW, Lane
 from medusa_kit.serve.errors import ServerClosingError
+from medusa_kit.serve.hints import SIMPLER
 from medusa_kit.serve.tools import Constraint, constraint_of
 
 KEPT, MOST_KEPT = 1024, 32 << 20  # answers, and bytes of what was asked for
 LOOK = 0.1  # seconds until those who wait see that the server closes
-SIMPLER = "a simpler schema will do: fewer patterns of one text, shorter lists and texts"
 
 
 class Constraints:
