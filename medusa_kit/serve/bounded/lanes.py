@@ -19,10 +19,10 @@ from medusa_kit.errors import ClosedError, MedusaKitError, QueueFullError
 from medusa_kit.serve.bounded.child import Answer, Budget, receive, send
 
 MOST_BYTES = 64 << 20
-QUICK = Budget(seconds=0.05, wall=1.0, num_bytes=MOST_BYTES)
+QUICK = Budget(seconds=0.1, wall=2.0, num_bytes=MOST_BYTES)
 SLOW = Budget(seconds=1.0, wall=15.0, num_bytes=MOST_BYTES)
 MOST_QUICK, MOST_SLOW = 256, 4  # that wait
-NICE = 10  # of the slow lane: answers under way come first
+NICE = 5  # of the slow lane: answers under way come first
 CLOSED = "nobody looks at schemas any more"
 MODULE = "medusa_kit.serve.bounded.child"
 
