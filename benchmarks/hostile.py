@@ -329,8 +329,8 @@ def main():
     for name in given.attacks:
         if name not in ATTACKS:
             parser.error(f"attack {name!r} is unknown; expected {', '.join(ATTACKS)}")
-    print("  ".join(f"{name:>{15 if name == 'attack' else 8}}" for name in
-                    ("attack", "gap", "median", "health", "schema", "MB", "end", "statuses")))  # fmt: skip
+    titles = ("gap", "median", "health", "schema", "MB", "end", "statuses")
+    print(f"{'attack':>15}  " + "  ".join(f"{title:>8}" for title in titles))
     found = [one for name in given.attacks or ATTACKS for one in attacked(name, given)]
     for one in found:
         print(one)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from medusa_kit.errors import DataError
 
 T = TypeVar("T")
-SECONDS = 10.0
+SECONDS = 5.0
 MOST_WRITTEN = 1 << 24  # characters, and eight more for each piece of text
 HINT = "ask with fewer or shorter messages, or use a model with another template"
 

@@ -193,7 +193,7 @@ class Service:
         self.closing = False  # no new requests are taken
         kept = None if engine.batches is None else RecentTurns()  # None: no prefix is reused
         self.conversations = Conversations(engine.base.tokenizer, kept)
-        self.constraints = Constraints()
+        self.constraints = Constraints(lambda: self.closing)
         self._threads = Threads(THREADS)  # that encode prompts
         self._disk = Threads(THREADS)  # that look at the folders of heads
         self._under_way: set[Answers] = set()

@@ -35,7 +35,7 @@ class Budget(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """`kind`: found | refused | nested | failed, or what was over the budget: time | memory."""
+    """`kind`: found, refused, nested, failed; or what was over the budget: time, wall, memory."""
 
     kind: str
     value: Any = None
@@ -106,8 +106,10 @@ def _resident(field: int = 1) -> int | None:
 def _ended_by(status: int) -> Answer:
     """Why a fork has not answered."""
     by = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-    if by in (signal.SIGPROF, signal.SIGALRM):
+    if by == signal.SIGPROF:
         return Answer("time")
+    if by == signal.SIGALRM:
+        return Answer("wall")
     if by == signal.SIGSEGV:  # of the stack
         return Answer("nested")
     return Answer("memory")  # Rust aborts

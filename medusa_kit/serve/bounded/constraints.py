@@ -5,23 +5,27 @@ import hashlib
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from medusa_kit.errors import ClosedError, ConfigError, MedusaKitError
+from medusa_kit.errors import ClosedError, ConfigError, MedusaKitError, QueueFullError
 from medusa_kit.serve.bounded.child import Answer, constraint_from
-from medusa_kit.serve.bounded.lanes import MOST_QUICK, MOST_SLOW, QUICK, SLOW, Lane
+from medusa_kit.serve.bounded.lanes import MOST_QUICK, MOST_SLOW, NICE, QUICK, SLOW, Lane
+from medusa_kit.serve.errors import ServerClosingError
+from medusa_kit.serve.hints import SIMPLER
 from medusa_kit.serve.tools import Constraint, constraint_of
 
 KEPT, MOST_KEPT = 1024, 32 << 20  # answers, and bytes of what was asked for
-SIMPLER = "a simpler schema will do: fewer patterns of one text, shorter lists and texts"
+LOOK = 0.1  # seconds until those who wait see that the server closes
 
 
 class Constraints:
     """Used in asyncio's loop. Children are started with the first that has to be looked at, or by
-    `start`."""
+    `start`. `closing`: whether the server takes no more requests."""
 
-    def __init__(self) -> None:
+    def __init__(self, closing: Callable[[], bool] = lambda: False) -> None:
+        self._closing = closing
         self._lanes: tuple[Lane, Lane] | None = None
         self._starting = threading.Lock()
         self._closed = False
@@ -50,15 +54,23 @@ class Constraints:
             if task is None:
                 task = asyncio.ensure_future(self._looked_at(key, len(said), asked))
                 self._under_way[key] = task
-                task.add_done_callback(lambda _: self._under_way.pop(key, None))
-            answer = await asyncio.shield(task)
+                task.add_done_callback(partial(self._ended, key))
+            answer = await self._waited_for(task)
         return _told(answer, tools)
+
+    async def _waited_for(self, task: "asyncio.Task[Answer]") -> Answer:
+        """Raises ServerClosingError as soon as the server closes."""
+        while not task.done():
+            if self._closing():
+                raise ServerClosingError("the server is closing", code="closing")
+            await asyncio.wait({task}, timeout=LOOK)
+        return task.result()
 
     def start(self) -> None:
         """Start the children, which takes a moment of theirs."""
         with self._starting:
             if self._lanes is None and not self._closed:
-                self._lanes = Lane(QUICK, MOST_QUICK), Lane(SLOW, MOST_SLOW)
+                self._lanes = Lane(QUICK, MOST_QUICK), Lane(SLOW, MOST_SLOW, NICE)
 
     def close(self) -> None:
         """End the children; those who wait get ClosedError."""
@@ -73,12 +85,19 @@ class Constraints:
             raise ClosedError("the server takes no more requests")
         quick, slow = self._lanes
         answer = await asyncio.wrap_future(quick.ask(asked))
-        if answer.kind == "time":
+        if answer.kind in ("time", "wall"):
             answer = await asyncio.wrap_future(slow.ask(asked))
+        if answer.kind == "wall":  # which may be the machine's fault
+            raise QueueFullError("there was no time to look at a schema", hint="ask again later")
         if answer.kind == "failed":
             raise MedusaKitError(f"a schema could not be looked at: {answer.value}")
         self._remember(key, answer, size)
         return answer
+
+    def _ended(self, key: bytes, task: "asyncio.Task[Answer]") -> None:
+        del self._under_way[key]
+        if not task.cancelled():
+            task.exception()  # nobody may wait any more
 
     def _remembered(self, key: bytes) -> Answer | None:
         if key not in self._known:

@@ -19,10 +19,11 @@ from medusa_kit.errors import ClosedError, MedusaKitError, QueueFullError
 from medusa_kit.serve.bounded.child import Answer, Budget, receive, send
 
 MOST_BYTES = 64 << 20
-QUICK = Budget(seconds=0.05, wall=1.0, num_bytes=MOST_BYTES)
-SLOW = Budget(seconds=1.0, wall=5.0, num_bytes=MOST_BYTES)
+QUICK = Budget(seconds=0.1, wall=2.0, num_bytes=MOST_BYTES)
+SLOW = Budget(seconds=1.0, wall=15.0, num_bytes=MOST_BYTES)
 MOST_QUICK, MOST_SLOW = 256, 4  # that wait
-NICE = 5  # answers under way come first
+NICE = 5  # of the slow lane: answers under way come first
+CLOSED = "nobody looks at schemas any more"
 MODULE = "medusa_kit.serve.bounded.child"
 
 Task = tuple[Any, ...]
@@ -31,8 +32,8 @@ Task = tuple[Any, ...]
 class Child:
     """A process for one task at a time, started anew where it has ended."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+    def __init__(self, nice: int) -> None:
+        self._lock, self._nice = threading.Lock(), nice
         self._closed = False
         self._process = self._started()
 
@@ -55,17 +56,16 @@ class Child:
     def _running(self) -> "subprocess.Popen[bytes]":
         with self._lock:
             if self._closed:
-                raise ClosedError("the server takes no more grammars")
+                raise ClosedError(CLOSED)
             if self._process.poll() is not None:
                 _end(self._process)
                 self._process = self._started()
             return self._process
 
-    @staticmethod
-    def _started() -> "subprocess.Popen[bytes]":
+    def _started(self) -> "subprocess.Popen[bytes]":
         place = str(Path(medusa_kit.__file__).parent.parent)
         path = os.pathsep.join(filter(None, (place, os.environ.get("PYTHONPATH"))))
-        code = f"import os; os.nice({NICE}); from {MODULE} import main; main()"
+        code = f"import os; os.nice({self._nice}); from {MODULE} import main; main()"
         return subprocess.Popen(
             [sys.executable, "-c", code],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
@@ -84,15 +84,18 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
 class Lane:
     """One child, and those who wait for it."""
 
-    def __init__(self, budget: Budget, most_waiting: int) -> None:
+    def __init__(self, budget: Budget, most_waiting: int, nice: int = 0) -> None:
         self.budget, self._most = budget, most_waiting
         self._waiting: queue.SimpleQueue[tuple[Task, Future[Answer]] | None] = queue.SimpleQueue()
-        self._child = Child()
+        self._closed = False
+        self._child = Child(nice)
         self._thread = threading.Thread(target=self._work, name="medusa-kit grammars", daemon=True)
         self._thread.start()
 
     def ask(self, asked: Task) -> "Future[Answer]":
-        """Raises QueueFullError."""
+        """Raises QueueFullError, ClosedError."""
+        if self._closed:
+            raise ClosedError(CLOSED)
         if self._waiting.qsize() >= self._most:
             raise QueueFullError(
                 f"{self._most} schemas that take long wait to be looked at", hint="ask again later"
@@ -102,6 +105,7 @@ class Lane:
         return future
 
     def close(self) -> None:
+        self._closed = True
         self._waiting.put(None)
         self._child.close()
 
@@ -116,4 +120,4 @@ class Lane:
                 future.set_exception(error)
         while not self._waiting.empty():
             if (task := self._waiting.get()) is not None:
-                task[1].cancel()
+                task[1].set_exception(ClosedError(CLOSED))
