@@ -1,5 +1,5 @@
-"""Attacks by bodies and connections, for hostile.py: a server is sent megabytes of nonsense, or more
-connections than it takes, while others read their streams.
+"""Attacks by bodies and connections, for hostile.py: a server is sent megabytes of nonsense, or
+more connections than it takes, while others read their streams.
 
 python benchmarks/hostile_bodies.py [ATTACK ...] [--seconds 15] [--clients 8] [--model NAME]
 """
