@@ -144,7 +144,8 @@ def load_examples(base: BaseModel, recipe: TrainRecipe) -> list[EncodedExample]:
     examples, report = encode_rows(
         recipe_rows(data, recipe.seed), base.tokenizer, length, data.on_error, base.info.vocab_size
     )
-    console.note(report.summary(length))
+    for note in (report.summary(length), *report.notes()):
+        console.note(note)
     if report.skipped:
         row, reason = report.skipped[0]
         console.warn(f"{len(report.skipped)} rows skipped, the first is row {row}: {reason}")
