@@ -42,6 +42,11 @@ class Rendered:
         encoded = self.tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
         return list(encoded["input_ids"]), [tuple(span) for span in encoded["offset_mapping"]]
 
+    def is_blank(self, part: str) -> bool:
+        """Whether a part of such a text is white space."""
+        shown = part if self.as_text else self.tokenizer.decode([ord(one) for one in part])
+        return not shown.strip()
+
     def marked(self, messages: Sequence[Message]) -> list[Span]:
         """What the template's {% generation %} marks enclose."""
         from transformers.utils.chat_template_utils import render_jinja_template

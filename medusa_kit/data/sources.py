@@ -1,11 +1,13 @@
 """Items of files and data sets, numbered as an editor numbers lines, or from 1.
 
-JSON and text are read here, line by line, compressed too. Tables, and data sets by name or in a
+JSON, text and CSV are read here, line by line, compressed too. Other tables, and data sets by name or in a
 folder, are read through `datasets`.
 """
 
 import bz2
+import csv
 import gzip
+import io
 import itertools
 import json
 import lzma
@@ -17,14 +19,16 @@ from medusa_kit.errors import ConfigError, DataError, in_one_line
 from medusa_kit.files import parse_json
 
 Item = tuple[int, Any]
-TABLES = {".parquet": "parquet", ".arrow": "arrow", ".csv": "csv", ".tsv": "csv"}
+TABLES = {".parquet": "parquet", ".arrow": "arrow"}
+SEPARATORS = {".csv": ",", ".tsv": "\t"}
 TEXT = ".txt"
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-FILE_KINDS = (".jsonl", ".ndjson", ".json", TEXT, *TABLES, *COMPRESSED)
+FILE_KINDS = (".jsonl", ".ndjson", ".json", TEXT, *SEPARATORS, *TABLES, *COMPRESSED)
 KINDS = (
-    "JSON lines (.jsonl) or a JSON list (.json), a prompt a line (.txt), these compressed "
-    f"({', '.join(COMPRESSED)}), or a table ({', '.join(TABLES)})"
+    "JSON lines (.jsonl) or a JSON list (.json), a prompt a line (.txt), .csv or .tsv, these "
+    f"compressed ({', '.join(COMPRESSED)}), or a table ({', '.join(TABLES)})"
 )
+LONGEST_FIELD = 2**31 - 1  # characters; by default the csv module refuses more than 131,072
 INSTALL = "pip install 'medusa-kit[train]'"
 
 
@@ -49,7 +53,9 @@ def _read_file(path: Path) -> Iterator[Item]:
         raise DataError(f"{path} is a compressed table", hint=f"unpack it; expected {KINDS}")
     try:
         with _opened(path) as lines:
-            if inner == TEXT:
+            if inner in SEPARATORS:
+                yield from _read_columns(path, lines, SEPARATORS[inner])
+            elif inner == TEXT:
                 yield from ((n, text) for n, line in enumerate(lines, 1) if (text := line.strip()))
             else:
                 yield from _read_json(path, lines)
@@ -58,7 +64,7 @@ def _read_file(path: Path) -> Iterator[Item]:
             f"{path} is not UTF-8 text: {error}",
             hint=f"convert it to UTF-8; files that are read: {KINDS}",
         ) from error
-    except (EOFError, gzip.BadGzipFile, lzma.LZMAError, OSError) as error:
+    except (EOFError, csv.Error, lzma.LZMAError, OSError) as error:
         raise DataError(f"{path} cannot be read: {in_one_line(error)}") from error
 
 
@@ -66,18 +72,25 @@ def _opened(path: Path) -> IO[str]:
     openers: dict[str, Callable[..., IO[str]]] = {
         ".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".zst": _zstd
     }  # fmt: skip
-    return openers.get(path.suffix, open)(path, "rt", encoding="utf-8-sig")
+    return openers.get(path.suffix, open)(path, "rt", encoding="utf-8-sig", newline="")
 
 
-def _zstd(path: Path, _: str, encoding: str) -> IO[str]:
-    import io
-
+def _zstd(path: Path, _: str, encoding: str, newline: str) -> IO[str]:
     try:
         import pyarrow
     except ImportError as error:
         raise DataError(f"{path} needs the package pyarrow", hint=INSTALL) from error
     stream = pyarrow.input_stream(str(path), compression="zstd")
-    return io.TextIOWrapper(io.BufferedReader(stream), encoding=encoding)
+    return io.TextIOWrapper(io.BufferedReader(stream), encoding=encoding, newline=newline)
+
+
+def _read_columns(path: Path, lines: Iterable[str], separator: str) -> Iterator[Item]:
+    csv.field_size_limit(LONGEST_FIELD)
+    reader = csv.DictReader(lines, delimiter=separator, restkey="")
+    for row in reader:
+        if row.pop("", None):
+            raise DataError(f"{path}:{reader.line_num} has more fields than the first line")
+        yield reader.line_num, without_nothing(row)
 
 
 def _read_json(path: Path, lines: Iterable[str]) -> Iterator[Item]:
@@ -132,8 +145,6 @@ def _read_list(path: Path, text: str) -> Iterator[Item]:
 
 def _read_table(path: Path) -> Iterator[Item]:
     options: dict[str, Any] = {"data_files": str(path), "split": "train", "streaming": True}
-    if path.suffix == ".tsv":
-        options["sep"] = "\t"
     return _loaded(str(path), TABLES[path.suffix], None, options)
 
 

@@ -7,6 +7,7 @@ end-of-turn token at or after its words; what follows that is the template's own
 stands across the first or last character belongs to the turn.
 """
 
+import functools
 import re
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -66,17 +67,13 @@ class _Turns:
     def __init__(self, view: Rendered, messages: Sequence[Message], text: str) -> None:
         self._view, self._messages, self._text = view, messages, text
         self.ids, self._spans = view.tokens(text)
-        self._places = check_shown(view, messages, text)
+        self._places, self.is_edited = check_shown(view, messages, text)
         marked = view.as_text and GENERATION_MARK.search(chat_template(view.tokenizer) or "")
         self.marks = view.marked(messages) if marked else None
         self._end_id = end_of_turn(view.tokenizer)
         self._specials = special_ids(view.tokenizer)
         self._ends = {*self._specials, self._end_id}
         self._open_end: int | None = None  # of the turn just before, where nothing ended it
-        self.is_edited = view.as_text and any(
-            (message.get("content") or "").strip() not in text[start:end]
-            for message, (start, end) in zip(messages, self._places, strict=True)
-        )
 
     def close(self) -> None:
         """Others speak: no turn goes on behind them."""
@@ -124,7 +121,7 @@ class _Turns:
             if (at := self._text.rfind(header[:length], before, start)) >= 0:
                 return at + length
         joined = self._open_end  # consecutive turns may be written as one
-        if joined is None or self._text[joined:start].strip():
+        if joined is None or not self._view.is_blank(self._text[joined:start]):
             return start
         return joined
 
@@ -161,9 +158,25 @@ class _Turns:
             start, stop = self._spans[position]
             if start >= end and stop <= limit and self.ids[position] in self._ends:
                 return position + (self.ids[position] != self._opener(first))
+        if (own := self._inner_end(near, end, following)) is not None:
+            return own + 1
         self._open_end = end
         whole = [i for i in near if self._spans[i][1] <= limit or self._spans[i][0] < end]
         return max(first, whole[-1] + 1) if whole else first
+
+    def _inner_end(self, near: Sequence[int], end: int, following: int) -> int | None:
+        """The token that ends a turn in the middle of a conversation alone: the first one behind
+        it, where others open the next turn."""
+        between = [i for i in near if end <= self._spans[i][0] < following]
+        marks = [i for i in between if self.ids[i] in self._specials]
+        if len(marks) < 2 or self.ids[marks[0]] in (self.ids[marks[-1]], *self._header_ids):
+            return None
+        before = self._text[end : self._spans[marks[0]][0]]
+        return marks[0] if self._view.is_blank(before) else None
+
+    @functools.cached_property
+    def _header_ids(self) -> list[int]:
+        return self._view.tokens(self._header(0))[0]
 
     def _tail_end(self, index: int, end: int) -> int:
         """Where the text behind a turn ceases to be what it is where the conversation ends there:
