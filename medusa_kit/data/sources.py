@@ -1,7 +1,7 @@
 """Items of files and data sets, numbered as an editor numbers lines, or from 1.
 
-JSON, text and CSV are read here, line by line, compressed too. Other tables, and data sets by name or in a
-folder, are read through `datasets`.
+JSON, text and CSV are read here, line by line, compressed too. Other tables, and data sets by name
+or in a folder, are read through `datasets`.
 """
 
 import bz2
@@ -86,9 +86,10 @@ def _zstd(path: Path, _: str, encoding: str, newline: str) -> IO[str]:
 
 def _read_columns(path: Path, lines: Iterable[str], separator: str) -> Iterator[Item]:
     csv.field_size_limit(LONGEST_FIELD)
-    reader = csv.DictReader(lines, delimiter=separator, restkey="")
+    reader = csv.DictReader(lines, delimiter=separator)
     for row in reader:
-        if row.pop("", None):
+        row.pop("", None)  # the numbers of rows, as some write them
+        if None in row:
             raise DataError(f"{path}:{reader.line_num} has more fields than the first line")
         yield reader.line_num, without_nothing(row)
 

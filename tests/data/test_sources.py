@@ -19,6 +19,7 @@ from medusa_kit.errors import DataError
 
 ROWS = [{"prompt": f"question {n}", "completion": f"answer {n}", "note": None} for n in range(3)]
 JSON_LINES = "".join(json.dumps(row) + "\n" for row in ROWS)
+COLUMNS = ["prompt,completion\n", *(f"question {n},answer {n}\n" for n in range(3))]
 JSON_LIST = json.dumps(ROWS, indent=1)
 
 
@@ -53,6 +54,9 @@ KINDS: dict[str, Callable[[Path], Any]] = {
     "a.jsonl.zst": write_zst,
     "a.parquet": lambda path: pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), path),
     "a.csv": lambda path: write_csv(path, "excel"),
+    "numbered.csv": lambda path: path.write_text(
+        "".join(f"{n},{row}" for n, row in zip(["", 0, 1, 2], COLUMNS, strict=True))
+    ),
     "a.tsv": lambda path: write_csv(path, "excel-tab"),
 }
 
