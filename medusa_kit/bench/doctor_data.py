@@ -66,7 +66,7 @@ def chat_template(case: Case) -> Finding:
         encode_conversation(tokenizer, SAMPLE)
     except DataError as error:
         return warning(f"{what}; only single turns can be encoded: {_reason(error)}", error.hint)
-    return ok(f"{what}; earlier turns render the same once later ones follow")
+    return ok(f"{what}; several turns of a row can be trained on")
 
 
 def _reason(error: DataError) -> str:
