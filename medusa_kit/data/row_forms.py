@@ -33,7 +33,8 @@ from medusa_kit.errors import DataError, unknown_value
 from medusa_kit.files import parse_json
 
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
-         "model": "assistant", "system": "system", "tool": "tool"}  # fmt: skip
+         "model": "assistant", "system": "system", "developer": "system",
+         "tool": "tool"}  # fmt: skip
 FINISH_REASONS = ("stop", "length")
 FORMS = (
     "messages or conversations (role and content, or from and value), prompt, question or "
@@ -63,7 +64,9 @@ def _row(item: Any, number: int, source: str, extras: bool) -> Row:
     messages, used = _messages(item)
     messages, system = _with_system(messages, item)
     tools = _tools(item.get("tools"))
-    left = unused(item, {*used, *system, *(["tools"] if tools else [])})
+    known = {*used, *system, *(["tools"] if tools else [])}
+    again = [key for key in ASKED if key not in known and _is_again(item, key, used, messages)]
+    left = unused(item, {*known, *again})
     if not extras:
         refuse_extras(messages, tools)
     category = item.get("category")
@@ -105,6 +108,16 @@ def _asked_and_answered(item: dict[str, Any], asked: str) -> tuple[list[Message]
     history = [] if is_empty(item.get("history")) else _listed(item, "history")
     used = [asked, *further, *answers, *(["history"] if history else [])]
     return [*_earlier(history), *messages], used
+
+
+def _is_again(item: dict[str, Any], key: str, used: list[str], messages: list[Message]) -> bool:
+    """Whether a column says once more what is asked: as a message does, or in another layout."""
+    text = item.get(key)
+    if not isinstance(text, str):
+        return False
+    asked = [item[one] for one in used if one in (*ASKED, *ASKED_TOO)]
+    in_it = bool(asked) and all(isinstance(one, str) and one in text for one in asked)
+    return in_it or any(text.strip() in message["content"] for message in messages)
 
 
 def _earlier(history: list[Any]) -> list[Message]:

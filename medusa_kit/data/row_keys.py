@@ -22,7 +22,7 @@ SHOWN = ("tool_calls", "reasoning_content", "name")  # of a message, for the tem
 
 # Of a row: the model would be told something, or another part would be trained on.
 TELLING = frozenset(
-    (*SYSTEM, "tools", *ASKED_TOO, *ASKED[:1], *REASONING, "system_message", "history", "functions",
+    (*SYSTEM, "tools", *ASKED, *ASKED_TOO, *REASONING, "system_message", "history", "functions",
      "function_call", "documents", "knowledge", "passage", "chat_template", "chat_template_kwargs",
      "enable_thinking", "image", "images", "audio", "audios", "video", "videos", "response_format",
      "weight", "weights", "loss", "loss_weight", "loss_mask", "mask", "train")

@@ -142,6 +142,8 @@ SAME: dict[str, Any] = {
     "instruction and output": {"system": "S", "instruction": "Q", "input": "", "output": "a"},
     "harmless keys": {"messages": [SYSTEM, {**ASKED, "timestamp": 3}, ANSWERED], "id": "x",
                       "source": "s", "metadata": {"a": 1}, "score": 1.0, "weight": 1},
+    "the prompt once more": {"prompt": "Q", "messages": [SYSTEM, ASKED, ANSWERED]},
+    "a developer": {"messages": [{**SYSTEM, "role": "developer"}, ASKED, ANSWERED]},
     "nothing in other keys": {"messages": [SYSTEM, {**ASKED, "tool_calls": None}, ANSWERED],
                               "tools": [], "input": "", "images": None, "functions": []},
 }  # fmt: skip
@@ -156,7 +158,8 @@ def test_forms_that_say_the_same(tmp_path: Path, case: str) -> None:
 
 
 FORMS: dict[str, tuple[Any, list[tuple[str, str]]]] = {
-    "alpaca": ({"instruction": "I", "input": "T", "output": "a", "text": "all of it"},
+    "alpaca": ({"instruction": "I", "input": "T", "output": "a", "text": "all of it",
+                "prompt": "### Instruction: I ### Input: T"},
                [("user", "I\n\nT"), ("assistant", "a")]),
     "dolly": ({"instruction": "I", "context": "T", "response": "a", "category": "qa"},
               [("user", "I\n\nT"), ("assistant", "a")]),
@@ -182,6 +185,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "documents": ({"documents": ["d"], "messages": TALK}, "'documents' of the row"),
     "template variables": ({"chat_template_kwargs": {"a": 1}, "messages": TALK}, "of the row"),
     "an input": ({"input": "x", "messages": TALK}, "'input' of the row cannot be honoured"),
+    "another prompt": ({"prompt": "x", "messages": TALK}, "'prompt' of the row"),
     "pictures": ({"images": ["x"], "messages": TALK}, "'images' of the row"),
     "a weight of the row": ({"weight": 0, "messages": TALK}, "'weight' of the row"),
     "reasoning of the row": ({"question": "Q", "reasoning": "r", "answer": "a"}, "'reasoning' of"),
