@@ -15,7 +15,7 @@ from medusa_kit.serve.operations.open_files import SPARE
 from medusa_kit.serve.operations.waiting import PIECE, Flow, Idle, Paced
 from medusa_kit.settings.serve_limits import LimitOptions
 
-TAKEN_AT_ONCE = 16  # connections, between which the loop does other work
+TAKEN_AT_ONCE = 64  # connections, between which the loop does other work
 SLACK = 1.0  # seconds by which the app's own limit comes first (limits.py), which logs it
 
 
