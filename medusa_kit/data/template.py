@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from medusa_kit.base.tokenizer.turn_end import end_of_turn
+from medusa_kit.data.bounded_rendering import bounded
 from medusa_kit.data.rows import Message
 from medusa_kit.errors import DataError
 
@@ -53,12 +55,13 @@ def render(
     `variables`: of the template. Raises DataError where the template refuses it."""
     given = _given(tools, variables)
     check_characters(messages)
+    rendering = partial(
+        tokenizer.apply_chat_template, list(messages),
+        add_generation_prompt=add_generation_prompt, return_dict=False,
+        **_on_its_date(tokenizer), **given,
+    )  # fmt: skip
     with refusals():
-        ids = tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=add_generation_prompt, return_dict=False,
-            **_on_its_date(tokenizer), **given,
-        )  # fmt: skip
-    return list(ids)
+        return list(bounded(dated(chat_template(tokenizer)), rendering))
 
 
 def render_text(
@@ -72,13 +75,12 @@ def render_text(
     does."""
     given = _given(tools, variables)
     check_characters(messages)
+    rendering = partial(
+        tokenizer.apply_chat_template, list(messages), add_generation_prompt=ask, tokenize=False,
+        **_on_its_date(tokenizer), **given,
+    )  # fmt: skip
     with refusals():
-        return str(
-            tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=ask, tokenize=False,
-                **_on_its_date(tokenizer), **given,
-            )
-        )  # fmt: skip
+        return str(bounded(dated(chat_template(tokenizer)), rendering))
 
 
 @contextmanager
