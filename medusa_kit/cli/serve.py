@@ -1,6 +1,7 @@
 """`medusa-kit serve`: an OpenAI-compatible server of one model."""
 
 import functools
+import gc
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
@@ -100,6 +101,7 @@ def _run(engine: Any, config: Any, keys: Any, bound: Any, url: str) -> None:
     finally:
         service.close(drain=False)
     console.note("the server has ended")
+    gc.freeze()  # else Python looks through all it has once more, for seconds on a busy machine
 
 
 def _check_ray(address: str | None) -> None:
