@@ -34,9 +34,13 @@ class AdapterInfo(TypedDict):
 def put_on(model: Any, options: LoraSection) -> None:
     """Add new adapters to `model`; only they are trainable from here on.
 
+    They are in float32 at least, whatever the model's own dtype: small updates vanish in 16 bits.
+    peft computes their products in their dtype and gives what a layer gives in the layer's.
+
     Raises ConfigError where peft is missing or a target matches no module (near names are given).
     """
     _require_peft()
+    import torch
     from peft import LoraConfig
 
     if options.targets != "all-linear":
@@ -50,6 +54,10 @@ def put_on(model: Any, options: LoraSection) -> None:
             task_type="CAUSAL_LM",
         )
     )
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            precise = torch.promote_types(parameter.dtype, torch.float32)
+            parameter.data = parameter.data.to(precise)
 
 
 @contextlib.contextmanager
@@ -108,6 +116,7 @@ def merge_into(model: Any, folder: Path) -> Any:
     _require_peft()
     from peft import PeftModel
 
+    _check_weights(folder / WEIGHTS_NAME)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # about old names
@@ -117,6 +126,17 @@ def merge_into(model: Any, folder: Path) -> Any:
             f"the adapter in {folder} cannot be merged into its base: {error}",
             hint="the folder is incomplete or damaged, or belongs to another base: copy it again",
         ) from error
+
+
+def _check_weights(path: Path) -> None:
+    """Raises CheckpointError for NaN and infinite numbers; peft says what else is wrong."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    from medusa_kit.base.finite import check_numbers
+
+    with contextlib.suppress(SafetensorError, OSError):
+        check_numbers(path, load_file(path))
 
 
 def variant_of(folder: Path) -> str:

@@ -1,17 +1,23 @@
 """The tokenizer's chat template: choosing it, rendering with it, the token that ends a turn."""
 
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import datetime
 from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from medusa_kit.base.tokenizer.turn_end import end_of_turn
 from medusa_kit.data.bounded_rendering import bounded
-from medusa_kit.data.readers import Message
+from medusa_kit.data.rows import Message
 from medusa_kit.errors import DataError
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+NOW = re.compile(r"""strftime_now\(\s*(?:"([^"\\]*)"|'([^'\\]*)')\s*\)""")
+_date: ContextVar[datetime | None] = ContextVar("date", default=None)
 NEIGHBOURS = ("x", ".", "\n", "1")  # few tokens join any of these with what follows, none all
 
 
@@ -48,13 +54,7 @@ def render(
     """Token ids of the conversation. `tools`: functions that the template tells the model of;
     `variables`: of the template. Raises DataError where the template refuses it."""
     given = _given(tools, variables)
-    check_characters(messages)
-    rendering = partial(
-        tokenizer.apply_chat_template, list(messages),
-        add_generation_prompt=add_generation_prompt, return_dict=False, **given,
-    )  # fmt: skip
-    with refusals():
-        return list(bounded(chat_template(tokenizer), rendering))
+    return list(_rendered(tokenizer, messages, add_generation_prompt, return_dict=False, **given))
 
 
 def render_text(
@@ -62,16 +62,47 @@ def render_text(
     messages: Sequence[Message],
     tools: Sequence[Mapping[str, Any]] | None = None,
     variables: Mapping[str, Any] = NOTHING,
+    ask: bool = True,
 ) -> str:
-    """Text of the conversation, ready for the answer. Raises DataError as `render` does."""
+    """Text of the conversation, with `ask` ready for the answer. Raises DataError as `render`
+    does."""
     given = _given(tools, variables)
+    return str(_rendered(tokenizer, messages, ask, tokenize=False, **given))
+
+
+def _rendered(tokenizer: Any, messages: Sequence[Message], ask: bool, **given: Any) -> Any:
+    """What the tokenizer makes of them, within the limits of bounded_rendering.py."""
     check_characters(messages)
-    rendering = partial(
-        tokenizer.apply_chat_template, list(messages), add_generation_prompt=True, tokenize=False,
-        **given,
-    )  # fmt: skip
     with refusals():
-        return str(bounded(chat_template(tokenizer), rendering))
+        rendering = partial(
+            tokenizer.apply_chat_template, list(messages), add_generation_prompt=ask,
+            **_on_its_date(tokenizer), **given,
+        )  # fmt: skip
+        return bounded(dated(chat_template(tokenizer)), rendering)
+
+
+@contextmanager
+def rendered_on(date: datetime | None) -> Iterator[None]:
+    """A context in which templates that write the date write this one, in place of today's."""
+    token = _date.set(date)
+    try:
+        yield
+    finally:
+        _date.reset(token)
+
+
+def dated(template: str | None) -> str | None:
+    """The template, with the date of `rendered_on` in place of today's."""
+    date = _date.get()
+    if template is None or date is None:
+        return template
+    return NOW.sub(lambda m: json.dumps(date.strftime(m[1] or m[2] or "")), template)
+
+
+def _on_its_date(tokenizer: Any) -> dict[str, Any]:
+    template = None if _date.get() is None else chat_template(tokenizer)
+    written = dated(template)
+    return {} if written == template else {"chat_template": written}
 
 
 def _given(

@@ -13,11 +13,18 @@ import contextlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from medusa_kit.errors import CheckpointError, ConfigError, MedusaKitError
-from medusa_kit.files import atomic_write, parse_json
+from medusa_kit.errors import (
+    CheckpointError,
+    ConfigError,
+    MedusaKitError,
+    WriteError,
+    in_one_line,
+)
+from medusa_kit.files import atomic_write, is_full_disk, parse_json
 from medusa_kit.settings.recipe import TrainRecipe, differences, dump, load_recipe
 from medusa_kit.train import distributed
 from medusa_kit.train.run.lock import only_training_in
@@ -25,9 +32,11 @@ from medusa_kit.train.run.provenance import provenance
 
 PROGRESS, METRICS = "progress.json", "metrics.jsonl"
 OWN_FILES = ("recipe.yaml", METRICS, "run.json", "bad_update.pt")
+DATE = "date"  # in progress.json: of the text that templates write the date into
 METRIC_LINES = "metric_lines"  # in progress.json: their number
 PROGRESS_TYPES: dict[str, Any] = {
     "step": int, "num_updates": int | None, "seconds": float | int, "best": float | int | None,
+    DATE: str | None,
 }  # fmt: skip
 
 
@@ -45,6 +54,7 @@ class RunFolder:
         self.heads = self.path / "heads"
         self._checkpoints = self.path / "checkpoint"
         self._saved_step: int | None = None
+        self.date: str | None = None
         self._fresh = False  # an older run is dropped once the new one begins
 
     @contextlib.contextmanager
@@ -99,6 +109,14 @@ class RunFolder:
         except ConfigError as error:  # removed, or written by another version
             return [error.message]
 
+    def first_date(self) -> datetime:
+        """When this run first began, the same in every process: templates may write the date, and
+        a run that goes on another day must read the same text."""
+        checkpoint = self.load()
+        began = None if checkpoint is None else checkpoint.progress.get(DATE)
+        self.date = began or distributed.from_main(_now().isoformat())
+        return datetime.fromisoformat(self.date)
+
     def begin(self) -> None:
         """Before the first update: remove the files of a run that is started over or never saved
         a checkpoint."""
@@ -113,8 +131,11 @@ class RunFolder:
     def save(self, write: Callable[[Path], None], progress: dict[str, Any]) -> None:
         """Write a new checkpoint; the old one is removed once the new one is complete.
 
-        `write` is called in every process, with a folder that all of them write into.
+        `write` is called in every process, with a folder that all of them write into. A step that
+        is safe already is not written again.
         """
+        if progress["step"] == self._saved_step:
+            return
         folder = self._checkpoints / f"step-{progress['step']:08d}"
         with self.explain_disk():
             if distributed.is_main():
@@ -126,9 +147,9 @@ class RunFolder:
                 distributed.barrier()
                 if distributed.is_main():
                     (folder / "provenance.json").write_text(provenance(self.recipe))
-                    lines = {METRIC_LINES: len(self._metric_lines())}
+                    more = {METRIC_LINES: len(self._metric_lines()), DATE: self.date}
                     with atomic_write(folder / PROGRESS) as temporary:
-                        temporary.write_text(json.dumps({**progress, **lines}))
+                        temporary.write_text(json.dumps({**progress, **more}))
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
@@ -157,6 +178,8 @@ class RunFolder:
             for name, kind in PROGRESS_TYPES.items():
                 if not isinstance(value := progress.get(name), kind):
                     raise ValueError(f"{name} is {value!r}")
+            if progress.get(DATE) is not None:
+                datetime.fromisoformat(progress[DATE])
         except (ValueError, KeyError, TypeError, OSError) as error:
             raise CheckpointError(
                 f"{path} cannot be read: {error}", hint="add --fresh to start over"
@@ -196,15 +219,23 @@ class RunFolder:
 
     @contextlib.contextmanager
     def explain_disk(self) -> Iterator[None]:
-        """Turns errors about a full disk into a MedusaKitError; torch.save raises RuntimeError."""
+        """Turns whatever is raised where a file cannot be written into a WriteError."""
         try:
             yield
-        except (OSError, RuntimeError) as error:
+        except Exception as error:
+            if not isinstance(error, OSError | RuntimeError) and not is_full_disk(error):
+                raise
+            cause = error.__cause__ if isinstance(error, WriteError) else None
             safe = "nothing" if self._saved_step is None else f"step {self._saved_step}"
-            raise MedusaKitError(
-                f"cannot write to {self.path}: {error} ({safe} is safe in the checkpoint)",
+            raise WriteError(
+                f"cannot write to {self.path}: {in_one_line(cause or error)} "
+                f"({safe} is safe in the checkpoint)",
                 hint="make room and run the same command again: it continues from the checkpoint",
             ) from error
+
+
+def _now() -> datetime:
+    return datetime.now()
 
 
 def _step_of(line: str) -> float:
