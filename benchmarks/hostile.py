@@ -240,7 +240,7 @@ class Attackers:
         while not self._stop.is_set():
             status = self._attack(self._url)
             self.statuses[status] = self.statuses.get(status, 0) + 1
-            if status is None:
+            if status in (None, 503):
                 time.sleep(PROBE)
 
 

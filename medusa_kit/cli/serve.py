@@ -1,6 +1,7 @@
 """`medusa-kit serve`: an OpenAI-compatible server of one model."""
 
 import functools
+import gc
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
@@ -104,6 +105,7 @@ def _run(engine: Any, config: Any, keys: Any, bound: Any, url: str) -> None:
     if server.failure is not None:
         raise MedusaKitError(f"the server has ended: {server.failure}", hint="start it again")
     console.note("the server has ended")
+    gc.freeze()  # else Python looks through all it has once more, for seconds on a busy machine
 
 
 def _check_ray(address: str | None) -> None:

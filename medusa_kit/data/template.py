@@ -54,14 +54,7 @@ def render(
     """Token ids of the conversation. `tools`: functions that the template tells the model of;
     `variables`: of the template. Raises DataError where the template refuses it."""
     given = _given(tools, variables)
-    check_characters(messages)
-    rendering = partial(
-        tokenizer.apply_chat_template, list(messages),
-        add_generation_prompt=add_generation_prompt, return_dict=False,
-        **_on_its_date(tokenizer), **given,
-    )  # fmt: skip
-    with refusals():
-        return list(bounded(dated(chat_template(tokenizer)), rendering))
+    return list(_rendered(tokenizer, messages, add_generation_prompt, return_dict=False, **given))
 
 
 def render_text(
@@ -74,13 +67,18 @@ def render_text(
     """Text of the conversation, with `ask` ready for the answer. Raises DataError as `render`
     does."""
     given = _given(tools, variables)
+    return str(_rendered(tokenizer, messages, ask, tokenize=False, **given))
+
+
+def _rendered(tokenizer: Any, messages: Sequence[Message], ask: bool, **given: Any) -> Any:
+    """What the tokenizer makes of them, within the limits of bounded_rendering.py."""
     check_characters(messages)
-    rendering = partial(
-        tokenizer.apply_chat_template, list(messages), add_generation_prompt=ask, tokenize=False,
-        **_on_its_date(tokenizer), **given,
-    )  # fmt: skip
     with refusals():
-        return str(bounded(dated(chat_template(tokenizer)), rendering))
+        rendering = partial(
+            tokenizer.apply_chat_template, list(messages), add_generation_prompt=ask,
+            **_on_its_date(tokenizer), **given,
+        )  # fmt: skip
+        return bounded(dated(chat_template(tokenizer)), rendering)
 
 
 @contextmanager

@@ -6,11 +6,11 @@ It reads tasks from stdin and answers on stdout, one after the other, until stdi
 imported here, so that it starts fast and is small.
 """
 
+import contextlib
 import ctypes
 import gc
 import os
 import pickle
-import resource
 import signal
 import struct
 import sys
@@ -79,6 +79,8 @@ def look_at(asked: tuple[Any, ...]) -> Answer:
 
 def _tried(asked: tuple[Any, ...], budget: Budget, libc: Any) -> Answer:
     """In a fork."""
+    import resource  # Windows has none of this
+
     if libc is not None:
         libc.prctl(KILL_WITH_PARENT, signal.SIGKILL)
     before, addresses = _resident(), _resident(0)
@@ -98,7 +100,7 @@ def _resident(field: int = 1) -> int | None:
     """Bytes in memory, or of addresses (field 0); None where the system does not say."""
     try:
         sizes = Path("/proc/self/statm").read_text().split()
-        return int(sizes[field]) * resource.getpagesize()
+        return int(sizes[field]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
         return None
 
@@ -116,12 +118,15 @@ def _ended_by(status: int) -> Answer:
 
 
 def main() -> None:
+    import resource
+
     inlet, outlet = sys.stdin.buffer, sys.stdout.buffer
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     for signum in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C is the server's
         signal.signal(signum, signal.SIG_IGN)
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    begun_fault_of(Grammar.json_schema({"type": "string"}))  # imports what forks need
+    with contextlib.suppress(ConfigError):  # told to those who ask
+        begun_fault_of(Grammar.json_schema({"type": "string"}))  # imports what forks need
     gc.freeze()
     while (task := receive(inlet)) is not None:
         asked, budget = task

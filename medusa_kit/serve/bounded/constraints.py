@@ -3,14 +3,16 @@
 import asyncio
 import hashlib
 import json
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from medusa_kit.background import in_background
 from medusa_kit.errors import ClosedError, ConfigError, MedusaKitError, QueueFullError
-from medusa_kit.serve.bounded.child import Answer, constraint_from
+from medusa_kit.serve.bounded.child import Answer, constraint_from, look_at
 from medusa_kit.serve.bounded.lanes import MOST_QUICK, MOST_SLOW, NICE, QUICK, SLOW, Lane
 from medusa_kit.serve.errors import ServerClosingError
 from medusa_kit.serve.hints import SIMPLER
@@ -69,7 +71,7 @@ class Constraints:
     def start(self) -> None:
         """Start the children, which takes a moment of theirs."""
         with self._starting:
-            if self._lanes is None and not self._closed:
+            if self._lanes is None and not self._closed and hasattr(os, "fork"):
                 self._lanes = Lane(QUICK, MOST_QUICK), Lane(SLOW, MOST_SLOW, NICE)
 
     def close(self) -> None:
@@ -80,6 +82,8 @@ class Constraints:
                 lane.close()
 
     async def _looked_at(self, key: bytes, size: int, asked: tuple[Any, ...]) -> Answer:
+        if not hasattr(os, "fork"):  # on Windows there is no budget
+            return await asyncio.wrap_future(in_background(look_at, asked))
         self.start()
         if self._lanes is None:
             raise ClosedError("the server takes no more requests")

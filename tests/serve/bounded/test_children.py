@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+import medusa_kit
 from medusa_kit.errors import ClosedError, ConfigError, MedusaKitError, QueueFullError
 from medusa_kit.serve.bounded import child, constraints, lanes
 from medusa_kit.serve.bounded.child import Budget
@@ -258,3 +259,17 @@ def test_a_child_is_small() -> None:
     script = f"import sys, {child.__name__}; print(set(sys.modules) & set('{heavy}'.split()))"
     told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert told.stdout.strip() == "set()", told.stderr
+
+
+def test_a_library_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "llguidance.py").write_text("raise ImportError")
+    package = Path(medusa_kit.__file__).parent.parent
+    monkeypatch.setenv("PYTHONPATH", str(package))
+    monkeypatch.setattr(medusa_kit, "__file__", str(tmp_path / "medusa_kit" / "__init__.py"))
+    one = lanes.Child(0)
+    try:
+        answer = one.ask((form(USUAL), None, None, None), lanes.SLOW)
+    finally:
+        one.close()
+    assert answer.kind == "refused"
+    assert "llguidance, which is not installed" in answer.value
