@@ -8,6 +8,7 @@ Shapes: X any leading shape, I in, O out, R rank.
 
 import contextlib
 import json
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from medusa_kit.base.adapters import CONFIG_NAME, WEIGHTS_NAME
+from medusa_kit.base.finite import check_numbers
 from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import CheckpointError, IncompatibleBaseError
 
@@ -73,7 +75,8 @@ def _scale(path: Path) -> tuple[float, bool]:
         kind, alpha, rooted = config["peft_type"], config["lora_alpha"], config.get("use_rslora")
         changed = [key for key in ("alpha_pattern", "use_dora", "layer_replication")
                    if config.get(key)]  # fmt: skip
-        alpha = float(alpha)
+        if not math.isfinite(alpha := float(alpha)):
+            raise ValueError(f"lora_alpha {alpha}")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CheckpointError(f"{path} does not describe an adapter: {error!r}") from error
     if kind != "LORA" or changed:
@@ -93,6 +96,7 @@ def _tensors(path: Path) -> dict[str, dict[str, Tensor]]:
         raise CheckpointError(
             f"{path} cannot be read: {error}", hint="the file is cut off or damaged: copy it again"
         ) from error
+    check_numbers(path, found)
     pairs: dict[str, dict[str, Tensor]] = {}
     for name, tensor in found.items():
         match = _NAME.fullmatch(name)

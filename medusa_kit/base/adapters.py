@@ -116,6 +116,7 @@ def merge_into(model: Any, folder: Path) -> Any:
     _require_peft()
     from peft import PeftModel
 
+    _check_weights(folder / WEIGHTS_NAME)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # about old names
@@ -125,6 +126,17 @@ def merge_into(model: Any, folder: Path) -> Any:
             f"the adapter in {folder} cannot be merged into its base: {error}",
             hint="the folder is incomplete or damaged, or belongs to another base: copy it again",
         ) from error
+
+
+def _check_weights(path: Path) -> None:
+    """Raises CheckpointError for NaN and infinite numbers; peft says what else is wrong."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    from medusa_kit.base.finite import check_numbers
+
+    with contextlib.suppress(SafetensorError, OSError):
+        check_numbers(path, load_file(path))
 
 
 def variant_of(folder: Path) -> str:

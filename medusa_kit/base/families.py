@@ -91,3 +91,16 @@ def context_length(config: Any) -> int:
         if one.get("rope_type") == "longrope":
             length = min(length, int(one.get("original_max_position_embeddings") or length))
     return length
+
+
+def keep_soft_cap(model: Any) -> None:
+    """Attention that applies the soft cap of a model that has one (Gemma 2), in place of SDPA,
+    which transformers 5.17 takes by default and which leaves the cap out without a word. Short
+    texts as the self-check's do not show it."""
+    if needs_soft_cap(model) and model.config._attn_implementation == "sdpa":
+        model.set_attn_implementation("eager")
+
+
+def needs_soft_cap(model: Any) -> bool:
+    """Whether the attention scores of this model are capped."""
+    return getattr(model.config.get_text_config(), "attn_logit_softcapping", None) is not None

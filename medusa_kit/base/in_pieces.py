@@ -82,6 +82,10 @@ class ModelInPieces:
     def device(self) -> torch.device:
         return torch.device("cpu")
 
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """As they are stored, one at a time."""
+        return ((name, self._stored.read(name)) for name in sorted(self._stored.names))
+
     def last_logits(self, texts: Sequence[Sequence[int]]) -> Tensor:
         """logits_BV after the last token of each text."""
         found = dict(self.logits(texts, [len(text) - 1 for text in texts]))

@@ -99,8 +99,8 @@ class BaseModel:
         text = model.config.get_text_config()
         if model.config.is_encoder_decoder or families.too_short(text):
             families.refuse_impossible(model.config, name)
-        model.eval()
-        model.requires_grad_(False)
+        model.eval().requires_grad_(False)
+        families.keep_soft_cap(model)
         self.model = model
         setattr(self, LOCK, lock_of(model))  # so that lock_of(base) is the model's
         self.tokenizer = tokenizer

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from medusa_kit.base.families import keep_soft_cap
 from medusa_kit.base.gguf_files.check import checked
 from medusa_kit.base.gguf_files.names import IN_CONFIG, tensor_names
 from medusa_kit.base.gguf_files.tensors import StoredTensor, tensors_of
@@ -175,6 +176,7 @@ def skeleton_of(config: Any) -> Any:
 
     with building_models, _parameters_on_meta():
         model = AutoModelForCausalLM.from_config(own_config(config))
+    keep_soft_cap(model)
     return model.eval().requires_grad_(False)
 
 

@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from medusa_kit.base import families
 from medusa_kit.base.fingerprint import contents_digest
 from medusa_kit.base.hooks import foreign_hooks
 from medusa_kit.base.model import BaseModel, wrap_model
@@ -193,7 +194,8 @@ def _kept(model: Any) -> _Engines:
 
 
 def _built(model: Any) -> Engine:
-    """Wrapping freezes a model; here it stays trainable, and keeps its attention."""
+    """Wrapping freezes a model; here it stays trainable, and keeps its attention, unless that
+    leaves out a soft cap."""
     trainable = [p for p in model.parameters() if p.requires_grad]
     attention = model.config._attn_implementation
     name = getattr(model, "name_or_path", "") or type(model).__name__
@@ -204,6 +206,7 @@ def _built(model: Any) -> Engine:
             parameter.requires_grad_(True)
         if model.config._attn_implementation != attention:
             model.set_attn_implementation(attention)
+        families.keep_soft_cap(model)
 
 
 def _make_of(model: Any) -> list[Any]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from medusa_kit import console
 from medusa_kit.base.fingerprint import OLD_NOTE, Match, compare
+from medusa_kit.base.finite import check_fit, check_numbers
 from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import (
     CheckpointError,
@@ -156,7 +157,7 @@ def load_heads(
     folder = Path(folder)
     console.stage("reading the heads")
     if not says_ours(folder) and (foreign := read_foreign(folder, pickles=pickles)) is not None:
-        return kit.loaded(foreign, base)
+        return kit.loaded(foreign, base, folder)
     config = read_config(folder)
     check_base(config, base, force)
     tensors = _read_tensors(folder / WEIGHTS_NAME)
@@ -167,6 +168,7 @@ def load_heads(
     _check_tensors(expected, shared, folder / WEIGHTS_NAME)  # before memory is taken for them
     heads = MedusaHeads(config, base, tensors.get("column_ids"))
     _check_tensors(heads.state_dict(), tensors, folder / WEIGHTS_NAME)
+    check_fit(folder / WEIGHTS_NAME, tensors, base.dtype)
     heads.load_state_dict(tensors)
     heads.requires_grad_(False)
     return heads.eval()
@@ -271,11 +273,13 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise CheckpointError(f"{path} is missing", hint="the folder is incomplete: copy it again")
     try:
-        return load_file(path)
+        tensors = load_file(path)
     except (SafetensorError, OSError) as error:
         raise CheckpointError(
             f"{path} cannot be read: {error}", hint="the file is cut off or damaged: copy it again"
         ) from error
+    check_numbers(path, tensors)
+    return tensors
 
 
 def _check_columns(config: HeadsConfig, ids_R: Tensor | None, path: Path) -> None:

@@ -19,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from medusa_kit import console
+from medusa_kit.base import finite
 from medusa_kit.base.model import RELATIVE_TOLERANCE, BaseModel, relative_error
-from medusa_kit.errors import IncompatibleBaseError
+from medusa_kit.errors import CheckpointError, IncompatibleBaseError
 from medusa_kit.infer.attention.choice import cannot_use
 from medusa_kit.infer.draft import UNUSED, Draft, Topology, flat_nodes
 from medusa_kit.infer.verifier import Verifier, window_owners
@@ -57,6 +58,9 @@ class Reference(Protocol):
 
     def last_logits(self, texts: Paths) -> Tensor:
         """logits_BV after the last token of each text, by plain forwards."""
+
+    def tensors(self) -> Iterable[tuple[str, Tensor]]:
+        """Its weights by name, one after the other."""
 
 
 @dataclass(frozen=True)
@@ -168,8 +172,10 @@ def _run(verifier: Verifier, reference: Reference) -> TreeCheck:
                 tolerance, relative = max(tolerance, whole[0]), max(relative, whole[1])
     except FAILURES as error:
         raise _refusal(base, f"a tree forward failed: {error}") from error
+    if not math.isfinite(relative):
+        raise _no_numbers(base, reference)
     allowed = allowed_error(base, relative)
-    if not relative <= allowed:  # also when it is NaN
+    if not relative <= allowed:
         raise _refusal(
             base, f"its logits on a tree are off by {relative:.1e} of their spread "
             f"(allowed {allowed:.0e}){_own_cached_error(base) if base.info.quantized else ''}"
@@ -253,6 +259,9 @@ class OwnModel:
         logits_BTV = self.model(ids_BT, use_cache=False).logits
         ends_B = torch.tensor([len(text) - 1 for text in texts], device=self._device)
         return logits_BTV[torch.arange(len(texts), device=self._device), ends_B]
+
+    def tensors(self) -> Iterable[tuple[str, Tensor]]:
+        return self.model.state_dict().items()
 
     def one_by_one(self, texts: Paths) -> Tensor:
         rows = [torch.tensor([text], device=self._device) for text in texts]
@@ -351,6 +360,22 @@ def _random_ids(base: BaseModel, count: int, generator: torch.Generator) -> list
 def _path(node: int, prompt: list[int], tree: list[int], topology: Topology) -> list[int]:
     seen = topology.sees_NN[node].nonzero().flatten().tolist()
     return prompt + [tree[i] for i in seen]
+
+
+def _no_numbers(base: BaseModel, reference: Reference) -> CheckpointError:
+    """For a base whose logits are NaN or infinite. All weights are looked at only here."""
+    if (found := finite.told(reference.tensors())) is not None:
+        return CheckpointError(
+            f"the weights of {base.info.name!r} are damaged: {found}",
+            hint="copy the checkpoint again; if it was made with a smaller dtype, or is read in "
+            f"one ({base.info.dtype} here), make or read it in a wider one",
+        )
+    return CheckpointError(
+        f"{base.info.name!r} gives logits that are NaN or infinite, though all of its weights are "
+        "finite numbers",
+        hint=f"{base.info.dtype} may be too narrow for it: read it in a wider dtype (--dtype "
+        "bfloat16 or float32); else the weights are damaged or of another model",
+    )
 
 
 def _refusal(base: BaseModel, what: str) -> IncompatibleBaseError:

@@ -140,8 +140,8 @@ class TrainSection(Section):
     loss: Literal["cross_entropy", "soft", "tv", "lk"] = "soft"  # see train/loss/loss.py
     # Share of the base's distribution in the target; not with cross_entropy. 0.5 for soft, else 1.
     soft_share: float | None = Field(default=None, gt=0, le=1)
-    # Likeliest tokens of the base kept for it (32), or all of the heads' columns: computed from the
-    # hidden states in each epoch, so that nothing is kept beside these.
+    # Likeliest tokens of the base kept for it (32; with Medusa-2 joint.distill_top), or all of the
+    # heads' columns: computed from the hidden states in each epoch, so that nothing is kept beside.
     soft_top: Annotated[int, Field(ge=1)] | Literal["all"] | None = None
     # Also train on paths that end in another token that the base thinks likely there, for a second
     # forward of the base (train/features/runners_up.py). With soft_top "all".

@@ -50,7 +50,7 @@ from medusa_kit.train.features.runners_up import check_runners_up
 from medusa_kit.train.features.whole_rows import read_rows
 from medusa_kit.train.loss import fused as fused_loss
 from medusa_kit.train.loss.loss import LossOptions
-from medusa_kit.train.stages import Medusa1, Medusa2, needs_original
+from medusa_kit.train.stages import Medusa1, Medusa2, needs_original, original_top
 
 SOFT_TOP = 32  # likeliest tokens kept for soft targets by default
 
@@ -189,7 +189,7 @@ def _joint(
     teacher = joint.teacher or ("cached" if joint.moves == "full" else "live")
     original = None
     if teacher == "cached" and needs_original(joint, loss):
-        original = _original(base, training, joint.distill_top, options)
+        original = _original(base, training, original_top(joint, loss), options)
     if joint.moves == "full":
         base.model.requires_grad_(True)
     else:

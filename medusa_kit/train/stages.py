@@ -106,15 +106,17 @@ class Medusa2(nn.Module):
     def forward(self, batch: Batch, terms: Terms) -> HeadsLoss:
         assert batch.rows is not None
         original = batch.original or self._original(batch)
+        held = None if original is None else original.cut(self.joint.distill_top)
         hidden_PD = batch.rows.hidden_PD(self._base[0])
         trained_PD = batch.trained(hidden_PD)
         own = base_loss(
             self._base[0], trained_PD, batch.ahead_PJ[:, 0], self.options, terms.count,
-            None if original is None else SoftTargets(original.likeliest_PS, original.chances_PS),
+            None if held is None else SoftTargets(held.likeliest_PS, held.chances_PS),
         )  # fmt: skip
         soft = None
         if original is not None and self.medusa1.options.soft_share > 0:
-            soft = original.soft(torch.arange(len(trained_PD), device=hidden_PD.device))
+            top = self.medusa1.options.soft_top or self.joint.distill_top
+            soft = original.cut(top).soft(torch.arange(len(trained_PD), device=hidden_PD.device))
         ahead = Batch(batch.ahead_PJ, hidden_PD, soft, whole=batch.whole)
         heads = self.medusa1(ahead, terms)
         loss = own + terms.heads_weight * heads.loss
@@ -132,8 +134,8 @@ class Medusa2(nn.Module):
         with adapters.switched_off(self.model):
             hidden_PD = batch.trained(batch.rows.hidden_PD(base))
         self.model.train(training)
-        top = min(self.joint.distill_top, base.info.vocab_size)
-        guesses = likeliest(base, hidden_PD, top)
+        top = original_top(self.joint, self.medusa1.options)
+        guesses = likeliest(base, hidden_PD, min(top, base.info.vocab_size))
         return Positions.without_runners_up(hidden_PD, batch.ahead_PJ, *guesses)
 
     def held_parameters(self) -> list[nn.Parameter]:
@@ -150,3 +152,9 @@ class Medusa2(nn.Module):
 
 def needs_original(joint: JointSection, options: LossOptions) -> bool:
     return joint.distill_share > 0 or options.soft_share > 0
+
+
+def original_top(joint: JointSection, options: LossOptions) -> int:
+    """Likeliest tokens of the original that are kept: the base's loss reads `distill_top` of them,
+    the heads' `soft_top`, or as many where the recipe does not say."""
+    return max(joint.distill_top, (options.soft_share > 0 and options.soft_top) or 0)

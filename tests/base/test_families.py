@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaModel, T5ForCond
 from medusa_kit.base.families import LEAST_CONTEXT, refuse_impossible, why_impossible
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import BaseModel, wrap_model
+from medusa_kit.base.stored_tensors import skeleton_of
 from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer import self_check
 from medusa_kit.infer.verifier import Verifier
@@ -96,6 +97,25 @@ def test_the_self_check_refuses_what_no_name_shows(monkeypatch: pytest.MonkeyPat
     lfm2 = model_of("lfm2", **COMMON, layer_types=["conv", "full_attention", "conv"])
     with pytest.raises(IncompatibleBaseError):
         self_check(wrap_model(lfm2))
+
+
+def test_a_soft_cap_is_never_left_out(tmp_path: Path) -> None:
+    """SDPA drops it silently (transformers 5.17) or refuses (newer ones): whatever a model came
+    with, what is loaded computes with its cap, also layer by layer."""
+    model = tiny_model("gemma2")
+    ids = torch.tensor([list(range(3, 40))])
+    expected = model(ids).logits
+    assert not torch.allclose(
+        tiny_model("gemma2", attn_logit_softcapping=1e6)(ids).logits, expected
+    )
+    model.config._attn_implementation = "sdpa"
+    base = wrap_model(model)
+    assert model.config._attn_implementation == "eager"
+    torch.testing.assert_close(base.model(ids).logits, expected)
+    assert skeleton_of(model.config).config._attn_implementation == "eager"
+    other = tiny_model("llama")
+    other.set_attn_implementation("sdpa")
+    assert wrap_model(other).model.config._attn_implementation == "sdpa"
 
 
 def test_encoder_decoders_and_models_without_an_output_embedding() -> None:

@@ -2,6 +2,31 @@
 
 Every loader returns logits_KBV of a hidden state, by the engine's own way of building heads, and
 fails where the engine would: on a missing name, a key it needs, or a value that crashes it.
+
+How the real ones make a head, each read in its source (repository, file, commit). Every linear
+layer is stored as [out, in], nothing is transposed; blocks are applied in the order of their
+numbers, the vocabulary matrix last; a block is x + SiLU(Wx + b).
+
+engine           blocks of a head     bias            matrix
+FasterDecoding   ONE, repeated: the   needed          each head's, or the base's
+                 last read wins                       (version "2")
+TGI              each its own         needed          each head's, or the base's (L = 1)
+LoRAX            each its own         needed          each head's, or the base's (L = 1)
+vLLM             each its own         medusa_fc_bias  each head's, or one (original_lm_head)
+TensorRT-LLM     each its own         needed          each head's
+MLC-LLM          each its own         needed          each head's
+Model Optimizer  each its own         needed          each head's
+
+FasterDecoding/Medusa@e2a5d20        medusa/model/medusa_model.py, medusa_model_legacy.py
+huggingface/text-generation-inference@91560ed  layers/medusa.py
+predibase/lorax@0ee3250              adapters/medusa.py
+vllm-project/vllm@01dbb08            model_executor/models/medusa.py
+NVIDIA/TensorRT-LLM@27712aa          tensorrt_llm/models/medusa/weight.py
+mlc-ai/mlc-llm@01ced33               python/mlc_llm/model/medusa/medusa_model.py
+NVIDIA/Model-Optimizer@a2fbac7       modelopt/torch/speculative/plugins/hf_medusa.py
+
+FasterDecoding loads with strict=False: what it has no place for is dropped. Version v0.1 makes as
+many heads as the config says, the main branch five.
 """
 
 import json
@@ -10,7 +35,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 
@@ -116,8 +141,8 @@ def lorax(folder: Path, hidden_BD: Tensor, base_VD: Tensor) -> Tensor:
     return _version_2(weights, K, hidden_BD, base_VD)
 
 
-def fd_v1(folder: Path, hidden_BD: Tensor, base_VD: Tensor) -> Tensor:
-    """TensorRT-LLM's converter asks for the same."""
+def trt_llm(folder: Path, hidden_BD: Tensor, base_VD: Tensor) -> Tensor:
+    """The converter, which copies each tensor by its name."""
     config, weights = read(folder, "medusa_lm_head.safetensors")
     assert config["base_model_name_or_path"]
     K, L = config["medusa_num_heads"], config["medusa_num_layers"]
@@ -125,13 +150,48 @@ def fd_v1(folder: Path, hidden_BD: Tensor, base_VD: Tensor) -> Tensor:
     return _version_1(weights, K, L, hidden_BD)
 
 
+class RepeatedBlock(nn.Module):
+    """FasterDecoding's block, of which a head has one, however many layers its config says."""
+
+    def __init__(self, D: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(D, D)
+
+    def forward(self, x_BD: Tensor) -> Tensor:
+        return x_BD + F.silu(self.linear(x_BD))
+
+
+def _fasterdecoding(weights: dict[str, Tensor], K: int, L: int, hidden_BD: Tensor) -> Any:
+    """Its heads without and with a matrix, by torch's own way of loading a state."""
+    D, dtype = hidden_BD.shape[1], hidden_BD.dtype
+    with_matrix = f"0.{L}.weight" in weights
+    heads = nn.ModuleList()
+    for i in range(K):
+        layers: list[nn.Module] = [RepeatedBlock(D)] * L
+        if with_matrix:
+            layers.append(nn.Linear(D, len(weights[f"{i}.{L}.weight"]), bias=False))
+        heads.append(nn.Sequential(*layers))
+    heads.to(dtype)
+    missing, unexpected = heads.load_state_dict(weights, strict=False)
+    assert not missing
+    assert not unexpected
+    with torch.no_grad():
+        return [head(hidden_BD) for head in heads]
+
+
+def fd_v1(folder: Path, hidden_BD: Tensor, base_VD: Tensor) -> Tensor:
+    config, weights = read(folder, "medusa_lm_head.safetensors")
+    assert config["base_model_name_or_path"]
+    K, L = config["medusa_num_heads"], config["medusa_num_layers"]
+    return torch.stack(_fasterdecoding(weights, K, L, hidden_BD))
+
+
 def fd_v2(folder: Path, hidden_BD: Tensor, base_VD: Tensor) -> Tensor:
     config, weights = read(folder, "medusa_lm_head.safetensors")
     assert config["version"] == "2"
     K, L = config["medusa_num_heads"], config["medusa_num_layers"]
-    with_base = {**weights, **{f"{i}.{L}.weight": base_VD for i in range(K)}}
-    assert len(with_base) == len(weights) + K
-    return _version_1(with_base, K, L, hidden_BD)
+    hidden = _fasterdecoding(weights, K, L, hidden_BD)
+    return torch.stack([F.linear(x_BD, base_VD) for x_BD in hidden])
 
 
 def mlc(folder: Path, hidden_BD: Tensor, base_VD: Tensor) -> Tensor:
@@ -154,6 +214,7 @@ def modelopt(folder: Path, hidden_BD: Tensor, base_VD: Tensor) -> Tensor:
 
 
 LOADERS = {
-    "vllm": vllm, "tgi": tgi, "lorax": lorax, "fd-v1": fd_v1, "fd-v2": fd_v2, "trt-llm": fd_v1,
+    "vllm": vllm, "tgi": tgi, "lorax": lorax, "fd-v1": fd_v1, "fd-v2": fd_v2, "trt-llm": trt_llm,
     "mlc": mlc, "modelopt": modelopt,
 }  # fmt: skip
+REPEATS_A_BLOCK = ("fd-v1", "fd-v2")

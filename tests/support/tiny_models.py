@@ -136,7 +136,9 @@ def tiny_model(family: str, seed: int = 0, **changes: Any) -> Any:
                        **changes}
     )  # fmt: skip
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(config)
+    # transformers 5.17's own choice leaves out Gemma 2's soft cap
+    attention = "eager" if getattr(config, "attn_logit_softcapping", None) else None
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     model.generation_config.eos_token_id = STOP
     model.generation_config.pad_token_id = 0
     return model.eval()

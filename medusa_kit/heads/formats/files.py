@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from medusa_kit.base.finite import check_numbers
 from medusa_kit.base.hub_client import heads_folder
 from medusa_kit.errors import CheckpointError
 from medusa_kit.files import parse_json
@@ -51,7 +52,13 @@ class TensorFiles:
         return list(self.places)
 
     def get(self, name: str) -> Tensor:
-        """The tensor, on the CPU. Raises CheckpointError where the file is cut off or lacks it."""
+        """The tensor, on the CPU. Raises CheckpointError where the file is cut off or lacks it, and
+        for NaN and infinite numbers."""
+        tensor = self._read(name)
+        check_numbers(self.places[name], {name: tensor})
+        return tensor
+
+    def _read(self, name: str) -> Tensor:
         path = self.places[name]
         if path.suffix != ".safetensors":
             if name not in self._pickle(path):

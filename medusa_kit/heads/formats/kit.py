@@ -7,12 +7,14 @@ Shapes: D hidden, V vocabulary, R rows of a vocabulary matrix.
 """
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from medusa_kit import console
+from medusa_kit.base.finite import check_fit
 from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
 from medusa_kit.heads.config import HeadsConfig
@@ -143,10 +145,11 @@ def _in_order(heads: ForeignHeads) -> ForeignHeads:
     return replace(heads, token_map_R=ids_R, matrices=matrices)
 
 
-def loaded(heads: ForeignHeads, base: BaseModel) -> MedusaHeads:
-    """The heads on `base`, in its dtype and on its device, ready to draft."""
+def loaded(heads: ForeignHeads, base: BaseModel, folder: Path) -> MedusaHeads:
+    """The heads of `folder` on `base`, in its dtype and on its device, ready to draft."""
     config, tensors = to_kit(heads, base)
     note = scale_note(base)
+    check_fit(folder, tensors, base.dtype)
     result = MedusaHeads(config, base, tensors.get("column_ids"))
     result.load_state_dict(tensors)
     named = f"; their config names {heads.base_name!r}" if heads.base_name else ""

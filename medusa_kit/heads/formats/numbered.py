@@ -3,11 +3,17 @@
 FasterDecoding's first release (`fd-v1`), and the engines that took over its names: Hugging Face
 TGI, LoRAX, and TensorRT-LLM's converter. Without the vocabulary matrices it is FasterDecoding's
 version "2" (`fd-v2`), in which heads use the base's own matrix.
+
+FasterDecoding's loaders repeat one block within a head (`[ResBlock(D)] * L`), so the last one read
+replaces those before it. TGI, LoRAX and TensorRT-LLM make L blocks.
 """
 
 from typing import Any
 
+import torch
+
 from medusa_kit import console
+from medusa_kit.errors import CheckpointError
 from medusa_kit.heads.formats.files import FD_FILES, TensorFiles
 from medusa_kit.heads.formats.layout import dotted, read_blocks, read_matrices, sort_names
 from medusa_kit.heads.formats.neutral import ForeignHeads
@@ -15,6 +21,7 @@ from medusa_kit.heads.formats.target import Target, Written, heads_config
 
 LAYOUT = dotted()
 SAFETENSORS = FD_FILES[0]
+FD_HEADS = 5  # as many are made by FasterDecoding's main branch, whatever the config says
 
 
 def read(files: TensorFiles, config: dict[str, Any], extras: frozenset[str]) -> ForeignHeads:
@@ -55,8 +62,26 @@ def _write(heads: ForeignHeads, target: Target, version: int) -> Written:
     return Written(config, {SAFETENSORS: tensors})
 
 
+def _check_blocks(heads: ForeignHeads, target: Target) -> None:
+    """Raises CheckpointError for a head of several blocks that are not all the same."""
+    for i, (first, *others) in enumerate(heads.blocks):
+        if not all(torch.equal(a, b) for one in others for a, b in zip(first, one, strict=True)):
+            raise CheckpointError(
+                f"head {i} has {heads.num_blocks} different blocks; in {target.format} they have "
+                "to be the same, since FasterDecoding's loader repeats one block within a head",
+                hint="these names for engines that make every block: --to tgi, lorax or trt-llm; "
+                "or train heads with heads.num_blocks=1",
+            )
+
+
 def write_fd_v1(heads: ForeignHeads, target: Target) -> Written:
+    _check_blocks(heads, target)
     written = _write(heads, target, 1)
+    if heads.num_heads != FD_HEADS:
+        written.notes.append(
+            f"FasterDecoding's main branch makes {FD_HEADS} heads whatever the config says: with "
+            f"{heads.num_heads} heads use its version v0.1"
+        )
     written.notes.append(
         "FasterDecoding's own loader reads medusa_lm_head.pt only; pickles are not written here. "
         f"torch.save(load_file('{SAFETENSORS}'), 'medusa_lm_head.pt') makes one"
@@ -66,6 +91,7 @@ def write_fd_v1(heads: ForeignHeads, target: Target) -> Written:
 
 def write_fd_v2(heads: ForeignHeads, target: Target) -> Written:
     target.need_version_2(heads, one_block=False)
+    _check_blocks(heads, target)
     written = _write(heads, target, 2)
     written.config["version"] = "2"
     return written

@@ -222,6 +222,9 @@ class InPieces:
     def last_logits(self, texts: Sequence[Sequence[int]]) -> Tensor:
         return self._pieces.last_logits(texts)
 
+    def tensors(self) -> Iterable[tuple[str, Tensor]]:
+        return self._pieces.tensors()
+
 
 def _spans(length: int, mask_T: Tensor | None, positions_T: Tensor | None) -> list[tuple[int, int]]:
     """(start, end) of the texts of a row."""

@@ -81,6 +81,11 @@ class Positions(NamedTuple):
     def picked(self, rows_P: Tensor) -> "Positions":
         return Positions(*(tensor[rows_P] for tensor in self))
 
+    def cut(self, top: int) -> "Positions":
+        """With only the `top` likeliest tokens of each; they are held in falling order."""
+        likeliest_PS, chances_PS = self.likeliest_PS[:, :top], self.chances_PS[:, :top]
+        return self._replace(likeliest_PS=likeliest_PS, chances_PS=chances_PS)
+
     def soft(self, rows_P: Tensor) -> SoftTargets | None:
         """The base's guesses from k + 1 positions further on are the targets of head k.
 

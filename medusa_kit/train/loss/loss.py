@@ -63,14 +63,16 @@ class LossOptions:
     learned_weights: bool = False
     fused: str | None = None  # the library for targets of one token; see fused.py
     precision: str = "float32"  # of matrix products
+    soft_top: int | None = None  # likeliest tokens in a soft target, where the recipe says
 
     @classmethod
     def of(cls, train: TrainSection, fused: str | None = None) -> "LossOptions":
         share = train.soft_share or SOFT_SHARES[train.loss]
         learned = train.head_weights == "learned"
+        top = None if train.soft_top == "all" else train.soft_top
         return cls(
             train.head_decay, train.chunk_positions, train.loss, share, learned, fused,
-            train.precision,
+            train.precision, top,
         )  # fmt: skip
 
     def products(self, device: torch.device) -> contextlib.AbstractContextManager[Any]:
