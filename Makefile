@@ -54,9 +54,11 @@ TESTS ?= tests/exactness tests/formats tests/heads tests/infer/cpu tests/infer/a
 	tests/infer/test_self_check.py
 endif
 
-# One thread: tiny models are slower with more, several times slower on a busy machine.
+# One thread a process: tiny models are slower with more, several times slower on a busy machine.
+# A file's tests stay in one process, since they share its fixtures. Each process needs some 3 GB.
 test: install ## The whole test suite (no network, no GPU); VARIANT=avx2: as on another processor
-	OMP_NUM_THREADS=1 $(VARIANT_$(VARIANT)) $(BIN)/python -m pytest $(TESTS)
+	OMP_NUM_THREADS=1 $(VARIANT_$(VARIANT)) $(BIN)/python -m pytest \
+		-n logical --maxprocesses 4 --dist loadfile $(TESTS)
 
 test-neon: install ## The C++ kernels on 64-bit ARM: cross-compiled, run by qemu
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs tests/infer/cpu/test_neon.py

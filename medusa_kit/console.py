@@ -3,9 +3,11 @@
 Colour switches itself off when the stream is no terminal or NO_COLOR is set (rich does both).
 """
 
+import math
 import os
 import sys
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, Any
@@ -60,6 +62,7 @@ class _Lossy:
 
 
 err = _Stderr(stderr=True)
+RATE_SECONDS = 120.0  # of the latest work, by which the rest is judged
 LOG_SECONDS = 20.0  # between lines of progress where stderr is no terminal
 
 
@@ -80,6 +83,11 @@ def warn(message: str) -> None:
     if not is_main():
         return
     err.print(f"warning: {message}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+def number(value: float | None, form: str) -> str:
+    """A number in this format; a dash where there is none, such as a share of nothing."""
+    return "–" if value is None or math.isnan(value) else format(value, form)
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Table:
@@ -143,27 +151,33 @@ class LogBar(ProgressBar):
 
     def __init__(self, description: str, total: float | None, unit: str, done: int) -> None:
         self._head, self._unit, self._total = description, unit, total
-        self._done, self._start = float(done), float(done)
-        self._began = self._said = time.monotonic()
+        self._done = float(done)
+        self._said = time.monotonic()
+        # (when, how much was done): what was there before, and what is set up first, is no rate.
+        self._latest = deque([(self._said, self._done)])
         self._note = ""
 
     def advance(self, amount: float = 1, note: str | None = None) -> None:
         self._done += amount
         self._note = self._note if note is None else note
         now = time.monotonic()
+        self._latest.append((now, self._done))
+        while len(self._latest) > 2 and now - self._latest[0][0] > RATE_SECONDS:
+            self._latest.popleft()
         if now - self._said >= LOG_SECONDS or self._done == self._total:
             self._said = now
-            self._say(max(now - self._began, 1e-9))
+            self._say()
 
     def expect(self, total: float) -> None:
         self._total = total
 
-    def _say(self, seconds: float) -> None:
-        rate = (self._done - self._start) / seconds
+    def _say(self) -> None:
+        (began, before), (now, done) = self._latest[0], self._latest[-1]
+        rate = (done - before) / max(now - began, 1e-9)
         line = f"{self._head}: {self._done:,.0f}"
         if self._total is not None:
-            left = (self._total - self._done) / rate if rate else 0.0
-            line += f" of {self._total:,.0f}, {left:,.0f} s left"
+            line += f" of {self._total:,.0f}"
+            line += f", {(self._total - self._done) / rate:,.0f} s left" if rate else ""
         note(f"{line}, {_rate(rate, self._unit)} {self._note}".rstrip())
 
 

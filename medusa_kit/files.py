@@ -12,6 +12,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from medusa_kit.errors import WriteError, in_one_line
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
 
 def parse_json(text: str | bytes) -> Any:
     """As json.loads. All that Python's parser refuses is a JSONDecodeError, deep nesting too."""
@@ -29,7 +33,8 @@ def atomic_write(path: Path) -> Iterator[Path]:
     an old folder of that name being replaced, by a folder alone: for a file, IsADirectoryError. A
     symbolic link stays: what it points to is written, the temporary path lying beside that, so that
     nothing moves to another disk. OSError for what is neither file nor folder, such as /dev/null,
-    which root would put an ordinary file in place of.
+    which root would put an ordinary file in place of. WriteError, an OSError too, on a full disk,
+    whatever the library that writes raises there.
     """
     path = link_target(path)
     if path.exists() and not (path.is_file() or path.is_dir()):
@@ -46,11 +51,31 @@ def atomic_write(path: Path) -> Iterator[Path]:
             if temporary.is_file():
                 temporary.chmod(_ordinary_mode(temporary))
             temporary.replace(path)
+    except Exception as error:
+        if isinstance(error, WriteError) or not is_full_disk(error):
+            raise
+        raise WriteError(
+            f"cannot write {path}: {in_one_line(error)}",
+            hint="make room on its disk and run the same command again",
+        ) from error
     finally:
         if temporary.is_dir():
             shutil.rmtree(temporary, ignore_errors=True)
         else:
             temporary.unlink(missing_ok=True)
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """Whether Python, safetensors or torch raises this where a file cannot be written whole.
+
+    The latter two have kinds of their own; torch's writer only says where in the file it stopped.
+    """
+    if isinstance(error, OSError):
+        return isinstance(error, WriteError) or error.errno in FULL
+    if type(error).__name__ == "SafetensorError":  # not imported: --help comes by here
+        return "I/O error" in str(error)
+    writer = ("inline_container", "PytorchStreamWriter")
+    return isinstance(error, RuntimeError) and any(name in str(error) for name in writer)
 
 
 def link_target(path: Path) -> Path:

@@ -51,9 +51,11 @@ def make_once(
     is_whole: Callable[[Path], bool],
     make: Callable[[Path], None],
     patience: float = PATIENCE,
+    told: bool = True,
 ) -> None:
     """Have `folder` made by `make`, which is given a temporary name, unless it is whole already.
 
+    `told`: what is done is said here; else `make` says it, once it knows that it can be done.
     A folder that is whole is never replaced: another process may be reading it.
     """
     if is_whole(folder):
@@ -65,8 +67,8 @@ def make_once(
             for ending in ("tmp", "old"):
                 for left in folder.parent.glob(f".{folder.name}.*.{ending}"):
                     shutil.rmtree(left, ignore_errors=True)
-        console.note(doing)
-        console.stage(doing)
+        if told:
+            tell(doing)
         try:
             with atomic_write(folder) as temporary:
                 make(temporary)
@@ -77,6 +79,12 @@ def make_once(
         except OSError:  # of two renames at the same time one fails
             if not is_whole(folder):
                 raise
+
+
+def tell(doing: str) -> None:
+    """What is made now and takes a while."""
+    console.note(doing)
+    console.stage(doing)
 
 
 def _acquired(lock: FileLock, seconds: float) -> bool:

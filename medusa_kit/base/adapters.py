@@ -34,9 +34,13 @@ class AdapterInfo(TypedDict):
 def put_on(model: Any, options: LoraSection) -> None:
     """Add new adapters to `model`; only they are trainable from here on.
 
+    They are in float32 at least, whatever the model's own dtype: small updates vanish in 16 bits.
+    peft computes their products in their dtype and gives what a layer gives in the layer's.
+
     Raises ConfigError where peft is missing or a target matches no module (near names are given).
     """
     _require_peft()
+    import torch
     from peft import LoraConfig
 
     if options.targets != "all-linear":
@@ -50,6 +54,10 @@ def put_on(model: Any, options: LoraSection) -> None:
             task_type="CAUSAL_LM",
         )
     )
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            precise = torch.promote_types(parameter.dtype, torch.float32)
+            parameter.data = parameter.data.to(precise)
 
 
 @contextlib.contextmanager

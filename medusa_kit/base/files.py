@@ -1,6 +1,7 @@
 """Finds a base model's files by the name a person gives, and reads them with transformers."""
 
 import os
+import re
 from collections.abc import Iterable
 from logging import ERROR, getLogger
 from pathlib import Path
@@ -26,6 +27,7 @@ from medusa_kit.files import parse_json
 from medusa_kit.locks import building_models
 from medusa_kit.settings.engine import DEBUG_NAME, EMBEDDED_NAME, OWN_MODELS
 
+_HUB_ID = re.compile(r"(?:[A-Za-z0-9][\w.-]*/)?[A-Za-z0-9][\w.-]*", re.ASCII)
 GGUF_NUMBERS = {"F32", "F16", "BF16"}  # kinds of tensors that are not quantised
 NO_TOKENIZER = "holds no tokenizer: prompts and answers are token ids"
 
@@ -47,13 +49,20 @@ def resolve(name: str, weights: bool = True) -> tuple[str, str]:
         if not (path / "config.json").is_file():
             raise CheckpointError(f"{path} has no config.json", hint="name a model folder")
         return "folder", str(path)
-    if path.is_absolute() or name.startswith((".", "~")) or name.count("/") > 1:
+    if path.is_absolute() or not _HUB_ID.fullmatch(name):
         raise CheckpointError(f"no model at {path}", hint="check the path")
     if "/" not in name and nearest(name.lower(), OWN_MODELS, cutoff=0.8):
         raise CheckpointError(
             f"there is no model {name!r}", hint=did_you_mean(name.lower(), OWN_MODELS)
         )
     return "hub", name
+
+
+def lasting_name(name: str, source: str) -> str:
+    """A base's name, for files: a path whole, since one of two parts would pass for a Hub id."""
+    path = Path(name).expanduser()
+    local = source in ("folder", "gguf", "adapter") and path.exists()
+    return str(path.resolve()) if local else name
 
 
 def gguf_source(name: str) -> Path | None:
@@ -236,7 +245,27 @@ def _check_nothing_missing(names: Iterable[str], place: str) -> None:
         )
 
 
+def not_found(place: str, error: Exception) -> CheckpointError | None:
+    """Where `error` says that neither this machine nor the Hub gave anything of that name. A path
+    that was mistyped looks like a Hub id."""
+    if Path(place).exists() or not isinstance(error, OSError):
+        return None
+    said = str(error)
+    if "is not a local folder" in said:
+        rest = "nor a model of that name on the Hub that you may see"
+    elif "couldn't connect" in said:
+        rest = "and the Hub, which may have a model of that name, cannot be reached"
+    else:
+        return None
+    return CheckpointError(
+        f"there is no folder {place!r} here, {rest}",
+        hint="check the path; a Hub id needs network and perhaps a login",
+    )
+
+
 def _cannot_load(place: str, method: str | None, error: Exception) -> CheckpointError:
+    if (missing := not_found(place, error)) is not None:
+        return missing
     return CheckpointError(
         f"cannot load a base model from {place!r}: {error}",
         hint=installing(method, error)

@@ -8,7 +8,12 @@ import torch
 from medusa_kit import console
 from medusa_kit.base import adapters
 from medusa_kit.base import gguf as embedded
-from medusa_kit.base.files import from_pretrained, quiet_transformers, resolve
+from medusa_kit.base.files import (
+    from_pretrained,
+    not_found,
+    quiet_transformers,
+    resolve,
+)
 from medusa_kit.base.fingerprint import Fingerprint
 from medusa_kit.base.model import VARIANT_KEY, BaseModel
 from medusa_kit.base.placement import AUTO, asked_dtype, pick_device
@@ -100,4 +105,6 @@ def load_tokenizer(name: str, revision: str | None = None) -> Any:
     try:
         return read_tokenizer(place, revision)
     except Exception as error:  # as for models
+        if (missing := not_found(place, error)) is not None:
+            raise missing from error
         raise CheckpointError(f"cannot load a tokenizer from {place!r}: {error}") from error

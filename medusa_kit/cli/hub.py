@@ -52,6 +52,7 @@ def push(
     from medusa_kit.base.hub_client import HubName
     from medusa_kit.hub.card import CardOptions
     from medusa_kit.hub.folder import left_out, upload_files
+    from medusa_kit.hub.licences import check_licence
     from medusa_kit.hub.measured import read_measured
     from medusa_kit.hub.push import push as run
 
@@ -60,6 +61,8 @@ def push(
         raise UsageError(f"{name!r} has a revision", hint="name the branch with --revision")
     if base_model is not None:
         HubName.parse(base_model)
+    if license is not None:
+        check_licence(license)
     place = HubName(place.repository, revision)
     measured = read_measured(folder, bench or (), verify)
     options = CardOptions(place.repository, revision, base_model, license, data_license)

@@ -103,7 +103,12 @@ def _train(recipe: Path, overrides: list[str], fresh: bool, dry_run: bool, nproc
 
     if dry_run:
         console.out.print(dump(loaded), markup=False, highlight=False, soft_wrap=True)
-        console.out.print(show(loaded), markup=False, highlight=False, soft_wrap=True)
+        console.out.print(
+            show(loaded, check_base, base_for_decoding),
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
         return
     report = run_training(loaded, fresh, check_base, base_for_decoding)
     if console.is_main():
@@ -122,7 +127,13 @@ def _launch(recipe: Path, overrides: list[str], fresh: bool, nproc: int) -> None
 def _show(report: "TrainReport") -> None:
     scores = report.scores
     rows = [
-        (f"{k} (token +{k + 2})", f"{loss:.3f}", f"{top1:.1%}", f"{top5:.1%}")
+        (
+            f"{k} (token +{k + 2})",
+            *(
+                console.number(value, form)
+                for value, form in ((loss, ".3f"), (top1, ".1%"), (top5, ".1%"))
+            ),
+        )
         for k, (loss, top1, top5) in enumerate(
             zip(scores.loss, scores.top1, scores.top5, strict=True)
         )
@@ -130,10 +141,10 @@ def _show(report: "TrainReport") -> None:
     console.out.print(console.table("held-out rows", ("head", "loss", "top-1", "top-5"), rows))
     if (quality := report.quality) is not None:
         lines = [
-            ("perplexity of the original", f"{quality.perplexity_before:.4f}"),
-            ("perplexity now", f"{quality.perplexity_after:.4f}"),
-            ("same greedy token as the original", f"{quality.same_token:.2%}"),
-            ("held-out rows the same throughout", f"{quality.same_answer:.2%}"),
+            ("perplexity of the original", console.number(quality.perplexity_before, ".4f")),
+            ("perplexity now", console.number(quality.perplexity_after, ".4f")),
+            ("same greedy token as the original", console.number(quality.same_token, ".2%")),
+            ("held-out rows the same throughout", console.number(quality.same_answer, ".2%")),
         ]
         console.out.print(console.table("the base, a new model now", ("", "held-out"), lines))
     kept = "" if report.best is None else f"; acceptance length kept {report.best:.3f}"

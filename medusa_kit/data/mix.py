@@ -29,6 +29,15 @@ def recipe_rows(data: DataSection, seed: int) -> Iterator[Row | BadRow]:
     return itertools.chain.from_iterable(sources)
 
 
+def check_there(data: DataSection) -> None:
+    """Look for the first row of every source, before anything large is loaded.
+
+    Raises what read_good_and_bad raises.
+    """
+    for entry in {entry.source: entry for entry in data.entries()}.values():
+        next(_rows(entry, data), None)
+
+
 def _rows(entry: SourceSection, data: DataSection) -> Iterator[Row | BadRow]:
     """No source gives more than the limit of all together, so a stream always has a limit."""
     limits = [limit for limit in (entry.limit, data.limit) if limit is not None]

@@ -34,6 +34,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from medusa_kit.base.files import lasting_name
 from medusa_kit.base.model import BaseModel, plain_linear
 from medusa_kit.errors import ConfigError, unknown_value
 from medusa_kit.heads.blocks import (
@@ -135,7 +136,7 @@ class MedusaHeads(nn.Module):
             hidden_size=base.info.hidden_size,
             vocab_size=base.info.vocab_size,
             reduced_size=None if reduced_ids is None else len(reduced_ids),
-            base_model_name=base.info.name,
+            base_model_name=lasting_name(base.info.name, base.info.source),
             base_model_revision=base.info.revision,
             base_model_type=base.info.model_type,
             base_fingerprint=base.info.fingerprint,

@@ -5,13 +5,13 @@ Figures come from files beside the heads (measured.py) and are rendered by figur
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Any
 
 from medusa_kit.heads.config import HeadsConfig
 from medusa_kit.hub.figures import acceptance, exactness, speed, tree
 from medusa_kit.hub.markdown import table
 from medusa_kit.hub.measured import Measured
-from medusa_kit.hub.redact_paths import is_local, redact_paths
+from medusa_kit.hub.redact_paths import redact_paths
 from medusa_kit.hub.usage import usage
 from medusa_kit.settings.engine import EMBEDDED_NAME
 from medusa_kit.version import __version__
@@ -43,8 +43,7 @@ class CardOptions:
         name = measured.config.base_model_name
         if self.base_model is not None or name in KNOWN_BASES:
             return self.base_model or KNOWN_BASES[name]
-        elsewhere = is_local(name) or name.endswith(".gguf") or Path(name).exists()
-        return name if name.count("/") == 1 and not elsewhere else None
+        return None if measured.base_is_local else name
 
 
 def render_card(measured: Measured, options: CardOptions) -> str:
@@ -89,8 +88,13 @@ def _introduction(measured: Measured, options: CardOptions) -> Iterator[str]:
     yield f"# {options.repository.rpartition('/')[2]}"
     yield (
         f"Medusa heads for {link}, made with medusa-kit: {config.num_heads} heads guess the next "
-        "tokens, the base model checks all guesses in one pass, and the answer has the base "
-        "model's own words."
+        "tokens, the base model checks all guesses in one pass, and "
+        + (
+            "the answer should have the base model's own words, which it did not always when it "
+            "was verified (see Exactness)."
+            if any(part.get("bugs") for part in (measured.verify or {}).values())
+            else "the answer has the base model's own words."
+        )
     )
     if (measured.recipe or {}).get("stage") == "medusa2":
         yield (
@@ -147,10 +151,32 @@ def _training(measured: Measured, options: CardOptions) -> Iterator[str]:
         ("training data", ", ".join(f"`{source}`" for source in sources)),
         ("licence of the data", license_line),
         ("stage", recipe["stage"]),
-        ("epochs", train["epochs"]),
+        ("epochs", _epochs(measured, train["epochs"])),
         ("loss", train["loss"]),
         ("learning rate", train["learning_rate"]),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
     ]
     yield table(("", ""), rows)
-    yield "The whole recipe, as it ran, is in [recipe.yaml](recipe.yaml)."
+    yield "The whole recipe, with what was asked for, is in [recipe.yaml](recipe.yaml)."
+
+
+def _epochs(measured: Measured, asked: int) -> str:
+    """What ran: training may end before the recipe's epochs do, and earlier heads be the best."""
+    ran = (measured.provenance or {}).get("ran") or {}
+    updates, epochs = ran.get("updates"), ran.get("epochs")
+    if epochs is None and measured.run is not None:
+        updates, epochs = measured.run.get("num_updates"), _epochs_of(measured.run)
+    if epochs is None:
+        return f"not recorded; {asked} at most"
+    return f"{epochs:.3g} ({updates:,} updates; {asked} at most by the recipe)"
+
+
+def _epochs_of(run: dict[str, Any]) -> float | None:
+    """Of a run whose provenance does not say; from its positions."""
+    train = (run.get("recipe") or {}).get("train") or {}
+    try:
+        size = train["micro_batch_positions"] * train["accumulation"] * run["processes"]
+        per_epoch = max(1, round(run["num_positions"] / size))
+        return min(float(train["epochs"]), run["num_updates"] / per_epoch)
+    except (KeyError, TypeError):
+        return None

@@ -15,6 +15,7 @@ from medusa_kit.tree.render import describe_tree, render_tree
 
 NOT_MEASURED = "**Not measured.**"
 LARGEST_TREE = 128  # nodes drawn
+CLOSE = 0.95  # predictions that differ by less are no reason to choose another tree
 
 
 def acceptance(measured: Measured) -> Iterator[str]:
@@ -194,24 +195,43 @@ def tree(measured: Measured, pictures: Sequence[str]) -> Iterator[str]:
             ", and the share of steps that accept it." if values else "."
         )
     yield f"```text\n{drawn}\n```"
-    yield from _search_table(measured.tree or {})
+    yield from _search_table(measured.tree or {}, tree)
     yield from _pictures(pictures, "tree", "Trees compared")
 
 
-def _search_table(tree: dict[str, Any]) -> Iterator[str]:
+def _search_table(tree: dict[str, Any], plan: Any) -> Iterator[str]:
+    """`plan`: the tree that decodes."""
     rows = [row for row in tree.get("table", []) if row.get("batch_size", 1) == 1]
     if not rows:
         return
     machine = tree.get("machine", {})
     yield (
-        "Chosen among these for its predicted speed-up, over one-node decoding in the same engine, "
-        f"on {machine.get('processor', 'a processor not recorded')}, device "
+        f"{_chosen(rows, plan)}, over one-node decoding in the same engine, on "
+        f"{machine.get('processor', 'a processor not recorded')}, device "
         f"{machine.get('device', 'not recorded')}, threads {machine.get('threads', '?')}, torch "
         f"{machine.get('torch', '?')}; another machine may want another tree (`medusa-kit "
         "tree-search --statistics`). Acceptance by replay, step times measured."
     )
     columns = ("nodes", "acceptance length", "step, ms", "predicted speed-up")
     yield table(columns, [_search_row(row) for row in rows])
+
+
+def _chosen(rows: Sequence[dict[str, Any]], plan: Any) -> str:
+    """What the table below says of the tree above."""
+    dynamic = not isinstance(plan, CandidateTree)
+    own = [
+        row["predicted_speed_up"]
+        for row in rows
+        if row["num_nodes"] == plan.num_nodes and bool(row.get("dynamic")) == dynamic
+    ]
+    best = max(row["predicted_speed_up"] for row in rows)
+    if round(best, 2) <= 1:
+        return "None of these was predicted to be faster; predicted speed-up is"
+    if not own:
+        return "The tree above is none of these, which were compared by predicted speed-up"
+    if max(own) >= CLOSE * best:
+        return "Chosen among these for its predicted speed-up"
+    return "Another of these has more predicted speed-up than the tree above; it is"
 
 
 def _search_row(row: dict[str, Any]) -> tuple[str, ...]:

@@ -24,6 +24,7 @@ from medusa_kit.errors import ConfigError, DataError
 from medusa_kit.files import file_digest, parse_json
 from medusa_kit.heads.checkpoint import CONFIG_NAME, PAIRED_FOLDER, WEIGHTS_NAME, read_config
 from medusa_kit.heads.config import HeadsConfig
+from medusa_kit.hub.redact_paths import is_local
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.plan import TreePlan, load_plan
 from medusa_kit.tree.replay import ReplayResult, node_shares, replay, replay_dynamic
@@ -31,6 +32,8 @@ from medusa_kit.tree.statistics import RankStatistics
 from medusa_kit.tuning.tree_search import HELD_OUT
 
 STATISTICS_NAME, PROVENANCE_NAME = "statistics.npz", "provenance.json"
+RUN_NAME = "run.json"
+LOCAL_SOURCES = {"folder", "gguf", "adapter", "memory"}
 BENCH_NAME, VERIFY_NAME = "bench.json", "verify.json"
 TOP = (1, 5)  # guesses of a head that count as a hit
 
@@ -60,10 +63,29 @@ class Measured:
     benches: list[dict[str, Any]]
     verify: dict[str, Any] | None
     provenance: dict[str, Any] | None
+    run: dict[str, Any] | None = None  # run.json of the training
 
     @property
     def recipe(self) -> dict[str, Any] | None:
         return (self.provenance or {}).get("recipe")
+
+    @property
+    def base_is_local(self) -> bool:
+        """Whether the base was a folder or file of some machine, as far as anything beside the
+        heads tells; names of both kinds may look alike. It does not matter where this runs."""
+        name = self.config.base_model_name
+        if is_local(name) or name.count("/") != 1 or name.endswith(".gguf"):
+            return True
+        reports = [*self.benches, *(self.verify or {}).values(), self.run or {}]
+        sources = {(report.get("base") or {}).get("source") for report in reports}
+        recipes = [self.recipe or {}, (self.run or {}).get("recipe") or {}]
+        asked = {str((recipe.get("base") or {}).get("model", "")) for recipe in recipes}
+        places = (Path(), *self.folder.resolve().parents)
+        return (
+            bool(sources & LOCAL_SOURCES)
+            or any(is_local(one) for one in asked)
+            or any((place / name).exists() for place in places)
+        )
 
 
 def read_measured(
@@ -90,7 +112,15 @@ def read_measured(
         [_bench(path, config, digest) for path in named],
         None if verify is None else _verify(verify, config, digest),
         _json(folder / PROVENANCE_NAME) if (folder / PROVENANCE_NAME).is_file() else None,
+        _run(folder),
     )
+
+
+def _run(folder: Path) -> dict[str, Any] | None:
+    """run.json of the run that the heads lie in: `heads` in it, or inside its model or adapter."""
+    parents = list(folder.resolve().parents)[:2]
+    path = next((place / RUN_NAME for place in parents if (place / RUN_NAME).is_file()), None)
+    return None if path is None else _json(path)
 
 
 def _config(folder: Path) -> HeadsConfig:

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from medusa_kit.heads.config import HeadsConfig
 from medusa_kit.hub.measured import Measured
 from medusa_kit.hub.redact_paths import is_local
+from medusa_kit.settings.engine import OWN_MODELS
 
 
 def usage(
@@ -14,7 +14,8 @@ def usage(
     config = measured.config
     heads = repository if revision is None else f"{repository}@{revision}"
     name = config.base_model_name
-    model = (base or "BASE") if is_local(name) else name
+    own = name in OWN_MODELS or (name.endswith(".gguf") and not is_local(name))
+    model = name if own else base or "BASE"
     at = f', revision="{config.base_model_revision}"' if config.base_model_revision else ""
     yield f"```sh\npip install medusa-kit\nmedusa-kit chat --model {model} --heads {heads}\n```"
     yield (
@@ -23,10 +24,11 @@ def usage(
         'print(engine.generate("Why is the sky blue?", max_new_tokens=128).text)\n```'
     )
     yield "### vLLM and Text Generation Inference"
-    yield from _elsewhere(config, heads, base or model)
+    yield from _elsewhere(measured, heads, base or model)
 
 
-def _elsewhere(config: HeadsConfig, heads: str, base: str) -> Iterator[str]:
+def _elsewhere(measured: Measured, heads: str, base: str) -> Iterator[str]:
+    config = measured.config
     if config.prefix_layers:
         yield (
             "Not possible: these heads read a prefix layer, a decoder layer over the whole text, "
@@ -40,8 +42,9 @@ def _elsewhere(config: HeadsConfig, heads: str, base: str) -> Iterator[str]:
         )
         return
     yield (
-        "Both verify one guess of each head, a chain, so acceptance is lower there than with the "
-        "tree above; it was not measured in them."
+        "Both verify one guess of each head, a chain, so acceptance is lower there than with "
+        + ("a tree" if measured.plan is None else "the tree above")
+        + "; it was not measured in them."
     )
     count = config.num_heads
     speculative = (

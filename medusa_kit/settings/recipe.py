@@ -11,6 +11,9 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from medusa_kit.errors import ConfigError, did_you_mean
+from medusa_kit.settings.engine import OWN_MODELS
+from medusa_kit.settings.joint import JointSection as JointSection
+from medusa_kit.settings.joint import LoraSection as LoraSection
 from medusa_kit.settings.schema import Section, apply_override, beside, explain, read_yaml
 
 TrainingDType = Literal["float32", "bfloat16", "float16"]
@@ -19,7 +22,8 @@ TrainingDType = Literal["float32", "bfloat16", "float16"]
 class BaseSection(Section):
     """Which base model, and how it is loaded."""
 
-    model: str  # Hub id, folder, GGUF file, smollm2-135m-instruct or debug-tiny
+    # Hub id, smollm2-135m-instruct or debug-tiny; a folder or GGUF file, looked up as sources are
+    model: str
     revision: str | None = None
     dtype: TrainingDType = "float32"
     device: str = "auto"
@@ -120,7 +124,8 @@ class DataSection(Section):
 class TrainSection(Section):
     """The optimisation. Positions, not rows, make a batch."""
 
-    # Heads of an earlier run to go on from, a folder or Hub id. Recurrent ones may be fewer.
+    # Heads of an earlier run to go on from, a folder (looked up as sources are) or Hub id.
+    # Recurrent ones may be fewer.
     heads_from: str | None = None
     epochs: int = Field(default=1, ge=1)
     micro_batch_positions: int = Field(default=4096, ge=1)
@@ -182,41 +187,6 @@ class TrainSection(Section):
                 f"features {self.features!r} with cache_dir {self.cache_dir!r}; cache_dir goes "
                 "with features 'disk', and only with it"
             )
-        return self
-
-
-class LoraSection(Section):
-    """Adapters of the base (LoRA, arXiv 2106.09685), through peft."""
-
-    rank: int = Field(default=32, ge=1)
-    alpha: float = Field(default=16, gt=0)
-    dropout: float = Field(default=0.0, ge=0, lt=1)
-    targets: list[str] | Literal["all-linear"] = "all-linear"  # names of modules, or their ends
-
-
-class JointSection(Section):
-    """Medusa-2 (arXiv 2401.10774, §2.2.2): heads and base together."""
-
-    moves: Literal["full", "lora", "qlora"] = "lora"  # what of the base is trained
-    heads_weight: float = Field(default=0.2, gt=0)  # of the heads' loss, relative to the base's
-    schedule: Literal["constant", "linear", "sine"] = "constant"  # how that weight grows
-    heads_learning_rate_factor: float = Field(default=4.0, gt=0)  # times train.learning_rate
-    distill_share: float = Field(default=1.0, ge=0, le=1)  # of the base's loss: KL to the original
-    distill_top: int = Field(default=64, ge=1)  # likeliest tokens of the original kept
-    teacher: Literal["live", "cached"] | None = None  # live: the adapters switched off
-    gradient_checkpointing: bool = False
-    save_merged: bool = False  # besides the adapter, a whole model
-    lora: LoraSection = LoraSection()
-
-    @model_validator(mode="after")
-    def _full_training_needs_a_cached_teacher(self) -> "JointSection":
-        if self.moves == "full" and self.teacher == "live":
-            raise ValueError(
-                "moves 'full' with teacher 'live': the original is gone once the base moves; "
-                "use teacher 'cached', or moves 'lora'"
-            )
-        if self.moves == "full" and self.save_merged:
-            raise ValueError("moves 'full' with save_merged: there is no adapter to merge")
         return self
 
 
@@ -326,6 +296,10 @@ class TrainRecipe(Section):
         """The section `joint`; its defaults where the recipe has none."""
         return self.joint or JointSection()
 
+    @property
+    def trains_whole_base(self) -> bool:
+        return self.stage == "medusa2" and self.joint_options.moves == "full"
+
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> TrainRecipe:
     """The recipe at `path` with `section.key=value` overrides, values read as YAML.
@@ -340,7 +314,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> TrainRecipe:
         recipe = TrainRecipe.model_validate(raw)
     except ValidationError as error:
         raise explain(error, str(path), TrainRecipe) from error
-    return _resolve_sources(recipe, path.parent)
+    return _resolve_paths(recipe, path.parent)
 
 
 def dump(recipe: TrainRecipe) -> str:
@@ -366,8 +340,19 @@ def _flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{key}", value
 
 
-def _resolve_sources(recipe: TrainRecipe, folder: Path) -> TrainRecipe:
+def _resolve_paths(recipe: TrainRecipe, folder: Path) -> TrainRecipe:
     """Relative paths that exist beside the recipe, else in the working folder, made absolute."""
+    base, train = recipe.base, recipe.train
+    if base.model not in OWN_MODELS:
+        base = base.model_copy(update={"model": beside(base.model, folder)})
+    if train.heads_from is not None:
+        train = train.model_copy(update={"heads_from": beside(train.heads_from, folder)})
+    return recipe.model_copy(
+        update={"base": base, "train": train, "data": _resolved_sources(recipe, folder)}
+    )
+
+
+def _resolved_sources(recipe: TrainRecipe, folder: Path) -> DataSection:
     sources: list[str | SourceSection] = []
     for entry in recipe.data.sources:
         if isinstance(entry, SourceSection):
@@ -377,7 +362,7 @@ def _resolve_sources(recipe: TrainRecipe, folder: Path) -> TrainRecipe:
             sources.append(beside(entry, folder))
     data = recipe.data.model_copy(update={"sources": sources})
     _refuse_endless_streams(data)
-    return recipe.model_copy(update={"data": data})
+    return data
 
 
 def _refuse_endless_streams(data: DataSection) -> None:

@@ -8,6 +8,7 @@ Shapes: T tokens of one example, P positions used, K heads, J = K + 1 tokens ahe
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -87,24 +88,42 @@ def on_all_tokens(items: Sequence[HeadTargets]) -> list[HeadTargets]:
 
 
 def split(
-    items: Sequence[HeadTargets], eval_fraction: float, seed: int
+    items: Sequence[HeadTargets], eval_fraction: float, seed: int, together: bool = True
 ) -> tuple[list[HeadTargets], list[HeadTargets]]:
     """(training, held out), split by whole examples, the same for the same seed.
 
+    Rows of the same tokens stay on one side; with `together` false each goes its own way, as before
+    that was so. Without such rows both give the same split.
+
     Raises DataError when there are not enough examples for one on each side.
     """
-    if len(items) < 2:
+    groups: dict[Any, list[int]] = {}
+    for index, item in enumerate(items):
+        groups.setdefault(tuple(item.input_ids) if together else index, []).append(index)
+    if len(groups) < 2:
+        same = ", all of them the same" if len(items) > 1 else ""
         raise DataError(
-            f"{len(items)} usable examples; training needs at least 2, one of them held out",
+            f"{len(items)} usable examples{same}; training needs at least 2 that differ, one of "
+            "them held out",
             hint="an example needs an assistant turn of 2 tokens or more; "
             "`medusa-kit data inspect` shows what is trained on",
         )
-    generator = torch.Generator().manual_seed(seed)
-    order_M = torch.randperm(len(items), generator=generator).tolist()
-    held_out = min(max(round(len(items) * eval_fraction), 1), len(items) - 1)
-    chosen = set(order_M[:held_out])
+    wanted = min(max(round(len(items) * eval_fraction), 1), len(items) - 1)
+    chosen = _chosen(list(groups.values()), wanted, seed)
     training = [item for index, item in enumerate(items) if index not in chosen]
     return training, [items[index] for index in sorted(chosen)]
+
+
+def _chosen(groups: Sequence[list[int]], wanted: int, seed: int) -> set[int]:
+    """Random groups of `wanted` members at most; where none is that small, one of the smallest."""
+    generator = torch.Generator().manual_seed(seed)
+    order = [groups[place] for place in torch.randperm(len(groups), generator=generator).tolist()]
+    chosen: set[int] = set()
+    for group in order:
+        if len(chosen) + len(group) <= wanted:
+            chosen.update(group)
+    smallest = min(len(group) for group in groups)
+    return chosen or set(next(group for group in order if len(group) == smallest))
 
 
 def most_frequent_ids(

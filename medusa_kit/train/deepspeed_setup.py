@@ -32,7 +32,9 @@ def deepspeed_config(recipe: TrainRecipe) -> dict[str, Any]:
         "gradient_clipping": recipe.train.grad_clip,
         "zero_optimization": zero,
         "zero_force_ds_cpu_optimizer": False,
-        "bf16": {"enabled": recipe.stage == "medusa2" and recipe.base.dtype == "bfloat16"},
+        # It computes in 16 bits with all that is trained and keeps float32 copies to update.
+        # Adapters and heads are few weights: they stay in float32 beside a base in any dtype.
+        "bf16": {"enabled": recipe.trains_whole_base and recipe.base.dtype == "bfloat16"},
         "steps_per_print": sys.maxsize,
     }
 

@@ -1,79 +1,155 @@
-"""`--dry-run`: what a run would train on and how much memory and time it needs. Writes nothing.
+"""`--dry-run`: what a run would train on, and the memory, disk and time it needs. Writes nothing.
 
-Shapes: P positions, D hidden.
+Shapes: P positions, R columns of a reduced projection.
 """
 
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-import torch
-
+from medusa_kit.base.loading import load_base_model
 from medusa_kit.base.model import BaseModel
+from medusa_kit.data.mix import check_there
+from medusa_kit.errors import DataError
+from medusa_kit.heads import MedusaHeads
 from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train import distributed, trainer
 from medusa_kit.train.cpu_products import by_onednn
 from medusa_kit.train.data import HeadTargets, prepare, split
-from medusa_kit.train.engine import Stage
-from medusa_kit.train.features.features import by_length, counted
-from medusa_kit.train.optimizer import check_optimizer, make_optimizer
+from medusa_kit.train.engine import Stage, check_precision
+from medusa_kit.train.features.features import counted
+from medusa_kit.train.forecast.described import has_weights
+from medusa_kit.train.forecast.from_config import columns, from_config, rows_assumed
+from medusa_kit.train.forecast.needs import Forecast, Text, size, weights_of
+from medusa_kit.train.forecast.trial import Trial, invented_rows, try_out
+from medusa_kit.train.optimizer import check_optimizer, network_matrices
 from medusa_kit.train.preparation import (
-    Run,
     check_earlier_heads,
     feature_options,
-    prepare_run,
+    new_heads,
     trained_rows,
+    untrained_heads,
 )
+from medusa_kit.train.run.tracking import check_tracking
 
-COPIES = 4  # weights, gradients, two moments (Muon: one)
 SHOWN_TOKENS = 120
+# What DeepSpeed itself takes, imported and with a process group (0.19, on a CPU).
+DEEPSPEED_BYTES = 25e6
 
 
-def dry_run(recipe: TrainRecipe) -> str:
+def dry_run(
+    recipe: TrainRecipe,
+    self_check: Callable[[BaseModel], object] | None = None,
+    load_frozen: Callable[..., BaseModel] = load_base_model,
+) -> str:
     """A report in plain text. Raises what `train` would raise before its first update.
 
-    One micro-batch is run, forward and backward, to measure time and memory.
+    Where base and text are there, a few rows and an update are tried out, to measure time and
+    memory. Without text that is done on invented rows, and where only the base's config is there
+    all follows from its sizes. `self_check`, `load_frozen`: as for `train`.
     """
     device = trainer.own_device(recipe.base.device)
     check_optimizer(recipe, device)
+    check_precision(recipe)
     check_earlier_heads(recipe)
-    base = trainer.load_base(recipe, device)
-    examples = trainer.load_examples(base, recipe)
-    training, held_out = split(
-        prepare(examples, recipe.heads.num_heads), recipe.data.eval_fraction, recipe.seed
-    )
-    few = by_length(training)[: max(4, len(training) // 50)]
-    began = time.monotonic()
+    check_tracking(recipe)
+    missing = _no_text(recipe)
+    if not has_weights(recipe.base.model, recipe.base.revision):
+        return "\n".join(from_config(recipe, device, missing))
+    base = trainer.load_base(recipe, device, load_frozen)
+    if self_check is not None:
+        self_check(base)
     with by_onednn(device):
-        run = prepare_run(base, few, held_out[:2], _in_memory(recipe))
-        prepared = time.monotonic() - began
-        rows = trained_rows(training, recipe)
-        estimates = _estimates(run, base, recipe, rows, prepared)
-    return "\n".join(
-        [
-            *_sizes(run.module, recipe, rows),
-            *estimates,
-            "first row (trained tokens between « »):",
-            _shown(base, rows[0]),
-        ]
-    )
+        return "\n".join(_tried(base, recipe, missing))
 
 
-def _in_memory(recipe: TrainRecipe) -> TrainRecipe:
-    """The recipe with features in memory, since a cache on disk would be written to."""
-    if recipe.train.features != "disk":
-        return recipe
-    train = recipe.train.model_copy(update={"features": "memory", "cache_dir": None})
-    return recipe.model_copy(update={"train": train})
+def _no_text(recipe: TrainRecipe) -> str | None:
+    """What is said of text that is not there yet."""
+    try:
+        check_there(recipe.data)
+    except DataError as error:
+        return f"no text yet ({error.message})"
+    return None
 
 
-def _sizes(module: Stage, recipe: TrainRecipe, training: Sequence[HeadTargets]) -> list[str]:
+def _tried(base: BaseModel, recipe: TrainRecipe, missing: str | None) -> list[str]:
+    if missing is None:
+        prepared = prepare(trainer.load_examples(base, recipe), recipe.heads.num_heads)
+    else:
+        prepared = invented_rows(base, recipe)
+    training, held_out = split(prepared, recipe.data.eval_fraction, recipe.seed)
+    if missing is None:
+        heads = new_heads(base, training, recipe)
+    else:
+        heads = untrained_heads(base, recipe.heads, columns(recipe, base))
+    rows = trained_rows(training, recipe)
+    trial = try_out(base, training, held_out, recipe, heads)
+    forecast, text = _forecast(trial, base, recipe, heads), _text(recipe, rows, held_out)
+    lines = _sizes(trial.run.module, recipe, rows, missing)
+    lines += _needs(forecast, text, trial, base, missing)
+    if missing is None:
+        lines += ["first row (trained tokens between « »):", _shown(base, rows[0])]
+    return lines
+
+
+def _text(
+    recipe: TrainRecipe, rows: Sequence[HeadTargets], held_out: Sequence[HeadTargets]
+) -> Text:
+    whole = recipe.heads.prefix_layers > 0
+
+    def kept(items: Sequence[HeadTargets]) -> int:
+        return sum(int(i.positions_P[-1]) + 1 if whole else len(i.positions_P) for i in items)
+
+    return Text(
+        sum(len(item.positions_P) for item in rows), sum(len(item.input_ids) for item in rows),
+        kept(rows), kept(held_out),
+    )  # fmt: skip
+
+
+def _forecast(trial: Trial, base: BaseModel, recipe: TrainRecipe, heads: MedusaHeads) -> Forecast:
+    module = trial.run.module
+    ours = set(map(id, heads.parameters()))
+    moving = [p for p in module.parameters() if p.requires_grad and id(p) not in ours]
+    weights = weights_of(recipe, heads, moving, base.info.num_parameters, _moments(module, recipe))
+    options = feature_options(recipe, base)
+    found = Forecast(
+        recipe, weights, trial.speed, trial.peak, base.info.hidden_size, base.dtype.itemsize,
+        options,
+    )  # fmt: skip
+    tried = Text(trial.positions, trial.tokens, trial.kept, trial.held_out)
+    found.peak += _deepspeed_bytes(recipe, weights.trained) - found.tried(tried)
+    return found
+
+
+def _moments(module: Stage, recipe: TrainRecipe) -> int:
+    """Numbers that the optimiser keeps: two for each weight, of Muon's matrices one."""
+    trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    muon = recipe.train.optimizer == "muon"
+    return 2 * trained - (sum(p.numel() for p in network_matrices(module)) if muon else 0)
+
+
+def _deepspeed_bytes(recipe: TrainRecipe, trained: int) -> float:
+    """What it has beside plain torch: its code, a flat copy of gradients and, where a whole base
+    trains in 16 bits, float32 copies of weights and moments."""
+    if not recipe.deepspeed.enabled:
+        return 0.0
+    low = recipe.trains_whole_base and recipe.base.dtype != "float32"
+    return DEEPSPEED_BYTES + trained * (12.0 if low else 4.0)
+
+
+def _sizes(
+    module: Stage, recipe: TrainRecipe, training: Sequence[HeadTargets], missing: str | None
+) -> list[str]:
     trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
     positions = sum(len(item.positions_P) for item in training)
     tokens = sum(len(item.input_ids) for item in training)
     update = recipe.train.micro_batch_positions * recipe.train.accumulation * distributed.world()
-    return [
+    lines = [
         f"stage {recipe.stage}: {trained:,} trained parameters, of them "
-        f"{sum(p.numel() for p in module.heads.parameters()):,} in the heads",
+        f"{sum(p.numel() for p in module.heads.parameters()):,} in the heads"
+    ]
+    if missing is not None:
+        return [*lines, f"{missing}; {rows_assumed(recipe)}"]
+    return [
+        *lines,
         f"{len(training):,} training rows, {tokens:,} tokens, {positions:,} trained positions "
         f"({positions / tokens:.0%})",
         f"{update:,} positions an update, about {max(1, round(positions / update)):,} updates an "
@@ -81,64 +157,29 @@ def _sizes(module: Stage, recipe: TrainRecipe, training: Sequence[HeadTargets]) 
     ]
 
 
-def _estimates(
-    run: Run,
-    base: BaseModel,
-    recipe: TrainRecipe,
-    training: Sequence[HeadTargets],
-    prepared: float,
+def _needs(
+    forecast: Forecast, text: Text, trial: Trial, base: BaseModel, missing: str | None
 ) -> list[str]:
-    """Extrapolated from one micro-batch and the features of a few rows."""
-    module, positions = run.module, sum(len(item.positions_P) for item in training)
-    update = next(iter(run.feed.epoch(0)))
-    terms = module.terms(update.ahead_PJ, 1.0)
-    began = time.monotonic()
-    loss = module(update.batches[0], terms).loss
-    loss.backward()
-    seconds = time.monotonic() - began
-    seconds += _optimizer_seconds(module, recipe) / recipe.train.accumulation
-    each = seconds / max(1, update.batches[0].num_positions)
-    stored = recipe.stage == "medusa1" and (recipe.train.features or "memory") != "live"
-    passes = prepared * positions / run.num_positions if stored else 0.0
-    trained = sum(p.nbytes for p in module.parameters() if p.requires_grad)
-    whole = recipe.heads.prefix_layers > 0
-    kept = sum(int(i.positions_P[-1]) + 1 for i in training) if whole else positions
-    states = feature_options(recipe, base).states if stored else 0
-    features = states * kept * base.info.hidden_size * base.dtype.itemsize
-    copies = COPIES + (recipe.train.average is not None)
-    columns = max(run.module.heads.num_columns, base.info.vocab_size if not stored else 0)
-    logits = 3 * recipe.train.chunk_positions * columns * 4
-    model = base.num_bytes
+    """Extrapolated from the trial."""
+    if missing is not None:
+        return forecast.table(text)
+    recipe, weights = forecast.recipe, forecast.weights
+    columns = trial.run.module.heads.num_columns
+    columns = columns if forecast.stored else max(columns, base.info.vocab_size)
+    kept = f" of {counted(text.kept, text.positions)}" if forecast.stored else ""
     return [
-        f"loss of the first micro-batch {loss.item():.3f}",
-        f"memory, about: model {_gb(model)}, trained weights with the optimiser's state "
-        f"{_gb(copies * trained)}, hidden states {_gb(features)}"
-        + (f" of {counted(kept, positions)}" if stored else "")
-        + f", a chunk of logits {_gb(logits)}"
-        + _gpu_peak(base.device),
-        f"time on this machine, about: hidden states {passes / 60:.1f} min, updates "
-        f"{each * positions * recipe.train.epochs / 60 / distributed.world():.1f} min",
+        f"loss of the first micro-batch {trial.loss:.3f}",
+        f"memory, about: model {size(base.num_bytes)}, trained weights with the optimiser's state "
+        f"{size(weights.state_bytes)}, hidden states {size(forecast.features(text))}{kept}, a "
+        f"chunk of logits {size(3 * recipe.train.chunk_positions * columns * 4)}; peak of the "
+        f"process {size(forecast.memory(text))}"
+        + (f", of it {size(forecast.features(text))} mapped from disk" if forecast.on_disk else ""),
+        forecast.written(text),
+        f"time on this machine, about: hidden states {forecast.reading(text) / 60:.1f} min, "
+        f"updates {forecast.updating(text) / 60:.1f} min",
+        "with so many positions of such text:",
+        *forecast.table(text),
     ]
-
-
-def _optimizer_seconds(module: Stage, recipe: TrainRecipe) -> float:
-    """Of one update by Muon; AdamW reads and writes the weights once, which is little."""
-    if recipe.train.optimizer == "adamw":
-        return 0.0
-    optimizer, _ = make_optimizer(module, recipe)
-    began = time.monotonic()
-    optimizer.step()
-    return time.monotonic() - began
-
-
-def _gb(num_bytes: float) -> str:
-    return f"{num_bytes / 1e9:.2f} GB"
-
-
-def _gpu_peak(device: torch.device) -> str:
-    if device.type != "cuda":
-        return ""
-    return f"; measured in this trial: {_gb(torch.cuda.max_memory_allocated(device))}"
 
 
 def _shown(base: BaseModel, item: HeadTargets) -> str:

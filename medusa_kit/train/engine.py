@@ -29,6 +29,7 @@ from medusa_kit.train.optimizer import make_optimizer, set_learning_rate
 from medusa_kit.train.stages import Medusa1, Medusa2, Terms
 
 Stage = Medusa1 | Medusa2
+GO_ON_AS_BEGUN = "finish that run with the version that began it, or add --fresh to start over"
 
 
 class TrainingEngine(Protocol):
@@ -63,14 +64,8 @@ class PlainEngine:
     """The optimiser in plain torch; several processes sum their gradients."""
 
     def __init__(self, module: Stage, recipe: TrainRecipe, device: torch.device) -> None:
-        if _trains_low_precision(recipe):
-            raise ConfigError(
-                f"stage 'medusa2' with joint.moves 'full' and base.dtype {recipe.base.dtype!r} "
-                "needs deepspeed, which keeps float32 copies of the weights: small updates vanish "
-                "in 16 bits",
-                hint="use base.dtype=float32, joint.moves=lora, or deepspeed.enabled=true with "
-                "train.optimizer=adamw",
-            )
+        check_precision(recipe)
+        _check_trained(module)
         self.module = module
         self.grad_clip = recipe.train.grad_clip
         self.optimizer, self._factors = make_optimizer(module, recipe, fused=True)
@@ -104,8 +99,11 @@ class PlainEngine:
         path = folder / "state.pt"
         try:
             state = torch.load(path, map_location="cpu", weights_only=True)
+            _check_same_dtypes(state["weights"], _trained_state(self.module), path)
             self.module.load_state_dict(state["weights"], strict=False)
             self.optimizer.load_state_dict(state["optimizer"])
+        except ConfigError:
+            raise
         except Exception as error:  # zip, pickle, key and OS errors
             raise CheckpointError(
                 f"{path} cannot be read: {in_one_line(error)}",
@@ -183,9 +181,36 @@ class DeepspeedEngine:
             torch.distributed.destroy_process_group()
 
 
-def _trains_low_precision(recipe: TrainRecipe) -> bool:
-    moves_all = recipe.stage == "medusa2" and recipe.joint_options.moves == "full"
-    return moves_all and recipe.base.dtype != "float32"
+def check_precision(recipe: TrainRecipe) -> None:
+    """Raises ConfigError where plain torch would update a whole base in 16 bits."""
+    low = recipe.trains_whole_base and recipe.base.dtype != "float32"
+    if low and not recipe.deepspeed.enabled:
+        raise ConfigError(
+            f"stage 'medusa2' with joint.moves 'full' and base.dtype {recipe.base.dtype!r} "
+            "needs deepspeed, which keeps float32 copies of the weights: small updates vanish "
+            "in 16 bits",
+            hint="use base.dtype=float32, joint.moves=lora, or deepspeed.enabled=true with "
+            "train.optimizer=adamw",
+        )
+
+
+def _check_trained(module: Stage) -> None:
+    """Raises ConfigError for weights that would be updated in 16 bits."""
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and parameter.dtype.itemsize < 4:
+            raise ConfigError(
+                f"{name} would be trained in {parameter.dtype}, where small updates vanish",
+                hint="load the base in float32",
+            )
+
+
+def _check_same_dtypes(there: dict[str, Tensor], here: dict[str, Tensor], path: Path) -> None:
+    for name, weight in there.items():
+        if name in here and weight.dtype != here[name].dtype:
+            raise ConfigError(
+                f"{path} holds {name} in {weight.dtype}; it is trained in {here[name].dtype} now",
+                hint=GO_ON_AS_BEGUN,
+            )
 
 
 def _trained_state(module: Stage) -> dict[str, Tensor]:

@@ -31,15 +31,16 @@ from medusa_kit.heads.checkpoint import read_whole
 from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train import distributed
 from medusa_kit.train.batching import Feed, Update
-from medusa_kit.train.engine import TrainingEngine
+from medusa_kit.train.engine import GO_ON_AS_BEGUN, TrainingEngine
 from medusa_kit.train.evaluate import HeadScores
 from medusa_kit.train.loss.loss import HeadsLoss
 from medusa_kit.train.run.average import MovingAverage
 from medusa_kit.train.run.folder import RunFolder
 from medusa_kit.train.run.random_state import load_random_state, save_random_state
 from medusa_kit.train.run.schedule import heads_weight, learning_rate
-from medusa_kit.train.run.tracking import start_tracking
+from medusa_kit.train.run.tracking import RUN_ID, Tracking
 
+TRAINED_IN = "trained_in"  # in progress.json: the dtype of what is updated
 Score = Callable[[], HeadScores]
 # (updates done, updates planned) -> updates to do in all; asked before the first and after each.
 Pace = Callable[[int, int], int]
@@ -64,10 +65,10 @@ class TrainingLoop:
         pace: Pace | None = None,
     ) -> None:
         self.engine, self.feed, self.recipe, self.folder = engine, feed, recipe, folder
-        self.identity = {**identity, "processes": distributed.world()}
+        self.identity = {**identity, "processes": distributed.world(), TRAINED_IN: "float32"}
         self._score, self._keep, self._pace = score, keep, pace
         self.average = MovingAverage(engine.module, recipe.train.average)
-        self.external_log = start_tracking(recipe)
+        self.tracking: Tracking | None = None
         self.most = feed.updates_per_epoch * recipe.train.epochs
         self.num_updates = self.most
         self.step = 0
@@ -80,11 +81,17 @@ class TrainingLoop:
         """Seconds of training, earlier parts of an interrupted run included."""
         return time.monotonic() - self.began
 
+    def ran(self) -> dict[str, Any]:
+        """How far it has come, which may be less than the recipe's epochs."""
+        epochs = self.step / max(1, self.feed.updates_per_epoch)
+        return {"updates": self.step, "epochs": round(epochs, 4), "of_updates": self.num_updates}
+
     def resume(self) -> None:
         """Continue from the checkpoint, if any; it must be of this base, data and processes."""
         checkpoint = self.folder.load()
         if checkpoint is None:
             self.folder.begin()
+            self.tracking = Tracking(self.recipe)
             return
         self._check_identity(checkpoint.progress)
         self.engine.load(checkpoint.folder)
@@ -94,6 +101,7 @@ class TrainingLoop:
         self.num_updates = checkpoint.progress.get("num_updates", self.num_updates)
         self.began -= checkpoint.progress["seconds"]
         self.folder.forget_metrics_since(checkpoint)
+        self.tracking = Tracking(self.recipe, checkpoint.progress.get(RUN_ID))
         console.note(f"continuing from update {self.step} of {self.num_updates}")
 
     def check_kept(self, heads: Path) -> None:
@@ -124,6 +132,12 @@ class TrainingLoop:
                 f"the checkpoint in {self.folder.path} was written when text was encoded otherwise",
                 hint="load the base as it was, or add --fresh to start over",
             )
+        if there.get(TRAINED_IN) is None and self._was_in_16_bits:
+            raise ConfigError(
+                f"the checkpoint in {self.folder.path} is of adapters in {self.recipe.base.dtype}; "
+                "they are trained in float32 now",
+                hint=GO_ON_AS_BEGUN,
+            )
         if there["data"] != self.identity["data"]:
             raise ConfigError(
                 f"the data changed since the checkpoint in {self.folder.path} was written",
@@ -135,6 +149,13 @@ class TrainingLoop:
                 f"processes; now there are {self.identity['processes']}",
                 hint=f"use --nproc {there['processes']}, or add --fresh to start over",
             )
+
+    @property
+    def _was_in_16_bits(self) -> bool:
+        """Whether versions that did not write TRAINED_IN updated anything in 16 bits."""
+        recipe = self.recipe
+        in_16_bits = recipe.base.dtype != "float32"
+        return recipe.stage == "medusa2" and not recipe.trains_whole_base and in_16_bits
 
     def updates(self) -> None:
         """Run all remaining updates, with logging, evaluation and checkpoints."""
@@ -219,8 +240,8 @@ class TrainingLoop:
         note = self._log() if last or any(due) else None
         if due[1] and not last:
             self.judge()
-        if due[2] and not last:
-            self.save()
+        if due[2] or last:
+            self.save()  # what is written at the end may not fit on the disk
         return note
 
     def _log(self) -> str:
@@ -249,7 +270,7 @@ class TrainingLoop:
 
     def _judge(self) -> HeadScores:
         scores = self._score()
-        top1 = " ".join(f"{share:.3f}" for share in scores.top1)
+        top1 = " ".join(console.number(share, ".3f") for share in scores.top1)
         length = scores.acceptance_length
         said = "" if length is None else f", acceptance length {length:.3f} with 16 nodes"
         console.note(f"update {self.step}: held-out top-1 {top1}{said}")
@@ -266,7 +287,8 @@ class TrainingLoop:
 
     def _write(self, line: dict[str, Any]) -> None:
         self.folder.log(line)
-        self.external_log(line)
+        if self.tracking is not None:
+            self.tracking.log(line)
 
     def save(self) -> None:
         def write(folder: Path) -> None:
@@ -276,7 +298,7 @@ class TrainingLoop:
 
         progress = {
             "step": self.step, "num_updates": self.num_updates, "seconds": self.elapsed(),
-            "best": self.best,
+            "best": self.best, RUN_ID: self.tracking and self.tracking.run_id,
         }  # fmt: skip
         self.folder.save(write, {**progress, **self.identity})
 

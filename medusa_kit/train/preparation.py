@@ -3,6 +3,7 @@
 Shapes: P positions, S likeliest tokens of the base.
 """
 
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 
 from medusa_kit import console
 from medusa_kit.base import adapters
+from medusa_kit.base.files import lasting_name
 from medusa_kit.base.fingerprint import Match, compare
 from medusa_kit.base.model import BaseModel
 from medusa_kit.base.tokenizer.encoding_digest import DIFFERS, Encodings
@@ -65,8 +67,9 @@ class Run:
     chunk: int
     num_positions: int  # trained on in one epoch
 
-    def scorer(self, engine: TrainingEngine) -> Callable[[], HeadScores]:
-        """A function that scores the heads on the held-out rows, the same in every process."""
+    def scorer(self, engine: TrainingEngine | None) -> Callable[[], HeadScores]:
+        """A function that scores the heads on the held-out rows, the same in every process. Without
+        an engine all weights are whole."""
         heads, base = self.module.heads, self.module.heads.base
         starts = answer_starts(self.held_out)
 
@@ -76,7 +79,8 @@ class Run:
             if store is None:
                 store = Positions.joined(list(run_batches(base, self.held_out, self.options)))
             # Gather after the base has run, since its forward releases what it gathered.
-            with engine.whole([*self.module.held_parameters(), *heads.parameters()]):
+            needed = [*self.module.held_parameters(), *heads.parameters()]
+            with contextlib.nullcontext() if engine is None else engine.whole(needed):
                 if heads.prefix is not None:
                     tokens = self.options.batch_tokens
                     store = read_rows(heads, store, self.held_out, tokens)
@@ -294,7 +298,8 @@ def _adopt(heads: MedusaHeads, base: BaseModel) -> None:
             "it is encoded now from here on"
         )
     heads.config = replace(
-        theirs, base_model_name=info.name, base_model_revision=info.revision,
+        theirs, base_model_name=lasting_name(info.name, info.source),
+        base_model_revision=info.revision,
         base_model_type=info.model_type, base_fingerprint=info.fingerprint,
         base_quantized=info.quantized, encoding=base.encoding,
     )  # fmt: skip

@@ -69,6 +69,7 @@ def load(recipe: TrainRecipe, device: torch.device) -> ShardedBase:
         config = deepspeed_config(recipe)
         # True would replace torch's own `linear` for the rest of the process.
         config["zero_optimization"]["memory_efficient_linear"] = False
+        config["bf16"]["enabled"] = options.dtype == "bfloat16"  # else it is read in float32
         alive = HfDeepSpeedConfig(config)  # transformers finds it as long as it exists
         dtype = DTYPES[options.dtype]
         model, tokenizer = from_pretrained(place, dtype, options.revision, "sdpa", False)

@@ -21,21 +21,22 @@ from medusa_kit.base.placement import pick_device, stored_dtype
 from medusa_kit.base.tokenizer.encoding_digest import DIFFERS, ENCODING, Encodings
 from medusa_kit.data.answer_settings import base_that_answered, how_encoded
 from medusa_kit.data.chat import EncodedExample, check_ids, encode_rows
-from medusa_kit.data.mix import recipe_rows
+from medusa_kit.data.mix import check_there, recipe_rows
 from medusa_kit.errors import ConfigError, MedusaKitError
 from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train import distributed, preparation, quality, sharded_base
 from medusa_kit.train.cpu_products import by_onednn
 from medusa_kit.train.data import HeadTargets, prepare, split
-from medusa_kit.train.engine import make_engine
+from medusa_kit.train.engine import check_precision, make_engine
 from medusa_kit.train.evaluate import HeadScores
 from medusa_kit.train.loop import Pace, TrainingLoop
 from medusa_kit.train.loss import fused as fused_loss
 from medusa_kit.train.optimizer import check_optimizer
 from medusa_kit.train.quality import Quality
 from medusa_kit.train.run import result
-from medusa_kit.train.run.folder import RunFolder
+from medusa_kit.train.run.folder import Checkpoint, RunFolder
 from medusa_kit.train.run.provenance import git_state, versions
+from medusa_kit.train.run.tracking import check_tracking
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,10 @@ def train(
     device = own_device(recipe.base.device)
     fused_loss.check_named(recipe, device)
     check_optimizer(recipe, device)
+    check_precision(recipe)
     preparation.check_earlier_heads(recipe)
+    check_tracking(recipe)
+    check_there(recipe.data)
     owns_group = distributed.start(device)
     folder = RunFolder(recipe)
     try:
@@ -195,9 +199,7 @@ def _train_heads(
     for example in examples:
         check_ids(example.input_ids, base.info.vocab_size, example.row)
     torch.manual_seed(recipe.seed)  # new adapters are random, the same in every process
-    training, held_out = split(
-        prepare(examples, recipe.heads.num_heads), recipe.data.eval_fraction, recipe.seed
-    )
+    training, held_out = _split(prepare(examples, recipe.heads.num_heads), recipe, folder.load())
     identity = {
         "base": base.info.fingerprint,
         ENCODING: base.encoding,
@@ -214,7 +216,7 @@ def _train_heads(
     try:
         loop = TrainingLoop(
             engine, run.feed, recipe, folder, identity, run.scorer(engine),
-            lambda: result.keep(engine, base, recipe, folder), pace,
+            lambda: result.keep(engine, base, recipe, folder, loop.ran()), pace,
         )  # fmt: skip
         torch.manual_seed(recipe.seed + distributed.rank())  # dropout
         loop.resume()
@@ -243,6 +245,18 @@ def _train_heads(
     )
     folder.finish(_summary(report, recipe, base, digest))
     return report
+
+
+def _split(
+    items: Sequence[HeadTargets], recipe: TrainRecipe, checkpoint: Checkpoint | None
+) -> tuple[list[HeadTargets], list[HeadTargets]]:
+    """As the run began: versions before kept rows that are the same on both sides."""
+    options = (items, recipe.data.eval_fraction, recipe.seed)
+    parts = split(*options)
+    if checkpoint is None or checkpoint.progress.get("data") == _digest(parts[0]):
+        return parts
+    earlier = split(*options, together=False)
+    return earlier if checkpoint.progress.get("data") == _digest(earlier[0]) else parts
 
 
 def _digest(items: Sequence[HeadTargets]) -> str:

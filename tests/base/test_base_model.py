@@ -1,13 +1,15 @@
 """The base model's two views against the model's own forward, and the loader's refusals."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 from support.tiny_models import EVERY, PROMISED, tiny_base, tiny_model
 
-from medusa_kit.base.loading import load_base_model
+from medusa_kit.base import files, loading
+from medusa_kit.base.loading import load_base_model, load_tokenizer
 from medusa_kit.base.model import BaseModel, wrap_model
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
 
@@ -90,6 +92,26 @@ def test_missing_and_cut_off_folders(tmp_path: Path, chat_base: BaseModel) -> No
     weights.write_bytes(weights.read_bytes()[:2000])
     with pytest.raises(CheckpointError, match="cannot load a base model"):
         load_base_model(str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["mistyped", "models/mistyped", "models/", "a\\b"])
+@pytest.mark.parametrize("load", [load_base_model, load_tokenizer])
+def test_a_folder_that_is_not_there_is_told_as_such(
+    monkeypatch: pytest.MonkeyPatch, name: str, load: Callable[[str], object]
+) -> None:
+    """Also where it could be a Hub id; the Hub's client speaks of its connection alone."""
+
+    def unreachable(*_: object, **__: object) -> None:
+        raise OSError("We couldn't connect to 'https://huggingface.co' to load the files.")
+
+    for module in (files, loading):
+        for reader in ("read_config", "read_tokenizer"):
+            monkeypatch.setattr(module, reader, unreachable, raising=False)
+    with pytest.raises(CheckpointError, match=r"no folder|no model at") as caught:
+        load(name)
+    assert "couldn't connect" not in str(caught.value)
+    assert name.rstrip("/") in caught.value.message.replace("\\\\", "\\")
+    assert "path" in caught.value.hint
 
 
 def test_missing_and_cut_off_gguf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -29,14 +29,14 @@ class NoTokenizer:
         return {}
 
 
-def make_base():
+def make_base(dtype="float32"):
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
         num_attention_heads=2, num_key_value_heads=1, initializer_range=0.3, eos_token_id=31,
         tie_word_embeddings=True,
     )  # fmt: skip
-    return wrap_model(LlamaForCausalLM(config), NoTokenizer())
+    return wrap_model(LlamaForCausalLM(config).to(getattr(torch, dtype)), NoTokenizer())
 
 
 def rows():
@@ -50,7 +50,7 @@ def rows():
 
 
 def run(folder, sections):
-    """Losses, saved heads, and whether the base was whole before training, of one run."""
+    """Losses, saved heads, the base's dtypes and whether it was whole before training, of a run."""
     train = {"epochs": 2, "learning_rate": 0.01, "loss": "cross_entropy", "chunk_positions": 16,
              "log_every": 1, "eval_every": 1000, "save_every": 1000, "keep": "last",
              "feature_batch_tokens": 100}  # fmt: skip
@@ -59,7 +59,9 @@ def run(folder, sections):
         **sections, "train": train | sections["train"],
     })  # fmt: skip
     in_pieces = recipe.base.model != "debug-tiny" and sharded_base.loads_in_pieces(recipe)
-    base = sharded_base.load(recipe, torch.device("cpu")) if in_pieces else make_base()
+    base = sharded_base.load(recipe, torch.device("cpu")) if in_pieces else None
+    base = base or make_base(recipe.base.dtype)
+    dtypes = sorted({str(parameter.dtype) for parameter in base.model.parameters()})
     held = sum(parameter.numel() for parameter in base.model.parameters())
     report = train_heads(base, rows(), recipe)
     if not distributed.is_main():
@@ -71,7 +73,7 @@ def run(folder, sections):
     sums = {name: float(tensor.double().abs().sum()) for name, tensor in heads.state_dict().items()}
     assert base.info.num_parameters == make_base().info.num_parameters
     whole = base.info.num_parameters == held
-    return {"losses": losses, "weights": sums, "base was whole": whole}
+    return {"losses": losses, "weights": sums, "base was whole": whole, "base": dtypes}
 
 
 def main():

@@ -25,6 +25,7 @@ needs_deepspeed = pytest.mark.skipif(
 )
 # Losses are sums of the same float32 numbers in other orders.
 TOLERANCE = 2e-5
+ROUGH = 2e-3  # a base in 16 bits, whose batches differ
 PLAIN = {"deepspeed": {"enabled": False}}
 
 
@@ -106,14 +107,23 @@ def test_runs_that_must_agree_do(tmp_path):
             together[f"{name} averaged/zero {number}"] = {
                 **stage, **zero(number), **cut(8, 2, **average)
             }  # fmt: skip
+    low = {"base": {"model": "debug-tiny", "dtype": "bfloat16"}}
+    in_pieces = {"base": {**base["base"], "dtype": "bfloat16"}}
+    alone["low/one"] = {**STAGES["lora"], **PLAIN, **cut(32), **low}
+    together["low/zero 1"] = {**STAGES["lora"], **zero(1), **cut(16), **low}
+    together["low/in pieces"] = {**STAGES["lora"], **zero(3), **cut(16), **in_pieces}
     alone["live/one"] = {**STAGES["medusa1"], **PLAIN, **cut(32, features="live")}
     together["live/zero 1"] = {**STAGES["medusa1"], **zero(1), **cut(16, features="live")}
     found = run_together(tmp_path / "alone", alone, 1)
     found |= run_together(tmp_path / "together", together, 2)
     for name in found:
         reference = found[f"{name.split('/')[0]}/one"]
-        assert found[name]["losses"] == pytest.approx(reference["losses"], rel=TOLERANCE), name
-        assert found[name]["weights"] == pytest.approx(reference["weights"], rel=1e-3), name
+        rough = name.startswith("low")
+        losses = pytest.approx(reference["losses"], rel=ROUGH if rough else TOLERANCE)
+        assert found[name]["losses"] == losses, name
+        weights = pytest.approx(reference["weights"], rel=3e-2 if rough else 1e-3)
+        assert found[name]["weights"] == weights, name
+        assert found[name]["base"] == [f"torch.{'bfloat16' if rough else 'float32'}"], name
         assert found[name]["base was whole"] == (not name.endswith("in pieces")), name
     for name in ("medusa1", "lora"):
         plain, average = (found[f"{name}{kind}/one"] for kind in ("", " averaged"))

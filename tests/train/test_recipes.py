@@ -40,6 +40,29 @@ def test_a_dry_run_counts_the_tokens_of_whole_rows(tmp_path):
     assert 154 < kept < tokens
 
 
+def test_models_and_earlier_heads_are_looked_up_as_sources_are(tmp_path, monkeypatch):
+    """Beside the recipe, then in the working folder, else left as they are."""
+    for place in ("recipes/base", "here/base", "here/heads"):
+        (tmp_path / place).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    path = tmp_path / "recipes/r.yaml"
+
+    def found(model, heads):
+        path.write_text(
+            f"output_dir: out\nbase: {{model: {model}}}\ndata: {{sources: [base]}}\n"
+            f"train: {{heads_from: {heads}}}\n"
+        )
+        recipe = load_recipe(path)
+        assert load_recipe(path).data.sources == [str(tmp_path / "recipes/base")]
+        return recipe.base.model, recipe.train.heads_from
+
+    beside, here = str(tmp_path / "recipes/base"), str(tmp_path / "here/heads")
+    assert found("base", "heads") == (beside, here)
+    assert found("org/name", "gone") == ("org/name", "gone")
+    (tmp_path / "here/debug-tiny").mkdir()
+    assert found("debug-tiny", "heads") == ("debug-tiny", here)
+
+
 def test_second_stages_begin_with_the_heads_of_their_first():
     """The same heads and base, and heads_from is where the first stage leaves them."""
     for path in RECIPES:

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from medusa_kit import console
-from medusa_kit.errors import ConfigError
+from medusa_kit.errors import ConfigError, MedusaKitError
 from medusa_kit.heads import MedusaHeads, load_heads
-from medusa_kit.train import sharded_base
+from medusa_kit.train import loop, sharded_base, trainer
 from medusa_kit.train.data import prepare
 from medusa_kit.train.evaluate import answer_starts, evaluate, simulated_acceptance
 from medusa_kit.train.features.features import FeatureOptions, collect_features
@@ -178,3 +178,75 @@ def test_wandb_gets_every_line_of_the_metrics(
     lines = (RunFolder(recipe).path / "metrics.jsonl").read_text().splitlines()
     assert [line for _, line in logged] == [json.loads(line) for line in lines]
     assert [step for step, _ in logged] == [json.loads(line)["step"] for line in lines]
+
+
+def test_wandb_goes_on_with_its_run(tiny_base, counting_rows, make_recipe, monkeypatch):
+    """A run that never saved a checkpoint begins anew, there too."""
+    started = []
+
+    def init(**options):
+        started.append((options.get("id"), options.get("resume")))
+        return SimpleNamespace(log=lambda line, step: None, id=options.get("id") or len(started))
+
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(init=init))
+    recipe = make_recipe(logging={"wandb": True})
+    for step in (2, 6, 9):
+        with monkeypatch.context() as patch:
+            stop_before(patch, step)
+            with pytest.raises(Crash):
+                train_heads(tiny_base(), counting_rows(), recipe)
+    train_heads(tiny_base(), counting_rows(), recipe)
+    train_heads(tiny_base(), counting_rows(), recipe, fresh=True)
+    assert started == [(None, None), (None, None), (2, "allow"), (2, "allow"), (None, None)]
+
+
+@pytest.mark.parametrize("without", ["wandb", "data"])
+def test_what_is_missing_is_told_before_the_base_is_loaded(make_recipe, monkeypatch, without):
+    def load(*_, **__):
+        raise AssertionError("a base was loaded")
+
+    monkeypatch.setattr(trainer, "load_base", load)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    options = {"logging": {"wandb": True}} if without == "wandb" else {}
+    recipe = make_recipe(data={"sources": [{"source": "gone.jsonl", "limit": 4}]}, **options)
+    with pytest.raises(MedusaKitError, match="gone" if without == "data" else "wandb"):
+        trainer.train(recipe)
+
+
+def test_a_run_begun_with_the_old_split_goes_on_with_it(
+    tiny_base, counting_rows, make_recipe, monkeypatch, tmp_path
+):
+    """Rows come twice; versions before held out some of them and trained on the same ones."""
+    rows, straight = counting_rows() * 2, make_recipe(output_dir=str(tmp_path / "straight"))
+    recipe, split = make_recipe(), trainer.split
+
+    def old_split(items, fraction, seed, together=True):
+        return split(items, fraction, seed, together=False)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "split", old_split)
+        train_heads(tiny_base(), rows, straight)
+        stop_before(patch, 6)
+        with pytest.raises(Crash):
+            train_heads(tiny_base(), rows, recipe)
+    train_heads(tiny_base(), rows, recipe)
+    ends = [held_out_lines(one)[-1] for one in (straight, recipe)]
+    assert ends[0] == ends[1]
+    new = make_recipe(output_dir=str(tmp_path / "new"))
+    train_heads(tiny_base(), rows, new)
+    assert held_out_lines(new)[-1] != ends[0]
+
+
+class Crash(Exception):
+    pass
+
+
+def stop_before(monkeypatch, step):
+    original = loop.TrainingLoop._update
+
+    def update(self, arguments):
+        if self.step == step:
+            raise Crash
+        original(self, arguments)
+
+    monkeypatch.setattr(loop.TrainingLoop, "_update", update)

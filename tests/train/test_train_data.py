@@ -80,6 +80,38 @@ def test_split_is_by_whole_rows_and_repeats():
     assert [item.input_ids for item in other] != [item.input_ids for item in held_out]
 
 
+def rows_of(*ids):
+    """A row of the same token nine times for each of these."""
+    return prepare([EncodedExample([i] * 9, [True] * 9, n) for n, i in enumerate(ids)], 2)
+
+
+@pytest.mark.parametrize("fraction", [0.02, 0.1, 0.5, 0.9])
+def test_rows_that_are_the_same_stay_on_one_side(fraction):
+    """Groups of one, two and four, as where answers were written into a file twice."""
+    items = rows_of(*range(20), *range(15), *range(10), *range(10))
+    for seed in range(20):
+        training, held_out = split(items, fraction, seed)
+        sides = [{item.input_ids[0] for item in side} for side in (training, held_out)]
+        assert min(map(len, sides)) > 0
+        assert not sides[0] & sides[1]
+        assert len(training) + len(held_out) == len(items)
+        assert len(held_out) <= max(1, round(len(items) * fraction))
+
+
+def test_rows_that_all_come_twice_are_held_out_in_pairs():
+    training, held_out = split(rows_of(1, 1, 2, 2, 2), 0.1, 0)
+    assert [item.input_ids[0] for item in held_out] == [1, 1]
+    assert len(training) == 3
+    with pytest.raises(DataError, match="all of them the same"):
+        split(rows_of(7, 7, 7), 0.1, 0)
+
+
+def test_rows_that_differ_are_split_as_they_always_were():
+    items = rows_of(*range(50))
+    for seed in range(5):
+        assert split(items, 0.1, seed) == split(items, 0.1, seed, together=False)
+
+
 def test_too_little_data_is_refused():
     nothing_to_learn = EncodedExample([1, 2, 3], [False, False, True], 1)
     usable = EncodedExample([1, 2, 3, 4], [False, True, True, True], 2)

@@ -8,7 +8,7 @@ SHA-256 lies beside it, and is compared when the file's times are new and when a
 import copy
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,7 +42,7 @@ from medusa_kit.infer.packed.model import PackedModel, opened
 from medusa_kit.infer.packed.outdated import remove_outdated, write_record
 from medusa_kit.infer.packed.packing import Blocks, Rows
 from medusa_kit.infer.packed.packing_up import Packing, model_of, row_pieces
-from medusa_kit.made_once import make_once
+from medusa_kit.made_once import make_once, tell
 
 FILE, DIGEST = "weights.packed", "weights.sha256"
 
@@ -90,13 +90,14 @@ def _packed_model(place: Path, config: Any, weights: str, check: bool) -> Packed
         temporary.mkdir()
         with (temporary / FILE).open("wb") as file:
             sink = FileSink(file)
-            sink.finish(_packed(place, config, weights, sink))
+            sink.finish(_packed(place, config, weights, sink, lambda: tell(doing)))
         (temporary / DIGEST).write_text(file_digest(temporary / FILE))
         write_record(temporary, place, contents)
         made.append(temporary)
 
+    doing = f"packing {place.name} once into {folder}"
     try:
-        make_once(folder, f"packing {place.name} once into {folder}", is_whole, make)
+        make_once(folder, doing, is_whole, make, told=False)
         if made:
             remove_outdated(folder, place, contents)
         if found or is_whole(folder):
@@ -147,8 +148,11 @@ def _made_with() -> list[str]:
 
 
 @torch.no_grad()
-def _packed(place: Path, config: Any, weights: str, sink: Sink) -> dict[str, Any]:
-    """Writes all arrays; returns the numbers that belong to them."""
+def _packed(
+    place: Path, config: Any, weights: str, sink: Sink, begun: Callable[[], None] = lambda: None
+) -> dict[str, Any]:
+    """Writes all arrays; returns the numbers that belong to them. `begun`: called once the first
+    layer is packed, before which C++ may turn out not to be able to run the model."""
     skeleton = skeleton_of(_in_float32(config))
     try:
         stored = stored_tensors(place, skeleton)
@@ -161,7 +165,14 @@ def _packed(place: Path, config: Any, weights: str, sink: Sink) -> dict[str, Any
     parts = describe(skeleton, matrices_on="meta")
     steps = len(parts.layers) + 2
     with console.progress(f"packing {place.name}", steps, "layers") as bar:
-        numbers = Packing(parts, source, sink).numbers(bar.advance)
+        left = [begun]
+
+        def advance() -> None:
+            while left:
+                left.pop()()
+            bar.advance()
+
+        numbers = Packing(parts, source, sink).numbers(advance)
         whole = source.fingerprint(parts)
         bar.advance()
     info = _info(skeleton, parts, source, weights) | {"fingerprint": whole}

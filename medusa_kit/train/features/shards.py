@@ -18,7 +18,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from medusa_kit import console
-from medusa_kit.errors import MedusaKitError
+from medusa_kit.errors import WriteError, in_one_line
 from medusa_kit.files import atomic_write
 from medusa_kit.train import distributed
 
@@ -37,16 +37,16 @@ class Shard(NamedTuple):
 def write_shard(
     folder: Path, rows: Sequence[tuple[str, int]], tensors: Mapping[str, Tensor]
 ) -> None:
-    """Raises MedusaKitError where it cannot be written."""
+    """Raises WriteError where it cannot be written."""
     listed = json.dumps(rows)
     name = hashlib.sha256(listed.encode()).hexdigest()[:16]
     header = {ROWS: listed, CRC32: _checksum(listed, tensors)}
     try:
         with atomic_write(folder / f"shard-{name}.safetensors") as temporary:
             save_file(dict(tensors), temporary, metadata=header)
-    except (OSError, SafetensorError) as error:
-        raise MedusaKitError(
-            f"cannot write hidden states to {folder}: {error}",
+    except OSError as error:
+        raise WriteError(
+            f"cannot write hidden states to {folder}: {in_one_line(error.__cause__ or error)}",
             hint="make room and run the same command again: finished shards are kept",
         ) from error
 

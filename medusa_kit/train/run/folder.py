@@ -16,8 +16,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from medusa_kit.errors import CheckpointError, ConfigError, MedusaKitError
-from medusa_kit.files import atomic_write, parse_json
+from medusa_kit.errors import (
+    CheckpointError,
+    ConfigError,
+    MedusaKitError,
+    WriteError,
+    in_one_line,
+)
+from medusa_kit.files import atomic_write, is_full_disk, parse_json
 from medusa_kit.settings.recipe import TrainRecipe, differences, dump, load_recipe
 from medusa_kit.train import distributed
 from medusa_kit.train.run.lock import only_training_in
@@ -113,8 +119,11 @@ class RunFolder:
     def save(self, write: Callable[[Path], None], progress: dict[str, Any]) -> None:
         """Write a new checkpoint; the old one is removed once the new one is complete.
 
-        `write` is called in every process, with a folder that all of them write into.
+        `write` is called in every process, with a folder that all of them write into. A step that
+        is safe already is not written again.
         """
+        if progress["step"] == self._saved_step:
+            return
         folder = self._checkpoints / f"step-{progress['step']:08d}"
         with self.explain_disk():
             if distributed.is_main():
@@ -196,13 +205,17 @@ class RunFolder:
 
     @contextlib.contextmanager
     def explain_disk(self) -> Iterator[None]:
-        """Turns errors about a full disk into a MedusaKitError; torch.save raises RuntimeError."""
+        """Turns whatever is raised where a file cannot be written into a WriteError."""
         try:
             yield
-        except (OSError, RuntimeError) as error:
+        except Exception as error:
+            if not isinstance(error, OSError | RuntimeError) and not is_full_disk(error):
+                raise
+            cause = error.__cause__ if isinstance(error, WriteError) else None
             safe = "nothing" if self._saved_step is None else f"step {self._saved_step}"
-            raise MedusaKitError(
-                f"cannot write to {self.path}: {error} ({safe} is safe in the checkpoint)",
+            raise WriteError(
+                f"cannot write to {self.path}: {in_one_line(cause or error)} "
+                f"({safe} is safe in the checkpoint)",
                 hint="make room and run the same command again: it continues from the checkpoint",
             ) from error
 

@@ -12,11 +12,10 @@ from medusa_kit.version import __version__
 PACKAGES = ("torch", "transformers", "deepspeed", "peft", "datasets")
 
 
-def provenance(recipe: TrainRecipe) -> str:
-    """As JSON text."""
-    return json.dumps(
-        {"versions": versions(), "git": git_state(), "recipe": recipe.model_dump()}, indent=2
-    )
+def provenance(recipe: TrainRecipe, ran: dict[str, Any] | None = None) -> str:
+    """As JSON text. `ran`: how far the training had come."""
+    found = {"versions": versions(), "git": git_state(), "recipe": recipe.model_dump()}
+    return json.dumps(found if ran is None else {**found, "ran": ran}, indent=2)
 
 
 def versions() -> dict[str, str]:

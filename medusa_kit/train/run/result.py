@@ -24,19 +24,26 @@ from medusa_kit.train.run.folder import RunFolder
 from medusa_kit.train.run.provenance import provenance
 
 
-def keep(engine: TrainingEngine, base: BaseModel, recipe: TrainRecipe, folder: RunFolder) -> None:
-    """Write the trained weights as they are now, replacing those kept before."""
+def keep(
+    engine: TrainingEngine,
+    base: BaseModel,
+    recipe: TrainRecipe,
+    folder: RunFolder,
+    ran: dict[str, Any] | None = None,
+) -> None:
+    """Write the trained weights as they are now, replacing those kept before. `ran`: how far the
+    training has come."""
     heads = engine.module.heads
     moved = [p for p in engine.module.parameters() if p.requires_grad]
-    whole_model = recipe.stage == "medusa2" and recipe.joint_options.moves == "full"
+    whole_model = recipe.trains_whole_base
     own = [] if base.is_light else base.output_weights()  # which may be spread over processes
     needed = list(engine.module.parameters()) if whole_model else [*moved, *own]
     with engine.whole(needed):
         if distributed.is_main():
             if recipe.stage == "medusa2":
-                _save_joint(base, heads, recipe)
+                _save_joint(base, heads, recipe, ran)
             else:
-                _save_heads(heads, recipe, folder.heads, heads.config)
+                _save_heads(heads, recipe, folder.heads, heads.config, ran)
     distributed.barrier()
 
 
@@ -69,15 +76,23 @@ def _copy_heads(source: Path, target: Path, merged: BaseModel) -> None:
     write_config(target, replace(read_config(target), base_fingerprint=merged.fingerprint()))
 
 
-def _save_heads(heads: MedusaHeads, recipe: TrainRecipe, folder: Path, config: HeadsConfig) -> None:
+def _save_heads(
+    heads: MedusaHeads,
+    recipe: TrainRecipe,
+    folder: Path,
+    config: HeadsConfig,
+    ran: dict[str, Any] | None,
+) -> None:
     save_dtype = recipe.heads.save_dtype or recipe.base.dtype
     heads = heads.with_heads(heads.num_heads + recipe.heads.further_heads)
     save_heads(heads, folder, DTYPES[save_dtype], replace(config, num_heads=heads.num_heads))
     with atomic_write(folder / "provenance.json") as temporary:
-        temporary.write_text(provenance(recipe))
+        temporary.write_text(provenance(recipe, ran))
 
 
-def _save_joint(base: BaseModel, heads: MedusaHeads, recipe: TrainRecipe) -> None:
+def _save_joint(
+    base: BaseModel, heads: MedusaHeads, recipe: TrainRecipe, ran: dict[str, Any] | None
+) -> None:
     """Write model or adapter with the heads inside, as one folder that loads in one step."""
     target, info = joint_folder(recipe), base.info
     with atomic_write(target) as temporary:
@@ -99,7 +114,7 @@ def _save_joint(base: BaseModel, heads: MedusaHeads, recipe: TrainRecipe) -> Non
         if base.tokenizer is not None:
             base.tokenizer.save_pretrained(temporary)
         named = replace(heads.config, base_model_name=str(target), base_fingerprint=own)
-        _save_heads(heads, recipe, temporary / PAIRED_FOLDER, named)
+        _save_heads(heads, recipe, temporary / PAIRED_FOLDER, named, ran)
 
 
 def _variant(model: Any) -> str:

@@ -134,7 +134,6 @@ def test_other_dtypes_and_strides_give_the_same_token(base: BaseModel) -> None:
         ([TopKLogitsWarper(9, filter_value=-100.0)], None),
         ([TemperatureLogitsWarper(0.7), EpsilonLogitsWarper(0.01)], Warping()),
     ],
-    ids=str,
 )
 def test_what_the_kernels_are_asked_for(processors: list[Any], warping: Warping | None) -> None:
     """A warper that they do not know is run by torch, with all before it."""

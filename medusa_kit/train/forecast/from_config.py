@@ -1,0 +1,108 @@
+"""What a run needs by a base's config alone: no weight is read, and no text."""
+
+import torch
+
+from medusa_kit.base import adapters
+from medusa_kit.base.model import BaseModel
+from medusa_kit.base.placement import DTYPES
+from medusa_kit.heads import MedusaHeads
+from medusa_kit.settings.recipe import TrainRecipe
+from medusa_kit.train.features.features import FeatureOptions
+from medusa_kit.train.forecast.described import DescribedBase
+from medusa_kit.train.forecast.machine import peak_bytes, products_a_second
+from medusa_kit.train.forecast.needs import Forecast, Speed, Text, weights_of
+from medusa_kit.train.forecast.trial import PROMPT_TOKENS, ROW_TOKENS
+from medusa_kit.train.preparation import SOFT_TOP, untrained_heads
+
+# Numbers that a layer's forward holds for a token, by its hidden and its MLP's size: inputs,
+# queries, keys, values, output; what the MLP multiplies.
+OF_HIDDEN, OF_MLP = 8, 3
+KEPT_LAYERS = 2.0  # of which so many are alive at once; where the base learns, all of them
+
+
+def columns(recipe: TrainRecipe, base: BaseModel) -> torch.Tensor | None:
+    """As many tokens as the recipe's heads keep of a vocabulary."""
+    wanted = recipe.heads.reduced_size
+    return None if wanted is None else torch.arange(min(wanted, base.info.vocab_size))
+
+
+def rows_assumed(recipe: TrainRecipe) -> str:
+    """What is said of text that nobody has seen."""
+    length = min(ROW_TOKENS, recipe.data.max_length)
+    answer = length - length * PROMPT_TOKENS // ROW_TOKENS
+    return f"rows of {length} tokens, {answer} of them answers, are assumed"
+
+
+def from_config(recipe: TrainRecipe, device: torch.device, missing: str | None) -> list[str]:
+    """The report. `missing`: what is said of the text. Raises CheckpointError."""
+    base = DescribedBase(recipe.base)
+    numbers = base.info.num_parameters
+    heads = untrained_heads(base, recipe.heads, columns(recipe, base))
+    if recipe.stage == "medusa2" and not recipe.trains_whole_base:
+        adapters.put_on(base.model, recipe.joint_options.lora)
+    moving = [p for p in base.model.parameters() if p.requires_grad or recipe.trains_whole_base]
+    trained = sum(p.numel() for p in (*heads.parameters(), *moving))
+    weights = weights_of(recipe, heads, moving, numbers, 2 * trained)
+    train = recipe.train
+    soft = 0 if train.loss == "cross_entropy" or train.soft_top == "all" else train.soft_top
+    options = FeatureOptions(
+        soft_top=SOFT_TOP if soft is None else soft, runners_up=train.runners_up
+    )
+    itemsize = DTYPES[recipe.base.dtype].itemsize
+    speed = _speed(recipe, base, heads, device, trained)
+    peak = peak_bytes(device) + numbers * itemsize + weights.state_bytes + _working(recipe, base)
+    forecast = Forecast(recipe, weights, speed, peak, base.info.hidden_size, itemsize, options)
+    text = _text(recipe)
+    said = "text that is there is not read" if missing is None else missing
+    return [
+        f"stage {recipe.stage}: {trained:,} trained parameters, of them "
+        f"{sum(p.numel() for p in heads.parameters()):,} in the heads",
+        f"{recipe.base.model}: {numbers:,} parameters by its config; its weights are not on this "
+        "machine, so time is a guess from products of this device, and memory from sizes",
+        f"{said}; {rows_assumed(recipe)}",
+        forecast.written(text.scaled(100_000)),
+        *forecast.table(text),
+    ]
+
+
+def _text(recipe: TrainRecipe) -> Text:
+    length = min(ROW_TOKENS, recipe.data.max_length)
+    answer = length - length * PROMPT_TOKENS // ROW_TOKENS
+    positions = length if recipe.data.train_on == "all" else answer
+    kept = length if recipe.heads.prefix_layers else positions
+    rows = 1_000_000 // positions
+    held_out = round(rows * recipe.data.eval_fraction) * answer
+    return Text(rows * positions, rows * length, rows * kept, held_out)
+
+
+def _working(recipe: TrainRecipe, base: BaseModel) -> float:
+    """Bytes of a forward of the base and of a chunk of logits."""
+    config, size = base.config, DTYPES[recipe.base.dtype].itemsize
+    mlp = getattr(config, "intermediate_size", None) or 4 * base.info.hidden_size
+    layer = (OF_HIDDEN * base.info.hidden_size + OF_MLP * mlp) * size
+    learns = recipe.stage == "medusa2" and not recipe.joint_options.gradient_checkpointing
+    alive = base.info.num_layers if learns else KEPT_LAYERS
+    tokens = recipe.train.micro_batch_positions if learns else recipe.train.feature_batch_tokens
+    logits = 3 * recipe.train.chunk_positions * base.info.vocab_size * 4
+    return float(tokens * layer * alive + logits)
+
+
+def _speed(
+    recipe: TrainRecipe, base: BaseModel, heads: MedusaHeads, device: torch.device, trained: int
+) -> Speed:
+    """Products by the rate of large ones here: one for each weight and token of a forward, three
+    where there is a backward."""
+    rate = products_a_second(device, DTYPES[recipe.base.dtype])
+    precise = products_a_second(device, DTYPES[recipe.train.precision])
+    embedding = base.model.get_input_embeddings().weight.numel()
+    forward = base.info.num_parameters - embedding
+    size = base.info.hidden_size
+    logits = heads.num_columns * size * heads.num_heads
+    each = 3 * (trained + logits) / precise
+    text = _text(recipe)
+    read = text.tokens / text.positions
+    if recipe.stage == "medusa2":
+        each += 4 * read * forward / rate
+    elif recipe.train.features == "live":
+        each += read * forward / rate
+    return Speed(forward / rate, each)
