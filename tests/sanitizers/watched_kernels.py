@@ -1,5 +1,6 @@
-"""A pytest plugin: the C++ kernels are compiled with AddressSanitizer and UndefinedBehaviorSanitizer,
-so that a test which makes them read or write where nothing is theirs ends the process.
+"""A pytest plugin: the C++ kernels are compiled with AddressSanitizer and
+UndefinedBehaviorSanitizer, so that a test which makes them read or write where nothing is theirs
+ends the process.
 
 `make sanitize` preloads the sanitizers' libraries, which Python itself lacks; tensors then lie
 between guarded bytes, since torch's allocator is theirs too.
