@@ -7,9 +7,10 @@ import torch
 
 from medusa_kit.base.model import RELATIVE_TOLERANCE, relative_error
 from medusa_kit.bench.doctor_case import Case, Finding, check, ok, problem, skipped, warning
-from medusa_kit.data.chat import GENERATION_MARK, encode_conversation, encode_prompt
+from medusa_kit.data.chat import encode_conversation, encode_prompt
 from medusa_kit.data.readers import Conversation
 from medusa_kit.data.template import chat_template as template_of
+from medusa_kit.data.turns import GENERATION_MARK
 from medusa_kit.errors import DataError
 
 LEAST_TRAINED, MOST_TRAINED = 0.02, 0.95  # share of tokens that are trained on
@@ -65,7 +66,7 @@ def chat_template(case: Case) -> Finding:
         encode_conversation(tokenizer, SAMPLE)
     except DataError as error:
         return warning(f"{what}; only single turns can be encoded: {_reason(error)}", error.hint)
-    return ok(f"{what}; earlier turns render the same once later ones follow")
+    return ok(f"{what}; several turns of a row can be trained on")
 
 
 def _reason(error: DataError) -> str:

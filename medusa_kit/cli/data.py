@@ -14,7 +14,9 @@ app = typer.Typer(help="Make training data from prompts, and look at it.", no_ar
 
 Source = Annotated[
     str,
-    typer.Argument(help="A .jsonl, .json or .txt file, or a data set, NAME or NAME/CONFIG:SPLIT."),
+    typer.Argument(
+        help="A file (.jsonl, .json, .txt, .parquet ...) or data set, NAME or NAME/CONFIG:SPLIT."
+    ),
 ]
 OnError = Annotated[str, typer.Option(help="A row that cannot be used: skip (and count) or fail.")]
 FOR_A_SERVER = ("endpoint_model", "return_token_ids", "concurrency", "api_key_env")
@@ -102,7 +104,7 @@ def _generate_here(
 
     check_bias(model, None, how["sampling"])
     base = base_for_decoding(model, dtype=dtype, device=device)
-    return generate_answers(base, read_good_and_bad(source, limit=limit), output, **how)
+    return generate_answers(base, read_good_and_bad(source, limit, extras=True), output, **how)
 
 
 def _fetch(
@@ -116,7 +118,7 @@ def _fetch(
     tokenizer = load_tokenizer(model)
     settings = {"endpoint_model": server.model, "max_new_tokens": server.max_new_tokens}
     return fetch_answers(
-        tokenizer, read_good_and_bad(source, limit=limit), output,
+        tokenizer, read_good_and_bad(source, limit, extras=True), output,
         lambda messages: server.answer(messages, tokenizer), settings,
         concurrency=concurrency, **how,
     )  # fmt: skip
@@ -131,6 +133,9 @@ def _summary(report: Any, output: Path) -> None:
         f"{report.written} answers written to {output}, {report.already_there} were there already; "
         f"{report.tokens:,} tokens, {report.stopped} ended by themselves"
     )
+    if report.unused:
+        keys = ", ".join(map(repr, sorted(report.unused)))
+        console.note(f"the keys {keys} of rows are not used")
     if report.changed:
         console.warn(
             f"{report.changed} prompts changed since they were answered: they are answered anew, "
@@ -146,7 +151,9 @@ def _summary(report: Any, output: Path) -> None:
 def inspect(
     sources: Annotated[
         list[str],
-        typer.Argument(help="Files (.jsonl, .json, .txt) or data sets, NAME or NAME/CONFIG:SPLIT."),
+        typer.Argument(
+            help="Files (.jsonl, .json, .parquet ...) or data sets, NAME or NAME/CONFIG:SPLIT."
+        ),
     ],
     model: options.Model = options.DEFAULT_MODEL,
     row: Annotated[
@@ -167,7 +174,8 @@ def inspect(
     tokenizer = load_tokenizer(model)
     encoded: list[Any] = []
     for source in sources:
-        rows = itertools.islice(read_good_and_bad(source), limit if encoded else max(limit, row))
+        count = limit if encoded else max(limit, row)
+        rows = itertools.islice(read_good_and_bad(source, extras=True), count)
         encoded.append(encode_rows(rows, tokenizer, max_length, on_error))
     examples, report = encoded[0]
     example = next((example for example in examples if example.row == row), None)
@@ -179,6 +187,8 @@ def inspect(
     for source, (_, report) in zip(sources, encoded, strict=True):
         line = _cost(source, report, max_length)
         console.out.print(line, markup=False, highlight=False, soft_wrap=True)
+        for note in report.notes():
+            console.note(note)
 
 
 def _shares(example: Any, examples: Any, report: Any) -> str:

@@ -51,7 +51,7 @@ def doctor(
     from medusa_kit.bench.doctor import diagnose
     from medusa_kit.data.readers import read_rows
 
-    rows = None if data is None else list(read_rows(data, limit=limit))
+    rows = None if data is None else list(read_rows(data, limit=limit, extras=True))
     base = load_base_model(model, dtype=dtype, device=device)
     findings = diagnose(base, rows, None if heads == "none" else heads, tolerance)
     if as_json:

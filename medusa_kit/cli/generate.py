@@ -59,18 +59,20 @@ def generate(
 
 def _prompts(prompt: str | None, file: Path | None, system: str | None) -> list[Any]:
     from medusa_kit.data.readers import Conversation, read_rows
+    from medusa_kit.data.row_keys import refuse_extras
     from medusa_kit.errors import DataError
 
     first = [{"role": "system", "content": system}] if system else []
     if prompt is not None:
         return [[*first, {"role": "user", "content": prompt}]]
     prompts = []
-    for row in read_rows(str(file)):
+    for row in read_rows(str(file), extras=True):
         if not isinstance(row, Conversation):
             raise DataError(f"{file}: row {row.row} is an answer, expected a prompt")
         messages = row.messages
         while messages and messages[-1]["role"] == "assistant":
             messages = messages[:-1]
+        refuse_extras(messages, row.tools)
         prompts.append([*first, *messages])
     return prompts
 

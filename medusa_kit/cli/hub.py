@@ -61,8 +61,7 @@ def push(
         raise UsageError(f"{name!r} has a revision", hint="name the branch with --revision")
     if base_model is not None:
         HubName.parse(base_model)
-    if license is not None:
-        check_licence(license)
+    check_licence(license)
     place = HubName(place.repository, revision)
     measured = read_measured(folder, bench or (), verify)
     options = CardOptions(place.repository, revision, base_model, license, data_license)

@@ -31,13 +31,19 @@ def read_prompt_set(
     Raises DataError for a source without prompts.
     """
     from medusa_kit.data.readers import Conversation, read_rows
+    from medusa_kit.data.row_keys import refuse_extras
 
     source = source or str(asset(OWN_PROMPTS))
     prompts = []
-    for row in read_rows(source, limit=limit):
+    for row in read_rows(source, limit=limit, extras=True):
         if not isinstance(row, Conversation):
             raise DataError(f"{source}: row {row.row} is an answer, expected a prompt")
-        prompts.append((first_turn(row.messages), row.category))
+        asked = first_turn(row.messages)
+        try:
+            refuse_extras(asked, row.tools)
+        except DataError as error:
+            raise DataError(f"{source}:{row.row}: {error.message}", hint=error.hint) from error
+        prompts.append((asked, row.category))
     return prompts
 
 

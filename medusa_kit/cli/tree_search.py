@@ -149,7 +149,7 @@ def _given(
     from medusa_kit.tree.statistics import RankStatistics
 
     if prompts is not None:
-        return list(read_good_and_bad(prompts, limit=limit))
+        return list(read_good_and_bad(prompts, limit, extras=True))
     if statistics is not None:
         return RankStatistics.load(_existing(statistics))
     if answers is None:

@@ -1,21 +1,18 @@
 """Chat messages -> token ids and the loss mask, always through the model's own chat template.
 
-The mask is True on the tokens the assistant wrote, its end-of-turn token included. It comes from
-the template's {% generation %} marks where it has them, else from rendering the conversation up to
-each turn; never from searching text.
+The mask is True on the tokens the assistant wrote, its end-of-turn token included (turns.py).
 """
 
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from medusa_kit.base.tokenizer.turn_end import end_of_turn, special_ids
-from medusa_kit.data.readers import BadRow, Conversation, Message, Row
-from medusa_kit.data.template import chat_template, check_characters, refusals, render
+from medusa_kit.data.rendered import Rendered
+from medusa_kit.data.rows import BadRow, Conversation, Message, Row
+from medusa_kit.data.shown import check_shown, is_plain, renderable
+from medusa_kit.data.template import chat_template, check_characters, render
+from medusa_kit.data.turns import written
 from medusa_kit.errors import DataError
-
-GENERATION_MARK = re.compile(r"{%[-+]?\s*generation\b")
 
 
 @dataclass(frozen=True)
@@ -25,6 +22,7 @@ class EncodedExample:
     input_ids: list[int]
     loss_mask: list[bool]
     row: int
+    is_edited: bool = False  # whether the template writes other words than the row has
 
 
 @dataclass
@@ -34,6 +32,7 @@ class SourceCount:
     kept: int = 0
     skipped: int = 0
     first_reason: str = ""  # why the first skipped row was skipped
+    unused: set[str] = field(default_factory=set)  # keys of its rows that were left out
 
 
 @dataclass
@@ -48,6 +47,22 @@ class EncodeReport:
     trained_tokens: int = 0
     trained_tokens_cut: int = 0  # tokens of the assistant after max_length
     sources: dict[str, SourceCount] = field(default_factory=dict)
+    edited: list[int] = field(default_factory=list)  # rows
+
+    def notes(self) -> list[str]:
+        """What of the rows is not trained on, though nothing was skipped."""
+        told = [
+            f"{source}: the keys {', '.join(map(repr, sorted(count.unused)))} of rows are not used"
+            for source, count in self.sources.items()
+            if count.unused
+        ]
+        if self.edited:
+            told.append(
+                f"the chat template changes the words of {len(self.edited):,} rows, as templates "
+                f"do that leave out earlier thoughts (the first is row {self.edited[0]}): what it "
+                "writes is trained on"
+            )
+        return told
 
     def summary(self, max_length: int) -> str:
         """One line on what is trained on, and what the cut at `max_length` cost."""
@@ -91,88 +106,47 @@ def encode_prompt(tokenizer: Any, prompt: Sequence[Message] | str) -> list[int]:
     return render(tokenizer, prompt, add_generation_prompt=True)
 
 
-def encode_conversation(
-    tokenizer: Any, messages: Sequence[Message], row: int = 0
-) -> EncodedExample:
-    """A whole conversation and its loss mask, ending with the last assistant turn.
+def encode_asked(
+    tokenizer: Any, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None = None
+) -> list[int]:
+    """Token ids of what a row asks, ready for the answer.
 
-    Raises DataError, naming the row, where there is no assistant turn or the template refuses.
+    Raises DataError where the template refuses it or leaves out a part of it.
+    """
+    if chat_template(tokenizer) is None:
+        if tools or not is_plain(messages):
+            raise DataError("it has tools, calls or names, but this tokenizer has no chat template")
+        return encode_prompt(tokenizer, messages)
+    view = Rendered(tokenizer, tools)
+    messages, text = renderable(view, messages)
+    check_shown(view, messages, text)
+    return render(tokenizer, messages, add_generation_prompt=True, tools=view.tools)
+
+
+def encode_conversation(
+    tokenizer: Any,
+    messages: Sequence[Message],
+    row: int = 0,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+) -> EncodedExample:
+    """A whole conversation and its loss mask, ending with the last assistant turn trained on.
+
+    A message of `weight` 0 is not trained on. Raises DataError, naming the row, where there is no
+    assistant turn, or the template refuses it or leaves out a part of it.
     """
     last = max((i for i, m in enumerate(messages) if m["role"] == "assistant"), default=None)
     if last is None:
         raise DataError(f"row {row} has no assistant turn, so there is nothing to train on")
-    template = chat_template(tokenizer)
-    if template is None:
+    if chat_template(tokenizer) is None:
         raise DataError(
             "this tokenizer has no chat template, so a conversation has no tokens",
             hint="train on answers from `medusa-kit data generate`",
         )
-    messages = list(messages[: last + 1])
     try:
-        if GENERATION_MARK.search(template):
-            ids, mask = _masked_by_template(tokenizer, messages)
-        else:
-            ids, mask = _masked_by_prefixes(tokenizer, messages)
+        ids, mask, is_edited = written(Rendered(tokenizer, tools), messages[: last + 1])
     except DataError as error:
         raise DataError(f"row {row}: {error.message}", hint=error.hint) from error
-    if not any(mask):
-        raise DataError(f"row {row}: the assistant's turns have no tokens")
-    return EncodedExample(ids, mask, row)
-
-
-def _masked_by_template(
-    tokenizer: Any, messages: Sequence[Message]
-) -> tuple[list[int], list[bool]]:
-    with refusals():
-        encoded = tokenizer.apply_chat_template(
-            messages, return_dict=True, return_assistant_tokens_mask=True,
-            tokenizer_kwargs={"return_offsets_mapping": True},
-        )  # fmt: skip
-    ids, mask = list(encoded["input_ids"]), [bool(m) for m in encoded["assistant_masks"]]
-    offsets, stops = encoded["offset_mapping"], special_ids(tokenizer)
-    for position in range(1, len(ids)):
-        if not mask[position - 1] or mask[position]:
-            continue
-        # transformers leaves out all but the first token of a run's last character
-        same_character = offsets[position][0] < offsets[position - 1][1]
-        # the end-of-turn token may be outside the marks
-        ends_turn = ids[position] in stops and ids[position - 1] not in stops
-        mask[position] = same_character or ends_turn
-    end = max((i for i, written in enumerate(mask) if written), default=-1) + 1
-    return ids[:end], mask[:end]
-
-
-def _masked_by_prefixes(
-    tokenizer: Any, messages: Sequence[Message]
-) -> tuple[list[int], list[bool]]:
-    """Each assistant turn is what its rendering adds to the rendering of the turns before it."""
-    ids = render(tokenizer, messages)
-    mask, end = [False] * len(ids), 0
-    for index, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        before = render(tokenizer, messages[:index], add_generation_prompt=True)
-        until = render(tokenizer, messages[: index + 1])
-        if ids[: len(before)] != before or ids[: len(until)] != until:
-            raise DataError(
-                "the chat template renders earlier turns differently once later ones follow, so "
-                "the assistant's tokens cannot be told apart",
-                hint="use single turns, or a template with {% generation %} marks",
-            )
-        end = _end_of_turn(tokenizer, until, len(before))
-        mask[len(before) : end] = [True] * (end - len(before))
-    return ids[:end], mask[:end]
-
-
-def _end_of_turn(tokenizer: Any, ids: Sequence[int], start: int) -> int:
-    """The place after the token that ends turns, else after the turn's last special token; the rest
-    is only the template's own tail."""
-    end = end_of_turn(tokenizer)
-    specials = {end} if end in ids[start:] else special_ids(tokenizer)
-    for position in range(len(ids) - 1, start - 1, -1):
-        if ids[position] in specials:
-            return position + 1
-    return len(ids)
+    return EncodedExample(ids, mask, row, is_edited)
 
 
 def encode_rows(
@@ -211,6 +185,10 @@ def encode_rows(
             continue
         examples.append(example)
         count.kept += 1
+        if isinstance(row, Conversation):
+            count.unused.update(row.unused)
+        if example.is_edited:
+            report.edited.append(row.row)
         report.tokens += len(example.input_ids)
         report.trained_tokens += sum(example.loss_mask)
     _refuse_empty(report.sources or {"": SourceCount()})
@@ -234,7 +212,7 @@ def _encode_row(row: Row | BadRow, tokenizer: Any) -> EncodedExample:
     if isinstance(row, BadRow):
         raise row.error()
     if isinstance(row, Conversation):
-        return encode_conversation(tokenizer, row.messages, row.row)
+        return encode_conversation(tokenizer, row.messages, row.row, row.tools)
     if not row.response_ids:
         raise DataError(f"row {row.row} has an empty answer")
     mask = [False] * len(row.prompt_ids) + [True] * len(row.response_ids)
@@ -247,4 +225,4 @@ def _cut(example: EncodedExample, max_length: int) -> EncodedExample:
         raise DataError(
             f"row {example.row}: none of the first {max_length} tokens is the assistant's"
         )
-    return EncodedExample(example.input_ids[:max_length], mask, example.row)
+    return replace(example, input_ids=example.input_ids[:max_length], loss_mask=mask)

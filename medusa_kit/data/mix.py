@@ -41,7 +41,7 @@ def check_there(data: DataSection) -> None:
 def _rows(entry: SourceSection, data: DataSection) -> Iterator[Row | BadRow]:
     """No source gives more than the limit of all together, so a stream always has a limit."""
     limits = [limit for limit in (entry.limit, data.limit) if limit is not None]
-    return read_good_and_bad(entry.source, min(limits, default=None), data.streaming)
+    return read_good_and_bad(entry.source, min(limits, default=None), data.streaming, extras=True)
 
 
 def mix_rows(

@@ -1,15 +1,21 @@
 """The tokenizer's chat template: choosing it, rendering with it, the token that ends a turn."""
 
+import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
 from medusa_kit.base.tokenizer.turn_end import end_of_turn
-from medusa_kit.data.readers import Message
+from medusa_kit.data.rows import Message
 from medusa_kit.errors import DataError
 
 NOTHING: Mapping[str, Any] = MappingProxyType({})
+NOW = re.compile(r"""strftime_now\(\s*(?:"([^"\\]*)"|'([^'\\]*)')\s*\)""")
+_date: ContextVar[datetime | None] = ContextVar("date", default=None)
 NEIGHBOURS = ("x", ".", "\n", "1")  # few tokens join any of these with what follows, none all
 
 
@@ -49,8 +55,9 @@ def render(
     check_characters(messages)
     with refusals():
         ids = tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=add_generation_prompt, return_dict=False, **given
-        )
+            list(messages), add_generation_prompt=add_generation_prompt, return_dict=False,
+            **_on_its_date(tokenizer), **given,
+        )  # fmt: skip
     return list(ids)
 
 
@@ -59,16 +66,43 @@ def render_text(
     messages: Sequence[Message],
     tools: Sequence[Mapping[str, Any]] | None = None,
     variables: Mapping[str, Any] = NOTHING,
+    ask: bool = True,
 ) -> str:
-    """Text of the conversation, ready for the answer. Raises DataError as `render` does."""
+    """Text of the conversation, with `ask` ready for the answer. Raises DataError as `render`
+    does."""
     given = _given(tools, variables)
     check_characters(messages)
     with refusals():
         return str(
             tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=True, tokenize=False, **given
+                list(messages), add_generation_prompt=ask, tokenize=False,
+                **_on_its_date(tokenizer), **given,
             )
-        )
+        )  # fmt: skip
+
+
+@contextmanager
+def rendered_on(date: datetime | None) -> Iterator[None]:
+    """A context in which templates that write the date write this one, in place of today's."""
+    token = _date.set(date)
+    try:
+        yield
+    finally:
+        _date.reset(token)
+
+
+def dated(template: str | None) -> str | None:
+    """The template, with the date of `rendered_on` in place of today's."""
+    date = _date.get()
+    if template is None or date is None:
+        return template
+    return NOW.sub(lambda m: json.dumps(date.strftime(m[1] or m[2] or "")), template)
+
+
+def _on_its_date(tokenizer: Any) -> dict[str, Any]:
+    template = None if _date.get() is None else chat_template(tokenizer)
+    written = dated(template)
+    return {} if written == template else {"chat_template": written}
 
 
 def _given(

@@ -34,9 +34,9 @@ from medusa_kit.one_owner import one_owner
 ASKED = "asked"  # a row's digest of what was asked
 
 
-def digest_of(messages: Sequence[Message], chat_template: Any) -> str:
+def digest_of(messages: Sequence[Message], chat_template: Any, tools: Any = None) -> str:
     """A digest of what was asked. Token ids are not in it: templates may write the date."""
-    text = json.dumps([list(messages), chat_template], sort_keys=True)
+    text = json.dumps([list(messages), chat_template, *([tools] if tools else [])], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -18,8 +18,9 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.base.tokenizer.encoding_digest import ENCODING, encoding_digest
 from medusa_kit.base.tokenizer.ids import check_token_ids
 from medusa_kit.data.answer_settings import BASE_FINGERPRINT
-from medusa_kit.data.chat import encode_prompt
+from medusa_kit.data.chat import encode_asked
 from medusa_kit.data.readers import AnswerRow, BadRow, Conversation, Message
+from medusa_kit.data.row_keys import refuse_extras
 from medusa_kit.distill.answer_file import ASKED, AnswerFile, answer_file, digest_of
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.errors import ConfigError, DataError, unknown_value
@@ -49,6 +50,7 @@ class GenerateReport:
     tokens: int = 0
     stopped: int = 0  # answers that ended by themselves
     skipped: list[tuple[int, str]] = field(default_factory=list)
+    unused: set[str] = field(default_factory=set)  # keys of rows that were left out
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,8 @@ def fetch_answers(
     }
     with answer_file(out_path, record) as out:
         report = GenerateReport()
-        tasks = _tasks(tokenizer, rows, turns, on_error, None, None, out, report)
+        sent = (_sent(row, turns) for row in rows)
+        tasks = _tasks(tokenizer, sent, turns, on_error, None, None, out, report)
         tasks = _with_earlier(tasks, out, report, None)
         _fetch(tasks, out, report, fetch, sampling, concurrency, on_error)
     return report
@@ -202,7 +205,18 @@ def asked_messages(messages: Sequence[Message], turns: str) -> list[Message]:
     users = [index for index, message in enumerate(messages) if message["role"] == "user"]
     if not users:
         raise DataError("the conversation has no user turn")
-    return list(messages[: (users[0] if turns == "first" else users[-1]) + 1])
+    asked = messages[: (users[0] if turns == "first" else users[-1]) + 1]
+    return [{k: v for k, v in message.items() if k != "weight"} for message in asked]
+
+
+def _sent(row: Conversation | AnswerRow | BadRow, turns: str) -> Conversation | AnswerRow | BadRow:
+    """A row that a server is asked with: messages of role and content."""
+    if isinstance(row, Conversation):
+        try:
+            refuse_extras(asked_messages(row.messages, turns), row.tools)
+        except DataError as error:
+            return BadRow(error.message, row.row, row.source, error.hint)
+    return row
 
 
 def _tasks(
@@ -226,7 +240,7 @@ def _tasks(
             if not isinstance(row, Conversation):
                 raise DataError("it is an answer already, expected a prompt")
             messages = asked_messages(row.messages, turns)
-            ids = encode_prompt(tokenizer, messages)
+            ids = encode_asked(tokenizer, messages, row.tools)
             if not ids:
                 raise DataError("the prompt has no token")
             if num_rows is not None:
@@ -241,9 +255,10 @@ def _tasks(
         identity = row.id or f"{Path(row.source).stem}:{row.row}"
         if identity in seen:  # rows of a source may share an id; answers must not
             identity = _unused(f"{identity}#{row.row}", lambda name: name in seen)
-        asked = digest_of(messages, getattr(tokenizer, "chat_template", None))
+        asked = digest_of(messages, getattr(tokenizer, "chat_template", None), row.tools)
         tasks.append(_Task(identity, row.row, messages, ids, asked, identity == row.id))
         seen.add(identity)
+        report.unused.update(row.unused)
     if not tasks:
         reason = f", the first: {report.skipped[0][1]}" if report.skipped else ""
         raise DataError(f"no prompt is left to answer ({len(report.skipped)} skipped{reason})")

@@ -98,6 +98,7 @@ class Endpoint:
             if reason == "stop" and usage.get("completion_tokens") == len(ids) + 1:
                 ids = with_end(tokenizer, ids)  # counted, but not sent
             return ids, reason, False
+        _check_whole(choice.get("message") or {})
         check_characters([{"content": text}])
         return encode_again(tokenizer, text, reason, goes_on), reason, True
 
@@ -212,6 +213,16 @@ class Endpoint:
             hint += self.quote(error.headers.get("Location", "").encode())
         kind = DataError if error.code in ROWS_FAULT else MedusaKitError
         return kind(f"{self.url} answers {error.code}: {self.quote(error.read())}", hint=hint)
+
+
+def _check_whole(message: dict[str, Any]) -> None:
+    """Raises DataError where the text is not all that the model wrote."""
+    apart = ("tool_calls", "function_call", "reasoning_content", "reasoning")
+    if found := next((key for key in apart if message.get(key)), None):
+        raise DataError(
+            f"the server sends a part of the answer as {found!r}, so its tokens are not known",
+            hint="start it without a parser of reasoning or calls, or add --return-token-ids",
+        )
 
 
 def encode_again(tokenizer: Any, text: str, reason: str, goes_on: bool = False) -> list[int]:

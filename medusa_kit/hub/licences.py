@@ -91,9 +91,9 @@ LICENCES = frozenset(
 )
 
 
-def check_licence(name: str) -> None:
+def check_licence(name: str | None) -> None:
     """Raises ConfigError for a name that the Hub does not know, with the nearest."""
-    if name in LICENCES:
+    if name is None or name in LICENCES:
         return
     listed = "the list is on huggingface.co/docs/hub/repositories-licenses; `other` is in it"
     raise ConfigError(

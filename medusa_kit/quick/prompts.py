@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from medusa_kit.data.readers import BadRow, Conversation, Message, Row, read_good_and_bad
+from medusa_kit.data.row_keys import refuse_extras
 from medusa_kit.distill.generate import asked_messages
 from medusa_kit.errors import DataError
 
@@ -39,7 +40,7 @@ Asked = tuple[Conversation, list[Message]]  # a row, and what the model is asked
 def read_prompts(source: str) -> Prompts:
     """Raises DataError for a missing or broken source and for too few prompts."""
     rows, refused = list[Asked](), list[str]()
-    for row in read_good_and_bad(source):
+    for row in read_good_and_bad(source, extras=True):
         try:
             rows.append(_asked(row))
         except DataError as error:
@@ -67,7 +68,9 @@ def _asked(row: Row | BadRow) -> Asked:
         raise DataError(row.reason)
     if not isinstance(row, Conversation):
         raise DataError("it is an answer already, expected a prompt")
-    return row, asked_messages(row.messages, "first")
+    asked = asked_messages(row.messages, "first")
+    refuse_extras(asked, row.tools)
+    return row, asked
 
 
 def _divided(

@@ -22,6 +22,7 @@ from medusa_kit.base.tokenizer.encoding_digest import DIFFERS, ENCODING, Encodin
 from medusa_kit.data.answer_settings import base_that_answered, how_encoded
 from medusa_kit.data.chat import EncodedExample, check_ids, encode_rows
 from medusa_kit.data.mix import check_there, recipe_rows
+from medusa_kit.data.template import rendered_on
 from medusa_kit.errors import ConfigError, MedusaKitError
 from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train import distributed, preparation, quality, sharded_base
@@ -87,8 +88,10 @@ def train(
                 base = load_base(recipe, device, load_frozen)
             if self_check is not None:
                 self_check(base)
+            with rendered_on(folder.first_date()):
+                examples = load_examples(base, recipe)
             with by_onednn(device):
-                return _train_heads(base, load_examples(base, recipe), recipe, folder, pace)
+                return _train_heads(base, examples, recipe, folder, pace)
     finally:
         if owns_group:
             torch.distributed.destroy_process_group()
@@ -148,7 +151,8 @@ def load_examples(base: BaseModel, recipe: TrainRecipe) -> list[EncodedExample]:
     examples, report = encode_rows(
         recipe_rows(data, recipe.seed), base.tokenizer, length, data.on_error, base.info.vocab_size
     )
-    console.note(report.summary(length))
+    for note in (report.summary(length), *report.notes()):
+        console.note(note)
     if report.skipped:
         row, reason = report.skipped[0]
         console.warn(f"{len(report.skipped)} rows skipped, the first is row {row}: {reason}")

@@ -370,10 +370,10 @@ def test_an_interrupted_data_generate_says_how_to_go_on(
 
 BAD_PROMPTS = [
     '{"messages": [{"role": "user", "content": null}]}',
-    '{"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}]}]}',
+    '{"messages": [{"role": "user", "content": [{"type": "image", "url": "a"}]}]}',
     "[]",
     "null",
-    '{"question": "of no format"}',
+    '{"goal": "of no format"}',
 ]
 
 

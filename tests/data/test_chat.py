@@ -148,15 +148,20 @@ def test_no_template_no_conversation() -> None:
 
 
 def test_a_template_that_edits_earlier_turns() -> None:
+    """What it renders is trained on, which is told."""
     tokenizer = tokenizer_with(FORGETFUL)
     thinking = chat(("user", "q"), ("assistant", "<think>hm</think>a"), ("user", "r"),
                     ("assistant", "<think>so</think>b"))  # fmt: skip
-    with pytest.raises(DataError, match="row 3: the chat template renders earlier turns differ"):
-        encode_conversation(tokenizer, thinking, row=3)
-    single = encode_conversation(tokenizer, thinking[:2])
-    assert single.loss_mask == by_hand(thinking[:2])[1]
-    silent = CONVERSATIONS["three turns"]  # nothing to drop: nothing is edited
-    assert encode_conversation(tokenizer, silent).loss_mask == by_hand(silent)[1]
+    seen = chat(("user", "q"), ("assistant", "a"), ("user", "r"),
+                ("assistant", "<think>so</think>b"))  # fmt: skip
+    (example,), report = encode_rows([conversation(thinking, 3)], tokenizer, 2048)
+    assert (example.input_ids, example.loss_mask) == by_hand(seen)
+    assert report.edited == [3]
+    assert "changes the words of 1 rows" in report.notes()[0]
+    for whole in (thinking[:2], CONVERSATIONS["three turns"]):  # nothing to drop
+        (example,), report = encode_rows([conversation(whole, 1)], tokenizer, 2048)
+        assert (example.input_ids, example.loss_mask) == by_hand(whole)
+        assert report.notes() == []
 
 
 @pytest.mark.parametrize("mark", ["{% generation %}", "{%- generation -%}", "{%generation%}"])

@@ -152,7 +152,7 @@ def test_weights_a_limit_or_the_stop_mix_the_sources(tmp_path: Path) -> None:
 def test_every_source_of_a_stream_has_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    def read(name: str, limit: int | None, streaming: bool) -> Iterator[Conversation]:
+    def read(name: str, limit: int | None, streaming: bool, extras: bool) -> Iterator[Conversation]:
         calls.append((name, limit, streaming))
         return source(name, limit)
 

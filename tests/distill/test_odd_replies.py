@@ -77,3 +77,18 @@ def test_a_continuation_is_encoded_as_one() -> None:
     going_on = encode_again(tokenizer, " sh", "length", goes_on=True)
     assert going_on == whole[-2:] == [vocabulary["\u2581s"], vocabulary["h"]]
     assert at_start != going_on
+
+
+@pytest.mark.parametrize("key", ["tool_calls", "reasoning_content", "reasoning"])
+def test_an_answer_of_which_a_part_comes_apart_is_refused(
+    monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    """The text alone is not what the model wrote; its token ids are."""
+    message = {"role": "assistant", "content": "a", key: "more"}
+    whole = {"message": message, "finish_reason": "length"}
+    with pytest.raises(DataError, match=f"a part of the answer as '{key}'") as caught:
+        answer(monkeypatch, whole)
+    assert "--return-token-ids" in (caught.value.hint or "")
+    assert answer(monkeypatch, {**whole, "token_ids": [7]}, True)[0] == [7]
+    empty = {"message": {**message, key: None}, "finish_reason": "length"}
+    assert answer(monkeypatch, empty)[0] == byte_tokenizer()("a").input_ids

@@ -97,11 +97,11 @@ def test_the_digest_tells_texts_and_ids_apart(tmp_path: Path) -> None:
 
 
 def test_too_few_prompts_and_other_rows(tmp_path: Path) -> None:
-    rows = [*numbered(20), {"text": "?"}, {"prompt_ids": [1], "response_ids": [2],
+    rows = [*numbered(20), {"goal": "?"}, {"prompt_ids": [1], "response_ids": [2],
                                           "finish_reason": "stop"}]  # fmt: skip
     found = read_prompts(write(tmp_path / "a.jsonl", rows))
     assert (found.skipped, found.first_skipped) == (
-        2, "row 21: its format is unknown; its keys are 'text'")  # fmt: skip
+        2, "row 21: its format is unknown; its keys are 'goal'")  # fmt: skip
     with pytest.raises(DataError, match=r"20 rows are none, row 1: it is an answer already"):
         read_prompts(write(tmp_path / "d.jsonl", rows[-1:] * 20))
     with pytest.raises(DataError, match="has 30 prompts, but only 1 different ids") as shared:

@@ -13,6 +13,7 @@ import contextlib
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,9 +32,11 @@ from medusa_kit.train.run.provenance import provenance
 
 PROGRESS, METRICS = "progress.json", "metrics.jsonl"
 OWN_FILES = ("recipe.yaml", METRICS, "run.json", "bad_update.pt")
+DATE = "date"  # in progress.json: of the text that templates write the date into
 METRIC_LINES = "metric_lines"  # in progress.json: their number
 PROGRESS_TYPES: dict[str, Any] = {
     "step": int, "num_updates": int | None, "seconds": float | int, "best": float | int | None,
+    DATE: str | None,
 }  # fmt: skip
 
 
@@ -51,6 +54,7 @@ class RunFolder:
         self.heads = self.path / "heads"
         self._checkpoints = self.path / "checkpoint"
         self._saved_step: int | None = None
+        self.date: str | None = None
         self._fresh = False  # an older run is dropped once the new one begins
 
     @contextlib.contextmanager
@@ -105,6 +109,14 @@ class RunFolder:
         except ConfigError as error:  # removed, or written by another version
             return [error.message]
 
+    def first_date(self) -> datetime:
+        """When this run first began, the same in every process: templates may write the date, and
+        a run that goes on another day must read the same text."""
+        checkpoint = self.load()
+        began = None if checkpoint is None else checkpoint.progress.get(DATE)
+        self.date = began or distributed.from_main(_now().isoformat())
+        return datetime.fromisoformat(self.date)
+
     def begin(self) -> None:
         """Before the first update: remove the files of a run that is started over or never saved
         a checkpoint."""
@@ -135,9 +147,9 @@ class RunFolder:
                 distributed.barrier()
                 if distributed.is_main():
                     (folder / "provenance.json").write_text(provenance(self.recipe))
-                    lines = {METRIC_LINES: len(self._metric_lines())}
+                    more = {METRIC_LINES: len(self._metric_lines()), DATE: self.date}
                     with atomic_write(folder / PROGRESS) as temporary:
-                        temporary.write_text(json.dumps({**progress, **lines}))
+                        temporary.write_text(json.dumps({**progress, **more}))
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
@@ -166,6 +178,8 @@ class RunFolder:
             for name, kind in PROGRESS_TYPES.items():
                 if not isinstance(value := progress.get(name), kind):
                     raise ValueError(f"{name} is {value!r}")
+            if progress.get(DATE) is not None:
+                datetime.fromisoformat(progress[DATE])
         except (ValueError, KeyError, TypeError, OSError) as error:
             raise CheckpointError(
                 f"{path} cannot be read: {error}", hint="add --fresh to start over"
@@ -218,6 +232,10 @@ class RunFolder:
                 f"({safe} is safe in the checkpoint)",
                 hint="make room and run the same command again: it continues from the checkpoint",
             ) from error
+
+
+def _now() -> datetime:
+    return datetime.now()
 
 
 def _step_of(line: str) -> float:

@@ -1,0 +1,283 @@
+"""What an item of a data set says, as a row. Its form is recognised by its keys:
+
+    messages, conversations, conversation    turns of role and content, or from and value
+    turns                                    MT-bench's: the first is asked
+    prompt, question, instruction, query     what is asked, text or messages; with input or context
+      with completion, answer, output,       the answer to it, text or messages
+      response; history                      earlier [question, answer] pairs
+    text                                     a prompt
+    prompt_ids, response_ids                 an answer of the base, as `data generate` writes it
+
+row_keys.py has the other keys.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from medusa_kit.data.row_keys import (
+    ANSWERED,
+    ASKED,
+    ASKED_TOO,
+    REASONING,
+    SHOWN,
+    SYSTEM,
+    TURN_LISTS,
+    check_message,
+    is_empty,
+    refuse_extras,
+    unused,
+)
+from medusa_kit.data.rows import AnswerRow, BadRow, Conversation, Message, Row
+from medusa_kit.errors import DataError, unknown_value
+from medusa_kit.files import parse_json
+
+ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
+         "model": "assistant", "system": "system", "developer": "system",
+         "tool": "tool"}  # fmt: skip
+FINISH_REASONS = ("stop", "length")
+FORMS = (
+    "messages or conversations (role and content, or from and value), prompt, question or "
+    "instruction (with completion, answer, response or output), text, turns, or prompt_ids and "
+    "response_ids"
+)
+
+
+def read_item(item: Any, number: int, source: str, extras: bool = False) -> Row | BadRow:
+    """The row. `extras`: it may have tools, and messages may have tool calls, names and reasoning,
+    which the caller checks (shown.py); else such a row is a BadRow, as nothing would show them."""
+    try:
+        return _row(item, number, source, extras)
+    except DataError as error:
+        return BadRow(error.message, number, source, error.hint)
+
+
+def _row(item: Any, number: int, source: str, extras: bool) -> Row:
+    if isinstance(item, str):
+        return Conversation([_said("user", item)], number, None, source)
+    if not isinstance(item, dict):
+        raise DataError(f"it holds a {type(item).__name__}, expected an object or a string")
+    identity = item.get("id", item.get("question_id"))
+    identity = None if identity is None else str(identity)
+    if "response_ids" in item:
+        return _answer(item, identity, number, source)
+    messages, used = _messages(item)
+    messages, system = _with_system(messages, item)
+    tools = _tools(item.get("tools"))
+    known = {*used, *system, *(["tools"] if tools else [])}
+    again = [key for key in ASKED if key not in known and _is_again(item, key, used, messages)]
+    left = unused(item, {*known, *again})
+    if not extras:
+        refuse_extras(messages, tools)
+    category = item.get("category")
+    category = category if isinstance(category, str) else None
+    return Conversation(messages, number, identity, source, category, tools, left)
+
+
+def _messages(item: dict[str, Any]) -> tuple[list[Message], list[str]]:
+    """The turns, and the keys that they are from."""
+    for key in TURN_LISTS:
+        if item.get(key) is not None:
+            return _turns(_listed(item, key)), [key]
+    if item.get("turns"):
+        return [_said("user", str(_listed(item, "turns")[0]))], ["turns"]
+    for key in ASKED:
+        if not is_empty(item.get(key)):
+            return _asked_and_answered(item, key)
+    if isinstance(item.get("text"), str) and item["text"]:
+        return [_said("user", item["text"])], ["text"]
+    raise DataError(
+        f"its format is unknown; its keys are {', '.join(map(repr, item)) or 'none'}",
+        hint=f"expected {FORMS}",
+    )
+
+
+def _asked_and_answered(item: dict[str, Any], asked: str) -> tuple[list[Message], list[str]]:
+    further = [key for key in ASKED_TOO if not is_empty(item.get(key))]
+    answers = [key for key in ANSWERED if not is_empty(item.get(key))]
+    if len(answers) > 1:
+        raise DataError(f"it has {' and '.join(map(repr, answers))}; expected one answer")
+    messages = _spoken(item, asked, "user")
+    for key in further:
+        text = item[key]
+        if not isinstance(text, str) or isinstance(item[asked], list):
+            raise DataError(f"{key} is a {type(text).__name__} beside {asked}, expected texts")
+        messages[-1]["content"] += f"\n\n{text}"
+    for key in answers:
+        messages += _spoken(item, key, "assistant")
+    history = [] if is_empty(item.get("history")) else _listed(item, "history")
+    used = [asked, *further, *answers, *(["history"] if history else [])]
+    return [*_earlier(history), *messages], used
+
+
+def _is_again(item: dict[str, Any], key: str, used: list[str], messages: list[Message]) -> bool:
+    """Whether a column says once more what is asked: as a message does, or in another layout."""
+    text = item.get(key)
+    if not isinstance(text, str):
+        return False
+    asked = [item[one] for one in used if one in (*ASKED, *ASKED_TOO)]
+    in_it = bool(asked) and all(isinstance(one, str) and one in text for one in asked)
+    return in_it or any(text.strip() in message["content"] for message in messages)
+
+
+def _earlier(history: list[Any]) -> list[Message]:
+    for pair in history:
+        if (
+            not isinstance(pair, list)
+            or len(pair) != 2
+            or not all(isinstance(t, str) for t in pair)
+        ):
+            raise DataError("history holds something else than pairs of a question and its answer")
+    return [_said(role, text) for pair in history
+            for role, text in zip(("user", "assistant"), pair, strict=True)]  # fmt: skip
+
+
+def _spoken(item: dict[str, Any], key: str, role: str) -> list[Message]:
+    value = item[key]
+    if isinstance(value, str):
+        return [_said(role, value)]
+    if isinstance(value, list):
+        return _turns(value)
+    raise DataError(f"{key} is a {type(value).__name__}, expected text or messages")
+
+
+def _said(role: str, text: str) -> Message:
+    return {"role": role, "content": text}
+
+
+def _with_system(messages: list[Message], item: dict[str, Any]) -> tuple[list[Message], list[str]]:
+    """With the row's own system text, and its key."""
+    given = [key for key in SYSTEM if not is_empty(item.get(key))]
+    for key in given:
+        text = item[key]
+        if not isinstance(text, str):
+            raise DataError(f"{key} is a {type(text).__name__}, expected text")
+        there = [message["content"] for message in messages if message["role"] == "system"]
+        if not there:
+            messages = [_said("system", text), *messages]
+        elif there != [text]:
+            raise DataError(f"its {key!r} differs from its system message; expected one of them")
+    return messages, given
+
+
+def _tools(tools: Any) -> list[dict[str, Any]] | None:
+    """Many data sets hold them as JSON text."""
+    if isinstance(tools, str) and tools.strip():
+        try:
+            tools = parse_json(tools)
+        except json.JSONDecodeError as error:
+            raise DataError(f"tools is text that is not JSON: {error.msg}") from error
+    if is_empty(tools) or (isinstance(tools, str) and not tools.strip()):
+        return None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise DataError("tools is no list of objects")
+    return tools
+
+
+def _listed(item: dict[str, Any], key: str) -> list[Any]:
+    if not isinstance(item[key], list):
+        raise DataError(f"{key} is a {type(item[key]).__name__}, expected a list")
+    return item[key]
+
+
+def _turns(turns: list[Any]) -> list[Message]:
+    return [_message(turn) for turn in turns]
+
+
+def _message(turn: Any) -> Message:
+    is_shared = (
+        isinstance(turn, dict) and "role" not in turn and ("from" in turn or "value" in turn)
+    )
+    role_key, content_key = ("from", "value") if is_shared else ("role", "content")
+    extras = _extras(turn) if isinstance(turn, dict) else {}
+    try:
+        role = turn[role_key]
+        silent = "tool_calls" in extras or "reasoning_content" in extras
+        content = turn.get(content_key, "") if silent else turn[content_key]
+    except (KeyError, TypeError) as error:
+        raise DataError(f"a turn lacks {role_key!r} or {content_key!r}") from error
+    if not isinstance(role, str) or role not in ROLES:
+        raise unknown_value("role", role, ROLES, kind=DataError)
+    check_message(turn, {role_key, content_key, *SHOWN, *REASONING, "weight"})
+    text = "" if content is None and silent else _text(content)
+    weight = _weight(turn.get("weight"), ROLES[role])
+    return {"role": ROLES[role], "content": text, **extras, **weight}
+
+
+def _text(content: Any) -> str:
+    """Parts of text are one text, as a server joins them."""
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise DataError(f"content is a {type(content).__name__}, expected text")
+    for part in content:
+        kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
+        if kind != "text" or not isinstance(part.get("text"), str):
+            raise DataError(f"content has a part of type {kind!r}, expected text")
+    return "".join(part["text"] for part in content)
+
+
+def _extras(turn: Mapping[str, Any]) -> dict[str, Any]:
+    extras: dict[str, Any] = {}
+    reasoning = [turn[key] for key in REASONING if not is_empty(turn.get(key))]
+    if reasoning:
+        if any(one != reasoning[0] or not isinstance(one, str) for one in reasoning):
+            raise DataError("reasoning of a message is something else than one text")
+        extras[REASONING[0]] = reasoning[0]
+    if not is_empty(calls := turn.get("tool_calls")):
+        extras["tool_calls"] = _calls(calls)
+    for key in ("name", "tool_call_id"):
+        if not is_empty(value := turn.get(key)):
+            if not isinstance(value, str):
+                raise DataError(f"{key} of a message is a {type(value).__name__}, expected text")
+            extras[key] = value
+    return extras
+
+
+def _calls(calls: Any) -> list[dict[str, Any]]:
+    """With arguments as objects, which OpenAI's API has as text and templates write as JSON."""
+    if isinstance(calls, str):
+        try:
+            calls = parse_json(calls)
+        except json.JSONDecodeError as error:
+            raise DataError(f"tool_calls is text that is not JSON: {error.msg}") from error
+    try:
+        return [{**call, "function": _function(call["function"])} for call in calls]
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(
+            f"tool_calls holds no call: {error!r}",
+            hint='expected {"id", "type", "function": {"name", "arguments"}}, the last one JSON',
+        ) from error
+
+
+def _function(function: dict[str, Any]) -> dict[str, Any]:
+    name, arguments = function["name"], function["arguments"]
+    parsed = parse_json(arguments) if isinstance(arguments, str) else arguments
+    if not isinstance(name, str) or not isinstance(parsed, dict):
+        raise TypeError(function)
+    return {**function, "name": name, "arguments": parsed}
+
+
+def _weight(weight: Any, role: str) -> dict[str, Any]:
+    """OpenAI's: 0 leaves an answer out of training, 1 does not."""
+    if weight is None:
+        return {}
+    if isinstance(weight, str) or weight not in (0, 1):
+        raise DataError(f"weight is {weight!r}, expected 0 or 1")
+    if role != "assistant" and weight:
+        raise DataError(f"weight is 1 in a message of the {role}; only answers are trained on")
+    return {"weight": 0} if role == "assistant" and not weight else {}
+
+
+def _answer(item: dict[str, Any], identity: str | None, number: int, source: str) -> AnswerRow:
+    prompt_ids, response_ids = item.get("prompt_ids"), item["response_ids"]
+    for name, ids in (("prompt_ids", prompt_ids), ("response_ids", response_ids)):
+        if not isinstance(ids, list) or not all(type(i) is int and i >= 0 for i in ids):
+            raise DataError(f"{name} must be a list of token ids")
+    reason = item.get("finish_reason")
+    if reason not in FINISH_REASONS:
+        raise DataError(f"finish_reason is {reason!r}; expected one of {FINISH_REASONS}")
+    assert isinstance(prompt_ids, list)
+    return AnswerRow(
+        prompt_ids, response_ids, reason, identity, number, item.get("sampling"), source
+    )

@@ -1,0 +1,85 @@
+"""Which keys of a row mean what. A key that changes what the model is told, or what is trained on,
+is honoured, or the row is refused.
+
+Keys of a message that are listed nowhere refuse the row too. Keys of the row itself that are listed
+nowhere are columns of their data set: they are left out, which is told.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from medusa_kit.data.rows import Message
+from medusa_kit.errors import DataError
+
+TURN_LISTS = ("messages", "conversations", "conversation")
+ASKED = ("instruction", "prompt", "question", "query")
+ASKED_TOO = ("input", "context")  # further text of what is asked
+ANSWERED = ("output", "completion", "response", "answer")
+SYSTEM = ("system", "system_prompt")
+
+REASONING = ("reasoning_content", "reasoning", "thinking")  # of a message, all the first one's
+SHOWN = ("tool_calls", "reasoning_content", "name")  # of a message, for the template to show
+
+# Of a row: the model would be told something, or another part would be trained on.
+TELLING = frozenset(
+    (*SYSTEM, "tools", *ASKED, *ASKED_TOO, *REASONING, "system_message", "history", "functions",
+     "function_call", "documents", "knowledge", "passage", "chat_template", "chat_template_kwargs",
+     "enable_thinking", "image", "images", "audio", "audios", "video", "videos", "response_format",
+     "weight", "weights", "loss", "loss_weight", "loss_mask", "mask", "train")
+)  # fmt: skip
+# Of a row or of a message: they say where it is from, or how it was rated.
+HARMLESS = frozenset(
+    ("annotations", "category", "conversation_hash", "conversation_id", "country", "created",
+     "created_at", "dataset", "date", "difficulty", "domain", "hash", "hashed_ip", "header", "id",
+     "idx", "index", "lang", "language", "length", "license", "message_id", "meta", "metadata",
+     "model", "moderation", "num_tokens", "num_turns", "openai_moderation", "origin",
+     "parallel_tool_calls", "prompt_id", "quality", "question_id", "question_type", "rating",
+     "redacted", "reference", "score", "scores", "source", "split", "state", "subset", "tags",
+     "task", "timestamp", "title", "token_count", "tokens", "tool_call_id", "topic", "toxic",
+     "turn", "turn_identifier", "type", "url", "uuid", "version")
+)  # fmt: skip
+
+
+def is_empty(value: Any) -> bool:
+    """Whether a key says nothing: data sets fill missing columns with nothing."""
+    return value is None or (isinstance(value, str | list | dict) and not value)
+
+
+def check_message(turn: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raises DataError for a key of a message that is not known."""
+    for key, value in turn.items():
+        if key not in known and key not in HARMLESS and not is_empty(value):
+            raise DataError(
+                f"a message has {key!r}, and it is not known what that changes",
+                hint="remove it where it changes neither what the model is told nor what is "
+                "trained on",
+            )
+
+
+def refuse_extras(messages: Sequence[Message], tools: Any = None) -> None:
+    """Raises DataError for tools, and messages with more than role and content, where nothing would
+    show them to the model."""
+    found = ["tools"] if tools else []
+    found += [key for message in messages for key in SHOWN if key in message]
+    if found:
+        raise DataError(
+            f"it has {found[0]!r}, which is not shown to the model here",
+            hint="remove it, or give messages of role and content",
+        )
+
+
+def unused(item: Mapping[str, Any], used: Collection[str]) -> tuple[str, ...]:
+    """The keys that are left out. Raises DataError where one of them changes what the model is told
+    or what is trained on."""
+    left = [key for key, value in item.items() if key not in used and not is_empty(value)]
+    for key in left:
+        if key in TELLING and not (key == "weight" and item[key] == 1):
+            raise DataError(
+                f"{key!r} of the row cannot be honoured beside its {_named(used)}",
+                hint="put what the model is told into messages, or remove the key",
+            )
+    return tuple(key for key in left if key not in HARMLESS and key not in TELLING)
+
+
+def _named(used: Collection[str]) -> str:
+    return " and ".join(repr(key) for key in sorted(used))

@@ -1,0 +1,52 @@
+"""Rows as they are read: a conversation, an answer as token ids, or a row that cannot be used."""
+
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from medusa_kit.errors import DataError
+
+# role and content, and where the row has them: tool_calls, tool_call_id, name, reasoning_content,
+# weight (0: not trained on).
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """Messages in OpenAI's form. `row` counts from 1, as an editor counts lines."""
+
+    messages: list[Message]
+    row: int
+    id: str | None
+    source: str
+    category: str | None = None  # in MT-bench, Spec-Bench and sets in their form
+    tools: list[dict[str, Any]] | None = None  # functions that the model is told of
+    unused: tuple[str, ...] = ()  # keys of the row that mean nothing here, and are not harmless
+
+
+@dataclass(frozen=True)
+class AnswerRow:
+    """An answer the base model wrote: its own tokens, the stop token included."""
+
+    prompt_ids: list[int]
+    response_ids: list[int]
+    finish_reason: str  # stop | length
+    id: str | None
+    row: int
+    sampling: dict[str, Any] | None = None
+    source: str = field(default="", compare=False)  # where it was read
+
+
+@dataclass(frozen=True)
+class BadRow:
+    """A row of no known format, or one that says more than can be trained on, and the reason."""
+
+    reason: str
+    row: int
+    source: str
+    hint: str | None = None
+
+    def error(self) -> DataError:
+        return DataError(f"{self.source}:{self.row}: {self.reason}", hint=self.hint)
+
+
+Row: TypeAlias = Conversation | AnswerRow

@@ -1,0 +1,165 @@
+"""Whether the chat template shows the model what a row says. It is found by rendering the row with
+and without: what makes no difference would be dropped without a word."""
+
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from medusa_kit.data.rendered import Rendered, Span
+from medusa_kit.data.row_keys import SHOWN
+from medusa_kit.data.rows import Message
+from medusa_kit.errors import DataError
+
+# Private characters, which neither templates nor rows have; at both ends, so that the places where
+# texts begin and cease to differ are those of the words.
+OTHER = "\ue000other\ue001"
+OTHERS = ("content", "reasoning_content", "tool_calls")  # what a place is found by
+
+
+def is_plain(messages: Sequence[Message]) -> bool:
+    """Whether messages are role and content alone."""
+    return not any(key in message for message in messages for key in SHOWN)
+
+
+def renderable(view: Rendered, messages: Sequence[Message]) -> tuple[list[Message], str]:
+    """(messages as the template takes them, the text). Most templates write the arguments of calls
+    as JSON, some take them as text. Raises DataError where it refuses both."""
+    messages = [{k: v for k, v in message.items() if k != "weight"} for message in messages]
+    try:
+        return messages, view.text(messages)
+    except DataError:
+        if not any("tool_calls" in message for message in messages):
+            raise
+        try:
+            as_text = [_with_text_arguments(message) for message in messages]
+            return as_text, view.text(as_text)
+        except DataError:
+            pass
+        raise
+
+
+class Shown(NamedTuple):
+    """Where each message stands in the rendered text, and whether the template writes other words
+    than theirs, as templates do that leave out earlier thoughts."""
+
+    places: list[Span]
+    is_edited: bool
+
+
+def check_shown(view: Rendered, messages: Sequence[Message], text: str) -> Shown:
+    """Raises DataError, naming it, for what the template leaves out of the rendered text."""
+    thoughts = _check_extras(view, messages, text)
+    places = list[Span]()
+    for index, message in enumerate(messages):
+        if not _words(message) and _text(view, _otherwise(messages, index)) == text:
+            places.append((places[-1][1],) * 2 if places else (0, 0))  # nothing is left out
+        else:
+            places.append(place(view, messages, index, text))
+    changed = view.as_text and any(
+        _words(message) not in text[start:end]
+        for message, (start, end) in zip(messages, places, strict=True)
+    )
+    return Shown(places, changed or not all(thoughts))
+
+
+def place(view: Rendered, messages: Sequence[Message], index: int, text: str) -> Span:
+    """The place of a message: what differs where it says something else. Raises DataError where
+    the template leaves it out."""
+    other = view.text(_otherwise(messages, index))
+    if other == text:
+        raise DataError(
+            f"the chat template leaves out message {index + 1}, of the {messages[index]['role']}",
+            hint="remove it from the row, or use a template that shows it",
+        )
+    start = common_start(text, other)
+    return start, len(text) - common_start(text[start:][::-1], other[start:][::-1])
+
+
+def _words(message: Message) -> str:
+    return str(message.get("content") or "").strip()
+
+
+def _otherwise(
+    messages: Sequence[Message], index: int, keys: Sequence[str] = OTHERS
+) -> list[Message]:
+    """The messages, of which one says something else. Calls are still of the same function, as
+    their results may be said to be."""
+    message = messages[index]
+    further = [key for key in keys if key in message and key != "content"]
+    says = "content" in keys and (
+        _words(message) or not further
+    )  # not beside calls, if it is empty
+    other: Message = dict.fromkeys([*further, *(["content"] if says else [])], OTHER)
+    if "tool_calls" in other:
+        other["tool_calls"] = [_other_call(call) for call in message["tool_calls"]]
+    return [*messages[:index], {**message, **other}, *messages[index + 1 :]]
+
+
+def _other_call(call: dict[str, Any]) -> dict[str, Any]:
+    arguments: Any = {OTHER: OTHER}
+    if isinstance(call["function"]["arguments"], str):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    return {**call, "function": {**call["function"], "arguments": arguments}}
+
+
+def common_start(one: str, other: str) -> int:
+    """How many characters two texts begin with alike."""
+    if one.startswith(other) or other.startswith(one):
+        return min(len(one), len(other))
+    low, high = 0, min(len(one), len(other))  # alike up to low; not up to high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _check_extras(view: Rendered, messages: Sequence[Message], text: str) -> list[bool]:
+    """Raises DataError for tools, calls and names that are not shown, and where no reasoning is.
+    Otherwise whether it is, for each message with some: templates leave out earlier turns'."""
+    if view.tools:
+        function = {"name": OTHER, "description": OTHER, "parameters": {"type": "object"}}
+        others = Rendered(view.tokenizer, [{"type": "function", "function": function}])
+        if _text(others, messages) == text:
+            raise _not_shown("the row's tools")
+    called = {call["function"]["name"] for m in messages for call in m.get("tool_calls", ())}
+    thoughts = []
+    for index, message in enumerate(messages):
+        said_by_call = message["role"] == "tool" and message.get("name") in called
+        for key in SHOWN:
+            if key not in message or (key == "name" and said_by_call):
+                continue
+            is_shown = _text(view, _otherwise(messages, index, [key])) != text
+            if key == "reasoning_content":
+                thoughts.append(is_shown)
+            elif not is_shown:
+                raise _not_shown(f"{key!r} of message {index + 1}")
+    if thoughts and not any(thoughts):
+        raise _not_shown("reasoning_content")
+    return thoughts
+
+
+def _text(view: Rendered, messages: Sequence[Message]) -> str | None:
+    try:
+        return view.text(messages)
+    except DataError:  # it needs what was left out
+        return None
+
+
+def _not_shown(what: str) -> DataError:
+    return DataError(
+        f"the chat template does not show {what}",
+        hint="remove it from the row, or use a template that shows it",
+    )
+
+
+def _with_text_arguments(message: Message) -> Message:
+    if "tool_calls" not in message:
+        return message
+    calls = []
+    for call in message["tool_calls"]:
+        arguments = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        calls.append({**call, "function": {**call["function"], "arguments": arguments}})
+    return {**message, "tool_calls": calls}

@@ -1,0 +1,197 @@
+"""Which tokens of a rendered conversation the assistant wrote.
+
+A turn's words stand where the rendered text differs once they are others (shown.py); text is never
+searched for them, so it does not matter what they are equal to. The turn begins behind what the
+template writes before an answer, or with its {% generation %} mark. It ends with the first
+end-of-turn token at or after its words; what follows that is the template's own. A token that
+stands across the first or last character belongs to the turn.
+"""
+
+import functools
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from medusa_kit.base.tokenizer.turn_end import end_of_turn, special_ids
+from medusa_kit.data.rendered import Rendered, Span
+from medusa_kit.data.rows import Message
+from medusa_kit.data.shown import check_shown, common_start, place, renderable
+from medusa_kit.data.template import chat_template
+from medusa_kit.errors import DataError
+
+GENERATION_MARK = re.compile(r"{%[-+]?\s*generation\b")
+
+
+class Written(NamedTuple):
+    """Tokens of a conversation, and which of them the assistant wrote."""
+
+    ids: list[int]
+    mask: list[bool]
+    is_edited: bool  # whether the template shows other words than the row's, without thoughts say
+
+
+def written(view: Rendered, messages: Sequence[Message]) -> Written:
+    """Up to the last turn that is trained on. Raises DataError where the template refuses the
+    conversation or leaves out a part of it, and where no turn is left."""
+    weights = [m["role"] == "assistant" and m.get("weight", 1) for m in messages]
+    messages, text = renderable(view, messages)
+    turns = _Turns(view, messages, text)
+    mask, last = [False] * len(turns.ids), 0
+    for index, message in enumerate(messages):
+        if message["role"] != "assistant":
+            turns.close()
+            continue
+        places = turns.find(index)
+        if not weights[index]:
+            continue
+        for start, end in places:
+            mask[start:end] = [True] * (end - start)
+            last = max(last, end)
+    if not any(mask):
+        raise _nothing(any(weights), turns.marks is not None)
+    return Written(turns.ids[:last], mask[:last], turns.is_edited)
+
+
+def _nothing(some_weight: bool, is_marked: bool) -> DataError:
+    if not some_weight:
+        return DataError("every turn of the assistant has weight 0")
+    if is_marked:
+        return DataError(
+            "the chat template's {% generation %} marks hold none of the assistant's turns",
+            hint="the marks should enclose the assistant's words",
+        )
+    return DataError("the assistant's turns have no tokens")
+
+
+class _Turns:
+    def __init__(self, view: Rendered, messages: Sequence[Message], text: str) -> None:
+        self._view, self._messages, self._text = view, messages, text
+        self.ids, self._spans = view.tokens(text)
+        self._places, self.is_edited = check_shown(view, messages, text)
+        marked = view.as_text and GENERATION_MARK.search(chat_template(view.tokenizer) or "")
+        self.marks = view.marked(messages) if marked else None
+        self._end_id = end_of_turn(view.tokenizer)
+        self._specials = special_ids(view.tokenizer)
+        self._ends = {*self._specials, self._end_id}
+        self._open_end: int | None = None  # of the turn just before, where nothing ended it
+
+    def close(self) -> None:
+        """Others speak: no turn goes on behind them."""
+        self._open_end = None
+
+    def find(self, index: int) -> list[Span]:
+        """The tokens of a turn: none where the template's marks leave it out."""
+        start, end = self._places[index]
+        if self.marks is None:
+            first = self._first(self._beginning(index))
+            self._open_end = None
+            return [(first, self._last(index, first, end, None))]
+        inside = [
+            (s, e) for s, e in self.marks if (s < end and e > start) or s <= start <= end <= e
+        ]
+        found = []
+        for number, (s, e) in enumerate(inside, start=1):
+            first = self._first(s)
+            if number == len(inside) and end <= e:
+                found.append((first, self._last(index, first, end, e)))
+            else:
+                found.append((first, max(first, self._until(e))))
+        return found
+
+    def _first(self, start: int) -> int:
+        """The first token with something of the text from `start` on. One that stands for more than
+        its turn's beginning, as a template's own token does with spaces behind it, is not of it."""
+        index = next((i for i, (_, e) in enumerate(self._spans) if e > start), len(self.ids))
+        own = index < len(self.ids) and self._spans[index][0] < start
+        return index + (own and self.ids[index] in self._specials)
+
+    def _until(self, end: int) -> int:
+        """One past the last token with something of the text before `end`."""
+        return next((i for i, (s, _) in enumerate(self._spans) if s >= end), len(self.ids))
+
+    def _beginning(self, index: int) -> int:
+        """Where the model begins to write: behind what the template asks with. Some templates ask
+        with more than they write before finished answers, such as the beginning of a thought."""
+        start, end = self._places[index]
+        asked, _ = self._asked(index)
+        if asked and self._text.startswith(asked) and len(asked) <= end:
+            return len(asked)
+        before = max((e for _, e in self._places[:index] if e <= start), default=0)
+        for length in range(len(header := self._header(index)), 0, -1):
+            if (at := self._text.rfind(header[:length], before, start)) >= 0:
+                return at + length
+        joined = self._open_end  # consecutive turns may be written as one
+        if joined is None or not self._view.is_blank(self._text[joined:start]):
+            return start
+        return joined
+
+    def _header(self, index: int) -> str:
+        """What the template writes before an answer: this one, else some other."""
+        for one in (index, *range(1, len(self._messages))):
+            asked, before = self._asked(one)
+            if asked and self._messages[one]["role"] == "assistant":
+                return asked[common_start(asked, before) :]
+        return ""
+
+    def _asked(self, index: int) -> tuple[str, str]:
+        """The text up to the turn, ready for the answer and not; empty where it is refused."""
+        earlier = self._messages[:index]
+        try:
+            return self._view.text(earlier, ask=True), self._view.text(earlier)
+        except DataError:
+            return "", ""
+
+    def _last(self, index: int, first: int, end: int, mark: int | None) -> int:
+        """One past the last token of the turn whose words end at `end`, and its mark at `mark`."""
+        is_last = index + 1 == len(self._places)
+        following = len(self._text) if is_last else self._places[index + 1][0]
+        near = [i for i in range(first, len(self.ids)) if self._spans[i][1] >= end]
+        for position in near:
+            if not is_last and self._spans[position][0] >= following:
+                break
+            if self.ids[position] == self._end_id:
+                return position + 1
+        if mark is not None:
+            return max(first, self._until(mark))
+        limit = self._tail_end(index, end)
+        for position in near:
+            start, stop = self._spans[position]
+            if start >= end and stop <= limit and self.ids[position] in self._ends:
+                return position + (self.ids[position] != self._opener(first))
+        if (own := self._inner_end(near, end, following)) is not None:
+            return own + 1
+        self._open_end = end
+        whole = [i for i in near if self._spans[i][1] <= limit or self._spans[i][0] < end]
+        return max(first, whole[-1] + 1) if whole else first
+
+    def _inner_end(self, near: Sequence[int], end: int, following: int) -> int | None:
+        """The token that ends a turn in the middle of a conversation alone: the first one behind
+        it, where others open the next turn."""
+        between = [i for i in near if end <= self._spans[i][0] < following]
+        marks = [i for i in between if self.ids[i] in self._specials]
+        if len(marks) < 2 or self.ids[marks[0]] in (self.ids[marks[-1]], *self._header_ids):
+            return None
+        before = self._text[end : self._spans[marks[0]][0]]
+        return marks[0] if self._view.is_blank(before) else None
+
+    @functools.cached_property
+    def _header_ids(self) -> list[int]:
+        return self._view.tokens(self._header(0))[0]
+
+    def _tail_end(self, index: int, end: int) -> int:
+        """Where the text behind a turn ceases to be what it is where the conversation ends there:
+        from there on it is that of later turns."""
+        if index + 1 == len(self._places):
+            return len(self._text)
+        until = self._messages[: index + 1]
+        try:
+            text = self._view.text(until)
+            _, words_end = place(self._view, until, index, text)
+        except DataError:
+            return end
+        return end + common_start(self._text[end:], text[words_end:])
+
+    def _opener(self, first: int) -> int | None:
+        """The token that opens the turn. A template that always opens another writes it behind the
+        last one, too."""
+        return next((i for i in reversed(self.ids[:first]) if i in self._specials), None)
