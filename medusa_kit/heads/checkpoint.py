@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from medusa_kit import console
+from medusa_kit.base.faults.finite import check_fit, check_numbers
 from medusa_kit.base.fingerprint import OLD_NOTE, Match, compare
-from medusa_kit.base.finite import check_fit, check_numbers
 from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import (
     CheckpointError,

@@ -9,19 +9,12 @@ from typing import Any
 
 import torch
 
+from medusa_kit.base.faults.out_of_memory import is_out_of_memory
 from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import DeviceMemoryError
 
 GB = 1e9
 DEVICE_SAYS = "CUDA error"  # in older torch, whose error is a plain RuntimeError
-CPU_SAYS = "DefaultCPUAllocator"  # torch raises a plain RuntimeError there
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory was too small, the accelerator's or the machine's."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError | DeviceMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and CPU_SAYS in str(error)
 
 
 def is_device_lost(error: BaseException) -> bool:

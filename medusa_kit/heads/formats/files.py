@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from medusa_kit.base.finite import check_numbers
+from medusa_kit.base.faults.finite import check_numbers
 from medusa_kit.base.hub_client import heads_folder
 from medusa_kit.errors import CheckpointError, unreadable
 from medusa_kit.files import parse_json

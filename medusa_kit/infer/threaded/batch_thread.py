@@ -19,10 +19,11 @@ from typing import Literal, NamedTuple
 import torch
 
 from medusa_kit import console
+from medusa_kit.base.faults.out_of_memory import is_out_of_memory
 from medusa_kit.errors import ClosedError, ConfigError, QueueFullError
 from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.draft import Drafter, notes_of
-from medusa_kit.infer.memory import device_memory_error, is_device_lost, is_out_of_memory
+from medusa_kit.infer.memory import device_memory_error, is_device_lost
 from medusa_kit.infer.request import Emitted, FailAlone, Row
 from medusa_kit.infer.threaded.submission import OnTokens, Submission, Ticket, check_process
 from medusa_kit.infer.turns import Turns
