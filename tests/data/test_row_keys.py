@@ -146,6 +146,9 @@ SAME: dict[str, Any] = {
     "a developer": {"messages": [{**SYSTEM, "role": "developer"}, ASKED, ANSWERED]},
     "nothing in other keys": {"messages": [SYSTEM, {**ASKED, "tool_calls": None}, ANSWERED],
                               "tools": [], "input": "", "images": None, "functions": []},
+    "no messages beside others": {"messages": [], "conversations": None, "system": "S",
+                                  "instruction": "Q", "output": "a"},
+    "an answer rated good": {"system": "S", "prompt": "Q", "completion": "a", "label": True},
 }  # fmt: skip
 
 
@@ -185,6 +188,15 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "documents": ({"documents": ["d"], "messages": TALK}, "'documents' of the row"),
     "template variables": ({"chat_template_kwargs": {"a": 1}, "messages": TALK}, "of the row"),
     "an input": ({"input": "x", "messages": TALK}, "'input' of the row cannot be honoured"),
+    "a system of another name": ({"system_instruction": "S", "messages": TALK},
+                                 "'system_instruction' of the row"),
+    "a key in capitals": ({"System": "S", "messages": TALK}, "'System' of the row"),
+    "choices": ({"question": "Q", "choices": ["x", "y"], "answer": "B"}, "'choices' of the row"),
+    "an answer rated bad": ({"prompt": "Q", "completion": "a", "label": False}, "'label' of the"),
+    "text of the assistant": ({"text": "a", "role": "assistant"}, "'role' of the row"),
+    "a longer prompt": ({"instruction": "Translate", "prompt": "Translate: Q", "output": "a"},
+                        "'prompt' of the row"),
+    "no messages": ({"messages": []}, "its format is unknown; its keys are 'messages'"),
     "another prompt": ({"prompt": "x", "messages": TALK}, "'prompt' of the row"),
     "pictures": ({"images": ["x"], "messages": TALK}, "'images' of the row"),
     "a weight of the row": ({"weight": 0, "messages": TALK}, "'weight' of the row"),
