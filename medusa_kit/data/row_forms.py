@@ -118,7 +118,9 @@ def _is_again(item: dict[str, Any], key: str, used: list[str], messages: list[Me
         return False
     asked = [item[one] for one in used if one in (*ASKED, *ASKED_TOO)]
     in_it = bool(asked) and all(isinstance(one, str) and one in text for one in asked)
-    return (in_it and any(mark in text for mark in LAYOUTS)) or any(text.strip() in message["content"] for message in messages)
+    return (in_it and any(mark in text for mark in LAYOUTS)) or any(
+        text.strip() in message["content"] for message in messages
+    )
 
 
 def _earlier(history: list[Any]) -> list[Message]:

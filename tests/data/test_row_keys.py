@@ -98,6 +98,16 @@ def test_what_the_template_does_not_show_is_refused(tmp_path: Path, case: str) -
     assert "is not shown to the model here" in found.reason
 
 
+def test_words_beside_a_call_are_trained_on_or_refused(tmp_path: Path) -> None:
+    """Llama 3.1's template writes the call alone."""
+    row = {"messages": [ASKED, {**CALLING[1], "content": "I look."}, *CALLING[2:]]}
+    assert trained(tmp_path, row)[0][0].startswith("I look.rain")
+    calls_alone = SHOWING.replace("{{ m.content }}", "{{ m.content if not m.tool_calls }}")
+    with pytest.raises(DataError, match="does not show 'content' of message 2"):
+        trained(tmp_path, row, calls_alone)
+    assert trained(tmp_path, {"messages": CALLING}, calls_alone)[0][0].startswith("rain")
+
+
 def test_a_prompt_is_asked_with_all_that_it_says(tmp_path: Path) -> None:
     """Or not at all: as `data generate` asks."""
     tokenizer, plain = tokenizer_of(SHOWING), tokenizer_of(PLAIN)
