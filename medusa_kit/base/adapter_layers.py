@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from medusa_kit.base.adapters import CONFIG_NAME, WEIGHTS_NAME
-from medusa_kit.base.finite import check_numbers
+from medusa_kit.base.faults.finite import check_numbers
 from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import CheckpointError, IncompatibleBaseError
 

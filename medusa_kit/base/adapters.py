@@ -133,7 +133,7 @@ def _check_weights(path: Path) -> None:
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    from medusa_kit.base.finite import check_numbers
+    from medusa_kit.base.faults.finite import check_numbers
 
     with contextlib.suppress(SafetensorError, OSError):
         check_numbers(path, load_file(path))

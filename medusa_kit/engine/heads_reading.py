@@ -8,6 +8,7 @@ from medusa_kit import console
 from medusa_kit.base import adapters
 from medusa_kit.base.adapter_layers import AdapterLayers
 from medusa_kit.base.adapters import CONFIG_NAME as ADAPTER_CONFIG
+from medusa_kit.base.faults.out_of_memory import is_out_of_memory
 from medusa_kit.engine.before_loading import TREE_NAME, read_tree
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.heads_encoding import tell_of_encoding
@@ -16,7 +17,6 @@ from medusa_kit.engine.load import with_heads
 from medusa_kit.errors import CheckpointError, ConfigError, DeviceMemoryError, MedusaKitError
 from medusa_kit.heads import load_heads
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER
-from medusa_kit.infer.memory import is_out_of_memory
 from medusa_kit.infer.turns import AdaptedVerifier
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.drafters import READ_HEADS

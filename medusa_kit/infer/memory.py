@@ -9,18 +9,30 @@ from typing import Any
 
 import torch
 
+from medusa_kit.base.faults.out_of_memory import is_out_of_memory
 from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import DeviceMemoryError
 
 GB = 1e9
-CPU_SAYS = "DefaultCPUAllocator"  # torch raises a plain RuntimeError there
+DEVICE_SAYS = "CUDA error"  # in older torch, whose error is a plain RuntimeError
 
 
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory was too small, the accelerator's or the machine's."""
-    if isinstance(error, torch.OutOfMemoryError | MemoryError | DeviceMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and CPU_SAYS in str(error)
+def is_device_lost(error: BaseException) -> bool:
+    """Whether the accelerator can do no more in this process: after some errors, a bad address or
+    an assertion in a kernel, every later call fails too."""
+    if is_out_of_memory(error) or not torch.accelerator.is_available():
+        return False
+    kind = getattr(torch, "AcceleratorError", ())
+    return (isinstance(error, kind) or DEVICE_SAYS in str(error)) and not _answers()
+
+
+def _answers() -> bool:
+    """Whether the accelerator still works."""
+    try:
+        torch.accelerator.synchronize()
+    except RuntimeError:
+        return False
+    return True
 
 
 @contextmanager

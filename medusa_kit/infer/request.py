@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TypeVar
 
+from medusa_kit.base.faults.out_of_memory import is_out_of_memory
 from medusa_kit.base.tokenizer.ids import check_stop_ids, check_token_ids
 from medusa_kit.errors import ConfigError, ContextLengthError, check_count
 from medusa_kit.infer.accept.grammar import grammar_mask
@@ -13,7 +14,6 @@ from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.details import NOTHING, TokenScore, VerifiedTree, Wanted
 from medusa_kit.infer.detokenize import Place, StopStrings
-from medusa_kit.infer.memory import is_out_of_memory
 from medusa_kit.infer.verifier import Verifier
 from medusa_kit.settings.sampling import SamplingParams
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from medusa_kit import console
-from medusa_kit.base import finite
+from medusa_kit.base.faults import finite
 from medusa_kit.base.model import RELATIVE_TOLERANCE, BaseModel, relative_error
 from medusa_kit.errors import CheckpointError, IncompatibleBaseError
 from medusa_kit.infer.attention.choice import cannot_use

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from medusa_kit import console
+from medusa_kit.base.faults.out_of_memory import is_out_of_memory
 from medusa_kit.base.fingerprint import OLD_NOTE, Match, compare
 from medusa_kit.base.tokenizer.encoding_digest import ENCODING, Encodings
 from medusa_kit.base.tokenizer.encoding_digest import compare as compare_encodings
@@ -26,6 +27,7 @@ from medusa_kit.errors import (
     ConfigError,
     IncompatibleBaseError,
     MedusaKitError,
+    in_one_line,
 )
 from medusa_kit.heads.checkpoint import read_whole
 from medusa_kit.settings.recipe import TrainRecipe
@@ -197,7 +199,20 @@ class TrainingLoop:
         bar.expect(self.num_updates)
 
     def _update(self, update: Update) -> None:
-        """Raises MedusaKitError, before any weight changes, when the loss is not finite."""
+        """Raises MedusaKitError, before any weight changes, when the loss is not finite; also where
+        memory is full."""
+        with self._told_when_full(keep=True):
+            total = self._gradients(update)
+        if not math.isfinite(float(total.loss)):
+            self._not_finite(update, float(total.loss))
+        with self._told_when_full(keep=False):
+            self.engine.update(learning_rate(self.recipe.train, self.step, self.num_updates))
+            self.average.add(self.step)
+        self.recent.append({name: part.tolist() for name, part in total._asdict().items()})
+        self.step += 1
+
+    def _gradients(self, update: Update) -> HeadsLoss:
+        """Those of all micro-batches, added up in the weights; returns the losses' sums."""
         joint = self.recipe.joint_options
         weight = heads_weight(joint, self.step, self.num_updates)
         share = 1 / (self.recipe.train.accumulation * distributed.world())
@@ -207,15 +222,35 @@ class TrainingLoop:
             result = self.engine.forward(batch, terms)
             self.engine.backward(result.loss)
             parts.append(HeadsLoss(*(part.detach() for part in result)))
-        total = HeadsLoss(
+        return HeadsLoss(
             *(distributed.summed(torch.stack(part).sum(0)) for part in zip(*parts, strict=True))
         )
-        if not math.isfinite(float(total.loss)):
-            self._not_finite(update, float(total.loss))
-        self.engine.update(learning_rate(self.recipe.train, self.step, self.num_updates))
-        self.average.add(self.step)
-        self.recent.append({name: part.tolist() for name, part in total._asdict().items()})
-        self.step += 1
+
+    @contextlib.contextmanager
+    def _told_when_full(self, keep: bool) -> Iterator[None]:
+        """Says where memory is full. `keep`: the weights are still those that the last update left,
+        and nothing is due but the next, so a checkpoint is written. Raises MedusaKitError."""
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            said = in_one_line(error) or type(error).__name__
+            error.__traceback__ = None  # its frames hold tensors
+            kept = keep and self.step and distributed.world() == 1
+            if kept:
+                for parameter in self.engine.module.parameters():
+                    parameter.grad = None
+                self.save()
+            went_on = (
+                f"the same command goes on after update {self.step}" if kept
+                else "the same command goes on from the checkpoint, if any"
+            )  # fmt: skip
+            raise MedusaKitError(
+                f"memory is full at update {self.step + 1} of {self.num_updates}: {said}",
+                hint=f"{went_on}; a new run needs less with a smaller train.micro_batch_positions "
+                "and as much more train.accumulation (the losses stay the same)",
+            ) from None
 
     def _not_finite(self, update: Update, loss: float) -> None:
         path = self.folder.path / "bad_update.pt"
@@ -265,7 +300,7 @@ class TrainingLoop:
 
     def judge(self) -> HeadScores:
         """Score on the held-out rows, and keep the weights if they are the best so far."""
-        with self.average.in_place():
+        with self._told_when_full(keep=False), self.average.in_place():
             return self._judge()
 
     def _judge(self) -> HeadScores:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from medusa_kit import console
-from medusa_kit.base.finite import check_fit
+from medusa_kit.base.faults.finite import check_fit
 from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
 from medusa_kit.heads.config import HeadsConfig

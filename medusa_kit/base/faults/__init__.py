@@ -1,0 +1,1 @@
+"""Faults that several parts have to tell: damaged numbers, full memory."""
