@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install check fmt fix test test-quantised test-neon wheel test-wheel stress sanitize fuzz-gguf test-vllm test-api test-page test-ray test-clients soak gpu-check test-gpu demo bench bench-llama-cpp bench-serving recording clean
+.PHONY: help install check fmt fix test test-quantised test-neon wheel test-wheel stress sanitize fuzz-gguf test-vllm test-api test-page test-ray test-clients soak hostile gpu-check test-gpu demo bench bench-llama-cpp bench-serving recording clean
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 12
@@ -182,6 +182,9 @@ $(CLIENTS)/.installed: constraints.txt
 MINUTES ?= 30
 soak: install ## A server of a tiny model under load: valid requests, memory, answers; MINUTES=3
 	$(BIN)/python benchmarks/soak.py --minutes $(MINUTES) $(OPTIONS)
+
+hostile: install ## A server that is attacked while others read their streams: gaps, memory, its end
+	$(BIN)/python benchmarks/hostile.py $(OPTIONS)
 
 # The compiler's cache is in build/, so a second run only compiles what has changed.
 gpu-check: install ## Check the GPU path without a GPU: compile all kernels, check their limits

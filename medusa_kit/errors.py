@@ -7,7 +7,8 @@ MedusaKitError                 exit 1: a run failed
 │   └── UnknownModelError      a request for a model, or heads of it, that is not served
 ├── DataError                  a data file or a row of it
 ├── CheckpointError            heads, statistics or a model that is missing, cut off or malformed
-│   └── HubError               the Hub refuses, cannot be reached, or has no such thing
+│   ├── HubError               the Hub refuses, cannot be reached, or has no such thing
+│   └── StorageError           files that are there, which this machine cannot read now
 ├── IncompatibleBaseError      heads on the wrong base, or a base that trees cannot be verified on
 ├── ContextLengthError         a prompt that does not fit the model's context
 ├── DeviceMemoryError          a request that the device's memory cannot hold
@@ -20,6 +21,7 @@ A message names the value and what was expected; `hint` says what to do about it
 
 import difflib
 import math
+import re
 from collections.abc import Iterable
 from numbers import Integral
 from typing import Any, TypeVar
@@ -31,6 +33,7 @@ class MedusaKitError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
+        message = without_stack(message)
         super().__init__(message)
         self.message = message
         self.hint = hint
@@ -67,6 +70,10 @@ class HubError(CheckpointError):
     pass
 
 
+class StorageError(CheckpointError):
+    pass
+
+
 class IncompatibleBaseError(MedusaKitError):
     pass
 
@@ -92,10 +99,19 @@ class ClosedError(MedusaKitError):
 
 
 AnyError = TypeVar("AnyError", bound=MedusaKitError)
+# Of torch's messages, as it is built or with TORCH_SHOW_CPP_STACKTRACES.
+STACKS = (
+    re.compile(r"\s*Exception raised from .*(?:\n(?:C\+\+ CapturedTraceback:|frame #|#\d+ |<).*)*"),
+    re.compile(r"\[enforce fail at [^\]]*\] ?"),
+    re.compile(r" ?at \"?[\w./+-]+\.(?:cpp|cc|cuh|cu|hpp|h)\"?:\d+"),
+)
+MOST_COMPARED = 300  # characters of a word whose nearest is looked for
 
 
 def nearest(value: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
     """The known word closest to `value`, or None when nothing is close."""
+    if len(value) > MOST_COMPARED:  # which takes long, and is close to none
+        return None
     matches = difflib.get_close_matches(value, list(known), n=1, cutoff=cutoff)
     return matches[0] if matches else None
 
@@ -123,6 +139,21 @@ def unknown_value(
         f"{what} {value!r} is unknown; expected {expected}",
         hint=did_you_mean(value, words, otherwise),
     )
+
+
+def without_stack(text: str) -> str:
+    """What a library says, without the stack of C++ and the places in its source."""
+    for pattern in STACKS:
+        text = pattern.sub("", text)
+    return text
+
+
+def unreadable(error: Exception) -> type[CheckpointError]:
+    """The kind of error for a file that could not be read: whether the file is to blame for it, or
+    the machine (too many open files, no right to read it, a disk that fails)."""
+    missing = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+    own = isinstance(error, OSError) and not isinstance(error, missing)
+    return StorageError if own else CheckpointError
 
 
 def in_one_line(error: BaseException) -> str:

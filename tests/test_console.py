@@ -1,6 +1,8 @@
 """Notes and warnings where stderr cannot be written."""
 
+import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -51,3 +53,30 @@ def test_lines_arrive_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     console.note("[bold] a note")
     console.warn("x" * 300)
     assert capsys.readouterr().err == "[bold] a note\nwarning: " + "x" * 300 + "\n"
+
+
+def test_a_number_that_is_none_is_a_dash() -> None:
+    assert console.number(math.nan, ".1%") == console.number(None, ".3f") == "–"
+    assert console.number(0.25, ".1%") == "25.0%"
+
+
+def test_what_was_there_before_is_no_rate(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor is what is set up before the first step: of a run that goes on, 40 steps of 2 s each are
+    left, whatever came before."""
+    now = [0.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    with console.progress("training", 1000, unit="updates", done=900) as bar:
+        now[0] = 3000.0
+        for _ in range(60):
+            now[0] += 2.0
+            bar.advance()
+        for _ in range(10):
+            now[0] += 2.0
+            bar.advance()
+    last = capsys.readouterr().err.splitlines()[-1]
+    found = re.search(r"training: ([\d,]+) of 1,000, ([\d,]+) s left", last)
+    assert found is not None, last
+    done, left = (float(part) for part in found.groups())
+    assert left == pytest.approx(2 * (1000 - done), rel=0.05)

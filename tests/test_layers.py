@@ -16,7 +16,17 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 # A module may import from its own package and from lower tiers; packages of one tier never import
 # each other.
 TIERS = [
-    {"errors", "console", "files", "locks", "made_once", "no_gradients", "one_owner", "version"},
+    {
+        "background",
+        "errors",
+        "console",
+        "files",
+        "locks",
+        "made_once",
+        "no_gradients",
+        "one_owner",
+        "version",
+    },
     {"settings"},
     {"tree"},
     {"base"},

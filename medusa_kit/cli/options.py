@@ -183,7 +183,7 @@ def with_sampling(
             undecided = {"temperature": 1.0} if sampling["temperature"] is None else {}
             SamplingParams.of(sampling | undecided)  # errors come before a model loads
             if sampling.get("grammar") is not None:
-                from medusa_kit.infer.accept.grammar import check_grammar
+                from medusa_kit.infer.accept.grammar_source import check_grammar
 
                 check_grammar(sampling["grammar"])
             command(**arguments, sampling=sampling)

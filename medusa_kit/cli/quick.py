@@ -19,6 +19,7 @@ def run_quick(
     output: Path | None,
     device: str,
     fresh: bool,
+    dry_run: bool = False,
 ) -> None:
     """`refused`: what was given and does not go with it."""
     _check(refused, prompts, hours)
@@ -40,6 +41,11 @@ def run_quick(
     folder = output or Path(f"heads-{name_of(model)}")
     session = prepared(Request(model, prompts, hours, folder, device), fresh)
     resolve(model, weights=False)  # is it there?
+    if dry_run:
+        from medusa_kit.quick.forecast import forecast
+
+        console.out.print(forecast(session), markup=False, highlight=False, soft_wrap=True)
+        return
     try:
         verified = run(session, fresh)
     except KeyboardInterrupt:

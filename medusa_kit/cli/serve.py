@@ -1,6 +1,7 @@
 """`medusa-kit serve`: an OpenAI-compatible server of one model."""
 
 import functools
+import gc
 import inspect
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any
@@ -9,7 +10,7 @@ import typer
 
 from medusa_kit import console
 from medusa_kit.cli import engine_options, options
-from medusa_kit.errors import ConfigError, UsageError
+from medusa_kit.errors import ConfigError, MedusaKitError, UsageError
 from medusa_kit.settings.serve import serve_options
 
 PLACE = "serving"  # the parameter that stands where the server's options go
@@ -59,6 +60,7 @@ def serve(
         from medusa_kit.engine.heads_folder import HeadsFolder
         from medusa_kit.serve.operations.guard import warn_of_open_server
         from medusa_kit.serve.operations.keys import load_keys
+        from medusa_kit.serve.operations.open_files import with_room_for_connections
         from medusa_kit.serve.server import bind, url_of
     except ModuleNotFoundError as error:
         if error.name not in ("fastapi", "starlette", "uvicorn", "prometheus_client"):
@@ -72,6 +74,7 @@ def serve(
     keys = load_keys(config.api_key_file)
     HeadsFolder(config.heads_dir, config.heads_hub or ())  # which is told before the model loads
     warn_of_open_server(config.host, keys)
+    config = with_room_for_connections(config)
     bound = bind(config.host, config.port)
     with bound:
         if config.replicas is not None:
@@ -88,6 +91,7 @@ def _run(engine: Any, config: Any, keys: Any, bound: Any, url: str) -> None:
     from medusa_kit.serve.service import Service
 
     service = Service(engine, config)
+    service.prepare()
 
     def ready() -> None:
         names = ", ".join(one["id"] for one in service.names.entries())
@@ -98,7 +102,10 @@ def _run(engine: Any, config: Any, keys: Any, bound: Any, url: str) -> None:
         _listen(server, config, bound)
     finally:
         service.close(drain=False)
+    if server.failure is not None:
+        raise MedusaKitError(f"the server has ended: {server.failure}", hint="start it again")
     console.note("the server has ended")
+    gc.freeze()  # else Python looks through all it has once more, for seconds on a busy machine
 
 
 def _check_ray(address: str | None) -> None:

@@ -66,10 +66,9 @@ def train(
     if quick:
         from medusa_kit.cli.quick import run_quick
 
-        refused = {"a recipe": recipe, "--dry-run": dry_run,
-                   "--nproc": options.was_given(context, "nproc")}  # fmt: skip
+        refused = {"a recipe": recipe, "--nproc": options.was_given(context, "nproc")}  # fmt: skip
         run_quick([name for name, given in refused.items() if given], model, prompts, hours,
-                  output, device, fresh)  # fmt: skip
+                  output, device, fresh, dry_run)  # fmt: skip
         return
     _check(context, recipe)
     assert recipe is not None

@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 from medusa_kit.base.tokenizer.turn_end import end_of_turn
+from medusa_kit.data.bounded_rendering import bounded
 from medusa_kit.data.rows import Message
 from medusa_kit.errors import DataError
 
@@ -52,13 +54,7 @@ def render(
     """Token ids of the conversation. `tools`: functions that the template tells the model of;
     `variables`: of the template. Raises DataError where the template refuses it."""
     given = _given(tools, variables)
-    check_characters(messages)
-    with refusals():
-        ids = tokenizer.apply_chat_template(
-            list(messages), add_generation_prompt=add_generation_prompt, return_dict=False,
-            **_on_its_date(tokenizer), **given,
-        )  # fmt: skip
-    return list(ids)
+    return list(_rendered(tokenizer, messages, add_generation_prompt, return_dict=False, **given))
 
 
 def render_text(
@@ -71,14 +67,18 @@ def render_text(
     """Text of the conversation, with `ask` ready for the answer. Raises DataError as `render`
     does."""
     given = _given(tools, variables)
+    return str(_rendered(tokenizer, messages, ask, tokenize=False, **given))
+
+
+def _rendered(tokenizer: Any, messages: Sequence[Message], ask: bool, **given: Any) -> Any:
+    """What the tokenizer makes of them, within the limits of bounded_rendering.py."""
     check_characters(messages)
     with refusals():
-        return str(
-            tokenizer.apply_chat_template(
-                list(messages), add_generation_prompt=ask, tokenize=False,
-                **_on_its_date(tokenizer), **given,
-            )
+        rendering = partial(
+            tokenizer.apply_chat_template, list(messages), add_generation_prompt=ask,
+            **_on_its_date(tokenizer), **given,
         )  # fmt: skip
+        return bounded(dated(chat_template(tokenizer)), rendering)
 
 
 @contextmanager

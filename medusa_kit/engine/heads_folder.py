@@ -9,12 +9,20 @@ import reprlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISDIR, S_ISREG
 
 from medusa_kit.base.hub_client import HubName
-from medusa_kit.errors import CheckpointError, ConfigError, UnknownModelError, did_you_mean
+from medusa_kit.errors import (
+    CheckpointError,
+    ConfigError,
+    UnknownModelError,
+    did_you_mean,
+    unreadable,
+)
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER
 from medusa_kit.heads.formats.files import CONFIG_NAME, heads_place
 
+MOST_JSON = 16 << 20  # bytes of a file that is read whole as text
 Version = tuple[tuple[str, int, int, int], ...]  # name, size, time and inode of each file
 
 
@@ -69,7 +77,7 @@ class HeadsFolder:
         except FileNotFoundError:  # deleted meanwhile
             raise self._unknown(name) from None
         except (OSError, RuntimeError) as error:
-            raise CheckpointError(
+            raise unreadable(error)(
                 f"heads {name!r} cannot be read: {error}", hint="check who may read their folder"
             ) from error
 
@@ -95,6 +103,7 @@ class HeadsFolder:
                     hint="copy the file there",
                 )
             stat = path.stat()
+            _check_file(name, path.name, stat)
             files.append((path.name, stat.st_size, stat.st_mtime_ns, stat.st_ino))
             if path.name == PAIRED_FOLDER and path.is_dir():  # of Medusa-2's adapter
                 files += self._version(name, path)
@@ -105,6 +114,19 @@ class HeadsFolder:
         return UnknownModelError(
             f"there are no heads {reprlib.repr(name)} here",
             hint=did_you_mean(name, known, "GET /v1/models lists those there are"),
+        )
+
+
+def _check_file(name: str, file: str, stat: os.stat_result) -> None:
+    """Raises CheckpointError for what could be read for ever."""
+    if not (S_ISREG(stat.st_mode) or S_ISDIR(stat.st_mode)):
+        raise CheckpointError(
+            f"heads {name!r}: {file} is no regular file", hint="put a file in its place"
+        )
+    if file.endswith(".json") and stat.st_size > MOST_JSON:
+        raise CheckpointError(
+            f"heads {name!r}: {file} has {stat.st_size} bytes; expected {MOST_JSON} at most",
+            hint="heads are described in some thousand bytes",
         )
 
 

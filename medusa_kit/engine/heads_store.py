@@ -6,12 +6,14 @@ Requests whose heads are deleted or replaced meanwhile go on with what they have
 
 import contextlib
 import itertools
+import threading
 from collections.abc import Collection
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from medusa_kit.background import in_background
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.heads_folder import HeadsFolder, HeadsPlace
 from medusa_kit.engine.heads_reading import (
@@ -32,6 +34,7 @@ from medusa_kit.locks import SharedLock
 
 MOST_BYTES = 1 << 30
 LOADERS = 4  # heads loaded at the same time, downloads included
+STUCK = 30.0  # seconds after which one that takes a loader's place no longer holds up others
 ATTEMPTS = 3  # to read a folder that changes meanwhile
 _numbers = itertools.count(1)
 
@@ -121,7 +124,7 @@ class HeadsStore:
         self._replaced: list[LoadedHeads] = []  # which rows still use
         self._waiting: dict[HeadsPlace, list[Future[HeldHeads]]] = {}
         self._closed = False
-        self._pool = ThreadPoolExecutor(LOADERS, thread_name_prefix="medusa-kit heads")
+        self._loaders = threading.Semaphore(LOADERS)
 
     def load(self, name: str) -> "Future[HeldHeads]":
         """Heads to be used and then closed, at once or when they have been loaded; those who ask
@@ -145,7 +148,7 @@ class HeadsStore:
             waiting = self._waiting.setdefault(place, [])
             waiting.append(future)
             if len(waiting) == 1:
-                self._pool.submit(self._load, place)
+                in_background(self._load_in_turn, place)
         return future
 
     def get(self, name: str) -> HeldHeads:
@@ -179,7 +182,6 @@ class HeadsStore:
             left = [one for waiting in self._waiting.values() for one in waiting]
             self._waiting.clear()
             self._loaded.clear()
-        self._pool.shutdown(wait=False, cancel_futures=True)
         for future in left:
             if future.set_running_or_notify_cancel():
                 future.set_exception(ClosedError("the heads' store has been closed"))
@@ -211,8 +213,17 @@ class HeadsStore:
         if loaded is not None and loaded.holders:
             self._replaced.append(loaded)
 
+    def _load_in_turn(self, place: HeadsPlace) -> None:
+        """In a thread of its own, which a slow disk may keep for ever."""
+        has_turn = self._loaders.acquire(timeout=STUCK)
+        try:
+            if not self._closed:
+                self._load(place)
+        finally:
+            if has_turn:
+                self._loaders.release()
+
     def _load(self, place: HeadsPlace) -> None:
-        """In a thread of the pool."""
         loaded: LoadedHeads | None = None
         error: MedusaKitError | None = None
         try:

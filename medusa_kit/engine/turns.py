@@ -70,16 +70,20 @@ def next_prompt(
     encode: Callable[[list[Message]], list[int]] | None,
     tools: Sequence[Mapping[str, Any]] | None = None,
     variables: Mapping[str, Any] = NOTHING,
+    check: Callable[[str], None] | None = None,
 ) -> Prompt:
     """The prompt that these messages are. `before`: the turn before; `encode`: encodes everything,
     None where that is encoding the template's text; `tools`, `variables`: for the template.
+    `check`: called with that text before it is encoded.
 
-    Raises DataError where the chat template refuses them.
+    Raises DataError where the chat template refuses them, and what `check` does.
     """
     messages = [dict(message) for message in messages]
     if encode is not None and (tokenizer is None or chat_template(tokenizer) is None):
         return Prompt(messages, encode(messages))
     text, rewritten = render_text(tokenizer, messages, tools, variables), False
+    if check is not None:
+        check(text)
     if before is not None:
         known = [*before.prompt.messages, before.message]
         num_same = _num_same(messages, known)

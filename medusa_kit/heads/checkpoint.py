@@ -23,6 +23,7 @@ from medusa_kit.errors import (
     ConfigError,
     IncompatibleBaseError,
     unknown_value,
+    unreadable,
 )
 from medusa_kit.files import atomic_write, parse_json
 from medusa_kit.heads.blocks import RecurrentNetwork
@@ -74,8 +75,11 @@ def write_config(folder: Path, config: HeadsConfig) -> None:
 
 def says_ours(folder: Path) -> bool:
     """Whether the config in `folder` is that of medusa-kit heads, valid or not."""
+    path = Path(folder) / CONFIG_NAME
+    if not path.is_file():  # a pipe could be read for ever
+        return False
     try:
-        raw = parse_json((Path(folder) / CONFIG_NAME).read_text(encoding="utf-8"))
+        raw = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return isinstance(raw, dict) and raw.get("format") == FORMAT
@@ -275,7 +279,7 @@ def _read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         tensors = load_file(path)
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(
+        raise unreadable(error)(
             f"{path} cannot be read: {error}", hint="the file is cut off or damaged: copy it again"
         ) from error
     check_numbers(path, tensors)

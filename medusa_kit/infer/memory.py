@@ -14,6 +14,25 @@ from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import DeviceMemoryError
 
 GB = 1e9
+DEVICE_SAYS = "CUDA error"  # in older torch, whose error is a plain RuntimeError
+
+
+def is_device_lost(error: BaseException) -> bool:
+    """Whether the accelerator can do no more in this process: after some errors, a bad address or
+    an assertion in a kernel, every later call fails too."""
+    if is_out_of_memory(error) or not torch.accelerator.is_available():
+        return False
+    kind = getattr(torch, "AcceleratorError", ())
+    return (isinstance(error, kind) or DEVICE_SAYS in str(error)) and not _answers()
+
+
+def _answers() -> bool:
+    """Whether the accelerator still works."""
+    try:
+        torch.accelerator.synchronize()
+    except RuntimeError:
+        return False
+    return True
 
 
 @contextmanager

@@ -59,12 +59,12 @@ def run(session: Session, fresh: bool = False) -> dict[str, Any]:
     state = session.state
     if not fresh and state.finished:  # the folder may be one that cannot be written to
         state.open(fresh)
-        _tell(session)
+        tell(session)
         return state.figures("verify")
     with _held(session.request.output):
         state.open(fresh)
         try:
-            _tell(session)
+            tell(session)
             for number, name in enumerate(PHASES, start=1):
                 if state.done(name):
                     continue
@@ -91,7 +91,7 @@ def _held(folder: Path) -> Iterator[None]:
         yield
 
 
-def _tell(session: Session) -> None:
+def tell(session: Session) -> None:
     """The plan, before anything is loaded."""
     total, prompts = session.total, session.prompts
     if prompts.skipped:

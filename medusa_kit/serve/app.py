@@ -1,6 +1,5 @@
 """The application: routes, errors, middleware around one service."""
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -23,14 +22,16 @@ ROUTERS: Sequence[APIRouter] = (chat.router, completions.router, general, page.r
 @general.get("/v1/models")
 async def models(request: Request) -> dict[str, Any]:
     """The names that `model` may have."""
-    entries = await asyncio.to_thread(service_of(request).names.entries)
+    service = service_of(request)
+    entries = await service.read(service.names.entries)
     return {"object": "list", "data": entries}
 
 
 @general.get("/v1/models/{model:path}")
 async def model(model: str, request: Request) -> dict[str, Any]:
     """What is known of one of them."""
-    return await asyncio.to_thread(service_of(request).names.entry, model)
+    service = service_of(request)
+    return await service.read(service.names.entry, model)
 
 
 @general.get("/v1/batch")
@@ -74,5 +75,5 @@ def create_app(
     for router in (*ROUTERS, *routers):
         app.include_router(router)
     app.include_router(operations(service.metrics, service.not_ready))
-    guard(app, service.config, keys, service.metrics)
+    guard(app, service.config, keys, service.metrics, service.config.host, service.not_ready)
     return app

@@ -1,22 +1,23 @@
 """POST /v1/chat/completions."""
 
-import asyncio
 from dataclasses import replace
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
 from medusa_kit.data.template import chat_template
+from medusa_kit.data.text_size import check_size
 from medusa_kit.serve.calls.reading import AnswerReader
 from medusa_kit.serve.calls.template_variables import template_variables
 from medusa_kit.serve.calls.tool_calls import delta_of, read_answer
 from medusa_kit.serve.logprobs import token_logprobs
+from medusa_kit.serve.operations.body_route import BodyRoute
 from medusa_kit.serve.schema import ChatRequest
 from medusa_kit.serve.service import Service
 from medusa_kit.serve.streaming import Piece, Reply, respond, service_of
-from medusa_kit.serve.tools import Constraint, constraint_of
+from medusa_kit.serve.tools import Constraint
 
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 
 
 class ChatReply(Reply):
@@ -67,18 +68,18 @@ class ChatReply(Reply):
 @router.post("/v1/chat/completions")
 async def chat_completions(asked: ChatRequest, request: Request) -> Response:
     """Answer a conversation."""
-    messages = [message.as_dict() for message in asked.messages]
-    # Large schemas take a while, in which the others' answers go on.
-    constraint = await asyncio.to_thread(
-        constraint_of,
-        asked.response_format,
-        asked.tools,
-        asked.tool_choice,
-        asked.parallel_tool_calls,
-    )
     service = service_of(request)
+    messages = [message.as_dict() for message in asked.messages]
+    shown = None if asked.tool_choice == "none" else asked.tools
+    check_size(service.engine.base.info.context_length, messages, shown or [])
+    deadline = service.deadline()
+    constraint = await deadline.wait(
+        service.constraints.of(
+            asked.response_format, asked.tools, asked.tool_choice, asked.parallel_tool_calls
+        )
+    )
     template = chat_template(service.engine.base.tokenizer) or ""
     variables = template_variables(asked.chat_template_kwargs, asked.reasoning_effort, template)
     constraint = replace(constraint, variables=variables)
     request.state.notes = list(constraint.notes)  # for the log
-    return await respond(ChatReply(service, asked, constraint), [messages], request)
+    return await respond(ChatReply(service, asked, constraint), [messages], request, deadline)

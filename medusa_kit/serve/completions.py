@@ -5,10 +5,11 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from medusa_kit.serve.logprobs import completion_logprobs
+from medusa_kit.serve.operations.body_route import BodyRoute
 from medusa_kit.serve.schema import CompletionRequest
 from medusa_kit.serve.streaming import Piece, Reply, respond, service_of
 
-router = APIRouter()
+router = APIRouter(route_class=BodyRoute)
 
 
 class CompletionReply(Reply):

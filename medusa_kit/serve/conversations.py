@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from medusa_kit.data.template import chat_template, encodes_text, render_text
+from medusa_kit.data.text_size import check_fits
 from medusa_kit.engine.recent_turns import RecentTurns
 from medusa_kit.engine.turns import Answered, Prompt, next_prompt
 from medusa_kit.serve.calls.reading import AnswerReader, Reading, reasoning_of
@@ -38,9 +39,12 @@ class Conversations:
     def __init__(self, tokenizer: Any, turns: RecentTurns | None) -> None:
         self._tokenizer, self._turns = tokenizer, turns
 
-    def prompt(self, messages: Sequence[Message], constraint: Constraint, owner: str) -> Asked:
-        """`owner`: whose turns may be gone on from. Raises what `Constraint.encode` does, and
-        RequestError for a name that the chat template leaves out."""
+    def prompt(
+        self, messages: Sequence[Message], constraint: Constraint, owner: str, room: int
+    ) -> Asked:
+        """`owner`: whose turns may be gone on from. `room`: tokens of the model's context. Raises
+        what `Constraint.encode` does, ContextLengthError for what is far too long, and RequestError
+        for a name that the chat template leaves out."""
         tokenizer = self._tokenizer
         _check_names(tokenizer, messages, constraint)
         shown, tools = constraint.shown(tokenizer, messages)
@@ -52,7 +56,8 @@ class Conversations:
         before = None if self._turns is None else self._turns.before(context, shown)
         whole = partial(encode_shown, tokenizer, tools=tools, variables=variables)
         encode = None if template and encodes_text(tokenizer) else whole
-        prompt = next_prompt(tokenizer, shown, before, encode, tools, variables)
+        fits = partial(check_fits, tokenizer, room)
+        prompt = next_prompt(tokenizer, shown, before, encode, tools, variables, fits)
         reasoning = reasoning_of(tokenizer, prompt.text)
         return Asked(prompt, context, Reading(constraint.calls, reasoning))
 

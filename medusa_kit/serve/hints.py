@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 
 from medusa_kit.base.tokenizer.ids import NO_ROW
+from medusa_kit.data import bounded_rendering
 from medusa_kit.errors import (
     DID_YOU_MEAN,
     ContextLengthError,
@@ -16,14 +17,17 @@ from medusa_kit.errors import (
     MedusaKitError,
     QueueFullError,
 )
-from medusa_kit.infer.accept import grammar
+from medusa_kit.infer.accept import grammar_source
 from medusa_kit.settings.sampling import RANGES
 
+SIMPLER = "a simpler schema will do: fewer patterns of one text, shorter lists and texts"
 OF_REQUESTS = frozenset(
     {
         *(hint for _, _, hint in RANGES.values()),
         "-100 all but bans a token",
-        grammar.HINT,
+        grammar_source.HINT,
+        bounded_rendering.HINT,
+        SIMPLER,
         NO_ROW,
         "a simpler grammar has fewer states",
         "leave out the grammar or the tokens that are banned",

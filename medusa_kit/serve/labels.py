@@ -5,14 +5,23 @@ checked, so that nobody is left to believe in a misspelt one.
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+MOST_FIELDS = 100  # of an object
 MOST_PAIRS, MOST_KEY, MOST_VALUE = 16, 64, 512  # OpenAI's, of metadata
 
 
 class Fields(BaseModel):
     # No number is NaN or infinite, and nothing is converted: "5" is no number.
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _few(cls, data: Any) -> Any:
+        """pydantic has an error for each unknown one."""
+        if isinstance(data, Mapping) and len(data) > MOST_FIELDS:
+            raise ValueError(f"{len(data)} fields are given; expected at most {MOST_FIELDS}")
+        return data
 
 
 Lifetime = Literal["30m", "12h", "24h"]  # of a prompt in a cache
@@ -36,6 +45,7 @@ def _pairs(value: Any) -> Any:
     return value
 
 
+Metadata = Annotated[dict[str, str], Field(max_length=MOST_PAIRS)]
 Label = Annotated[str, Field(max_length=MOST_VALUE)]
 
 
@@ -49,7 +59,7 @@ class Labels(Fields):
 
     user: Label | None = None
     safety_identifier: Annotated[str, Field(max_length=128)] | None = None  # OpenAI's limit
-    metadata: Annotated[dict[str, str] | None, BeforeValidator(_pairs)] = None
+    metadata: Annotated[Metadata | None, BeforeValidator(_pairs)] = None
     store: bool = False  # the log says that nothing is stored
     service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
     prompt_cache_key: Label | None = None

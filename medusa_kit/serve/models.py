@@ -5,11 +5,12 @@ LoRAX's `adapter_id` names heads, too (it serves Medusa heads as adapters).
 
 import asyncio
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from medusa_kit.background import in_background
 from medusa_kit.base.model import BaseModelInfo
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.heads_store import HeadsStatus, HeadsStore
@@ -47,6 +48,29 @@ class AskedModel:
 
     name: str
     heads: str | None = None
+
+
+class ModelNames(Protocol):
+    """Which names a request's `model` may have."""
+
+    def entries(self) -> list[dict[str, Any]]:
+        """For GET /v1/models."""
+        ...
+
+    def entry(self, model: str) -> dict[str, Any]:
+        """One of them. Raises UnknownModelError."""
+        ...
+
+    def asked(self, model: str, adapter_id: str | None, source: str | None) -> AskedModel:
+        """Raises UnknownModelError, ConfigError."""
+        ...
+
+    async def ready(
+        self, model: str, adapter_id: str | None, source: str | None
+    ) -> Mapping[str, Any]:
+        """Keywords of `SharedBatch.submit`, once heads have been loaded. Raises what `asked` and
+        `HeadsStore.load` do."""
+        ...
 
 
 class ServedModels:
@@ -110,7 +134,8 @@ class ServedModels:
         heads = self.asked(model, adapter_id, adapter_source).heads
         if heads is None or self._store is None:
             return {}
-        loading = await asyncio.to_thread(self._store.load, heads)
+        found = in_background(self._store.load, heads)
+        loading = await asyncio.wrap_future(found)
         return {"heads": await asyncio.wrap_future(loading)}
 
     def listed(self) -> list[str]:

@@ -1,9 +1,12 @@
-"""A request's prompts as token ids."""
+"""A request's prompts as token ids. What is rendered and encoded is bounded by the context, since
+both take long for a text that could never be answered.
+"""
 
 from collections.abc import Sequence
 from typing import Any
 
 from medusa_kit.base.tokenizer.ids import check_token_ids
+from medusa_kit.data.text_size import check_fits, check_size
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError
 from medusa_kit.serve.conversations import Asked, Conversations
@@ -22,10 +25,12 @@ def encode_prompts(
     """(ids of each, the chat if it is one). Chats go through the template, a completion's text does
     not.
 
-    Raises RequestError, naming the prompt, for one without tokens or with an id that the model has
-    no row for; what `Conversations.prompt` raises.
+    Raises ContextLengthError for a text that is far too long; RequestError, naming the prompt, for
+    one without tokens or with an id that the model has no row for; what
+    `Conversations.prompt` raises.
     """
     base, found, chat = engine.base, list[list[int]](), None
+    context = base.info.context_length
     for number, prompt in enumerate(prompts, start=1):
         which = f"prompt {number} of {len(prompts)}" if len(prompts) > 1 else "prompt"
         if not isinstance(prompt, str) and isinstance(prompt[0], int):
@@ -33,9 +38,11 @@ def encode_prompts(
         elif base.tokenizer is None:
             ids = engine.encode(prompt)  # which refuses it
         elif isinstance(prompt, str):
+            check_fits(base.tokenizer, context, prompt)
             ids = list(base.tokenizer(prompt).input_ids)
         else:
-            chat = conversations.prompt(prompt, constraint, owner)
+            check_size(context, prompt, constraint.tools, constraint.variables)
+            chat = conversations.prompt(prompt, constraint, owner, context)
             ids = chat.prompt.ids
         if not ids:
             raise RequestError(f"{which} has no token; expected some text", param="prompt")

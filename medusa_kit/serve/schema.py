@@ -4,7 +4,6 @@ changes no answer (labels.py).
 Numbers that say how tokens are chosen are checked by SamplingParams, which the engine uses too.
 """
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal
@@ -12,6 +11,22 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
+from medusa_kit.serve.bounds import (
+    MOST_ANSWERS,
+    MOST_BIASES,
+    MOST_MESSAGES,
+    MOST_PARTS,
+    MOST_TOOLS,
+    Biases,
+    Few,
+    ManyIds,
+    ModelName,
+    Named,
+    Stops,
+    Texts,
+    TokenIds,
+    texts,
+)
 from medusa_kit.serve.labels import CacheBreakpoint, Fields, Labels
 from medusa_kit.settings.sampling import SamplingParams
 
@@ -30,7 +45,6 @@ OF_CHATS: Mapping[str, Any] = {
 MESSAGE_UNSUPPORTED: Mapping[str, Any] = {
     "refusal": None, "audio": None, "annotations": [], "function_call": None,
 }  # fmt: skip
-MOST_ANSWERS = 128  # OpenAI's
 NAME = r"^[^\s<|\\/>]{1,64}$"  # of a participant, as OpenAI has it: no part of a special token
 TOKEN_ID = re.compile(r"(0|-?[1-9][0-9]{0,18})")  # as JSON writes numbers
 
@@ -60,6 +74,9 @@ class TextPart(Fields):
     prompt_cache_breakpoint: CacheBreakpoint | None = None  # changes nothing
 
 
+Parts = Annotated[list[TextPart], Few(max_length=MOST_PARTS)]
+
+
 class FunctionCall(Fields):
     name: str
     arguments: str  # JSON
@@ -81,9 +98,9 @@ class ToolCall(Fields):
 
 class Message(Fields):
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Parts | None = None
     name: Annotated[str, Field(pattern=NAME)] | None = None
-    tool_calls: list[ToolCall] | None = None
+    tool_calls: Annotated[list[ToolCall], Few(max_length=MOST_TOOLS)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None  # of the assistant, as answers have it
     parsed: SkipJsonSchema[Any] = None  # `content`, as OpenAI's client sends back what it has read
@@ -139,8 +156,8 @@ class KitFields(Fields):
 
     spans: bool = False  # who guessed what of the text
     tree: bool = False  # the tree of each step
-    drafter: str | None = None
-    drafter_options: dict[str, Any] | None = None
+    drafter: ModelName | None = None
+    drafter_options: Named | None = None
 
 
 def _several(value: Any) -> Any:
@@ -151,13 +168,12 @@ def _token_ids(value: Any) -> Any:
     """JSON has text alone for keys."""
     if not isinstance(value, Mapping):
         return value
+    if len(value) > MOST_BIASES:
+        raise ValueError(f"logit_bias: {len(value)} tokens; expected at most {MOST_BIASES}")
     # Not all that `int` reads: "5" and "05" would be two biases of one token.
     if not all(TOKEN_ID.fullmatch(key) for key in value):
         raise ValueError("logit_bias: expected token ids as keys, such as '42'")
     return {int(key): bias for key, bias in value.items()}
-
-
-Stops = Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=16)]
 
 
 class Request(Labels):
@@ -165,9 +181,9 @@ class Request(Labels):
 
     unsupported: ClassVar[Mapping[str, Any]] = {**UNSUPPORTED, **OF_CHATS}
 
-    model: str
-    adapter_id: str | None = None  # LoRAX's, for heads
-    adapter_source: str | None = None
+    model: ModelName
+    adapter_id: ModelName | None = None  # LoRAX's, for heads
+    adapter_source: ModelName | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] = 1
@@ -180,7 +196,7 @@ class Request(Labels):
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     repetition_penalty: float | None = None
-    logit_bias: Annotated[dict[int, float] | None, BeforeValidator(_token_ids)] = None
+    logit_bias: Annotated[Biases | None, BeforeValidator(_token_ids)] = None
     seed: int | None = None
     return_token_ids: bool = False  # as vLLM has it
     medusa_kit: KitFields = KitFields()
@@ -245,7 +261,8 @@ def _check_text(data: Any) -> None:
     """JSON can write half of a character that takes two escapes, which is no text."""
     for name, value in data.items() if isinstance(data, Mapping) else ():
         try:
-            json.dumps([name, value], ensure_ascii=False).encode()
+            for text in texts([name, value]):
+                text.isascii() or text.encode()
         except UnicodeEncodeError as error:
             half = str(error.object)[error.start]
             raise UnsupportedFieldError(
@@ -262,19 +279,19 @@ def _drop_null(data: Any) -> Any:
 
 class Prediction(Fields):
     type: Literal["content"]
-    content: str | list[TextPart]
+    content: str | Parts
 
 
 class ChatRequest(Request):
     unsupported: ClassVar[Mapping[str, Any]] = UNSUPPORTED
 
-    messages: Annotated[list[Message], Field(min_length=1)]
-    response_format: dict[str, Any] | None = None  # these four are checked in tools.py
-    tools: list[dict[str, Any]] | None = None
-    tool_choice: str | dict[str, Any] | None = None
+    messages: Annotated[list[Message], Few(min_length=1, max_length=MOST_MESSAGES)]
+    response_format: Named | None = None  # these four are checked in tools.py
+    tools: Annotated[list[Named], Few(max_length=MOST_TOOLS)] | None = None
+    tool_choice: ModelName | Named | None = None
     parallel_tool_calls: bool | None = None
-    chat_template_kwargs: dict[str, Any] | None = None  # as vLLM has it
-    reasoning_effort: str | None = None
+    chat_template_kwargs: Named | None = None  # as vLLM has it
+    reasoning_effort: ModelName | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     prediction: Prediction | None = None  # changes nothing
     logprobs: bool = False
@@ -331,15 +348,12 @@ def _one_kind(value: Any) -> Any:
     return value
 
 
-TokenIds = Annotated[list[int], Field(min_length=1)]
-
-
 class CompletionRequest(Request):
     unsupported: ClassVar[Mapping[str, Any]] = {
         name: value for name, value in {**UNSUPPORTED, **OF_CHATS}.items() if name != "best_of"
     }
 
-    prompt: Annotated[str | TokenIds | list[str] | list[TokenIds], BeforeValidator(_one_kind)]
+    prompt: Annotated[str | TokenIds | Texts | ManyIds, BeforeValidator(_one_kind)]
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     best_of: int | None = None
 

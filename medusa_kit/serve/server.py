@@ -1,5 +1,6 @@
 """uvicorn around the application: the socket first, and an end that lets answers finish."""
 
+import asyncio
 import socket
 import time
 from collections.abc import Callable
@@ -12,7 +13,11 @@ from fastapi import FastAPI
 from medusa_kit import console
 from medusa_kit.errors import ConfigError
 from medusa_kit.serve.operations.connections import uvicorn_options
+from medusa_kit.serve.operations.open_files import QuietAboutFiles
 from medusa_kit.settings.serve import ServeConfig
+
+MOST_WAITING = 2048  # connections that the system keeps until they are taken
+TELLING = 2.0  # seconds for which /health says that the server has failed, before it ends
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -47,6 +52,11 @@ class Answering(Protocol):
     closing: bool
 
     @property
+    def failed(self) -> str | None:
+        """Why nothing is answered any more."""
+        ...
+
+    @property
     def config(self) -> ServeConfig: ...
 
     @property
@@ -70,10 +80,15 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._service, self._ready = service, ready
         self._until: float | None = None  # when those under way are cancelled
+        self._told_until = 0.0  # by /health
+        self.failure: str | None = None  # of which it ended
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        asyncio.get_running_loop().set_exception_handler(QuietAboutFiles())
         await super().startup(sockets)
         if self.started:
+            for one in sockets or ():
+                one.listen(MOST_WAITING)
             self._ready()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -88,18 +103,22 @@ class Server(uvicorn.Server):
         self._until = time.monotonic() + self._service.config.drain_timeout
 
     async def on_tick(self, counter: int) -> bool:
+        if self._until is None and self._service.failed is not None:
+            self.failure = self._service.failed
+            self._until = self._told_until = time.monotonic() + TELLING
         if self._until is not None:
             late = time.monotonic() >= self._until
             if late and not self._service.idle:
                 console.warn("answers under way are cancelled")
                 self._service.cancel()
-            self.should_exit |= late or self._service.idle
+            telling = time.monotonic() < self._told_until
+            self.should_exit |= late or (self._service.idle and not telling)
         return await super().on_tick(counter)
 
 
 def server_for(app: FastAPI, service: Answering, ready: Callable[[], None]) -> Server:
     config = uvicorn.Config(
-        app, log_level="warning", timeout_graceful_shutdown=5, timeout_keep_alive=30,
+        app, log_level="warning", timeout_graceful_shutdown=2, timeout_keep_alive=30,
         lifespan="on", **uvicorn_options(service.config),
     )  # fmt: skip
     return Server(config, service, ready)

@@ -8,11 +8,12 @@ import contextlib
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+from medusa_kit.background import in_background
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.heads_store import HeadsStore
 from medusa_kit.engine.recent_turns import RecentTurns
@@ -25,24 +26,23 @@ from medusa_kit.errors import (
     HubError,
     IncompatibleBaseError,
     MedusaKitError,
+    StorageError,
     UnknownModelError,
     UsageError,
 )
+from medusa_kit.infer.accept.grammar import prepare_grammars
 from medusa_kit.infer.details import Wanted
 from medusa_kit.infer.threaded.batch_thread import BatchStats
 from medusa_kit.infer.threaded.submission import Emission
+from medusa_kit.serve.bounded.constraints import Constraints
+from medusa_kit.serve.bounded.deadline import Deadline, Threads
 from medusa_kit.serve.calls.call_grammar import behind_reasoning
 from medusa_kit.serve.conversations import Asked, Conversations
 from medusa_kit.serve.drafting import check_drafting
-from medusa_kit.serve.errors import (
-    NoSuchModelError,
-    RequestError,
-    RequestTimeoutError,
-    ServerClosingError,
-    field_of,
-)
+from medusa_kit.serve.errors import NoSuchModelError, RequestError, ServerClosingError, field_of
 from medusa_kit.serve.hints import hint_for_client
-from medusa_kit.serve.models import AskedModel, ServedModels, base_name
+from medusa_kit.serve.models import AskedModel, ModelNames, ServedModels, base_name
+from medusa_kit.serve.operations.imports import import_all
 from medusa_kit.serve.operations.metrics import AnswerClock, Metrics
 from medusa_kit.serve.prompts import encode_prompts
 from medusa_kit.serve.schema import Request
@@ -50,31 +50,8 @@ from medusa_kit.serve.tools import UNCONSTRAINED, Constraint
 from medusa_kit.settings.serve import ServeConfig
 
 T = TypeVar("T")
-
 WINDOW = 5.0  # seconds over which tokens/s are counted
-
-
-class ModelNames(Protocol):
-    """Which names a request's `model` may have."""
-
-    def entries(self) -> list[dict[str, Any]]:
-        """For GET /v1/models."""
-        ...
-
-    def entry(self, model: str) -> dict[str, Any]:
-        """One of them. Raises UnknownModelError."""
-        ...
-
-    def asked(self, model: str, adapter_id: str | None, source: str | None) -> AskedModel:
-        """Raises UnknownModelError, ConfigError."""
-        ...
-
-    async def ready(
-        self, model: str, adapter_id: str | None, source: str | None
-    ) -> Mapping[str, Any]:
-        """Keywords of `SharedBatch.submit`, once heads have been loaded. Raises what `asked` and
-        `HeadsStore.load` do."""
-        ...
+THREADS = 8  # of a kind
 
 
 Prompts = Sequence[str | list[int] | list[dict[str, Any]]]
@@ -93,7 +70,7 @@ class Answers:
     def __init__(
         self,
         service: "Service",
-        loop: asyncio.AbstractEventLoop,
+        deadline: Deadline,
         stream: bool = True,
         heads: str | None = None,
         grammar_field: str | None = None,
@@ -101,15 +78,14 @@ class Answers:
     ) -> None:
         """`stream`: whether each step is waited for, or the end alone. `heads`: that the request
         named. `grammar_field`: which asks for a grammar."""
-        self._service, self._loop, self._stream = service, loop, stream
+        self._service, self._stream = service, stream
         self.heads, self._grammar_field, self.owner = heads, grammar_field, owner
         self.chat: Asked | None = None  # unless it is no chat
         self._changed = asyncio.Event()
         self.answers: list[Answer] = []
         self._cancelled = False
         self._clocks: list[AnswerClock] = []
-        self.began = loop.time()
-        self.deadline = self.began + service.config.request_timeout
+        self.deadline, self._loop = deadline, deadline.loop
 
     def _told(self, clock: AnswerClock, tokens: list[int]) -> None:
         """In the batch's thread."""
@@ -121,7 +97,7 @@ class Answers:
             self._loop.call_soon_threadsafe(self._changed.set)
 
     def submit(self, **options: Any) -> None:
-        clock = self._service.metrics.answer(self.began)
+        clock = self._service.metrics.answer(self.deadline.began)
         told = partial(self._told, clock)
         try:
             answer = self._service.batch.submit(on_tokens=told, **options)
@@ -154,7 +130,7 @@ class Answers:
                     clock.end(answer.drafter, self.heads, len(row.token_ids), row.num_steps)
                     yield Step(index, None)
             if open_:
-                await self.in_time(self._changed.wait())
+                await self.deadline.wait(self._changed.wait())
 
     def _explained(self, error: Exception) -> Exception:
         """A grammar that this base cannot follow to its end is the request's."""
@@ -169,17 +145,6 @@ class Answers:
         ):
             return error
         return RequestError(error.message, hint=hint_for_client(error), param=self._grammar_field)
-
-    async def in_time(self, work: Awaitable[T]) -> T:
-        """Wait for something. Raises RequestTimeoutError at the deadline."""
-        left = self.deadline - self._loop.time()
-        try:
-            return await asyncio.wait_for(work, max(0.0, left))
-        except asyncio.TimeoutError:
-            raise RequestTimeoutError(
-                f"the request took longer than {self._service.config.request_timeout:g} seconds",
-                hint="ask for fewer tokens", code="timeout",
-            ) from None  # fmt: skip
 
     def keep(self, number: int, text: str) -> None:
         """An answer of a chat that has ended, for the turn after it."""
@@ -215,6 +180,7 @@ class Service:
     def __init__(
         self, engine: Engine, config: ServeConfig, names: ModelNames | None = None
     ) -> None:
+        import_all()
         self.engine, self.config = engine, config
         self.heads = _heads_store(engine, config)
         self.started = int(time.time())
@@ -227,6 +193,9 @@ class Service:
         self.closing = False  # no new requests are taken
         kept = None if engine.batches is None else RecentTurns()  # None: no prefix is reused
         self.conversations = Conversations(engine.base.tokenizer, kept)
+        self.constraints = Constraints(lambda: self.closing)
+        self._threads = Threads(THREADS)  # that encode prompts
+        self._disk = Threads(THREADS)  # that look at the folders of heads
         self._under_way: set[Answers] = set()
         self._recent: deque[tuple[float, int]] = deque(maxlen=4096)  # (time, tokens) of steps
 
@@ -236,7 +205,12 @@ class Service:
 
     def not_ready(self) -> str | None:
         """Why requests cannot be answered now."""
-        return "closing" if self.closing else None
+        return "closing" if self.closing else "failed" if self.failed else None
+
+    @property
+    def failed(self) -> str | None:
+        """Why no request can be answered any more, unless the server closes."""
+        return None if self.closing else self.batch.ended
 
     @property
     def stats(self) -> BatchStats:
@@ -250,6 +224,20 @@ class Service:
 
     def count(self, tokens: int) -> None:
         self._recent.append((time.monotonic(), tokens))
+
+    def prepare(self) -> None:
+        """Make ready what a request with a schema needs, in the background."""
+        base = self.engine.base
+        self.constraints.start()
+        in_background(prepare_grammars, base.tokenizer, base.info.vocab_size, base.stop_token_ids)
+
+    def deadline(self) -> Deadline:
+        """Of a request that begins now."""
+        return Deadline(self.config.request_timeout)
+
+    async def read(self, work: Callable[..., T], *args: Any) -> T:
+        """What reads the disk, in time. Raises RequestTimeoutError."""
+        return await self.deadline().wait(self._disk.run(work, *args))
 
     def without_path(self, message: str) -> str:
         """A message for clients, which need not know where the base is."""
@@ -267,14 +255,15 @@ class Service:
         prompts: Prompts,
         constraint: Constraint = UNCONSTRAINED,
         owner: str = "",
+        deadline: Deadline | None = None,
     ) -> Answers:
         """Let `n` answers to each prompt in; answer i of a prompt is that of seed + i. `owner`:
-        whose earlier turns a chat may go on from."""
+        whose earlier turns a chat may go on from; `deadline`: None: it begins now."""
         if self.closing:
             raise ServerClosingError("the server is closing", code="closing")
         self._check_number(request, prompts)
-        heads, loop = self.asked(request).heads, asyncio.get_running_loop()
-        answers = Answers(self, loop, request.stream, heads, constraint.field, owner)
+        heads, deadline = self.asked(request).heads, deadline or self.deadline()
+        answers = Answers(self, deadline, request.stream, heads, constraint.field, owner)
         self._under_way.add(answers)
         try:
             await self._let_in(answers, request, prompts, constraint)
@@ -298,11 +287,12 @@ class Service:
         self, answers: Answers, request: Request, prompts: Prompts, constraint: Constraint
     ) -> None:
         with self._blamed(request):
-            named = await answers.in_time(
+            named = await answers.deadline.wait(
                 self.names.ready(request.model, request.adapter_id, request.adapter_source)
             )
+        submit = self._threads.run(self._submit, answers, request, prompts, constraint, named)
         try:
-            await asyncio.to_thread(self._submit, answers, request, prompts, constraint, named)
+            await answers.deadline.wait(submit)
         finally:
             if (held := named.get("heads")) is not None:
                 held.close()  # the answers have holds of their own
@@ -313,7 +303,7 @@ class Service:
         names them."""
         try:
             yield
-        except HubError:  # which may have been out of reach
+        except (HubError, StorageError):  # which may have been out of reach
             raise
         except (UsageError, CheckpointError, IncompatibleBaseError) as error:
             named = "model" if request.adapter_id is None else "adapter_id"
@@ -335,6 +325,7 @@ class Service:
 
     def close(self, drain: bool) -> None:
         self.closing = True
+        self.constraints.close()
         if self.heads is not None:
             self.heads.close()
         self.batch.close(drain, self.config.drain_timeout)

@@ -22,6 +22,7 @@ from medusa_kit.engine.shared_batch import Answer
 from medusa_kit.infer.details import TokenScore, VerifiedTree
 from medusa_kit.infer.detokenize import Settled, TextStream
 from medusa_kit.infer.threaded.submission import Emission
+from medusa_kit.serve.bounded.deadline import Deadline
 from medusa_kit.serve.calls.reading import NO_READING, Reading
 from medusa_kit.serve.errors import described
 from medusa_kit.serve.logprobs import Scored, ScoredText, text_of_token
@@ -224,12 +225,15 @@ class EventStream(StreamingResponse):
             self._answers.cancel()
 
 
-async def respond(reply: Reply, prompts: Prompts, http: HttpRequest) -> Response:
-    """Answer a request. Raises what cannot be answered."""
+async def respond(
+    reply: Reply, prompts: Prompts, http: HttpRequest, deadline: Deadline | None = None
+) -> Response:
+    """Answer a request, which began before the call if it has a deadline. Raises what cannot be
+    answered."""
     if reply.asked.store:
         http.state.notes = [*getattr(http.state, "notes", ()), "store: true has no effect"]
     owner = http.headers.get("authorization", "")
-    answers = await reply.service.ask(reply.asked, prompts, reply.constraint, owner)
+    answers = await reply.service.ask(reply.asked, prompts, reply.constraint, owner, deadline)
     if answers.chat is not None:
         reply.reading = answers.chat.reading
     if reply.asked.stream:

@@ -84,6 +84,9 @@ def _text(what: str, value: Any) -> str:
         raise ConfigError(
             f"{what} {value!r} is of type {type(value).__name__}; expected a text, not an empty one"
         )
-    if any("\ud800" <= character <= "\udfff" for character in value):
-        raise ConfigError(f"the {what} has half of a surrogate pair, which no text can have")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        said = f"the {what} has half of a surrogate pair, which no text can have"
+        raise ConfigError(said) from None
     return value

@@ -4,6 +4,7 @@ Nothing is imported here but the standard library, since `--help` is made from i
 """
 
 import dataclasses
+import re
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
@@ -12,6 +13,7 @@ from medusa_kit.errors import ConfigError, check_count, is_finite, unknown_value
 LogFormat = Literal["plain", "json", "none"]
 LOG_FORMATS = ("plain", "json", "none")
 MIB = 1024 * 1024
+HOST = re.compile(r"[\w.-]+|\[[0-9a-fA-F:.]+\]|[0-9a-fA-F]*:[0-9a-fA-F:.]+")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,12 @@ class LimitOptions:
         str | None,
         "Web pages elsewhere that may call the server: origins as https://app.example, separated "
         "by commas, or * for all. None unless given.",
+    ] = None
+    allowed_hosts: Annotated[
+        str | None,
+        "Names besides localhost and --host that requests may have in the header Host, separated "
+        "by commas, or * for all. Others are refused where no key is asked for on a loopback "
+        "address, and wherever this is given.",
     ] = None
     max_body: Annotated[int, "Longest body of a request in bytes; longer ones get 413."] = 4 * MIB
     body_timeout: Annotated[
@@ -49,7 +57,7 @@ class LimitOptions:
             _check_seconds(name, getattr(self, name))
         if self.log_format not in LOG_FORMATS:
             raise unknown_value("log_format", self.log_format, LOG_FORMATS)
-        self.origins  # noqa: B018 - raises
+        self.origins, self.hosts  # noqa: B018 - raise
 
     @property
     def origins(self) -> list[str]:
@@ -62,6 +70,21 @@ class LimitOptions:
             if one != "*":
                 _check_origin(one)
         return origins
+
+    @property
+    def hosts(self) -> list[str]:
+        """More names that requests may call the server by."""
+        given = (one.strip() for one in (self.allowed_hosts or "").split(","))
+        hosts = [one for one in given if one]
+        if self.allowed_hosts is not None and not hosts:
+            raise ConfigError("allowed_hosts is empty; expected names such as chat.example, or *")
+        for one in hosts:
+            if one != "*" and not HOST.fullmatch(one):
+                raise ConfigError(
+                    f"allowed_hosts {one!r} is no name; expected one such as chat.example, or *",
+                    hint="a name has neither scheme nor port nor path",
+                )
+        return hosts
 
 
 def _check_origin(origin: str) -> None:

@@ -18,7 +18,7 @@ from medusa_kit.train.engine import Stage, check_precision
 from medusa_kit.train.features.features import counted
 from medusa_kit.train.forecast.described import has_weights
 from medusa_kit.train.forecast.from_config import columns, from_config, rows_assumed
-from medusa_kit.train.forecast.needs import Forecast, Text, size, weights_of
+from medusa_kit.train.forecast.needs import SIZES, Forecast, Text, size, weights_of
 from medusa_kit.train.forecast.trial import Trial, invented_rows, try_out
 from medusa_kit.train.optimizer import check_optimizer, network_matrices
 from medusa_kit.train.preparation import (
@@ -162,7 +162,7 @@ def _needs(
 ) -> list[str]:
     """Extrapolated from the trial."""
     if missing is not None:
-        return forecast.table(text)
+        return [forecast.written(text.scaled(SIZES[0])), *forecast.table(text)]
     recipe, weights = forecast.recipe, forecast.weights
     columns = trial.run.module.heads.num_columns
     columns = columns if forecast.stored else max(columns, base.info.vocab_size)

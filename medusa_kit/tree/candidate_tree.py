@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from medusa_kit.errors import TreeError
+from medusa_kit.errors import StorageError, TreeError, unreadable
 from medusa_kit.files import atomic_write
 
 Path = tuple[int, ...]
@@ -165,6 +165,8 @@ def _read_json(path: pathlib.Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
+        if unreadable(error) is StorageError:
+            raise StorageError(f"{path}: cannot be read: {error.strerror}") from error
         raise TreeError(f"cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise TreeError(f"not a JSON file: {error}") from error

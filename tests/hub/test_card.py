@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -139,3 +140,96 @@ def test_other_engines(
     assert ("| heads | 2, of 1 shared block(s) of 40 |" in card) == ("mlp_size" in kinds)
     if vllm:
         assert '"num_speculative_tokens": 2}' in card
+
+
+def rendered(folder: Path, **options: Any) -> str:
+    return render_card(read_measured(folder), CardOptions("me/heads", **options))
+
+
+def test_the_epochs_are_those_that_ran(folder: Path) -> None:
+    """Training may end before the recipe's epochs do, and the kept heads be from before its end."""
+    recipe = load_recipe(ROOT / "recipes/debug.yaml", ["train.epochs=5"])
+    path = folder / "provenance.json"
+    path.write_text(provenance(recipe))
+    assert "| epochs | not recorded; 5 at most |" in rendered(folder)
+    path.write_text(provenance(recipe, {"updates": 12, "epochs": 0.24, "of_updates": 12}))
+    assert "| epochs | 0.24 (12 updates; 5 at most by the recipe) |" in rendered(folder)
+    path.write_text(provenance(recipe))
+    run = {"recipe": recipe.model_dump(), "processes": 1, "num_updates": 3, "num_positions": 960}
+    (folder.parent / "run.json").write_text(json.dumps(run))
+    assert "| epochs | 0.5 (3 updates" in rendered(folder)
+
+
+@pytest.mark.parametrize("beside", ["recipe", "bench", "run", "folder", "nothing"])
+def test_a_folder_that_was_the_base_is_never_linked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, beside: str
+) -> None:
+    """Its name looks like a Hub id, and push runs where there is no such folder."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "base_model_name": "models/tiny"}))
+    bench = json.loads((folder / "bench.json").read_text())
+    source = "folder" if beside == "bench" else "hub"
+    bench["base"]["source"] = source
+    (folder / "bench.json").write_text(json.dumps(bench))
+    verify = json.loads((folder / "verify.json").read_text())
+    verify["greedy"]["base"]["source"] = "hub"
+    (folder / "verify.json").write_text(json.dumps(verify))
+    if beside == "recipe":
+        recipe = load_recipe(ROOT / "recipes/debug.yaml", ["base.model=/mnt/models/tiny"])
+        (folder / "provenance.json").write_text(provenance(recipe))
+    if beside == "run":
+        (folder.parent / "run.json").write_text(json.dumps({"base": {"source": "folder"}}))
+    if beside == "folder":
+        (folder.parent / "models/tiny").mkdir(parents=True)
+    monkeypatch.chdir("/")
+    card = rendered(folder)
+    assert ("huggingface.co/models/tiny" in card) == (beside == "nothing")
+    assert ("base_model" in front(card)) == (beside == "nothing")
+
+
+def test_heads_keep_the_whole_path_of_a_folder(
+    chat_base: BaseModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models/tiny").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    for source, kept in (("folder", str(tmp_path / "models/tiny")), ("hub", "models/tiny")):
+        info = replace(chat_base.info, name="models/tiny", source=source)
+        monkeypatch.setattr(chat_base, "info", info)
+        assert MedusaHeads.for_base(chat_base, 1).config.base_model_name == kept
+
+
+@pytest.mark.parametrize("licence", ["apache2", "MIT", "Apache-2.0 or so"])
+def test_a_licence_that_the_hub_does_not_know_is_refused(
+    run: Run, folder: Path, licence: str
+) -> None:
+    code, _, err = run("push", folder, "me/heads", "--dry-run", "--license", licence)
+    assert code == 2
+    assert f"--license {licence!r} is none of the Hub's names" in err
+    assert "hint: did you mean" in err or "`other`" in err
+
+
+@pytest.mark.parametrize(("rows", "said"), [
+    ([(5, 1.4)], "Chosen among these for its predicted speed-up"),
+    ([(5, 1.38), (9, 1.4)], "Chosen among these for its predicted speed-up"),
+    ([(1, 1.0), (5, 0.57)], "None of these was predicted to be faster"),
+    ([(5, 0.57), (9, 1.4)], "Another of these has more predicted speed-up"),
+    ([(9, 1.4)], "The tree above is none of these"),
+], ids=lambda value: str(value)[:20])  # fmt: skip
+def test_what_is_said_of_the_tree_agrees_with_its_table(
+    folder: Path, rows: list[tuple[int, float]], said: str
+) -> None:
+    record = json.loads((folder / "tree.json").read_text())
+    record["table"] = [{"num_nodes": nodes, "acceptance_length": 1.5, "step_ms": 2.0,
+                        "predicted_speed_up": speed} for nodes, speed in rows]  # fmt: skip
+    (folder / "tree.json").write_text(json.dumps(record))
+    card = rendered(folder)
+    assert said in card
+    assert card.count("Chosen among these") == said.startswith("Chosen")
+
+
+def test_a_card_with_a_bug_does_not_promise_the_same_words(folder: Path) -> None:
+    assert "the answer has the base model's own words" in rendered(folder)
+    record = json.loads((folder / "verify.json").read_text())
+    record["greedy"]["bugs"] = 1
+    (folder / "verify.json").write_text(json.dumps(record))
+    assert "the answer has the base model's own words" not in rendered(folder)

@@ -99,7 +99,6 @@ def test_a_difference_that_is_no_rounding_fails(
     (["--quick"], "--quick needs prompts to answer"),
     (["--quick", "recipe.yaml", "--prompts", "p.txt"], "--quick does not go with a recipe"),
     (["--quick", "--prompts", "p.txt", "--nproc", "1"], "--quick does not go with --nproc"),
-    (["--quick", "--prompts", "p.txt", "--dry-run"], "--quick does not go with --dry-run"),
     (["--quick", "--prompts", "p.txt", "--hours", "0"], "--hours 0 is out of range"),
     (["--quick", "--prompts", "p.txt", "--hours", "nan"], "--hours nan is out of range"),
     (["--quick", "--prompts", "p.txt", "--device", "tpu"], "device 'tpu' is unknown"),

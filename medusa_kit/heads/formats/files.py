@@ -14,7 +14,7 @@ from torch import Tensor
 
 from medusa_kit.base.faults.finite import check_numbers
 from medusa_kit.base.hub_client import heads_folder
-from medusa_kit.errors import CheckpointError
+from medusa_kit.errors import CheckpointError, unreadable
 from medusa_kit.files import parse_json
 
 CONFIG_NAME = "config.json"
@@ -186,7 +186,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         found = parse_json(path.read_text(encoding="utf-8"))
     except (ValueError, OSError) as error:
-        raise CheckpointError(f"{path} is not JSON: {error}") from error
+        raise unreadable(error)(f"{path} is not JSON: {error}") from error
     if not isinstance(found, dict):
         raise CheckpointError(f"{path} holds {type(found).__name__}, expected an object")
     return found
@@ -203,6 +203,6 @@ def whole_number(config: dict[str, Any], key: str) -> int | None:
 def _unreadable(path: Path, error: Exception) -> CheckpointError:
     if not path.is_file():
         return CheckpointError(f"{path} is missing", hint="the folder is incomplete: copy it again")
-    return CheckpointError(
+    return unreadable(error)(
         f"{path} cannot be read: {error}", hint="the file is cut off or damaged: copy it again"
     )

@@ -8,10 +8,11 @@ Shapes: V vocabulary, T tokens of a prefix.
 """
 
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from functools import cache, partial
-from types import ModuleType
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -22,13 +23,23 @@ from transformers.generation.logits_process import LogitsProcessor
 
 from medusa_kit.errors import ConfigError, MedusaKitError
 from medusa_kit.infer.accept.free_text import FreeText, num_shared
-from medusa_kit.infer.accept.grammar_tokens import GrammarTokens, lark_rules
+from medusa_kit.infer.accept.grammar_source import (
+    llguidance,
+    parser_limits,
+    refused,
+    said_of,
+)
+from medusa_kit.infer.accept.grammar_source import source_of as _source
+from medusa_kit.infer.accept.grammar_tokens import GrammarTokens
 from medusa_kit.settings.grammar import Free, Grammar
 
-LOOKED_AT = 3  # bytes of a grammar that is tried
 KEPT_MASKS = 128  # of a row, so those of its newest trees
-KEPT = 32  # compiled grammars of a tokenizer; the one used longest ago goes first
-HINT = "what llguidance can do: https://github.com/guidance-ai/llguidance/tree/main/docs"
+# Compiled grammars of a tokenizer, and characters of their texts; the one used longest ago goes
+# first. A character takes some hundred bytes of memory.
+KEPT, MOST_KEPT = 16, 400_000
+MOST_FORCED = 256  # tokens that are told at once
+# Of the processor, for a row: in all, and for each mask on top. A usual one takes 0.1 ms.
+SECONDS_FREE, SECONDS_EACH = 0.5, 0.02
 
 
 class GrammarMask(LogitsProcessor):
@@ -45,6 +56,7 @@ class GrammarMask(LogitsProcessor):
         self._free = free
         self._consumed: list[int] = []  # by the matcher
         self._masks: dict[tuple[int, ...], bytes] = {}  # after what it had consumed
+        self._spent, self._num_timed = 0.0, 0  # seconds of the processor, and calls
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         answer = input_ids[0, self._prompt_length :].tolist()
@@ -78,7 +90,8 @@ class GrammarMask(LogitsProcessor):
         answer = list(prefix[self._prompt_length :])
         if self._bound(answer) is None or not self._allows(answer):
             return []
-        tokens = list(self._matcher.compute_ff_tokens())
+        with self._timed():
+            tokens = list(self._matcher.compute_ff_tokens())[:MOST_FORCED]
         ends = self._allows([*answer, *tokens]) and self._matcher.is_stopped()
         return [*tokens, *self._stops] if ends and len(self._stops) == 1 else tokens
 
@@ -95,7 +108,8 @@ class GrammarMask(LogitsProcessor):
         same = num_shared(self._consumed, tokens)
         if surplus := len(self._consumed) - same:
             self._check(self._matcher.rollback(surplus))
-        consumed = self._matcher.try_consume_tokens(tokens[same:]) if same < len(tokens) else 0
+        with self._timed():
+            consumed = self._matcher.try_consume_tokens(tokens[same:]) if same < len(tokens) else 0
         self._consumed = tokens[: same + consumed]
         self._check()
         return len(self._consumed) == len(tokens)
@@ -113,19 +127,34 @@ class GrammarMask(LogitsProcessor):
     def _bits(self) -> bytes:
         key = tuple(self._consumed)
         if key not in self._masks:
-            bits: bytes = self._matcher.compute_bitmask()
+            with self._timed():
+                bits: bytes = self._matcher.compute_bitmask()
             self._check()
             self._masks[key] = bits
             if len(self._masks) > KEPT_MASKS:
                 del self._masks[next(iter(self._masks))]
         return self._masks[key]
 
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Raises MedusaKitError for a grammar whose steps would hold up everybody else's."""
+        began = time.thread_time()
+        yield
+        self._spent += time.thread_time() - began
+        self._num_timed += 1
+        if self._spent > SECONDS_FREE + self._num_timed * SECONDS_EACH:
+            raise MedusaKitError(
+                f"the grammar could not be followed after {len(self._consumed)} tokens: that took "
+                f"{self._spent:.1f} seconds",
+                hint="a simpler grammar has fewer states",
+            )
+
     def _check(self, done: bool = True) -> None:
         """Its limits may be met while running: then it stays failed."""
         if not done or self._matcher.is_error():
             raise MedusaKitError(
                 f"the grammar could not be followed after {len(self._consumed)} tokens: "
-                f"{_said(self._matcher)}",
+                f"{said_of(self._matcher)}",
                 hint="a simpler grammar has fewer states",
             )
 
@@ -134,11 +163,10 @@ class _Compiled:
     """Grammars compiled for one tokenizer and one set of stop tokens. Any thread may ask."""
 
     def __init__(self, tokenizer: Any, vocab_size: int, stops: Sequence[int]) -> None:
-        llguidance = _llguidance()
+        make = llguidance().LLMatcher
         self.tokens = GrammarTokens(tokenizer, vocab_size, stops)
-        limits = llguidance.LLParserLimits(verbose_errors=False)
-        make = partial(llguidance.LLMatcher, self.tokens.for_matchers())
-        self._make = partial(make, log_level=0, limits=limits)
+        make = partial(make, self.tokens.for_matchers())
+        self._make = partial(make, log_level=0, limits=parser_limits())
         self._kept: OrderedDict[Grammar, Any] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -153,21 +181,33 @@ class _Compiled:
 
     def _matcher(self, grammar: Grammar) -> Any:
         with self._lock:
-            if grammar not in self._kept:
-                self._kept[grammar] = self._compile(grammar)
-            self._kept.move_to_end(grammar)
-            while len(self._kept) > KEPT:
-                self._kept.popitem(last=False)
-            return self._kept[grammar].deep_copy()
+            found = self._kept.get(grammar)
+            if found is not None:
+                self._kept.move_to_end(grammar)
+                return found.deep_copy()
+        found = self._compile(grammar)  # which others need not wait for
+        with self._lock:
+            self._kept[grammar] = found
+            size = sum(len(one.text) for one in self._kept)
+            while len(self._kept) > KEPT or (size > MOST_KEPT and len(self._kept) > 1):
+                size -= len(self._kept.popitem(last=False)[0].text)
+            return found.deep_copy()
 
     def _compile(self, grammar: Grammar) -> Any:
         matcher = self._make(_source(grammar, self.tokens))
         if matcher.is_error():
-            raise _refused(grammar, _said(matcher))
+            raise refused(grammar, said_of(matcher))
         tried = matcher.deep_copy()
         if not any(tried.compute_bitmask()) or tried.is_error():
-            raise _refused(grammar, f"no answer can begin. {_said(tried)}")
+            raise refused(grammar, f"no answer can begin. {said_of(tried)}")
         return matcher
+
+
+def prepare_grammars(tokenizer: Any, vocab_size: int, stops: frozenset[int]) -> None:
+    """Read the tokenizer now, so that the first request with a grammar need not wait for that. What
+    is in the way of grammars is told to that request."""
+    with suppress(ConfigError):
+        grammar_mask(Grammar.regex("a"), tokenizer, vocab_size, stops, 0)
 
 
 def _fits(matcher: Any, tokens: list[int]) -> bool:
@@ -201,62 +241,6 @@ def grammar_mask(
     return per_tokenizer[key].mask(grammar, prompt_length, stops)
 
 
-def check_grammar(grammar: Grammar | None) -> None:
-    """Raises ConfigError for a grammar that no base could follow."""
-    if grammar is not None and (fault := fault_of(grammar)) is not None:
-        raise _refused(grammar, fault)
-
-
-def fault_of(grammar: Grammar) -> str | None:
-    """Why no base could follow it; None where one could, unless it takes too much work."""
-    wrong, said = _llguidance().LLMatcher.validate_grammar_with_warnings(_source(grammar))
-    return str(said[0]).strip() if wrong else None
-
-
-def begun_fault_of(grammar: Grammar, most_work: int | None = None) -> str | None:
-    """The same, found by following it for its first bytes. `most_work`: llguidance's limit for
-    making a lexer, if it is to be lower."""
-    llguidance = _llguidance()
-    limits = llguidance.LLParserLimits(verbose_errors=False, initial_lexer_fuel=most_work)
-    matcher = llguidance.LLMatcher(_bytes_alone(), _source(grammar), log_level=0, limits=limits)
-    for _ in range(LOOKED_AT):
-        allowed = [] if matcher.is_error() else _flags(matcher.compute_bitmask())[:256].nonzero()[0]
-        if matcher.is_error() or matcher.is_stopped():
-            break
-        # Into a text rather than past it, where there is the choice.
-        matcher.consume_token(min(map(int, allowed), key=lambda byte: (byte in b' "', byte)))
-    return _said(matcher) if matcher.is_error() else None
-
-
-@cache
-def _bytes_alone() -> Any:
-    return _llguidance().LLTokenizer("byte")
-
-
-def _source(grammar: Grammar, tokens: GrammarTokens | None = None) -> str:
-    """As llguidance takes it; without `tokens` for a tokenizer that nothing is known of."""
-    matcher = _llguidance().LLMatcher
-    sources: dict[str, Callable[[str], str]] = {
-        "json_schema": matcher.grammar_from_json_schema,
-        "regex": matcher.grammar_from_regex,
-        "lark": matcher.grammar_from_lark,
-    }
-    text = grammar.text
-    if grammar.kind == "lark":
-        text = lark_rules(grammar, tokens)
-    return sources[grammar.kind](text)
-
-
-def _said(matcher: Any) -> str:
-    """What a matcher says of its failure, without the mark of what it leaves out."""
-    return str(matcher.get_error()).replace("<non-verbose/>", "").strip()
-
-
-def _refused(grammar: Grammar, why: str) -> ConfigError:
-    what = {"json_schema": "JSON schema", "regex": "regular expression", "lark": "grammar"}
-    return ConfigError(f"the {what[grammar.kind]} cannot be used: {why.strip()}", hint=HINT)
-
-
 def _allowed(bits: bytes, vocab_size: int) -> Tensor:
     """allowed_V of a mask with one bit a token; what it does not name is forbidden."""
     flags = _flags(bits)[:vocab_size]
@@ -267,14 +251,3 @@ def _allowed(bits: bytes, vocab_size: int) -> Tensor:
 
 def _flags(bits: bytes) -> Any:
     return np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
-
-
-def _llguidance() -> ModuleType:
-    try:
-        import llguidance
-    except ImportError:
-        raise ConfigError(
-            "grammars need the package llguidance, which is not installed",
-            hint="pip install 'medusa-kit[grammar]'",
-        ) from None
-    return llguidance

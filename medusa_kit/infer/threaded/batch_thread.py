@@ -23,7 +23,7 @@ from medusa_kit.base.faults.out_of_memory import is_out_of_memory
 from medusa_kit.errors import ClosedError, ConfigError, QueueFullError
 from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.draft import Drafter, notes_of
-from medusa_kit.infer.memory import device_memory_error
+from medusa_kit.infer.memory import device_memory_error, is_device_lost
 from medusa_kit.infer.request import Emitted, FailAlone, Row
 from medusa_kit.infer.threaded.submission import OnTokens, Submission, Ticket, check_process
 from medusa_kit.infer.turns import Turns
@@ -132,6 +132,7 @@ class _Worker:
         self._lock = SharedLock()  # for what follows
         self._tickets: dict[Row, Ticket] = {}  # of rows that have not ended
         self._closed: str | None = None  # why no more are taken
+        self._lost: Exception | None = None  # the error by which the device was lost
 
     @property
     def stats(self) -> BatchStats:
@@ -175,7 +176,14 @@ class _Worker:
         except BaseException as error:
             self._die(error)
         finally:
+            self._close_batch()
+
+    def _close_batch(self) -> None:
+        try:
             self.batch.close()
+        except RuntimeError:
+            if self._lost is None:  # else nothing can be given back
+                raise
 
     def _receive(self) -> bool:
         """Read the messages that are there, or wait for one where there is nothing to do; False at
@@ -212,13 +220,23 @@ class _Worker:
             emitted = batch.step()
         except Exception as error:  # no row is to blame for it: the thread goes on
             batch.fail(error)
+            self._check_device(error)
         for row, tokens in emitted:
             with FailAlone(row):
                 self._tickets[row].push(tokens)
         batch.let_go()
         self._tell()
         for row in batch.left:
+            if row.error is not None:
+                self._check_device(row.error)
             self._end(self._tickets[row])
+        if self._lost is not None:
+            raise self._lost
+
+    def _check_device(self, error: Exception) -> None:
+        """Where it is lost the thread ends after the step, once those who wait have been told."""
+        if self._lost is None and is_device_lost(error):
+            self._lost = error
 
     def _tell(self) -> None:
         batch = self.batch

@@ -1,5 +1,6 @@
 """Schemas that llguidance can follow. What it cannot is refused where a caller asked for
-strictness, and left out of the subschema that has it where not."""
+strictness, and left out of the subschema that has it where not. What takes too much is refused in
+any case, here or by the budget of the process that this runs in (serve/bounded/)."""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from medusa_kit.errors import ConfigError
-from medusa_kit.infer.accept.grammar import HINT, begun_fault_of, fault_of
+from medusa_kit.infer.accept.grammar_source import HINT, begun_fault_of, fault_of
 from medusa_kit.serve.calls.joined_patterns import most_joined, part_of
 from medusa_kit.settings.grammar import Grammar
 
@@ -134,12 +135,14 @@ class _Walk:
 
     def fault(self, schema: Mapping[str, Any], whole: bool = False) -> str | None:
         """Why a subschema cannot be followed. References are taken for known unless it is the
-        `whole` schema: the schemas that they name are walked through in their own place."""
+        `whole` schema: the schemas that they name are walked through in their own place. Raises
+        ConfigError for what would take gigabytes to find out."""
         if (multiple := schema.get("multipleOf")) is not None and _digits(multiple) > MOST_MULTIPLE:
             return f"multipleOf {multiple!r} is too large, or has too many digits"
         joins = not schema.keys().isdisjoint(("allOf", "$ref"))
         if joins and (joined := most_joined(schema, self._whole)) > MOST_JOINED:
-            return f"one text has to fit {joined} patterns; expected {MOST_JOINED} at most"
+            said = f"one text has to fit {joined} patterns; expected {MOST_JOINED} at most"
+            raise ConfigError(f"the JSON schema cannot be used: {said}", hint=HINT)
         given = schema if whole else _without_references(schema)
         draft = {key: value for key, value in self._whole.items() if key == "$schema"}
         options = {"coerce_one_of": not self._strict}

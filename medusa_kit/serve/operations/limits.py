@@ -1,20 +1,24 @@
 """What a client may cost: the length of its request, and the time it takes to send and to read.
 
-A body is read whole before the app sees the request, so that one which is too long, too slow or
-cut off reaches neither the app nor the batch.
+A body is read whole before the app sees the request, so that one which is too long, too slow, cut
+off or made of too many values reaches neither the app nor the batch.
 """
 
+from collections.abc import Callable
 from contextlib import suppress
 
 import anyio
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from medusa_kit.serve.operations.bodies import LARGE, ShapeError, Turns, check_shape
 from medusa_kit.serve.operations.refusal import refuse
 from medusa_kit.settings.serve_limits import LimitOptions
 
 LINGER = 1.0  # seconds for which the rest of a body that is too long is read, for the answer to it
 CLOSE = {"Connection": "close"}
 CROWDED = "medusa_kit_crowded"  # in a scope's state: of one connection too many
+MOST_HELD = 128 * 1024 * 1024  # bytes of the bodies of all requests under way
+FEWEST_HELD = 4  # of the longest bodies allowed, where these are longer
 
 
 class SlowReaderError(ConnectionError):
@@ -31,6 +35,10 @@ class _Gone(Exception):
     """The client hung up before its request was whole."""
 
 
+def _always_ready() -> None:
+    return None
+
+
 def crowded(app: ASGIApp) -> ASGIApp:
     """`app` for a connection too many."""
 
@@ -42,28 +50,60 @@ def crowded(app: ASGIApp) -> ASGIApp:
 
 
 class LimitsMiddleware:
-    """503 on a connection too many, 413 for a body above `max_body`, 408 for one that is not there
-    within `body_timeout`; an answer of which nothing could be sent for `send_timeout` is
-    cancelled."""
+    """503 on a connection too many, and while requests under way have too many bytes of bodies; 413
+    for a body above `max_body`, 408 for one that is not there within `body_timeout`, 400 for one
+    that bodies.py does not let pass; an answer of which nothing could be sent for `send_timeout`
+    is cancelled."""
 
-    def __init__(self, app: ASGIApp, options: LimitOptions) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        options: LimitOptions,
+        turns: Turns | None = None,
+        not_ready: Callable[[], str | None] | None = None,
+    ) -> None:
+        """`not_ready`: why nothing is answered now, or None."""
         self.app, self.options = app, options
+        self._not_ready = not_ready or _always_ready
+        self._turns, self._held = turns or Turns(), 0
+        self._most_held = max(MOST_HELD, FEWEST_HELD * options.max_body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self.app(scope, receive, send)
         if CROWDED in scope.get("state", {}):
             return await self._crowded(receive, send)
+        if scope["method"] == "POST" and (why := self._not_ready()) is not None:
+            return await self._closing(send, why)
+        read, size = bytearray(), 0
         try:
-            body = await self._body(scope, receive)
+            try:
+                await self._read_body(scope, receive, read)
+            finally:
+                size = len(read)
+            body = bytes(read)
+            read.clear()
+            await self._turns.run(len(body), check_shape, body)
+            with suppress(SlowReaderError):  # the server closes the connection
+                await self.app(scope, _replay(body, receive), self._impatient(send))
         except _Gone:
             return
         except _Refused as why:
-            return await refuse(
-                send, why.status, str(why), kind=why.kind, code=why.code, headers=CLOSE
-            )
-        with suppress(SlowReaderError):  # the server closes the connection
-            await self.app(scope, _replay(body, receive), self._impatient(send))
+            headers = {**CLOSE, "Retry-After": "1"} if why.status == 503 else CLOSE
+            await refuse(send, why.status, str(why), kind=why.kind, code=why.code, headers=headers)
+        except ShapeError as error:
+            await refuse(send, 400, str(error))
+        finally:
+            self._held -= size
+            if size >= LARGE:
+                self._turns.give_back()
+
+    async def _closing(self, send: Send, why: str) -> None:
+        """Without a look at the body, so that nobody can hold up the end."""
+        said = "the server is closing" if why == "closing" else "the server takes no more requests"
+        headers = {**CLOSE, "Retry-After": "1"}
+        kind = "service_unavailable_error"
+        await refuse(send, 503, said, kind=kind, code="closing", headers=headers)
 
     async def _crowded(self, receive: Receive, send: Send) -> None:
         await _discard(receive)
@@ -76,7 +116,7 @@ class LimitsMiddleware:
             headers={**CLOSE, "Retry-After": "1"},
         )
 
-    async def _body(self, scope: Scope, receive: Receive) -> bytes:
+    async def _read_body(self, scope: Scope, receive: Receive, read: bytearray) -> None:
         headers = dict(scope["headers"])
         length = headers.get(b"content-length", b"")
         declared = int(length[:19]) if length.isdigit() else 0
@@ -85,12 +125,13 @@ class LimitsMiddleware:
             if b"expect" not in headers:  # who asks first waits for the answer
                 await _discard(receive)
             raise self._too_long(f"{declared:,} bytes")
-        read = bytearray()
         try:
             with anyio.fail_after(self.options.body_timeout):
                 more = True
                 while more and len(read) <= limit:
+                    before = len(read)
                     more = await _read_more(receive, read)
+                    self._hold(len(read) - before)
         except TimeoutError:
             raise _Refused(
                 408,
@@ -100,10 +141,21 @@ class LimitsMiddleware:
                 "timeout_error",
             ) from None
         if len(read) <= limit:
-            return bytes(read)
+            return
         if more:
             await _discard(receive)
         raise self._too_long(f"over {limit:,} bytes")
+
+    def _hold(self, more: int) -> None:
+        self._held += more
+        if self._held > self._most_held:
+            raise _Refused(
+                503,
+                f"the bodies of requests under way have {self._held:,} bytes; expected at most "
+                f"{self._most_held:,}",
+                "too_many_bodies",
+                "service_unavailable_error",
+            )
 
     def _too_long(self, length: str) -> _Refused:
         return _Refused(

@@ -18,6 +18,7 @@ from medusa_kit.settings.serve_limits import LogFormat
 
 MOST_LINES = 10_000  # that wait to be written
 MOST_NOTES = 8  # of a line
+POLLED = ("GET", "/v1/batch", 200)  # not logged: an open page asks each second
 PATIENCE = 1.0  # seconds that the end waits for them
 
 
@@ -108,7 +109,8 @@ class LogMiddleware:
             status = status or 500
             raise
         finally:
-            self.write(_line(self.form, scope, status, time.monotonic() - start, own_id))
+            if (scope["method"], scope["path"], status) != POLLED:
+                self.write(_line(self.form, scope, status, time.monotonic() - start, own_id))
 
 
 def _line(form: LogFormat, scope: Scope, status: int, seconds: float, own_id: str) -> str:

@@ -55,13 +55,13 @@ class Front:
     def __init__(
         self, pool: Pool, config: ServeConfig, base: str, keys: ApiKeys | None = None
     ) -> None:
-        self.config, self.closing = config, False
+        self.config, self.closing, self.failed = config, False, None
         self._pool, self._base = pool, base
         self._under_way: set[Relay] = set()
         self._metrics = Metrics()
         self.app = self._application()
         errors.install(self.app)
-        guard(self.app, config, keys, self._metrics)
+        guard(self.app, config, keys, self._metrics, config.host)
 
     @property
     def idle(self) -> bool:
@@ -78,7 +78,9 @@ class Front:
         if asks and self.closing:
             raise ServerClosingError("the server is closing", code="closing")
         body = await HttpRequest(scope, receive).body()
-        key = routing_key(body, self._base) if asks else RoutingKey()
+        key = RoutingKey()
+        if asks:
+            key = await self.app.state.turns.run(len(body), routing_key, body, self._base)
         timeout = self.config.request_timeout + SLACK
         relay = Relay(self._pool.ask, self._pool.lost, timeout)
         self._under_way.add(relay)

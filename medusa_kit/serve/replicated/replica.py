@@ -45,9 +45,12 @@ class Replica:
         with contextlib.suppress(OSError):  # another machine may lack it
             os.chdir(folder)
         torch.set_num_threads(threads)
-        # Keys, CORS and the log are the front's, which every request has come through.
-        inner = replace(config, api_key_file=None, cors_origin=None, log_format="none")
+        # Keys, CORS, names and the log are the front's, which every request has come through.
+        inner = replace(
+            config, api_key_file=None, cors_origin=None, allowed_hosts="*", log_format="none"
+        )
         self.service = Service(medusa_kit.load(**loading), inner)
+        self.service.prepare()
         self._app = create_app(self.service)
 
     async def answer(self, request: Forwarded) -> AsyncIterator[Message]:

@@ -10,7 +10,7 @@ from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train.features.features import FeatureOptions
 from medusa_kit.train.forecast.described import DescribedBase
 from medusa_kit.train.forecast.machine import peak_bytes, products_a_second
-from medusa_kit.train.forecast.needs import Forecast, Speed, Text, weights_of
+from medusa_kit.train.forecast.needs import SIZES, Forecast, Speed, Text, weights_of
 from medusa_kit.train.forecast.trial import PROMPT_TOKENS, ROW_TOKENS
 from medusa_kit.train.preparation import SOFT_TOP, untrained_heads
 
@@ -60,7 +60,7 @@ def from_config(recipe: TrainRecipe, device: torch.device, missing: str | None) 
         f"{recipe.base.model}: {numbers:,} parameters by its config; its weights are not on this "
         "machine, so time is a guess from products of this device, and memory from sizes",
         f"{said}; {rows_assumed(recipe)}",
-        forecast.written(text.scaled(100_000)),
+        forecast.written(text.scaled(SIZES[0])),
         *forecast.table(text),
     ]
 

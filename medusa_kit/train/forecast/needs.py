@@ -155,7 +155,7 @@ class Forecast:
         parts.append(f"a checkpoint {size(weights.checkpoint_bytes)} in float32 (two for a moment)")
         if self.on_disk:
             parts.append(f"hidden states {size(self.features(text))} in {recipe.train.cache_dtype}")
-        return f"written, about: {', '.join(parts)}"
+        return f"written, about: {', '.join(parts)} for {text.positions:,} positions"
 
     def table(self, text: Text) -> list[str]:
         """Three sizes of text like this one."""

@@ -13,7 +13,8 @@ from support.tiny_models import tiny_base
 from medusa_kit.base.model import wrap_model
 from medusa_kit.engine.engine import Engine
 from medusa_kit.errors import ConfigError, MedusaKitError
-from medusa_kit.infer.accept.grammar import GrammarMask, check_grammar, grammar_mask
+from medusa_kit.infer.accept.grammar import GrammarMask, grammar_mask
+from medusa_kit.infer.accept.grammar_source import check_grammar
 from medusa_kit.infer.batch import Batch
 from medusa_kit.infer.request import Row, make_row
 from medusa_kit.settings.grammar import Grammar

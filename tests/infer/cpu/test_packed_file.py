@@ -290,10 +290,24 @@ def test_where_no_file_can_be_written(
         assert torch.equal(packed.matrices[name].data, matrix.data)
 
 
-def test_what_cannot_run_leaves_no_file(folder: Path, config: Any, tmp_path: Path) -> None:
-    config.num_hidden_layers = 9
-    with pytest.raises(packed_cache.Unsupported):
-        packed_model(folder, config)
+@pytest.mark.parametrize("found", ["missing tensors", "in the weights", "in the first layer"])
+def test_what_cannot_run_leaves_no_file_and_does_not_say_that_it_is_packed(
+    folder: Path, config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    def refuse(*_: Any, **__: Any) -> None:
+        raise packed_cache.Unsupported("as a test wants it")
+
+    if found == "missing tensors":
+        config.num_hidden_layers = 9
+    elif found == "in the weights":
+        monkeypatch.setattr(packed_cache, "describe", refuse)
+    else:
+        monkeypatch.setattr(packed_cache.Packing, "_layer", refuse)
+    for _ in range(2):
+        with pytest.raises(packed_cache.Unsupported):
+            packed_model(folder, config)
+    assert "packing" not in capsys.readouterr().err
     assert not list(tmp_path.glob("cache/packed/*/*"))
 
 

@@ -189,10 +189,10 @@ def test_patterns_of_one_text_are_few(schema: dict[str, Any], monkeypatch: Any) 
     asked: list[Grammar] = []
     original = schemas.fault_of
     monkeypatch.setattr(schemas, "fault_of", lambda g, *more: asked.append(g) or original(g, *more))
-    assert usable("at", {**schema, "title": "a"}, strict=False).notes
+    for strict in (False, True):
+        with pytest.raises(ConfigError, match=r"^at.* fit [0-9]+ patterns; expected 8 at most"):
+            usable("at", {**schema, "title": f"{strict}"}, strict)
     assert max(most_joined(one := json.loads(grammar.text), one) for grammar in asked) <= 8
-    with pytest.raises(ConfigError, match=r"has to fit [0-9]+ patterns; expected 8 at most"):
-        usable("at", {**schema, "title": "b"}, strict=True)
 
 
 def test_patterns_of_several_texts_may_be_many() -> None:

@@ -228,7 +228,7 @@ def rendered(template: str | None, constraint: Constraint, messages: list[dict[s
         own.chat_template = template
     ids = constraint.encode(own, messages)
     chats = Conversations(own, RecentTurns())
-    assert chats.prompt(messages, constraint, "").prompt.ids == ids
+    assert chats.prompt(messages, constraint, "", 8192).prompt.ids == ids
     return own.decode(ids)
 
 

@@ -1,0 +1,123 @@
+"""Children that look at grammars, and the lines in front of them.
+
+What is quickly looked at never waits behind what is not: all begin in the quick lane, and what
+meets its budget there is looked at again in the slow one, which few may wait for.
+"""
+
+import contextlib
+import os
+import queue
+import subprocess
+import sys
+import threading
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import medusa_kit
+from medusa_kit.errors import ClosedError, MedusaKitError, QueueFullError
+from medusa_kit.serve.bounded.child import Answer, Budget, receive, send
+
+MOST_BYTES = 64 << 20
+QUICK = Budget(seconds=0.1, wall=2.0, num_bytes=MOST_BYTES)
+SLOW = Budget(seconds=1.0, wall=15.0, num_bytes=MOST_BYTES)
+MOST_QUICK, MOST_SLOW = 256, 4  # that wait
+NICE = 5  # of the slow lane: answers under way come first
+CLOSED = "nobody looks at schemas any more"
+MODULE = "medusa_kit.serve.bounded.child"
+
+Task = tuple[Any, ...]
+
+
+class Child:
+    """A process for one task at a time, started anew where it has ended."""
+
+    def __init__(self, nice: int) -> None:
+        self._lock, self._nice = threading.Lock(), nice
+        self._closed = False
+        self._process = self._started()
+
+    def ask(self, asked: Task, budget: Budget) -> Answer:
+        """Waits. Raises ClosedError, MedusaKitError where there is no child."""
+        for _ in range(2):
+            process = self._running()
+            with contextlib.suppress(OSError):
+                send(process.stdin, (asked, budget))  # type: ignore[arg-type]
+                answer = receive(process.stdout)  # type: ignore[arg-type]
+                if answer is not None:
+                    return Answer(*answer)
+        raise MedusaKitError("the process that looks at grammars ends at once")
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            _end(self._process)
+
+    def _running(self) -> "subprocess.Popen[bytes]":
+        with self._lock:
+            if self._closed:
+                raise ClosedError(CLOSED)
+            if self._process.poll() is not None:
+                _end(self._process)
+                self._process = self._started()
+            return self._process
+
+    def _started(self) -> "subprocess.Popen[bytes]":
+        place = str(Path(medusa_kit.__file__).parent.parent)
+        path = os.pathsep.join(filter(None, (place, os.environ.get("PYTHONPATH"))))
+        code = f"import os; os.nice({self._nice}); from {MODULE} import main; main()"
+        return subprocess.Popen(
+            [sys.executable, "-c", code],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    process.wait()
+    for stream in (process.stdin, process.stdout):
+        with contextlib.suppress(OSError):
+            stream.close()  # type: ignore[union-attr]
+
+
+class Lane:
+    """One child, and those who wait for it."""
+
+    def __init__(self, budget: Budget, most_waiting: int, nice: int = 0) -> None:
+        self.budget, self._most = budget, most_waiting
+        self._waiting: queue.SimpleQueue[tuple[Task, Future[Answer]] | None] = queue.SimpleQueue()
+        self._closed = False
+        self._child = Child(nice)
+        self._thread = threading.Thread(target=self._work, name="medusa-kit grammars", daemon=True)
+        self._thread.start()
+
+    def ask(self, asked: Task) -> "Future[Answer]":
+        """Raises QueueFullError, ClosedError."""
+        if self._closed:
+            raise ClosedError(CLOSED)
+        if self._waiting.qsize() >= self._most:
+            raise QueueFullError(
+                f"{self._most} schemas that take long wait to be looked at", hint="ask again later"
+            )
+        future: Future[Answer] = Future()
+        self._waiting.put((asked, future))
+        return future
+
+    def close(self) -> None:
+        self._closed = True
+        self._waiting.put(None)
+        self._child.close()
+
+    def _work(self) -> None:
+        while (task := self._waiting.get()) is not None:
+            asked, future = task
+            if not future.set_running_or_notify_cancel():  # nobody waits any more
+                continue
+            try:
+                future.set_result(self._child.ask(asked, self.budget))
+            except Exception as error:
+                future.set_exception(error)
+        while not self._waiting.empty():
+            if (task := self._waiting.get()) is not None:
+                task[1].set_exception(ClosedError(CLOSED))

@@ -1,0 +1,40 @@
+"""How much a field of a request may hold. A list ends with its first fault: pydantic would collect
+millions of them.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from medusa_kit.serve.labels import MOST_FIELDS
+from medusa_kit.serve.operations.bodies import MOST_VALUES
+
+MOST_ANSWERS = MOST_TOOLS = 128  # OpenAI's; calls of a message are as many
+MOST_MESSAGES = MOST_PARTS = MOST_PROMPTS = 4096
+MOST_BIASES = 10_000
+MOST_OF_A_STOP = 1000  # characters
+
+Few = partial(Field, fail_fast=True)
+ModelName = Annotated[str, Field(max_length=512)]
+Named = Annotated[dict[str, Any], Field(max_length=MOST_FIELDS)]
+Biases = Annotated[dict[int, float], Field(max_length=MOST_BIASES)]
+Stop = Annotated[str, Field(min_length=1, max_length=MOST_OF_A_STOP)]
+Stops = Annotated[list[Stop], Few(max_length=16)]
+TokenIds = Annotated[list[int], Few(min_length=1, max_length=MOST_VALUES)]
+Texts = Annotated[list[str], Few(max_length=MOST_PROMPTS)]
+ManyIds = Annotated[list[TokenIds], Few(max_length=MOST_PROMPTS)]
+
+
+def texts(whole: Any) -> Iterator[str]:
+    """All in a JSON value; most of a long list are numbers."""
+    left = [whole]
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            yield one
+        elif isinstance(one, dict):
+            left += [*one, *one.values()]
+        elif isinstance(one, list):
+            left += [part for part in one if isinstance(part, str | list | dict)]

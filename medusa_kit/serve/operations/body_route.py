@@ -1,0 +1,79 @@
+"""Bodies are parsed and validated in a thread, one large one at a time.
+
+Both are Python's work for the most part, so that the loop and the batch go on beside it.
+"""
+
+import json
+from collections.abc import Callable, Coroutine
+from typing import Any, get_type_hints
+
+from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
+from starlette.exceptions import HTTPException
+
+from medusa_kit.serve.operations.bodies import SMALL
+
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+
+class BodyRoute(APIRoute):
+    """For routers whose endpoints take one model. `turns` of the app's state are whose they are."""
+
+    def get_route_handler(self) -> Handler:
+        answer, model = super().get_route_handler(), _model_of(self.endpoint)
+        if model is None:
+            return answer
+        asked = model
+
+        async def handler(request: Request) -> Response:
+            body = await request.body()
+            if len(body) <= SMALL or not _is_json(request.headers.get("content-type", "")):
+                return await answer(request)
+            read = await request.app.state.turns.run(len(body), _read, body, asked)
+            return await answer(_ReadRequest(request, read))
+
+        return handler
+
+
+class _ReadRequest(Request):
+    """A request whose body has been read; FastAPI passes the model on as it is."""
+
+    def __init__(self, request: Request, read: BaseModel) -> None:
+        super().__init__(request.scope, request.receive)
+        self._read = read
+
+    async def body(self) -> bytes:
+        return b"read"
+
+    async def json(self) -> Any:
+        return self._read
+
+
+def _model_of(endpoint: Callable[..., Any]) -> type[BaseModel] | None:
+    kinds = get_type_hints(endpoint).values()
+    return next(
+        (one for one in kinds if isinstance(one, type) and issubclass(one, BaseModel)), None
+    )
+
+
+def _is_json(content_type: str) -> bool:
+    kind = content_type.partition(";")[0].strip().lower()
+    return kind == "application/json" or (
+        kind.startswith("application/") and kind.endswith("+json")
+    )
+
+
+def _read(body: bytes, model: type[BaseModel]) -> BaseModel:
+    """Raises what FastAPI would."""
+    try:
+        return model.model_validate(json.loads(body))
+    except json.JSONDecodeError as error:
+        why = {"type": "json_invalid", "loc": ("body", error.pos), "ctx": {"error": error.msg}}
+        raise RequestValidationError([why]) from None
+    except ValidationError as error:
+        found = [{**one, "loc": ("body", *one["loc"])} for one in error.errors(include_url=False)]
+        raise RequestValidationError(found) from None
+    except (ValueError, RecursionError) as error:
+        raise HTTPException(400, "There was an error parsing the body") from error

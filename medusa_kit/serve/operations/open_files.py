@@ -1,0 +1,65 @@
+"""How many files the process may have open, of which each connection is one."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import time
+from dataclasses import replace
+from typing import Any
+
+from medusa_kit import console
+from medusa_kit.settings.serve import ServeConfig
+
+RESERVE = 192  # files of the process besides connections: the model's, heads', logs'
+SPARE = 64  # connections above the limit, which are answered 503
+QUIET = 60.0  # seconds between two warnings that there are too many
+OUT_OF_FILES = (errno.EMFILE, errno.ENFILE)
+
+
+def with_room_for_connections(config: ServeConfig) -> ServeConfig:
+    """Raise the soft limit as far as needed and allowed. Where that is not enough, fewer
+    connections are taken, and a warning says so."""
+    wanted = config.max_connections + SPARE + RESERVE
+    limit = _raise_limit(wanted)
+    if limit is None or limit >= wanted:
+        return config
+    most = max(1, limit - SPARE - RESERVE)
+    console.warn(
+        f"max_connections {config.max_connections} is lowered to {most}: this process may open "
+        f"{limit} files (ulimit -Hn, LimitNOFILE)"
+    )
+    return replace(config, max_connections=most)
+
+
+def _raise_limit(wanted: int) -> int | None:
+    """To so many files at least; the limit there is then. None: there is none, or no telling."""
+    try:
+        import resource
+    except ModuleNotFoundError:  # Windows
+        return None
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    endless = resource.RLIM_INFINITY
+    if soft != endless and soft < wanted:
+        soft = wanted if hard == endless else min(wanted, hard)
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        except (OSError, ValueError):  # more than the system has
+            soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return None if soft == endless else soft
+
+
+class QuietAboutFiles:
+    """An exception handler for asyncio's loop, which would log a traceback for every connection
+    that it cannot take."""
+
+    def __init__(self) -> None:
+        self._told = -QUIET
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not isinstance(error, OSError) or error.errno not in OUT_OF_FILES:
+            return loop.default_exception_handler(context)
+        if time.monotonic() - self._told >= QUIET:
+            self._told = time.monotonic()
+            console.warn("no connection can be taken: this process has too many files open")
