@@ -249,7 +249,7 @@ def test_each_reason_for_which_rows_are_skipped_is_counted() -> None:
     rows: list[Conversation | BadRow] = [
         Conversation(TALK if n in (1, 5) else [ASKED], n, None, "f") for n in range(1, 7)
     ]
-    rows += [BadRow("content is odd", n, "f:2") for n in (7, 8)]
+    rows += [BadRow("content is odd", n, "f") for n in (7, 8)]
     _, report = encode_rows(rows, tokenizer_of(PLAIN), 64)
     assert report.skips() == [
         "4 rows skipped, the first is row 2: it has no assistant turn, so there is nothing to "
