@@ -87,6 +87,9 @@ def _messages(item: dict[str, Any]) -> tuple[list[Message], list[str]]:
             return _asked_and_answered(item, key)
     if isinstance(item.get("text"), str) and item["text"]:
         return [_said("user", item["text"])], ["text"]
+    for key in ASKED:
+        if item.get(key) == "":  # a tokenizer may begin texts with a token of its own
+            return [_said("user", "")], [key]
     raise DataError(
         f"its format is unknown; its keys are {', '.join(map(repr, item)) or 'none'}",
         hint=f"expected {FORMS}",
