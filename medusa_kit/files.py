@@ -55,7 +55,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
         if isinstance(error, WriteError) or not is_full_disk(error):
             raise
         raise WriteError(
-            f"cannot write {path}: {in_one_line(error)}",
+            f"cannot write {path}: {why_not_written(error)}",
             hint="make room on its disk and run the same command again",
         ) from error
     finally:
@@ -76,6 +76,14 @@ def is_full_disk(error: BaseException) -> bool:
         return "I/O error" in str(error)
     writer = ("inline_container", "PytorchStreamWriter")
     return isinstance(error, RuntimeError) and any(name in str(error) for name in writer)
+
+
+def why_not_written(error: BaseException) -> str:
+    """What such an error says, with the likely reason where torch's writer does not tell it."""
+    said = in_one_line(error)
+    if isinstance(error, OSError) or "I/O error" in said or not is_full_disk(error):
+        return said
+    return f"the file ends early, as on a full disk ({said})"
 
 
 def link_target(path: Path) -> Path:

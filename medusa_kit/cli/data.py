@@ -187,7 +187,7 @@ def inspect(
     for source, (_, report) in zip(sources, encoded, strict=True):
         line = _cost(source, report, max_length)
         console.out.print(line, markup=False, highlight=False, soft_wrap=True)
-        for note in report.notes():
+        for note in [f"{source}: {line}" for line in report.skips()] + report.notes():
             console.note(note)
 
 

@@ -3,6 +3,7 @@
 The mask is True on the tokens the assistant wrote, its end-of-turn token included (turns.py).
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,6 +14,8 @@ from medusa_kit.data.shown import check_shown, is_plain, renderable
 from medusa_kit.data.template import chat_template, check_characters, render
 from medusa_kit.data.turns import written
 from medusa_kit.errors import DataError
+
+MOST_REASONS = 8  # for skipped rows, that are told
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,23 @@ class EncodeReport:
     trained_tokens_cut: int = 0  # tokens of the assistant after max_length
     sources: dict[str, SourceCount] = field(default_factory=dict)
     edited: list[int] = field(default_factory=list)  # rows
+
+    def skips(self) -> list[str]:
+        """A line on each reason for which rows were skipped, the commonest first."""
+        rows: dict[str, list[int]] = {}
+        for row, message in self.skipped:
+            reason = re.sub(rf"^(row {row}: |.*?:{row}: )", "", message)
+            reason = re.sub(rf"^row {row} ", "it ", reason)
+            rows.setdefault(reason, []).append(row)
+        common = sorted(rows.items(), key=lambda item: -len(item[1]))
+        told = [
+            f"{len(those):,} rows skipped, the first is row {those[0]}: {reason}"
+            for reason, those in common[:MOST_REASONS]
+        ]
+        if len(common) > MOST_REASONS:
+            others = sum(len(those) for _, those in common[MOST_REASONS:])
+            told.append(f"{others:,} rows skipped for {len(common) - MOST_REASONS} other reasons")
+        return told
 
     def notes(self) -> list[str]:
         """What of the rows is not trained on, though nothing was skipped."""

@@ -35,6 +35,7 @@ from medusa_kit.files import parse_json
 ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
          "model": "assistant", "system": "system", "developer": "system",
          "tool": "tool"}  # fmt: skip
+LAYOUTS = ("###", "[INST]", "<|", "Instruction:", "Question:")  # of prompts made of a row's columns
 FINISH_REASONS = ("stop", "length")
 FORMS = (
     "messages or conversations (role and content, or from and value), prompt, question or "
@@ -77,7 +78,7 @@ def _row(item: Any, number: int, source: str, extras: bool) -> Row:
 def _messages(item: dict[str, Any]) -> tuple[list[Message], list[str]]:
     """The turns, and the keys that they are from."""
     for key in TURN_LISTS:
-        if item.get(key) is not None:
+        if not is_empty(item.get(key)):
             return _turns(_listed(item, key)), [key]
     if item.get("turns"):
         return [_said("user", str(_listed(item, "turns")[0]))], ["turns"]
@@ -120,7 +121,9 @@ def _is_again(item: dict[str, Any], key: str, used: list[str], messages: list[Me
         return False
     asked = [item[one] for one in used if one in (*ASKED, *ASKED_TOO)]
     in_it = bool(asked) and all(isinstance(one, str) and one in text for one in asked)
-    return in_it or any(text.strip() in message["content"] for message in messages)
+    return (in_it and any(mark in text for mark in LAYOUTS)) or any(
+        text.strip() in message["content"] for message in messages
+    )
 
 
 def _earlier(history: list[Any]) -> list[Message]:

@@ -22,11 +22,17 @@ SHOWN = ("tool_calls", "reasoning_content", "name")  # of a message, for the tem
 
 # Of a row: the model would be told something, or another part would be trained on.
 TELLING = frozenset(
-    (*SYSTEM, "tools", *ASKED, *ASKED_TOO, *REASONING, "system_message", "history", "functions",
-     "function_call", "documents", "knowledge", "passage", "chat_template", "chat_template_kwargs",
+    (*SYSTEM, "tools", *ASKED, *ASKED_TOO, *REASONING, "system_message", "system_instruction",
+     "system_instructions", "sys_prompt", "preprompt", "custom_instruction", "custom_instructions",
+     "instructions", "persona", "choices", "options", "history", "functions", "function_call",
+     "documents", "knowledge", "passage", "chat_template", "chat_template_kwargs",
      "enable_thinking", "image", "images", "audio", "audios", "video", "videos", "response_format",
      "weight", "weights", "loss", "loss_weight", "loss_mask", "mask", "train")
 )  # fmt: skip
+# Of a row: what it says then is as if the key was not there.
+USUAL: Mapping[str, tuple[Any, ...]] = {
+    "weight": (1,), "label": (True,), "role": ("user", "human", "prompter"),
+}  # fmt: skip
 # Of a row or of a message: they say where it is from, or how it was rated.
 HARMLESS = frozenset(
     ("annotations", "category", "conversation_hash", "conversation_id", "country", "created",
@@ -73,12 +79,22 @@ def unused(item: Mapping[str, Any], used: Collection[str]) -> tuple[str, ...]:
     or what is trained on."""
     left = [key for key, value in item.items() if key not in used and not is_empty(value)]
     for key in left:
-        if key in TELLING and not (key == "weight" and item[key] == 1):
+        if _changes(key.lower(), item[key]):
             raise DataError(
                 f"{key!r} of the row cannot be honoured beside its {_named(used)}",
                 hint="put what the model is told into messages, or remove the key",
             )
-    return tuple(key for key in left if key not in HARMLESS and key not in TELLING)
+    return tuple(key for key in left if key not in HARMLESS and not _is_usual(key, item[key]))
+
+
+def _changes(key: str, value: Any) -> bool:
+    if key == "label":  # of an answer that was rated (KTO); other labels are those of classes
+        return value is False
+    return (key in TELLING or key in USUAL) and not _is_usual(key, value)
+
+
+def _is_usual(key: str, value: Any) -> bool:
+    return value in USUAL.get(key, ())
 
 
 def _named(used: Collection[str]) -> str:

@@ -128,7 +128,8 @@ def _check_extras(view: Rendered, messages: Sequence[Message], text: str) -> lis
     thoughts = []
     for index, message in enumerate(messages):
         said_by_call = message["role"] == "tool" and message.get("name") in called
-        for key in SHOWN:
+        beside = "tool_calls" in message and _words(message)  # some templates leave it out then
+        for key in (*SHOWN, *(["content"] if beside else [])):
             if key not in message or (key == "name" and said_by_call):
                 continue
             is_shown = _text(view, _otherwise(messages, index, [key])) != text

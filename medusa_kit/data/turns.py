@@ -7,6 +7,7 @@ end-of-turn token at or after its words; what follows that is the template's own
 stands across the first or last character belongs to the turn.
 """
 
+import bisect
 import functools
 import re
 from collections.abc import Sequence
@@ -70,10 +71,23 @@ class _Turns:
         self._places, self.is_edited = check_shown(view, messages, text)
         marked = view.as_text and GENERATION_MARK.search(chat_template(view.tokenizer) or "")
         self.marks = view.marked(messages) if marked else None
+        self._check_marks()
         self._end_id = end_of_turn(view.tokenizer)
         self._specials = special_ids(view.tokenizer)
         self._ends = {*self._specials, self._end_id}
         self._open_end: int | None = None  # of the turn just before, where nothing ended it
+
+    def _check_marks(self) -> None:
+        for index, (message, (start, end)) in enumerate(
+            zip(self._messages, self._places, strict=True)
+        ):
+            held = any(s <= start < end <= e for s, e in self.marks or ())
+            if held and message["role"] != "assistant":
+                raise DataError(
+                    "the chat template's {% generation %} marks enclose "
+                    f"message {index + 1}, of the {message['role']}",
+                    hint="the marks should enclose the assistant's words",
+                )
 
     def close(self) -> None:
         """Others speak: no turn goes on behind them."""
@@ -101,19 +115,19 @@ class _Turns:
     def _first(self, start: int) -> int:
         """The first token with something of the text from `start` on. One that stands for more than
         its turn's beginning, as a template's own token does with spaces behind it, is not of it."""
-        index = next((i for i, (_, e) in enumerate(self._spans) if e > start), len(self.ids))
+        index = bisect.bisect_right(self._spans, start, key=lambda span: span[1])
         own = index < len(self.ids) and self._spans[index][0] < start
         return index + (own and self.ids[index] in self._specials)
 
     def _until(self, end: int) -> int:
         """One past the last token with something of the text before `end`."""
-        return next((i for i, (s, _) in enumerate(self._spans) if s >= end), len(self.ids))
+        return bisect.bisect_left(self._spans, end, key=lambda span: span[0])
 
     def _beginning(self, index: int) -> int:
         """Where the model begins to write: behind what the template asks with. Some templates ask
         with more than they write before finished answers, such as the beginning of a thought."""
         start, end = self._places[index]
-        asked, _ = self._asked(index)
+        asked = self._before(index, ask=True)
         if asked and self._text.startswith(asked) and len(asked) <= end:
             return len(asked)
         before = max((e for _, e in self._places[:index] if e <= start), default=0)
@@ -128,24 +142,24 @@ class _Turns:
     def _header(self, index: int) -> str:
         """What the template writes before an answer: this one, else some other."""
         for one in (index, *range(1, len(self._messages))):
-            asked, before = self._asked(one)
-            if asked and self._messages[one]["role"] == "assistant":
-                return asked[common_start(asked, before) :]
+            is_answer = self._messages[one]["role"] == "assistant"
+            if is_answer and (asked := self._before(one, ask=True)):
+                return asked[common_start(asked, self._before(one, ask=False)) :]
         return ""
 
-    def _asked(self, index: int) -> tuple[str, str]:
-        """The text up to the turn, ready for the answer and not; empty where it is refused."""
-        earlier = self._messages[:index]
+    def _before(self, index: int, ask: bool) -> str:
+        """The text up to the turn; empty where it is refused."""
         try:
-            return self._view.text(earlier, ask=True), self._view.text(earlier)
+            return self._view.text(self._messages[:index], ask)
         except DataError:
-            return "", ""
+            return ""
 
     def _last(self, index: int, first: int, end: int, mark: int | None) -> int:
         """One past the last token of the turn whose words end at `end`, and its mark at `mark`."""
         is_last = index + 1 == len(self._places)
         following = len(self._text) if is_last else self._places[index + 1][0]
-        near = [i for i in range(first, len(self.ids)) if self._spans[i][1] >= end]
+        behind = bisect.bisect_left(self._spans, end, first, key=lambda span: span[1])
+        near = range(behind, len(self.ids))
         for position in near:
             if not is_last and self._spans[position][0] >= following:
                 break

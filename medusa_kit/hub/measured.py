@@ -20,7 +20,7 @@ from typing import Any
 from medusa_kit.base.fingerprint import Match, compare
 from medusa_kit.base.model import CHECKPOINT
 from medusa_kit.engine.before_loading import TREE_NAME
-from medusa_kit.errors import ConfigError, DataError
+from medusa_kit.errors import CheckpointError, ConfigError, DataError, in_one_line
 from medusa_kit.files import file_digest, parse_json
 from medusa_kit.heads.checkpoint import CONFIG_NAME, PAIRED_FOLDER, WEIGHTS_NAME, read_config
 from medusa_kit.heads.config import HeadsConfig
@@ -97,6 +97,7 @@ def read_measured(
     name says), ConfigError (one about another base, other heads or rounded weights).
     """
     config = _config(folder)
+    _check_finite(folder / WEIGHTS_NAME)
     digest = file_digest(folder / WEIGHTS_NAME)
     tree, plan = _tree(folder, config)
     own = [folder / BENCH_NAME] if (folder / BENCH_NAME).is_file() else []
@@ -114,6 +115,23 @@ def read_measured(
         _json(folder / PROVENANCE_NAME) if (folder / PROVENANCE_NAME).is_file() else None,
         _run(folder),
     )
+
+
+def _check_finite(path: Path) -> None:
+    if not path.is_file():
+        return
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    from medusa_kit.base.faults.finite import check_numbers
+
+    try:
+        tensors = load_file(path)
+    except SafetensorError as error:
+        raise CheckpointError(
+            f"{path} is no safetensors file: {in_one_line(error)}", hint="copy the heads again"
+        ) from error
+    check_numbers(path, tensors)
 
 
 def _run(folder: Path) -> dict[str, Any] | None:

@@ -153,9 +153,8 @@ def load_examples(base: BaseModel, recipe: TrainRecipe) -> list[EncodedExample]:
     )
     for note in (report.summary(length), *report.notes()):
         console.note(note)
-    if report.skipped:
-        row, reason = report.skipped[0]
-        console.warn(f"{len(report.skipped)} rows skipped, the first is row {row}: {reason}")
+    for line in report.skips():
+        console.warn(line)
     return examples
 
 

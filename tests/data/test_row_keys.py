@@ -98,6 +98,16 @@ def test_what_the_template_does_not_show_is_refused(tmp_path: Path, case: str) -
     assert "is not shown to the model here" in found.reason
 
 
+def test_words_beside_a_call_are_trained_on_or_refused(tmp_path: Path) -> None:
+    """Llama 3.1's template writes the call alone."""
+    row = {"messages": [ASKED, {**CALLING[1], "content": "I look."}, *CALLING[2:]]}
+    assert trained(tmp_path, row)[0][0].startswith("I look.rain")
+    calls_alone = SHOWING.replace("{{ m.content }}", "{{ m.content if not m.tool_calls }}")
+    with pytest.raises(DataError, match="does not show 'content' of message 2"):
+        trained(tmp_path, row, calls_alone)
+    assert trained(tmp_path, {"messages": CALLING}, calls_alone)[0][0].startswith("rain")
+
+
 def test_a_prompt_is_asked_with_all_that_it_says(tmp_path: Path) -> None:
     """Or not at all: as `data generate` asks."""
     tokenizer, plain = tokenizer_of(SHOWING), tokenizer_of(PLAIN)
@@ -146,6 +156,9 @@ SAME: dict[str, Any] = {
     "a developer": {"messages": [{**SYSTEM, "role": "developer"}, ASKED, ANSWERED]},
     "nothing in other keys": {"messages": [SYSTEM, {**ASKED, "tool_calls": None}, ANSWERED],
                               "tools": [], "input": "", "images": None, "functions": []},
+    "no messages beside others": {"messages": [], "conversations": None, "system": "S",
+                                  "instruction": "Q", "output": "a"},
+    "an answer rated good": {"system": "S", "prompt": "Q", "completion": "a", "label": True},
 }  # fmt: skip
 
 
@@ -185,6 +198,15 @@ REFUSED: dict[str, tuple[Any, str]] = {
     "documents": ({"documents": ["d"], "messages": TALK}, "'documents' of the row"),
     "template variables": ({"chat_template_kwargs": {"a": 1}, "messages": TALK}, "of the row"),
     "an input": ({"input": "x", "messages": TALK}, "'input' of the row cannot be honoured"),
+    "a system of another name": ({"system_instruction": "S", "messages": TALK},
+                                 "'system_instruction' of the row"),
+    "a key in capitals": ({"System": "S", "messages": TALK}, "'System' of the row"),
+    "choices": ({"question": "Q", "choices": ["x", "y"], "answer": "B"}, "'choices' of the row"),
+    "an answer rated bad": ({"prompt": "Q", "completion": "a", "label": False}, "'label' of the"),
+    "text of the assistant": ({"text": "a", "role": "assistant"}, "'role' of the row"),
+    "a longer prompt": ({"instruction": "Translate", "prompt": "Translate: Q", "output": "a"},
+                        "'prompt' of the row"),
+    "no messages": ({"messages": []}, "its format is unknown; its keys are 'messages'"),
     "another prompt": ({"prompt": "x", "messages": TALK}, "'prompt' of the row"),
     "pictures": ({"images": ["x"], "messages": TALK}, "'images' of the row"),
     "a weight of the row": ({"weight": 0, "messages": TALK}, "'weight' of the row"),
@@ -221,3 +243,16 @@ def test_keys_that_mean_nothing_here_are_told(tmp_path: Path) -> None:
     assert found.unused == ("verdict",)
     _, report = encode_rows([found], tokenizer_of(PLAIN), 64)
     assert any("'verdict' of rows are not used" in note for note in report.notes())
+
+
+def test_each_reason_for_which_rows_are_skipped_is_counted() -> None:
+    rows: list[Conversation | BadRow] = [
+        Conversation(TALK if n in (1, 5) else [ASKED], n, None, "f") for n in range(1, 7)
+    ]
+    rows += [BadRow("content is odd", n, "f") for n in (7, 8)]
+    _, report = encode_rows(rows, tokenizer_of(PLAIN), 64)
+    assert report.skips() == [
+        "4 rows skipped, the first is row 2: it has no assistant turn, so there is nothing to "
+        "train on",
+        "2 rows skipped, the first is row 7: content is odd",
+    ]

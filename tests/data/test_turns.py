@@ -155,3 +155,6 @@ def test_a_refusal_has_the_true_reason() -> None:
     elsewhere = PLAIN.replace("<E>\n", "<E>").replace(ASK, MARK + "end" + UNMARK)
     with pytest.raises(DataError, match="marks hold none of the assistant's turns"):
         encode_conversation(marked_tokenizer(elsewhere, SPECIALS), TWO)
+    around_all = MARK + PLAIN.replace(ASK, UNMARK)
+    with pytest.raises(DataError, match="marks enclose message 1, of the user"):
+        encode_conversation(marked_tokenizer(around_all, SPECIALS), TWO)

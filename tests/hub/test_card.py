@@ -1,6 +1,7 @@
 """The card says what was measured, and that the rest was not."""
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file, save_file
 
 from medusa_kit.base.model import BaseModel
 from medusa_kit.heads import MedusaHeads, save_heads
@@ -233,3 +235,14 @@ def test_a_card_with_a_bug_does_not_promise_the_same_words(folder: Path) -> None
     record["greedy"]["bugs"] = 1
     (folder / "verify.json").write_text(json.dumps(record))
     assert "the answer has the base model's own words" not in rendered(folder)
+
+
+def test_heads_that_are_no_numbers_are_not_pushed(run: Run, folder: Path, tmp_path: Path) -> None:
+    copied = Path(shutil.copytree(folder, tmp_path / "copied"))
+    tensors = load_file(copied / "heads.safetensors")
+    name = next(iter(tensors))
+    tensors[name] = torch.full_like(tensors[name], torch.nan)
+    save_file(tensors, copied / "heads.safetensors")
+    code, _, err = run("push", str(copied), "me/heads", "--dry-run")
+    assert code == 1
+    assert f"{name} holds NaN or infinite numbers" in err

@@ -64,7 +64,9 @@ def test_a_second_training_in_the_folder_is_refused_and_changes_nothing(
     tiny_base, counting_rows, make_recipe, monkeypatch, tmp_path
 ):
     base, recipe, refused = tiny_base(), make_recipe(), []
-    other = make_recipe(train={"learning_rate": 0.5})
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "q", "completion": "a"}\n')
+    read = recipe.data.model_copy(update={"sources": [str(tmp_path / "rows.jsonl")]})
+    other = make_recipe(train={"learning_rate": 0.5}).model_copy(update={"data": read})
 
     def again():
         before = contents(tmp_path / "run")

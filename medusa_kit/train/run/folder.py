@@ -22,9 +22,8 @@ from medusa_kit.errors import (
     ConfigError,
     MedusaKitError,
     WriteError,
-    in_one_line,
 )
-from medusa_kit.files import atomic_write, is_full_disk, parse_json
+from medusa_kit.files import atomic_write, is_full_disk, parse_json, why_not_written
 from medusa_kit.settings.recipe import TrainRecipe, differences, dump, load_recipe
 from medusa_kit.train import distributed
 from medusa_kit.train.run.lock import only_training_in
@@ -228,7 +227,7 @@ class RunFolder:
             cause = error.__cause__ if isinstance(error, WriteError) else None
             safe = "nothing" if self._saved_step is None else f"step {self._saved_step}"
             raise WriteError(
-                f"cannot write to {self.path}: {in_one_line(cause or error)} "
+                f"cannot write to {self.path}: {why_not_written(cause or error)} "
                 f"({safe} is safe in the checkpoint)",
                 hint="make room and run the same command again: it continues from the checkpoint",
             ) from error
