@@ -37,6 +37,7 @@ IMPOSSIBLE = {
     **dict.fromkeys(("bloom", "mpt"), SLOTS),
     **dict.fromkeys(("cpmant", "xlnet", "roformer"), SEQUENCE),
     **dict.fromkeys(("openai-gpt", "xlm", "reformer"), "it keeps no cache of keys and values"),
+    "deepseek_v32": INDEX,
     "gpt_neo": "its local layers count slots, not positions",
     "blt": "it cuts its text into patches, and a patch depends on its neighbours in the sequence",
 }

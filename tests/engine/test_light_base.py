@@ -289,7 +289,7 @@ COMMANDS = """
     from starlette.testclient import TestClient
 
     service = Service(medusa_kit.load(model), ServeConfig(log_format="none"))
-    with TestClient(create_app(service)) as client:
+    with TestClient(create_app(service), "http://localhost") as client:
         chat = [{"role": "user", "content": "Hi"}]
         name = service.names.entries()[0]["id"]
         asked = {"model": name, "messages": chat, "max_tokens": 3}

@@ -272,7 +272,7 @@ def test_the_log_says_that_nothing_is_stored(
 
     monkeypatch.setattr(logs, "stderr_writer", Writer)
     service = Service(live.service.engine, ServeConfig(log_format=form))
-    with TestClient(create_app(service)) as client:
+    with TestClient(create_app(service), "http://localhost") as client:
         asked = {"model": live.model, "prompt": "a", "max_tokens": 1}
         for more in ({"store": True}, {"store": False}, {}):
             assert client.post(TEXT, json={**asked, **more}).status_code == 200

@@ -18,6 +18,7 @@ from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURE
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from medusa_kit.base import families
+from medusa_kit.base.families import keep_soft_cap
 from medusa_kit.base.gguf import dequantised_folder
 from medusa_kit.base.gguf_files import architectures
 from medusa_kit.base.gguf_files.config import FREQUENCIES, LLAMA3, LONG, SHORT
@@ -45,6 +46,7 @@ def logits_BTV(model: Any) -> Tensor:
 @pytest.mark.parametrize("architecture", MODELS)
 def test_the_model_is_the_one_that_was_written(architecture: str, tmp_path: Path) -> None:
     model = tiny_model(architecture)
+    keep_soft_cap(model)
     write_model(tmp_path / "model.gguf", architecture, model)
     base = load_base_model(str(tmp_path / "model.gguf"), device="cpu")
     assert type(base.model) is type(model)

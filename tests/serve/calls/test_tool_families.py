@@ -105,7 +105,7 @@ def test_what_is_not_enforced_is_in_the_log(
     tools = [{"type": "function", "function": {"name": "f", "parameters": look_ahead}}]
     asked = {"model": live.model, "messages": [{"role": "user", "content": "hi"}],
              "max_tokens": 1, "tools": tools}  # fmt: skip
-    with TestClient(app) as client:
+    with TestClient(app, "http://localhost") as client:
         assert client.post("/v1/chat/completions", json=asked).status_code == 200
         tools[0]["function"]["strict"] = True  # type: ignore[index]
         refused = client.post("/v1/chat/completions", json=asked)
