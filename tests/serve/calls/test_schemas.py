@@ -31,9 +31,6 @@ PARTS: dict[str, Any] = {
     "if": {"type": "string", "if": {"minLength": 2}, "then": {"maxLength": 3}},
     "uniqueItems": {"type": ["string", "array"], "uniqueItems": True},
     "too large a multiple": {"type": ["string", "integer"], "multipleOf": 7919 * 104729},
-    "multiples that overflow": {
-        "type": ["string", "integer"], "allOf": [{"multipleOf": n} for n in (9973, 9967, 9949, 9941)]
-    },
     "a reference": {"$ref": "#/$defs/none"},
     "another document": {"$ref": "http://127.0.0.1/x"},
     "kinds that exclude one another": {"allOf": [{"type": "string"}, {"type": "number"}]},
