@@ -11,6 +11,7 @@ from medusa_kit.infer.accept.grammar_tokens import GrammarTokens, lark_rules
 from medusa_kit.settings.grammar import Grammar
 
 LOOKED_AT = 3  # bytes of a grammar that is tried
+NOTHING_FITS = "nothing fits it"
 HINT = "what llguidance can do: https://github.com/guidance-ai/llguidance/tree/main/docs"
 # Of one step, so that none takes longer than some hundredths of a second, by llguidance's own
 # counts: items of its parser, and work of its lexer. Its own limits allow a second.
@@ -52,6 +53,8 @@ def begun_fault_of(grammar: Grammar, most_work: int | None = None) -> str | None
         if matcher.is_error() or matcher.is_stopped():
             break
         allowed = [byte for byte in range(256) if bits[byte // 8] >> byte % 8 & 1]
+        if not allowed:  # but an end, or nothing: llguidance has not seen that no text fits
+            return None if matcher.is_accepting() else NOTHING_FITS
         # Into a text rather than past it, where there is the choice.
         matcher.consume_token(min(allowed, key=lambda byte: (byte in b' "', byte)))
     return said_of(matcher) if matcher.is_error() else None

@@ -71,6 +71,8 @@ class _Walk:
     def __init__(self, whole: dict[str, Any], strict: bool) -> None:
         self._whole, self._strict = whole, strict
         self.options = whole.pop(OPTIONS, {})
+        if isinstance(self.options, Mapping):  # oneOf is read as anyOf where it has to be
+            self.options = {**self.options, "coerce_one_of": not strict}
         self.notes: list[str] = []
 
     def check_frame(self, field: str) -> None:
@@ -145,8 +147,7 @@ class _Walk:
             raise ConfigError(f"the JSON schema cannot be used: {said}", hint=HINT)
         given = schema if whole else _without_references(schema)
         draft = {key: value for key, value in self._whole.items() if key == "$schema"}
-        options = {"coerce_one_of": not self._strict}
-        asked = Grammar.json_schema({**draft, **given, OPTIONS: {**self.options, **options}})
+        asked = Grammar.json_schema({**draft, **given, OPTIONS: self.options})
         if (fault := fault_of(asked)) is not None:
             return fault
         if whole:

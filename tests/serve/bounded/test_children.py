@@ -273,3 +273,11 @@ def test_a_library_that_is_missing_is_told(monkeypatch: pytest.MonkeyPatch, tmp_
         one.close()
     assert answer.kind == "refused"
     assert "llguidance, which is not installed" in answer.value
+
+
+def test_a_schema_that_comes_to_no_end_is_the_request_s_fault(shared: Constraints) -> None:
+    """llguidance allows no byte, and sees no error, where multiples have a huge one in common."""
+    multiples = [{"multipleOf": number} for number in (9973, 9967, 9949, 9941)]
+    asked = form({"type": "integer", "allOf": multiples}, strict=True)
+    with pytest.raises(ConfigError, match="schema"):
+        asyncio.run(shared.of(asked, None, None, None))

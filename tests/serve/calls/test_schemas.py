@@ -8,6 +8,7 @@ import pytest
 from support.serving.grammars import accepts
 
 from medusa_kit.errors import ConfigError
+from medusa_kit.infer.accept.grammar_source import begun_fault_of
 from medusa_kit.serve.calls import schemas
 from medusa_kit.serve.calls.joined_patterns import most_joined
 from medusa_kit.serve.calls.schemas import usable
@@ -83,6 +84,26 @@ def test_it_is_found_wherever_it_is(path: str, schema: dict[str, Any]) -> None:
     with pytest.raises(ConfigError) as caught:
         usable("at", schema, strict=True)
     assert caught.value.message.startswith(f"at.{path}: ")
+
+
+@pytest.mark.parametrize("place", ["properties", "$defs"])
+def test_alternatives_that_cannot_be_told_apart_are_any_of_them_unless_strict(place: str) -> None:
+    either = {"oneOf": [{"type": "string", "pattern": "^a"}, {"type": "string", "pattern": "b$"}]}
+    schema = {"type": "object", place: {"a": either}, "required": ["a"]}
+    if place == "$defs":
+        schema["properties"] = {"a": {"$ref": "#/$defs/a"}}
+    described = {"name": "n", "schema": schema}
+    call = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    form = constraint_of({"type": "json_schema", "json_schema": described})
+    for asked in (form, constraint_of(tools=[call], tool_choice="required")):
+        assert asked.grammar is not None
+        assert asked.notes == ()
+        assert begun_fault_of(asked.grammar) is None
+    assert form.grammar is not None
+    assert accepts(form.grammar, '{"a": "ax"}')
+    assert not accepts(form.grammar, '{"a": "x"}')
+    with pytest.raises(ConfigError, match="oneOf constraints are not supported"):
+        constraint_of({"type": "json_schema", "json_schema": {**described, "strict": True}})
 
 
 def test_what_is_left_out_narrows_nothing() -> None:
