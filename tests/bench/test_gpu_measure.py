@@ -126,7 +126,7 @@ def test_what_takes_long_or_leaves_a_trace_comes_after_the_rest() -> None:
 
 def test_the_setup_names_device_versions_and_date() -> None:
     setup = describe(CPU)
-    assert setup["torch"] == torch.__version__
+    assert torch.__version__.startswith(str(setup["torch"]))  # without +cu130, say
     assert {"date", "device", "cuda", "triton", "transformers", "medusa_kit"} <= set(setup)
 
 

@@ -85,7 +85,7 @@ def test_every_result_says_what_it_came_from(tiny_base, counting_rows, make_reci
     report = train_heads(base, counting_rows(), recipe)
     for path in (report.heads_folder / "provenance.json", RunFolder(recipe).path / "run.json"):
         found = json.loads(path.read_text())
-        assert found["versions"]["torch"] == torch.__version__
+        assert torch.__version__.startswith(found["versions"]["torch"])  # without +cu130, say
         assert found["recipe"]["seed"] == 5
         assert set(found["git"] or {"commit", "changed_files"}) == {"commit", "changed_files"}
 
