@@ -22,6 +22,7 @@ MOST_BYTES = 64 << 20
 QUICK = Budget(seconds=0.1, wall=2.0, num_bytes=MOST_BYTES)
 SLOW = Budget(seconds=1.0, wall=15.0, num_bytes=MOST_BYTES)
 MOST_QUICK, MOST_SLOW = 256, 4  # that wait
+PATIENCE = 3.0  # seconds beyond the budget, for a child that answers nothing (stopped, say)
 NICE = 5  # of the slow lane: answers under way come first
 CLOSED = "nobody looks at schemas any more"
 MODULE = "medusa_kit.serve.bounded.child"
@@ -41,11 +42,11 @@ class Child:
         """Waits. Raises ClosedError, MedusaKitError where there is no child."""
         for _ in range(2):
             process = self._running()
-            with contextlib.suppress(OSError):
-                send(process.stdin, (asked, budget))  # type: ignore[arg-type]
-                answer = receive(process.stdout)  # type: ignore[arg-type]
-                if answer is not None:
-                    return Answer(*answer)
+            answer = _answer(process, asked, budget)
+            if answer is not None:
+                return Answer(*answer)
+            process.kill()
+            process.wait()
         raise MedusaKitError("the process that looks at grammars ends at once")
 
     def close(self) -> None:
@@ -71,6 +72,20 @@ class Child:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             env={**os.environ, "PYTHONPATH": path},
         )  # fmt: skip
+
+
+def _answer(process: "subprocess.Popen[bytes]", asked: Task, budget: Budget) -> Any:
+    """None from a process that ends, or that answers nothing and is ended."""
+    watch = threading.Timer(budget.wall + PATIENCE, process.kill)
+    watch.daemon = True
+    watch.start()
+    try:
+        send(process.stdin, (asked, budget))  # type: ignore[arg-type]
+        return receive(process.stdout)  # type: ignore[arg-type]
+    except OSError:
+        return None
+    finally:
+        watch.cancel()
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

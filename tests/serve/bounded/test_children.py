@@ -167,10 +167,14 @@ def test_the_same_is_looked_at_once(shared: Constraints, monkeypatch: pytest.Mon
     assert len(looked) == 1
 
 
-def test_a_child_that_has_ended_is_started_anew(shared: Constraints) -> None:
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_child_that_has_ended_or_hangs_is_started_anew(
+    shared: Constraints, sent: signal.Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for pid in processes(shared):
-        os.kill(pid, signal.SIGKILL)
-    assert asked(shared, form({**USUAL, "title": "anew"})).grammar is not None
+        os.kill(pid, sent)
+    monkeypatch.setattr(lanes, "PATIENCE", 2.0 - SOON)
+    assert asked(shared, form({**USUAL, "title": f"anew {sent}"})).grammar is not None
 
 
 def test_those_who_wait_are_told_when_the_server_closes() -> None:
