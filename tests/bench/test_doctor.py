@@ -101,7 +101,7 @@ def test_loss_mask(case: Case) -> None:
     said(doctor_data.loss_mask(chat_case()), "ok", f"{trained / tokens:.1%} of {tokens}")
     everything = f"{{% generation %}}{{% for m in messages %}}{TURN}<|im_end|>{{% endfor %}}" \
         "{% endgeneration %}"  # fmt: skip
-    said(doctor_data.loss_mask(chat_case(everything)), "problem", "100.0%", "user's words")
+    said(doctor_data.loss_mask(chat_case(everything)), "problem", "of the user")
     said(doctor_data.chat_template(chat_case(everything)), "warning", "before the end")
     nothing = chat_case(None)
     said(doctor_data.loss_mask(nothing), "problem", "no row is left")
