@@ -102,7 +102,7 @@ def test_loss_mask(case: Case) -> None:
     everything = f"{{% generation %}}{{% for m in messages %}}{TURN}<|im_end|>{{% endfor %}}" \
         "{% endgeneration %}"  # fmt: skip
     said(doctor_data.loss_mask(chat_case(everything)), "problem", "of the user")
-    said(doctor_data.chat_template(chat_case(everything)), "warning", "before the end")
+    said(doctor_data.chat_template(chat_case(everything)), "problem", "of the user")
     nothing = chat_case(None)
     said(doctor_data.loss_mask(nothing), "problem", "no row is left")
     said(doctor_data.own_words(nothing), "skipped", "no row of the data can be used")
