@@ -13,7 +13,7 @@ from medusa_kit.data.template import chat_template as template_of
 from medusa_kit.data.turns import GENERATION_MARK
 from medusa_kit.errors import DataError
 
-LEAST_TRAINED, MOST_TRAINED = 0.02, 0.95  # share of tokens that are trained on
+LEAST_TRAINED = 0.02  # share of tokens that are trained on
 LEAST_ENDING = 0.9  # share of answers that end with a stop token
 LEAST_OWN = 0.5  # share of trained tokens that the base itself would have written
 CHUNK = 256  # positions whose logits are in memory at once
@@ -81,16 +81,9 @@ def loss_mask(case: Case) -> Finding:
     if case.data_error is not None or case.report is None:
         message = case.data_error.message if case.data_error else "no row was encoded"
         return problem(message, "`medusa-kit data inspect` shows what is trained on")
-    report, kinds = case.report, {row.row: row for row in case.rows}
+    report = case.report
     share = report.trained_tokens / report.tokens
     what = f"{share:.1%} of {report.tokens:,} tokens in {len(case.examples)} rows are trained on"
-    talks = [e for e in case.examples if isinstance(kinds[e.row], Conversation)]
-    tokens = sum(len(e.input_ids) for e in talks)
-    if tokens and sum(sum(e.loss_mask) for e in talks) > MOST_TRAINED * tokens:
-        return problem(
-            f"{what}: in conversations, the user's words are among them",
-            "the template's {% generation %} marks must enclose only the assistant's words",
-        )
     if share < LEAST_TRAINED:
         return warning(what, "give rows with longer answers, or shorter prompts")
     if report.skipped:
