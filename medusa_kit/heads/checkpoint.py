@@ -38,6 +38,7 @@ from medusa_kit.heads.formats import kit
 from medusa_kit.heads.formats.recognise import read_foreign
 from medusa_kit.heads.kinds import MedusaHeads
 from medusa_kit.heads.prefix_layer import PrefixLayer, PrefixSizes
+from medusa_kit.heads.undrawn import Undrawn
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "heads.safetensors"
@@ -170,7 +171,8 @@ def load_heads(
     expected = _shared_tensors(config, base.embedding_size)
     shared = {name: one for name, one in tensors.items() if name.startswith(SHARED)}
     _check_tensors(expected, shared, folder / WEIGHTS_NAME)  # before memory is taken for them
-    heads = MedusaHeads(config, base, tensors.get("column_ids"))
+    with Undrawn():
+        heads = MedusaHeads(config, base, tensors.get("column_ids"))
     _check_tensors(heads.state_dict(), tensors, folder / WEIGHTS_NAME)
     check_fit(folder / WEIGHTS_NAME, tensors, base.dtype)
     heads.load_state_dict(tensors)

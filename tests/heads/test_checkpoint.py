@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.small_engines import random_heads
 from support.tiny_models import tiny_base, tiny_model
 
 from medusa_kit.base.model import BaseModel, wrap_model
@@ -376,3 +377,12 @@ def test_a_quantised_copy_is_warned_about(
     base.info = replace(base.info, quantized=False)
     load_heads(tmp_path, base)
     assert "trained on a quantised copy" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["medusa", "hydra", "recurrent"])
+def test_loading_draws_no_random_numbers(kind: str, llama: BaseModel, tmp_path: Path) -> None:
+    """A server loads heads in threads beside whatever else the process draws."""
+    save_heads(random_heads(llama, kind=kind), tmp_path / "heads")
+    before = torch.get_rng_state()
+    load_heads(tmp_path / "heads", llama)
+    assert torch.equal(torch.get_rng_state(), before)

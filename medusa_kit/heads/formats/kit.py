@@ -21,6 +21,7 @@ from medusa_kit.heads.config import HeadsConfig
 from medusa_kit.heads.formats.neutral import Block, ForeignHeads
 from medusa_kit.heads.formats.target import same_numbers
 from medusa_kit.heads.kinds import MedusaHeads
+from medusa_kit.heads.undrawn import Undrawn
 
 OURS = "medusa-kit"
 
@@ -150,7 +151,8 @@ def loaded(heads: ForeignHeads, base: BaseModel, folder: Path) -> MedusaHeads:
     config, tensors = to_kit(heads, base)
     note = scale_note(base)
     check_fit(folder, tensors, base.dtype)
-    result = MedusaHeads(config, base, tensors.get("column_ids"))
+    with Undrawn():
+        result = MedusaHeads(config, base, tensors.get("column_ids"))
     result.load_state_dict(tensors)
     named = f"; their config names {heads.base_name!r}" if heads.base_name else ""
     console.note(
