@@ -109,13 +109,12 @@ ATTACKS = {
 }
 
 
-class Streams:
-    """Clients that read one answer after the other. `gaps`: seconds between two pieces of each."""
+class Working:
+    """Threads that work inside the context."""
 
-    def __init__(self, url, number):
-        self.url, self.gaps, self.wrong = url, [], []
+    def __init__(self, *works):
         self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._read, args=(n,)) for n in range(number)]
+        self._threads = [threading.Thread(target=work, args=args) for work, *args in works]
 
     def __enter__(self):
         for thread in self._threads:
@@ -126,6 +125,14 @@ class Streams:
         self._stop.set()
         for thread in self._threads:
             thread.join()
+
+
+class Streams(Working):
+    """Clients that read one answer after the other. `gaps`: seconds between two pieces of each."""
+
+    def __init__(self, url, number):
+        self.url, self.gaps, self.wrong = url, [], []
+        super().__init__(*((self._read, n) for n in range(number)))
 
     def _read(self, number):
         while not self._stop.is_set():
@@ -161,27 +168,14 @@ class Streams:
                 before = now
 
 
-class Probes:
+class Probes(Working):
     """What /health takes, a usual schema, and the memory of all processes."""
 
     def __init__(self, url, process):
         self.url, self.process = url, psutil.Process(process.pid)
         self.health, self.usual, self.memory, self.wrong = [], [], [], []
-        self._stop = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._repeat, args=(look,))
-            for look in (self._health, self._usual, self._memory)
-        ]
-
-    def __enter__(self):
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
+        looks = (self._health, self._usual, self._memory)
+        super().__init__(*((self._repeat, look) for look in looks))
 
     def _repeat(self, look):
         while not self._stop.wait(PROBE):

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 from support.batches import LONGEST, alone, drafters, engine_for, row_for
+from support.full_memory import Full
 from support.tiny_models import model_of
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from medusa_kit.base.gguf import byte_tokenizer
 from medusa_kit.engine.load import load
@@ -17,20 +17,6 @@ from medusa_kit.infer.packed import file as packed_file
 from medusa_kit.infer.packed import packing_up
 
 SAYS = "[enforce fail at alloc_cpu.cpp:119] . DefaultCPUAllocator: can't allocate memory"
-
-
-class Full(TorchDispatchMode):
-    """Raises at the given operation of torch, once."""
-
-    def __init__(self, at: int, error: Exception) -> None:
-        super().__init__()
-        self.left, self.error = at, error
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.left -= 1
-        if self.left == 0:
-            raise self.error
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("family", ["llama-tied", "gpt2"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from support.full_memory import Full
 
 from medusa_kit.errors import MedusaKitError
 from medusa_kit.heads import load_heads
@@ -20,20 +20,6 @@ FULL: list[Exception] = [
     RuntimeError("[enforce fail at alloc_cpu.cpp:119] . DefaultCPUAllocator: can't allocate"),
     MemoryError(),
 ]
-
-
-class Full(TorchDispatchMode):
-    """Raises at the given operation of torch, once."""
-
-    def __init__(self, at: int, error: Exception) -> None:
-        super().__init__()
-        self.left, self.error = at, error
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.left -= 1
-        if self.left == 0:
-            raise self.error
-        return func(*args, **(kwargs or {}))
 
 
 @contextmanager
