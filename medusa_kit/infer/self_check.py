@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from medusa_kit import console
 from medusa_kit.base.faults import finite
 from medusa_kit.base.model import RELATIVE_TOLERANCE, BaseModel, relative_error
-from medusa_kit.errors import CheckpointError, IncompatibleBaseError
+from medusa_kit.errors import CheckpointError, IncompatibleBaseError, MedusaKitError
 from medusa_kit.infer.attention.choice import cannot_use
 from medusa_kit.infer.draft import UNUSED, Draft, Topology, flat_nodes
 from medusa_kit.infer.verifier import Verifier, window_owners
@@ -362,7 +362,7 @@ def _path(node: int, prompt: list[int], tree: list[int], topology: Topology) -> 
     return prompt + [tree[i] for i in seen]
 
 
-def _no_numbers(base: BaseModel, reference: Reference) -> CheckpointError:
+def _no_numbers(base: BaseModel, reference: Reference) -> MedusaKitError:
     """For a base whose logits are NaN or infinite. All weights are looked at only here."""
     if (found := finite.told(reference.tensors())) is not None:
         return CheckpointError(
@@ -370,7 +370,7 @@ def _no_numbers(base: BaseModel, reference: Reference) -> CheckpointError:
             hint="copy the checkpoint again; if it was made with a smaller dtype, or is read in "
             f"one ({base.info.dtype} here), make or read it in a wider one",
         )
-    return CheckpointError(
+    return IncompatibleBaseError(  # an attention backend may be at fault, and another one right
         f"{base.info.name!r} gives logits that are NaN or infinite, though all of its weights are "
         "finite numbers",
         hint=f"{base.info.dtype} may be too narrow for it: read it in a wider dtype (--dtype "

@@ -134,6 +134,16 @@ def test_a_backend_that_fails_the_check_at_load(
         checked_verifier(base, "flash")
 
 
+def test_one_that_gives_no_numbers_leaves_it_to_another(
+    many: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken = choice.Backend(lambda call: right_in_the_loop(call) * float("nan"), lambda case: None)
+    monkeypatch.setitem(choice.BACKENDS, "flash", broken)
+    many[:] = ["flash", "sdpa"]
+    verifier, _ = checked_verifier(tiny_base("llama"), "auto")
+    assert verifier.attention.report()["used"] == "sdpa"
+
+
 def test_one_that_fails_the_check_costs_no_other(
     many: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
