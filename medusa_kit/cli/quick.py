@@ -8,7 +8,8 @@ from pathlib import Path
 import typer
 
 from medusa_kit import console
-from medusa_kit.errors import UsageError
+from medusa_kit.errors import UsageError, unknown_value
+from medusa_kit.settings.quick import MADE_FOR, MadeFor
 
 
 def run_quick(
@@ -17,12 +18,13 @@ def run_quick(
     prompts: str | None,
     hours: float,
     output: Path | None,
+    engine: str,
     device: str,
     fresh: bool,
     dry_run: bool = False,
 ) -> None:
     """`refused`: what was given and does not go with it."""
-    _check(refused, prompts, hours)
+    made_for = _check(refused, prompts, hours, engine)
     from medusa_kit.base.files import resolve
     from medusa_kit.base.placement import pick_device
     from medusa_kit.quick import report
@@ -38,8 +40,8 @@ def run_quick(
         )
     pick_device(device)
     assert prompts is not None
-    folder = output or Path(f"heads-{name_of(model)}")
-    session = prepared(Request(model, prompts, hours, folder, device), fresh)
+    folder = output or folder_for(model, made_for)
+    session = prepared(Request(model, prompts, hours, folder, device, made_for), fresh)
     resolve(model, weights=False)  # is it there?
     if dry_run:
         from medusa_kit.quick.forecast import forecast
@@ -68,7 +70,7 @@ def run_quick(
         raise typer.Exit(1)
 
 
-def _check(refused: Sequence[str], prompts: str | None, hours: float) -> None:
+def _check(refused: Sequence[str], prompts: str | None, hours: float, engine: str) -> MadeFor:
     if refused:
         raise UsageError(
             f"--quick does not go with {' and '.join(refused)}",
@@ -78,6 +80,18 @@ def _check(refused: Sequence[str], prompts: str | None, hours: float) -> None:
         raise UsageError("--quick needs prompts to answer", hint="name a file with --prompts")
     if not (math.isfinite(hours) and hours > 0):
         raise UsageError(f"--hours {hours:g} is out of range; expected a number above 0")
+    for known in MADE_FOR:
+        if engine == known:
+            return known
+    raise unknown_value(
+        "--for", engine, MADE_FOR,
+        "heads for any other engine of docs/formats.md: --for tgi", kind=UsageError,
+    )  # fmt: skip
+
+
+def folder_for(model: str, engine: MadeFor) -> Path:
+    """Where everything goes unless --output says so; one folder for each engine."""
+    return Path(f"heads-{name_of(model)}" + ("" if engine == "kit" else f"-{engine}"))
 
 
 def name_of(model: str) -> str:

@@ -92,8 +92,9 @@ def _held(folder: Path) -> Iterator[None]:
 
 
 def tell(session: Session) -> None:
-    """The plan, before anything is loaded."""
+    """The plan, before anything is loaded; first of all, which engines will load the heads."""
     total, prompts = session.total, session.prompts
+    console.note(report.engines(session.request.engine))
     if prompts.skipped:
         console.warn(
             f"{prompts.skipped} rows of {prompts.source} are no prompts and are left out "

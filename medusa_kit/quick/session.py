@@ -20,6 +20,7 @@ from medusa_kit.quick.answers import check_encoding
 from medusa_kit.quick.prompts import Prompts
 from medusa_kit.quick.state import HELD_OUT, RECIPE, RUN, Clock, State
 from medusa_kit.settings.engine import EngineConfig
+from medusa_kit.settings.quick import MadeFor
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Request:
     hours: float
     output: Path
     device: str = "auto"
+    engine: MadeFor = "kit"  # that is to load the heads
     clock: Clock = time.monotonic
 
     @property
@@ -44,6 +46,7 @@ class Request:
             "model": str(path.resolve()) if path.exists() else self.model,
             "prompts": digest,
             "hours": self.hours,
+            "for": self.engine,
             "answer_tokens": settings.ANSWER_TOKENS,
         }
 

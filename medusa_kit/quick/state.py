@@ -71,7 +71,7 @@ class State:
                     hint="name another folder with --output",
                 )
             return
-        theirs = self._read()["settings"]
+        theirs = {"for": "kit", **self._read()["settings"]}  # older runs were for nothing else
         now = {**self._settings, "hours": theirs.get("hours")} if self.longer else self._settings
         names = sorted({*now, *theirs})
         different = [

@@ -71,8 +71,9 @@ def _recipe(session: Session) -> TrainRecipe:
     each = rates.training(positions, epochs) / max(1.0, per_epoch * epochs)
     pause = min(max(SAVE_SECONDS[0], seconds / 10), SAVE_SECONDS[1])
     recipe = settings.recipe_for(
-        session.base, session.request.output.resolve(), epochs=max(1, math.ceil(epochs)),
-        limit=limit, eval_every=every, save_every=max(1, round(pause / max(each, 1e-6))),
+        session.base, session.request.output.resolve(), session.request.engine,
+        epochs=max(1, math.ceil(epochs)), limit=limit, eval_every=every,
+        save_every=max(1, round(pause / max(each, 1e-6))),
     )  # fmt: skip
     with atomic_write(session.recipe) as temporary:
         temporary.write_text(_header(session) + dump(recipe))

@@ -15,6 +15,7 @@ from medusa_kit.errors import CheckpointError, ConfigError, did_you_mean
 from medusa_kit.files import atomic_write
 from medusa_kit.heads import checkpoint
 from medusa_kit.heads.formats import numbered, prefixed, vllm
+from medusa_kit.heads.formats.engines import check_shape
 from medusa_kit.heads.formats.files import CONFIG_NAME
 from medusa_kit.heads.formats.kit import OURS, check_sizes, from_kit, scale_note, simplified, to_kit
 from medusa_kit.heads.formats.neutral import ForeignHeads
@@ -74,6 +75,21 @@ def check_call(source: Path, folder: Path, to: str, layout: str, force: bool) ->
     _check_folder(source.resolve(), folder.resolve(), force)
 
 
+def check_source(source: Path, to: str) -> None:
+    """Raises ConfigError or CheckpointError for heads of our own that `to` cannot hold, as far as
+    their config alone says so."""
+    if not checkpoint.says_ours(source):
+        return
+    config = checkpoint.read_config(source)
+    if to != OURS:
+        check_shape(config, to)
+    elif config.told != "medusa":
+        raise ConfigError(
+            f"{source} holds medusa-kit heads already, of kind {config.told}",
+            hint="copy the folder to have it twice",
+        )
+
+
 def _check_folder(source: Path, folder: Path, force: bool) -> None:
     if folder == source or folder in source.parents or source in folder.parents:
         raise ConfigError(f"{folder} would overwrite {source} or be inside it")
@@ -130,12 +146,8 @@ def convert(
 def _read(source: Path, base: BaseModel | None, to: str) -> ForeignHeads:
     if not checkpoint.says_ours(source) and (found := read_foreign(source)) is not None:
         return found
+    check_source(source, to)
     config, tensors = checkpoint.read_heads(source)
-    if to == OURS and config.told != "medusa":
-        raise ConfigError(
-            f"{source} holds medusa-kit heads already, of kind {config.told}",
-            hint="copy the folder to have it twice",
-        )
     if base is not None:
         checkpoint.check_base(config, base, force=False)
     return from_kit(config, tensors)
