@@ -137,6 +137,8 @@ def test_what_a_run_leaves(request_for: Build, prompt_file: Path, tmp_path: Path
     assert table["text"] in (folder / "report.md").read_text()
     record["phases"]["search"]["chosen"]["nodes"] = 1
     assert dict(report.rows_of(record))["chosen tree"] == "none gains on this machine"
+    assert len(record["phases"]["search"].pop("chain")["acceptance_by_depth"]) == 2
+    assert dict(report.rows_of(record)).keys() == table.keys()  # records of earlier versions
 
 
 def test_without_room_for_a_second_model_the_rest_is_measured(

@@ -76,9 +76,9 @@ def check_call(source: Path, folder: Path, to: str, layout: str, force: bool) ->
 
 
 def check_source(source: Path, to: str) -> None:
-    """Raises ConfigError or CheckpointError for heads of our own that `to` cannot hold, as far as
-    their config alone says so."""
-    if not checkpoint.says_ours(source):
+    """Raises ConfigError or CheckpointError for heads that are not there, and for our own ones that
+    `to` cannot hold, as far as their config alone says so."""
+    if source.exists() and not checkpoint.says_ours(source):
         return
     config = checkpoint.read_config(source)
     if to != OURS:
