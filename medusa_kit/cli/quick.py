@@ -18,10 +18,10 @@ def run_quick(
     prompts: str | None,
     hours: float,
     output: Path | None,
-    engine: str,
     device: str,
     fresh: bool,
     dry_run: bool = False,
+    engine: str = "kit",
 ) -> None:
     """`refused`: what was given and does not go with it."""
     made_for = _check(refused, prompts, hours, engine)

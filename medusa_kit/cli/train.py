@@ -79,7 +79,7 @@ def train(
 
         refused = {"a recipe": recipe, "--nproc": options.was_given(context, "nproc")}  # fmt: skip
         run_quick([name for name, given in refused.items() if given], model, prompts, hours,
-                  output, engine, device, fresh, dry_run)  # fmt: skip
+                  output, device, fresh, dry_run, engine)  # fmt: skip
         return
     _check(context, recipe)
     assert recipe is not None
