@@ -119,7 +119,8 @@ def convert(
 
     `base`: needed where the target holds what the source takes from its base, and to check sizes
     (for medusa-kit heads the fingerprint). `base_name`: the base's name in the target's config and
-    command; by default the config has the name in the heads, and the command the place of `base`.
+    command; by default the config has the name in the heads, and the command the place of `base`,
+    as has a config where no other engine knows the name.
     Raises ConfigError (the call, or a base is needed), CheckpointError (unreadable, or the target
     cannot hold these heads), IncompatibleBaseError.
     """
@@ -132,8 +133,15 @@ def convert(
         heads = simplified(heads, base)
         notes += [note for note in [scale_note(base)] if note]
     name = base_name or heads.base_name or (base.info.name if base else None)
-    target = Target(to, folder, base, name, layout, base_name or _place(base, heads))
-    written = WRITERS[to](heads, target)
+    place = base_name or _place(base, heads)
+    if name is not None and _ours_alone(name):
+        name = place or name
+    written = WRITERS[to](heads, Target(to, folder, base, name, layout, place))
+    if name is not None and _ours_alone(name) and name in written.config.values():
+        written.notes.append(
+            f"the config names the base {name!r}, which {to} cannot load: name a Hub id or a "
+            "folder of it as --base-name"
+        )
     _check_numbers(source, written)
     written.notes[:0] = notes
     _keep_adapter(source, to, heads, written)
@@ -165,11 +173,16 @@ def _check_numbers(source: Path, written: Written) -> None:
                 )
 
 
+def _ours_alone(name: str) -> bool:
+    """Whether no other engine can load a base by this name."""
+    return name in NAMES_OF_OURS or name.endswith(".gguf")
+
+
 def _place(base: BaseModel | None, heads: ForeignHeads) -> str | None:
     """The base's folder or Hub id for another engine; None where that could not load it."""
     if base is None:
         name = heads.base_name or ""
-        return None if name in ("", *NAMES_OF_OURS) or name.endswith(".gguf") else name
+        return None if name == "" or _ours_alone(name) else name
     if base.info.source in ("hub", "memory"):
         return base.info.name
     return resolve(base.info.name)[1] if base.info.source in IN_A_FOLDER else None
