@@ -52,7 +52,7 @@ def run_quick(
         verified = run(session, fresh)
     except KeyboardInterrupt:
         spent, whole = minutes(session.state.seconds()), minutes(session.total)
-        console.warn(f"stopped after {spent} of {whole}; run the same command to go on")
+        console.warn(f"stopped after {spent} of {whole}; run the same command to resume")
         raise
     title, rows, commands = report.write(session)
     console.out.print(console.table(title, ("what", "result"), rows))

@@ -73,7 +73,7 @@ def train(
     engine: For = "kit",
     device: options.Device = "auto",
 ) -> None:
-    """Train Medusa heads, the base frozen or with it. Run it again after Ctrl-C to go on."""
+    """Train Medusa heads, the base frozen or with it. Run it again after Ctrl-C to resume."""
     if quick:
         from medusa_kit.cli.quick import run_quick
 

@@ -15,7 +15,7 @@ from medusa_kit.quick.state import PHASES, folder_bytes
 from medusa_kit.settings.quick import MadeFor
 from medusa_kit.settings.recipe import HeadsSection
 
-NAMES = {"held_out": "kept-out answers", "answers": "answers", "training": "training",
+NAMES = {"held_out": "held-out answers", "answers": "answers", "training": "training",
          "search": "tree search", "verify": "verify", "bench": "bench"}  # fmt: skip
 MEASURED = {ONE_NODE: "plain decoding", "medusa-kit, medusa": "heads alone",
             "medusa-kit, auto": "auto, the default"}  # fmt: skip
@@ -89,10 +89,10 @@ def rows_of(record: dict[str, Any]) -> list[Row]:
     times = ", ".join(f"{NAMES[name]} {minutes(phases[name]['seconds'])}" for name in PHASES)
     static = " · ".join(f"{n}: {length:.2f}" for n, length in search["static"].items())
     return [
-        ("text", f"{text['answers']:,} answers, {training['positions']:,} positions, "
+        ("text", f"{text['answers']:,} answers, {training['positions']:,} training tokens, "
                  f"{training['epochs']:g} epochs"),
-        ("kept out", f"{phases['held_out']['answers']:,} answers for the tree, "
-                     f"{search['calibration_positions']:,} positions used"),
+        ("held out", f"{phases['held_out']['answers']:,} answers for the tree, "
+                     f"{search['calibration_positions']:,} tokens used"),
         ("time", f"{minutes(record['seconds'])} of {minutes(3600 * record['hours'])}"),
         ("of it", times),
         ("acceptance length, static trees", static),

@@ -1,4 +1,4 @@
-"""The search phase: as many kept-out answers and tree sizes as fit into its time."""
+"""The search phase: as many held-out answers and tree sizes as fit into its time."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -123,7 +123,7 @@ class Session:
 
     def base_to_train(self, *_: Any, dtype: str, **__: Any) -> BaseModel:
         """The base in this dtype, as it is in a new process: on a CPU, torch's layers were replaced
-        by others whose last bits differ, and a run that goes on is to train as one that was never
+        by others whose last bits differ, and a run that resumes is to train as one that was never
         stopped."""
         base = self.base_in(dtype)
         if base is not self.base or base.is_light or base.device.type != "cpu":

@@ -249,7 +249,7 @@ def test_more_hours_give_more_answers_and_new_heads(
     assert begun == []
     with pytest.raises(ConfigError, match=r"hours 0.01 ≠ 0.02") as refused:
         prepared(request_for())
-    assert "only a larger --hours can go on" in str(refused.value)
+    assert "only a larger --hours resumes" in str(refused.value)
     mine = longer.path("run-bench")
     mine.mkdir()
     with pytest.MonkeyPatch.context() as patch:
@@ -361,7 +361,7 @@ def test_a_base_that_is_too_slow_is_refused_early(
     monkeypatch.setattr(Engine, "generate", slow)
     with pytest.raises(MedusaKitError, match=r"debug-tiny is too slow here for 0.01 h") as error:
         run(session)
-    assert "about 864 positions could be trained on; heads need 2,000" in error.value.message
+    assert "about 864 training tokens would fit; heads need 2,000" in error.value.message
     assert "--hours 0.021 or more" in str(error.value)
     assert error.value.exit_code == 1
     assert not session.held_out.exists()
@@ -391,6 +391,5 @@ def test_answers_stop_when_their_time_is_over(
     assert figures["answers"] == clock.now / 2
     assert figures["answers"] < figures["prompts"]
     assert (
-        "6 tokens/s answered and 1,000,000 positions/s trained now: about "
-        in capsys.readouterr().err
+        "6 tokens/s answered and 1,000,000 training tokens/s now: about " in capsys.readouterr().err
     )
