@@ -48,7 +48,7 @@ For = Annotated[
     typer.Option(
         "--for",
         metavar="ENGINE",
-        help="With --quick: kit, or vllm or tgi for heads that these engines load, too.",
+        help="Engine that is to load the heads: kit, vllm or tgi (with --quick).",
     ),
 ]
 
