@@ -34,14 +34,24 @@ Drafters = Annotated[
 ]
 
 
+Heads = Annotated[
+    list[str] | None,
+    typer.Option(help="Heads to compare (FOLDER or NAME=FOLDER); may be repeated; default: auto."),
+]
+Assistant = Annotated[
+    str | None,
+    typer.Option(
+        help="A smaller model that drafts for the peers assisted and flashspec; default for "
+        "assisted: that of --draft-model."
+    ),
+]
+
+
 @engine_options.with_engine(several=True)
 @bench_endpoint.with_server
 def bench(
     loading: engine_options.Loading = engine_options.GIVEN,
-    heads: Annotated[
-        list[str] | None,
-        typer.Option(help="Heads to compare (FOLDER or NAME=FOLDER); may be repeated; default: auto."),
-    ] = None,
+    heads: Heads = None,
     drafters: Drafters = None,
     prompts: Prompts = None,
     limit: options.Limit = None,
@@ -52,13 +62,7 @@ def bench(
     temperature: options.Temperature = 0.0,
     seed: options.Seed = 0,
     peers: Peers = None,
-    assistant: Annotated[
-        str | None,
-        typer.Option(
-            help="A smaller model that drafts for the peers assisted and flashspec; default for "
-            "assisted: that of --draft-model."
-        ),
-    ] = None,
+    assistant: Assistant = None,
     breakdown: Annotated[
         bool, typer.Option("--breakdown", help="Report where a step's time goes.")
     ] = False,

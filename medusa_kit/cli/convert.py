@@ -40,9 +40,7 @@ Layout = Annotated[
         "or auto (v2 where the heads use the base's)."
     ),
 ]
-DType = Annotated[
-    str, typer.Option(help="Dtype in which the base is read; heads keep theirs.")
-]
+DType = Annotated[str, typer.Option(help="Dtype in which the base is read; heads keep theirs.")]
 
 
 def convert(

@@ -13,10 +13,10 @@ from medusa_kit.errors import UsageError, unknown_value
 
 app = command.app(help="Make training data from prompts, and look at it.")
 
-Argument = Annotated[
-    str | None, typer.Argument(metavar="PROMPTS", help="The same as --prompts.")
+Argument = Annotated[str | None, typer.Argument(metavar="PROMPTS", help="The same as --prompts.")]
+OnError = Annotated[
+    str, typer.Option(help="For a row that cannot be used: skip (and count) or fail.")
 ]
-OnError = Annotated[str, typer.Option(help="For a row that cannot be used: skip (and count) or fail.")]
 FOR_A_SERVER = ("endpoint_model", "return_token_ids", "concurrency", "api_key_env")
 FOR_A_MODEL = ("batch_size", "dtype", "device")
 
@@ -78,7 +78,8 @@ def generate(
             report = _fetch(source, limit, output, tokenizer, server, concurrency, how)
     except KeyboardInterrupt:
         console.warn(
-            f"stopped; {_rows_in(output)} rows are saved in {output}; run the same command to resume"
+            f"stopped; {_rows_in(output)} rows are saved in {output}; "
+            "run the same command to resume"
         )
         raise
     _summary(report, output)
@@ -166,12 +167,10 @@ def _summary(report: Any, output: Path) -> None:
 def inspect(
     sources: Annotated[
         list[str],
-        typer.Argument(metavar="DATA...", help=f"Prompts or conversations: {options.PROMPTS}."),
+        typer.Argument(metavar="DATA", help=f"Prompts or conversations: {options.PROMPTS}."),
     ],
     model: options.Model = options.DEFAULT_MODEL,
-    row: Annotated[
-        int, typer.Option(min=1, help="Row of the first source to print, from 1.")
-    ] = 1,
+    row: Annotated[int, typer.Option(min=1, help="Row of the first source to print, from 1.")] = 1,
     limit: Annotated[int, typer.Option(min=1, help="Rows of each source to count.")] = 1000,
     max_length: Annotated[
         int, typer.Option(min=1, help="Cut rows at this many tokens, and show what is lost.")

@@ -22,8 +22,9 @@ def doctor(
     limit: Annotated[int, typer.Option(min=1, help="Rows of the data to check.")] = 32,
     tolerance: Annotated[
         float,
-        typer.Option(min=0.0, max=1.0, help="Largest difference between two shares of accepted "
-                     "draft tokens."),
+        typer.Option(
+            min=0.0, max=1.0, help="Largest difference between two shares of accepted draft tokens."
+        ),
     ] = 0.1,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     dtype: options.DType = "auto",
@@ -38,8 +39,8 @@ def doctor(
     """Check base, data and heads for the known causes of "good in training, bad in serving".
 
     Where there are no heads, or no --data, the checks that need them are skipped. Exit code 1 when
-    there is a problem; warnings leave it at 0. With --gpu the GPU path is measured instead: exit code 1 when
-    a part of it failed.
+    there is a problem; warnings leave it at 0. With --gpu the GPU path is measured instead: exit
+    code 1 when a part of it failed.
     """
     doctor_gpu.check_options(context, gpu)
     if gpu:

@@ -19,15 +19,16 @@ MOST_MINUTES = 1440.0
 DEFAULT_OUTPUT = Path("gpu_report.json")
 OWN_OPTIONS = {"dry_run": "--dry-run", "output": "--output", "minutes": "--minutes",
                "goes_on": "--continue", "only": "--only"}  # fmt: skip
-OTHER_OPTIONS = {"model_argument": "MODEL", "model": "--model", "heads": "--heads", "data": "--data", "limit": "--limit",
-                 "tolerance": "--tolerance", "dtype": "--dtype"}  # fmt: skip
+OTHER_OPTIONS = {"model_argument": "MODEL", "model": "--model", "heads": "--heads",
+                 "data": "--data", "limit": "--limit", "tolerance": "--tolerance",
+                 "dtype": "--dtype"}  # fmt: skip
 
 Gpu = Annotated[
     bool,
     typer.Option(
         "--gpu",
-        help="Measure this machine's GPU instead, with random weights in the shapes of real models: "
-        "steps, answers, attention, training. No model, no data, no network.",
+        help="Measure this machine's GPU instead, with random weights in the shapes of real models:"
+        " steps, answers, attention, training. No model, no data, no network.",
     ),
 ]
 DryRun = Annotated[
@@ -46,10 +47,15 @@ Output = Annotated[
 ]
 Minutes = Annotated[
     float,
-    typer.Option(min=0.0, max=MOST_MINUTES, help="With --gpu: time budget; parts that do not fit are left out."),
+    typer.Option(
+        min=0.0,
+        max=MOST_MINUTES,
+        help="With --gpu: time budget; parts that do not fit are left out.",
+    ),
 ]
 GoesOn = Annotated[
-    bool, typer.Option("--continue", help="With --gpu: resume; measure what the file of --output lacks.")
+    bool,
+    typer.Option("--continue", help="With --gpu: resume; measure what the file of --output lacks."),
 ]
 Only = Annotated[
     str | None,

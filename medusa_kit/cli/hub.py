@@ -36,9 +36,7 @@ def push(
     ] = None,
     base_model: Annotated[
         str | None,
-        typer.Option(
-            metavar="ORG/NAME", help="The base model's Hub id, if the heads name none."
-        ),
+        typer.Option(metavar="ORG/NAME", help="The base model's Hub id, if the heads name none."),
     ] = None,
     license: Annotated[
         str | None,

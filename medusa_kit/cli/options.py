@@ -81,7 +81,9 @@ def either(name: str, argument: Any, option: str, given: Any) -> Any:
     return given if argument is None else argument
 
 
-MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", min=1, help="Longest answer.")]
+MaxNewTokens = Annotated[
+    int, typer.Option("--max-new-tokens", "-n", min=1, help="Longest answer, in tokens.")
+]
 Temperature = Annotated[float, typer.Option(help="0 is greedy; above 0 samples, exactly.")]
 TopK = Annotated[int | None, typer.Option(help="Sample among the K likeliest tokens.")]
 TopP = Annotated[float | None, typer.Option(help="Sample within this share of probability.")]

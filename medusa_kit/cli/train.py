@@ -39,7 +39,8 @@ Prompts = Annotated[
 ]
 Hours = Annotated[float, typer.Option(help="Time budget in hours (with --quick).")]
 Output = Annotated[
-    Path | None, options.output_option("Folder for the results (with --quick); default: heads-MODEL.")
+    Path | None,
+    options.output_option("Folder for the results (with --quick); default: heads-MODEL."),
 ]
 
 
@@ -47,12 +48,14 @@ def train(
     context: typer.Context,
     recipe: Annotated[
         Path | None,
-        typer.Argument(metavar="RECIPE", help="Recipe, a YAML file, see recipes/; not with --quick."),
+        typer.Argument(
+            metavar="RECIPE", help="Recipe, a YAML file, see recipes/; not with --quick."
+        ),
     ] = None,
     overrides: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="KEY=VALUE...", help="Changes to the recipe, for example train.epochs=2."
+            metavar="KEY=VALUE", help="Changes to the recipe, for example train.epochs=2."
         ),
     ] = None,
     fresh: Fresh = False,

@@ -52,7 +52,9 @@ class EngineOptions:
         Mapping[str, Any] | None,
         "An option of the drafter, see docs/drafters.md.",
     ] = None
-    draft_model: Annotated[str | Any | None, "A smaller model that drafts, for drafters that use one."] = None
+    draft_model: Annotated[
+        str | Any | None, "A smaller model that drafts, for drafters that use one."
+    ] = None
     fallback: Annotated[
         Fallback | None,
         "The drafter where there are no heads or they do not fit: {values}; default: chosen by "
@@ -74,7 +76,9 @@ class EngineOptions:
         "Steps of fixed shapes for greedy decoding, CUDA graphs on CUDA: auto (on CUDA), always or "
         "never.",
     ] = "auto"
-    compiled: Annotated[bool, "Compile the forward of steps of fixed shapes with torch.compile."] = False
+    compiled: Annotated[
+        bool, "Compile the forward of steps of fixed shapes with torch.compile."
+    ] = False
     prefix_cache: Annotated[
         PrefixCache,
         "Reuse the KV cache of prompts that begin alike: on, or off (every prompt is prefilled "

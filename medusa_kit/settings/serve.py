@@ -67,7 +67,9 @@ class ServeConfig(LimitOptions, ReplicaOptions):
         for name in ("max_rows", "default_max_tokens"):
             check_count(name, getattr(self, name))
         for name in self.served_model_name or ():
-            _check("served_model_name", name, isinstance(name, str) and bool(name.strip()), "a name")
+            _check(
+                "served_model_name", name, isinstance(name, str) and bool(name.strip()), "a name"
+            )
         _check("port", self.port, whole(self.port) and 0 <= self.port < 65536, "0 to 65535")
         _check(
             "max_queue", self.max_queue, whole(self.max_queue) and self.max_queue >= 0, "0 or more"

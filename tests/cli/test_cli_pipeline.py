@@ -234,7 +234,7 @@ def test_bench_of_a_prompt_set_in_batches(run: Run, trained: Path, tmp_path: Pat
     rows = [{"question_id": i, "category": kind, "turns": [f"Count to {i}."]}
             for i, kind in enumerate(["math", "coding", "math"])]  # fmt: skip
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    code, out, _ = run("bench", *MODEL, "--heads", trained, "--prompt-set", prompts, "-n", "8",
+    code, out, _ = run("bench", *MODEL, "--heads", trained, "--prompts", prompts, "-n", "8",
                        "--batch-size", "2", "--temperature", "0.9", "--seed", "5", "--peers",
                        "transformers,prompt-lookup", "--breakdown",
                        "--output", tmp_path)  # fmt: skip

@@ -1,5 +1,6 @@
 """The classes of our commands and groups: `-h`, panels, `help`, and names from other programs."""
 
+import inspect
 from typing import Any
 
 import typer
@@ -15,6 +16,9 @@ HELP = {"help_option_names": ["-h", "--help"]}
 
 class Command(TyperCommand):
     """A command whose options stand in panels, and which knows what other programs call them."""
+
+    def __init__(self, *args: Any, help: str | None = None, **settings: Any) -> None:
+        super().__init__(*args, help=_unwrapped(help or ""), **settings)
 
     def get_params(self, ctx: Any) -> list[Any]:
         return panels.arranged(self.name or "", super().get_params(ctx), ctx)
@@ -50,8 +54,14 @@ class Group(TyperGroup):
             )
         command = next((word for word in args if word in self.commands), None)
         if command is not None:
-            before_command(args, command, ctx.command_path, names_of(self, ctx))
+            before_command(args, command, names_of(self, ctx))
         return args
+
+
+def _unwrapped(text: str) -> str:
+    """A docstring with each paragraph on one line, for a terminal of any width to break."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(" ".join(one.split()) for one in paragraphs)
 
 
 def names_of(command: Any, ctx: Any) -> Names:
@@ -60,7 +70,12 @@ def names_of(command: Any, ctx: Any) -> Names:
     takes = {name: not (one.is_flag or one.count)
              for one in params for name in (*one.opts, *one.secondary_opts)}  # fmt: skip
     arguments = [one.metavar for one in command.params if one.param_type_name == "argument"]
-    return Names(ctx.command_path, takes, frozenset(one for one in arguments if one))
+    root = ctx.find_root().command_path
+    return Names(
+        ctx.command_path.removeprefix(root).strip(),
+        takes,
+        frozenset(one for one in arguments if one),
+    )
 
 
 def app(**settings: Any) -> typer.Typer:

@@ -1,5 +1,5 @@
-"""What users of vLLM, SGLang, TGI, llama.cpp, transformers and FasterDecoding's Medusa type, and what
-it is called here.
+"""What users of vLLM, SGLang, TGI, llama.cpp, transformers and Medusa's own code type, and what it
+is called here.
 
 Long names are without underscores: `--max_model_len` is read as `--max-model-len`.
 """
@@ -50,16 +50,15 @@ SAME: Mapping[str, str] = {
 }  # fmt: skip
 
 _CONTEXT = (
-    "the context is the model's own, and the KV cache grows with the requests; --max-rows bounds "
-    "how many there are, --max-new-tokens and --default-max-tokens how long answers get"
+    "the context is the model's own, and the KV cache grows with the requests; --max-new-tokens "
+    "bounds an answer, serve --max-rows the requests, serve --default-max-tokens their answers"
 )
 _DEVICES = (
-    "a model runs on one device; --replicas N serves copies of it (extra ray), "
-    "--device cuda:N chooses the device"
+    "a model runs on one device, --device cuda:N; serve --replicas N runs copies of it (extra ray)"
 )
 _MEMORY = (
-    "memory is taken as requests need it; --max-rows bounds how many are decoded together, and "
-    "--cache float16 halves the KV cache on a CPU (lossy)"
+    "memory is taken as requests need it; serve --max-rows bounds how many are decoded together, "
+    "and --cache float16 halves the KV cache on a CPU (lossy)"
 )
 _CACHE = "--cache float16 halves the KV cache on a CPU (lossy); there is no 8-bit or 4-bit KV cache"
 _TREE = (
@@ -73,7 +72,9 @@ _TEMPLATE = (
 )
 _RECIPE = "a recipe holds it; change it behind the recipe: medusa-kit train RECIPE "
 _KEY = "arguments show in `ps`: "
-_PREFILL = "prefill is done in pieces by itself; --max-pause bounds how long it holds up answers"
+_PREFILL = (
+    "prefill is done in pieces by itself; serve --max-pause bounds how long it holds up answers"
+)
 _HUB = "files of the Hub lie in its cache: set HF_HOME in the environment"
 _TOKEN = "arguments show in `ps`: set HF_TOKEN in the environment, or run `hf auth login`"
 _REASONING = "tool calls and reasoning are recognised by the chat template; leave it out"
@@ -82,19 +83,20 @@ _WORKS_ALONE = "there is nothing to set; leave it out"
 # What has another meaning here, other values, or no option at all: what to do instead.
 HINTS: Mapping[str, str] = {
     **_each("--api-key --api-keys",
-            _KEY + "serve reads keys from --api-key-file FILE or MEDUSA_KIT_API_KEYS; bench and "
-            "data generate send the one in the environment variable that --api-key-env names"),
+            _KEY + "serve --api-key-file FILE (or MEDUSA_KIT_API_KEYS) has the keys; bench and "
+            "data generate send that in the environment variable that --api-key-env names"),
     **_each("--hf-token --token --use-auth-token", _TOKEN),
     **_each("--max-model-len --ctx-size -c --context-length --max-total-tokens --max-input-length "
-            "--max-input-tokens --max-seq-len --max-seq-length --model-max-length --n-ctx", _CONTEXT),
+            "--max-input-tokens --max-seq-len --max-seq-length --model-max-length --n-ctx",
+            _CONTEXT),
     **_each("--max-length", "--max-new-tokens bounds the answer alone"),
     **_each("--threads -t --threads-batch -tb --num-threads --cpu-threads --n-threads",
-            "set OMP_NUM_THREADS=N in the environment (--replica-threads for replicas)"),
+            "set OMP_NUM_THREADS=N in the environment (serve --replica-threads N for replicas)"),
     **_each("--tensor-parallel-size --tp-size --tp -tp --num-shard --sharded "
             "--pipeline-parallel-size --pp-size -pp --tensor-split -ts --split-mode -sm "
             "--expert-parallel-size --enable-expert-parallel --ep-size", _DEVICES),
     **_each("--data-parallel-size --dp-size --dp -dp",
-            "--replicas N serves N copies of the model (extra ray)"),
+            "serve --replicas N runs N copies of the model (extra ray)"),
     **_each("--device-map --gpu-id --base-gpu-id --gpus --main-gpu -mg", _DEVICES),
     **_each("--n-gpu-layers --gpu-layers -ngl --num-gpu-layers",
             "--device cuda runs the whole model on the GPU, --device cpu none of it"),
@@ -104,7 +106,8 @@ HINTS: Mapping[str, str] = {
     **_each("--quantization -q --quantize --quantization-config --load-in-8bit --load-in-4bit",
             "quantised checkpoints and GGUF files are recognised by themselves; --weights int8 "
             "rounds others on a CPU (lossy)"),
-    **_each("--max-concurrent-requests", "--max-rows are decoded at once, --max-queue may wait"),
+    **_each("--max-concurrent-requests",
+            "serve decodes --max-rows at once, and --max-queue may wait"),
     **_each("--max-num-batched-tokens --enable-chunked-prefill --chunked-prefill-size "
             "--max-batch-prefill-tokens --max-prefill-tokens --batch-prefill -b -ub --ubatch-size",
             _PREFILL),
@@ -126,7 +129,8 @@ HINTS: Mapping[str, str] = {
     **_each("--load-format --no-mmap --mlock --numa --warmup --no-warmup", _WORKS_ALONE),
     **_each("--lora-modules --enable-lora --lora --lora-paths --lora-adapters --max-loras "
             "--max-lora-rank",
-            "name the adapter's folder as --model; heads with an adapter of their own: --heads-dir"),
+            "merge the adapter into its base and name that as --model; serve --heads-dir has heads "
+            "with adapters that medusa-kit trained"),
     **_each("--flash-attn -fa --attn-implementation --attention-backend --flash-attention",
             "--attention takes auto, sdpa, flash or triton"),
     **_each("--cuda-graphs --cuda-graph-max-bs --cuda-graph-bs --compilation-config -O",
@@ -142,12 +146,12 @@ HINTS: Mapping[str, str] = {
     **_each("--ssl-keyfile --ssl-certfile --ssl-key-file --ssl-cert-file",
             "the server speaks plain HTTP; put a reverse proxy with the certificate before it"),
     **_each("--log-level --uvicorn-log-level",
-            "--log-format takes plain, json or none"),
-    **_each("--request-rate", "--arrivals poisson with --rate R"),
+            "serve --log-format takes plain, json or none"),
+    **_each("--request-rate", "bench --arrivals poisson --rate R"),
     **_each("--dataset-name", "--prompts takes a file or a data set's name"),
     **_each("--interactive -i -cnv --conversation", "medusa-kit chat is for conversations"),
     **_each("--num-train-epochs --epochs", _RECIPE + "train.epochs=2"),
-    **_each("--learning-rate --lr", _RECIPE + "optimizer.lr=1e-3"),
+    **_each("--learning-rate --lr", _RECIPE + "train.learning_rate=1e-3"),
     **_each("--medusa-num-layers", _RECIPE + "heads.num_blocks=1"),
 }  # fmt: skip
 
@@ -160,7 +164,7 @@ COMMANDS: Mapping[str, str] = {
 }  # fmt: skip
 
 
-def names_of_ours(said: Iterable[str]) -> set[str]:
-    """The options of ours that sentences or targets name."""
+def names_of_ours(said: Iterable[str]) -> list[str]:
+    """The options of ours that sentences or targets name, each once."""
     words = (word.strip("`(),;:.") for one in said for word in one.split())
-    return {word for word in words if word.startswith("--")}
+    return list(dict.fromkeys(word for word in words if word.startswith("--")))

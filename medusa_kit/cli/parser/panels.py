@@ -21,8 +21,8 @@ PANELS: Mapping[str, Sequence[str]] = {
     ),
     SAMPLING: (
         "system", "max_new_tokens", "temperature", "greedy", "top_k", "top_p", "min_p", "seed",
-        "stop", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias", "json_schema",
-        "regex", "lark", "choice", "acceptance", "epsilon", "delta",
+        "stop", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias",
+        "json_schema", "regex", "lark", "choice", "acceptance", "epsilon", "delta",
     ),
     SERVER: (
         "host", "port", "served_model_name", "api_key_file", "endpoint", "endpoint_model",
@@ -78,8 +78,9 @@ def shown_kind(option: Any, ctx: Any) -> str:
     """What stands between an option and its help: nothing for a flag, else the kind of value."""
     if option.is_flag:
         return ""
-    shown = option.metavar or option.display_type_rich(ctx=ctx) or ""
-    return re.sub(r"<list\[(.*)\]>", r"<\1>", shown.replace(" range", ""))
+    kind = getattr(option, "display_type_rich", None) or option.make_metavar  # before Typer 0.29
+    shown = option.metavar or kind(ctx=ctx) or ""
+    return re.sub(r"list\[(.*)\]", r"\1", re.sub(" range", "", shown, flags=re.IGNORECASE))
 
 
 def panel_of(command: str, name: str) -> str:

@@ -44,13 +44,14 @@ def translated(args: Sequence[str], names: Names, root: Any) -> list[str]:
     return [*result, "--", *arguments] if arguments else result
 
 
-def before_command(args: Sequence[str], command: str, path: str, names: Names) -> None:
+def before_command(args: Sequence[str], command: str, names: Names) -> None:
     """Raises UsageError for an option before the command that it belongs to."""
     for word in args[: args.index(command)]:
         name = _dashed(word.partition("=")[0])
         if word.startswith("-") and name not in names.takes:
             ours = SAME.get(name, name)
-            hint = HINTS.get(name) or f"options stand behind it: {path} {command} {ours} ..."
+            path = " ".join(["medusa-kit", *names.command.split(), command])
+            hint = HINTS.get(name) or f"options stand behind it: {path} {ours} ..."
             raise UsageError(f"{name} stands before the command", hint=hint)
 
 
@@ -76,15 +77,17 @@ def _ours(name: str, value: str, names: Names, root: Any) -> list[str]:
         return [ours + value]
     if known and not value:
         return [ours, fixed]
-    hint = HINTS.get(name)
+    raise UsageError(f"{names.command} has no option {name}", hint=_hint(name, ours, known, root))
+
+
+def _hint(name: str, ours: str, known: bool, root: Any) -> str:
+    if name in HINTS:
+        return HINTS[name]
     if ours == PROMPT:
-        hint = "the prompt is an argument of medusa-kit generate; --prompts names a file of them"
-    elif ours:
-        ours_said = f"{ours} {fixed}".strip()
-        where = ", ".join(commands_with(ours, root))
-        hint = f"ours is {ours_said}" if known else f"ours is {ours_said}, an option of {where}"
-    what = f"{names.command} has no option {name}"
-    raise UsageError(what, hint=hint)
+        return "a prompt is the argument of medusa-kit generate"
+    if known:
+        return f"ours is {SAME[name]}"
+    return f"ours is {SAME[name]}, an option of {', '.join(commands_with(ours, root))}"
 
 
 def _next(rest: Iterator[str]) -> list[str]:
