@@ -9,6 +9,7 @@ import typer
 
 from medusa_kit import console
 from medusa_kit.cli import doctor_gpu, options
+from medusa_kit.errors import UsageError
 
 
 def doctor(
@@ -50,6 +51,8 @@ def doctor(
     from medusa_kit.bench.doctor import diagnose
     from medusa_kit.data.readers import read_rows
 
+    if heads == "untrained":
+        raise UsageError("untrained heads have nothing to check", hint="--heads names a folder")
     told = model if options.was_given(context, "model") else None
     model = options.either("MODEL", model_argument, "--model", told) or model
     rows = None if data is None else list(read_rows(data, limit=limit, extras=True))
