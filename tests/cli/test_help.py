@@ -94,7 +94,9 @@ def test_a_default_is_shown_once(path: str) -> None:
         assert shown.count("default:") + shown.count("unless given") <= 1, shown
 
 
-OURS = re.compile(r"guess(?!es)|\b(beside|one-node|kept out|dear|goes on)\b|unless given", re.IGNORECASE)
+OURS = re.compile(
+    r"guess(?!es)|\b(beside|one-node|kept out|dear|goes on)\b|unless given", re.IGNORECASE
+)
 
 
 @pytest.mark.parametrize("path", LEAVES)
