@@ -109,8 +109,8 @@ def test_words_in_other_names(words: str, meant: str) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["--max-model-len 3", "--max-model-len=3", "--max_model_len 3", "hi -c 3", "-ngl 99", "-ctk f16",
-     "--enforce-eager=true", "--enable-torch-compile=1", "--max-num-seqs 3"],
+    ["--max-model-len 3", "--max-model-len=3", "--max_model_len 3", "hi -c 3", "-ngl 99",
+     "-ctk f16", "--enforce-eager=true", "--enable-torch-compile=1", "--max-num-seqs 3"],
 )  # fmt: skip
 def test_a_name_that_nothing_here_means_is_refused(line: str) -> None:
     with pytest.raises(UsageError, match="generate has no option -") as caught:
