@@ -97,7 +97,7 @@ def check_options(context: typer.Context, gpu: bool) -> None:
             "--device has no meaning with --dry-run, which is on the CPU", hint="leave it out"
         )
     if {"dry_run", "goes_on"} <= given and "output" not in given:
-        raise UsageError("a dry run is not saved unless --output names a file to go on from")
+        raise UsageError("a dry run is not saved unless --output names a file to resume from")
 
 
 def run(asked: Asked) -> None:
@@ -115,7 +115,7 @@ def run(asked: Asked) -> None:
     try:
         report = measure(device, asked.dry_run, asked.path, left(), asked.goes_on, asked.only)
     except DeviceLost as error:
-        console.warn(f"{error}: the device answers no more, so a new process goes on")
+        console.warn(f"{error}: the device no longer answers, so a new process resumes")
         _in_a_new_process(asked, left())
     if asked.as_json:
         typer.echo(json.dumps(report.as_dict(), indent=2))

@@ -154,6 +154,6 @@ def _show(report: "TrainReport") -> None:
         console.out.print(console.table("the base, a new model now", ("", "held-out"), lines))
     kept = "" if report.best is None else f"; acceptance length kept {report.best:.3f}"
     console.note(
-        f"{report.num_updates} updates, {report.num_positions:,} positions an epoch, "
+        f"{report.num_updates} updates, {report.num_positions:,} training tokens an epoch, "
         f"{report.seconds:.0f} s{kept}; heads in {report.heads_folder}"
     )
