@@ -238,8 +238,8 @@ def _report(engine: Any, search: Any, folder: Path) -> None:
     console.out.print(drawn, markup=False, highlight=False)
     if 1 < search.decoded.num_nodes < search.chosen.num_nodes:
         console.note(
-            f"decoding verifies only the nodes that are worth their cost: {search.decoded.num_nodes} "
-            f"at these times, predicted {search.decoded.speed_up:.2f} ×"
+            "decoding verifies only the nodes that are worth their cost: "
+            f"{search.decoded.num_nodes} at these times, predicted {search.decoded.speed_up:.2f} ×"
         )
     if search.decoded.num_nodes == 1:
         console.warn("no tree gains on this machine: the engine will decode plainly")
