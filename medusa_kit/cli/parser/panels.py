@@ -9,7 +9,7 @@ SERVER, ADVANCED = "Server", "Advanced"
 DATA, TRAINING, OUTPUT = "Data", "Training", "Output"
 # By the names of parameters, the same in every command.
 PANELS: Mapping[str, Sequence[str]] = {
-    TRAINING: ("quick", "hours", "fresh", "nproc", "dry_run"),
+    TRAINING: ("quick", "engine", "hours", "fresh", "nproc", "dry_run"),
     DATA: (
         "prompts", "answers", "statistics", "data", "turns", "limit", "row", "max_length",
         "on_error",
@@ -32,7 +32,7 @@ PANELS: Mapping[str, Sequence[str]] = {
     ),
     MEMORY: ("batch_size", "prefix_cache", "cache", "heads_memory", "layer_by_layer"),
     OUTPUT: (
-        "output", "to", "as_json", "breakdown", "layout", "private", "license",
+        "output", "to", "as_json", "verbose", "breakdown", "layout", "private", "license",
         "data_license", "bench", "verify",
     ),
     ADVANCED: (
