@@ -68,7 +68,7 @@ def train(
     output: Output = None,
     device: options.Device = "auto",
 ) -> None:
-    """Train Medusa heads on a frozen base, or with it. Run it again after Ctrl-C to resume."""
+    """Train Medusa heads, the base frozen or with it. Run it again after Ctrl-C to resume."""
     if quick:
         from medusa_kit.cli.quick import run_quick
 
