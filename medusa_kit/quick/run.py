@@ -47,6 +47,7 @@ def prepared(request: Request, fresh: bool = False) -> Session:
 
 def run(session: Session, fresh: bool = False) -> dict[str, Any]:
     """All phases that are not done yet; returns verify's figures. Raises what phases raise."""
+    console.note(report.engines(session.request.engine))  # before all else that is reported
     judge = Judge(session)
     phases: dict[str, Phase] = {
         "held_out": run_held_out,
@@ -92,9 +93,8 @@ def _held(folder: Path) -> Iterator[None]:
 
 
 def tell(session: Session) -> None:
-    """The plan, before anything is loaded; first of all, which engines will load the heads."""
+    """The plan, before anything is loaded."""
     total, prompts = session.total, session.prompts
-    console.note(report.engines(session.request.engine))
     if prompts.skipped:
         console.warn(
             f"{prompts.skipped} rows of {prompts.source} are no prompts and are left out "

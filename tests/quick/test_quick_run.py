@@ -243,7 +243,10 @@ def test_more_hours_give_more_answers_and_new_heads(
     kept = longer.path("run-0.01h") / "heads" / "heads.safetensors"
     assert kept.read_bytes() == heads
     assert (longer.heads / "heads.safetensors").is_file()
-    assert f"the heads of 0.01 hours are kept in {kept.parents[1]}" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"the heads of 0.01 hours are kept in {kept.parents[1]}" in said
+    last = said[said.rindex("heads of kind") :]  # the second run's, which begins with this line
+    assert "more time than before" in last
     begun.clear()
     run(prepared(request_for(hours=0.02)))
     assert begun == []
