@@ -60,6 +60,7 @@ def generate(
 def _prompts(prompt: str | None, file: Path | None, system: str | None) -> list[Any]:
     from medusa_kit.data.readers import Conversation, read_rows
     from medusa_kit.data.row_keys import refuse_extras
+    from medusa_kit.data.rows import EXAMPLES
     from medusa_kit.errors import DataError
 
     first = [{"role": "system", "content": system}] if system else []
@@ -68,7 +69,7 @@ def _prompts(prompt: str | None, file: Path | None, system: str | None) -> list[
     prompts = []
     for row in read_rows(str(file), extras=True):
         if not isinstance(row, Conversation):
-            raise DataError(f"{file}: row {row.row} is an answer, expected a prompt")
+            raise DataError(f"{file}: row {row.row} is an answer, expected a prompt", hint=EXAMPLES)
         messages = row.messages
         while messages and messages[-1]["role"] == "assistant":
             messages = messages[:-1]
