@@ -1,4 +1,4 @@
-"""Record a real chat as an animated SVG, the picture of the README.
+"""Record a real chat as an animated SVG.
 
     make recording        # or: python benchmarks/record_chat.py docs/images/chat.svg [--seed 1]
 
