@@ -122,7 +122,11 @@ def on_a_tiny_model(command: str) -> list[str]:
     return ["debug-tiny" if word == "MODEL" else word for word in shlex.split(command)[1:]]
 
 
-SET_UP = {"git clone URL medusa-kit", "cd medusa-kit", ". .venv/bin/activate"}  # what CI begins with
+SET_UP = {
+    "git clone URL medusa-kit",
+    "cd medusa-kit",
+    ". .venv/bin/activate",
+}  # what CI begins with
 
 
 @pytest.mark.embedded
