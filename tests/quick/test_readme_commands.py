@@ -3,6 +3,7 @@
 What nothing here knows how to run fails, so a new kind of command needs a runner.
 """
 
+import io
 import os
 import re
 import shlex
@@ -11,12 +12,12 @@ import socket
 import subprocess
 import sys
 import threading
-import tomllib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import httpx
 import pytest
+import tomllib
 from support.debug_model import ROOT
 
 from medusa_kit import cli, console
@@ -83,9 +84,8 @@ def serving(cli_run: Runner) -> Runner:
 
 def chatting(cli_run: Runner, monkeypatch: pytest.MonkeyPatch) -> Runner:
     def call(arguments: Sequence[str]) -> None:
-        with open(os.devnull) as nothing:  # the end of what is typed
-            monkeypatch.setattr(sys, "stdin", nothing)
-            cli_run(arguments)
+        monkeypatch.setattr(sys, "stdin", io.StringIO("Hello!\n/quit\n"))
+        cli_run(arguments)
 
     return call
 
