@@ -53,7 +53,7 @@ def read_prompts(source: str) -> Prompts:
         first = f", the first is {_told(*refused[0])}" if refused else ""
         hint = refused[0][1].hint if refused else None
         raise DataError(
-            f"{source} has {len(unique)} unique prompts ({len(refused)} rows are unreadable{first})"
+            f"{source} has {len(unique)} unique prompts (unreadable rows: {len(refused)}{first})"
             f"; at least {FEWEST} are needed, because some are held out",
             hint=hint or f"a few hundred give first heads, ten thousand good ones; {EXAMPLES}",
         )

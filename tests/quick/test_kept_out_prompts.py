@@ -102,7 +102,7 @@ def test_too_few_prompts_and_other_rows(tmp_path: Path) -> None:
     found = read_prompts(write(tmp_path / "a.jsonl", rows))
     assert (found.skipped, found.first_skipped) == (
         2, "row 21: its format is unknown; its keys are 'goal'")  # fmt: skip
-    with pytest.raises(DataError, match=r"20 rows are unreadable, the first is row 1: it is an"):
+    with pytest.raises(DataError, match=r"unreadable rows: 20, the first is row 1: it is an"):
         read_prompts(write(tmp_path / "d.jsonl", rows[-1:] * 20))
     with pytest.raises(DataError, match="has 30 prompts, but only 1 different ids") as shared:
         read_prompts(write(tmp_path / "e.jsonl", [{**row, "id": "p"} for row in numbered(30)]))
