@@ -22,6 +22,8 @@ def forecast(session: Session) -> str:
     described = DescribedBase(BaseSection(model=request.model))
     info = replace(described.info, device=str(device))
     base: Any = SimpleNamespace(device=device, info=info)  # as much as a recipe depends on
-    recipe = settings.recipe_for(base, request.output.resolve(), epochs=round(settings.EPOCHS))
+    recipe = settings.recipe_for(
+        base, request.output.resolve(), request.engine, epochs=round(settings.EPOCHS)
+    )
     said = "hours are those of hidden states and updates; answers are made before"
     return f"{dump(recipe)}\n{dry_run(recipe, check_base, session.load)}\n{said}"

@@ -1,6 +1,6 @@
-"""Prompts of a quick run: which are trained on, which are kept out.
+"""Prompts of a quick run: which are trained on, which are held out.
 
-A hash of its id (of its text, where it has none) decides, so the same prompts are kept out by every
+A hash of its id (of its text, where it has none) decides, so the same prompts are held out by every
 run on the file. The hash is also the order in which prompts are answered, since answers stop when
 their time is over and files are often sorted by kind.
 """
@@ -82,7 +82,7 @@ def _asked(row: Row | BadRow) -> Asked:
 def _divided(
     source: str, ordered: Sequence[Asked]
 ) -> tuple[list[Conversation], list[Conversation]]:
-    """(to train on, kept out)."""
+    """(to train on, held out)."""
     count = min(MOST_KEPT_OUT, max(FEWEST // 2, round(KEPT_OUT * len(ordered))))
     names = list(dict.fromkeys(_name(*item) for item in ordered))  # rows may share an id
     kept = set(names[:count])
