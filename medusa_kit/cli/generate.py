@@ -8,10 +8,12 @@ import typer
 
 from medusa_kit import console
 from medusa_kit.cli import engine_options, options
+from medusa_kit.cli.chat import sampling as chat_sampling
 from medusa_kit.errors import UsageError
+from medusa_kit.settings.sampling import ANSWER_TOKENS
 
 
-@options.with_sampling()
+@options.with_sampling(temperature_of_model=True)
 @engine_options.with_engine()
 def generate(
     prompt: Annotated[str | None, typer.Argument(help="The prompt; or give --file.")] = None,
@@ -20,7 +22,7 @@ def generate(
     ] = None,
     loading: engine_options.Loading = engine_options.GIVEN,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    max_new_tokens: options.MaxNewTokens = 256,
+    max_new_tokens: options.MaxNewTokens = ANSWER_TOKENS,
     sampling: options.Sampling = options.GIVEN,
     stop: Annotated[list[str] | None, typer.Option(help="Stop string; may be repeated.")] = None,
     batch_size: Annotated[int, typer.Option(help="Prompts decoded together.")] = 1,
@@ -38,12 +40,15 @@ def generate(
     from medusa_kit.settings.sampling import SamplingParams
 
     prompts = _prompts(prompt, file, system)
-    check_bias(loading["name"], loading.get("revision"), SamplingParams.of(sampling))
+    check_bias(loading["name"], loading.get("revision"), SamplingParams.checked(sampling))
     engine = medusa_kit.load(**loading)
+    chosen, where = chat_sampling.choose(sampling, False, engine.base.generation_config)
+    if where:
+        console.note(chat_sampling.describe(chosen, where))
     for start in range(0, len(prompts), batch_size):
         batch = prompts[start : start + batch_size]
         results = engine.generate(
-            batch, max_new_tokens=max_new_tokens, stop=stop, batch_size=batch_size, **sampling
+            batch, max_new_tokens=max_new_tokens, stop=stop, batch_size=batch_size, **chosen
         )
         for messages, result in zip(batch, results, strict=True):
             typer.echo(_as_json(messages, result) if as_json else result.text)

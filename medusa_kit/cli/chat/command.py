@@ -9,6 +9,7 @@ from medusa_kit.cli import engine_options, options
 from medusa_kit.cli.chat import sampling as chat_sampling
 from medusa_kit.cli.chat.conversation import Chat
 from medusa_kit.cli.chat.view import counted
+from medusa_kit.settings.sampling import ANSWER_TOKENS
 
 
 @options.with_sampling(temperature_of_model=True)
@@ -16,7 +17,7 @@ from medusa_kit.cli.chat.view import counted
 def chat(
     loading: engine_options.Loading = engine_options.GIVEN,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    max_new_tokens: options.MaxNewTokens = 512,
+    max_new_tokens: options.MaxNewTokens = ANSWER_TOKENS,
     sampling: options.Sampling = options.GIVEN,
     greedy: Annotated[
         bool, typer.Option("--greedy", help="Always the likeliest token, as --temperature 0.")
@@ -29,7 +30,7 @@ def chat(
         from medusa_kit.engine.before_loading import check_bias
         from medusa_kit.settings.sampling import SamplingParams
 
-        params = SamplingParams.of(chat_sampling.checkable(sampling))
+        params = SamplingParams.checked(sampling)
         check_bias(loading["name"], loading.get("revision"), params)
         engine = medusa_kit.load(**loading)
     chosen, where = chat_sampling.choose(sampling, greedy, engine.base.generation_config)
