@@ -37,6 +37,7 @@ def generate(
         raise UsageError(f"batch size {batch_size} is out of range; expected 1 or more")
     import medusa_kit
     from medusa_kit.engine.before_loading import check_bias
+    from medusa_kit.infer.draft import first_reason
     from medusa_kit.settings.sampling import SamplingParams
 
     prompts = _prompts(prompt, file, system)
@@ -58,7 +59,7 @@ def generate(
                 f"acceptance length {stats.acceptance_length:.2f} ({stats.drafter})"
                 f"{options.rule_note(stats)}"
             )
-            for said in stats.drafter_notes[:1]:
+            if said := first_reason(stats.drafter_notes):
                 console.note(said)
 
 

@@ -137,7 +137,7 @@ class Streaming(list[Any]):
 
 def compared(
     capsys: pytest.CaptureFixture[str], temperature: float, options: dict[str, Any],
-    near_ties: int = 0,
+    near_ties: int = 0, count: int = 32,
 ) -> str:  # fmt: skip
     """What /compare says where plain decoding gives other tokens."""
 
@@ -149,12 +149,12 @@ def compared(
 
     engine = SimpleNamespace(
         conversation=lambda system: None,
-        stream=lambda prompt, **settings: Streaming(result(1, 3)),
+        stream=lambda prompt, **settings: Streaming(result(*[1] * (count - 1), 3)),
         own_drafter="auto",
         drafter_options=options,
     )
-    chat = Chat(engine, {"max_new_tokens": 2, "temperature": temperature}, None)
-    chat.last = ([], result(1, 2))
+    chat = Chat(engine, {"max_new_tokens": count, "temperature": temperature}, None)
+    chat.last = ([], result(*[1] * (count - 1), 2))
     chat.compare()
     return capsys.readouterr().err
 
@@ -164,10 +164,16 @@ def test_other_tokens_are_expected_only_where_guesses_are_drawn(
 ) -> None:
     drawn = {"sampling": "rejection"}
     for options in (drawn, {"options": {"draft-model": drawn}}):
-        assert "as fast, other words, as expected" in compared(capsys, 0.7, options)
+        assert "1.00 x as fast, other words, as expected" in compared(capsys, 0.7, options)
         assert "OTHER TOKENS" in compared(capsys, 0.0, options)
     assert "OTHER TOKENS" in compared(capsys, 0.7, {"sampling": "matched"})
     assert "after a near-tie" in compared(capsys, 0.0, {}, near_ties=1)
+
+
+def test_no_speed_up_is_claimed_of_a_short_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    said = compared(capsys, 0.0, {}, count=31)
+    assert said.startswith("31 tokens: too short to compare speeds, OTHER TOKENS")
+    assert "as fast" not in said
 
 
 def test_a_seed_gives_the_same_words_without_the_drafter(
@@ -175,6 +181,7 @@ def test_a_seed_gives_the_same_words_without_the_drafter(
 ) -> None:
     lines = iter(["Name a tree.", "/compare"])
     monkeypatch.setattr("builtins.input", lambda _: next(lines, "/exit"))
-    code, _, err = run("chat", *MODEL, "--heads", "untrained", "-n", "12", "--seed", "3")
+    code, _, err = run("chat", *MODEL, "--heads", "untrained", "-n", "40", "--seed", "3",
+                       "--temperature", "0.7")  # fmt: skip
     assert code == 0
     assert "as fast, the same tokens" in err

@@ -67,7 +67,7 @@ def test_loading_says_what_it_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     said.clear()
     medusa_kit.load(str(folder), heads="untrained", device="cpu")
     assert said[0] == "reading the model"
-    assert "checking trees against plain forwards" in said
+    assert "checking drafting against plain decoding" in said
 
 
 def test_the_first_stage_is_shown_before_torch_is_imported() -> None:

@@ -98,7 +98,9 @@ class MeasuredSteps:
         seconds = {size: min(taken) for size, taken in times.items()}
         alone = _was_alone(times)
         if not alone:
-            console.note("other programs use this machine; steps are timed again at the next start")
+            console.detail(
+                "other programs use this machine: steps are timed again at the next start"
+            )
         record = {"seconds": seconds, "alone": alone, **self._depends_on}
         try:
             with atomic_write(self._path) as path:
