@@ -184,4 +184,4 @@ def test_a_seed_gives_the_same_words_without_the_drafter(
     code, _, err = run("chat", *MODEL, "--heads", "untrained", "-n", "40", "--seed", "3",
                        "--temperature", "0.7")  # fmt: skip
     assert code == 0
-    assert "as fast, the same tokens" in err
+    assert "the same tokens" in err
