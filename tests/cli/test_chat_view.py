@@ -12,7 +12,7 @@ import pytest
 
 from medusa_kit import console
 from medusa_kit.cli.chat import view
-from medusa_kit.cli.chat.conversation import Chat
+from medusa_kit.cli.chat.conversation import COMMANDS, Chat
 from medusa_kit.cli.chat.drawing import drawing
 from medusa_kit.engine.conversation import Conversation
 from medusa_kit.engine.streaming import Piece, Span
@@ -296,3 +296,17 @@ def test_the_newest_tree_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
         '   `- " calm"',
     ]
     assert max(map(len, drawing(tree, texts, 12).splitlines()[1:])) == 12
+
+
+@pytest.mark.parametrize("width", [20, 30, 80, 160])
+def test_the_commands_are_listed_in_whole_words(width: int) -> None:
+    lines = view.two_columns(COMMANDS, width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert " ".join(" ".join(lines).split()) == " ".join(f"{a} {b}" for a, b in COMMANDS.items())
+    assert len(lines) == len(COMMANDS) or width < 160
+
+
+def test_a_model_s_control_characters_move_no_cursor(terminal: Terminal) -> None:
+    screen = terminal(60)
+    chat_with(Answers([piece("a\x1b[2J\x07b\r\nc\u009b1A")])).answer("Rivers?")
+    assert screen.lines[:2] == ["a\ufffd[2J\ufffdb", "c\ufffd1A"]

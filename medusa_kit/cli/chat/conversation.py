@@ -18,15 +18,17 @@ from medusa_kit.errors import ContextLengthError, MedusaKitError
 if TYPE_CHECKING:
     from medusa_kit.infer.details import VerifiedTree
 
-HELP = """/help          this list
-/reset         forget the conversation
-/system TEXT   start over with this system message
-/compare       answer the last prompt again with plain decoding, and
-               say how much faster drafting was
-/accepted      colours for drafted tokens: off, and on again
-/tree          draw the tokens that the last step verified
-/exit, /quit   leave (so does Ctrl-D)
-Ctrl-C stops an answer and keeps what there is."""
+COMMANDS = {
+    "/help": "this list",
+    "/reset": "forget the conversation",
+    "/system TEXT": "start over with this system message",
+    "/compare": "answer the last prompt again with plain decoding, and say how much faster it was "
+    "with drafting",
+    "/accepted": "colours of drafted tokens: off, and on again",
+    "/tree": "draw the draft tokens that the last step verified",
+    "/exit, /quit": "leave (so does Ctrl-D)",
+    "Ctrl-C": "stop an answer and keep what there is of it",
+}
 PROMPT = "› "
 LEAST_COMPARED = 32  # tokens of an answer whose speed says something
 
@@ -147,7 +149,7 @@ class Chat:
     def command(self, line: str) -> None:
         name, _, rest = line.partition(" ")
         if name == "/help":
-            typer.echo(HELP, err=True)
+            typer.echo(view.two_columns(COMMANDS, console.err.width), err=True)
         elif name == "/reset":
             self.reset(self.system)
         elif name == "/system":

@@ -2,6 +2,7 @@
 token is tinted by who drafted it, and a live figure stands after the cursor (stderr)."""
 
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from types import TracebackType
@@ -88,11 +89,13 @@ class AnswerView:
             _echo(self._wrap.finish())
 
     def status(self, words: str) -> None:
-        """Words after the cursor, until the next piece; none where the line has no room."""
+        """Words after the cursor, until the next piece; none where the line has no room. What the
+        terminal itself shows of a Ctrl-C goes with them."""
         shown, column = f" {words}", 0 if self._wrap is None else self._wrap.column
-        if self._live and column + len(shown) + SLACK <= console.err.width:
+        room = console.err.width - column - SLACK
+        if self._live and room >= 0:
             dim = shown if console.err.no_color else typer.style(shown, dim=True)
-            _write(SAVE + dim)
+            _write(SAVE + (dim if len(shown) <= room else ""))
             self._status_shown = True
 
     def _put(self, text: str, tint: str | None) -> None:
@@ -123,6 +126,18 @@ def origins(guessed: Mapping[str | None, int]) -> str:
     for guessed_by, tokens in guessed.items():
         counts[kind_of(guessed_by)] += tokens
     return "tokens from " + ", ".join(f"{kind}: {counts[kind]}" for kind in TINTS if counts[kind])
+
+
+def two_columns(rows: Mapping[str, str], width: int) -> str:
+    """Names and what they are; lines break between words. On a narrow terminal the second column
+    goes on below the first."""
+    indent = max(map(len, rows)) + 3
+    indent = indent if width >= 2 * indent else 2
+    return "\n".join(
+        textwrap.fill(text, width, initial_indent=f"{name}  ".ljust(indent),
+                      subsequent_indent=" " * indent)
+        for name, text in rows.items()
+    )  # fmt: skip
 
 
 def counted(count: int, what: str) -> str:
