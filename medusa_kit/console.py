@@ -240,7 +240,7 @@ def progress(
         console=err,
         transient=brief,
     )
-    with bar:
+    with _without_spinner(), bar:
         task_id = bar.add_task(description, total=total, completed=done, unit=unit, note="")
         yield ProgressBar(bar, task_id)
 
@@ -252,9 +252,12 @@ class _Stages:
     def __init__(self, stderr: Any) -> None:
         self.rich_proxied_file = stderr  # where rich itself writes
         self._live: Live | None = None
+        self.held = False  # since a bar is drawn in its place
 
     def show(self, doing: str) -> None:
         self.hide()
+        if self.held:
+            return
         spinner = Spinner("dots", Text(f"{doing} …", style="dim"), style="dim")
         self._live = Live(
             spinner,
@@ -299,6 +302,21 @@ def stages(first: str) -> Iterator[None]:
     finally:
         _stages.hide()
         sys.stderr, _stages = stderr, None
+
+
+@contextmanager
+def _without_spinner() -> Iterator[None]:
+    """Two moving lines at a time would erase each other."""
+    shown = _stages
+    if shown is None or shown.held:
+        yield
+        return
+    shown.hide()
+    shown.held = True
+    try:
+        yield
+    finally:
+        shown.held = False
 
 
 def stage(doing: str) -> None:

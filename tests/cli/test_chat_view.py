@@ -309,4 +309,5 @@ def test_the_commands_are_listed_in_whole_words(width: int) -> None:
 def test_a_model_s_control_characters_move_no_cursor(terminal: Terminal) -> None:
     screen = terminal(60)
     chat_with(Answers([piece("a\x1b[2J\x07b\r\nc\u009b1A")])).answer("Rivers?")
-    assert screen.lines[:2] == ["a\ufffd[2J\ufffdb", "c\ufffd1A"]
+    lines = [line.replace(" ", "") for line in screen.lines]  # of wide characters
+    assert lines[:2] == ["a\ufffd[2J\ufffdb", "c\ufffd1A"]

@@ -42,6 +42,29 @@ def test_the_spinner_makes_way_for_what_others_write(terminal: Terminal) -> None
     assert screen.lines == ["model.safetensors: 100%"]
 
 
+def test_a_bar_stands_in_the_spinner_s_place(terminal: Terminal) -> None:
+    screen = terminal(100)
+    with console.stages("reading"):
+        with console.progress("packing", 3, "layers", brief=True) as bar:
+            console.note("packing the model")
+            console.stage("packing")  # as what it packs with may say, too
+            bar.advance(2)
+            bar._progress.refresh()  # as it is each tenth of a second
+            assert screen.lines[0] == "packing the model"
+            assert "2/3" in screen.lines[1]
+            assert not any("…" in line for line in screen.lines)
+        console.stage("checking")
+        assert "checking …" in screen.lines[1]
+    assert screen.lines == ["packing the model"]
+
+
+def test_a_log_has_nothing_of_a_brief_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    for brief in (True, False):
+        with console.progress("packing", 2, "layers", brief=brief) as bar:
+            bar.advance(2)
+        assert bool(capsys.readouterr().err) != brief
+
+
 def test_ctrl_c_while_loading_leaves_nothing(terminal: Terminal) -> None:
     screen = terminal(60)
     with pytest.raises(KeyboardInterrupt), console.stages("loading"):
