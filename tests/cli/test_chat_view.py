@@ -104,7 +104,7 @@ def test_speed_is_shown_while_answering_and_gone_afterwards(terminal: Terminal, 
     assert screen.lines == text + wrapped(closing, width)
     live = [state for state in shown if "123 tokens/s" in state]
     assert 0 < len(live) < len(shown) or width < 24
-    assert "reading the prompt" in shown[0] or width < 24
+    assert "prefilling the prompt" in shown[0] or width < 30
 
 
 def test_no_speed_where_the_terminal_has_no_room(terminal: Terminal) -> None:

@@ -100,7 +100,7 @@ class Chat:
 
     def _answer(self, line: str) -> None:
         with view.AnswerView(self.tinted) as shown:
-            shown.status("reading the prompt")
+            shown.status("prefilling the prompt")
             streaming = self.talk.stream(line, **self.settings)
             if self.engine.graphs is None:  # whose steps tell nothing of their trees
                 streaming.keep_tree()
