@@ -63,7 +63,6 @@ class _Lossy:
 
 
 err = _Stderr(stderr=True)
-WHOLE_WORDS = {"break_long_words": False, "break_on_hyphens": False, "replace_whitespace": False}
 RATE_SECONDS = 120.0  # of the latest work, by which the rest is judged
 LOG_SECONDS = 20.0  # between lines of progress where stderr is no terminal
 
@@ -111,9 +110,11 @@ def detail(message: str) -> None:
 
 def _say(message: str, style: str) -> None:
     if err.is_terminal:  # which would break lines within words
-        message = "\n".join(
-            textwrap.fill(line, max(err.width, 1), **WHOLE_WORDS) for line in message.split("\n")
-        )
+        wrapper = textwrap.TextWrapper(
+            max(err.width, 1), break_long_words=False, break_on_hyphens=False,
+            replace_whitespace=False,
+        )  # fmt: skip
+        message = "\n".join(wrapper.fill(line) for line in message.split("\n"))
     err.print(message, style=style, markup=False, highlight=False, soft_wrap=True)
 
 

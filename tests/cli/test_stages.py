@@ -124,3 +124,19 @@ def test_ctrl_c_while_the_commands_are_imported_leaves_no_traceback() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ
     )
     assert (done.stderr, done.stdout, done.returncode) == ("interrupted\n", "", 130)
+
+
+def test_notes_break_between_words_on_a_terminal(
+    terminal: Terminal, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A path stays whole, so that it can be copied; a log gets the line as it is."""
+    text = f"wrote it to /{'x' * 30}/heads and went on"
+    console.note(text)
+    assert capsys.readouterr().err == f"{text}\n"
+    screen = terminal(20)
+    written = list[str]()
+    screen.write = written.append
+    console.note(text)
+    lines = "".join(written).splitlines()
+    assert lines[0].endswith("wrote it to")
+    assert f"/{'x' * 30}/heads" in lines[1]
