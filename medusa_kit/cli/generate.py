@@ -52,7 +52,7 @@ def generate(
             batch, max_new_tokens=max_new_tokens, stop=stop, batch_size=batch_size, **chosen
         )
         for messages, result in zip(batch, results, strict=True):
-            typer.echo(_as_json(messages, result) if as_json else result.text)
+            typer.echo(_as_json(messages, result) if as_json else result.text, color=True)
             stats = result.stats
             console.note(
                 f"{stats.new_tokens} tokens, {stats.tokens_per_second:.1f} tokens/s, "

@@ -184,6 +184,23 @@ def test_a_pipe_gets_the_text_and_no_control_characters(
     assert not any(character < " " for character in err.replace("\n", ""))
 
 
+@pytest.mark.parametrize("forced", [False, True])
+def test_what_is_no_terminal_gets_exactly_the_text(
+    monkeypatch: pytest.MonkeyPatch, forced: bool
+) -> None:
+    """Lines however long, control characters, spaces at the end; also where colours are forced."""
+    text = "x" * 300 + " a\x1b[2J\r\n\tb \u0301日本 \n" + TEXT * 4 + "  "
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="utf-8", newline=""))
+    if forced:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    chat_with(Answers([piece(text[:150], text[150:320], by="medusa"), piece(text[320:])])).answer(
+        ""
+    )
+    sys.stdout.flush()
+    assert written.getvalue().decode() == text + "\n"
+
+
 def test_tokens_without_text_are_counted() -> None:
     words = view.origins({None: 2, "medusa": 3, "suffix": 1, "past": 1})
     assert words == "tokens from the model itself: 2, the heads: 3, earlier text: 2"

@@ -100,7 +100,7 @@ class AnswerView:
 
     def _put(self, text: str, tint: str | None) -> None:
         if self._wrap is None:
-            typer.echo(text, nl=False)
+            typer.echo(text, nl=False, color=True)  # else its escape sequences are left out
         else:
             _echo(self._wrap.push(text.translate(HARMLESS), tint))
 
