@@ -200,17 +200,18 @@ class Chat:
             return
         settings = {**self.settings, "max_new_tokens": len(result.token_ids), "drafter": "none"}
         streaming = self.engine.stream(prompt, **settings)
-        try:
-            with interrupt.between_steps(lambda: True) as check:  # what was read is kept
-                for _ in streaming:
-                    check()
-        except KeyboardInterrupt:
-            streaming.close()
-            console.warn("comparison stopped")
-            return
-        except MedusaKitError as error:
-            console.warn(str(error))
-            return
+        with view.AnswerView(tinted=False) as shown:
+            shown.status("answering again with plain decoding")
+            try:
+                with interrupt.between_steps(lambda: True) as check:  # what was read is kept
+                    for _ in streaming:
+                        check()
+            except (KeyboardInterrupt, MedusaKitError) as error:
+                shown.finish()
+                streaming.close()
+                stopped = isinstance(error, KeyboardInterrupt)
+                console.warn("comparison stopped" if stopped else str(error))
+                return
         plain = streaming.result
         said = f"{self._speeds(result, plain)}, {self._agreement(result, plain)}"
         console.note(said + options.rule_note(result.stats))
