@@ -45,7 +45,7 @@ def _chat(
         params = SamplingParams.checked(sampling)
         check_bias(loading["name"], loading.get("revision"), params)
         engine = medusa_kit.load(**loading)
-        if engine.pays and engine.own_drafter != "none":
+        if engine.steps is not None and engine.pays and engine.own_drafter != "none":
             _ = engine.steps.cost  # timed now if need be, rather than before the first answer
     chosen, where = chat_sampling.choose(sampling, greedy, engine.base.generation_config)
     console.note(_greeting(engine))
