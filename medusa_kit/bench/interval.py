@@ -1,7 +1,8 @@
 """A ratio of two speeds with its interval, from pairs measured on the same prompts.
 
 The ratio is the Hodges-Lehmann estimate, the interval that of Wilcoxon's signed-rank test, both of
-logarithms. Few pairs suffice, and a pair that other work on the machine disturbed moves neither far.
+logarithms. Six pairs suffice. A pair that other work on the machine disturbed widens the interval
+and hardly moves the ratio.
 """
 
 import math

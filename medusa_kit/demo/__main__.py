@@ -11,7 +11,7 @@ import json
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +19,13 @@ from medusa_kit import console
 from medusa_kit.errors import ConfigError, MedusaKitError
 
 if TYPE_CHECKING:
-    from medusa_kit.demo.comparison import Comparison
+    from medusa_kit.demo.comparison import Comparison, Size
     from medusa_kit.demo.own import Places
     from medusa_kit.demo.work import Deadline, Work
     from medusa_kit.engine.engine import Engine
 
 INTERRUPTED = 130
+DRAFTERS = ("medusa", "auto")  # heads alone, and the default
 
 
 def main(arguments: Sequence[str] | None = None, work: "Work | None" = None) -> int:
@@ -89,15 +90,20 @@ def _run(work: "Work", places: "Places", deadline: "Deadline") -> int:
     from medusa_kit.bench.machine import describe_setup
     from medusa_kit.bench.oracle import Oracle
     from medusa_kit.demo import shown
+    from medusa_kit.demo.comparison import fitting
     from medusa_kit.engine.load import load
 
+    console.note(f"loading {work.model}; the first start on a machine compiles the C++ kernels")
     engine = load(work.model, heads=work.heads)
     setup = describe_setup(engine)
     shown.intro(work, f"{setup['processor']}, threads: {setup['threads']}")
     oracle = Oracle.beside(engine.base)
     prompts = _prompts(engine, work)
-    wrong = [_shipped(engine, oracle, prompts, work, places, deadline)]
-    wrong.append(_own(engine, oracle, prompts, work, places, deadline))
+    shown.part_one(work)
+    size = fitting(engine, oracle, prompts, work.new_tokens, deadline.left("shipped"))
+    shown.smaller(work, size)
+    wrong = [_shipped(engine, oracle, prompts, size, work, places, deadline)]
+    wrong.append(_own(engine, oracle, prompts, size, work, places, deadline))
     if any(wrong):
         _print(f"error: {sum(wrong)} answers hold a wrong token, which rounding does not explain",
                "bold red")  # fmt: skip
@@ -118,31 +124,28 @@ def _prompts(engine: "Engine", work: "Work") -> list[list[int]]:
 
 
 def _shipped(
-    engine: "Engine", oracle: Any, prompts: list[list[int]], work: "Work", places: "Places",
-    deadline: "Deadline",
+    engine: "Engine", oracle: Any, prompts: list[list[int]], size: "Size", work: "Work",
+    places: "Places", deadline: "Deadline",
 ) -> int:  # fmt: skip
     """The first part. Returns the number of wrong answers."""
-    from medusa_kit.bench.methods import ONE_NODE
     from medusa_kit.demo import shown
     from medusa_kit.demo.comparison import compare
 
-    shown.part_one(work)
     found = compare(
-        {shown.SHIPPED: engine}, oracle, prompts, work.new_tokens, drafters=("medusa", "auto"),
-        with_transformers=True, enough=lambda: deadline.left("shipped") < 0,
+        {shown.SHIPPED: engine}, oracle, prompts, size, drafters=DRAFTERS,
+        enough=lambda: deadline.left("shipped") < 0,
     )  # fmt: skip
     _write(found, engine, work, places.shipped)
-    shown.first_table(found)
-    for result in found.report.ran[1:]:
-        if result.name != ONE_NODE:
-            shown.verdict(found, result.name)
+    shown.first_table(found, size)
+    for drafter in DRAFTERS:
+        shown.verdict(found, f"{shown.SHIPPED}, {drafter}")
     shown.tokens(found)
     return len(found.wrong)
 
 
 def _own(
-    engine: "Engine", oracle: Any, prompts: list[list[int]], work: "Work", places: "Places",
-    deadline: "Deadline",
+    engine: "Engine", oracle: Any, prompts: list[list[int]], size: "Size", work: "Work",
+    places: "Places", deadline: "Deadline",
 ) -> int:  # fmt: skip
     """The second part. Returns the number of wrong answers."""
     from medusa_kit.demo import curve, shown
@@ -156,11 +159,12 @@ def _own(
     shown.trained(work, places, done, plotted)
     own = with_heads(engine, places.heads)
     found = compare(
-        {shown.OWN: own, shown.SHIPPED: engine}, oracle, prompts, work.new_tokens,
-        drafters=("medusa",), with_transformers=False, enough=lambda: deadline.left("own") < 0,
+        {shown.OWN: own, shown.SHIPPED: engine}, oracle, prompts,
+        replace(size, with_transformers=False), drafters=("medusa",),
+        enough=lambda: deadline.left("own") < 0,
     )  # fmt: skip
     _write(found, own, work, places.heads)
-    shown.second_table(found)
+    shown.second_table(found, size)
     shown.verdict(found, f"{shown.OWN}, medusa")
     shown.tokens(found)
     return len(found.wrong)

@@ -26,16 +26,13 @@ def read_curve(metrics: Path) -> list[Point]:
     return [Point(*item) for item in sorted(found.items())]
 
 
-def bars(points: Sequence[Point]) -> list[tuple[str, str, str]]:
-    """(updates, acceptance length, bar) of each point; bars begin at 1, plain decoding's length."""
-    most = max((point.acceptance_length for point in points), default=1.0) - 1
+def lines(points: Sequence[Point]) -> list[str]:
+    """A line with a bar for each point; bars begin at 1, plain decoding's length."""
+    most = max(point.acceptance_length for point in points) - 1
     return [
-        (
-            f"{point.updates:,}",
-            f"{point.acceptance_length:.2f}",
-            "█" * round(BAR * (point.acceptance_length - 1) / most) if most > 0 else "",
-        )
-        for point in points
+        f"  {updates:>6,} updates  {length:.2f}  "
+        + "█" * (round(BAR * (length - 1) / most) if most > 0 else 0)
+        for updates, length in points
     ]
 
 

@@ -17,6 +17,7 @@ from medusa_kit.infer.packed.base import base_for_decoding
 from medusa_kit.quick import settings
 from medusa_kit.quick.answers import Written, answer, read_answers
 from medusa_kit.quick.prompts import read_prompts
+from medusa_kit.quick.search import plain_step
 from medusa_kit.settings.recipe import TrainRecipe, dump, load_recipe
 from medusa_kit.train.run.folder import METRICS
 from medusa_kit.train.trainer import train
@@ -26,7 +27,8 @@ from medusa_kit.tuning.tree_search import search_tree
 
 FIRST_ROUND, ROUND = 16, 48  # answers written together: before their speed is known, then at most
 JUDGED = 0.125  # of the answers: not trained on; the curve is of them
-SIZES = (1, 2, 4, 8, 16)  # of trees, in nodes
+SIZES, FEW = (1, 2, 4, 8, 16), (1, 4)  # of trees, in nodes; where time is short
+TIMED = 1000  # plain steps that take as long as the search among SIZES, about
 SETTLED = 5  # updates after which their time counts
 
 
@@ -84,7 +86,7 @@ def train_own(engine: Engine, work: Work, places: Places, deadline: Deadline) ->
         recipe = recipe_for(engine, work, places)
         train(recipe, False, check_base, base_for_decoding, _Pace(work, deadline))
     if not (places.heads / "tree.json").is_file():
-        _find_tree(engine, places)
+        _find_tree(engine, places, deadline)
     rows = read_answers(places.answers)
     tokens = sum(len(row.response_ids) for row in rows)
     updates = parse_json((places.run / "run.json").read_text())["num_updates"]
@@ -167,8 +169,11 @@ class _Pace:
         return min(planned, fitting)
 
 
-def _find_tree(engine: Engine, places: Places) -> None:
-    with_own = with_heads(engine, places.heads, tree=CandidateTree.root_only())
+def _find_tree(engine: Engine, places: Places, deadline: Deadline) -> None:
+    """Dynamic trees too where there is time for them."""
     rows = read_answers(places.held_out)
-    statistics = take_statistics(with_own, rows, places.heads, places.held_out.name, max(SIZES))
-    write_search(with_own, search_tree(with_own, statistics, SIZES), places.heads)
+    step = plain_step(engine, rows[0].prompt_ids)
+    sizes, dynamic = (SIZES, max(SIZES)) if TIMED * step < deadline.left("tree") else (FEW, None)
+    with_own = with_heads(engine, places.heads, tree=CandidateTree.root_only())
+    statistics = take_statistics(with_own, rows, places.heads, places.held_out.name, dynamic)
+    write_search(with_own, search_tree(with_own, statistics, sizes), places.heads)

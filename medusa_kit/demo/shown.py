@@ -1,27 +1,34 @@
 """What the demo prints: what is shown and why, tables, and what to type next."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from medusa_kit import console
 from medusa_kit.bench.interval import Interval
 from medusa_kit.bench.methods import ONE_NODE, TRANSFORMERS
 from medusa_kit.demo import curve
-from medusa_kit.demo.comparison import Comparison
+from medusa_kit.demo.comparison import Comparison, Size
 from medusa_kit.demo.own import Places, Trained
 from medusa_kit.demo.work import Work
 
 SHIPPED, OWN = "the kit's", "your"  # whose heads, as engines are named
 NAMES = {
     TRANSFORMERS: "transformers generate",
-    ONE_NODE: "plain decoding, no drafting",
+    ONE_NODE: "plain decoding",
     f"{SHIPPED}, medusa": "the kit's heads",
-    f"{SHIPPED}, auto": "auto, the default: the kit's heads and earlier text",
-    f"{OWN}, medusa": "the heads trained just now",
+    f"{SHIPPED}, auto": "auto (the default)",
+    f"{OWN}, medusa": "the heads trained now",
 }
+SUBJECTS = {
+    f"{SHIPPED}, medusa": "the kit's heads",
+    f"{SHIPPED}, auto": "auto, which drafts from the text so far too",
+    f"{OWN}, medusa": "the heads trained now",
+}
+BUSY = "Less is measured, since this machine is slow or busy now"
+DRAFTING, TOTAL = "drafting:\n× plain decoding", "total:\n× transformers"
 READ = (
-    "Acceptance length is the number of tokens that one step of the model gives. A ratio is of whole "
-    "answers, prefill included; in brackets is its 95 % interval over the prompts. Where that "
-    "interval holds 1, no difference was measurable."
+    "Acceptance length: tokens that one step of the model gives. Ratios: of whole answers, prefill "
+    "included, with the 95 % interval over the prompts in brackets; none: the interval holds 1, so "
+    "no difference was measurable."
 )
 
 
@@ -51,6 +58,19 @@ def part_one(work: Work) -> None:
     )
 
 
+def smaller(work: Work, size: Size) -> None:
+    """Says what the machine is too slow or busy for at the moment."""
+    less = []
+    if size.questions < work.questions:
+        less.append(f"{size.questions} of {work.questions} prompts")
+    if size.new_tokens < work.new_tokens:
+        less.append(f"{size.new_tokens} of {work.new_tokens} new tokens")
+    if not size.with_transformers:
+        less.append("no transformers generate, which would take too long")
+    if less:
+        say(f"{BUSY}: {', '.join(less)}.")
+
+
 def part_two(work: Work) -> None:
     heading("2 of 2. Heads trained on this machine")
     say(
@@ -60,39 +80,41 @@ def part_two(work: Work) -> None:
     )
 
 
-def first_table(found: Comparison) -> None:
+def first_table(found: Comparison, size: Size) -> None:
     """Drafting's gain and the total are two columns."""
-    columns = ("method", "tokens/s", "acceptance length", "drafting: ratio to plain decoding",
-               "in total: ratio to transformers")  # fmt: skip
-    _table(found, columns, (ONE_NODE, TRANSFORMERS))
+    ratios = {DRAFTING: ONE_NODE, **({TOTAL: TRANSFORMERS} if size.with_transformers else {})}
+    _table(found, ratios)
     say(READ)
-    say(
-        "The last column is drafting and everything else together. What plain decoding has there "
-        "comes from the kit's own code for a step, not from heads."
-    )
-    _short_of_prompts(found)
+    if found.result(TRANSFORMERS):
+        say(
+            "The last column is everything together. What plain decoding has in it comes from the "
+            "kit's own code for a step, not from heads."
+        )
+    _short_of_prompts(found, size)
 
 
-def second_table(found: Comparison) -> None:
-    columns = ("method", "tokens/s", "acceptance length", "drafting: ratio to plain decoding")
-    _table(found, columns, (ONE_NODE,))
-    _short_of_prompts(found)
+def second_table(found: Comparison, size: Size) -> None:
+    _table(found, {DRAFTING: ONE_NODE})
+    _short_of_prompts(found, size)
 
 
 def verdict(found: Comparison, name: str) -> None:
-    say(f"{NAMES[name].capitalize()}: {gain(found.against(name, ONE_NODE))}.")
+    say(gain(SUBJECTS[name], found.against(name, ONE_NODE)))
 
 
-def gain(interval: Interval | None) -> str:
-    """One sentence's worth; no claim where the interval holds 1."""
+def gain(subject: str, interval: Interval | None) -> str:
+    """What drafting changed, in a sentence; no claim where the interval holds 1."""
     if interval is None:
-        return "too few prompts were measured to say whether drafting makes decoding faster"
+        return f"With {subject}: too few prompts were measured for a ratio to plain decoding."
     if interval.holds_one:
-        return f"no measurable difference on this machine ({_range(interval)} × plain decoding)"
+        return (
+            f"With {subject}: no measurable difference on this machine (95 % interval "
+            f"{_range(interval)} × plain decoding)."
+        )
     way = "faster" if interval.low > 1 else "slower"
     return (
-        f"{way} than plain decoding on this machine, {interval.ratio:.2f} × "
-        f"({_range(interval)}) as fast"
+        f"With {subject}: {way} than plain decoding on this machine, {interval.ratio:.2f} × its "
+        f"speed (95 % interval {_range(interval)})."
     )
 
 
@@ -117,18 +139,20 @@ def trained(work: Work, places: Places, done: Trained, plotted: bool) -> None:
         say(f"Not done within the time limit on this machine: {missing}. So the heads are worse "
             "than they would be with all of it.")  # fmt: skip
     say()
-    if done.curve:
-        rows = curve.bars(done.curve)
-        say("Acceptance length while training, with a tree of 16 nodes, on held-out answers:")
-        console.out.print(console.table("", ("updates", "acceptance length", ""), rows))
-        first, best = done.curve[0], max(done.curve, key=lambda point: point.acceptance_length)
-        say(f"Before training: {first.acceptance_length:.2f} tokens per step. After "
-            f"{best.updates} updates: {best.acceptance_length:.2f}.")  # fmt: skip
-    else:
+    first, *later = done.curve or [None]
+    if first is None or not later:
         say("There were too few held-out answers to compute an acceptance length.")
+        return
+    say("Acceptance length while training, with a tree of 16 nodes, on held-out answers:")
+    for line in curve.lines(done.curve):
+        say(line)
+    best = max(later, key=lambda point: point.acceptance_length)
+    say(
+        f"Before training: {first.acceptance_length:.2f} tokens per step. After {best.updates} "
+        f"updates: {best.acceptance_length:.2f}."
+    )
     if plotted:
         say(f"The same as a picture: {places.curve}")
-    say()
 
 
 def not_done(work: Work, done: Trained) -> str:
@@ -157,17 +181,23 @@ def closing(work: Work, places: Places, seconds: float) -> None:
     console.note(f"{seconds / 60:.1f} minutes; everything the demo wrote is in {places.folder}")
 
 
-def _table(found: Comparison, columns: Sequence[str], references: Sequence[str]) -> None:
+def _table(found: Comparison, ratios: Mapping[str, str]) -> None:
+    """`ratios`: columns, and the method that each is a ratio to."""
     rows = []
     for result in found.report.results:
         name = NAMES[result.name]
         if result.not_run is not None:
-            rows.append((f"{name} (not run: {result.not_run})", *["–"] * (len(columns) - 1)))
+            rows.append((f"{name} (not run: {result.not_run})", *["–"] * (2 + len(ratios))))
             continue
-        length = result.total.acceptance_length
-        ratios = [_cell(found, result.name, reference) for reference in references]
-        speed = f"{result.total.tokens_per_second:.1f}"
-        rows.append((name, speed, console.number(length, ".2f"), *ratios))
+        rows.append(
+            (
+                name,
+                f"{result.total.tokens_per_second:.1f}",
+                console.number(result.total.acceptance_length, ".2f"),
+                *(_cell(found, result.name, reference) for reference in ratios.values()),
+            )
+        )
+    columns = ("method", "tokens/s", "acceptance\nlength", *ratios)
     console.out.print(console.table("", columns, rows))
 
 
@@ -179,19 +209,17 @@ def _cell(found: Comparison, name: str, reference: str) -> str:
     interval = found.against(name, reference)
     if interval is None:
         return "too few prompts"
-    if interval.holds_one:
-        return f"none measurable ({_range(interval)})"
-    return f"{interval.ratio:.2f} × ({_range(interval)})"
+    ratio = "none" if interval.holds_one else f"{interval.ratio:.2f}"
+    return f"{ratio} ({interval.low:.2f}–{interval.high:.2f})"
 
 
 def _range(interval: Interval) -> str:
     return f"{interval.low:.2f} to {interval.high:.2f}"
 
 
-def _short_of_prompts(found: Comparison) -> None:
-    if found.report.num_prompts < found.asked:
-        say(f"This machine was too slow or busy for all: {found.report.num_prompts} of "
-            f"{found.asked} prompts were measured within the time limit.")  # fmt: skip
+def _short_of_prompts(found: Comparison, size: Size) -> None:
+    if found.report.num_prompts < size.questions:
+        say(f"{BUSY}: {found.report.num_prompts} of {size.questions} prompts.")
 
 
 def _rounded(seconds: float) -> int:

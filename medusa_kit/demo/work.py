@@ -11,13 +11,12 @@ Clock = Callable[[], float]
 ASSETS = Path(__file__).parents[1] / "assets"
 # Shares of the time limit at which a part begins nothing more. The rest is for what cannot be cut
 # short: loading, hidden states, the search for a tree.
-LIMITS = {"shipped": 0.25, "answers": 0.50, "training": 0.75, "own": 0.95}
+LIMITS = {"shipped": 0.25, "answers": 0.50, "training": 0.72, "tree": 0.85, "own": 0.95}
 
 
 @dataclass(frozen=True)
 class Work:
-    """All of it. `questions` of the prompts in `asked` are measured with; `prompts` are trained on.
-    """
+    """`questions` of the prompts in `asked` are measured with; `prompts` are trained on."""
 
     model: str = EMBEDDED_NAME
     heads: str = "auto"
