@@ -2,6 +2,7 @@
 
 __main__    the program: folder, order of the parts, errors
 work        how much is done, by when
+threads     all, or one where that is faster
 shown       what is printed
 comparison  methods side by side on the fixed prompts, with intervals
 own         answers, training and tree

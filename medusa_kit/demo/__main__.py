@@ -91,12 +91,14 @@ def _run(work: "Work", places: "Places", deadline: "Deadline") -> int:
     from medusa_kit.bench.oracle import Oracle
     from medusa_kit.demo import shown
     from medusa_kit.demo.comparison import fitting
+    from medusa_kit.demo.threads import settle
     from medusa_kit.engine.load import load
 
+    threads, before = settle()
     console.note(f"loading {work.model}; the first start on a machine compiles the C++ kernels")
     engine = load(work.model, heads=work.heads)
     setup = describe_setup(engine)
-    shown.intro(work, f"{setup['processor']}, threads: {setup['threads']}")
+    shown.intro(work, setup["processor"], threads, before)
     oracle = Oracle.beside(engine.base)
     prompts = _prompts(engine, work)
     shown.part_one(work)

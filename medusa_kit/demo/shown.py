@@ -41,13 +41,19 @@ def heading(text: str) -> None:
     console.out.print(text, style="bold", markup=False, highlight=False)
 
 
-def intro(work: Work, where: str) -> None:
+def intro(work: Work, processor: str, threads: int, before: int) -> None:
+    """`threads`: computed with; `before`: usually."""
     say(
-        f"This demo runs {work.model} on this machine ({where}), in at most "
-        f"{_rounded(work.seconds)} minutes. A model gives one token a step. With drafting, small "
-        "heads propose the next tokens, one step of the model checks them all, and those that the "
-        "model would have chosen itself are kept: the same text in fewer steps."
+        f"This demo runs {work.model} on this machine ({processor}; threads: {threads}), in at "
+        f"most {_rounded(work.seconds)} minutes. A model gives one token a step. With drafting, "
+        "small heads propose the next tokens, one step of the model checks them all, and those "
+        "that the model would have chosen itself are kept: the same text in fewer steps."
     )
+    if threads < before:
+        say(
+            f"Other programs keep this machine busy: one thread is faster than {before} now, so "
+            "everything here computes with one."
+        )
 
 
 def part_one(work: Work) -> None:

@@ -4,11 +4,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from medusa_kit.bench.bench import Answers, Batch, Method, bench
 from medusa_kit.bench.interval import Interval
 from medusa_kit.bench.methods import ONE_NODE, TRANSFORMERS
-from medusa_kit.demo import comparison, own, shown
+from medusa_kit.demo import comparison, own, shown, threads
 from medusa_kit.demo.comparison import Comparison, Size, fitting
 from medusa_kit.demo.curve import Point, lines
 from medusa_kit.demo.work import Deadline, Work
@@ -100,6 +101,29 @@ def test_measurements_are_sized_to_the_speeds_of_now(
     oracle: Any = SimpleNamespace(generate=lambda ids, count, **_: ([7] * count, 10.0 * count))
     engine: Any = None
     assert fitting(engine, oracle, PROMPTS, 96, seconds) == size
+
+
+@pytest.mark.parametrize("fewer_is_faster", [True, False])
+def test_one_thread_where_that_is_faster(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fewer_is_faster: bool
+) -> None:
+    used = torch.get_num_threads()
+
+    def made_up(count: int) -> float:
+        torch.set_num_threads(count)
+        return float(count if fewer_is_faster else -count)
+
+    monkeypatch.setattr(threads, "seconds_with", made_up)
+    try:
+        torch.set_num_threads(2)
+        found = threads.settle()
+        assert found == ((1, 2) if fewer_is_faster else (2, 2))
+        assert torch.get_num_threads() == found[0]
+    finally:
+        torch.set_num_threads(used)
+    shown.intro(Work(), "a processor", *found)
+    said = " ".join(capsys.readouterr().out.split())
+    assert ("one thread is faster than 2 now" in said) == fewer_is_faster
 
 
 def test_updates_stop_at_the_deadline() -> None:
