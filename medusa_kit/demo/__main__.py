@@ -111,7 +111,7 @@ def _run(work: "Work", places: "Places", deadline: "Deadline") -> int:
                "bold red")  # fmt: skip
         _print("hint: this is a bug in medusa-kit: please report it with this output", "cyan")
         return 1
-    shown.closing(work, places, deadline.spent)
+    shown.closing(places, deadline.spent)
     return 0
 
 
@@ -153,10 +153,16 @@ def _own(
     from medusa_kit.demo import curve, shown
     from medusa_kit.demo.comparison import compare
     from medusa_kit.demo.own import train_own
+    from medusa_kit.demo.work import OutOfTime, cut_short_after
     from medusa_kit.engine.load import with_heads
 
     shown.part_two(work)
-    done = train_own(engine, work, places, deadline)
+    try:
+        with cut_short_after(deadline.left("heads")):
+            done = train_own(engine, work, places, deadline)
+    except OutOfTime:
+        shown.cut_short(places)
+        return 0
     plotted = bool(done.curve) and curve.plot(done.curve, places.curve)
     shown.trained(work, places, done, plotted)
     own = with_heads(engine, places.heads)

@@ -173,7 +173,7 @@ def _find_tree(engine: Engine, places: Places, deadline: Deadline) -> None:
     """Dynamic trees too where there is time for them."""
     rows = read_answers(places.held_out)
     step = plain_step(engine, rows[0].prompt_ids)
-    sizes, dynamic = (SIZES, max(SIZES)) if TIMED * step < deadline.left("tree") else (FEW, None)
+    sizes, dynamic = (SIZES, max(SIZES)) if TIMED * step < deadline.left("heads") else (FEW, None)
     with_own = with_heads(engine, places.heads, tree=CandidateTree.root_only())
     statistics = take_statistics(with_own, rows, places.heads, places.held_out.name, dynamic)
     write_search(with_own, search_tree(with_own, statistics, sizes), places.heads)

@@ -171,12 +171,22 @@ def not_done(work: Work, done: Trained) -> str:
     return " and ".join(missing)
 
 
-def closing(work: Work, places: Places, seconds: float) -> None:
+def cut_short(places: Places) -> None:
+    """In place of the second part's results."""
+    say(
+        "This machine was too slow or busy to finish these heads within the time limit, so there is "
+        f"nothing to measure yet. What is done is kept in {places.folder}: `make demo` resumes there."
+    )
+
+
+def closing(places: Places, seconds: float) -> None:
     heading("What to type next")
+    own = (f"medusa-kit chat --heads {places.heads}", "chat with the heads trained now")
+    again = ("make demo", "resume the training of these heads")
     commands = [
         (". .venv/bin/activate", "once in each terminal"),
         ("medusa-kit chat", "chat with the kit's heads"),
-        (f"medusa-kit chat --heads {places.heads}", "chat with the heads trained just now"),
+        own if (places.heads / "tree.json").is_file() else again,
         ("medusa-kit train --quick -m MODEL --prompts FILE --hours 2", "heads for your own model"),
     ]
     width = max(len(command) for command, _ in commands)
