@@ -174,8 +174,9 @@ def not_done(work: Work, done: Trained) -> str:
 def cut_short(places: Places) -> None:
     """In place of the second part's results."""
     say(
-        "This machine was too slow or busy to finish these heads within the time limit, so there is "
-        f"nothing to measure yet. What is done is kept in {places.folder}: `make demo` resumes there."
+        "This machine was too slow or busy to finish these heads within the time limit, so there "
+        f"is nothing to measure yet. What is done is kept in {places.folder}; `make demo` resumes "
+        "it."
     )
 
 

@@ -12,8 +12,8 @@ from medusa_kit.settings.engine import EMBEDDED_NAME
 
 Clock = Callable[[], float]
 ASSETS = Path(__file__).parents[1] / "assets"
-# Shares of the time limit at which a part begins nothing more. `heads`: nothing of training and tree
-# goes on after it.
+# Shares of the time limit at which a part begins nothing more. `heads`: training and the search for
+# a tree are cut short.
 LIMITS = {"shipped": 0.25, "answers": 0.50, "training": 0.72, "heads": 0.88, "own": 0.95}
 
 

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from medusa_kit.bench.bench import Answers, Method
 from medusa_kit.demo import comparison
+from medusa_kit.demo.work import LIMITS
 from medusa_kit.train.loop import TrainingLoop
 
 HEADS = Path("out/run/heads/heads.safetensors")
@@ -74,14 +75,30 @@ def test_stopped_while_training_it_ends_as_one_that_was_not(
     assert all(torch.equal(found[name], tensor) for name, tensor in whole.items())
 
 
-def test_what_there_was_no_time_for_is_said(demo: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert demo(seconds=0.0, answers=40, updates=20, questions=8) == 0
+def test_what_there_was_no_time_for_is_said(
+    demo: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("shipped", "answers", "training", "own"):
+        monkeypatch.setitem(LIMITS, name, -1.0)
+    assert demo(answers=40, updates=20, questions=8) == 0
     out, _ = printed(capsys)
     assert "no transformers generate" in out
     assert "6 of 8 prompts" in out
     assert "Not done within the time limit on this machine: 24 of 40 answers and" in out
     assert "of 20 updates" in out
     assert "too few prompts were measured" in out
+
+
+def test_heads_that_do_not_get_finished_are_resumed(
+    demo: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert demo(seconds=0.0) == 0
+    out, _ = printed(capsys)
+    assert "too slow or busy to finish these heads" in out
+    assert "make demo # resume" in out
+    assert not HEADS.exists()
+    assert demo() == 0
+    assert "Done: 16 answers (192 tokens), 6 updates." in printed(capsys)[0]
 
 
 def test_a_wrong_token_fails(
