@@ -12,7 +12,7 @@ from medusa_kit.bench.methods import ONE_NODE, TRANSFORMERS
 from medusa_kit.demo import comparison, own, shown, threads
 from medusa_kit.demo.comparison import Comparison, Size, fitting
 from medusa_kit.demo.curve import Point, lines
-from medusa_kit.demo.work import Deadline, Work
+from medusa_kit.demo.work import LIMITS, Deadline, Work
 from medusa_kit.quick.answers import Written
 
 PROMPTS = [[number] for number in range(1, 9)]
@@ -126,17 +126,19 @@ def test_one_thread_where_that_is_faster(
     assert ("one thread is faster than 2 now" in said) == fewer_is_faster
 
 
-def test_updates_stop_at_the_deadline() -> None:
+def test_updates_stop_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
+    monkeypatch.setitem(LIMITS, "training", 0.7)
     pace = own._Pace(Work(updates=100), Deadline(1000.0, clock))
     assert pace(0, 900) == 100
-    clock.now = 100.0  # 10 updates in 100 s: 62 more fit into the 620 s that are left
-    assert pace(10, 100) == 72
+    clock.now = 100.0  # 10 updates in 100 s: 60 more fit into the 600 s that are left
+    assert pace(10, 100) == 70
     clock.now = 5000.0
-    assert pace(30, 72) == 30
+    assert pace(30, 70) == 30
 
 
-def test_answers_stop_at_the_deadline() -> None:
+def test_answers_stop_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(LIMITS, "answers", 0.5)
     clock = Clock()
     more = own._more(100, Deadline(1000.0, clock))
     assert more(Written()) == own.FIRST_ROUND
