@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.clocks import own_time
 
 from medusa_kit import console
 
@@ -66,7 +67,7 @@ def test_what_was_there_before_is_no_rate(
     """Nor is what is set up before the first step: of a run that goes on, 40 steps of 2 s each are
     left, whatever came before."""
     now = [0.0]
-    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    own_time(monkeypatch, console, monotonic=lambda: now[0])
     with console.progress("training", 1000, unit="updates", done=900) as bar:
         now[0] = 3000.0
         for _ in range(60):

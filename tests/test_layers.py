@@ -1,6 +1,7 @@
 """The house rules that a reader relies on: one-way imports, file and function sizes, lazy CLI."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -160,3 +161,12 @@ def test_help_loads_no_heavy_library(command: list[str]) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_tests_leave_the_time_of_other_threads_alone() -> None:
+    """`support.clocks` gives a module a clock of its own."""
+    own = ROOT / "tests/support/clocks.py"
+    changes = re.compile(r'setattr\(\s*(?:(?:\w+\.)*time\s*,|f?"(?:\w+\.)*time\.\w+")')
+    found = {str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("*.py")
+             if path != own and changes.search(path.read_text())}  # fmt: skip
+    assert not found

@@ -21,31 +21,30 @@ from medusa_kit.cli import (
     verify,
 )
 from medusa_kit.cli.chat.command import chat as chat_command
+from medusa_kit.cli.parser import command
 from medusa_kit.console import err
 from medusa_kit.errors import MedusaKitError
 from medusa_kit.version import __version__
 
 INTERRUPTED = 130
 
-app = typer.Typer(
+app = command.app(
     name="medusa-kit",
     help="Make a language model you already have answer faster, with the same words.",
-    no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command("chat", cls=command.Command)(chat_command)
+app.command("generate", cls=command.Command)(generate.generate)
+app.command("serve", cls=command.Command)(serve.serve)
+app.command("train", cls=command.Command)(train.train)
 app.add_typer(data.app, name="data")
-app.command("train")(train.train)
-app.command("tree-search")(tree_search.tree_search)
-app.command("generate")(generate.generate)
-app.command("chat")(chat_command)
-app.command("convert")(convert.convert)
-app.command("serve")(serve.serve)
-app.command("verify")(verify.verify)
-app.command("bench")(bench.bench)
-app.command("doctor")(doctor.doctor)
-app.command("push")(hub.push)
-app.command("pull")(hub.pull)
+app.command("tree-search", cls=command.Command)(tree_search.tree_search)
+app.command("verify", cls=command.Command)(verify.verify)
+app.command("bench", cls=command.Command)(bench.bench)
+app.command("doctor", cls=command.Command)(doctor.doctor)
+app.command("convert", cls=command.Command)(convert.convert)
+app.command("push", cls=command.Command)(hub.push)
+app.command("pull", cls=command.Command)(hub.pull)
 
 
 def _version(wanted: bool) -> None:

@@ -12,18 +12,15 @@ DEFAULT_PEERS = ("transformers", "prompt-lookup")
 
 Prompts = Annotated[
     str | None,
-    typer.Option(
-        "--prompts",
-        "--prompt-set",
-        help="Prompts (file or data set), MT-bench's and Spec-Bench's form among others; the kit's "
-        "own unless given. With categories, results are by category too.",
+    options.prompts_option(
+        ", with categories (as MT-bench and Spec-Bench have) or without; default: those shipped"
     ),
 ]
 Peers = Annotated[
     list[str] | None,
     typer.Option(
-        help="Others on the same model: prompt-lookup (the default), compiled, assisted, "
-        "flashspec; by commas or repeated. `transformers` alone leaves them out."
+        help="Other methods on the same model, by commas or repeated: prompt-lookup, compiled, "
+        "assisted, flashspec, or transformers for none of them; default: prompt-lookup."
     ),
 ]
 
@@ -31,8 +28,21 @@ Drafters = Annotated[
     list[str] | None,
     typer.Option(
         metavar="NAMES",
-        help="Drafters to compare, a row each, by commas or repeated; --drafter's alone unless "
-        "given, whose options are --drafter-option's.",
+        help="Drafters to compare, by commas or repeated; default: that of --drafter. Options of "
+        "--drafter-option are for --drafter alone.",
+    ),
+]
+
+
+Heads = Annotated[
+    list[str] | None,
+    typer.Option(help="Heads to compare (FOLDER or NAME=FOLDER); may be repeated; default: auto."),
+]
+Assistant = Annotated[
+    str | None,
+    typer.Option(
+        help="A smaller model that drafts for the peers assisted and flashspec; default for "
+        "assisted: that of --draft-model."
     ),
 ]
 
@@ -41,37 +51,31 @@ Drafters = Annotated[
 @bench_endpoint.with_server
 def bench(
     loading: engine_options.Loading = engine_options.GIVEN,
-    heads: Annotated[
-        list[str] | None,
-        typer.Option(help="Heads to compare, auto unless given; may be repeated (name=FOLDER)."),
-    ] = None,
+    heads: Heads = None,
     drafters: Drafters = None,
     prompts: Prompts = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Take this many prompts.")] = None,
+    limit: options.Limit = None,
     max_new_tokens: options.MaxNewTokens = 128,
     batch_size: Annotated[
-        int, typer.Option(min=1, help="Prompts decoded together, of one category each time.")
+        int, typer.Option(min=1, help="Prompts decoded together, all of one category.")
     ] = 1,
     temperature: options.Temperature = 0.0,
     seed: options.Seed = 0,
     peers: Peers = None,
-    assistant: Annotated[
-        str | None,
-        typer.Option(
-            help="A smaller model that drafts for assisted and flashspec; for assisted "
-            "--draft-model unless given."
-        ),
-    ] = None,
+    assistant: Assistant = None,
     breakdown: Annotated[
-        bool, typer.Option("--breakdown", help="Say where a step's time goes.")
+        bool, typer.Option("--breakdown", help="Report where a step's time goes.")
     ] = False,
     server: bench_endpoint.Server | None = None,
     output: Annotated[
-        Path | None, typer.Option(help="Folder for bench.json and bench.png.")
+        Path | None, options.output_option("Folder for bench.json and bench.png.")
     ] = None,
     given_names: frozenset[str] = frozenset(),
 ) -> None:
-    """Plain transformers generate, its peers, ours, and a server, in turn on the same prompts."""
+    """Benchmark transformers, its speculative modes, medusa-kit and optionally a server.
+
+    All answer the same prompts, interleaved.
+    """
     from medusa_kit.bench.methods import named_drafters
     from medusa_kit.bench.peers import assistant_for, named_peers
     from medusa_kit.settings.sampling import SamplingParams

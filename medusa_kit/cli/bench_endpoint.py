@@ -35,26 +35,26 @@ def _options(
         str | None,
         typer.Option(
             metavar="URL",
-            help="Measure a running OpenAI-compatible server too, up to /v1 "
-            "(docs/serving_benchmarks.md).",
+            help="Measure a running OpenAI-compatible server too: its address up to /v1, see "
+            "docs/serving_benchmarks.md.",
         ),
     ] = None,
     endpoint_model: options.EndpointModel = None,
     endpoint_only: Annotated[
-        bool, typer.Option("--endpoint-only", help="The server alone: no model is loaded.")
+        bool, typer.Option("--endpoint-only", help="Measure the server alone; no model is loaded.")
     ] = False,
     concurrency: Annotated[
         str | None,
         typer.Option(
             metavar="N[,N…]",
-            help="Requests to the server at once, 1 unless given; several by commas: a sweep.",
+            help="Requests to the server at once; several by commas are a sweep; default: 1.",
         ),
     ] = None,
     arrivals: Annotated[
         str | None,
         typer.Option(
             help="Measure under load: closed (--concurrency clients take turns) or poisson "
-            "(requests arrive at random, --rate a second). closed for a sweep."
+            "(requests arrive at random, --rate a second); default for a sweep: closed."
         ),
     ] = None,
     rate: Annotated[
@@ -65,7 +65,7 @@ def _options(
         str | None,
         typer.Option(
             metavar="NAME",
-            help="Environment variable that holds the server's key; OPENAI_API_KEY unless given.",
+            help="Environment variable with the server's API key; default: OPENAI_API_KEY.",
         ),
     ] = None,
 ) -> None:

@@ -26,7 +26,7 @@ def show(
     if caveat is not None:
         console.note(caveat)
     console.out.print(
-        "decoding only: tokens/s after the first, without reading the prompt"
+        "decoding only: tokens/s after the first, prefill excluded"
         + _meaning_of_same(report, sampled),
         markup=False,
         highlight=False,

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from medusa_kit import console
+from medusa_kit.cli import options
 
 Source = Annotated[
     str, typer.Argument(metavar="SRC", help="Heads in any known format: a folder or a Hub id.")
@@ -16,8 +17,8 @@ To = Annotated[
     str,
     typer.Option(
         metavar="FORMAT",
-        help="vllm, tgi, lorax, trt-llm, mlc, modelopt, fd-v1, fd-v2 (FasterDecoding) or "
-        "medusa-kit.",
+        help="Format to write: vllm, tgi, lorax, trt-llm, mlc, modelopt, fd-v1, fd-v2 "
+        "(FasterDecoding) or medusa-kit.",
     ),
 ]
 Model = Annotated[
@@ -25,23 +26,21 @@ Model = Annotated[
     typer.Option(
         "--model",
         "-m",
-        help="Base model: checks the sizes; needed for medusa-kit, and where its vocabulary matrix "
-        "is to be written out or compared.",
+        help="Base model, to check sizes; needed for medusa-kit, and where its vocabulary matrix "
+        "is written or compared.",
     ),
 ]
 BaseName = Annotated[
-    str | None, typer.Option(metavar="NAME", help="How the engine is to name the base model.")
+    str | None, typer.Option(metavar="NAME", help="Name of the base model for the other engine.")
 ]
 Layout = Annotated[
     str,
     typer.Option(
-        help="tgi and lorax: v1 (a vocabulary matrix each), v2 (the base's own), or auto (v2 where "
-        "the heads use the base's)."
+        help="For tgi and lorax: v1 (each head has a vocabulary matrix), v2 (heads use the base's) "
+        "or auto (v2 where the heads use the base's)."
     ),
 ]
-DType = Annotated[
-    str, typer.Option(help="What the base is read in; heads keep the dtype they have.")
-]
+DType = Annotated[str, typer.Option(help="Dtype in which the base is read; heads keep theirs.")]
 
 
 def convert(
@@ -52,7 +51,7 @@ def convert(
     base_name: BaseName = None,
     layout: Layout = "auto",
     dtype: DType = "float32",
-    revision: Annotated[str | None, typer.Option(help="Of the base, on the Hub.")] = None,
+    revision: options.Revision = None,
     force: Annotated[bool, typer.Option("--force", help="Replace DST if it holds heads.")] = False,
 ) -> None:
     """Convert heads between engines' formats; logits stay the same, bit for bit.

@@ -8,40 +8,43 @@ import typer
 
 from medusa_kit import console
 from medusa_kit.cli import options
+from medusa_kit.cli.parser import command
 from medusa_kit.errors import UsageError, unknown_value
 
-app = typer.Typer(help="Make training data from prompts, and look at it.", no_args_is_help=True)
+app = command.app(help="Make training data from prompts, and look at it.")
 
-Source = Annotated[
-    str,
-    typer.Argument(
-        help="A file (.jsonl, .json, .txt, .parquet ...) or data set, NAME or NAME/CONFIG:SPLIT."
-    ),
+Argument = Annotated[str | None, typer.Argument(metavar="PROMPTS", help="The same as --prompts.")]
+OnError = Annotated[
+    str, typer.Option(help="For a row that cannot be used: skip (and count) or fail.")
 ]
-OnError = Annotated[str, typer.Option(help="A row that cannot be used: skip (and count) or fail.")]
 FOR_A_SERVER = ("endpoint_model", "return_token_ids", "concurrency", "api_key_env")
 FOR_A_MODEL = ("batch_size", "dtype", "device")
 
 
-@app.command("generate")
+@app.command("generate", cls=command.Command)
 @options.with_sampling(acceptance=False)
 def generate(
     context: typer.Context,
-    source: Source,
-    output: Annotated[Path, typer.Option("--output", "-o", help="Answers, one JSON line each.")],
+    output: Annotated[Path, options.output_option("File for the answers, a JSON line each.")],
+    argument: Argument = None,
+    prompts: Annotated[str | None, options.prompts_option()] = None,
     model: options.Model = options.DEFAULT_MODEL,
+    revision: options.Revision = None,
     max_new_tokens: options.MaxNewTokens = 256,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts answered together.")] = 16,
     sampling: options.Sampling = options.GIVEN,
-    limit: Annotated[int | None, typer.Option(min=1, help="Take this many prompts.")] = None,
-    turns: Annotated[str, typer.Option(help="Answer the first or the last user turn.")] = "first",
+    limit: options.Limit = None,
+    turns: Annotated[str, typer.Option(help="User turn to answer: first or last.")] = "first",
     on_error: OnError = "skip",
     endpoint: Annotated[
-        str | None, typer.Option(help="OpenAI-compatible server to ask instead, up to /v1.")
+        str | None,
+        typer.Option(
+            metavar="URL", help="OpenAI-compatible server to ask instead: its address up to /v1."
+        ),
     ] = None,
     endpoint_model: options.EndpointModel = None,
     api_key_env: Annotated[
-        str, typer.Option(help="Environment variable that holds the server's key.")
+        str, typer.Option(metavar="NAME", help="Environment variable with the server's API key.")
     ] = "OPENAI_API_KEY",
     concurrency: Annotated[int, typer.Option(min=1, help="Requests to the server at once.")] = 8,
     return_token_ids: Annotated[
@@ -53,8 +56,9 @@ def generate(
 ) -> None:
     """Let the base model answer prompts: its own answers are what its heads should learn from.
 
-    Interrupted, the same command goes on where it stopped.
+    After an interruption the same command resumes where it stopped.
     """
+    source = _source(argument, prompts)
     _check_on_error(on_error)
     _check_used(context, endpoint)
     from medusa_kit.distill.openai_client import Endpoint
@@ -65,17 +69,29 @@ def generate(
     try:
         if endpoint is None:
             sizes = {"max_new_tokens": max_new_tokens, "batch_size": batch_size}
-            report = _generate_here(source, limit, output, model, dtype, device, {**sizes, **how})
+            place = {"revision": revision, "dtype": dtype, "device": device}
+            report = _generate_here(source, limit, output, model, place, {**sizes, **how})
         else:
             server = Endpoint(endpoint, endpoint_model or model, api_key_env, max_new_tokens,
                               params, return_token_ids)  # fmt: skip
-            report = _fetch(source, limit, output, model, server, concurrency, how)
+            tokenizer = model, revision
+            report = _fetch(source, limit, output, tokenizer, server, concurrency, how)
     except KeyboardInterrupt:
         console.warn(
-            f"stopped; {_rows_in(output)} rows are safe in {output}; run the same command to go on"
+            f"stopped; {_rows_in(output)} rows are saved in {output}; "
+            "run the same command to resume"
         )
         raise
     _summary(report, output)
+
+
+def _source(argument: str | None, prompts: str | None) -> str:
+    found: str | None = options.either("PROMPTS", argument, "--prompts", prompts)
+    if found is None:
+        raise UsageError(
+            "no prompts were given", hint="name a file or a data set: medusa-kit data generate FILE"
+        )
+    return found
 
 
 def _check_used(context: typer.Context, endpoint: str | None) -> None:
@@ -94,7 +110,7 @@ def _check_used(context: typer.Context, endpoint: str | None) -> None:
 
 
 def _generate_here(
-    source: str, limit: int | None, output: Path, model: str, dtype: str, device: str,
+    source: str, limit: int | None, output: Path, model: str, place: dict[str, Any],
     how: dict[str, Any],
 ) -> Any:  # fmt: skip
     from medusa_kit.data.readers import read_good_and_bad
@@ -102,20 +118,20 @@ def _generate_here(
     from medusa_kit.engine.before_loading import check_bias
     from medusa_kit.infer.packed.base import base_for_decoding
 
-    check_bias(model, None, how["sampling"])
-    base = base_for_decoding(model, dtype=dtype, device=device)
+    check_bias(model, place["revision"], how["sampling"])
+    base = base_for_decoding(model, **place)
     return generate_answers(base, read_good_and_bad(source, limit, extras=True), output, **how)
 
 
 def _fetch(
-    source: str, limit: int | None, output: Path, model: str, server: Any, concurrency: int,
-    how: dict[str, Any],
+    source: str, limit: int | None, output: Path, model: tuple[str, str | None], server: Any,
+    concurrency: int, how: dict[str, Any],
 ) -> Any:  # fmt: skip
     from medusa_kit.base.loading import load_tokenizer
     from medusa_kit.data.readers import read_good_and_bad
     from medusa_kit.distill.generate import fetch_answers
 
-    tokenizer = load_tokenizer(model)
+    tokenizer = load_tokenizer(*model)
     settings = {"endpoint_model": server.model, "max_new_tokens": server.max_new_tokens}
     return fetch_answers(
         tokenizer, read_good_and_bad(source, limit, extras=True), output,
@@ -147,21 +163,17 @@ def _summary(report: Any, output: Path) -> None:
         console.warn(f"{len(report.skipped)} rows skipped in all")
 
 
-@app.command("inspect")
+@app.command("inspect", cls=command.Command)
 def inspect(
     sources: Annotated[
         list[str],
-        typer.Argument(
-            help="Files (.jsonl, .json, .parquet ...) or data sets, NAME or NAME/CONFIG:SPLIT."
-        ),
+        typer.Argument(metavar="DATA", help=f"Prompts or conversations: {options.PROMPTS}."),
     ],
     model: options.Model = options.DEFAULT_MODEL,
-    row: Annotated[
-        int, typer.Option(min=1, help="Which row of the first source to print, from 1.")
-    ] = 1,
-    limit: Annotated[int, typer.Option(min=1, help="Rows of each source that are counted.")] = 1000,
+    row: Annotated[int, typer.Option(min=1, help="Row of the first source to print, from 1.")] = 1,
+    limit: Annotated[int, typer.Option(min=1, help="Rows of each source to count.")] = 1000,
     max_length: Annotated[
-        int, typer.Option(min=1, help="Rows are cut at this many tokens; what that costs is shown.")
+        int, typer.Option(min=1, help="Cut rows at this many tokens, and show what is lost.")
     ] = 2048,
     on_error: OnError = "skip",
 ) -> None:

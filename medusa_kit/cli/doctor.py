@@ -9,25 +9,25 @@ import typer
 
 from medusa_kit import console
 from medusa_kit.cli import doctor_gpu, options
+from medusa_kit.errors import UsageError
 
 
 def doctor(
     context: typer.Context,
-    model: Annotated[
-        str,
-        typer.Argument(help="Base model: a Hub id, a folder, a GGUF file, or the embedded one."),
-    ] = options.DEFAULT_MODEL,
-    heads: Annotated[
-        str | None, typer.Option(help="Heads: auto (paired or shipped ones), a folder or a Hub id.")
-    ] = None,
+    model_argument: options.ModelArgument = None,
+    model: options.Model = options.DEFAULT_MODEL,
+    heads: options.Heads = "auto",
     data: Annotated[
-        str | None, typer.Option(help="What they were trained on: a file, or a data set.")
+        str | None, typer.Option(help="What the heads were trained on: a file or a data set.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Rows of the data to look at.")] = 32,
+    limit: Annotated[int, typer.Option(min=1, help="Rows of the data to check.")] = 32,
     tolerance: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="How far shares of right guesses may differ.")
+        float,
+        typer.Option(
+            min=0.0, max=1.0, help="Largest difference between two shares of accepted draft tokens."
+        ),
     ] = 0.1,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not tables.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
     dtype: options.DType = "auto",
     device: options.Device = "auto",
     gpu: doctor_gpu.Gpu = False,
@@ -39,9 +39,9 @@ def doctor(
 ) -> None:
     """Check base, data and heads for the known causes of "good in training, bad in serving".
 
-    Without heads, or without data, the checks that need them are skipped. Exit code 1 when there is
-    a problem; warnings leave it at 0. With --gpu the GPU path is measured instead: exit code 1 when
-    a part of it failed.
+    Where there are no heads, or no --data, the checks that need them are skipped. Exit code 1 when
+    there is a problem; warnings leave it at 0. With --gpu the GPU path is measured instead: exit
+    code 1 when a part of it failed.
     """
     doctor_gpu.check_options(context, gpu)
     if gpu:
@@ -51,9 +51,13 @@ def doctor(
     from medusa_kit.bench.doctor import diagnose
     from medusa_kit.data.readers import read_rows
 
+    if heads == "untrained":
+        raise UsageError("untrained heads have nothing to check", hint="--heads names a folder")
+    told = model if options.was_given(context, "model") else None
+    model = options.either("MODEL", model_argument, "--model", told) or model
     rows = None if data is None else list(read_rows(data, limit=limit, extras=True))
     base = load_base_model(model, dtype=dtype, device=device)
-    findings = diagnose(base, rows, None if heads == "none" else heads, tolerance)
+    findings = diagnose(base, rows, _heads(heads, base, context), tolerance)
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
     else:
@@ -63,6 +67,15 @@ def doctor(
         number = "1 problem" if problems == 1 else f"{problems} problems"
         console.err.print(f"error: {number} found", style="bold red")
         raise typer.Exit(1)
+
+
+def _heads(heads: str, base: Any, context: typer.Context) -> str | None:
+    """Those to check; None where there are none by default, as for commands that decode."""
+    from medusa_kit.engine.load import find_heads
+
+    if not options.was_given(context, "heads") and find_heads(base, heads) is None:
+        return None
+    return options.heads_argument(heads)
 
 
 def _print(name: str, findings: Sequence[Any]) -> None:

@@ -19,39 +19,47 @@ MOST_MINUTES = 1440.0
 DEFAULT_OUTPUT = Path("gpu_report.json")
 OWN_OPTIONS = {"dry_run": "--dry-run", "output": "--output", "minutes": "--minutes",
                "goes_on": "--continue", "only": "--only"}  # fmt: skip
-OTHER_OPTIONS = {"model": "MODEL", "heads": "--heads", "data": "--data", "limit": "--limit",
-                 "tolerance": "--tolerance", "dtype": "--dtype"}  # fmt: skip
+OTHER_OPTIONS = {"model_argument": "MODEL", "model": "--model", "heads": "--heads",
+                 "data": "--data", "limit": "--limit", "tolerance": "--tolerance",
+                 "dtype": "--dtype"}  # fmt: skip
 
 Gpu = Annotated[
     bool,
     typer.Option(
         "--gpu",
-        help="Measure the GPU path of this machine instead, on random weights in the shapes of "
-        "real models: steps, answers, attention, training. No model, no data, no network.",
+        help="Measure this machine's GPU instead, with random weights in the shapes of real models:"
+        " steps, answers, attention, training. No model, no data, no network.",
     ),
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="--gpu: walk through it on tiny shapes, on the CPU.")
+    bool, typer.Option("--dry-run", help="With --gpu: run all of it on tiny shapes, on the CPU.")
 ]
 Output = Annotated[
     Path | None,
     typer.Option(
+        "--output",
+        "-o",
         metavar="FILE",
         dir_okay=False,
-        help="--gpu: the JSON file, saved after each part; gpu_report.json unless given (none in "
-        "a dry run).",
+        help="With --gpu: JSON file, saved after each part; default: gpu_report.json (none in a "
+        "dry run).",
     ),
 ]
 Minutes = Annotated[
     float,
-    typer.Option(min=0.0, max=MOST_MINUTES, help="--gpu: what does not fit into them is left out."),
+    typer.Option(
+        min=0.0,
+        max=MOST_MINUTES,
+        help="With --gpu: time budget; parts that do not fit are left out.",
+    ),
 ]
 GoesOn = Annotated[
-    bool, typer.Option("--continue", help="--gpu: keep what FILE has; measure what it left out.")
+    bool,
+    typer.Option("--continue", help="With --gpu: resume; measure what the file of --output lacks."),
 ]
 Only = Annotated[
     str | None,
-    typer.Option(metavar="TEXT", help="--gpu: the parts whose name holds this, and no others."),
+    typer.Option(metavar="TEXT", help="With --gpu: only parts whose name contains this."),
 ]
 
 
@@ -89,7 +97,7 @@ def check_options(context: typer.Context, gpu: bool) -> None:
             "--device has no meaning with --dry-run, which is on the CPU", hint="leave it out"
         )
     if {"dry_run", "goes_on"} <= given and "output" not in given:
-        raise UsageError("a dry run is not saved unless --output names a file to go on from")
+        raise UsageError("a dry run is not saved unless --output names a file to resume from")
 
 
 def run(asked: Asked) -> None:
@@ -107,7 +115,7 @@ def run(asked: Asked) -> None:
     try:
         report = measure(device, asked.dry_run, asked.path, left(), asked.goes_on, asked.only)
     except DeviceLost as error:
-        console.warn(f"{error}: the device answers no more, so a new process goes on")
+        console.warn(f"{error}: the device no longer answers, so a new process resumes")
         _in_a_new_process(asked, left())
     if asked.as_json:
         typer.echo(json.dumps(report.as_dict(), indent=2))

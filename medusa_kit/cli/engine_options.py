@@ -8,7 +8,7 @@ options that were really given win over it.
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +20,7 @@ from medusa_kit.settings import engine
 
 PLACE = "loading"  # the parameter that stands where the options go
 GIVEN_NAMES = "given_names"
+ARGUMENT = "model_argument"
 
 Loading = Mapping[str, Any]
 GIVEN: Loading = options.GIVEN
@@ -27,7 +28,7 @@ GIVEN: Loading = options.GIVEN
 
 Config = Annotated[
     Path | None,
-    typer.Option(help="Engine file (YAML, see recipes/engines/); options here win over it."),
+    typer.Option(help="Engine file (YAML, see recipes/engines/); options given here win."),
 ]
 
 
@@ -56,22 +57,32 @@ def _parameter(name: str, kind: Any, default: Any) -> inspect.Parameter:
 
 
 def with_engine(
-    several: bool = False, dtype: str = "auto"
+    several: bool = False,
+    dtype: str = "auto",
+    argument: bool = True,
+    only: Collection[str] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Put the engine's options where a command has its parameter `loading`.
 
     `dtype`: the default of the command. `several`: for a command that compares heads and drafters,
     with a `--heads` of its own. Its parameter GIVEN_NAMES, if it has one, gets the names of all its
-    options that were really given.
+    options that were really given. `argument`: whether the model may be an argument too. `only`:
+    the options that the command has, where it does not decode.
     """
     shown = [one.replace(default=dtype) if one.name == "dtype" else one
-             for one in _parameters() if one.name != "heads" or not several]  # fmt: skip
+             for one in _parameters() if (one.name != "heads" or not several)
+             and (only is None or one.name in only)]  # fmt: skip
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(command)
         def run(context: typer.Context, **arguments: Any) -> None:
             values = {one.name: arguments.pop(one.name) for one in shown}
+            model = arguments.pop(ARGUMENT, None)
             names = {name for name in (*values, *arguments) if options.was_given(context, name)}
+            if model is not None:
+                told = values["model"] if "model" in names else None
+                values["model"] = options.either("MODEL", model, "--model", told)
+                names.add("model")
             given = names & values.keys()
             loading = _arguments(values, given)
             if "draft_model" in given and not several:
@@ -80,7 +91,8 @@ def with_engine(
             command(**arguments, **{PLACE: loading}, **told)
 
         wanted = inspect.signature(command).parameters
-        placed = options.parameters_with(command, PLACE, shown)
+        first = [_parameter(ARGUMENT, options.ModelArgument, None)] if argument else []
+        placed = options.parameters_with(command, PLACE, [*first, *shown])
         parameters = [one for one in placed if one.name != GIVEN_NAMES]
         context = inspect.Parameter(
             "context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context
@@ -95,14 +107,14 @@ def _arguments(values: dict[str, Any], given: set[str]) -> dict[str, Any]:
     """Arguments of `medusa_kit.load`: options given, else the file's, else the defaults."""
     from medusa_kit.settings.drafters import check_drafting
 
-    config, items = values.pop("config"), values.pop("drafter_options") or []
+    config, items = values.pop("config"), values.pop("drafter_options", None) or []
     changes = _named({name: values[name] for name in values if name in given})
     result = _named(values) | (_of_file(config, changes) if config is not None else {})
     result["drafter_options"] = _drafter_options(result.get("drafter_options") or {}, items)
     check_drafting(
-        result["drafter"],
+        result.get("drafter"),
         result["drafter_options"],
-        result["draft_model"] is not None,
+        result.get("draft_model") is not None,
         result.get("fallback"),
     )
     return result

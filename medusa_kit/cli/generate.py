@@ -1,7 +1,6 @@
 """`medusa-kit generate`: answer one prompt, or a file of them."""
 
 import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -12,12 +11,12 @@ from medusa_kit.errors import UsageError
 
 
 @options.with_sampling()
-@engine_options.with_engine()
+@engine_options.with_engine(argument=False)
 def generate(
-    prompt: Annotated[str | None, typer.Argument(help="The prompt; or give --file.")] = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="Prompts: JSONL, JSON or text, one a line.")
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="PROMPT", help="The prompt; or give --prompts.")
     ] = None,
+    prompts: Annotated[str | None, options.prompts_option()] = None,
     loading: engine_options.Loading = engine_options.GIVEN,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_new_tokens: options.MaxNewTokens = 256,
@@ -25,23 +24,23 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="Stop string; may be repeated.")] = None,
     batch_size: Annotated[int, typer.Option(help="Prompts decoded together.")] = 1,
     as_json: Annotated[
-        bool, typer.Option("--json", help="One JSON line an answer, statistics included.")
+        bool, typer.Option("--json", help="Print a JSON line for each answer, with statistics.")
     ] = False,
 ) -> None:
     """Answer one prompt, or a file of them: text or JSON lines with statistics on stdout."""
-    if (prompt is None) == (file is None):
-        raise UsageError("give either a prompt or --file, and not both")
+    if (prompt is None) == (prompts is None):
+        raise UsageError("give either a prompt or --prompts, and not both")
     if batch_size < 1:
         raise UsageError(f"batch size {batch_size} is out of range; expected 1 or more")
     import medusa_kit
     from medusa_kit.engine.before_loading import check_bias
     from medusa_kit.settings.sampling import SamplingParams
 
-    prompts = _prompts(prompt, file, system)
+    asked = _prompts(prompt, prompts, system)
     check_bias(loading["name"], loading.get("revision"), SamplingParams.of(sampling))
     engine = medusa_kit.load(**loading)
-    for start in range(0, len(prompts), batch_size):
-        batch = prompts[start : start + batch_size]
+    for start in range(0, len(asked), batch_size):
+        batch = asked[start : start + batch_size]
         results = engine.generate(
             batch, max_new_tokens=max_new_tokens, stop=stop, batch_size=batch_size, **sampling
         )
@@ -57,7 +56,7 @@ def generate(
                 console.note(said)
 
 
-def _prompts(prompt: str | None, file: Path | None, system: str | None) -> list[Any]:
+def _prompts(prompt: str | None, source: str | None, system: str | None) -> list[Any]:
     from medusa_kit.data.readers import Conversation, read_rows
     from medusa_kit.data.row_keys import refuse_extras
     from medusa_kit.errors import DataError
@@ -66,9 +65,9 @@ def _prompts(prompt: str | None, file: Path | None, system: str | None) -> list[
     if prompt is not None:
         return [[*first, {"role": "user", "content": prompt}]]
     prompts = []
-    for row in read_rows(str(file), extras=True):
+    for row in read_rows(str(source), extras=True):
         if not isinstance(row, Conversation):
-            raise DataError(f"{file}: row {row.row} is an answer, expected a prompt")
+            raise DataError(f"{source}: row {row.row} is an answer, expected a prompt")
         messages = row.messages
         while messages and messages[-1]["role"] == "assistant":
             messages = messages[:-1]

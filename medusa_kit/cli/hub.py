@@ -19,26 +19,24 @@ def push(
         bool, typer.Option("--private", help="Make the new repository private.")
     ] = False,
     revision: Annotated[
-        str | None, typer.Option(metavar="BRANCH", help="Push to this branch, made if missing.")
+        str | None, typer.Option(metavar="BRANCH", help="Branch to push to; created if missing.")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show files and card, send nothing.")
+        bool, typer.Option("--dry-run", help="Print the files and the card without uploading.")
     ] = False,
     force: Annotated[
-        bool, typer.Option("--force", help="Push over a repository that holds something else.")
+        bool, typer.Option("--force", help="Overwrite a repository that holds something else.")
     ] = False,
     bench: Annotated[
         list[Path] | None,
-        typer.Option(help="A bench.json besides the one in DIR; may be repeated."),
+        typer.Option(help="Another bench.json than that in DIR; may be repeated."),
     ] = None,
     verify: Annotated[
-        Path | None, typer.Option(help="The report of `verify --output`; DIR/verify.json else.")
+        Path | None, typer.Option(help="The report of `verify --output`; default: DIR/verify.json.")
     ] = None,
     base_model: Annotated[
         str | None,
-        typer.Option(
-            metavar="ORG/NAME", help="The base model's Hub id, where the heads name none."
-        ),
+        typer.Option(metavar="ORG/NAME", help="The base model's Hub id, if the heads name none."),
     ] = None,
     license: Annotated[
         str | None,
@@ -80,13 +78,13 @@ def pull(
     ],
     destination: Annotated[
         Path | None,
-        typer.Argument(metavar="DEST", help="Folder to make; NAME in this folder unless given."),
+        typer.Argument(metavar="DEST", help="Folder to create; default: NAME in this folder."),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace what an earlier pull put there.")
+        bool, typer.Option("--force", help="Replace what an earlier pull wrote.")
     ] = False,
 ) -> None:
-    """Download heads into a folder. Run it again after an interruption: it goes on."""
+    """Download heads into a folder. Run it again after an interruption to resume."""
     from medusa_kit.base.hub_client import HubName
     from medusa_kit.hub.pull import pull as run
 

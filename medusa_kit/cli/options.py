@@ -27,7 +27,7 @@ OWN: Mapping[str, tuple[tuple[str, ...], str | None, str]] = {
     "draft_model": ((), "MODEL", ""),
     "drafter_options": (
         ("--drafter-option",), "KEY=VALUE",
-        " The value is read as YAML; staged.drafter=suffix for inner ones; may be repeated.",
+        " The value is YAML, the key of an inner option staged.drafter; may be repeated.",
     ),
 }  # fmt: skip
 
@@ -44,13 +44,46 @@ Heads = Annotated[str, engine_option("heads")]
 DType = Annotated[str, engine_option("dtype")]
 Device = Annotated[str, engine_option("device")]
 Force = Annotated[bool, engine_option("force")]
+Revision = Annotated[str | None, engine_option("revision")]
+ModelArgument = Annotated[
+    str | None, typer.Argument(metavar="MODEL", help="Base model, the same as --model.")
+]
 EndpointModel = Annotated[
     str | None,
     typer.Option(
-        "--endpoint-model", metavar="NAME", help="The model's name there; --model unless given."
+        "--endpoint-model", metavar="NAME", help="The model's name there; default: that of --model."
     ),
 ]
-MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", "-n", min=1, help="Longest answer.")]
+PROMPTS = "a file (JSONL, JSON, text, parquet ...) or a data set, NAME or NAME/CONFIG:SPLIT"
+Limit = Annotated[int | None, typer.Option(min=1, help="Take this many prompts; default: all.")]
+
+
+def output_option(what: str) -> Any:
+    """Where a command writes: the same name everywhere."""
+    return typer.Option("--output", "-o", help=what)
+
+
+def prompts_option(more: str = "") -> Any:
+    """What a command asks the model: the same name everywhere. `more`: begins with "; "."""
+    return typer.Option("--prompts", help=f"Prompts: {PROMPTS}{more}.")
+
+
+def either(name: str, argument: Any, option: str, given: Any) -> Any:
+    """What an argument and an option of the same meaning say; None where neither was given.
+
+    Raises UsageError where they differ.
+    """
+    if argument is not None and given is not None and argument != given:
+        raise UsageError(
+            f"{name} {argument!r} and {option} {given!r} are the same thing and differ",
+            hint="give one of them",
+        )
+    return given if argument is None else argument
+
+
+MaxNewTokens = Annotated[
+    int, typer.Option("--max-new-tokens", "-n", min=1, help="Longest answer, in tokens.")
+]
 Temperature = Annotated[float, typer.Option(help="0 is greedy; above 0 samples, exactly.")]
 TopK = Annotated[int | None, typer.Option(help="Sample among the K likeliest tokens.")]
 TopP = Annotated[float | None, typer.Option(help="Sample within this share of probability.")]
@@ -71,7 +104,7 @@ def _drawing(
     repetition_penalty: Annotated[
         float | None,
         typer.Option(
-            help="Above 1 discourages tokens of prompt and answer; the model's own unless given."
+            help="Above 1 discourages tokens of prompt and answer; default: the model's own."
         ),
     ] = None,
     presence_penalty: Annotated[
@@ -92,16 +125,16 @@ def _drawing(
 def _accepting(
     acceptance: Annotated[
         str,
-        typer.Option(help="exact, or typical: LOSSY, takes guesses that are likely enough."),
+        typer.Option(help="exact, or typical (LOSSY: takes draft tokens that are likely enough)."),
     ] = "exact",
     epsilon: Annotated[
         float | None,
-        typer.Option(help="typical: a guess likelier than this passes; 0.09 unless given."),
+        typer.Option(help="typical: accept draft tokens likelier than this; default: 0.09."),
     ] = None,
     delta: Annotated[
         float | None,
         typer.Option(
-            help="typical: so does one above this times exp(-entropy); sqrt(epsilon) unless given."
+            help="typical: and those above this times exp(-entropy); default: sqrt(epsilon)."
         ),
     ] = None,
 ) -> dict[str, Any]:

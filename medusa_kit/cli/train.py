@@ -18,14 +18,14 @@ QUICK = ("model", "prompts", "hours", "output", "device")  # options that go wit
 
 
 Fresh = Annotated[
-    bool, typer.Option("--fresh", help="Start over: drop what an older run left there.")
+    bool, typer.Option("--fresh", help="Start over: drop what an earlier run left there.")
 ]
 DryRun = Annotated[
     bool,
-    typer.Option("--dry-run", help="Show what would run, how large and how long; train not."),
+    typer.Option("--dry-run", help="Print the plan, sizes and time estimate without training."),
 ]
 Processes = Annotated[
-    int, typer.Option("--nproc", min=1, help="Processes on this machine, one a GPU.")
+    int, typer.Option("--nproc", min=1, help="Processes on this machine, one for each GPU.")
 ]
 Quick = Annotated[
     bool,
@@ -35,22 +35,28 @@ Quick = Annotated[
     ),
 ]
 Prompts = Annotated[
-    str | None, typer.Option(help="With --quick: prompts to answer, a file or data set.")
+    str | None, options.prompts_option(", which the model answers first (with --quick)")
 ]
-Hours = Annotated[float, typer.Option(help="With --quick: the time for everything; 0.5 will do.")]
+Hours = Annotated[float, typer.Option(help="Time budget in hours (with --quick).")]
 Output = Annotated[
-    Path | None, typer.Option(help="With --quick: folder for everything, else heads-MODEL.")
+    Path | None,
+    options.output_option("Folder for the results (with --quick); default: heads-MODEL."),
 ]
 
 
 def train(
     context: typer.Context,
     recipe: Annotated[
-        Path | None, typer.Argument(help="Recipe, a YAML file; see recipes/. Not with --quick.")
+        Path | None,
+        typer.Argument(
+            metavar="RECIPE", help="Recipe, a YAML file, see recipes/; not with --quick."
+        ),
     ] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Argument(help="Changes to it, section.key=value (for example train.epochs=2)."),
+        typer.Argument(
+            metavar="KEY=VALUE", help="Changes to the recipe, for example train.epochs=2."
+        ),
     ] = None,
     fresh: Fresh = False,
     dry_run: DryRun = False,
@@ -62,7 +68,7 @@ def train(
     output: Output = None,
     device: options.Device = "auto",
 ) -> None:
-    """Train Medusa heads, the base frozen or with it. Run it again after Ctrl-C to go on."""
+    """Train Medusa heads, the base frozen or with it. Run it again after Ctrl-C to resume."""
     if quick:
         from medusa_kit.cli.quick import run_quick
 
@@ -148,6 +154,6 @@ def _show(report: "TrainReport") -> None:
         console.out.print(console.table("the base, a new model now", ("", "held-out"), lines))
     kept = "" if report.best is None else f"; acceptance length kept {report.best:.3f}"
     console.note(
-        f"{report.num_updates} updates, {report.num_positions:,} positions an epoch, "
+        f"{report.num_updates} updates, {report.num_positions:,} training tokens an epoch, "
         f"{report.seconds:.0f} s{kept}; heads in {report.heads_folder}"
     )

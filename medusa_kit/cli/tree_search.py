@@ -7,55 +7,57 @@ from typing import Annotated, Any
 import typer
 
 from medusa_kit import console
-from medusa_kit.cli import options
+from medusa_kit.cli import engine_options, options
 from medusa_kit.errors import ConfigError, DataError, TreeError, UsageError
 
+OF_ENGINE = ("config", "model", "revision", "dtype", "device", "heads", "force")
+# What an engine file may say too. Its drafter and its tree are of no use here.
+OF_FILE = ("weights", "cache", "attention", "fixed_shapes", "compiled")
 STATISTICS_NAME = "statistics.npz"  # that of tuning/results.py, which loads torch
 
 
+@engine_options.with_engine(argument=False, only=OF_ENGINE)
 def tree_search(
-    model: options.Model = options.DEFAULT_MODEL,
-    heads: options.Heads = "auto",
+    loading: engine_options.Loading = engine_options.GIVEN,
     prompts: Annotated[
-        str | None,
-        typer.Option(help="Calibration prompts, answered by the model first (file or data set)."),
+        str | None, options.prompts_option(", which the model answers for calibration first")
     ] = None,
     answers: Annotated[
         Path | None, typer.Option(help="Saved answers, as `data generate` writes them.")
     ] = None,
     statistics: Annotated[
-        Path | None, typer.Option(help="Saved statistics; the ones beside the heads unless given.")
+        Path | None, typer.Option(help="Saved statistics; default: those next to the heads.")
     ] = None,
     nodes: Annotated[
         int | None,
-        typer.Option(min=1, help="Fix the tree's nodes, root included, whatever the speed."),
+        typer.Option(
+            min=1, help="Nodes of the tree, root included; default: as many as are fastest."
+        ),
     ] = None,
     choices: Annotated[
-        Path | None, typer.Option(help="Judge this tree instead (a medusa_choices list).")
+        Path | None, typer.Option(help="Evaluate this tree instead (a medusa_choices list).")
     ] = None,
-    sizes: Annotated[str, typer.Option(help="Sizes to compare, root included.")] = (
-        "1,2,3,4,6,8,10,12,16,24,32,48,64"
+    sizes: Annotated[str, typer.Option(help="Sizes to compare, in nodes, root included.")] = (
+        "1, 2, 3, 4, 6, 8, 10, 12, 16, 24, 32, 48, 64"
     ),
     batch_sizes: Annotated[
         str, typer.Option(help="Find a tree for each of these batch sizes, and for one prompt.")
     ] = "1",
     dynamic: Annotated[
         bool,
-        typer.Option(help="Compare trees grown anew at each step too; calibration takes longer."),
+        typer.Option(help="Compare dynamic trees too; calibration takes longer."),
     ] = True,
     output: Annotated[
-        Path | None, typer.Option(help="Folder for the results; the heads' own unless given.")
+        Path | None, options.output_option("Folder for the results; default: that of the heads.")
     ] = None,
     max_new_tokens: options.MaxNewTokens = 192,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Take this many prompts or answers.")
+        int | None, typer.Option(min=1, help="Take this many prompts or answers; default: all.")
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Prompts answered together.")] = 16,
-    dtype: options.DType = "auto",
-    device: options.Device = "auto",
-    force: options.Force = False,
 ) -> None:
     """Find the tree with the most tokens a second: statistics, sorting, replay, step times."""
+    heads = loading["heads"] or "none"
     _check_together(prompts, answers, statistics, choices, nodes, batch_sizes)
     from medusa_kit.tuning.tree_search import judge_tree, search_tree
 
@@ -63,7 +65,7 @@ def tree_search(
     sized, batches = _numbers("sizes", sizes), _numbers("batch sizes", batch_sizes)
     judged = _read_choices(choices) if choices is not None else None
     given = _given(heads, prompts, answers, statistics, limit)
-    engine = _engine(model, heads, dtype, device, force)
+    engine = _engine(loading)
     folder = _output_folder(output, engine)
     most = max(*sized, nodes or 2, 2) if dynamic and judged is None else None
     stats = _statistics(engine, folder, given, prompts, answers, limit, max_new_tokens, batch_size,
@@ -91,15 +93,14 @@ def _check_together(
         raise UsageError("--choices judges one tree as it is: no --nodes")
 
 
-def _engine(model: str, heads: str, dtype: Any, device: str, force: bool) -> Any:
+def _engine(loading: engine_options.Loading) -> Any:
     from medusa_kit.engine.load import load
 
-    engine = load(
-        model, heads=options.heads_argument(heads), dtype=dtype, device=device, force=force
-    )
+    used = loading.keys() & {"name", *OF_ENGINE, *OF_FILE}
+    engine = load(**{name: loading[name] for name in used})
     if engine.heads is None:
         raise ConfigError(
-            f"there are no heads for {model!r}, so there is no tree to find",
+            f"there are no heads for {loading['name']!r}, so there is no tree to find",
             hint="train some with `medusa-kit train`, or name their folder with --heads",
         )
     return engine
@@ -237,8 +238,8 @@ def _report(engine: Any, search: Any, folder: Path) -> None:
     console.out.print(drawn, markup=False, highlight=False)
     if 1 < search.decoded.num_nodes < search.chosen.num_nodes:
         console.note(
-            f"of these nodes decoding verifies as many as pay: {search.decoded.num_nodes} at these "
-            f"times, predicted {search.decoded.speed_up:.2f} ×"
+            "decoding verifies only the nodes that are worth their cost: "
+            f"{search.decoded.num_nodes} at these times, predicted {search.decoded.speed_up:.2f} ×"
         )
     if search.decoded.num_nodes == 1:
         console.warn("no tree gains on this machine: the engine will decode plainly")

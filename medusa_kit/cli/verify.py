@@ -13,10 +13,8 @@ from medusa_kit.cli.prompts import OWN_PROMPTS, load_both, read_prompts
 @engine_options.with_engine(dtype="float32")
 def verify(
     loading: engine_options.Loading = engine_options.GIVEN,
-    prompts: Annotated[
-        str | None, typer.Option(help="Prompts (file or data set); the kit's own unless given.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Take this many prompts.")] = None,
+    prompts: Annotated[str | None, options.prompts_option("; default: those shipped")] = None,
+    limit: options.Limit = None,
     max_new_tokens: options.MaxNewTokens = 128,
     temperature: Annotated[
         float, typer.Option(help="Temperature of the sampled half; 0 leaves it out.")
@@ -29,15 +27,15 @@ def verify(
         typer.Option(
             "--layer-by-layer/--whole-model",
             help="Read the second model's weights layer by layer as they are needed, or all at "
-            "once. Unless given: layer by layer where memory is too small.",
+            "once; default: layer by layer where memory is too small.",
             show_default=False,
         ),
     ] = None,
-    output: Annotated[Path | None, typer.Option(help="Write the report as JSON.")] = None,
+    output: Annotated[Path | None, options.output_option("File for the report, as JSON.")] = None,
 ) -> None:
     """Compare token by token with plain transformers on an untouched second model.
 
-    Greedy answers against transformers generate, sampled ones against one-node decoding with the
+    Greedy answers against transformers generate, sampled ones against plain decoding with the
     same seed. Prompts' token ids against those that the library tokenizers reads from the base's
     tokenizer.json, if it has one. Exit code 1 when a difference is more than rounding.
 

@@ -184,10 +184,9 @@ class Service:
         self.engine, self.config = engine, config
         self.heads = _heads_store(engine, config)
         self.started = int(time.time())
-        self.name = base_name(engine.base.info)
-        self.names: ModelNames = names or ServedModels(
-            engine, [self.name], self.heads, self.started
-        )
+        called = config.names_of(base_name(engine.base.info))
+        self.name = called[0]
+        self.names: ModelNames = names or ServedModels(engine, called, self.heads, self.started)
         self.batch = engine.shared_batch(config.max_rows, config.max_queue, config.max_pause)
         self.metrics = Metrics(lambda: self.stats, self.heads)
         self.closing = False  # no new requests are taken

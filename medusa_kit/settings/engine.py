@@ -39,50 +39,55 @@ class EngineOptions:
 
     heads: Annotated[
         str | Any,  # HEADS_WORDS, or where they are
-        "auto (paired or shipped heads), none, untrained, a folder, or a Hub id, ORG/NAME or "
-        "ORG/NAME@REVISION.",
+        "Medusa heads: auto (paired or shipped ones), none, untrained, a folder, or a Hub id, "
+        "ORG/NAME or ORG/NAME@REVISION.",
     ] = "auto"
-    tree: Annotated[str | Any | None, "Tree file; the one beside the heads unless given."] = None
-    force: Annotated[bool, "Put heads on a base with another fingerprint."] = False
+    tree: Annotated[str | Any | None, "Tree file; default: the one next to the heads."] = None
+    force: Annotated[bool, "Use heads that were trained for another base model."] = False
     drafter: Annotated[
         DrafterName | None,
-        "Who guesses ahead, auto unless given: {values} (plain decoding).",
+        "Who drafts tokens: {values} (plain decoding); default: auto.",
     ] = None
     drafter_options: Annotated[
         Mapping[str, Any] | None,
-        "Options of that drafter (docs/drafters.md).",
+        "An option of the drafter, see docs/drafters.md.",
     ] = None
-    draft_model: Annotated[str | Any | None, "A smaller model, for drafters that use one."] = None
+    draft_model: Annotated[
+        str | Any | None, "A smaller model that drafts, for drafters that use one."
+    ] = None
     fallback: Annotated[
         Fallback | None,
-        "The drafter where there are no heads or they do not fit: {values}; chosen automatically "
-        "unless given.",
+        "The drafter where there are no heads or they do not fit: {values}; default: chosen by "
+        "what is there.",
     ] = None
     weights: Annotated[
         Weights,
-        "checkpoint, its own numbers, or int8: LOSSY, rounded to eight bits in groups of 32, "
-        "on a CPU in float32. Answers are another model's and never count as identical.",
+        "checkpoint (its own numbers) or int8 (LOSSY: rounded to 8 bits in groups of 32, on a CPU "
+        "in float32; answers are another model's and never count as identical).",
     ] = "checkpoint"
     cache: Annotated[
         CacheDType,
-        "Keys and values of steps in C++ are stored as float32, or as float16: LOSSY, half the "
-        "memory, to read too. Answers may differ and never count as identical.",
+        "Dtype of the KV cache of the C++ engine: float32, or float16 (LOSSY: half the memory; "
+        "answers may differ and never count as identical).",
     ] = "float32"
-    attention: Annotated[Attention, "What computes tree attention: {values}."] = "auto"
+    attention: Annotated[Attention, "Backend of tree attention: {values}."] = "auto"
     fixed_shapes: Annotated[
         FixedShapes,
-        "Greedy steps whole on the device: auto (on CUDA, as a CUDA graph), always or never.",
+        "Steps of fixed shapes for greedy decoding, CUDA graphs on CUDA: auto (on CUDA), always or "
+        "never.",
     ] = "auto"
-    compiled: Annotated[bool, "torch.compile the forward of steps of fixed shapes."] = False
+    compiled: Annotated[
+        bool, "Compile the forward of steps of fixed shapes with torch.compile."
+    ] = False
     prefix_cache: Annotated[
         PrefixCache,
-        "on: a prompt that begins as an earlier conversation did is read from where they part; "
-        "off: every prompt is read whole.",
+        "Reuse the KV cache of prompts that begin alike: on, or off (every prompt is prefilled "
+        "whole).",
     ] = "on"
     guesses: Annotated[
         Guesses,
-        "Guesses of heads and auto that a step verifies: paying (those worth their time beside the "
-        "other rows, by what steps take here) or all.",
+        "Draft tokens that a step verifies, of heads and auto: paying (those worth their cost at "
+        "the current batch size) or all.",
     ] = "paying"
 
     def __post_init__(self) -> None:
@@ -103,11 +108,11 @@ class EngineConfig(EngineOptions):
     model: Annotated[str, "Base model: a Hub id, a folder, a GGUF file, or the embedded one."]
     revision: Annotated[str | None, "Branch, tag or commit of the base model on the Hub."] = None
     dtype: Annotated[
-        DType, "{values}; auto is the checkpoint's own dtype on CUDA, float32 elsewhere."
+        DType, "{values}; auto is the checkpoint's own on CUDA, float32 elsewhere."
     ] = "auto"
-    device: Annotated[str, "auto, cpu, cuda or cuda:N."] = "auto"
+    device: Annotated[str, "Device: auto, cpu, cuda or cuda:N."] = "auto"
     check: Annotated[
-        bool, "Check the model against plain forwards, even if it passed on this machine before."
+        bool, "Run the self-check at load again, even if it passed on this machine before."
     ] = False
 
 

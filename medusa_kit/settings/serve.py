@@ -16,24 +16,29 @@ from medusa_kit.settings.serve_replicas import ReplicaOptions
 class ServeConfig(LimitOptions, ReplicaOptions):
     """How requests are served. Raises ConfigError for a value that is out of range."""
 
-    host: Annotated[str, "Address to listen on; 0.0.0.0 is every one of this machine."] = (
+    host: Annotated[str, "Address to listen on; 0.0.0.0 is every address of this machine."] = (
         "127.0.0.1"
     )
     port: Annotated[int, "Port to listen on; 0 takes a free one."] = 8000
-    max_rows: Annotated[int, "Answers that are decoded at once, in one batch."] = 8
-    max_queue: Annotated[int, "Requests that may wait for a place; others get 429."] = 256
+    served_model_name: Annotated[
+        list[str] | None,
+        "Name by which requests may ask for the model too; may be repeated, and the first is the "
+        "one in answers of /v1/models; default: the model's own name alone.",
+    ] = None
+    max_rows: Annotated[int, "Requests decoded at once, in one batch."] = 8
+    max_queue: Annotated[int, "Requests that may wait for a slot; others get 429."] = 256
     max_pause: Annotated[
         float,
-        "Seconds for which reading prompts may hold up answers under way between two steps.",
+        "Seconds for which prefill may hold up running answers between two steps.",
     ] = 0.1
     default_max_tokens: Annotated[
-        int, "Longest answer of a chat whose request does not give max_tokens."
+        int, "Longest answer, in tokens, of a chat request that does not give max_tokens."
     ] = 1024
     request_timeout: Annotated[
-        float, "Seconds that a request may take, the wait for a place included; then it gets 504."
+        float, "Seconds that a request may take, the wait for a slot included; then it gets 504."
     ] = 600.0
     drain_timeout: Annotated[
-        float, "Seconds that answers under way may take at the end (SIGTERM, Ctrl-C)."
+        float, "Seconds that running answers may take at the end (SIGTERM, Ctrl-C)."
     ] = 60.0
 
     heads_dir: Annotated[
@@ -42,12 +47,15 @@ class ServeConfig(LimitOptions, ReplicaOptions):
     ] = None
     heads_hub: Annotated[
         list[str] | None,
-        "Heads on the Hub that requests may name, ORG/NAME or ORG/NAME@REVISION; give it once for "
-        "each.",
+        "Heads on the Hub that requests may name, ORG/NAME or ORG/NAME@REVISION; may be repeated.",
     ] = None
     heads_memory: Annotated[
         float, "Gigabytes of memory for heads that requests name; those used longest ago go first."
     ] = 1.0
+
+    def names_of(self, own: str) -> list[str]:
+        """By which requests may ask for the model whose own name this is."""
+        return list(dict.fromkeys((*(self.served_model_name or ()), own)))
 
     @property
     def heads_bytes(self) -> int:
@@ -58,6 +66,10 @@ class ServeConfig(LimitOptions, ReplicaOptions):
         ReplicaOptions.__post_init__(self)
         for name in ("max_rows", "default_max_tokens"):
             check_count(name, getattr(self, name))
+        for name in self.served_model_name or ():
+            _check(
+                "served_model_name", name, isinstance(name, str) and bool(name.strip()), "a name"
+            )
         _check("port", self.port, whole(self.port) and 0 <= self.port < 65536, "0 to 65535")
         _check(
             "max_queue", self.max_queue, whole(self.max_queue) and self.max_queue >= 0, "0 or more"

@@ -22,13 +22,13 @@ class LimitOptions:
 
     api_key_file: Annotated[
         str | None,
-        "File with the API keys that are accepted, one a line; also MEDUSA_KIT_API_KEYS, separated "
-        "by commas. Without either no key is asked for.",
+        "File with the accepted API keys, one a line; also MEDUSA_KIT_API_KEYS, separated by "
+        "commas; default: no key is asked for.",
     ] = None
     cors_origin: Annotated[
         str | None,
         "Web pages elsewhere that may call the server: origins as https://app.example, separated "
-        "by commas, or * for all. None unless given.",
+        "by commas, or * for all; default: none.",
     ] = None
     allowed_hosts: Annotated[
         str | None,
@@ -36,12 +36,12 @@ class LimitOptions:
         "by commas, or * for all. Others are refused where no key is asked for on a loopback "
         "address, and wherever this is given.",
     ] = None
-    max_body: Annotated[int, "Longest body of a request in bytes; longer ones get 413."] = 4 * MIB
+    max_body: Annotated[int, "Largest body of a request in bytes; larger ones get 413."] = 4 * MIB
     body_timeout: Annotated[
         float, "Seconds in which a request's headers, and then its body, must arrive; else 408."
     ] = 30.0
     send_timeout: Annotated[
-        float, "Seconds that a client may leave an answer unread before it is cancelled."
+        float, "Seconds that a client may leave an answer unread until it is cancelled."
     ] = 60.0
     max_connections: Annotated[
         int, "Connections at once; requests on further ones get 503 at once."

@@ -16,29 +16,28 @@ class ReplicaOptions:
 
     replicas: Annotated[
         int | None,
-        "Run so many replicas of the model on Ray Serve, behind one address (extra ray). Unless "
-        "given, the model runs in this process.",
+        "Replicas of the model on Ray Serve, behind one address (extra ray); default: the model "
+        "runs in this process.",
     ] = None
     max_replicas: Annotated[
-        int | None, "Under load, start more replicas, up to so many in all."
+        int | None, "Replicas in all that may be started under load."
     ] = None  # fmt: skip
     replica_load: Annotated[
         float | None,
-        "Requests under way per replica that --max-replicas aims at; as many as --max-rows unless "
-        "given.",
+        "Running requests per replica that --max-replicas aims at; default: --max-rows.",
     ] = None
     replica_threads: Annotated[
         int | None,
-        "Threads of a replica, and cores that Ray reserves for it; this machine's cores divided by "
-        "the replicas unless given.",
+        "Threads of a replica, and cores that Ray reserves for it; default: this machine's cores "
+        "divided by the replicas.",
     ] = None
     replica_gpus: Annotated[
-        float | None, "GPUs that Ray reserves for a replica; none unless given."
+        float | None, "GPUs that Ray reserves for a replica; default: none."
     ] = None  # fmt: skip
     ray_address: Annotated[
         str | None,
         "Ray cluster to run the replicas on: HOST:PORT, or auto for the one that this machine "
-        "belongs to. Unless given, Ray is started on this machine and ends with the server.",
+        "belongs to; default: Ray is started on this machine and ends with the server.",
     ] = None
 
     def __post_init__(self) -> None:

@@ -3,6 +3,7 @@
 import email.utils
 
 import pytest
+from support.clocks import own_time
 
 from medusa_kit.base import retry_after
 from medusa_kit.base.retry_after import seconds_to_wait
@@ -19,7 +20,7 @@ def test_seconds(header: str | None, wait: float | None) -> None:
 
 def test_dates(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1_700_000_000.0
-    monkeypatch.setattr(retry_after.time, "time", lambda: now)
+    own_time(monkeypatch, retry_after, time=lambda: now)
     for after, wait in ((30, 30.0), (-30, 0.0), (3600, None)):
         date = email.utils.formatdate(now + after, usegmt=True)
         assert seconds_to_wait(date, otherwise=2.5) == wait

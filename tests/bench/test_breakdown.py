@@ -1,16 +1,17 @@
 """Where a step's time goes: the parts; afterwards the engine is as before."""
 
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from support.clocks import own_time
 from support.small_engines import BUSHY, build_engine, endless_base, engine_with_heads, random_heads
 from support.tiny_models import tiny_model
 
 from medusa_kit.base.model import wrap_model
+from medusa_kit.bench import breakdown
 from medusa_kit.bench.breakdown import (
     ACCEPT,
     ATTENTION,
@@ -50,7 +51,7 @@ def through_torch(**kinds: Any) -> Engine:
 
 def test_time_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    own_time(monkeypatch, breakdown, perf_counter=lambda: now)
 
     def passes(seconds: float) -> None:
         nonlocal now
@@ -153,7 +154,7 @@ def test_an_answer_without_a_step_has_no_breakdown() -> None:
 
 def test_the_floor_of_more_bytes_than_the_buffer_is_scaled(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter(range(100))
-    monkeypatch.setattr(time, "perf_counter", lambda: float(next(ticks)))
+    own_time(monkeypatch, breakdown, perf_counter=lambda: float(next(ticks)))
     monkeypatch.setattr("medusa_kit.bench.breakdown.FLOOR_BUFFER", 64)
     assert read_floor(256, torch.device("cpu"), repeats=3) == 4.0
 

@@ -63,8 +63,8 @@ def test_exit_codes_of_the_program() -> None:
 
 
 WRONG_CALLS: dict[str, tuple[list[str], str]] = {
-    "no prompt": (["generate", *PLAIN], "give either a prompt or --file"),
-    "two prompts": (["generate", "hi", "--file", "x.txt", *PLAIN], "give either a prompt or"),
+    "no prompt": (["generate", *PLAIN], "give either a prompt or --prompts"),
+    "two prompts": (["generate", "hi", "--prompts", "x.txt", *PLAIN], "give either a prompt or"),
     "batch size": (["generate", "hi", *PLAIN, "--batch-size", "0"], "batch size 0"),
     "no token": (["generate", "hi", *MODEL, "-n", "0"], "-n"),
     "temperature": (["generate", "hi", *PLAIN, "--temperature", "-1"], "temperature -1.0"),
@@ -125,8 +125,8 @@ def test_wrong_calls_exit_with_2(
 
 
 FAILED_RUNS: dict[str, tuple[list[str], str]] = {
-    "no file": (["generate", "--file", "nowhere.txt", *PLAIN], "no data file at nowhere.txt"),
-    "empty file": (["generate", "--file", "empty.txt", *PLAIN], "error: empty.txt holds no row"),
+    "no file": (["generate", "--prompts", "nowhere.txt", *PLAIN], "no data file at nowhere.txt"),
+    "empty file": (["generate", "--prompts", "empty.txt", *PLAIN], "error: empty.txt holds no row"),
     "no heads": (["generate", "hi", *MODEL, "--heads", "./h"], "error: no heads at h"),
     "no model": (["generate", "hi", "-m", "./m"], "error: no model at m"),
     "prompt too long": (["generate", "x" * 2000, *PLAIN], "the model's context holds 1024"),
@@ -158,7 +158,7 @@ def test_a_failed_run_gives_a_hint_on_stderr(run: Run) -> None:
 def test_long_errors_stay_on_one_line(run: Run, tmp_path: Path) -> None:
     """So that a script can read them, however narrow the terminal is."""
     place = tmp_path / ("a" * 200) / "nowhere.txt"
-    code, _, err = run("generate", "--file", place, *PLAIN)
+    code, _, err = run("generate", "--prompts", place, *PLAIN)
     assert code == 1
     assert err.splitlines()[0] == f"error: no data file at {place}"
 
@@ -196,7 +196,7 @@ def test_generate_with_heads_says_the_same(run: Run) -> None:
 
 
 def test_generate_json_from_a_file(run: Run, prompts: Path) -> None:
-    asked = ["--file", prompts, "--system", "Be short.", "--json", "--batch-size", "2"]
+    asked = ["--prompts", prompts, "--system", "Be short.", "--json", "--batch-size", "2"]
     code, out, _ = run("generate", *asked, *PLAIN)
     assert code == 0
     records = [json.loads(line) for line in out.splitlines()]
@@ -235,7 +235,7 @@ def test_generate_leaves_out_an_answer_that_is_there(run: Run, tmp_path: Path) -
     path = tmp_path / "chat.jsonl"
     turns = [{"role": "user", "content": "Name a tree."}, {"role": "assistant", "content": "oak"}]
     path.write_text(json.dumps({"messages": turns}) + "\n")
-    code, out, _ = run("generate", "--file", path, *PLAIN)
+    code, out, _ = run("generate", "--prompts", path, *PLAIN)
     assert (code, out) == (0, plain_text("Name a tree.") + "\n")
 
 
@@ -243,7 +243,7 @@ def test_generate_refuses_answers_as_prompts(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     row = {"prompt_ids": [1], "response_ids": [2], "finish_reason": "stop"}
     path.write_text(json.dumps(row) + "\n")
-    code, out, err = run("generate", "--file", path, *PLAIN)
+    code, out, err = run("generate", "--prompts", path, *PLAIN)
     assert (code, out) == (1, "")
     assert "row 1 is an answer, expected a prompt" in err
 

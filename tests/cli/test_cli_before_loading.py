@@ -78,3 +78,28 @@ def test_an_attention_that_cannot_be_used_is_no_success(
     assert (code, out) == (2, "")
     assert "Triton kernels need a GPU" in err
     assert "attention auto" in err
+
+
+def test_what_chooses_the_base_reaches_it(
+    run: Run, heads: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the commands that do not decode with an engine of all options."""
+    given: list[dict[str, Any]] = []
+
+    def load(*names: str, **options: Any) -> None:
+        given.append({**dict.fromkeys(names, True), **options})
+        raise UsageError("a base was loaded")
+
+    monkeypatch.setattr("medusa_kit.engine.load.load", load)
+    monkeypatch.setattr("medusa_kit.infer.packed.base.base_for_decoding", load)
+    file = tmp_path / "engine.yaml"
+    file.write_text("model: org/base\nrevision: v1\ndrafter: suffix\ncache: float16\n")
+    prompts = heads / "prompts.txt"
+    run("data", "generate", prompts, "-o", tmp_path / "a", "-m", "org/base", "--revision", "v1")
+    assert given.pop() == {"org/base": True, "revision": "v1", "dtype": "auto", "device": "auto"}
+    run("tree-search", "--prompts", prompts, "-m", "org/base", "--revision", "v1")
+    chosen = {"name": "org/base", "revision": "v1", "dtype": "auto", "device": "auto",
+              "heads": "auto", "force": False}  # fmt: skip
+    assert given.pop() == chosen
+    run("tree-search", "--prompts", prompts, "--config", file, "--dtype", "float32")
+    assert given.pop() == {**chosen, "dtype": "float32", "cache": "float16"}

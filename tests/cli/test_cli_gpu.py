@@ -171,4 +171,4 @@ def test_a_lost_device_hands_over_to_a_new_process(
     assert command[:6] == [sys.executable, "-m", "medusa_kit", "doctor", "--gpu", "--continue"]
     assert command[6:9] == ["--output", "gpu_report.json", "--minutes"]
     assert command[10:] == ["--device", "cuda:0", "--json", "--only", "8B"]
-    assert "CUDA error: the device answers no more" in err
+    assert "CUDA error: the device no longer answers" in err

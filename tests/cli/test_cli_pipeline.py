@@ -234,7 +234,7 @@ def test_bench_of_a_prompt_set_in_batches(run: Run, trained: Path, tmp_path: Pat
     rows = [{"question_id": i, "category": kind, "turns": [f"Count to {i}."]}
             for i, kind in enumerate(["math", "coding", "math"])]  # fmt: skip
     prompts.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    code, out, _ = run("bench", *MODEL, "--heads", trained, "--prompt-set", prompts, "-n", "8",
+    code, out, _ = run("bench", *MODEL, "--heads", trained, "--prompts", prompts, "-n", "8",
                        "--batch-size", "2", "--temperature", "0.9", "--seed", "5", "--peers",
                        "transformers,prompt-lookup", "--breakdown",
                        "--output", tmp_path)  # fmt: skip
@@ -255,7 +255,7 @@ def test_bench_of_a_prompt_set_in_batches(run: Run, trained: Path, tmp_path: Pat
         assert shown in " ".join(out.split())
 
 
-def test_doctor(run: Run, trained: Path, tmp_path: Path) -> None:
+def test_doctor(run: Run, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = ROOT / "recipes/debug_conversations.jsonl"
     asked = ["doctor", "debug-tiny", "--device", "cpu", "--data", data, "--limit", "6"]
     code, out, err = run(*asked, "--heads", trained, "--tolerance", "1")
@@ -273,6 +273,17 @@ def test_doctor(run: Run, trained: Path, tmp_path: Path) -> None:
     assert of["heads and base"]["status"] == "problem"
     assert "'tiny-llama'" in of["heads and base"]["what"]
     assert of["head offset"]["status"] == "skipped"
+    code, out, _ = run("doctor", *MODEL, "--heads", "auto")  # asked for, and there are none
+    assert code == 1
+    assert re.search(r"heads and base +│ problem ", out)
+    code, out, _ = run("doctor", *MODEL)
+    assert code == 0
+    assert re.search(r"heads and base +│ skipped ", out)
+    monkeypatch.setattr("medusa_kit.engine.load.shipped_heads", lambda fingerprint: trained)
+    code, out, _ = run("doctor", *MODEL)
+    assert re.search(r"heads and base +│ ok ", out)
+    code, out, _ = run("doctor", *MODEL, "--heads", "none")
+    assert re.search(r"heads and base +│ skipped ", out)
     code, out, err = run("doctor", "debug-tiny", "--data", tmp_path / "nowhere.jsonl")
     assert (code, out) == (1, "")
     assert "no data file" in err

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.clocks import own_time
 
 from medusa_kit.base.gguf import byte_tokenizer
 from medusa_kit.data.readers import AnswerRow, Conversation, Message, read_rows
+from medusa_kit.distill import openai_client
 from medusa_kit.distill.generate import GenerateReport, fetch_answers
 from medusa_kit.distill.openai_client import RETRIES, Endpoint
 from medusa_kit.errors import ConfigError, DataError, MedusaKitError, UsageError
@@ -159,7 +161,7 @@ def test_a_busy_server_is_asked_again(server: StandIn, status: int) -> None:
 
 def test_waits_double(server: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
-    monkeypatch.setattr("medusa_kit.distill.openai_client.time.sleep", waits.append)
+    own_time(monkeypatch, openai_client, sleep=waits.append)
     server.reply = lambda number, body: (429, b"busy")
     with pytest.raises(MedusaKitError, match="answers 429: busy"):
         Endpoint(server.url, "served", first_wait_seconds=0.5).answer(ASK, byte_tokenizer())
@@ -172,7 +174,7 @@ def test_a_server_says_how_long_to_wait(
     server: StandIn, monkeypatch: pytest.MonkeyPatch, asked: str, wait: float
 ) -> None:
     waits: list[float] = []
-    monkeypatch.setattr("medusa_kit.distill.openai_client.time.sleep", waits.append)
+    own_time(monkeypatch, openai_client, sleep=waits.append)
     server.reply_headers = {"Retry-After": asked}
     server.reply = lambda number, body: (429, b"busy") if number < 1 else (200, spoken("ok"))
     Endpoint(server.url, "served", first_wait_seconds=0.5).answer(ASK, byte_tokenizer())

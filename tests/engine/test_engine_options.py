@@ -121,7 +121,7 @@ def test_unknown_words_name_the_nearest(name: str) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"force": "no"}, "force 'no' is of type str; expected True or False\nhint: force: Put"),
+        ({"force": "no"}, "force 'no' is of type str; expected True or False\nhint: force: Use"),
         ({"compiled": 1}, "compiled 1 is of type int; expected True or False"),
         ({"revision": 3}, "revision 3 is of type int; expected text"),
         ({"drafter": "suffix", "drafter_options": [1]},
@@ -129,7 +129,7 @@ def test_unknown_words_name_the_nearest(name: str) -> None:
         ({"name": None}, "model None is of type NoneType; expected text\nhint: model: Base model: "
                          "a Hub id, a folder"),
         ({"name": ""}, "model '' is empty\nhint: model: Base model: a Hub id"),
-        ({"heads": " "}, "heads ' ' is empty\nhint: heads: auto (paired"),
+        ({"heads": " "}, "heads ' ' is empty\nhint: heads: Medusa heads: auto (paired"),
     ],
 )  # fmt: skip
 def test_values_of_another_type_are_refused(given: dict[str, Any], message: str) -> None:

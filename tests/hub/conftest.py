@@ -2,7 +2,6 @@
 
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,10 +9,13 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 from huggingface_hub import constants
+from huggingface_hub.utils import _http
+from support.clocks import own_time
 from support.rank_tables import random_statistics
 from support.standin_hub import TOKEN, StandInHub
 
 from medusa_kit import cli, console
+from medusa_kit.base import hub_client
 from medusa_kit.base.model import BaseModel
 from medusa_kit.files import file_digest
 from medusa_kit.heads import MedusaHeads, save_heads
@@ -26,7 +28,7 @@ Run = Callable[..., tuple[int, str, str]]
 def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Seconds that would have been waited; no test waits."""
     asked: list[float] = []
-    monkeypatch.setattr(time, "sleep", asked.append)
+    own_time(monkeypatch, hub_client, _http, sleep=asked.append)
     return asked
 
 

@@ -9,7 +9,9 @@ from support.tiny_models import tiny_base
 from medusa_kit.engine.heads_store import HeadsStore
 from medusa_kit.errors import ConfigError, UnknownModelError
 from medusa_kit.heads import save_heads
-from medusa_kit.serve.models import AskedModel, ServedModels
+from medusa_kit.serve.models import AskedModel, ServedModels, base_name
+from medusa_kit.serve.service import Service
+from medusa_kit.settings.serve import ServeConfig
 
 BASE = tiny_base("llama")
 HUB = "org/heads"
@@ -49,6 +51,22 @@ def test_a_model_is_a_base_or_a_base_with_heads(tmp_path: Path) -> None:
                 models.options(unknown)
     with pytest.raises(UnknownModelError, match="requests may name none"):
         served(None).asked("base:few")
+
+
+def test_the_server_has_the_names_it_is_given_and_its_own() -> None:
+    own = base_name(BASE.info)
+    given = ["gpt-4", "chat", own, "chat"]
+    service = Service(build_engine(BASE), ServeConfig(served_model_name=given))
+    try:
+        names = service.names
+        assert [one["id"] for one in names.entries()] == ["gpt-4"]
+        for name in given:
+            assert names.asked(name, None, None) == AskedModel(name)
+            assert names.entry(name)["id"] == "gpt-4"
+        with pytest.raises(UnknownModelError, match="expected gpt-4"):
+            names.asked("gpt-5", None, None)
+    finally:
+        service.close(drain=False)
 
 
 def test_loraxs_fields_name_heads(tmp_path: Path) -> None:

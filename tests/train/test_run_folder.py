@@ -7,11 +7,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
+import filelock._api
 import pytest
 import torch
+from support.clocks import own_time
 
 from medusa_kit import one_owner
 from medusa_kit.errors import ConfigError, DataError
@@ -111,7 +112,7 @@ def test_a_lock_that_is_about_to_be_free_is_waited_for(monkeypatch, tmp_path):
     with contextlib.ExitStack() as dying:
         dying.enter_context(only_training_in(tmp_path))
         with monkeypatch.context() as patch:
-            patch.setattr(time, "sleep", lambda _: dying.close())
+            own_time(patch, filelock._api, sleep=lambda _: dying.close())
             with only_training_in(tmp_path):
                 holder = json.loads((tmp_path / ".training.json").read_text())
     assert holder["pid"] == os.getpid()

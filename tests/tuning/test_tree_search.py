@@ -1,12 +1,12 @@
 """Which tree is chosen, given step times; what it is chosen from; what a search refuses."""
 
 import math
-import time
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from support.clocks import own_time
 from support.rank_tables import random_statistics
 from support.small_engines import build_engine, endless_base, engine_with_heads, random_heads
 from support.text.other_encodings import base_that_reads
@@ -20,6 +20,7 @@ from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
 from medusa_kit.tree.replay import node_shares, replay, replay_dynamic
 from medusa_kit.tree.statistics import MISSING, RankStatistics
+from medusa_kit.tuning import step_time
 from medusa_kit.tuning import tree_search as module
 from medusa_kit.tuning.calibrate import calibrate
 from medusa_kit.tuning.step_time import measure_step_times
@@ -233,7 +234,7 @@ def test_what_is_timed_is_what_decodes(monkeypatch: pytest.MonkeyPatch, batch_si
     engine = build_engine(base, heads=random_heads(base), tree=trees[4], fixed_shapes="always")
     monkeypatch.setattr(GraphStep, "run", fixed_step)
     monkeypatch.setattr(Verifier, "forward", loop_step)
-    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    own_time(monkeypatch, step_time, perf_counter=lambda: now)
     seconds = measure_step_times(engine, trees, (8, 50), 3, batch_size)
     assert seconds == pytest.approx({1: 1.0, 4: 4.0, "grown": 0.01})
     assert ran == {"fixed": 2 * 5 * 4, "loop": 2 * 4}, "two prefixes, four steps each time"

@@ -1,0 +1,1 @@
+"""How the command line is read: commands and groups, help panels, names from other programs."""

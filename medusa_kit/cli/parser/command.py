@@ -1,0 +1,83 @@
+"""The classes of our commands and groups: `-h`, panels, `help`, and names from other programs."""
+
+import inspect
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from medusa_kit.cli.parser import panels
+from medusa_kit.cli.parser.foreign import COMMANDS
+from medusa_kit.cli.parser.translate import Names, before_command, translated
+from medusa_kit.errors import UsageError
+
+HELP = {"help_option_names": ["-h", "--help"]}
+
+
+class Command(TyperCommand):
+    """A command whose options stand in panels, and which knows what other programs call them."""
+
+    def __init__(self, *args: Any, help: str | None = None, **settings: Any) -> None:
+        super().__init__(*args, help=_unwrapped(help or ""), **settings)
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        return panels.arranged(self.name or "", super().get_params(ctx), ctx)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:  # which is how a shell completes a half-written line
+            args = translated(args, names_of(self, ctx), ctx.find_root().command)
+        return super().parse_args(ctx, args)
+
+
+class Group(TyperGroup):
+    """A group with `help [COMMAND]`, whose options must stand behind the command."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        params = super().get_params(ctx)
+        for one in params:
+            one.metavar = panels.shown_kind(one, ctx)
+        return params
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not ctx.resilient_parsing:
+            args = self._read(ctx, args)
+        return super().parse_args(ctx, args)
+
+    def _read(self, ctx: Any, args: list[str]) -> list[str]:
+        """Raises UsageError for an option before the command, and a command of other programs."""
+        if args[:1] == ["help"]:
+            return [*args[1:], "--help"]
+        first = args[0] if args else ""
+        if first in COMMANDS and first not in self.commands and ctx.parent is None:
+            raise UsageError(
+                f"there is no command {first!r}", hint=f"ours is medusa-kit {COMMANDS[first]}"
+            )
+        command = next((word for word in args if word in self.commands), None)
+        if command is not None:
+            before_command(args, command, names_of(self, ctx))
+        return args
+
+
+def _unwrapped(text: str) -> str:
+    """A docstring with each paragraph on one line, for a terminal of any width to break."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(" ".join(one.split()) for one in paragraphs)
+
+
+def names_of(command: Any, ctx: Any) -> Names:
+    """A command's options as they are written, and which of them take a value."""
+    params = [one for one in command.get_params(ctx) if one.param_type_name == "option"]
+    takes = {name: not (one.is_flag or one.count)
+             for one in params for name in (*one.opts, *one.secondary_opts)}  # fmt: skip
+    arguments = [one.metavar for one in command.params if one.param_type_name == "argument"]
+    root = ctx.find_root().command_path
+    return Names(
+        ctx.command_path.removeprefix(root).strip(),
+        takes,
+        frozenset(one for one in arguments if one),
+    )
+
+
+def app(**settings: Any) -> typer.Typer:
+    """A group of commands."""
+    return typer.Typer(cls=Group, context_settings=HELP, no_args_is_help=True, **settings)

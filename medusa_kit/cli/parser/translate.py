@@ -1,0 +1,99 @@
+"""Arguments in the names of other programs, read as ours or answered with what to do instead."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from medusa_kit.cli.parser.foreign import HINTS, PROMPT, SAME
+from medusa_kit.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a command knows: `takes` says of each option whether it takes a value."""
+
+    command: str
+    takes: Mapping[str, bool]
+    arguments: frozenset[str] = frozenset()
+
+
+def translated(args: Sequence[str], names: Names, root: Any) -> list[str]:
+    """`args` in our names. Values of our options are left alone, whatever they look like.
+
+    Raises UsageError for a name of other programs that nothing here means. `root`: the group whose
+    commands are searched for an option that this one lacks.
+    """
+    result: list[str] = []
+    arguments: list[str] = []
+    rest = iter(args)
+    for word in rest:
+        if word == "--":
+            return [*result, word, *rest, *arguments]
+        name, equals, value = word.partition("=")
+        name = _dashed(name) if name.startswith("--") else name
+        if name in names.takes:
+            result.append(f"{name}{equals}{value}")
+            if names.takes[name] and not equals:
+                result += _next(rest)
+        elif not name.startswith("-") or name not in SAME.keys() | HINTS.keys():
+            result.append(word)
+        elif _is_argument(name, names):
+            arguments += [value] if equals else _next(rest)
+        else:
+            result += _ours(name, equals + value, names, root)
+    return [*result, "--", *arguments] if arguments else result
+
+
+def before_command(args: Sequence[str], command: str, names: Names) -> None:
+    """Raises UsageError for an option before the command that it belongs to."""
+    for word in args[: args.index(command)]:
+        name = _dashed(word.partition("=")[0])
+        if word.startswith("-") and name not in names.takes:
+            ours = SAME.get(name, name)
+            path = " ".join(["medusa-kit", *names.command.split(), command])
+            hint = HINTS.get(name) or f"options stand behind it: {path} {ours} ..."
+            raise UsageError(f"{name} stands before the command", hint=hint)
+
+
+def commands_with(option: str, root: Any) -> list[str]:
+    """The commands below `root` that have this option, `data generate` among them."""
+    found = []
+    for name, one in getattr(root, "commands", {}).items():
+        found += [f"{name} {inner}" for inner in commands_with(option, one)]
+        if any(option in (*param.opts, *param.secondary_opts) for param in one.params):
+            found.append(name)
+    return found
+
+
+def _is_argument(name: str, names: Names) -> bool:
+    return SAME.get(name) == PROMPT and PROMPT in names.arguments
+
+
+def _ours(name: str, value: str, names: Names, root: Any) -> list[str]:
+    """The words to put in place of `name`; `value` begins with "=" where there is one."""
+    ours, _, fixed = SAME.get(name, "").partition(" ")
+    known = ours in names.takes
+    if known and not fixed and (names.takes[ours] or not value):
+        return [ours + value]
+    if known and not value:
+        return [ours, fixed]
+    raise UsageError(f"{names.command} has no option {name}", hint=_hint(name, ours, known, root))
+
+
+def _hint(name: str, ours: str, known: bool, root: Any) -> str:
+    if name in HINTS:
+        return HINTS[name]
+    if ours == PROMPT:
+        return "a prompt is the argument of medusa-kit generate"
+    if known:
+        return f"ours is {SAME[name]}"
+    return f"ours is {SAME[name]}, an option of {', '.join(commands_with(ours, root))}"
+
+
+def _next(rest: Iterator[str]) -> list[str]:
+    """The next word, if there is one."""
+    return [word for word in [next(rest, None)] if word is not None]
+
+
+def _dashed(name: str) -> str:
+    return name.replace("_", "-")
