@@ -145,10 +145,10 @@ def trained(work: Work, places: Places, done: Trained, plotted: bool) -> None:
         say(f"Not done within the time limit on this machine: {missing}. So the heads are worse "
             "than they would be with all of it.")  # fmt: skip
     say()
-    first, *later = done.curve or [None]
-    if first is None or not later:
+    if len(done.curve) < 2:
         say("There were too few held-out answers to compute an acceptance length.")
         return
+    first, *later = done.curve
     say("Acceptance length while training, with a tree of 16 nodes, on held-out answers:")
     for line in curve.lines(done.curve):
         say(line)
@@ -175,9 +175,13 @@ def cut_short(places: Places) -> None:
     """In place of the second part's results."""
     say(
         "This machine was too slow or busy to finish these heads within the time limit, so there "
-        f"is nothing to measure yet. What is done is kept in {places.folder}; `make demo` resumes "
-        "it."
+        f"is nothing to measure yet. The answers{_and_updates(places)} so far are kept in "
+        f"{places.folder}; `make demo` resumes there."
     )
+
+
+def _and_updates(places: Places) -> str:
+    return " and updates" if (places.run / "checkpoint").is_dir() else ""
 
 
 def closing(places: Places, seconds: float) -> None:
