@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from medusa_kit import console
 from medusa_kit.data.readers import Conversation
@@ -55,6 +54,10 @@ class Places:
         return self.folder / settings.ANSWERS
 
     @property
+    def recipe(self) -> Path:
+        return self.folder / "recipe.yaml"
+
+    @property
     def run(self) -> Path:
         return self.folder / "run"
 
@@ -98,7 +101,7 @@ def _finished(places: Places) -> bool:
 
 
 def _write_answers(engine: Engine, work: Work, places: Places, deadline: Deadline) -> None:
-    if (places.run / "recipe.yaml").is_file():
+    if places.recipe.is_file():
         return  # training began on the answers that are there
     prompts = read_prompts(str(work.prompts))
     plan: tuple[tuple[str, list[Conversation], Path, int], ...] = (
@@ -122,32 +125,40 @@ def _more(count: int, deadline: Deadline) -> Callable[[Written], int]:
 
 
 def recipe_for(engine: Engine, work: Work, places: Places) -> TrainRecipe:
-    """What `train --quick` trains, with enough epochs for the demo's updates; of a run that began,
-    its own, wherever the folder lies now."""
-    there = places.run / "recipe.yaml"
-    if there.is_file():
-        return _come_along(there, settings.places_in(places.folder.resolve()))
+    """What `train --quick` trains, with enough epochs for the demo's updates. It is decided once
+    and written, so that a run that is resumed trains as it began, wherever its folder lies now."""
+    if not places.recipe.is_file():
+        _write_recipe(places.recipe, _new_recipe(engine, work, places))
+    for path in (places.recipe, places.run / "recipe.yaml"):
+        if path.is_file():
+            _write_recipe(path, _moved(load_recipe(path), places))
+    return load_recipe(places.recipe)
+
+
+def _new_recipe(engine: Engine, work: Work, places: Places) -> TrainRecipe:
     rows = read_answers(places.answers)
     tokens = sum(len(row.response_ids) for row in rows) * (1 - JUDGED)
     per_epoch = max(1, int(tokens) // settings.update_positions(engine.base))
+    every = max(1, work.updates // work.evaluations)
     recipe = settings.recipe_for(
         engine.base, places.folder.resolve(), epochs=-(-work.updates // per_epoch) + 1,
-        eval_every=max(1, work.updates // work.evaluations),
-        save_every=max(1, work.updates // work.evaluations),
+        eval_every=every, save_every=every,
     )  # fmt: skip
     data = recipe.data.model_copy(update={"eval_fraction": JUDGED})
     return recipe.model_copy(update={"data": data})
 
 
-def _come_along(path: Path, places: dict[str, Any]) -> TrainRecipe:
-    """The recipe there, which names the folder as it is now."""
-    recipe = load_recipe(path)
-    parts = {part: getattr(recipe, part).model_copy(update=places[part])
-             for part in ("data", "train")}  # fmt: skip
-    recipe = recipe.model_copy(update={"output_dir": places["output_dir"], **parts})
+def _moved(recipe: TrainRecipe, places: Places) -> TrainRecipe:
+    """The same in the folder as it is now."""
+    here = settings.places_in(places.folder.resolve())
+    parts = {name: getattr(recipe, name).model_copy(update=here[name])
+             for name in ("data", "train")}  # fmt: skip
+    return recipe.model_copy(update={"output_dir": here["output_dir"], **parts})
+
+
+def _write_recipe(path: Path, recipe: TrainRecipe) -> None:
     with atomic_write(path) as temporary:
         temporary.write_text(dump(recipe))
-    return recipe
 
 
 class _Pace:

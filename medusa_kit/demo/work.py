@@ -14,7 +14,7 @@ Clock = Callable[[], float]
 ASSETS = Path(__file__).parents[1] / "assets"
 # Shares of the time limit at which a part begins nothing more. `heads`: training and the search for
 # a tree are cut short. Hidden states take longer than answers, so answers end early.
-LIMITS = {"shipped": 0.22, "answers": 0.38, "training": 0.77, "heads": 0.90, "own": 0.96}
+LIMITS = {"shipped": 0.22, "answers": 0.36, "training": 0.78, "heads": 0.90, "own": 0.96}
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ class Work:
     questions: int = 10
     new_tokens: int = 96
     prompts: Path = ASSETS / "demo_prompts.jsonl"
-    answers: int = 128
+    answers: int = 96
     held_out: int = 16  # answers that the tree is found on
-    updates: int = 150
+    updates: int = 120
     evaluations: int = 6  # points of the curve after the first
     seconds: float = 14 * 60.0
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from medusa_kit.bench.bench import Answers, Method
-from medusa_kit.demo import comparison
+from medusa_kit.demo import comparison, own
 from medusa_kit.demo.work import LIMITS
 from medusa_kit.train.loop import TrainingLoop
 
@@ -48,7 +48,7 @@ def test_a_demo_and_the_same_again(demo: Any, capsys: pytest.CaptureFixture[str]
     assert HEADS.read_bytes() == before
 
 
-def test_stopped_while_training_it_ends_as_one_that_was_not(
+def test_stopped_and_moved_while_training_it_ends_as_one_that_was_not(
     demo: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert demo() == 0
@@ -65,8 +65,9 @@ def test_stopped_while_training_it_ends_as_one_that_was_not(
         patch.setattr(TrainingLoop, "_update", stopped_at_three)
         assert demo() == 130
     assert "`make demo` resumes" in printed(capsys)[1]
-    Path("out").rename("moved")
-    Path("moved").rename("out")
+    Path("elsewhere").mkdir()
+    Path("out").rename("elsewhere/out")
+    monkeypatch.chdir("elsewhere")
     assert demo() == 0
     out, err = printed(capsys)
     assert "continuing from update 3 of 6" in err
@@ -99,6 +100,22 @@ def test_heads_that_do_not_get_finished_are_resumed(
     assert not HEADS.exists()
     assert demo() == 0
     assert "Done: 16 answers (192 tokens), 6 updates." in printed(capsys)[0]
+
+
+def test_stopped_before_training_it_learns_from_the_same_answers(
+    demo: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although there is time for more when it is resumed, since their hidden states are kept."""
+
+    def stopped(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setitem(LIMITS, "answers", -1.0)
+        patch.setattr(own, "train", stopped)
+        assert demo(answers=40) == 130
+    assert demo(answers=40) == 0
+    assert "Not done within the time limit on this machine: 24 of 40 answers." in printed(capsys)[0]
 
 
 def test_a_wrong_token_fails(
