@@ -265,9 +265,23 @@ def row(name, streams, probes, statuses=None, ended=None):
 
 def attacked(name, given):
     """What is wrong with the server under this attack."""
-    slots = str(given.clients + SCHEMAS_OF)  # one for each, so that no gap is a wait for one
-    command = [sys.executable, "-m", "medusa_kit", "serve", "--model", given.model, "--port", "0",
-               "--drain-timeout", str(DRAIN), "--log-format", "none", "--max-rows", slots]  # fmt: skip
+    slots = str(given.clients + SCHEMAS_OF)  # enough: a gap is no wait for one
+    command = [
+        sys.executable,
+        "-m",
+        "medusa_kit",
+        "serve",
+        "--model",
+        given.model,
+        "--port",
+        "0",
+        "--drain-timeout",
+        str(DRAIN),
+        "--log-format",
+        "none",
+        "--max-rows",
+        slots,
+    ]
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         with log.open("w") as stderr:

@@ -1,7 +1,7 @@
 """`medusa-kit train --quick` as it is typed."""
 
-import re
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
