@@ -59,8 +59,9 @@ def intro(work: Work, processor: str, threads: int, before: int) -> None:
 def part_one(work: Work) -> None:
     heading("1 of 2. The heads that come with the kit")
     say(
-        f"{work.questions} prompts, {work.new_tokens} new tokens each, greedy. The methods take "
-        "turns on each prompt, so other work on this machine slows all of them alike."
+        f"The first {work.questions} prompts of {work.asked.name}, {work.new_tokens} new tokens "
+        "each, greedy. The methods take turns on each prompt, so other work on this machine slows "
+        "all of them alike."
     )
 
 
