@@ -7,6 +7,7 @@ go on, measurements are taken anew. Exits with 0 whatever the speeds, with 1 for
 """
 
 import argparse
+import contextlib
 import json
 import sys
 import time
@@ -59,12 +60,13 @@ def _held(work: "Work", places: "Places", deadline: "Deadline") -> int:
     from medusa_kit.train.run.lock import only_training_in
 
     _check(work, places)
-    try:
-        with only_training_in(places.folder):
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(only_training_in(places.folder))
             places.record.write_text(_settings(work))
-            return _run(work, places, deadline)
-    except OSError as error:
-        raise MedusaKitError(f"cannot write to {places.folder}: {error.strerror}") from error
+        except OSError as error:
+            raise MedusaKitError(f"cannot write to {places.folder}: {error.strerror}") from error
+        return _run(work, places, deadline)
 
 
 def _settings(work: "Work") -> str:

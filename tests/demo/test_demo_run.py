@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from medusa_kit.bench.bench import Answers, Method
 from medusa_kit.demo import comparison, own
 from medusa_kit.demo.work import LIMITS
+from medusa_kit.errors import WriteError
 from medusa_kit.train.loop import TrainingLoop
 
 HEADS = Path("out/run/heads/heads.safetensors")
@@ -145,6 +146,23 @@ def test_another_folder_is_left_alone(demo: Any, capsys: pytest.CaptureFixture[s
     assert demo() == 2
     assert "holds other files than this demo's (notes.txt)" in printed(capsys)[1]
     assert [path.name for path in Path("out").iterdir()] == ["notes.txt"]
+
+
+def test_a_folder_that_cannot_be_made(demo: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("out").symlink_to("/dev/null/nowhere")
+    assert demo() == 1
+    assert "error: cannot write to out" in printed(capsys)[1]
+
+
+def test_a_full_disk_is_named_as_such(
+    demo: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise WriteError("the disk is full")
+
+    monkeypatch.setattr("medusa_kit.engine.load.load", full)
+    assert demo() == 1
+    assert "error: the disk is full" in printed(capsys)[1]
 
 
 def test_a_folder_of_another_demo_is_refused(demo: Any, capsys: pytest.CaptureFixture[str]) -> None:
