@@ -102,6 +102,10 @@ def first_table(found: Comparison, size: Size) -> None:
 
 def second_table(found: Comparison, size: Size) -> None:
     _table(found, {DRAFTING: ONE_NODE})
+    say(
+        "Decoding verifies only as many draft tokens as are worth their cost on this machine, so "
+        "its acceptance length is below that of the whole tree above."
+    )
     _short_of_prompts(found, size)
 
 
