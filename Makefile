@@ -200,7 +200,7 @@ demo: install ## The kit's heads against plain decoding and transformers, then h
 bench: install ## The shipped heads against plain transformers, on the kit's own prompts
 	$(BIN)/medusa-kit bench
 
-bench-llama-cpp: install ## llama.cpp beside the kit (and transformers), and the README's chart
+bench-llama-cpp: install ## llama.cpp beside the kit (and transformers), with charts
 	$(BIN)/python benchmarks/llama_cpp.py $(OPTIONS)
 
 bench-serving: install ## Several servers on this machine in one run (PROMPTS=file)
@@ -208,7 +208,7 @@ bench-serving: install ## Several servers on this machine in one run (PROMPTS=fi
 
 # Beside the environment too: only the recording needs a terminal in memory.
 RECORDER := build/recorder
-recording: install ## The chat of the README as an animated picture, from a real run
+recording: install ## A chat as an animated picture, from a real run
 	test -d $(RECORDER) || $(BIN)/pip install --quiet --no-deps -c constraints.txt \
 		--target $(RECORDER) pyte wcwidth
 	PYTHONPATH=$(RECORDER) $(BIN)/python benchmarks/record_chat.py docs/images/chat.svg

@@ -8,7 +8,7 @@ whole answers (with transformers), and guessing by n-grams.
 llama.cpp's programs are built natively from the sdist `llama-cpp-python` on PyPI (llama_tools.py)
 and run on as many threads as ours. Both sides take turns at each case, in each round; ratios are
 within a round. Writes figures.json and beside.md. A full run on the embedded model draws the charts
-of docs/images, that of the README among them; any other draws them beside its figures.
+of docs/images; any other draws them next to its figures.
 """
 
 import argparse

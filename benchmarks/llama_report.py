@@ -23,7 +23,7 @@ from medusa_kit import console
 from medusa_kit.files import atomic_write
 
 IMAGES = Path("docs/images")
-# How the bench names methods (or how those names end): what the README's chart says, and whose.
+# How the bench names methods (or how those names end): what the chart says, and whose.
 BARS = {
     "transformers generate": ("transformers generate", "transformers"),
     "transformers prompt lookup": ("transformers prompt lookup", "transformers"),

@@ -35,7 +35,7 @@ def main() -> None:
         page.goto(given.url)
         page.locator("#model option").first.wait_for(state="attached")
         page.get_by_text("Settings", exact=True).click()
-        page.get_by_label("Most tokens").fill(str(given.tokens))
+        page.get_by_label("Longest answer").fill(str(given.tokens))
         page.get_by_label("Drafter").select_option(given.drafter)
         page.get_by_text("Settings", exact=True).click()
         page.get_by_label("Message", exact=True).fill(given.question)

@@ -1,4 +1,4 @@
-"""Record a real chat as an animated SVG, the picture of the README.
+"""Record a real chat as an animated SVG.
 
     make recording        # or: python benchmarks/record_chat.py docs/images/chat.svg [--seed 1]
 
@@ -34,7 +34,6 @@ FRAME_SECONDS = 0.03  # screens that stand for less are left out
 LOAD_SECONDS, ANSWER_SECONDS = 300.0, 120.0
 LARGEST = 100_000  # bytes
 LINES = [
-    "/accepted",
     "What is a river?",
     "Write a Python function that returns the largest of three numbers.",
 ]

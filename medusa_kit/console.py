@@ -6,6 +6,7 @@ Colour switches itself off when the stream is no terminal or NO_COLOR is set (ri
 import math
 import os
 import sys
+import textwrap
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -73,16 +74,48 @@ def is_main() -> bool:
 
 def note(message: str) -> None:
     """A line about what is going on (stderr)."""
-    if not is_main():
-        return
-    err.print(message, style="dim", markup=False, highlight=False, soft_wrap=True)
+    if is_main():
+        _say(message, "dim")
 
 
 def warn(message: str) -> None:
     """A line about something the user should know (stderr)."""
-    if not is_main():
-        return
-    err.print(f"warning: {message}", style="yellow", markup=False, highlight=False, soft_wrap=True)
+    if is_main():
+        _say(f"warning: {message}", "yellow")
+
+
+_details = False
+
+
+@contextmanager
+def details(shown: bool) -> Iterator[None]:
+    """Whether `detail` says something meanwhile."""
+    global _details
+    before, _details = _details, shown
+    try:
+        yield
+    finally:
+        _details = before
+
+
+def shows_details() -> bool:
+    return _details
+
+
+def detail(message: str) -> None:
+    """A line for those who asked for more (stderr)."""
+    if _details:
+        note(message)
+
+
+def _say(message: str, style: str) -> None:
+    if err.is_terminal:  # which would break lines within words
+        wrapper = textwrap.TextWrapper(
+            max(err.width, 1), break_long_words=False, break_on_hyphens=False,
+            replace_whitespace=False,
+        )  # fmt: skip
+        message = "\n".join(wrapper.fill(line) for line in message.split("\n"))
+    err.print(message, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def number(value: float | None, form: str) -> str:
@@ -149,7 +182,10 @@ class SilentBar(ProgressBar):
 class LogBar(ProgressBar):
     """The same for a log file: a line now and then instead of one that moves."""
 
-    def __init__(self, description: str, total: float | None, unit: str, done: int) -> None:
+    def __init__(
+        self, description: str, total: float | None, unit: str, done: int, brief: bool = False
+    ) -> None:
+        self._brief = brief  # nothing is said of work that ends before the first line
         self._head, self._unit, self._total = description, unit, total
         self._done = float(done)
         self._said = time.monotonic()
@@ -164,8 +200,9 @@ class LogBar(ProgressBar):
         self._latest.append((now, self._done))
         while len(self._latest) > 2 and now - self._latest[0][0] > RATE_SECONDS:
             self._latest.popleft()
-        if now - self._said >= LOG_SECONDS or self._done == self._total:
-            self._said = now
+        ended = self._done == self._total and not self._brief
+        if now - self._said >= LOG_SECONDS or ended:
+            self._said, self._brief = now, False
             self._say()
 
     def expect(self, total: float) -> None:
@@ -183,14 +220,15 @@ class LogBar(ProgressBar):
 
 @contextmanager
 def progress(
-    description: str, total: float | None, unit: str = "it", done: int = 0
+    description: str, total: float | None, unit: str = "it", done: int = 0, brief: bool = False
 ) -> Iterator[ProgressBar]:
-    """Progress with rate and time left on stderr; `done` is what an earlier run finished."""
+    """Progress with rate and time left on stderr; `done` is what an earlier run finished. `brief`:
+    nothing is left of it at the end, and a log has nothing of work that is done soon."""
     if not is_main():
         yield SilentBar()
         return
     if not err.is_terminal:
-        yield LogBar(description, total, unit, done)
+        yield LogBar(description, total, unit, done, brief)
         return
     bar = Progress(
         SpinnerColumn(),
@@ -201,8 +239,9 @@ def progress(
         TimeRemainingColumn(),
         TextColumn("{task.fields[note]}"),
         console=err,
+        transient=brief,
     )
-    with bar:
+    with _without_spinner(), bar:
         task_id = bar.add_task(description, total=total, completed=done, unit=unit, note="")
         yield ProgressBar(bar, task_id)
 
@@ -214,9 +253,12 @@ class _Stages:
     def __init__(self, stderr: Any) -> None:
         self.rich_proxied_file = stderr  # where rich itself writes
         self._live: Live | None = None
+        self.held = False  # since a bar is drawn in its place
 
     def show(self, doing: str) -> None:
         self.hide()
+        if self.held:
+            return
         spinner = Spinner("dots", Text(f"{doing} …", style="dim"), style="dim")
         self._live = Live(
             spinner,
@@ -261,6 +303,21 @@ def stages(first: str) -> Iterator[None]:
     finally:
         _stages.hide()
         sys.stderr, _stages = stderr, None
+
+
+@contextmanager
+def _without_spinner() -> Iterator[None]:
+    """Two moving lines at a time would erase each other."""
+    shown = _stages
+    if shown is None or shown.held:
+        yield
+        return
+    shown.hide()
+    shown.held = True
+    try:
+        yield
+    finally:
+        shown.held = False
 
 
 def stage(doing: str) -> None:

@@ -68,7 +68,7 @@ def make_once(
                 for left in folder.parent.glob(f".{folder.name}.*.{ending}"):
                     shutil.rmtree(left, ignore_errors=True)
         if told:
-            tell(doing)
+            tell(doing, folder)
         try:
             with atomic_write(folder) as temporary:
                 make(temporary)
@@ -81,9 +81,10 @@ def make_once(
                 raise
 
 
-def tell(doing: str) -> None:
-    """What is made now and takes a while."""
+def tell(doing: str, folder: Path) -> None:
+    """What is made now and takes a while, and where."""
     console.note(doing)
+    console.detail(f"into {folder}")
     console.stage(doing)
 
 

@@ -64,7 +64,7 @@ def dequantised_folder(gguf: Path) -> Path:
     Raises CheckpointError when the file is missing, cut off or of a kind transformers cannot read.
     """
     folder = _folder_of(gguf)
-    _make(folder, f"dequantising {gguf.name} once into {folder}", _dequantise, gguf)
+    _make(folder, f"dequantising {gguf.name}, once on this machine", _dequantise, gguf)
     return folder
 
 
@@ -80,7 +80,7 @@ def described_folder(gguf: Path) -> Path:
     folder = whole.with_name(f"{whole.name}-described")
     if folder in _for_now:
         return _for_now[folder]
-    doing = f"reading the config and tokenizer of {gguf.name} into {folder}"
+    doing = f"reading {gguf.name}"
     try:
         make_once(folder, doing, _is_whole, lambda temporary: _describe(gguf, temporary))
     except OSError as error:

@@ -60,12 +60,13 @@ def convert(
     reason. On stdout: the command that serves what was written, or converts it further.
     """
     from medusa_kit.base.loading import load_base_model
-    from medusa_kit.heads.formats.convert import check_call
+    from medusa_kit.heads.formats.convert import check_call, check_source
     from medusa_kit.heads.formats.convert import convert as run
     from medusa_kit.heads.formats.files import heads_place
 
     place = heads_place(source)
     check_call(place, folder, to, layout, force)
+    check_source(place, to)
     base = None
     if model is not None:
         base = load_base_model(model, dtype=dtype, device="cpu", revision=revision)

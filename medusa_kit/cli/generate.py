@@ -7,10 +7,12 @@ import typer
 
 from medusa_kit import console
 from medusa_kit.cli import engine_options, options
+from medusa_kit.cli.chat import sampling as chat_sampling
 from medusa_kit.errors import UsageError
+from medusa_kit.settings.sampling import ANSWER_TOKENS
 
 
-@options.with_sampling()
+@options.with_sampling(temperature_of_model=True)
 @engine_options.with_engine(argument=False)
 def generate(
     prompt: Annotated[
@@ -19,7 +21,7 @@ def generate(
     prompts: Annotated[str | None, options.prompts_option()] = None,
     loading: engine_options.Loading = engine_options.GIVEN,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    max_new_tokens: options.MaxNewTokens = 256,
+    max_new_tokens: options.MaxNewTokens = ANSWER_TOKENS,
     sampling: options.Sampling = options.GIVEN,
     stop: Annotated[list[str] | None, typer.Option(help="Stop string; may be repeated.")] = None,
     batch_size: Annotated[int, typer.Option(help="Prompts decoded together.")] = 1,
@@ -34,31 +36,36 @@ def generate(
         raise UsageError(f"batch size {batch_size} is out of range; expected 1 or more")
     import medusa_kit
     from medusa_kit.engine.before_loading import check_bias
+    from medusa_kit.infer.draft import first_reason
     from medusa_kit.settings.sampling import SamplingParams
 
     asked = _prompts(prompt, prompts, system)
-    check_bias(loading["name"], loading.get("revision"), SamplingParams.of(sampling))
+    check_bias(loading["name"], loading.get("revision"), SamplingParams.checked(sampling))
     engine = medusa_kit.load(**loading)
+    chosen, where = chat_sampling.choose(sampling, False, engine.base.generation_config)
+    if where:
+        console.note(chat_sampling.describe(chosen, where))
     for start in range(0, len(asked), batch_size):
         batch = asked[start : start + batch_size]
         results = engine.generate(
-            batch, max_new_tokens=max_new_tokens, stop=stop, batch_size=batch_size, **sampling
+            batch, max_new_tokens=max_new_tokens, stop=stop, batch_size=batch_size, **chosen
         )
         for messages, result in zip(batch, results, strict=True):
-            typer.echo(_as_json(messages, result) if as_json else result.text)
+            typer.echo(_as_json(messages, result) if as_json else result.text, color=True)
             stats = result.stats
             console.note(
                 f"{stats.new_tokens} tokens, {stats.tokens_per_second:.1f} tokens/s, "
                 f"acceptance length {stats.acceptance_length:.2f} ({stats.drafter})"
                 f"{options.rule_note(stats)}"
             )
-            for said in stats.drafter_notes[:1]:
+            if said := first_reason(stats.drafter_notes):
                 console.note(said)
 
 
 def _prompts(prompt: str | None, source: str | None, system: str | None) -> list[Any]:
     from medusa_kit.data.readers import Conversation, read_rows
     from medusa_kit.data.row_keys import refuse_extras
+    from medusa_kit.data.rows import EXAMPLES
     from medusa_kit.errors import DataError
 
     first = [{"role": "system", "content": system}] if system else []
@@ -67,7 +74,9 @@ def _prompts(prompt: str | None, source: str | None, system: str | None) -> list
     prompts = []
     for row in read_rows(str(source), extras=True):
         if not isinstance(row, Conversation):
-            raise DataError(f"{source}: row {row.row} is an answer, expected a prompt")
+            raise DataError(
+                f"{source}: row {row.row} is an answer, expected a prompt", hint=EXAMPLES
+            )
         messages = row.messages
         while messages and messages[-1]["role"] == "assistant":
             messages = messages[:-1]

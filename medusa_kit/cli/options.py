@@ -213,8 +213,7 @@ def with_sampling(
                 sampling |= group(**{name: arguments.pop(name) for name in names})
             from medusa_kit.settings.sampling import SamplingParams
 
-            undecided = {"temperature": 1.0} if sampling["temperature"] is None else {}
-            SamplingParams.of(sampling | undecided)  # errors come before a model loads
+            SamplingParams.checked(sampling)  # errors come before a model loads
             if sampling.get("grammar") is not None:
                 from medusa_kit.infer.accept.grammar_source import check_grammar
 
@@ -249,7 +248,7 @@ def was_given(context: typer.Context, name: str) -> bool:
 
 def _open_temperature(parameter: inspect.Parameter) -> inspect.Parameter:
     shown = typer.Option(
-        help="0 is greedy; above 0 samples, exactly.", show_default="the model's own, else 0.7"
+        help="0 is greedy; above 0 samples, exactly.", show_default="the model's own, else 0"
     )
     return parameter.replace(default=None, annotation=Annotated[float | None, shown])
 

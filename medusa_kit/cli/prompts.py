@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from medusa_kit.data.rows import EXAMPLES
 from medusa_kit.errors import DataError
 
 OWN_PROMPTS = "verify_prompts.jsonl"
@@ -37,7 +38,9 @@ def read_prompt_set(
     prompts = []
     for row in read_rows(source, limit=limit, extras=True):
         if not isinstance(row, Conversation):
-            raise DataError(f"{source}: row {row.row} is an answer, expected a prompt")
+            raise DataError(
+                f"{source}: row {row.row} is an answer, expected a prompt", hint=EXAMPLES
+            )
         asked = first_turn(row.messages)
         try:
             refuse_extras(asked, row.tools)
@@ -52,7 +55,7 @@ def first_turn(messages: list[dict[str, str]]) -> list[dict[str, str]]:
     for index, message in enumerate(messages):
         if message["role"] == "user":
             return messages[: index + 1]
-    raise DataError("a conversation has no user turn")
+    raise DataError("a conversation has no user turn", hint=EXAMPLES)
 
 
 def load_both(

@@ -8,7 +8,8 @@ from pathlib import Path
 import typer
 
 from medusa_kit import console
-from medusa_kit.errors import UsageError
+from medusa_kit.errors import UsageError, unknown_value
+from medusa_kit.settings.quick import MADE_FOR, MadeFor
 
 
 def run_quick(
@@ -20,9 +21,10 @@ def run_quick(
     device: str,
     fresh: bool,
     dry_run: bool = False,
+    engine: str = "kit",
 ) -> None:
     """`refused`: what was given and does not go with it."""
-    _check(refused, prompts, hours)
+    made_for = _check(refused, prompts, hours, engine)
     from medusa_kit.base.files import resolve
     from medusa_kit.base.placement import pick_device
     from medusa_kit.quick import report
@@ -38,8 +40,8 @@ def run_quick(
         )
     pick_device(device)
     assert prompts is not None
-    folder = output or Path(f"heads-{name_of(model)}")
-    session = prepared(Request(model, prompts, hours, folder, device), fresh)
+    folder = output or folder_for(model, made_for)
+    session = prepared(Request(model, prompts, hours, folder, device, made_for), fresh)
     resolve(model, weights=False)  # is it there?
     if dry_run:
         from medusa_kit.quick.forecast import forecast
@@ -50,7 +52,7 @@ def run_quick(
         verified = run(session, fresh)
     except KeyboardInterrupt:
         spent, whole = minutes(session.state.seconds()), minutes(session.total)
-        console.warn(f"stopped after {spent} of {whole}; run the same command to go on")
+        console.warn(f"stopped after {spent} of {whole}; run the same command to resume")
         raise
     title, rows, commands = report.write(session)
     console.out.print(console.table(title, ("what", "result"), rows))
@@ -68,7 +70,7 @@ def run_quick(
         raise typer.Exit(1)
 
 
-def _check(refused: Sequence[str], prompts: str | None, hours: float) -> None:
+def _check(refused: Sequence[str], prompts: str | None, hours: float, engine: str) -> MadeFor:
     if refused:
         raise UsageError(
             f"--quick does not go with {' and '.join(refused)}",
@@ -78,6 +80,18 @@ def _check(refused: Sequence[str], prompts: str | None, hours: float) -> None:
         raise UsageError("--quick needs prompts to answer", hint="name a file with --prompts")
     if not (math.isfinite(hours) and hours > 0):
         raise UsageError(f"--hours {hours:g} is out of range; expected a number above 0")
+    for known in MADE_FOR:
+        if engine == known:
+            return known
+    raise unknown_value(
+        "--for", engine, MADE_FOR,
+        "heads for any other engine of docs/formats.md: --for tgi", kind=UsageError,
+    )  # fmt: skip
+
+
+def folder_for(model: str, engine: MadeFor) -> Path:
+    """Where everything goes unless --output says so; one folder for each engine."""
+    return Path(f"heads-{name_of(model)}" + ("" if engine == "kit" else f"-{engine}"))
 
 
 def name_of(model: str) -> str:

@@ -95,7 +95,7 @@ def _run(engine: Any, config: Any, keys: Any, bound: Any, url: str) -> None:
 
     def ready() -> None:
         names = ", ".join(one["id"] for one in service.names.entries())
-        console.note(f"serving {names} at {url}/v1 ({config.max_rows} answers at once)")
+        console.note(_first_lines(names, url, f"{config.max_rows} requests at once"))
 
     server = server_for(create_app(service, keys=keys), service, ready)
     try:
@@ -106,6 +106,13 @@ def _run(engine: Any, config: Any, keys: Any, bound: Any, url: str) -> None:
         raise MedusaKitError(f"the server has ended: {server.failure}", hint="start it again")
     console.note("the server has ended")
     gc.freeze()  # else Python looks through all it has once more, for seconds on a busy machine
+
+
+def _first_lines(names: str, url: str, how_many: str) -> str:
+    return (
+        f"serving {names} at {url}/v1 (OpenAI's API; {how_many})\n"
+        f"chat page: {url}/ (Ctrl-C ends the server)"
+    )
 
 
 def _check_ray(address: str | None) -> None:
@@ -133,9 +140,9 @@ def _run_replicas(loading: Any, config: Any, keys: Any, bound: Any, url: str) ->
 
     with ray_pool(loading, config) as (pool, base):
         front = Front(pool, config, base, keys)
-        each = f"{config.max_rows} answers at once each"
+        each = f"{config.max_rows} requests at once each"
         most = f"{config.replicas} to {config.max_replicas}" if config.max_replicas else None
-        said = f"serving {base} at {url}/v1 ({most or config.replicas} replicas, {each})"
+        said = _first_lines(base, url, f"{most or config.replicas} replicas, {each}")
         server = server_for(front.app, front, lambda: console.note(said))
         _listen(server, config, bound)
     console.note("the server has ended")

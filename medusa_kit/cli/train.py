@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from medusa_kit.train.trainer import TrainReport
 
 
-QUICK = ("model", "prompts", "hours", "output", "device")  # options that go with --quick alone
+# Options that go with --quick alone, by the names of their parameters.
+QUICK = {"model": "--model", "prompts": "--prompts", "hours": "--hours", "output": "--output",
+         "device": "--device", "engine": "--for"}  # fmt: skip
 
 
 Fresh = Annotated[
@@ -42,6 +44,14 @@ Output = Annotated[
     Path | None,
     options.output_option("Folder for the results (with --quick); default: heads-MODEL."),
 ]
+For = Annotated[
+    str,
+    typer.Option(
+        "--for",
+        metavar="ENGINE",
+        help="Engine that is to load the heads: kit, vllm or tgi (with --quick).",
+    ),
+]
 
 
 def train(
@@ -66,6 +76,7 @@ def train(
     prompts: Prompts = None,
     hours: Hours = 2.0,
     output: Output = None,
+    engine: For = "kit",
     device: options.Device = "auto",
 ) -> None:
     """Train Medusa heads, the base frozen or with it. Run it again after Ctrl-C to resume."""
@@ -74,7 +85,7 @@ def train(
 
         refused = {"a recipe": recipe, "--nproc": options.was_given(context, "nproc")}  # fmt: skip
         run_quick([name for name, given in refused.items() if given], model, prompts, hours,
-                  output, device, fresh, dry_run)  # fmt: skip
+                  output, device, fresh, dry_run, engine)  # fmt: skip
         return
     _check(context, recipe)
     assert recipe is not None
@@ -82,7 +93,7 @@ def train(
 
 
 def _check(context: typer.Context, recipe: Path | None) -> None:
-    if given := [f"--{name}" for name in QUICK if options.was_given(context, name)]:
+    if given := [flag for name, flag in QUICK.items() if options.was_given(context, name)]:
         raise UsageError(
             f"without --quick {', '.join(given)} would not be used",
             hint="a recipe has settings for these; or add --quick",

@@ -147,6 +147,7 @@ def _given(
     or None for the statistics beside the heads. Raises DataError, CheckpointError.
     """
     from medusa_kit.data.readers import AnswerRow, read_good_and_bad, read_rows
+    from medusa_kit.data.rows import EXAMPLES
     from medusa_kit.tree.statistics import RankStatistics
 
     if prompts is not None:
@@ -160,7 +161,8 @@ def _given(
     if wrong := next((row for row in rows if not isinstance(row, AnswerRow)), None):
         raise DataError(
             f"{answers}: row {wrong.row} holds no token ids",
-            hint="answers come from `medusa-kit data generate`; give prompts as --prompts",
+            hint="answers come from `medusa-kit data generate`; give prompts as --prompts; "
+            f"{EXAMPLES}",
         )
     return rows
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from medusa_kit.data.rendered import Rendered
-from medusa_kit.data.rows import BadRow, Conversation, Message, Row
+from medusa_kit.data.rows import EXAMPLES, BadRow, Conversation, Message, Row
 from medusa_kit.data.shown import check_shown, is_plain, renderable
 from medusa_kit.data.template import chat_template, check_characters, render
 from medusa_kit.data.turns import written
@@ -34,7 +34,7 @@ class SourceCount:
 
     kept: int = 0
     skipped: int = 0
-    first_reason: str = ""  # why the first skipped row was skipped
+    first: DataError | None = None  # why the first skipped row was skipped
     unused: set[str] = field(default_factory=set)  # keys of its rows that were left out
 
 
@@ -156,7 +156,11 @@ def encode_conversation(
     """
     last = max((i for i, m in enumerate(messages) if m["role"] == "assistant"), default=None)
     if last is None:
-        raise DataError(f"row {row} has no assistant turn, so there is nothing to train on")
+        raise DataError(
+            f"row {row} has no assistant turn, so there is nothing to train on",
+            hint="`medusa-kit data generate` lets the model answer prompts; `train --quick` does "
+            f"so itself; {EXAMPLES}",
+        )
     if chat_template(tokenizer) is None:
         raise DataError(
             "this tokenizer has no chat template, so a conversation has no tokens",
@@ -201,7 +205,7 @@ def encode_rows(
                 raise
             report.skipped.append((row.row, error.message))
             count.skipped += 1
-            count.first_reason = count.first_reason or error.message
+            count.first = count.first or error
             continue
         examples.append(example)
         count.kept += 1
@@ -221,10 +225,10 @@ def _refuse_empty(sources: dict[str, SourceCount]) -> None:
         if count.kept:
             continue
         name = f"{source}: " if source else ""
-        reason = f", the first: {count.first_reason}" if count.skipped else ""
+        reason = f", the first: {count.first.message}" if count.first else ""
         raise DataError(
             f"{name}no row is left to train on ({count.skipped} skipped{reason})",
-            hint="`medusa-kit data inspect` shows what is trained on",
+            hint=(count.first and count.first.hint) or EXAMPLES,
         )
 
 

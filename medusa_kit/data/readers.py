@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Iterator
 
 from medusa_kit.data.row_forms import read_item
-from medusa_kit.data.rows import AnswerRow, BadRow, Conversation, Message, Row
+from medusa_kit.data.rows import EXAMPLES, AnswerRow, BadRow, Conversation, Message, Row
 from medusa_kit.data.sources import read_items
 from medusa_kit.errors import DataError
 
@@ -42,5 +42,7 @@ def read_good_and_bad(
     rows = (read_item(item, number, source, extras) for number, item in items)
     first = next(rows, None)
     if first is None:
-        raise DataError(f"{source} holds no row", hint="give at least one prompt or conversation")
+        raise DataError(
+            f"{source} holds no row", hint=f"give at least one prompt or conversation; {EXAMPLES}"
+        )
     yield from itertools.islice(itertools.chain([first], rows), limit)

@@ -28,7 +28,7 @@ from medusa_kit.data.row_keys import (
     refuse_extras,
     unused,
 )
-from medusa_kit.data.rows import AnswerRow, BadRow, Conversation, Message, Row
+from medusa_kit.data.rows import EXAMPLES, AnswerRow, BadRow, Conversation, Message, Row
 from medusa_kit.errors import DataError, unknown_value
 from medusa_kit.files import parse_json
 
@@ -38,9 +38,9 @@ ROLES = {"human": "user", "user": "user", "gpt": "assistant", "assistant": "assi
 LAYOUTS = ("###", "[INST]", "<|", "Instruction:", "Question:")  # of prompts made of a row's columns
 FINISH_REASONS = ("stop", "length")
 FORMS = (
-    "messages or conversations (role and content, or from and value), prompt, question or "
+    "messages or conversations (role and content, or from and value), prompt, question, query or "
     "instruction (with completion, answer, response or output), text, turns, or prompt_ids and "
-    "response_ids"
+    f"response_ids; {EXAMPLES}"
 )
 
 
@@ -50,14 +50,17 @@ def read_item(item: Any, number: int, source: str, extras: bool = False) -> Row 
     try:
         return _row(item, number, source, extras)
     except DataError as error:
-        return BadRow(error.message, number, source, error.hint)
+        return BadRow(error.message, number, source, error.hint or EXAMPLES)
 
 
 def _row(item: Any, number: int, source: str, extras: bool) -> Row:
     if isinstance(item, str):
         return Conversation([_said("user", item)], number, None, source)
     if not isinstance(item, dict):
-        raise DataError(f"it holds a {type(item).__name__}, expected an object or a string")
+        raise DataError(
+            f"it holds a {type(item).__name__}, expected an object or a string",
+            hint=f"expected {FORMS}",
+        )
     identity = item.get("id", item.get("question_id"))
     identity = None if identity is None else str(identity)
     if "response_ids" in item:

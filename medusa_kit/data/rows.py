@@ -8,6 +8,7 @@ from medusa_kit.errors import DataError
 # role and content, and where the row has them: tool_calls, tool_call_id, name, reasoning_content,
 # weight (0: not trained on).
 Message = dict[str, Any]
+EXAMPLES = "docs/data.md has an example of every form that is read"
 
 
 @dataclass(frozen=True)

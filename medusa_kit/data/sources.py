@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from medusa_kit.data.rows import EXAMPLES
 from medusa_kit.errors import ConfigError, DataError, in_one_line
 from medusa_kit.files import parse_json
 
@@ -29,6 +30,7 @@ KINDS = (
     f"compressed ({', '.join(COMPRESSED)}), or a table ({', '.join(TABLES)})"
 )
 LONGEST_FIELD = 2**31 - 1  # characters; by default the csv module refuses more than 131,072
+READ = f"files that are read: {KINDS}; {EXAMPLES}"
 INSTALL = "pip install 'medusa-kit[train]'"
 
 
@@ -39,7 +41,7 @@ def read_items(source: str, limit: int | None = None, streaming: bool = False) -
     if path.is_file():
         return _read_table(path) if path.suffix in TABLES else _read_file(path)
     if looks_like_path and not _is_folder(source):
-        raise DataError(f"no data file at {source}", hint="check the path")
+        raise DataError(f"no data file at {source}", hint=f"check the path; {READ}")
     return _read_data_set(source, limit, streaming)
 
 
@@ -62,10 +64,10 @@ def _read_file(path: Path) -> Iterator[Item]:
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path} is not UTF-8 text: {error}",
-            hint=f"convert it to UTF-8; files that are read: {KINDS}",
+            hint=f"convert it to UTF-8; {READ}",
         ) from error
     except (EOFError, csv.Error, lzma.LZMAError, OSError) as error:
-        raise DataError(f"{path} cannot be read: {in_one_line(error)}") from error
+        raise DataError(f"{path} cannot be read: {in_one_line(error)}", hint=READ) from error
 
 
 def _opened(path: Path) -> IO[str]:
@@ -90,7 +92,10 @@ def _read_columns(path: Path, lines: Iterable[str], separator: str) -> Iterator[
     for row in reader:
         row.pop("", None)  # the numbers of rows, as some write them
         if None in row:
-            raise DataError(f"{path}:{reader.line_num} has more fields than the first line")
+            raise DataError(
+                f"{path}:{reader.line_num} has more fields than the first line",
+                hint=f"the first line names the columns; {EXAMPLES}",
+            )
         yield reader.line_num, without_nothing(row)
 
 
@@ -127,19 +132,19 @@ def _parsed(path: Path, number: int, line: str) -> Any:
     try:
         return parse_json(line)
     except json.JSONDecodeError as error:
-        raise DataError(
-            f"{path}:{number} is not JSON: {error.msg}", hint=f"files that are read: {KINDS}"
-        ) from error
+        raise DataError(f"{path}:{number} is not JSON: {error.msg}", hint=READ) from error
 
 
 def _read_list(path: Path, text: str) -> Iterator[Item]:
     try:
         items = parse_json(text)
     except json.JSONDecodeError as error:
-        raise DataError(f"{path}:{error.lineno} is not JSON: {error.msg}") from error
+        raise DataError(f"{path}:{error.lineno} is not JSON: {error.msg}", hint=READ) from error
     if not isinstance(items, list):
         raise DataError(
-            f"{path} holds a {type(items).__name__}, expected a list of rows, or a row on each line"
+            f"{path} holds a {type(items).__name__}, expected a list of rows, or a row on each "
+            "line",
+            hint=READ,
         )
     yield from enumerate(items, start=1)
 
@@ -178,7 +183,8 @@ def _loaded(source: str, name: str, config: str | None, options: dict[str, Any])
     except Exception as error:  # datasets raises many kinds: missing, offline, wrong split
         raise DataError(
             f"cannot load the data set {source!r}: {error}",
-            hint="name[/config][:split] as on the Hub, a folder, or a file",
+            hint="a name on the Hub is name[/config][:split], and a path of no file is read as "
+            f"one; {READ}",
         ) from error
 
 

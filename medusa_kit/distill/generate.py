@@ -21,6 +21,7 @@ from medusa_kit.data.answer_settings import BASE_FINGERPRINT
 from medusa_kit.data.chat import encode_asked
 from medusa_kit.data.readers import AnswerRow, BadRow, Conversation, Message
 from medusa_kit.data.row_keys import refuse_extras
+from medusa_kit.data.rows import EXAMPLES
 from medusa_kit.distill.answer_file import ASKED, AnswerFile, answer_file, digest_of
 from medusa_kit.drafters.plain import PlainDrafter
 from medusa_kit.errors import ConfigError, DataError, unknown_value
@@ -204,7 +205,7 @@ def asked_messages(messages: Sequence[Message], turns: str) -> list[Message]:
         raise unknown_value("turns", turns, ("first", "last"))
     users = [index for index, message in enumerate(messages) if message["role"] == "user"]
     if not users:
-        raise DataError("the conversation has no user turn")
+        raise DataError("the conversation has no user turn", hint=EXAMPLES)
     asked = messages[: (users[0] if turns == "first" else users[-1]) + 1]
     return [{k: v for k, v in message.items() if k != "weight"} for message in asked]
 
@@ -233,12 +234,13 @@ def _tasks(
     depends on all. `room`: for a prompt's tokens; `num_rows`: of the base's embeddings."""
     tasks: list[_Task] = []
     seen: set[str] = set()
+    first: DataError | None = None  # why the first skipped row was skipped
     for row in rows:
         try:
             if isinstance(row, BadRow):
                 raise DataError(row.reason, hint=row.hint)
             if not isinstance(row, Conversation):
-                raise DataError("it is an answer already, expected a prompt")
+                raise DataError("it is an answer already, expected a prompt", hint=EXAMPLES)
             messages = asked_messages(row.messages, turns)
             ids = encode_asked(tokenizer, messages, row.tools)
             if not ids:
@@ -251,6 +253,7 @@ def _tasks(
             if on_error == "fail":
                 raise DataError(f"row {row.row}: {error.message}", hint=error.hint) from error
             report.skipped.append((row.row, error.message))
+            first = first or error
             continue
         identity = row.id or f"{Path(row.source).stem}:{row.row}"
         if identity in seen:  # rows of a source may share an id; answers must not
@@ -260,8 +263,11 @@ def _tasks(
         seen.add(identity)
         report.unused.update(row.unused)
     if not tasks:
-        reason = f", the first: {report.skipped[0][1]}" if report.skipped else ""
-        raise DataError(f"no prompt is left to answer ({len(report.skipped)} skipped{reason})")
+        reason = f", the first: {first.message}" if first else ""
+        raise DataError(
+            f"no prompt is left to answer ({len(report.skipped)} skipped{reason})",
+            hint=(first and first.hint) or EXAMPLES,
+        )
     return _matched(tasks, seen, out, report)
 
 

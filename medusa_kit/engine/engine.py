@@ -26,7 +26,7 @@ from medusa_kit.infer.cpu.cache_dtype import FLOAT32, cache_of
 from medusa_kit.infer.cuda_graph.runner import GraphRunner
 from medusa_kit.infer.decode import decode
 from medusa_kit.infer.detokenize import StopStrings, TextStream, text_before
-from medusa_kit.infer.draft import Drafter, guessed_by, notes_of
+from medusa_kit.infer.draft import NODES, Drafter, guessed_by, notes_of
 from medusa_kit.infer.node_choice.cost import StepCost
 from medusa_kit.infer.node_choice.measured import MeasuredSteps
 from medusa_kit.infer.prefix_cache.kept_batches import KeptBatches
@@ -272,7 +272,7 @@ class Engine:
             return []
         rows, nodes = row.num_together / row.num_steps, row.num_nodes / row.num_steps
         beside = "" if row.num_together == row.num_steps else f" of {rows:.1f} rows together"
-        return [f"nodes: {nodes:.2f} verified a step{beside}; {self.steps.cost.told(rows)}"]
+        return [f"{NODES}{nodes:.2f} verified a step{beside}; {self.steps.cost.told(rows)}"]
 
     def _cost(self, drafter: Drafter) -> StepCost | None:
         """The cost of steps, for drafters that leave it to the batch how much is verified."""

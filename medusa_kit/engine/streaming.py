@@ -7,6 +7,7 @@ from typing import NamedTuple
 from weakref import WeakSet
 
 from medusa_kit.engine.result import GenerationResult
+from medusa_kit.infer.details import VerifiedTree
 from medusa_kit.infer.detokenize import TextStream
 from medusa_kit.infer.request import Emitted, Row
 from medusa_kit.locks import SharedLock
@@ -57,6 +58,8 @@ class Streaming:
         # The answer's tokens so far by who guessed them, those without text of their own included
         # (the end of the answer, parts of a character); keys as in Span.
         self.guessed: Counter[str | None] = Counter()
+        # Of the newest step that verified draft tokens, once `keep_tree` has been called.
+        self.tree: VerifiedTree | None = None
         self._pieces = self._decoded()
         self._turn = SharedLock()  # one thread at a time reads or closes it
         self.ended = False  # nothing more will come
@@ -88,6 +91,8 @@ class Streaming:
     def _decoded(self) -> Generator[Piece, None, None]:
         guesser = None
         for emitted in self._steps():
+            if (tree := self._row.tree) is not None and len(tree.tokens) > 1:
+                self.tree = tree
             spans = []
             for row, tokens in emitted:
                 guessers = [*self._guessers(row.num_guessed), None]
@@ -99,6 +104,11 @@ class Streaming:
                 yield Piece(spans)
         if text := self._text.finish():
             yield Piece([Span(text, guesser)])
+
+    def keep_tree(self) -> None:
+        """Have `tree` filled, before the first piece is read. On CUDA the steps then run one kernel
+        after another, not as graphs."""
+        self._row.wanted = self._row.wanted._replace(tree=True)
 
     @property
     def tokens_per_second(self) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from medusa_kit.heads.config import HeadsConfig
+from medusa_kit.heads.formats.engines import OWN_NAME, engines_for
 from medusa_kit.hub.figures import acceptance, exactness, speed, tree
 from medusa_kit.hub.markdown import table
 from medusa_kit.hub.measured import Measured
@@ -114,10 +115,16 @@ def _introduction(measured: Measured, options: CardOptions) -> Iterator[str]:
         ("kind", f"`{config.kind}`: a head reads {READS[config.kind]}"),
         *_prefix_layer(config),
         ("projection to the vocabulary", projection),
+        ("engines that load them", _engines(config)),
         ("weights, SHA-256", f"`{measured.weights_digest}`"),
         ("medusa-kit", f"{config.kit_version} (this card: {__version__})"),
     ]
     yield table(("", ""), rows)
+
+
+def _engines(config: HeadsConfig) -> str:
+    names = engines_for(config)
+    return f"{names} alone" if names == OWN_NAME else f"{names}; others than ours after `convert`"
 
 
 def _heads(config: HeadsConfig) -> str:

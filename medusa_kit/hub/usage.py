@@ -1,7 +1,11 @@
 """The card's last part: how to decode with the heads, here and in other engines."""
 
+import json
 from collections.abc import Iterator
 
+from medusa_kit.heads.config import HeadsConfig
+from medusa_kit.heads.formats.engines import formats_for, how_to_train
+from medusa_kit.heads.formats.vllm import NOT_TRACKED
 from medusa_kit.hub.measured import Measured
 from medusa_kit.hub.redact_paths import is_local
 from medusa_kit.settings.engine import OWN_MODELS
@@ -29,17 +33,9 @@ def usage(
 
 def _elsewhere(measured: Measured, heads: str, base: str) -> Iterator[str]:
     config = measured.config
-    if config.prefix_layers:
-        yield (
-            "Not possible: these heads read a prefix layer, a decoder layer over the whole text, "
-            "and both engines know heads that read the hidden state alone."
-        )
-        return
-    if config.kind != "medusa":
-        yield (
-            f"Not possible: these are `{config.kind}` heads, which read tokens besides the hidden "
-            "state, and both engines know heads that read the hidden state alone."
-        )
+    formats = formats_for(config)
+    if not formats:
+        yield f"Not possible: {_why_not(config)}. To {how_to_train('vllm', base)}."
         return
     yield (
         "Both verify one guess of each head, a chain, so acceptance is lower there than with "
@@ -50,21 +46,38 @@ def _elsewhere(measured: Measured, heads: str, base: str) -> Iterator[str]:
     speculative = (
         f'{{"method": "medusa", "model": "heads-vllm", "num_speculative_tokens": {count}}}'
     )
-    lines = [
-        f"medusa-kit pull {heads} heads",
-        f"medusa-kit convert heads heads-vllm --to vllm --model {base}",
-        f"vllm serve {base} --speculative-config '{speculative}'",
-    ]
-    yield "```sh\n" + "\n".join(lines) + "\n```"
-    if config.projection == "reduced":
+    serve = f"vllm serve {base} --speculative-config '{speculative}'"
+    if config.reduced_size is not None:
+        serve += f" --model-loader-extra-config '{json.dumps(NOT_TRACKED)}'"
+    pull = f"medusa-kit pull {heads} heads"
+    convert = f"medusa-kit convert heads heads-vllm --to vllm --model {base}"
+    yield _shell(pull, convert, serve)
+    if "tgi" not in formats:
         yield (
             "Text Generation Inference: not possible, since its format has no room for a "
             f"vocabulary of {config.reduced_size:,} of {config.vocab_size:,} tokens."
         )
         return
-    lines = [
-        lines[0],
+    yield _shell(
+        pull,
         f"medusa-kit convert heads heads-tgi --to tgi --model {base}",
         f"text-generation-launcher --model-id heads-tgi --speculate {count}",
-    ]
-    yield "```sh\n" + "\n".join(lines) + "\n```"
+    )
+
+
+def _why_not(config: HeadsConfig) -> str:
+    alone = "and both engines know heads that read the hidden state alone"
+    if config.prefix_layers:
+        return f"these heads read a prefix layer, a decoder layer over the whole text, {alone}"
+    if config.kind != "medusa":
+        return (
+            f"these are `{config.kind}` heads, which read tokens besides the hidden state, {alone}"
+        )
+    return (
+        f"each head has a matrix of its own for {config.reduced_size:,} tokens, which neither "
+        "engine loads"
+    )
+
+
+def _shell(*lines: str) -> str:
+    return "\n".join(["```sh", *lines, "```"])

@@ -25,6 +25,9 @@ from medusa_kit.infer.tree_step import Nodes
 ROOT, UNUSED = -1, -2
 PerRow = Sequence[Tensor] | Tensor  # a tensor for each row; as one where rows are alike
 COUNTS = "tokens a step: "  # how a note begins that counts an answer's steps
+NODES = "nodes: "  # and one that counts their nodes
+# Notes of figures, which are others after each answer, begin so; the rest are reasons.
+FIGURES = (COUNTS, NODES, "lookahead: ", "draft model ", "guesses sent to ")
 
 
 @dataclass(frozen=True)
@@ -256,6 +259,11 @@ def reads_hidden(drafter: object) -> bool:
     """Whether it reads hidden states, as heads do; drafters that do not say it
     (`reads_hidden = False`), so that no prefix layer runs for them."""
     return bool(getattr(drafter, "reads_hidden", True))
+
+
+def first_reason(notes: Sequence[str]) -> str:
+    """Why drafting went as it did, of a drafter's notes; empty where none says it."""
+    return next((note for note in notes if not note.startswith(FIGURES)), "")
 
 
 def notes_of(drafter: object) -> list[str]:

@@ -141,10 +141,11 @@ def check_trees(verifier: Verifier, reference: Reference | None = None) -> TreeC
     if known is not None and (check := _remembered(known)) is not None:
         verifier.attention.expected = known.get("attention")
         return check
-    doing = "checking trees against plain forwards"
+    doing = "checking drafting against plain decoding"
     console.stage(doing)
     if memory is not None:
-        console.note(f"{doing} ({verifier.steps_run_by}), once on this machine")
+        console.note(f"{doing}, once on this machine")
+        console.detail(f"trees against plain forwards: {verifier.steps_run_by}")
     check = _run(verifier, OwnModel(base) if reference is None else reference)
     if memory is not None:
         memory.write(**asdict(check), attention=verifier.attention.name)

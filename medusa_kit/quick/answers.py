@@ -46,7 +46,7 @@ More = Callable[[Written], int]
 def answer(
     base: BaseModel, prompts: Sequence[Conversation], path: Path, more: More, clock: Clock
 ) -> Written:
-    """Answer prompts in order until `more` says 0 or none is left; goes on with the file."""
+    """Answer prompts in order until `more` says 0 or none is left; resumes the file."""
     if path.is_file():
         whole_lines(path)
     written, batch = _there(path), settings.ANSWER_BATCH

@@ -1,4 +1,4 @@
-"""The last two phases: verify and bench, on kept-out prompts that no tree was found on."""
+"""The last two phases: verify and bench, on held-out prompts that no tree was found on."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -68,7 +68,7 @@ class Judge:
         found = found or encoded(self.engine, prompts.calibration, SHORTEST)
         if not found:
             raise DataError(
-                f"no kept-out prompt of {prompts.source} leaves room for {SHORTEST} tokens in the "
+                f"no held-out prompt of {prompts.source} leaves room for {SHORTEST} tokens in the "
                 f"context of {self.session.base.info.context_length}",
                 hint="give shorter prompts",
             )

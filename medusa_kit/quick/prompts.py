@@ -1,6 +1,6 @@
-"""Prompts of a quick run: which are trained on, which are kept out.
+"""Prompts of a quick run: which are trained on, which are held out.
 
-A hash of its id (of its text, where it has none) decides, so the same prompts are kept out by every
+A hash of its id (of its text, where it has none) decides, so the same prompts are held out by every
 run on the file. The hash is also the order in which prompts are answered, since answers stop when
 their time is over and files are often sorted by kind.
 """
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from medusa_kit.data.readers import BadRow, Conversation, Message, Row, read_good_and_bad
 from medusa_kit.data.row_keys import refuse_extras
+from medusa_kit.data.rows import EXAMPLES
 from medusa_kit.distill.generate import asked_messages
 from medusa_kit.errors import DataError
 
@@ -39,35 +40,40 @@ Asked = tuple[Conversation, list[Message]]  # a row, and what the model is asked
 
 def read_prompts(source: str) -> Prompts:
     """Raises DataError for a missing or broken source and for too few prompts."""
-    rows, refused = list[Asked](), list[str]()
+    rows, refused = list[Asked](), list[tuple[int, DataError]]()
     for row in read_good_and_bad(source, extras=True):
         try:
             rows.append(_asked(row))
         except DataError as error:
-            refused.append(f"row {row.row}: {error.message}")
+            refused.append((row.row, error))
     unique = dict[str, Asked]()  # the same question again has the same greedy answer
     for item in sorted(rows, key=lambda item: _hash(*item)):
         unique.setdefault(_text(item[1]), item)
     if len(unique) < FEWEST:
-        first = f", {refused[0]}" if refused else ""
+        first = f", the first is {_told(*refused[0])}" if refused else ""
+        hint = refused[0][1].hint if refused else None
         raise DataError(
-            f"{source} has {len(unique)} different prompts ({len(refused)} rows are none{first}); "
-            f"expected {FEWEST} or more, some of which are kept out",
-            hint="a few hundred give first heads, ten thousand good ones",
+            f"{source} has {len(unique)} unique prompts (unreadable rows: {len(refused)}{first})"
+            f"; at least {FEWEST} are needed, because some are held out",
+            hint=hint or f"a few hundred give first heads, ten thousand good ones; {EXAMPLES}",
         )
     training, out = _divided(source, list(unique.values()))
     tested = min(MOST_TESTED, max(1, round(TESTED * len(out))))
     whole = json.dumps([(row.id, messages) for row, messages in rows])
     digest = hashlib.sha256(whole.encode()).hexdigest()[:16]
     return Prompts(source, training, out[tested:], out[:tested], digest, len(refused),
-                   refused[0] if refused else None, len(rows) - len(unique))  # fmt: skip
+                   _told(*refused[0]) if refused else None, len(rows) - len(unique))  # fmt: skip
+
+
+def _told(row: int, error: DataError) -> str:
+    return f"row {row}: {error.message}"
 
 
 def _asked(row: Row | BadRow) -> Asked:
     if isinstance(row, BadRow):
-        raise DataError(row.reason)
+        raise DataError(row.reason, hint=row.hint)
     if not isinstance(row, Conversation):
-        raise DataError("it is an answer already, expected a prompt")
+        raise DataError("it is an answer already, expected a prompt", hint=EXAMPLES)
     asked = asked_messages(row.messages, "first")
     refuse_extras(asked, row.tools)
     return row, asked
@@ -76,7 +82,7 @@ def _asked(row: Row | BadRow) -> Asked:
 def _divided(
     source: str, ordered: Sequence[Asked]
 ) -> tuple[list[Conversation], list[Conversation]]:
-    """(to train on, kept out)."""
+    """(to train on, held out)."""
     count = min(MOST_KEPT_OUT, max(FEWEST // 2, round(KEPT_OUT * len(ordered))))
     names = list(dict.fromkeys(_name(*item) for item in ordered))  # rows may share an id
     kept = set(names[:count])

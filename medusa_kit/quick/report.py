@@ -7,16 +7,30 @@ from typing import Any
 
 from medusa_kit.bench.methods import ONE_NODE, TRANSFORMERS
 from medusa_kit.files import atomic_write
+from medusa_kit.heads.formats.engines import ENGINES, engines_for
 from medusa_kit.quick.plan import minutes
 from medusa_kit.quick.session import Session
-from medusa_kit.quick.settings import FEATURES
+from medusa_kit.quick.settings import FEATURES, heads_for
 from medusa_kit.quick.state import PHASES, folder_bytes
+from medusa_kit.settings.quick import MadeFor
+from medusa_kit.settings.recipe import HeadsSection
 
-NAMES = {"held_out": "kept-out answers", "answers": "answers", "training": "training",
+NAMES = {"held_out": "held-out answers", "answers": "answers", "training": "training",
          "search": "tree search", "verify": "verify", "bench": "bench"}  # fmt: skip
 MEASURED = {ONE_NODE: "plain decoding", "medusa-kit, medusa": "heads alone",
             "medusa-kit, auto": "auto, the default"}  # fmt: skip
 Row = tuple[str, str]
+
+
+def engines(engine: MadeFor) -> str:
+    """Which engines will load the heads, in a sentence."""
+    heads = HeadsSection.model_validate(heads_for(engine))
+    if engine == "kit":
+        return (
+            f"heads of kind {heads.kind}, which draft best, for medusa-kit: no other engine will "
+            "load them; --for vllm or --for tgi trains heads that vLLM or TGI loads"
+        )
+    return f"heads of kind {heads.kind} for {ENGINES[engine]}: {engines_for(heads)} will load them"
 
 
 def record_of(session: Session) -> dict[str, Any]:
@@ -27,6 +41,7 @@ def record_of(session: Session) -> dict[str, Any]:
         "base_fingerprint": state.recall("base"),
         "prompts": request.prompts,
         "hours": request.hours,
+        "for": request.engine,
         "seconds": round(state.seconds(), 1),
         "phases": {
             name: {"seconds": round(state.phase_seconds(name), 1), **state.figures(name)}
@@ -48,11 +63,19 @@ def next_commands(session: Session) -> list[Row]:
     model, heads = shlex.quote(session.request.model), shlex.quote(str(session.heads))
     device = session.request.device
     where = "" if device == "auto" else f" --device {shlex.quote(device)}"
-    return [
+    engine = session.request.engine
+    commands = [
         (f"medusa-kit chat -m {model} --heads {heads}{where}", "talk to it"),
         (f"medusa-kit serve -m {model} --heads {heads}{where}", "OpenAI's API"),
         (f"medusa-kit push {heads} ORG/NAME", "heads with a card, to the Hub"),
     ]
+    if engine != "kit":
+        folder = shlex.quote(str(session.path(engine)))
+        commands.append((
+            f"medusa-kit convert {heads} {folder} --to {engine} -m {model}",
+            f"heads for {ENGINES[engine]}; prints how to serve them",
+        ))  # fmt: skip
+    return commands
 
 
 def rows_of(record: dict[str, Any]) -> list[Row]:
@@ -66,13 +89,14 @@ def rows_of(record: dict[str, Any]) -> list[Row]:
     times = ", ".join(f"{NAMES[name]} {minutes(phases[name]['seconds'])}" for name in PHASES)
     static = " · ".join(f"{n}: {length:.2f}" for n, length in search["static"].items())
     return [
-        ("text", f"{text['answers']:,} answers, {training['positions']:,} positions, "
+        ("text", f"{text['answers']:,} answers, {training['positions']:,} training tokens, "
                  f"{training['epochs']:g} epochs"),
-        ("kept out", f"{phases['held_out']['answers']:,} answers for the tree, "
-                     f"{search['calibration_positions']:,} positions used"),
+        ("held out", f"{phases['held_out']['answers']:,} answers for the tree, "
+                     f"{search['calibration_positions']:,} tokens used"),
         ("time", f"{minutes(record['seconds'])} of {minutes(3600 * record['hours'])}"),
         ("of it", times),
         ("acceptance length, static trees", static),
+        *_chained(record["for"], search),
         ("chosen tree", tree),
         ("predicted speed-up", f"{search['predicted_speed_up']:.2f} × plain decoding"),
         *_measured(phases["bench"]),
@@ -80,6 +104,17 @@ def rows_of(record: dict[str, Any]) -> list[Row]:
         ("disk", f"heads {_mb(record['disk']['heads'])}, hidden states "
                  f"{_mb(record['disk']['hidden_states'])}, all {_mb(record['disk']['all'])}"),
     ]  # fmt: skip
+
+
+def _chained(engine: MadeFor, search: dict[str, Any]) -> list[Row]:
+    """What another engine makes of the heads: it verifies no tree."""
+    if engine == "kit":
+        return []
+    chain = search["chain"]
+    depths = " · ".join(f"{share:.0%}" for share in chain["acceptance_by_depth"])
+    length = chain["acceptance_length"]
+    return [(f"acceptance length, a chain as in {ENGINES[engine]}",
+             f"{length:.2f}; by depth {depths}")]  # fmt: skip
 
 
 def _measured(bench: dict[str, Any]) -> list[Row]:

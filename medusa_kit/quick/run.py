@@ -1,13 +1,13 @@
 """A quick run: phases one after the other, each recorded when it is finished.
 
-held_out   answers to kept-out prompts; rates are measured           text.py
+held_out   answers to held-out prompts; rates are measured           text.py
 answers    answers to train on                                       text.py
 training   hidden states and updates                                 training.py
 search     calibration, and the tree that suits the machine          search.py
 verify     token by token against transformers                       judging.py
 bench      heads, `auto`, plain decoding, transformers               judging.py
 
-The same call goes on wherever an earlier one stopped.
+The same call resumes wherever an earlier one stopped.
 """
 
 import contextlib
@@ -47,6 +47,7 @@ def prepared(request: Request, fresh: bool = False) -> Session:
 
 def run(session: Session, fresh: bool = False) -> dict[str, Any]:
     """All phases that are not done yet; returns verify's figures. Raises what phases raise."""
+    console.note(report.engines(session.request.engine))  # before all else that is reported
     judge = Judge(session)
     phases: dict[str, Phase] = {
         "held_out": run_held_out,
@@ -103,7 +104,7 @@ def tell(session: Session) -> None:
         console.note(f"{prompts.repeated} rows ask what another one asks and are left out")
     if done := [report.NAMES[name] for name in PHASES if session.state.done(name)]:
         spent = minutes(session.state.seconds())
-        console.note(f"going on after {spent} of {minutes(total)}; done: {', '.join(done)}")
+        console.note(f"resuming after {spent} of {minutes(total)}; done: {', '.join(done)}")
         return
     last = ", ".join(f"{report.NAMES[name]} {minutes(plan.share(name, total))}"
                      for name in plan.LAST)  # fmt: skip
@@ -113,6 +114,6 @@ def tell(session: Session) -> None:
         f"tree, {len(prompts.test):,} to verify and measure with"
     )
     console.note(
-        f"plan for {minutes(total)}: kept-out answers {minutes(plan.share('held_out', total))}, "
+        f"plan for {minutes(total)}: held-out answers {minutes(plan.share('held_out', total))}, "
         f"answers and training {minutes(rest)} (divided once rates are measured), {last}"
     )

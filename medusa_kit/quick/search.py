@@ -1,4 +1,4 @@
-"""The search phase: as many kept-out answers and tree sizes as fit into its time."""
+"""The search phase: as many held-out answers and tree sizes as fit into its time."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,6 +9,7 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.quick.answers import read_answers
 from medusa_kit.quick.session import Session
 from medusa_kit.tree.candidate_tree import CandidateTree
+from medusa_kit.tree.replay import replay
 from medusa_kit.tree.search import best_trees
 from medusa_kit.tree.statistics import RankStatistics
 from medusa_kit.tuning import calibrate, step_time
@@ -56,6 +57,7 @@ def run_search(session: Session) -> dict[str, Any]:
         "calibration_answers": len(answers),
         "calibration_positions": stats.num_positions,
         "static": _static_lengths(stats),
+        "chain": _chain(stats),
         "chosen": {"nodes": chosen.num_nodes, "dynamic": chosen.dynamic is not None,
                    "acceptance_length": chosen.acceptance_length},
         "predicted_speed_up": chosen.speed_up,
@@ -96,6 +98,13 @@ def _affordable(
     calibrate.calibrate(session.base, engine.heads, few, dynamic=dynamic)
     each = (session.clock() - began) / len(few)
     return max(FEWEST, int(min(len(answers), seconds / max(each, 1e-9))))
+
+
+def _chain(statistics: RankStatistics) -> dict[str, Any]:
+    """What engines get that verify the likeliest token of each head and no tree, by replay."""
+    found = replay(CandidateTree.chain(statistics.num_heads), statistics)
+    return {"acceptance_length": found.acceptance_length,
+            "acceptance_by_depth": found.acceptance_by_depth}  # fmt: skip
 
 
 def _static_lengths(statistics: RankStatistics) -> dict[str, float]:

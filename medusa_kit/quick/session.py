@@ -20,6 +20,7 @@ from medusa_kit.quick.answers import check_encoding
 from medusa_kit.quick.prompts import Prompts
 from medusa_kit.quick.state import HELD_OUT, RECIPE, RUN, Clock, State
 from medusa_kit.settings.engine import EngineConfig
+from medusa_kit.settings.quick import MadeFor
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class Request:
     hours: float
     output: Path
     device: str = "auto"
+    engine: MadeFor = "kit"  # that is to load the heads
     clock: Clock = time.monotonic
 
     @property
@@ -44,6 +46,7 @@ class Request:
             "model": str(path.resolve()) if path.exists() else self.model,
             "prompts": digest,
             "hours": self.hours,
+            "for": self.engine,
             "answer_tokens": settings.ANSWER_TOKENS,
         }
 
@@ -120,7 +123,7 @@ class Session:
 
     def base_to_train(self, *_: Any, dtype: str, **__: Any) -> BaseModel:
         """The base in this dtype, as it is in a new process: on a CPU, torch's layers were replaced
-        by others whose last bits differ, and a run that goes on is to train as one that was never
+        by others whose last bits differ, and a run that resumes is to train as one that was never
         stopped."""
         base = self.base_in(dtype)
         if base is not self.base or base.is_light or base.device.type != "cpu":

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from medusa_kit.base.model import BaseModel
+from medusa_kit.settings.quick import MadeFor
 from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train.cpu_products import fast_in_bfloat16
 
@@ -17,6 +18,9 @@ EVAL_FRACTION = 0.02  # of the answers: checkpoints are compared on them
 CPU_POSITIONS, GPU_POSITIONS = 512, 2048  # an update
 
 HEADS: dict[str, Any] = {"kind": "recurrent", "num_heads": 4, "further_heads": 2, "num_blocks": 1}
+# What other engines load: heads that read the hidden state alone, of one block, as every format
+# takes it.
+PLAIN_HEADS: dict[str, Any] = {"kind": "medusa", "num_heads": 4, "num_blocks": 1}
 TRAIN: dict[str, Any] = {
     "learning_rate": 2.0e-3,
     "warmup_ratio": 0.05,
@@ -41,9 +45,16 @@ def training_dtype(base: BaseModel) -> str:
 
 
 def recipe_for(
-    base: BaseModel, folder: Path, *, epochs: int = 1, limit: int | None = None, **train: Any
+    base: BaseModel,
+    folder: Path,
+    engine: MadeFor = "kit",
+    *,
+    epochs: int = 1,
+    limit: int | None = None,
+    **train: Any,
 ) -> TrainRecipe:
-    """The recipe for the answers in `folder`; `limit`: rows read, `train`: more of that section."""
+    """The recipe for the answers in `folder`, of heads for `engine`; `limit`: rows read, `train`:
+    more of that section."""
     path, places = Path(base.info.name).expanduser(), places_in(folder)
     data = {**places["data"], "max_length": MAX_LENGTH,
             "eval_fraction": EVAL_FRACTION, "limit": limit, "train_on": "all"}  # fmt: skip
@@ -57,7 +68,7 @@ def recipe_for(
                 "dtype": training_dtype(base),
                 "device": base.info.device,
             },
-            "heads": {**HEADS, **projection(base)},
+            "heads": heads_for(engine, base.info.vocab_size),
             "data": data,
             "train": {**TRAIN, **size, **places["train"], **train},
             "deepspeed": {"enabled": False},  # one process, which torch alone trains as fast
@@ -74,8 +85,10 @@ def places_in(folder: Path) -> dict[str, Any]:
     }
 
 
-def projection(base: BaseModel) -> dict[str, Any]:
-    """Heads that guess among the most frequent tokens, where there are many."""
-    if base.info.vocab_size <= COLUMNS:
-        return {"projection": "shared"}
-    return {"projection": "reduced", "reduced_size": COLUMNS, "save_dtype": "bfloat16"}
+def heads_for(engine: MadeFor, vocab_size: int | None = None) -> dict[str, Any]:
+    """The section `heads`. They guess among the most frequent tokens where there are many, or it is
+    not known how many there are, unless the engine has no room for such heads (docs/formats.md)."""
+    heads = HEADS if engine == "kit" else PLAIN_HEADS
+    if engine == "tgi" or (vocab_size is not None and vocab_size <= COLUMNS):
+        return {**heads, "projection": "shared"}
+    return {**heads, "projection": "reduced", "reduced_size": COLUMNS, "save_dtype": "bfloat16"}

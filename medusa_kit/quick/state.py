@@ -67,11 +67,11 @@ class State:
             if there := [name for name in there if not name.startswith(".")]:
                 raise ConfigError(
                     f"{self.folder} holds other files ({', '.join(sorted(there)[:3])}), and no "
-                    f"{RECORD} of a run to go on with",
+                    f"{RECORD} of a run to resume",
                     hint="name another folder with --output",
                 )
             return
-        theirs = self._read()["settings"]
+        theirs = {"for": "kit", **self._read()["settings"]}  # older runs were for nothing else
         now = {**self._settings, "hours": theirs.get("hours")} if self.longer else self._settings
         names = sorted({*now, *theirs})
         different = [
@@ -84,7 +84,7 @@ class State:
                 f"{self.folder} holds a run with other settings (now ≠ then): "
                 + "; ".join(different),
                 hint="name another folder with --output, or add --fresh to start over; only a "
-                "larger --hours can go on with what is there",
+                "larger --hours resumes what is there",
             )
 
     @property

@@ -1,4 +1,4 @@
-"""The first two phases: answers to kept-out prompts, by which rates are measured, then answers to
+"""The first two phases: answers to held-out prompts, by which rates are measured, then answers to
 train on."""
 
 import shutil
@@ -47,11 +47,11 @@ def run_held_out(session: Session) -> dict[str, Any]:
 
 
 def _check_enough(session: Session) -> None:
-    """Raises DataError where no tree could be found on the kept-out answers."""
+    """Raises DataError where no tree could be found on the held-out answers."""
     usable = calibrate.usable_answers(session.base, read_answers(session.held_out))
     if len(usable) < FEWEST_HELD_OUT:
         raise DataError(
-            f"{len(usable)} of {len(session.prompts.calibration)} kept-out prompts gave an answer; "
+            f"{len(usable)} of {len(session.prompts.calibration)} held-out prompts gave an answer; "
             f"the search for a tree needs {FEWEST_HELD_OUT} or more",
             hint="give more prompts, or prompts that leave more room for answers",
         )
@@ -87,18 +87,18 @@ def _measured(session: Session, answer_rate: float) -> Rates:
         seconds - positions / rates.answers, positions, rates))  # fmt: skip
     console.note(
         f"measured: {rates.answers:,.0f} tokens/s answered, {rates.features:,.0f} tokens/s read "
-        f"for hidden states, {rates.updates:,.0f} positions/s trained"
+        f"for hidden states, {rates.updates:,.0f} training tokens/s"
     )
     console.note(
-        f"so: answers for {minutes(positions / rates.answers)}, about {positions:,.0f} positions; "
-        f"training for {minutes(rates.training(positions, epochs))}"
+        f"so: answers for {minutes(positions / rates.answers)}, about {positions:,.0f} training "
+        f"tokens; training for {minutes(rates.training(positions, epochs))}"
     )
     return rates
 
 
 def _trial(session: Session, answer_rate: float, expected: float) -> Rates:
     rows = read_answers(session.held_out)
-    recipe = settings.recipe_for(session.base, session.request.output)
+    recipe = settings.recipe_for(session.base, session.request.output, session.request.engine)
     base = session.base_in(recipe.base.dtype)
     return trial.measure(base, rows, recipe, answer_rate, expected, session.clock)
 
@@ -140,8 +140,10 @@ class _Enough:
         positions = plan.positions_for(seconds, rates, written.tokens)
         if self.room < positions and not self.told_of_disk:
             self.told_of_disk = True
-            console.warn(f"the disk has room for the hidden states of {self.room:,.0f} positions; "
-                         f"there is time for {positions:,.0f}")  # fmt: skip
+            console.warn(
+                f"the disk has room for the hidden states of {self.room:,.0f} training tokens; "
+                f"there is time for {positions:,.0f}"
+            )
         positions = min(self.room, positions)
         self._tell(min(positions, len(self.session.prompts.training) * written.length), rates)
         possible, first = (positions - written.tokens) / written.length, written.asked == 0
@@ -153,8 +155,8 @@ class _Enough:
             return
         if self.told is not None:
             console.note(
-                f"{rates.answers:,.0f} tokens/s answered and {rates.updates:,.0f} positions/s "
-                f"trained now: about {positions:,.0f} positions, not {self.told:,.0f}"
+                f"{rates.answers:,.0f} tokens/s answered and {rates.updates:,.0f} training "
+                f"tokens/s now: about {positions:,.0f} training tokens, not {self.told:,.0f}"
             )
         self.told = positions
 
@@ -184,6 +186,6 @@ def _check_useful(session: Session, seconds: float, rate: float) -> None:
     hours = plan.hours_for(needed / rate, session.total - session.left)
     raise MedusaKitError(
         f"{session.request.model} is too slow here for {session.request.hours:g} hours: about "
-        f"{possible:,.0f} positions could be trained on; heads need {needed:,.0f} or more",
+        f"{possible:,.0f} training tokens would fit; heads need {needed:,.0f} or more",
         hint=f"give more time: --hours {plan.rounded_up(hours)} or more",
     )

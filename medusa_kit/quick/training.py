@@ -63,7 +63,7 @@ def _recipe(session: Session) -> TrainRecipe:
         limit = max(2, int(len(answers) * share))
         positions, epochs = round(positions * min(1.0, limit / len(answers))), 1.0
         limit = limit if limit < len(answers) else None
-        console.note(f"time is left for {positions:,} of the positions, once")
+        console.note(f"time is left for {positions:,} of the training tokens, once")
     epochs = min(epochs, settings.MOST_EPOCHS)
     trained = positions * rates.trained
     per_epoch = max(1, round(trained / settings.update_positions(session.base)))
@@ -71,12 +71,13 @@ def _recipe(session: Session) -> TrainRecipe:
     each = rates.training(positions, epochs) / max(1.0, per_epoch * epochs)
     pause = min(max(SAVE_SECONDS[0], seconds / 10), SAVE_SECONDS[1])
     recipe = settings.recipe_for(
-        session.base, session.request.output.resolve(), epochs=max(1, math.ceil(epochs)),
-        limit=limit, eval_every=every, save_every=max(1, round(pause / max(each, 1e-6))),
+        session.base, session.request.output.resolve(), session.request.engine,
+        epochs=max(1, math.ceil(epochs)), limit=limit, eval_every=every,
+        save_every=max(1, round(pause / max(each, 1e-6))),
     )  # fmt: skip
     with atomic_write(session.recipe) as temporary:
         temporary.write_text(_header(session) + dump(recipe))
-    console.note(f"training on {positions:,} positions, about {epochs:.1f} epochs")
+    console.note(f"training on {positions:,} training tokens, about {epochs:.1f} epochs")
     return load_recipe(session.recipe)
 
 
@@ -90,7 +91,7 @@ def _check_useful(session: Session, positions: int, seconds: float) -> None:
     raise MedusaKitError(
         f"{minutes(max(0.0, seconds))} of {session.request.hours:g} hours are left to train in; "
         f"expected {minutes(least)} or more, and {minutes(everything)} for all {positions:,} "
-        "positions",
+        "training tokens",
         hint=f"give more time, and the answers are used: --hours {plan.rounded_up(hours)} or more",
     )
 

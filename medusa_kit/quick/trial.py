@@ -1,4 +1,4 @@
-"""How fast this machine trains these heads: hidden states and a few updates, on kept-out answers.
+"""How fast this machine trains these heads: hidden states and a few updates, on held-out answers.
 
 Nothing of it is kept. The heads have as many columns as those to come should have.
 

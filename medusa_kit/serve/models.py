@@ -16,6 +16,7 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.heads_store import HeadsStatus, HeadsStore
 from medusa_kit.errors import ConfigError, UnknownModelError, did_you_mean, unknown_value
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER
+from medusa_kit.infer.accept.default_sampling import with_defaults
 
 ADAPTER_SOURCES = ("local", "hub")  # LoRAX has more
 OWNER = "medusa-kit"
@@ -82,6 +83,8 @@ class ServedModels:
     ) -> None:
         self._engine, self.names, self._store = engine, tuple(names), store
         self._created = created
+        chosen, _ = with_defaults({}, engine.base.generation_config)
+        self._temperature = chosen["temperature"]  # of a request that gives none
 
     def asked(
         self,
@@ -152,6 +155,7 @@ class ServedModels:
             "num_heads": None if own is None else own.num_heads,
             "bytes": 0 if own is None else own.num_bytes,
             "in_use": True,
+            "temperature": self._temperature,
         }
         statuses = [] if self._store is None else self._store.statuses()
         named = [self._entry(f"{base}:{one.name}", _told(one)) for one in statuses]

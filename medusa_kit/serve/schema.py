@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic.json_schema import SkipJsonSchema
 
+from medusa_kit.infer.accept.default_sampling import with_defaults
 from medusa_kit.serve.bounds import (
     MOST_ANSWERS,
     MOST_BIASES,
@@ -233,22 +234,28 @@ class Request(Labels):
     def wants_usage(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
-    def sampling(self) -> dict[str, Any]:
-        """Keywords of the engine. Temperature is 1 unless given, as OpenAI's is. A draw from one
+    def sampling(self, config: Any) -> dict[str, Any]:
+        """Keywords of the engine, with what is open decided by the kit's rule. A draw from one
         token is greedy; what narrows a draw changes no greedy choice, but has to be in range.
 
-        Raises ConfigError.
+        `config`: the model's own generation config. Raises ConfigError.
         """
-        chosen = self._given("temperature", "top_p", "min_p")
-        chosen.setdefault("temperature", 1.0)
-        if self.top_k not in (None, 0, -1):  # as other servers write "all"
-            chosen["top_k"] = self.top_k
-        if chosen["temperature"] == 0 or self.top_p == 0 or self.top_k == 1:
-            checked = {**chosen, "temperature": chosen["temperature"] or 1.0}
+        given = self._given("temperature", "top_p", "min_p")
+        whole = self.top_k in (0, -1)  # as other servers write "all"
+        if self.top_k is not None and not whole:
+            given["top_k"] = self.top_k
+        if given.get("temperature") == 0 or self.top_p == 0 or self.top_k == 1:
+            checked = {**given, "temperature": given.get("temperature") or 1.0}
             if self.top_p == 0:
                 del checked["top_p"]
             SamplingParams(**checked)
             chosen = {"temperature": 0.0}
+        else:
+            SamplingParams.checked(given)
+            chosen, _ = with_defaults(given, config, several=self.n > 1)
+            chosen = {name: value for name, value in chosen.items() if value is not None}
+            if whole:
+                chosen.pop("top_k", None)
         return chosen | self._given(
             "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias"
         )

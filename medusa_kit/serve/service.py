@@ -342,7 +342,7 @@ class Service:
         options: dict[str, Any] = {
             "stop": request.stop,
             "wanted": Wanted(request.num_likeliest, asked.tree),
-            **request.sampling(),
+            **request.sampling(self.engine.base.generation_config),
             **named,
         }
         if asked.drafter is not None or asked.drafter_options is not None:

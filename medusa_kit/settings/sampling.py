@@ -15,6 +15,7 @@ from medusa_kit.settings.grammar import Grammar
 ACCEPTANCE = ("exact", "typical")
 KINDS: dict[str, Callable[[Any], Any]] = {"top_k": int, "seed": int}  # of numbers; others: float
 DEFAULT_EPSILON = 0.09  # the paper's, §2.3.1
+ANSWER_TOKENS = 1024  # longest answer of chat, generate, the page and the server, unless given
 
 
 class SamplingOptions(TypedDict, total=False):
@@ -111,6 +112,13 @@ class SamplingParams:
                     hint=did_you_mean(name, known),
                 )
         return cls(**options)
+
+    @classmethod
+    def checked(cls, options: Mapping[str, Any]) -> "SamplingParams":
+        """From keywords whose temperature may be open (None), for the model to name. The rest is
+        checked as beside one above 0. Raises ConfigError."""
+        is_open = options.get("temperature") is None
+        return cls.of({**options, "temperature": 1.0} if is_open else options)
 
     @property
     def greedy(self) -> bool:

@@ -8,6 +8,7 @@ import dataclasses
 from typing import Annotated, Any, get_args, get_type_hints
 
 from medusa_kit.errors import ConfigError, check_count, is_finite
+from medusa_kit.settings.sampling import ANSWER_TOKENS
 from medusa_kit.settings.serve_limits import LimitOptions
 from medusa_kit.settings.serve_replicas import ReplicaOptions
 
@@ -33,7 +34,7 @@ class ServeConfig(LimitOptions, ReplicaOptions):
     ] = 0.1
     default_max_tokens: Annotated[
         int, "Longest answer, in tokens, of a chat request that does not give max_tokens."
-    ] = 1024
+    ] = ANSWER_TOKENS
     request_timeout: Annotated[
         float, "Seconds that a request may take, the wait for a slot included; then it gets 504."
     ] = 600.0

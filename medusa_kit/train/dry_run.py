@@ -20,7 +20,7 @@ from medusa_kit.train.forecast.described import has_weights
 from medusa_kit.train.forecast.from_config import columns, from_config, rows_assumed
 from medusa_kit.train.forecast.needs import SIZES, Forecast, Text, size, weights_of
 from medusa_kit.train.forecast.trial import Trial, invented_rows, try_out
-from medusa_kit.train.optimizer import check_optimizer, network_matrices
+from medusa_kit.train.optimizer import check_optimizer, moments
 from medusa_kit.train.preparation import (
     check_earlier_heads,
     feature_options,
@@ -108,7 +108,9 @@ def _forecast(trial: Trial, base: BaseModel, recipe: TrainRecipe, heads: MedusaH
     module = trial.run.module
     ours = set(map(id, heads.parameters()))
     moving = [p for p in module.parameters() if p.requires_grad and id(p) not in ours]
-    weights = weights_of(recipe, heads, moving, base.info.num_parameters, _moments(module, recipe))
+    trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    kept = moments(module.heads, trained, recipe)
+    weights = weights_of(recipe, heads, moving, base.info.num_parameters, kept)
     options = feature_options(recipe, base)
     found = Forecast(
         recipe, weights, trial.speed, trial.peak, base.info.hidden_size, base.dtype.itemsize,
@@ -117,13 +119,6 @@ def _forecast(trial: Trial, base: BaseModel, recipe: TrainRecipe, heads: MedusaH
     tried = Text(trial.positions, trial.tokens, trial.kept, trial.held_out)
     found.peak += _deepspeed_bytes(recipe, weights.trained) - found.tried(tried)
     return found
-
-
-def _moments(module: Stage, recipe: TrainRecipe) -> int:
-    """Numbers that the optimiser keeps: two for each weight, of Muon's matrices one."""
-    trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
-    muon = recipe.train.optimizer == "muon"
-    return 2 * trained - (sum(p.numel() for p in network_matrices(module)) if muon else 0)
 
 
 def _deepspeed_bytes(recipe: TrainRecipe, trained: int) -> float:

@@ -14,6 +14,7 @@ from torch import nn
 
 from medusa_kit import console
 from medusa_kit.errors import ConfigError
+from medusa_kit.heads import MedusaHeads
 from medusa_kit.settings.recipe import TrainRecipe
 from medusa_kit.train.cpu_products import fast_in_bfloat16
 from medusa_kit.train.stages import Medusa1, Medusa2
@@ -55,7 +56,7 @@ def make_optimizer(
     parts = _not_empty(module.groups())
     if recipe.train.optimizer == "adamw":
         return _adamw(parts, recipe, fused), [factor for _, factor in parts]
-    matrices = set(map(id, network_matrices(module)))
+    matrices = set(map(id, network_matrices(module.heads)))
     by_muon = _not_empty([([p for p in some if id(p) in matrices], f) for some, f in parts])
     by_adamw = _not_empty([([p for p in some if id(p) not in matrices], f) for some, f in parts])
     found: list[torch.optim.Optimizer] = []
@@ -73,9 +74,14 @@ def make_optimizer(
     return Optimizers(found), [factor for _, factor in (*by_muon, *by_adamw)]
 
 
-def network_matrices(module: Medusa1 | Medusa2) -> list[nn.Parameter]:
+def moments(heads: MedusaHeads, trained: int, recipe: TrainRecipe) -> int:
+    """Numbers that the optimiser keeps: two for each trained weight, of Muon's matrices one."""
+    muon = recipe.train.optimizer == "muon"
+    return 2 * trained - (sum(p.numel() for p in network_matrices(heads)) if muon else 0)
+
+
+def network_matrices(heads: MedusaHeads) -> list[nn.Parameter]:
     """The trained weights [out, in] of the heads' layers, without those of own projections."""
-    heads = module.heads
     projections = set(map(id, heads.projections.parameters()))
     linear = [module for module in heads.modules() if isinstance(module, nn.Linear)]
     weights = [p for one in linear for p in one.parameters() if p.ndim == 2 and p.requires_grad]

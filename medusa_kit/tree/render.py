@@ -38,7 +38,7 @@ def describe_tree(tree: Tree) -> str:
     if isinstance(tree, CandidateTree):
         return render_tree(tree)
     return (
-        f"a tree of {tree.num_nodes} nodes grown anew at each step, up to depth {tree.depth}: the "
+        f"a dynamic tree of {tree.num_nodes} nodes, up to depth {tree.depth}: at each step the "
         "paths that the heads find most probable"
     )
 

@@ -38,7 +38,7 @@ def test_help(run: Run, command: str) -> None:
 def test_help_of_generate_shows_defaults(run: Run) -> None:
     _, out, _ = run("generate", "--help")
     assert "--max-new-tokens" in out
-    assert "[default: 256]" in out
+    assert "[default: 1024]" in out
 
 
 def test_version(run: Run) -> None:
@@ -68,8 +68,10 @@ WRONG_CALLS: dict[str, tuple[list[str], str]] = {
     "batch size": (["generate", "hi", *PLAIN, "--batch-size", "0"], "batch size 0"),
     "no token": (["generate", "hi", *MODEL, "-n", "0"], "-n"),
     "temperature": (["generate", "hi", *PLAIN, "--temperature", "-1"], "temperature -1.0"),
-    "greedy top-k": (["generate", "hi", *PLAIN, "--top-k", "3"], "no meaning when decoding greed"),
-    "typical greedily": (["generate", "hi", *PLAIN, "--acceptance", "typical"], "at temperature 0"),
+    "greedy top-k": (["generate", "hi", *PLAIN, "--temperature", "0", "--top-k", "3"],
+                     "no meaning when decoding greed"),
+    "typical greedily": (["generate", "hi", *PLAIN, "--temperature", "0", "--acceptance",
+                          "typical"], "at temperature 0"),
     "logit bias": (["generate", "hi", *PLAIN, "--logit-bias", "5:1"], "'5:1' is not understood"),
     "biased id": (["generate", "hi", *PLAIN, "--logit-bias", "99999=1"], "names token id 99999"),
     "penalty of chat": (["chat", *PLAIN, "--presence-penalty", "3"], "presence_penalty 3.0 is out"),

@@ -9,11 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.debug_model import MODEL, plain_text
+from support.debug_model import MODEL, ROOT, plain_text
 
 Run = Callable[..., tuple[int, str, str]]
 PROMPT = "Name a tree."
 D, V = 64, 259  # debug-tiny
+ASSETS = ROOT / "medusa_kit/assets/heads"
 
 
 @pytest.fixture
@@ -93,3 +94,27 @@ def test_a_base_of_other_sizes_is_refused(run: Run, foreign: Path, tmp_path: Pat
     assert code == 1
     assert "vocabulary size 260 ≠ 259" in err
     assert not (tmp_path / "x").exists()
+
+
+@pytest.mark.parametrize(("to", "engine", "key"), [
+    ("vllm", "vllm", "heads.kind=medusa"), ("lorax", "tgi", "heads.projection=shared"),
+])  # fmt: skip
+def test_heads_that_no_other_engine_loads_are_refused_before_the_base_is_read(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str, engine: str, key: str
+) -> None:
+    """With the command that trains the right ones; the heads are those of the package."""
+
+    def read(*_: object, **__: object) -> None:
+        raise AssertionError("the base was read")
+
+    monkeypatch.setattr("medusa_kit.base.loading.load_base_model", read)
+    name = "smollm2-135m-instruct"
+    code, out, err = run("convert", ASSETS / name, tmp_path / "out", "--to", to, "-m", name)
+    assert (code, out) == (2, "")
+    assert "kind 'recurrent'" in err
+    said = " ".join(err.split())
+    assert f"medusa-kit train --quick --for {engine} -m {name} --prompts PROMPTS" in said
+    assert key in said
+    code, _, err = run("convert", tmp_path / "gone", tmp_path / "out", "--to", to, "-m", name)
+    assert (code, "no heads at" in err) == (1, True)
+    assert not (tmp_path / "out").exists()

@@ -125,7 +125,8 @@ def test_from_a_file_until_sigterm(
     assert code == 0, err
     assert told["tries"] == 1
     assert told["batch"]["max_rows"] == 2
-    assert f"http://127.0.0.1:{port}/v1" in err
+    assert f"at http://127.0.0.1:{port}/v1 (" in err
+    assert f"chat page: http://127.0.0.1:{port}/ " in err
     assert out == ""
 
 

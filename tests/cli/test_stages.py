@@ -42,6 +42,29 @@ def test_the_spinner_makes_way_for_what_others_write(terminal: Terminal) -> None
     assert screen.lines == ["model.safetensors: 100%"]
 
 
+def test_a_bar_stands_in_the_spinner_s_place(terminal: Terminal) -> None:
+    screen = terminal(100)
+    with console.stages("reading"):
+        with console.progress("packing", 3, "layers", brief=True) as bar:
+            console.note("packing the model")
+            console.stage("packing")  # as what it packs with may say, too
+            bar.advance(2)
+            bar._progress.refresh()  # as it is each tenth of a second
+            assert screen.lines[0] == "packing the model"
+            assert "2/3" in screen.lines[1]
+            assert not any("…" in line for line in screen.lines)
+        console.stage("checking")
+        assert "checking …" in screen.lines[1]
+    assert screen.lines == ["packing the model"]
+
+
+def test_a_log_has_nothing_of_a_brief_bar(capsys: pytest.CaptureFixture[str]) -> None:
+    for brief in (True, False):
+        with console.progress("packing", 2, "layers", brief=brief) as bar:
+            bar.advance(2)
+        assert bool(capsys.readouterr().err) != brief
+
+
 def test_ctrl_c_while_loading_leaves_nothing(terminal: Terminal) -> None:
     screen = terminal(60)
     with pytest.raises(KeyboardInterrupt), console.stages("loading"):
@@ -67,7 +90,7 @@ def test_loading_says_what_it_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     said.clear()
     medusa_kit.load(str(folder), heads="untrained", device="cpu")
     assert said[0] == "reading the model"
-    assert "checking trees against plain forwards" in said
+    assert "checking drafting against plain decoding" in said
 
 
 def test_the_first_stage_is_shown_before_torch_is_imported() -> None:
@@ -101,3 +124,19 @@ def test_ctrl_c_while_the_commands_are_imported_leaves_no_traceback() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=False, env=os.environ
     )
     assert (done.stderr, done.stdout, done.returncode) == ("interrupted\n", "", 130)
+
+
+def test_notes_break_between_words_on_a_terminal(
+    terminal: Terminal, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A path stays whole, so that it can be copied; a log gets the line as it is."""
+    text = f"wrote it to /{'x' * 30}/heads and went on"
+    console.note(text)
+    assert capsys.readouterr().err == f"{text}\n"
+    screen = terminal(20)
+    written = list[str]()
+    screen.write = written.append
+    console.note(text)
+    lines = "".join(written).splitlines()
+    assert lines[0].endswith("wrote it to")
+    assert f"/{'x' * 30}/heads" in lines[1]

@@ -295,7 +295,7 @@ def test_a_source_that_is_empty_after_masking_is_named(case: str) -> None:
     assert caught.value.message.startswith(
         f"bad.jsonl: no row is left to train on ({skipped} skipped, the first: {reason}"
     )
-    assert "data inspect" in (caught.value.hint or "")
+    assert "docs/data.md" in (caught.value.hint or "")
     mended = Conversation(good.messages, 9, None, "bad.jsonl")
     examples, report = encode_rows([good, *bad, mended], byte_tokenizer(), 64)
     assert len(examples) == 2

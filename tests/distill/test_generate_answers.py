@@ -395,5 +395,6 @@ def test_rows_that_are_no_prompts(base: BaseModel, tmp_path: Path) -> None:
     report = generate_answers(base, rows, tmp_path / "a.jsonl", max_new_tokens=TOKENS)
     assert report.skipped == [(1, "it is an answer already, expected a prompt"),
                               (2, "the conversation has no user turn")]  # fmt: skip
-    with pytest.raises(DataError, match="no prompt is left"):
+    with pytest.raises(DataError, match="no prompt is left") as caught:
         generate_answers(base, [answer], tmp_path / "b.jsonl", max_new_tokens=TOKENS)
+    assert "docs/data.md" in (caught.value.hint or "")

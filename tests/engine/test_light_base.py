@@ -160,7 +160,7 @@ def test_a_check_that_passed_is_remembered(
 ) -> None:
     first = medusa_kit.load(str(folder), heads=None, check=True)
     said = capsys.readouterr().err
-    assert "checking trees against plain forwards" in said
+    assert "checking drafting against plain decoding" in said
     second = medusa_kit.load(str(folder), heads=None)
     assert "checking" not in capsys.readouterr().err
     assert not first.check.remembered

@@ -125,3 +125,25 @@ def test_pieces_are_strings_that_can_be_copied() -> None:
     assert (piece, piece + "!", isinstance(piece, str)) == ("a b", "a b!", True)
     for other in (copy.copy(piece), copy.deepcopy(piece), pickle.loads(pickle.dumps(piece))):
         assert (other, other.spans) == (piece, piece.spans)
+
+
+def test_the_newest_tree_with_draft_tokens_is_kept_where_it_is_asked_for(
+    chat: Engine, knowing_heads: None
+) -> None:
+    """Also where the last step had room for one token alone."""
+    options: dict[str, Any] = {"max_new_tokens": 30, "drafter": "medusa", "logit_bias": ALWAYS}
+    silent = chat.stream(MESSAGES, **options)
+    assert "".join(silent)
+    assert silent.tree is None
+    streaming = chat.stream(MESSAGES, **options)
+    streaming.keep_tree()
+    assert "".join(streaming) == silent.result.text
+    tree = streaming.tree
+    assert tree is not None
+    assert tree.parents == [-1, 0, 1, 2][: len(tree.parents)]
+    assert len(tree.tokens) == len(tree.parents) > 1
+    assert tree.accepted == list(range(1, len(tree.accepted) + 1)) != []
+    plain = chat.stream(MESSAGES, max_new_tokens=4, drafter="none")
+    plain.keep_tree()
+    assert "".join(plain)
+    assert plain.tree is None

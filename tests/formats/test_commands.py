@@ -38,6 +38,28 @@ def test_heads_for_some_tokens_are_served_without_the_check_of_weights(tmp_path:
     assert not any("missing" in note for note in written.notes)
 
 
+@pytest.mark.parametrize("to", ["tgi", "lorax", "fd-v1"])
+def test_a_config_names_a_base_that_its_engine_can_load(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, to: str
+) -> None:
+    """The folder of a base that only we know by name, or a note on what to give."""
+    heads = our_heads(projection="own")
+    heads.config = replace(heads.config, base_model_name="models/tiny.Q4_K_M.gguf")
+    save_heads(heads, tmp_path / "ours")
+    _, written = convert(tmp_path / "ours", tmp_path / "nameless", to)
+    assert any("'models/tiny.Q4_K_M.gguf', which" in note and "--base-name" in note
+               for note in written.notes)  # fmt: skip
+    base = base_in(FP32)
+    monkeypatch.setattr(base, "info", replace(base.info, name=str(tmp_path), source="folder"))
+    (tmp_path / "config.json").write_text("{}")
+    for name, expected in ((None, str(tmp_path)), ("org/base", "org/base")):
+        _, written = convert(
+            tmp_path / "ours", tmp_path / f"out-{name is None}", to, base=base, base_name=name
+        )
+        assert written.config["base_model_name_or_path"] == expected
+        assert not any("--base-name" in note for note in written.notes)
+
+
 @pytest.mark.parametrize("to", ["vllm", "trt-llm"])
 def test_what_serves_it_names_the_folder_of_the_base(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, to: str

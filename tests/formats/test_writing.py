@@ -280,10 +280,15 @@ def own_rows_for_some_to_vllm(f: Path) -> Any:
 IMPOSSIBLE: dict[str, tuple[Call, type[MedusaKitError], str]] = {
     **{f"a prefix layer to {to}": (
         ours_to(to, base=True, projection="shared", prefix_layers=1), ConfigError,
-        "kind medusa, prefix layer.*heads.prefix_layers=0")
-       for to in ("vllm", "tgi", "trt-llm")},
-    **{f"{kind} to {to}": (ours_to(to, base=True, **options), ConfigError, "read tokens besides")
-       for kind, options in OURS.items() for to in ("vllm", "tgi")},
+        f"kind medusa, prefix layer.*train --quick --for {engine} -m .*heads.prefix_layers=0")
+       for to, engine in (("vllm", "vllm"), ("tgi", "tgi"), ("trt-llm", "tgi"))},
+    **{f"{kind} to {to}": (
+        ours_to(to, base=True, **options), ConfigError,
+        f"read tokens besides.*that {name} loads: medusa-kit train --quick --for {engine} -m "
+        ".*heads.kind=medusa")
+       for kind, options in OURS.items()
+       for to, name, engine in (("vllm", "vLLM", "vllm"), ("tgi", "TGI", "tgi"),
+                                ("fd-v2", "FasterDecoding", "tgi"))},
     **{f"{kind} to medusa-kit": (ours_to("medusa-kit", base=True, **options), ConfigError,
                                  f"medusa-kit heads already, of kind {kind}")
        for kind, options in {**OURS, "medusa, prefix layer": PREFIXED}.items()},
@@ -299,7 +304,8 @@ IMPOSSIBLE: dict[str, tuple[Call, type[MedusaKitError], str]] = {
                                          "matrix of its own for 5 tokens.*projection reduced"),
     "reduced to vllm, no base": (ours_to("vllm", projection="reduced"), ConfigError, "--model"),
     **{f"reduced to {to}": (ours_to(to, base=True, projection="reduced"), CheckpointError,
-                            "score 5 tokens of the vocabulary.*--to vllm")
+                            "score 5 tokens of the vocabulary.*--to vllm.*--quick --for tgi -m "
+                            ".*heads.projection=shared")
        for to in LOADERS if to != "vllm"},
     "medusa-kit, no base": (ours_to("medusa-kit"), ConfigError, "--model"),
     "version 2 to mlc, no base": (version_2("mlc"), ConfigError, "--model"),

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 from medusa_kit.base.model import BaseModel
 from medusa_kit.heads import MedusaHeads, save_heads
+from medusa_kit.heads.checkpoint import read_config, write_config
 from medusa_kit.hub.card import CardOptions, render_card
 from medusa_kit.hub.measured import read_measured
 from medusa_kit.hub.redact_paths import redact_paths
@@ -142,6 +143,24 @@ def test_other_engines(
     assert ("| heads | 2, of 1 shared block(s) of 40 |" in card) == ("mlp_size" in kinds)
     if vllm:
         assert '"num_speculative_tokens": 2}' in card
+    else:
+        assert "medusa-kit train --quick --for vllm -m a/b " in card
+    assert ("--model-loader-extra-config" in card) == ("reduced_ids" in kinds)
+    engines = next(line for line in card.splitlines() if "engines that load them" in line)
+    assert ("vLLM" in engines, "TGI" in engines) == (vllm, tgi)
+    assert "medusa-kit" in engines
+
+
+def test_heads_of_some_tokens_with_a_matrix_each_are_for_no_other_engine(
+    chat_base: BaseModel, tmp_path: Path
+) -> None:
+    """Those of vLLM's own format, which 0.32 cannot load."""
+    heads = MedusaHeads.for_base(chat_base, 2, projection="reduced", reduced_ids=torch.arange(16))
+    save_heads(heads, tmp_path)
+    write_config(tmp_path, replace(read_config(tmp_path), projection="own"))
+    card = rendered(tmp_path)
+    assert "a matrix of its own for 16 tokens" in card
+    assert "vllm serve" not in card
 
 
 def rendered(folder: Path, **options: Any) -> str:

@@ -129,7 +129,7 @@ def test_nothing_is_wider_than_the_screen(page: Any, width: int) -> None:
 
 def test_the_tree_of_the_last_step_is_drawn_and_told(page: Any) -> None:
     ended(send(page, "trees"))
-    drawing = page.get_by_role("img", name="The last step verified 6 guesses, 3 accepted")
+    drawing = page.get_by_role("img", name="The last step verified 6 draft tokens, 3 accepted")
     expect(drawing).to_be_visible()
     assert drawing.locator("g.node").count() == 7
     accepted = [one.text_content() for one in drawing.locator("g.accepted text").all()]

@@ -28,7 +28,7 @@ def test_the_menu_offers_heads(browser: Any, tmp_path: Path) -> None:
         expect(menu.locator("option")).to_have_text(["lively", "lively:many (hydra, 4 heads)"])
         menu.select_option("lively:many")
         page.get_by_text("Settings", exact=True).click()
-        page.get_by_label("Most tokens").fill("8")
+        page.get_by_label("Longest answer").fill("8")
         ended(send(page, "Hello there"))
         expect(page.locator("article.answer")).to_contain_text("lively:many")
         with live.http() as http:
@@ -45,7 +45,7 @@ def test_the_kits_own_server_answers_the_page(browser: Any) -> None:
         expect(page.get_by_label("Model", exact=True)).to_have_value(live.model)
         expect(page.locator("#batch")).to_contain_text("0 of 4")
         page.get_by_text("Settings", exact=True).click()
-        page.get_by_label("Most tokens").fill("40")
+        page.get_by_label("Longest answer").fill("40")
         page.get_by_label("Drafter").select_option("medusa")
         answer = ended(send(page, "Hello there"))
         expect(answer.locator(".figures-line")).to_contain_text("acceptance length")

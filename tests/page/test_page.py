@@ -22,14 +22,15 @@ def test_an_answer_streams_in_and_its_tokens_are_tinted_by_depth(
     depths = [depth for step in STEPS for _, depth, _ in step]
     assert classes == [f"token d{depth}" for depth in depths]
     titles = answer.locator(".token.d3").first.get_attribute("title")
-    assert titles == "accepted at depth 3, guessed by suffix"
+    assert titles == "accepted at depth 3, drafted by suffix"
     expect(answer.locator(".figures-line")).to_contain_text("acceptance length 3.33")
     expect(answer.locator(".figures-line")).to_contain_text(f"{TOKENS} tokens")
     expect(answer).to_contain_text("The model’s own: 4. Accepted: 2 at depth 1, 2 at depth 2")
     expect(answer).to_contain_text("Steps by source: medusa 90%, none 10%.")
     (body,) = stand_in.requests
     assert body["messages"] == [{"role": "user", "content": "Tell me of the sea"}]
-    assert (body["model"], body["temperature"], body["max_tokens"]) == ("tiny", 0, 256)
+    assert body["model"] == "tiny"
+    assert not {"temperature", "max_tokens"} & body.keys(), "the server decides what is not set"
     assert body["medusa_kit"] == {"spans": True, "tree": True}
     assert body["stream_options"] == {"include_usage": True}
 
@@ -80,7 +81,7 @@ def test_a_message_stopped_before_its_answer_begins_can_be_changed(
     page: Any, stand_in: StandIn
 ) -> None:
     send(page, "wait")
-    expect(page.locator(".live")).to_contain_text("Reading the prompt")
+    expect(page.locator(".live")).to_contain_text("Prefilling the prompt")
     page.keyboard.press("Escape")
     expect(page.locator("article")).to_have_count(0)
     expect(page.get_by_label("Message", exact=True)).to_have_value("wait")
@@ -99,7 +100,7 @@ def test_an_opening_is_sent_by_its_button(page: Any, stand_in: StandIn) -> None:
 
 
 def test_comparing_answers_again_plainly(page: Any, stand_in: StandIn) -> None:
-    answer = ended(send(page, "the same"))
+    answer = ended(send(page, "at length"))
     answer.get_by_role("button", name="Compare with plain").click()
     expect(answer.locator(".comparison")).to_contain_text("× the speed of plain decoding")
     expect(answer.locator(".comparison")).to_contain_text("The texts are identical.")
@@ -109,6 +110,11 @@ def test_comparing_answers_again_plainly(page: Any, stand_in: StandIn) -> None:
     assert plain["messages"] == drafted["messages"]
     assert plain["medusa_kit"]["drafter"] == "none"
     assert plain["temperature"] == 0
+    answer = ended(send(page, "the same"))
+    answer.get_by_role("button", name="Compare with plain").click()
+    expect(answer.locator(".comparison")).to_contain_text("The texts are identical.")
+    expect(answer.locator(".way").first).to_contain_text("too short to time")
+    expect(answer.locator(".comparison")).not_to_contain_text("the speed of plain decoding")
     answer = ended(send(page, "differ"))
     answer.get_by_role("button", name="Compare with plain").click()
     at = len(WORDS.removesuffix(".")) + 1
@@ -139,7 +145,30 @@ def test_settings_out_of_range_are_not_sent(page: Any, stand_in: StandIn) -> Non
     assert page.evaluate("document.activeElement.name") == "temperature"
     page.get_by_role("button", name="Back to the defaults").click()
     ended(send(page, "hot"))
-    assert [one["temperature"] for one in stand_in.requests] == [0]
+    assert ["temperature" in one for one in stand_in.requests] == [False]
+
+
+@pytest.mark.parametrize("usual", [0.6, None])
+def test_what_the_model_samples_by_itself_is_compared_at_temperature_0(
+    browser: Any, stand_in: StandIn, url: str, usual: float | None
+) -> None:
+    """Nor is it known to be greedy where the server does not say."""
+    stand_in.usual = usual
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.goto(url)
+        page.locator("#model option").first.wait_for(state="attached")
+        answer = ended(send(page, "draw"))
+        answer.get_by_role("button", name="Compare with plain").click()
+        expect(answer.locator(".comparison")).to_contain_text("Both ways answered again")
+    assert [one.get("temperature") for one in stand_in.requests] == [None, 0, 0]
+
+
+def test_nothing_is_claimed_before_the_first_answer(page: Any, url: str) -> None:
+    """And the page says where the API is."""
+    expect(page.locator("#api")).to_have_text(f"{url}v1")
+    said = page.locator("#welcome").text_content()
+    assert not re.search("fast|speed", said)
 
 
 @pytest.mark.parametrize(

@@ -102,14 +102,14 @@ def test_too_few_prompts_and_other_rows(tmp_path: Path) -> None:
     found = read_prompts(write(tmp_path / "a.jsonl", rows))
     assert (found.skipped, found.first_skipped) == (
         2, "row 21: its format is unknown; its keys are 'goal'")  # fmt: skip
-    with pytest.raises(DataError, match=r"20 rows are none, row 1: it is an answer already"):
+    with pytest.raises(DataError, match=r"unreadable rows: 20, the first is row 1: it is an"):
         read_prompts(write(tmp_path / "d.jsonl", rows[-1:] * 20))
     with pytest.raises(DataError, match="has 30 prompts, but only 1 different ids") as shared:
         read_prompts(write(tmp_path / "e.jsonl", [{**row, "id": "p"} for row in numbered(30)]))
     assert "leave ids out" in str(shared.value)
-    with pytest.raises(DataError, match="has 7 different prompts"):
+    with pytest.raises(DataError, match="has 7 unique prompts"):
         read_prompts(write(tmp_path / "b.jsonl", numbered(7)))
-    with pytest.raises(DataError, match="has 1 different prompts"):
+    with pytest.raises(DataError, match="has 1 unique prompts"):
         read_prompts(write(tmp_path / "c.jsonl", [{"id": "p", "prompt": "Same?"}] * 9))
     with pytest.raises(DataError, match="no data file at"):
         read_prompts(str(tmp_path / "nowhere.jsonl"))

@@ -40,7 +40,7 @@ def test_from_prompts_to_a_table(run: Run, prompt_file: Path, tmp_path: Path) ->
     asked = ["--quick", "-m", "debug-tiny", "--prompts", prompt_file.name, "--device", "cpu"]
     code, out, err = run(*asked)
     assert code == 0, err
-    for shown in ("heads for debug-tiny", "positions", "acceptance length, static trees",
+    for shown in ("heads for debug-tiny", "training tokens", "acceptance length, static trees",
                   "predicted speed-up", "measured: auto", "answers identical", "disk",
                   "medusa-kit chat -m debug-tiny --heads heads-debug-tiny/run/heads",
                   "medusa-kit serve", "medusa-kit push"):  # fmt: skip
@@ -48,7 +48,7 @@ def test_from_prompts_to_a_table(run: Run, prompt_file: Path, tmp_path: Path) ->
     for said in (
         "plan for 120.0 min: ",
         "measured: ",
-        "1 of 6, kept-out answers:",
+        "1 of 6, held-out answers:",
         "6 of 6, bench:",
     ):
         assert said in err
@@ -58,7 +58,7 @@ def test_from_prompts_to_a_table(run: Run, prompt_file: Path, tmp_path: Path) ->
 
     code, again, err = run(*asked)
     assert code == 0
-    assert "going on after" in err
+    assert "resuming after" in err
     assert again == out
     code, _, err = run("heads-debug-tiny/recipe.yaml")
     assert (code, "holds this run, which is finished" in err) == (2, True)
@@ -76,7 +76,7 @@ def test_ctrl_c_says_how_to_go_on(
     monkeypatch.setattr(trial, "measure", stop)
     code, out, err = run("--quick", "-m", "debug-tiny", "--prompts", prompt_file, "--device", "cpu")
     assert (code, out) == (130, "")
-    assert re.search(r"stopped after \d+ s of 120.0 min; run the same command to go on", err)
+    assert re.search(r"stopped after \d+ s of 120\.0 min; run the same command to resume", err)
 
 
 def test_a_difference_that_is_no_rounding_fails(

@@ -137,6 +137,8 @@ def test_what_a_run_leaves(request_for: Build, prompt_file: Path, tmp_path: Path
     assert table["text"] in (folder / "report.md").read_text()
     record["phases"]["search"]["chosen"]["nodes"] = 1
     assert dict(report.rows_of(record))["chosen tree"] == "none gains on this machine"
+    assert len(record["phases"]["search"].pop("chain")["acceptance_by_depth"]) == 2
+    assert dict(report.rows_of(record)).keys() == table.keys()  # records of earlier versions
 
 
 def test_without_room_for_a_second_model_the_rest_is_measured(
@@ -241,13 +243,16 @@ def test_more_hours_give_more_answers_and_new_heads(
     kept = longer.path("run-0.01h") / "heads" / "heads.safetensors"
     assert kept.read_bytes() == heads
     assert (longer.heads / "heads.safetensors").is_file()
-    assert f"the heads of 0.01 hours are kept in {kept.parents[1]}" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"the heads of 0.01 hours are kept in {kept.parents[1]}" in said
+    last = said[said.rindex("heads of kind") :]  # the second run's, which begins with this line
+    assert "more time than before" in last
     begun.clear()
     run(prepared(request_for(hours=0.02)))
     assert begun == []
     with pytest.raises(ConfigError, match=r"hours 0.01 ≠ 0.02") as refused:
         prepared(request_for())
-    assert "only a larger --hours can go on" in str(refused.value)
+    assert "only a larger --hours resumes" in str(refused.value)
     mine = longer.path("run-bench")
     mine.mkdir()
     with pytest.MonkeyPatch.context() as patch:
@@ -359,7 +364,7 @@ def test_a_base_that_is_too_slow_is_refused_early(
     monkeypatch.setattr(Engine, "generate", slow)
     with pytest.raises(MedusaKitError, match=r"debug-tiny is too slow here for 0.01 h") as error:
         run(session)
-    assert "about 864 positions could be trained on; heads need 2,000" in error.value.message
+    assert "about 864 training tokens would fit; heads need 2,000" in error.value.message
     assert "--hours 0.021 or more" in str(error.value)
     assert error.value.exit_code == 1
     assert not session.held_out.exists()
@@ -389,6 +394,5 @@ def test_answers_stop_when_their_time_is_over(
     assert figures["answers"] == clock.now / 2
     assert figures["answers"] < figures["prompts"]
     assert (
-        "6 tokens/s answered and 1,000,000 positions/s trained now: about "
-        in capsys.readouterr().err
+        "6 tokens/s answered and 1,000,000 training tokens/s now: about " in capsys.readouterr().err
     )

@@ -99,7 +99,7 @@ def test_prompts_that_leave_no_room_are_left_out_wherever_they_are(
 
 @pytest.mark.parametrize(("count", "message"), [
     (30, r"none of 3 prompts can be answered, row \d+: it has [\d,]+ tokens"),
-    (2, "1 of 3 kept-out prompts gave an answer; the search for a tree needs 2 or more"),
+    (2, "1 of 3 held-out prompts gave an answer; the search for a tree needs 2 or more"),
 ])  # fmt: skip
 def test_too_few_kept_out_answers_are_told_before_training(
     request_for: Build, monkeypatch: pytest.MonkeyPatch, count: int, message: str
@@ -133,7 +133,9 @@ def test_a_disk_that_is_too_small_is_told_before_answers_are_written(
     free[0] = text.SPARE_DISK + int(60 * each)
     text.run_answers(session)
     said = capsys.readouterr().err
-    assert "the disk has room for the hidden states of 60 positions; there is time for " in said
+    assert (
+        "the disk has room for the hidden states of 60 training tokens; there is time for " in said
+    )
 
 
 def test_no_time_at_all_is_told_in_hours_that_would_do(request_for: Build, clock: Any) -> None:
@@ -141,7 +143,7 @@ def test_no_time_at_all_is_told_in_hours_that_would_do(request_for: Build, clock
     session = prepared(request_for(hours=1 / 3600))
     session.state.open(fresh=False)
     clock.now = 36.0
-    with pytest.raises(MedusaKitError, match="about 0 positions could be trained on") as error:
+    with pytest.raises(MedusaKitError, match="about 0 training tokens would fit") as error:
         text._check_useful(session, 0.0, 100.0)
     assert "--hours 0.013 or more" in str(error.value)
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 from openai import OpenAI
 from support.serving.live_server import LiveServer
+from transformers import GenerationConfig
 
 from medusa_kit.engine.engine import Engine
 
@@ -31,7 +32,9 @@ def wanted(engine: Engine, prompt: Any = QUESTION, **options: Any) -> list[int]:
     [
         ({"temperature": 0}, {}),
         ({"temperature": 0, "top_p": 0.5, "extra_body": {"top_k": 2, "min_p": 0.5}}, {}),
-        ({"seed": 3}, {"temperature": 1.0, "seed": 3}),
+        ({"seed": 3}, {}),  # greedy, as the model's own config asks for no sampling
+        ({"seed": 3, "top_p": 0.8}, {"seed": 3, "temperature": 1.0, "top_p": 0.8}),
+        ({"seed": 3, "top_p": 1.0, "extra_body": {"top_k": -1}}, {}),
         ({"seed": 3, "temperature": 0.7, "top_p": 0.8, "extra_body": {"top_k": 9, "min_p": 0.01}},
          {"seed": 3, "temperature": 0.7, "top_p": 0.8, "top_k": 9, "min_p": 0.01}),
         ({"temperature": 0, "frequency_penalty": 1.5, "presence_penalty": 1.0},
@@ -50,6 +53,23 @@ def test_sampling(
     assert ids_of(choice) == wanted(live.service.engine, **meant)
 
 
+def test_the_model_s_own_sampling_is_the_default(
+    client: OpenAI, live: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = GenerationConfig(do_sample=True, temperature=0.7, top_k=9, top_p=0.8)
+    monkeypatch.setattr(live.service.engine.base.model, "generation_config", own)
+    cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({}, {"temperature": 0.7, "top_k": 9, "top_p": 0.8}),
+        ({"temperature": 1.5}, {"temperature": 1.5, "top_k": 9, "top_p": 0.8}),
+        ({"top_p": 1.0, "extra_body": {"top_k": -1}}, {"temperature": 0.7}),
+        ({"temperature": 0}, {}),
+    ]
+    for asked, meant in cases:
+        extra = {"return_token_ids": True, **asked.pop("extra_body", {})}
+        (choice,) = chat(client, live, extra_body=extra, seed=3, **asked).choices
+        assert ids_of(choice) == wanted(live.service.engine, seed=3, **meant), meant
+
+
 def test_several_answers_have_seeds_of_their_own(client: OpenAI, live: LiveServer) -> None:
     answer = chat(client, live, n=3, seed=7, extra_body={"return_token_ids": True})
     expected = [wanted(live.service.engine, temperature=1.0, seed=7 + i) for i in range(3)]
@@ -61,7 +81,7 @@ def test_several_answers_have_seeds_of_their_own(client: OpenAI, live: LiveServe
 
 
 def test_answers_without_a_seed_differ(client: OpenAI, live: LiveServer) -> None:
-    texts = {chat(client, live).choices[0].message.content for _ in range(3)}
+    texts = {chat(client, live, temperature=1).choices[0].message.content for _ in range(3)}
     assert len(texts) == 3
 
 

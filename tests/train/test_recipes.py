@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from medusa_kit.heads.checkpoint import read_config
+from medusa_kit.heads.formats.engines import formats_for
 from medusa_kit.settings.recipe import load_recipe
 from medusa_kit.train.dry_run import dry_run
 from medusa_kit.train.trainer import train
@@ -73,6 +75,49 @@ def test_second_stages_begin_with_the_heads_of_their_first():
         assert recipe.train.heads_from == f"{first.output_dir}/heads"
         assert recipe.heads == first.heads
         assert recipe.base == first.base
+
+
+LARGE = [path for path in RECIPES if re.match("llama|qwen|mistral", path.stem)]
+FOR_VLLM = [path for path in LARGE if path.stem.endswith("_vllm")]
+
+
+def test_every_recipe_for_a_large_model_has_one_for_vllm_beside_it():
+    """The same base and text; vLLM loads the heads of the one, and the other's draft best."""
+    assert {path.stem.removesuffix("_vllm") for path in FOR_VLLM} == {
+        path.stem for path in LARGE if path not in FOR_VLLM
+    }
+    for path in FOR_VLLM:
+        ours, theirs = (
+            load_recipe(path.with_stem(path.stem.removesuffix("_vllm"))),
+            load_recipe(path),
+        )
+        assert (ours.base, ours.data, ours.train) == (theirs.base, theirs.data, theirs.train)
+        assert ours.output_dir != theirs.output_dir
+        assert ours.heads.kind == "recurrent"
+        assert formats_for(ours.heads) == []
+        assert "vllm" in formats_for(theirs.heads)
+        for recipe in (ours, theirs):
+            assert recipe.heads.projection == "reduced"
+            whole = recipe.stage == "medusa1"  # not possible with Medusa-2
+            assert (recipe.train.soft_top == "all") == whole
+            assert (recipe.data.train_on == "all") == whole
+            assert (recipe.train.optimizer == "muon") == (not recipe.deepspeed.enabled)
+
+
+@pytest.mark.parametrize("name", ["llama3.1_8b_instruct", "llama3.1_8b_multinode"])
+@pytest.mark.parametrize("end", ["", "_vllm"])
+def test_their_settings_train_together(tmp_path, name, end):
+    """On the tiny base, in one process without DeepSpeed, in float32."""
+    recipe = load_recipe(ROOT / f"recipes/{name}{end}.yaml", [
+        "base.model=debug-tiny", "base.dtype=float32", "base.device=cpu", "heads.reduced_size=64",
+        "train.feature_batch_tokens=512", "train.epochs=1", "data.eval_fraction=0.2",
+        f"data.sources=[{ROOT / 'recipes/debug_conversations.jsonl'}]",
+        f"output_dir={tmp_path}", "deepspeed.enabled=false", "deepspeed.zero_stage=0",
+        *([] if "multinode" in name else [f"train.cache_dir={tmp_path / 'cache'}"]),
+    ])  # fmt: skip
+    report = train(recipe)
+    assert report.num_updates == 1
+    assert read_config(report.heads_folder).kind == recipe.heads.kind
 
 
 @pytest.mark.parametrize("overrides", [

@@ -1,5 +1,6 @@
 """The command: loads an engine, says what it is and how it samples, and hands over to the chat."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -9,6 +10,7 @@ from medusa_kit.cli import engine_options, options
 from medusa_kit.cli.chat import sampling as chat_sampling
 from medusa_kit.cli.chat.conversation import Chat
 from medusa_kit.cli.chat.view import counted
+from medusa_kit.settings.sampling import ANSWER_TOKENS
 
 
 @options.with_sampling(temperature_of_model=True)
@@ -16,25 +18,38 @@ from medusa_kit.cli.chat.view import counted
 def chat(
     loading: engine_options.Loading = engine_options.GIVEN,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
-    max_new_tokens: options.MaxNewTokens = 512,
+    max_new_tokens: options.MaxNewTokens = ANSWER_TOKENS,
     sampling: options.Sampling = options.GIVEN,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", help="Say more: folders, prefill, nodes and step times.")
+    ] = False,
     greedy: Annotated[
         bool, typer.Option("--greedy", help="Always the likeliest token, as --temperature 0.")
     ] = False,
 ) -> None:
-    """Chat with the model, sampling as its own settings say; each answer closes with its speed."""
+    """Chat with the model: greedy unless its own config asks for sampling."""
     chat_sampling.check(sampling, greedy)
+    with console.details(verbose):
+        _chat(loading, system, max_new_tokens, sampling, greedy)
+
+
+def _chat(
+    loading: Mapping[str, Any], system: str | None, max_new_tokens: int,
+    sampling: Mapping[str, Any], greedy: bool,
+) -> None:  # fmt: skip
     with console.stages("loading the libraries"):
         import medusa_kit
         from medusa_kit.engine.before_loading import check_bias
         from medusa_kit.settings.sampling import SamplingParams
 
-        params = SamplingParams.of(chat_sampling.checkable(sampling))
+        params = SamplingParams.checked(sampling)
         check_bias(loading["name"], loading.get("revision"), params)
         engine = medusa_kit.load(**loading)
+        if engine.steps is not None and engine.pays and engine.own_drafter != "none":
+            _ = engine.steps.cost  # timed now if need be, rather than before the first answer
     chosen, where = chat_sampling.choose(sampling, greedy, engine.base.generation_config)
     console.note(_greeting(engine))
-    console.note(f"{chat_sampling.describe(chosen, where)}. /help helps.")
+    console.note(f"{chat_sampling.describe(chosen, where)}. /help lists the commands.")
     Chat(engine, {"max_new_tokens": max_new_tokens, **chosen}, system).run()
 
 

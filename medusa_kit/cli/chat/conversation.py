@@ -2,26 +2,35 @@
 
 import io
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from medusa_kit import console
 from medusa_kit.cli import options
 from medusa_kit.cli.chat import interrupt, view
+from medusa_kit.cli.chat.drawing import drawing
 from medusa_kit.cli.chat.sampling import draws_guesses
 from medusa_kit.errors import ContextLengthError, MedusaKitError
 
-HELP = """/help           this list
-/reset          forget the conversation
-/system TEXT    start over with this system message
-/compare        answer the last prompt once more plainly, and say how much faster the drafter is
-/accepted       tint tokens by who guessed them, from now on; once more for plain text
-/tree           draw the candidate tree
-/exit           leave (so does Ctrl-D)
-Ctrl-C stops an answer and keeps what there is."""
+if TYPE_CHECKING:
+    from medusa_kit.infer.details import VerifiedTree
+
+COMMANDS = {
+    "/help": "this list",
+    "/reset": "forget the conversation",
+    "/system TEXT": "start over with this system message",
+    "/compare": "answer the last prompt again with plain decoding, and say how much faster it was "
+    "with drafting",
+    "/accepted": "colours of drafted tokens: off, and on again",
+    "/tree": "draw the draft tokens that the last step verified",
+    "/exit, /quit": "leave (so does Ctrl-D)",
+    "Ctrl-C": "stop an answer and keep what there is of it",
+}
 PROMPT = "› "
+LEAST_COMPARED = 32  # tokens of an answer whose speed says something
 
 
 def prepare_streams() -> None:
@@ -49,7 +58,7 @@ class Chat:
     """The conversation so far and what the person types."""
 
     def __init__(self, engine: Any, settings: dict[str, Any], system: str | None) -> None:
-        self.engine, self.settings, self.tinted = engine, settings, False
+        self.engine, self.settings, self.tinted = engine, settings, view.can_tint()
         self.noted = ""  # of the drafter, after the last answer
         self.noted_rewriting = False
         self.reset(system)
@@ -57,9 +66,12 @@ class Chat:
     def reset(self, system: str | None) -> None:
         self.system, self.talk = system, self.engine.conversation(system)
         self.last: tuple[list[int], Any] | None = None  # prompt and answer
+        self.tree: VerifiedTree | None = None  # of the newest step that verified draft tokens
 
     def run(self) -> None:
         prepare_streams()
+        if self.tinted:
+            self.say_legend()
         while True:
             try:
                 line = read_line().strip()
@@ -88,53 +100,62 @@ class Chat:
 
     def _answer(self, line: str) -> None:
         with view.AnswerView(self.tinted) as shown:
-            shown.status("reading the prompt")
+            shown.status("prefilling the prompt")
             streaming = self.talk.stream(line, **self.settings)
+            if self.engine.graphs is None:  # whose steps tell nothing of their trees
+                streaming.keep_tree()
             try:
                 with interrupt.between_steps(lambda: bool(streaming.guessed)) as check:
                     for piece in streaming:
                         shown.show(piece, streaming.tokens_per_second)
                         check()
             except KeyboardInterrupt:
-                shown.clear()
+                shown.finish()
                 streaming.close()  # so that the next turn finds what it has read
-                typer.echo(" …", nl=False)
+                shown.finish(" …")
             except MedusaKitError:
-                shown.clear()
+                shown.finish()
                 typer.echo()
                 raise
         typer.echo()
-        result = streaming.result
+        result, self.tree = streaming.result, streaming.tree or self.tree
         self.last = (self.talk.prompt_ids, result)
-        console.note(view.closing(result, self.settings["max_new_tokens"]))
-        if shown.tinted and streaming.guessed:
-            console.note(view.origins(streaming.guessed))
+        self.close(result, streaming.guessed)
+
+    def close(self, result: Any, guessed: Mapping[str | None, int]) -> None:
+        """What is said after an answer."""
+        verbose = console.shows_details()
+        console.note(view.closing(result, self.settings["max_new_tokens"], verbose))
+        if guessed and result.stats.drafter != "none":
+            console.detail(view.origins(guessed))
         self.note_reason(result.stats.drafter_notes)
         if self.talk.rewritten and not self.noted_rewriting:
             console.note("the chat template changes earlier turns, which are read again each time")
             self.noted_rewriting = True
 
     def note_reason(self, notes: list[str]) -> None:
-        """Why drafting went as it did, once where it holds for every answer."""
-        from medusa_kit.infer.draft import COUNTS
+        """Why drafting went as it did: once where it holds for every answer; figures of this one
+        only for who asks for them."""
+        from medusa_kit.infer.draft import first_reason
 
-        said = next((note for note in notes if not note.startswith(COUNTS)), "")
+        said = first_reason(notes)
         if said and said != self.noted:
             console.note(said)
         self.noted = said
+        for note in notes:
+            if note != said:
+                console.detail(note)
 
     def command(self, line: str) -> None:
         name, _, rest = line.partition(" ")
         if name == "/help":
-            typer.echo(HELP, err=True)
+            typer.echo(view.two_columns(COMMANDS, console.err.width), err=True)
         elif name == "/reset":
             self.reset(self.system)
         elif name == "/system":
             self.reset(rest.strip() or None)
         elif name == "/tree":
-            from medusa_kit.tree.render import describe_tree
-
-            typer.echo(describe_tree(self.engine.tree), err=True)
+            self.draw_tree()
         elif name == "/accepted":
             self.accepted()
         elif name == "/compare":
@@ -142,17 +163,32 @@ class Chat:
         else:
             console.warn(f"{name} is no command; /help lists them")
 
+    def draw_tree(self) -> None:
+        from medusa_kit.tree.render import describe_tree
+
+        if self.tree is not None:
+            tokenizer = self.engine.base.tokenizer
+            texts = [tokenizer.decode([token]) for token in self.tree.tokens]
+            typer.echo(drawing(self.tree, texts, console.err.width), err=True)
+        else:
+            typer.echo(describe_tree(self.engine.tree), err=True)
+
     def accepted(self) -> None:
         if not view.can_tint():
-            console.warn("tints need a terminal with colours")
+            console.warn("colours need a terminal that has them, and no NO_COLOR")
             return
         self.tinted = not self.tinted
-        if not self.tinted:
-            console.note("plain text again")
+        if self.tinted:
+            self.say_legend()
+        else:
+            console.note("plain text from now on")
+
+    def say_legend(self) -> None:
+        if self.engine.own_drafter == "none":
             return
         there = {view.HEADS: self.engine.heads, view.DRAFT_MODEL: self.engine.draft_model}
         kinds = [kind for kind in view.TINTS if there.get(kind, True) is not None]
-        typer.echo(view.legend(kinds), err=True)
+        view.say_legend(kind for kind in kinds if kind != view.BASE)
 
     def compare(self) -> None:
         if self.last is None:
@@ -164,33 +200,38 @@ class Chat:
             return
         settings = {**self.settings, "max_new_tokens": len(result.token_ids), "drafter": "none"}
         streaming = self.engine.stream(prompt, **settings)
-        try:
-            with interrupt.between_steps(lambda: True) as check:  # what was read is kept
-                for _ in streaming:
-                    check()
-        except KeyboardInterrupt:
-            streaming.close()
-            console.warn("comparison stopped")
-            return
-        except MedusaKitError as error:
-            console.warn(str(error))
-            return
+        with view.AnswerView(tinted=False) as shown:
+            shown.status("answering again with plain decoding")
+            try:
+                with interrupt.between_steps(lambda: True) as check:  # what was read is kept
+                    for _ in streaming:
+                        check()
+            except (KeyboardInterrupt, MedusaKitError) as error:
+                shown.finish()
+                streaming.close()
+                stopped = isinstance(error, KeyboardInterrupt)
+                console.warn("comparison stopped" if stopped else str(error))
+                return
         plain = streaming.result
-        # The prompt was read for the first answer, and is not read again for the second.
+        said = f"{self._speeds(result, plain)}, {self._agreement(result, plain)}"
+        console.note(said + options.rule_note(result.stats))
+
+    def _speeds(self, result: Any, plain: Any) -> str:
+        """Without the prompt, which was read for the first answer and not again for the second."""
+        count = len(result.token_ids)
         ours, rate = (one.stats.decoding_tokens_per_second for one in (result, plain))
-        speed = "an answer of one token has no speed"
-        if ours is not None and rate is not None:
-            speed = (
-                f"plain decoding: {rate:.1f} tokens/s after the first; with drafter "
-                f"{self.engine.own_drafter} {ours / rate:.2f} × as fast"
-            )
-        console.note(f"{speed}, {self._agreement(result, plain)}{options.rule_note(result.stats)}")
+        if ours is None or rate is None or count < LEAST_COMPARED:
+            return f"{view.counted(count, 'token')}: too short to compare speeds"
+        return (
+            f"plain decoding: {view.speed(rate)} tokens/s; with drafting {view.speed(ours)}, "
+            f"{ours / rate:.2f} x as fast"
+        )
 
     def _agreement(self, result: Any, plain: Any) -> str:
         if plain.token_ids == result.token_ids:
             return "the same tokens"
         if self.settings["temperature"] > 0 and draws_guesses(self.engine.drafter_options):
-            return "other words, as expected where guesses are drawn"
+            return "other words, as expected where draft tokens are drawn"
         if result.stats.near_ties or plain.stats.near_ties:
             return "other tokens after a near-tie, which rounding decides"
         return "OTHER TOKENS"

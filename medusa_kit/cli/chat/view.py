@@ -1,35 +1,52 @@
-"""An answer as it appears: text on stdout, on a terminal with a live figure after the cursor
-(stderr) and, if asked for, each token tinted by who guessed it."""
+"""An answer as it appears: its text on stdout. On a terminal lines are broken between words, each
+token is tinted by who drafted it, and a live figure stands after the cursor (stderr)."""
 
+import sys
+import textwrap
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from types import TracebackType
 from typing import Any
 
 import typer
-from rich.cells import cell_len
 
 from medusa_kit import console
 from medusa_kit.cli import options
+from medusa_kit.cli.chat.wrap import Styled, WordWrap
 
 SAVE, RESTORE = "\x1b7", "\x1b8\x1b[J"  # the cursor; back to it, and what follows it is erased
 SLACK = 4  # columns left free, in case the terminal counts a character's width differently
-BASE, HEADS, TEXT, DRAFT_MODEL = "the base model alone", "heads", "text", "the draft model"
+BASE, HEADS, TEXT = "the model itself", "the heads", "earlier text"
+DRAFT_MODEL = "the draft model"
 TINTS = {BASE: None, HEADS: "green", TEXT: "cyan", DRAFT_MODEL: "magenta"}
 KINDS = {None: BASE, "medusa": HEADS, "draft-model": DRAFT_MODEL}  # every other drafter reads text
+# A model's control characters would move the cursor, and its tabs stay.
+HARMLESS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
+HARMLESS[ord("\r")] = ""
+
+
+def on_terminal() -> bool:
+    """Whether answers go to a terminal; elsewhere they are exactly the text."""
+    return sys.stdout.isatty()
 
 
 def can_tint() -> bool:
-    return console.out.is_terminal and not console.out.no_color
+    return on_terminal() and not (console.out.no_color or console.out.is_dumb_terminal)
 
 
 def kind_of(guessed_by: str | None) -> str:
     return KINDS.get(guessed_by, TEXT)
 
 
-def legend(kinds: Iterable[str]) -> str:
-    """What the tints mean."""
-    return "tokens from " + ", ".join(typer.style(kind, fg=TINTS[kind]) for kind in kinds)
+def say_legend(kinds: Iterable[str]) -> None:
+    """What the tints mean, for tokens of these kinds."""
+    wrap = WordWrap(console.err.width)
+    parts: list[Styled] = [("colours of drafted tokens: ", None)]
+    for kind in kinds:
+        parts += [(f"by {kind}" if kind != TEXT else f"from {kind}", TINTS[kind]), (", ", None)]
+    for text, tint in [*parts[:-1], ("; /accepted switches them off", None)]:
+        _echo(wrap.push(text, tint), err=True)
+    _echo([*wrap.finish(), ("\n", None)], err=True)
 
 
 class AnswerView:
@@ -40,7 +57,7 @@ class AnswerView:
         self._live = console.err.is_terminal and not (
             console.err.is_dumb_terminal or console.err.legacy_windows
         )
-        self._column = 0
+        self._wrap = WordWrap(console.out.width) if on_terminal() else None
         self._status_shown = False
 
     def __enter__(self) -> "AnswerView":
@@ -52,48 +69,55 @@ class AnswerView:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.clear()
+        self.finish()
 
     def show(self, piece: Any, tokens_per_second: float) -> None:
         """A piece of `Engine.stream`, and the speed so far."""
-        self.clear()
+        self._clear()
+        if self._wrap is not None:
+            self._wrap.resize(console.out.width)
         for text, guessed_by in piece.spans:
-            tint = TINTS[kind_of(guessed_by)] if self.tinted else None
-            typer.echo(typer.style(text, fg=tint) if tint else text, nl=False)
-        if console.out.is_terminal:
-            self._column = column_after(self._column, piece, console.err.width)
+            self._put(text, TINTS[kind_of(guessed_by)] if self.tinted else None)
         self.status(f"{speed(tokens_per_second)} tokens/s")
 
+    def finish(self, more: str = "") -> None:
+        """What has been held back, and `more` behind it."""
+        self._clear()
+        if more:
+            self._put(more, None)
+        if self._wrap is not None:
+            _echo(self._wrap.finish())
+
     def status(self, words: str) -> None:
-        """Words after the cursor, until the next piece; none where the line has no room."""
-        shown = f" {words}"
-        if self._live and self._column + len(shown) + SLACK <= console.err.width:
+        """Words after the cursor, until the next piece; none where the line has no room. What the
+        terminal itself shows of a Ctrl-C goes with them."""
+        shown, column = f" {words}", 0 if self._wrap is None else self._wrap.column
+        room = console.err.width - column - SLACK
+        if self._live and room >= 0:
             dim = shown if console.err.no_color else typer.style(shown, dim=True)
-            _write(SAVE + dim)
+            _write(SAVE + (dim if len(shown) <= room else ""))
             self._status_shown = True
 
-    def clear(self) -> None:
+    def _put(self, text: str, tint: str | None) -> None:
+        if self._wrap is None:
+            typer.echo(text, nl=False, color=True)  # else its escape sequences are left out
+        else:
+            _echo(self._wrap.push(text.translate(HARMLESS), tint))
+
+    def _clear(self) -> None:
         if self._status_shown:
             _write(RESTORE)
             self._status_shown = False
 
 
+def _echo(parts: Iterable[Styled], err: bool = False) -> None:
+    for text, tint in parts:
+        typer.echo(typer.style(text, fg=tint) if tint else text, nl=False, err=err)
+
+
 def _write(text: str) -> None:
     console.err.file.write(text)
     console.err.file.flush()
-
-
-def column_after(column: int, text: str, width: int) -> int:
-    """Where the cursor is once `text` has been written from `column` on."""
-    for character in text:
-        if character in "\r\n":
-            column = 0
-        elif character == "\t":
-            column = min(column + 8 - column % 8, width - 1)
-        else:
-            cells = cell_len(character)
-            column = cells if column + cells > width else column + cells
-    return column
 
 
 def origins(guessed: Mapping[str | None, int]) -> str:
@@ -104,6 +128,18 @@ def origins(guessed: Mapping[str | None, int]) -> str:
     return "tokens from " + ", ".join(f"{kind}: {counts[kind]}" for kind in TINTS if counts[kind])
 
 
+def two_columns(rows: Mapping[str, str], width: int) -> str:
+    """Names and what they are; lines break between words. On a narrow terminal the second column
+    goes on below the first."""
+    indent = max(map(len, rows)) + 3
+    indent = indent if width >= 2 * indent else 2
+    return "\n".join(
+        textwrap.fill(text, width, initial_indent=f"{name}  ".ljust(indent),
+                      subsequent_indent=" " * indent)
+        for name, text in rows.items()
+    )  # fmt: skip
+
+
 def counted(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
@@ -112,21 +148,23 @@ def speed(tokens_per_second: float) -> str:
     return f"{tokens_per_second:.{0 if tokens_per_second >= 20 else 1}f}"
 
 
-def closing(result: Any, max_new_tokens: int) -> str:
-    """How an answer came about, in one line."""
+def closing(result: Any, max_new_tokens: int, verbose: bool = False) -> str:
+    """How an answer came about, in one line. `verbose`: with the prompt's part in it."""
     stats, parts = result.stats, []
     if stats.new_tokens:
         tokens = counted(stats.new_tokens, "token")
-        rate = speed(stats.tokens_per_second)
-        parts.append(f"{tokens} in {stats.seconds:.1f} s ({rate} tokens/s)")
+        parts.append(
+            f"{tokens} in {stats.seconds:.1f} s, {speed(stats.tokens_per_second)} tokens/s"
+        )
         if stats.drafter != "none" and stats.num_steps:
             parts.append(f"{stats.acceptance_length:.1f} tokens per step")
-    if stats.cached_tokens:
-        read = f"{stats.cached_tokens:,} of {stats.prompt_tokens:,} prompt tokens read before"
-        parts.append(f"the first after {stats.first_token_seconds:.2f} s, {read}")
-    reasons = {"stop": "at the end of the answer", "cancelled": "by Ctrl-C"}
-    full = stats.new_tokens < max_new_tokens
-    limit = f"at the limit of {counted(max_new_tokens, 'token')}"
-    limit = "where the model's context is full" if full else limit
-    parts.append(f"stopped {reasons.get(result.finish_reason, limit)}")
-    return "; ".join(parts) + options.rule_note(stats)
+    if verbose and stats.new_tokens:
+        cached = f"{stats.cached_tokens:,} of {stats.prompt_tokens:,} prompt tokens cached"
+        parts.append(f"the first after {stats.first_token_seconds:.2f} s, {cached}")
+    if result.finish_reason == "cancelled":
+        parts.append("stopped by Ctrl-C")
+    elif result.finish_reason != "stop":
+        full = stats.new_tokens < max_new_tokens
+        limit = f"at the limit of {counted(max_new_tokens, 'token')} (-n)"
+        parts.append(f"stopped {'where the context is full' if full else limit}")
+    return "; ".join(parts or ["an empty answer"]) + options.rule_note(stats)

@@ -15,6 +15,7 @@ from medusa_kit.errors import CheckpointError, ConfigError, did_you_mean
 from medusa_kit.files import atomic_write
 from medusa_kit.heads import checkpoint
 from medusa_kit.heads.formats import numbered, prefixed, vllm
+from medusa_kit.heads.formats.engines import check_shape
 from medusa_kit.heads.formats.files import CONFIG_NAME
 from medusa_kit.heads.formats.kit import OURS, check_sizes, from_kit, scale_note, simplified, to_kit
 from medusa_kit.heads.formats.neutral import ForeignHeads
@@ -74,6 +75,21 @@ def check_call(source: Path, folder: Path, to: str, layout: str, force: bool) ->
     _check_folder(source.resolve(), folder.resolve(), force)
 
 
+def check_source(source: Path, to: str) -> None:
+    """Raises ConfigError or CheckpointError for heads that are not there, and for our own ones that
+    `to` cannot hold, as far as their config alone says so."""
+    if source.exists() and not checkpoint.says_ours(source):
+        return
+    config = checkpoint.read_config(source)
+    if to != OURS:
+        check_shape(config, to)
+    elif config.told != "medusa":
+        raise ConfigError(
+            f"{source} holds medusa-kit heads already, of kind {config.told}",
+            hint="copy the folder to have it twice",
+        )
+
+
 def _check_folder(source: Path, folder: Path, force: bool) -> None:
     if folder == source or folder in source.parents or source in folder.parents:
         raise ConfigError(f"{folder} would overwrite {source} or be inside it")
@@ -103,7 +119,8 @@ def convert(
 
     `base`: needed where the target holds what the source takes from its base, and to check sizes
     (for medusa-kit heads the fingerprint). `base_name`: the base's name in the target's config and
-    command; by default the config has the name in the heads, and the command the place of `base`.
+    command; by default the config has the name in the heads, and the command the place of `base`,
+    as has a config where no other engine knows the name.
     Raises ConfigError (the call, or a base is needed), CheckpointError (unreadable, or the target
     cannot hold these heads), IncompatibleBaseError.
     """
@@ -116,8 +133,15 @@ def convert(
         heads = simplified(heads, base)
         notes += [note for note in [scale_note(base)] if note]
     name = base_name or heads.base_name or (base.info.name if base else None)
-    target = Target(to, folder, base, name, layout, base_name or _place(base, heads))
-    written = WRITERS[to](heads, target)
+    place = base_name or _place(base, heads)
+    if name is not None and _ours_alone(name):
+        name = place or name
+    written = WRITERS[to](heads, Target(to, folder, base, name, layout, place))
+    if name is not None and _ours_alone(name) and name in written.config.values():
+        written.notes.append(
+            f"the config names the base {name!r}, which {to} cannot load: name a Hub id or a "
+            "folder of it as --base-name"
+        )
     _check_numbers(source, written)
     written.notes[:0] = notes
     _keep_adapter(source, to, heads, written)
@@ -130,12 +154,8 @@ def convert(
 def _read(source: Path, base: BaseModel | None, to: str) -> ForeignHeads:
     if not checkpoint.says_ours(source) and (found := read_foreign(source)) is not None:
         return found
+    check_source(source, to)
     config, tensors = checkpoint.read_heads(source)
-    if to == OURS and config.told != "medusa":
-        raise ConfigError(
-            f"{source} holds medusa-kit heads already, of kind {config.told}",
-            hint="copy the folder to have it twice",
-        )
     if base is not None:
         checkpoint.check_base(config, base, force=False)
     return from_kit(config, tensors)
@@ -153,11 +173,16 @@ def _check_numbers(source: Path, written: Written) -> None:
                 )
 
 
+def _ours_alone(name: str) -> bool:
+    """Whether no other engine can load a base by this name."""
+    return name in NAMES_OF_OURS or name.endswith(".gguf")
+
+
 def _place(base: BaseModel | None, heads: ForeignHeads) -> str | None:
     """The base's folder or Hub id for another engine; None where that could not load it."""
     if base is None:
         name = heads.base_name or ""
-        return None if name in ("", *NAMES_OF_OURS) or name.endswith(".gguf") else name
+        return None if name == "" or _ours_alone(name) else name
     if base.info.source in ("hub", "memory"):
         return base.info.name
     return resolve(base.info.name)[1] if base.info.source in IN_A_FOLDER else None

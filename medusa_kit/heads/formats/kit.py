@@ -16,14 +16,15 @@ from torch import Tensor
 from medusa_kit import console
 from medusa_kit.base.faults.finite import check_fit
 from medusa_kit.base.model import BaseModel
-from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
+from medusa_kit.errors import CheckpointError, IncompatibleBaseError
 from medusa_kit.heads.config import HeadsConfig
+from medusa_kit.heads.formats.engines import OWN_NAME
 from medusa_kit.heads.formats.neutral import Block, ForeignHeads
 from medusa_kit.heads.formats.target import same_numbers
 from medusa_kit.heads.kinds import MedusaHeads
 from medusa_kit.heads.undrawn import Undrawn
 
-OURS = "medusa-kit"
+OURS = OWN_NAME
 
 
 def check_sizes(heads: ForeignHeads, base: BaseModel) -> None:
@@ -171,20 +172,8 @@ def loaded(heads: ForeignHeads, base: BaseModel, folder: Path) -> MedusaHeads:
 
 
 def from_kit(config: HeadsConfig, tensors: dict[str, Tensor]) -> ForeignHeads:
-    """Our heads in the neutral form. Raises ConfigError for kinds that other engines lack, and for
-    a prefix layer."""
-    if config.prefix_layers:
-        raise ConfigError(
-            f"these are heads of kind {config.told}: they read a decoder layer over the whole "
-            "prefix, and no other engine supports such heads",
-            hint="train heads without one: heads.prefix_layers=0",
-        )
-    if config.kind != "medusa":
-        raise ConfigError(
-            f"heads of kind {config.kind!r} read tokens besides the hidden state, and no other "
-            "engine supports such heads",
-            hint="train heads of kind medusa: heads.kind=medusa",
-        )
+    """Our heads of kind `medusa` in the neutral form, for a format that `engines.check_shape` let
+    pass. Raises CheckpointError for biases."""
     blocks = [
         [
             Block(tensors[f"blocks.{i}.{j}.linear.weight"], tensors[f"blocks.{i}.{j}.linear.bias"])

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import CheckpointError, ConfigError
+from medusa_kit.heads.formats.engines import scores_some
 from medusa_kit.heads.formats.neutral import ForeignHeads
 
 LAYOUTS = ("auto", "v1", "v2")
@@ -67,11 +68,7 @@ class Target:
     def full_matrices(self, heads: ForeignHeads) -> list[Tensor]:
         """One [V, D] a head. Raises CheckpointError for heads that score only some tokens."""
         if heads.token_map_R is not None:
-            raise CheckpointError(
-                f"the heads score {len(heads.token_map_R)} tokens of the vocabulary, and "
-                f"{self.format} can hold only heads that score all",
-                hint="vLLM can hold them: --to vllm",
-            )
+            raise scores_some(len(heads.token_map_R), self.format, heads.base_name)
         matrices = self.matrices(heads)
         return matrices if isinstance(matrices, list) else [matrices] * heads.num_heads
 

@@ -148,11 +148,13 @@ def unavailable(config: Any) -> tuple[str, Any] | None:
 
 def own_sampling(config: Any) -> dict[str, Any]:
     """How a model's own config would sample, as far as it says, in the words of SamplingParams;
-    nothing where it asks for greedy decoding or leaves sampling open."""
-    if not getattr(config, "do_sample", False) or config.temperature == 0:
+    nothing where it asks for greedy decoding or leaves sampling open. A temperature asks for
+    sampling too, unless `do_sample` is false."""
+    temperature, asks = getattr(config, "temperature", None), getattr(config, "do_sample", None)
+    if temperature == 0 or not (temperature is not None if asks is None else asks):
         return {}
     said = {name: getattr(config, name, None) for name in ("top_k", "top_p", "min_p")}
-    temperature = 1.0 if config.temperature is None else config.temperature  # transformers' own
+    temperature = 1.0 if temperature is None else temperature  # transformers' own
     return {"temperature": temperature} | {name: value for name, value in said.items() if value}
 
 

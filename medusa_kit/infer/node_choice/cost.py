@@ -12,6 +12,7 @@ from itertools import accumulate
 from medusa_kit.locks import SharedLock
 
 SIZES = (1, 2, 4, 8, 16, 32)  # between them lines are drawn
+SLOPE = 0.12  # the cost of one more node in one-node steps, where nothing else is known
 SMOOTHING = 0.15  # share of the newest step in how fast the machine is now
 OUTLIER = 2.0  # a step is taken for at most this many times the expected seconds
 ASSUMED, MEASURED = 3.0, 40.0  # steps of a size against which the first figures count
@@ -37,11 +38,21 @@ class StepCost:
     slower, nothing of how sizes compare.
     """
 
-    def __init__(self, slope: float = 0.12, measured: Mapping[int, float] | None = None) -> None:
+    def __init__(
+        self,
+        slope: float = SLOPE,
+        measured: Mapping[int, float] | None = None,
+        undisturbed: bool = True,
+    ) -> None:
         """`slope`: the cost of one more node in one-node steps, assumed where no seconds by nodes
-        were measured."""
-        weight = MEASURED if measured else ASSUMED
-        first = measured or {n: 1 + slope * (n - 1) for n in SIZES}
+        were measured. `undisturbed`: they were measured while nothing else was computed; else they
+        count little, and none for more than the assumption: a size that seems too expensive is
+        never tried, so decoding would not correct it."""
+        weight = MEASURED if measured and undisturbed else ASSUMED
+        first = dict(measured or {n: 1 + slope * (n - 1) for n in SIZES})
+        if not undisturbed:
+            one = first[1]
+            first = {n: min(took, one * (1 + slope * (n - 1))) for n, took in first.items()}
         self._sizes = {n: _Size(seconds, weight) for n, seconds in sorted(first.items())}
         self._known = list(self._sizes)
         self._usual = self._at_sizes()

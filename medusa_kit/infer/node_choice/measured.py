@@ -49,7 +49,9 @@ class MeasuredSteps:
     def cost(self) -> StepCost:
         with self._lock:
             if self._cost is None:
-                self._cost = StepCost(measured=self._kept() or self._measured_and_kept())
+                kept = self._kept()
+                seconds, alone = self._measured_and_kept() if kept is None else (kept, True)
+                self._cost = StepCost(measured=seconds, undisturbed=alone)
             return self._cost
 
     @property
@@ -92,20 +94,23 @@ class MeasuredSteps:
     def _in_cpp(self) -> bool:
         return self._verifier.steps_run_by.startswith("C++")
 
-    def _measured_and_kept(self) -> dict[int, float]:
+    def _measured_and_kept(self) -> tuple[dict[int, float], bool]:
+        """Seconds by nodes, and whether the machine computed nothing else meanwhile."""
         console.stage("timing steps on this machine")
         times = measured(self._verifier, self._clock)
         seconds = {size: min(taken) for size, taken in times.items()}
         alone = _was_alone(times)
         if not alone:
-            console.note("other programs use this machine; steps are timed again at the next start")
+            console.detail(
+                "other programs use this machine: steps are timed again at the next start"
+            )
         record = {"seconds": seconds, "alone": alone, **self._depends_on}
         try:
             with atomic_write(self._path) as path:
                 path.write_text(json.dumps(record, indent=2), encoding="utf-8")
         except OSError as error:  # they are measured again next time
             console.warn(f"step times were not kept: {error}")
-        return seconds
+        return seconds, alone
 
 
 def _is_flat(seconds: Mapping[int, float]) -> bool:

@@ -90,12 +90,12 @@ def _packed_model(place: Path, config: Any, weights: str, check: bool) -> Packed
         temporary.mkdir()
         with (temporary / FILE).open("wb") as file:
             sink = FileSink(file)
-            sink.finish(_packed(place, config, weights, sink, lambda: tell(doing)))
+            sink.finish(_packed(place, config, weights, sink, lambda: tell(doing, folder)))
         (temporary / DIGEST).write_text(file_digest(temporary / FILE))
         write_record(temporary, place, contents)
         made.append(temporary)
 
-    doing = f"packing {place.name} once into {folder}"
+    doing = f"packing {place.name}, once on this machine"
     try:
         make_once(folder, doing, is_whole, make, told=False)
         if made:
@@ -164,7 +164,7 @@ def _packed(
     source.read_vectors()
     parts = describe(skeleton, matrices_on="meta")
     steps = len(parts.layers) + 2
-    with console.progress(f"packing {place.name}", steps, "layers") as bar:
+    with console.progress(f"packing {place.name}", steps, "layers", brief=True) as bar:
         left = [begun]
 
         def advance() -> None:

@@ -11,6 +11,8 @@ const settings = byId("settings-form");
 let conversations = [{ messages: [] }];
 let current = conversations[0];
 let underWay = null; // the AbortController of what is asked for now
+let usual = null; // the temperature where none is given, once the server has said it
+const LEAST_COMPARED = 32; // tokens of an answer whose speed says something
 
 // Conversations and settings are kept until the tab is closed, where the browser allows it.
 const kept = {
@@ -62,6 +64,8 @@ async function listModels() {
   try {
     const { data } = await get("v1/models", key());
     const chosen = select.value;
+    usual = data[0]?.medusa_kit?.temperature ?? null;
+    if (usual !== null) settings.elements.temperature.placeholder = usual === 0 ? "0: greedy" : `${usual}, the model’s`;
     select.replaceChildren(...data.map((one) => make("option", { value: one.id }, modelText(one))));
     if (data.some(({ id }) => id === chosen)) select.value = chosen;
     byId("messages").querySelector(".error.models")?.remove();
@@ -80,7 +84,7 @@ function messagesFor(conversation, system, end = conversation.messages.length) {
 
 /** The space before a word is not tinted: at the end of a line it would stick out. */
 function tokenNodes([text, depth, by]) {
-  const how = depth ? `accepted at depth ${depth}${by ? `, guessed by ${by}` : ""}` : "the model’s own";
+  const how = depth ? `accepted at depth ${depth}${by ? `, drafted by ${by}` : ""}` : "the model’s own";
   const space = /^ +(?=\S)/.exec(text)?.[0] ?? "";
   const word = make("span", { class: `token ${depthClass(depth)}`, title: how }, text.slice(space.length));
   return [space, word];
@@ -117,7 +121,7 @@ function sourcesText(drafter) {
   return told ? `Steps by source: ${told}.` : "";
 }
 
-const ENDS = { length: "It was cut at the most tokens that the settings allow.", stopped: "You stopped it.", error: "It broke off." };
+const ENDS = { length: "It was cut at the longest answer that the settings allow.", stopped: "You stopped it.", error: "It broke off." };
 
 /** What stands below an answer that has ended. */
 function closeAnswer(element, conversation, index) {
@@ -203,7 +207,7 @@ const toEnd = () => { byId("messages").scrollTop = byId("messages").scrollHeight
 async function askForAnswer() {
   const conversation = current, model = byId("model").value;
   const { element, text } = messageElement(model || "Answer");
-  const live = make("p", { class: "figures-line live" }, "Reading the prompt …");
+  const live = make("p", { class: "figures-line live" }, "Prefilling the prompt …");
   element.append(live);
   element.setAttribute("aria-busy", "true");
   toEnd();
@@ -263,6 +267,9 @@ function send() {
 
 // ---- Comparing
 
+/** Whether a request that names no temperature asks for a draw all the same. */
+const narrows = ({ temperature, top_p, top_k }) => temperature === undefined && (top_p ?? top_k) !== undefined;
+
 /** The same messages again, plainly. Only greedy answers that ended by themselves can be compared
  * as they are; for others both ways answer at temperature 0. */
 async function compareWithPlain(element, button, conversation, index) {
@@ -276,7 +283,7 @@ async function compareWithPlain(element, button, conversation, index) {
     const { asked, system, finish } = message;
     const request = { ...asked, messages: messagesFor(conversation, system, index), temperature: 0 };
     const drafts = asked.medusa_kit?.drafter !== "none";
-    const asItIs = drafts && asked.temperature === 0 && ["stop", "length"].includes(finish);
+    const asItIs = drafts && (asked.temperature ?? usual) === 0 && !narrows(asked) && ["stop", "length"].includes(finish);
     if (!drafts) delete request.medusa_kit;
     const drafted = asItIs
       ? { text: message.content, figures: message.figures }
@@ -288,7 +295,7 @@ async function compareWithPlain(element, button, conversation, index) {
     if (plain.error || signal.aborted) return;
     message.comparison = {
       again: !asItIs, text: [drafted.text, plain.text],
-      rates: [drafted.figures.rate, plain.figures.rate],
+      rates: [drafted, plain].map(({ figures }) => (figures.tokens < LEAST_COMPARED ? null : figures.rate)),
     };
     voice.say(showComparison(element, message.comparison));
     kept.write("conversations", conversations);
@@ -310,7 +317,7 @@ function showComparison(element, { again, text, rates }) {
   if (again) words.push("Both ways answered again at temperature 0.");
   const box = make("div", { class: "comparison" });
   const most = Math.max(...rates.map((one) => one ?? 0));
-  ["with guesses", "plain"].forEach((name, way) => {
+  ["with drafting", "plain"].forEach((name, way) => {
     const bar = make("span", { class: way ? "bar" : "bar fast", "aria-hidden": "true" });
     bar.style.width = `${most ? (100 * (rates[way] ?? 0)) / most : 0}%`;
     const speed = rates[way] === null ? "too short to time" : `${rate(rates[way])} tokens/s`;
@@ -355,6 +362,7 @@ byId("conversations").addEventListener("change", (event) => {
   showConversation();
 });
 
+byId("api").textContent = new URL("v1", document.baseURI).href;
 restoreSettings();
 conversations = kept.read("conversations") ?? conversations;
 current = conversations.at(-1);

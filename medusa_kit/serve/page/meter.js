@@ -31,7 +31,7 @@ export class Meter {
     const told = {
       rows: `${count(batch.rows)} of ${count(batch.max_rows)}`,
       waiting: count(batch.waiting),
-      nodes: count(batch.nodes),
+      nodes: batch.rows ? count(batch.nodes) : "–", // of a step that is past
       tokens_per_second: rate(batch.tokens_per_second ?? 0),
     };
     for (const [name, text] of Object.entries(told)) {
@@ -39,7 +39,7 @@ export class Meter {
       if (place.textContent !== text) place.textContent = text;
     }
     byId("batch-note").textContent = batch.reading
-      ? `${plural(batch.reading, "prompt")} ${batch.reading === 1 ? "is" : "are"} being read.`
+      ? `${plural(batch.reading, "prompt")} ${batch.reading === 1 ? "is" : "are"} being prefilled.`
       : "";
     const cells = Math.min(batch.max_rows, MOST_CELLS);
     byId("rows").replaceChildren(

@@ -73,12 +73,12 @@ function asText(one) {
 }
 
 function summary(nodes) {
-  const guesses = nodes.length - 1;
-  if (!guesses) return "The last step verified no guess: the model’s own token came alone.";
+  const drafted = nodes.length - 1;
+  if (!drafted) return "The last step verified no draft token: the model’s own came alone.";
   const path = nodes.filter((one) => one.accepted && one.depth);
   const words = path.map(({ token }) => `“${token}”`).join(" ");
   const kept = path.length ? `${path.length} accepted: ${words}` : "none accepted";
-  return `The last step verified ${plural(guesses, "guess").replace(/guesss$/, "guesses")}, ${kept}.`;
+  return `The last step verified ${plural(drafted, "draft token")}, ${kept}.`;
 }
 
 let waiting = null;

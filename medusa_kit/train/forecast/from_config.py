@@ -1,5 +1,8 @@
 """What a run needs by a base's config alone: no weight is read, and no text."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 
 from medusa_kit.base import adapters
@@ -12,11 +15,13 @@ from medusa_kit.train.forecast.described import DescribedBase
 from medusa_kit.train.forecast.machine import peak_bytes, products_a_second
 from medusa_kit.train.forecast.needs import SIZES, Forecast, Speed, Text, weights_of
 from medusa_kit.train.forecast.trial import PROMPT_TOKENS, ROW_TOKENS
+from medusa_kit.train.optimizer import moments, network_matrices
 from medusa_kit.train.preparation import SOFT_TOP, untrained_heads
 
 # Numbers that a layer's forward holds for a token, by its hidden and its MLP's size: inputs,
 # queries, keys, values, output; what the MLP multiplies.
 OF_HIDDEN, OF_MLP = 8, 3
+NEWTON_SCHULZ = 5  # steps of Muon, torch's default
 KEPT_LAYERS = 2.0  # of which so many are alive at once; where the base learns, all of them
 
 
@@ -33,8 +38,22 @@ def rows_assumed(recipe: TrainRecipe) -> str:
     return f"rows of {length} tokens, {answer} of them answers, are assumed"
 
 
-def from_config(recipe: TrainRecipe, device: torch.device, missing: str | None) -> list[str]:
-    """The report. `missing`: what is said of the text. Raises CheckpointError."""
+@dataclass(frozen=True)
+class Described:
+    """A run on a base of which only the config is there."""
+
+    numbers: int  # weights of the base
+    trained: int
+    in_heads: int
+    forecast: Forecast
+    text: Text  # that is assumed, about a million positions
+
+
+def described(
+    recipe: TrainRecipe, products: Callable[[torch.dtype], float], process: float
+) -> Described:
+    """`products`: multiplications with addition that the device does a second, by their dtype;
+    `process`: bytes that are taken before. Raises CheckpointError."""
     base = DescribedBase(recipe.base)
     numbers = base.info.num_parameters
     heads = untrained_heads(base, recipe.heads, columns(recipe, base))
@@ -42,23 +61,30 @@ def from_config(recipe: TrainRecipe, device: torch.device, missing: str | None) 
         adapters.put_on(base.model, recipe.joint_options.lora)
     moving = [p for p in base.model.parameters() if p.requires_grad or recipe.trains_whole_base]
     trained = sum(p.numel() for p in (*heads.parameters(), *moving))
-    weights = weights_of(recipe, heads, moving, numbers, 2 * trained)
+    weights = weights_of(recipe, heads, moving, numbers, moments(heads, trained, recipe))
     train = recipe.train
     soft = 0 if train.loss == "cross_entropy" or train.soft_top == "all" else train.soft_top
     options = FeatureOptions(
         soft_top=SOFT_TOP if soft is None else soft, runners_up=train.runners_up
     )
     itemsize = DTYPES[recipe.base.dtype].itemsize
-    speed = _speed(recipe, base, heads, device, trained)
-    peak = peak_bytes(device) + numbers * itemsize + weights.state_bytes + _working(recipe, base)
+    speed = _speed(recipe, base, heads, products)
+    peak = process + numbers * itemsize + weights.state_bytes + _working(recipe, base)
     forecast = Forecast(recipe, weights, speed, peak, base.info.hidden_size, itemsize, options)
-    text = _text(recipe)
+    in_heads = sum(p.numel() for p in heads.parameters())
+    return Described(numbers, trained, in_heads, forecast, _text(recipe))
+
+
+def from_config(recipe: TrainRecipe, device: torch.device, missing: str | None) -> list[str]:
+    """The report. `missing`: what is said of the text. Raises CheckpointError."""
+    found = described(recipe, lambda dtype: products_a_second(device, dtype), peak_bytes(device))
+    forecast, text = found.forecast, found.text
     said = "text that is there is not read" if missing is None else missing
     return [
-        f"stage {recipe.stage}: {trained:,} trained parameters, of them "
-        f"{sum(p.numel() for p in heads.parameters()):,} in the heads",
-        f"{recipe.base.model}: {numbers:,} parameters by its config; its weights are not on this "
-        "machine, so time is a guess from products of this device, and memory from sizes",
+        f"stage {recipe.stage}: {found.trained:,} trained parameters, of them "
+        f"{found.in_heads:,} in the heads",
+        f"{recipe.base.model}: {found.numbers:,} parameters by its config; its weights are not on "
+        "this machine, so time is a guess from products of this device, and memory from sizes",
         f"{said}; {rows_assumed(recipe)}",
         forecast.written(text.scaled(SIZES[0])),
         *forecast.table(text),
@@ -88,17 +114,22 @@ def _working(recipe: TrainRecipe, base: BaseModel) -> float:
 
 
 def _speed(
-    recipe: TrainRecipe, base: BaseModel, heads: MedusaHeads, device: torch.device, trained: int
-) -> Speed:
+    recipe: TrainRecipe, base: BaseModel, heads: MedusaHeads,
+    products: Callable[[torch.dtype], float],
+) -> Speed:  # fmt: skip
     """Products by the rate of large ones here: one for each weight and token of a forward, three
-    where there is a backward."""
-    rate = products_a_second(device, DTYPES[recipe.base.dtype])
-    precise = products_a_second(device, DTYPES[recipe.train.precision])
+    where there is a backward. Recurrent heads go through their one network for each head."""
+    rate, precise = (products(DTYPES[name]) for name in (recipe.base.dtype, recipe.train.precision))
     embedding = base.model.get_input_embeddings().weight.numel()
     forward = base.info.num_parameters - embedding
     size = base.info.hidden_size
     logits = heads.num_columns * size * heads.num_heads
-    each = 3 * (trained + logits) / precise
+    passes = heads.num_heads if recipe.heads.kind == "recurrent" else 1
+    network = passes * sum(p.numel() for p in heads.parameters())
+    each = 3 * (network + logits) / precise
+    if recipe.train.optimizer == "muon":
+        update = recipe.train.micro_batch_positions * recipe.train.accumulation
+        each += _muon(heads) / products(torch.bfloat16) / update
     text = _text(recipe)
     read = text.tokens / text.positions
     if recipe.stage == "medusa2":
@@ -106,3 +137,12 @@ def _speed(
     elif recipe.train.features == "live":
         each += read * forward / rate
     return Speed(forward / rate, each)
+
+
+def _muon(heads: MedusaHeads) -> float:
+    """Products of an update by Muon: for each step and matrix X three of X's smaller side."""
+    total = 0.0
+    for weight in network_matrices(heads):
+        small, large = sorted(weight.shape)
+        total += NEWTON_SCHULZ * (2 * small * small * large + small**3)
+    return total

@@ -127,7 +127,7 @@ def test_a_damaged_file_is_made_again(
     how: str, folder: Path, config: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     packed_model(folder, config)
-    assert "packing model once into" in capsys.readouterr().err
+    assert "packing model, once on this machine" in capsys.readouterr().err
     path = file_of(folder, config)
     whole = path.read_bytes()
     damage, reason = DAMAGE[how]

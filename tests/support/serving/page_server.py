@@ -1,8 +1,8 @@
 """The page and a stand-in for the server's API behind it, with canned answers.
 
 What the last message says decides: "busy", "key", "broken" and "cut" go wrong in their ways, "wait"
-never begins, "long" goes on until it is stopped; everything else is answered in four steps. Plain
-answers to "differ" have other words.
+never begins, "long" goes on until it is stopped; everything else is answered in four steps, "at
+length" in four times as many. Plain answers to "differ" have other words.
 """
 
 import asyncio
@@ -39,6 +39,7 @@ class StandIn:
         self.requests: list[dict[str, Any]] = []
         self.hung_up = 0
         self.batches = 0
+        self.usual: float | None = 0.0  # the temperature of a request that gives none
         self.app = FastAPI()
         self.app.include_router(router)
         self.app.get("/v1/models")(self.models)
@@ -46,7 +47,9 @@ class StandIn:
         self.app.post("/v1/chat/completions")(self.chat)
 
     async def models(self) -> dict[str, Any]:
-        return {"object": "list", "data": [{"id": "tiny"}, {"id": "tiny:heads"}]}
+        return {"object": "list", "data": [
+            {"id": "tiny", "medusa_kit": {"temperature": self.usual}}, {"id": "tiny:heads"},
+        ]}  # fmt: skip
 
     async def batch(self) -> dict[str, Any]:
         self.batches += 1
@@ -70,6 +73,8 @@ class StandIn:
             steps = [*steps[:-1], [("!", 0, None)]]
         if said == "long":
             steps = steps * 10_000
+        if said == "at length":
+            steps = steps * 4
         yield ": a comment\n\n"
         yield chunk({"role": "assistant", "content": ""})
         ended = False

@@ -178,8 +178,10 @@ def test_a_config_is_enough(tmp_path, described, monkeypatch, overrides):
 def test_a_quick_dry_run_writes_nothing(tmp_path, monkeypatch, capsys):
     (tmp_path / "p.txt").write_text("".join(f"Count to {i}.\n" for i in range(40)))
     monkeypatch.chdir(tmp_path)
-    run_quick([], "debug-tiny", "p.txt", 2.0, None, "cpu", False, dry_run=True)
+    run_quick([], "debug-tiny", "p.txt", 2.0, None, "cpu", False, dry_run=True, engine="vllm")
     said = capsys.readouterr()
+    assert "heads of kind medusa for vLLM" in said.err.splitlines()[0]
+    assert "kind: medusa" in said.out
     assert "plan for 120.0 min" in said.err
     check_table(said.out)
     assert [path.name for path in tmp_path.iterdir()] == ["p.txt"]

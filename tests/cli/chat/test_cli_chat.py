@@ -57,7 +57,7 @@ def test_chat_answers_and_leaves_at_the_end_of_file(chat: Talk) -> None:
 def test_chat_says_that_weights_are_rounded(chat: Talk) -> None:
     _, _, err = chat(["Name a tree."], "--heads", "none", "--weights", "int8")
     assert "int8 weights: lossy); drafter" in err
-    assert "limit of 8 tokens; LOSSY: int8 weights" in err
+    assert "limit of 8 tokens (-n); LOSSY: int8 weights" in err
 
 
 @pytest.mark.parametrize("leave", ["/exit", "/quit"])
@@ -115,7 +115,8 @@ def ids_of(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], Any]]:
 def test_a_later_turn_reads_its_message_alone(chat: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
     """The debug model writes bytes of no text: encoding its answer again gives other tokens."""
     calls = ids_of(monkeypatch)
-    code, _, err = chat(["Name a tree.", "Another.", "/compare"], "--heads", "none")
+    code, _, err = chat(["Name a tree.", "Another.", "/compare"], "--heads", "none",
+                        "--verbose")  # fmt: skip
     assert code == 0
     (asked, first), (again, second), (compared, plain) = calls
     assert "\ufffd" in first.result.text
@@ -124,8 +125,7 @@ def test_a_later_turn_reads_its_message_alone(chat: Talk, monkeypatch: pytest.Mo
     assert compared == again
     assert plain.result.token_ids == second.result.token_ids
     cached = second.result.stats.cached_tokens
-    words = f"{cached} of {len(again)} prompt tokens read before"
-    assert (words in err) == (cached > 0)
+    assert f"{cached} of {len(again)} prompt tokens cached" in err
     assert cached in (0, len(read) - 1, len(read))
     assert "read again" not in err
 
@@ -148,15 +148,16 @@ def test_chat_says_once_that_a_template_changes_earlier_turns(
 
 def test_chat_commands(chat: Talk, trained: Path) -> None:
     lines = ["/help", "/tree", "/compare", "Name a tree.", "/compare", "/nonsense"]
-    code, out, err = chat(lines, "--heads", trained)
+    code, out, err = chat(lines, "--heads", trained, "-n", "40")
     assert code == 0
     assert "/system TEXT" in err
     assert "root (" in err
-    assert out == plain_text("Name a tree.") + "\n"  # the answers alone
+    assert "/exit, /quit" in err
+    assert out.startswith(plain_text("Name a tree."))  # the answers alone
+    assert "tree of" not in out
     assert "warning: there is no answer yet to compare with" in err
     assert "3 heads, a tree of " in err
-    assert "tokens/s after the first; with drafter" in err
-    assert "as fast, the same tokens" in err
+    assert "the same tokens" in err
     assert "warning: /nonsense is no command; /help lists them" in err
 
 
@@ -178,7 +179,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(
     assert code == 0
     assert out.count(" …\n") == 1
     assert "stopped by Ctrl-C\n" in err
-    assert "stopped at the limit of 8 tokens\n" in err
+    assert "stopped at the limit of 8 tokens (-n)\n" in err
     kept = asked[1][1]["content"]
     assert asked[1] == [{"role": "user", "content": "a"}, {"role": "assistant", "content": kept},
                         {"role": "user", "content": "b"}]  # fmt: skip

@@ -2,6 +2,7 @@
 
 import io
 import sys
+import textwrap
 from collections import Counter
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -9,12 +10,15 @@ from typing import Any
 
 import pytest
 
+from medusa_kit import console
 from medusa_kit.cli.chat import view
-from medusa_kit.cli.chat.conversation import Chat
+from medusa_kit.cli.chat.conversation import COMMANDS, Chat
+from medusa_kit.cli.chat.drawing import drawing
 from medusa_kit.engine.conversation import Conversation
 from medusa_kit.engine.streaming import Piece, Span
 from medusa_kit.errors import DataError, DeviceMemoryError
-from medusa_kit.infer.draft import COUNTS
+from medusa_kit.infer.details import VerifiedTree
+from medusa_kit.infer.draft import COUNTS, NODES
 
 TEXT = "Rivers carry water from the hills to the sea, and some of them are long. "
 Terminal = Callable[[int], Any]
@@ -28,7 +32,7 @@ def piece(*texts: str, by: str | None = None) -> Piece:
 class Answers:
     """Stands for an engine whose answers are these pieces; an exception among them is raised."""
 
-    heads = draft_model = None
+    heads = draft_model = graphs = tree = None
     own_drafter, drafter_options = "auto", {}
     base = SimpleNamespace(tokenizer=None, stop_token_ids=frozenset())
     ended = failed = False
@@ -49,6 +53,9 @@ class Answers:
 
     def encode(self, messages: Any) -> Any:
         return messages
+
+    def keep_tree(self) -> None:
+        pass
 
     def close(self) -> None:
         self.ended = True
@@ -83,7 +90,7 @@ def chat_with(engine: Any) -> Chat:
 
 
 def wrapped(text: str, width: int) -> list[str]:
-    return [text[start : start + width].rstrip() for start in range(0, len(text), width)]
+    return textwrap.wrap(text, width, break_on_hyphens=False)
 
 
 @pytest.mark.parametrize("width", [18, 30, 31, 32, 33, 80])
@@ -93,13 +100,11 @@ def test_speed_is_shown_while_answering_and_gone_afterwards(terminal: Terminal, 
     pieces = [piece(f"{word} ") for word in TEXT.split()]
     chat_with(Answers(pieces, lambda: shown.append("\n".join(screen.lines)))).answer("Rivers?")
     text = wrapped("".join(pieces), width)
-    closing = (
-        "84 tokens in 0.6 s (140 tokens/s); 1.9 tokens per step; stopped at the end of the answer"
-    )
+    closing = "84 tokens in 0.6 s, 140 tokens/s; 1.9 tokens per step"
     assert screen.lines == text + wrapped(closing, width)
     live = [state for state in shown if "123 tokens/s" in state]
-    assert 0 < len(live) < len(shown)
-    assert "reading the prompt" in shown[0] or width < 24
+    assert 0 < len(live) < len(shown) or width < 24
+    assert "prefilling the prompt" in shown[0] or width < 30
 
 
 def test_no_speed_where_the_terminal_has_no_room(terminal: Terminal) -> None:
@@ -123,27 +128,47 @@ def test_ctrl_c_leaves_the_answer_and_nothing_else(terminal: Terminal) -> None:
     assert not any("123 tokens/s" in line or "^C" in line for line in screen.lines)
 
 
-def test_accepted_tints_tokens_by_who_guessed_them(terminal: Terminal) -> None:
-    screen = terminal(100)
+def drafting() -> Answers:
     engine = Answers([piece("own "), piece("headed ", "then ", by="medusa"),
                       piece("copied ", "last", by="past")])  # fmt: skip
     engine.heads = object()  # type: ignore[assignment]
-    chat = chat_with(engine)
-    chat.answer("plain")
-    assert {screen.style_of(word) for word in ("own", "headed", "copied")} == {""}
-    chat.command("/accepted")
-    assert screen.lines[-1] == "tokens from the base model alone, heads, text"
-    assert (screen.style_of("heads"), screen.style_of("text")) == ("32", "36")
-    screen.cells.clear()
-    chat.answer("tinted")
-    styles = [screen.style_of(word) for word in ("own", "headed", "then", "copied", "last")]
-    assert styles == ["", "32", "", "36", ""]
-    assert screen.lines[-1] == "tokens from the base model alone: 3, heads: 1, text: 1"
-    chat.command("/accepted")
-    screen.cells.clear()
-    chat.answer("plain again")
-    assert screen.style_of("headed") == ""
-    assert "tokens from" not in "".join(screen.lines)
+    return engine
+
+
+LEGEND = "colours of drafted tokens: by the heads, from earlier text; /accepted switches them off"
+
+
+def test_tokens_are_tinted_by_who_drafted_them_from_the_start(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The legend stands there once, before the first answer."""
+    screen, lines = terminal(100), iter(["tinted", "again", "/accepted", "plain", "/accepted"])
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    monkeypatch.setattr("builtins.input", lambda _: next(lines, "/exit"))
+    chat_with(drafting()).run()
+    assert screen.lines[0] == LEGEND
+    assert (screen.style_of("heads"), screen.style_of("earlier")) == ("32", "36")
+    answers = [row for row, line in enumerate(screen.lines) if line.startswith("own headed")]
+    styles = [[screen.cells[row, at][1] for at in (0, 4, 11, 16, 23)] for row in answers]
+    assert styles == [["", "32", "", "36", ""]] * 2 + [[""] * 5]
+    assert screen.lines.count(LEGEND) == 2  # once more where they are switched on again
+    assert "plain text from now on" in screen.lines
+
+
+@pytest.mark.parametrize("without", [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_no_tints_and_no_legend_where_there_are_no_colours(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, without: tuple[str, str]
+) -> None:
+    screen = terminal(100)
+    monkeypatch.setenv(*without)
+    monkeypatch.setattr(console.out, "no_color", without[0] == "NO_COLOR")
+    monkeypatch.setattr(console.err, "no_color", without[0] == "NO_COLOR")
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    lines = iter(["Rivers?"])
+    monkeypatch.setattr("builtins.input", lambda _: next(lines, "/exit"))
+    chat_with(drafting()).run()
+    assert screen.lines[0] == "own headed then copied last"
+    assert {style for _, style in screen.cells.values()} <= {"", "2"}
 
 
 def test_a_pipe_gets_the_text_and_no_control_characters(
@@ -155,13 +180,30 @@ def test_a_pipe_gets_the_text_and_no_control_characters(
     chat.command("/accepted")
     out, err = capsys.readouterr()
     assert out == "own headed then\n"
-    assert err.splitlines()[-1] == "warning: tints need a terminal with colours"
+    assert "warning: colours need a terminal" in err.splitlines()[-1]
     assert not any(character < " " for character in err.replace("\n", ""))
+
+
+@pytest.mark.parametrize("forced", [False, True])
+def test_what_is_no_terminal_gets_exactly_the_text(
+    monkeypatch: pytest.MonkeyPatch, forced: bool
+) -> None:
+    """Lines however long, control characters, spaces at the end; also where colours are forced."""
+    text = "x" * 300 + " a\x1b[2J\r\n\tb \u0301日本 \n" + TEXT * 4 + "  "
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="utf-8", newline=""))
+    if forced:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    chat_with(Answers([piece(text[:150], text[150:320], by="medusa"), piece(text[320:])])).answer(
+        ""
+    )
+    sys.stdout.flush()
+    assert written.getvalue().decode() == text + "\n"
 
 
 def test_tokens_without_text_are_counted() -> None:
     words = view.origins({None: 2, "medusa": 3, "suffix": 1, "past": 1})
-    assert words == "tokens from the base model alone: 2, heads: 3, text: 2"
+    assert words == "tokens from the model itself: 2, the heads: 3, earlier text: 2"
 
 
 def test_a_message_that_cannot_be_answered_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
@@ -195,34 +237,22 @@ def test_characters_that_a_stream_does_not_know(monkeypatch: pytest.MonkeyPatch)
     assert written.getvalue() == "?? été\n".encode("latin-1")
 
 
-def test_columns_are_counted_as_terminals_do() -> None:
-    assert view.column_after(0, "abc", 10) == 3
-    assert view.column_after(8, "abc", 10) == 1
-    assert view.column_after(0, "x" * 10, 10) == 10
-    assert view.column_after(9, "日本", 10) == 4
-    assert view.column_after(3, "ab\ncd", 10) == 2
-    assert view.column_after(3, "\t!", 80) == 9
-
-
 WORDED = {
-    "end": (answer(), "84 tokens in 0.6 s (140 tokens/s); 1.9 tokens per step; "
-            "stopped at the end of the answer"),
-    "limit": (answer(reason="length", new_tokens=512, seconds=3.66), "512 tokens in 3.7 s (140 "
-              "tokens/s); 1.9 tokens per step; stopped at the limit of 512 tokens"),
+    "end": (answer(), "84 tokens in 0.6 s, 140 tokens/s; 1.9 tokens per step"),
+    "limit": (answer(reason="length", new_tokens=512, seconds=3.66), "512 tokens in 3.7 s, 140 "
+              "tokens/s; 1.9 tokens per step; stopped at the limit of 512 tokens (-n)"),
     "limit of one": (answer(reason="length", new_tokens=1, num_steps=0, seconds=0.04), "1 token in "
-                     "0.0 s (140 tokens/s); stopped at the limit of 1 token"),
-    "context": (answer(reason="length"), "84 tokens in 0.6 s (140 tokens/s); 1.9 tokens per step; "
-                "stopped where the model's context is full"),
-    "plain": (answer(drafter="none", tokens_per_second=7.26), "84 tokens in 0.6 s (7.3 tokens/s); "
-              "stopped at the end of the answer"),
-    "one": (answer(new_tokens=1, num_steps=0, seconds=0.04), "1 token in 0.0 s (140 tokens/s); "
-            "stopped at the end of the answer"),
+                     "0.0 s, 140 tokens/s; stopped at the limit of 1 token (-n)"),
+    "context": (answer(reason="length"), "84 tokens in 0.6 s, 140 tokens/s; 1.9 tokens per step; "
+                "stopped where the context is full"),
+    "plain": (answer(drafter="none", tokens_per_second=7.26), "84 tokens in 0.6 s, 7.3 tokens/s"),
+    "one": (answer(new_tokens=1, num_steps=0, seconds=0.04), "1 token in 0.0 s, 140 tokens/s"),
     "none": (answer(new_tokens=0, num_steps=0, reason="cancelled"), "stopped by Ctrl-C"),
+    "empty": (answer(new_tokens=0, num_steps=0), "an empty answer"),
     "later turn": (answer(cached_tokens=1234, prompt_tokens=1250, first_token_seconds=0.018),
-                   "84 tokens in 0.6 s (140 tokens/s); 1.9 tokens per step; the first after 0.02 s,"
-                   " 1,234 of 1,250 prompt tokens read before; stopped at the end of the answer"),
-    "lossy": (answer(lossy=True, lossy_by=["int8 weights"]), "84 tokens in 0.6 s (140 tokens/s); "
-              "1.9 tokens per step; stopped at the end of the answer; LOSSY: int8 weights"),
+                   "84 tokens in 0.6 s, 140 tokens/s; 1.9 tokens per step"),
+    "lossy": (answer(lossy=True, lossy_by=["int8 weights"]), "84 tokens in 0.6 s, 140 tokens/s; "
+              "1.9 tokens per step; LOSSY: int8 weights"),
 }  # fmt: skip
 
 
@@ -230,6 +260,21 @@ WORDED = {
 def test_the_closing_line_is_in_words(case: str) -> None:
     result, words = WORDED[case]
     assert view.closing(result, 1 if case == "limit of one" else 512) == words
+
+
+def test_figures_of_the_machine_are_said_to_who_asks(capsys: pytest.CaptureFixture[str]) -> None:
+    notes = [f"{NODES}2.06 verified a step", f"{COUNTS}1.00 with suffix (3 steps)"]
+    engine = Answers([piece("own ", "headed", by="medusa")])
+    later = answer("Yes.", drafter_notes=notes, cached_tokens=1234, prompt_tokens=1250,
+                   first_token_seconds=0.018)  # fmt: skip
+    engine.__class__ = type("Noted", (Answers,), {"result": property(lambda self: later)})
+    for verbose in (False, True):
+        with console.details(verbose):
+            chat_with(engine).answer("a")
+        lines = capsys.readouterr().err.splitlines()
+        assert len(lines) == (4 if verbose else 1)
+    assert lines[0].endswith("; the first after 0.02 s, 1,234 of 1,250 prompt tokens cached")
+    assert lines[1:] == ["tokens from the model itself: 1, the heads: 1", *notes]
 
 
 def test_a_note_that_stays_the_same_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -243,3 +288,43 @@ def test_a_note_that_stays_the_same_is_said_once(capsys: pytest.CaptureFixture[s
     err = capsys.readouterr().err
     assert err.count("no heads for 'x'") == 1
     assert COUNTS not in err
+
+
+def test_the_newest_tree_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
+    """In ASCII; of a step that verified draft tokens, where one did."""
+    texts = [" sea", " is", " was", " blue", " <b>wet</b>", "\n", " calm"]
+    tree = VerifiedTree([-1, 0, 0, 1, 1, 3, 2], list(range(7)), [1, 3, 5])
+    engine = drafting()
+    engine.tree = tree  # type: ignore[assignment]
+    tokenizer = SimpleNamespace(decode=lambda ids: texts[ids[0]], chat_template="")
+    chat = chat_with(engine)
+    chat.answer("Rivers?")
+    engine.base = SimpleNamespace(tokenizer=tokenizer, stop_token_ids=frozenset())
+    capsys.readouterr()
+    chat.command("/tree")
+    assert capsys.readouterr().err.splitlines() == [
+        "6 draft tokens, 3 accepted (*), after the model's own:",
+        '* " sea"',
+        '|- * " is"',
+        '|  |- * " blue"',
+        '|  |  `- * "\\n"',
+        '|  `- " <b>wet</b>"',
+        '`- " was"',
+        '   `- " calm"',
+    ]
+    assert max(map(len, drawing(tree, texts, 12).splitlines()[1:])) == 12
+
+
+@pytest.mark.parametrize("width", [20, 30, 80, 160])
+def test_the_commands_are_listed_in_whole_words(width: int) -> None:
+    lines = view.two_columns(COMMANDS, width).splitlines()
+    assert max(map(len, lines)) <= width
+    assert " ".join(" ".join(lines).split()) == " ".join(f"{a} {b}" for a, b in COMMANDS.items())
+    assert len(lines) == len(COMMANDS) or width < 160
+
+
+def test_a_model_s_control_characters_move_no_cursor(terminal: Terminal) -> None:
+    screen = terminal(60)
+    chat_with(Answers([piece("a\x1b[2J\x07b\r\nc\u009b1A")])).answer("Rivers?")
+    lines = [line.replace(" ", "") for line in screen.lines]  # of wide characters
+    assert lines[:2] == ["a\ufffd[2J\ufffdb", "c\ufffd1A"]

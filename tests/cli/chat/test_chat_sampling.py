@@ -1,4 +1,5 @@
-"""How a chat chooses tokens: what the person says, else the model's own settings, else 0.7."""
+"""How a chat and `generate` choose tokens: as the person says, else as the model's own config asks,
+else greedily."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -49,20 +50,22 @@ def asked(run: Run, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[dict
 
 
 CASES: dict[str, tuple[dict[str, Any], list[str], dict[str, float], str]] = {
-    "neither": ({}, [], {"temperature": 0.7},
-                "sampling at temperature 0.7, seed 0 (the kit's default)"),
+    "neither": ({}, [], {"temperature": 0.0}, "greedy: always the likeliest token"),
     "own": (OWN, [], {"temperature": 0.6, "top_p": 0.9},
             "sampling at temperature 0.6, top_p 0.9, seed 0 (the model's own)"),
     "own without a temperature": ({"do_sample": True, "top_k": 40}, [],
                                   {"temperature": 1.0, "top_k": 40}, "the model's own"),
-    "own greedy": ({"do_sample": False}, [], {"temperature": 0.7}, "the kit's default"),
+    "own greedy": ({"do_sample": False, "temperature": 0.6}, [], {"temperature": 0.0}, "greedy: "),
+    "own temperature alone": ({"temperature": 0.6}, [], {"temperature": 0.6}, "(the model's own)"),
     "given wins": (OWN, ["--temperature", "1.5"], {"temperature": 1.5, "top_p": 0.9},
                    "temperature 1.5, top_p 0.9, seed 0 (the model's own where none was"),
     "all given": (OWN, ["--temperature", "1.5", "--top-p", "0.5", "--seed", "7"],
                   {"temperature": 1.5, "top_p": 0.5},
                   "sampling at temperature 1.5, top_p 0.5, seed 7 (as given)"),
-    "part given": ({}, ["--top-k", "5"], {"temperature": 0.7, "top_k": 5},
-                   "temperature 0.7, top_k 5, seed 0"),
+    "part given": ({}, ["--top-k", "5"], {"temperature": 1.0, "top_k": 5},
+                   "temperature 1, top_k 5, seed 0 (as given)"),
+    "nothing narrowed": ({}, ["--top-p", "1"], {"temperature": 0.0}, "greedy: "),
+    "typical": ({}, ["--acceptance", "typical"], {"temperature": 1.0}, "temperature 1, seed 0"),
     "greedy": (OWN, ["--greedy"], {"temperature": 0.0}, "greedy: always the likeliest token"),
     "temperature 0": (OWN, ["--temperature", "0"], {"temperature": 0.0}, "greedy: "),
 }  # fmt: skip
@@ -94,12 +97,34 @@ def test_contradictions_are_told_before_anything_loads(
     assert message in err
 
 
-def test_generate_and_python_stay_greedy(run: Run) -> None:
-    code, out, _ = run("generate", "Name a tree.", *MODEL, "--heads", "none", "-n", "8")
+def test_generate_and_python_are_greedy_where_nothing_asks_for_sampling(run: Run) -> None:
+    code, out, err = run("generate", "Name a tree.", *MODEL, "--heads", "none", "-n", "8")
     assert (code, out) == (0, plain_text("Name a tree.") + "\n")
+    assert "sampling" not in err
     engine = medusa_kit.load("debug-tiny", heads=None, device="cpu")
     result = engine.generate([{"role": "user", "content": "Name a tree."}], max_new_tokens=8)
     assert result.text == plain_text("Name a tree.")
+
+
+def test_generate_samples_as_a_chat_does(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[dict[str, Any]] = []
+    load, original = medusa_kit.load, Engine.generate
+
+    def with_config(name: str, **arguments: Any) -> Engine:
+        engine = load(name, **arguments)
+        engine.base.model.generation_config = GenerationConfig(**OWN)
+        return engine
+
+    def generate(self: Engine, prompt: Any, **options: Any) -> Any:
+        seen.append(options)
+        return original(self, prompt, **options)
+
+    monkeypatch.setattr("medusa_kit.engine.load.load", with_config)
+    monkeypatch.setattr(Engine, "generate", generate)
+    code, _, err = run("generate", "Name a tree.", *MODEL, "--heads", "none", "-n", "4")
+    assert code == 0, err
+    assert (seen[-1]["temperature"], seen[-1]["top_p"]) == (0.6, 0.9)
+    assert "sampling at temperature 0.6, top_p 0.9, seed 0 (the model's own)" in err
 
 
 class Streaming(list[Any]):
@@ -112,7 +137,7 @@ class Streaming(list[Any]):
 
 def compared(
     capsys: pytest.CaptureFixture[str], temperature: float, options: dict[str, Any],
-    near_ties: int = 0,
+    near_ties: int = 0, count: int = 32,
 ) -> str:  # fmt: skip
     """What /compare says where plain decoding gives other tokens."""
 
@@ -124,12 +149,12 @@ def compared(
 
     engine = SimpleNamespace(
         conversation=lambda system: None,
-        stream=lambda prompt, **settings: Streaming(result(1, 3)),
+        stream=lambda prompt, **settings: Streaming(result(*[1] * (count - 1), 3)),
         own_drafter="auto",
         drafter_options=options,
     )
-    chat = Chat(engine, {"max_new_tokens": 2, "temperature": temperature}, None)
-    chat.last = ([], result(1, 2))
+    chat = Chat(engine, {"max_new_tokens": count, "temperature": temperature}, None)
+    chat.last = ([], result(*[1] * (count - 1), 2))
     chat.compare()
     return capsys.readouterr().err
 
@@ -139,10 +164,16 @@ def test_other_tokens_are_expected_only_where_guesses_are_drawn(
 ) -> None:
     drawn = {"sampling": "rejection"}
     for options in (drawn, {"options": {"draft-model": drawn}}):
-        assert "as fast, other words, as expected" in compared(capsys, 0.7, options)
+        assert "1.00 x as fast, other words, as expected" in compared(capsys, 0.7, options)
         assert "OTHER TOKENS" in compared(capsys, 0.0, options)
     assert "OTHER TOKENS" in compared(capsys, 0.7, {"sampling": "matched"})
     assert "after a near-tie" in compared(capsys, 0.0, {}, near_ties=1)
+
+
+def test_no_speed_up_is_claimed_of_a_short_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    said = compared(capsys, 0.0, {}, count=31)
+    assert said.startswith("31 tokens: too short to compare speeds, OTHER TOKENS")
+    assert "as fast" not in said
 
 
 def test_a_seed_gives_the_same_words_without_the_drafter(
@@ -150,6 +181,7 @@ def test_a_seed_gives_the_same_words_without_the_drafter(
 ) -> None:
     lines = iter(["Name a tree.", "/compare"])
     monkeypatch.setattr("builtins.input", lambda _: next(lines, "/exit"))
-    code, _, err = run("chat", *MODEL, "--heads", "untrained", "-n", "12", "--seed", "3")
+    code, _, err = run("chat", *MODEL, "--heads", "untrained", "-n", "40", "--seed", "3",
+                       "--temperature", "0.7")  # fmt: skip
     assert code == 0
-    assert "as fast, the same tokens" in err
+    assert "the same tokens" in err

@@ -18,6 +18,9 @@ class Echo(Chat):
     def reset(self, system):
         pass
 
+    def say_legend(self):
+        pass
+
     def answer(self, line):
         sys.stderr.write(ascii(line) + chr(10))
 

@@ -1,0 +1,46 @@
+"""Links of the pages lead to files and headings that exist."""
+
+import re
+from pathlib import Path
+
+import pytest
+from support.debug_model import ROOT
+
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def text_of(page: Path) -> str:
+    return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.M | re.S)
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings."""
+    found = set()
+    for heading in re.findall(r"^#+ (.+)$", text_of(page), re.M):
+        shown = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+        found.add(re.sub(r"[^\w\- ]", "", shown.strip().lower()).replace(" ", "-"))
+    return found
+
+
+def broken(page: Path) -> list[str]:
+    wrong = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", text_of(page)):
+        if re.match(r"\w+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            wrong.append(link)
+    return wrong
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    assert broken(page) == []
+
+
+def test_a_broken_link_would_be_seen(tmp_path: Path) -> None:
+    (tmp_path / "b.md").write_text("# One, two\n")
+    page = tmp_path / "a.md"
+    page.write_text("[a](b.md#one-two) [b](b.md#three) [c](c.md) [d](https://example.org)\n")
+    assert broken(page) == ["b.md#three", "c.md"]
