@@ -3,14 +3,16 @@
 import os
 import sys
 
+from medusa_kit.ctrl_c import ends_at_once
+
 INTERRUPTED = 130
 
 
 def main() -> None:
     _open_closed_streams()
     try:
-        from medusa_kit.cli import main as run
-
+        with ends_at_once():
+            from medusa_kit.cli import main as run
         run()
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")

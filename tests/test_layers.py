@@ -21,6 +21,7 @@ TIERS = [
         "background",
         "errors",
         "console",
+        "ctrl_c",
         "files",
         "locks",
         "made_once",

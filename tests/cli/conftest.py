@@ -131,6 +131,14 @@ class Terminal(io.StringIO):
         else:
             assert parameters.startswith("?"), f"this terminal knows no CSI {parameters}{final}"
 
+    def resize(self, width: int) -> None:
+        """Breaks the first line, below which nothing stands, anew. The cursor moves with its text;
+        the place that was saved does not."""
+        line = {row * self.width + column: c for (row, column), c in self.cells.items()}
+        at = self.row * self.width + self.column
+        self.width, self.cells = width, {divmod(place, width): c for place, c in line.items()}
+        self.row, self.column = divmod(at, width)
+
     @property
     def lines(self) -> list[str]:
         """What stands on the screen, ends of lines without spaces, without empty lines below."""

@@ -17,3 +17,17 @@ def test_closed_streams_are_no_obstacle() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_ctrl_c_while_modules_are_imported_is_not_lost() -> None:
+    """In a process of its own, in which imported code swallows the exception as torch's does."""
+    code = (
+        "import os, signal\n"
+        "from medusa_kit.ctrl_c import ends_at_once\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "with ends_at_once():\n"
+        "    try: os.kill(os.getpid(), signal.SIGINT)\n"
+        "    except KeyboardInterrupt: pass\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")

@@ -10,6 +10,7 @@ from medusa_kit.cli import engine_options, options
 from medusa_kit.cli.chat import sampling as chat_sampling
 from medusa_kit.cli.chat.conversation import Chat
 from medusa_kit.cli.chat.view import counted
+from medusa_kit.ctrl_c import ends_at_once
 from medusa_kit.settings.sampling import ANSWER_TOKENS
 
 
@@ -38,9 +39,13 @@ def _chat(
     sampling: Mapping[str, Any], greedy: bool,
 ) -> None:  # fmt: skip
     with console.stages("loading the libraries"):
-        import medusa_kit
-        from medusa_kit.engine.before_loading import check_bias
-        from medusa_kit.settings.sampling import SamplingParams
+        with ends_at_once():
+            import torch  # noqa: F401
+            import transformers  # noqa: F401
+
+            import medusa_kit
+            from medusa_kit.engine.before_loading import check_bias
+            from medusa_kit.settings.sampling import SamplingParams
 
         params = SamplingParams.checked(sampling)
         check_bias(loading["name"], loading.get("revision"), params)

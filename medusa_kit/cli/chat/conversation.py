@@ -41,7 +41,12 @@ def prepare_streams() -> None:
             stream.reconfigure(errors="replace")
     if sys.stdin.isatty():
         with suppress(ImportError):  # there is none on Windows
-            import readline  # noqa: F401  # from now on `input` edits lines
+            import readline  # from now on `input` edits lines
+
+            if "libedit" not in (readline.__doc__ or ""):  # which cannot do it
+                readline.parse_and_bind(
+                    "set enable-bracketed-paste on"
+                )  # pasted lines: one message
 
 
 def read_line() -> str:
@@ -82,10 +87,11 @@ class Chat:
                 if sys.stdin.isatty():
                     typer.echo(err=True)
                 return
-            if line in ("/exit", "/quit"):
-                return
             if line.startswith("/"):
-                self.command(line)
+                name, *rest = line.split(maxsplit=1)
+                if name in ("/exit", "/quit"):
+                    return
+                self.command(name, "".join(rest))
             elif line:
                 self.answer(line)
 
@@ -146,14 +152,13 @@ class Chat:
             if note != said:
                 console.detail(note)
 
-    def command(self, line: str) -> None:
-        name, _, rest = line.partition(" ")
+    def command(self, name: str, rest: str = "") -> None:
         if name == "/help":
             typer.echo(view.two_columns(COMMANDS, console.err.width), err=True)
         elif name == "/reset":
             self.reset(self.system)
         elif name == "/system":
-            self.reset(rest.strip() or None)
+            self.reset(rest or None)
         elif name == "/tree":
             self.draw_tree()
         elif name == "/accepted":
@@ -230,6 +235,8 @@ class Chat:
     def _agreement(self, result: Any, plain: Any) -> str:
         if plain.token_ids == result.token_ids:
             return "the same tokens"
+        if result.stats.acceptance == "typical":
+            return "other tokens, as typical acceptance allows"
         if self.settings["temperature"] > 0 and draws_guesses(self.engine.drafter_options):
             return "other words, as expected where draft tokens are drawn"
         if result.stats.near_ties or plain.stats.near_ties:

@@ -2,10 +2,11 @@
 that nobody knows, and the next turn would read the whole conversation again."""
 
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+from medusa_kit.ctrl_c import is_usual
 
 
 @contextmanager
@@ -26,8 +27,7 @@ def between_steps(has_begun: Callable[[], bool]) -> Iterator[Callable[[], None]]
         if typed:
             raise KeyboardInterrupt
 
-    usual = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if not usual or threading.current_thread() is not threading.main_thread():
+    if not is_usual():
         yield check
         return
     signal.signal(signal.SIGINT, note)

@@ -14,7 +14,7 @@ from medusa_kit import console
 from medusa_kit.cli import options
 from medusa_kit.cli.chat.wrap import Styled, WordWrap
 
-SAVE, RESTORE = "\x1b7", "\x1b8\x1b[J"  # the cursor; back to it, and what follows it is erased
+SAVE, BACK, ERASE = "\x1b7", "\x1b8", "\x1b[J"  # the cursor's place; back to it; what follows it
 SLACK = 4  # columns left free, in case the terminal counts a character's width differently
 BASE, HEADS, TEXT = "the model itself", "the heads", "earlier text"
 DRAFT_MODEL = "the draft model"
@@ -58,7 +58,7 @@ class AnswerView:
             console.err.is_dumb_terminal or console.err.legacy_windows
         )
         self._wrap = WordWrap(console.out.width) if on_terminal() else None
-        self._status_shown = False
+        self._status_in: tuple[int, int] | None = None  # a terminal of this size shows a status
 
     def __enter__(self) -> "AnswerView":
         return self
@@ -90,13 +90,16 @@ class AnswerView:
 
     def status(self, words: str) -> None:
         """Words after the cursor, until the next piece; none where the line has no room. What the
-        terminal itself shows of a Ctrl-C goes with them."""
+        terminal itself shows of a Ctrl-C goes with them.
+
+        The cursor goes back before them at once: a terminal that is resized moves it along with
+        the text, but not the place that it was told to save."""
         shown, column = f" {words}", 0 if self._wrap is None else self._wrap.column
         room = console.err.width - column - SLACK
         if self._live and room >= 0:
             dim = shown if console.err.no_color else typer.style(shown, dim=True)
-            _write(SAVE + (dim if len(shown) <= room else ""))
-            self._status_shown = True
+            _write(SAVE + (dim if len(shown) <= room else "") + BACK)
+            self._status_in = console.err.size
 
     def _put(self, text: str, tint: str | None) -> None:
         if self._wrap is None:
@@ -105,9 +108,9 @@ class AnswerView:
             _echo(self._wrap.push(text.translate(HARMLESS), tint))
 
     def _clear(self) -> None:
-        if self._status_shown:
-            _write(RESTORE)
-            self._status_shown = False
+        if self._status_in is not None:
+            _write((BACK if console.err.size == self._status_in else "") + ERASE)
+            self._status_in = None
 
 
 def _echo(parts: Iterable[Styled], err: bool = False) -> None:

@@ -5,6 +5,7 @@ What is written stays written, so a word is held back until it is known where it
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
+from unicodedata import category
 
 from rich.cells import cell_len
 
@@ -12,7 +13,7 @@ Styled = tuple[str, str | None]  # text and its tint
 # What no line begins with, and what none ends with, where lines may break without a space.
 CLOSING = frozenset("、。，．・：；！？）］｝」』】〉》”’…ー々ぁぃぅぇぉっゃゅょァィゥェォッャュョ")
 OPENING = frozenset("（［｛「『【〈《“‘")
-JOINER = "\u200d"  # of emoji
+JOINER, EMOJI_SELECTOR = "\u200d", "\ufe0f"
 FIXED_SPACES = frozenset("\u00a0\u202f\u2007")
 UNSPACED = ((0x0E00, 0x0EFF), (0x1000, 0x109F), (0x1780, 0x17FF))  # Thai, Lao, Burmese, Khmer
 HANGUL = (0xAC00, 0xD7A3)  # wide, and written with spaces
@@ -29,16 +30,18 @@ class WordWrap:
     def __init__(self, width: int) -> None:
         self.width = max(width, 1)
         self.column = 0  # behind what has come out
+        self._line = 0  # columns since the last line break that came out; terminals add their own
         self._spaces: list[Styled] = []
         self._word: list[Styled] = []  # the part of it that is held back
         self._last = ""  # character of the word
         self._begins_line = False  # the word does, so that the rest of it need not be held back
 
     def resize(self, width: int) -> None:
-        """The terminal has another width from now on, and has broken the line that stands there."""
-        self.width = max(width, 1)
-        if self.column > self.width:
-            self.column %= self.width
+        """The terminal has another width from now on, and has broken the line that stands there
+        anew."""
+        width = max(width, 1)
+        if width != self.width:
+            self.width, self.column = width, self._line and (self._line - 1) % width + 1
 
     def push(self, text: str, tint: str | None = None) -> list[Styled]:
         return joined(one for character in text for one in self._taken(character, tint))
@@ -50,7 +53,7 @@ class WordWrap:
     def _taken(self, character: str, tint: str | None) -> Iterator[Styled]:
         if character == "\n":
             yield from self._ended(last=True)
-            self.column = 0
+            self.column = self._line = 0
             yield "\n", None
         elif character.isspace() and character not in FIXED_SPACES:
             yield from self._ended()
@@ -74,20 +77,36 @@ class WordWrap:
     def _put(self) -> Iterator[Styled]:
         """The word so far, which from now on cannot be moved: it fits, or it begins a line."""
         if not self._begins_line and self.column and self._end() > self.width:
-            self._spaces, self.column = [], 0
+            self._spaces, self.column, self._line = [], 0, 0
             yield "\n", None
         self._begins_line |= self.column == 0
         out = [*self._spaces, *self._word]
         self._spaces, self._word = [], []
-        self.column = column_after(self.column, "".join(text for text, _ in out), self.width)
+        text = "".join(text for text, _ in out)
+        self._line += columns(text, self._line)
+        self.column = column_after(self.column, text, self.width)
         yield from out
 
     def _end(self) -> int:
         """The column behind the word if it is put on this line."""
-        column = self.column
-        for character, _ in (*self._spaces, *self._word):
-            column += TAB - column % TAB if character == "\t" else cell_len(character)
-        return column
+        text = "".join(text for text, _ in (*self._spaces, *self._word))
+        return self.column + columns(text, self.column)
+
+
+def columns(text: str, start: int) -> int:
+    """How many columns `text` takes from column `start` on, on a line without end."""
+    column = start
+    for character in text:
+        column += TAB - column % TAB if character == "\t" else cells_of(character)
+    return column - start
+
+
+def cells_of(character: str) -> int:
+    """The most columns that terminals give it: some have vowel signs and the selector of coloured
+    emoji take one, others none."""
+    if character == EMOJI_SELECTOR or category(character) == "Mc":
+        return 1
+    return cell_len(character)
 
 
 def may_break(before: str, after: str) -> bool:
@@ -113,7 +132,7 @@ def column_after(column: int, text: str, width: int) -> int:
         elif character == "\t":
             column = min(column + TAB - column % TAB, width - 1)
         else:
-            cells = cell_len(character)
+            cells = cells_of(character)
             column = cells if column + cells > width else column + cells
     return column
 

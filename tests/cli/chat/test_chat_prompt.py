@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 pty = pytest.importorskip("pty")
-pytest.importorskip("readline")
+readline = pytest.importorskip("readline")
 
 CHAT = """
 import sys
@@ -47,6 +47,13 @@ def chat(stdout: Any, typed: bytes) -> tuple[bytes, bytes]:
 def test_the_arrow_keys_move_within_the_line() -> None:
     _, err = chat(None, b"ab\x1b[D\x1b[DX\n/exit\n")
     assert err == b"'Xab'\n"
+
+
+def test_pasted_lines_are_one_message() -> None:
+    if "libedit" in (readline.__doc__ or ""):
+        pytest.skip("libedit cannot tell what is pasted")
+    _, err = chat(None, b"\x1b[200~one\n\ntwo\x1b[201~ three\n/exit\n")
+    assert err == rb"'one\n\ntwo three'" + b"\n"
 
 
 def test_the_prompt_is_no_answer() -> None:

@@ -137,13 +137,18 @@ class Streaming(list[Any]):
 
 def compared(
     capsys: pytest.CaptureFixture[str], temperature: float, options: dict[str, Any],
-    near_ties: int = 0, count: int = 32,
+    near_ties: int = 0, count: int = 32, acceptance: str = "exact",
 ) -> str:  # fmt: skip
     """What /compare says where plain decoding gives other tokens."""
 
     def result(*token_ids: int) -> Any:
         stats = SimpleNamespace(
-            decoding_tokens_per_second=10.0, lossy=False, quantization=None, near_ties=near_ties
+            decoding_tokens_per_second=10.0,
+            lossy=acceptance == "typical",
+            acceptance=acceptance,
+            lossy_by=[acceptance],
+            quantization=None,
+            near_ties=near_ties,
         )
         return SimpleNamespace(token_ids=list(token_ids), stats=stats)
 
@@ -168,6 +173,9 @@ def test_other_tokens_are_expected_only_where_guesses_are_drawn(
         assert "OTHER TOKENS" in compared(capsys, 0.0, options)
     assert "OTHER TOKENS" in compared(capsys, 0.7, {"sampling": "matched"})
     assert "after a near-tie" in compared(capsys, 0.0, {}, near_ties=1)
+    lossy = compared(capsys, 0.7, {}, acceptance="typical")
+    assert "OTHER" not in lossy
+    assert "other tokens, as typical acceptance allows; LOSSY" in lossy
 
 
 def test_no_speed_up_is_claimed_of_a_short_answer(capsys: pytest.CaptureFixture[str]) -> None:

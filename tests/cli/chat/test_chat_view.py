@@ -128,6 +128,21 @@ def test_ctrl_c_leaves_the_answer_and_nothing_else(terminal: Terminal) -> None:
     assert not any("123 tokens/s" in line or "^C" in line for line in screen.lines)
 
 
+@pytest.mark.parametrize("width", [20, 35, 90])
+def test_a_terminal_resized_while_answering_keeps_no_status(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    screen = terminal(60)
+    with view.AnswerView(tinted=False) as shown:
+        shown.show(piece("Rivers carry water to the "), 123.4)
+        assert "123 tokens/s" in screen.lines[0]
+        screen.resize(width)
+        for one in (console.out, console.err):
+            monkeypatch.setattr(one, "width", width)
+        shown.show(piece("sea."), 123.4)
+    assert "".join("".join(screen.lines).split()) == "Riverscarrywatertothesea."
+
+
 def drafting() -> Answers:
     engine = Answers([piece("own "), piece("headed ", "then ", by="medusa"),
                       piece("copied ", "last", by="past")])  # fmt: skip

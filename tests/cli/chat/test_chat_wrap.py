@@ -93,6 +93,24 @@ def test_a_terminal_that_becomes_narrower() -> None:
     assert wrap.column <= 10
 
 
+@pytest.mark.parametrize(("width", "column"), [(10, 10), (7, 6), (20, 20), (64, 20)])
+def test_a_resized_terminal_breaks_the_line_anew(width: int, column: int) -> None:
+    """What it broke itself on the way is one line again once there is room."""
+    wrap = WordWrap(40)
+    wrap.push("one two three four  \nfour five six sevens ")
+    assert wrap.column == 20
+    for step in (5, width):
+        wrap.resize(step)
+    assert wrap.column == column
+
+
+@pytest.mark.parametrize(("word", "most"), [("काकाका", 6), ("\u2764\ufe0f" * 3, 6)])
+def test_marks_take_a_column_on_some_terminals(word: str, most: int) -> None:
+    """No terminal breaks the word, whichever it is."""
+    assert shown(f"some {word}", 5 + most) == [f"some {word}"]
+    assert shown(f"some {word}", 4 + most) == ["some", word]
+
+
 def test_columns_are_counted_as_terminals_do() -> None:
     assert column_after(0, "abc", 10) == 3
     assert column_after(8, "abc", 10) == 1

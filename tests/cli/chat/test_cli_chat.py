@@ -60,7 +60,7 @@ def test_chat_says_that_weights_are_rounded(chat: Talk) -> None:
     assert "limit of 8 tokens (-n); LOSSY: int8 weights" in err
 
 
-@pytest.mark.parametrize("leave", ["/exit", "/quit"])
+@pytest.mark.parametrize("leave", ["/exit", "/quit", "/exit now", "/quit\tplease"])
 def test_chat_leaves_when_told(chat: Talk, leave: str) -> None:
     code, out, _ = chat([leave, "never reached"], "--heads", "none")
     assert (code, out) == (0, "")
