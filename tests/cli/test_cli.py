@@ -76,7 +76,7 @@ WRONG_CALLS: dict[str, tuple[list[str], str]] = {
     "biased id": (["generate", "hi", *PLAIN, "--logit-bias", "99999=1"], "names token id 99999"),
     "penalty of chat": (["chat", *PLAIN, "--presence-penalty", "3"], "presence_penalty 3.0 is out"),
     "lossy data": (["data", "generate", "p.txt", "-o", "a", "--acceptance", "typical"],
-                   "No such option"),
+                   "has no option --acceptance"),
     "biased data": (["data", "generate", "PROMPTS", "-o", "a", *MODEL, "--logit-bias", "99999=1"],
                     "names token id 99999"),
     "drafter": (["generate", "hi", *PLAIN, "--drafter", "hydra"], "drafter 'hydra' is unknown"),
