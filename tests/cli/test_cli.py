@@ -385,8 +385,8 @@ def test_data_generate_skips_rows_of_a_bad_shape(run: Run, tmp_path: Path) -> No
     arguments = ["data", "generate", str(path), "-o", str(out), "-m", "debug-tiny", "-n", "2"]
     code, _, err = run(*arguments)
     assert (code, len(out.read_text().splitlines())) == (0, 2), err
-    assert "row 2 skipped: content is a NoneType, expected text" in err
-    assert "row 5 skipped: it holds a NoneType" in err
+    assert "row 2 skipped: content is null, expected text" in err
+    assert "row 5 skipped: it holds null" in err
     out.unlink()
     code, _, err = run(*arguments, "--on-error", "fail")
     assert (code, out.exists(), "row 2: content is" in err) == (1, False, True), err

@@ -72,8 +72,7 @@ def _check_not_elsewhere(name: str, names: Names, root: Any) -> None:
     if name.startswith("--") and (others := commands_with(name, root)):
         raise UsageError(
             f"{names.command} has no option {name}",
-            hint=f"it is an option of {', '.join(others)}; medusa-kit {names.command} -h lists this "
-            "command's",
+            hint=f"it is an option of {', '.join(others)}",
         )
 
 
