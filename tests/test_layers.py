@@ -38,6 +38,7 @@ TIERS = [
     {"distill", "tuning"},
     {"bench", "serve", "hub"},
     {"quick"},
+    {"demo"},
     {"cli", "__main__"},
 ]
 SIBLINGS_ALLOWED = {("made_once", "console"), ("made_once", "files"), ("one_owner", "console"),

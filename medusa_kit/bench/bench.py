@@ -208,12 +208,14 @@ def bench(
     batch_size: int = 1,
     categories: Sequence[str | None] | None = None,
     sampled: bool = False,
+    enough: Callable[[], bool] | None = None,
 ) -> BenchReport:
     """Run every batch of prompts (token ids) through every method; ratios are to the first.
 
     A batch has prompts of one category. Answers are compared with the first method's; `sampled`
     ones with those of our first method, since other methods draw other numbers. A method that fails
-    is left out with its reason, unless it is the first or ours.
+    is left out with its reason, unless it is the first or ours. `enough`: asked after each batch;
+    the report is of the batches so far.
     """
     batches = _batches(prompts, categories or [None] * len(prompts), batch_size)
     results = [
@@ -224,6 +226,7 @@ def bench(
         for method, result in zip(methods, results, strict=True):
             if not method.warm:
                 _attempt(method, result, batch, method is methods[0])
+    measured = 0
     with console.progress("benchmarking", len(prompts), "prompts") as bar:
         for index, (category, batch) in enumerate(batches):
             answers = _round(methods, results, batch, index)
@@ -236,8 +239,11 @@ def bench(
                     results[which].categories.setdefault(category, Tally()).add(answer, same)
             best = max((results[which].total for which in answers), key=_speed)
             bar.advance(len(batch), note=f"best {_ratio(best, results[0].total):.2f} ×")
+            measured += len(batch)
+            if enough is not None and enough():
+                break
     _leave_out_failed(results)
-    return BenchReport(results, len(prompts), max_new_tokens, batch_size, methods[reference].name)
+    return BenchReport(results, measured, max_new_tokens, batch_size, methods[reference].name)
 
 
 def _reference(methods: Sequence[Method]) -> int:

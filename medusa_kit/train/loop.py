@@ -166,8 +166,8 @@ class TrainingLoop:
             console.progress("training", self.num_updates, unit="updates", done=self.step) as bar,
         ):
             self._keep_pace(bar)
-            if self.step == 0 and self._goes_on:
-                self.judge()  # what is kept must be better
+            if self.step == 0:  # where the curve begins
+                self.judge(keep=self._goes_on)  # what is kept must be better than earlier heads
             for update in self._updates():
                 self._update(update)
                 self._keep_pace(bar)
@@ -298,12 +298,12 @@ class TrainingLoop:
         self._write(line)
         return f"loss {line['loss']:.3f}"
 
-    def judge(self) -> HeadScores:
-        """Score on the held-out rows, and keep the weights if they are the best so far."""
+    def judge(self, keep: bool = True) -> HeadScores:
+        """Score on the held-out rows, and with `keep` the weights if they are the best so far."""
         with self._told_when_full(keep=False), self.average.in_place():
-            return self._judge()
+            return self._judge(keep)
 
-    def _judge(self) -> HeadScores:
+    def _judge(self, keep: bool) -> HeadScores:
         scores = self._score()
         top1 = " ".join(console.number(share, ".3f") for share in scores.top1)
         length = scores.acceptance_length
@@ -311,7 +311,7 @@ class TrainingLoop:
         console.note(f"update {self.step}: held-out top-1 {top1}{said}")
         self._write({"step": self.step, "held_out": scores.as_dict()})
         last = self.step == self.num_updates
-        if self._is_best(length) if self.recipe.train.keep == "best" else last:
+        if keep and (self._is_best(length) if self.recipe.train.keep == "best" else last):
             self.best = length
             with self.folder.explain_disk():
                 self._keep()

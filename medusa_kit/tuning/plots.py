@@ -1,4 +1,4 @@
-"""Plots of tree searches and benchmarks. Needs matplotlib (extra `plot`)."""
+"""Plots of tree searches, benchmarks and training. Needs matplotlib (extra `plot`)."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -127,6 +127,19 @@ def _plot_times(axes: Any, what: str, points: Sequence[Mapping[str, Any]], name:
     (line,) = axes.plot(loads, p50, "o-")
     axes.plot(loads, p95, "--", color=line.get_color(), linewidth=1)
     axes.fill_between(loads, p50, p99, color=line.get_color(), alpha=0.15)
+
+
+def plot_acceptance(updates: Sequence[int], lengths: Sequence[float], path: Path) -> None:
+    """A PNG of acceptance length against updates."""
+    figure, axes = plt.subplots(figsize=(6, 3.6), constrained_layout=True)
+    axes.plot(updates, lengths, "o-")
+    axes.axhline(1.0, color="grey", linewidth=1, linestyle=":")
+    axes.annotate("plain decoding", (updates[-1], 1.0), xytext=(0, 4), ha="right",
+                  textcoords="offset points", color="grey")  # fmt: skip
+    axes.set_xlabel("updates")
+    axes.set_ylabel("acceptance length (tokens per step)")
+    axes.grid(alpha=0.3)
+    save_figure(figure, path)
 
 
 def save_figure(figure: Any, path: Path) -> None:

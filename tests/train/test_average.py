@@ -87,6 +87,7 @@ def test_the_average_is_judged_and_kept_and_training_does_not_notice(
     assert report.num_updates == len(seen) - 1 >= 10
     assert losses(recipe) == losses(plain)
     judged = [(line["step"], line["held_out"]) for line in metrics(recipe) if "held_out" in line]
+    assert judged.pop(0)[0] == 0, "untrained heads are judged, not kept"
     step, scores = judged[-1]
     if keep == "best":
         step, scores = max(judged, key=lambda one: (one[1]["acceptance_length"], one[0]))

@@ -63,7 +63,7 @@ def undisturbed(run: Any) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize(
     ("where", "after", "operation", "error"),
     [("forward", 6, 1, FULL[0]), ("forward", 6, 20, FULL[1]), ("backward", 6, 3, FULL[2]),
-     ("update", 6, 2, FULL[0]), ("update", 6, 9, FULL[1]), ("_judge", 1, 4, FULL[2])],
+     ("update", 6, 2, FULL[0]), ("update", 6, 9, FULL[1]), ("_judge", 2, 4, FULL[2])],
 )  # fmt: skip
 def test_a_run_goes_on_as_if_nothing_had_been(
     run: Any, monkeypatch: pytest.MonkeyPatch, where: str, after: int, operation: int,

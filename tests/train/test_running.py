@@ -14,8 +14,10 @@ from medusa_kit.errors import ConfigError, MedusaKitError
 from medusa_kit.heads import MedusaHeads, load_heads
 from medusa_kit.train import loop, sharded_base, trainer
 from medusa_kit.train.data import prepare
-from medusa_kit.train.evaluate import answer_starts, evaluate, simulated_acceptance
+from medusa_kit.train.evaluate import HeadScores, answer_starts, evaluate, simulated_acceptance
 from medusa_kit.train.features.features import FeatureOptions, collect_features
+from medusa_kit.train.preparation import Run
+from medusa_kit.train.run import result
 from medusa_kit.train.run.folder import RunFolder
 from medusa_kit.train.run.provenance import git_state, versions
 from medusa_kit.train.trainer import own_device, train_heads
@@ -39,7 +41,8 @@ def test_the_best_heads_by_simulated_acceptance_are_kept(
             output_dir=str(tmp_path / keep), heads={"num_heads": 3}, train={**train, "keep": keep}
         )
         report = train_heads(base, counting_rows(20), recipe)
-        lengths = [line["held_out"]["acceptance_length"] for line in held_out_lines(recipe)]
+        scored = [line for line in held_out_lines(recipe) if line["step"]]
+        lengths = [line["held_out"]["acceptance_length"] for line in scored]
         heads = load_heads(report.heads_folder, base)
         kept[keep] = heads.state_dict(), report.best, lengths
     assert kept["best"][2] == kept["last"][2]
@@ -48,6 +51,20 @@ def test_the_best_heads_by_simulated_acceptance_are_kept(
     same = all(torch.equal(tensor, kept["last"][0][name])
                for name, tensor in kept["best"][0].items())  # fmt: skip
     assert same == (kept["best"][2][-1] == max(kept["best"][2]))
+
+
+def test_untrained_heads_are_scored_first_and_never_kept(
+    tiny_base, counting_rows, make_recipe, monkeypatch
+):
+    untrained, kept, original = HeadScores([9.0], [0.0], [0.0], 9.0), [], result.keep
+    monkeypatch.setattr(Run, "scorer", lambda *_: lambda: untrained)
+    monkeypatch.setattr(
+        result, "keep", lambda *given: (kept.append(given[-1]["updates"]), original(*given))
+    )
+    recipe = make_recipe(train={"epochs": 1, "eval_every": 1000})
+    report = train_heads(tiny_base(), counting_rows(20), recipe)
+    assert [line["step"] for line in held_out_lines(recipe)] == [0, report.num_updates]
+    assert kept == [report.num_updates]
 
 
 def test_simulated_acceptance_is_replay_on_the_other_half():

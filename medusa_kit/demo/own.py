@@ -1,0 +1,190 @@
+"""Heads trained by the demo: the model's own answers, a fixed number of updates, a tree."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from medusa_kit import console
+from medusa_kit.data.readers import Conversation
+from medusa_kit.demo.curve import Point, read_curve
+from medusa_kit.demo.work import Deadline, Work
+from medusa_kit.engine.engine import Engine
+from medusa_kit.engine.load import with_heads
+from medusa_kit.files import atomic_write, parse_json
+from medusa_kit.infer.backends import check_base
+from medusa_kit.infer.packed.base import base_for_decoding
+from medusa_kit.quick import settings
+from medusa_kit.quick.answers import Written, answer, read_answers
+from medusa_kit.quick.prompts import read_prompts
+from medusa_kit.quick.search import plain_step
+from medusa_kit.settings.recipe import TrainRecipe, dump, load_recipe
+from medusa_kit.train.run.folder import METRICS
+from medusa_kit.train.trainer import train
+from medusa_kit.tree.candidate_tree import CandidateTree
+from medusa_kit.tuning.results import take_statistics, write_search
+from medusa_kit.tuning.tree_search import search_tree
+
+FIRST_ROUND, ROUND = 16, 48  # answers written together: before their speed is known, then at most
+JUDGED = 0.125  # of the answers: not trained on; the curve is of them
+SIZES, FEW = (1, 2, 4, 8, 16), (1, 4)  # of trees, in nodes; where time is short
+TIMED = 1000  # plain steps that take as long as the search among SIZES, about
+SETTLED = 5  # updates after which their time counts
+
+
+@dataclass(frozen=True)
+class Places:
+    """Everything in the demo's folder."""
+
+    folder: Path
+
+    @property
+    def record(self) -> Path:
+        return self.folder / "demo.json"
+
+    @property
+    def shipped(self) -> Path:
+        return self.folder / "shipped"
+
+    @property
+    def held_out(self) -> Path:
+        return self.folder / "held_out.jsonl"
+
+    @property
+    def answers(self) -> Path:
+        return self.folder / settings.ANSWERS
+
+    @property
+    def recipe(self) -> Path:
+        return self.folder / "recipe.yaml"
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "run"
+
+    @property
+    def heads(self) -> Path:
+        return self.run / "heads"
+
+    @property
+    def curve(self) -> Path:
+        return self.folder / "curve.png"
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What was done of the work, by this run and earlier ones."""
+
+    answers: int
+    tokens: int  # of the answers
+    updates: int
+    curve: list[Point]
+    before: bool  # all of it by an earlier run
+
+
+def train_own(engine: Engine, work: Work, places: Places, deadline: Deadline) -> Trained:
+    """Answers, training, tree: each goes on where an earlier run stopped. Raises what these do."""
+    before = _finished(places)
+    if not before:
+        _write_answers(engine, work, places, deadline)
+        recipe = recipe_for(engine, work, places)
+        train(recipe, False, check_base, base_for_decoding, _Pace(work, deadline))
+    if not (places.heads / "tree.json").is_file():
+        _find_tree(engine, places, deadline)
+    rows = read_answers(places.answers)
+    tokens = sum(len(row.response_ids) for row in rows)
+    updates = parse_json((places.run / "run.json").read_text())["num_updates"]
+    return Trained(len(rows), tokens, updates, read_curve(places.run / METRICS), before)
+
+
+def _finished(places: Places) -> bool:
+    return (places.run / "run.json").is_file()
+
+
+def _write_answers(engine: Engine, work: Work, places: Places, deadline: Deadline) -> None:
+    if places.recipe.is_file():
+        return  # training began on the answers that are there
+    prompts = read_prompts(str(work.prompts))
+    plan: tuple[tuple[str, list[Conversation], Path, int], ...] = (
+        ("held-out prompts, for the tree", prompts.calibration, places.held_out, work.held_out),
+        ("prompts to train on", prompts.training, places.answers, work.answers),
+    )
+    for name, asked, path, count in plan:
+        console.note(f"the model answers {min(count, len(asked))} {name}")
+        answer(engine.base, asked, path, _more(count, deadline), deadline.clock)
+
+
+def _more(count: int, deadline: Deadline) -> Callable[[Written], int]:
+    def more(written: Written) -> int:
+        wanted = count - written.asked
+        if written.rate is None:
+            return min(wanted, FIRST_ROUND)
+        fitting = int(max(0.0, deadline.left("answers")) * written.rate / written.length)
+        return min(wanted, ROUND, fitting)
+
+    return more
+
+
+def recipe_for(engine: Engine, work: Work, places: Places) -> TrainRecipe:
+    """What `train --quick` trains, with enough epochs for the demo's updates. It is decided once
+    and written, so that a run that is resumed trains as it began, wherever its folder lies now."""
+    if not places.recipe.is_file():
+        _write_recipe(places.recipe, _new_recipe(engine, work, places))
+    for path in (places.recipe, places.run / "recipe.yaml"):
+        if path.is_file():
+            _write_recipe(path, _moved(load_recipe(path), places))
+    return load_recipe(places.recipe)
+
+
+def _new_recipe(engine: Engine, work: Work, places: Places) -> TrainRecipe:
+    rows = read_answers(places.answers)
+    tokens = sum(len(row.response_ids) for row in rows) * (1 - JUDGED)
+    per_epoch = max(1, int(tokens) // settings.update_positions(engine.base))
+    every = max(1, work.updates // work.evaluations)
+    recipe = settings.recipe_for(
+        engine.base, places.folder.resolve(), epochs=-(-work.updates // per_epoch) + 1,
+        eval_every=every, save_every=every,
+    )  # fmt: skip
+    data = recipe.data.model_copy(update={"eval_fraction": JUDGED})
+    return recipe.model_copy(update={"data": data})
+
+
+def _moved(recipe: TrainRecipe, places: Places) -> TrainRecipe:
+    """The same in the folder as it is now."""
+    here = settings.places_in(places.folder.resolve())
+    parts = {name: getattr(recipe, name).model_copy(update=here[name])
+             for name in ("data", "train")}  # fmt: skip
+    return recipe.model_copy(update={"output_dir": here["output_dir"], **parts})
+
+
+def _write_recipe(path: Path, recipe: TrainRecipe) -> None:
+    with atomic_write(path) as temporary:
+        temporary.write_text(dump(recipe))
+
+
+class _Pace:
+    """The demo's number of updates, or as many as fit. Called by the training loop."""
+
+    def __init__(self, work: Work, deadline: Deadline) -> None:
+        self.work, self.deadline = work, deadline
+        self.first: tuple[int, float] | None = None  # update and time where this process began
+
+    def __call__(self, step: int, planned: int) -> int:
+        now, planned = self.deadline.clock(), min(planned, self.work.updates)
+        if self.first is None:
+            self.first = (step, now)
+        done = step - self.first[0]
+        if done < SETTLED:
+            return planned
+        seconds = max(0.0, self.deadline.left("training"))
+        fitting = step + int(seconds * done / max(now - self.first[1], 1e-9))
+        return min(planned, fitting)
+
+
+def _find_tree(engine: Engine, places: Places, deadline: Deadline) -> None:
+    """Dynamic trees too where there is time for them."""
+    rows = read_answers(places.held_out)
+    step = plain_step(engine, rows[0].prompt_ids)
+    sizes, dynamic = (SIZES, max(SIZES)) if TIMED * step < deadline.left("heads") else (FEW, None)
+    with_own = with_heads(engine, places.heads, tree=CandidateTree.root_only())
+    statistics = take_statistics(with_own, rows, places.heads, places.held_out.name, dynamic)
+    write_search(with_own, search_tree(with_own, statistics, sizes), places.heads)

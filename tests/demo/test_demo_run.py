@@ -1,0 +1,173 @@
+"""Whole demos on the debug model: what is printed, stopped, short of time, and wrong."""
+
+import json
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from medusa_kit.bench.bench import Answers, Method
+from medusa_kit.demo import comparison, own
+from medusa_kit.demo.work import LIMITS
+from medusa_kit.errors import WriteError
+from medusa_kit.train.loop import TrainingLoop
+
+HEADS = Path("out/run/heads/heads.safetensors")
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> tuple[str, str]:
+    """(stdout on one line, stderr)."""
+    captured = capsys.readouterr()
+    return " ".join(captured.out.split()), captured.err
+
+
+def test_a_demo_and_the_same_again(demo: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert demo() == 0
+    out, _ = printed(capsys)
+    assert "× plain decoding" in out
+    assert "× transformers" in out
+    assert "18 of 18 answers are those of transformers generate" in out
+    assert "Done: 16 answers (192 tokens), 6 updates." in out
+    assert "Not done" not in out
+    assert "0 updates" in out
+    assert "6 updates" in out
+    assert "12 of 12 answers are those of plain decoding" in out
+    assert "medusa-kit chat --heads out/run/heads" in out
+    assert [path.name for path in Path.cwd().iterdir()] == ["out"]
+    benches = [json.loads(path.read_text()) for path in Path("out").rglob("bench.json")]
+    assert [len(bench["methods"]) for bench in benches] in ([4, 3], [3, 4])
+
+    before = HEADS.read_bytes()
+    assert demo() == 0
+    out, err = printed(capsys)
+    assert "The heads that an earlier run trained are used" in out
+    assert "answering" not in err
+    assert HEADS.read_bytes() == before
+
+
+def test_stopped_and_moved_while_training_it_ends_as_one_that_was_not(
+    demo: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert demo() == 0
+    whole = load_file(HEADS)
+    Path("out").rename("whole")
+    original = TrainingLoop._update
+
+    def stopped_at_three(self: TrainingLoop, update: Any) -> None:
+        original(self, update)
+        if self.step == 3:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingLoop, "_update", stopped_at_three)
+        assert demo() == 130
+    assert "`make demo` resumes" in printed(capsys)[1]
+    Path("elsewhere").mkdir()
+    Path("out").rename("elsewhere/out")
+    monkeypatch.chdir("elsewhere")
+    assert demo() == 0
+    out, err = printed(capsys)
+    assert "continuing from update 3 of 6" in err
+    assert "6 updates." in out
+    found = load_file(HEADS)
+    assert all(torch.equal(found[name], tensor) for name, tensor in whole.items())
+
+
+def test_what_there_was_no_time_for_is_said(
+    demo: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("shipped", "answers", "training", "own"):
+        monkeypatch.setitem(LIMITS, name, -1.0)
+    assert demo(answers=40, updates=20, questions=8) == 0
+    out, _ = printed(capsys)
+    assert "no transformers generate" in out
+    assert "6 of 8 prompts" in out
+    assert "Not done within the time limit on this machine: 24 of 40 answers and" in out
+    assert "of 20 updates" in out
+    assert "too few prompts were measured" in out
+
+
+def test_heads_that_do_not_get_finished_are_resumed(
+    demo: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert demo(seconds=0.0) == 0
+    out, _ = printed(capsys)
+    assert "too slow or busy to finish these heads" in out
+    assert "make demo # resume" in out
+    assert not HEADS.exists()
+    assert demo() == 0
+    assert "Done: 16 answers (192 tokens), 6 updates." in printed(capsys)[0]
+
+
+def test_stopped_before_training_it_learns_from_the_same_answers(
+    demo: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Although there is time for more when it is resumed, since their hidden states are kept."""
+
+    def stopped(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setitem(LIMITS, "answers", -1.0)
+        patch.setattr(own, "train", stopped)
+        assert demo(answers=40) == 130
+    assert demo(answers=40) == 0
+    assert "Not done within the time limit on this machine: 24 of 40 answers." in printed(capsys)[0]
+
+
+def test_a_wrong_token_fails(
+    demo: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = comparison.standard_methods
+
+    def with_a_fault(*arguments: Any, **options: Any) -> list[Method]:
+        *methods, last = original(*arguments, **options)
+
+        def run(batch: Any) -> Answers:
+            answers = last.run(batch)
+            return replace(answers, token_ids=[ids[:-1] for ids in answers.token_ids])
+
+        return [*methods, replace(last, run=run)]
+
+    monkeypatch.setattr(comparison, "standard_methods", with_a_fault)
+    assert demo() == 1
+    out, err = printed(capsys)
+    assert "12 of 18 answers" in out
+    assert "12 answers hold a wrong token" in err
+
+
+def test_another_folder_is_left_alone(demo: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("out").mkdir()
+    Path("out/notes.txt").write_text("mine")
+    assert demo() == 2
+    assert "holds other files than this demo's (notes.txt)" in printed(capsys)[1]
+    assert [path.name for path in Path("out").iterdir()] == ["notes.txt"]
+
+
+def test_a_folder_that_cannot_be_made(demo: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("out").symlink_to("/dev/null/nowhere")
+    assert demo() == 1
+    assert "error: cannot write to out" in printed(capsys)[1]
+
+
+def test_a_full_disk_is_named_as_such(
+    demo: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any, **__: Any) -> None:
+        raise WriteError("the disk is full")
+
+    monkeypatch.setattr("medusa_kit.engine.load.load", full)
+    assert demo() == 1
+    assert "error: the disk is full" in printed(capsys)[1]
+
+
+def test_a_folder_of_another_demo_is_refused(demo: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("out").mkdir()
+    Path("out/demo.json").write_text("{}")
+    assert demo() == 2
+    assert "move or remove out" in printed(capsys)[1]
+    assert Path("out/demo.json").read_text() == "{}"
