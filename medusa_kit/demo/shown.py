@@ -12,10 +12,10 @@ from medusa_kit.demo.work import Work
 
 SHIPPED, OWN = "the kit's", "your"  # whose heads, as engines are named
 NAMES = {
-    TRANSFORMERS: "transformers generate",
+    TRANSFORMERS: "transformers",
     ONE_NODE: "plain decoding",
     f"{SHIPPED}, medusa": "the kit's heads",
-    f"{SHIPPED}, auto": "auto (the default)",
+    f"{SHIPPED}, auto": "auto (default)",
     f"{OWN}, medusa": "the heads trained now",
 }
 SUBJECTS = {
@@ -26,7 +26,7 @@ SUBJECTS = {
 BUSY = "Less is measured, since this machine is slow or busy now"
 DRAFTING, TOTAL = "drafting:\n× plain decoding", "total:\n× transformers"
 READ = (
-    "Acceptance length: tokens that one step of the model gives. Ratios: of whole answers, prefill "
+    "Tokens per step of the model: the acceptance length. Ratios: of whole answers, prefill "
     "included, with the 95 % interval over the prompts in brackets; none: the interval holds 1, so "
     "no difference was measurable."
 )
@@ -223,7 +223,7 @@ def _table(found: Comparison, ratios: Mapping[str, str]) -> None:
                 *(_cell(found, result.name, reference) for reference in ratios.values()),
             )
         )
-    columns = ("method", "tokens/s", "acceptance\nlength", *ratios)
+    columns = ("method", "tokens/s", "tokens\nper step", *ratios)
     console.out.print(console.table("", columns, rows))
 
 

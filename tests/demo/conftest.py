@@ -7,11 +7,18 @@ from typing import Any
 
 import pytest
 
+from medusa_kit import console
 from medusa_kit.demo.__main__ import main
 from medusa_kit.demo.work import Work
 from medusa_kit.quick import settings
 
 Run = Callable[..., int]
+
+
+@pytest.fixture(autouse=True)
+def width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a usual terminal, whatever it is where the tests run."""
+    monkeypatch.setattr(console.out, "_width", 80)
 
 
 @pytest.fixture

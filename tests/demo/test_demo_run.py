@@ -30,7 +30,7 @@ def test_a_demo_and_the_same_again(demo: Any, capsys: pytest.CaptureFixture[str]
     out, _ = printed(capsys)
     assert "× plain decoding" in out
     assert "× transformers" in out
-    assert "18 of 18 answers are those of transformers generate" in out
+    assert "18 of 18 answers are those of transformers, token" in out
     assert "Done: 16 answers (192 tokens), 6 updates." in out
     assert "Not done" not in out
     assert "0 updates" in out
