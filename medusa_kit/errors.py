@@ -109,11 +109,12 @@ MOST_COMPARED = 300  # characters of a word whose nearest is looked for
 
 
 def nearest(value: str, known: Iterable[str], cutoff: float = 0.5) -> str | None:
-    """The known word closest to `value`, or None when nothing is close."""
+    """The known word closest to `value` in any case, or None when nothing is close."""
     if len(value) > MOST_COMPARED:  # which takes long, and is close to none
         return None
-    matches = difflib.get_close_matches(value, list(known), n=1, cutoff=cutoff)
-    return matches[0] if matches else None
+    words = {word.lower(): word for word in known}
+    matches = difflib.get_close_matches(value.lower(), words, n=1, cutoff=cutoff)
+    return words[matches[0]] if matches else None
 
 
 DID_YOU_MEAN = "did you mean {}?"

@@ -49,6 +49,11 @@ def resolve(name: str, weights: bool = True) -> tuple[str, str]:
         if not (path / "config.json").is_file():
             raise CheckpointError(f"{path} has no config.json", hint="name a model folder")
         return "folder", str(path)
+    if path.is_file():
+        raise CheckpointError(
+            f"{path} is a file, but not a GGUF file by its name",
+            hint="name a model's folder, its Hub id or a file NAME.gguf",
+        )
     if path.is_absolute() or not _HUB_ID.fullmatch(name):
         raise CheckpointError(f"no model at {path}", hint="check the path")
     if "/" not in name and nearest(name.lower(), OWN_MODELS, cutoff=0.8):

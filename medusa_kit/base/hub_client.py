@@ -174,7 +174,7 @@ def _why(name: HubName, error: Exception) -> tuple[str, str]:
         return "too many requests (429)", "wait some minutes and run the same command again"
     if refused is None and _find(error, errors.HTTPError):
         return (f"no connection with {constants.ENDPOINT}: {_brief(error)}",
-                "check the network, then run the same command again: it goes on")  # fmt: skip
+                "check the network, then run the same command again to resume")  # fmt: skip
     again = "run the same command again: what has arrived is not sent or fetched twice"
     return _brief(error), again
 

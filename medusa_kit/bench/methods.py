@@ -117,8 +117,8 @@ def not_paying(report: BenchReport) -> list[str]:
             continue
         if (ratio := rate / plain.total.decoding_tokens_per_second) < 1:
             said.append(
-                f"{result.name} does not pay here: {ratio:.2f} × the speed of one node a step, "
-                f"at {length:.2f} tokens a step"
+                f"{result.name} is not worth its cost here: {ratio:.2f} × the speed of plain "
+                f"decoding, at {length:.2f} tokens per step"
             )
     return said
 

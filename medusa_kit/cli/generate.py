@@ -31,7 +31,10 @@ def generate(
 ) -> None:
     """Answer one prompt, or a file of them: text or JSON lines with statistics on stdout."""
     if (prompt is None) == (prompts is None):
-        raise UsageError("give either a prompt or --prompts, and not both")
+        raise UsageError(
+            "give either a prompt or --prompts, and not both",
+            hint='medusa-kit generate "Why is the sky blue?", or --prompts FILE',
+        )
     if batch_size < 1:
         raise UsageError(f"batch size {batch_size} is out of range; expected 1 or more")
     import medusa_kit

@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 
 from medusa_kit import console
-from medusa_kit.errors import UsageError, unknown_value
+from medusa_kit.errors import DID_YOU_MEAN, UsageError, nearest
 from medusa_kit.settings.quick import MADE_FOR, MadeFor
 
 
@@ -74,7 +74,7 @@ def _check(refused: Sequence[str], prompts: str | None, hours: float, engine: st
     if refused:
         raise UsageError(
             f"--quick does not go with {' and '.join(refused)}",
-            hint="it chooses the recipe itself, and writes it to the folder",
+            hint="it chooses the recipe itself, and writes it to the folder; -m names the model",
         )
     if prompts is None:
         raise UsageError("--quick needs prompts to answer", hint="name a file with --prompts")
@@ -83,9 +83,13 @@ def _check(refused: Sequence[str], prompts: str | None, hours: float, engine: st
     for known in MADE_FOR:
         if engine == known:
             return known
-    raise unknown_value(
-        "--for", engine, MADE_FOR,
-        "heads for any other engine of docs/formats.md: --for tgi", kind=UsageError,
+    close = nearest(
+        engine, MADE_FOR, cutoff=0.75
+    )  # the names of other engines are no typing errors
+    raise UsageError(
+        f"--for {engine!r} is unknown; expected one of {', '.join(MADE_FOR)}",
+        hint=DID_YOU_MEAN.format(close) if close
+        else "heads for any other engine of docs/formats.md: --for tgi",
     )  # fmt: skip
 
 

@@ -83,7 +83,10 @@ def train(
     if quick:
         from medusa_kit.cli.quick import run_quick
 
-        refused = {"a recipe": recipe, "--nproc": options.was_given(context, "nproc")}  # fmt: skip
+        refused = {
+            f"the recipe {str(recipe)!r}": recipe,
+            "--nproc": options.was_given(context, "nproc"),
+        }
         run_quick([name for name, given in refused.items() if given], model, prompts, hours,
                   output, device, fresh, dry_run, engine)  # fmt: skip
         return
@@ -95,7 +98,7 @@ def train(
 def _check(context: typer.Context, recipe: Path | None) -> None:
     if given := [flag for name, flag in QUICK.items() if options.was_given(context, name)]:
         raise UsageError(
-            f"without --quick {', '.join(given)} would not be used",
+            f"{', '.join(given)} can be used with --quick alone",
             hint="a recipe has settings for these; or add --quick",
         )
     if recipe is None:

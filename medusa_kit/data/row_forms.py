@@ -28,7 +28,15 @@ from medusa_kit.data.row_keys import (
     refuse_extras,
     unused,
 )
-from medusa_kit.data.rows import EXAMPLES, AnswerRow, BadRow, Conversation, Message, Row
+from medusa_kit.data.rows import (
+    EXAMPLES,
+    AnswerRow,
+    BadRow,
+    Conversation,
+    Message,
+    Row,
+    kind_of,
+)
 from medusa_kit.errors import DataError, unknown_value
 from medusa_kit.files import parse_json
 
@@ -58,7 +66,7 @@ def _row(item: Any, number: int, source: str, extras: bool) -> Row:
         return Conversation([_said("user", item)], number, None, source)
     if not isinstance(item, dict):
         raise DataError(
-            f"it holds a {type(item).__name__}, expected an object or a string",
+            f"it holds {kind_of(item)}, expected an object or a string",
             hint=f"expected {FORMS}",
         )
     identity = item.get("id", item.get("question_id"))
@@ -93,10 +101,12 @@ def _messages(item: dict[str, Any]) -> tuple[list[Message], list[str]]:
     for key in ASKED:
         if item.get(key) == "":  # a tokenizer may begin texts with a token of its own
             return [_said("user", "")], [key]
-    raise DataError(
-        f"its format is unknown; its keys are {', '.join(map(repr, item)) or 'none'}",
-        hint=f"expected {FORMS}",
-    )
+    empty = [key for key in (*TURN_LISTS, "turns", *ASKED, "text")
+             if key in item and is_empty(item[key])]  # fmt: skip
+    said = f"its format is unknown; its keys are {', '.join(map(repr, item))}"
+    if empty or not item:
+        said = f"{' and '.join(map(repr, empty)) or 'the row'} is empty"
+    raise DataError(said, hint=f"expected {FORMS}")
 
 
 def _asked_and_answered(item: dict[str, Any], asked: str) -> tuple[list[Message], list[str]]:
@@ -108,7 +118,7 @@ def _asked_and_answered(item: dict[str, Any], asked: str) -> tuple[list[Message]
     for key in further:
         text = item[key]
         if not isinstance(text, str) or isinstance(item[asked], list):
-            raise DataError(f"{key} is a {type(text).__name__} beside {asked}, expected texts")
+            raise DataError(f"{key} is {kind_of(text)} beside {asked}, expected texts")
         messages[-1]["content"] += f"\n\n{text}"
     for key in answers:
         messages += _spoken(item, key, "assistant")
@@ -147,7 +157,7 @@ def _spoken(item: dict[str, Any], key: str, role: str) -> list[Message]:
         return [_said(role, value)]
     if isinstance(value, list):
         return _turns(value)
-    raise DataError(f"{key} is a {type(value).__name__}, expected text or messages")
+    raise DataError(f"{key} is {kind_of(value)}, expected text or messages")
 
 
 def _said(role: str, text: str) -> Message:
@@ -160,7 +170,7 @@ def _with_system(messages: list[Message], item: dict[str, Any]) -> tuple[list[Me
     for key in given:
         text = item[key]
         if not isinstance(text, str):
-            raise DataError(f"{key} is a {type(text).__name__}, expected text")
+            raise DataError(f"{key} is {kind_of(text)}, expected text")
         there = [message["content"] for message in messages if message["role"] == "system"]
         if not there:
             messages = [_said("system", text), *messages]
@@ -185,7 +195,7 @@ def _tools(tools: Any) -> list[dict[str, Any]] | None:
 
 def _listed(item: dict[str, Any], key: str) -> list[Any]:
     if not isinstance(item[key], list):
-        raise DataError(f"{key} is a {type(item[key]).__name__}, expected a list")
+        raise DataError(f"{key} is {kind_of(item[key])}, expected a list")
     return item[key]
 
 
@@ -218,7 +228,7 @@ def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
-        raise DataError(f"content is a {type(content).__name__}, expected text")
+        raise DataError(f"content is {kind_of(content)}, expected text")
     for part in content:
         kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
         if kind != "text" or not isinstance(part.get("text"), str):
@@ -238,7 +248,7 @@ def _extras(turn: Mapping[str, Any]) -> dict[str, Any]:
     for key in ("name", "tool_call_id"):
         if not is_empty(value := turn.get(key)):
             if not isinstance(value, str):
-                raise DataError(f"{key} of a message is a {type(value).__name__}, expected text")
+                raise DataError(f"{key} of a message is {kind_of(value)}, expected text")
             extras[key] = value
     return extras
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from medusa_kit.data.rows import EXAMPLES
+from medusa_kit.data.rows import EXAMPLES, kind_of
 from medusa_kit.errors import ConfigError, DataError, in_one_line
 from medusa_kit.files import parse_json
 
@@ -36,6 +36,8 @@ INSTALL = "pip install 'medusa-kit[train]'"
 
 def read_items(source: str, limit: int | None = None, streaming: bool = False) -> Iterator[Item]:
     """Raises what `readers.read_rows` raises for a source."""
+    if not source.strip():
+        raise DataError("the name of the data is empty, expected a file or a data set", hint=READ)
     path = Path(source).expanduser()
     looks_like_path = path.suffix in FILE_KINDS or source.startswith((".", "/", "~"))
     if path.is_file():
@@ -88,8 +90,14 @@ def _zstd(path: Path, _: str, encoding: str, newline: str) -> IO[str]:
 
 def _read_columns(path: Path, lines: Iterable[str], separator: str) -> Iterator[Item]:
     csv.field_size_limit(LONGEST_FIELD)
-    reader = csv.DictReader(lines, delimiter=separator)
-    for row in reader:
+    reader = csv.DictReader(lines, delimiter=separator, strict=True)  # or an open quote takes all
+    names = [name for name in reader.fieldnames or () if name]
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise DataError(
+            f"{path}:1 names the column {twice[0]!r} more than once",
+            hint=f"the first line names the columns; {EXAMPLES}",
+        )
+    for row in _checked(path, reader):
         row.pop("", None)  # the numbers of rows, as some write them
         if None in row:
             raise DataError(
@@ -97,6 +105,16 @@ def _read_columns(path: Path, lines: Iterable[str], separator: str) -> Iterator[
                 hint=f"the first line names the columns; {EXAMPLES}",
             )
         yield reader.line_num, without_nothing(row)
+
+
+def _checked(path: Path, reader: Any) -> Iterator[dict[Any, Any]]:
+    try:
+        yield from reader
+    except csv.Error as error:
+        raise DataError(
+            f"{path}:{reader.line_num + 1}: {error}",
+            hint="a field that begins with a quote ends with one; a quote in it is written twice",
+        ) from error
 
 
 def _read_json(path: Path, lines: Iterable[str]) -> Iterator[Item]:
@@ -132,26 +150,43 @@ def _parsed(path: Path, number: int, line: str) -> Any:
     try:
         return parse_json(line)
     except json.JSONDecodeError as error:
-        raise DataError(f"{path}:{number} is not JSON: {error.msg}", hint=READ) from error
+        raise DataError(f"{path}:{number} is not JSON: {_reason(error)}", hint=READ) from error
+
+
+def _reason(error: json.JSONDecodeError) -> str:
+    """Some of Python's messages end in "at"."""
+    return f"{error.msg.removesuffix(' at')} at column {error.colno}"
 
 
 def _read_list(path: Path, text: str) -> Iterator[Item]:
     try:
         items = parse_json(text)
     except json.JSONDecodeError as error:
-        raise DataError(f"{path}:{error.lineno} is not JSON: {error.msg}", hint=READ) from error
+        raise DataError(
+            f"{path}:{error.lineno} is not JSON: {_reason(error)}", hint=READ
+        ) from error
     if not isinstance(items, list):
         raise DataError(
-            f"{path} holds a {type(items).__name__}, expected a list of rows, or a row on each "
-            "line",
+            f"{path} holds {kind_of(items)}, expected a list of rows, or a row on each line",
             hint=READ,
         )
     yield from enumerate(items, start=1)
 
 
 def _read_table(path: Path) -> Iterator[Item]:
+    if _is_empty_parquet(path):  # of which `datasets` says that a batch has no size
+        return iter(())
     options: dict[str, Any] = {"data_files": str(path), "split": "train", "streaming": True}
     return _loaded(str(path), TABLES[path.suffix], None, options)
+
+
+def _is_empty_parquet(path: Path) -> bool:
+    try:
+        import pyarrow.parquet
+
+        return path.suffix == ".parquet" and not pyarrow.parquet.read_metadata(path).num_rows
+    except (ImportError, OSError, ValueError):
+        return False  # reading it says what is wrong
 
 
 def _read_data_set(source: str, limit: int | None, streaming: bool) -> Iterator[Item]:

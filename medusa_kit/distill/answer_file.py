@@ -151,7 +151,7 @@ class AnswerFile:
                 os.truncate(self.path, before)  # shrinking needs no space
             raise MedusaKitError(
                 f"cannot write to {self.path}: {error.strerror}; {self.num_rows} rows are safe",
-                hint="make room, then run the same command again: it goes on from there",
+                hint="make room, then run the same command again to resume",
             ) from error
         self.num_rows += len(records)
 

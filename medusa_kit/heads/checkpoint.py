@@ -19,6 +19,7 @@ from medusa_kit.base.faults.finite import check_fit, check_numbers
 from medusa_kit.base.fingerprint import OLD_NOTE, Match, compare
 from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import (
+    DID_YOU_MEAN,
     CheckpointError,
     ConfigError,
     IncompatibleBaseError,
@@ -90,9 +91,12 @@ def read_config(folder: Path) -> HeadsConfig:
     """The config of the heads in `folder`. Raises CheckpointError, which names the wrong key."""
     path = Path(folder) / CONFIG_NAME
     if not path.is_file():
+        runs = [Path(folder) / inner for inner in ("heads", "run/heads")]  # of a recipe, of --quick
+        within = next((str(one) for one in runs if (one / CONFIG_NAME).is_file()), None)
+        otherwise = "train some with `medusa-kit train`, or name the folder that holds them"
         raise CheckpointError(
             f"no heads at {folder}: {CONFIG_NAME} is missing",
-            hint="train some with `medusa-kit train`, or name the folder that holds them",
+            hint=DID_YOU_MEAN.format(within) if within else otherwise,
         )
     try:
         raw = parse_json(path.read_text(encoding="utf-8"))

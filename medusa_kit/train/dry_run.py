@@ -145,9 +145,9 @@ def _sizes(
         return [*lines, f"{missing}; {rows_assumed(recipe)}"]
     return [
         *lines,
-        f"{len(training):,} training rows, {tokens:,} tokens, {positions:,} trained positions "
+        f"{len(training):,} training rows, {tokens:,} tokens, {positions:,} training tokens "
         f"({positions / tokens:.0%})",
-        f"{update:,} positions an update, about {max(1, round(positions / update)):,} updates an "
+        f"{update:,} of them an update, about {max(1, round(positions / update)):,} updates an "
         f"epoch, {recipe.train.epochs} epochs",
     ]
 
@@ -172,7 +172,7 @@ def _needs(
         forecast.written(text),
         f"time on this machine, about: hidden states {forecast.reading(text) / 60:.1f} min, "
         f"updates {forecast.updating(text) / 60:.1f} min",
-        "with so many positions of such text:",
+        "with so many training tokens of such text:",
         *forecast.table(text),
     ]
 

@@ -243,8 +243,8 @@ class TrainingLoop:
                     parameter.grad = None
                 self.save()
             went_on = (
-                f"the same command goes on after update {self.step}" if kept
-                else "the same command goes on from the checkpoint, if any"
+                f"the same command resumes after update {self.step}" if kept
+                else "the same command resumes from the checkpoint, if any"
             )  # fmt: skip
             raise MedusaKitError(
                 f"memory is full at update {self.step + 1} of {self.num_updates}: {said}",

@@ -325,6 +325,7 @@ def test_drafters_slower_than_one_node_are_named() -> None:
             result("lookahead", 4.0, 20), result("suffix", 2.0, 20),
             result("a server", 5.0, 20)]  # fmt: skip
     assert not_paying(BenchReport(rows, 1, 31)) == [
-        "lookahead does not pay here: 0.75 × the speed of one node a step, at 1.50 tokens a step"
+        "lookahead is not worth its cost here: 0.75 × the speed of plain decoding, at 1.50 tokens "
+        "per step"
     ]
     assert not_paying(BenchReport([rows[0], *rows[2:]], 1, 31)) == []

@@ -76,7 +76,7 @@ WRONG_CALLS: dict[str, tuple[list[str], str]] = {
     "biased id": (["generate", "hi", *PLAIN, "--logit-bias", "99999=1"], "names token id 99999"),
     "penalty of chat": (["chat", *PLAIN, "--presence-penalty", "3"], "presence_penalty 3.0 is out"),
     "lossy data": (["data", "generate", "p.txt", "-o", "a", "--acceptance", "typical"],
-                   "No such option"),
+                   "has no option --acceptance"),
     "biased data": (["data", "generate", "PROMPTS", "-o", "a", *MODEL, "--logit-bias", "99999=1"],
                     "names token id 99999"),
     "drafter": (["generate", "hi", *PLAIN, "--drafter", "hydra"], "drafter 'hydra' is unknown"),
@@ -130,6 +130,8 @@ FAILED_RUNS: dict[str, tuple[list[str], str]] = {
     "no file": (["generate", "--prompts", "nowhere.txt", *PLAIN], "no data file at nowhere.txt"),
     "empty file": (["generate", "--prompts", "empty.txt", *PLAIN], "error: empty.txt holds no row"),
     "no heads": (["generate", "hi", *MODEL, "--heads", "./h"], "error: no heads at h"),
+    "a file as the model": (["generate", "hi", "-m", "empty.txt"],
+                            "empty.txt is a file, but not a GGUF file"),
     "no model": (["generate", "hi", "-m", "./m"], "error: no model at m"),
     "prompt too long": (["generate", "x" * 2000, *PLAIN], "the model's context holds 1024"),
     "no assistant": (["data", "inspect", "PROMPTS", *MODEL[:2]], "no row is left to train on"),
@@ -385,8 +387,8 @@ def test_data_generate_skips_rows_of_a_bad_shape(run: Run, tmp_path: Path) -> No
     arguments = ["data", "generate", str(path), "-o", str(out), "-m", "debug-tiny", "-n", "2"]
     code, _, err = run(*arguments)
     assert (code, len(out.read_text().splitlines())) == (0, 2), err
-    assert "row 2 skipped: content is a NoneType, expected text" in err
-    assert "row 5 skipped: it holds a NoneType" in err
+    assert "row 2 skipped: content is null, expected text" in err
+    assert "row 5 skipped: it holds null" in err
     out.unlink()
     code, _, err = run(*arguments, "--on-error", "fail")
     assert (code, out.exists(), "row 2: content is" in err) == (1, False, True), err

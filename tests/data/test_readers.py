@@ -112,9 +112,9 @@ TURN = {"role": "user", "content": "x"}
 ANSWER = {"prompt_ids": [1], "response_ids": [2], "finish_reason": "stop"}
 BAD_ROWS: dict[str, tuple[Any, str]] = {
     "no known key": ({"goal": "x", "way": "y"}, "format is unknown.*'goal', 'way'"),
-    "no key": ({}, "format is unknown.*none"),
-    "a number": (3, "holds a int, expected an object"),
-    "a null": (None, "holds a NoneType"),
+    "no key": ({}, "the row is empty"),
+    "a number": (3, "holds a number, expected an object"),
+    "a null": (None, "holds null"),
     "unknown role": ({"messages": [{"role": "narrator", "content": "x"}]}, "role 'narrator'"),
     "a list for a role": ({"messages": [{"role": ["user"], "content": "x"}]}, "role "),
     "no content": ({"messages": [{"role": "user"}]}, "lacks 'role' or 'content'"),
@@ -122,14 +122,14 @@ BAD_ROWS: dict[str, tuple[Any, str]] = {
     "a picture": ({"messages": [{"role": "user", "content": [{"type": "image", "url": "x"}]}]},
                   "content has a part of type 'image'"),
     "a part of text": ({"messages": [{"role": "user", "content": ["x"]}]}, "a part of type 'str'"),
-    "no content text": ({"messages": [{"role": "user", "content": None}]}, "is a NoneType"),
+    "no content text": ({"messages": [{"role": "user", "content": None}]}, "is null"),
     "a turn of text": ({"messages": ["x"]}, "lacks 'role'"),
     "messages of text": ({"messages": "x"}, "messages"),
     "messages a number": ({"messages": 3}, "messages"),
     "turns of text": ({"turns": "abc"}, "turns"),
     "turns an object": ({"turns": {"a": 1}}, "turns"),
     "a prompt of parts": ({"prompt": ["x"]}, "a turn lacks 'role'"),
-    "a prompt that is a number": ({"prompt": 3}, "prompt is a int, expected text or messages"),
+    "a prompt that is a number": ({"prompt": 3}, "prompt is a number, expected text or messages"),
     "ids as text": ({**ANSWER, "response_ids": "1 2"}, "response_ids must be a list of token ids"),
     "negative ids": ({**ANSWER, "response_ids": [-1]}, "response_ids must be"),
     "truth as an id": ({**ANSWER, "response_ids": [True]}, "response_ids must be"),
@@ -180,7 +180,7 @@ def test_broken_json_is_named_by_file_and_line(tmp_path: Path) -> None:
 def test_a_json_file_that_is_no_list(tmp_path: Path) -> None:
     path = tmp_path / "rows.json"
     path.write_text('{\n "prompt": "a"\n}')
-    with pytest.raises(DataError, match="holds a dict, expected a list"):
+    with pytest.raises(DataError, match="holds an object, expected a list"):
         list(read_rows(str(path)))
 
 

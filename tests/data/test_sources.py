@@ -113,6 +113,11 @@ OTHERS: dict[str, tuple[bytes, str]] = {
     "half.jsonl.gz": (gzip.compress(JSON_LINES.encode())[:-12], "cannot be read"),
     "a.parquet.gz": (b"", "is a compressed table"),
     "a.csv": (b"prompt,completion\nq,a,b\n", "a.csv:2 has more fields"),
+    "open.csv": (b'prompt,note\n"Why?,1\nHow?,2\n', r"open\.csv:2: "),
+    "stray.csv": (b'prompt\n"Why?" she said\n', r"stray\.csv:2: "),
+    "twice.csv": (b"prompt,note,prompt\na,b,c\n", "'prompt' more than once"),
+    "cut.jsonl": (b'{"prompt": "Why?\n', r"Invalid control character at column 17\n"),
+    "word.jsonl": (b"why?\n", r"Expecting value at column 1\n"),
 }
 
 
@@ -124,6 +129,19 @@ def test_a_file_of_another_kind_is_told_what_is_read(tmp_path: Path, name: str) 
         turns(tmp_path / name)
     if name in ("a.docx", "a.md", "a.parquet.gz"):
         assert ".parquet" in (caught.value.hint or "")
+
+
+def test_a_table_without_rows(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"prompt": pyarrow.array([], "string")}), path)
+    with pytest.raises(DataError, match="holds no row"):
+        turns(path)
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_a_name_that_is_empty(name: str) -> None:
+    with pytest.raises(DataError, match="expected a file or a data set"):
+        list(read_rows(name))
 
 
 def test_rows_of_a_table_have_no_empty_keys(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_where_nodes_are_dear_steps_are_plain_but_for_trials(engine: Engine, row
 def test_the_statistics_say_what_was_chosen_and_why(engine: Engine) -> None:
     stats = replace(engine, steps=Fixed(DEAR)).generate([5, 6, 7], max_new_tokens=TOKENS).stats
     (why,) = [note for note in stats.drafter_notes if note.startswith("nodes")]
-    assert "a guess pays from a chance of" in why or "no guess pays" in why
+    assert "worth its cost from a chance of" in why or "no draft token is worth" in why
 
 
 def test_a_drafter_that_says_its_own_number_is_left_alone() -> None:

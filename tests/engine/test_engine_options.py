@@ -152,6 +152,8 @@ def test_options_of_the_base_are_none_of_an_engine_around_it() -> None:
 def test_hints() -> None:
     assert did_you_mean("sufix", ["prefix", "suffix"]) == "did you mean suffix?"
     assert did_you_mean(3, ["prefix"], "leave it out") == "leave it out"
+    assert did_you_mean("vLLM", ["tgi", "vllm"]) == "did you mean vllm?"
+    assert did_you_mean("llama", ["LLaMA"]) == "did you mean LLaMA?"
     error = unknown_value("role", "usr", ("user", "tool"), kind=DataError)
     assert isinstance(error, DataError)
     assert str(error) == "role 'usr' is unknown; expected user or tool\nhint: did you mean user?"

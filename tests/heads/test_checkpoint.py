@@ -320,6 +320,14 @@ def test_a_missing_folder_says_how_to_make_one(llama: BaseModel, tmp_path: Path)
     assert "medusa-kit train" in str(caught.value)
 
 
+@pytest.mark.parametrize("inner", ["heads", "run/heads"])
+def test_a_run_is_told_where_its_heads_are(llama: BaseModel, tmp_path: Path, inner: str) -> None:
+    save_heads(trained_heads(llama), tmp_path / inner)
+    with pytest.raises(CheckpointError, match="no heads at") as caught:
+        read_config(tmp_path)
+    assert caught.value.hint == f"did you mean {tmp_path / inner}?"
+
+
 def test_read_config_needs_no_base(llama: BaseModel, tmp_path: Path) -> None:
     heads = trained_heads(llama, projection="reduced")
     save_heads(heads, tmp_path)

@@ -103,7 +103,7 @@ def test_rerun_after_a_lasting_fault_sends_only_the_rest(
     code, out, err = run("push", folder, "me/heads")
     assert (code, out) == (1, "")
     assert "no connection with" in err
-    assert "it goes on" in err
+    assert "again to resume" in err
     assert len(waits) == 4
     arrived = hub.received
     assert arrived > 0

@@ -120,10 +120,11 @@ def test_an_unknown_engine_is_told_before_anything_else(typed: Typed) -> None:
     assert (code, out) == (2, "")
     assert "--for 'vlm' is unknown; expected one of kit, vllm, tgi" in err
     assert "did you mean vllm" in err
-    code, _, err = typed("train", "--quick", "--for", "lorax", "--prompts", "nowhere.txt")
-    assert (code, "--for tgi" in err) == (2, True)
+    for other, hint in (("lorax", "--for tgi"), ("trt-llm", "--for tgi"), ("vLLM", "mean vllm?")):
+        code, _, err = typed("train", "--quick", "--for", other, "--prompts", "nowhere.txt")
+        assert (code, hint in err) == (2, True)
     code, _, err = typed("train", "recipe.yaml", "--for", "vllm")
-    assert (code, "without --quick --for would not be used" in err) == (2, True)
+    assert (code, "--for can be used with --quick alone" in err) == (2, True)
 
 
 @pytest.mark.parametrize("engine", ["kit", "vllm", "tgi"])

@@ -98,14 +98,15 @@ def test_a_difference_that_is_no_rounding_fails(
 
 @pytest.mark.parametrize(("arguments", "message"), [
     (["--quick"], "--quick needs prompts to answer"),
-    (["--quick", "recipe.yaml", "--prompts", "p.txt"], "--quick does not go with a recipe"),
+    (["--quick", "recipe.yaml", "--prompts", "p.txt"],
+     "--quick does not go with the recipe 'recipe.yaml'"),
     (["--quick", "--prompts", "p.txt", "--nproc", "1"], "--quick does not go with --nproc"),
     (["--quick", "--prompts", "p.txt", "--hours", "0"], "--hours 0 is out of range"),
     (["--quick", "--prompts", "p.txt", "--hours", "nan"], "--hours nan is out of range"),
     (["--quick", "--prompts", "p.txt", "--device", "tpu"], "device 'tpu' is unknown"),
-    (["recipe.yaml", "-m", "debug-tiny"], "without --quick --model would not be used"),
+    (["recipe.yaml", "-m", "debug-tiny"], "--model can be used with --quick alone"),
     (["recipe.yaml", "--prompts", "p", "--hours", "1"],
-     "without --quick --prompts, --hours would not be used"),
+     "--prompts, --hours can be used with --quick alone"),
     ([], "no recipe was given"),
 ], ids=lambda value: " ".join(value) if isinstance(value, list) else "")  # fmt: skip
 def test_what_does_not_go_together(run: Run, arguments: list[str], message: str) -> None:

@@ -82,7 +82,7 @@ def test_a_run_goes_on_as_if_nothing_had_been(
     # half written weights, and those that would have been judged: the last checkpoint counts
     done = {"update": 4, "_judge": 8}.get(where, 6)
     assert f"continuing from update {done}" in noted
-    assert ("goes on after update 6" in (caught.value.hint or "")) == (done == 6)
+    assert ("resumes after update 6" in (caught.value.hint or "")) == (done == 6)
     whole = undisturbed(run)
     assert all(torch.equal(goes_on[name], tensor) for name, tensor in whole.items())
 

@@ -150,7 +150,7 @@ def test_a_dry_run_shows_the_work_and_writes_nothing(tmp_path, stage, optimizer,
     )  # fmt: skip
     said = dry_run(recipe)
     assert "8 training rows" in said
-    assert "154 trained positions" in said
+    assert "154 training tokens" in said
     trained = {"medusa1": 3 * 64 * 65, "medusa2": 3 * 64 * 65 + 65_536}[stage]
     assert f"{trained:,} trained parameters, of them {3 * 64 * 65:,} in the heads" in said
     assert re.search(r"memory, about: model \d", said)

@@ -1,6 +1,8 @@
 """The classes of our commands and groups: `-h`, panels, `help`, and names from other programs."""
 
+import functools
 import inspect
+import shutil
 from typing import Any
 
 import typer
@@ -12,10 +14,35 @@ from medusa_kit.cli.parser.translate import Names, before_command, translated
 from medusa_kit.errors import UsageError
 
 HELP = {"help_option_names": ["-h", "--help"]}
+NARROW = 80  # columns; with fewer, panels would cut the names of options
+NAMES = 10  # columns for names in a narrow terminal; what is said of a longer one stands below it
+ONE_VALUE = (
+    "quote a text with spaces; an option takes one value, a flag none, and an option that may be "
+    "repeated stands before each of its values: --stop A --stop B"
+)
 
 
-class Command(TyperCommand):
+class _PlainWhereNarrow:
+    """Help without panels in a narrow terminal."""
+
+    rich_markup_mode: Any
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        mode, columns = self.rich_markup_mode, shutil.get_terminal_size().columns
+        if columns < NARROW:
+            self.rich_markup_mode = None
+            formatter.width = columns
+            formatter.write_dl = functools.partial(formatter.write_dl, col_max=NAMES)
+        try:
+            super().format_help(ctx, formatter)  # type: ignore[misc]
+        finally:
+            self.rich_markup_mode = mode
+
+
+class Command(_PlainWhereNarrow, TyperCommand):
     """A command whose options stand in panels, and which knows what other programs call them."""
+
+    allow_extra_args = True  # for `parse_args` to say what is wrong with them
 
     def __init__(self, *args: Any, help: str | None = None, **settings: Any) -> None:
         super().__init__(*args, help=_unwrapped(help or ""), **settings)
@@ -25,11 +52,28 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not ctx.resilient_parsing:  # which is how a shell completes a half-written line
+            args = ["--help"] if args == ["-help"] else args
             args = translated(args, names_of(self, ctx), ctx.find_root().command)
-        return super().parse_args(ctx, args)
+        try:
+            rest = super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            error.message = _with_value(error)
+            raise
+        if ctx.args and not ctx.resilient_parsing:
+            path = ctx.command_path.removeprefix(ctx.find_root().command_path).strip()
+            raise UsageError(f"{path} has no place for {ctx.args[0]!r}", hint=ONE_VALUE)
+        return rest
 
 
-class Group(TyperGroup):
+def _with_value(error: typer.BadParameter) -> str:
+    """The message with the value, which Typer leaves out where pydantic found it wrong."""
+    found: list[Any] = getattr(error.__cause__, "errors", list)()
+    if not found:
+        return error.message
+    return f"{found[0]['input']!r}. {error.message.partition(', unable to parse')[0]}"
+
+
+class Group(_PlainWhereNarrow, TyperGroup):
     """A group with `help [COMMAND]`, whose options must stand behind the command."""
 
     def get_params(self, ctx: Any) -> list[Any]:
@@ -47,6 +91,8 @@ class Group(TyperGroup):
         """Raises UsageError for an option before the command, and a command of other programs."""
         if args[:1] == ["help"]:
             return [*args[1:], "--help"]
+        if args == ["-help"]:
+            return ["--help"]
         first = args[0] if args else ""
         if first in COMMANDS and first not in self.commands and ctx.parent is None:
             raise UsageError(

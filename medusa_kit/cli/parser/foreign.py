@@ -24,6 +24,7 @@ SAME: Mapping[str, str] = {
     **_each("--max-tokens --n-predict --predict --max-completion-tokens --max-gen-len "
             "--max-answer-tokens", "--max-new-tokens"),
     **_each("--temp", "--temperature"),
+    **_each("--stop-strings --stop-sequences --reverse-prompt -r", "--stop"),
     **_each("--repeat-penalty", "--repetition-penalty"),
     **_each("--json-schema-file -jf", "--json-schema"),
     **_each("--system-prompt --system-message -sys", "--system"),
@@ -47,6 +48,7 @@ SAME: Mapping[str, str] = {
             "--prefix-cache off"),
     **_each("--disable-log-requests --no-enable-log-requests", "--log-format none"),
     **_each("--enable-torch-compile --torch-compile", "--compile"),
+    **_each("--payload-limit --max-request-body-size", "--max-body"),
 }  # fmt: skip
 
 _CONTEXT = (
@@ -79,6 +81,12 @@ _HUB = "files of the Hub lie in its cache: set HF_HOME in the environment"
 _TOKEN = "arguments show in `ps`: set HF_TOKEN in the environment, or run `hf auth login`"
 _REASONING = "tool calls and reasoning are recognised by the chat template; leave it out"
 _WORKS_ALONE = "there is nothing to set; leave it out"
+_DEFAULT = "that is so without it; leave it out"
+_BY_REQUEST = "requests to a server bring their own; chat and generate have options for sampling"
+_ONE_MACHINE = "a server runs on one machine; serve --ray-address has replicas on a cluster"
+_OWN_CONFIG = "it is the model's own; change config.json in the model's folder"
+_TEXT_ONLY = "models here read and write text"
+_FOR_TRAINING = "recipes hold what training takes; see recipes/ and medusa-kit train -h"
 
 # What has another meaning here, other values, or no option at all: what to do instead.
 HINTS: Mapping[str, str] = {
@@ -127,6 +135,25 @@ HINTS: Mapping[str, str] = {
     **_each("--hf-repo -hf --hf-file -hff", "--model takes a Hub id, ORG/NAME, or a GGUF file"),
     **_each("--download-dir --huggingface-hub-cache --cache-dir --weights-cache-override", _HUB),
     **_each("--load-format --no-mmap --mlock --numa --warmup --no-warmup", _WORKS_ALONE),
+    **_each("--metrics --enable-metrics --slots --props --webui --no-webui --disable-log-stats "
+            "--stream --no-stream --streaming --cont-batching -cb --continuous-batching "
+            "--scheduling-policy --schedule-policy --num-scheduler-steps --ignore-eos "
+            "--context-shift --no-context-shift --no-display-prompt --usage-stats "
+            "--max-waiting-tokens --waiting-served-ratio --validation-workers "
+            "--disable-custom-kernels --model-impl --env", _WORKS_ALONE),
+    **_each("--no-enforce-eager --no-torch-compile --no-enable-torch-compile", _DEFAULT),
+    **_each("--generation-config --override-generation-config --random-seed --max-logprobs",
+            _BY_REQUEST),
+    **_each("--hf-overrides --json-model-override-args --rope-scaling --rope-theta "
+            "--rope-freq-base --rope-freq-scale --yarn-orig-ctx", _OWN_CONFIG),
+    **_each("--limit-mm-per-prompt --mmproj --embedding --embeddings --reranking --rerank "
+            "--is-embedding --task --runner", _TEXT_ONLY),
+    **_each("--nnodes --node-rank --master-addr --dist-init-addr "
+            "--distributed-executor-backend", _ONE_MACHINE),
+    **_each("--root-path", "the paths are those of OpenAI's API, /v1/...; put a reverse proxy "
+            "before the server for others"),
+    **_each("--num-return-sequences --max-best-of", "a prompt is answered once; ask again with "
+            "another --seed"),
     **_each("--lora-modules --enable-lora --lora --lora-paths --lora-adapters --max-loras "
             "--max-lora-rank",
             "merge the adapter into its base and name that as --model; serve --heads-dir has heads "
@@ -145,12 +172,15 @@ HINTS: Mapping[str, str] = {
             "--reasoning-format", _REASONING),
     **_each("--ssl-keyfile --ssl-certfile --ssl-key-file --ssl-cert-file",
             "the server speaks plain HTTP; put a reverse proxy with the certificate before it"),
-    **_each("--log-level --uvicorn-log-level",
+    **_each("--log-level --uvicorn-log-level --log-verbosity --log-verbose -lv",
             "serve --log-format takes plain, json or none"),
     **_each("--request-rate", "bench --arrivals poisson --rate R"),
     **_each("--dataset-name", "--prompts takes a file or a data set's name"),
     **_each("--interactive -i -cnv --conversation", "medusa-kit chat is for conversations"),
     **_each("--num-train-epochs --epochs", _RECIPE + "train.epochs=2"),
+    **_each("--per-device-train-batch-size --gradient-accumulation-steps --warmup-ratio "
+            "--warmup-steps --weight-decay --lr-scheduler-type --bf16 --fp16 --deepspeed",
+            _FOR_TRAINING),
     **_each("--learning-rate --lr", _RECIPE + "train.learning_rate=1e-3"),
     **_each("--medusa-num-layers", _RECIPE + "heads.num_blocks=1"),
 }  # fmt: skip

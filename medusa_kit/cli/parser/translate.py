@@ -32,10 +32,11 @@ def translated(args: Sequence[str], names: Names, root: Any) -> list[str]:
         name, equals, value = word.partition("=")
         name = _dashed(name) if name.startswith("--") else name
         if name in names.takes:
-            result.append(f"{name}{equals}{value}")
+            result += _written(name, equals, value)
             if names.takes[name] and not equals:
                 result += _next(rest)
-        elif not name.startswith("-") or name not in SAME.keys() | HINTS.keys():
+        elif not name.startswith("-") or (name := _foreign(name)) not in SAME.keys() | HINTS.keys():
+            _check_not_elsewhere(name, names, root)
             result.append(word)
         elif _is_argument(name, names):
             arguments += [value] if equals else _next(rest)
@@ -47,7 +48,8 @@ def translated(args: Sequence[str], names: Names, root: Any) -> list[str]:
 def before_command(args: Sequence[str], command: str, names: Names) -> None:
     """Raises UsageError for an option before the command that it belongs to."""
     for word in args[: args.index(command)]:
-        name = _dashed(word.partition("=")[0])
+        name = word.partition("=")[0]
+        name = _dashed(name) if name.startswith("--") else name
         if word.startswith("-") and name not in names.takes:
             ours = SAME.get(name, name)
             path = " ".join(["medusa-kit", *names.command.split(), command])
@@ -63,6 +65,35 @@ def commands_with(option: str, root: Any) -> list[str]:
         if any(option in (*param.opts, *param.secondary_opts) for param in one.params):
             found.append(name)
     return found
+
+
+def _check_not_elsewhere(name: str, names: Names, root: Any) -> None:
+    """Raises UsageError for an option that only other commands have."""
+    if name.startswith("--") and (others := commands_with(name, root)):
+        raise UsageError(
+            f"{names.command} has no option {name}",
+            hint=f"it is an option of {', '.join(others)}",
+        )
+
+
+def _written(name: str, equals: str, value: str) -> list[str]:
+    """An option as it is parsed: in `-n=3` the sign would be part of the value."""
+    is_short = equals and not name.startswith("--")
+    return [name, value] if is_short else [name + equals + value]
+
+
+def _foreign(name: str) -> str:
+    """The name in the tables: `--no-X` for X, `--X.key` for X, and `-c4096` for `-c`."""
+    if name in SAME or name in HINTS:
+        return name
+    for known in (
+        name.partition(".")[0],
+        name.replace("--no-", "--", 1),
+        name if name.startswith("--") else name.rstrip("0123456789."),
+    ):
+        if known in HINTS:
+            return known
+    return name
 
 
 def _is_argument(name: str, names: Names) -> bool:
@@ -96,4 +127,5 @@ def _next(rest: Iterator[str]) -> list[str]:
 
 
 def _dashed(name: str) -> str:
-    return name.replace("_", "-")
+    """A long name as all of ours are written."""
+    return name.replace("_", "-").lower()

@@ -115,7 +115,10 @@ class StepCost:
         rows = max(round(num_rows), 1)
         before, after = self.seconds(rows), self.seconds(rows + 1)
         chance = self.least_chance(rows)
-        pays = "no guess pays" if chance >= 1 else f"a guess pays from a chance of {chance:.2f} on"
+        pays = (
+            "no draft token is worth its cost" if chance >= 1
+            else f"a draft token is worth its cost from a chance of {chance:.2f} on"
+        )  # fmt: skip
         nodes = "1 node takes" if rows == 1 else f"{rows} nodes take"
         return f"{nodes} {1000 * before:.1f} ms, one more {1000 * (after - before):.1f} ms: {pays}"
 

@@ -155,17 +155,17 @@ class Forecast:
         parts.append(f"a checkpoint {size(weights.checkpoint_bytes)} in float32 (two for a moment)")
         if self.on_disk:
             parts.append(f"hidden states {size(self.features(text))} in {recipe.train.cache_dtype}")
-        return f"written, about: {', '.join(parts)} for {text.positions:,} positions"
+        return f"written, about: {', '.join(parts)} for {text.positions:,} training tokens"
 
     def table(self, text: Text) -> list[str]:
         """Three sizes of text like this one."""
-        lines = ["positions  hours  memory, GB  disk, GB"]
+        lines = ["training tokens  hours  memory, GB  disk, GB"]
         for positions in SIZES:
             some = text.scaled(positions)
             hours = (self.reading(some) + self.updating(some)) / 3600
             gigabytes = self.memory(some) / 1e9, self.disk(some) / 1e9
             lines.append(
-                f"{positions:>9,}  {hours:>5.{1 if hours >= 10 else 2}f}  {gigabytes[0]:>10.2f}  "
+                f"{positions:>15,}  {hours:>5.{1 if hours >= 10 else 2}f}  {gigabytes[0]:>10.2f}  "
                 f"{gigabytes[1]:>8.2f}"
             )
         return lines

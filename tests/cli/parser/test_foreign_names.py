@@ -91,6 +91,8 @@ def test_the_usual_names_are_known(name: str) -> None:
         ("--stop=--max-tokens", "--stop=--max-tokens"),
         ("--stop -c", "--stop -c"),
         ("-n8 hi", "-n8 hi"),
+        ("-n=8 hi=1", "-n 8 hi=1"),
+        ("--Max_Tokens=8", "--max-new-tokens=8"),
         ("--enforce-eager hi", "--fixed-shapes never hi"),
         ("-p hi -n 3", "-n 3 -- hi"),
         ("--prompt=--hi -n 3", "-n 3 -- --hi"),
@@ -110,7 +112,9 @@ def test_words_in_other_names(words: str, meant: str) -> None:
 @pytest.mark.parametrize(
     "line",
     ["--max-model-len 3", "--max-model-len=3", "--max_model_len 3", "hi -c 3", "-ngl 99",
-     "-ctk f16", "--enforce-eager=true", "--enable-torch-compile=1", "--max-num-seqs 3"],
+     "-ctk f16", "-c4096", "-ngl99", "--Max_Model_Len=3", "--speculative-config.method medusa",
+     "--no-trust-remote-code", "--no-enforce-eager", "--hours 2",
+     "--enforce-eager=true", "--enable-torch-compile=1", "--max-num-seqs 3"],
 )  # fmt: skip
 def test_a_name_that_nothing_here_means_is_refused(line: str) -> None:
     with pytest.raises(UsageError, match="generate has no option -") as caught:
@@ -137,6 +141,15 @@ def test_the_same_answer_in_the_names_of_others(run: Run, prompts: Path) -> None
         ("chat --max-num-seqs 3", "ours is --max-rows, an option of serve"),
         ("serve --api-key secret", "--api-key-file FILE"),
         ("bench --api-key=secret", "--api-key-env"),
+        ("serve --API_KEY=secret", "--api-key-file FILE"),
+        ("verify --served-model-name a", "it is an option of serve"),
+        ("serve --temperature=0", "it is an option of chat, generate, "),
+        ("serve m --served-model-name a b", "has no place for 'b'"),
+        ("generate hi there", "quote a text with spaces"),
+        ("serve m --enforce-eager true", "a flag none"),
+        ("serve --port abc", "'abc'. Input should be a valid integer"),
+        ("serve --max-num-seqs=3.5", "'3.5'. Input should be"),
+        ("train --nproc 0", "'0'. Input should be"),
         ("chat --prompt hi", "the argument of medusa-kit generate"),
         ("data inspect p.txt -tp 2", "a model runs on one device"),
         ("--model m chat", "medusa-kit chat --model ..."),

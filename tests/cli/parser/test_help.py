@@ -36,7 +36,7 @@ def context(path: str) -> Any:
 
 def options_of(path: str) -> list[Any]:
     """As the help shows them."""
-    params = ALL[path].get_params(context(path))
+    params = (ALL[path] if path else ROOT).get_params(context(path))
     return [one for one in params if one.param_type_name == "option" and not one.hidden]
 
 
@@ -60,6 +60,19 @@ def test_h_is_help_and_nothing_is_cut_off_at_80_columns(
     wide = help_at(run, monkeypatch, path, 1000, "--help")
     assert words(narrow) == words(wide)
     assert "<bool>" not in narrow
+
+
+@pytest.mark.parametrize("path", ["", *ALL])
+def test_no_name_is_cut_off_in_a_narrow_terminal(
+    run: Run, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    code, narrow, _ = run(*path.split(), "-help")
+    assert code == 0
+    assert max(map(len, narrow.splitlines()[1:])) <= 40, "below the program's own name"
+    assert "…" not in re.sub(r"\S,\S…", "", narrow), "but in kinds of values, N[,N…]"
+    names = {name for one in options_of(path) for name in one.opts}
+    assert names <= set(re.findall(r"-[\w-]+", narrow))
 
 
 @pytest.mark.parametrize("path", LEAVES)

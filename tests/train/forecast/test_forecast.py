@@ -44,7 +44,7 @@ def recipe_of(tmp_path, *overrides):
 def table(said):
     """The table's rows, as numbers."""
     lines = said.splitlines()
-    first = next(i for i, line in enumerate(lines) if line.split()[:1] == ["positions"])
+    first = next(i for i, line in enumerate(lines) if line.split()[:2] == ["training", "tokens"])
     rows = [line.replace(",", "").split() for line in lines[first + 1 : first + 4]]
     return [[float(cell) for cell in row] for row in rows]
 
