@@ -20,6 +20,7 @@ from side_by_side import (
 )
 
 from medusa_kit import console
+from medusa_kit.bench.methods import FORMER, ONE_NODE
 from medusa_kit.files import atomic_write
 
 IMAGES = Path("docs/images")
@@ -28,7 +29,7 @@ BARS = {
     "transformers generate": ("transformers generate", "transformers"),
     "transformers prompt lookup": ("transformers prompt lookup", "transformers"),
     f"endpoint, {NAME}": ("llama.cpp, the same GGUF file", THEIRS),
-    "medusa-kit, one node": ("medusa-kit, plain decoding", OURS),
+    ONE_NODE: (ONE_NODE, OURS),
     ", medusa": ("medusa-kit, heads", OURS),
     ", auto": ("medusa-kit, auto (the default)", OURS),
 }
@@ -37,7 +38,7 @@ BARS = {
 def method_rows(report: dict[str, Any]) -> list[list[str]]:
     """Of whole answers: tokens a second, also without the reading of prompts, and ratios of both to
     the first method and to the same program's plain decoding."""
-    ran = {one["name"]: one for one in report["methods"] if "not_run" not in one}
+    ran = {_name(one): one for one in report["methods"] if "not_run" not in one}
     cells = []
     for name, one in ran.items():
         plain = ran.get(plain_of(name), {})
@@ -57,9 +58,15 @@ METHOD_COLUMNS = ("method", "tokens/s", "to the first", "decoding only", "to its
                   "decoding only, to its plain", "acceptance length", "identical")  # fmt: skip
 
 
+def _name(method: dict[str, Any]) -> str:
+    """As the bench names it now; the record may be an earlier release's."""
+    name: str = method["name"]
+    return FORMER.get(name, name)
+
+
 def plain_of(name: str) -> str:
     """The method that decodes plainly in the same program."""
-    for start, plain in (("endpoint", f"endpoint, {NAME}"), ("medusa-kit", "medusa-kit, one node")):
+    for start, plain in (("endpoint", f"endpoint, {NAME}"), ("medusa-kit", ONE_NODE)):
         if name.startswith(start):
             return plain
     return "transformers generate"
@@ -117,7 +124,7 @@ def draw_answers(record: dict[str, Any], path: Path) -> None:
 
     speeds = {}
     for method in record[ANSWERS]["methods"]:
-        end = next((end for end in BARS if method["name"].endswith(end)), None)
+        end = next((end for end in BARS if _name(method).endswith(end)), None)
         if end is not None and "not_run" not in method:
             speeds[end] = method["tokens_per_second"]
     shown = [end for end in BARS if end in speeds]

@@ -13,6 +13,7 @@ import torch
 import medusa_kit
 from medusa_kit import console
 from medusa_kit.bench.breakdown import Breakdown, break_down
+from medusa_kit.bench.methods import ONE_NODE
 from medusa_kit.cli.bench_report import breakdown_table
 from medusa_kit.tree.candidate_tree import CandidateTree
 
@@ -39,7 +40,7 @@ def main() -> None:
     prompt = torch.randint(0, engine.base.info.vocab_size, size, generator=generator).tolist()
     columns: dict[str, Breakdown] = {}
     for nodes in options.nodes:
-        name = "medusa-kit, one node"
+        name = ONE_NODE
         if nodes > 1:
             engine.use_tree(bushy_tree(nodes))
             name = "drafting"

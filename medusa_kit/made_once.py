@@ -35,7 +35,7 @@ def only_one(path: Path, doing: str, patience: float = PATIENCE) -> Iterator[boo
             console.note(f"waiting for another process: {doing}")
             held = _acquired(lock, patience)
         if not held:
-            console.warn(f"{path} is held for {patience:.0f} seconds by now; going on without it")
+            console.warn(f"{path} has been held for {patience:.0f} seconds; continuing without it")
     except (OSError, NotImplementedError) as error:
         console.note(f"{path} cannot be locked ({error}): work may be done twice")
     try:

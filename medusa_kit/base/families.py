@@ -14,7 +14,7 @@ SLOTS = "its ALiBi biases follow slot order, not position ids"
 SEQUENCE = "it places tokens by their order in the sequence and takes no position ids"
 INDEX = "its layers choose or compress keys by an index that a tree cannot be rolled back in"
 ENCODER = "it is an encoder-decoder; a causal language model without an encoder is needed"
-HALF = "half of its heads carry a state or a convolution beside their attention"
+HALF = "half of its heads carry a state or a convolution alongside their attention"
 
 # Entries of `layer_types` in a config; only full and sliding attention can verify trees.
 IMPOSSIBLE_LAYERS = {
@@ -36,7 +36,7 @@ IMPOSSIBLE = {
     **dict.fromkeys(("falcon_h1", "zamba", "zamba2", "zaya", "inkling_text"), HALF),
     **dict.fromkeys(("bloom", "mpt"), SLOTS),
     **dict.fromkeys(("cpmant", "xlnet", "roformer"), SEQUENCE),
-    **dict.fromkeys(("openai-gpt", "xlm", "reformer"), "it keeps no cache of keys and values"),
+    **dict.fromkeys(("openai-gpt", "xlm", "reformer"), "it has no KV cache"),
     "deepseek_v32": INDEX,
     "gpt_neo": "its local layers count slots, not positions",
     "blt": "it cuts its text into patches, and a patch depends on its neighbours in the sequence",

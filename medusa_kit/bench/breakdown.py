@@ -23,6 +23,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from medusa_kit.base.quantization import stored_bytes
+from medusa_kit.bench.methods import ONE_NODE
 from medusa_kit.drafters import draft_with
 from medusa_kit.drafters.heads import dynamic
 from medusa_kit.drafters.plain import PlainDrafter
@@ -85,7 +86,7 @@ def break_down(
     """
     first = next(iter(engines.values()))
     floor = read_floor(_weight_bytes(first), first.base.device)
-    cases = {"medusa-kit, one node": (first, False)}
+    cases = {ONE_NODE: (first, False)}
     cases |= {name: (e, True) for name, e in engines.items() if e.heads is not None}
     result = {}
     for name, (engine, drafts) in cases.items():

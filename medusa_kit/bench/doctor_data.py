@@ -118,7 +118,7 @@ def stop_token(case: Case) -> Finding:
         hint = f"they end with token {last[0]}: is it missing from the generation config's eos?"
         return problem(f"{what}, so it is never trained on", hint)
     if ending < LEAST_ENDING * len(last):
-        return warning(what, "heads learn to go on from answers that end without it")
+        return warning(what, "answers that end without it teach heads to continue")
     return ok(what)
 
 
@@ -131,7 +131,8 @@ def tied_embeddings(case: Case) -> Finding:
         return ok(what)
     heads = case.heads.num_heads
     added = heads * info.vocab_size * info.hidden_size
-    what += f"; {heads} own projections of {added:,} parameters beside {info.num_parameters:,}"
+    what += f"; {heads} own projections of {added:,} parameters, compared with "
+    what += f"{info.num_parameters:,} of the base model"
     if info.tied_embeddings:
         return warning(what, "projections shared and reduced add no such parameters")
     return ok(what)

@@ -67,7 +67,7 @@ def projection(case: Case) -> Finding:
     if missing := sorted(case.base.stop_token_ids - columns):
         return problem(
             f"{what}, without the stop token {missing[0]}",
-            "no head can ever guess the end of an answer: train with a larger reduced_size",
+            "no head can ever draft the end of an answer: train with a larger reduced_size",
         )
     trained = [token for answer in case.answers for token in answer.response_ids]
     if not trained:
@@ -239,7 +239,7 @@ def data_is_like_decoded_text(case: Case) -> Finding:
     known = [d for d, pair in enumerate(zip(counts_data, counts_text, strict=True))
              if min(pair) >= MIN_POSITIONS]  # fmt: skip
     if not known:
-        return skipped(f"fewer than {MIN_POSITIONS} positions to compare")
+        return skipped(f"fewer than {MIN_POSITIONS} tokens to compare")
     on_data, on_text = on_data[: len(known)], on_text[: len(known)]
     what = f"heads right down to each depth: data {_shown(on_data)}, decoded {_shown(on_text)}"
     # Few answers are decoded, so differences of up to three standard errors are allowed.
@@ -262,7 +262,7 @@ def trained_accuracy(case: Case) -> Finding:
     """Are the heads as good here as the training run measured on its held-out rows?"""
     trained = _held_out_top1(case)
     if trained is None:
-        return skipped("no run.json with held-out scores beside the heads' folder")
+        return skipped("no run.json with held-out scores next to the heads' folder")
     measured = case.statistics.marginals()[:, 0].tolist()
     pairs = [(m, t) for m, t in zip(measured, trained, strict=False) if t is not None]
     if not pairs:

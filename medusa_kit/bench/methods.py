@@ -13,7 +13,8 @@ from medusa_kit.errors import ContextLengthError
 from medusa_kit.settings.drafters import READ_HEADS, check_drafting
 from medusa_kit.settings.sampling import SamplingParams
 
-ONE_NODE = "medusa-kit, one node"
+ONE_NODE = "medusa-kit, plain decoding"
+FORMER = {"medusa-kit, one node": ONE_NODE}  # names in reports of earlier releases
 TRANSFORMERS = "transformers generate"
 
 

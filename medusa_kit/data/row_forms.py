@@ -118,7 +118,7 @@ def _asked_and_answered(item: dict[str, Any], asked: str) -> tuple[list[Message]
     for key in further:
         text = item[key]
         if not isinstance(text, str) or isinstance(item[asked], list):
-            raise DataError(f"{key} is {kind_of(text)} beside {asked}, expected texts")
+            raise DataError(f"{key} is {kind_of(text)} alongside {asked}, expected texts")
         messages[-1]["content"] += f"\n\n{text}"
     for key in answers:
         messages += _spoken(item, key, "assistant")

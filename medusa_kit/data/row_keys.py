@@ -57,7 +57,7 @@ def check_message(turn: Mapping[str, Any], known: Collection[str]) -> None:
         if key not in known and key not in HARMLESS and not is_empty(value):
             raise DataError(
                 f"a message has {key!r}, and it is not known what that changes",
-                hint="remove it where it changes neither what the model is told nor what is "
+                hint="remove it where it changes neither what the model reads nor what is "
                 "trained on",
             )
 
@@ -81,8 +81,8 @@ def unused(item: Mapping[str, Any], used: Collection[str]) -> tuple[str, ...]:
     for key in left:
         if _changes(key.lower(), item[key]):
             raise DataError(
-                f"{key!r} of the row cannot be honoured beside its {_named(used)}",
-                hint="put what the model is told into messages, or remove the key",
+                f"{key!r} of the row cannot be honoured alongside its {_named(used)}",
+                hint="put what the model reads into messages, or remove the key",
             )
     return tuple(key for key in left if key not in HARMLESS and not _is_usual(key, item[key]))
 

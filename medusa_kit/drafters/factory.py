@@ -86,7 +86,7 @@ def _heads(context: DraftContext, options: Any) -> Drafter:
     if not context.paying:
         return drafter
     if isinstance(drafter, DynamicDrafter):
-        key = ("what guesses were worth", context.tree, context.sampling.temperature)
+        key = ("what draft tokens were worth", context.tree, context.sampling.temperature)
         return ConfidentDrafter(drafter, context.remembered(key, HeadsWorth))
     key = ("how often nodes were right", context.tree, context.sampling.temperature)
     return PayingDrafter(drafter, context.remembered(key, HeadsRecord), context.acceptance)

@@ -267,11 +267,11 @@ class Engine:
         return self.steps is not None and self.graphs is None
 
     def _why(self, row: Row) -> list[str]:
-        """How many guesses were verified, and why not more."""
+        """How many draft tokens were verified, and why not more."""
         if self.steps is None or not row.num_together:
             return []
         rows, nodes = row.num_together / row.num_steps, row.num_nodes / row.num_steps
-        beside = "" if row.num_together == row.num_steps else f" of {rows:.1f} rows together"
+        beside = "" if row.num_together == row.num_steps else f" of {rows:.1f} requests together"
         return [f"{NODES}{nodes:.2f} verified a step{beside}; {self.steps.cost.told(rows)}"]
 
     def _cost(self, drafter: Drafter) -> StepCost | None:

@@ -26,13 +26,13 @@ def tell_of_encoding(config: HeadsConfig, base: BaseModel, folder: Path, tree: P
     if of_heads is Encodings.OTHER:
         console.warn(
             f"the heads in {folder} were trained on text that was encoded otherwise than "
-            f"{base.info.name} encodes it now: answers stay exact, fewer guesses may be accepted; "
-            + ("heads trained anew guess better" if calibrated else again)
+            f"{base.info.name} encodes it now: answers stay exact, but fewer draft tokens "
+            "may be accepted; " + ("newly trained heads draft better" if calibrated else again)
         )
     elif of_heads is Encodings.UNKNOWN and not calibrated:
         console.note(
             f"the heads in {folder} do not say how text was encoded when they were trained. If it "
-            f"was otherwise than now, fewer guesses are accepted; {again}"
+            f"was otherwise than now, fewer draft tokens are accepted; {again}"
         )
     elif of_tree is Encodings.OTHER:
         console.note(

@@ -229,7 +229,7 @@ def _heads_from(folder: Path, engine: Engine, force: bool) -> tuple[MedusaHeads 
     except IncompatibleBaseError as error:
         if not engine.drafts_without_heads:
             raise
-        console.warn(f"going on without heads: {error.message}")
+        console.warn(f"continuing without heads: {error.message}")
         return None, error.message
 
 
@@ -254,7 +254,7 @@ def _tree_for(heads: MedusaHeads, tree: Any, folder: Path | None) -> Tree | Tree
     if (found := read_tree(tree, folder)) is not None:
         return found
     console.note(
-        "no tree.json beside the heads: drafting each head's best guess in a chain "
+        "no tree.json next to the heads: drafting each head's likeliest token in a chain "
         "(`medusa-kit tree-search` finds the tree that suits this machine)"
     )
     return CandidateTree.chain(heads.num_heads)

@@ -88,7 +88,7 @@ class CustomGenerate:
         if token_streamer is not None and len(input_ids) > 1:
             raise ConfigError(
                 f"a token_streamer was given with {len(input_ids)} prompts; expected one",
-                hint="rows of a batch advance by different amounts",
+                hint="sequences of a batch advance by different amounts",
             )
         prompts = unpadded(input_ids, model_kwargs.get("attention_mask"))
         kept = _kept(model)

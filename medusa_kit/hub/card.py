@@ -21,7 +21,7 @@ TAGS = ("medusa", "speculative-decoding", "medusa-kit")
 KNOWN_BASES = {EMBEDDED_NAME: "HuggingFaceTB/SmolLM2-135M-Instruct"}
 READS = {
     "medusa": "the hidden state",
-    "rooted": "the hidden state and the token before the ones it guesses",
+    "rooted": "the hidden state and the token before the ones it predicts",
     "hydra": "the hidden state and every token of the path before its own",
     "recurrent": "the hidden state and every token of the path before its own, through one network "
     "that all heads share",
@@ -88,8 +88,8 @@ def _introduction(measured: Measured, options: CardOptions) -> Iterator[str]:
     link = f"[{base}](https://huggingface.co/{base})" if base else f"`{name}`"
     yield f"# {options.repository.rpartition('/')[2]}"
     yield (
-        f"Medusa heads for {link}, made with medusa-kit: {config.num_heads} heads guess the next "
-        "tokens, the base model checks all guesses in one pass, and "
+        f"Medusa heads for {link}, made with medusa-kit: {config.num_heads} heads draft the next "
+        "tokens, the base model checks all draft tokens in one pass, and "
         + (
             "the answer should have the base model's own words, which it did not always when it "
             "was verified (see Exactness)."

@@ -15,6 +15,7 @@ from medusa_kit.tree.render import describe_tree, render_tree
 
 NOT_MEASURED = "**Not measured.**"
 LARGEST_TREE = 128  # nodes drawn
+PLAIN = (", plain decoding", ", one node")  # ends of a method's name, the latter in old reports
 CLOSE = 0.95  # predictions that differ by less are no reason to choose another tree
 
 
@@ -61,10 +62,10 @@ def _bench_lines(measured: Measured) -> Iterator[tuple[str, ...]]:
 
 
 def _drafts(method: dict[str, Any]) -> bool:
-    """Whether a method of this name in a bench is ours and guesses ahead."""
+    """Whether a method of this name in a bench is ours and drafts."""
     name = str(method["name"])
     others = ("transformers", "flashspec", "endpoint, ")
-    return not name.startswith(others) and not name.endswith(", one node")
+    return not name.startswith(others) and not name.endswith(PLAIN)
 
 
 def _head_hits(measured: Measured) -> Iterator[str]:
@@ -76,7 +77,7 @@ def _head_hits(measured: Measured) -> Iterator[str]:
     given = "" if measured.config.kind == "medusa" else ", given the true tokens it reads"
     yield (
         f"Each head by itself{given}, on {measured.replayed.num_positions:,} calibration "
-        "positions: how often the true token is among its first guesses."
+        "tokens: how often the true token is among its first predictions."
     )
     yield table(("", *(f"top {top}" for top in TOP)), rows)
 
@@ -179,7 +180,7 @@ def exactness(measured: Measured) -> Iterator[str]:
 def tree(measured: Measured, pictures: Sequence[str]) -> Iterator[str]:
     if measured.plan is None:
         yield (
-            f"{NOT_MEASURED} Without {TREE_NAME} each head's best guess is drafted in a chain; "
+            f"{NOT_MEASURED} Without {TREE_NAME} each head's likeliest token is drafted in a chain; "
             "`medusa-kit tree-search --heads FOLDER --prompts PROMPTS` finds a tree."
         )
         return
@@ -191,7 +192,7 @@ def tree(measured: Measured, pictures: Sequence[str]) -> Iterator[str]:
         drawn = f"{tree.num_nodes} nodes, depth {tree.depth}: see {TREE_NAME}"
     else:
         drawn = render_tree(tree, values)
-        yield "A node is the rank of a head's guess" + (
+        yield "A node is the rank of a head's draft token" + (
             ", and the share of steps that accept it." if values else "."
         )
     yield f"```text\n{drawn}\n```"

@@ -245,7 +245,7 @@ def _bench(path: Path, config: HeadsConfig, digest: str) -> dict[str, Any]:
     if "endpoint" in record and "base" not in record:
         raise DataError(
             f"{path} is about a server alone, whose heads are not known to be these",
-            hint="measure these beside it: `medusa-kit bench` without --endpoint-only",
+            hint="measure these alongside it: `medusa-kit bench` without --endpoint-only",
         )
     _check_base(path, record.get("base", {}).get("fingerprint"), config)
     lossy = any(method.get("lossy") for method in record["methods"])

@@ -38,7 +38,7 @@ def _elsewhere(measured: Measured, heads: str, base: str) -> Iterator[str]:
         yield f"Not possible: {_why_not(config)}. To {how_to_train('vllm', base)}."
         return
     yield (
-        "Both verify one guess of each head, a chain, so acceptance is lower there than with "
+        "Both verify one draft token of each head, a chain, so acceptance is lower there than with "
         + ("a tree" if measured.plan is None else "the tree above")
         + "; it was not measured in them."
     )

@@ -27,7 +27,7 @@ PerRow = Sequence[Tensor] | Tensor  # a tensor for each row; as one where rows a
 COUNTS = "tokens a step: "  # how a note begins that counts an answer's steps
 NODES = "nodes: "  # and one that counts their nodes
 # Notes of figures, which are others after each answer, begin so; the rest are reasons.
-FIGURES = (COUNTS, NODES, "lookahead: ", "draft model ", "guesses sent to ")
+FIGURES = (COUNTS, NODES, "lookahead: ", "draft model ", "draft tokens sent to ")
 
 
 @dataclass(frozen=True)

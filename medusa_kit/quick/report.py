@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from medusa_kit.bench.methods import ONE_NODE, TRANSFORMERS
+from medusa_kit.bench.methods import FORMER, ONE_NODE, TRANSFORMERS
 from medusa_kit.files import atomic_write
 from medusa_kit.heads.formats.engines import ENGINES, engines_for
 from medusa_kit.quick.plan import minutes
@@ -119,7 +119,8 @@ def _chained(engine: MadeFor, search: dict[str, Any]) -> list[Row]:
 
 def _measured(bench: dict[str, Any]) -> list[Row]:
     methods, rows = bench["methods"], list[Row]()
-    for name, found in methods.items():
+    for written, found in methods.items():
+        name = FORMER.get(written, written)
         speed = f"{found['decoding_tokens_per_second']:.1f} tokens/s"
         if name not in (ONE_NODE, TRANSFORMERS) and found["against_plain"]:
             length = found["acceptance_length"]

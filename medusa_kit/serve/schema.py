@@ -369,7 +369,8 @@ class CompletionRequest(Request):
         if self.best_of not in (None, self.n):
             raise UnsupportedFieldError(
                 "best_of",
-                f"best_of {self.best_of} is not supported beside n {self.n}: all answers are told; "
+                f"best_of {self.best_of} is not supported with n {self.n}: all answers are "
+                "returned; "
                 "leave it out",
             )
         return self

@@ -92,8 +92,8 @@ class SamplingParams:
             raise ConfigError(
                 f"typical acceptance has no meaning at temperature {self.temperature}; expected "
                 "above 0",
-                hint="give the temperature of the distribution that guesses are held against"
-                ", such as 0.7",
+                hint="give the temperature of the distribution that draft tokens are judged by, "
+                "such as 0.7",
             )
         if not self.lossy and (self.epsilon is not None or self.delta is not None):
             raise ConfigError(

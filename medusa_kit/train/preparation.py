@@ -228,8 +228,8 @@ def _original(
     found, left = {}, iter(order)
     total = sum(len(item.positions_P) for item in items)
     num_bytes = total * top * 8
-    console.note(f"the original's guesses: {num_bytes / 1e9:.3f} GB in memory")
-    with console.progress("the original's guesses", total, unit="tok") as bar:
+    console.note(f"the original's predictions: {num_bytes / 1e9:.3f} GB in memory")
+    with console.progress("the original's predictions", total, unit="tok") as bar:
         for batch in run_batches(base, [items[i] for i in order], wanted):
             done = 0
             while done < len(batch.ahead_PJ):

@@ -131,7 +131,7 @@ class CandidateTree:
         if self.num_ranks > num_ranks:
             raise TreeError(
                 f"the tree uses rank {self.num_ranks - 1}, expected ranks below {num_ranks}",
-                hint="search a tree with fewer ranks, or keep more guesses of each head",
+                hint="search a tree with fewer ranks, or keep more draft tokens of each head",
             )
 
 

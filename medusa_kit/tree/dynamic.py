@@ -96,8 +96,8 @@ class DynamicTree:
             )
         if self.num_ranks > num_ranks:
             raise TreeError(
-                f"the dynamic tree looks at {self.num_ranks} guesses of a head, expected at most "
-                f"{num_ranks}",
+                f"the dynamic tree looks at {self.num_ranks} draft tokens of a head, expected "
+                f"at most {num_ranks}",
                 hint="run `medusa-kit tree-search` for these heads",
             )
 

@@ -138,7 +138,7 @@ def best_trees(
     judge = statistics if held_out is None else held_out
     _check_sizes(sizes, statistics)
     if judge.num_positions == 0:
-        raise TreeError("held-out statistics hold no position", hint="hold out more answers")
+        raise TreeError("held-out statistics hold no token", hint="hold out more answers")
     ranked = {s: ranked_paths(statistics, max(sizes), smoothing=s) for s in SMOOTHINGS}
     best = {}
     for size in sorted(set(sizes)):
@@ -210,7 +210,7 @@ def _checked_weights(weights_P: np.ndarray | None, statistics: RankStatistics) -
     num_positions = statistics.num_positions
     if num_positions == 0:
         raise TreeError(
-            "statistics hold no position to search a tree from",
+            "statistics hold no token to search a tree from",
             hint="calibrate on at least one answer",
         )
     if weights_P is None:

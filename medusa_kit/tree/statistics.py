@@ -240,7 +240,7 @@ def _check_ends(ranks_PK: np.ndarray, lengths_A: np.ndarray) -> None:
         expected = str(NOT_AVAILABLE) if past_end_PK[row, k] else "a rank >= 0"
         raise CheckpointError(
             f"head {k} has rank {ranks_PK[row, k]} at row {row}, expected {expected} there: "
-            f"the answer goes on for {left_P[row] - 1} more tokens after the row's own"
+            f"the answer has {left_P[row] - 1} more tokens after the row's own"
         )
 
 

@@ -133,7 +133,7 @@ def search_tree(
         raise ConfigError(f"batch size {min(batch_sizes)} is out of range; expected 1 or more")
     if statistics.num_positions < FEW_POSITIONS:
         console.warn(
-            f"only {statistics.num_positions:,} calibration positions; a reliable tree needs "
+            f"only {statistics.num_positions:,} calibration tokens; a reliable tree needs "
             f"{FEW_POSITIONS:,} or more"
         )
     wanted = sorted({1, *sizes, *([fixed_size] if fixed_size else [])})

@@ -75,7 +75,7 @@ def test_parts_of_steps_through_torch(kind: str, prefix_layers: int) -> None:
     """The base alone is what a step of one node takes, whatever heads there are."""
     engine = through_torch(kind=kind, prefix_layers=prefix_layers)
     found = break_down({"heads": engine}, PROMPTS, 8)
-    assert list(found) == ["medusa-kit, one node", "heads"]
+    assert list(found) == ["medusa-kit, plain decoding", "heads"]
     one, ours = found.values()
     always = {TREE, ACCEPT, CACHE, PYTHON, *MODEL_PARTS}
     drafting = {HEADS, PREFIX} if prefix_layers else {HEADS}

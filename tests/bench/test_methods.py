@@ -68,7 +68,7 @@ def test_the_standard_methods_agree_on_a_tiny_model() -> None:
     assert len(standard_methods({"plain": plain}, oracle, 6)) == 3, "without heads nothing drafts"
     methods = standard_methods({"plain": plain, "ours": drafting, "two": drafting}, oracle, 6)
     assert [method.name for method in methods] == [
-        "transformers generate", "transformers prompt lookup", "medusa-kit, one node", "ours",
+        "transformers generate", "transformers prompt lookup", "medusa-kit, plain decoding", "ours",
         "two"]  # fmt: skip
     report = bench(methods, [[5, 6, 7, 5, 6, 7], [40, 41]], 6)
     assert [result.total.identical for result in report.results] == [2] * 5
@@ -159,7 +159,7 @@ def test_an_answer_of_a_padded_batch_ends_with_its_own_stop_token() -> None:
 def test_sampling_is_seeded_and_compared_among_ours() -> None:
     report = measured(sampling=SamplingParams(1.5, seed=4), batch_size=2)
     assert [result.total.identical for result in report.ran] == [None, 4, 4]
-    assert report.identical_to == "medusa-kit, one node"
+    assert report.identical_to == "medusa-kit, plain decoding"
     oracle = Oracle(tiny_base("llama"))
     before = torch.get_rng_state()
     draws = [oracle.generate_batch(PROMPTS[:2], TOKENS, temperature=1.5, seed=seed)[0]

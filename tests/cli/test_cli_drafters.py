@@ -167,7 +167,7 @@ def test_verify_and_bench_with_drafters(
     assert code == 0, err
     record = json.loads((tmp_path / "bench.json").read_text())
     assert [method["name"] for method in record["methods"]] == [
-        "transformers generate", "transformers assisted (debug-tiny)", "medusa-kit, one node",
+        "transformers generate", "transformers assisted (debug-tiny)", "medusa-kit, plain decoding",
         "medusa-kit, untrained, medusa", "medusa-kit, suffix"]  # fmt: skip
     assert [method["identical"] for method in record["methods"]] == [1] * 5
     assert record["methods"][-1]["drafter_notes"] == ["nothing was found", "a second note"]

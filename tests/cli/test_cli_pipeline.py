@@ -191,7 +191,7 @@ def test_bench(run: Run, trained: Path, prompts: Path, tmp_path: Path) -> None:
                          "--attention", "flash", "--output", tmp_path / "bench")  # fmt: skip
     assert code == 0
     record = json.loads((tmp_path / "bench/bench.json").read_text())
-    names = ["transformers generate", "transformers prompt lookup", "medusa-kit, one node",
+    names = ["transformers generate", "transformers prompt lookup", "medusa-kit, plain decoding",
              "ours", "fresh"]  # fmt: skip
     assert [method["name"] for method in record["methods"]] == names
     assert [method["identical"] for method in record["methods"]] == [2] * 5
@@ -242,7 +242,7 @@ def test_bench_of_a_prompt_set_in_batches(run: Run, trained: Path, tmp_path: Pat
     record = json.loads((tmp_path / "bench.json").read_text())
     _, lookup, one, ours = record["methods"]
     assert [method.get("identical") for method in record["methods"]] == [None, None, 3, 3]
-    assert (record["batch_size"], record["identical_to"]) == (2, "medusa-kit, one node")
+    assert (record["batch_size"], record["identical_to"]) == (2, "medusa-kit, plain decoding")
     assert record["sampling"] == {"temperature": 0.9, "seed": 5}
     assert lookup["not_run"] in " ".join(out.replace("│", " ").split()).replace(" – ", " ")
     assert {name: tally["answers"] for name, tally in ours["categories"].items()} == {

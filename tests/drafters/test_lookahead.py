@@ -159,7 +159,7 @@ def test_likeliest_tokens_are_worked_out_where_the_loop_has_none():
 
 def test_what_cannot_be_is_refused():
     engine = build_engine(endless_base(24))
-    with pytest.raises(ConfigError, match=r"window 30, ngram 4 and guesses 20 make 150 nodes"):
+    with pytest.raises(ConfigError, match=r"window=30, ngram=4 and guesses=20 make 150 nodes"):
         engine.generate([5], drafter="lookahead", drafter_options=options(30, 4, 20))
     with pytest.raises(ConfigError, match="ngram = 1"):
         engine.generate([5], drafter="lookahead", drafter_options={"ngram": 1})

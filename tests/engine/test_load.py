@@ -208,7 +208,7 @@ def test_heads_that_do_not_fit_are_left_out_where_something_else_drafts(
     assert (engine.heads, engine.heads_source, engine.own_drafter) == (None, None, own)
     assert engine.heads_refused is not None
     assert "fingerprint" in engine.heads_refused
-    assert f"going on without heads: {engine.heads_refused}" in capsys.readouterr().err
+    assert f"continuing without heads: {engine.heads_refused}" in capsys.readouterr().err
     assert with_heads(engine, heads_folder, force=True).heads_refused is None
 
 

@@ -189,7 +189,7 @@ def test_auto_sends_its_guesses_to_captured_steps(family: str, kind: str) -> Non
         results = engine.generate(PROMPTS, max_new_tokens=24)
         assert [result.token_ids for result in results] == expected
         assert "in a CUDA graph" in results[0].stats.steps_run_by
-        assert any("guesses sent" in note for note in results[0].stats.drafter_notes)
+        assert any("draft tokens sent" in note for note in results[0].stats.drafter_notes)
     assert engine.graphs is not None
     (steps,) = engine.graphs._steps
     assert all(size.graph is not None for size in steps.sizes.values())

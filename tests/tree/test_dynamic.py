@@ -117,5 +117,5 @@ def test_check_fits() -> None:
     tree.check_fits(num_heads=2, num_ranks=4)
     with pytest.raises(TreeError, match="2 temperatures, expected at most 1"):
         tree.check_fits(num_heads=1, num_ranks=4)
-    with pytest.raises(TreeError, match="4 guesses of a head, expected at most 3"):
+    with pytest.raises(TreeError, match="4 draft tokens of a head, expected at most 3"):
         tree.check_fits(num_heads=2, num_ranks=3)

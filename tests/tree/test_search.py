@@ -119,7 +119,7 @@ def test_ranked_paths_refuses_nonsense():
         ranked_paths(statistics, 0)
     with pytest.raises(TreeError, match=r"smoothing -1"):
         ranked_paths(statistics, 3, smoothing=-1.0)
-    with pytest.raises(TreeError, match="hold no position"):
+    with pytest.raises(TreeError, match="hold no token"):
         ranked_paths(random_statistics(0, []), 3)
 
 
@@ -185,7 +185,7 @@ def test_best_trees_refuses_nonsense():
             best_trees(statistics, [2, size])
     assert best_trees(statistics, [7])[7].tree.num_nodes == 7
     empty = random_statistics(0, [], num_heads=2, num_ranks=2)
-    with pytest.raises(TreeError, match="statistics hold no position"):
+    with pytest.raises(TreeError, match="statistics hold no token"):
         best_trees(empty, [2])
-    with pytest.raises(TreeError, match="held-out statistics hold no position"):
+    with pytest.raises(TreeError, match="held-out statistics hold no token"):
         best_trees(statistics, [2], held_out=empty)

@@ -108,7 +108,7 @@ def _names(path: Path, count: int) -> list[Path]:
     if missing:
         raise CheckpointError(
             f"{path.name} is one of {count} parts, and {', '.join(missing[:3])} "
-            f"{'is' if len(missing) == 1 else 'are'} not beside it",
+            f"{'is' if len(missing) == 1 else 'are'} not next to it",
             hint="put all parts into one folder",
         )
     return found

@@ -146,7 +146,7 @@ def answer_part(
 def answer_name(
     shape: Shape, temperature: float, acceptance: float | None, mode: StepMode = CAPTURED
 ) -> str:
-    drafts = "one node" if acceptance is None else f"acceptance {acceptance}"
+    drafts = "plain decoding" if acceptance is None else f"acceptance {acceptance}"
     return (
         f"{shape.name}: medusa-kit, {_rule(temperature)}, {drafts} ({_in_use(mode, temperature)})"
     )

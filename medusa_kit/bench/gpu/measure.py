@@ -42,7 +42,7 @@ NODES = (1, 16, 64)
 BATCH = 8
 ATTENTION: tuple[Attention, ...] = ("triton", "sdpa", "flash")
 GOALS = (
-    Goal("8B, one node, × the floor", step_name(LLAMA_8B, 1), "times_floor", 1.15),
+    Goal("8B, plain decoding, × the floor", step_name(LLAMA_8B, 1), "times_floor", 1.15),
     Goal("8B, 64 nodes, × the floor", step_name(LLAMA_8B, 64), "times_floor", 1.25),
     Goal("8B, 64 nodes, host syncs a step", step_name(LLAMA_8B, 64), "host_syncs", 1),
     Goal(f"8B, acceptance {ACCEPTANCE}, × transformers generate",

@@ -117,8 +117,8 @@ class AutoDrafter:
         if self.host_trees is None:
             return []
         if not self._on_device:
-            return ["guesses are not sent to steps on the device: none were available"]
-        return [f"guesses sent to steps of {', '.join(map(str, self.host_trees.sizes))} nodes"]
+            return ["draft tokens are not sent to steps on the device: none were available"]
+        return [f"draft tokens sent to steps of {', '.join(map(str, self.host_trees.sizes))} nodes"]
 
     def join(self, state: State) -> None:
         self.experience.new_text()
@@ -265,7 +265,7 @@ def build(context: DraftContext, options: Any) -> Drafter:
     drafter = AutoDrafter(free, costly, experience, context.device, options.max_nodes, reasons)
     if context.on_device:
         if (why := _obstacle(context, free, costly)) is not None:
-            drafter.reasons = [*reasons, f"guesses are not sent to steps on the device: {why}"]
+            drafter.reasons = [*reasons, f"draft tokens are not sent to steps on the device: {why}"]
             return drafter
         drafter.host_trees = _host_trees(options, free, costly, context.base.info.vocab_size)
         sizes = drafter.host_trees.sizes

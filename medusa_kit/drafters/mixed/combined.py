@@ -123,7 +123,7 @@ def build_sources(
 
 def shared_estimate(context: DraftContext) -> AcceptanceEstimate:
     """The acceptance estimate that all requests of this engine share."""
-    key: Hashable = "acceptance of guesses"
+    key: Hashable = "acceptance of draft tokens"
     return context.remembered(key, lambda: AcceptanceEstimate(first_chances()))
 
 

@@ -46,7 +46,7 @@ def tokens_a_step(shares: Mapping[str, Share]) -> list[str]:
         return []
     ranked = sorted(shares.items(), key=lambda item: -item[1].steps)
     said = [
-        share.told("without a guess" if name == PLAIN else f"with {name}")
+        share.told("without draft tokens" if name == PLAIN else f"with {name}")
         for name, share in ranked[:MOST_TOLD]
     ]
     if rest := [share for _, share in ranked[MOST_TOLD:]]:

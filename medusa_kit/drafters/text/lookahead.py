@@ -178,8 +178,8 @@ def build(context: DraftContext, options: LookaheadOptions) -> LookaheadDrafter:
     nodes, most = most_nodes(options), min(context.base.info.context_length, MAX_NODES)
     if nodes > most:
         raise ConfigError(
-            f"lookahead: window {options.window}, ngram {options.ngram} and guesses "
-            f"{options.guesses} make {nodes} nodes a step; expected at most {most}",
-            hint="there are (window + guesses) * (ngram - 1) nodes: reduce one of the three",
+            f"lookahead: window={options.window}, ngram={options.ngram} and "
+            f"guesses={options.guesses} make {nodes} nodes a step; expected at most {most}",
+            hint="there are (`window` + `guesses`) * (`ngram` - 1) nodes: reduce one of the three",
         )
     return LookaheadDrafter(options, context.device)

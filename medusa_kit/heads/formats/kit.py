@@ -65,11 +65,11 @@ def scale_note(base: BaseModel) -> str | None:
         raise CheckpointError(
             f"the logits of {base.info.name!r} are multiplied by "
             f"{scale.factor / scale.divisor:g}: other formats of heads have no scale, and this "
-            "one changes the order of guesses"
+            "one changes the order of draft tokens"
         )
     return (
         f"{base.info.name} scales or caps its logits, which no foreign format records: the order "
-        "of the heads' guesses stays the same, their probabilities do not"
+        "of the heads' draft tokens stays the same, their probabilities do not"
     )
 
 

@@ -57,7 +57,7 @@ def read(files: TensorFiles, config: dict[str, Any], extras: frozenset[str]) -> 
     if config.get("logit_scale", 1.0) != 1.0:
         heads = replace(
             heads, notes=(f"the config's logit_scale {config['logit_scale']} is dropped: it does "
-                          "not change the order of guesses",)
+                          "not change the order of draft tokens",)
         )  # fmt: skip
     return _with_token_map(heads, token_map_R, config)
 

@@ -28,14 +28,14 @@ def store_cache_as(cache: str, verifier: Verifier) -> None:
             hint="leave out cache, or use a CPU, dtype float32 and a model whose steps run in C++",
         )
     verifier.cache_dtype = torch.float16
-    console.note("keys and values are stored in float16, which is LOSSY")
+    console.note("the KV cache is stored in float16, which is LOSSY")
 
 
 def refuse_float16_cache(verifier: Verifier, what: str) -> None:
-    """Raises ConfigError for keys and values in 16 bits: `what` must be the model's own."""
+    """Raises ConfigError for a KV cache in 16 bits: `what` must be the model's own."""
     if verifier.cache_dtype is not None:
         raise ConfigError(
-            f"keys and values are stored in {cache_of(verifier)}, which is lossy; {what}",
+            f"the KV cache is stored in {cache_of(verifier)}, which is lossy; {what}",
             hint=f"use cache {FLOAT32}",
         )
 

@@ -155,7 +155,7 @@ class _Worker:
                 )
             if ticket.row in self._tickets:
                 raise ConfigError(
-                    "the row is in the batch already", hint="make a row for each request"
+                    "the request is in the batch already", hint="make a Row for each request"
                 )
             self._tickets[ticket.row] = ticket
             self.inbox.put(_Message("add", ticket))

@@ -140,7 +140,7 @@ class Submission:
         check_process(self._pid)
         if self._in_own_thread() and not self.done:
             raise ConfigError(
-                "the batch's own thread cannot wait for one of its rows",
+                "the batch's own thread cannot wait for one of its requests",
                 hint="wait in another thread: `on_tokens` runs in the batch's",
             )
         return self._ticket.changed

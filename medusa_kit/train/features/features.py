@@ -237,5 +237,5 @@ def _storage(
 def counted(num_positions: int, num_trained: int) -> str:
     """For notes: what hidden states are kept of."""
     if num_positions == num_trained:
-        return f"{num_positions:,} positions"
-    return f"{num_positions:,} tokens of whole rows ({num_trained:,} trained positions)"
+        return f"{num_positions:,} training tokens"
+    return f"{num_positions:,} tokens of whole rows ({num_trained:,} training tokens)"

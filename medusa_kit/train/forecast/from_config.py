@@ -84,7 +84,7 @@ def from_config(recipe: TrainRecipe, device: torch.device, missing: str | None) 
         f"stage {recipe.stage}: {found.trained:,} trained parameters, of them "
         f"{found.in_heads:,} in the heads",
         f"{recipe.base.model}: {found.numbers:,} parameters by its config; its weights are not on "
-        "this machine, so time is a guess from products of this device, and memory from sizes",
+        "this machine, so time is estimated from products of this device, and memory from sizes",
         f"{said}; {rows_assumed(recipe)}",
         forecast.written(text.scaled(SIZES[0])),
         *forecast.table(text),

@@ -39,7 +39,7 @@ from medusa_kit.tree.dynamic import DynamicTree
 
 FAMILIES = ["llama", "qwen3", "gemma3", "gpt2"]
 FIXED = "torch, fixed shapes (sdpa)"
-SENT = "guesses sent to steps of 1, 4, 8, 16 nodes"
+SENT = "draft tokens sent to steps of 1, 4, 8, 16 nodes"
 LOOPING = [[token % 14 for token in random_prompt(n, n)] * 3 for n in (4, 6, 3)]
 
 
@@ -239,7 +239,9 @@ def test_what_cannot_be_sent_is_said() -> None:
         return [note for note in stats.drafter_notes if "not sent" in note]
 
     engine = auto_engine("llama")
-    drawn = "guesses are not sent to steps on the device: tokens are sampled or logits processed"
+    drawn = (
+        "draft tokens are not sent to steps on the device: tokens are sampled or logits processed"
+    )
     assert notes(engine, temperature=0.8)[0].startswith(drawn)
     assert notes(engine, repetition_penalty=1.2)[0].startswith(drawn)
     engine.use_tree(DynamicTree(6, (1.0, 1.0, 1.0), num_ranks=6))
