@@ -180,8 +180,8 @@ def exactness(measured: Measured) -> Iterator[str]:
 def tree(measured: Measured, pictures: Sequence[str]) -> Iterator[str]:
     if measured.plan is None:
         yield (
-            f"{NOT_MEASURED} Without {TREE_NAME} each head's likeliest token is drafted in a chain; "
-            "`medusa-kit tree-search --heads FOLDER --prompts PROMPTS` finds a tree."
+            f"{NOT_MEASURED} Without {TREE_NAME} each head's likeliest token is drafted in a "
+            "chain; `medusa-kit tree-search --heads FOLDER --prompts PROMPTS` finds a tree."
         )
         return
     tree = measured.plan.for_batch(1)

@@ -58,9 +58,9 @@ def device_memory_error(
     if N > 1:
         smaller = f"use a tree of at most {max(1, N // 2)} nodes, or {smaller}"
     return DeviceMemoryError(
-        f"{base.info.device} has no room for {B} sequences of up to {S} tokens with {N} nodes each: the "
-        f"cache takes about {cache / GB:.2f} GB, a step's logits {logits / GB:.2f} GB{_free(base)} "
-        f"({said})",
+        f"{base.info.device} has no room for {B} sequences of up to {S} tokens with {N} nodes "
+        f"each: the cache takes about {cache / GB:.2f} GB, a step's logits {logits / GB:.2f} GB"
+        f"{_free(base)} ({said})",
         hint=smaller,
     )
 

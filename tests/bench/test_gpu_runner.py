@@ -57,6 +57,15 @@ def statuses(report: Report) -> list[str]:
     return [record.status for record in report.records.values()]
 
 
+def test_a_report_with_former_names_is_continued(path: Path) -> None:
+    run(path, fine)
+    now = "8B: medusa-kit, greedy, plain decoding (captured)"
+    path.write_text(
+        path.read_text().replace('"a"', f'"{now.replace("plain decoding", "one node")}"')
+    )
+    assert run(path, goes_on=True).figures(now) == {"ms": 2.5}
+
+
 @pytest.mark.parametrize(
     ("error", "status", "why"),
     [

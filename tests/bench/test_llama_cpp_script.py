@@ -175,8 +175,8 @@ def test_guessing_is_compared_with_plain_decoding_of_the_same_program(
     answers = script("whole_answers").Answers(engine, str(prompts), None, 4)
     report = answers.by_guessing(["prompt-lookup"], urls).as_dict()
     names = [one["name"] for one in report["methods"]]
-    assert names == ["medusa-kit, plain decoding", "medusa-kit, prompt-lookup", "endpoint, llama.cpp",
-                     "endpoint, llama.cpp, ngram-simple"]  # fmt: skip
+    assert names == ["medusa-kit, plain decoding", "medusa-kit, prompt-lookup",
+                     "endpoint, llama.cpp", "endpoint, llama.cpp, ngram-simple"]  # fmt: skip
     assert set(server.questions) == {"To be", "or not"} | {server.questions[0]}
     cells = {row[0]: row for row in script("llama_report").method_rows(report)}
     assert cells["medusa-kit, plain decoding"][4:6] == ["1.00", "1.00"]

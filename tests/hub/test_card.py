@@ -181,6 +181,19 @@ def test_the_epochs_are_those_that_ran(folder: Path) -> None:
     assert "| epochs | 0.5 (3 updates" in rendered(folder)
 
 
+@pytest.mark.parametrize("name", ["medusa-kit, plain decoding", "medusa-kit, one node"])
+def test_plain_decoding_is_not_listed_as_drafting(run: Run, folder: Path, name: str) -> None:
+    """By its name of today and by that of reports written earlier."""
+    bench = json.loads((folder / "bench.json").read_text())
+    bench["methods"].append(bench["methods"][1] | {"name": name, "acceptance_length": 1.0})
+    (folder / "bench.json").write_text(json.dumps(bench))
+    code, card, _ = run("push", folder, "me/heads", "--dry-run", "--license", "mit",
+                        "--data-license", "CC0", "--base-model", "tiny/debug")  # fmt: skip
+    assert code == 0
+    assert f"| {name} | 225.0" in card
+    assert f"| {name}, greedy" not in card
+
+
 @pytest.mark.parametrize("beside", ["recipe", "bench", "run", "folder", "nothing"])
 def test_a_folder_that_was_the_base_is_never_linked(
     folder: Path, monkeypatch: pytest.MonkeyPatch, beside: str

@@ -259,7 +259,8 @@ def check_alike(drafter: Drafter, row: Row, others: Mapping[Row, Drafter]) -> No
     if any(one is drafter and r.chooser.takes_argmax != argmax for r, one in others.items()):
         raise ConfigError(
             f"drafter {drafter.name} was given requests of which some take the likeliest token "
-            "and some do not; its draft tokens are sent to steps on the device for the former alone",
+            "and some do not; its draft tokens are sent to steps on the device for the "
+            "former alone",
             hint="build a drafter for each way of sampling",
         )
 
