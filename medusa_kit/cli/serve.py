@@ -95,7 +95,7 @@ def _run(engine: Any, config: Any, keys: Any, bound: Any, url: str) -> None:
 
     def ready() -> None:
         names = ", ".join(one["id"] for one in service.names.entries())
-        console.note(_first_lines(names, url, f"{config.max_rows} requests at once"))
+        console.note(first_lines(names, url, f"{config.max_rows} requests at once"))
 
     server = server_for(create_app(service, keys=keys), service, ready)
     try:
@@ -108,10 +108,13 @@ def _run(engine: Any, config: Any, keys: Any, bound: Any, url: str) -> None:
     gc.freeze()  # else Python looks through all it has once more, for seconds on a busy machine
 
 
-def _first_lines(names: str, url: str, how_many: str) -> str:
+def first_lines(names: str, url: str, how_many: str) -> str:
+    """What the server prints once it takes connections."""
+    # A browser here can open no address that stands for all of this machine's.
+    page = url.replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
     return (
         f"serving {names} at {url}/v1 (OpenAI's API; {how_many})\n"
-        f"chat page: {url}/ (Ctrl-C ends the server)"
+        f"chat page: {page}/ (Ctrl-C ends the server)"
     )
 
 
@@ -142,7 +145,7 @@ def _run_replicas(loading: Any, config: Any, keys: Any, bound: Any, url: str) ->
         front = Front(pool, config, base, keys)
         each = f"{config.max_rows} requests at once each"
         most = f"{config.replicas} to {config.max_replicas}" if config.max_replicas else None
-        said = _first_lines(base, url, f"{most or config.replicas} replicas, {each}")
+        said = first_lines(base, url, f"{most or config.replicas} replicas, {each}")
         server = server_for(front.app, front, lambda: console.note(said))
         _listen(server, config, bound)
     console.note("the server has ended")

@@ -14,6 +14,7 @@ import pytest
 from support.debug_model import MODEL
 
 from medusa_kit import console
+from medusa_kit.cli.serve import first_lines
 from medusa_kit.errors import ConfigError
 from medusa_kit.settings.engine_file import read_engine_file
 from medusa_kit.settings.serve import ServeConfig, serve_options
@@ -128,6 +129,15 @@ def test_from_a_file_until_sigterm(
     assert f"at http://127.0.0.1:{port}/v1 (" in err
     assert f"chat page: http://127.0.0.1:{port}/ " in err
     assert out == ""
+
+
+@pytest.mark.parametrize(
+    ("host", "page"), [("0.0.0.0", "127.0.0.1"), ("[::]", "[::1]"), ("10.0.0.7", "10.0.0.7")]
+)
+def test_the_page_has_an_address_that_a_browser_can_open(host: str, page: str) -> None:
+    said = first_lines("m", f"http://{host}:80", "8 requests at once")
+    assert f"at http://{host}:80/v1 (" in said
+    assert f"chat page: http://{page}:80/ " in said
 
 
 def test_the_section_of_an_engine_file(tmp_path: Path) -> None:
