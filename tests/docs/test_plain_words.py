@@ -1,16 +1,13 @@
-"""Messages, reports and help texts keep to the words of docs/words.md."""
+"""Messages, reports and cards keep to the words of docs/words.md; help texts have a test of theirs."""
 
 import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 
 import medusa_kit
-from medusa_kit.cli import app
 
 PACKAGE = Path(medusa_kit.__file__).parent
 OLD = re.compile(
@@ -33,12 +30,6 @@ def texts(source: str) -> Iterator[tuple[int, str]]:
         text = node.value if isinstance(node, ast.Constant) and id(node) not in alone else None
         if isinstance(text, str) and " " in text.strip():
             yield node.lineno, text
-
-
-def commands(command: Any) -> Iterator[Any]:
-    yield command
-    for inner in getattr(command, "commands", {}).values():
-        yield from commands(inner)
 
 
 @pytest.mark.parametrize(
@@ -66,9 +57,3 @@ def test_messages_use_the_words_of_the_glossary() -> None:
         for path, line, text in read
         if (words := old_words(text))
     ] == []
-
-
-def test_the_help_of_commands_does_too() -> None:
-    helps = {one.name: one.help for one in commands(typer.main.get_command(app))}
-    assert len(helps) > 10
-    assert {name: words for name, text in helps.items() if (words := old_words(text or ""))} == {}

@@ -58,7 +58,7 @@ def test_a_changed_part_is_another_model(parts: list[Path]) -> None:
 def test_a_missing_part_is_named(parts: list[Path]) -> None:
     parts[1].unlink()
     for given in (parts[0], parts[2]):
-        with pytest.raises(CheckpointError, match=r"and model-00002-of-00003\.gguf is not beside"):
+        with pytest.raises(CheckpointError, match=r"and model-00002-of-00003\.gguf is not next to"):
             checked(given)
 
 

@@ -129,7 +129,7 @@ def test_too_little_memory_fails_the_request_alone(monkeypatch: pytest.MonkeyPat
     with monkeypatch.context() as patch:
         patch.setattr(GraphStep, "advance", out_of_memory(2, GraphStep.advance))
         with pytest.raises(
-            DeviceMemoryError, match="no room for 3 rows of up to 18 tokens"
+            DeviceMemoryError, match="no room for 3 sequences of up to 18 tokens"
         ) as caught:
             engine.generate(PROMPTS[:3], max_new_tokens=4)
     assert "with 10 nodes each: the cache takes about" in caught.value.message

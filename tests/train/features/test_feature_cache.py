@@ -124,7 +124,7 @@ def test_a_cache_is_added_to_and_goes_on_after_an_interruption(
     capsys.readouterr()
     found = cached_positions(base, items, recipe, options)
     assert len(done) == 6
-    assert "80 of 120 positions are missing" in capsys.readouterr().err
+    assert "80 of 120 training tokens are missing" in capsys.readouterr().err
     assert set(kept) < set(shards(recipe))
     store = collect_features(base, items, options)
     every = found.rows(torch.arange(120))[0]
@@ -183,7 +183,7 @@ def test_a_shard_with_a_flipped_bit_is_named_and_made_again(
     said = capsys.readouterr().err
     assert broken.name in said
     assert "computed again" in said
-    assert "20 of 60 positions are missing" in said
+    assert "20 of 60 training tokens are missing" in said
     for ours, theirs in zip(found.picked(rows_P), expected, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
