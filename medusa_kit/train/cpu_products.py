@@ -7,6 +7,7 @@ product shows that the precision stays that of float32.
 """
 
 import contextlib
+import warnings
 from collections.abc import Iterator
 
 import torch
@@ -18,17 +19,31 @@ ALLOWED = 2e-6  # relative error; float32 has some 2e-7 here, 16 bits 2e-3
 @contextlib.contextmanager
 def by_onednn(device: torch.device) -> Iterator[None]:
     """Inside, products on this device are oneDNN's where that is as accurate."""
-    before = torch.get_float32_matmul_precision()
+    before = _precision()
     if device.type != "cpu" or before != "highest":
         yield
         return
-    torch.set_float32_matmul_precision("medium")
+    _set_precision("medium")
     try:
         if error_of_products() > ALLOWED:
-            torch.set_float32_matmul_precision(before)
+            _set_precision(before)
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        _set_precision(before)
+
+
+def _precision() -> str:
+    with (
+        warnings.catch_warnings()
+    ):  # torch 2.9 for CUDA advises others
+        warnings.simplefilter("ignore")
+        return torch.get_float32_matmul_precision()
+
+
+def _set_precision(precision: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.set_float32_matmul_precision(precision)
 
 
 def error_of_products() -> float:

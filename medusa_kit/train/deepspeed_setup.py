@@ -78,6 +78,6 @@ def start_process_group(deepspeed: Any, device: torch.device) -> None:
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
     """Keeps DeepSpeed's prints and logs off stdout, which is for data."""
-    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
+    with distributed.libraries_off_stdout(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -3,7 +3,10 @@
 All functions work in a single process too, where the collective ones do nothing.
 """
 
+import contextlib
 import os
+import sys
+from collections.abc import Iterator
 from typing import TypeVar, cast
 
 import torch
@@ -40,8 +43,26 @@ def start(device: torch.device) -> bool:
         torch.cuda.set_device(device)
         dist.init_process_group("nccl", device_id=device)
     else:
-        dist.init_process_group("gloo")
+        with libraries_off_stdout():
+            dist.init_process_group("gloo")
     return True
+
+
+@contextlib.contextmanager
+def libraries_off_stdout() -> Iterator[None]:
+    """Sends what libraries print to stderr, in C++ too: gloo names its connections (torch 2.9)."""
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            kept = os.dup(1)
+        except OSError:  # there is no stdout
+            yield
+            return
+        os.dup2(2, 1)
+        try:
+            yield
+        finally:
+            os.dup2(kept, 1)
+            os.close(kept)
 
 
 def barrier() -> None:

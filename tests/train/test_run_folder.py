@@ -227,6 +227,7 @@ class Gpus:
         self.states = [torch.tensor([index], dtype=torch.uint8) for index in range(count)]
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: count > 0)
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
         monkeypatch.setattr(torch.cuda, "get_rng_state_all", lambda: list(self.states))
         monkeypatch.setattr(torch.cuda, "set_rng_state", self.set)
         monkeypatch.setattr(torch.cuda, "set_rng_state_all", lambda all_: all(

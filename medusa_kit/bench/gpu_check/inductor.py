@@ -178,6 +178,7 @@ def _as_if_cuda() -> Iterator[None]:
     """Answers Inductor's questions about the device before it generates code."""
     from torch._inductor import scheduler
     from torch._inductor.runtime.hints import DeviceProperties
+    from torch._subclasses import fake_tensor
 
     known = DeviceProperties(type="cuda", index=0, cc=90, **PROPERTIES)
     properties = SimpleNamespace(name="counted", minor=0, total_memory=80 << 30, **PROPERTIES)
@@ -190,6 +191,8 @@ def _as_if_cuda() -> Iterator[None]:
     with ExitStack() as stack:
         for name, value in stand_ins.items():
             stack.enter_context(mock.patch.object(torch.cuda, name, value))
+        # Else a torch built for CUDA asks the driver for memory first.
+        stack.enter_context(mock.patch.object(fake_tensor, "init_gpu_context"))
         stack.enter_context(mock.patch.object(scheduler, "has_triton", return_value=True))
         create = classmethod(lambda cls, device: known)
         stack.enter_context(mock.patch.object(DeviceProperties, "create", create))
