@@ -33,9 +33,7 @@ def by_onednn(device: torch.device) -> Iterator[None]:
 
 
 def _precision() -> str:
-    with (
-        warnings.catch_warnings()
-    ):  # torch 2.9 for CUDA advises others
+    with warnings.catch_warnings():  # torch 2.9 for CUDA advises others
         warnings.simplefilter("ignore")
         return torch.get_float32_matmul_precision()
 

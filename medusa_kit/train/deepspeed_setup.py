@@ -72,7 +72,8 @@ def start_process_group(deepspeed: Any, device: torch.device) -> None:
             os.environ.setdefault(name, value)
     distributed.start(device)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
+    with distributed.libraries_off_stdout():
+        deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
 
 
 @contextlib.contextmanager

@@ -38,7 +38,7 @@ def test_a_dry_run_counts_the_tokens_of_whole_rows(tmp_path):
     )
     said = dry_run(recipe)
     tokens = int(re.search(r"8 training rows, ([\d,]+) tokens", said)[1].replace(",", ""))
-    kept = int(re.search(r"of ([\d,]+) tokens of whole rows \(154 trained", said)[1])
+    kept = int(re.search(r"of ([\d,]+) tokens of whole rows \(154 training", said)[1])
     assert 154 < kept < tokens
 
 
