@@ -1,9 +1,13 @@
 """Connections without a request make room for others, and chunks of a byte are parsed in turns."""
 
+import asyncio
 import json
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import pairwise
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -12,7 +16,7 @@ from support.serving.live_server import LiveServer, live_server
 from medusa_kit.engine.engine import Engine
 from medusa_kit.serve.operations import waiting
 from medusa_kit.serve.operations.connections import Connection
-from medusa_kit.serve.operations.waiting import PIECE
+from medusa_kit.serve.operations.waiting import PIECE, Paced
 
 PATIENCE = 30
 
@@ -108,3 +112,36 @@ def test_several_send_chunks_at_once(few: LiveServer) -> None:
         asking[0].close()  # with pieces left
         for one in asking[1:]:
             assert one.recv(12) == b"HTTP/1.1 200"
+
+
+class Expensive:
+    """A connection whose pieces take `seconds` each; `turns`: of the loop, when each was taken."""
+
+    def __init__(self, seconds: float, turns: list[int]) -> None:
+        self.seconds, self.turns, self.taken = seconds, turns, list[int]()
+        self.flow = SimpleNamespace(held=False, pause_reading=int, resume_reading=int)
+        self.transport = SimpleNamespace(is_closing=lambda: False)
+        self.parses_fast = False
+
+    def take(self, piece: bytes) -> None:
+        self.taken.append(self.turns[0])
+        time.sleep(self.seconds)
+
+
+def test_what_is_expensive_to_parse_leaves_others_time() -> None:
+    async def run() -> list[int]:
+        loop, turns = asyncio.get_running_loop(), [0]
+
+        def turn() -> None:
+            turns[0] += 1
+            loop.call_soon(turn)
+
+        turn()
+        connection = Expensive(0.05, turns)
+        Paced().add(connection, bytes(3 * PIECE))
+        while len(connection.taken) < 3:
+            await asyncio.sleep(0)
+        return [after - before for before, after in pairwise(connection.taken)]
+
+    between = asyncio.run(run())
+    assert min(between) > 20  # with no pause it is one
