@@ -28,7 +28,7 @@ REASONS = {
     "gpt_neo": "count slots",
     "llama4_text": "chunked attention",
     "deepseek_v32": "by an index",
-    "openai-gpt": "no cache",
+    "openai-gpt": "no KV cache",
     "xlnet": "no position ids",
     "bart": "encoder-decoder",
 }
