@@ -152,15 +152,16 @@ def _own(
     places: "Places", deadline: "Deadline",
 ) -> int:  # fmt: skip
     """The second part. Returns the number of wrong answers."""
+    from medusa_kit.bench.time_limit import time_limit
     from medusa_kit.demo import curve, shown
     from medusa_kit.demo.comparison import compare
     from medusa_kit.demo.own import train_own
-    from medusa_kit.demo.work import OutOfTime, cut_short_after
+    from medusa_kit.demo.work import OutOfTime
     from medusa_kit.engine.load import with_heads
 
     shown.part_two(work)
     try:
-        with cut_short_after(deadline.left("heads")):
+        with time_limit(deadline.left("heads"), OutOfTime):
             done = train_own(engine, work, places, deadline)
     except OutOfTime:
         shown.cut_short(places)

@@ -1,10 +1,7 @@
 """The demo's work: the same amount on every machine, and when a busy machine has to stop."""
 
-import contextlib
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,23 +49,3 @@ class Deadline:
 
 class OutOfTime(KeyboardInterrupt):
     """Raised where work is cut short, which is written to stand Ctrl-C anywhere."""
-
-
-@contextlib.contextmanager
-def cut_short_after(seconds: float) -> Iterator[None]:
-    """Raises OutOfTime inside where it takes longer; only the main thread of a system with
-    SIGALRM can."""
-    if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def over(*_: object) -> None:
-        raise OutOfTime
-
-    before = signal.signal(signal.SIGALRM, over)
-    try:
-        signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.counting import counting_base, counting_rows, save_counting_heads
-from support.streaming_server import StreamingServer
+from support.serving.streaming_server import StreamingServer
 
 from medusa_kit.base.model import BaseModel
 from medusa_kit.bench.doctor import Case, examine

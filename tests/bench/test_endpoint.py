@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from support.streaming_server import StreamingServer
+from support.serving.streaming_server import StreamingServer
 
 from medusa_kit.base.gguf import byte_tokenizer
 from medusa_kit.bench import endpoint as endpoint_module

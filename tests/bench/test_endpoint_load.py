@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 from support.serving.live_server import live_server
+from support.serving.streaming_server import StreamingServer
 from support.small_engines import build_engine, lively_chat_base, random_heads
-from support.streaming_server import StreamingServer
 
 from medusa_kit.base.gguf import byte_tokenizer
 from medusa_kit.bench.endpoint import Asked

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.serving.streaming_server import StreamingServer
 from support.small_engines import build_engine
-from support.streaming_server import StreamingServer
 
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.errors import MedusaKitError

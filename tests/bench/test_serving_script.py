@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from support.streaming_server import StreamingServer
+from support.serving.streaming_server import StreamingServer
 
 SCRIPTS = Path(__file__).parents[2] / "benchmarks"
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from support.debug_model import MODEL, ROOT
+from support.typed import typed_command
 
 from medusa_kit import cli, console
 
@@ -21,17 +22,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     monkeypatch.setattr(console.out, "width", 160)
     monkeypatch.setattr(console.err, "width", 160)
 
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["medusa-kit", *map(str, arguments)])
-        capsys.readouterr()
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as leaving:
-            code = int(leaving.code or 0)
-        return (code, *capsys.readouterr())
-
-    return call
+    return typed_command(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="session")

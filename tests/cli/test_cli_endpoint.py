@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.debug_model import MODEL
-from support.streaming_server import StreamingServer
+from support.serving.streaming_server import StreamingServer
 
 from medusa_kit.base import loading as base_loading
 from medusa_kit.base.gguf import byte_tokenizer

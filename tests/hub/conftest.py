@@ -1,7 +1,6 @@
 """A stand-in Hub for the real client, and a folder of heads with everything beside them."""
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +12,9 @@ from huggingface_hub.utils import _http
 from support.clocks import own_time
 from support.rank_tables import random_statistics
 from support.standin_hub import TOKEN, StandInHub
+from support.typed import typed_command
 
-from medusa_kit import cli, console
+from medusa_kit import console
 from medusa_kit.base import hub_client
 from medusa_kit.base.model import BaseModel
 from medusa_kit.files import file_digest
@@ -57,16 +57,10 @@ def hub(
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs a command: (exit code, stdout, stderr). The token is in neither."""
     monkeypatch.setattr(console.err, "width", 160)
+    typed = typed_command(monkeypatch, capsys)
 
     def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["medusa-kit", *map(str, arguments)])
-        capsys.readouterr()
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as leaving:
-            code = int(leaving.code or 0)
-        out, err = capsys.readouterr()
+        code, out, err = typed(*arguments)
         assert TOKEN not in out + err
         return code, out, err
 

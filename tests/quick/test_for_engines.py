@@ -2,7 +2,6 @@
 
 import json
 import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,8 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from support.engine_loaders import LOADERS
+from support.typed import typed_command
 
-from medusa_kit import cli, console
+from medusa_kit import console
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.errors import ConfigError
 from medusa_kit.heads import load_heads
@@ -36,17 +36,7 @@ def typed(
     monkeypatch.setattr(settings, "COLUMNS", COLUMNS)
     monkeypatch.chdir(tmp_path)
 
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["medusa-kit", *map(str, arguments)])
-        capsys.readouterr()
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as leaving:
-            code = int(leaving.code or 0)
-        return (code, *capsys.readouterr())
-
-    return call
+    return typed_command(monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("engine", ["vllm", "tgi"])

@@ -2,13 +2,13 @@
 
 import json
 import re
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.typed import typed_command
 
-from medusa_kit import cli, console
+from medusa_kit import console
 from medusa_kit.cli.quick import name_of
 from medusa_kit.quick import judging, trial
 from medusa_kit.settings.recipe import load_recipe
@@ -22,17 +22,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     monkeypatch.setattr(console.out, "width", 160)
     monkeypatch.chdir(tmp_path)
 
-    def call(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["medusa-kit", "train", *map(str, arguments)])
-        capsys.readouterr()
-        code = 0
-        try:
-            cli.main()
-        except SystemExit as leaving:
-            code = int(leaving.code or 0)
-        return (code, *capsys.readouterr())
-
-    return call
+    return typed_command(monkeypatch, capsys, "train")
 
 
 def test_from_prompts_to_a_table(run: Run, prompt_file: Path, tmp_path: Path) -> None:

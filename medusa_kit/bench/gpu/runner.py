@@ -1,11 +1,8 @@
 """Runs parts one by one within a time budget; failures are recorded and the rest goes on."""
 
-import signal
-import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +11,7 @@ import torch
 from medusa_kit import console
 from medusa_kit.bench.gpu.report import Record, Report
 from medusa_kit.bench.gpu.workbench import Cannot, Workbench, ran_out_of_memory
+from medusa_kit.bench.time_limit import time_limit
 from medusa_kit.errors import MedusaKitError
 
 FEWEST_SECONDS = 3.0  # a part is not begun with less of the budget left
@@ -95,7 +93,7 @@ def _outcome(part: Part, bench: Workbench, left: float) -> dict[str, Any]:
     """Status, and figures or the reason why there are none. Returns no exception, since its
     traceback would keep tensors alive."""
     try:
-        with _time_limit(left):
+        with time_limit(left, OutOfTime):
             return {"status": "done", "figures": dict(part.run(bench))}
     except OutOfTime:
         return {"status": "left out", "why": f"stopped: the time was up after {left:.0f} s"}
@@ -118,25 +116,6 @@ def _said(error: Exception) -> str:
 def _first_line(error: Exception) -> str:
     """The first line of the message; the error's name if that is empty."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
-
-
-@contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise OutOfTime in the body after so many seconds. Needs POSIX and the main thread."""
-    if not hasattr(signal, "SIGALRM") or threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(*_: object) -> None:
-        raise OutOfTime
-
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def _is_lost(device: torch.device) -> bool:
