@@ -123,7 +123,7 @@ class Run {
         const int64_t chunk = count == 1 ? std::max(4 * LANES / unit, (int64_t)1) : 1;
         shares.deal(id, p.active(), (outputs + unit - 1) / unit, chunk, [&](int64_t first, int64_t last) {
             const int64_t from = first * unit, to = std::min(last * unit, outputs);
-            product_of_panels(m, x_t, count, from / LANES, to / LANES, finish);
+            product_of_panels(m, x_t, count, from / LANES, to / LANES, AnyFinish(finish));
             done(from, std::min(to, m.outputs));
         });
     }
@@ -242,6 +242,15 @@ class Run {
 extern "C" {
 const char* mk_isa() { return MK_ISA; }
 
+// Whether products are computed by integers.h, so that `Matrix::digits` counts.
+int mk_integers() {
+#ifdef MK_INTEGERS
+    return 1;
+#else
+    return 0;
+#endif
+}
+
 void mk_step(const Decoder* decoder, const Step* step, int threads) {
     Pool& p = pool(threads);
     Run run(*decoder, *step, p, threads);
@@ -279,7 +288,8 @@ void mk_linear(const Matrix* matrix, const float* x, int rows, float* out, int t
     x_t.resize(room_for(rows, matrix->inputs));
     lay_out(*matrix, x, rows, x_t.data(), 0, 1);
     float* transposed = x_t.data();
-    p.run([&](int id) { product(*matrix, transposed, rows, id, p.active(), Write<false>{*matrix, out, rows, matrix->outputs}); });
+    const Write<false> write{*matrix, out, rows, matrix->outputs};
+    p.run([&](int id) { product(*matrix, transposed, rows, id, p.active(), AnyFinish(write)); });
 }
 
 // out [count, inputs] = the rows `ids` of the weights, times a factor. Returns how many were expanded:

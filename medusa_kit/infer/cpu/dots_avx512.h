@@ -17,17 +17,17 @@ inline Part times(Part x, Part y) { return _mm512_mul_ps(x, y); }
 inline Part fused(Part x, Part y, Part z) { return _mm512_fmadd_ps(x, y, z); }
 inline Whole whole_of(int32_t x) { return _mm512_set1_epi32(x); }
 
-// A group's numbers are cut into three signed bytes, and codes read as unsigned bytes in two pieces
-// of four inputs: 0, 2, 4, 6 and 1, 3, 5, 7 of each eight. Digits: for every sixteen inputs [3][4].
-template <int KIND> struct Dots {
-    static constexpr int DIGITS = 3, PIECES = 2, DIGITS_APART = 4, UNITS = DIGITS * group_of(KIND) / 4;
+// A group's numbers are cut into signed bytes, and codes read as unsigned bytes in two pieces of four
+// inputs: 0, 2, 4, 6 and 1, 3, 5, 7 of each eight. Digits: for every sixteen inputs [DIGITS][4].
+template <int KIND, int DIGITS> struct Dots {
+    static constexpr int SUMS = DIGITS, PIECES = 2, APART = 4, UNITS = DIGITS * group_of(KIND) / 4;
     static constexpr int PANELS_OF_ONE_ROW = 2, PANELS = 2;  // multiplied at once
-    // Rows multiplied at once: four at most stay in registers, and of many rows three are faster.
-    static int rows_at_once(int rows) { return rows <= 4 ? 4 : 3; }
-    static constexpr int MOST_ROWS = 4;
+    // Rows multiplied at once: as many as stay in registers. Of many rows with three digits, three are
+    // faster.
+    static constexpr int MOST_ROWS = DIGITS == 1 ? 6 : 4;
+    static int rows_at_once(int rows) { return DIGITS == 3 && rows > 4 ? 3 : MOST_ROWS; }
 
     static constexpr int digits_at(int octet) { return octet / 2 * 4 * DIGITS + octet % 2 * 2; }
-    static constexpr int ADDED = is_int4(KIND) ? 0 : KIND == INT6_SUPER ? 32 : 128;  // to codes read as unsigned bytes
     static Whole first_sum(int32_t initial) { return whole_of(initial); }
     template <int P> static Whole piece(const uint8_t* codes, int octet) {
         if constexpr (is_int4(KIND)) {
@@ -50,14 +50,19 @@ template <int KIND> struct Dots {
 // would compete with the dot products for the same units. Infinite for numbers above 2^110, whose
 // products are then no numbers.
 inline float start_of(float step) { return 1.5f * (1 << 23) * step; }
-template <int KIND> inline Part joined(const Whole* dots, int apart, const float* starts) {
+template <int KIND, int DIGITS> inline Part joined(const Whole* dots, int apart, const float* starts) {
+    // One digit's step is no power of two, so its sum starts at that of 1 and is multiplied; a step of 16
+    // bits times that start is exact.
+    if constexpr (DIGITS == 1)
+        return _mm512_fmadd_ps(_mm512_castsi512_ps(dots[0]), part_of(starts[1]), part_of(starts[0]));
     auto sum = [&](int k) { return _mm512_sub_ps(_mm512_castsi512_ps(dots[k * apart]), part_of(starts[k])); };
+    if constexpr (DIGITS == 2) return _mm512_add_ps(sum(0), sum(1));
     return _mm512_add_ps(sum(0), _mm512_add_ps(sum(1), sum(2)));
 }
 
 // Writes `count` numbers of a group, and zeros after them, as integers.
-template <int KIND> inline void lay_out_group(const float* x, int64_t count, float* to) {
-    constexpr int PARTS = group_of(KIND) / LANES, DIGITS = Dots<KIND>::DIGITS;
+template <int KIND, int DIGITS> inline void lay_out_group(const float* x, int64_t count, float* to) {
+    constexpr int PARTS = group_of(KIND) / LANES;
     __m512 part[PARTS];
     __m512i most = _mm512_setzero_si512();  // as bits, which order absolute numbers, infinity and NaN last
     for (int i = 0; i < PARTS; ++i) {
@@ -65,11 +70,14 @@ template <int KIND> inline void lay_out_group(const float* x, int64_t count, flo
         part[i] = _mm512_maskz_loadu_ps((__mmask16)((1u << here) - 1), x + (here ? i * LANES : 0));
         most = _mm512_max_epu32(most, _mm512_castps_si512(_mm512_abs_ps(part[i])));
     }
-    const GroupScale scale(_mm512_reduce_max_epu32(most));
+    const GroupScale scale(_mm512_reduce_max_epu32(most), DIGITS);
     const __m512 inverse = _mm512_set1_ps(scale.inverse);
     const __m512i by_quad = _mm512_setr_epi32(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
     const __m512i by_digit = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-    const __m512i bytes = _mm512_broadcast_i32x4(_mm_setr_epi8(2, 6, 10, 14, 1, 5, 9, 13, 0, 4, 8, 12, 3, 7, 11, 15));
+    const __m512i bytes = _mm512_broadcast_i32x4(  // the highest digit first
+        DIGITS == 3   ? _mm_setr_epi8(2, 6, 10, 14, 1, 5, 9, 13, 0, 4, 8, 12, 3, 7, 11, 15)
+        : DIGITS == 2 ? _mm_setr_epi8(1, 5, 9, 13, 0, 4, 8, 12, 2, 6, 10, 14, 3, 7, 11, 15)
+                      : _mm_setr_epi8(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15));
     const __m512i middle = _mm512_set1_epi32(0x808080);
     int32_t* header = (int32_t*)to;
     __m512i sums = _mm512_setzero_si512();
@@ -79,19 +87,24 @@ template <int KIND> inline void lay_out_group(const float* x, int64_t count, flo
         __m512i digits = _mm512_xor_si512(_mm512_add_epi32(whole, middle), middle);
         digits = _mm512_shuffle_epi8(_mm512_permutexvar_epi32(by_quad, digits), bytes);
         digits = _mm512_permutexvar_epi32(by_digit, digits);
-        _mm512_mask_storeu_epi32(header + HEADER + 4 * DIGITS * i, 0xfff, digits);
+        _mm512_mask_storeu_epi32(header + HEADER + 4 * DIGITS * i, (1 << 4 * DIGITS) - 1, digits);
         sums = _mm512_dpbusd_epi32(sums, _mm512_set1_epi8(1), digits);
     }
     sums = _mm512_add_epi32(sums, _mm512_shuffle_epi32(sums, _MM_PERM_BADC));
     sums = _mm512_add_epi32(sums, _mm512_shuffle_epi32(sums, _MM_PERM_CDAB));
-    const int32_t sum[DIGITS] = {_mm_cvtsi128_si32(_mm512_castsi512_si128(sums)),
+    const int32_t sum[3] = {_mm_cvtsi128_si32(_mm512_castsi512_si128(sums)),
                                  _mm_cvtsi128_si32(_mm512_extracti32x4_epi32(sums, 1)),
                                  _mm_cvtsi128_si32(_mm512_extracti32x4_epi32(sums, 2))};
-    to[SUM] = (float)((double)((sum[0] * 256 + sum[1]) * 256 + sum[2]) * scale.step);
+    to[SUM] = (float)((double)of_digits(sum, DIGITS) * scale.step);
     for (int k = 0; k < DIGITS; ++k) {
-        to[k] = start_of(scale.step * (float)(1 << 8 * (DIGITS - 1 - k)));
+        const float from = start_of(DIGITS == 1 ? 1.0f : scale.step * (float)(1 << 8 * (DIGITS - 1 - k)));
         int32_t start;
-        std::memcpy(&start, to + k, sizeof start);
-        header[4 + k] = start - Dots<KIND>::ADDED * sum[k];
+        std::memcpy(&start, &from, sizeof start);
+        to[k] = from;
+        header[4 + k] = start - added_to(KIND) * sum[k];
+    }
+    if (DIGITS == 1) {
+        to[0] = -start_of(scale.step);
+        to[1] = scale.step;
     }
 }

@@ -46,7 +46,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
 class Matrix(ctypes.Structure):
     _fields_ = (
         ("kind", c_int64), ("outputs", c_int64), ("inputs", c_int64),
-        ("data", c_void_p), ("bias", c_void_p),
+        ("data", c_void_p), ("bias", c_void_p), ("digits", c_int64),
     )  # fmt: skip
 
 
@@ -183,6 +183,11 @@ def load_library() -> ctypes.CDLL | None:
     return declare(library)
 
 
+def has_integers(library: ctypes.CDLL) -> bool:
+    """Whether weights of 4 to 8 bits are multiplied as integers."""
+    return bool(library.mk_integers())
+
+
 def loaded_library() -> ctypes.CDLL | None:
     """The library if something has loaded it; nothing is built."""
     return load_library() if load_library.cache_info().currsize else None
@@ -257,6 +262,7 @@ def _extensions_folder() -> Path:
 
 FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {  # result, arguments
     "mk_isa": (c_char_p, ()),
+    "mk_integers": (c_int, ()),
     "mk_step": (None, (POINTER(Decoder), POINTER(Step), c_int)),
     "mk_guess": (None, (POINTER(Heads), POINTER(Guess), c_int)),
     "mk_fill": (None, (POINTER(Heads), POINTER(Fill), c_int)),

@@ -97,31 +97,32 @@ inline void transpose_rows(const float* x, int rows, int64_t width, int64_t inpu
 }
 
 // Lays rows out for the kind of the weights, as `product` reads them.
-template <int KIND>
+template <int KIND, int DIGITS>
 inline void lay_out_for(const Matrix& m, const float* x, int rows, float* x_t, int part, int parts) {
 #ifdef MK_INTEGERS
-    if constexpr (by_integers(KIND)) return lay_out_integers<KIND>(x, rows, m.inputs, x_t, part, parts);
+    if constexpr (by_integers(KIND, DIGITS)) return lay_out_integers<KIND, DIGITS>(x, rows, m.inputs, x_t, part, parts);
     else
 #endif
     transpose_rows(x, rows, m.inputs, padded(m.inputs, group_of(KIND)), x_t, part, parts);
 }
 inline void lay_out(const Matrix& m, const float* x, int rows, float* x_t, int part, int parts) {
-    with_kind(m, [&](auto KIND) { lay_out_for<KIND>(m, x, rows, x_t, part, parts); });
+    with_form(m, [&](auto KIND, auto DIGITS) { lay_out_for<KIND, DIGITS>(m, x, rows, x_t, part, parts); });
 }
 // The same for the rows from `row` to before `end`, and inputs from `from` to before `to`, multiples of
 // PIECE. `x`: the first of these inputs of row `row`; the next row's are `apart` numbers later.
 constexpr int64_t PIECE = 32;  // inputs; of whole groups of every kind
-template <int KIND>
+template <int KIND, int DIGITS>
 inline void lay_out_piece_for(const Matrix& m, const float* x, int64_t apart, int rows, int row, int end, int64_t from, int64_t to, float* x_t) {
     const int64_t inputs = padded(m.inputs, group_of(KIND));
     to = std::min(to, inputs);
 #ifdef MK_INTEGERS
-    if constexpr (by_integers(KIND)) {
+    if constexpr (by_integers(KIND, DIGITS)) {
         constexpr int GROUP = group_of(KIND);
+        constexpr int64_t UNITS = units_a_group<KIND, DIGITS>();
         for (; row < end; ++row, x += apart) {
-            float* at = x_t + (row * inputs + from) / GROUP * units_a_group<KIND>();
-            for (int64_t k = from; k < to; k += GROUP, at += units_a_group<KIND>())
-                lay_out_group<KIND>(x + k - from, m.inputs - k, at);
+            float* at = x_t + (row * inputs + from) / GROUP * UNITS;
+            for (int64_t k = from; k < to; k += GROUP, at += UNITS)
+                lay_out_group<KIND, DIGITS>(x + k - from, m.inputs - k, at);
         }
         return;
     } else
@@ -134,7 +135,7 @@ inline void lay_out_piece_for(const Matrix& m, const float* x, int64_t apart, in
     }
 }
 inline void lay_out_piece(const Matrix& m, const float* x, int64_t apart, int rows, int row, int end, int64_t from, int64_t to, float* x_t) {
-    with_kind(m, [&](auto KIND) { lay_out_piece_for<KIND>(m, x, apart, rows, row, end, from, to, x_t); });
+    with_form(m, [&](auto KIND, auto DIGITS) { lay_out_piece_for<KIND, DIGITS>(m, x, apart, rows, row, end, from, to, x_t); });
 }
 // The number of floats that rows of `width` take once laid out.
 inline int64_t room_for(int64_t rows, int64_t width) { return rows * std::max(padded(width, 32), integers_room(width)); }
@@ -182,8 +183,8 @@ inline void multiply_many(const uint8_t* data, int64_t stride, int64_t inputs, c
     }
 }
 
-template <int KIND, class Finish>
-inline void product_expanded(const Matrix& m, const float* x_t, int rows, int64_t panel, int64_t end, Finish finish) {
+template <int KIND>
+inline void product_expanded(const Matrix& m, const float* x_t, int rows, int64_t panel, int64_t end, const AnyFinish& finish) {
     const int64_t inputs = padded(m.inputs, group_of(KIND));
     const int64_t stride = panel_bytes(KIND, inputs / group_of(KIND));
     alignas(64) float tile[MAX_ROWS * 2 * LANES];
@@ -210,22 +211,20 @@ inline void product_expanded(const Matrix& m, const float* x_t, int rows, int64_
 
 // Computes the panels from `panel` to before `end`, an even number, and passes each tile [rows, V * 16]
 // to `finish(panel, V, tile)`. Few rows need many panels at once, for enough independent additions.
-template <int KIND, class Finish>
-inline void product_of_kind(const Matrix& m, const float* x_t, int rows, int64_t panel, int64_t end, Finish finish) {
+template <int KIND, int DIGITS>
+inline void product_of_form(const Matrix& m, const float* x_t, int rows, int64_t panel, int64_t end, const AnyFinish& finish) {
 #ifdef MK_INTEGERS
-    if constexpr (by_integers(KIND)) return product_by_integers<KIND>(m, x_t, rows, panel, end, finish);
+    if constexpr (by_integers(KIND, DIGITS)) return product_by_integers<KIND, DIGITS>(m, x_t, rows, panel, end, finish);
     else
 #endif
     return product_expanded<KIND>(m, x_t, rows, panel, end, finish);
 }
-template <class Finish>
-inline void product_of_panels(const Matrix& m, const float* x_t, int rows, int64_t panel, int64_t end, Finish finish) {
-    with_kind(m, [&](auto KIND) { product_of_kind<KIND>(m, x_t, rows, panel, end, finish); });
+inline void product_of_panels(const Matrix& m, const float* x_t, int rows, int64_t panel, int64_t end, const AnyFinish& finish) {
+    with_form(m, [&](auto KIND, auto DIGITS) { product_of_form<KIND, DIGITS>(m, x_t, rows, panel, end, finish); });
 }
 
 // One phase: this thread's equal share of all panels.
-template <class Finish>
-inline void product(const Matrix& m, const float* x_t, int rows, int id, int threads, Finish finish) {
+inline void product(const Matrix& m, const float* x_t, int rows, int id, int threads, const AnyFinish& finish) {
     const int64_t pairs = padded(m.outputs, 2 * LANES) / (2 * LANES);
     product_of_panels(m, x_t, rows, 2 * (pairs * id / threads), 2 * (pairs * (id + 1) / threads), finish);
 }
@@ -236,7 +235,7 @@ template <class Finish>
 inline void multiply_together(const Matrix& m, const float* x, int rows, float* x_t, int id, Pool& p, Finish finish) {
     lay_out(m, x, rows, x_t, id, p.active());
     p.barrier(id);
-    product(m, x_t, rows, id, p.active(), finish);
+    product(m, x_t, rows, id, p.active(), AnyFinish(finish));
     p.barrier(id);
 }
 

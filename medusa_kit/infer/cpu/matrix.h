@@ -15,6 +15,7 @@ struct Matrix {  // mirrored in kernels.py
     int64_t kind, outputs, inputs;  // as the model has them; panels are padded with zeros
     const uint8_t* data;            // [panels (an even number)][inputs / group][...]; SUPER: [panels][inputs / 256][...]
     const float* bias;              // [outputs], or null
+    int64_t digits;                 // integers.h: 3 keep a number of x as float32 does, 2 are 16 bits, 1 is 8
 };
 
 template <class F> inline void with_kind(const Matrix& m, F f) {
@@ -31,6 +32,19 @@ template <class F> inline void with_kind(const Matrix& m, F f) {
         case INT4_SUPER: return f(std::integral_constant<int, INT4_SUPER>{});
         case INT6_SUPER: return f(std::integral_constant<int, INT6_SUPER>{});
     }
+}
+
+// The same with the number of digits, which only kinds that are multiplied as integers have.
+template <class F> inline void with_form(const Matrix& m, F f) {
+    with_kind(m, [&](auto KIND) {
+#ifdef MK_INTEGERS
+        if constexpr (KIND >= INT4) {
+            if (m.digits == 1) return f(KIND, std::integral_constant<int, 1>{});
+            if (m.digits == 2) return f(KIND, std::integral_constant<int, 2>{});
+        }
+#endif
+        f(KIND, std::integral_constant<int, 3>{});
+    });
 }
 
 constexpr int OCTET = 8;
@@ -84,6 +98,18 @@ inline void prefetch_far(const uint8_t* line) {  // into a cache that holds some
 #endif
 }
 
+// What becomes of each tile [rows, V * 16] of products, whose first panel is `panel`: a reference to any
+// `finish(panel, V, tile)`, so that products are compiled once and not for each of them.
+struct AnyFinish {
+    const void* finish;
+    void (*call)(const void*, int64_t, int, const float*);
+
+    template <class Finish>
+    explicit AnyFinish(const Finish& one)
+        : finish(&one), call([](const void* of, int64_t panel, int V, const float* tile) { (*(const Finish*)of)(panel, V, tile); }) {}
+    void operator()(int64_t panel, int V, const float* tile) const { call(finish, panel, V, tile); }
+};
+
 template <class F, int... I> inline void unroll(F f, std::integer_sequence<int, I...>) {
     (f(std::integral_constant<int, I>{}), ...);
 }
@@ -103,8 +129,8 @@ template <class F> inline void with_rows(int n, F f) {
         case 1: return f(std::integral_constant<int, 1>{});
         case 2: return f(std::integral_constant<int, 2>{});
         case 3: return f(std::integral_constant<int, 3>{});
-#ifdef __AVX512F__
         case 4: return f(std::integral_constant<int, 4>{});
+#ifdef __AVX512F__
         case 5: return f(std::integral_constant<int, 5>{});
         case 6: return f(std::integral_constant<int, 6>{});
         case 7: return f(std::integral_constant<int, 7>{});
