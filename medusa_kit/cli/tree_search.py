@@ -12,7 +12,7 @@ from medusa_kit.errors import ConfigError, DataError, TreeError, UsageError
 
 OF_ENGINE = ("config", "model", "revision", "dtype", "device", "heads", "force")
 # What an engine file may say too. Its drafter and its tree are of no use here.
-OF_FILE = ("weights", "cache", "attention", "fixed_shapes", "compiled")
+OF_FILE = ("weights", "activations", "cache", "attention", "fixed_shapes", "compiled")
 STATISTICS_NAME = "statistics.npz"  # that of tuning/results.py, which loads torch
 
 

@@ -38,6 +38,7 @@ from medusa_kit.infer.node_choice.measured import MeasuredSteps
 from medusa_kit.infer.packed.base import base_for_decoding
 from medusa_kit.infer.prefix_cache.kept_batches import KeptBatches
 from medusa_kit.settings.engine import (
+    Activations,
     Attention,
     CacheDType,
     DrafterName,
@@ -92,6 +93,7 @@ def load(
     dtype: DType = "auto",
     device: str = "auto",
     weights: Weights = "checkpoint",
+    activations: Activations = "float32",
     cache: CacheDType = "float32",
     attention: Attention = "auto",
     fixed_shapes: FixedShapes = "auto",
@@ -164,6 +166,7 @@ def build_engine(
         options.compiled,
         keep_layers,
         options.cache,
+        options.activations,
     )
     plain = Engine(
         backends.verifier,

@@ -6,15 +6,16 @@ torch's MKL packs them. Whatever is chosen must pass the same self-check as the 
 """
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from medusa_kit import console
 from medusa_kit.base.model import BaseModel
 from medusa_kit.errors import IncompatibleBaseError
-from medusa_kit.infer.cpu.cache_dtype import FLOAT32, store_cache_as
-from medusa_kit.infer.cpu.decoder import native_decoder
+from medusa_kit.infer.cpu.activations import with_activations
+from medusa_kit.infer.cpu.cache_dtype import store_cache_as
+from medusa_kit.infer.cpu.decoder import FLOAT32, native_decoder
 from medusa_kit.infer.cpu.describe import Unsupported
 from medusa_kit.infer.cpu.fused_norm import install_fused_norms
 from medusa_kit.infer.cpu.kernels import OFF_SWITCH
@@ -51,14 +52,17 @@ def prepare_backends(
     compiled: bool = False,
     keep_layers: bool = False,
     cache: str = FLOAT32,
+    activations: str = FLOAT32,
 ) -> Backends:
     """Raises ConfigError, IncompatibleBaseError. A backend of tree attention that is asked for by
     name is meant to run, so C++ then takes no whole steps. `keep_layers`: the model is used
     elsewhere too, so none of its layers is replaced. `cache`: how keys and values are stored.
+    `activations`: the precision of what quantised weights are multiplied by.
     """
     backends = _prepare(base, attention, fixed_shapes, compiled, keep_layers)
-    store_cache_as(cache, backends.verifier)
-    return backends
+    verifier, check = with_activations(backends.verifier, backends.check, activations)
+    store_cache_as(cache, verifier)
+    return replace(backends, verifier=verifier, check=check)
 
 
 def _prepare(

@@ -138,7 +138,7 @@ def check_trees(verifier: Verifier, reference: Reference | None = None) -> TreeC
     """
     base, memory = verifier.base, verifier.check_memory()
     known = None if memory is None or base.check else memory.read()
-    if known is not None and (check := _remembered(known)) is not None:
+    if known is not None and (check := check_of(known)) is not None:
         verifier.attention.expected = known.get("attention")
         return check
     doing = "checking drafting against plain decoding"
@@ -152,7 +152,7 @@ def check_trees(verifier: Verifier, reference: Reference | None = None) -> TreeC
     return check
 
 
-def _remembered(figures: Mapping[str, Any]) -> TreeCheck | None:
+def check_of(figures: Mapping[str, Any]) -> TreeCheck | None:
     relative, tolerance = figures.get("relative_error"), figures.get("rounding_tolerance")
     for number in (relative, tolerance):
         if not isinstance(number, float) or not 0 <= number < math.inf:
@@ -166,7 +166,7 @@ def _run(verifier: Verifier, reference: Reference) -> TreeCheck:
     windowed = [*verifier.windowed(), *window_owners(reference.model)]
     try:
         with verifier.lock(), lock_of(reference.model):
-            with _narrow_windows(windowed) as any_window:
+            with narrow_windows(windowed) as any_window:
                 tolerance, relative = _measure(verifier, reference, ROUNDS)
             if any_window:  # of its real size, with other masks and another kernel
                 whole = _measure(verifier, reference, 1)
@@ -213,7 +213,7 @@ def _own_rounding(base: BaseModel) -> float:
         stepwise = torch.cat([_read_stepwise(base, ids_1T) for ids_1T in rows])
         with _last_bit_off(base.model.get_input_embeddings()):
             off = torch.cat([base.model(ids_1T, use_cache=False).logits[0] for ids_1T in rows])
-    return max(_difference(stepwise, whole)[1], _difference(off, whole)[1])
+    return max(difference(stepwise, whole)[1], difference(off, whole)[1])
 
 
 def _read_stepwise(base: BaseModel, ids_1T: Tensor) -> Tensor:
@@ -271,18 +271,18 @@ class OwnModel:
 
 def _measure(verifier: Verifier, reference: Reference, rounds: int) -> tuple[float, float]:
     """(rounding tolerance, relative error) over so many trees in turn, the last one in splits."""
-    actual_XV, paths = _score_trees(verifier, rounds)
+    actual_XV, paths = score_random_trees(verifier, rounds)
     if not isinstance(reference, OwnModel):
-        return _difference(actual_XV, reference.last_logits(paths))
+        return difference(actual_XV, reference.last_logits(paths))
     with suppress(*FAILURES):
-        found = _difference(actual_XV, reference.last_logits(paths))
+        found = difference(actual_XV, reference.last_logits(paths))
         if found[1] <= RELATIVE_TOLERANCE[actual_XV.dtype]:
             return found
     # A family may mind padding, or what else is in a batch.
-    return _difference(actual_XV, reference.one_by_one(paths))
+    return difference(actual_XV, reference.one_by_one(paths))
 
 
-def _score_trees(verifier: Verifier, rounds: int) -> tuple[Tensor, list[list[int]]]:
+def score_random_trees(verifier: Verifier, rounds: int) -> tuple[Tensor, list[list[int]]]:
     """(logits_XV of the verifier, the path to each node)."""
     base = verifier.base
     generator = torch.Generator().manual_seed(0)
@@ -306,7 +306,7 @@ def _score_trees(verifier: Verifier, rounds: int) -> tuple[Tensor, list[list[int
     return torch.cat(scored), paths
 
 
-def _difference(actual_XV: Tensor, expected_XV: Tensor) -> tuple[float, float]:
+def difference(actual_XV: Tensor, expected_XV: Tensor) -> tuple[float, float]:
     last_bit = torch.finfo(actual_XV.dtype).eps * float(expected_XV.double().abs().max())
     absolute = float((actual_XV.double() - expected_XV.double()).abs().max())
     spread = float(expected_XV.double().std().clamp_min(1e-12))
@@ -323,7 +323,7 @@ def _split_finely(verifier: Verifier, wanted: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _narrow_windows(owners: Iterable[Any]) -> Iterator[bool]:
+def narrow_windows(owners: Iterable[Any]) -> Iterator[bool]:
     """Narrow every sliding window during the check, so that a wrong one shows on a short text.
     Yields whether there is any."""
     windows = [(owner, owner.sliding_window)

@@ -22,6 +22,7 @@ HEADS_WORDS = ("auto", "none", "untrained")
 DType = Literal["auto", "float32", "bfloat16", "float16", "float64"]
 Weights = Literal["checkpoint", "int8"]
 CacheDType = Literal["float32", "float16"]
+Activations = Literal["float32", "int16", "int8"]
 Attention = Literal["auto", "sdpa", "flash", "triton"]
 FixedShapes = Literal["auto", "always", "never"]
 PrefixCache = Literal["on", "off"]
@@ -65,6 +66,12 @@ class EngineOptions:
         "checkpoint (its own numbers) or int8 (LOSSY: rounded to 8 bits in groups of 32, on a CPU "
         "in float32; answers are another model's and never count as identical).",
     ] = "checkpoint"
+    activations: Annotated[
+        Activations,
+        "Precision of what the C++ engine multiplies quantised weights by: float32, int16 (its "
+        "tokens but for rare near ties) or int8 (as accurate as llama.cpp). Answers are exactly "
+        "those of plain decoding in the same precision.",
+    ] = "float32"
     cache: Annotated[
         CacheDType,
         "Dtype of the KV cache of the C++ engine: float32, or float16 (LOSSY: half the memory; "

@@ -14,7 +14,10 @@ PANELS: Mapping[str, Sequence[str]] = {
         "prompts", "answers", "statistics", "data", "turns", "limit", "row", "max_length",
         "on_error",
     ),
-    MODEL: ("model", "config", "dtype", "device", "weights", "revision", "base_name", "base_model"),
+    MODEL: (
+        "model", "config", "dtype", "device", "weights", "activations", "revision", "base_name",
+        "base_model",
+    ),  # fmt: skip
     SPECULATION: (
         "heads", "drafter", "drafters", "draft_model", "drafter_options", "fallback", "tree",
         "guesses", "peers", "assistant", "nodes", "sizes", "batch_sizes", "dynamic", "choices",

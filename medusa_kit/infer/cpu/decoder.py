@@ -35,9 +35,12 @@ from medusa_kit.infer.packed.packing import Blocks, PackedMatrix, Rows
 from medusa_kit.infer.packed.packing_up import Packing, model_of, row_pieces
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes, NodeScores, TreeStep
+from medusa_kit.settings.engine import allowed
 
 RANKED = 8  # likeliest tokens returned for each node: a by-product of finding the argmax
 NO_KERNELS = "the C++ kernels are not available"
+FLOAT32, INT16, INT8 = allowed("activations")
+DIGITS = {FLOAT32: 3, INT16: 2, INT8: 1}  # of 8 bits that a number is cut into, see integers.h
 
 
 class NativeDecoder:
@@ -58,6 +61,7 @@ class NativeDecoder:
         self.packed = packed
         self._scale_logits = scale_logits
         self._windows = windows or (lambda: packed.windows)
+        self.activations = FLOAT32
         self._rotary_2TPE = torch.empty(0, 0)
         self._cache_shape = (packed.sizes.kv_heads, packed.sizes.head_size)
         self.prefix: PackedPrefix | None = None
@@ -73,6 +77,20 @@ class NativeDecoder:
         decoder._rotary_2TPE = torch.empty(0, 0)
         decoder._struct = kernels.Decoder.from_buffer_copy(self._struct)
         decoder._struct.prefix = ctypes.addressof(decoder.prefix.struct)
+        return decoder
+
+    def with_activations(self, activations: str) -> "NativeDecoder":
+        """One of the same weights that multiplies quantised ones by numbers of this precision.
+        Raises Unsupported where none would be."""
+        if activations == self.activations:
+            return self
+        if not kernels.has_integers(self._library):
+            raise Unsupported(f"{self._library.mk_isa().decode()} does not multiply integers")
+        if not any(matrix.in_integers for matrix in self.packed.step_matrices):
+            raise Unsupported("no weights of this model are stored in 4 to 8 bits")
+        decoder = copy(self)
+        decoder.activations = activations
+        decoder._struct = decoder._build()
         return decoder
 
     @property
@@ -94,17 +112,19 @@ class NativeDecoder:
         """Instruction set and how the weights are stored, for reports."""
         forms = sorted({matrix.kind for matrix in self._matrices})
         size = f"{self.weight_bytes / 1e6:,.0f} MB of weights as {', '.join(forms)}"
-        return f"{self._library.mk_isa().decode()}, {size}"
+        activations = "" if self.activations == FLOAT32 else f"{self.activations} activations, "
+        return f"{self._library.mk_isa().decode()}, {activations}{size}"
 
     def takes(self, cache: TreeCache, num_nodes: int) -> bool:
-        """Whether a forward of so many nodes can run in C++: few, and a cache of one shape."""
+        """Whether rows of at most so many nodes can run in C++: few, and a cache of one shape."""
         enough = len(cache.layers) >= len(self.packed.layers) + (self.prefix is not None)
         few = num_nodes <= kernels.MAX_ROWS
         return enough and few and cache.block_of(*self._cache_shape) is not None
 
     def prompt_chunk(self, num_rows: int) -> int:
-        """How many tokens of each of `num_rows` prompts one call takes; 0 for too many prompts."""
-        return kernels.MAX_ROWS // num_rows
+        """How many tokens of each of `num_rows` prompts a call takes, or two calls for too many
+        prompts."""
+        return max(kernels.MAX_ROWS // num_rows, 1)
 
     def forward(
         self,
@@ -114,15 +134,22 @@ class NativeDecoder:
         step: TreeStep,
         keep_M: Tensor | None = None,
     ) -> NodeScores:
-        """Scores of the nodes `keep_M` (all) of every row, where rows have equally many nodes."""
+        """Scores of the nodes `keep_M` (all) of every row, where rows have equally many nodes; as
+        many rows a call as it takes."""
         B, N = tokens_BN.shape
         nodes_M = torch.arange(N) if keep_M is None else keep_M
-        kept_M = (torch.arange(0, B * N, N)[:, None] + nodes_M).flatten()
-        depths_N, sees = step.depths_BN.flatten(), step.sees_BNN.flatten()
-        nodes = Nodes(tokens_BN.flatten(), depths_N, sees, [N] * B)
-        rows, positions_N = cache.rows_in_use, positions_BN.flatten()
-        scores = self.score(cache, nodes, positions_N, rows, kept_M)
-        return NodeScores(*(part.view(B, len(nodes_M), -1) for part in scores))
+        rows, each = list(cache.rows_in_use), max(kernels.MAX_ROWS // N, 1)
+        calls = list[tuple[Tensor, Tensor, Tensor]]()
+        for first in range(0, B, each):
+            some = slice(first, min(first + each, B))
+            count = some.stop - first
+            kept_M = (torch.arange(0, count * N, N)[:, None] + nodes_M).flatten()
+            depths_N, sees = step.depths_BN[some].flatten(), step.sees_BNN[some].flatten()
+            nodes = Nodes(tokens_BN[some].flatten(), depths_N, sees, [N] * count)
+            positions_N = positions_BN[some].flatten()
+            calls.append(self.score(cache, nodes, positions_N, rows[some], kept_M))
+        parts = calls[0] if len(calls) == 1 else [torch.cat(p) for p in zip(*calls, strict=True)]
+        return NodeScores(*(part.view(B, len(nodes_M), -1) for part in parts))
 
     def score(
         self,
@@ -211,7 +238,7 @@ class NativeDecoder:
         return kernels.Decoder(
             packed.info["hidden_size"], sizes.mlp, sizes.query_heads, sizes.kv_heads,
             sizes.head_size, sizes.head_size, len(layers), int(sizes.gelu), sizes.norm_epsilon,
-            sizes.scale, self._layers, packed.final_norm.data_ptr(), packed.output.struct,
+            sizes.scale, self._layers, packed.final_norm.data_ptr(), self._form(packed.output),
         )  # fmt: skip
 
     def _layer(self, number: int) -> kernels.Layer:
@@ -220,9 +247,13 @@ class NativeDecoder:
         pointers = [0 if (norm := norms[name]) is None else norm.data_ptr() for name in NORMS]
         none = kernels.Matrix()
         return kernels.Layer(
-            *(matrices[name].struct if name in matrices else none for name in MATRICES), *pointers,
+            *(self._form(matrices[name]) if name in matrices else none for name in MATRICES),
+            *pointers,
             packed.rotary_of_layer[number], packed.windows[number],
         )  # fmt: skip
+
+    def _form(self, matrix: PackedMatrix) -> kernels.Matrix:
+        return kernels.with_digits(matrix.struct, DIGITS[self.activations])
 
 
 def _integers(*values: int) -> Any:

@@ -1,7 +1,8 @@
 """Heads that guess in one C++ call, for a base whose steps run in C++.
 
 A draft takes as long as reading its weights, so the heads' own are rounded to eight bits; a
-projection of the base's rows has the base's form. Guesses may differ, the text does not.
+projection of the base's rows has the base's form. What they are multiplied by is rounded to eight
+bits, too. Guesses may differ, the text does not.
 
 Shapes: X any leading shape, D what heads are given of a row, J tokens of the path, K heads,
 C guesses, R rows of a call, B batch, N nodes of a tree.
@@ -20,7 +21,7 @@ from medusa_kit.heads.draws import RowsDraws
 from medusa_kit.heads.guesser import GrownTrees, Guesses, Least, Texts
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import NativeDecoder
-from medusa_kit.infer.cpu.int8_weights import packed_rounded
+from medusa_kit.infer.cpu.int8_weights import packed_rounded, rounding
 from medusa_kit.infer.cpu.recurrent import PackedRecurrent
 from medusa_kit.infer.packed.model import chosen_rows
 from medusa_kit.infer.packed.packing import PackedMatrix
@@ -43,8 +44,8 @@ class NativeHeads:
         structs = (kernels.Head * heads.num_heads)(
             *(
                 kernels.Head(
-                    (kernels.Matrix * len(head))(*(block.struct for block in head)),
-                    len(head), heads.config.num_read(k), projections[k].struct,
+                    (kernels.Matrix * len(head))(*(rounding(block) for block in head)),
+                    len(head), heads.config.num_read(k), rounding(projections[k]),
                 )
                 for k, head in enumerate(blocks)
             )

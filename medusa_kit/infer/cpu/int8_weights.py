@@ -21,6 +21,7 @@ from medusa_kit.base.files import stored_quantised
 from medusa_kit.base.model import INT8, BaseModel
 from medusa_kit.base.placement import AUTO, pick_device
 from medusa_kit.errors import ConfigError
+from medusa_kit.infer.cpu.kernels import Matrix, with_digits
 from medusa_kit.infer.cpu.mkl_linear import plain_linears
 from medusa_kit.infer.packed.packing import Blocks, PackedMatrix, pack
 from medusa_kit.infer.tree_step import HOLDER_ATTRIBUTE
@@ -98,6 +99,11 @@ def packed_rounded(weight_OI: Tensor, bias_O: Tensor | None = None) -> PackedMat
     weight_OI = weight_OI.detach().float()
     fits = weight_OI.shape[1] % GROUP == 0
     return pack(weight_OI, bias_O, int8_blocks(weight_OI) if fits else None)
+
+
+def rounding(matrix: PackedMatrix) -> Matrix:
+    """A weight of drafts, whose factors are rounded to eight bits where it is in integers."""
+    return with_digits(matrix.struct, 1)
 
 
 def rounded(layer: nn.Linear, weight_OI: Tensor) -> Tensor:

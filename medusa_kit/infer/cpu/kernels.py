@@ -50,6 +50,14 @@ class Matrix(ctypes.Structure):
     )  # fmt: skip
 
 
+def with_digits(matrix: Matrix, digits: int) -> Matrix:
+    """The same weights, for numbers of so many digits of 8 bits (integers.h). Kinds that are not
+    multiplied as integers have no digits."""
+    same = Matrix.from_buffer_copy(matrix)
+    same.digits = digits
+    return same
+
+
 class Layer(ctypes.Structure):
     _fields_ = (
         ("qkv", Matrix), ("out", Matrix), ("gate_up", Matrix), ("down", Matrix),

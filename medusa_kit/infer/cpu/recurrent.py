@@ -10,7 +10,7 @@ import torch
 
 from medusa_kit.heads.blocks import NORM_EPSILON, UNIT_EPSILON, GatedBlock, RecurrentNetwork
 from medusa_kit.infer.cpu import kernels
-from medusa_kit.infer.cpu.int8_weights import packed_rounded
+from medusa_kit.infer.cpu.int8_weights import packed_rounded, rounding
 from medusa_kit.infer.packed.packing import interleaved
 
 
@@ -36,11 +36,11 @@ class PackedRecurrent:
         self.work = sum(one.struct.outputs * one.struct.inputs for one in matrices)  # of a step
         blocks = (kernels.RecurrentBlock * len(self._pairs))(
             *(
-                kernels.RecurrentBlock(gate_up.struct, down.struct, norm.data_ptr())
+                kernels.RecurrentBlock(rounding(gate_up), rounding(down), norm.data_ptr())
                 for (gate_up, down), norm in zip(self._pairs, self._norms, strict=True)
             )
         )
         self.struct = kernels.Recurrent(
             self._pairs[0][1].struct.inputs, len(self._pairs), NORM_EPSILON, UNIT_EPSILON,
-            self._input.struct, blocks, self._gain_KD.data_ptr(),
+            rounding(self._input), blocks, self._gain_KD.data_ptr(),
         )  # fmt: skip

@@ -5,6 +5,7 @@ Shapes: B batch, N nodes with root, M of them kept.
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from copy import copy
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
@@ -13,11 +14,12 @@ import torch
 from torch import Tensor
 
 from medusa_kit.base.model import BaseModel
+from medusa_kit.errors import ConfigError
 from medusa_kit.heads.prefix_layer import PrefixLayer
 from medusa_kit.infer.attention import install_tree_attention
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.attention.prefix_layer import with_outputs
-from medusa_kit.infer.cpu.decoder import NativeDecoder
+from medusa_kit.infer.cpu.decoder import FLOAT32, NativeDecoder
 from medusa_kit.infer.cpu.describe import Unsupported
 from medusa_kit.infer.cpu.kernels import MAX_ROWS
 from medusa_kit.infer.self_check import checked_verifier
@@ -48,6 +50,18 @@ class NativeVerifier(Verifier):
             with suppress(Unsupported):
                 verifier.native = self.without_prefix.native.with_prefix(prefix)
         return verifier
+
+    def with_activations(self, activations: str) -> "Self":
+        """One that multiplies quantised weights by numbers of this precision, over the same base.
+        Raises Unsupported where none would be."""
+        verifier = copy(self)
+        verifier.native = self.native.with_activations(activations)
+        verifier.steps_run_by = f"C++ ({verifier.native.summary})"
+        return verifier
+
+    @property
+    def activations(self) -> str:
+        return self.native.activations
 
     @cached_property
     def _holder(self) -> StepHolder:
@@ -80,7 +94,7 @@ class NativeVerifier(Verifier):
         return True
 
     def prompt_chunk(self, num_rows: int) -> int:
-        return self.native.prompt_chunk(num_rows) or super().prompt_chunk(num_rows)
+        return self.native.prompt_chunk(num_rows)
 
     def _scores(
         self,
@@ -90,7 +104,7 @@ class NativeVerifier(Verifier):
         keep_M: Tensor | None,
         prompt: bool,
     ) -> NodeScores:
-        if not self.native.takes(cache, tokens_BN.numel()):
+        if not self._takes(cache, tokens_BN.shape[1]):
             return super()._scores(cache, step, tokens_BN, keep_M, prompt)
         positions_BN = self._positions(step)
         with self.lock():
@@ -105,7 +119,7 @@ class NativeVerifier(Verifier):
     @no_gradients
     def score_trees(self, cache: TreeCache, nodes: Nodes, rows: Sequence[int]) -> RaggedScores:
         """None padded; more nodes than one call takes go in several, whole rows in each."""
-        if not self.native.takes(cache, max(nodes.counts)):
+        if not self._takes(cache, max(nodes.counts)):
             return super().score_trees(cache, nodes, rows)
         parts = [self._call(cache, part, some) for part, some in _calls(nodes, rows)]
         if len(parts) == 1:
@@ -121,12 +135,29 @@ class NativeVerifier(Verifier):
     ) -> tuple[Tensor, Tensor]:
         """All rows in one call, where they fit in one."""
         nodes = Nodes.chains(pieces, self.base.device)
-        if not self.native.takes(cache, sum(nodes.counts)):
+        if not self._takes(cache, max(nodes.counts)):
             return super().read_prompts(cache, rows, pieces)
-        ends_M = torch.tensor(list(accumulate(nodes.counts))) - 1
-        scores = self._call(cache, nodes, rows, ends_M)
+        ends = list[RaggedScores]()
+        for part, some in _calls(nodes, rows):
+            ends_M = torch.tensor(list(accumulate(part.counts))) - 1
+            ends.append(self._call(cache, part, some, ends_M))
         cache.commit([range(count) for count in nodes.counts], rows)
-        return scores.hidden_ND, scores.logits_NV
+        if len(ends) == 1:
+            return ends[0].hidden_ND, ends[0].logits_NV
+        hidden_BD = torch.cat([one.hidden_ND for one in ends])
+        return hidden_BD, torch.cat([one.logits_NV for one in ends])
+
+    def _takes(self, cache: TreeCache, num_nodes: int) -> bool:
+        """Whether C++ takes rows of so many nodes. Raises ConfigError where it does not, and the
+        model would compute them in another precision."""
+        takes = self.native.takes(cache, num_nodes)
+        if not takes and self.activations != FLOAT32:
+            raise ConfigError(
+                f"a tree of {num_nodes} nodes with activations {self.activations}; expected at "
+                f"most {MAX_ROWS}",
+                hint="use a smaller tree, or activations float32",
+            )
+        return takes
 
     def _call(
         self,

@@ -124,6 +124,11 @@ class PackedMatrix:
         return KINDS[self.struct.kind]
 
     @property
+    def in_integers(self) -> bool:
+        """Whether the weights are codes of 4 to 8 bits, not floats."""
+        return self.struct.kind not in PLAIN
+
+    @property
     def num_bytes(self) -> int:
         return self.data.numel() * self.data.element_size()
 

@@ -1,4 +1,4 @@
-"""Products whose activations are integers of 16 and 8 bits: what is rounded, on every instruction set.
+"""Products with activations of 16 and 8 bits: what is rounded, on every instruction set.
 
 Shapes: R rows, O outputs, I inputs, Q groups, S inputs of a group.
 """
@@ -29,7 +29,9 @@ COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 PARTS = ((ROWS, 2), *itertools.product((1, 2, 3, 4, 7, 8, 9), (1, 3)))  # rows, threads
 
 
-def multiply(form: Form, digits: int, x_RI: torch.Tensor, threads: int = 2, by: Any = NATIVE) -> Any:
+def multiply(
+    form: Form, digits: int, x_RI: torch.Tensor, threads: int = 2, by: Any = NATIVE
+) -> Any:
     matrix, out_RO = form.with_digits(digits), torch.empty(len(x_RI), form.matrix.struct.outputs)
     pointers = x_RI.data_ptr(), len(x_RI), out_RO.data_ptr()
     by.mk_linear(ctypes.byref(matrix.struct), *pointers, threads)

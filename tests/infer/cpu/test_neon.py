@@ -40,7 +40,15 @@ def write_matrices(path: Path) -> None:
                 (matrix := pack(weights_of(kind), None, BLOCKS.get(kind))).struct,
                 inputs_of(kind),
             )
-            head = (struct.kind, struct.outputs, struct.inputs, matrix.num_bytes, ROWS, len(PARTS), 3)
+            head = (
+                struct.kind,
+                struct.outputs,
+                struct.inputs,
+                matrix.num_bytes,
+                ROWS,
+                len(PARTS),
+                3,
+            )
             file.write(np.array(head).tobytes())
             file.write(ctypes.string_at(struct.data, matrix.num_bytes))
             file.write(x.numpy().tobytes())

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from support.kernels.packed_weights import BLOCKS
 
 from medusa_kit.infer.packed.gguf_blocks import blocks_in_order, read_factors, read_scales
 from medusa_kit.infer.packed.packing import Blocks, PackedMatrix, pack
+from support.kernels.packed_weights import BLOCKS
 
 DIGITS = {"float32": 3, "int16": 2, "int8": 1}  # of 8 bits, by the name of the activations
 # Of Q4_K and Q6_K: where the 16-bit factors of 256 weights lie.
@@ -84,7 +84,9 @@ def forms() -> Iterator[Form]:
 
 def form_of(name: str, blocks: Blocks) -> Form:
     weight_OI = blocks.expand()
-    size_OI = blocks.codes_OI.abs().float() * blocks.scales_OQ.abs().repeat_interleave(blocks.group, 1)
+    size_OI = blocks.codes_OI.abs().float() * blocks.scales_OQ.abs().repeat_interleave(
+        blocks.group, 1
+    )
     if blocks.offsets_OQ is not None:
         size_OI += blocks.offsets_OQ.abs().repeat_interleave(blocks.group, 1)
     matrix = pack(weight_OI, None, blocks)
