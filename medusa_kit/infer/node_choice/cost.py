@@ -11,7 +11,7 @@ from itertools import accumulate
 
 from medusa_kit.locks import SharedLock
 
-SIZES = (1, 2, 4, 8, 16, 32)  # between them lines are drawn
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 32)  # between them lines are drawn
 SLOPE = 0.12  # the cost of one more node in one-node steps, where nothing else is known
 SMOOTHING = 0.15  # share of the newest step in how fast the machine is now
 OUTLIER = 2.0  # a step is taken for at most this many times the expected seconds
