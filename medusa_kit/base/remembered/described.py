@@ -105,7 +105,7 @@ def _added_tokens(folder: Path) -> dict[str, Any] | None:
 def _same(one: Any, other: Any) -> bool:
     """Whether two tokenizers of a class are the same in all that they were made of."""
     return bool(
-        repr(one.init_kwargs) == repr(other.init_kwargs)
+        repr(sorted(one.init_kwargs.items())) == repr(sorted(other.init_kwargs.items()))
         and repr(one.added_tokens_decoder) == repr(other.added_tokens_decoder)
         and one.special_tokens_map == other.special_tokens_map
         and one.backend_tokenizer.to_str() == other.backend_tokenizer.to_str()
