@@ -5,6 +5,7 @@ import os
 import sys
 
 from medusa_kit.ctrl_c import ends_at_once
+from medusa_kit.garbage import no_search
 
 INTERRUPTED = 130
 
@@ -12,7 +13,7 @@ INTERRUPTED = 130
 def main() -> None:
     _open_closed_streams()
     try:
-        with ends_at_once():
+        with ends_at_once(), no_search():
             from medusa_kit.cli import main as run
         run()
     except KeyboardInterrupt:
