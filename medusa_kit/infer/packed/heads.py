@@ -82,9 +82,8 @@ def _digest(heads: MedusaHeads) -> str:
 
 @torch.no_grad()
 def _parts(heads: MedusaHeads, output: PackedMatrix) -> Iterator[tuple[str, Part]]:
-    for k, head in enumerate(heads.blocks):
-        for j, block in enumerate(head):  # type: ignore[arg-type]
-            yield f"blocks.{k}.{j}", packed_rounded(block.linear.weight, block.linear.bias)
+    for name, linear in _linears(heads):
+        yield name, packed_rounded(linear.weight, linear.bias)
     if heads.recurrent is not None:
         yield INPUT, packed_rounded(heads.recurrent.input.weight)
         for i, block in _gated(heads):
@@ -93,8 +92,6 @@ def _parts(heads: MedusaHeads, output: PackedMatrix) -> Iterator[tuple[str, Part
             yield f"recurrent.{i}.down", packed_rounded(block.w2.weight)
             yield f"recurrent.{i}.norm", block.norm.weight.detach().float().clone()
         yield GAIN, heads.recurrent.gain.detach().float().contiguous().clone()
-    for k, own in enumerate(heads.projections):
-        yield f"projections.{k}", packed_rounded(own.weight, own.bias)
     if heads.config.projection == "reduced":
         assert heads.column_ids is not None
         yield COLUMNS, chosen_rows(output, heads.column_ids)
@@ -102,11 +99,7 @@ def _parts(heads: MedusaHeads, output: PackedMatrix) -> Iterator[tuple[str, Part
 
 def _sizes(heads: MedusaHeads) -> dict[str, tuple[int, ...]]:
     """The shape of each part."""
-    found: dict[str, tuple[int, ...]] = {
-        f"blocks.{k}.{j}": tuple(block.linear.weight.shape)
-        for k, head in enumerate(heads.blocks)
-        for j, block in enumerate(head)  # type: ignore[arg-type]
-    }
+    found = {name: tuple(linear.weight.shape) for name, linear in _linears(heads)}
     if heads.recurrent is not None:
         found[INPUT] = tuple(heads.recurrent.input.weight.shape)
         found[GAIN] = tuple(heads.recurrent.gain.shape)
@@ -115,11 +108,18 @@ def _sizes(heads: MedusaHeads) -> dict[str, tuple[int, ...]]:
             found[f"recurrent.{i}.gate_up"] = (2 * -(-mlp // LANES) * LANES, hidden)
             found[f"recurrent.{i}.down"] = (hidden, mlp)
             found[f"recurrent.{i}.norm"] = (hidden,)
-    for k, own in enumerate(heads.projections):
-        found[f"projections.{k}"] = tuple(own.weight.shape)
     if heads.config.projection == "reduced":
         found[COLUMNS] = (heads.num_columns, heads.config.hidden_size)
     return found
+
+
+def _linears(heads: Any) -> Iterator[tuple[str, Any]]:
+    """The layers that heads have each for itself."""
+    for k, head in enumerate(heads.blocks):
+        for j, block in enumerate(head):
+            yield f"blocks.{k}.{j}", block.linear
+    for k, own in enumerate(heads.projections):
+        yield f"projections.{k}", own
 
 
 def _gated(heads: MedusaHeads) -> Iterator[tuple[int, GatedBlock]]:
