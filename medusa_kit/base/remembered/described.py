@@ -69,7 +69,8 @@ def read_tokenizer(place: str, revision: str | None = None) -> Any:
     import transformers
 
     memory = _Memory("tokenizer-parts", place, TOKENIZERS)
-    if isinstance(known := memory.read(), dict):
+    known = memory.read()
+    if isinstance(known, dict) and known.keys() >= {"class", "added"}:
         return _of_class(str(known["class"]), place, known["added"])
     tokenizer: Any = transformers.AutoTokenizer.from_pretrained(place, revision=revision)
     name = type(tokenizer).__name__
