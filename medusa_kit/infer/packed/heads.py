@@ -60,7 +60,7 @@ def _kept(heads: MedusaHeads, output: PackedMatrix, folder: Path) -> PackedHeads
     depends_on = [contents, info.fingerprint, info.weights, output.struct.kind, __version__]
     name = hashlib.sha256(json.dumps(depends_on).encode()).hexdigest()[:16]
     return kept(
-        cache_folder() / "packed" / f"{folder.resolve().name}-{name}",
+        cache_folder() / "packed" / f"{folder.resolve().name.lstrip('.')}-{name}",
         Origin(folder, [contents]),
         lambda path: _opened(path, heads),
         lambda sink: _written(heads, output, sink),
