@@ -216,7 +216,7 @@ def with_heads(
     )
     if heads is not None:
         if isinstance(result.verifier, NativeVerifier):
-            install_native_heads(heads, result.verifier.native)
+            install_native_heads(heads, result.verifier.native, folder)
         result.use_tree(_tree_for(heads, tree, folder))
         if folder is not None:
             beside = folder / TREE_NAME if tree is None else tree
