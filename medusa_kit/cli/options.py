@@ -279,7 +279,7 @@ def quantised_note(engine: Any) -> str | None:
     if said := precision_of(engine):
         return (
             f"{said}: answers are held against those of plain decoding in the same precision, "
-            "where no difference is rounding; agreement with float32 is counted beside that"
+            "where no difference is rounding; agreement with float32 is counted apart"
         )
     if not engine.base.info.quantized:
         return None

@@ -46,7 +46,7 @@ def verify(
 
     With --activations int16 or int8 all answers are compared with plain decoding in the same
     precision, one prompt at a time. How many agree with the second model, which computes in
-    float32, is counted beside that and fails nothing.
+    float32, is counted apart and fails nothing.
 
     With --weights int8 the second model is rounded as well. That shows that decoding adds nothing
     to the rounding, not that answers are those of the checkpoint.
