@@ -242,8 +242,9 @@ def _search_table(tree: dict[str, Any], plan: Any) -> Iterator[str]:
         f"{_chosen(rows, plan)}, over one-node decoding in the same engine, on "
         f"{machine.get('processor', 'a processor not recorded')}, device "
         f"{machine.get('device', 'not recorded')}, threads {machine.get('threads', '?')}, torch "
-        f"{machine.get('torch', '?')}{_found_with(tree)}; another machine may want another tree (`medusa-kit "
-        "tree-search --statistics`). Acceptance by replay, step times measured."
+        f"{machine.get('torch', '?')}{_found_with(tree)}; another machine may want "
+        "another tree (`medusa-kit tree-search --statistics`). Acceptance by replay, step times "
+        "measured."
     )
     columns = ("nodes", "acceptance length", "step, ms", "predicted speed-up")
     yield table(columns, [_search_row(row) for row in rows])
