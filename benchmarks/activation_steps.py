@@ -2,8 +2,8 @@
 
     python benchmarks/activation_steps.py --nodes 1 2 4 8 --rounds 7
 
-Milliseconds are medians over rounds; ratios are medians of float32's time over the precision's in the
-same round, with the smallest and the largest.
+Milliseconds are medians over rounds. Ratios are medians of float32's time over the precision's in
+the same round, with the smallest and the largest.
 """
 
 import argparse

@@ -54,10 +54,10 @@ class NativeVerifier(Verifier):
     def with_activations(self, activations: str) -> "Self":
         """One that multiplies quantised weights by numbers of this precision, over the same base.
         Raises Unsupported where none would be."""
-        verifier = copy(self)
-        verifier.native = self.native.with_activations(activations)
+        verifier = copy(self.without_prefix)
+        verifier.native = verifier.native.with_activations(activations)
         verifier.steps_run_by = f"C++ ({verifier.native.summary})"
-        return verifier
+        return verifier.with_prefix(self.prefix)
 
     @property
     def activations(self) -> str:
