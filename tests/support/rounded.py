@@ -7,7 +7,6 @@ import functools
 import itertools
 import os
 import random
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -69,7 +68,8 @@ def gguf_file(kind: str) -> Path:
             blocks[name] = (_with_factors(raw, kind), kind)
         elif array.ndim == 2:
             blocks[name] = 8 * array
-    folder = Path(tempfile.mkdtemp(prefix="rounded-"))
+    folder = Path(os.environ["MEDUSA_KIT_CACHE"])  # a test's own, see tests/precisions/conftest.py
+    folder.mkdir(parents=True, exist_ok=True)
     return tiny_files.write_model(folder / f"{kind}.gguf", "llama", model, more=blocks)[0]
 
 
