@@ -115,7 +115,7 @@ def logits_after(verifier: Verifier, text: Sequence[int]) -> list[Tensor]:
     cache, found = verifier.new_cache(1, len(text)), list[Tensor]()
     with torch.inference_mode():
         for token in text:
-            found.append(_next(verifier, cache, token))
+            found.append(next_logits(verifier, cache, token))
     return found
 
 
@@ -125,17 +125,18 @@ def plainly(verifier: Verifier, prompt: Sequence[int], tokens: int) -> list[int]
     cache, answer = verifier.new_cache(1, len(prompt) + tokens), list[int]()
     with torch.inference_mode():
         for token in prompt[:-1]:
-            _next(verifier, cache, token)
+            next_logits(verifier, cache, token)
         last = prompt[-1]
         for _ in itertools.repeat(None, room):
-            last = int(_next(verifier, cache, last).argmax())
+            last = int(next_logits(verifier, cache, last).argmax())
             answer.append(last)
             if last in verifier.base.stop_token_ids:
                 break
     return answer
 
 
-def _next(verifier: Verifier, cache: Any, token: int) -> Tensor:
+def next_logits(verifier: Verifier, cache: Any, token: int) -> Tensor:
+    """logits_V after one more token of a cache of one row."""
     one = Nodes(torch.tensor([token]), torch.tensor([0]), torch.tensor([True]), [1])
     logits_V = verifier.score_trees(cache, one, [0]).logits_NV[0].clone()
     cache.commit([range(1)], [0])
