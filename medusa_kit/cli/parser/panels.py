@@ -17,7 +17,7 @@ PANELS: Mapping[str, Sequence[str]] = {
     MODEL: (
         "model", "config", "dtype", "device", "weights", "activations", "revision", "base_name",
         "base_model",
-    ),  # fmt: skip
+    ),
     SPECULATION: (
         "heads", "drafter", "drafters", "draft_model", "drafter_options", "fallback", "tree",
         "guesses", "peers", "assistant", "nodes", "sizes", "batch_sizes", "dynamic", "choices",

@@ -28,6 +28,7 @@ from medusa_kit.infer.tree_step import HOLDER_ATTRIBUTE
 from medusa_kit.settings.engine import check_value
 
 GROUP, LARGEST = 32, 127
+DRAFT_DIGITS = 1  # of 8 bits, of what weights of drafts are multiplied by
 LEAVE_OUT = "leave out weights"
 NAMED = 3  # unrounded layers that the note lists
 
@@ -103,7 +104,7 @@ def packed_rounded(weight_OI: Tensor, bias_O: Tensor | None = None) -> PackedMat
 
 def rounding(matrix: PackedMatrix) -> Matrix:
     """A weight of drafts, whose factors are rounded to eight bits where it is in integers."""
-    return with_digits(matrix.struct, 1)
+    return with_digits(matrix.struct, DRAFT_DIGITS)
 
 
 def rounded(layer: nn.Linear, weight_OI: Tensor) -> Tensor:

@@ -15,9 +15,12 @@ from medusa_kit.infer.cpu.heads import install_native_heads
 from medusa_kit.infer.draft import State
 from medusa_kit.tree.candidate_tree import CandidateTree
 
-pytestmark = pytest.mark.skipif(
-    kernels.load_library() is None, reason="the C++ kernels cannot be built on this machine"
-)
+pytestmark = [
+    pytest.mark.usefixtures("factors_in_24_bits"),
+    pytest.mark.skipif(
+        kernels.load_library() is None, reason="the C++ kernels cannot be built on this machine"
+    ),
+]
 
 
 def with_and_without(heads, call):

@@ -21,9 +21,12 @@ from medusa_kit.infer.packed.texts import calls_for, hidden_of_texts
 from medusa_kit.infer.tree_cache import TreeCache
 from medusa_kit.infer.tree_step import Nodes
 
-pytestmark = pytest.mark.skipif(
-    kernels.load_library() is None, reason="the C++ kernels cannot be built on this machine"
-)
+pytestmark = [
+    pytest.mark.usefixtures("factors_in_24_bits"),
+    pytest.mark.skipif(
+        kernels.load_library() is None, reason="the C++ kernels cannot be built on this machine"
+    ),
+]
 SHAPES = {
     "llama": ("llama", {"num_key_value_heads": 3}),
     "one-key": ("llama", {"num_key_value_heads": 1, "intermediate_size": 64}),

@@ -9,16 +9,19 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from medusa_kit.base.model import wrap_model
 from medusa_kit.drafters import draft_with
 from medusa_kit.heads.scores import scored_guesses_after
-from medusa_kit.infer.cpu import kernels
+from medusa_kit.infer.cpu import int8_weights, kernels
 from medusa_kit.infer.cpu.decoder import native_decoder
 from medusa_kit.infer.cpu.heads import install_native_heads
 from medusa_kit.infer.draft import State
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
 
-pytestmark = pytest.mark.skipif(
-    kernels.load_library() is None, reason="the C++ kernels cannot be built on this machine"
-)
+pytestmark = [
+    pytest.mark.usefixtures("factors_in_24_bits"),
+    pytest.mark.skipif(
+        kernels.load_library() is None, reason="the C++ kernels cannot be built on this machine"
+    ),
+]
 BUSHY = CandidateTree.from_choices(
     [[0], [1], [4], [0, 0], [0, 3], [1, 0], [4, 0], [0, 3, 0], [1, 0, 0], [4, 0, 2], [4, 0, 3]]
 )
@@ -71,7 +74,9 @@ def test_nodes_of_a_depth_go_on_from_different_states():
     assert all(len(set(row)) > 2 for row in last)
 
 
-def test_scores_have_the_same_bits_alone_and_among_others(monkeypatch, many_threads):
+@pytest.mark.parametrize("digits", [1, 3])
+def test_scores_have_the_same_bits_alone_and_among_others(digits, monkeypatch, many_threads):
+    monkeypatch.setattr(int8_weights, "DRAFT_DIGITS", digits)
     heads = with_kernels(trained(base_of("llama"), "recurrent", "shared", prefix_layers=1))
     given, paths = inputs(heads.base, 13, layers=2)
     ids, scores = scored_guesses_after(heads, 2, given, paths, 5, 0.7)
@@ -81,6 +86,17 @@ def test_scores_have_the_same_bits_alone_and_among_others(monkeypatch, many_thre
             own = scored_guesses_after(heads, 2, given[rows], paths[rows], 5, 0.7)
             assert torch.equal(own[0], ids[rows])
             assert torch.equal(own[1], scores[rows])
+
+
+def test_factors_of_eight_bits_move_scores_a_little(monkeypatch):
+    """Nowhere as far as another network would."""
+    heads = trained(base_of("llama"), "recurrent", "shared")
+    given, paths = inputs(heads.base, 13)
+    exact = with_kernels(heads).guesser([2], given, paths, 1, [1.0])[1]
+    monkeypatch.setattr(int8_weights, "DRAFT_DIGITS", 1)
+    rounded = with_kernels(heads).guesser([2], given, paths, 1, [1.0])[1]
+    assert not torch.equal(rounded, exact)
+    assert torch.allclose(rounded, exact, atol=0.2)
 
 
 def test_several_heads_in_one_call():

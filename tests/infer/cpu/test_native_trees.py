@@ -16,9 +16,12 @@ from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
 
-pytestmark = pytest.mark.skipif(
-    kernels.load_library() is None, reason="the C++ kernels cannot be built on this machine"
-)
+pytestmark = [
+    pytest.mark.usefixtures("factors_in_24_bits"),
+    pytest.mark.skipif(
+        kernels.load_library() is None, reason="the C++ kernels cannot be built on this machine"
+    ),
+]
 KINDS = ["medusa", "rooted", "hydra", "recurrent"]
 SCALES = (1.3, 0.8, 1.6)
 BUSHY = CandidateTree.from_choices([[0], [1], [4], [0, 0], [0, 3], [4, 0], [0, 0, 0], [4, 0, 2]])
