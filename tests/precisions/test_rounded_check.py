@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.rounded import (
+from support.kernels.rounded import (
     KINDS,
     PRECISIONS,
     base_of,
@@ -123,9 +123,7 @@ def test_what_passed_is_remembered_by_precision(monkeypatch: pytest.MonkeyPatch)
     model, asked = str(gguf_file("Q8_0")), ("float32", *PRECISIONS)
 
     def load(activations: Any, **options: Any) -> Engine:
-        return medusa_kit.load(
-            model, heads=None, device="cpu", activations=activations, **options
-        )
+        return medusa_kit.load(model, heads=None, device="cpu", activations=activations, **options)
 
     first = {one: load(one, check=True).check for one in asked}
     assert len({check.relative_error for check in first.values()}) == len(asked)
@@ -146,15 +144,13 @@ def test_what_passed_is_remembered_by_precision(monkeypatch: pytest.MonkeyPatch)
 def test_the_decoders_of_two_precisions_do_not_share_what_they_change() -> None:
     """One is made from the other, and both stay in use."""
     exact = engine_of("llama", "float32").verifier
-    rounded = exact.with_activations("int8")  # type: ignore[attr-defined]
-    assert rounded.native is not exact.native  # type: ignore[attr-defined]
+    rounded = exact.with_activations("int8")
+    assert rounded.native is not exact.native
     assert rounded.steps_run_by != exact.steps_run_by
     assert rounded.with_activations("int8").native is rounded.native
     digits = {
-        one.native.activations: one.native._struct.output.digits  # type: ignore[attr-defined]
+        one.native.activations: one.native._struct.output.digits
         for one in (exact, rounded, rounded.with_activations("int16"))
     }
     assert digits == {"float32": 3, "int8": 1, "int16": 2}
-    assert ctypes.addressof(exact.native._layers) != ctypes.addressof(  # type: ignore[attr-defined]
-        rounded.native._layers
-    )
+    assert ctypes.addressof(exact.native._layers) != ctypes.addressof(rounded.native._layers)

@@ -9,7 +9,7 @@ import itertools
 from typing import Any
 
 import pytest
-from support.rounded import (
+from support.kernels.rounded import (
     CONTEXT,
     KINDS,
     PRECISIONS,
@@ -75,7 +75,7 @@ def seeded(kind: str, activations: str) -> list[list[int]]:
     return [engine.generate(prompt, **one).token_ids for prompt in PROMPTS]
 
 
-@pytest.mark.parametrize(("kind", "activations", "number"), some(WORKS, 16))
+@pytest.mark.parametrize(("kind", "activations", "number"), some(WORKS, 10))
 def test_answers_are_those_of_plain_decoding(kind: str, activations: str, number: int) -> None:
     engine, (name, options) = engine_for(kind, activations), NAMED[number]
     given = {"drafter": name, "drafter_options": options, "max_new_tokens": TOKENS}
@@ -87,10 +87,8 @@ def test_answers_are_those_of_plain_decoding(kind: str, activations: str, number
     assert [result.token_ids for result in drawn] == seeded(kind, activations)
 
 
-@pytest.mark.parametrize(("kind", "activations", "heads", "tree", "name"), some(HEADED, 10))
-def test_heads_of_every_kind(
-    kind: str, activations: str, heads: str, tree: str, name: str
-) -> None:
+@pytest.mark.parametrize(("kind", "activations", "heads", "tree", "name"), some(HEADED, 6))
+def test_heads_of_every_kind(kind: str, activations: str, heads: str, tree: str, name: str) -> None:
     plain = engine_for(kind, activations)
     engine = with_heads(plain, random_heads(plain.base, **HEADS[heads]), tree=TREES[tree])
     given = {"drafter": name, "max_new_tokens": TOKENS}

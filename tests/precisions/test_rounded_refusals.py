@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from support.debug_model import MODEL
-from support.rounded import PRECISIONS, base_of, engine_of, gguf_file, multiplies_integers
+from support.gguf.tiny_gguf import write_gguf
+from support.kernels.rounded import PRECISIONS, base_of, engine_of, gguf_file, multiplies_integers
 from support.small_engines import build_engine, random_heads, random_prompt
 from support.tiny_models import tiny_base
 from support.typed import typed_command
@@ -19,6 +21,7 @@ from medusa_kit import console
 from medusa_kit.base.model import BaseModel
 from medusa_kit.engine import load as loading
 from medusa_kit.errors import ConfigError
+from medusa_kit.infer.cpu import activations as precisions
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.kernels import ISA_SWITCH, MAX_ROWS, OFF_SWITCH
 from medusa_kit.infer.cpu.verifier import NativeVerifier
@@ -66,9 +69,7 @@ def other_kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, st
 
 @pytest.mark.parametrize("activations", PRECISIONS)
 @pytest.mark.parametrize("case", KNOWN)
-def test_what_is_told_before_a_base_is_loaded(
-    no_base: None, case: str, activations: Any
-) -> None:
+def test_what_is_told_before_a_base_is_loaded(no_base: None, case: str, activations: Any) -> None:
     options, expected, found = KNOWN[case]
     if case == "a tree" and not multiplies_integers():
         pytest.skip("something else is told first")
@@ -86,24 +87,18 @@ def test_what_is_told_before_a_base_is_loaded(
 def test_a_gpu_is_told_before_a_base_is_loaded(
     no_base: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import torch
-
-    from medusa_kit.infer.cpu import activations
-
-    monkeypatch.setattr(activations, "pick_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(precisions, "pick_device", lambda name: torch.device("cuda"))
     with pytest.raises(ConfigError, match="int16 need a CPU; the device is cuda"):
         medusa_kit.load("debug-tiny", heads=None, activations="int16")
 
 
 def test_an_unknown_word(no_base: None) -> None:
     with pytest.raises(ConfigError, match="activations 'int61' is unknown") as raised:
-        medusa_kit.load("debug-tiny", activations="int61")  # type: ignore[arg-type]
+        medusa_kit.load("debug-tiny", activations="int61")
     assert "did you mean int16" in str(raised.value.hint)
 
 
 def test_floats_in_a_file(no_base: None, tmp_path: Path) -> None:
-    from support.gguf.tiny_gguf import write_gguf
-
     path = write_gguf(tmp_path / "floats.gguf", kind="F16")
     with pytest.raises(ConfigError, match=r"floats\.gguf' are stored as floats"):
         medusa_kit.load(str(path), heads=None, activations="int16")

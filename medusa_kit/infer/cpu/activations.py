@@ -61,8 +61,8 @@ def check_before_loading(config: EngineConfig) -> None:
             found = f"{name} {value!r} is run by torch"
             raise needed(config.activations, "steps in C++", found, ON_A_CPU)
     _check_weights(config)
-    if (found := _lacking_kernels()) is not None:
-        raise needed(config.activations, "kernels that multiply integers", found, INTEGERS)
+    if (lacking := _lacking_kernels()) is not None:
+        raise needed(config.activations, "kernels that multiply integers", lacking, INTEGERS)
 
 
 def _check_weights(config: EngineConfig) -> None:
