@@ -10,17 +10,19 @@ import random
 
 import pytest
 import torch
+from support.callers import all_at_once
 from support.kernels.rounded import (
     CONTEXT,
     KINDS,
     PRECISIONS,
+    base_of,
     engine_of,
     logits_after,
     multiplies_integers,
     plainly,
     some,
 )
-from support.small_engines import random_prompt
+from support.small_engines import build_engine, random_prompt
 from torch import Tensor
 
 from medusa_kit.engine.engine import Engine
@@ -176,3 +178,22 @@ def test_rows_that_join_while_others_run(activations: str) -> None:
             for prompt, name in zip(prompts, names, strict=False)
         ]
         assert [one.result().token_ids for one in given] == expected
+
+
+def test_engines_of_all_precisions_over_one_base_at_once() -> None:
+    base = base_of("gemma3")  # whose windows the engines share
+    asked = ("float32", *PRECISIONS)
+    engines = [build_engine(base, weights="int8", activations=one) for one in asked]
+    prompts = [random_prompt(4 + 9 * seed, seed) for seed in range(6)]
+    expected = [[plainly(one.verifier, prompt, 16) for prompt in prompts] for one in engines]
+    names = ("suffix", "recycling", "auto")
+
+    def visit(number: int) -> list[list[int]]:
+        engine, name = engines[number % 3], names[number // 3]
+        return [
+            engine.generate(prompt, drafter=name, max_new_tokens=16).token_ids for prompt in prompts
+        ]
+
+    found = all_at_once(visit, 9)
+    assert found == [expected[number % 3] for number in range(9)]
+    assert expected[0] != expected[2]
