@@ -6,6 +6,7 @@ Names load what they need when first used, so importing the package costs nothin
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from medusa_kit.garbage import no_search
 from medusa_kit.version import __version__
 
 if TYPE_CHECKING:
@@ -55,7 +56,8 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module 'medusa_kit' has no attribute {name!r}")
-    return getattr(importlib.import_module(_PLACES[name]), name)
+    with no_search():
+        return getattr(importlib.import_module(_PLACES[name]), name)
 
 
 def __dir__() -> list[str]:

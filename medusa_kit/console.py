@@ -10,7 +10,7 @@ import textwrap
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import IO, Any
 
 from rich.console import Console
@@ -30,6 +30,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
+SAVE, BACK, ERASE = "\x1b7", "\x1b8", "\x1b[J"  # the cursor's place; back to it; what follows it
+ONE_LINE, LINES = "\x1b[?7l", "\x1b[?7h"  # what is too long is cut off; goes on in the next line
 WIDTH_OF_LOGS = 100  # columns where stdout is no terminal and COLUMNS is not set
 out = Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else WIDTH_OF_LOGS)
 
@@ -115,7 +117,8 @@ def _say(message: str, style: str) -> None:
             replace_whitespace=False,
         )  # fmt: skip
         message = "\n".join(wrapper.fill(line) for line in message.split("\n"))
-    err.print(message, style=style, markup=False, highlight=False, soft_wrap=True)
+    with nullcontext() if _stages is None else _stages.aside():
+        err.print(message, style=style, markup=False, highlight=False, soft_wrap=True)
 
 
 def number(value: float | None, form: str) -> str:
@@ -275,6 +278,11 @@ class _Stages:
         if live is not None:
             live.stop()
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """While a line is written above it."""
+        yield  # rich writes above a spinner by itself
+
     def write(self, text: str) -> int:
         self.hide()
         return int(self.rich_proxied_file.write(text))
@@ -283,20 +291,56 @@ class _Stages:
         return getattr(self.rich_proxied_file, name)
 
 
+class _BesidePrompt(_Stages):
+    """The same without a spinner, behind the sign of a prompt at which a person may type already.
+    The terminal shows what is typed and keeps it until somebody reads it."""
+
+    def __init__(self, stderr: Any, prompt: str) -> None:
+        super().__init__(stderr)
+        self._prompt, self._there, self._doing = prompt, False, ""
+
+    def show(self, doing: str) -> None:
+        if self.held:
+            return
+        before = "" if self._there else self._prompt
+        self._there, self._doing = True, doing  # before a Ctrl-C, so that it is erased
+        dim, plain = ("", "") if err.no_color else ("\x1b[2m", "\x1b[0m")
+        # Behind what has been typed by now, and never broken into another line.
+        said = f"{SAVE}{ERASE}{ONE_LINE} {dim}{doing} …{plain}{LINES}{BACK}"
+        self.rich_proxied_file.write(before + said)
+        self.rich_proxied_file.flush()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        there = self._there
+        self.hide()
+        yield
+        if there:
+            self.show(self._doing)
+
+    def hide(self) -> None:
+        if self._there:
+            self.rich_proxied_file.write(f"\r{ERASE}")
+            self.rich_proxied_file.flush()
+        self._there = False
+
+
 _stages: _Stages | None = None
 
 
 @contextmanager
-def stages(first: str) -> Iterator[None]:
+def stages(first: str, prompt: str = "") -> Iterator[None]:
     """Show what is being done while something loads, where stderr is a terminal: `first`, then
-    what `stage` is given. Nothing of it is left at the end."""
+    what `stage` is given. Nothing of it is left at the end. `prompt`: the sign of a prompt that is
+    shown meanwhile, where a person can type."""
     global _stages
     shown = err.is_terminal and err.is_interactive and is_main()
+    typing = prompt and sys.stdin.isatty() and not (err.is_dumb_terminal or err.legacy_windows)
     if not shown or _stages is not None:
         yield
         return
     stderr = sys.stderr
-    sys.stderr = _stages = _Stages(stderr)
+    sys.stderr = _stages = _BesidePrompt(stderr, prompt) if typing else _Stages(stderr)
     try:
         stage(first)
         yield

@@ -23,6 +23,7 @@ TIERS = [
         "console",
         "ctrl_c",
         "files",
+        "garbage",
         "locks",
         "made_once",
         "no_gradients",

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from medusa_kit import console
+from medusa_kit.bench.agreement import FLOAT32, Agreement
 from medusa_kit.errors import DataError, MedusaKitError
 
 Batch = list[list[int]]  # token ids of each prompt
@@ -54,7 +55,8 @@ class Method:
     """A decoding method. `ours`: all methods of ours give the same text for a seed.
 
     `warm`: needs no warm-up round. `has_ids`: answers come with token ids, which can be compared.
-    `lossy`: answers are another model's and never count as identical.
+    `lossy`: answers are another model's and never count as identical. `activations`: the precision;
+    those in another one than the first method's are compared with our first in the same.
     """
 
     name: str
@@ -63,6 +65,7 @@ class Method:
     warm: bool = False
     has_ids: bool = True
     lossy: bool = False
+    activations: str = FLOAT32
 
 
 @dataclass
@@ -145,17 +148,25 @@ class MethodResult:
     drafter_notes: list[str] = field(default_factory=list)  # of the last prompt
     ours: bool = False
     lossy: bool = False
+    activations: str = FLOAT32
+    identical_to: str = ""  # the method that answers were compared with
 
 
 @dataclass
 class BenchReport:
-    """Results in the order of the methods; ratios are to the first."""
+    """Results in the order of the methods; ratios are to the first.
+
+    `identical_to`: the method that ours were compared with. `agreement`: of `agreeing` with the
+    first method, where that is in float32 and ours is not; None: not measured.
+    """
 
     results: list[MethodResult]
     num_prompts: int
     max_new_tokens: int
     batch_size: int = 1
-    identical_to: str = ""  # the method that answers were compared with
+    identical_to: str = ""
+    agreement: Agreement | None = None
+    agreeing: str = ""
 
     @property
     def ran(self) -> list[MethodResult]:
@@ -181,6 +192,7 @@ class BenchReport:
             "max_new_tokens": self.max_new_tokens,
             "batch_size": self.batch_size,
             "identical_to": self.identical_to,
+            "agreement_with_float32": None if self.agreement is None else self.agreement.as_dict(),
             "methods": [self._record(result) for result in self.results],
         }
 
@@ -194,6 +206,8 @@ class BenchReport:
         return {
             "name": result.name,
             "lossy": result.lossy,
+            "activations": result.activations,
+            "identical_to": result.identical_to,
             **result.total.against(first.total),
             "drafter_notes": result.drafter_notes,
             **({"categories": by_category} if by_category else {}),
@@ -213,15 +227,20 @@ def bench(
     """Run every batch of prompts (token ids) through every method; ratios are to the first.
 
     A batch has prompts of one category. Answers are compared with the first method's; `sampled`
-    ones with those of our first method, since other methods draw other numbers. A method that fails
-    is left out with its reason, unless it is the first or ours. `enough`: asked after each batch;
+    ones with those of our first method, since other methods draw other numbers, and those in
+    another precision with our first in the same. A method that fails is left out with its reason,
+    unless it is the first or ours. `enough`: asked after each batch;
     the report is of the batches so far.
     """
     batches = _batches(prompts, categories or [None] * len(prompts), batch_size)
+    references = [_reference(methods, method, sampled) for method in methods]
     results = [
-        MethodResult(method.name, ours=method.ours, lossy=method.lossy) for method in methods
-    ]
-    reference = _reference(methods) if sampled else 0
+        MethodResult(method.name, ours=method.ours, lossy=method.lossy,
+                     activations=method.activations, identical_to=methods[reference].name)
+        for method, reference in zip(methods, references, strict=True)
+    ]  # fmt: skip
+    agreeing = _agreeing(methods, sampled)
+    agreement = None if agreeing is None else Agreement()
     for batch in _one_of_each_size([batch for _, batch in batches]):
         for method, result in zip(methods, results, strict=True):
             if not method.warm:
@@ -232,23 +251,49 @@ def bench(
             answers = _round(methods, results, batch, index)
             for which, answer in answers.items():
                 comparable = _comparable(methods[which], sampled)
-                same = _identical(answer, answers[reference]) if comparable else None
+                same = _identical(answer, answers[references[which]]) if comparable else None
                 results[which].total.add(answer, same)
                 results[which].drafter_notes = answer.notes
                 if category is not None:
                     results[which].categories.setdefault(category, Tally()).add(answer, same)
+            if agreement is not None and agreeing is not None:
+                agreement.compare(answers[agreeing].token_ids, answers[0].token_ids)
             best = max((results[which].total for which in answers), key=_speed)
             bar.advance(len(batch), note=f"best {_ratio(best, results[0].total):.2f} ×")
             measured += len(batch)
             if enough is not None and enough():
                 break
     _leave_out_failed(results)
-    return BenchReport(results, measured, max_new_tokens, batch_size, methods[reference].name)
+    of_ours = references[_first_of_ours(methods) or 0]
+    return BenchReport(
+        results, measured, max_new_tokens, batch_size, methods[of_ours].name, agreement,
+        "" if agreeing is None else methods[agreeing].name,
+    )  # fmt: skip
 
 
-def _reference(methods: Sequence[Method]) -> int:
-    """The index of our first method, whose sampled answers our others must equal."""
-    return next((i for i, method in enumerate(methods) if method.ours and not method.lossy), 0)
+def _first_of_ours(methods: Sequence[Method], activations: str | None = None) -> int | None:
+    """The index of our first method with exact answers, in this precision if one is given."""
+    found = (
+        index
+        for index, method in enumerate(methods)
+        if method.ours and not method.lossy and activations in (None, method.activations)
+    )
+    return next(found, None)
+
+
+def _reference(methods: Sequence[Method], method: Method, sampled: bool) -> int:
+    """The index of the method whose answers this one's must equal."""
+    if not sampled and method.activations == methods[0].activations:
+        return 0
+    return _first_of_ours(methods, method.activations) or 0
+
+
+def _agreeing(methods: Sequence[Method], sampled: bool) -> int | None:
+    """The index of the method whose agreement with float32 is counted: our first, where it is
+    rounded and the first method answers in float32."""
+    first, ours = methods[0], _first_of_ours(methods)
+    in_float32 = first.activations == FLOAT32 and _comparable(first, sampled)
+    return ours if ours and in_float32 and methods[ours].activations != FLOAT32 else None
 
 
 def _comparable(method: Method, sampled: bool) -> bool:

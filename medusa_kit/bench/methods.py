@@ -103,7 +103,8 @@ def engine_method(
         decoding = Decoding(later_tokens, seconds - stats[0].first_token_seconds)
         return Answers([result.token_ids for result in results], seconds, stats, decoding)
 
-    return Method(name, run, ours=True, lossy=bool(engine.lossy_by))
+    lossy, activations = bool(engine.lossy_by), engine.activations
+    return Method(name, run, ours=True, lossy=lossy, activations=activations)
 
 
 def not_paying(report: BenchReport) -> list[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from medusa_kit import console
+from medusa_kit.bench.agreement import FLOAT32
 from medusa_kit.bench.bench import BenchReport
 from medusa_kit.files import atomic_write
 
@@ -22,6 +23,7 @@ def engine_record(engine: "Engine", setup: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "base": engine.base.info.as_dict(),
         "weights": engine.weights,
+        "activations": engine.activations,
         "cache": engine.cache,
         "lossy": bool(engine.lossy_by),
         "drafter": engine.own_drafter,
@@ -69,13 +71,18 @@ def write_verify(
     from medusa_kit.bench.machine import describe_setup, heads_digest
     from medusa_kit.bench.verify import LAYER_BY_LAYER
 
-    in_pieces = reports["greedy"].reference == LAYER_BY_LAYER
+    if engine.activations != FLOAT32:
+        held_to = reports["greedy"].reference
+    else:
+        in_pieces = reports["greedy"].reference == LAYER_BY_LAYER
+        layers = ", layer by layer" if in_pieces else ""
+        held_to = f"plain transformers with {engine.weights} weights{layers}"
     origin = {
         "prompts": prompts,
         "base": engine.base.info.as_dict(),
+        "activations": engine.activations,
         "lossy": engine.base.info.lossy,
-        "held_to": f"plain transformers with {engine.weights} weights"
-        + (", layer by layer" if in_pieces else ""),
+        "held_to": held_to,
         "heads": heads_digest(engine),
         "setup": describe_setup(engine),
     }

@@ -6,13 +6,20 @@ with one-node decoding with the same seed. Where the second model is in pieces
 difference the margin, which is how far the
 worse of the two tokens is below the likeliest, tells rounding (below the rounding tolerance,
 measured at load) from a bug. A tie of two tokens excuses no third token and no other length.
+
+With rounded activations all are compared with one-node decoding in the same precision, and how far
+they agree with float32, which is the second model's, is counted beside that.
 """
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
+
+from torch import Tensor
 
 from medusa_kit import console
+from medusa_kit.base.model import BaseModel
+from medusa_kit.bench.agreement import FLOAT32, Agreement, first_difference
 from medusa_kit.bench.independent_encoding import EncodingDifference, compare_encodings
 from medusa_kit.bench.oracle import Oracle
 from medusa_kit.bench.oracle_in_pieces import Asked, Choice, OracleInPieces
@@ -22,7 +29,7 @@ from medusa_kit.infer.accept.token_choice import TokenChooser
 from medusa_kit.infer.cpu.cache_dtype import refuse_float16_cache
 from medusa_kit.settings.sampling import SamplingParams
 
-LAYER_BY_LAYER = "transformers, layer by layer"
+LAYER_BY_LAYER, GENERATE = "transformers, layer by layer", "transformers generate"
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,8 @@ class VerifyReport:
     reference: str  # what answers were held against
     encodings: list[EncodingDifference] = field(default_factory=list)
     encoded_by: str | None = None  # what prompts were held against; None: nothing
+    # Of rounded activations with the second model; None: of float32, or not measured.
+    agreement: Agreement | None = None
 
     @property
     def failed(self) -> bool:
@@ -68,7 +77,22 @@ class VerifyReport:
         return self.num_prompts - len(self.differences)
 
     def as_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "identical": self.identical, "bugs": len(self.bugs)}
+        told = asdict(self)
+        del told["agreement"]
+        agreement = None if self.agreement is None else self.agreement.as_dict()
+        counts = {"identical": self.identical, "bugs": len(self.bugs)}
+        return {**told, **counts, "agreement_with_float32": agreement}
+
+
+class Scores(Protocol):
+    """What tells the margin between two tokens."""
+
+    @property
+    def base(self) -> BaseModel: ...
+
+    def logits(self, ids: Sequence[int]) -> Tensor:
+        """logits_V after the last token."""
+        ...
 
 
 def verify(
@@ -94,63 +118,118 @@ def verify(
     refuse_float16_cache(engine.verifier, "there is nothing to verify")
     # Neither answer may read what the other has left, and whole trees are to be verified.
     engine = replace(engine, batches=None, steps=None)
-    differences, asked, num_tokens, num_steps = list[Difference](), list[Asked](), 0, 0
-    encoded = [engine.encode(prompt) for prompt in prompts]
+    judge = _Judge(engine, oracle, sampling, max_new_tokens)
+    num_steps, encoded = 0, [engine.encode(prompt) for prompt in prompts]
     with console.progress("verifying", len(prompts), "prompts") as bar:
-        for index, ids in enumerate(encoded):
+        for ids in encoded:
             ours = engine.generate(
                 ids, max_new_tokens=max_new_tokens, drafter=drafter, **asdict(sampling)
             )
-            num_tokens += len(ours.token_ids)
             num_steps += ours.stats.num_steps
-            if isinstance(oracle, OracleInPieces):
-                asked.append(Asked(ids, ours.token_ids))
-                bar.advance()
-                continue
-            expected = _expected(engine, oracle, sampling, ids, max_new_tokens)
-            if ours.token_ids != expected:
-                differences.append(
-                    difference_of(engine, oracle, sampling, index, ids, max_new_tokens,
-                                  ours.token_ids, expected)
-                )  # fmt: skip
-            bar.advance(note=f"{len(differences)} differ")
-    if isinstance(oracle, OracleInPieces):
-        missed = oracle.misses(asked, max_new_tokens, sampling)
-        differences = _differences(missed, tolerance_of(engine, sampling))
+            judge.compare(ids, ours.token_ids)
+            bar.advance(note=f"{len(judge.differences)} differ" if judge.at_once else "")
+    judge.compare_in_pieces()
+    num_tokens = sum(len(one.answer) for one in judge.asked)
     length = (num_tokens - len(prompts)) / num_steps if num_steps else 1.0
     attention = (engine.attention if sampling.greedy else engine.verifier.attention).report()
     return VerifyReport(
         len(prompts),
         num_tokens,
-        differences,
+        judge.differences,
         engine.rounding_tolerance,
         length,
         attention,
         drafter or engine.own_drafter,
-        _reference(oracle, sampling),
+        judge.reference,
         *compare_encodings(engine.base, prompts, encoded),
+        judge.agreement,
     )
 
 
-def _reference(oracle: Oracle | OracleInPieces, sampling: SamplingParams) -> str:
-    if isinstance(oracle, OracleInPieces):
-        return LAYER_BY_LAYER
-    return "transformers generate" if sampling.greedy else "plain decoding"
+class _Judge:
+    """Compares answers with what they are to be, one after another."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        oracle: Oracle | OracleInPieces,
+        sampling: SamplingParams,
+        max_new_tokens: int,
+    ) -> None:
+        self._engine, self._oracle = engine, oracle
+        self._sampling, self._max_new_tokens = sampling, max_new_tokens
+        self._rounded = engine.activations != FLOAT32
+        self._in_pieces = isinstance(oracle, OracleInPieces)
+        self.asked, self.differences = list[Asked](), list[Difference]()
+        agrees = self._rounded and (self._in_pieces or sampling.greedy)
+        self.agreement = Agreement() if agrees else None
+
+    @property
+    def at_once(self) -> bool:
+        """Whether differences are known after each answer."""
+        return self._rounded or not self._in_pieces
+
+    @property
+    def reference(self) -> str:
+        if self._rounded:
+            return f"plain decoding with {self._engine.activations} activations"
+        if self._in_pieces:
+            return LAYER_BY_LAYER
+        return GENERATE if self._sampling.greedy else "plain decoding"
+
+    def compare(self, ids: list[int], answer: Sequence[int]) -> None:
+        number = len(self.asked)
+        self.asked.append(Asked(ids, answer))
+        if not self.at_once:
+            return
+        own = self._rounded or not self._sampling.greedy
+        expected = self._plain(ids) if own else self._generated(ids)
+        if list(answer) != expected:
+            scores: Scores = OwnScores(self._engine) if self._rounded else self._whole
+            self.differences.append(
+                difference_of(self._engine, scores, self._sampling, number, ids,
+                              self._max_new_tokens, answer, expected)
+            )  # fmt: skip
+        if self.agreement is not None and not self._in_pieces:
+            self.agreement.compare([answer], [self._generated(ids)])
+
+    def compare_in_pieces(self) -> None:
+        """All answers at once, where the second model is in pieces."""
+        if not isinstance(self._oracle, OracleInPieces):
+            return
+        missed = self._oracle.misses(self.asked, self._max_new_tokens, self._sampling)
+        if self.agreement is None:
+            self.differences = _differences(missed, tolerance_of(self._engine, self._sampling))
+            return
+        for one, misses in zip(self.asked, missed, strict=True):
+            self.agreement.add(len(one.answer), misses[0].position if misses else None)
+
+    @property
+    def _whole(self) -> Oracle:
+        assert isinstance(self._oracle, Oracle)
+        return self._oracle
+
+    def _generated(self, ids: Sequence[int]) -> list[int]:
+        return self._whole.generate(ids, self._max_new_tokens)[0]
+
+    def _plain(self, ids: list[int]) -> list[int]:
+        options = asdict(self._sampling)
+        plain = self._engine.generate(
+            ids, max_new_tokens=self._max_new_tokens, drafter="none", **options
+        )
+        return list(plain.token_ids)
 
 
-def _expected(
-    engine: Engine,
-    oracle: Oracle,
-    sampling: SamplingParams,
-    ids: Sequence[int],
-    max_new_tokens: int,
-) -> list[int]:
-    if sampling.greedy:
-        return oracle.generate(ids, max_new_tokens)[0]
-    plain = engine.generate(
-        list(ids), max_new_tokens=max_new_tokens, drafter="none", **asdict(sampling)
-    )
-    return list(plain.token_ids)
+class OwnScores:
+    """Those of an engine's own plain decoding, in its precision."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.base, self._verifier = engine.base, engine.verifier
+
+    def logits(self, ids: Sequence[int]) -> Tensor:
+        """logits_V after the last token."""
+        cache = self._verifier.new_cache(1, len(ids))
+        return self._verifier.prefill(cache, [list(ids)])[1][0]
 
 
 def _differences(missed: Sequence[Sequence[Choice]], tolerance: float) -> list[Difference]:
@@ -175,7 +254,7 @@ def tolerance_of(engine: Engine, sampling: SamplingParams) -> float:
 
 def difference_of(
     engine: Engine,
-    oracle: Oracle,
+    by: Scores,
     sampling: SamplingParams,
     index: int,
     prompt_ids: Sequence[int],
@@ -183,22 +262,14 @@ def difference_of(
     ours: Sequence[int],
     expected: Sequence[int],
 ) -> Difference:
-    """The first difference of two answers that are not the same."""
+    """The first difference of two answers that are not the same. `by`: tells the margin."""
     position = first_difference(ours, expected)
     tokens = [ids[position] if position < len(ids) else None for ids in (expected, ours)]
     margin = float("inf")
     if None not in tokens:
         prefix = [*prompt_ids, *expected[:position]]
-        chooser = TokenChooser(oracle.base, sampling, prompt_ids, max_new_tokens)
-        scores_V = chooser.scores(oracle.logits(prefix), prefix)
+        chooser = TokenChooser(by.base, sampling, prompt_ids, max_new_tokens)
+        scores_V = chooser.scores(by.logits(prefix), prefix)
         margin = float(scores_V.max() - scores_V[tokens].min())
     tolerance = tolerance_of(engine, sampling)
     return Difference(index, position, tokens[0], tokens[1], margin, tolerance)
-
-
-def first_difference(ours: Sequence[int], expected: Sequence[int]) -> int:
-    """The first position at which two lists differ; the shorter one's length if it is a prefix."""
-    for position, (a, b) in enumerate(zip(ours, expected, strict=False)):
-        if a != b:
-            return position
-    return min(len(ours), len(expected))

@@ -1,5 +1,6 @@
 """`medusa-kit bench`: tokens a second against plain transformers, in one interleaved run."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -123,7 +124,8 @@ def _measure(
         sampling=sampling, batch_size=batch_size,
     )  # fmt: skip
     if served is not None:
-        methods.append(served.beside(asked, ids, engine.base.tokenizer))
+        beside = served.beside(asked, ids, engine.base.tokenizer)
+        methods.append(replace(beside, activations=engine.activations))
     report = run(
         methods, ids, max_new_tokens, batch_size=batch_size,
         categories=[category for _, category in asked], sampled=not sampling.greedy,

@@ -31,6 +31,8 @@ def show(
         markup=False,
         highlight=False,
     )
+    if said := _agreement(report):
+        console.out.print(said, markup=False, highlight=False)
     for result in report.ran:
         for said in result.drafter_notes:
             console.out.print(f"{result.name}: {said}", markup=False, highlight=False)
@@ -48,8 +50,28 @@ def _meaning_of_same(report: Any, sampled: str) -> str:
     if not any(known):
         return lossy
     others = "; others draw other random numbers" if sampled != GREEDY and not all(known) else ""
-    same = f"; same: answers that equal those of {report.identical_to}, token for token"
-    return same + others + lossy
+    return (
+        f"; same: answers that equal those of {_references(report)}, token for token{others}{lossy}"
+    )
+
+
+def _references(report: Any) -> str:
+    """What answers were compared with, once for each precision of them."""
+    compared = [one for one in report.ran if one.total.identical is not None]
+    found = {one.identical_to: options.precision_of(one) for one in compared}
+    if len(found) == 1:
+        return str(next(iter(found)))
+    return ", or ".join(f"{name} ({said or options.FLOAT32})" for name, said in found.items())
+
+
+def _agreement(report: Any) -> str | None:
+    if all(one.activations == options.FLOAT32 for one in report.ran):
+        return None
+    if report.agreement is None:
+        return (
+            "agreement with float32: not measured; it is of greedy answers that transformers gives"
+        )
+    return f"{report.agreeing}: {report.agreement.told(report.results[0].name)}"
 
 
 def _methods_table(report: Any, title: str) -> Any:

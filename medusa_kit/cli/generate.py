@@ -9,6 +9,7 @@ from medusa_kit import console
 from medusa_kit.cli import engine_options, options
 from medusa_kit.cli.chat import sampling as chat_sampling
 from medusa_kit.errors import UsageError
+from medusa_kit.garbage import no_search
 from medusa_kit.settings.sampling import ANSWER_TOKENS
 
 
@@ -37,10 +38,11 @@ def generate(
         )
     if batch_size < 1:
         raise UsageError(f"batch size {batch_size} is out of range; expected 1 or more")
-    import medusa_kit
-    from medusa_kit.engine.before_loading import check_bias
-    from medusa_kit.infer.draft import first_reason
-    from medusa_kit.settings.sampling import SamplingParams
+    with no_search():
+        import medusa_kit.engine.load
+        from medusa_kit.engine.before_loading import check_bias
+        from medusa_kit.infer.draft import first_reason
+        from medusa_kit.settings.sampling import SamplingParams
 
     asked = _prompts(prompt, prompts, system)
     check_bias(loading["name"], loading.get("revision"), SamplingParams.checked(sampling))

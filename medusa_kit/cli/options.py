@@ -17,6 +17,7 @@ from medusa_kit.errors import UsageError
 from medusa_kit.settings import engine
 
 DEFAULT_MODEL = engine.EMBEDDED_NAME
+FLOAT32, *_ = engine.allowed("activations")
 # What the command line has of its own: (flags, metavar, more help). All else is EngineConfig's.
 OWN: Mapping[str, tuple[tuple[str, ...], str | None, str]] = {
     "model": (("--model", "-m"), None, ""),
@@ -256,18 +257,30 @@ def _open_temperature(parameter: inspect.Parameter) -> inspect.Parameter:
 def rule_note(stats: Any) -> str:
     """A remark after an answer's statistics where rule or weights are not the usual ones."""
     lossy = f"; LOSSY: {', '.join(stats.lossy_by)}" if stats.lossy else ""
-    return lossy + (f"; base quantised ({stats.quantization})" if stats.quantization else "")
+    quantised = f"; base quantised ({stats.quantization})" if stats.quantization else ""
+    return lossy + quantised + (f"; {said}" if (said := precision_of(stats)) else "")
+
+
+def precision_of(one: Any) -> str:
+    """That of an engine or an answer's statistics; empty for float32."""
+    return "" if one.activations == FLOAT32 else f"{one.activations} activations"
 
 
 def weights_note(engine: Any) -> str:
     """A remark after a model's name about its weights; empty where they are its own."""
     info = engine.base.info
     lossy = f", {', '.join(engine.lossy_by)}: lossy" if engine.lossy_by else ""
-    return lossy + (f", quantised ({info.quantization})" if info.quantized else "")
+    quantised = f", quantised ({info.quantization})" if info.quantized else ""
+    return lossy + quantised + (f", {said}" if (said := precision_of(engine)) else "")
 
 
 def quantised_note(engine: Any) -> str | None:
-    """What exact means on a quantised base; None on other bases."""
+    """What exact means on a quantised base or with rounded activations; None on other bases."""
+    if said := precision_of(engine):
+        return (
+            f"{said}: answers are held against those of plain decoding in the same precision, "
+            "where no difference is rounding; agreement with float32 is counted apart"
+        )
     if not engine.base.info.quantized:
         return None
     return (

@@ -22,6 +22,7 @@ from medusa_kit.errors import ConfigError, check_count
 from medusa_kit.heads import MedusaHeads
 from medusa_kit.infer.attention.choice import AttentionChoice
 from medusa_kit.infer.batch import Batch
+from medusa_kit.infer.cpu.activations import activations_of
 from medusa_kit.infer.cpu.cache_dtype import FLOAT32, cache_of
 from medusa_kit.infer.cuda_graph.runner import GraphRunner
 from medusa_kit.infer.decode import decode
@@ -51,7 +52,8 @@ class Engine:
     """Generates text exactly as the base model would, faster. Build with `medusa_kit.load`.
 
     Only acceptance="typical", weights="int8" and cache="float16" leave the base model's
-    distribution; statistics then say so.
+    distribution; statistics then say so. With activations="int16" or "int8" it is that of plain
+    decoding in the same precision.
     """
 
     verifier: Verifier
@@ -91,6 +93,11 @@ class Engine:
         return self.base.info.weights
 
     @property
+    def activations(self) -> str:
+        """The precision of what quantised weights are multiplied by: float32, int16 or int8."""
+        return activations_of(self.verifier)
+
+    @property
     def cache(self) -> str:
         """How keys and values are stored: float32, or float16, which is lossy."""
         return cache_of(self.verifier)
@@ -104,9 +111,8 @@ class Engine:
     @property
     def rounding_tolerance(self) -> float:
         """How far rounding may move a logit, as measured at load and by each compiled step."""
-        graphs = self.graphs
         own = self.check.rounding_tolerance
-        return own if graphs is None else max(own, graphs.rounding_tolerance)
+        return own if self.graphs is None else max(own, self.graphs.rounding_tolerance)
 
     @property
     def steps_run_by(self) -> str:
@@ -351,6 +357,7 @@ class Engine:
             first_token_seconds=row.first_seconds,
             dtype=self.base.info.dtype,
             weights=self.weights,
+            activations=self.activations,
             cache=self.cache,
             quantization=self.base.info.quantization,
             rounding_tolerance=self.rounding_tolerance,
@@ -360,8 +367,7 @@ class Engine:
             near_ties=row.near_ties if row.counts_near_ties or not row.num_cached else None,
             padding_nodes=row.num_padding,
         )
-        reason = row.finish_reason or "cancelled"
-        return GenerationResult(text, list(row.token_ids), reason, stats)
+        return GenerationResult(text, list(row.token_ids), row.finish_reason or "cancelled", stats)
 
 
 def _as_prompts(prompt: Any) -> tuple[list[Prompt], bool]:

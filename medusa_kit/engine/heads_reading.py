@@ -14,6 +14,7 @@ from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.heads_encoding import tell_of_encoding
 from medusa_kit.engine.heads_folder import HeadsPlace
 from medusa_kit.engine.load import with_heads
+from medusa_kit.engine.tree_precision import tell_of_precision
 from medusa_kit.errors import CheckpointError, ConfigError, DeviceMemoryError, MedusaKitError
 from medusa_kit.heads import load_heads
 from medusa_kit.heads.checkpoint import PAIRED_FOLDER
@@ -31,6 +32,7 @@ def read_heads(engine: Engine, folder: Path, name: str) -> tuple[Engine, int]:
     heads = load_heads(inside, engine.base, pickles=False)
     result = with_heads(engine, heads, tree=read_tree(None, inside))
     tell_of_encoding(heads.config, engine.base, inside, inside / TREE_NAME)
+    tell_of_precision(inside / TREE_NAME, engine.activations)
     result.heads_source = name
     return result, size + heads.num_bytes
 

@@ -26,6 +26,7 @@ from medusa_kit.engine.before_loading import (
 )
 from medusa_kit.engine.engine import Engine
 from medusa_kit.engine.heads_encoding import tell_of_encoding
+from medusa_kit.engine.tree_precision import tell_of_precision
 from medusa_kit.errors import ConfigError, IncompatibleBaseError
 from medusa_kit.heads import MedusaHeads, load_heads
 from medusa_kit.heads.formats.files import heads_place
@@ -216,11 +217,12 @@ def with_heads(
     )
     if heads is not None:
         if isinstance(result.verifier, NativeVerifier):
-            install_native_heads(heads, result.verifier.native)
+            install_native_heads(heads, result.verifier.native, folder)
         result.use_tree(_tree_for(heads, tree, folder))
+        beside = folder / TREE_NAME if tree is None and folder is not None else tree
+        of_tree = Path(beside) if isinstance(beside, str | Path) else None
+        tell_of_precision(of_tree, result.activations)
         if folder is not None:
-            beside = folder / TREE_NAME if tree is None else tree
-            of_tree = Path(beside) if isinstance(beside, str | Path) else None
             tell_of_encoding(heads.config, base, folder, of_tree)
     return result
 

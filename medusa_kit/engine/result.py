@@ -4,6 +4,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from medusa_kit.base.model import CHECKPOINT
+from medusa_kit.settings.engine import allowed
+
+FLOAT32, *_ = allowed("activations")
 
 
 @dataclass(frozen=True)
@@ -27,6 +30,7 @@ class GenerationStats:
     first_token_seconds: float = 0.0  # until the first token, contained in `seconds`
     dtype: str = "float32"  # of the base model
     weights: str = CHECKPOINT  # checkpoint | int8
+    activations: str = FLOAT32  # float32 | int16 | int8: what quantised weights are multiplied by
     cache: str = "float32"  # in which keys and values are stored; float16 is lossy
     quantization: str | None = None  # of the base as loaded; the answer is the quantised model's
     # How far rounding may move a logit: with a top-2 margin below it the token may differ.
@@ -48,7 +52,8 @@ class GenerationStats:
 
     @property
     def lossy(self) -> bool:
-        """Whether the answer may differ from the base model's own."""
+        """Whether the answer may differ from that of the base model's plain decoding, in the same
+        precision of `activations`."""
         return bool(self.lossy_by)
 
     @property

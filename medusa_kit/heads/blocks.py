@@ -75,7 +75,8 @@ class RecurrentNetwork(nn.Module):
             GatedBlock(D, config.mlp_size, **factory) for _ in range(config.num_blocks)
         )
         self.gain = nn.Parameter(torch.ones(config.num_heads, D, **factory))
-        nn.init.eye_(self.input.weight)
+        with torch.no_grad():  # not nn.init.eye_, which on the meta device imports torch's compiler
+            self.input.weight.zero_().diagonal().fill_(1.0)
 
     def forward(
         self, state_XD: Tensor, prefix_XP: Tensor, token_XE: Tensor, k: int

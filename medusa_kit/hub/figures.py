@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from medusa_kit.engine.before_loading import TREE_NAME
+from medusa_kit.engine.tree_precision import ACTIVATIONS, FLOAT32
 from medusa_kit.hub.markdown import table
 from medusa_kit.hub.measured import TOP, Measured
 from medusa_kit.hub.redact_paths import redact_paths
@@ -90,6 +91,8 @@ def speed(measured: Measured, pictures: Sequence[str]) -> Iterator[str]:
         )
     for record in measured.benches:
         yield f"**{_prompt_set(record)}**, {_sampling(record)}: {_machine(record)}."
+        if precision := rounded_activations(record):
+            yield f"{_held_within(precision)} {_agreement(record, 'bench')}"
         ran = [method for method in record["methods"] if "not_run" not in method]
         yield table(
             ("method", "tokens/s", "ratio", "acceptance length", "same answers"),
@@ -131,12 +134,34 @@ def _machine(record: dict[str, Any]) -> str:
         setup.get("processor", "processor not recorded"),
         f"device {base.get('device', 'not recorded')}",
         f"{base.get('dtype', 'dtype not recorded')}",
+        *([f"{precision} activations"] if (precision := rounded_activations(record)) else []),
         f"threads {setup.get('threads', 'not recorded')}",
         f"batch {record.get('batch_size', 1)}",
         *(f"{name} {setup[name]}" for name in ("torch", "transformers") if name in setup),
         *([f"steps by {setup['steps_run_by']}"] if "steps_run_by" in setup else []),
     ]
     return ", ".join(str(part) for part in parts)
+
+
+def rounded_activations(record: dict[str, Any]) -> str | None:
+    """The precision that a report names; None for float32, as in reports that name none."""
+    precision = record.get(ACTIVATIONS, FLOAT32)
+    return None if precision == FLOAT32 else str(precision)
+
+
+def _held_within(precision: str) -> str:
+    return f"With {precision} activations answers are held to plain decoding in the same precision."
+
+
+def _agreement(record: dict[str, Any], how: str) -> str:
+    """With the answers that float32 gives."""
+    if (found := record.get("agreement_with_float32")) is None:
+        return f"Agreement with float32 ({how}): not measured."
+    return (
+        f"Agreement with float32 ({how}): {found['same']} of {found['answers']} answers are those "
+        f"of plain transformers; {found['same_tokens']:,} of {found['tokens']:,} tokens come "
+        "before a first difference."
+    )
 
 
 def exactness(measured: Measured) -> Iterator[str]:
@@ -163,11 +188,18 @@ def exactness(measured: Measured) -> Iterator[str]:
     ]
     columns = ("decoding", "prompt set", "drafter", "identical answers", "tokens",
                "rounding", "more than rounding")  # fmt: skip
-    yield (
-        "Greedy answers are held to plain transformers generate on an untouched second model, "
-        "sampled ones to one-node decoding with the same seed, token by token. Rounding: the two "
-        f"tokens' logits differ by less than the tolerance measured at load ({tolerance:.1e})."
+    rounding = (
+        "Rounding: the two tokens' logits differ by less than the tolerance measured at load "
+        f"({tolerance:.1e})."
     )
+    if precision := rounded_activations(first):
+        yield f"{_held_within(precision)} {rounding}"
+        yield from (_agreement(part, how) for how, part in measured.verify.items())
+    else:
+        yield (
+            "Greedy answers are held to plain transformers generate on an untouched second model, "
+            f"sampled ones to one-node decoding with the same seed, token by token. {rounding}"
+        )
     yield table(columns, rows)
     if first.get("setup"):
         yield f"Measured on {_machine(first)}."
@@ -210,11 +242,17 @@ def _search_table(tree: dict[str, Any], plan: Any) -> Iterator[str]:
         f"{_chosen(rows, plan)}, over one-node decoding in the same engine, on "
         f"{machine.get('processor', 'a processor not recorded')}, device "
         f"{machine.get('device', 'not recorded')}, threads {machine.get('threads', '?')}, torch "
-        f"{machine.get('torch', '?')}; another machine may want another tree (`medusa-kit "
-        "tree-search --statistics`). Acceptance by replay, step times measured."
+        f"{machine.get('torch', '?')}{_found_with(tree)}; another machine may want "
+        "another tree (`medusa-kit tree-search --statistics`). Acceptance by replay, step times "
+        "measured."
     )
     columns = ("nodes", "acceptance length", "step, ms", "predicted speed-up")
     yield table(columns, [_search_row(row) for row in rows])
+
+
+def _found_with(tree: dict[str, Any]) -> str:
+    precision = rounded_activations(tree)
+    return f", {precision} activations" if precision else ""
 
 
 def _chosen(rows: Sequence[dict[str, Any]], plan: Any) -> str:

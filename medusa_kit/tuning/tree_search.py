@@ -16,6 +16,7 @@ from medusa_kit.base.fingerprint import OLD_NOTE, Match, compare
 from medusa_kit.base.tokenizer.encoding_digest import DIFFERS, ENCODING, Encodings
 from medusa_kit.base.tokenizer.encoding_digest import compare as compare_encodings
 from medusa_kit.engine.engine import Engine
+from medusa_kit.engine.tree_precision import ACTIVATIONS
 from medusa_kit.errors import ConfigError
 from medusa_kit.tree.candidate_tree import CandidateTree
 from medusa_kit.tree.dynamic import DynamicTree
@@ -100,6 +101,7 @@ class TreeSearch:
             "base_fingerprint": engine.base.info.fingerprint,
             ENCODING: self.encoding,
             "base_weights": engine.weights,
+            ACTIVATIONS: engine.activations,
             "machine": {
                 "processor": platform.processor() or platform.machine(),
                 "device": machine_name(engine.base.device),

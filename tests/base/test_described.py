@@ -4,9 +4,11 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.tiny_models import tiny_model
+from tokenizers import AddedToken
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig
 
 from medusa_kit.base.gguf import byte_tokenizer
@@ -43,6 +45,41 @@ def test_a_tokenizer_is_the_same_when_it_is_remembered(folder: Path) -> None:
     both = [one.apply_chat_template(chat, add_generation_prompt=True) for one in (first, second)]
     assert both[0] == both[1]
     assert first.special_tokens_map == second.special_tokens_map
+
+
+def recorded(folder: Path) -> Any:
+    (memory,) = (folder.parent / "cache" / "described").glob("*-tokenizer-parts.json")
+    return json.loads(memory.read_text())["known"]
+
+
+def test_remembered_added_tokens_make_the_same_tokenizer(folder: Path, tmp_path: Path) -> None:
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens([AddedToken("<one>", lstrip=True), AddedToken("<two>", special=True)])
+    tokenizer.save_pretrained(folder)
+    first, second = (read_tokenizer(str(folder)) for _ in range(2))
+    assert {"<one>", "<two>"} <= {one["content"] for one in recorded(folder)["added"].values()}
+    assert repr(first.added_tokens_decoder) == repr(second.added_tokens_decoder)
+    for number, one in enumerate((first, second)):
+        one.save_pretrained(tmp_path / str(number))
+    for path in (tmp_path / "0").iterdir():
+        assert path.read_bytes() == (tmp_path / "1" / path.name).read_bytes()
+    text = "a <one>b <two> c"
+    assert first(text).input_ids == second(text).input_ids
+
+
+def test_added_tokens_in_other_files_are_not_remembered(folder: Path) -> None:
+    (folder / "added_tokens.json").write_text('{"<three>": 300}')
+    first, second = (read_tokenizer(str(folder)) for _ in range(2))
+    assert recorded(folder)["added"] is None
+    assert "<three>" in first.get_vocab()
+    assert first.get_vocab() == second.get_vocab()
+
+
+def test_a_damaged_memory_of_a_tokenizer_is_passed_over(folder: Path) -> None:
+    read_tokenizer(str(folder))
+    (memory,) = (folder.parent / "cache" / "described").iterdir()
+    memory.write_text(json.dumps({**json.loads(memory.read_text()), "known": {}}))
+    assert len(read_tokenizer(str(folder))) == len(byte_tokenizer())
 
 
 def test_a_changed_folder_is_read_again(folder: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import threading
 import urllib.request
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from medusa_kit.bench.load.records import (
     percentiles,
     summary,
 )
+from medusa_kit.bench.load.report import notes
 from medusa_kit.bench.load.run import LoadRun, PlainAnswers
 from medusa_kit.distill.openai_client import Endpoint
 from medusa_kit.distill.openai_stream import Arrived, Streamed, stream_answer
@@ -200,6 +202,11 @@ def test_answers_are_compared_with_plain_ones(server: StreamingServer) -> None:
     run = load_run(server, 2, plain=plain)
     assert run.measure(Closed(1)).as_dict()["same"] == 2
     assert run.compared_by == "text"
+    assert run.as_dict()["activations"] == "float32"
+    for precision, told in (("float32", "the base here, by text"),
+                            ("int8", "the base here with int8 activations, by text")):  # fmt: skip
+        run.plain = replace(plain, activations=precision)
+        assert told in " ".join(notes(run, [point.as_dict() for point in run.points]))
 
 
 def test_tokens_without_usage(server: StreamingServer) -> None:
@@ -228,6 +235,7 @@ def test_our_own_server(monkeypatch: pytest.MonkeyPatch) -> None:
     with live_server(engine, max_rows=2) as live:
         endpoint = Endpoint(f"{live.url}/v1", live.model, max_new_tokens=12, return_token_ids=True)
         plain = PlainAnswers.by(engine, asked, 12)
+        assert plain.activations == engine.activations
         run = LoadRun(endpoint, asked, lambda: base.tokenizer, plain=plain)
         point = run.measure(Closed(2)).as_dict()
     assert (point["same"], point["compared"], point["failed"]) == (4, 4, 0)

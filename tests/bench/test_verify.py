@@ -11,8 +11,9 @@ from support.small_engines import engine_with_heads
 from support.tiny_models import STOP, VOCAB, tiny_base, tiny_model
 
 from medusa_kit.base.model import wrap_model
+from medusa_kit.bench.agreement import first_difference
 from medusa_kit.bench.oracle import Oracle
-from medusa_kit.bench.verify import VerifyReport, first_difference, verify
+from medusa_kit.bench.verify import VerifyReport, verify
 from medusa_kit.engine.engine import Engine, GenerationResult
 from medusa_kit.settings.sampling import SamplingParams
 from medusa_kit.tree.candidate_tree import CandidateTree

@@ -87,6 +87,7 @@ def test_a_file_gives_what_no_option_does(loaded: Any, engine_file: Path, comman
     assert given == {
         "name": "debug-tiny", "revision": "abc", "heads": "untrained", "dtype": "bfloat16",
         "tree": str(engine_file.parent / "tree.json"), "device": "cpu", "weights": "checkpoint",
+        "activations": "float32",
         "attention": "auto", "fixed_shapes": "auto", "compiled": False, "force": True,
         "check": False, "cache": "float32", "drafter": "suffix",
         "drafter_options": {"num_nodes": 12, "max_match": 4}, "draft_model": None,

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from support.debug_model import MODEL, ROOT
+from support.gguf.tiny_gguf import write_gguf
+from support.kernels.rounded_engine import needs_integers
 from support.tiny_models import tiny_base
 
 from medusa_kit.base.gguf import debug_model
@@ -227,6 +229,37 @@ def test_verify_and_bench_of_rounded_weights(
     assert "int8 weights: lossy" in out
     assert len(re.findall(r"│ lossy +│", out)) == 2
     assert "lossy: another model's answers" in " ".join(out.split())
+
+
+@needs_integers
+def test_verify_and_bench_of_rounded_activations(run: Run, prompts: Path, tmp_path: Path) -> None:
+    """Identity within the precision; agreement with float32 on a line of its own."""
+    model = write_gguf(tmp_path / "tiny.gguf", kind="Q8_0")
+    place = ["--model", model, "--device", "cpu", "--activations", "int8"]
+    asked = [*place, "--heads", "untrained", "--prompts", prompts, "-n", "8", "--limit", "2"]
+    code, out, err = run("generate", "Hi", *place, "-n", "4", "--json")
+    assert (code, json.loads(out)["stats"]["activations"]) == (0, "int8")
+    assert "; int8 activations" in err
+
+    code, out, err = run("verify", *asked, "--output", tmp_path / "v.json")
+    assert code == 0
+    assert "held to plain decoding with int8 activations" in " ".join(out.split())
+    assert out.count("agreement with float32: ") == 1
+    assert "agreement with float32 is counted apart" in " ".join(err.split())
+    told = json.loads((tmp_path / "v.json").read_text())
+    assert [(part["identical"], part["bugs"], part["activations"]) for part in told.values()] == [
+        (2, 0, "int8")] * 2  # fmt: skip
+    assert told["greedy"]["agreement_with_float32"]["answers"] == 2
+    assert told["sampled"]["agreement_with_float32"] is None
+
+    code, out, _ = run("bench", "--peers", "transformers", *asked, "--output", tmp_path)
+    assert code == 0
+    record = json.loads((tmp_path / "bench.json").read_text())
+    assert (record["activations"], record["lossy"]) == ("int8", False)
+    assert [method["identical"] for method in record["methods"]] == [2, 2, 2]
+    assert record["agreement_with_float32"]["answers"] == 2
+    assert out.count("agreement with float32: ") == 1
+    assert ", int8 activations: 2 prompts" in " ".join(out.split())
 
 
 def test_bench_of_a_prompt_set_in_batches(run: Run, trained: Path, tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_the_first_stage_is_shown_before_torch_is_imported() -> None:
     code = (
         "import sys\n"
         "from medusa_kit import cli, console\n"
-        "def stages(first):\n"
+        "def stages(first, prompt):\n"
         "    print(first, sorted({'torch', 'transformers', 'numpy'} & set(sys.modules)))\n"
         "    raise SystemExit\n"
         "console.stages = stages\n"

@@ -21,6 +21,7 @@ import medusa_kit
 from medusa_kit.base.gguf import byte_tokenizer
 from medusa_kit.base.loading import load_base_model
 from medusa_kit.errors import CheckpointError, ConfigError, IncompatibleBaseError
+from medusa_kit.heads import save_heads
 from medusa_kit.infer import self_check
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.int8_weights import with_weights
@@ -303,6 +304,41 @@ COMMANDS = """
     run("tree-search", "-m", model, "--heads", f"{folder}/run/heads", "--prompts", prompts, "-n",
         "8", "--sizes", "1,2", "--limit", "2")
 """
+
+
+GENERATE = """
+import sys
+from medusa_kit import cli
+
+sys.argv = ["medusa-kit", "generate", "Hi", "-n", "3", *sys.argv[1:]]
+try:
+    cli.main()
+except SystemExit as leaving:
+    assert not leaving.code
+unneeded = {
+    "sympy", "torch._dynamo", "torch._inductor", "torch.fx.experimental.symbolic_shapes",
+    "transformers.generation.utils", "transformers.modeling_utils", "triton",
+    "torch.utils.cpp_extension",
+}
+print(sorted(unneeded & set(sys.modules)))
+"""
+
+
+@pytest.mark.parametrize("kind", ["medusa", "hydra", "recurrent"])
+def test_decoding_with_heads_imports_no_compiler(
+    light: PackedBase, folder: Path, tmp_path: Path, kind: str
+) -> None:
+    heads = random_heads(light, kind=kind, prefix_layers=1)
+    save_heads(heads, tmp_path / "heads")
+    given = ["-m", str(folder), "--heads", str(tmp_path / "heads")]
+    for _ in range(2):  # the first packs the heads
+        done = subprocess.run(
+            [sys.executable, "-c", GENERATE, *given], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "[]"
+    packed = Path(os.environ["MEDUSA_KIT_CACHE"]).glob("packed/heads-*/weights.packed")
+    assert list(packed)
 
 
 def test_commands_need_neither_the_model_nor_its_code(folder: Path, tmp_path: Path) -> None:

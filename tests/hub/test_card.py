@@ -59,6 +59,36 @@ def test_everything_measured(run: Run, folder: Path) -> None:
     assert "heads.safetensors" in err
 
 
+def change(path: Path, **values: object) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+def test_the_precision_of_figures_is_named(folder: Path) -> None:
+    def card() -> str:
+        return render_card(read_measured(folder), CardOptions("me/heads"))
+
+    whole = card()
+    assert "activations" not in whole
+    agreement = {"answers": 4, "same": 3, "tokens": 2048, "same_tokens": 1999, "share": 0.976}
+    rounded = {"activations": "int16", "agreement_with_float32": agreement}
+    change(folder / "bench.json", **rounded)
+    change(folder / "tree.json", activations="int8")
+    verified = json.loads((folder / "verify.json").read_text())["greedy"]
+    parts = {"greedy": verified | rounded,
+             "sampled": verified | {"activations": "int16"}}  # fmt: skip
+    (folder / "verify.json").write_text(json.dumps(parts))
+    told = card()
+    held = "With int16 activations answers are held to plain decoding in the same precision."
+    assert told.count(held) == 2
+    assert "held to plain transformers" not in told
+    agrees = "3 of 4 answers are those of plain transformers; 1,999 of 2,048 tokens come before"
+    for how in ("bench", "greedy"):
+        assert f"Agreement with float32 ({how}): {agrees}" in told
+    assert "Agreement with float32 (sampled): not measured." in told
+    assert told.count("float32, int16 activations, threads 3") == 2
+    assert "torch 9.9, int8 activations; another machine" in told
+
+
 def test_replayed_figures_are_those_of_held_out_answers(folder: Path) -> None:
     statistics = RankStatistics.load(folder / "statistics.npz")
     _, held_out = statistics.split(0.25, seed=0)

@@ -4,6 +4,7 @@ A length or count from a file is never trusted: what it announces must lie insid
 the limits here before it is read.
 """
 
+import functools
 import io
 import struct
 from collections.abc import Container
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from medusa_kit.base.gguf_files.types import TYPES, UNREAD, BlockType
+from medusa_kit.base.remembered.folder import settled_stamp
 from medusa_kit.errors import CheckpointError
 
 MAGIC, VERSIONS, ALIGNMENT = b"GGUF", (2, 3), 32
@@ -60,11 +62,22 @@ def read_header(path: Path, whole: Container[str] = ()) -> Header:
     Raises CheckpointError for a file that is cut off, damaged or of types nothing here reads.
     """
     try:
-        with path.open("rb") as stream:
-            size = stream.seek(0, io.SEEK_END)
-            return _Reader(path, stream, size, whole).header()
+        stamp = None if whole else settled_stamp(path)
+        return _read(path, whole) if stamp is None else _remembered(path, stamp)
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read: {error}", hint="check the path") from error
+
+
+@functools.lru_cache(maxsize=16)
+def _remembered(path: Path, stamp: tuple[Any, ...]) -> Header:
+    """A load asks for the same header several times; its thousands of texts take a while."""
+    return _read(path)
+
+
+def _read(path: Path, whole: Container[str] = ()) -> Header:
+    with path.open("rb") as stream:
+        size = stream.seek(0, io.SEEK_END)
+        return _Reader(path, stream, size, whole).header()
 
 
 class _Reader:

@@ -37,11 +37,22 @@ def content_digest(path: Path) -> str:
         if known.items() >= stamp.items():
             return str(known["sha256"])
     digest, now = file_digest(path), time.time_ns()
-    settled = max(stamp["mtime_ns"], stamp["ctime_ns"]) + SETTLED_SECONDS * 10**9 < now
-    if settled and _stamp(path) == stamp:
+    if _is_settled(stamp, now) and _stamp(path) == stamp:
         with contextlib.suppress(OSError), atomic_write(memory) as temporary:
             temporary.write_text(json.dumps({**stamp, "sha256": digest}) + "\n")
     return digest
+
+
+def settled_stamp(path: Path) -> tuple[Any, ...] | None:
+    """What changes with a file's contents; None for one that was written just now. Raises
+    OSError."""
+    stamp = _stamp(path.resolve())
+    return tuple(stamp.values()) if _is_settled(stamp, time.time_ns()) else None
+
+
+def _is_settled(stamp: dict[str, Any], now: int) -> bool:
+    newest = max(stamp["mtime_ns"], stamp["ctime_ns"])
+    return bool(newest + SETTLED_SECONDS * 10**9 < now)
 
 
 def _stamp(path: Path) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from medusa_kit import console
+from medusa_kit.bench.agreement import FLOAT32
 from medusa_kit.bench.load.arrivals import Load, Poisson
 from medusa_kit.bench.load.run import LoadRun
 from medusa_kit.files import atomic_write
@@ -78,8 +79,8 @@ def notes(run: LoadRun, points: Sequence[Mapping[str, Any]]) -> list[str]:
     said = ["first token: from when the request was due; between tokens: the wait for a piece of "
             "text, shared among its tokens; between pieces: the wait itself"]  # fmt: skip
     if run.compared_by is not None:
-        said.append(f"same: answers that equal plain decoding of the base here, by "
-                    f"{run.compared_by}")  # fmt: skip
+        said.append(f"same: answers that equal plain decoding of the base here"
+                    f"{_precision(run)}, by {run.compared_by}")  # fmt: skip
     if all(point["first_token_seconds"] is None for point in points):
         said.append("it sends answers whole: the time to the first token is not known")
     failed = [one for point in run.points for one in point.records if not one.answered]
@@ -92,6 +93,13 @@ def notes(run: LoadRun, points: Sequence[Mapping[str, Any]]) -> list[str]:
         said.append(f"another answer than plain decoding's: prompts "
                     f"{', '.join(map(str, differing))}")  # fmt: skip
     return said
+
+
+def _precision(run: LoadRun) -> str:
+    """Of the answers compared with; empty for float32."""
+    if run.plain is None or run.plain.activations == FLOAT32:
+        return ""
+    return f" with {run.plain.activations} activations"
 
 
 def write(run: LoadRun, record: Mapping[str, Any], folder: Path) -> None:

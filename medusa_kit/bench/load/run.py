@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from medusa_kit.bench.agreement import FLOAT32
 from medusa_kit.bench.endpoint import Asked
 from medusa_kit.bench.load.arrivals import Load
 from medusa_kit.bench.load.records import RequestRecord, answered, summary
@@ -21,6 +22,7 @@ class PlainAnswers:
     ids: Mapping[int, list[int]]
     texts: Mapping[int, str]
     stops: frozenset[int]
+    activations: str = FLOAT32  # the precision
 
     @classmethod
     def by(cls, engine: Engine, questions: Sequence[Asked], max_new_tokens: int) -> "PlainAnswers":
@@ -35,6 +37,7 @@ class PlainAnswers:
             {number: result.token_ids for number, result in results.items()},
             {number: result.text for number, result in results.items()},
             frozenset(engine.base.stop_token_ids),
+            engine.activations,
         )
 
     def same(self, record: RequestRecord) -> bool:
@@ -126,5 +129,6 @@ class LoadRun:
             "max_new_tokens": self.endpoint.max_new_tokens,
             "arrivals": self.points[0].load.as_dict(),
             "compared_by": self.compared_by,
+            "activations": None if self.plain is None else self.plain.activations,
             "points": points,
         }

@@ -8,9 +8,10 @@ import typer
 from medusa_kit import console
 from medusa_kit.cli import engine_options, options
 from medusa_kit.cli.chat import sampling as chat_sampling
-from medusa_kit.cli.chat.conversation import Chat
+from medusa_kit.cli.chat.conversation import PROMPT, Chat
 from medusa_kit.cli.chat.view import counted
 from medusa_kit.ctrl_c import ends_at_once
+from medusa_kit.garbage import no_search
 from medusa_kit.settings.sampling import ANSWER_TOKENS
 
 
@@ -38,12 +39,13 @@ def _chat(
     loading: Mapping[str, Any], system: str | None, max_new_tokens: int,
     sampling: Mapping[str, Any], greedy: bool,
 ) -> None:  # fmt: skip
-    with console.stages("loading the libraries"):
-        with ends_at_once():
+    with console.stages("loading the libraries", PROMPT):
+        with ends_at_once(), no_search():
             import torch  # noqa: F401
             import transformers  # noqa: F401
 
             import medusa_kit
+            import medusa_kit.engine.load
             from medusa_kit.engine.before_loading import check_bias
             from medusa_kit.settings.sampling import SamplingParams
 

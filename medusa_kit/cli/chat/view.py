@@ -13,8 +13,8 @@ import typer
 from medusa_kit import console
 from medusa_kit.cli import options
 from medusa_kit.cli.chat.wrap import Styled, WordWrap
+from medusa_kit.console import BACK, ERASE, SAVE
 
-SAVE, BACK, ERASE = "\x1b7", "\x1b8", "\x1b[J"  # the cursor's place; back to it; what follows it
 SLACK = 4  # columns left free, in case the terminal counts a character's width differently
 BASE, HEADS, TEXT = "the model itself", "the heads", "earlier text"
 DRAFT_MODEL = "the draft model"

@@ -119,14 +119,6 @@ def activations_of(verifier: Verifier) -> str:
     return verifier.activations if isinstance(verifier, NativeVerifier) else FLOAT32
 
 
-def refuse_rounded_activations(verifier: Verifier, what: str) -> None:
-    """Raises ConfigError where activations are rounded: `what` must be the model's own."""
-    if (found := activations_of(verifier)) != FLOAT32:
-        raise ConfigError(
-            f"activations are rounded to {found}; {what}", hint=f"use activations {FLOAT32}"
-        )
-
-
 def _checked(rounded: NativeVerifier, exact: NativeVerifier) -> TreeCheck:
     """The self-check of a precision: trees against own plain decoding, bit for bit, and against
     float32 within `ALLOWED`. What passed in an earlier load is remembered.

@@ -41,7 +41,7 @@ template <int ODD> inline Whole six_bits_of(const uint8_t* codes, int octet) {
 // Signed bytes, as with AVX-512: two pieces of four inputs. Digits: [octets][DIGITS][2].
 template <int KIND, int DIGITS> struct InBytes {
     static constexpr int SUMS = DIGITS, PIECES = 2, APART = 2, UNITS = DIGITS * group_of(KIND) / 4;
-    static constexpr int PANELS_OF_ONE_ROW = 2, PANELS = 1, MOST_ROWS = DIGITS == 1 ? 4 : DIGITS == 2 ? 3 : 2;
+    static constexpr int PANELS_OF_ONE_ROW = 2, PANELS = 1, MOST_ROWS = DIGITS == 3 ? 2 : 4;
     static int rows_at_once(int) { return MOST_ROWS; }
 
     static constexpr int digits_at(int octet) { return octet * SUMS * PIECES; }

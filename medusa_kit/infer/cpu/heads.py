@@ -11,6 +11,7 @@ C guesses, R rows of a call, B batch, N nodes of a tree.
 import ctypes
 from collections.abc import Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,24 +22,28 @@ from medusa_kit.heads.draws import RowsDraws
 from medusa_kit.heads.guesser import GrownTrees, Guesses, Least, Texts
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import NativeDecoder
-from medusa_kit.infer.cpu.int8_weights import packed_rounded, rounding
+from medusa_kit.infer.cpu.int8_weights import rounding
 from medusa_kit.infer.cpu.recurrent import PackedRecurrent
-from medusa_kit.infer.packed.model import chosen_rows
+from medusa_kit.infer.packed.heads import COLUMNS, PackedHeads, packed_heads
 from medusa_kit.infer.packed.packing import PackedMatrix
 
 
 class NativeHeads:
     """A `Guesser` for frozen heads, with packed copies of their weights."""
 
-    def __init__(self, heads: MedusaHeads, decoder: NativeDecoder) -> None:
+    def __init__(
+        self, heads: MedusaHeads, decoder: NativeDecoder, folder: Path | None = None
+    ) -> None:
+        """`folder`: where the heads lie, whose packed weights are then kept in a file."""
         library = kernels.load_library()
         assert library is not None
         self._library = library
         embedding = decoder.packed.input
-        shared = PackedRecurrent(heads.recurrent) if heads.recurrent else None
-        blocks = [_packed_blocks(head) for head in heads.blocks]
-        blocks = blocks or [[] for _ in range(heads.num_heads)]
-        projections = _projections(heads, decoder)
+        packed = packed_heads(heads, decoder.output, folder)
+        num_blocks = heads.config.num_blocks
+        shared = PackedRecurrent(packed, num_blocks) if heads.recurrent else None
+        blocks = [_blocks(packed, heads, k) for k in range(heads.num_heads)]
+        projections = _projections(packed, heads, decoder)
         scale, ids = heads.base.scale_logits, heads.column_ids
         self._alive = [shared, blocks, projections, embedding, ids]  # what the structures point to
         structs = (kernels.Head * heads.num_heads)(
@@ -198,28 +203,28 @@ def _doubles(values: tuple[float, ...]) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def _packed(layer: Any) -> PackedMatrix:
-    """A layer of the heads' own."""
-    return packed_rounded(layer.weight, layer.bias)
+def _blocks(packed: PackedHeads, heads: MedusaHeads, k: int) -> list[PackedMatrix]:
+    """Those of a head's own; none where the heads share a network."""
+    if heads.recurrent is not None:
+        return []
+    return [packed.matrices[f"blocks.{k}.{j}"] for j in range(heads.config.num_blocks)]
 
 
-def _packed_blocks(head: Any) -> list[PackedMatrix]:
-    return [_packed(block.linear) for block in head]
-
-
-def _projections(heads: MedusaHeads, decoder: NativeDecoder) -> list[PackedMatrix]:
+def _projections(
+    packed: PackedHeads, heads: MedusaHeads, decoder: NativeDecoder
+) -> list[PackedMatrix]:
     """One for each head; the same object several times where heads share it."""
-    if heads.config.projection == "shared":
-        return [decoder.output] * heads.num_heads
     if heads.config.projection == "own":
-        return [_packed(own) for own in heads.projections]
-    assert heads.column_ids is not None
-    return [chosen_rows(decoder.output, heads.column_ids)] * heads.num_heads
+        return [packed.matrices[f"projections.{k}"] for k in range(heads.num_heads)]
+    shared = heads.config.projection == "shared"
+    return [decoder.output if shared else packed.matrices[COLUMNS]] * heads.num_heads
 
 
-def install_native_heads(heads: MedusaHeads, decoder: NativeDecoder) -> None:
+def install_native_heads(
+    heads: MedusaHeads, decoder: NativeDecoder, folder: Path | None = None
+) -> None:
     """Let frozen heads draft through the kernels. Heads in training stay with torch, since packed
-    copies would go stale.
+    copies would go stale. `folder`: where they lie, if they are as they lie there.
     """
     if not any(parameter.requires_grad for parameter in heads.parameters()):
-        heads.guesser = NativeHeads(heads, decoder)
+        heads.guesser = NativeHeads(heads, decoder, folder)

@@ -6,34 +6,27 @@ groups; norms and gains keep their numbers.
 Shapes: D hidden, K heads.
 """
 
-import torch
-
-from medusa_kit.heads.blocks import NORM_EPSILON, UNIT_EPSILON, GatedBlock, RecurrentNetwork
+from medusa_kit.heads.blocks import NORM_EPSILON, UNIT_EPSILON
 from medusa_kit.infer.cpu import kernels
-from medusa_kit.infer.cpu.int8_weights import packed_rounded, rounding
-from medusa_kit.infer.packed.packing import interleaved
+from medusa_kit.infer.cpu.int8_weights import rounding
+from medusa_kit.infer.packed.heads import GAIN, INPUT, PackedHeads
 
 
 class PackedRecurrent:
     """A copy of a frozen network's weights."""
 
-    @torch.no_grad()
-    def __init__(self, network: RecurrentNetwork) -> None:
-        layers = [block for block in network.blocks if isinstance(block, GatedBlock)]
-        self._input = packed_rounded(network.input.weight)
+    def __init__(self, packed: PackedHeads, num_blocks: int) -> None:
+        matrices, vectors = packed.matrices, packed.vectors
+        self._input, self._gain_KD = matrices[INPUT], vectors[GAIN]
         self._pairs = [
-            (
-                packed_rounded(interleaved(block.w1.weight, block.w3.weight)),
-                packed_rounded(block.w2.weight),
-            )
-            for block in layers
+            (matrices[f"recurrent.{i}.gate_up"], matrices[f"recurrent.{i}.down"])
+            for i in range(num_blocks)
         ]
-        self._norms = [block.norm.weight.detach().float().clone() for block in layers]
-        self._gain_KD = network.gain.detach().float().contiguous().clone()
-        matrices = [self._input, *(one for pair in self._pairs for one in pair)]
+        self._norms = [vectors[f"recurrent.{i}.norm"] for i in range(num_blocks)]
+        all_matrices = [self._input, *(one for pair in self._pairs for one in pair)]
         numbers = sum(one.numel() for one in [*self._norms, self._gain_KD])
-        self.num_bytes = sum(one.num_bytes for one in matrices) + 4 * numbers
-        self.work = sum(one.struct.outputs * one.struct.inputs for one in matrices)  # of a step
+        self.num_bytes = sum(one.num_bytes for one in all_matrices) + 4 * numbers
+        self.work = sum(one.struct.outputs * one.struct.inputs for one in all_matrices)  # of a step
         blocks = (kernels.RecurrentBlock * len(self._pairs))(
             *(
                 kernels.RecurrentBlock(rounding(gate_up), rounding(down), norm.data_ptr())

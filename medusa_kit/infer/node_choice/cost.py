@@ -11,7 +11,9 @@ from itertools import accumulate
 
 from medusa_kit.locks import SharedLock
 
-SIZES = (1, 2, 4, 8, 16, 32)  # between them lines are drawn
+SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 32)  # that are measured; between them lines are drawn
+# Where decoding has to find out what sizes cost: each of fewer ones is seen more often.
+FEW_SIZES = (1, 2, 4, 8, 16, 32)
 SLOPE = 0.12  # the cost of one more node in one-node steps, where nothing else is known
 SMOOTHING = 0.15  # share of the newest step in how fast the machine is now
 OUTLIER = 2.0  # a step is taken for at most this many times the expected seconds
@@ -49,10 +51,10 @@ class StepCost:
         count little, and none for more than the assumption: a size that seems too expensive is
         never tried, so decoding would not correct it."""
         weight = MEASURED if measured and undisturbed else ASSUMED
-        first = dict(measured or {n: 1 + slope * (n - 1) for n in SIZES})
+        first = dict(measured or {n: 1 + slope * (n - 1) for n in FEW_SIZES})
         if not undisturbed:
-            one = first[1]
-            first = {n: min(took, one * (1 + slope * (n - 1))) for n, took in first.items()}
+            one, kept = first[1], [n for n in first if n in FEW_SIZES]
+            first = {n: min(first[n], one * (1 + slope * (n - 1))) for n in kept}
         self._sizes = {n: _Size(seconds, weight) for n, seconds in sorted(first.items())}
         self._known = list(self._sizes)
         self._usual = self._at_sizes()

@@ -1,8 +1,7 @@
 """A model packed once from its files, tensor by tensor, and mapped from the cache folder since.
 
 The file is named by the weights' SHA-256 and the config's. It is made again where it is damaged or
-was made with another layout or version of transformers, which decides what a config means. Its own
-SHA-256 lies beside it, and is compared when the file's times are new and when all is to be checked.
+was made with another layout or version of transformers, which decides what a config means (`kept`).
 """
 
 import copy
@@ -31,20 +30,17 @@ from medusa_kit.base.stored_tensors import (
     stored_tensors,
 )
 from medusa_kit.errors import CheckpointError
-from medusa_kit.files import file_digest
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.describe import ModelParts, Unsupported, check_family, describe
 from medusa_kit.infer.cpu.int8_weights import GROUP, int8_blocks, none_fits, report_rounded
 from medusa_kit.infer.cpu.mkl_linear import plain_linears
-from medusa_kit.infer.packed.file import FileSink, MemorySink, NotUsable, Sink
+from medusa_kit.infer.packed.file import MemorySink, Sink
 from medusa_kit.infer.packed.gguf_blocks import blocks_in_order, read_factors, read_scales
+from medusa_kit.infer.packed.kept import Origin, kept
 from medusa_kit.infer.packed.model import PackedModel, opened
-from medusa_kit.infer.packed.outdated import remove_outdated, write_record
 from medusa_kit.infer.packed.packing import Blocks, Rows
 from medusa_kit.infer.packed.packing_up import Packing, model_of, row_pieces
-from medusa_kit.made_once import make_once, tell
-
-FILE, DIGEST = "weights.packed", "weights.sha256"
+from medusa_kit.made_once import tell
 
 
 def packed_model(
@@ -70,52 +66,22 @@ def _packed_model(place: Path, config: Any, weights: str, check: bool) -> Packed
         raise Unsupported("the C++ kernels are not available")
     contents = _contents(place)
     folder = _folder_of(place, contents, config, weights)
-    found: list[PackedModel] = []
-    made: list[Path] = []
-    noted: list[str] = []
-
-    def is_whole(there: Path) -> bool:
-        found.clear()
-        try:
-            model = opened(there / FILE, _made_with())
-            _check_contents(there, check)
-            found.append(model)
-        except (NotUsable, OSError) as error:
-            if not noted and not isinstance(error, FileNotFoundError):
-                console.note(f"{there / FILE} is made again: {error}")
-            noted.append(str(error))
-        return bool(found)
-
-    def make(temporary: Path) -> None:
-        temporary.mkdir()
-        with (temporary / FILE).open("wb") as file:
-            sink = FileSink(file)
-            sink.finish(_packed(place, config, weights, sink, lambda: tell(doing, folder)))
-        (temporary / DIGEST).write_text(file_digest(temporary / FILE))
-        write_record(temporary, place, contents)
-        made.append(temporary)
-
     doing = f"packing {place.name}, once on this machine"
     try:
-        make_once(folder, doing, is_whole, make, told=False)
-        if made:
-            remove_outdated(folder, place, contents)
-        if found or is_whole(folder):
-            return found[0]
-        why = "it was changed meanwhile"
+        return kept(
+            folder,
+            Origin(place, contents),
+            lambda path: opened(path, _made_with()),
+            lambda sink: _packed(place, config, weights, sink, lambda: tell(doing, folder)),
+            doing,
+            check,
+        )
     except OSError as error:
-        why = str(error)
-    console.note(f"{place.name} is packed into memory, since {folder} cannot be written: {why}")
+        console.note(
+            f"{place.name} is packed into memory, since {folder} cannot be written: {error}"
+        )
     sink = MemorySink()
     return model_of(_packed(place, config, weights, sink), sink.arrays)
-
-
-def _check_contents(folder: Path, whole: bool) -> None:
-    """Raises NotUsable for a damaged file. `whole`: it is read, whatever is remembered of it."""
-    path = folder / FILE
-    expected = (folder / DIGEST).read_text()
-    if (file_digest(path) if whole else content_digest(path)) != expected:
-        raise NotUsable("its contents are damaged")
 
 
 def packed_folder(place: Path, config: Any, weights: str) -> Path:

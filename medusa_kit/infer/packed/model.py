@@ -70,7 +70,7 @@ class PackedModel:
         self.sizes = Sizes(**numbers["sizes"])
         self.rounded: dict[str, Any] | None = numbers["rounded"]
         self.matrices = {
-            name: _matrix(name, arrays, *entry) for name, entry in numbers["matrices"].items()
+            name: matrix_in(arrays, name, *entry) for name, entry in numbers["matrices"].items()
         }
         self.output = self.matrices[OUTPUT]
         self.input = self.matrices[numbers["embedding"]]
@@ -171,9 +171,10 @@ def opened(path: Path, made_with: Sequence[str]) -> PackedModel:
     return PackedModel(numbers, arrays)
 
 
-def _matrix(
-    name: str, arrays: dict[str, Tensor], kind: int, outputs: int, inputs: int
+def matrix_in(
+    arrays: dict[str, Tensor], name: str, kind: int, outputs: int, inputs: int
 ) -> PackedMatrix:
+    """A matrix among arrays. Raises KeyError, ValueError where it is missing or of a wrong size."""
     data, bias = arrays[name], arrays.get(f"{name}.bias")
     dtype = PLAIN.get(kind, torch.uint8)
     if data.dtype != dtype or data.shape != packed_shape(kind, outputs, inputs):

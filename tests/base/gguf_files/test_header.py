@@ -36,6 +36,24 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "model.gguf"
 
 
+def test_a_header_is_read_once_for_the_same_file(
+    path: Path, whole: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, found = [], header_module._read
+    monkeypatch.setattr(header_module, "_read", lambda *given: read.append(given) or found(*given))
+    path.write_bytes(whole)
+    header_module.read_header(path), header_module.read_header(path)
+    assert len(read) == 2, "one that was written just now may change without a trace"
+    os.utime(path, ns=(0, 0))
+    stamps = iter([("a",), ("a",), ("b",)])
+    monkeypatch.setattr(header_module, "settled_stamp", lambda _: next(stamps))
+    one, same, other = (header_module.read_header(path) for _ in range(3))
+    assert len(read) == 4
+    assert one is same
+    assert other is not one
+    assert other == one
+
+
 def replaced(raw: bytes, after: bytes, old: bytes, new: bytes) -> bytes:
     """`old`, which follows the text `after`, becomes `new`."""
     at = raw.index(after) + len(after)

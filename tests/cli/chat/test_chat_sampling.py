@@ -148,6 +148,7 @@ def compared(
             acceptance=acceptance,
             lossy_by=[acceptance],
             quantization=None,
+            activations="float32",
             near_ties=near_ties,
         )
         return SimpleNamespace(token_ids=list(token_ids), stats=stats)

@@ -79,7 +79,7 @@ class Answers:
 def answer(text: str = "", reason: str = "stop", **stats: Any) -> Any:
     usual = {"new_tokens": 84, "seconds": 0.6, "tokens_per_second": 140.2, "drafter": "auto",
              "num_steps": 44, "acceptance_length": 1.886, "drafter_notes": [], "lossy": False,
-             "quantization": None, "cached_tokens": 0}  # fmt: skip
+             "quantization": None, "activations": "float32", "cached_tokens": 0}  # fmt: skip
     return SimpleNamespace(
         text=text, finish_reason=reason, token_ids=[1], stats=SimpleNamespace(**usual | stats)
     )

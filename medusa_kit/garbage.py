@@ -1,0 +1,18 @@
+"""Python's search for garbage, which is put off while libraries are imported."""
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def no_search() -> Iterator[None]:
+    """Not meanwhile: what is imported stays, and looking through all of it again and again, as it
+    grows, takes as long as a third of the imports."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

@@ -1,0 +1,140 @@
+"""Nothing that is kept of one precision of activations is taken for another's."""
+
+import json
+from pathlib import Path
+
+import pytest
+from support.kernels.rounded_engine import (
+    FLOAT32,
+    ROUNDED,
+    needs_integers,
+    quantised_base,
+    rounded_engine,
+)
+from support.rank_tables import random_statistics
+from support.small_engines import BUSHY, random_heads, random_prompt
+
+from medusa_kit.base.model import BaseModel
+from medusa_kit.data.readers import AnswerRow
+from medusa_kit.engine.engine import Engine
+from medusa_kit.heads import save_heads
+from medusa_kit.infer.cpu.verifier import NativeVerifier
+from medusa_kit.infer.node_choice.measured import MeasuredSteps
+from medusa_kit.infer.prefix_cache.kept_batches import KeptBatches
+from medusa_kit.tree.candidate_tree import CandidateTree, save_tree
+from medusa_kit.tuning.results import take_statistics
+from medusa_kit.tuning.tree_search import judge_tree
+
+pytestmark = needs_integers
+ALL = (FLOAT32, *ROUNDED)
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> BaseModel:
+    monkeypatch.setenv("MEDUSA_KIT_CACHE", str(tmp_path / "cache"))
+    return quantised_base(tmp_path)
+
+
+@pytest.fixture
+def engines(base: BaseModel) -> dict[str, Engine]:
+    return {name: rounded_engine(base, name) for name in ALL}
+
+
+def test_step_times_and_checks_lie_in_files_of_their_own(engines: dict[str, Engine]) -> None:
+    for prefixed in (False, True):  # a prefix layer's verifier is another one
+        found = list[tuple[Path, Path]]()
+        for engine in engines.values():
+            verifier = engine.verifier
+            if prefixed:
+                verifier = verifier.with_prefix(random_heads(engine.base, prefix_layers=1).prefix)
+            memory = verifier.check_memory()
+            assert memory is not None
+            found.append((MeasuredSteps(verifier)._path, memory._path))
+        times, checks = zip(*found, strict=True)
+        assert len(set(times)) == len(set(checks)) == len(ALL)
+    assert len({engine.steps_run_by for engine in engines.values()}) == len(ALL)
+
+
+def test_a_precision_is_that_of_a_verifier_without_the_prefix_layer_too(base: BaseModel) -> None:
+    heads = random_heads(base, prefix_layers=1)
+    exact = rounded_engine(base, FLOAT32, heads=heads).verifier
+    assert isinstance(exact, NativeVerifier)
+    for name in ROUNDED:
+        found = exact.with_activations(name)
+        assert (found.prefix, found.activations) == (heads.prefix, name)
+        assert (found.native.prefix is None) == (exact.native.prefix is None)
+        plain = found.without_prefix
+        assert (plain.prefix, plain.activations) == (None, name)
+        assert found.steps_run_by == plain.steps_run_by != exact.steps_run_by
+
+
+def test_a_remembered_check_is_of_its_own_precision(base: BaseModel) -> None:
+    errors = list[float]()
+    for name in ALL * 2:
+        engine = rounded_engine(base, name)
+        errors.append(engine.check.relative_error)
+        assert engine.check.remembered == (len(errors) > len(ALL)), name
+    assert errors[: len(ALL)] == errors[len(ALL) :]
+    assert errors[0] < errors[1] < errors[2]
+
+
+def test_what_one_has_read_is_not_the_others_prefix(engines: dict[str, Engine]) -> None:
+    kept, prompt = KeptBatches(), random_prompt(20, seed=1)
+    for name, engine in engines.items():
+        engine.batches = kept
+        first, again = (engine.generate(prompt, max_new_tokens=4) for _ in range(2))
+        assert (first.stats.cached_tokens, again.token_ids) == (0, first.token_ids), name
+        assert again.stats.cached_tokens > 0, name
+
+
+def test_statistics_are_of_float32_whatever_the_engine(
+    engines: dict[str, Engine], tmp_path: Path
+) -> None:
+    """They are taken of the base, so there is nothing to refuse."""
+    answers = [
+        AnswerRow(random_prompt(4, seed), random_prompt(20, 50 + seed), "length", "x", seed)
+        for seed in range(3)
+    ]
+    written = list[bytes]()
+    for name, engine in engines.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        take_statistics(engine, answers, folder, "some", 4)
+        written.append((folder / "statistics.npz").read_bytes())
+    assert len(set(written)) == 1
+
+
+def test_a_tree_says_in_which_precision_it_was_found(
+    base: BaseModel, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heads, statistics = random_heads(base, 3), random_statistics(0, [9, 14])
+    save_heads(heads, tmp_path / "heads")
+    tree = CandidateTree.chain(2)
+    for found in ALL:
+        engine = rounded_engine(base, found, heads=heads)
+        extra = json.loads(json.dumps(judge_tree(engine, statistics, tree).as_extra(engine)))
+        assert (extra["activations"], extra["base_weights"]) == (found, "checkpoint")
+        save_tree(tree, tmp_path / "heads/tree.json", extra)
+        capsys.readouterr()
+        for name in ALL:
+            rounded_engine(base, name, heads=tmp_path / "heads")
+            said = " ".join(capsys.readouterr().err.split())
+            told = f"tree.json was found with {found} activations; with {name} another tree"
+            assert (told in said) == (name != found), said
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_older_trees_were_found_in_float32(
+    base: BaseModel, given: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those that no search has found say nothing."""
+    heads = random_heads(base)
+    save_heads(heads, tmp_path)
+    for extra, told in (({"table": []}, True), ({}, False)):
+        save_tree(BUSHY, tmp_path / "tree.json", extra)
+        capsys.readouterr()
+        options = {"heads": heads, "tree": tmp_path / "tree.json"} if given else {"heads": tmp_path}
+        for name in ALL:
+            rounded_engine(base, name, **options)
+            said = "was found with float32" in " ".join(capsys.readouterr().err.split())
+            assert said == (told and name != FLOAT32)
