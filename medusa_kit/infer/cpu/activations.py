@@ -18,7 +18,7 @@ from medusa_kit import console
 from medusa_kit.base.files import gguf_source, stored_config, stored_quantised
 from medusa_kit.base.model import CHECKPOINT
 from medusa_kit.base.placement import AUTO, pick_device
-from medusa_kit.errors import ConfigError, IncompatibleBaseError
+from medusa_kit.errors import IncompatibleBaseError
 from medusa_kit.infer.cpu import kernels
 from medusa_kit.infer.cpu.decoder import FLOAT32, INT8, INT16
 from medusa_kit.infer.cpu.describe import Unsupported
