@@ -38,8 +38,6 @@ from medusa_kit.settings.engine import EngineConfig, check_value
 
 # The largest error of logits on the trees of the self-check, as a share of their spread.
 ALLOWED = {INT16: 2e-2, INT8: 1.0}
-
-
 ON_A_CPU = f"{WITHOUT}, or leave out what keeps steps from running in C++ on a CPU"
 QUANTISED = f"{WITHOUT}, or a quantised GGUF file or weights int8"
 INTEGERS = f"{WITHOUT}, or a processor with AVX2, VNNI or NEON's dot products"
